@@ -56,7 +56,7 @@ class Column:
     statistics: bool = False
     """The file has the column's minimum and maximum, by which readers skip row groups. Never set for text."""
     by: bool = False
-    """A report can be split by it."""
+    """Whether a report can be split by the column."""
     of: Callable[[Exchange], Any] | None = None
     """Function that computes the value from the Exchange. Without `of` and `path`, `store/rows.py` computes
     the column for a whole batch."""

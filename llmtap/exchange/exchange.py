@@ -128,14 +128,15 @@ class Timeline:
     head_ns: int | None = None
     first_byte_ns: int | None = None
     first_any_ns: int | None = None
-    """First event of any class, including keep-alives."""
+    """Time of the first event of any class, including keep-alives."""
     first_token_ns: int | None = None
-    """First event with generated output: content (also white space), reasoning, tool call, refusal."""
+    """Time of the first event with generated output: content (also white space), reasoning, tool call,
+    refusal."""
     first_reasoning_ns: int | None = None
     first_tool_call_ns: int | None = None
     first_refusal_ns: int | None = None
     first_content_ns: int | None = None
-    """First content that is not blank (IETF draft, 5.1.3.1: T_first)."""
+    """Time of the first content that is not blank (IETF draft, 5.1.3.1: T_first)."""
     last_token_ns: int | None = None
     response_end_ns: int | None = None
     delivered_ns: int | None = None
@@ -158,7 +159,8 @@ class Added:
     """Latency added by llmtap: from a read until the kernel took the bytes, in ns."""
 
     request_ns: int | None = None
-    """From the read of the request's last byte until it was written, including the connection setup."""
+    """Time from the read of the request's last byte until that byte was written, including the connection
+    setup."""
     first_chunk_ns: int | None = None
     chunk_max_ns: int | None = None
     chunks_ns: "array[int]" = field(default_factory=lambda: array("q"))

@@ -165,7 +165,8 @@ class Observer:
         self._emptied_ns: int | None = None
         """Time of the last read that emptied the socket: later bytes arrived after it."""
         self._crowded = False
-        """A read may have left bytes in the socket, which then waited for more than one round of the loop."""
+        """Whether a read may have left bytes in the socket, which then waited for more than one round of the
+        loop."""
         self._last_read_ns = arrival_ns
         self._model: str | None = None
         self._tokens = TokenLadder(count_tokens)
@@ -371,7 +372,8 @@ class Observer:
         self._events_max = min(self._events_max, len(self._t.events.classes))
         self._text_chars_max = min(self._text_chars_max, self._text_chars)
         window_bytes = 0 if self._decoder is None else self._decoder.kept_bytes
-        # The memory now grows by the events of one slice at most, unless a decoder's window grows.
+        # From now on, the memory can only grow by the events of one slice, or with the window of a decoder.
+        # Above the limit, a large window is given up, too: the response is not parsed further.
         if self._share.change(kept_bytes - self._taken_bytes):
             self._taken_bytes = kept_bytes
         elif window_bytes > SLICE_BYTES:

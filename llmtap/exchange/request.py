@@ -26,7 +26,7 @@ from llmtap.protocol.tiers import tier_of
 from llmtap.protocol.websocket import negotiates_deflate
 
 REQUEST_BYTES_MAX: Final = 8 << 20
-"""A longer request body is not stored, so its model is unknown."""
+"""Maximum size of a request body; a longer one is not stored, so its model is unknown."""
 _PIECE_BYTES: Final = 64
 _SLO_MS_MAX: Final = 3_600_000
 

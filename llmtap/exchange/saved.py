@@ -83,7 +83,7 @@ class Explained:
     exchange: Exchange
     events: list[SavedEvent]
     timed: bool = False
-    """The exchange was measured from packets, so it has times."""
+    """Whether the exchange was measured from packets, so that it has times."""
 
 
 class _Noting(Observer):

@@ -181,7 +181,7 @@ class Bound(NamedTuple):
 
     chars: int
     chosen_by: str
-    """`client`, `upstream`, `operator` or `llmtap`."""
+    """Source of the text: `client`, `upstream`, `operator` or `llmtap`."""
     fit: Callable[[str, int], str] = _cut
     members: int = 1
     """Maximum number of members, including those of nested lists and objects."""

@@ -164,7 +164,7 @@ def _signed_rank_outside(n: int, tail: float) -> int:
         spread = sqrt(n * (n + 1) * (2 * n + 1) / 24)
         return floor(n * (n + 1) / 4 + float(stats.norm.ppf(tail)) * spread - 0.5)
     chances = np.ones(1)
-    for rank in range(1, n + 1):  # each rank is positive or not
+    for rank in range(1, n + 1):  # each rank has a positive or a negative sign
         chances = (np.pad(chances, (0, rank)) + np.pad(chances, (rank, 0))) / 2
     return int(np.searchsorted(np.cumsum(chances), tail, "right")) - 1
 

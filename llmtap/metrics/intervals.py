@@ -281,7 +281,7 @@ def tail(values: Sequence[float]) -> Tail:
         return Tail(ratio, None, None, None, None, None, n)
     threshold = float(data[-n - 1])
     beyond = data[-n:] - threshold
-    if beyond[0] == beyond[-1]:  # all values beyond are equal
+    if beyond[0] == beyond[-1]:  # all values beyond the threshold are equal
         return Tail(ratio, "light", None, None, None, threshold, n)
     shape, _, _ = stats.genpareto.fit(beyond / beyond.mean(), 0.1, floc=0)
     reach = float(stats.norm.ppf(0.975)) * max(0.0, 1 + shape) / sqrt(n)

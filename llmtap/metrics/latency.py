@@ -30,7 +30,7 @@ HOLD_NS: Final = 50_000_000
 tokens/s."""
 HOLD_MEDIANS: Final = 5
 BURSTY: Final = 2.0
-"""Ratio of chunks at a time to those of the reference from which chunks come in bursts."""
+"""Chunks come in bursts if the number of chunks that arrive together is this multiple of the reference's."""
 FLATTERED: Final = ("tpot", "tbc", "itl")
 """Metrics of gaps between chunks. If chunks arrive together, most of these gaps are 0."""
 
@@ -84,7 +84,7 @@ def come_in_bursts(n: float | None, usual: float | None) -> bool:
 
 DEFAULT_BENEFIT: Final = Benefit()
 _CARRIES_OUTPUT: Final = bytes(bool(flags & OUTPUT) for flags in range(256))
-"""By the flags of an event: 1 if it carries output."""
+"""Table for `bytes.translate`: 1 for the flags of an event that carries output, else 0."""
 
 
 def ttfb_ns(t: Timeline) -> int | None:
@@ -255,10 +255,10 @@ class Measured:
     tokens_per_chunk: list[int] | None
     output_events: int
     itl_b_ns: list[int] | None
-    """Option B; None if the tokens of each chunk are unknown."""
+    """ITL by option B; None if the tokens of each chunk are unknown."""
     itl_even_ns: list[int] | None
     itl_c_ns: list[int] | None
-    """Option C; None if the server does not report its own times."""
+    """ITL by option C; None if the server does not report its own times."""
     itl_policy: str
     """How to read this exchange's ITL, and the source of its token counts."""
     bursts: Bursts

@@ -264,8 +264,8 @@ KS_95: Final = 1.358
 """Kolmogorov's distance times sqrt(n) that chance exceeds once in twenty times, if the law (its rate) is
 known beforehand."""
 KS_95_OWN_MEAN: Final = 1.094
-"""The same if the exponential's mean is that of the values, which brings it nearer to them: Stephens 1974,
-"EDF statistics for goodness of fit", for large n."""
+"""The same limit if the mean of the exponential is that of the values, which brings the law nearer to them:
+Stephens 1974, "EDF statistics for goodness of fit", for large n."""
 LAGS: Final = 20
 _SHARES: Final = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
 

@@ -310,7 +310,7 @@ class Summary:
             counts["burst_streams"] += 1
             self._held(bursts.hold_max_ns)
         if m.tokens_per_chunk is not None:
-            if m.itl_b_ns is m.tbc_ns:  # one token in each, as in most streams
+            if m.itl_b_ns is m.tbc_ns:  # each chunk has one token, as in most streams
                 self._chunk_tokens.record_times(1, len(m.tokens_per_chunk))
             else:
                 self._chunk_tokens.record_many(m.tokens_per_chunk)

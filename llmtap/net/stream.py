@@ -18,7 +18,7 @@ from llmtap.net.lag import PythonLagMeter
 READ_BYTES_MAX: Final = 65_536
 """Maximum length of a read, and so of what is held for a slow receiver, per direction."""
 SO_TIMESTAMPNS: Final = 35
-"""Linux asm-generic/socket.h."""
+"""Socket option for receive timestamps (Linux asm-generic/socket.h)."""
 LAG_ABSURD_NS: Final = 60_000_000_000
 """A lag above this bound means that the wall clock was set: no read waits a minute."""
 LAG_DOUBT_NS: Final = 10_000_000
@@ -34,13 +34,14 @@ by more is replaced."""
 _ANCILLARY_BYTES: Final = 64
 _TIMESPEC: Final = struct.Struct("@ll")
 _TCP_LEFT: Final = frozenset({7, 8, 9})
-"""tcp_states.h: CLOSE (a reset came), CLOSE_WAIT and LAST_ACK (the peer's FIN came)."""
+"""TCP states in which the peer has left (tcp_states.h): CLOSE (a reset came), CLOSE_WAIT and LAST_ACK (the
+peer's FIN came)."""
 _TCPI_BYTES_ACKED: Final = struct.Struct("=120xQ")
-"""tcp_info of Linux linux/tcp.h, up to and with tcpi_bytes_acked."""
+"""Linux's tcp_info (linux/tcp.h), up to and with tcpi_bytes_acked."""
 _TCPI_RCV_OOOPACK: Final = struct.Struct("=224xI")
-"""As before, up to and with tcpi_rcv_ooopack (Linux 5.4)."""
+"""Linux's tcp_info, up to and with tcpi_rcv_ooopack (Linux 5.4)."""
 _TCPI_BYTES_RECEIVED: Final = struct.Struct("=128xQ")
-"""As before, up to and with tcpi_bytes_received (Linux 4.1)."""
+"""Linux's tcp_info, up to and with tcpi_bytes_received (Linux 4.1)."""
 _LINGER_NONE: Final = struct.pack("ii", 1, 0)
 
 mono_ns = SystemClock.mono_ns

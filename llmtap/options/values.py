@@ -40,7 +40,7 @@ _BOOLS: Final = {"true": True, "on": True, "false": False, "off": False}
 _WORDS: Final = re.compile(r"[^\[\]{}()\"'\\|]*")
 """A text that can be a list of words with commas; a regular expression, for example, is not split."""
 _NAMED_MAX: Final = 12
-"""Names that a hint lists if none is near."""
+"""Maximum number of names that a hint lists if none is near."""
 
 
 def read_options(kind: type[S], texts: Mapping[str, str], noun: str) -> S:

@@ -109,7 +109,7 @@ class Verdict(msgspec.Struct, gc=False):
     category: str | None = None
     path: str | None = None
     substituted: bool = False
-    """Canned text stands in place of the answer."""
+    """A canned text replaces the answer."""
     detail: dict[str, Any] | None = None
 
 
@@ -118,12 +118,13 @@ class ServerTime(msgspec.Struct, gc=False):
 
     name: str
     ms: float
-    """As reported: it may be negative, not finite, or longer than the exchange (`exchange/verdict.py`)."""
+    """The duration as reported: it may be negative, not finite, or longer than the exchange
+    (`exchange/verdict.py`)."""
     where: str
     """The object, or `header:NAME`, `trailer:NAME`, that held it."""
     path: str | None = None
     unit: str = "ms"
-    """As on the wire: `s`, `ms`, `ns`, or `tokens/s` for a rate."""
+    """Unit in which the server sent the value: `s`, `ms`, `ns`, or `tokens/s` for a rate."""
 
 
 class Delta(msgspec.Struct, gc=False):
@@ -166,9 +167,10 @@ class Delta(msgspec.Struct, gc=False):
     verdict: Verdict | None = None
     server_times: tuple[ServerTime, ...] = ()
     server_clock_ns: int = -1
-    """The server's own clock at this event's last token, from any zero of its own; -1 if not reported."""
+    """Reading of the server's own clock at this event's last token, in ns since any moment that the server
+    chose; -1 if not reported."""
     retry: bool = False
-    """A gateway restarted the answer: after output came another role with a new id or model."""
+    """A gateway restarted the answer: after output came another role event, with a new id or model."""
     done: bool = False
     """The event is, or carries, the end marker of its dialect."""
     parsed: bool = True

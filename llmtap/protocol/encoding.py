@@ -24,7 +24,7 @@ RATIO_FREE_BYTES: Final = 256 << 10
 """Decoded bytes up to which the ratio is not limited: the first flush of a stream may be a few bytes."""
 CODINGS_MAX: Final = 4
 PIECE_BYTES: Final = 16 << 10
-"""Decoded bytes that come out at once: parsing them takes a few milliseconds."""
+"""Maximum number of decoded bytes that are returned at once: parsing them takes a few milliseconds."""
 _INPUT_BYTES: Final = 4 << 10
 """Coded bytes that a stage is given at once. The libraries copy the rest of their input at the end of each
 gzip member and of each piece of output; for a whole body at once that takes quadratic time."""

@@ -25,13 +25,14 @@ LENGTH_DIGITS_MAX: Final = 18
 SIZE_DIGITS_MAX: Final = 15
 """Maximum number of digits of a chunk size after its leading zeros."""
 LINE_BYTES_MAX: Final = 8_192
-"""One chunk-size line with its extensions, or one trailer line; the limit nginx has for a header line."""
+"""Maximum length of a chunk-size line with its extensions, or of a trailer line; nginx has this limit for a
+header line."""
 EXTENSION_BYTES_MAX: Final = 16_384
-"""Bytes of chunk extensions in one body that may exceed the payload of their chunks: a body of extensions
-would cost much to parse and carry nothing."""
+"""Maximum number of bytes by which the chunk extensions of a body may exceed the payload of their chunks: a
+body of extensions would cost much to parse and carry nothing."""
 TRAILER_LINES_MAX: Final = 128
 TRAILER_BYTES_MAX: Final = 65_536
-"""All trailer lines of a body, as for a head (`relay.head_bytes`)."""
+"""Maximum length of all trailer lines of a body, as for a head (`relay.head_bytes`)."""
 METHOD_CHARS_MAX: Final = 32
 
 _TOKEN: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -57,7 +58,7 @@ NO_TRAILERS: Final = frozenset({
     b"transfer-encoding", b"upgrade", b"via", b"x-api-key", b"x-goog-api-key", b"x-real-ip",
 })  # fmt: skip
 """Fields that a request may not have as trailers: framing, routing, control, authentication, content format
-(RFC 9110 6.5.1). A recipient that merged them into the head would read another request than we did."""
+(RFC 9110 6.5.1). A recipient that merged them into the head would read another request than llmtap did."""
 NO_TRAILER_WORDS: Final = frozenset({
     b"apikey", b"auth", b"authentication", b"authorization", b"cookie", b"credential", b"credentials",
     b"forwarded", b"key", b"llm", b"mcp", b"password", b"secret", b"session", b"tenant", b"token", b"user",

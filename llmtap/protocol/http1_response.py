@@ -13,8 +13,8 @@ NONE, LENGTH = http1.Framing.NONE, http1.Framing.LENGTH
 
 
 INTERIM_HEADS_MAX: Final = 64
-"""Interim (1xx) heads before a final one, and one more for each second of waiting: some servers send a 102 or
-103 every few seconds to keep a connection open."""
+"""Maximum number of interim (1xx) heads before a final one; each second of waiting allows one more: some
+servers send a 102 or 103 every few seconds to keep a connection open."""
 
 
 def is_interim_flood(interims: int, waited_ns: int) -> bool:

@@ -26,7 +26,7 @@ from llmtap.protocol.sse import SseEvent, SseParser
 BLOCK_BYTES_MAX: Final = 4_096
 """Maximum size of a recognised event, far above that of a token: some events are held for a moment."""
 _OF_MEMBER: Final = (b'":', b'": ')
-"""What stands before the value of a member. The probe shows whether that value is the text."""
+"""Bytes that precede the value of a member. The probe shows whether that value is the text."""
 LOOSE_MAX: Final = 3
 """Maximum number of loose values of an event: each is checked in each event, and no known server has more."""
 _SIZE_LINES: Final = {
@@ -35,7 +35,8 @@ _SIZE_LINES: Final = {
 """First line of a chunk in its usual form (RFC 9112 7.1), by the size of the whole chunk."""
 _PAYLOADS: Final = {size: size - len(line) - 2 for size, line in _SIZE_LINES.items()}
 _WORTH_EVENTS: Final = 16
-"""A search for a repetition takes as much time as it saves in about five events."""
+"""If fewer events than this have passed since the last search, that search did not pay. A search takes as
+much time as it saves in about five events."""
 _PATIENCE: Final = 8
 _ENCODERS: Final[tuple[Callable[[str], bytes], ...]] = (
     msgspec.json.encode,
@@ -48,7 +49,7 @@ _decode_members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _replace: Final = msgspec.structs.replace
 _Loose = tuple[tuple[bytes, bool], ...]
 Fixed = tuple[bytes, _Loose, _Loose, bytes]
-"""Opening, loose values ahead of the text and beyond it, closing."""
+"""Opening, loose values ahead of the text and beyond it, closing: as in `Repetition`."""
 
 
 class Repetition(msgspec.Struct, gc=False):
@@ -186,7 +187,7 @@ def _loosen(
     places = [_place(sample, name, value) for name, value in loose.items()]
     text = edge, edge, True
     if any(start <= edge <= end for start, end, _ in places):
-        return None  # The value was not found, or it is the text itself.
+        return None  # A value was not found, or is the text itself.
     values = sorted([*places, text])
     # Test the places: insert one extra byte at the start of each value. The members must change exactly as
     # expected, and the event must be read as before; else a place is wrong, or a reader uses the value.
@@ -276,8 +277,8 @@ RUN_BLOCKS: Final = 6
 opening and closing."""
 
 Taken = tuple["array[int]", "array[int]", "array[int]", bytes, list[str]]
-"""Of each event: `t_ns` and `added_ns` of its read, bytes of its block, 1 if its text is only white space;
-and its text, if texts are kept."""
+"""Columns, with for each event: `t_ns` and `added_ns` of its read, bytes of its block, 1 if its text is only
+white space; and its text, if texts are kept."""
 
 
 class TokenRun(Protocol):

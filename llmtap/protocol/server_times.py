@@ -76,7 +76,7 @@ _FIELDS: Final = {
     place: tuple((key, name, unit, f"{place}.{key}") for key, (name, unit) in fields.items())
     for place, fields in _OBJECTS.items()
 }
-"""By place: `(key, name, unit, path)`."""
+"""Fields of each object, by its place: `(key, name, unit, path)`."""
 _HEADERS: Final[dict[bytes, tuple[str, str]]] = {
     b"openai-processing-ms": ("total", "ms"),
     b"x-envoy-upstream-service-time": ("total", "ms"),

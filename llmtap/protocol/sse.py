@@ -25,7 +25,8 @@ import msgspec
 from llmtap.protocol.json_memory import bounded_decoder
 
 EVENT_BYTES_MAX: Final = 16 << 20
-"""A longer event is skipped. The longest known ones are audio and tool arguments of about 1 MB."""
+"""Maximum size of an event; a longer one is skipped. The longest known ones are audio and tool arguments of
+about 1 MB."""
 _LINE_BYTES: Final = 48
 """Memory of a data line beside its bytes."""
 
@@ -37,11 +38,11 @@ class SseEvent(msgspec.Struct, gc=False):
     start: int
     end: int
     data: bytes | None
-    """Its data lines, joined by LF; None if it has none."""
+    """Data lines of the event, joined by LF; None if it has none."""
     event: bytes | None = None
-    """Its last `event:` field; None if absent or empty."""
+    """Last `event:` field of the event; None if absent or empty."""
     comment: bool = False
-    """It holds comments and nothing else."""
+    """The event holds comments and nothing else."""
 
 
 class SseParser:

@@ -50,7 +50,8 @@ _FILTERED: Final = frozenset(
 )  # fmt: skip
 _INTERVENED: Final = frozenset({"guardrail_intervened", "content_filtered"})
 FAILED: Final = frozenset({"error", "insufficient_system_resource", "network_error", "timeout"})
-"""Finish reasons that report a failure: OpenRouter and vLLM, DeepSeek, Zhipu, Cohere."""
+"""Finish reasons that report a failure: `error` of OpenRouter and vLLM, and those of DeepSeek, Zhipu and
+Cohere."""
 
 
 def reason_kind(reason: str) -> str:

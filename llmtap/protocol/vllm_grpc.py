@@ -59,7 +59,8 @@ class GrpcRequest:
 class GrpcUsage:
     prompt_tokens: int
     output_tokens: int
-    """In vLLM's answers possibly those of the last chunk only: then the ids of all chunks count."""
+    """Number of output tokens. vLLM may report only those of the last chunk: then count the ids of all
+    chunks."""
     cached_tokens: int = 0
 
 

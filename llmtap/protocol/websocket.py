@@ -80,8 +80,8 @@ class MessageParser:
         self._message_bytes_max = message_bytes_max
         # The frame being read.
         self._head = bytearray()
-        self._left = -1  # Remaining bytes of its payload; -1 while its head is incomplete.
-        self._taken = 0  # Bytes of its payload read so far.
+        self._left = -1  # Remaining bytes of the payload; -1 while the head is incomplete.
+        self._taken = 0  # Bytes of the payload read so far.
         self._fin = False
         self._opcode = Opcode.CONTINUATION
         self._key = b""

@@ -388,8 +388,9 @@ _PHONES: Final = (
     # Chinese mobile numbers: 138-1234-5678.
     ("-", r"1(?<![\w./:-]1)[3-9]\d-\d{4}-\d{4}(?![\w]|[./:-]\d)", 11),
 )  # fmt: skip
-"""A substring that a text must contain; the pattern; and the minimum number of digits of a hit. A pattern
-begins with a character and looks back from it, because `re` searches for a character faster."""
+"""Forms of phone numbers: a substring that a text must contain, the pattern, and the minimum number of digits
+of a hit. A pattern begins with a character and looks back from it, because `re` searches for a character
+faster."""
 _PHONE_FINDS: Final = tuple((needle, re.compile(form).finditer, digits) for needle, form, digits in _PHONES)
 _called = re.compile(
     r"[PTMCFWSDptmcfwsd\u017f](?<!\w.)(?i:(?<=p)hone|(?<=t)el(?:ephone)?|(?<=m)obile|(?<=c)ell|(?<=f)ax"

@@ -20,7 +20,7 @@ import pyarrow as pa
 from llmtap.errors import ConfigError
 
 STANDARD: Final = "-"
-"""Standard input, standard output."""
+"""Name that stands for standard input or standard output."""
 _BUFFER_BYTES: Final = 1 << 18
 _CODECS: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 """Codecs by the first bytes of a compressed file (RFC 1952, RFC 8878)."""

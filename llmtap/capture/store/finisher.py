@@ -70,7 +70,7 @@ class Finisher:
         self.ledger = CaptureLedger()
         """Ledger of the newest file of our own spools; a recovered spool may be of another capture."""
         self.problem: str | None = None
-        """Why files do not reach their place now: one sentence, without secrets."""
+        """Reason why files do not reach their place now: one sentence, without secrets."""
         self._place = place
         self._folder = place.folder or spool_folder
         self._on_delivered = on_delivered

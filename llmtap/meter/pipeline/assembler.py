@@ -38,7 +38,8 @@ _SLICED: Final = (_ANSWER, _TUNNEL_UP, _TUNNEL_DOWN)
 _END: Final = object()
 
 ANCHORS_MAX: Final = 4
-"""Clock anchors kept, for requests whose head took so long that the wall clock was set meanwhile."""
+"""Maximum number of clock anchors kept, for requests whose head took so long that the wall clock was set
+meanwhile."""
 LAG_FLOOR_NS: Final = 11_000_000
 """Minimum uncertainty of an exchange whose relay died without a last status: relays check their lag every 10
 ms with a timer whose resolution is 1 ms."""

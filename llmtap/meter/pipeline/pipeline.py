@@ -140,7 +140,8 @@ class ExchangePipeline:
     def ended(self, x: Exchange) -> None:
         """Measure a finished exchange once and pass it to every sink."""
         self.live -= 1
-        pause = self.turns.pause  # this function takes as long as a dozen frames
+        # Call it several times, so that relays get the CPU: this function takes as long as a dozen frames.
+        pause = self.turns.pause
         pause()
         slo = self.slos.of(x.tenant)
         reader = self.benefit if slo is None else self._readers.get(slo.name, self.benefit)

@@ -160,7 +160,8 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._gone = True
         if self._hung_up:
-            self._work = None  # the relay counts the exchanges that were not acknowledged
+            # Discard the rest of the work: the relay counts the exchanges that were not acknowledged.
+            self._work = None
         if self._work is None:
             self._leave()
 

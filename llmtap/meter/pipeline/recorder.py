@@ -149,7 +149,7 @@ class Recorder:
         self._captured = 0
         self._dropped: dict[str, int] = {}
         self._left_out: dict[str, int] = {}
-        self._unshaped = 0  # counted by the loop
+        self._unshaped = 0  # requests whose shape found no memory; counted by the loop
         self._cut = 0  # prompts with too many parts, or too large for the memory; counted by the thread
         self._errors: dict[str, int] = {}
         self._relays: dict[str, RelayCount] = {}
@@ -162,8 +162,8 @@ class Recorder:
         self._open_at_ns = 0
         self._waits = waits
         self._gives_way = False
-        self._flushes_requested = 0  # counted by the loop
-        self._flushes_done = 0  # counted by the thread
+        self._flushes_requested = 0  # number so far, counted by the loop
+        self._flushes_done = 0  # number so far, counted by the thread
         self._aside: Path | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)

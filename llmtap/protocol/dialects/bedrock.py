@@ -94,7 +94,7 @@ def _first(value: dict[str, Any], names: tuple[str, ...]) -> Any:
 
 
 GUARDRAIL_ACTION: Final = b"guardrail"
-"""Part of the bytes of every event that `add_guardrail` must read."""
+"""Bytes in every event that `add_guardrail` must read, so that other events need no second decoding."""
 _GENERATED: Final = frozenset({EventClass.CONTENT, EventClass.TOOL_CALL, EventClass.REASONING})
 
 

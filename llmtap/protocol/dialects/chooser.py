@@ -31,7 +31,8 @@ _OUTPUTS_TO_REVISE: Final = 3
 """Number of events that another dialect must read as output, and the chosen one not, before it replaces a
 chosen dialect that has read output."""
 _OUTPUTS_ON_FOREIGN_PATH: Final = 2
-"""Number of events with output or an end that decide for a dialect if the path belongs to another one."""
+"""Number of events with output or an end after which a dialect is chosen if the path belongs to another
+one."""
 _NAMED: Final = 3
 """Claim (`registry.Dialect.claim`) of an object that names its dialect."""
 
@@ -80,7 +81,7 @@ class _Candidate:
         self.deltas: list[Delta] = []
         self.evidence = 0
         self.strong = 0
-        """Events that carry output or end the answer."""
+        """Number of events that carry output or end the answer."""
         self.events = 0
         self.understood = 0
         self.unread = 0
@@ -145,7 +146,7 @@ class DialectChooser:
         self._outputs_of_another = 0
         self._revisions_left = REVISIONS_MAX
         self._full = False
-        """No more events could be kept before the dialect was certain."""
+        """Whether the limit of kept events was reached before the dialect was certain."""
 
     @property
     def name(self) -> str | None:

@@ -61,7 +61,8 @@ class LlamaCpp(shapes.ObjectReader):
         timings = value["timings"] if isinstance(value.get("timings"), dict) else {}
         self._count(value, timings, delta, index)
         if delta.tokens > 0 and not delta.output:
-            delta.output, delta.choices = True, (index,)  # Tokens that do not complete a character yet.
+            # The event has tokens, but they do not complete a character yet.
+            delta.output, delta.choices = True, (index,)
         if value.get("stop") is True:
             self._close(value, timings, delta)
         elif delta.output:

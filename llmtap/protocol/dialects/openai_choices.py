@@ -24,7 +24,7 @@ BESIDE_NAMES: Final = (
     "error", "errors", "moderation", "hook_results", "warnings", "prompt_filter_results",
     "prompt_annotations", "promptFeedback", "code",
 )  # fmt: skip
-"""Members by which an object without choices is part of an answer."""
+"""An object without choices that has one of these members is still a part of an answer."""
 _GUARDRAIL: Final = "amazon-bedrock-guardrailAction"
 _INVOCATION: Final = "amazon-bedrock-invocationMetrics"
 _KNOWN: Final = (
@@ -36,7 +36,8 @@ _KEPT_WITH_USAGE: Final = (("generation_stats",), ("metrics", "speculative_decod
 _USUAL: Final = frozenset(
     ("id", "object", "created", "model", "choices", "usage", "service_tier", "system_fingerprint")
 )
-"""Members of OpenAI's own chunks. A chunk without others has only choices and usage."""
+"""Members of OpenAI's own chunks. A chunk without other members needs no second pass, except for its
+usage."""
 _ERROR_BYTES_MAX: Final = 1 << 20
 """Maximum size of an event with an error that is searched for a guardrail; known ones have a few KiB."""
 _FINE: Final = (0, 200, "0", "200", "", "ok", "OK", "success", "Success")

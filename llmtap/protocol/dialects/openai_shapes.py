@@ -29,8 +29,9 @@ PIECES_MAX: Final = 4_096
 """Pieces of output read of one event or whole answer (content parts, tool calls, items); the rest is treated
 in the same way."""
 INDEX_MAX: Final = 1 << 31
-"""Indexes of choices are below it; another number counts as 0. Python gives some unbounded integers equal
-hashes (n and n + 2^61 - 1), so a set of indexes that a peer chose for this would take quadratic time."""
+"""Indexes of choices are below this number; another number counts as 0. Python gives some unbounded integers
+equal hashes (n and n + 2^61 - 1), so a set of indexes that a peer chose for this would take quadratic
+time."""
 Index = Annotated[int, msgspec.Meta(ge=0, lt=INDEX_MAX)]
 _CODE_MAX: Final = 1 << 40
 _LENIENT_BYTES_MAX: Final = 1 << 20

@@ -22,12 +22,12 @@ class Meaning(NamedTuple):
     phrase: str
     """The words with spaces between them."""
     plain: bool
-    """A path of a table can name the member."""
+    """Whether a path of a table can name the member."""
     mark: bool
     reasoning_flag: bool
     end_flag: bool
     reason: bool
-    """Its value is the reason why the answer ended."""
+    """Whether the value of the member is the reason why the answer ended."""
     model: bool
 
 

@@ -30,7 +30,7 @@ class Sequel(NamedTuple):
     pieces: bool
     """The texts read as one text if put together."""
     joined: int
-    """Number of places where two texts meet as within one text."""
+    """Number of pairs of successive texts that join like two parts of one text."""
     apart: bool
     """They do not read as one text: each is a line, a message or a notice of its own."""
     lines: bool

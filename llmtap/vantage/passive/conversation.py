@@ -96,7 +96,7 @@ class Conversation:
         """The server has closed its side of the connection; of a tunnel, both sides have."""
         self._pending: list[_Exchange] = []
         self._head = bytearray()  # bytes of an incomplete request head
-        self._head_ns = 0  # time of its first byte
+        self._head_ns = 0  # time of the first byte in `_head`
         self._error_ns = 0  # error of the times of the request that begins next
         self._uploading: _Exchange | None = None
         self._upload: http1.BodyScanner | None = None  # scanner of the body of `_uploading`
@@ -341,7 +341,7 @@ class Conversation:
             seq, _ = self._sink.open(self._head_ns, bytes(self._head))
             self._sink.drop(seq, t_ns, reason)
         for x in self._pending:
-            if x.seq:  # 0: it is not measured
+            if x.seq:  # 0: the exchange is not measured
                 self._sink.drop(x.seq, t_ns, reason)
         self._pending.clear()
         self._head.clear()

@@ -32,8 +32,9 @@ _CLIENT_ERRORS: Final = frozenset({"malformed_request", "http_version"})
 
 
 HEAD, BODY, AHEAD, LINGER, TUNNEL, GONE = range(6)
-"""Meaning of the next byte from the client. AHEAD: of a later request; the current one is complete and
-its answer under way. LINGER: ignored, but read so that closing does not reset the answer on its way."""
+"""State of a connection: meaning of the next byte from the client. AHEAD: it belongs to a later request; the
+current request is complete and its answer under way. LINGER: it is read and ignored, so that closing the
+connection does not reset the answer on its way."""
 
 
 class ClientConnection:

@@ -228,7 +228,7 @@ class Upload:
             # Read the clock before the send: on loopback, the answer may arrive before the call returns.
             submit_ns = mono_ns()
             try:
-                if upstream.write(request):  # otherwise `drained` follows when the rest was taken
+                if upstream.write(request):  # otherwise `drained` is called when the rest is taken
                     kind, extra_ns = SENT, submit_ns
                 self._sent = True
             except OSError:

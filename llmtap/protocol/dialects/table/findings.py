@@ -59,7 +59,7 @@ class Findings(msgspec.Struct, gc=False):
     """Number of texts, empty ones included."""
     reads_tokens: bool = True
     is_text: bool = False
-    """The event is one text, beside a model, a role, and usage."""
+    """The event has one text, and beside it at most a model, a role and usage."""
     elements: int = 0
     ends: int = 0
     pieces: list[shapes.Piece] = []

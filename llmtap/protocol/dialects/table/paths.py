@@ -10,8 +10,8 @@ from llmtap.protocol.dialects.table.declaration import Each, Step, Texts, listed
 from llmtap.protocol.dialects.table.findings import NO_VALUE, Findings, Get, Visit, equal, store
 
 ELEMENTS_MAX: Final = 8 * PIECES_MAX
-"""Elements of lists that are searched in one event. Further lists are not read, and the event counts as not
-understood (`Delta.parsed`)."""
+"""Maximum number of list elements that are searched in one event. Further lists are not read, and the event
+counts as not understood (`Delta.parsed`)."""
 
 
 class Place:

@@ -156,7 +156,7 @@ class TableReader(shapes.ObjectReader):
         self.names_read = dialect.names_read
         self._spoken = False
         self._streamed = False
-        """A rule without `repeats` has read output."""
+        """Whether a rule without `repeats` has read output."""
         self._answered = False
         self._listed = False
         """Whether events list their tokens. The running count is then not used: at the end it counts one

@@ -57,7 +57,7 @@ class CompiledRule:
         self.repeats = rule.repeats
         self.usage_member = _usage_member(rule, table)
         self.evidence = bool(outputs or rule.usage or rule.done or rule.verdicts or rule.finish_reason)
-        """The rule reads output, usage, a verdict or the end."""
+        """Whether the rule reads output, usage, a verdict or the end."""
         self.repeatable = self.mark in (None, EventClass.METADATA, EventClass.TOOL_CALL) and not (
             rule.cumulative or rule.repeats
         )

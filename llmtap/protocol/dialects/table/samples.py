@@ -25,9 +25,9 @@ class Sample(msgspec.Struct, gc=False):
     get: Callable[[dict[str, Any]], tuple[Any, ...]]
     """Returns the members of an event that are read, without the usage."""
     values: tuple[Any, ...]
-    """These members, with null as the text."""
+    """Values of these members, with null in place of the text."""
     types: list[type] | None
-    """Types of the values, if one of them is a number: 1 and true are equal in Python."""
+    """Types of the values if one of them is a number, because 1 and true are equal in Python; else None."""
     others: frozenset[str]
     """Members that are read and that the event does not have."""
     kind: EventClass
