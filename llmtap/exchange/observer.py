@@ -98,7 +98,7 @@ class Observer:
             clock.
         clock: source of the timestamps, `mono` or `kernel`.
         identify: returns the tenant of a request; without it all are `default`.
-        patterns: texts of a refusal.
+        patterns: patterns of the texts of refusals.
         count_tokens: counts the tokens in a text, for streams that declare none.
         on_request: called with the complete request; returns whether the answer's text is captured, too
             (`Exchange.text`).
@@ -382,7 +382,7 @@ class Observer:
         self._kept_bytes = kept_bytes
 
     def _drop_texts(self) -> None:
-        """Release the texts whose memory was not taken."""
+        """Release the texts whose memory was not taken from `_share`."""
         if self._texts is not None:
             for text in self._texts[self._texts_taken :]:
                 self._text_chars -= len(text)
@@ -464,8 +464,8 @@ class Observer:
             outcome: outcome by the relay, a value of `Outcome`; the events refine it.
             status: status sent to the client; None: that of the head, if any.
             paused_ns: time that back-pressure of the client held the stream.
-            lag_ns: error of a timestamp that belongs to one event; without `waited` the longest time that a
-                byte waited unread, as far as the probes of the loop show (`UNSEEN_NS`).
+            lag_ns: error of the timestamp of a read that holds one event; without `waited`, the longest time
+                that a byte waited unread, as far as the probes of the loop show (`UNSEEN_NS`).
             request_bytes, response_bytes: sizes including the heads.
         """
         x, t = self._x, self._t

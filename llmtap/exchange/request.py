@@ -189,7 +189,7 @@ class RequestReader:
         self._body.append(data)
 
     def end(self) -> None:
-        """Note that the request is complete, or that no more of it comes. A second call does nothing."""
+        """End the request: it is complete, or no more of it comes. A second call does nothing."""
         head, self._head = self._head, None
         if head is None:
             return

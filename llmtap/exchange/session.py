@@ -178,7 +178,8 @@ class Session:
         return response
 
     def _of(self, event: _Event, stream: str) -> _Response | None:
-        """Return the response that a message names, else the running one of its stream, else the next one."""
+        """Return the response that a message names, else the running response of its stream, else the next
+        one to begin."""
         name = _text(_object(event, "response"), "id") or _text(event, "response_id")
         response = next((r for r in self._open if name and r.id == name), None)
         if response is not None:

@@ -118,7 +118,7 @@ class RelayBook:
         return self._epoch
 
     def update(self, name: str, status: RelayStatus, now_ns: int) -> int:
-        """Note a relay's status; return the number of requests that it skipped since the one before.
+        """Note a relay's status; return the number of requests that it skipped since the previous status.
 
         An older status may come after a newer one through another meter.
         """

@@ -45,7 +45,8 @@ EVENTS_MIN: Final = 20
 class Figure:
     """Values of one metric in one arm: a histogram, and sums over units.
 
-    Values are integers (ns, or counts); sums and squares are exact, so nothing cancels.
+    Values are integers (ns, or counts); sums and squares are exact, so that differences of large sums lose no
+    digits.
     """
 
     __slots__ = (

@@ -78,7 +78,8 @@ def chunks_at_a_time(chunking: Mapping[str, Any]) -> float | None:
 
 
 def come_in_bursts(n: float | None, usual: float | None) -> bool:
-    """Return whether `n` chunks at a time are so many more than `usual` ones that FLATTERED mislead."""
+    """Return whether `n` chunks at a time are so many more than the `usual` number that the metrics in
+    FLATTERED mislead."""
     return bool(n and usual and n >= BURSTY * usual)
 
 

@@ -473,8 +473,9 @@ class Experience:
 def experience_of(x: Exchange, m: Measured, objectives: Objectives) -> Experience | None:
     """Return fluidity and area ratio of a stream, by the bounds of its objectives and its reader.
 
-    The first token's bound is `ttft`, or else `ttft_any`; that of the others `tbc_max`, or else `tpot`.
-    None without the two, without output or submit. A chunk with unknown tokens counts as one token.
+    The first token's bound is `ttft`, or else `ttft_any`; the bound of the other tokens is `tbc_max`, or else
+    `tpot`. None without these two bounds, without output or without a time of submission. A chunk with
+    unknown tokens counts as one token.
     """
     bounded = _bounded(x, m, objectives)
     if bounded is None:

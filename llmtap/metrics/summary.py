@@ -437,11 +437,11 @@ class Summary:
         price: Price | None = None,
         percentiles: Mapping[str, float] | None = None,
     ) -> dict[str, object]:
-        """Return public JSON: stable names, seconds, null where nothing was seen.
+        """Return public JSON: stable names, seconds, null if there was no value.
 
-        `window` describes the time span, `seconds` is its length, `mode` how the load was made (`live`,
-        `open`, `closed`), `by` has the same for each tenant, model, arm and class. With a `price` the cost of
-        the window is included. `percentiles`: further ones of each metric, by name.
+        `window`: description of the time span; `seconds`: its length; `mode`: kind of load (`live`, `open`,
+        `closed`); `by`: the same JSON for each tenant, model, arm and class. With a `price`, the cost of the
+        window is included. `percentiles`: further percentiles of each metric, by name.
         """
         metrics = {
             metric.name: summarise_ns(self._metrics.get(metric.name, _NOTHING), percentiles)

@@ -116,7 +116,7 @@ def mistakes_in(
 ) -> Iterator[ConfigError]:
     """Yield the mistakes in a value: in each item of a list and in each key of a table.
 
-    `strict`: a number is no text. `given`: what the user wrote, if it is not the content.
+    `strict`: a number is no text. `given`: text that the user wrote, if it differs from the content.
     """
     secret = secret or _is_secret(kind)
     inside = list(_inside(content, kind, place))

@@ -128,7 +128,8 @@ class ServerTime(msgspec.Struct, gc=False):
 
 
 class Delta(msgspec.Struct, gc=False):
-    """What one event adds. Made once per chunk, so most fields stay at their default."""
+    """Meaning of one event: what it adds to the answer. Made for each chunk, so most fields stay at their
+    default."""
 
     event_class: EventClass
     size: int = 0

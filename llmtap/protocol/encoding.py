@@ -70,7 +70,7 @@ class DecodingBudget:
         )
 
     def take(self, size: int) -> None:
-        """Count decoded bytes. Raises DecodeError where they are too many."""
+        """Count decoded bytes. Raises DecodeError if they are too many."""
         self.decoded += size
         if self.decoded > self._decoded_bytes_max:
             raise DecodeError(f"the body decodes to more than {self._decoded_bytes_max} bytes")
@@ -123,7 +123,7 @@ class Decoder:
         return b"".join(self.pieces(data)) if self._stages else data
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
-        """Yield what `data` decodes to, which may be 250 times as long, in pieces of about PIECE_BYTES.
+        """Yield the decoded bytes of `data`, which may be 250 times as many, in pieces of about PIECE_BYTES.
 
         A piece may be empty, so that the caller gets its turn after each step of work.
         """
@@ -252,7 +252,7 @@ class _Brotli:
 class _Zstd:
     """zstd, frame after frame.
 
-    Not a `stream_writer` of the library: it keeps output back if its buffer is full when the input ends.
+    The library's `stream_writer` is not used: it keeps output back if its buffer is full when the input ends.
     """
 
     __slots__ = ("_decompressor",)

@@ -253,7 +253,7 @@ def _parse_request_head(raw: bytes) -> RequestHead:
 
     lengths, codings, options, hosts, upgrades, expectations = _routing(fields.headers)
     connection = tuple(options)
-    # RFC 9112 3.2: 400 to a 1.1 request without Host, and to any request with more than one.
+    # RFC 9112 3.2: answer 400 to an HTTP/1.1 request without Host, and to any request with two or more.
     if len(hosts) > 1 or (is_11 and not hosts):
         raise PeerProtocolError("a request has exactly one Host field")
     if hosts and hosts[0] not in _seen_hosts:

@@ -51,8 +51,8 @@ def next_response_head(
 def begin_response_body(
     head: http1.ResponseHead, data: bytes, start: int
 ) -> tuple[int, http1.BodyScanner | None]:
-    """Return where the body at `start` of `data` ends, or -1 and the scanner that reads on. Raises
-    PeerProtocolError."""
+    """Return where the body at `start` of `data` ends, or -1 and the scanner that finds its end in later
+    reads. Raises PeerProtocolError."""
     if head.framing is NONE:
         return start, None
     if head.framing is LENGTH and len(data) - start >= head.length:

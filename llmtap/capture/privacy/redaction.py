@@ -126,7 +126,7 @@ class _Walk:
         return out
 
     def _secret(self, value: Any, *, schema: bool) -> Any:
-        """Return the mark of a value whose name marks it as secret."""
+        """Return the mark that replaces a value whose name shows that it is secret."""
         if value is None or isinstance(value, bool) or value in ("", [], {}, "[key]"):
             return value
         # A tool has a parameter of this name. Its schema is not a secret value.

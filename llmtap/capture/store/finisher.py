@@ -270,7 +270,7 @@ class LocalFiles:
         self._guard = threading.Lock()
 
     def look(self) -> None:
-        """List the folder: others may have moved files away."""
+        """List the folder: other programs may have moved files away."""
         sizes = {}
         with self._guard:
             self._new = {}

@@ -356,7 +356,7 @@ def check_place(to: str | Path) -> CapturePlace:
 
 
 class RunWriter:
-    """Writes the exchanges of one run to a folder or URL, as `capture.to`."""
+    """Writes the exchanges of one run to a folder or a URL, which has the form of `capture.to`."""
 
     def __init__(
         self, to: str | Path, expected: Mapping[str, int], info: CaptureInfo, *, meter: str,

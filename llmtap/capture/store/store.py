@@ -175,7 +175,7 @@ class Store:
         return is_stored
 
     def tick(self) -> None:
-        """Rotate an old spool, and look for files that others have moved away."""
+        """Rotate an old spool, and look for files that other programs have moved away."""
         now_ns = self._clock.mono_ns()
         writer = self._writer
         # Without room for rows, do not rotate a spool that has only ledgers: it would become one more file.

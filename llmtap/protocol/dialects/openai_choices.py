@@ -36,8 +36,7 @@ _KEPT_WITH_USAGE: Final = (("generation_stats",), ("metrics", "speculative_decod
 _USUAL: Final = frozenset(
     ("id", "object", "created", "model", "choices", "usage", "service_tier", "system_fingerprint")
 )
-"""Members of OpenAI's own chunks. A chunk without other members needs no second pass, except for its
-usage."""
+"""Members of OpenAI's own chunks. A chunk without other members has nothing beside its choices but usage."""
 _ERROR_BYTES_MAX: Final = 1 << 20
 """Maximum size of an event with an error that is searched for a guardrail; known ones have a few KiB."""
 _FINE: Final = (0, 200, "0", "200", "", "ok", "OK", "success", "Success")

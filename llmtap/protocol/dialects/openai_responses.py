@@ -141,7 +141,7 @@ class OpenAIRealtime(shapes.ObjectReader):
         if path.endswith("/realtime"):
             known = kind in _SESSION_EVENTS or kind == "error" or kind.startswith("response.")
             return 4 if known else int("error" in value)
-        # Other APIs have events of the same names.
+        # Other APIs have events of the same names, so the claim is lower on another path.
         return 2 if kind in _SESSION_EVENTS else 0
 
     def _read(self, value: dict[str, Any], event: SseEvent) -> Delta:

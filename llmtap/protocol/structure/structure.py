@@ -80,7 +80,7 @@ class Place:
 
 @dataclass(slots=True)
 class Counter:
-    """A place of a number of tokens."""
+    """A place that holds a number of tokens."""
 
     kind: Kind
     path: Path
@@ -101,7 +101,7 @@ class Structure:
     """What some events of an answer show. Memory: PLACES_MAX places of TEXTS_MAX texts.
 
     Args:
-        values_max: JSON values that are looked at.
+        values_max: maximum number of JSON values that are looked at.
     """
 
     def __init__(self, values_max: int = VALUES_MAX) -> None:
@@ -172,8 +172,8 @@ class Structure:
         return out
 
     def _add_flagged(self) -> None:
-        """Let a place with a flag (`thought`) hold output if the same place without it does, since one rule
-        reads both."""
+        """Let a place with a flag (`thought`) hold output if the same place without the flag does, since one
+        rule reads both."""
         plain = {(p.kind.event, p.marks, p.path) for p in self.places.values() if p.holds_output}
         for place in self.places.values():
             marks = tuple(mark for mark in place.marks if mark[1] is not True)
@@ -181,7 +181,7 @@ class Structure:
                 place.holds_output = True
 
     def _is_full(self, entries: Sized) -> bool:
-        """Return whether there is no room for one more of these entries, and note it."""
+        """Return whether there is no room for one more of these entries, and record that."""
         full = len(entries) >= PLACES_MAX
         self._full |= full
         return full
@@ -375,7 +375,7 @@ def _class_of(name_words: list[tuple[str, ...]], *, flagged: bool) -> EventClass
 
 
 def _repeats(place: Place, accepted: Sequence[Place]) -> bool:
-    """Whether the texts of a place repeat those of a better one."""
+    """Return whether the texts of a place repeat those of a place with more points."""
     for other in accepted:
         if other.numbers == place.numbers and other.texts == place.texts:
             return True

@@ -24,7 +24,7 @@ _COUNTED: Final = ("input", "output", "reasoning", "cached", "total")
 
 @dataclass(slots=True)
 class _Draft:
-    """What the rule for events of one name reads."""
+    """Draft of the rule for events of one name."""
 
     members: set[frozenset[str]] = field(default_factory=set, repr=False)
     where: dict[str, Scalar] = field(default_factory=dict)

@@ -78,7 +78,7 @@ def _is_cumulative(texts: Sequence[str]) -> bool:
 
 
 def _joins(a: str, b: str) -> int:
-    """Return 1 if `b` goes on where `a` ends as in one text, -1 if a separator is missing, 0 if unknown."""
+    """Return 1 if `b` continues `a` as within one text, -1 if a separator is missing, 0 if unknown."""
     last, first = a[-1], b[0]
     if last.isspace() or first.isspace():
         return 1

@@ -210,7 +210,7 @@ def _while_measured(method: Callable[Concatenate["AppExchange", P], None]) -> Ca
 class AppExchange:
     """One exchange in an application. No method raises: an internal error drops the exchange.
 
-    `head`: by `request_head`; `arrival_ns`: when the app was called.
+    `head`: result of `request_head`; `arrival_ns`: time when the app was called.
     """
 
     __slots__ = (

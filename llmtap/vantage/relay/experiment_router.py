@@ -109,7 +109,8 @@ class Assignment:
             set_fields(head, plan.headers)
 
     def settle(self, held: bytes, seq: int, *, complete: bool) -> bytes | None:
-        """Return the body to send for the held one, with `head` changed; None: read more of it first."""
+        """Return the body to send in place of the held one, and change `head` for it; None: read more of the
+        body first."""
         router, head = self._router, self.head
         body, hindrance = b"", None
         if complete:
@@ -362,8 +363,8 @@ def set_fields(head: RequestHead, fields: Headers) -> None:
 def headers_with_length(headers: Headers, length: int) -> Headers:
     """Return the headers of a message whose body has become `length` bytes in one piece.
 
-    RFC 9112 6.2: Content-Length stands in the place of whichever field framed the body before; a
-    Trailer field announces nothing any more.
+    RFC 9112 6.2: Content-Length replaces the field that framed the body before. A Trailer field is removed,
+    because no trailers follow.
     """
     out: Headers = []
     for name, value in headers:

@@ -71,7 +71,8 @@ class VerdictRule(_Table, frozen=True):
 
 
 class Rule(_Table, frozen=True):
-    """Reading of the events that fit `event`, `has` and `where`, as far as these are given."""
+    """How to read the events that fit `event`, `has` and `where`; a condition that is not set fits all
+    events."""
 
     event: Annotated[Texts, about("Names of events; `message.*`: all that begin with `message.`.")] = ()
     has: Annotated[Texts, about("Paths that all lead to a value other than null.")] = ()

@@ -35,7 +35,7 @@ class Place:
         return place
 
     def compile(self) -> Visit:
-        """Return the function that visits a value in this place, and what stands inside it."""
+        """Return the function that visits a value in this place, and the values inside it."""
         visits = list(self.uses)
         if self.members:
             visits.append(_visit_members({name: place.compile() for name, place in self.members.items()}))
@@ -85,7 +85,7 @@ def index_of(value: Any, default: int) -> int:
 
 
 def follow(steps: Sequence[Step]) -> Get:
-    """Return the function that returns the value at the end of a path, or None; in a list, the first."""
+    """Return the function that returns the value at the end of a path, or None; of several, the first."""
     names = [step for step in steps if isinstance(step, str)]
     if len(names) == len(steps) == 1:
         (only,) = names
