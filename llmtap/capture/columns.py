@@ -52,7 +52,7 @@ class Column:
     """Lowest privacy level that stores the column: none, shape or full. `coarse` has the columns of shape."""
     coarse: Coarse = Coarse.SAME
     distinct: bool = False
-    """Values hardly repeat: a dictionary of them costs 1 to 2 bytes more per value."""
+    """The values hardly repeat, so that a dictionary of them would cost 1 to 2 bytes more per value."""
     statistics: bool = False
     """The file has the column's minimum and maximum, by which readers skip row groups. Never set for text."""
     by: bool = False
@@ -69,7 +69,8 @@ class Column:
 
     @property
     def read(self) -> Callable[[Exchange], Any] | None:
-        """Function that returns the value, in the unit of the Exchange; None without the part."""
+        """Function that returns the value, in the unit of the Exchange, or None if the Exchange lacks the
+        part."""
         part, name = self.place
         if part in OPTIONAL:
             return lambda x: None if (owner := getattr(x, part)) is None else getattr(owner, name)

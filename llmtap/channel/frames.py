@@ -264,7 +264,7 @@ def make_frame_batch(packed: bytes, n: int) -> PythonFrameBatch:
 
 
 class BatchReader:
-    """Parser of a byte stream of batches, cut anywhere."""
+    """Parser of a byte stream of batches, which may be cut at any byte."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()

@@ -514,7 +514,7 @@ class Observer:
         x.outcome, reason = judge(x, ended, cut_off=cut_off, lost=self._lost, error_type=self._error_type)
         x.error = (error if x.outcome is reported else None) or reason
         if x.outcome in UPSTREAM_FAILED and t.first_token_ns is None:
-            # Most servers answer the failed request for a stream with JSON.
+            # Most servers answer the failed request for a stream with JSON: count it as a stream, too.
             x.stream = x.stream or self._request.wants_stream
         if x.stream and t.first_token_ns is None:
             x.no_token_reason = no_token_reason(x)

@@ -206,8 +206,8 @@ class RequestReader:
         if isinstance(model, str) and model:
             self._x.model = bounded("model", model)
         elif self._mcp_fields and self._x.call is None:
-            # Old MCP transports POST to `/messages`. Only without a model: a client must not be able to
-            # remove a request from the figures by adding an MCP field.
+            # Old MCP transports POST to `/messages`. Count the request as one of MCP only if its body has no
+            # model: a client must not be able to remove a request from the figures by adding an MCP field.
             self._x.call = bounded("call", _call(self._mcp_fields, self._x.method))
         self._x.service_tier_requested = tier_of(request.service_tier, request.speed)
         self.wants_stream = (

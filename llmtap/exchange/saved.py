@@ -126,7 +126,7 @@ def explain(saved: Saved, dialects: Dialects = BUILT_IN, cpu_ns: Callable[[], in
 
 
 class _EventRecorder(DialectChooser):
-    """Replacement for a dialect that records the events of an answer."""
+    """Takes the place of a dialect, and records the events of an answer."""
 
     __slots__ = ("events",)
 

@@ -134,7 +134,7 @@ def _clean(path: str) -> str:
     return "/".join(segments)
 
 
-# Clients request the same few paths again and again, and cleaning a path takes 60 us.
+# Cache the results: clients request the same few paths again and again, and cleaning a path takes 60 us.
 _clean_known = lru_cache(maxsize=512)(_clean)
 
 

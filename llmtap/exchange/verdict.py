@@ -106,7 +106,7 @@ def is_word(text: str) -> bool:
 
 
 def _is_figure(value: Any) -> bool:
-    # Only numbers that every JSON reader can represent: not NaN, and within 2^53.
+    # Accept only numbers that every JSON reader can represent: not NaN, and within 2^53.
     return isinstance(value, int | float) and -_FIGURE_MAX <= value <= _FIGURE_MAX
 
 

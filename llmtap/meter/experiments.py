@@ -230,7 +230,7 @@ class Experiments:
             return
         figures = {name: arm.sample.figures for name, arm in self._arms.items()}
         others = [name for name in figures if name != e.control]
-        alpha = e.alpha / (len(e.stop_worse) * len(others))  # Bonferroni's bound
+        alpha = e.alpha / (len(e.stop_worse) * len(others))  # Bonferroni: divide by the number of tests
         for name in others:
             for figure in e.stop_worse:
                 metric, _, quantile = figure.partition(".")

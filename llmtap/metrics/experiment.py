@@ -140,7 +140,7 @@ class Figure:
         K / (K - 1) sum (x_u - x)^2 / K^2.
         """
         k, n, total = self.units, self.n, self.histogram.total
-        # Integers, so that the difference of large products is exact.
+        # Compute with integers, so that the difference of large products is exact.
         covariance = (self._sx * n - total * self._nx) / n
         variance = (self._xx * k - self._x * self._x) / k
         return covariance / ((k - 1) * n), variance / ((k - 1) * k)

@@ -262,7 +262,7 @@ def _count(values: list[int], counts: Counter[int]) -> tuple[int, int, int]:
 def _buckets(values: list[int]) -> Sequence[int]:
     """Return the bucket of each value: the upper bits of its 32-bit float."""
     floats = array("f", values).tobytes()
-    # One shift for all, as one long number; the mask removes the neighbour's bits.
+    # Shift all floats at once, as one long number; the mask removes the bits that came from the neighbour.
     mask = int.from_bytes(_MASK * len(values), byteorder)
     shifted = int.from_bytes(floats, byteorder) >> _DROPPED & mask
     return memoryview(shifted.to_bytes(len(floats), byteorder)).cast("I")

@@ -54,7 +54,8 @@ def saturation_point(levels: Sequence[SaturationLevel]) -> float | None:
 
 
 def peak(levels: Sequence[SaturationLevel]) -> float | None:
-    """Return the load of the highest throughput, the first of several: the point that Table 5 prints."""
+    """Return the load of the highest throughput (if several loads have it, the first): the point that Table 5
+    prints."""
     return max(levels, key=lambda level: level.achieved_tps).offered_rps if levels else None
 
 

@@ -106,7 +106,7 @@ def tail_ratio(p50: float | None, p99: float | None) -> float | None:
 def samples_needed(p: float) -> int:
     """Return the samples that a report of the p-th percentile needs: 1,000 for P99 (IETF draft, 5.1.4.3)."""
     assert 0 < p < 1
-    # 1 - 0.99 is a little less than 0.01 in binary.
+    # Round first: in binary, 1 - 0.99 is a little less than 0.01.
     return ceil(round(BEYOND_MIN / (1 - p), 6))
 
 
@@ -286,11 +286,11 @@ class ArrivalFigures:
     n: int
     span_ns: int
     rate_rps: float | None
-    """Gaps per second of the span; None if all come at once."""
+    """Number of gaps divided by the span, in 1/s; None if all times are equal."""
     gap_mean_ns: float | None
     gap_min_ns: int | None
     gap_cv: float | None
-    """Standard deviation (of the population) / mean; None if all come at once."""
+    """Standard deviation (of the population) of the gaps / their mean; None if all times are equal."""
     ties: float | None
     """Share of the gaps that are 0."""
     ks: float | None
@@ -383,7 +383,7 @@ def ks_exponential(gaps_ns: Sequence[int], rate_rps: float) -> float | None:
     far = 0.0
     for i, gap_ns in enumerate(sorted(gaps_ns)):
         law = 1 - exp(-rate_rps * gap_ns / 1e9)
-        # Just before this gap, and at it. Of equal gaps the first and the last decide.
+        # Take the distance just before this gap, and at it. Of equal gaps the first and the last decide.
         far = max(far, law - i / n, (i + 1) / n - law)
     return far
 

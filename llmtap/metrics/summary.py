@@ -266,7 +266,7 @@ class Summary:
             if value is not None:
                 _in(metrics, name).record(round(value))
         if m.smooth_benefit is not None:
-            # In billionths of a token, as the histogram holds integers.
+            # Record billionths of a token, because the histogram holds integers.
             _in(metrics, "smooth_benefit").record(round(m.smooth_benefit * 1e9))
             self.benefit += m.smooth_benefit
             if m.benefit not in self._readers:
@@ -363,7 +363,7 @@ class Summary:
         self.saw_uncertainty(other._uncertainty_ns)
 
     def histogram(self, name: str) -> Histogram:
-        """Return the values of a metric, in ns; not to be changed."""
+        """Return the values of a metric, in ns; the caller must not change them."""
         return self._metrics.get(name, _NOTHING)
 
     def hdr_histograms(self) -> dict[str, str]:

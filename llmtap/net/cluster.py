@@ -56,7 +56,8 @@ def ray_cluster(address: str, workers: int | None) -> Iterator[Any]:
             with _signals_kept():
                 ray.init(address, **quiet)
         except (ConnectionError, ValueError, RuntimeError) as exc:
-            # A server listens there. If it refused the token, Ray reports that in its log only.
+            # A process listens at the address, so it may have refused the token: Ray reports that in its log
+            # only.
             refused = isinstance(exc, ConnectionError) and address != "auto"
             raise ConfigError(
                 "--ray", f"no Ray at {address}: {str(exc).splitlines()[0]}", _TOKEN_HINT if refused else None

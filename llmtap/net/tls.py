@@ -101,7 +101,7 @@ class TlsStream(asyncio.Protocol):
         self.close()
 
     def peer_left(self) -> bool:
-        """False: TLS cannot know without reading."""
+        """Return False: with TLS, the end of the peer is only known after reading."""
         return False
 
     def look_again(self) -> None:
@@ -131,7 +131,7 @@ class TlsStream(asyncio.Protocol):
 
 
 def server_context(certificate: str, key: str, prefix: str = "relay.tls_") -> ssl.SSLContext:
-    """Return a listener's TLS context; `prefix` of the options' names. Raises ConfigError."""
+    """Return a listener's TLS context; `prefix`: beginning of the options' names. Raises ConfigError."""
     for place, name in ((f"{prefix}certificate", certificate), (f"{prefix}key", key)):
         if not Path(name).is_file():
             raise ConfigError(place, f"no such file: {name}")

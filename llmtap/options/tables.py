@@ -54,7 +54,7 @@ class Mistakes:
         if not name:
             return error
         at = self.places[name]
-        # The name of a flag names the key, too.
+        # If the place is a flag, its name shows the key, so do not add the key.
         place = at if at.startswith("--") else f"{error.place} ({at})" if at else error.place
         return ConfigError(place, error.problem, error.hint)
 

@@ -32,9 +32,9 @@ _ZSTD_INPUT_BYTES: Final = 64
 """Coded bytes that zstd is given at once. It returns all output at the end of a call, and a block of 4 bytes
 may stand for 128 KiB (RFC 8878 3.1.1.2), so 64 bytes give at most 2 MiB."""
 _ZSTD_WINDOW_MAX: Final = 8 << 20  # RFC 9659: a zstd content coding uses a window of at most 8 MB
-_BROTLI_WINDOW_MAX: Final = 16 << 20  # RFC 7932 9.1
-_DEFLATE_WINDOW_MAX: Final = 32 << 10  # RFC 1951 2
-_GZIP_MAGIC: Final = b"\x1f\x8b"  # RFC 1952 2.3.1
+_BROTLI_WINDOW_MAX: Final = 16 << 20  # RFC 7932 9.1: a brotli window is smaller than 16 MiB
+_DEFLATE_WINDOW_MAX: Final = 32 << 10  # RFC 1951 2: deflate refers back by at most 32 KiB
+_GZIP_MAGIC: Final = b"\x1f\x8b"  # RFC 1952 2.3.1: first bytes of a member
 
 
 class DecodeError(PeerProtocolError):

@@ -339,7 +339,8 @@ def _parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
     except httptools.HttpParserError as exc:
         what = _reason(exc)
         if raw[9:12] == b"101" and "Upgrade" in what:
-            # llhttp stops after each 101 response, but continues if both fields are present.
+            # llhttp stops after each 101 response. With both fields it raises HttpParserUpgrade, without one
+            # of them this error.
             what = "status 101 without the fields Connection: Upgrade and Upgrade (RFC 9110 7.8)"
         raise PeerProtocolError(f"malformed response head: {what}", 502) from None
     is_11 = raw.startswith(b"HTTP/1.1 ")
@@ -347,7 +348,7 @@ def _parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
         raise PeerProtocolError("malformed response head", 502)
     headers = fields.headers
     status = int(raw[9:12])  # llhttp has checked that these are three digits.
-    if status < 100:  # RFC 9110 15
+    if status < 100:  # RFC 9110 15: a status code is 100 or above
         raise PeerProtocolError("the response status is below 100", 502)
     if _REASON.fullmatch(raw, 12, raw.find(b"\r\n")) is None:
         raise PeerProtocolError("malformed response status line", 502)

@@ -286,7 +286,7 @@ class TokenRun(Protocol):
     comes."""
 
     keeps_texts: bool
-    """Change it only while the run is empty."""
+    """Whether the texts of the events are kept. Change it only while the run is empty."""
 
     def __len__(self) -> int: ...
 

@@ -184,7 +184,8 @@ def _span_ms(tokens: Any, without: int, rate: Any) -> float | None:
 
 
 def duration_ms(value: Any, unit: str) -> float | None:
-    """Return a number, or the text of one, in ms; None for anything else. It may have any size and sign."""
+    """Return a number, or the text of one, in ms; None for anything else. The number may have any size and
+    sign."""
     if type(value) is str:
         try:
             value = float(value) if len(value) <= 32 else None

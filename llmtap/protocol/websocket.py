@@ -170,7 +170,7 @@ class MessageParser:
             raise self._fail("a WebSocket control frame that is cut, compressed or too long")
         if length >> 63:
             raise self._fail("a WebSocket frame of more than 63 bits")
-        # RFC 6455 5.2: the minimal number of bytes must be used.
+        # RFC 6455 5.2: the length must be written in the minimal number of bytes.
         if (end == 4 and length < 126) or (end == 10 and length < 1 << 16):
             raise self._fail("a WebSocket frame whose length is not minimal")
         if not control:
@@ -263,7 +263,8 @@ class _Inflater:
             if not self._inflater.eof:
                 return b"".join(pieces)
             # RFC 7692 7.2.3.4: the last block of a stream does not end the message. RFC 7692 7.2.2: the
-            # window stays, unlike that of the library.
+            # window continues, but the library's ends with the stream: begin a new stream with the last
+            # output as its window.
             data = self._inflater.unused_data
             window = b"".join([*self._history, *pieces])[-_WINDOW_BYTES:]
             self._inflater = zlib.decompressobj(-zlib.MAX_WBITS, zdict=window)

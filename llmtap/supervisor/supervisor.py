@@ -141,7 +141,8 @@ class Supervisor:
         handover.let_signals_in()
 
     def _on_stop(self) -> None:
-        if self._stopping.is_set():  # second signal: end at once
+        if self._stopping.is_set():
+            # At a second signal, end at once.
             for child in self._children:
                 if child.kind == "relay":
                     child.signal(signal.SIGKILL)

@@ -356,7 +356,8 @@ def _cards(text: str) -> Iterator[_Span]:
 
 
 def _luhn_sums(group: str) -> tuple[int, int]:
-    """Return the sum of digits with every second one doubled, from the first and from the second on."""
+    """Return two sums of the digits, for Luhn's check: with every second digit doubled from the first on, and
+    from the second on."""
     digits = b"%0*d" % (len(group), int(group))  # int() also reads digits of other scripts.
     first, second = digits[::2], digits[1::2]
     return (
@@ -379,7 +380,7 @@ _PHONES: Final = (
     ("+", r"\+(?<![\w+.]\+)[1-9](?:[ ./()\u00a0-]{0,3}\d){6,14}(?![\w])", 8),
     ("00", r"00(?<![\w.-]00)[1-9]\d{0,2}(?:[ ./-]{1,3}\d{2,8}){2,5}(?![\w])", 9),
     ("", _NORTH_AMERICA, 10),
-    # An area code in brackets; four digits there are a year.
+    # An area code in brackets. Four digits in brackets are a year, unless they begin with 0.
     ("(", r"\((?<![\w.-]\()(0\d{1,4}|[1-9]\d{1,2})\) ?\d{2,5}[ .-]?\d{2,5}(?:[ .-]\d{2,4})?(?!\w|[.-]\d)", 9),
     # National numbers that begin with 0: 020 7946 0958, 030/1234567, 01 23 45 67 89, 090-1234-5678.
     ("0", r"0(?<![\w./:-]0)[1-9](?:[ .-]\d{2}){4}(?![\w]|[.-]\d)", 10),

@@ -228,7 +228,8 @@ def _relay(
     since = sum(last - max(first, count.opened + 1) + 1 for first, last in ranges if last > count.opened)
     dropped = {reason: n - count.before.get(reason, 0) for reason, n in count.dropped.items()}
     dropped = {reason: n for reason, n in dropped.items() if n > 0}
-    # A row that came after the last report settles an exchange, so drops explain missing numbers first.
+    # An exchange that was unsettled at the last report may have a row by now. So explain missing numbers by
+    # drops first, and only the rest by unsettled exchanges.
     unexplained = max(0, absent - since - sum(dropped.values()))
     unsettled = min(unexplained, count.unsettled)
     running = 0 if closed else unsettled

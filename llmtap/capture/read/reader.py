@@ -355,7 +355,7 @@ def _opened_spool(entry: _FileEntry) -> CaptureFile:
         raise CaptureError(entry.name, f"cannot be read as a spool: {exc}") from None
     except (pa.ArrowException, msgspec.MsgspecError) as exc:
         raise CaptureError(entry.name, f"cannot be read as a spool: {_first_line(exc)}") from None
-    # The same metadata as in the Parquet file that will be made from this spool.
+    # Use the same metadata as in the Parquet file that will be made from this spool.
     info = msgspec.structs.replace(
         contents.info, schema_version=schema.VERSION, ledger=contents.ledger, damaged=contents.damaged
     )
@@ -363,7 +363,7 @@ def _opened_spool(entry: _FileEntry) -> CaptureFile:
 
 
 def _batches(file: CaptureFile, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
-    # Without read-ahead: a row group may be larger than what we want to hold.
+    # Open it without read-ahead: a row group may be larger than the memory that we want to use.
     with (
         file.store.open_input_file(file.path) as source,
         pq.ParquetFile(

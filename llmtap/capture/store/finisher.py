@@ -60,7 +60,7 @@ class Finished:
 
 
 class Finisher:
-    """The thread, its queue and its counts."""
+    """The thread that makes files of closed spools, with its queue and its counts."""
 
     def __init__(
         self, place: CapturePlace, spool_folder: Path, on_delivered: Callable[[str, int], None]

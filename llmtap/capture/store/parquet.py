@@ -140,7 +140,7 @@ def make_folder(folder: Path) -> list[Path]:
 
 
 class LocalPlace:
-    """A folder."""
+    """A local folder as the place of a capture."""
 
     def __init__(self, folder: Path) -> None:
         self.folder: Path | None = folder
@@ -161,7 +161,7 @@ class LocalPlace:
 
 
 class RemotePlace:
-    """A store behind a URL."""
+    """An object store, or another file system behind a URL, as the place of a capture."""
 
     folder: Path | None = None
 
@@ -252,9 +252,10 @@ def _s3(url: str) -> tuple[Callable[[], "FileSystem"], str]:
     scheme, separator, host = endpoint.partition("://")
     options: dict[str, Any] = {
         "connect_timeout": CONNECT_TIMEOUT_S,
-        # This has an effect on Linux, contrary to its documentation (pyarrow 26). The SDK's default is 3 s.
+        # `request_timeout` has an effect on Linux, contrary to its documentation (pyarrow 26). The SDK's
+        # default is 3 s.
         "request_timeout": REQUEST_TIMEOUT_S,
-        # One attempt: the finisher retries with longer pauses.
+        # Make one attempt only: the finisher retries with longer pauses.
         "retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=1),
         # Send a small file in one request.
         "allow_delayed_open": True,

@@ -177,7 +177,8 @@ def _request(xs: Sequence[exchange.Exchange], columns: dict[str, Any]) -> None:
 
 
 def _turns(xs: Sequence[exchange.Exchange], columns: dict[str, Any], *, every: bool) -> None:
-    """Add the turns; `every`: also of a session recognised by its messages, which is part of the shape."""
+    """Add the turns; `every`: also those of sessions that were recognised by their messages, which are part
+    of the shape."""
     turns = [x.turn or _NO_TURN for x in xs]
     if not every:
         turns = [turn if turn.source == "explicit" else _NO_TURN for turn in turns]

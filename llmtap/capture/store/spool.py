@@ -341,7 +341,8 @@ def _read_head(payload: bytes) -> tuple[CaptureInfo, pa.Schema]:
 
 
 def _create(path: Path) -> int:
-    # `restore` also reads. Only the owner may read the file, because it describes the traffic of users.
+    # Open for reading, too: `restore` reads. Only the owner may read the file, because it describes the
+    # traffic of users.
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
 
 

@@ -333,7 +333,7 @@ class Store:
         if not disk.f_blocks:
             return  # The file system does not report its size.
         largest = max(self._finisher.largest, 0 if self._writer is None else self._writer.bytes)
-        # Twice the batch: once for the spool, and at most as much again for the Parquet file.
+        # Count the batch twice: once for the spool, and at most as much again for the Parquet file.
         needed = MARGIN_BYTES + largest + 2 * self._cost(batch)
         if disk.f_bavail * disk.f_frsize < needed:
             self._rotate_rows()

@@ -138,7 +138,7 @@ class AdminConnections:
     """All connections of an admin port, and the answers that are being sent."""
 
     def __init__(self, limits: Counter[str]) -> None:
-        """`limits`: counter of reached limits, by limit."""
+        """`limits`: number of times that each limit was reached, by its name."""
         self.limits = limits
         self._open: dict[object, AdminConnection] = {}
         """Connections by the object of aiohttp that handles them."""

@@ -233,7 +233,7 @@ class Assembler:
                     response_bytes=0,
                 )
                 exchange.uncertainty_ns = self._lag.worst_since(exchange.timeline.arrival_ns)
-                # Clear the reason: a token might have followed.
+                # Clear the reason why there was no token: a token might have followed.
                 exchange.no_token_reason = None
                 self._end(seq, exchange)
             except Exception as error:
@@ -249,7 +249,7 @@ class Assembler:
         self._anchors.append(_Anchor(mono_ns, wall_ns, about.since_ns, about.steps))
 
     def _anchor_at(self, t_ns: int) -> _Anchor:
-        """Return the newest anchor in force at `t_ns`; if none is known, the oldest."""
+        """Return the newest anchor that is valid at `t_ns`; if none is known, the oldest."""
         return next((a for a in reversed(self._anchors) if t_ns > a.since_ns), self._anchors[0])
 
     def _open(self, seq: int, t_ns: int, whole_ns: int, data: bytes) -> None:

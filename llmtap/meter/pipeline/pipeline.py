@@ -192,7 +192,8 @@ class ExchangePipeline:
     def left(self, relay: str, final: RelayStatus) -> None:
         """Note that a relay disconnected; `final`: counts as of its last frame. It has no open exchanges."""
         if self.recorder is not None:
-            # The relay's own last status may be half a second older, without rows written since.
+            # `final` counts up to the last frame. The relay's own last status may be half a second older, and
+            # would not count rows written since.
             self.recorder.note_relay_left(relay, final.opened, final.dropped)
 
     def failed(self, kind: str, error: BaseException | str, n: int = 1) -> None:

@@ -323,7 +323,8 @@ class Recorder:
             self._failed(error)
 
     def _step_aside(self) -> None:
-        """Make files of the spools, and release the folder. The end of the process finishes the rest."""
+        """Make files of the spools, and release the folder. Spools that are left are finished when the
+        process ends."""
         self._gives_way = False
         if self._opened:
             self._store.append(self._nothing, self._ledger())

@@ -95,5 +95,5 @@ class LlamaCpp(shapes.ObjectReader):
         names = ("tokens_predicted", "tokens_evaluated")
         shapes.add_counts(delta, counts, timings or {name: value.get(name) for name in names})
         delta.usage_running = counts is not None and self._predicted.several
-        # The mean is left out: it is the sum divided by the count, and both are reported too.
+        # Leave out the mean: it is the sum divided by the count, and both are reported, too.
         delta.server_times = tuple(t for t in object_times("timings", timings) if t.name != "mean_itl")

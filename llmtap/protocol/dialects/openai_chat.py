@@ -214,7 +214,7 @@ class OpenAIChat(ChoicesReader):
         self, choice: _Choice, position: int, findings: Findings, *, streamed: bool, replaced: bool
     ) -> None:
         index = choice.index
-        # A choice may hold the same piece in two members; read `delta` (dialects.md section 3).
+        # A choice may hold the same piece in two members: then read only `delta` (dialects.md section 3).
         delta, field = choice.delta, "delta"
         if self._repeated is not None:
             delta = _NOTHING
@@ -246,7 +246,7 @@ class OpenAIChat(ChoicesReader):
     ) -> None:
         content, refusal, audio = delta.content, text_of(delta.refusal), delta.audio
         for step in delta.reasoning_steps if isinstance(delta.reasoning_steps, list) else ():
-            # Perplexity: only the thought of a step is output, not what it searched and found.
+            # Perplexity: only the thought of a step is output, not its searches and their results.
             if thought := text_of(step.get("thought") if isinstance(step, dict) else None):
                 findings.piece(index, EventClass.REASONING, thought)
                 if findings.cut:

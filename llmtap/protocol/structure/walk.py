@@ -38,7 +38,7 @@ class Leaf(NamedTuple):
     holder: dict[str, Any] | None
     """The object that has the value as a member."""
     role: str
-    """`role` of the innermost object that has one."""
+    """Value of `role` in the innermost object that has this member."""
 
 
 def leaves(value: Any, nodes_max: int = NODES_MAX) -> Iterator[Leaf]:

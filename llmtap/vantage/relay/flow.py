@@ -300,8 +300,8 @@ class Flow(FlowState):
             self._finish()
 
     def on_eof(self) -> None:
-        # Only for a body that ends with the connection. For an HTTP/1.0 client without chunks, the upstream
-        # must still send its last chunk.
+        # The end of the connection completes only a body that has no other end. For an HTTP/1.0 client
+        # without chunks, the upstream must still send its last chunk.
         if isinstance(self._scanner, http1.CloseScanner):
             self._body_complete(mono_ns())
         else:

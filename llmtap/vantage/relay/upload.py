@@ -302,7 +302,7 @@ class Upload:
         self._forward(assignment.head, body)
 
     def _on_room_lost(self) -> None:
-        # call_soon, since this is called while another request takes the memory.
+        # Use call_soon, because this is called while another request takes the memory.
         self._context.loop.call_soon(self._settle_without_room)
 
     def _settle_without_room(self) -> None:
@@ -394,7 +394,7 @@ class Upload:
             what = "the upstream did not accept a connection in time"
             flow.fail(504, "upstream_connect_timeout", what, Outcome.UPSTREAM_TIMEOUT)
         elif is_own_shortage(error):
-            # A limit of llmtap and not of the upstream, like too many requests at a time.
+            # This is a limit of llmtap and not of the upstream, so answer 503 and ask for a retry.
             context.refuse("tap_overloaded")
             context.warn("tap_overloaded", str(error))
             what = f"no connection can be opened here: {failure_text(error)}"
