@@ -29,7 +29,8 @@ class Unit(Enum):
 
 
 class Coarse(Enum):
-    """What a column has at the level `coarse`; the values of the first three are steps of `coarse.STEPS`."""
+    """Content of a column at the level `coarse`. The values of the first three are names of steps in
+    `coarse.STEPS`."""
 
     TIME = "time_us"
     BYTES = "bytes"
@@ -43,21 +44,22 @@ class Coarse(Enum):
 class Column:
     name: str
     type: str
-    """As in FORMAT.md; `schema.py` has the types of Arrow."""
+    """Type as in FORMAT.md; `schema.py` has the types of Arrow."""
     path: str = ""
-    """Attribute of the Exchange, which is also read back."""
+    """Path of the attribute of the Exchange that the column holds, and into which it is read back."""
     unit: Unit = Unit.SAME
     level: str = "none"
-    """Lowest privacy level that stores it: none, shape or full. `coarse` has the columns of shape."""
+    """Lowest privacy level that stores the column: none, shape or full. `coarse` has the columns of shape."""
     coarse: Coarse = Coarse.SAME
     distinct: bool = False
-    """Values hardly repeat: a dictionary of them costs 1 to 2 bytes more per value."""
+    """The values hardly repeat, so that a dictionary of them would cost 1 to 2 bytes more per value."""
     statistics: bool = False
-    """Readers skip row groups by it. Never text."""
+    """The file has the column's minimum and maximum, by which readers skip row groups. Never set for text."""
     by: bool = False
-    """A report can be split by it."""
+    """Whether a report can be split by the column."""
     of: Callable[[Exchange], Any] | None = None
-    """Function of the Exchange. Without it and a path, `store/rows.py` computes the column for a batch."""
+    """Function that computes the value from the Exchange. Without `of` and `path`, `store/rows.py` computes
+    the column for a whole batch."""
 
     @property
     def place(self) -> tuple[str, str]:
@@ -67,7 +69,8 @@ class Column:
 
     @property
     def read(self) -> Callable[[Exchange], Any] | None:
-        """Function that returns the value, in the unit of the Exchange; None without the part."""
+        """Function that returns the value, in the unit of the Exchange, or None if the Exchange lacks the
+        part."""
         part, name = self.place
         if part in OPTIONAL:
             return lambda x: None if (owner := getattr(x, part)) is None else getattr(owner, name)
@@ -203,7 +206,7 @@ COLUMNS: Final = (
     Column("response_text", STRING, "text.response_text", level="full", distinct=True),
     Column("redactions", SMALL, "text.redactions", level="full"),
 )
-"""In the order of the schema. Columns are flat, because every reader can filter on them."""
+"""All columns, in the order of the schema. They are flat, because every reader can filter flat columns."""
 BY: Final = {column.name: read for column in COLUMNS if column.by and (read := column.read)}
 """Labels by which a report of a capture can be split, with the function that reads their value."""
 _LEVELS: Final = ("none", "shape", "full")

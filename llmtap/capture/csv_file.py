@@ -15,7 +15,7 @@ import pyarrow as pa
 from llmtap.capture.schema import SCHEMA
 
 PHASES: Final = ("send_us", "wait_us", "receive_us")
-"""Further columns; `connect_us` is one of a capture."""
+"""Columns in addition to those of a capture, among which `connect_us` is."""
 
 
 def write_csv(path: Path, batches: Iterable[pa.RecordBatch]) -> int:

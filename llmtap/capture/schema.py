@@ -16,11 +16,11 @@ from llmtap.exchange.outcome import EventClass
 from llmtap.user_files import decode_json
 
 VERSION: Final = 1
-"""Of the columns and the metadata. A reader takes this and all older ones (`migrate`)."""
+"""Version of the columns and the metadata. A reader accepts it and all older ones (`migrate`)."""
 META_KEY: Final = b"llmtap"
-"""In the schema's metadata, where the CaptureInfo lies as JSON."""
+"""Key in the schema's metadata under which the CaptureInfo is stored as JSON."""
 EVENT_CLASS_NAMES: Final = tuple(c.name.lower() for c in EventClass)
-"""By code; the column holds the names."""
+"""Names of the event classes by code; the column holds the names."""
 
 _TYPES: Final = {
     "string": pa.string(),
@@ -49,23 +49,23 @@ class RelayCount(msgspec.Struct, frozen=True, omit_defaults=True):
     """Exchanges begun: they have the numbers 1 to `opened`."""
     dropped: dict[str, int] = {}
     unsettled: int = 0
-    """Under way, or not acknowledged yet."""
+    """Exchanges that are under way, or not acknowledged yet."""
     since: int = 0
     """Numbers up to this one, and their drops (`before`), are older than this capture."""
     before: dict[str, int] = {}
     packets: dict[str, int] = {}
-    """Of a passive vantage: packets `captured` and `lost`; exchanges in lost packets have no number."""
+    """Only of a passive vantage: packets `captured` and `lost`; exchanges in lost packets have no number."""
     watched: dict[str, int] = {}
 
 
 class CaptureLedger(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is known at the end of a file of exchanges that it does not hold."""
+    """Counts, at the end of a file, of exchanges that the file does not hold."""
 
     relays: dict[str, RelayCount] = {}
     dropped: dict[str, int] = {}
     """Exchanges that were measured and not kept, by reason, since the meter started."""
     meter: str = ""
-    """Run of the meter that counted `dropped`; its last count is valid."""
+    """Run of the meter that counted `dropped`. Of several counts of a run, the last one is valid."""
     closed: bool = False
     """The capture was ended in order: no exchange follows."""
 
@@ -108,7 +108,7 @@ def info_of(schema: pa.Schema) -> CaptureInfo | None:
 
 
 class CaptureVersionError(ConfigError):
-    """A capture is newer than this llmtap."""
+    """A capture has a later version of the schema than this llmtap."""
 
     def __init__(self, where: str, version: int) -> None:
         super().__init__(

@@ -34,7 +34,7 @@ def load_tokenizer(text: str, place: str = "meter.tokenizer") -> Encode:
 
 
 def open_tiktoken(name: str, place: str) -> Any:
-    """Return an encoding of tiktoken's. Raises ConfigError of `place`."""
+    """Return an encoding of the package tiktoken. Raises ConfigError of `place`."""
     try:
         import tiktoken
         import tiktoken.load

@@ -33,7 +33,8 @@ more CPU."""
 FLUSH_BYTES: Final = 128 << 10
 RECONNECT_S: Final = 0.1
 SOCKET_PATH_BYTES_MAX: Final = 107
-"""unix(7): sun_path has 108 bytes, one of them for the end."""
+"""Maximum length of a socket's path: sun_path has 108 bytes, one of them for the final zero byte
+(unix(7))."""
 
 
 class Ledger:

@@ -312,11 +312,12 @@ class Assigner:
 
     def __init__(self, key: str, name: str, weights: Sequence[float]) -> None:
         assert weights and min(weights) > 0
-        # RFC 7693 2.1 takes keys of up to 64 bytes: the digest of the text is one.
+        # RFC 7693 2.1 takes keys of up to 64 bytes, so use a digest of the text as the key.
         secret = blake2b(key.encode()).digest()
         self._seed = blake2b(name.encode() + b"\0", digest_size=_DIGEST_BYTES, key=secret)
         total = sum(weights)
-        # Upper bounds on the scale of half the digest. The last one is the maximum, so rounding loses none.
+        # Upper bound of each arm, on the scale of half the digest. The last arm has no bound: it gets all
+        # values above the others, so that rounding leaves no gap.
         self._bounds = [round(w / total * 2**64) for w in accumulate(weights)][:-1]
 
     def assign(self, unit: bytes) -> tuple[int, str]:

@@ -30,46 +30,50 @@ Frame = tuple[int, int, int, int, bytes]
 
 
 class FrameKind:
-    """Kinds of frames, as plain ints for speed. `t` and `extra` are a frame's two stamps, in ns."""
+    """Kinds of frames, as plain ints for speed. `t` and `extra` are a frame's two times, in ns. "Added
+    latency": delay added by llmtap, from the read of the bytes until they were written to the other side."""
 
     HELLO: Final = 1
     """First frame of a connection. data: Hello as JSON."""
     OPEN: Final = 2
-    """An exchange begins. t: read of the request's first byte; data: the request head as received. If the
-    request was complete at once, extra is the stamp of its last byte, and data also has its body."""
+    """An exchange begins. t: time of the read of the request's first byte; data: the request head as
+    received. If the request was complete at once, extra is the time of its last byte, and data also has its
+    body."""
     REQUEST_DATA: Final = 3
-    """t: read; data: body bytes with their HTTP framing."""
+    """t: time of the read; data: body bytes with their HTTP framing."""
     REQUEST_END: Final = 4
-    """t: the read that held the request's last byte."""
+    """t: time of the read that held the request's last byte."""
     SUBMIT: Final = 5
     """t: start of the send in which the upstream's socket took the last byte; extra: time since the read of
     that byte."""
     INTERIM: Final = 6
-    """t: read; data: a 1xx head."""
+    """t: time of the read; data: a 1xx head."""
     RESPONSE_HEAD: Final = 7
-    """t: read; extra: added; data: the response head as received."""
+    """t: time of the read; extra: added latency; data: the response head as received."""
     RESPONSE_DATA: Final = 8
-    """t: read; extra: added; data: body bytes with their HTTP framing."""
+    """t: time of the read; extra: added latency; data: body bytes with their HTTP framing."""
     RESPONSE_END: Final = 9
-    """t: the read that held the response's last byte."""
+    """t: time of the read that held the response's last byte."""
     UPGRADED: Final = 10
-    """t: from now on, the connection is a tunnel (WebSocket)."""
+    """t: time from which on the connection is a tunnel (WebSocket)."""
     TUNNEL_UP: Final = 11
-    """t: read from the client; extra: added; data: the bytes."""
+    """t: time of the read from the client; extra: added latency; data: the bytes."""
     TUNNEL_DOWN: Final = 12
-    """t: read from the upstream; extra: added; data: the bytes."""
+    """t: time of the read from the upstream; extra: added latency; data: the bytes."""
     CLOSE: Final = 13
-    """The exchange is over. t: last byte accepted by the client's socket; data: Closing as JSON."""
+    """The exchange is over. t: time when the client's socket accepted the last byte; data: Closing as
+    JSON."""
     DROP: Final = 14
     """Forget this exchange: not all of its frames could be sent. The relay has counted it."""
     STATUS: Final = 15
     """Status of the relay itself, sent twice a second. data: RelayStatus as JSON."""
     SENT: Final = 17
     """An exchange begins whose request was sent at once: OPEN, REQUEST_DATA, REQUEST_END and SUBMIT in one,
-    for a request that came in one read and that a waiting connection took at once. t: the read; extra: start
-    of the send to the upstream; data: head and body as received."""
+    for a request that came in one read and that a waiting connection took at once. t: time of the read;
+    extra: start of the send to the upstream; data: head and body as received."""
     ANSWER: Final = 16
-    """A whole answer in one read. t: read; extra: added; data: head and body as received."""
+    """A whole answer in one read. t: time of the read; extra: added latency; data: head and body as
+    received."""
     ARM: Final = 18
     """The exchange takes part in an experiment. data: Assigned as JSON. Sent as soon as the arm is known, so
     that a slow arm's exchanges are counted as early as a fast one's."""
@@ -245,7 +249,7 @@ class PythonFrameBatch:
         return next(self._frames)
 
     def unrecognised(self, live: dict[int, Any]) -> Iterator[Frame]:
-        """Iterate over the rest, without the frames that an exchange recognises.
+        """Iterate over the frames that were not taken yet, without those that an exchange recognises.
 
         Args:
             live: the open exchanges (Observer) by seq. The compiled implementation adds token events to their
@@ -260,7 +264,7 @@ def make_frame_batch(packed: bytes, n: int) -> PythonFrameBatch:
 
 
 class BatchReader:
-    """Parser of a byte stream of batches, cut anywhere."""
+    """Parser of a byte stream of batches, which may be cut at any byte."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()

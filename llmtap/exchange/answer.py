@@ -112,8 +112,9 @@ class AnswerReader:
         self._type = (content_type or b"").partition(b";")[0][:_TYPE_BYTES_MAX].strip().lower()
         self._parser = SseParser()
         self.repeats = RepetitionFinder()
-        """Its `repetition` is the event that may be repeated. While an idle reader only gets repetitions,
-        they need not be fed to it: the parser is between two events before and after each."""
+        """Finds the event that may be repeated (its `repetition`). The caller need not feed repetitions of
+        this event while the reader is idle: the parser is between two events before and after each of
+        them."""
         self._lines: _Lines | None = None
         self._messages: MessageParser | None = None
         self._held = b""  # bytes read while the kind is undecided
@@ -199,7 +200,9 @@ class AnswerReader:
                 if delta.text and self.padded is None:
                     self.padded = event.data is not None and _PADDING in event.data
                 if not delta.repeatable:
-                    self.repeats.repetition = None  # the dialect's state may have changed
+                    # This event may have changed the state of the dialect's reader, which may now read a
+                    # repetition differently.
+                    self.repeats.repetition = None
                     self._look_for_tier(event.data, delta)
             if len(out) == 1 and (delta := out[0]).repeatable and parser.idle and delta.size == len(payload):
                 self.repeats.look(payload, delta, parser.offset, dialect)
@@ -215,7 +218,7 @@ class AnswerReader:
         return self._decide(payload, t_ns)
 
     def take_late(self) -> list[tuple[int, Delta]]:
-        """Return and forget `late`."""
+        """Return the events of `late`, and forget them."""
         late, self.late = self.late, []
         return late
 
@@ -257,7 +260,8 @@ class AnswerReader:
             delta = self.dialect.read_body(bytes(self._body))
             self._look_for_tier(bytes(self._body), delta)
             if not (whole or delta.parsed):
-                return []  # a part of a JSON value has no meaning
+                # A part of a JSON value has no meaning.
+                return []
             if self._failed and not delta.parsed:
                 delta = Delta(EventClass.ERROR)
         delta.size = self._size
@@ -322,7 +326,8 @@ class AnswerReader:
                 return []
             value = read_json(bytes(self._body[:newline]))
             self._one_value = not isinstance(value, dict)
-            # Ollama behind a gateway that names another content type: "done": false means that lines follow.
+            # Ollama's answer behind a gateway that names another content type: "done": false shows that lines
+            # follow.
             if self._one_value or value.get("done") is False:
                 return [] if self._one_value else self._begin_kept_lines(t_ns)
             self._first_line, self._first_line_ns = newline + 1, t_ns
@@ -406,7 +411,7 @@ class AnswerReader:
         return [delta]
 
     def _look_for_tier(self, data: bytes | None, delta: Delta) -> None:
-        """Note the service tier in an event.
+        """Store the service tier in an event.
 
         A later tier replaces an earlier one: `auto` becomes the granted tier. Of events with output, only the
         first is searched, since later ones repeat it.

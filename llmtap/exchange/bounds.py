@@ -1,10 +1,10 @@
 """Limits of what an Exchange holds: lengths of its strings, no keys in them, its memory, and that of open
 bodies.
 
-`bounded` cuts a string where it enters, `bound` all of a complete exchange, `memory_bytes` measures one. The
-fields of the Exchange declare their bounds (`BOUNDS`), and `strings.py` applies them. SECURITY.md shows
-BOUNDS as a table, which a test rewrites. `Budget` limits the bytes of bodies that all open exchanges keep;
-each takes a `Share`.
+`bounded` cuts one string before it is stored, `bound` cuts all strings of a complete exchange, and
+`memory_bytes` returns the memory of an exchange. The fields of the Exchange declare their bounds (`BOUNDS`),
+and `strings.py` applies them. SECURITY.md shows BOUNDS as a table, which a test rewrites. `Budget` limits the
+bytes of bodies that all open exchanges keep; each exchange takes its bytes through a `Share`.
 """
 
 from array import array
@@ -135,7 +135,8 @@ def _parts_of(kind: type, prefix: str) -> tuple[int, list[str]]:
             names += within
         elif set(get_args(field.type) or [field.type]) <= _NUMBERS:
             fixed_bytes += _NUMBER_BYTES
-        elif not (isinstance(field.type, type) and issubclass(field.type, Enum)):  # its members exist once
+        elif not (isinstance(field.type, type) and issubclass(field.type, Enum)):
+            # Members of an Enum are not counted: each exists only once in the process.
             names.append(prefix + name)
     return fixed_bytes, names
 

@@ -128,14 +128,15 @@ class Timeline:
     head_ns: int | None = None
     first_byte_ns: int | None = None
     first_any_ns: int | None = None
-    """First event of any class, including keep-alives."""
+    """Time of the first event of any class, including keep-alives."""
     first_token_ns: int | None = None
-    """First event with generated output: content (also white space), reasoning, tool call, refusal."""
+    """Time of the first event with generated output: content (also white space), reasoning, tool call,
+    refusal."""
     first_reasoning_ns: int | None = None
     first_tool_call_ns: int | None = None
     first_refusal_ns: int | None = None
     first_content_ns: int | None = None
-    """First content that is not blank (IETF draft, 5.1.3.1: T_first)."""
+    """Time of the first content that is not blank (IETF draft, 5.1.3.1: T_first)."""
     last_token_ns: int | None = None
     response_end_ns: int | None = None
     delivered_ns: int | None = None
@@ -158,7 +159,8 @@ class Added:
     """Latency added by llmtap: from a read until the kernel took the bytes, in ns."""
 
     request_ns: int | None = None
-    """From the read of the request's last byte until it was written, including the connection setup."""
+    """Time from the read of the request's last byte until that byte was written, including the connection
+    setup."""
     first_chunk_ns: int | None = None
     chunk_max_ns: int | None = None
     chunks_ns: "array[int]" = field(default_factory=lambda: array("q"))
@@ -182,7 +184,7 @@ class Exchange:
     dialect: Annotated[str | None, Bound(32, "llmtap")] = None
     reading: Reading = Reading.DIALECT
     """How the answer was parsed; decides which objectives apply (`metrics/objectives.py`). The observer sets
-    it; an exchange filled by other code has all its events."""
+    it. Other code that fills an exchange knows all events, so the default is correct."""
     content_type: Annotated[str | None, Bound(64, "upstream", clean_name)] = None
     """Media type of the answer, without parameters."""
     call: Annotated[str | None, Bound(160, "client", clean_name)] = None
@@ -291,7 +293,7 @@ class Exchange:
     def reasoning_apart(self) -> bool:
         """Whether the usage counts reasoning in addition to the output.
 
-        By its name (Gemini), or because only then the counts add up to its total (xAI).
+        True if the name of the count shows it (Gemini), or if only then the counts add up to the total (xAI).
         """
         usage, reasoning = self.usage or {}, self.tokens.reasoning
         if not reasoning:

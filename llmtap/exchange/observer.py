@@ -46,7 +46,8 @@ EVENTS_MAX: Final = 1 << 18
 """Events in the log of an exchange: 40 bytes each, 10 MB. Later ones still change the points of the
 timeline."""
 UNSEEN_NS: Final = 11_100_000
-"""Part of a stall of a relay's event loop that its probes can miss: every 10 ms, resolution 1.1 ms."""
+"""Longest part of a stall of a relay's event loop that its probes can miss: a probe comes every 10 ms, and
+its resolution is 1.1 ms."""
 READ_BYTES_MAX: Final = 1 << 16
 """A read of this length may have left bytes in the socket."""
 _TEXT_CHARS_MAX: Final = BOUNDS["text.response_text"].chars
@@ -56,7 +57,7 @@ kept."""
 _LOGGED_BYTES: Final = 34
 """Memory of an event in the log, with its delay."""
 _LOGGED_FREE: Final = 1 << 10
-"""The log's memory counts in steps of this many events."""
+"""The memory of the log is counted in steps of this number of events."""
 _TEXT_BYTES: Final = 8
 """Memory of the list element of a kept text."""
 SLICE_BYTES: Final = 16 << 10
@@ -97,7 +98,7 @@ class Observer:
             clock.
         clock: source of the timestamps, `mono` or `kernel`.
         identify: returns the tenant of a request; without it all are `default`.
-        patterns: texts of a refusal.
+        patterns: patterns of the texts of refusals.
         count_tokens: counts the tokens in a text, for streams that declare none.
         on_request: called with the complete request; returns whether the answer's text is captured, too
             (`Exchange.text`).
@@ -122,7 +123,7 @@ class Observer:
         dialects: Dialects = BUILT_IN,
     ) -> None:
         """`waited(before_ns, t_ns)` returns the longest time that a byte of the read at `t_ns` may have
-        waited, if the read before was at `before_ns`."""
+        waited, if the previous read was at `before_ns`."""
         self._t = Timeline(arrival_ns)
         self._x = Exchange(
             bounded("relay", relay),
@@ -157,14 +158,15 @@ class Observer:
         self._closed = False
         self._waited = waited
         self._shared_ns = 0
-        self._first_shared_ns = 0
-        """Value of `_shared_ns` at the read with the first token."""
         """Longest time that an output event may have waited for the last byte of its read, which has the
         kernel's stamp."""
+        self._first_shared_ns = 0
+        """Value of `_shared_ns` at the read with the first token."""
         self._emptied_ns: int | None = None
         """Time of the last read that emptied the socket: later bytes arrived after it."""
         self._crowded = False
-        """A read may have left bytes in the socket, which then waited for more than one round of the loop."""
+        """Whether a read may have left bytes in the socket, which then waited for more than one round of the
+        loop."""
         self._last_read_ns = arrival_ns
         self._model: str | None = None
         self._tokens = TokenLadder(count_tokens)
@@ -191,7 +193,8 @@ class Observer:
         self._end_request()
 
     def submitted(self, t_ns: int, added_ns: int) -> None:
-        """Note that the upstream's socket took the request's last byte: `t_ns`, `added_ns` after its read."""
+        """Record that the upstream's socket took the request's last byte: at `t_ns`, `added_ns` after the
+        read of this byte."""
         self._t.submit_ns = t_ns
         self._x.added.request_ns = added_ns
 
@@ -248,8 +251,9 @@ class Observer:
             pass
 
     def response_slices(self, data: bytes, t_ns: int, added_ns: int) -> Iterable[None]:
-        """Do the same as `response_data` in slices: each step of the returned iterator processes one. An
-        empty tuple if all is done. The caller exhausts it before any other call, except `give_up`."""
+        """Take the bytes as `response_data` does, but in slices: each step of the returned iterator processes
+        one slice. Return an empty tuple if nothing is left to process. The caller must exhaust the iterator
+        before any other call except `give_up`."""
         run = self.token_run
         if run is not None:
             if run.add(data, t_ns, added_ns):
@@ -264,7 +268,8 @@ class Observer:
             except PeerProtocolError as exc:
                 self._lose(exc)
         if not data:
-            return ()  # the bytes were only framing
+            # The bytes were only framing.
+            return ()
         self._count_read(t_ns, added_ns)
         answer = self._answer
         if answer is None:
@@ -367,7 +372,8 @@ class Observer:
         self._events_max = min(self._events_max, len(self._t.events.classes))
         self._text_chars_max = min(self._text_chars_max, self._text_chars)
         window_bytes = 0 if self._decoder is None else self._decoder.kept_bytes
-        # The memory now grows by the events of one slice at most, unless a decoder's window grows.
+        # From now on, the memory can only grow by the events of one slice, or with the window of a decoder.
+        # Above the limit, a large window is given up, too: the response is not parsed further.
         if self._share.change(kept_bytes - self._taken_bytes):
             self._taken_bytes = kept_bytes
         elif window_bytes > SLICE_BYTES:
@@ -376,7 +382,7 @@ class Observer:
         self._kept_bytes = kept_bytes
 
     def _drop_texts(self) -> None:
-        """Release the texts whose memory was not taken."""
+        """Release the texts whose memory was not taken from `_share`."""
         if self._texts is not None:
             for text in self._texts[self._texts_taken :]:
                 self._text_chars -= len(text)
@@ -431,7 +437,7 @@ class Observer:
     ) -> None:
         """Take bytes of a tunnel. Those from the upstream are timed as WebSocket messages; responses of a
         session have exchanges of their own (`exchange/session.py`). `continues`: the bytes belong to the same
-        read as those of the call before."""
+        read as those of the previous call."""
         if data_down:
             if not continues:
                 self._count_read(t_ns, added_ns)
@@ -458,8 +464,8 @@ class Observer:
             outcome: outcome by the relay, a value of `Outcome`; the events refine it.
             status: status sent to the client; None: that of the head, if any.
             paused_ns: time that back-pressure of the client held the stream.
-            lag_ns: error of a timestamp that belongs to one event; without `waited` the longest time that a
-                byte waited unread, as far as the probes of the loop show (`UNSEEN_NS`).
+            lag_ns: error of the timestamp of a read that holds one event; without `waited`, the longest time
+                that a byte waited unread, as far as the probes of the loop show (`UNSEEN_NS`).
             request_bytes, response_bytes: sizes including the heads.
         """
         x, t = self._x, self._t
@@ -472,7 +478,8 @@ class Observer:
         if x.clock == "kernel":
             wait_ns = self._shared_ns
             if self._waited is None:
-                wait_ns = max(0, wait_ns - paused_ns)  # `paused_ns` reports the client's delay
+                # `paused_ns` already reports the time in which back-pressure of the client held the stream.
+                wait_ns = max(0, wait_ns - paused_ns)
                 if not self._crowded:
                     wait_ns = min(wait_ns, lag_ns + UNSEEN_NS)
             x.uncertainty_ns = max(lag_ns, wait_ns)
@@ -507,7 +514,7 @@ class Observer:
         x.outcome, reason = judge(x, ended, cut_off=cut_off, lost=self._lost, error_type=self._error_type)
         x.error = (error if x.outcome is reported else None) or reason
         if x.outcome in UPSTREAM_FAILED and t.first_token_ns is None:
-            # Most servers answer the failed request for a stream with JSON.
+            # Most servers answer the failed request for a stream with JSON: count it as a stream, too.
             x.stream = x.stream or self._request.wants_stream
         if x.stream and t.first_token_ns is None:
             x.no_token_reason = no_token_reason(x)
@@ -572,7 +579,8 @@ class Observer:
             added.chunks_ns.append(added_ns)
 
     def _add_all(self, deltas: list[Delta], t_ns: int, since_ns: int | None = None) -> None:
-        """Add the events of the read at `t_ns`; `since_ns`: time of the read before it, if not the last."""
+        """Add the events of the read at `t_ns`. `since_ns`: earliest time when the bytes of the read may have
+        arrived; None: the time when the socket was last emptied."""
         outputs = 0
         for delta in deltas:
             self._add(delta, t_ns)
@@ -592,7 +600,7 @@ class Observer:
             since_ns = t_ns
 
     def _token_is_followed(self, t_ns: int) -> None:
-        """Note that bytes without a complete output event follow the last token in the read at `t_ns`.
+        """Record that bytes without a complete output event follow the last token in the read at `t_ns`.
 
         Only for the load generator, which probes its loop often. In a relay, the uncertainty would become
         UNSEEN_NS for most responses, since the last token often comes with the end of the stream.
@@ -601,8 +609,8 @@ class Observer:
             self._share_read(t_ns)
 
     def _share_read(self, t_ns: int, since_ns: int | None = None) -> None:
-        """Note that bytes follow an output event in its read, so its timestamp may be late. It arrived after
-        the read before, and waited no longer than the loop was away from its sockets."""
+        """Record that bytes follow an output event in its read, so that its timestamp may be late. The event
+        arrived after the previous read, and waited no longer than the loop left its sockets unread."""
         if since_ns is None:
             since_ns = self._emptied_ns or self._t.submit_ns or self._t.arrival_ns
         wait_ns = t_ns - since_ns
@@ -650,7 +658,9 @@ class Observer:
             else:
                 self._tokens.textless += len(delta.choices)
         elif delta.choices:
-            self._tokens.chunks += len(delta.choices)  # a generated marker without text
+            # An event with only a generated marker (such as `<think>`) and no text counts as a chunk, because
+            # the model generated it.
+            self._tokens.chunks += len(delta.choices)
         if delta.finish_reason is not None:
             reason = delta.finish_reason
             self._x.finish_reason = reason if is_reason(reason) else "other"
@@ -685,8 +695,8 @@ class Observer:
             self._texts.append(text)
 
     def _expect(self, repetition: Repetition) -> None:
-        """Let `token_run` collect the next reads: an event came, alone in its read, that may come again with
-        another text. No layer below holds pending bytes."""
+        """Let `token_run` collect the next reads: the last read held exactly one event, which may come again
+        with another text. No layer below the events holds pending bytes."""
         if repetition is not self._repetition:
             self._repetition = repetition
             self._run = self._make_run(repetition)
@@ -695,7 +705,7 @@ class Observer:
             self.token_run = self._run
 
     def _make_run(self, repetition: Repetition) -> TokenRun | None:
-        """Return an empty run; None if there is no room: each event is parsed."""
+        """Return an empty run; None if there is no memory for it: then each event is parsed."""
         self._share.give(self._run_bytes)
         run_bytes = RUN_BYTES + RUN_BLOCKS * repetition.delta.size
         self._run_bytes = run_bytes if self._share.take(run_bytes) else 0
@@ -708,7 +718,7 @@ class Observer:
         self.token_run = None
 
     def _set_keeps_texts(self) -> None:
-        """Let the run keep texts only while they are needed. The run is empty."""
+        """Let the run keep texts only while they are needed. Call it only while the run is empty."""
         if self._run is not None and self._repetition is not None:
             read = self._interventions.reading or self._texts is not None
             self._run.keeps_texts = self._tokens.tokenizes or (
@@ -773,7 +783,9 @@ class Observer:
         dialect = answer.dialect
         self._x.dialect, self._x.answer_id = dialect.name, dialect.answer_id
         if dialect.name == A2A and self._x.endpoint is None:
-            self._x.endpoint = A2A  # A2A 0.3 has no header of its own, and agents choose their paths
+            # A2A 0.3 has no header of its own, and agents choose their paths, so only the answer shows the
+            # endpoint.
+            self._x.endpoint = A2A
         # A body that could not be parsed to its end may contain unknown events.
         self._x.reading = dialect.reading if self._lost is None else Reading.NONE
         self._x.reading_limits = dialect.limits

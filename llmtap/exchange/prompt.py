@@ -195,7 +195,7 @@ class _Reader:
         builder.content(content)
         if isinstance(message.get("refusal"), str):
             builder.text(message["refusal"])
-        builder.parts += self._all_media(_list(message.get("images")))  # Ollama
+        builder.parts += self._all_media(_list(message.get("images")))  # in Ollama's messages
         if isinstance(message.get("audio"), dict):
             builder.media(message["audio"])
         calls = _list(message.get("tool_calls"))
@@ -218,7 +218,7 @@ class _Reader:
         if kind == "message" or "role" in item:
             builder.content(item.get("content"))
             return builder.build(_word(item.get("role", "user")))
-        if kind == "text" and isinstance(item.get("content"), str):  # LM Studio
+        if kind == "text" and isinstance(item.get("content"), str):  # an item of LM Studio
             builder.text(item["content"])
             return builder.build("user")
         if kind.endswith("_output"):
@@ -324,7 +324,7 @@ class _MessageBuilder:
         elif kind.endswith("tool_use"):
             self.call(item)
         elif not kind and isinstance(call := item.get("functionCall", item.get("toolUse")), dict):
-            self.call(call)  # Gemini, Bedrock
+            self.call(call)  # a tool call of Gemini or Bedrock
         elif kind.endswith("tool_result"):
             self.parts.append(b"result")
             self.content(item.get("content"), depth + 1)
@@ -387,9 +387,9 @@ def _parameters(value: dict[str, Any]) -> RequestShape:
 def _response_format(value: dict[str, Any]) -> str | None:
     for wanted in (
         value.get("response_format"),
-        _dict(value.get("text")).get("format"),  # Responses
-        _dict(value.get("output_config")).get("format"),  # Anthropic
-        _dict(value.get("parameters")).get("grammar"),  # TGI
+        _dict(value.get("text")).get("format"),  # in the Responses API
+        _dict(value.get("output_config")).get("format"),  # in Anthropic's API
+        _dict(value.get("parameters")).get("grammar"),  # in TGI's API
     ):
         if isinstance(wanted, dict) and wanted.get("type"):
             return _word(wanted["type"])

@@ -26,7 +26,7 @@ from llmtap.protocol.tiers import tier_of
 from llmtap.protocol.websocket import negotiates_deflate
 
 REQUEST_BYTES_MAX: Final = 8 << 20
-"""A longer request body is not stored, so its model is unknown."""
+"""Maximum size of a request body; a longer one is not stored, so its model is unknown."""
 _PIECE_BYTES: Final = 64
 _SLO_MS_MAX: Final = 3_600_000
 
@@ -189,7 +189,7 @@ class RequestReader:
         self._body.append(data)
 
     def end(self) -> None:
-        """Note that the request is complete, or that no more of it comes. A second call does nothing."""
+        """End the request: it is complete, or no more of it comes. A second call does nothing."""
         head, self._head = self._head, None
         if head is None:
             return
@@ -206,8 +206,8 @@ class RequestReader:
         if isinstance(model, str) and model:
             self._x.model = bounded("model", model)
         elif self._mcp_fields and self._x.call is None:
-            # Old MCP transports POST to `/messages`. Only without a model: a client must not be able to
-            # remove a request from the figures by adding an MCP field.
+            # Old MCP transports POST to `/messages`. Count the request as one of MCP only if its body has no
+            # model: a client must not be able to remove a request from the figures by adding an MCP field.
             self._x.call = bounded("call", _call(self._mcp_fields, self._x.method))
         self._x.service_tier_requested = tier_of(request.service_tier, request.speed)
         self.wants_stream = (

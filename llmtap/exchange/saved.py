@@ -83,7 +83,7 @@ class Explained:
     exchange: Exchange
     events: list[SavedEvent]
     timed: bool = False
-    """The exchange was measured from packets, so it has times."""
+    """Whether the exchange was measured from packets, so that it has times."""
 
 
 class _Noting(Observer):
@@ -126,7 +126,7 @@ def explain(saved: Saved, dialects: Dialects = BUILT_IN, cpu_ns: Callable[[], in
 
 
 class _EventRecorder(DialectChooser):
-    """Replacement for a dialect that records the events of an answer."""
+    """Takes the place of a dialect, and records the events of an answer."""
 
     __slots__ = ("events",)
 
@@ -310,7 +310,8 @@ def _member(value: dict[str, Any], name: str) -> dict[str, Any]:
 def _path_of(request: dict[str, Any]) -> str:
     try:
         return urlsplit(str(request.get("url") or "/")).path or "/"
-    except ValueError:  # brackets without an IPv6 address
+    except ValueError:
+        # urlsplit() refuses brackets that hold no IPv6 address.
         return "/"
 
 
@@ -416,7 +417,8 @@ def _spans(body: bytes, sizes: list[int]) -> list[tuple[int, int]]:
     for spans in (blocks, lines):
         if [end - start for start, end in spans] == sizes:
             return spans
-    # JSON, perhaps after blank lines sent as keep-alives, or an unknown format.
+    # The body is JSON, perhaps after blank lines sent as keep-alives, or has an unknown format: cut it by the
+    # sizes alone.
     spans, at = [], 0
     for size in sizes:
         spans.append((at, min(at + size, len(body))))

@@ -1,10 +1,10 @@
 """Split a WebSocket session of the Responses or Realtime API into one Exchange per response.
 
 The meter's assembler passes the bytes of both directions to a `Session`, which makes one Observer for each
-response. An exchange begins with the client's `response.create`. If the server creates a response by itself,
-it begins with the committed audio or the `response.steer` before. It ends with the response, with an error in
-its place, or with the session. An event belongs to the response that it names, else to the one on its stream
-(`stream_id`).
+response. An exchange begins with the client's `response.create`; if the server creates a response by itself,
+the exchange begins with the last committed audio or `response.steer`. An exchange ends with the response,
+with an error in place of the response, or with the session. An event belongs to the response that it names,
+else to the response on its stream (`stream_id`).
 
 Other sessions are one exchange. To split Gemini Live, a turn would begin at the last `realtimeInput` or at
 `clientContent.turnComplete` and end at `serverContent.turnComplete`. OpenAI Live has no mark of an answer.
@@ -178,7 +178,8 @@ class Session:
         return response
 
     def _of(self, event: _Event, stream: str) -> _Response | None:
-        """Return the response that a message names, else the running one of its stream, else the next one."""
+        """Return the response that a message names, else the running response of its stream, else the next
+        one to begin."""
         name = _text(_object(event, "response"), "id") or _text(event, "response_id")
         response = next((r for r in self._open if name and r.id == name), None)
         if response is not None:
@@ -229,7 +230,8 @@ class Session:
             return
         response.bytes += message.size
         response.observer.message(message, t_ns, added_ns)
-        # COMPLETE, since `judge` then decides by the events between a refusal and an error, as over HTTP.
+        # Pass COMPLETE: then `judge` decides by the events whether this is a refusal or an error, as over
+        # HTTP.
         self._end(response, t_ns + added_ns, Outcome.COMPLETE, None, end_ns=t_ns, failed=True)
 
     def _end(

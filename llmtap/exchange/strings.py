@@ -1,12 +1,14 @@
 """Strings that clients and upstreams choose: their `Bound`, and the search for keys in names and paths.
 
-Names and words chosen by clients and upstreams are cut KEY_CHARS behind their bound and searched for keys
-before they are cut at it; tenants and captured texts are only cut.
+Names and words chosen by clients and upstreams are searched for keys before they are cut at their bound. The
+search includes KEY_CHARS characters after the bound, so that it sees a key at the bound as a whole. Tenants
+and captured texts are only cut.
 
-Of a path (`clean_path`) a segment stays only if it reads like words: API words, versions, names of models.
-All else becomes `*`. Plain letters stay (`/pass/swordfish/`), unless the segment before says what they are
-(`/key/swordfish/`). `clean_name` replaces a name with a key (`holds_key`) as a whole by `*`; KEY_PATTERN, the
-forms of keys that their issuers publish for secret scanning, also serves the redaction of captures.
+`clean_path` keeps a segment of a path only if it looks like words: API words, versions, names of models. It
+replaces any other segment by `*`. Plain letters stay (`/pass/swordfish/`), unless the previous segment shows
+that they are a key (`/key/swordfish/`). `clean_name` replaces the whole name by `*` if it has a key
+(`holds_key`). KEY_PATTERN, the forms of keys that their issuers publish for secret scanning, also serves the
+redaction of captures.
 """
 
 import re
@@ -38,8 +40,8 @@ KEY_PATTERN: Final = (
 )
 """Keys of OpenAI, Anthropic, Stripe, Groq, Cerebras, GitHub, GitLab, AWS, Google, Slack, Twilio, Mailgun,
 Hugging Face, npm, Replicate, Together, Fireworks, NVIDIA, xAI, Perplexity, PyPI, DigitalOcean, Linear,
-Shopify; JWT. What is not bounded stands at the end, so time is linear. Possessive quantifiers would say the
-same, but `re` of Python 3.11.0 to 3.11.4 matches them wrongly."""
+Shopify; JWT. Only the end of each form has no length limit, so the search takes linear time. Possessive
+quantifiers would have the same effect, but `re` of Python 3.11.0 to 3.11.4 matches them wrongly."""
 
 _keys_in = re.compile(rf"(?<![A-Za-z0-9]){KEY_PATTERN}")
 _key_in = _keys_in.search
@@ -51,8 +53,8 @@ _key_behind_a_word = re.compile(
 _begins_as_names_do = re.compile(
     r"(?:sk|pk|rk|ak|csk|gsk|ssk|hf|npm|r8|tgp|fw|nvapi|xai|pplx|pypi|gl(?!pat-)[a-z]{2,5})[-_]"
 ).match
-"""Pattern of names that look like keys: `hf-mistral-7b-instruct-v0.2`, `global-llama-3-70b-instruct`,
-`gemma-2-sk-9b-it-v2` (for Slovak)."""
+"""Pattern of the beginning of a key that is also that of names: `hf-mistral-7b-instruct-v0.2`,
+`global-llama-3-70b-instruct`, `gemma-2-sk-9b-it-v2` (for Slovak)."""
 _is_random = re.compile(r"[A-Za-z0-9]{16}|(?=[A-Za-z]*[0-9])[A-Za-z0-9]{10}").search
 _uuid_in = re.compile(r"[0-9A-Fa-f]{8}-?(?:[0-9A-Fa-f]{4}-?){3}[0-9A-Fa-f]{12}").search
 _plain = re.compile(r"[\w.~:@+,()-]*", re.ASCII).fullmatch
@@ -78,7 +80,8 @@ def looks_secret(word: str) -> bool:
     for piece in _pieces(word):
         size, turns = len(piece), len(_edges(piece))
         edges += turns
-        if _hex(piece) or (piece.isdigit() and size > 8):  # 8 digits are a date
+        if _hex(piece) or (piece.isdigit() and size > 8):
+            # A number of 8 digits may be a date.
             return True
         if size >= 12 and (turns >= 4 or len(_humps(piece)) >= 5):
             return True
@@ -131,7 +134,7 @@ def _clean(path: str) -> str:
     return "/".join(segments)
 
 
-# Clients request the same few paths again and again, and cleaning a path takes 60 us.
+# Cache the results: clients request the same few paths again and again, and cleaning a path takes 60 us.
 _clean_known = lru_cache(maxsize=512)(_clean)
 
 
@@ -178,7 +181,7 @@ class Bound(NamedTuple):
 
     chars: int
     chosen_by: str
-    """`client`, `upstream`, `operator` or `llmtap`."""
+    """Source of the text: `client`, `upstream`, `operator` or `llmtap`."""
     fit: Callable[[str, int], str] = _cut
     members: int = 1
     """Maximum number of members, including those of nested lists and objects."""

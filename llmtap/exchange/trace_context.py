@@ -4,7 +4,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-# Version 00 ends after the flags; a later one may go on after a dash, and only its first four fields count.
+# Version 00 ends after the flags. A later version may have more fields after a dash; only the first four are
+# read.
 _FIELDS: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.DOTALL)
 _NO_TRACE: Final = "0" * 32
 _NO_SPAN: Final = "0" * 16

@@ -106,7 +106,7 @@ def is_word(text: str) -> bool:
 
 
 def _is_figure(value: Any) -> bool:
-    # Only numbers that every JSON reader can represent: not NaN, and within 2^53.
+    # Accept only numbers that every JSON reader can represent: not NaN, and within 2^53.
     return isinstance(value, int | float) and -_FIGURE_MAX <= value <= _FIGURE_MAX
 
 
@@ -152,7 +152,7 @@ def _check_times(x: Exchange) -> None:
             valid.append(entry)
         else:
             _count(x, reason)
-    # The first value of each part, which is the one that figures use.
+    # Sum the first duration of each name, because the metrics use that one.
     first = {entry["name"]: entry["ms"] for entry in reversed(valid) if entry.get("name") in _PARTS}
     if limit_ns is not None and sum(first.values()) * 1e6 > limit_ns + len(_PARTS) * ROUNDING_NS:
         others = [entry for entry in valid if entry.get("name") not in _PARTS]
@@ -214,7 +214,7 @@ class TokenLadder:
         self.chunks = 0
         self.textless = 0
         """Chunks of output without a text or a count: audio, the name of a call, arguments as an object. Used
-        only if `chunks` is 0: besides a transcript or arguments as text they add no tokens."""
+        only if `chunks` is 0: beside a transcript or arguments as text, these chunks add no tokens."""
         self.counts = UsageCounts()
         self._total = False
         self._declared = {TokenSource.TOKEN_IDS: 0, TokenSource.LOGPROBS: 0, TokenSource.RUNNING_USAGE: 0}
@@ -452,8 +452,9 @@ class Interventions:
                 verdict.kind, verdict.phase = INPUT, "input"
                 verdict.detail = {"why": "no text and completion_tokens 0"}
         if verdict.phase is None:
-            # The error code does not name the phase: it was the output if there was text, or if a whole
-            # answer may have been withheld.
+            # The signal does not name the phase. Use the phase of a header, if any. Else it was the output if
+            # text came before the signal, or if a stream has a signal that is not an error code in the body:
+            # that may have withheld a whole answer. Else it was the input.
             coded = verdict.signal.endswith("error.code") and status < 400
             withheld = x.stream and not coded
             verdict.phase = self._phase_of_header() or (

@@ -1,11 +1,12 @@
 """Sample, compare and report the arms of a running A/B experiment, and turn it on and off (`Experiments`).
 
-Relays assign requests to arms. The pipeline feeds it assignments (`assigned`) and finished exchanges
-(`ended`); `results()` compares each arm with the control as JSON for the admin API, with the statistics of
-`metrics/experiment.py`. `switch` sends the switch word to every relay; an arm that is worse than the control
-may switch the experiment off (`stop_worse`). A restarted meter learns the state from a relay. An exchange
-counts in the arm that it was assigned to, even if the arm's change could not be made or failed: exclusions
-would bias the comparison. Only requests for which a relay had no room (`NO_ROOM`) are counted apart.
+Relays assign requests to arms. The pipeline calls `assigned` with each assignment and `ended` with each
+finished exchange; `results()` compares each arm with the control as JSON for the admin API, with the
+statistics of `metrics/experiment.py`. `switch` sends the switch word to every relay; an arm that is worse
+than the control may switch the experiment off (`stop_worse`). A restarted meter learns the state from a
+relay. An exchange counts in the arm that it was assigned to, even if the arm's change could not be made or
+failed: exclusions would bias the comparison. Only requests for which a relay had no room (`NO_ROOM`) are
+counted separately.
 """
 
 import logging
@@ -186,7 +187,8 @@ class Experiments:
         assert self.experiment is not None
         rang = self._ratio_p <= RATIO_ALPHA
         units = {name: arm.units for name, arm in self._arms.items()}
-        # Keep the smallest p: an e-value that was once large stays valid.
+        # Keep the smallest p so far. It is an anytime-valid p-value (from an e-value), so an alarm that was
+        # once right need not be taken back.
         self._ratio_p = min(self._ratio_p, _ratio_p(units, self.experiment.shares))
         if self._ratio_p <= RATIO_ALPHA and not rang:
             log.error("event=sample_ratio_mismatch name=%s units=%s", self.experiment.name, units)
@@ -228,7 +230,7 @@ class Experiments:
             return
         figures = {name: arm.sample.figures for name, arm in self._arms.items()}
         others = [name for name in figures if name != e.control]
-        alpha = e.alpha / (len(e.stop_worse) * len(others))  # Bonferroni's bound
+        alpha = e.alpha / (len(e.stop_worse) * len(others))  # Bonferroni: divide by the number of tests
         for name in others:
             for figure in e.stop_worse:
                 metric, _, quantile = figure.partition(".")

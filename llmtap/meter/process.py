@@ -308,7 +308,7 @@ class OfflineMeter:
         self._assembler: Assembler | None = None
 
     def digest(self, frames: Sequence[Frame], now_ns: int) -> None:
-        """Measure a batch of frames; `now_ns`: the newest time of the file."""
+        """Measure a batch of frames; `now_ns`: newest time in the file so far."""
         if self._pipeline is None or self._assembler is None:
             # The windows begin with the first frame of the file.
             self._clock.now_ns = frames[0][2] if frames else now_ns

@@ -1,6 +1,6 @@
 """Relays connected to a meter (identity, last status, disconnects, lost exchanges), and load of the upstream.
 
-The receiver and the pipeline feed `RelayBook` (`join`, `say`, `leave`); the admin port reads it for
+The receiver and the pipeline feed `RelayBook` (`join`, `update`, `leave`); the admin port reads it for
 `/readyz`, `/metrics` and summaries. `Reckoning` keeps the counts of one relay current between two reports,
 for the assembler, in case the relay dies. `UpstreamLoad` requests the `/metrics` of the inference server
 (vLLM, SGLang, TGI) or of llm-d's router every 5 s, and keeps the values of the last scrape for summaries and
@@ -25,7 +25,7 @@ from llmtap.units import NS_PER_S
 STATUS_FRESH_NS: Final = 5 * NS_PER_S
 """Age from which a status is old. Relays report twice a second; one without a newer status is not ready."""
 GONE_NS: Final = 5 * NS_PER_S
-"""Maximum time in which a relay reconnects and has counted its losses itself."""
+"""Time in which a relay that is alive connects again, and then counts its losses itself."""
 RELAYS_MAX: Final = 64
 """Maximum number of relays, including those that left, so that a crash loop cannot enlarge the exposition for
 ever."""
@@ -118,7 +118,7 @@ class RelayBook:
         return self._epoch
 
     def update(self, name: str, status: RelayStatus, now_ns: int) -> int:
-        """Note a relay's status; return the number of requests that it skipped since the one before.
+        """Note a relay's status; return the number of requests that it skipped since the previous status.
 
         An older status may come after a newer one through another meter.
         """
@@ -175,7 +175,8 @@ class RelayBook:
             yield relay.hello, status, relay.connected
 
     def ready(self, now_ns: int) -> bool:
-        """Return whether a relay is connected, reported lately, takes connections and has its upstream."""
+        """Return whether a relay is connected, reported lately, accepts connections and did not report its
+        upstream as down."""
         return any(
             r.connected
             and r.status is not None

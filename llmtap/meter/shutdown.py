@@ -181,7 +181,7 @@ class _Line:
     async def report(self, hello: Hello, status: RelayStatus) -> bool:
         """Send a relay's hello and status. Return whether the other meter processed them.
 
-        If it cannot be reached, the next report includes these counts.
+        If the other meter cannot be reached, the next report includes these counts.
         """
         while not self._useless:
             known = self._acknowledged

@@ -174,7 +174,7 @@ def _window_to_dict(slo: SloClass, seconds: float, count: SloCount) -> dict[str,
         "not_judged": not_judged,
         "attainment": good / counted if counted else None,
         "burn_rate": rate,
-        # With fewer exchanges, a single bad one gives a burn rate above 1.
+        # Mark the burn rate if so few exchanges counted that a single bad one makes it exceed 1.
         "marks": ["burn_rate"] if 0 < counted < events_min(slo.target, 1) else [],
     }
 
@@ -195,7 +195,7 @@ def _alarm_to_dict(
         "short": short,
         "burn_rate": alarm.factor,
         "reachable": alarm in slo.alarms,
-        # With fewer exchanges in the long window, a single bad one would fire the alarm.
+        # Number of exchanges in the long window. With fewer, a single bad one would fire the alarm.
         "events_min": least,
         "ringing": alarm in slo.alarms and counted >= least and alarm.rings(long_rate, short_rate),
     }

@@ -25,7 +25,7 @@ MODEL_CHARS_MAX: Final = 128
 
 
 class Labels:
-    """Folds names of tenants, models and arms into bounded sets; `reserved` tenants have their place.
+    """Folds names of tenants, models and arms into bounded sets; `reserved` tenants always have a place.
 
     A name takes a place with the first request that is `trusted`: the gateway accepted it. Before, it is
     counted as `other`.

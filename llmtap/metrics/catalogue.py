@@ -54,8 +54,9 @@ _EVERYWHERE: Final = ~_NOWHERE
 class Family:
     """Histogram on `/metrics`, with the labels tenant, model, arm and its own.
 
-    `edges` names its kind (`meter.histogram_edges`). Bounds of the objectives `exact_for` become edges.
-    `reading`: it has the label `reading`, so that inferred times stay apart.
+    `edges`: kind of its bucket edges (`meter.histogram_edges`). The bounds of the objectives in `exact_for`
+    become edges, too. `reading`: the histogram has the label `reading`, which separates inferred times from
+    others.
     """
 
     key: str

@@ -89,7 +89,8 @@ def paired_shift(differences: Values, level: float) -> Shift | None:
 def unpaired_shift(a: Values, b: Values, level: float) -> Shift:
     """Return the shift of two independent samples of at least two values each; equal spread is not assumed.
 
-    The interval lies between the steps at the ends of the interval of P(b > a), by Student's t.
+    The interval of P(b > a), by Student's t, gives the ranks of two differences b_i - a_j among all of them:
+    these are the ends of the interval of the shift.
     """
     x, y = np.sort(a), np.sort(b)
     steps = _Steps(y, -x[::-1], once=False)
@@ -163,7 +164,7 @@ def _signed_rank_outside(n: int, tail: float) -> int:
         spread = sqrt(n * (n + 1) * (2 * n + 1) / 24)
         return floor(n * (n + 1) / 4 + float(stats.norm.ppf(tail)) * spread - 0.5)
     chances = np.ones(1)
-    for rank in range(1, n + 1):  # each rank is positive or not
+    for rank in range(1, n + 1):  # each rank has a positive or a negative sign
         chances = (np.pad(chances, (0, rank)) + np.pad(chances, (rank, 0))) / 2
     return int(np.searchsorted(np.cumsum(chances), tail, "right")) - 1
 
@@ -224,7 +225,8 @@ def compare_paired(
         return None
     p, effect = 1.0, 0.0
     if differences.any():
-        signed = np.sign(differences) * stats.rankdata(np.abs(differences))  # zeros have their ranks (Pratt)
+        # Pairs without a difference have ranks, too (Pratt), but no sign.
+        signed = np.sign(differences) * stats.rankdata(np.abs(differences))
         effect = float(signed.sum() / np.abs(signed).sum())
         if len(x) <= EXACT_MAX and len(np.unique(np.abs(differences))) < len(x):
             p = _sign_flips_p(signed, seed)

@@ -131,7 +131,8 @@ def energy_of(
 
 
 def average_power_w(windows: Iterable[Energy]) -> float | None:
-    """Return all joules / all known seconds, in W; None if there are none. Windows have different weights."""
+    """Return all joules / all known seconds, in W, so that longer windows weigh more; None if there are
+    none."""
     joules, known_ns = 0.0, 0
     for window in windows:
         joules += window.joules

@@ -5,10 +5,11 @@ units for each metric (`Figure`), in bounded memory. From figures, the `_interva
 interval of one arm, the `_difference` functions a `Difference` between an arm and the control.
 
 Units (request, conversation, tenant) are assigned to arms independently; values within a unit are similar. So
-a mean is a ratio of sums over units, and intervals of quantiles are widened by the design effect. Intervals
-for one look are Welch's t, order statistics, Wilson's score and MOVER. `anytime` intervals stay valid at
-every look: asymptotic confidence sequences for means (from `FIRST_LOOK` units on), the Dirichlet mixture for
-counts and quantiles. A covariate that no arm can change may adjust differences of means.
+a mean is a ratio of sums over units, and intervals of quantiles are widened by the design effect. A look is
+one evaluation of the running experiment. Intervals for a single look are Welch's t, order statistics,
+Wilson's score and MOVER. `anytime` intervals stay valid at every look: asymptotic confidence sequences for
+means (from `FIRST_LOOK` units on), the Dirichlet mixture for counts and quantiles. A covariate that no arm
+can change may adjust differences of means.
 
 Source: Welch 1947; Wilson 1927; Newcombe 1998; Zou and Donner 2008 (MOVER); Woodruff 1952; Kish 1965 (design
 effect); Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas 2021, theorem 2.2; Lindon and Malek 2020; Howard and
@@ -44,7 +45,8 @@ EVENTS_MIN: Final = 20
 class Figure:
     """Values of one metric in one arm: a histogram, and sums over units.
 
-    Values are integers (ns, or counts); sums and squares are exact, so nothing cancels.
+    Values are integers (ns, or counts); sums and squares are exact, so that differences of large sums lose no
+    digits.
     """
 
     __slots__ = (
@@ -74,7 +76,7 @@ class Figure:
         self._ss = self._sn = self._nn = 0
         # With the covariate X: sums of X, X X, S X and N X.
         self._x = self._xx = self._sx = self._nx = 0
-        self._grown = False  # a unit has more than one value
+        self._grown = False  # whether a unit has more than one value
         # The units with the smallest ids: a random sample, because ids are hashes.
         self._sampled: dict[int, tuple[list[int], array[int]]] = {}
         self._order: list[int] = []
@@ -91,9 +93,9 @@ class Figure:
     def add(
         self, unit: int, values: Sequence[int], before: tuple[int, int] = (0, 0), covariate: int = 0
     ) -> tuple[int, int]:
-        """Count a unit's values; `before` is the result of the last call for this unit.
+        """Count a unit's values; `before` is the result of the previous call for this unit.
 
-        `covariate` is the same each time.
+        `covariate` must be the same in each call for a unit.
         """
         n0, s0 = before
         n, s = n0 + len(values), s0 + sum(values)
@@ -138,7 +140,7 @@ class Figure:
         K / (K - 1) sum (x_u - x)^2 / K^2.
         """
         k, n, total = self.units, self.n, self.histogram.total
-        # Integers, so that the difference of large products is exact.
+        # Compute with integers, so that the difference of large products is exact.
         covariance = (self._sx * n - total * self._nx) / n
         variance = (self._xx * k - self._x * self._x) / k
         return covariance / ((k - 1) * n), variance / ((k - 1) * k)
@@ -189,7 +191,9 @@ class Figure:
         if room > 0:
             sample.extend(values[:room])
             n += min(room, len(values))
-        for value in values[max(0, room) :]:  # Vitter 1985, algorithm R
+        for value in values[max(0, room) :]:
+            # Reservoir sampling (Vitter 1985, algorithm R): each value has the same chance to be in the
+            # sample.
             n += 1
             place = int(self._random.random() * n)
             if place < SAMPLE_VALUES:
@@ -273,7 +277,7 @@ def mean_difference(arm: Figure, control: Figure, alpha: float, *, adjust: bool 
     error = sqrt(va + vc)
     if error == 0:
         return Difference(estimate, None, None, None, unadjusted, left)
-    # Welch and Satterthwaite.
+    # Degrees of freedom by Welch and Satterthwaite.
     df = (va + vc) ** 2 / (va**2 / (arm.units - 1) + vc**2 / (control.units - 1))
     reach = statistics.t_quantile(alpha, df) * error
     z = estimate / error

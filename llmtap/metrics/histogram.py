@@ -262,7 +262,7 @@ def _count(values: list[int], counts: Counter[int]) -> tuple[int, int, int]:
 def _buckets(values: list[int]) -> Sequence[int]:
     """Return the bucket of each value: the upper bits of its 32-bit float."""
     floats = array("f", values).tobytes()
-    # One shift for all, as one long number; the mask removes the neighbour's bits.
+    # Shift all floats at once, as one long number; the mask removes the bits that came from the neighbour.
     mask = int.from_bytes(_MASK * len(values), byteorder)
     shifted = int.from_bytes(floats, byteorder) >> _DROPPED & mask
     return memoryview(shifted.to_bytes(len(floats), byteorder)).cast("I")
@@ -343,7 +343,8 @@ def _hdr_payload(text: str) -> bytes:
 
 
 def _by_value(index: int) -> int:
-    """Return the sort key of a bucket: negative floats have the sign bit set, and grow downwards."""
+    """Return the key that sorts buckets by value. A negative float has the sign bit set, and a larger index
+    then means a smaller value."""
     return index if index < _SIGN else _SIGN - 1 - index
 
 

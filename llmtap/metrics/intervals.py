@@ -81,9 +81,10 @@ def quantile_interval(ordered: Sequence[float], p: float, level: float = 0.95) -
 def _ranks(n: int, p: float, level: float) -> tuple[int, int]:
     """Return the ranks, from 1, of the order statistics that enclose the quantile; 0 and n + 1 are no bounds.
 
-    With B ~ Bin(n, p) values below the quantile it is enclosed if low <= B < high. Among ranks near those of
-    equal tails, those are chosen that cover least and still `level`, with at most `TAIL_MAX` of the rest on
-    one side; of equals the higher, because a stated latency should rather be too high.
+    With B ~ Bin(n, p) values below the quantile, it is enclosed if low <= B < high. Among the ranks near
+    those of equal tails, choose those with the least coverage that is at least `level`, and with at most
+    `TAIL_MAX` of the rest on one side. Of equal choices take the higher ranks, because a reported latency
+    should be too high rather than too low.
     """
     spare = 1 - level
     low, high = int(stats.binom.ppf(spare / 2, n, p)), int(stats.binom.ppf(1 - spare / 2, n, p)) + 1
@@ -199,8 +200,8 @@ def modes(values: Sequence[float]) -> list[float]:
     """Return the peaks of the density of the values, ascending: one for a unimodal distribution.
 
     Gaussian kernel of Silverman's width, on a logarithmic scale if values are above 0 and spread over more
-    than a factor of 10. Zeros are a place of their own. A peak has at least 1 % of the values above its
-    valleys. Source: IETF draft, 5.4.4.3.
+    than a factor of 10. Zeros, if there are enough of them, are a peak of their own. A peak has at least 1 %
+    of the values above its valleys. Source: IETF draft, 5.4.4.3.
     """
     data = np.asarray(values, dtype=float)
     if not len(data):
@@ -237,7 +238,8 @@ def _peaks(data: Values, enough: float) -> list[float]:
     places, about = signal.find_peaks(density, prominence=0)
     centres = []
     for place, depth in zip(places, about["prominences"], strict=True):
-        level = density[place] - depth * _ALMOST  # rounding must not put it below the valley
+        # Take a little less than the depth, so that rounding does not put the level below the valley.
+        level = density[place] - depth * _ALMOST
         down = np.flatnonzero(density <= level)
         after = int(np.searchsorted(down, place))
         left = down[after - 1] + 1 if after else 0
@@ -279,7 +281,7 @@ def tail(values: Sequence[float]) -> Tail:
         return Tail(ratio, None, None, None, None, None, n)
     threshold = float(data[-n - 1])
     beyond = data[-n:] - threshold
-    if beyond[0] == beyond[-1]:  # all values beyond are equal
+    if beyond[0] == beyond[-1]:  # all values beyond the threshold are equal
         return Tail(ratio, "light", None, None, None, threshold, n)
     shape, _, _ = stats.genpareto.fit(beyond / beyond.mean(), 0.1, floc=0)
     reach = float(stats.norm.ppf(0.975)) * max(0.0, 1 + shape) / sqrt(n)

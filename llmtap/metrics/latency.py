@@ -30,7 +30,7 @@ HOLD_NS: Final = 50_000_000
 tokens/s."""
 HOLD_MEDIANS: Final = 5
 BURSTY: Final = 2.0
-"""Ratio of chunks at a time to those of the reference from which chunks come in bursts."""
+"""Chunks come in bursts if the number of chunks that arrive together is this multiple of the reference's."""
 FLATTERED: Final = ("tpot", "tbc", "itl")
 """Metrics of gaps between chunks. If chunks arrive together, most of these gaps are 0."""
 
@@ -66,7 +66,7 @@ def bursts_of(times_ns: Sequence[int], gaps_ns: Sequence[int], gap_max_ns: int) 
 
 
 def chunks_at_a_time(chunking: Mapping[str, Any]) -> float | None:
-    """Return how many chunks arrive together, of the `chunking` of a summary as public JSON.
+    """Return the number of chunks that arrive together, by the `chunking` in the public JSON of a summary.
 
     This is the number of events per read. If most chunks are in bursts whose events came in several reads, it
     is the mean number of events of a burst. None without reads.
@@ -78,13 +78,14 @@ def chunks_at_a_time(chunking: Mapping[str, Any]) -> float | None:
 
 
 def come_in_bursts(n: float | None, usual: float | None) -> bool:
-    """Return whether `n` chunks at a time are so many more than `usual` ones that FLATTERED mislead."""
+    """Return whether `n` chunks at a time are so many more than the `usual` number that the metrics in
+    FLATTERED mislead."""
     return bool(n and usual and n >= BURSTY * usual)
 
 
 DEFAULT_BENEFIT: Final = Benefit()
 _CARRIES_OUTPUT: Final = bytes(bool(flags & OUTPUT) for flags in range(256))
-"""By the flags of an event: 1 if it carries output."""
+"""Table for `bytes.translate`: 1 for the flags of an event that carries output, else 0."""
 
 
 def ttfb_ns(t: Timeline) -> int | None:
@@ -93,9 +94,9 @@ def ttfb_ns(t: Timeline) -> int | None:
 
 
 def ttft_ns(t: Timeline) -> int | None:
-    """Time to first token: first content that is not only white space - submit.
+    """Return the time to first token: first content that is not only white space - submit.
 
-    Of an answer that was not streamed it is the time to the whole answer; summaries leave those out.
+    For an answer that was not streamed, it is the time to the whole answer; summaries leave such answers out.
 
     Source: IETF draft, 5.1.3.1 and B.1.1.
     """
@@ -255,10 +256,10 @@ class Measured:
     tokens_per_chunk: list[int] | None
     output_events: int
     itl_b_ns: list[int] | None
-    """Option B; None if the tokens of each chunk are unknown."""
+    """ITL by option B; None if the tokens of each chunk are unknown."""
     itl_even_ns: list[int] | None
     itl_c_ns: list[int] | None
-    """Option C; None if the server does not report its own times."""
+    """ITL by option C; None if the server does not report its own times."""
     itl_policy: str
     """How to read this exchange's ITL, and the source of its token counts."""
     bursts: Bursts
@@ -291,7 +292,8 @@ def measure(x: Exchange, benefit: Benefit = DEFAULT_BENEFIT, *, judge_inferred: 
         if times and streamed is not None:
             pace = max(1.0, streamed / len(times))
     v_ns = benefit.reader_ns_per_token
-    # Another origin changes the reader's wait by the difference, so one pass computes both.
+    # The reader's waits from submit and from the first token differ only by their origin, so compute one
+    # wait, from time 0.
     gaps, pause, jitter, longest_ns = _gap_figures(times, round(v_ns * pace))
     b = even = None
     if tokens is not None and single:

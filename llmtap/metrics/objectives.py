@@ -16,7 +16,7 @@ Which exchanges count, by `Objectives.judge`:
 | no stream, and every bound is of streams only | does not count, however it ended |
 | `refused` without output | does not count: nothing was generated; refusals are reported apart (IETF 4.8.1) |
 | `upstream_error`, `upstream_timeout`, `upstream_reset`, `truncated` | bad |
-| `client_cancelled` | bad if a bound was already past saving when the client left, else does not count |
+| `client_cancelled` | bad if a bound could not be met any more when the client left, else does not count |
 | a stream that ended well and brought nothing | bad |
 | a stream that was not understood, or was read by its structure | by `ttfb` and `e2e` alone, below |
 | `complete`, `refused` otherwise | by its figures |
@@ -28,10 +28,10 @@ not judged: it is neither good nor counted, and the number of such exchanges is 
 A bound whose figure does not apply (TPOT of a one-token answer) counts as met. Where an answer has no
 content, such as a pure tool call, its time to the first token of any kind (`ttft_any`) stands for `ttft`. The
 bounds of streaming do not apply to an answer in one piece, nor to the stream of an A2A task, whose texts are
-results of an agent. If the upstream failed before any output, a
-request for a stream counts as a stream (`Exchange.stream`): a class counts failures of the same requests as
-successes. A GET or HEAD that was not streamed does not count. RFC 9110 15.5 says whose fault a status is;
-408, 425 and 429 ask for the same request again: it was right, and was not served.
+results of an agent. If the upstream failed before any output, a request for a stream counts as a stream
+(`Exchange.stream`), so that the failures of a class are of the same kind of requests as its successes. A GET
+or HEAD that was not streamed does not count. RFC 9110 15.5 says which side is at fault for a status; with
+408, 425 and 429 the server asks for the same request again: it was correct, but was not served.
 
 `Goodput` keeps one count for each set of objectives, so that tenants with different bounds can be summed.
 `fluidity` and `qoe_area_step` are two rivals of user idle latency under the same bounds.
@@ -283,10 +283,10 @@ _NO_BOUNDS = Objectives(())
 
 
 def judge(objectives: Objectives | None, m: Measured, x: Exchange) -> tuple[Objectives, bool | None] | None:
-    """Return the objectives of this exchange and whether it met them; None in place of that: not judged.
+    """Return the objectives of this exchange, and whether it met them (None: not judged).
 
-    Objectives of the request replace those of its class. None without objectives, or if it does not count
-    (`Objectives.judge`)."""
+    Objectives of the request replace those of its class. The result is None without objectives, or if the
+    exchange does not count (`Objectives.judge`)."""
     applied = objectives
     if x.slo_ttft_ns is not None or x.slo_tpot_ns is not None:
         applied = (objectives or _NO_BOUNDS).replaced(ttft=x.slo_ttft_ns, tpot=x.slo_tpot_ns)
@@ -473,8 +473,9 @@ class Experience:
 def experience_of(x: Exchange, m: Measured, objectives: Objectives) -> Experience | None:
     """Return fluidity and area ratio of a stream, by the bounds of its objectives and its reader.
 
-    The first token's bound is `ttft`, or else `ttft_any`; that of the others `tbc_max`, or else `tpot`.
-    None without the two, without output or submit. A chunk with unknown tokens counts as one token.
+    The first token's bound is `ttft`, or else `ttft_any`; the bound of the other tokens is `tbc_max`, or else
+    `tpot`. None without these two bounds, without output or without a time of submission. A chunk with
+    unknown tokens counts as one token.
     """
     bounded = _bounded(x, m, objectives)
     if bounded is None:

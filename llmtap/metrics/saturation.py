@@ -45,7 +45,8 @@ def knee(levels: Sequence[SaturationLevel], times: float = 2.0) -> float | None:
 
 
 def saturation_point(levels: Sequence[SaturationLevel]) -> float | None:
-    """Return the first load that achieved less than the level before; None while throughput grows (5.3.4)."""
+    """Return the first load that achieved less than the previous level; None while throughput grows
+    (5.3.4)."""
     for before, level in pairwise(levels):
         if level.achieved_tps < before.achieved_tps:
             return level.offered_rps
@@ -53,7 +54,8 @@ def saturation_point(levels: Sequence[SaturationLevel]) -> float | None:
 
 
 def peak(levels: Sequence[SaturationLevel]) -> float | None:
-    """Return the load of the highest throughput, the first of several: the point that Table 5 prints."""
+    """Return the load of the highest throughput (if several loads have it, the first): the point that Table 5
+    prints."""
     return max(levels, key=lambda level: level.achieved_tps).offered_rps if levels else None
 
 
@@ -231,7 +233,7 @@ def jain_readings(latencies: Mapping[str, Sequence[float]], isolated: Mapping[st
 class Starvation:
     """Starved requests of a class.
 
-    `n` and `median` belong with the rate: with a median of 0 any wait is more.
+    Report `n` and `median` beside the rate: with a median of 0, any wait counts as starved.
     """
 
     n: int

@@ -108,7 +108,7 @@ def check_reachable(objective: float, factor: float, place: str) -> None:
 
 
 def events_min(objective: float, factor: float) -> int:
-    """Return the exchanges that a window needs so that a single bad one cannot ring:
+    """Return the number of exchanges that a window needs so that a single bad one cannot make the alarm ring:
 
     1 / (factor (1 - objective)).
     """
@@ -154,7 +154,7 @@ class SloOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = None
 
     def reader(self, usual: Benefit) -> Benefit:
-        """Return the reader of the class; `usual` has what the class does not set."""
+        """Return the reader of the class; `usual` has the values that the class does not set."""
         speed = self.reader_tokens_per_second
         return Benefit(
             usual.alpha if self.alpha is None else self.alpha,
@@ -195,7 +195,8 @@ class SloClass:
         return round(1 - self.target, 12)
 
     def with_tickets(self) -> "SloClass":
-        """The same class with the tickets of the SRE Workbook, which the meter leaves to Prometheus."""
+        """Return the same class with the tickets of the SRE Workbook, which the meter leaves to
+        Prometheus."""
         tickets = [alarm for alarm in _TICKETS if reachable(self.target, alarm.factor)]
         silent = [alarm for alarm in _TICKETS if alarm not in tickets]
         return replace(

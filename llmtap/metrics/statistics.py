@@ -51,7 +51,7 @@ PERCENTILE_RULES: Final = (
 """Rules of `percentile_by`: types 7, 1, 5, 6 and 8 of Hyndman and Fan, and numpy's three others."""
 
 _ROUNDING: Final = 1e-9
-"""0.07 x 100 is slightly above 7 in binary; rank 7 is meant."""
+"""Tolerance of a rank: in binary, 0.07 x 100 is slightly above 7, but rank 7 is meant."""
 
 
 def percentile_by(rule: str, ordered: Sequence[float], p: float) -> float | None:
@@ -106,7 +106,7 @@ def tail_ratio(p50: float | None, p99: float | None) -> float | None:
 def samples_needed(p: float) -> int:
     """Return the samples that a report of the p-th percentile needs: 1,000 for P99 (IETF draft, 5.1.4.3)."""
     assert 0 < p < 1
-    # 1 - 0.99 is a little less than 0.01 in binary.
+    # Round first: in binary, 1 - 0.99 is a little less than 0.01.
     return ceil(round(BEYOND_MIN / (1 - p), 6))
 
 
@@ -154,7 +154,8 @@ Interval = tuple[float, float]
 _COUNT_EXACT: Final = 0.01
 """Precision of the bound of a count."""
 _DEVIATIONS: Final = 12.0
-"""Farther out there is nothing to sum: t has the normal distribution's tails where it is cut."""
+"""Number of standard deviations up to which `t_quantile` sums. This cuts only distributions with many degrees
+of freedom, which have no weight beyond it, like the normal one."""
 _ANGLES: Final = 20_001
 
 
@@ -199,7 +200,8 @@ def _spread(alpha: float) -> float:
 
 
 def mixture_width(n: int, alpha: float) -> float:
-    """How many standard errors the confidence sequence of a mean of `n` units reaches to each side.
+    """Return the number of standard errors that the confidence sequence of a mean of `n` units reaches to
+    each side.
 
     sqrt(2 (n rho^2 + 1) / (n rho^2) log(sqrt(n rho^2 + 1) / alpha)).
     """
@@ -208,17 +210,17 @@ def mixture_width(n: int, alpha: float) -> float:
 
 
 def mixture_e_log(z: float, n: int, alpha: float) -> float:
-    """Logarithm of the e-value against "the mean is 0", from an estimate `z` standard errors off.
+    """Return the logarithm of the e-value against "the mean is 0", from an estimate `z` standard errors off.
 
     z^2 n rho^2 / (2 (n rho^2 + 1)) - log(n rho^2 + 1) / 2. It passes log(1 / alpha) exactly when the
-    sequence of `mixture_width` leaves 0 out. `alpha` only says for which level it is tuned.
+    sequence of `mixture_width` leaves 0 out. `alpha` is only the level for which the mixture is tuned.
     """
     v = n * _spread(alpha)
     return z * z * v / (2 * (v + 1)) - log(v + 1) / 2
 
 
 def multinomial_e_log(counts: Sequence[float], shares: Sequence[float]) -> float:
-    """Logarithm of the e-value against "each unit falls into cell i with probability shares[i]".
+    """Return the logarithm of the e-value against "each unit falls into cell i with probability shares[i]".
 
     The Bayes factor of a Dirichlet(PRIOR_WEIGHT shares) mixture over the shares themselves. It depends
     on the counts alone, not on their order.
@@ -262,8 +264,8 @@ KS_95: Final = 1.358
 """Kolmogorov's distance times sqrt(n) that chance exceeds once in twenty times, if the law (its rate) is
 known beforehand."""
 KS_95_OWN_MEAN: Final = 1.094
-"""The same if the exponential's mean is that of the values, which brings it nearer to them: Stephens 1974,
-"EDF statistics for goodness of fit", for large n."""
+"""The same limit if the mean of the exponential is that of the values, which brings the law nearer to them:
+Stephens 1974, "EDF statistics for goodness of fit", for large n."""
 LAGS: Final = 20
 _SHARES: Final = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
 
@@ -284,11 +286,11 @@ class ArrivalFigures:
     n: int
     span_ns: int
     rate_rps: float | None
-    """Gaps per second of the span; None if all come at once."""
+    """Number of gaps divided by the span, in 1/s; None if all times are equal."""
     gap_mean_ns: float | None
     gap_min_ns: int | None
     gap_cv: float | None
-    """Standard deviation (of the population) / mean; None if all come at once."""
+    """Standard deviation (of the population) of the gaps / their mean; None if all times are equal."""
     ties: float | None
     """Share of the gaps that are 0."""
     ks: float | None
@@ -381,7 +383,7 @@ def ks_exponential(gaps_ns: Sequence[int], rate_rps: float) -> float | None:
     far = 0.0
     for i, gap_ns in enumerate(sorted(gaps_ns)):
         law = 1 - exp(-rate_rps * gap_ns / 1e9)
-        # Just before this gap, and at it. Of equal gaps the first and the last decide.
+        # Take the distance just before this gap, and at it. Of equal gaps the first and the last decide.
         far = max(far, law - i / n, (i + 1) / n - law)
     return far
 
@@ -402,7 +404,8 @@ def strongest_autocorrelation(gaps_ns: Sequence[int], lags: int = LAGS) -> Autoc
         return None
     found = [sum(map(mul, d, d[lag:])) / whole for lag in range(1, lags + 1)]
     value = max(found, key=abs)
-    # The r of independent gaps is about normal with deviation 1 / sqrt(n); Bonferroni for the largest.
+    # The r of independent gaps is about normal with deviation 1 / sqrt(n). Bonferroni's correction allows for
+    # the choice of the largest of `lags` values.
     limit = NormalDist().inv_cdf(1 - 0.05 / (2 * lags)) / sqrt(n)
     return Autocorrelation(value, found.index(value) + 1, limit)
 

@@ -5,11 +5,11 @@ window that the caller states; `to_bytes` returns a packed form that `merge_byte
 The meter, the load generator, reports of captures and simulations each keep their own. The metrics of one
 exchange are in `latency.py`.
 
-TTFT and the like, TPOT, TBC, ITL, pauses, jitter, user idle and smooth goodput are of streamed answers,
-whatever their outcome; `ttfb` of every answer; `e2e` of answers that ended well. Those of answers that were
-read by their structure (`Exchange.reading`) are apart, under `inferred`. `itl` is `B-even` where the
-tokens of each chunk are known, elsewhere `A`; `itl_server` is option C (IETF draft, 4.6.3).
-Histograms exist once they have a value: a meter keeps thousands of small summaries.
+Streamed answers, whatever their outcome, have the times to a first token or event, TPOT, TBC, ITL, pauses,
+jitter, user idle latency and smooth goodput; every answer has `ttfb`; answers that ended well have `e2e`.
+Metrics of answers that were read by their structure (`Exchange.reading`) are separate, under `inferred`.
+`itl` is `B-even` where the tokens of each chunk are known, elsewhere `A`; `itl_server` is option C (IETF
+draft, 4.6.3). Histograms exist once they have a value: a meter keeps thousands of small summaries.
 """
 
 from bisect import bisect_right
@@ -73,7 +73,7 @@ _OTHER: Final = "other"
 
 
 class UnknownEndpoint(NamedTuple):
-    """Where answers that no dialect reads come from."""
+    """Place from which answers come that no dialect reads."""
 
     reading: str
     path: str
@@ -81,7 +81,7 @@ class UnknownEndpoint(NamedTuple):
 
 
 class AnswersWithoutDialect:
-    """Number of answers that no dialect reads, though one ought to, by place."""
+    """Number of answers that no dialect reads, although one should, by place."""
 
     __slots__ = ("counts",)
 
@@ -186,7 +186,8 @@ _decode: Final = msgpack.Decoder(_Packed).decode
 class Summary:
     """Sums and histograms over exchanges.
 
-    `objectives` are those that its exchanges are judged by; `reader` is of exchanges that come without terms.
+    `objectives`: those by which its exchanges are judged. `reader`: parameters for exchanges that are added
+    without computed terms.
     """
 
     __slots__ = (
@@ -265,7 +266,7 @@ class Summary:
             if value is not None:
                 _in(metrics, name).record(round(value))
         if m.smooth_benefit is not None:
-            # In billionths of a token, as the histogram holds integers.
+            # Record billionths of a token, because the histogram holds integers.
             _in(metrics, "smooth_benefit").record(round(m.smooth_benefit * 1e9))
             self.benefit += m.smooth_benefit
             if m.benefit not in self._readers:
@@ -309,7 +310,7 @@ class Summary:
             counts["burst_streams"] += 1
             self._held(bursts.hold_max_ns)
         if m.tokens_per_chunk is not None:
-            if m.itl_b_ns is m.tbc_ns:  # one token in each, as in most streams
+            if m.itl_b_ns is m.tbc_ns:  # each chunk has one token, as in most streams
                 self._chunk_tokens.record_times(1, len(m.tokens_per_chunk))
             else:
                 self._chunk_tokens.record_many(m.tokens_per_chunk)
@@ -362,7 +363,7 @@ class Summary:
         self.saw_uncertainty(other._uncertainty_ns)
 
     def histogram(self, name: str) -> Histogram:
-        """Return the values of a metric, in ns; not to be changed."""
+        """Return the values of a metric, in ns; the caller must not change them."""
         return self._metrics.get(name, _NOTHING)
 
     def hdr_histograms(self) -> dict[str, str]:
@@ -436,11 +437,11 @@ class Summary:
         price: Price | None = None,
         percentiles: Mapping[str, float] | None = None,
     ) -> dict[str, object]:
-        """Return public JSON: stable names, seconds, null where nothing was seen.
+        """Return public JSON: stable names, seconds, null if there was no value.
 
-        `window` describes the time span, `seconds` is its length, `mode` how the load was made (`live`,
-        `open`, `closed`), `by` has the same for each tenant, model, arm and class. With a `price` the cost of
-        the window is included. `percentiles`: further ones of each metric, by name.
+        `window`: description of the time span; `seconds`: its length; `mode`: kind of load (`live`, `open`,
+        `closed`); `by`: the same JSON for each tenant, model, arm and class. With a `price`, the cost of the
+        window is included. `percentiles`: further percentiles of each metric, by name.
         """
         metrics = {
             metric.name: summarise_ns(self._metrics.get(metric.name, _NOTHING), percentiles)

@@ -28,10 +28,10 @@ def _load() -> tuple[ModuleType | None, str]:
     if wanted == "0":
         return None, f"{VARIABLE}=0"
     if wanted not in ("", "1"):
-        # Python, because a value such as `off` most likely means that.
+        # Use Python, because a value such as `off` most likely means that.
         return None, f"{VARIABLE}: expected 0 or 1, got {wanted!r}"
     try:
-        # By name: `from ... import` does not tell a missing module from one that cannot be loaded.
+        # Import by name: `from ... import` does not tell a missing module from one that cannot be loaded.
         module = importlib.import_module("llmtap.native._native")
     except ModuleNotFoundError:
         return (

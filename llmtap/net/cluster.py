@@ -34,8 +34,8 @@ _TOKEN_HINT: Final = "if the cluster requires a token, set RAY_AUTH_MODE=token a
 def ray_cluster(address: str, workers: int | None) -> Iterator[Any]:
     """Yield the module `ray`, connected to the cluster at `auto`, `HOST:6379` or `ray://HOST:10001`.
 
-    Its nodes need llmtap. `local` starts one with `workers` CPUs on this machine's loopback, and ends it
-    afterwards. Raises ConfigError about `--ray`.
+    The nodes of the cluster need llmtap. `local` starts a cluster with `workers` CPUs on this machine's
+    loopback, and ends it afterwards. Raises ConfigError about `--ray`.
     """
     # Ray and its processes read the environment at import. This switches off Ray's usage reports.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -56,7 +56,8 @@ def ray_cluster(address: str, workers: int | None) -> Iterator[Any]:
             with _signals_kept():
                 ray.init(address, **quiet)
         except (ConnectionError, ValueError, RuntimeError) as exc:
-            # A server listens there. If it refused the token, Ray reports that in its log only.
+            # A process listens at the address, so it may have refused the token: Ray reports that in its log
+            # only.
             refused = isinstance(exc, ConnectionError) and address != "auto"
             raise ConfigError(
                 "--ray", f"no Ray at {address}: {str(exc).splitlines()[0]}", _TOKEN_HINT if refused else None
@@ -83,7 +84,7 @@ def ray_cluster(address: str, workers: int | None) -> Iterator[Any]:
 
 @contextmanager
 def _on_loopback_only(ray: Any) -> Iterator[None]:
-    """Start Ray on loopback even if it is imported already. Raises ConfigError if it is not."""
+    """Start Ray on loopback even if it is imported already. Raises ConfigError if Ray listens elsewhere."""
     constants = ray._private.ray_constants
     before, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
     try:
@@ -98,7 +99,8 @@ def _on_loopback_only(ray: Any) -> Iterator[None]:
 
 
 def _start(ray: Any, settings: dict[str, Any]) -> None:
-    """Start Ray; twice, since a busy machine may exceed its 30 s. Raises ConfigError."""
+    """Start Ray; try twice, since a start on a busy machine may exceed Ray's limit of 30 s. Raises
+    ConfigError."""
     message = ""
     for _ in range(_STARTS):
         try:

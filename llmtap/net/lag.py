@@ -13,7 +13,8 @@ from llmtap import native
 from llmtap.channel.status import LAG_EDGES_NS
 
 PEAKS_MAX: Final = 4_096
-"""Maximum number of peaks remembered; beyond it the two oldest become one, which only widens."""
+"""Maximum number of peaks remembered; beyond it the two oldest become one, which can only make a reported lag
+longer."""
 
 
 class PythonLagMeter:
@@ -31,7 +32,7 @@ class PythonLagMeter:
         self.buckets = [0] * (len(LAG_EDGES_NS) + 1)
         self.sum_ns = 0
         self.max_ns = 0
-        # Peaks (t, lag), each lower than the one before, so the first at or after t is the worst since t.
+        # Peaks (t, lag), each lower than the previous one, so the first at or after t is the worst since t.
         self._peaks: deque[tuple[int, int]] = deque()
 
     def note(self, t_ns: int, lag_ns: int) -> None:

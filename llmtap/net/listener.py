@@ -19,7 +19,7 @@ from typing import Final
 from llmtap.errors import ConfigError
 
 ACCEPTS_PER_TURN: Final = 64
-"""Bound of the time that running streams wait for new connections."""
+"""Maximum number of connections accepted at once: it bounds the time that running streams wait for them."""
 BACKLOG: Final = 4_096
 FULL_PAUSE_S: Final = 0.1
 """Pause of accepting when the process has no file descriptor left."""
@@ -28,7 +28,7 @@ _ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"})
 """Reasons that OpenSSL gives if the peer answers in plain text."""
 _SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""socket(2), accept(2): no file descriptor or kernel memory left here."""
+"""Errors that mean that this host has no file descriptor or kernel memory left (socket(2), accept(2))."""
 
 
 def raise_file_limit() -> None:
@@ -64,7 +64,7 @@ def bind(host: str, port: int, *, shared: bool) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shared:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        # Accepted sockets inherit it: one system call saved per connection.
+        # Accepted sockets inherit the option, which saves one system call for each connection.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.bind((host, port))
         sock.listen(BACKLOG)

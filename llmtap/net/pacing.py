@@ -35,7 +35,7 @@ class Pacer:
         self._armed_ns = 0
         """Time of the alarm; 0: none."""
         self._turning = False
-        """Callbacks run; the alarm is set once, at the end of the turn."""
+        """Whether callbacks are running: then the alarm is set only once, at the end of the turn."""
         self._closed = False
 
     async def wait_until(self, due_ns: int) -> None:
@@ -113,7 +113,7 @@ class Pacer:
 class Waker:
     """Reschedulable callback for `Pacer`; it may be called early.
 
-    Requests to the pacer are not taken back but remembered, earliest last.
+    Requests to the pacer are never cancelled; `waiting_ns` has their times, the earliest last.
     """
 
     __slots__ = ("_pacer", "act", "waiting_ns")
@@ -153,7 +153,7 @@ class _Alarm:
 
     def set(self, at_ns: int) -> None:
         """Set the time of the call; replaces an earlier one."""
-        # (interval s, ns, value s, ns); a value of 0 would disarm it.
+        # (interval s, ns, value s, ns); a value of 0 would disarm the timer.
         spec = _Timespecs(0, 0, *divmod(max(1, at_ns), NS_PER_S))
         _libc.timerfd_settime(self._fd, _TFD_TIMER_ABSTIME, spec, None)
 

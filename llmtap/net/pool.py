@@ -38,9 +38,9 @@ class Origin:
     port: int
     tls: bool
     authority: bytes
-    """For the Host field: without the port where it is the scheme's own."""
+    """Value of the Host field: without the port if that is the default of the scheme."""
     prefix: bytes
-    """Path put before every target; empty for most."""
+    """Path put before every target; empty for most upstreams."""
 
 
 def parse_origin(url: str, place: str) -> Origin:
@@ -68,10 +68,11 @@ class Waiter(Handler, Protocol):
     """Receiver of a connection that is being opened; becomes its handler."""
 
     def on_connected(self, stream: Stream, took_ns: int) -> None:
-        """The connection is open."""
+        """Called when the connection is open."""
 
     def on_connect_failed(self, error: OSError) -> None:
-        """No connection: refused, timed out (TimeoutError), not trusted (SSLError), or no descriptor left."""
+        """Called if there is no connection: refused, timed out (TimeoutError), not trusted (SSLError), or no
+        descriptor left."""
 
 
 class _Idle:
@@ -105,7 +106,7 @@ class _Idle:
         self.on_eof()
 
     def on_drained(self) -> None:
-        """Nothing is written to an idle connection."""
+        """Do nothing: nothing is written to an idle connection."""
 
 
 class Pool:
@@ -194,7 +195,7 @@ class Pool:
             self._idle.pop(0).stream.close()
 
     def close(self) -> None:
-        """Close every idle connection and every attempt at one."""
+        """Close every idle connection and every attempt to connect."""
         for attempt in list(self.attempts):
             attempt.cancel()
         if self._looking_up is not None:
@@ -231,7 +232,7 @@ class Pool:
             self.resolved_ns = mono_ns()
         finally:
             self._looking_up = None
-        # Each in a callback of its own: an exception in one does not reach the others.
+        # Call each attempt in a callback of its own, so that an exception in one does not affect the others.
         for attempt in self.unresolved:
             self.loop.call_soon(attempt.resolved, self._addresses, error)
         self.unresolved.clear()
@@ -243,7 +244,7 @@ class Route:
 
     origin: Origin
     authority: bytes | None
-    """What the Host field becomes; None: it stays the client's."""
+    """Value of the Host field for the upstream; None: keep the client's."""
     pool: Pool
 
 

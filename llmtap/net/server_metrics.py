@@ -26,7 +26,7 @@ from llmtap.net.listener import failure_text
 
 ACCEPT: Final = {"Accept": "text/plain;version=0.0.4"}
 BODY_BYTES_MAX: Final = 16 << 20
-"""A vLLM server with 8 engines sends about 2 MB."""
+"""Maximum size of a page. A vLLM server with 8 engines sends about 2 MB."""
 SCRAPE_ERRORS: Final = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
 Kind = Literal["interval", "gauge", "counter"]
 
@@ -67,7 +67,7 @@ _TABLE: Final = (
     ("generation_tokens", "tokens", "counter",
      ("vllm:generation_tokens_total sglang:generation_tokens_total tgi_request_generated_tokens_sum"
      " llm_d_epp_request_output_tokens_sum")),
-    # The server's own times: a mean is the growth of the first by that of the second.
+    # Times that the server measured: a mean is the growth of the `_seconds` divided by that of the `_values`.
     ("ttft_seconds", "seconds", "counter",
      ("vllm:time_to_first_token_seconds_sum sglang:time_to_first_token_seconds_sum"
      " llm_d_epp_request_ttft_seconds_sum")),
@@ -102,7 +102,8 @@ _COPIES: Final = (b"tp_rank", b"pp_rank", b"moe_ep_rank")
 
 
 def metrics_url(target: str) -> str:
-    """Return the URL of the metrics of the server at `target`: at the root, as all three have it."""
+    """Return the URL of the metrics of the server at `target`: under the root, where all known servers have
+    it."""
     url = urlsplit(target)
     return urlunsplit((url.scheme, url.netloc, "/metrics", "", ""))
 
@@ -133,7 +134,7 @@ def read_metrics(body: bytes) -> dict[str, float]:
         source_name = next((name for name in names if name in samples), None)
         if source_name is not None:
             value = _over_engines(samples[source_name], mean=SERIES[ours].unit == "share")
-            if 0 <= value < inf:  # NaN is neither
+            if 0 <= value < inf:  # False for NaN, too
                 values[ours] = value
     return values
 

@@ -18,7 +18,7 @@ from llmtap.net.lag import PythonLagMeter
 READ_BYTES_MAX: Final = 65_536
 """Maximum length of a read, and so of what is held for a slow receiver, per direction."""
 SO_TIMESTAMPNS: Final = 35
-"""Linux asm-generic/socket.h."""
+"""Socket option for receive timestamps (Linux asm-generic/socket.h)."""
 LAG_ABSURD_NS: Final = 60_000_000_000
 """A lag above this bound means that the wall clock was set: no read waits a minute."""
 LAG_DOUBT_NS: Final = 10_000_000
@@ -29,17 +29,19 @@ KERNEL_FLOOR_NS: Final = 50_000
 SAMPLE_NS_MAX: Final = 1_000_000_000
 """Longest regular time between two samples of the clocks."""
 STEP_NS: Final = 1_000_000
-"""A clock that moves by more against the monotonic one was set, not slewed; also the bound of an anchor."""
+"""If the wall clock moves by more against the monotonic one, it was set, not slewed. An anchor that is wrong
+by more is replaced."""
 _ANCILLARY_BYTES: Final = 64
 _TIMESPEC: Final = struct.Struct("@ll")
 _TCP_LEFT: Final = frozenset({7, 8, 9})
-"""tcp_states.h: CLOSE (a reset came), CLOSE_WAIT and LAST_ACK (the peer's FIN came)."""
+"""TCP states in which the peer has left (tcp_states.h): CLOSE (a reset came), CLOSE_WAIT and LAST_ACK (the
+peer's FIN came)."""
 _TCPI_BYTES_ACKED: Final = struct.Struct("=120xQ")
-"""tcp_info of Linux linux/tcp.h, up to and with tcpi_bytes_acked."""
+"""Linux's tcp_info (linux/tcp.h), up to and with tcpi_bytes_acked."""
 _TCPI_RCV_OOOPACK: Final = struct.Struct("=224xI")
-"""As before, up to and with tcpi_rcv_ooopack (Linux 5.4)."""
+"""Linux's tcp_info, up to and with tcpi_rcv_ooopack (Linux 5.4)."""
 _TCPI_BYTES_RECEIVED: Final = struct.Struct("=128xQ")
-"""As before, up to and with tcpi_bytes_received (Linux 4.1)."""
+"""Linux's tcp_info, up to and with tcpi_bytes_received (Linux 4.1)."""
 _LINGER_NONE: Final = struct.pack("ii", 1, 0)
 
 mono_ns = SystemClock.mono_ns
@@ -175,7 +177,7 @@ class Timebase:
         self._clock = clock
         self.lag = lag
         self.anchor = WallAnchor.sample(clock)
-        """Converts timestamps to dates; the same object until the wall clock was set or has drifted."""
+        """Converts timestamps to dates; the same object until the wall clock is set or has drifted."""
         self.offset_ns = self.anchor.mono_ns - self.anchor.wall_ns
         """Monotonic minus wall, as last sampled."""
         self.width_ns = self.anchor.width_ns
@@ -183,7 +185,7 @@ class Timebase:
         self.steps = 0
         """Number of times the wall clock was set since the start."""
         self.since_ns = 0
-        """The last setting of the wall clock was later than this."""
+        """The wall clock was last set after this monotonic time; 0: it was not set since the start."""
         self._checked_ns = self.anchor.mono_ns
         self._noticed_ns = 0
         self._offset_before_ns = self.offset_ns
@@ -194,10 +196,13 @@ class Timebase:
         return self._errors.worst_since(t_ns - SAMPLE_NS_MAX)
 
     def check(self) -> None:
-        """Check whether the wall clock was set; about 1 us, so once a batch, not once a chunk."""
+        """Check whether the wall clock was set; takes about 1 us, so call it once for each batch, not for
+        each chunk."""
         now_ns = self._clock.mono_ns()
         if abs(now_ns - self._clock.wall_ns() - self.offset_ns) > STEP_NS:
-            self.resample()  # It tells a step of the clock from a pause of this process between the readings.
+            # The clock was set, or this process was paused between the two readings: resample() finds out
+            # which.
+            self.resample()
         else:
             self._checked_ns = now_ns
 
@@ -226,8 +231,9 @@ class Timebase:
     def place(self, now_ns: int, wall_ns: int, resumed_ns: int = 0) -> int:
         """Return the monotonic stamp for a kernel stamp that looks very late, or early, at `now_ns`.
 
-        It is mapped as now, or, if the wall clock was set between stamp and read, as before. A stamp that
-        fits neither is replaced by `now_ns`. The lag begins at `resumed_ns`, if that is later than the stamp.
+        The stamp is converted with the present offset between the clocks or, if the wall clock was set
+        between stamp and read, with the previous one. If neither gives a possible time, return `now_ns`. The
+        lag begins at `resumed_ns`, if that is later than the stamp.
         """
         self.check()
         t_ns = wall_ns + self.offset_ns
@@ -488,7 +494,8 @@ class CompiledStream(PlainStream):
 
     def resume(self) -> None:
         super().resume()
-        self.reader.doubt_ns = 0  # Until `place` finds that the bytes of the pause have been read.
+        # Treat each read as doubtful, until `place` finds that the bytes of the pause have been read.
+        self.reader.doubt_ns = 0
 
     def place(self, now_ns: int, wall_ns: int) -> int:
         """Return the stamp for a read that looks late, or may have waited while reading was paused."""

@@ -101,11 +101,11 @@ class TlsStream(asyncio.Protocol):
         self.close()
 
     def peer_left(self) -> bool:
-        """False: TLS cannot know without reading."""
+        """Return False: with TLS, the end of the peer is only known after reading."""
         return False
 
     def look_again(self) -> None:
-        """Do nothing: asyncio's transport does it."""
+        """Do nothing: asyncio's transport notices a reset by itself."""
 
     def is_alive(self) -> bool:
         """False when the peer has closed, or sent anything that is unread."""
@@ -113,8 +113,8 @@ class TlsStream(asyncio.Protocol):
         return is_open and is_quiet(self._sock)
 
     def has_unread(self) -> bool:
-        """True when the peer has sent bytes that are unread, and has not closed: then they are no notice of
-        the close."""
+        """True when the peer has sent bytes that are unread, and has not closed: after a close, unread bytes
+        may be only TLS's notice of the close."""
         return not self.closed and not is_quiet(self._sock) and not has_left(self._sock)
 
     def close(self) -> None:
@@ -131,7 +131,7 @@ class TlsStream(asyncio.Protocol):
 
 
 def server_context(certificate: str, key: str, prefix: str = "relay.tls_") -> ssl.SSLContext:
-    """Return a listener's TLS context; `prefix` of the options' names. Raises ConfigError."""
+    """Return a listener's TLS context; `prefix`: beginning of the options' names. Raises ConfigError."""
     for place, name in ((f"{prefix}certificate", certificate), (f"{prefix}key", key)):
         if not Path(name).is_file():
             raise ConfigError(place, f"no such file: {name}")

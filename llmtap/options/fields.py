@@ -29,7 +29,8 @@ def opt(text: str, metavar: str | None = None, *flags: str, **more: Any) -> Meta
 
     - `secret=True`: no message shows the value.
     - `parse`: function from the text of a flag (or the texts, of a flag that repeats) to the value. It raises
-      ConfigError. `shown`: its text for the default; without it, a flag that was not given is the default.
+      ConfigError. `shown`: text of the default, which the help shows and `parse` gets if the flag is absent;
+      without it, an absent flag is the default.
     - `argument=True`: an argument of the command. `hidden=True`: not in the help. `envvar`: a variable.
     """
     bounds = {name: more.pop(name) for name in _BOUNDS if name in more}
@@ -61,7 +62,7 @@ class Option(NamedTuple):
 
     @property
     def meaning_with_choices(self) -> str:
-        """The meaning, with the words that a value may be unless it names them."""
+        """The meaning, followed by the words that a value may be, unless the meaning contains them."""
         choices = choices_of(self.kind)
         if not choices or all(choice in self.meaning for choice in choices):
             return self.meaning

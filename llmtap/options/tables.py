@@ -54,7 +54,7 @@ class Mistakes:
         if not name:
             return error
         at = self.places[name]
-        # The name of a flag names the key, too.
+        # If the place is a flag, its name shows the key, so do not add the key.
         place = at if at.startswith("--") else f"{error.place} ({at})" if at else error.place
         return ConfigError(place, error.problem, error.hint)
 
@@ -243,7 +243,8 @@ class OptionTables:
             wrong_names = [n for n in good if any(_names(error.place, f"{table}.{n}") for error in errors)]
             if not wrong_names:
                 break
-            for name in wrong_names:  # the next check is of the other keys
+            for name in wrong_names:
+                # The next attempt checks the other keys.
                 del good[name]
         return None if required else kind()
 

@@ -40,7 +40,7 @@ _BOOLS: Final = {"true": True, "on": True, "false": False, "off": False}
 _WORDS: Final = re.compile(r"[^\[\]{}()\"'\\|]*")
 """A text that can be a list of words with commas; a regular expression, for example, is not split."""
 _NAMED_MAX: Final = 12
-"""Names that a hint lists if none is near."""
+"""Maximum number of names that a hint lists if none is near."""
 
 
 def read_options(kind: type[S], texts: Mapping[str, str], noun: str) -> S:
@@ -94,7 +94,7 @@ def from_text(kind: Any, text: str) -> Any:
 
 
 def convert(kind: Any, value: Any, *, strict: bool = False) -> Any:
-    """Return a value without mistakes as its type."""
+    """Convert a value without mistakes to its type."""
     return msgspec.convert(_with_raw(kind, value), kind, strict=strict, dec_hook=read_special)
 
 
@@ -116,7 +116,7 @@ def mistakes_in(
 ) -> Iterator[ConfigError]:
     """Yield the mistakes in a value: in each item of a list and in each key of a table.
 
-    `strict`: a number is no text. `given`: what the user wrote, if it is not the content.
+    `strict`: a number is no text. `given`: text that the user wrote, if it differs from the content.
     """
     secret = secret or _is_secret(kind)
     inside = list(_inside(content, kind, place))

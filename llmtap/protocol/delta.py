@@ -19,7 +19,8 @@ USAGE_TOKENS_MAX: Final = 10**8
 
 
 class EventClass(IntEnum):
-    """Primary class of an event; the earliest that applies. The value is its code in timelines."""
+    """Primary class of an event: the first class of this list that applies. The value is its code in
+    timelines."""
 
     GUARDRAIL = 0
     """First, because a guardrail may report itself as an error."""
@@ -36,7 +37,8 @@ class EventClass(IntEnum):
 
 
 class Word(StrEnum):
-    """A closed set of words. `word` is a plain attribute; reading `value` takes two calls in Python 3.11."""
+    """A closed set of words. Use the plain attribute `word`: reading `value` takes two calls in Python
+    3.11."""
 
     def __init__(self, word: str) -> None:
         self.word = word
@@ -107,7 +109,7 @@ class Verdict(msgspec.Struct, gc=False):
     category: str | None = None
     path: str | None = None
     substituted: bool = False
-    """Canned text stands in place of the answer."""
+    """A canned text replaces the answer."""
     detail: dict[str, Any] | None = None
 
 
@@ -116,29 +118,33 @@ class ServerTime(msgspec.Struct, gc=False):
 
     name: str
     ms: float
-    """As reported: it may be negative, not finite, or longer than the exchange (`exchange/verdict.py`)."""
+    """The duration as reported: it may be negative, not finite, or longer than the exchange
+    (`exchange/verdict.py`)."""
     where: str
     """The object, or `header:NAME`, `trailer:NAME`, that held it."""
     path: str | None = None
     unit: str = "ms"
-    """As on the wire: `s`, `ms`, `ns`, or `tokens/s` for a rate."""
+    """Unit in which the server sent the value: `s`, `ms`, `ns`, or `tokens/s` for a rate."""
 
 
 class Delta(msgspec.Struct, gc=False):
-    """What one event adds. Made once per chunk, so most fields stay at their default."""
+    """Meaning of one event: what it adds to the answer. Made for each chunk, so most fields stay at their
+    default."""
 
     event_class: EventClass
     size: int = 0
     """Bytes of the event in the decoded body; set by the caller of the dialect."""
     output: bool = False
-    """It carries generated output of any kind: text (blank too), a call's name, audio, a bare token id."""
+    """The event carries generated output of any kind: text (blank too), a call's name, audio, a bare token
+    id."""
     content: bool = False
-    """It carries content that is not only white space, or audio."""
+    """The event carries content that is not only white space, or audio."""
     blank: bool = False
     reasoning: bool = False
     # The fast path of openai_chat.py builds the fields up to `also` by position.
     text: str = ""
-    """Text of the primary class; of an error or a guardrail, the content beside it. It is not stored."""
+    """Text of the primary class; if that is an error or a guardrail, the text of the content in the same
+    event. The text is not stored."""
     choices: tuple[int, ...] = ()
     """Indexes of the choices that carry output. Without output: those that sent only a marker such as
     `<think>`, which was generated but is no text."""
@@ -157,18 +163,19 @@ class Delta(msgspec.Struct, gc=False):
     error_type: str | None = None
     error_message: str | None = None
     tool_call: bool = False
-    """It carries a call's name or arguments, be it the primary class or not."""
+    """The event carries a call's name or arguments, whether or not that is its primary class."""
     refusal: bool = False
     verdict: Verdict | None = None
     server_times: tuple[ServerTime, ...] = ()
     server_clock_ns: int = -1
-    """The server's own clock at this event's last token, from any zero of its own; -1 if not reported."""
+    """Reading of the server's own clock at this event's last token, in ns since any moment that the server
+    chose; -1 if not reported."""
     retry: bool = False
-    """A gateway restarted the answer: after output came another role with a new id or model."""
+    """A gateway restarted the answer: after output came another role event, with a new id or model."""
     done: bool = False
-    """It is, or carries, the end marker of its dialect."""
+    """The event is, or carries, the end marker of its dialect."""
     parsed: bool = True
-    """False if its shape was not understood: it then counts for timing only."""
+    """False if the shape of the event was not understood: the event then counts for timing only."""
     repeatable: bool = False
-    """It is a piece of one choice's output and nothing else, and its reader remembers nothing of the text:
-    the same event with another one gives the same Delta with that text (`protocol/repetition.py`)."""
+    """The event is one piece of output of one choice and nothing else, and its reader stores nothing of the
+    text: the same event with another text gives the same Delta with that text (`protocol/repetition.py`)."""

@@ -24,17 +24,17 @@ RATIO_FREE_BYTES: Final = 256 << 10
 """Decoded bytes up to which the ratio is not limited: the first flush of a stream may be a few bytes."""
 CODINGS_MAX: Final = 4
 PIECE_BYTES: Final = 16 << 10
-"""Decoded bytes that come out at once: parsing them takes a few milliseconds."""
+"""Maximum number of decoded bytes that are returned at once: parsing them takes a few milliseconds."""
 _INPUT_BYTES: Final = 4 << 10
 """Coded bytes that a stage is given at once. The libraries copy the rest of their input at the end of each
 gzip member and of each piece of output; for a whole body at once that takes quadratic time."""
 _ZSTD_INPUT_BYTES: Final = 64
-"""All its output comes at the end of a call. A block of 4 bytes may stand for 128 KiB (RFC 8878 3.1.1.2), so
-that these make 2 MiB at most."""
+"""Coded bytes that zstd is given at once. It returns all output at the end of a call, and a block of 4 bytes
+may stand for 128 KiB (RFC 8878 3.1.1.2), so 64 bytes give at most 2 MiB."""
 _ZSTD_WINDOW_MAX: Final = 8 << 20  # RFC 9659: a zstd content coding uses a window of at most 8 MB
-_BROTLI_WINDOW_MAX: Final = 16 << 20  # RFC 7932 9.1
-_DEFLATE_WINDOW_MAX: Final = 32 << 10  # RFC 1951 2
-_GZIP_MAGIC: Final = b"\x1f\x8b"  # RFC 1952 2.3.1
+_BROTLI_WINDOW_MAX: Final = 16 << 20  # RFC 7932 9.1: a brotli window is smaller than 16 MiB
+_DEFLATE_WINDOW_MAX: Final = 32 << 10  # RFC 1951 2: deflate refers back by at most 32 KiB
+_GZIP_MAGIC: Final = b"\x1f\x8b"  # RFC 1952 2.3.1: first bytes of a member
 
 
 class DecodeError(PeerProtocolError):
@@ -47,8 +47,8 @@ class DecodeError(PeerProtocolError):
 class DecodingBudget:
     """Bytes that a body may still decode to, in all its layers of coding together.
 
-    The ratio counts from end to end, to the bytes of the outermost layer: layers of 250 each would make
-    62,500 of two.
+    The ratio relates all decoded bytes to the bytes of the outermost layer. With a ratio of 250 for each
+    layer, two layers would allow 62,500.
     """
 
     __slots__ = ("_coded", "_decoded_bytes_max", "_ratio_max", "decoded")
@@ -70,7 +70,7 @@ class DecodingBudget:
         )
 
     def take(self, size: int) -> None:
-        """Count decoded bytes. Raises DecodeError where they are too many."""
+        """Count decoded bytes. Raises DecodeError if they are too many."""
         self.decoded += size
         if self.decoded > self._decoded_bytes_max:
             raise DecodeError(f"the body decodes to more than {self._decoded_bytes_max} bytes")
@@ -80,10 +80,10 @@ class DecodingBudget:
 
 class _Stage(Protocol):
     window_bytes_max: int
-    """Most that the library keeps of the output for back references."""
+    """Maximum size of the output that the library keeps for back references."""
 
     def decode(self, data: bytes, budget: DecodingBudget) -> Iterator[bytes]:
-        """Yield what `data` (at most _INPUT_BYTES) yields, piece by piece."""
+        """Yield the decoded bytes of `data` (at most _INPUT_BYTES), piece by piece."""
         ...
 
 
@@ -116,14 +116,14 @@ class Decoder:
 
     @property
     def kept_bytes(self) -> int:
-        """Memory of the windows: libraries fill it with the output, up to its size."""
+        """Memory of the windows: a library fills its window with output, up to the size of the window."""
         return min(self._window_bytes_max, self._budget.decoded)
 
     def feed(self, data: bytes) -> bytes:
         return b"".join(self.pieces(data)) if self._stages else data
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
-        """Yield what `data` decodes to, which may be 250 times as long, in pieces of about PIECE_BYTES.
+        """Yield the decoded bytes of `data`, which may be 250 times as many, in pieces of about PIECE_BYTES.
 
         A piece may be empty, so that the caller gets its turn after each step of work.
         """
@@ -157,7 +157,7 @@ def _stage(name: bytes) -> _Stage:
 
 
 def inflated(inflater: "zlib._Decompress", data: bytes, budget: DecodingBudget) -> Iterator[bytes]:
-    """Yield all that `data` yields, up to the end of a member. Raises zlib.error."""
+    """Yield the decoded bytes of `data`, up to the end of a member. Raises zlib.error."""
     while True:
         piece = inflater.decompress(data, PIECE_BYTES)
         if piece:
@@ -237,7 +237,8 @@ class _Brotli:
     def decode(self, data: bytes, budget: DecodingBudget) -> Iterator[bytes]:
         decompressor = self._decompressor
         try:
-            # Output may be left although `can_accept_more_data` (brotli 1.2), so the end is an empty piece.
+            # In brotli 1.2, output may be left although `can_accept_more_data` is true, so read until a piece
+            # is empty.
             while piece := decompressor.process(data, output_buffer_limit=PIECE_BYTES):
                 budget.take(len(piece))
                 yield piece
@@ -251,7 +252,7 @@ class _Brotli:
 class _Zstd:
     """zstd, frame after frame.
 
-    Not a `stream_writer` of the library: it keeps output back if its buffer is full when the input ends.
+    The library's `stream_writer` is not used: it keeps output back if its buffer is full when the input ends.
     """
 
     __slots__ = ("_decompressor",)

@@ -25,13 +25,14 @@ LENGTH_DIGITS_MAX: Final = 18
 SIZE_DIGITS_MAX: Final = 15
 """Maximum number of digits of a chunk size after its leading zeros."""
 LINE_BYTES_MAX: Final = 8_192
-"""One chunk-size line with its extensions, or one trailer line; the limit nginx has for a header line."""
+"""Maximum length of a chunk-size line with its extensions, or of a trailer line; nginx has this limit for a
+header line."""
 EXTENSION_BYTES_MAX: Final = 16_384
-"""Bytes of chunk extensions in one body that may exceed the payload of their chunks: a body of extensions
-would cost much to parse and carry nothing."""
+"""Maximum number of bytes by which the chunk extensions of a body may exceed the payload of their chunks: a
+body of extensions would cost much to parse and carry nothing."""
 TRAILER_LINES_MAX: Final = 128
 TRAILER_BYTES_MAX: Final = 65_536
-"""All trailer lines of a body, as for a head (`relay.head_bytes`)."""
+"""Maximum length of all trailer lines of a body, as for a head (`relay.head_bytes`)."""
 METHOD_CHARS_MAX: Final = 32
 
 _TOKEN: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -44,7 +45,7 @@ _EXTENSIONS: Final = rb'(?:[ \t]*;[ \t]*%b(?:[ \t]*=[ \t]*(?:%b|%b"))?)*' % (_NA
 _SIZE_LINE: Final = re.compile(rb"(%b)%b\r\n" % (_SIZE_DIGITS, _EXTENSIONS))
 _TRAILER_LINE: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*\r\n")
 _REASON: Final = re.compile(rb"(?: [\t\x20-\x7e\x80-\xff]*)?")
-# Any beginning of such a line: a read may end within it.
+# Match any beginning of a chunk-size line or trailer line, because a read may end within a line.
 _SIZE_LINE_PART: Final = re.compile(
     rb"%b%b(?:\r|[ \t]*(?:;[ \t]*(?:%b[ \t]*(?:=[ \t]*(?:%b\\?)?)?)?)?)"
     % (_SIZE_DIGITS, _EXTENSIONS, _NAME, _QUOTED_PART)
@@ -57,7 +58,7 @@ NO_TRAILERS: Final = frozenset({
     b"transfer-encoding", b"upgrade", b"via", b"x-api-key", b"x-goog-api-key", b"x-real-ip",
 })  # fmt: skip
 """Fields that a request may not have as trailers: framing, routing, control, authentication, content format
-(RFC 9110 6.5.1). A recipient that merged them into the head would read another request than we did."""
+(RFC 9110 6.5.1). A recipient that merged them into the head would read another request than llmtap did."""
 NO_TRAILER_WORDS: Final = frozenset({
     b"apikey", b"auth", b"authentication", b"authorization", b"cookie", b"credential", b"credentials",
     b"forwarded", b"key", b"llm", b"mcp", b"password", b"secret", b"session", b"tenant", b"token", b"user",
@@ -73,7 +74,7 @@ NEVER_NAMED: Final = frozenset({
 })  # fmt: skip
 """Fields that Connection cannot remove: the next hop needs them, or the relay has a rule for them."""
 _USUAL_METHODS: Final = frozenset({b"GET", b"POST", b"HEAD", b"PUT", b"DELETE", b"OPTIONS", b"PATCH"})
-# Meaning of a field for framing and routing. A memo by the name as sent makes the look-up one dict access.
+# Meaning of a field for framing and routing. `_seen_kinds` caches it by the name as sent: one dict access.
 _LENGTH, _CODING, _CONNECTION, _HOSTS, _UPGRADE, _EXPECT, _PLAIN = range(7)
 _KINDS: Final = {
     b"connection": _CONNECTION, b"content-length": _LENGTH, b"transfer-encoding": _CODING,
@@ -82,7 +83,8 @@ _KINDS: Final = {
 _seen_kinds: dict[bytes, int] = {}
 _seen_hosts: set[bytes] = set()
 SEEN_MAX: Final = 1_024
-"""Spellings remembered; a peer that invents more costs time, not memory."""
+"""Maximum number of entries of each of the two caches: a peer that sends more spellings costs time, not
+memory."""
 
 
 def _kind_of(name: bytes) -> int:
@@ -251,7 +253,7 @@ def _parse_request_head(raw: bytes) -> RequestHead:
 
     lengths, codings, options, hosts, upgrades, expectations = _routing(fields.headers)
     connection = tuple(options)
-    # RFC 9112 3.2: 400 to a 1.1 request without Host, and to any request with more than one.
+    # RFC 9112 3.2: answer 400 to an HTTP/1.1 request without Host, and to any request with two or more.
     if len(hosts) > 1 or (is_11 and not hosts):
         raise PeerProtocolError("a request has exactly one Host field")
     if hosts and hosts[0] not in _seen_hosts:
@@ -337,7 +339,8 @@ def _parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
     except httptools.HttpParserError as exc:
         what = _reason(exc)
         if raw[9:12] == b"101" and "Upgrade" in what:
-            # llhttp stops after each 101 response, but continues if both fields are present.
+            # llhttp stops after each 101 response. With both fields it raises HttpParserUpgrade, without one
+            # of them this error.
             what = "status 101 without the fields Connection: Upgrade and Upgrade (RFC 9110 7.8)"
         raise PeerProtocolError(f"malformed response head: {what}", 502) from None
     is_11 = raw.startswith(b"HTTP/1.1 ")
@@ -345,7 +348,7 @@ def _parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
         raise PeerProtocolError("malformed response head", 502)
     headers = fields.headers
     status = int(raw[9:12])  # llhttp has checked that these are three digits.
-    if status < 100:  # RFC 9110 15
+    if status < 100:  # RFC 9110 15: a status code is 100 or above
         raise PeerProtocolError("the response status is below 100", 502)
     if _REASON.fullmatch(raw, 12, raw.find(b"\r\n")) is None:
         raise PeerProtocolError("malformed response status line", 502)
@@ -430,9 +433,10 @@ _SIZES_MAX: Final = 4_096
 
 
 class ChunkedScanner:
-    """A chunked body, trailers included (RFC 9112 7.1), CR LF everywhere. A line that a read ends within is
-    checked as far as it goes: no byte of a malformed one is forwarded. `refused`: names refused as trailers,
-    by their `spelling_key`; `refused_words`: so are names with one of these words."""
+    """Scanner of a chunked body with its trailers (RFC 9112 7.1). Each line must end in CR LF. If a read ends
+    within a line, the part so far is checked: no byte of a malformed line is forwarded. `refused`: names of
+    trailers that are refused, as `spelling_key` returns them; `refused_words`: names with one of these words
+    are refused, too."""
 
     __slots__ = (
         "_extension_bytes", "_refused", "_refused_words", "_trailer_bytes", "left", "line_part",
@@ -464,8 +468,8 @@ class ChunkedScanner:
         return not (self.left or self.line_part) and self.trailer_lines < 0
 
     def whole(self, data: bytes) -> bytes:
-        """Return the payload of `data` if that is one whole chunk of a known size; else b"", and `data` is
-        for `feed`."""
+        """Return the payload of `data` if that is one whole chunk of a known size; else b"", and the caller
+        must pass `data` to `feed`."""
         if not self.between:
             return b""
         start = data.find(b"\n") + 1
@@ -475,8 +479,8 @@ class ChunkedScanner:
         return b""
 
     def feed(self, data: bytes, pieces: list[bytes] | None = None) -> int:
-        """As BodyScanner; appends the payload to `pieces`. Raises PeerProtocolError at the first byte that is
-        malformed."""
+        """Scan as BodyScanner.feed does, and append the payload to `pieces`. Raises PeerProtocolError at the
+        first byte that is malformed."""
         at, end, left = 0, len(data), self.left
         while True:
             if left:

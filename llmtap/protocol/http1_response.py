@@ -13,8 +13,8 @@ NONE, LENGTH = http1.Framing.NONE, http1.Framing.LENGTH
 
 
 INTERIM_HEADS_MAX: Final = 64
-"""Interim (1xx) heads before a final one, and one more for each second of waiting: some servers send a 102 or
-103 every few seconds to keep a connection open."""
+"""Maximum number of interim (1xx) heads before a final one; each second of waiting allows one more: some
+servers send a 102 or 103 every few seconds to keep a connection open."""
 
 
 def is_interim_flood(interims: int, waited_ns: int) -> bool:
@@ -51,8 +51,8 @@ def next_response_head(
 def begin_response_body(
     head: http1.ResponseHead, data: bytes, start: int
 ) -> tuple[int, http1.BodyScanner | None]:
-    """Return where the body at `start` of `data` ends, or -1 and the scanner that reads on. Raises
-    PeerProtocolError."""
+    """Return where the body at `start` of `data` ends, or -1 and the scanner that finds its end in later
+    reads. Raises PeerProtocolError."""
     if head.framing is NONE:
         return start, None
     if head.framing is LENGTH and len(data) - start >= head.length:

@@ -17,7 +17,8 @@ from llmtap.errors import ConfigError
 from llmtap.protocol.target import plain_path, split_target
 
 NOT_INFERENCE_METHODS: Final = ("DELETE", "GET", "HEAD", "OPTIONS")
-"""Scrapes, health checks, model lists, pages, stored objects. Every API asks models by POST or WebSocket."""
+"""Methods of scrapes, health checks, model lists, pages, stored objects. Every API asks models by POST or
+WebSocket."""
 NOT_INFERENCE: Final = (
     *NOT_INFERENCE_METHODS, "/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/files",
     "/v1/uploads", "/v1/batches",

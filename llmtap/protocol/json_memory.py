@@ -11,10 +11,10 @@ from typing import Any, Final, TypeVar, overload
 import msgspec
 
 VALUE_BYTES_MAX: Final = 64 << 20
-"""Estimated memory of one decoded value. Embeddings take 3 bytes for each byte of JSON, log-probabilities 9,
-`{},{},` 35; an event or body has at most 16 MiB."""
+"""Maximum estimated memory of one decoded value. Embeddings take 3 bytes for each byte of JSON,
+log-probabilities 9, `{},{},` 35; an event or body has at most 16 MiB."""
 _FREE_BYTES: Final = 1 << 20
-"""A shorter text cannot take VALUE_BYTES_MAX, so it is not checked."""
+"""Length up to which JSON is not checked: so short a text cannot take VALUE_BYTES_MAX."""
 _BRACKET_BYTES: Final = 72
 _COMMA_BYTES: Final = 32
 _STRING_BYTES: Final = 32
@@ -44,8 +44,8 @@ def value_bytes(data: bytes) -> int:
 
 
 def exact_value_bytes(data: bytes) -> int:
-    """Return the memory of what stands outside of strings, and of the strings themselves."""
-    # Without escaped quotes, each quote begins or ends a string.
+    """Return the estimated memory, in which brackets and commas inside strings do not count."""
+    # Remove escaped quotes first: then each quote begins or ends a string.
     structure = data.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _ALL_BUT_STRUCTURE)
     brackets = commas = quotes = 0
     inside = False

@@ -26,7 +26,7 @@ from llmtap.protocol.sse import SseEvent, SseParser
 BLOCK_BYTES_MAX: Final = 4_096
 """Maximum size of a recognised event, far above that of a token: some events are held for a moment."""
 _OF_MEMBER: Final = (b'":', b'": ')
-"""What stands before the value of a member. The probe shows whether that value is the text."""
+"""Bytes that precede the value of a member. The probe shows whether that value is the text."""
 LOOSE_MAX: Final = 3
 """Maximum number of loose values of an event: each is checked in each event, and no known server has more."""
 _SIZE_LINES: Final = {
@@ -35,7 +35,8 @@ _SIZE_LINES: Final = {
 """First line of a chunk in its usual form (RFC 9112 7.1), by the size of the whole chunk."""
 _PAYLOADS: Final = {size: size - len(line) - 2 for size, line in _SIZE_LINES.items()}
 _WORTH_EVENTS: Final = 16
-"""A search for a repetition takes as much time as it saves in about five events."""
+"""If fewer events than this have passed since the last search, that search did not pay. A search takes as
+much time as it saves in about five events."""
 _PATIENCE: Final = 8
 _ENCODERS: Final[tuple[Callable[[str], bytes], ...]] = (
     msgspec.json.encode,
@@ -48,7 +49,7 @@ _decode_members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _replace: Final = msgspec.structs.replace
 _Loose = tuple[tuple[bytes, bool], ...]
 Fixed = tuple[bytes, _Loose, _Loose, bytes]
-"""Opening, loose values ahead of the text and beyond it, closing."""
+"""Opening, loose values ahead of the text and beyond it, closing: as in `Repetition`."""
 
 
 class Repetition(msgspec.Struct, gc=False):
@@ -60,9 +61,10 @@ class Repetition(msgspec.Struct, gc=False):
     delta: Delta
     chunk_end: bytes
     ahead: _Loose = ()
-    """For each loose value before the text: what follows it, and whether it is a string."""
+    """For each loose value before the text: the bytes that follow it, and whether it is a string."""
     beyond: _Loose = ()
-    """For each one behind the text, from the last to the first: what leads to it, and whether it is one."""
+    """For each loose value after the text, from the last to the first: the bytes before it, and whether it is
+    a string."""
     names: frozenset[str] = frozenset()
     sample: bytes = b""
     """The event in which the loose values were found, without its text; empty: there are none."""
@@ -96,8 +98,9 @@ class Repetition(msgspec.Struct, gc=False):
             return ""
 
     def _inside(self, data: bytes, start: int, end: int) -> tuple[int, int]:
-        """Return start and end of the text, each loose value checked. Raises ValueError. A fixed part found
-        inside a value makes a check fail: a text may be missed, none is found wrong."""
+        """Return start and end of the text, after a check of each loose value. Raises ValueError. If a value
+        contains the bytes of a fixed part, a check fails: the event is then parsed as usual, and a wrong text
+        is never returned."""
         for fixed, is_string in self.ahead:
             stop = data.index(fixed, start, end)
             _check_value(data, start, stop, is_string)
@@ -124,9 +127,9 @@ def find_repetition(
     names_read: frozenset[str] | None = None,
     last: Repetition | None = None,
 ) -> Repetition | None:
-    """Return what may come again of this block, of which `read_event` made `delta`; None if its text is not
-    unique in a known place. `names_read`: members read at the top of the object; `last`: the repetition
-    before, which shows what is loose."""
+    """Return the repetition of this block, which `read_event` read as `delta`; None if the text does not
+    stand exactly once, as the value of a member. `names_read`: members read at the top of the object; `last`:
+    the previous repetition, which shows which values are loose."""
     for encode in _ENCODERS:
         quoted = encode(delta.text)
         before, text, behind = block.partition(quoted)
@@ -142,7 +145,7 @@ def find_repetition(
 
 
 def _is_read(probe: bytes, candidate: Repetition, read_event: Callable[[SseEvent], Delta]) -> bool:
-    """Whether our text in this block is read as the text, and all else stays as it was."""
+    """Return whether the probe's text is read as the text of this block, and everything else as before."""
     events = SseParser().feed(probe)
     if len(events) != 1:
         return False
@@ -152,7 +155,7 @@ def _is_read(probe: bytes, candidate: Repetition, read_event: Callable[[SseEvent
 
 
 def _members(block: bytes) -> dict[str, bytes]:
-    """The members of the object in a block, as they are spelt; none if there is no object."""
+    """Return the members of the object in a block, each value as its bytes; none if there is no object."""
     events = SseParser().feed(block)
     if len(events) != 1 or events[0].data is None:
         return {}
@@ -168,8 +171,8 @@ def _loosen(
     names_read: frozenset[str],
     read_event: Callable[[SseEvent], Delta],
 ) -> Repetition | None:
-    """Return it with the values loose in which it differs from the last one; None if there are none, too
-    many, or one cannot be replaced."""
+    """Return the candidate with loose values: those in which it differs from the last repetition. None if
+    there are none or too many, or if one of them cannot be replaced."""
     sample, edge = candidate.opening + candidate.closing, len(candidate.opening)
     was, now = _members(last.sample or last.opening + last.closing), _members(sample)
     loose = {
@@ -184,10 +187,10 @@ def _loosen(
     places = [_place(sample, name, value) for name, value in loose.items()]
     text = edge, edge, True
     if any(start <= edge <= end for start, end, _ in places):
-        return None  # The value was not found, or it is the text itself.
+        return None  # A value was not found, or is the text itself.
     values = sorted([*places, text])
-    # Put another byte before each value. If a place were wrong, or a reader read the value, the result would
-    # show it.
+    # Test the places: insert one extra byte at the start of each value. The members must change exactly as
+    # expected, and the event must be read as before; else a place is wrong, or a reader uses the value.
     more = [b"x" if is_string else b"1" for _, _, is_string in values]
     more[values.index(text)] = b""
     changed = {
@@ -211,8 +214,8 @@ def _loosen(
 
 
 def _place(sample: bytes, name: str, value: bytes) -> tuple[int, int, bool]:
-    """Where a member's value starts and ends, without its quotes, and whether it is a string; all of the
-    sample if it stands nowhere, or in several places."""
+    """Return where a member's value starts and ends, without its quotes, and whether it is a string; all of
+    the sample if the value does not stand in exactly one place."""
     is_string = value.startswith(b'"')
     spelt = [msgspec.json.encode(name) + colon + value for colon in (b":", b": ")]
     if sum(map(sample.count, spelt)) != 1:
@@ -222,7 +225,7 @@ def _place(sample: bytes, name: str, value: bytes) -> tuple[int, int, bool]:
 
 
 def _insert(sample: bytes, values: list[tuple[int, int, bool]], more: list[bytes]) -> bytes:
-    """Return the sample with more bytes where these values start."""
+    """Return the sample with the bytes of `more` inserted where these values start."""
     starts = [start for start, _, _ in values]
     parts = [sample[a:b] for a, b in zip([0, *starts], [*starts, len(sample)], strict=True)]
     return parts[0] + b"".join(new + part for new, part in zip(more, parts[1:], strict=True))
@@ -250,7 +253,8 @@ class RepetitionFinder:
         self._patience = _PATIENCE
 
     def look(self, block: bytes, delta: Delta, offset: int, reader: Reader) -> None:
-        """Look for it in a block that was one repeatable event; `offset`: where it ends in the body."""
+        """Look for the event that may come again in `block`, which held one event of a repeatable kind.
+        `offset`: where the block ends in the body."""
         if not self._patience or len(block) > BLOCK_BYTES_MAX or not delta.text or delta.blank:
             return
         if offset - self._at < _WORTH_EVENTS * len(block):
@@ -262,25 +266,27 @@ class RepetitionFinder:
 
 
 ROOM: Final = 64
-"""Events that the Python implementation sets aside: enough to make logging them cheap."""
+"""Maximum number of events in a run of the Python implementation: enough to make logging them cheap."""
 TEXTS_BYTES_MAX: Final = 6 << 10
 """Memory of kept texts at which a run is full. 64 tokens take half of it."""
 RUN_BYTES: Final = 16 << 10
-"""Memory of a run that is not full: 25 bytes for each of 256 events (in Python 150 for each of 64), texts."""
+"""Memory of a run that is not full: 25 bytes for each of 256 events (in Python 150 for each of 64), and the
+texts."""
 RUN_BLOCKS: Final = 6
-"""Copies of the block that repeats, in the repetition and in the one before: opening and closing in each of
-three members."""
+"""Copies of the repeated block in memory: three members of the repetition, and of the previous one, hold its
+opening and closing."""
 
 Taken = tuple["array[int]", "array[int]", "array[int]", bytes, list[str]]
-"""Of each event: `t_ns` and `added_ns` of its read, bytes of its block, 1 if its text is only white space;
-and its text, if texts are kept."""
+"""Columns, with for each event: `t_ns` and `added_ns` of its read, bytes of its block, 1 if its text is only
+white space; and its text, if texts are kept."""
 
 
 class TokenRun(Protocol):
-    """The events set aside. They are logged as soon as `full`, or as something else comes."""
+    """Events that are held to be logged together: as soon as the run is `full`, or as another kind of event
+    comes."""
 
     keeps_texts: bool
-    """To be changed only while it is empty."""
+    """Whether the texts of the events are kept. Change it only while the run is empty."""
 
     def __len__(self) -> int: ...
 
@@ -288,7 +294,8 @@ class TokenRun(Protocol):
     def full(self) -> bool: ...
 
     def add(self, data: bytes, t_ns: int, added_ns: int) -> bool:
-        """Set a read aside if it is exactly one such event with a text that is not empty. Return whether."""
+        """Add a read to the run if it is exactly one such event with a non-empty text. Return whether it was
+        added."""
 
     def take(self) -> Taken:
         """Return the columns of the events, at least one, and forget them."""

@@ -18,8 +18,8 @@ SERVER_TIMES: Final = (
     "queue", "prefill", "ttft", "ttft_from_schedule", "decode", "mean_itl", "inference", "load", "total",
     "overhead", "callback", "unnamed",
 )  # fmt: skip
-"""The names. `ttft_from_schedule` leaves the queue out; `total` is the request as its teller sees it, which
-in a header means: until the head."""
+"""The names. `ttft_from_schedule` leaves out the time in the queue. `total` is the whole request as the
+reporting server sees it; in a header, the time until the server sent the head."""
 
 _MS_PER: Final = {"ms": 1.0, "s": 1e3, "us": 1e-3, "ns": 1e-6}
 UNITS: Final = tuple(_MS_PER)
@@ -40,7 +40,7 @@ _OBJECTS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "predicted_ms": ("decode", "ms"),
         "predicted_per_token_ms": ("mean_itl", "ms"),
     },
-    "metrics": {  # vLLM, and Bedrock's last key
+    "metrics": {  # vLLM; only the last key is Bedrock's.
         "queue_time_ms": ("queue", "ms"),
         "time_to_first_token_ms": ("ttft_from_schedule", "ms"),
         "generation_time_ms": ("decode", "ms"),
@@ -76,13 +76,14 @@ _FIELDS: Final = {
     place: tuple((key, name, unit, f"{place}.{key}") for key, (name, unit) in fields.items())
     for place, fields in _OBJECTS.items()
 }
-"""By place: `(key, name, unit, path)`."""
+"""Fields of each object, by its place: `(key, name, unit, path)`."""
 _HEADERS: Final[dict[bytes, tuple[str, str]]] = {
     b"openai-processing-ms": ("total", "ms"),
     b"x-envoy-upstream-service-time": ("total", "ms"),
     b"fireworks-server-time-to-first-token": ("ttft", "s"),
     b"fireworks-server-processing-time": ("total", "s"),
-    # TGI. Left out: x-compute-time, which repeats x-total-time, and x-validation-time: no work on tokens.
+    # TGI. Not read: x-compute-time, which repeats x-total-time, and x-validation-time, which is no work on
+    # tokens.
     b"x-queue-time": ("queue", "ms"),
     b"x-inference-time": ("inference", "ms"),
     b"x-time-per-token": ("mean_itl", "ms"),
@@ -109,9 +110,9 @@ def object_times(place: str, value: Any) -> tuple[ServerTime, ...]:
 
 
 def rate_times(stats: Any, cached: int | None) -> tuple[ServerTime, ...]:
-    """Return the durations behind exo's `generation_stats` (rates and tokens). `cached` prompt tokens were
-    not prefilled: needed for a partial cache hit; an exact one has no prefill. Source: exo-bench's
-    methodology."""
+    """Return the durations that follow from exo's `generation_stats` (rates and tokens). `cached`: prompt
+    tokens that were not prefilled; needed for a partial cache hit. An exact hit has no prefill. Source:
+    exo-bench's methodology."""
     if not isinstance(stats, dict):
         return ()
     hit = stats.get("prefix_cache_hit", "none")
@@ -129,7 +130,8 @@ def rate_times(stats: Any, cached: int | None) -> tuple[ServerTime, ...]:
 
 
 def clock_ns(timings: Any) -> int:
-    """llama.cpp's own clock at a token, from its `timings`: ns since decoding began; -1 if not reported."""
+    """Return llama.cpp's own clock at a token, from its `timings`: ns since decoding began; -1 if not
+    reported."""
     return duration_clock_ns(timings.get("predicted_ms") if isinstance(timings, dict) else None, "ms")
 
 
@@ -182,7 +184,8 @@ def _span_ms(tokens: Any, without: int, rate: Any) -> float | None:
 
 
 def duration_ms(value: Any, unit: str) -> float | None:
-    """Return a number, or the text of one, in ms; None for anything else. It may have any size and sign."""
+    """Return a number, or the text of one, in ms; None for anything else. The number may have any size and
+    sign."""
     if type(value) is str:
         try:
             value = float(value) if len(value) <= 32 else None

@@ -25,7 +25,8 @@ import msgspec
 from llmtap.protocol.json_memory import bounded_decoder
 
 EVENT_BYTES_MAX: Final = 16 << 20
-"""A longer event is skipped. The longest known ones are audio and tool arguments of about 1 MB."""
+"""Maximum size of an event; a longer one is skipped. The longest known ones are audio and tool arguments of
+about 1 MB."""
 _LINE_BYTES: Final = 48
 """Memory of a data line beside its bytes."""
 
@@ -37,11 +38,11 @@ class SseEvent(msgspec.Struct, gc=False):
     start: int
     end: int
     data: bytes | None
-    """Its data lines, joined by LF; None if it has none."""
+    """Data lines of the event, joined by LF; None if it has none."""
     event: bytes | None = None
-    """Its last `event:` field; None if absent or empty."""
+    """Last `event:` field of the event; None if absent or empty."""
     comment: bool = False
-    """It holds comments and nothing else."""
+    """The event holds comments and nothing else."""
 
 
 class SseParser:
@@ -244,7 +245,8 @@ class SseParser:
             elif line == b"event":
                 self._event = b""
             elif line.startswith(b"error:"):
-                # Not a field of the standard. llama.cpp sent errors so before ggml-org/llama.cpp#16109.
+                # Not a field of the standard. llama.cpp sent errors in this field before
+                # ggml-org/llama.cpp#16109.
                 self._event = b"error"
                 self._data.append(line[7:] if line.startswith(b" ", 6) else line[6:])
 
@@ -359,7 +361,7 @@ class MessageStreamParser:
         self._parts: SseParser | LineParser | None = None
         """Parser of the stream in the payloads of PayloadPart; None: not known, or no such stream."""
         self._opening: bytes | None = b""
-        """Payloads until their stream is known; None afterwards."""
+        """Payloads so far, until the format of their stream is known; None afterwards."""
         self.broken = False
         """A checksum or a length was wrong, so the rest is not parsed."""
         self._buffer = bytearray()
@@ -375,7 +377,8 @@ class MessageStreamParser:
         return len(self._buffer) + len(self._opening or b"") + parts
 
     def drop(self) -> None:
-        """Release the memory of the unfinished message. Nothing marks the beginning of the next one."""
+        """Release the memory of the unfinished message and stop parsing: nothing marks where the next message
+        begins."""
         self.broken = True
         self._buffer.clear()
         self._opening = None
@@ -418,7 +421,7 @@ class MessageStreamParser:
         return self._placed(events)
 
     def _placed(self, events: list[SseEvent]) -> list[SseEvent]:
-        """Let events of the parts end where the message ends that completed them, with their own size."""
+        """Let each event of the parts end where the message that completed it ends, and keep its own size."""
         for event in events:
             event.start, event.end = self.offset - (event.end - event.start), self.offset
         return events
@@ -504,8 +507,8 @@ _inside: Final = re.compile(rb'["\\]').search
 
 
 class ArrayParser:
-    """Splits a JSON array into its elements (objects), each reported when its last byte came. Any cut of
-    the bytes gives the same ones."""
+    """Splits a JSON array into its elements (objects); each is returned when its last byte has come. Any cut
+    of the bytes gives the same elements."""
 
     __slots__ = ("_begun", "_buffer", "_depth", "_text", "offset", "skipped")
 
@@ -524,8 +527,8 @@ class ArrayParser:
         return len(self._buffer)
 
     def drop(self) -> None:
-        """Release the memory of the unfinished element, which is then skipped and counted; its depth
-        continues to be counted."""
+        """Release the memory of the unfinished element, which is then skipped and counted. The depth of
+        brackets is still counted, to find the next element."""
         self.skipped += self._begun >= 0
         self.offset += len(self._buffer)
         self._buffer.clear()

@@ -19,7 +19,7 @@ OTHER: Final = "other"
 _HOLDERS: Final = (
     (), ("response",), ("usage",), ("message", "usage"), ("response", "usage"),
 )  # fmt: skip
-"""Objects of an answer that tell its tier: of chat, Responses, and Anthropic's messages and streams."""
+"""Objects of an answer that may name its tier: of chat, Responses, and Anthropic's messages and streams."""
 
 
 def tier_of(service_tier: Any, speed: Any = None) -> str | None:
@@ -31,7 +31,7 @@ def tier_of(service_tier: Any, speed: Any = None) -> str | None:
 
 
 def granted_tier(data: bytes) -> str | None:
-    """Return the tier that an event, or a whole answer, tells; None if it tells none."""
+    """Return the tier that an event, or a whole answer, names; None if it names none."""
     if b'"service_tier"' not in data and b'"speed"' not in data:
         return None
     root = read_json(data)

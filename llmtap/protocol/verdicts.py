@@ -50,7 +50,8 @@ _FILTERED: Final = frozenset(
 )  # fmt: skip
 _INTERVENED: Final = frozenset({"guardrail_intervened", "content_filtered"})
 FAILED: Final = frozenset({"error", "insufficient_system_resource", "network_error", "timeout"})
-"""Finish reasons that report a failure: OpenRouter and vLLM, DeepSeek, Zhipu, Cohere."""
+"""Finish reasons that report a failure: `error` of OpenRouter and vLLM, and those of DeepSeek, Zhipu and
+Cohere."""
 
 
 def reason_kind(reason: str) -> str:
@@ -60,7 +61,8 @@ def reason_kind(reason: str) -> str:
 
 
 def of_finish_reason(reason: str, signal: str = "finish_reason") -> Verdict | None:
-    """Read a reason that names a filter. Bedrock's follow canned text, and do not name what was blocked."""
+    """Read a reason that names a filter. Bedrock's reasons follow a canned text, and do not show whether
+    input or output was blocked."""
     low = reason_kind(reason)
     if low in _FILTERED:
         return Verdict(signal, OUTPUT, "blocked", "output", value=reason)
@@ -88,7 +90,7 @@ def of_prompt_filter_results(results: Any) -> Verdict | None:
 
 def of_content_filters(filters: Any) -> Verdict | None:
     """Read Azure's filters of a response in the Responses API: `blocked` or a `filtered` result acts,
-    `detected` alone flags. `source_type` names the phase."""
+    `detected` alone only flags. `source_type` names the phase."""
     return _strongest(map(_of_content_filter, _dicts(filters)))
 
 
@@ -108,7 +110,7 @@ def _of_input(verdict: Verdict) -> Verdict:
 
 
 def _strongest(verdicts: Iterable[Verdict | None]) -> Verdict | None:
-    """Return the first that acts, else the first."""
+    """Return the first verdict that acts, else the first one."""
     present = [v for v in verdicts if v is not None]
     return next((v for v in present if v.kind is not None), present[0] if present else None)
 
@@ -127,7 +129,8 @@ def _category(results: Any, key: str) -> str | None:
 
 
 def of_hook_results(results: Any) -> Verdict | None:
-    """Read Portkey's hooks: a `verdict` of false flags. Only status and error show that a hook denied."""
+    """Read Portkey's hooks: a `verdict` of false means flagged. Only status and error show that a hook denied
+    a request."""
     hooks = results if isinstance(results, dict) else {}
     for name, phase in (("before_request_hooks", "input"), ("after_request_hooks", "output")):
         for i, hook in _enumerated(hooks.get(name)):
@@ -137,8 +140,8 @@ def of_hook_results(results: Any) -> Verdict | None:
 
 
 def of_moderation(moderation: Any) -> Verdict | None:
-    """OpenAI's moderation of input and output beside the answer: `results[].flagged`, or `flagged` itself in
-    the Responses API."""
+    """Read OpenAI's moderation of input and output beside the answer: `results[].flagged`, or `flagged`
+    itself in the Responses API."""
     for name in ("output", "input"):
         part = moderation.get(name) if isinstance(moderation, dict) else None
         if isinstance(part, dict) and part.get("flagged") is True:
@@ -178,9 +181,9 @@ def _detected(detections: Any, phase: str) -> str | None:
 
 
 def of_guardrail_action(action: Any, trace: Any = None) -> Verdict | None:
-    """Bedrock's `amazon-bedrock-guardrailAction`: the text was replaced. `amazon-bedrock-trace` says whether
-    the input or the output was assessed (without it that is not known, and output is assumed), and whether
-    personal data was only masked."""
+    """Read Bedrock's `amazon-bedrock-guardrailAction`: the text was replaced. `amazon-bedrock-trace` shows
+    whether the input or the output was assessed, and whether personal data was only masked. Without the
+    trace, output is assumed."""
     if not isinstance(action, str) or action.upper() not in ("INTERVENED", "GUARDRAIL_INTERVENED"):
         return None
     phase, acted = phase_of_trace(trace)
@@ -231,7 +234,7 @@ def _acted(value: Any, depth: int = 0) -> int:
 
 def of_rails(data: Any, place: str, status: Any = None) -> Verdict | None:
     """Return NeMo Guardrails' verdict: `data` lists the activated rails, as objects with a `stop`, or by name
-    where `status` is `blocked`."""
+    if `status` is `blocked`."""
     log = data.get("log") if isinstance(data, dict) else None
     rails = log.get("activated_rails") if isinstance(log, dict) else None
     for i, rail in enumerate(rails[:_ITEMS_MAX] if isinstance(rails, list) else ()):
@@ -249,7 +252,7 @@ def of_rails(data: Any, place: str, status: Any = None) -> Verdict | None:
 
 
 def of_block_reason(feedback: Any, place: str) -> Verdict | None:
-    """Gemini's `promptFeedback.blockReason`, where a gateway passes it on."""
+    """Read Gemini's `promptFeedback.blockReason`, if a gateway passes it on."""
     for key in ("blockReason", "block_reason"):
         reason = word(feedback.get(key)) if isinstance(feedback, dict) else None
         if reason is not None and not reason.upper().endswith("UNSPECIFIED"):
@@ -265,7 +268,7 @@ _CODES: Final[dict[str, str | None]] = {
     )),
     "invalid_prompt": "input", "content_policy_violation": "input", "2016": "input", "2017": "output",
 }  # fmt: skip
-"""Codes that are a guardrail, in lower case, and the phase that they tell."""
+"""Codes of guardrails, in lower case, and the phase that each names (None: none)."""
 _TYPES: Final[dict[str, str | None]] = {
     "guardrails_violation": "output",
     "hooks_failed": None,
@@ -291,8 +294,8 @@ _OF_OUTPUT: Final = re.compile(r"\b(output|response|completion|answer)\b", re.IG
 
 
 def of_error(value: Any) -> Verdict | None:
-    """Return the verdict if the error in a JSON object is a guardrail's; hooks and categories may stand
-    beside it."""
+    """Return the verdict if the error in a JSON object is a guardrail's; the object may also hold hooks and
+    categories beside the error."""
     if not isinstance(value, dict):
         return None
     error, place = _error_in(value)
@@ -308,7 +311,7 @@ def of_error(value: Any) -> Verdict | None:
 
 
 def _error_in(value: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """The error as an object, and the path to it with a dot behind."""
+    """Return the error as an object, and the prefix of the paths of its members, such as `error.`."""
     for key in ("error", "errors"):
         error = value.get(key)
         if isinstance(error, dict) and error:

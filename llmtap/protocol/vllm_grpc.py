@@ -59,7 +59,8 @@ class GrpcRequest:
 class GrpcUsage:
     prompt_tokens: int
     output_tokens: int
-    """Of vLLM possibly the last chunk's only: the ids of all chunks count."""
+    """Number of output tokens. vLLM may report only those of the last chunk: then count the ids of all
+    chunks."""
     cached_tokens: int = 0
 
 
@@ -106,7 +107,7 @@ def read_request(data: bytes, service: str = SERVICE) -> GrpcRequest:
 
 
 def write_chunk(chunk: GrpcChunk, service: str = SERVICE, request_id: str = "") -> bytes:
-    """Encode a chunk, or with usage the last message. Only SGLang's messages have the request's id."""
+    """Encode a chunk; with usage, it is the last message. Only SGLang's messages have the request's id."""
     if service == SGLANG_SERVICE:
         message = _sglang.GenerateResponse(request_id=request_id)
     else:

@@ -2,8 +2,8 @@
 
 `MessageParser` serves measured copies and the load generator: it answers nothing and checks only framing.
 Compressed messages are inflated, up to a bound, if permessage-deflate was negotiated (`negotiates_deflate`);
-otherwise they are an error. `frame` is for the load generator and the
-simulated server, which send; `accept_key` returns the value that a server's handshake must have.
+otherwise they are an error. `frame` is for the load generator and the simulated server, which send;
+`accept_key` returns the value that a server's handshake must have.
 
 Source: RFC 6455 sections 4.2.2 and 5; RFC 7692 section 7.2.2.
 """
@@ -39,7 +39,7 @@ class WebSocketMessage(msgspec.Struct, gc=False):
     opcode: Opcode
     size: int
     payload: bytes | None
-    """None where it was too long, or could not be inflated."""
+    """None if the payload was too long, or could not be inflated."""
 
 
 _FIN: Final = 0x80
@@ -51,18 +51,19 @@ _CONTROL_BYTES_MAX: Final = 125
 _OPCODES: Final = frozenset(Opcode)
 _zeros: Final = re.compile(rb"\x00+").match
 _FLUSHED: Final = b"\x00\x00\xff\xff"
-"""RFC 7692 7.2.1: what the sender leaves out at the end of each message."""
+"""Bytes that the sender omits at the end of each compressed message (RFC 7692 7.2.1)."""
 _WINDOW_BYTES: Final = 1 << 15
 _FINAL_BLOCKS_MAX: Final = 16
-"""In one message; each takes about 20 us. Known senders end a message with one of them, or with none."""
+"""Maximum number of final blocks in one message; each takes about 20 us. Known senders end a message with one
+final block, or with none."""
 _TEXTS_MAX: Final = 64
 _EXTENSION: Final = b"permessage-deflate"
 
 
 class MessageParser:
-    """Splits one direction of a tunnel into messages; any cut of the bytes gives the same ones. A client's
-    frames are `masked`. Payloads beyond `message_bytes_max` are dropped. `who` is the sender, for errors;
-    `deflates`: permessage-deflate was negotiated."""
+    """Splits one direction of a tunnel into messages; any cut of the bytes gives the same messages. A
+    client's frames are `masked`. Payloads beyond `message_bytes_max` are dropped. `who` is the sender, for
+    errors; `deflates`: permessage-deflate was negotiated."""
 
     __slots__ = (
         "_begun", "_compressed", "_fin", "_head", "_inflater", "_key", "_left", "_masked",
@@ -73,21 +74,21 @@ class MessageParser:
         self, who: str, *, masked: bool, deflates: bool = False, message_bytes_max: int = EVENT_BYTES_MAX
     ) -> None:
         self.broken: str | None = None
-        """Why nothing more can be read: what came is no frame."""
+        """Reason why no more messages can be read: the bytes are no valid frame. None: no error."""
         self._who = who
         self._masked = masked
         self._message_bytes_max = message_bytes_max
         # The frame being read.
         self._head = bytearray()
-        self._left = -1  # Remaining bytes of its payload; -1 while its head is incomplete.
-        self._taken = 0  # Bytes of its payload read so far.
+        self._left = -1  # Remaining bytes of the payload; -1 while the head is incomplete.
+        self._taken = 0  # Bytes of the payload read so far.
         self._fin = False
         self._opcode = Opcode.CONTINUATION
         self._key = b""
         # The message being read, which control frames may interrupt, and the control frame.
         self._begun: Opcode | None = None
         self._compressed = False
-        # Both by whether the message is the control frame.
+        # Key of both: True for the control frame, False for the message that it may interrupt.
         self._parts: dict[bool, bytearray] = {False: bytearray(), True: bytearray()}
         self._size: dict[bool, int] = {False: 0, True: 0}
         self._too_long = False
@@ -105,7 +106,7 @@ class MessageParser:
         self._parts[False].clear()
 
     def feed(self, data: bytes) -> list[WebSocketMessage]:
-        """The messages that these bytes complete. Never raises; see `broken`."""
+        """Return the messages that these bytes complete. Never raises; see `broken`."""
         out: list[WebSocketMessage] = []
         at = 0
         try:
@@ -128,8 +129,8 @@ class MessageParser:
         return PeerProtocolError(f"{self._who} sent {what}")
 
     def _skip_empty(self, data: bytes, at: int) -> int:
-        """Skip empty continuation frames, two zero bytes each, which would take long by the million; return
-        the offset behind."""
+        """Skip empty continuation frames (two zero bytes each) together: one by one, a million of them would
+        take long. Return the offset after them."""
         zeros = _zeros(data, at)
         size = 0 if zeros is None else (zeros.end() - at) & ~1
         self._size[False] += size
@@ -169,7 +170,7 @@ class MessageParser:
             raise self._fail("a WebSocket control frame that is cut, compressed or too long")
         if length >> 63:
             raise self._fail("a WebSocket frame of more than 63 bits")
-        # RFC 6455 5.2: the minimal number of bytes must be used.
+        # RFC 6455 5.2: the length must be written in the minimal number of bytes.
         if (end == 4 and length < 126) or (end == 10 and length < 1 << 16):
             raise self._fail("a WebSocket frame whose length is not minimal")
         if not control:
@@ -233,8 +234,9 @@ class _Inflater:
         return self._history_bytes + min(self._budget.decoded, _WINDOW_BYTES)
 
     def message(self, payload: bytes | None, bytes_max: int) -> bytes | None:
-        """Return a message inflated; None where that fails or exceeds the bound, or for None, a message that
-        was dropped. A fresh window follows: a later message that refers to the old one fails, too."""
+        """Return a message inflated; None if that fails or exceeds the bound, or if `payload` is None (a
+        dropped message). In these cases the window is emptied, so a later message that refers to it fails,
+        too."""
         text = None
         if payload is not None:
             self._budget.add_coded(len(payload))
@@ -261,14 +263,15 @@ class _Inflater:
             if not self._inflater.eof:
                 return b"".join(pieces)
             # RFC 7692 7.2.3.4: the last block of a stream does not end the message. RFC 7692 7.2.2: the
-            # window stays, unlike that of the library.
+            # window continues, but the library's ends with the stream: begin a new stream with the last
+            # output as its window.
             data = self._inflater.unused_data
             window = b"".join([*self._history, *pieces])[-_WINDOW_BYTES:]
             self._inflater = zlib.decompressobj(-zlib.MAX_WBITS, zdict=window)
         return None
 
     def _remember(self, text: bytes) -> None:
-        """Store the last bytes of the direction. They are joined only now and then, to save time."""
+        """Store the last bytes of the direction. Join them only when there are many pieces, to save time."""
         text = text[-_WINDOW_BYTES:]
         self._history.append(text)
         self._history_bytes += len(text)
@@ -289,7 +292,8 @@ def negotiates_deflate(values: Iterable[bytes]) -> bool:
 
 
 def _unmasked(part: bytes, key: bytes, taken: int) -> bytes:
-    """RFC 6455 5.3: each byte XOR the one of the key at its place in the payload, modulo 4."""
+    """Return the payload without its mask: each byte XOR the byte of the key at its place modulo 4 (RFC 6455
+    5.3)."""
     size = len(part)
     turn = taken % 4
     keys = (key[turn:] + key[:turn]) * (size // 4 + 1)
@@ -298,7 +302,7 @@ def _unmasked(part: bytes, key: bytes, taken: int) -> bytes:
 
 
 _GUID: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-"""RFC 6455 1.3."""
+"""Constant of RFC 6455 1.3: a server appends it to the client's key and returns the hash of both."""
 
 
 def frame(payload: bytes, opcode: Opcode = Opcode.TEXT, *, key: bytes = b"") -> bytes:

@@ -108,7 +108,7 @@ def measuring_problems(settings: Settings, supervisor: int | None = None) -> Ite
     if meter.tokenizer is not None:
         yield from failures(load_tokenizer, meter.tokenizer)
     if settings.capture.to is not None:
-        # Arrow takes 40 MB and 200 ms to import.
+        # Import it here, because Arrow takes 40 MB and 200 ms.
         from llmtap.capture.store.store import check
 
         yield from failures(check, settings.capture, supervisor)

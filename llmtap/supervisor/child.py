@@ -98,7 +98,7 @@ class Child:
         with contextlib.suppress(ConnectionError):
             process.stdin.write(encode_setup(setup) + b"\n")
             await process.stdin.drain()
-        # A copy, since asyncio closes its descriptor when the child ends.
+        # Keep a copy of the descriptor, since asyncio closes its own when the child ends.
         child = cls(kind, name, index, process, os.dup(process.stdin.get_extra_info("pipe").fileno()))
         child._stdout = process.stdout
         return child
@@ -130,8 +130,8 @@ class Child:
         """Wait until the child is ready; False if it ends or takes too long."""
         assert self._stdout is not None
         try:
-            # Not `wait_for`, which before Python 3.12 loses a cancellation that arrives together with the
-            # line.
+            # Do not use `wait_for`: before Python 3.12, it loses a cancellation that arrives together with
+            # the line.
             async with asyncio.timeout(READY_S):
                 line = await self._stdout.readline()
         except TimeoutError:
@@ -188,7 +188,7 @@ class _Adopted:
         return self._pid
 
     async def wait(self) -> int:
-        # Polling instead of a pidfd, which kernels before 5.3 do not have.
+        # Poll instead of using a pidfd, which kernels before 5.3 do not have.
         while self._status is None:
             await asyncio.sleep(LOOK_S)
             self._look()

@@ -69,7 +69,7 @@ def _listening(fd: int, name: str) -> socket.socket:
         )
     sock.setblocking(False)
     sock.set_inheritable(False)
-    # As `net.listener.bind` does: accepted sockets inherit it.
+    # As `net.listener.bind` does: accepted sockets inherit the option.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
 

@@ -141,7 +141,8 @@ class Supervisor:
         handover.let_signals_in()
 
     def _on_stop(self) -> None:
-        if self._stopping.is_set():  # second signal: end at once
+        if self._stopping.is_set():
+            # At a second signal, end at once.
             for child in self._children:
                 if child.kind == "relay":
                     child.signal(signal.SIGKILL)
@@ -185,7 +186,8 @@ class Supervisor:
     async def _start(self) -> None:
         """Start the first meter and the first relays."""
         self._spawn(self._keep_meter(None))
-        with suppress(TimeoutError):  # so that the first exchanges are measured, too
+        with suppress(TimeoutError):
+            # Wait for the meter, so that the first exchanges are measured, too.
             await asyncio.wait_for(self._meter_came.wait(), METER_S)
         fresh, _ = await self._start_relays(self._plan())
         if len(fresh) < self._settings.relay.workers:
@@ -383,7 +385,7 @@ class Supervisor:
                     handover.let_signals_in()
                     return
                 for child in self._children:
-                    if not child.is_ready:  # its report of being ready would be lost
+                    if not child.is_ready:  # the new program would not receive its `ready`
                         child.signal(signal.SIGKILL)
                 try:
                     handover.become(self._to_leave(), argv)

@@ -150,7 +150,7 @@ class _Processes:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, stop.set)
         meter = await self._start_meter()
-        if await is_ready(meter):  # so that the first exchanges are measured, too
+        if await is_ready(meter):  # wait, so that the first exchanges are measured, too
             announce()
         watcher = await self._start_watcher()
         await is_ready(watcher)

@@ -78,7 +78,7 @@ class Reporter:
         clock_name: `kernel`, `mono` or `packet`: who stamps reads.
         vantage: kind of vantage, as in Hello.
         live_counts: returns the fields of RelayStatus that this kind of vantage reads when it reports.
-        on_word: called with the words that the meter sends.
+        on_word: called with the control words that the meter sends.
     """
 
     def __init__(

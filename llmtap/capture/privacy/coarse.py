@@ -22,7 +22,8 @@ import pyarrow.compute as pc
 from llmtap.capture.columns import COLUMNS, Coarse
 
 STEPS: Final = {"arrival_us": 1_000_000, "time_us": 100_000, "bytes": 1_024, "tokens": 16}
-"""Powers of two where sizes are concerned; the metadata of a file repeat them."""
+"""Steps of rounding. Those of sizes and token counts are powers of two. The metadata of a file repeat the
+steps."""
 
 _SIZE_MAX: Final = 1 << 60
 _BLANK: Final = 1

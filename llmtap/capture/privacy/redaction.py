@@ -87,7 +87,7 @@ class Redactor:
 
 
 class _Walk:
-    """Walk through a JSON value."""
+    """Redacts all parts of a JSON value, and counts the hits."""
 
     __slots__ = ("_names", "_text", "hits")
 
@@ -103,7 +103,7 @@ class _Walk:
             return self._object(value)
         if isinstance(value, list):
             return [self.value(one) for one in value]
-        # May be a card or phone number written as a JSON number.
+        # The number may be that of a card or a phone, written as a JSON number.
         if isinstance(value, int) and value > 10**11:
             shown = self._str(str(value))
             return value if shown == str(value) else shown
@@ -126,7 +126,7 @@ class _Walk:
         return out
 
     def _secret(self, value: Any, *, schema: bool) -> Any:
-        """Return the mark of a value whose name marks it as secret."""
+        """Return the mark that replaces a value whose name shows that it is secret."""
         if value is None or isinstance(value, bool) or value in ("", [], {}, "[key]"):
             return value
         # A tool has a parameter of this name. Its schema is not a secret value.
@@ -356,7 +356,8 @@ def _cards(text: str) -> Iterator[_Span]:
 
 
 def _luhn_sums(group: str) -> tuple[int, int]:
-    """Return the sum of digits with every second one doubled, from the first and from the second on."""
+    """Return two sums of the digits, for Luhn's check: with every second digit doubled from the first on, and
+    from the second on."""
     digits = b"%0*d" % (len(group), int(group))  # int() also reads digits of other scripts.
     first, second = digits[::2], digits[1::2]
     return (
@@ -379,7 +380,7 @@ _PHONES: Final = (
     ("+", r"\+(?<![\w+.]\+)[1-9](?:[ ./()\u00a0-]{0,3}\d){6,14}(?![\w])", 8),
     ("00", r"00(?<![\w.-]00)[1-9]\d{0,2}(?:[ ./-]{1,3}\d{2,8}){2,5}(?![\w])", 9),
     ("", _NORTH_AMERICA, 10),
-    # An area code in brackets; four digits there are a year.
+    # An area code in brackets. Four digits in brackets are a year, unless they begin with 0.
     ("(", r"\((?<![\w.-]\()(0\d{1,4}|[1-9]\d{1,2})\) ?\d{2,5}[ .-]?\d{2,5}(?:[ .-]\d{2,4})?(?!\w|[.-]\d)", 9),
     # National numbers that begin with 0: 020 7946 0958, 030/1234567, 01 23 45 67 89, 090-1234-5678.
     ("0", r"0(?<![\w./:-]0)[1-9](?:[ .-]\d{2}){4}(?![\w]|[.-]\d)", 10),
@@ -388,8 +389,9 @@ _PHONES: Final = (
     # Chinese mobile numbers: 138-1234-5678.
     ("-", r"1(?<![\w./:-]1)[3-9]\d-\d{4}-\d{4}(?![\w]|[./:-]\d)", 11),
 )  # fmt: skip
-"""A substring that a text must contain; the pattern; and the minimum number of digits of a hit. A pattern
-begins with a character and looks back from it, because `re` searches for a character faster."""
+"""Forms of phone numbers: a substring that a text must contain, the pattern, and the minimum number of digits
+of a hit. A pattern begins with a character and looks back from it, because `re` searches for a character
+faster."""
 _PHONE_FINDS: Final = tuple((needle, re.compile(form).finditer, digits) for needle, form, digits in _PHONES)
 _called = re.compile(
     r"[PTMCFWSDptmcfwsd\u017f](?<!\w.)(?i:(?<=p)hone|(?<=t)el(?:ephone)?|(?<=m)obile|(?<=c)ell|(?<=f)ax"
@@ -414,8 +416,8 @@ def _phones(text: str, find: Callable[[str], Iterator["re.Match[str]"]], least: 
 
 
 def _cut(text: str, mark: str, spans: Iterable[_Span]) -> tuple[str, int]:
-    """Return the text with a mark in place of each span, and their number. They come in the order of their
-    beginnings; overlapping ones are one."""
+    """Return the text with a mark in place of each span, and the number of marks. The spans come in the order
+    of their beginnings; overlapping spans get one mark."""
     out, at, hits = None, 0, 0
     for begin, end in spans:
         if begin >= at:

@@ -45,12 +45,12 @@ from llmtap.exchange.prompt import ID_BYTES, PromptMessage, PromptShape
 from llmtap.protocol.http1 import Headers, header_value
 
 CHAIN_BYTES: Final = 16
-"""Of a conversation's digest: among 10^9 conversations two agree by chance with probability 10^-21."""
+"""Length of a conversation's digest: among 10^9 conversations two agree by chance with probability 10^-21."""
 _ID_BYTES: Final = 8
-"""A block's id is a signed 64-bit column. Among 10^8 blocks two agree by chance with probability 3 in
-10,000."""
+"""Length of a block's id, which is stored in a signed 64-bit column. Among 10^8 blocks two agree by chance
+with probability 3 in 10,000."""
 _TOKENISE_CHARS_MAX: Final = 1 << 20
-"""A text beyond this takes a tokenizer a second or more, and fits no context."""
+"""Maximum length of a text for the tokenizer: a longer text takes a second or more, and fits no context."""
 
 Tokenize = Callable[[str], Sequence[int]]
 
@@ -60,7 +60,7 @@ class Blocks(NamedTuple):
 
     ids: "array[int]"
     tokens: int | None
-    """Tokens of the prompt; None by bytes."""
+    """Tokens of the prompt; None if the unit is bytes."""
 
 
 class BlockHasher:
@@ -75,7 +75,7 @@ class BlockHasher:
         self.size = size
         self.unit = unit
         self.skipped = 0
-        """Prompts without blocks, because a text was too long for the tokenizer or it failed."""
+        """Prompts without blocks, because a text was too long for the tokenizer, or the tokenizer failed."""
         self._salt = salt
         self._tokenize = tokenize if unit == "tokens" else None
         self._size = size * (1 if unit == "bytes" else ID_BYTES)
@@ -99,7 +99,7 @@ class BlockHasher:
             if message.thinking:
                 marks.append((len(content), b"thinking"))
                 content += self._row(message.thinking)
-                # The word is part of the hash: another one would change the ids of all such blocks.
+                # The word `said` is part of the hash: another word would change the ids of all such blocks.
                 marks.append((len(content), b"said"))
             for part in message.parts:
                 if isinstance(part, str):
@@ -107,7 +107,8 @@ class BlockHasher:
                 elif isinstance(part, bytes):
                     marks.append((len(content), part))
                 else:
-                    if self._tokenize is None:  # Without the mark, ids would equal a text of the same bytes.
+                    if self._tokenize is None:
+                        # Mark token ids, so that their hash differs from that of a text with the same bytes.
                         marks.append((len(content), b"ids"))
                     content += part.tobytes()
         return content, marks
@@ -164,11 +165,13 @@ def _spelled(message: PromptMessage) -> bytes:
 
 
 _IDLE_NS: Final = 3_600_000_000_000
-"""One hour: after it the server has dropped its cache, and a request begins a new session."""
+"""Time after which an exchange is forgotten: one hour. The server has then dropped its cache, and a request
+begins a new session."""
 _EXCHANGES_MAX: Final = 100_000
-"""An hour of 28 requests a second, in some 60 MB."""
+"""Maximum number of exchanges remembered: an hour of 28 requests a second, in some 60 MB."""
 _SAME_MAX: Final = 256
-"""Exchanges remembered for one key (a search of 0.1 ms): a health probe may send the same request all day."""
+"""Maximum number of exchanges remembered for one key (a search of 0.1 ms): a health probe may send the same
+request all day."""
 _TAG_BYTES: Final = 8
 _NAME_BYTES: Final = 8
 
@@ -183,7 +186,7 @@ class Keys:
     before: bytes | None = None
     """Digest of the `previous_response_id`; the messages are a continuation of that response."""
     chain: list[bytes] = field(default_factory=list)
-    """Of its messages, as in `blocks.chain`; empty where it has no conversation."""
+    """Digests of its messages (`chain`); empty if it has no conversation."""
     by: str | None = None
     """`tool` if all messages after the last answer are results of tools, else `human`."""
 
@@ -213,7 +216,7 @@ class Sessions:
     Args:
         named: call explicit sessions by a keyed hash of their name, and not by a random name.
         headers, fields: header fields and then body fields (dotted paths) that name a conversation.
-        parents: header fields that name the conversation that started it.
+        parents: header fields that name the conversation which started this one.
     """
 
     __slots__ = (
@@ -234,7 +237,7 @@ class Sessions:
         self._idle_ns = idle_ns
         self._by_key: dict[bytes, list[_PastExchange]] = {}
         self._order: deque[_PastExchange] = deque()
-        """All that is remembered, in the order in which it ended."""
+        """All exchanges that are remembered, in the order in which they ended."""
 
     def __len__(self) -> int:
         return len(self._order)
@@ -251,7 +254,8 @@ class Sessions:
         return keys
 
     def turn(self, x: Exchange, keys: Keys) -> Turn | None:
-        """Return the place of an exchange at its end, and remember it; None: it has no session."""
+        """Return the place of an exchange at its end, and remember the exchange; None if it has no
+        session."""
         if keys.named is None and keys.before is None and not keys.chain:
             return None
         tag = self._digest(x.tenant.encode("utf-8", "surrogatepass"), _TAG_BYTES)
@@ -342,12 +346,12 @@ class Sessions:
         return None
 
     def _digest_of(self, headers: Headers, names: list[bytes]) -> bytes | None:
-        """Return the digest of the first of these fields that is there."""
+        """Return the digest of the first of these fields that the request has."""
         values = filter(None, (header_value(headers, name) for name in names))
         return next((self._digest(value, CHAIN_BYTES) for value in values), None)
 
     def _digest_id(self, answer_id: bytes) -> bytes:
-        """Return the digest of an answer's id, which is none of a conversation's."""
+        """Return the digest of an answer's id; it differs from that of a conversation with this name."""
         return self._digest(b"answer " + answer_id, CHAIN_BYTES)
 
     def _digest(self, data: bytes, size: int) -> bytes:
@@ -400,7 +404,8 @@ def _think_ns(parent: _PastExchange, x: Exchange) -> int | None:
 
 
 def _by(messages: list[PromptMessage]) -> str | None:
-    """Return the author of the last messages; messages that the operator's program added do not count."""
+    """Return the author of the last messages, `tool` or `human`; messages that the operator's program added
+    do not count."""
     last = None
     for message in reversed(messages):
         if message.role == "assistant":

@@ -46,7 +46,7 @@ class CapturedWorkload:
         self._think: list[pa.Table] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Counts the rows of a batch that has COLUMNS."""
+        """Count the rows of a batch that has COLUMNS."""
         self.rows += batch.num_rows
         arrivals = batch.column("arrival_ns")
         self._arrivals.append(arrivals.drop_null())
@@ -184,7 +184,7 @@ class CapturedWorkload:
 
 
 def _figures(values: Any, unit: float = 1) -> dict[str, object]:
-    """`n, mean, min, max` and percentiles, divided by `unit`."""
+    """Return `n, mean, min, max` and percentiles; the values are divided by `unit`."""
     n = len(values)
     spread = pc.min_max(values).as_py() if n else {"min": None, "max": None}
     figures = {"mean": pc.mean(values).as_py() if n else None, **spread}
@@ -194,7 +194,8 @@ def _figures(values: Any, unit: float = 1) -> dict[str, object]:
 
 
 GROUPS_MAX: Final = 1_000
-"""Groups of a label, each some KB; sessions can be millions. The rest is `other`."""
+"""Maximum number of groups of a label, of some KB each. The rest is `other`: there may be millions of
+sessions."""
 
 
 class _Groups:
@@ -223,15 +224,15 @@ def describe(
     reader: Benefit = DEFAULT_BENEFIT,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, object]:
-    """A Summary as JSON, with `capture` (what it is) and `workload` beside it.
+    """Return a Summary as JSON, with `capture` (its description) and `workload` beside it.
 
     Args:
         infos: metadata of the files.
         batches: all rows, in the whole schema.
-        by: some of BY, to have the same for each tenant, model, ...
-        objectives: what the exchanges are judged by.
+        by: some of BY: adds the same Summary for each tenant, model, ...
+        objectives: those by which the exchanges are judged.
         percentiles: further ones of each metric, by name.
-        reader: whose user idle latency and smooth goodput are computed.
+        reader: parameters of user idle latency and smooth goodput.
         progress: called with the number of rows done.
     """
     wall = all(info.arrivals == "wall" for info in infos)

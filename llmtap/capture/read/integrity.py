@@ -23,7 +23,7 @@ from llmtap.capture.schema import CaptureInfo, CaptureLedger, RelayCount
 
 COLUMNS = ("capture", "relay", "seq", "id")
 _LATER = r"-[0-9]+\.(?:[2-9]|[1-9][0-9]+)$"
-"""Matches the id of a later response of a session: it has the number of the first."""
+"""Matches the id of a later response of a session, which has the same number as the first response."""
 
 
 @dataclass(slots=True)
@@ -36,20 +36,22 @@ class RelayIntegrity:
     duplicates: int
     missing: int
     running: int
-    """`unsettled`, if the capture is not closed: they are not among the missing."""
+    """`unsettled`, if the capture is not closed; else 0. These exchanges are not counted as missing."""
     ranges: list[tuple[int, int]]
     """First and last number of each range without rows."""
     dropped: dict[str, int]
     unsettled: int
-    """Under way at its last report, without a row since, and not explained by drops."""
+    """Exchanges that were under way at the relay's last report, have no row since, and are not explained by
+    drops."""
     since: int
-    """Missing and begun after its last report."""
+    """Missing exchanges that began after the relay's last report."""
     unexplained: int
-    """Missing, and explained by none of these three."""
+    """Missing exchanges that neither drops, `unsettled` nor `since` explain."""
     exact: bool
-    """Neither `unsettled`, `since` nor lost packets: the count is exact."""
+    """Whether the number of missing exchanges is exact: there is neither `unsettled`, `since` nor a lost
+    packet."""
     packets: dict[str, int] = field(default_factory=dict)
-    """Of a passive vantage: packets `captured` and `lost`; exchanges in lost packets have no number."""
+    """Only of a passive vantage: packets `captured` and `lost`; exchanges in lost packets have no number."""
     watched: dict[str, int] = field(default_factory=dict)
 
 
@@ -63,7 +65,7 @@ class CaptureIntegrity:
     not_kept: dict[str, int]
     damaged: dict[str, int]
     closed: bool
-    """Ended in order: there is no tail."""
+    """Whether the capture was ended in order, so that no later exchange is unknown."""
 
     @property
     def present(self) -> int:
@@ -83,7 +85,8 @@ class CaptureIntegrity:
 
     @property
     def unexplained(self) -> int:
-        """Explained neither by a relay nor by a meter. Meters do not count by relay."""
+        """Number of exchanges that neither the relays' counts nor the meters' explain. Meters do not count by
+        relay, so this is one number for the capture."""
         return max(0, sum(relay.unexplained for relay in self.relays) - sum(self.not_kept.values()))
 
     @property
@@ -105,7 +108,7 @@ class Integrity:
         return not self.broken and not any(c.unexplained or c.duplicates for c in self.captures)
 
     def to_dict(self) -> dict[str, object]:
-        """As public JSON."""
+        """Return public JSON."""
         return {
             "ok": self.ok,
             "unnumbered": self.unnumbered,
@@ -189,7 +192,8 @@ def latest_ledger(infos: Sequence[CaptureInfo]) -> CaptureLedger:
 
 
 def _closed(infos: Sequence[CaptureInfo]) -> bool:
-    """Whether the last meter ended in order. In a hot restart the one before writes its last file later."""
+    """Return whether the last meter ended in order. After a hot restart, the previous meter may write its
+    last file later than the new one."""
     files: dict[str, list[tuple[int, bool]]] = {}
     for info in infos:
         files.setdefault(info.ledger.meter, []).append((info.began_ns, info.ledger.closed))
@@ -224,7 +228,8 @@ def _relay(
     since = sum(last - max(first, count.opened + 1) + 1 for first, last in ranges if last > count.opened)
     dropped = {reason: n - count.before.get(reason, 0) for reason, n in count.dropped.items()}
     dropped = {reason: n for reason, n in dropped.items() if n > 0}
-    # A row that came after the last report settles an exchange, so drops explain missing numbers first.
+    # An exchange that was unsettled at the last report may have a row by now. So explain missing numbers by
+    # drops first, and only the rest by unsettled exchanges.
     unexplained = max(0, absent - since - sum(dropped.values()))
     unsettled = min(unexplained, count.unsettled)
     running = 0 if closed else unsettled
@@ -237,7 +242,8 @@ def _relay(
 
 
 def _gaps(ordered: pa.Array, before: int, last: int) -> Iterable[tuple[int, int]]:
-    """Runs of the numbers behind `before`, up to `last`, that are not among `ordered`."""
+    """Yield first and last of each range of numbers after `before`, up to `last`, that are not in
+    `ordered`."""
     edges = pa.concat_arrays([pa.array([before], pa.int64()), ordered, pa.array([last + 1], pa.int64())])
     left, right = edges.slice(0, len(edges) - 1), edges.slice(1)
     far = pc.greater(pc.subtract(right, left), 1)

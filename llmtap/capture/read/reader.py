@@ -36,7 +36,7 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.units import format_bytes
 
 _BATCH_BYTES: Final = 16 << 20
-"""Of rows read at once, about: those with bodies are fewer."""
+"""Approximate memory of the rows that are read at once: with bodies, these are fewer rows."""
 _VALUE_BYTES: Final = 8
 _ROWS_MAX: Final = 10_000
 _ROWS_MIN: Final = 64
@@ -46,7 +46,7 @@ _SPOOLS: Final = "llmtap-*.spool"
 _SPOOL_FOLDER: Final = ".spool"
 
 _READ_ERRORS: Final = (pa.ArrowException, OSError, UnicodeError)
-"""Of Arrow, which raises UnicodeDecodeError for the name of a column that is not UTF-8."""
+"""Exceptions of Arrow, which raises UnicodeDecodeError if the name of a column is not UTF-8."""
 
 Where = str | os.PathLike[str]
 
@@ -69,12 +69,13 @@ class CaptureFile:
 
     @property
     def spool(self) -> bool:
-        """Whether it is not Parquet yet. Rows that are written later are not read."""
+        """Whether the file is a spool, and not Parquet yet. Rows that are written to it later are not
+        read."""
         return self.contents is not None
 
 
 class _FileEntry(NamedTuple):
-    """A file that is not opened yet."""
+    """A file that has not been opened yet."""
 
     name: str
     path: str
@@ -158,7 +159,8 @@ class Capture:
         return integrity.check([file.info for file in self.files], batches, self.broken)
 
     def _spooled(self, file: CaptureFile, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Yield a spool's rows, or as many of its later Parquet file. Raises FileNotFoundError."""
+        """Yield a spool's rows, or the same number of rows of its later Parquet file. Raises
+        FileNotFoundError."""
         assert file.contents is not None
         batches = file.contents.batches()
         try:
@@ -237,7 +239,8 @@ def _opened_or_later(file: _FileEntry, places: Sequence[str]) -> CaptureFile | N
 
 
 def _all_entries(places: Sequence[str]) -> list[_FileEntry]:
-    """Return the files of all places, each once; of a spool and its Parquet file the latter."""
+    """Return the files of all places, each once; if there are a spool and its Parquet file, only the
+    latter."""
     # List all spools first: one that becomes a Parquet file in the meantime is then found twice, not never.
     spools = [_entries_at(place, spools=True) for place in places]
     files: dict[str, _FileEntry] = {}
@@ -317,7 +320,7 @@ def _in_folder(store: Any, folder: str) -> list[Any]:
 
 
 def _opened(entry: _FileEntry) -> CaptureFile:
-    """Raises FileNotFoundError if it is gone."""
+    """Open a file. Raises FileNotFoundError if it was deleted, else CaptureError."""
     name, path, store, size = entry
     if entry.spool:
         return _opened_spool(entry)
@@ -339,7 +342,7 @@ def _opened(entry: _FileEntry) -> CaptureFile:
 
 
 def _opened_spool(entry: _FileEntry) -> CaptureFile:
-    """Raises FileNotFoundError if it is gone."""
+    """Open a spool. Raises FileNotFoundError if it was deleted, else CaptureError."""
     path = Path(entry.path)
     try:
         contents = read_spool(path)
@@ -352,7 +355,7 @@ def _opened_spool(entry: _FileEntry) -> CaptureFile:
         raise CaptureError(entry.name, f"cannot be read as a spool: {exc}") from None
     except (pa.ArrowException, msgspec.MsgspecError) as exc:
         raise CaptureError(entry.name, f"cannot be read as a spool: {_first_line(exc)}") from None
-    # The same metadata as in the Parquet file that will be made from this spool.
+    # Use the same metadata as in the Parquet file that will be made from this spool.
     info = msgspec.structs.replace(
         contents.info, schema_version=schema.VERSION, ledger=contents.ledger, damaged=contents.damaged
     )
@@ -360,7 +363,7 @@ def _opened_spool(entry: _FileEntry) -> CaptureFile:
 
 
 def _batches(file: CaptureFile, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
-    # Without read-ahead: a row group may be larger than what we want to hold.
+    # Open it without read-ahead: a row group may be larger than the memory that we want to use.
     with (
         file.store.open_input_file(file.path) as source,
         pq.ParquetFile(
@@ -373,7 +376,8 @@ def _batches(file: CaptureFile, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
 
 
 def _rows_at_once(metadata: Any) -> int:
-    """Return the rows of about _BATCH_BYTES in memory, where dictionaries do not make them smaller."""
+    """Return the number of rows that take about _BATCH_BYTES in memory, if dictionaries do not make them
+    smaller."""
     size = 0
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         values = sum(group.column(i).num_values for i in range(group.num_columns))

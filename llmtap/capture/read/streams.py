@@ -20,10 +20,10 @@ import pyarrow as pa
 from llmtap.errors import ConfigError
 
 STANDARD: Final = "-"
-"""Standard input, standard output."""
+"""Name that stands for standard input or standard output."""
 _BUFFER_BYTES: Final = 1 << 18
 _CODECS: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
-"""By what a compressed file begins with (RFC 1952, RFC 8878)."""
+"""Codecs by the first bytes of a compressed file (RFC 1952, RFC 8878)."""
 _ENDINGS: Final = {".gz": "gzip", ".zst": "zstd"}
 
 Progress = Callable[[int, int | None], None]
@@ -85,7 +85,7 @@ class InputFile:
 
     _raw: _CountedInput
     head: bytes
-    """What it begins with, decompressed."""
+    """First bytes of the content, decompressed."""
     stream: BinaryIO
     seekable: bool
     """Whether `stream` can seek, as Parquet needs it."""
@@ -98,7 +98,7 @@ class InputFile:
 
 @contextmanager
 def opened(source: str, head_bytes: int, progress: Progress | None = None) -> Iterator[InputFile]:
-    """Opens a file, or standard input, for reading from its beginning. Raises OSError."""
+    """Context of a file, or standard input, that is open for reading from its beginning. Raises OSError."""
     with open(0 if source == STANDARD else source, "rb", closefd=source != STANDARD) as file:
         regular = source != STANDARD and Path(source).is_file()
         raw = _CountedInput(file, os.fstat(file.fileno()).st_size if regular else None, progress)
@@ -129,8 +129,8 @@ def _read_up_to(file: Any, n: int) -> bytes:
 
 
 class NewFile(io.RawIOBase):
-    """A file being written, through `stream`; `bytes` of it lie on the disk. It ignores `close`, which codecs
-    call."""
+    """A file being written, through `stream`; `bytes`: number of bytes on the disk so far. It ignores
+    `close`, which codecs call."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -171,7 +171,8 @@ def new_file(target: str, *, replace: bool) -> Iterator[NewFile]:
             codec = _ENDINGS.get(path.suffix.lower())
             if codec is not None:
                 output.stream = pa.CompressedOutputStream(pa.PythonFile(output, "w"), codec)
-            # Close the codec before the file: at its garbage collection it would complain on stderr.
+            # Close the codec before the file: otherwise it would complain on stderr when it is
+            # garbage-collected.
             with closing(output.stream):
                 yield output
             file.flush()

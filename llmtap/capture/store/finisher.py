@@ -42,9 +42,9 @@ class ClosedSpool:
     path: Path
     bytes: int
     rows: int | None = None
-    """None: left by an earlier process, not read yet."""
+    """Number of rows; None if an earlier process left the spool, and it has not been read yet."""
     parquet_path: Path | None = None
-    """Its Parquet file, not in its place yet."""
+    """Its Parquet file, if that was made and is not in its place yet."""
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class Finished:
 
 
 class Finisher:
-    """The thread, its queue and its counts."""
+    """The thread that makes files of closed spools, with its queue and its counts."""
 
     def __init__(
         self, place: CapturePlace, spool_folder: Path, on_delivered: Callable[[str, int], None]
@@ -70,7 +70,7 @@ class Finisher:
         self.ledger = CaptureLedger()
         """Ledger of the newest file of our own spools; a recovered spool may be of another capture."""
         self.problem: str | None = None
-        """Why files do not reach their place now: one sentence, without secrets."""
+        """Reason why files do not reach their place now: one sentence, without secrets."""
         self._place = place
         self._folder = place.folder or spool_folder
         self._on_delivered = on_delivered
@@ -250,7 +250,7 @@ _OURS: Final = re.compile(r"llmtap-\d{8}T\d{9}Z-[A-Za-z0-9_]+-\d{4,}-[0-9a-f]{4,
 
 
 class LocalFiles:
-    """Our files in a local folder: their bytes, and deletion of the oldest. None of a remote place.
+    """Our files in a local folder: their bytes, and deletion of the oldest. A remote place has none.
 
     Our names sort by age; the folder may be shared with other captures and files. `look` and `delete_oldest`
     are for the store's thread, `add` is for the finisher's.
@@ -261,7 +261,7 @@ class LocalFiles:
         self.bytes = 0
         self.deleted = 0
         self.deleted_rows = 0
-        """Of this capture alone."""
+        """Number of deleted rows of this capture; `deleted` counts files of all captures."""
         self._folder = folder
         self._tag = f"-{tag}-"
         self._sizes: dict[str, int] = {}
@@ -270,7 +270,7 @@ class LocalFiles:
         self._guard = threading.Lock()
 
     def look(self) -> None:
-        """List the folder: others may have moved files away."""
+        """List the folder: other programs may have moved files away."""
         sizes = {}
         with self._guard:
             self._new = {}

@@ -22,8 +22,9 @@ others. zstd level 1 costs 2 % more bytes, level 9 costs 9 % more and five times
 The footer of 8 KB has statistics only of columns to filter by (of all: 3 KB more, and people's text in it),
 and no copy of the Arrow schema (8 KB more).
 
-A run writes straight to Parquet, without a spool, because a killed run is repeated. Until it is over its
-files say how many requests are under way, and the last one says none: `integrity` reports a run cut short.
+A run writes straight to Parquet, without a spool, because a killed run is repeated. Each file has the number
+of requests that are still under way, and the last file has 0: so `integrity` reports a run that was cut
+short.
 """
 
 import errno
@@ -84,7 +85,7 @@ class CapturePlace(Protocol):
     def put(self, source: Path, name: str) -> None:
         """Store the file durably under its final name, replacing one of that name. Raises PlaceError.
 
-        A local place takes `source` away; of a remote one it stays the caller's.
+        A local place moves `source`; a remote place leaves it to the caller.
         """
         ...
 
@@ -139,7 +140,7 @@ def make_folder(folder: Path) -> list[Path]:
 
 
 class LocalPlace:
-    """A folder."""
+    """A local folder as the place of a capture."""
 
     def __init__(self, folder: Path) -> None:
         self.folder: Path | None = folder
@@ -160,12 +161,12 @@ class LocalPlace:
 
 
 class RemotePlace:
-    """A store behind a URL."""
+    """An object store, or another file system behind a URL, as the place of a capture."""
 
     folder: Path | None = None
 
     def __init__(self, url: str) -> None:
-        """Raises ConfigError for a URL that cannot be."""
+        """Raises ConfigError for an invalid URL."""
         self.name = redacted(url)
         self._secrets = _secrets_of(url)
         self._connect, self._prefix = _s3(url) if url.startswith("s3://") else self._other(url)
@@ -230,7 +231,8 @@ class RemotePlace:
 
 
 def _s3(url: str) -> tuple[Callable[[], "FileSystem"], str]:
-    """Return the same for S3 with time-outs; pyarrow's own would hang without a network."""
+    """Return a function that opens an S3 store with time-outs, and the path in it. With pyarrow's defaults,
+    the store would hang without a network."""
     from pyarrow import fs
 
     shown = redacted(url)
@@ -250,9 +252,10 @@ def _s3(url: str) -> tuple[Callable[[], "FileSystem"], str]:
     scheme, separator, host = endpoint.partition("://")
     options: dict[str, Any] = {
         "connect_timeout": CONNECT_TIMEOUT_S,
-        # This has an effect on Linux, contrary to its documentation (pyarrow 26). The SDK's default is 3 s.
+        # `request_timeout` has an effect on Linux, contrary to its documentation (pyarrow 26). The SDK's
+        # default is 3 s.
         "request_timeout": REQUEST_TIMEOUT_S,
-        # One attempt: the finisher retries with longer pauses.
+        # Make one attempt only: the finisher retries with longer pauses.
         "retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=1),
         # Send a small file in one request.
         "allow_delayed_open": True,
@@ -326,7 +329,7 @@ def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def _leaf(field: pa.Field) -> str:
-    """Its column's path in Parquet: a list's values lie two levels down."""
+    """Return the path of a field's values in Parquet: those of a list are two levels down."""
     return f"{field.name}.list.element" if pa.types.is_list(field.type) else str(field.name)
 
 
@@ -354,7 +357,7 @@ def check_place(to: str | Path) -> CapturePlace:
 
 
 class RunWriter:
-    """Writes the exchanges of one run to a folder or URL, as `capture.to`."""
+    """Writes the exchanges of one run to a folder or a URL, which has the form of `capture.to`."""
 
     def __init__(
         self, to: str | Path, expected: Mapping[str, int], info: CaptureInfo, *, meter: str,

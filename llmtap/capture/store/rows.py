@@ -57,7 +57,7 @@ _LONG: Final = pa.int64() if array("l").itemsize == 8 else pa.int32()
 _NAMES: Final = pa.array(EVENT_CLASS_NAMES, pa.string())
 
 _JSON_BYTES_MAX: Final = 64 << 10
-"""A provider's usage has some hundred bytes."""
+"""Maximum size of a JSON value. A provider's usage has some hundred bytes."""
 _WORD_CHARS_MAX: Final = 64
 _SUSPECT: Final = re.compile(rb'[^!-~]|\\|[^"]{%d}' % (_WORD_CHARS_MAX + 1))
 """Matches compact JSON that may contain text: numbers and short words have no blank and no escape."""
@@ -68,7 +68,8 @@ _ROLE: Final = re.compile(r"[A-Za-z_-]{1,24}")
 _to_json: Final = msgspec.json.Encoder().encode
 _from_json: Final = msgspec.json.Decoder().decode
 _clean: Final = lru_cache(4_096)(clean_path)
-"""The observer has cleaned its paths already; exchanges from elsewhere have not. There are few paths."""
+"""Cleans paths of exchanges that do not come from the observer, which has cleaned its own. There are few
+paths."""
 
 
 def to_batch(
@@ -176,7 +177,8 @@ def _request(xs: Sequence[exchange.Exchange], columns: dict[str, Any]) -> None:
 
 
 def _turns(xs: Sequence[exchange.Exchange], columns: dict[str, Any], *, every: bool) -> None:
-    """Add the turns; `every`: also of a session recognised by its messages, which is part of the shape."""
+    """Add the turns; `every`: also those of sessions that were recognised by their messages, which are part
+    of the shape."""
     turns = [x.turn or _NO_TURN for x in xs]
     if not every:
         turns = [turn if turn.source == "explicit" else _NO_TURN for turn in turns]
@@ -324,7 +326,7 @@ def exchanges_of(batch: pa.RecordBatch) -> Iterator[exchange.Exchange]:
 
 
 def _fill(x: exchange.Exchange, row: dict[str, Any]) -> None:
-    """Set what is in one column each."""
+    """Set the fields of an Exchange that have one column each."""
     for name, part, attribute, in_us in _RESTORED:
         value = row[name]
         if value is not None:

@@ -80,7 +80,8 @@ class SpoolWriter:
         self._version = info.schema_version
         self._ipc = io.BytesIO()
         self._stream = pa.ipc.new_stream(self._ipc, schema, options=pa.ipc.IpcWriteOptions(use_threads=False))
-        # Arrow writes the schema before the first batch. Write an empty batch now: our schema is in the head.
+        # Arrow writes the schema before the first batch. Write an empty batch now and do not store it: the
+        # head has the schema.
         self._stream.write_batch(pa.RecordBatch.from_pylist([], schema=schema))
         self._fd = _create(path)
         head = msgspec.json.encode(info)
@@ -183,7 +184,8 @@ class SpoolContents:
 
     path: Path
     info: CaptureInfo
-    """At the version of the spool; with the level `full`, which covers all, if the head is lost."""
+    """Metadata in the version of the spool. If the head is lost, the level is `full`, which covers all
+    levels."""
     ledger: CaptureLedger
     rows: int = 0
     notes: int = 0
@@ -193,7 +195,8 @@ class SpoolContents:
     _frames: list[int] = field(default_factory=list)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in today's columns. Raises SpoolError if the file has changed or the disk fails."""
+        """Yield the rows in the present columns. Raises SpoolError if the file has changed or the disk
+        fails."""
         with _File(self.path) as file:
             for at in self._frames:
                 frame = _frame_at(file, at, file.size)
@@ -256,7 +259,7 @@ class _Frame(NamedTuple):
     kind: int
     version: int
     before: int
-    """Batches written before it: a gap is the number of lost ones."""
+    """Number of batches written before this frame. A gap in these numbers is the number of lost batches."""
     rows: int
     unpacked: int
     payload: bytes
@@ -274,7 +277,7 @@ class _File:
             raise SpoolError(f"{path.name}: {exc.strerror}") from None
 
     def at(self, at: int, length: int) -> bytes:
-        """Up to `length` bytes: fewer only at the end."""
+        """Return up to `length` bytes: fewer only at the end of the file."""
         parts = []
         while length:
             try:
@@ -296,7 +299,7 @@ class _File:
 
 
 def _frame_at(file: _File, at: int, end: int) -> _Frame | None:
-    """Return the whole frame that begins there, if any."""
+    """Return the whole frame that begins at `at`, if any."""
     header = file.at(at, _HEADER.size)
     if len(header) < _HEADER.size or not header.startswith(_MAGIC):
         return None
@@ -338,7 +341,8 @@ def _read_head(payload: bytes) -> tuple[CaptureInfo, pa.Schema]:
 
 
 def _create(path: Path) -> int:
-    # `restore` also reads. Only the owner may read the file, because it describes the traffic of users.
+    # Open for reading, too: `restore` reads. Only the owner may read the file, because it describes the
+    # traffic of users.
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
 
 

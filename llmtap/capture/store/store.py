@@ -75,7 +75,8 @@ class StoreState:
 
 
 def spool_folder(options: CaptureOptions) -> Path:
-    """Return the spool's folder: as set, or in the capture's, or for a remote one in the user's state."""
+    """Return the folder of the spools: the configured one, else one in the folder of the capture, or for a
+    remote capture one in the user's state folder."""
     assert options.to is not None
     if options.spool is not None:
         return Path(options.spool)
@@ -88,7 +89,7 @@ def spool_folder(options: CaptureOptions) -> Path:
 
 
 def check(options: CaptureOptions, supervisor: int | None = None) -> None:
-    """Raise ConfigError where `open` would; leave nothing behind.
+    """Raise ConfigError if `Store.open` would raise it; leave no new folders and files.
 
     A child of process `supervisor` (or of this one) may hold the lock: the settings are for a running proxy.
     """
@@ -115,12 +116,12 @@ class Store:
     """
 
     def __init__(self, options: CaptureOptions, info: CaptureInfo, clock: Clock) -> None:
-        """Raises ConfigError for an invalid place. Touches nothing yet."""
+        """Raises ConfigError for an invalid place. Does not touch the disk."""
         assert options.to is not None
         self.problem: str | None = None
-        """Why rows are not taken now: `disk_full`, `folder` or `total_bytes`."""
+        """Reason why rows cannot be written now: `disk_full`, `folder` or `total_bytes`; None: they can."""
         self.info = info
-        """Of files begun from now on; may be set from any thread."""
+        """Metadata of files that begin from now on; may be set from any thread."""
         self._options = options
         self._clock = clock
         self._place = parquet.open_place(options.to)
@@ -174,7 +175,7 @@ class Store:
         return is_stored
 
     def tick(self) -> None:
-        """Rotate an old spool, and look for files that others have moved away."""
+        """Rotate an old spool, and look for files that other programs have moved away."""
         now_ns = self._clock.mono_ns()
         writer = self._writer
         # Without room for rows, do not rotate a spool that has only ledgers: it would become one more file.
@@ -249,7 +250,8 @@ class Store:
                 self._pause("disk_full" if full else "folder", exc.strerror or str(exc))
             return False
         self._rows += batch.num_rows
-        # A ledger that fits does not show that rows fit, so only a batch with rows ends a pause for room.
+        # A ledger that fits does not show that rows fit, so only a batch with rows ends a pause for lack of
+        # room.
         if self.problem is not None and (batch.num_rows or self.problem == "folder"):
             log.info("event=capture_resumed after=%s", self.problem)
             self.problem = None
@@ -288,7 +290,7 @@ class Store:
         self._writer, self._noted = writer, ledger
         self._bytes += writer.bytes - before
         if batch.num_rows:
-            # The worst ratio of the latest batches: older ones lose weight.
+            # Use the worst ratio of the latest batches; the ratios of older batches lose weight.
             self._packing = min(1.0, max((writer.bytes - before) / batch.nbytes, 0.9 * self._packing))
         if old is not None and old is not writer:
             _discard(old)  # Only the last ledger counts, and the new spool has it.
@@ -331,7 +333,7 @@ class Store:
         if not disk.f_blocks:
             return  # The file system does not report its size.
         largest = max(self._finisher.largest, 0 if self._writer is None else self._writer.bytes)
-        # Twice the batch: once for the spool, and at most as much again for the Parquet file.
+        # Count the batch twice: once for the spool, and at most as much again for the Parquet file.
         needed = MARGIN_BYTES + largest + 2 * self._cost(batch)
         if disk.f_bavail * disk.f_frsize < needed:
             self._rotate_rows()

@@ -138,7 +138,7 @@ class AdminConnections:
     """All connections of an admin port, and the answers that are being sent."""
 
     def __init__(self, limits: Counter[str]) -> None:
-        """`limits`: counter of reached limits, by limit."""
+        """`limits`: number of times that each limit was reached, by its name."""
         self.limits = limits
         self._open: dict[object, AdminConnection] = {}
         """Connections by the object of aiohttp that handles them."""
@@ -284,8 +284,8 @@ class AdminRunner(web.AppRunner):
 class AdminSite(web.BaseSite):
     """Listening socket of an admin port.
 
-    aiohttp's sites do the TLS handshake before they make the protocol of a connection, so that nothing could
-    bound the handshakes that stay idle.
+    It replaces aiohttp's sites: they do the TLS handshake before they make the protocol of a connection, so
+    idle handshakes could not be limited.
     """
 
     def __init__(self, runner: AdminRunner, sock: socket.socket | tuple[str, int]) -> None:
@@ -327,7 +327,8 @@ class SharedWork:
         task = self._waiting.get(key)
         if task is None:
             task = self._waiting[key] = asyncio.ensure_future(self._run(key, begin))
-        result: T = await asyncio.shield(task)  # a client that leaves does not end the work of others
+        # A client that disconnects must not end the work for other clients.
+        result: T = await asyncio.shield(task)
         return result
 
     async def _run(self, key: Hashable, begin: Callable[[], Callable[[], T]]) -> T:

@@ -198,7 +198,7 @@ class LiveFeed:
         if not subscriber.summaries:
             return b": keep-alive\n\n"
         loop = asyncio.get_running_loop()
-        async with self._summary_lock:  # all subscribers get the same summary
+        async with self._summary_lock:  # compute a summary once for all subscribers
             if loop.time() >= self._summary_due:
                 self._summary_due = loop.time() + SUMMARY_S / 2
                 p = self._pipeline

@@ -199,7 +199,8 @@ def _unzipped(zipped: bytes) -> Iterator[bytes]:
 
 
 async def _page_part(request: web.Request) -> web.Response:
-    """Answer the dashboard (`/`) or one of its files. Nothing of it may come from other hosts."""
+    """Answer the dashboard (`/`) or one of its files. A browser loads no part of the page from other
+    hosts."""
     name = request.match_info.get("name", INDEX)
     if "name" in request.match_info and name not in ASSETS:
         raise web.HTTPNotFound(reason="the page has no such part")
@@ -380,7 +381,7 @@ class _Admin:
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    # Hides the versions of Python and aiohttp from those without a token.
+    # Hide the versions of Python and aiohttp from those without a token.
     response.headers[hdrs.SERVER] = "llmtap"
     for name, value in _HEADERS.items():
         response.headers.setdefault(name, value)

@@ -176,8 +176,8 @@ def summary_of(
 ) -> Callable[[], dict[str, object]]:
     """Return the summary of a window, as work for any thread.
 
-    `window`: None: that of the options; `all`: since the start. `by`: what to split it by, some of
-    `windows.BY`. `certain`: without exchanges whose uncertainty is above the limit.
+    `window`: name of the window; None: that of the options; `all`: since the start. `by`: labels by which it
+    is split, some of `windows.BY`. `certain`: without exchanges whose uncertainty is above the limit.
     """
     frozen = p.windows.freeze(p.options.window_name if window is None else window)
     slos = p.slos.freeze()

@@ -38,12 +38,14 @@ _SLICED: Final = (_ANSWER, _TUNNEL_UP, _TUNNEL_DOWN)
 _END: Final = object()
 
 ANCHORS_MAX: Final = 4
-"""Clock anchors kept, for requests whose head took so long that the wall clock was set meanwhile."""
+"""Maximum number of clock anchors kept, for requests whose head took so long that the wall clock was set
+meanwhile."""
 LAG_FLOOR_NS: Final = 11_000_000
 """Minimum uncertainty of an exchange whose relay died without a last status: relays check their lag every 10
 ms with a timer whose resolution is 1 ms."""
 CPU_FREE_NS: Final = 5_000_000
-"""CPU time not charged to an exchange at each reading of the clock, since it includes other frames."""
+"""CPU time that is not charged to an exchange at each reading of the clock, since the measured time may
+include other frames."""
 CPU_PER_BYTE_NS: Final = 1_000
 """CPU time allowed for a byte of a frame. Events of a token stream take 20 to 250 ns a byte."""
 CPU_MAX_NS: Final = 1_000_000_000
@@ -231,7 +233,7 @@ class Assembler:
                     response_bytes=0,
                 )
                 exchange.uncertainty_ns = self._lag.worst_since(exchange.timeline.arrival_ns)
-                # Clear the reason: a token might have followed.
+                # Clear the reason why there was no token: a token might have followed.
                 exchange.no_token_reason = None
                 self._end(seq, exchange)
             except Exception as error:
@@ -247,7 +249,7 @@ class Assembler:
         self._anchors.append(_Anchor(mono_ns, wall_ns, about.since_ns, about.steps))
 
     def _anchor_at(self, t_ns: int) -> _Anchor:
-        """Return the newest anchor in force at `t_ns`; if none is known, the oldest."""
+        """Return the newest anchor that is valid at `t_ns`; if none is known, the oldest."""
         return next((a for a in reversed(self._anchors) if t_ns > a.since_ns), self._anchors[0])
 
     def _open(self, seq: int, t_ns: int, whole_ns: int, data: bytes) -> None:
@@ -271,7 +273,7 @@ class Assembler:
         if t_ns <= anchor.since_ns:
             anchor = self._anchor_at(t_ns)
         wall_ns = anchor.wall_ns + t_ns - anchor.mono_ns
-        # Count it before parsing: the error path below subtracts it again.
+        # Count the exchange before its head is parsed: after an error, the handler below subtracts it again.
         self._sink.opened()
         try:
             return self._sink.observe(hello.relay, seq, t_ns, wall_ns, head, hello.clock), anchor.steps
@@ -427,7 +429,8 @@ def _split(message: bytes) -> tuple[bytes, bytes]:
 
 
 TURN_NS: Final = 50_000
-"""Time between two yields: about the time that a relay takes for an event, so that it waits no longer."""
+"""Time between two yields: about the time that a relay takes for an event, so that a relay waits no longer
+than that."""
 AWAY_NS: Final = 2_000_000
 """A yield that takes longer means that the CPU is shared with a process that never sleeps."""
 INSIST_NS: Final = 100_000_000
@@ -488,10 +491,10 @@ class CooperativeYield:
         last_ns: int | None,
         charge: Callable[[Frame, int], None] | None = None,
     ) -> Iterator[Frame]:
-        """Yield the frames of a batch; `last_ns`: the stamp of its last frame, None for an empty one.
+        """Yield the frames of a batch; `last_ns`: the stamp of its last frame, None for an empty batch.
 
         `charge` is called with a frame that took longer than CPU_EVERY_NS, and its CPU time, which may
-        include frames up to CPU_EVERY_NS before.
+        include up to CPU_EVERY_NS of earlier frames.
         """
         self.restart()
         now_ns = self._since_ns

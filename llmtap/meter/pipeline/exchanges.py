@@ -208,7 +208,8 @@ class RecentExchanges:
             self.weight_bytes -= ring.popleft()[1]
 
     def find(self, query: Query) -> list[tuple[int, Exchange, Benefit]]:
-        """Return the newest matching exchanges with number and reader, up to one above the limit."""
+        """Return the newest matching exchanges, each with its number and the reader of its benefit: at most
+        `query.limit` + 1. The extra one shows that there is a next page."""
         matches: list[tuple[int, Exchange, Benefit]] = []
         for number, _, x, reader in reversed(self._ring):
             if (query.before is not None and number >= query.before) or not query.matches(x):

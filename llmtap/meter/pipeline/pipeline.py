@@ -140,7 +140,8 @@ class ExchangePipeline:
     def ended(self, x: Exchange) -> None:
         """Measure a finished exchange once and pass it to every sink."""
         self.live -= 1
-        pause = self.turns.pause  # this function takes as long as a dozen frames
+        # Call it several times, so that relays get the CPU: this function takes as long as a dozen frames.
+        pause = self.turns.pause
         pause()
         slo = self.slos.of(x.tenant)
         reader = self.benefit if slo is None else self._readers.get(slo.name, self.benefit)
@@ -191,7 +192,8 @@ class ExchangePipeline:
     def left(self, relay: str, final: RelayStatus) -> None:
         """Note that a relay disconnected; `final`: counts as of its last frame. It has no open exchanges."""
         if self.recorder is not None:
-            # The relay's own last status may be half a second older, without rows written since.
+            # `final` counts up to the last frame. The relay's own last status may be half a second older, and
+            # would not count rows written since.
             self.recorder.note_relay_left(relay, final.opened, final.dropped)
 
     def failed(self, kind: str, error: BaseException | str, n: int = 1) -> None:

@@ -1,9 +1,10 @@
 """Receive batches of frames on a local socket, pass them to an Assembler, and acknowledge each processed one.
 
-Each connection is one vantage: a relay, a passive one, or an app with the middleware (`channel/` sends). If
-it hangs up with exchanges open and has not connected again, it has died, and they end as `tap_error`; if it
-has, they are forgotten. The receiver hangs up on invalid bytes. A meter that hands over to this one sends
-only hello and status of its relays.
+Each connection belongs to one vantage: a relay, a passive one, or an app with the middleware (`channel/`
+sends). If a vantage hangs up while exchanges are open, it has died unless it connects again: then its
+exchanges end as `tap_error`. If it has connected again, it counts them itself, and they are forgotten here.
+The receiver hangs up on invalid bytes. A meter that hands over to this one sends only hello and status of its
+relays.
 """
 
 import asyncio
@@ -34,8 +35,8 @@ class Receiver:
 
     async def start(self, sock: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        # Not create_unix_server: since Python 3.13, its server removes the file when it closes. Only
-        # `SocketFile` decides about that.
+        # Do not use create_unix_server: since Python 3.13, its server removes the file when it closes. Only
+        # `SocketFile` may remove it.
         self._server = await loop.create_server(
             lambda: _Connection(self._pipeline, self._connections), sock=sock
         )
@@ -93,7 +94,8 @@ class _Connection(asyncio.Protocol):
         try:
             unfinished = next(work, _DONE) is not _DONE
         except (ValueError, msgspec.MsgspecError) as error:
-            # Bytes out of step cannot be resynchronised: hang up, and the relay connects again.
+            # After an invalid batch, the start of the next one cannot be found: hang up, and the relay
+            # connects again.
             self._pipeline.failed("bad_batch", error)
             self.close()
             return
@@ -137,8 +139,9 @@ class _Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _acknowledge(self) -> None:
-        # Not through the transport: after a failed write, it closes the connection and discards unread
-        # bytes of a relay that has died. Reading finds the end instead.
+        # Write to the socket, not through the transport: after a failed write, the transport closes the
+        # connection and discards unread bytes of a relay that has died. So reading goes on to the end of
+        # these bytes.
         transport, acks = self._transport, bytes(self._acks)
         self._acks.clear()
         if transport is None or self.lost.is_set() or transport.is_closing():
@@ -157,7 +160,8 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._gone = True
         if self._hung_up:
-            self._work = None  # the relay counts the exchanges that were not acknowledged
+            # Discard the rest of the work: the relay counts the exchanges that were not acknowledged.
+            self._work = None
         if self._work is None:
             self._leave()
 

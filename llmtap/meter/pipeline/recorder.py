@@ -149,7 +149,7 @@ class Recorder:
         self._captured = 0
         self._dropped: dict[str, int] = {}
         self._left_out: dict[str, int] = {}
-        self._unshaped = 0  # counted by the loop
+        self._unshaped = 0  # requests whose shape found no memory; counted by the loop
         self._cut = 0  # prompts with too many parts, or too large for the memory; counted by the thread
         self._errors: dict[str, int] = {}
         self._relays: dict[str, RelayCount] = {}
@@ -162,8 +162,8 @@ class Recorder:
         self._open_at_ns = 0
         self._waits = waits
         self._gives_way = False
-        self._flushes_requested = 0  # counted by the loop
-        self._flushes_done = 0  # counted by the thread
+        self._flushes_requested = 0  # number so far, counted by the loop
+        self._flushes_done = 0  # number so far, counted by the thread
         self._aside: Path | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
@@ -261,7 +261,8 @@ class Recorder:
         return self._flushes_done < self._flushes_requested or self._store.state().files_waiting > 0
 
     def give_way(self) -> None:
-        """Release the folder to another recorder of the capture; write later exchanges beside it."""
+        """Release the folder to another recorder of the capture; write later exchanges to a folder beside
+        it."""
         self._gives_way = True
 
     def close(self, timeout_s: float, *, whole: bool = False) -> None:
@@ -322,7 +323,8 @@ class Recorder:
             self._failed(error)
 
     def _step_aside(self) -> None:
-        """Make files of the spools, and release the folder. The end of the process finishes the rest."""
+        """Make files of the spools, and release the folder. Spools that are left are finished when the
+        process ends."""
         self._gives_way = False
         if self._opened:
             self._store.append(self._nothing, self._ledger())

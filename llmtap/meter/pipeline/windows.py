@@ -75,7 +75,8 @@ class Slices(Generic[T]):
         self._past: T | None = make() if past else None
         self._job: tuple[int, int, int, int, Merging[T]] | None = None
         self._idle_at_ns = -1
-        """Start of the open slice at the latest time without anything to merge."""
+        """Start of the open slice when there was last nothing to merge; until the next slice there is
+        nothing, either."""
 
     def __len__(self) -> int:
         return len(self._sealed) + 1
@@ -138,7 +139,8 @@ class Slices(Generic[T]):
         return since_ns // step_ns * step_ns - self._levels[level].window_ns + step_ns
 
     def _level_of(self, start_ns: int) -> int:
-        """Return the coarsest level for a slice with this start, the one of the shortest window with it."""
+        """Return the coarsest level to which a slice with this start may be merged: the merged slice must lie
+        before all shorter windows."""
         since_ns = self._open.start_ns
         if start_ns < self._first_ns(len(self._levels) - 1, since_ns):
             return len(self._levels)
@@ -201,8 +203,15 @@ class _Tile:
     lag_ns: int = 0
     """Largest lag of any relay. This field and the sums below are not divided by series."""
     sums: Counter[str] = field(default_factory=Counter)
-    """Exchanges `opened`, ended (`n`), `uncertain`, `counted` for objectives and `met`; requests `skipped`;
-    streams with a benefit (`benefit_n`)."""
+    """Counts by name:
+
+    - `opened`: exchanges that began
+    - `n`: exchanges that ended
+    - `uncertain`: ended exchanges whose uncertainty is above the limit
+    - `counted`, `met`: exchanges that were judged by objectives, and those that met them
+    - `skipped`: requests that a vantage did not measure because of a rule
+    - `benefit_n`: streams with a benefit
+    """
     benefit: float = 0.0
     parts: dict[SeriesKey, Summary | bytes] = field(default_factory=dict)
 
@@ -339,7 +348,7 @@ class FrozenWindow:
         """Return the merged Summary as public JSON.
 
         Args:
-            by: some of BY, to have the same for each tenant, model, ...
+            by: some of BY: adds the same summary for each tenant, model, ...
             certain: without exchanges flagged `uncertain`.
             price: costs of GPUs apply to the whole only; parts have the costs of their tokens.
         """
@@ -431,7 +440,8 @@ def _merge(tiles: Sequence[_Tile], level: int) -> Merging[_Tile]:
     out = _Tile()
     for tile in tiles:
         out.add_sums(tile)
-    if level == len(LEVELS):  # the past: most of its parts do not change
+    if level == len(LEVELS):
+        # This is the past. Copy its parts, since most of them do not change.
         out.parts = dict(tiles[0].parts)
         tiles = tiles[1:]
     for key, parts in _by_key(tiles).items():

@@ -25,7 +25,7 @@ _TEXTS: Final = {
     "text": EventClass.CONTENT, "thinking": EventClass.REASONING, "partial_json": EventClass.TOOL_CALL,
 }  # fmt: skip
 _CALLS: Final = "tool_use"
-"""End of the types of blocks that call: `tool_use`, `server_tool_use`, `mcp_tool_use`."""
+"""Suffix of the types of content blocks that call a tool: `tool_use`, `server_tool_use`, `mcp_tool_use`."""
 _GUARDRAIL: Final = "amazon-bedrock-guardrailAction"
 _INVOCATION: Final = "amazon-bedrock-invocationMetrics"
 
@@ -112,7 +112,8 @@ class Anthropic(shapes.ObjectReader):
         counts = _counts(message.get("usage"))
         if counts is not None:
             self._input = counts
-            # Drop the output: the start counts one to four tokens before there is any.
+            # Drop the output count: `message_start` reports one to four output tokens before any output
+            # exists.
             counts = UsageCounts(counts.input, None, None, counts.cached, counts.refused)
         delta = shapes.gather((), (EventClass.ROLE,), counts=counts)
         delta.usage_running = counts is not None

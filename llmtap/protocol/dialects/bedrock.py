@@ -18,7 +18,7 @@ from llmtap.protocol.sse import SseEvent
 
 
 def _traced(trace: Any) -> Verdict | None:
-    """Return what a guardrail's trace says; None where nothing in it acted."""
+    """Return the verdict in a guardrail's trace; None if no part of the guardrail acted."""
     guardrail = trace.get("guardrail") if isinstance(trace, dict) else None
     phase, acted = verdicts.phase_of_trace(guardrail)
     if acted == "redacted":
@@ -94,15 +94,15 @@ def _first(value: dict[str, Any], names: tuple[str, ...]) -> Any:
 
 
 GUARDRAIL_ACTION: Final = b"guardrail"
-"""Part of the bytes of every event that `add_guardrail` must read."""
+"""Bytes in every event that `add_guardrail` must read, so that other events need no second decoding."""
 _GENERATED: Final = frozenset({EventClass.CONTENT, EventClass.TOOL_CALL, EventClass.REASONING})
 
 
 def add_guardrail(delta: Delta, data: bytes) -> None:
     """Add the action of a guardrail to the Delta of the event, or body, that has it.
 
-    The action replaces the verdict of a finish reason, unless it is unknown what the guardrail assessed. A
-    text in the same event stands in place of the answer and is no output.
+    The action replaces the verdict of a finish reason, unless the action does not show whether the guardrail
+    assessed input or output. A text in the same event replaces the answer and is no output.
     """
     root = read_json(data)
     if not isinstance(root, dict):
@@ -126,5 +126,7 @@ def add_guardrail(delta: Delta, data: bytes) -> None:
         delta.output = delta.content = delta.blank = delta.reasoning = delta.tool_call = False
         delta.text, delta.choices, delta.tokens, delta.token_source = "", (), -1, TokenSource.NONE
     elif delta.event_class > EventClass.CONTENT:
-        delta.text = ""  # The text of a guardrail's Delta is that of its content, and there is none.
+        # This event has no content (only reasoning or a tool call, say), and a guardrail's Delta keeps only
+        # the text of content: drop the text.
+        delta.text = ""
     delta.event_class, delta.also = EventClass.GUARDRAIL, tuple(c for c in kept if c < EventClass.METADATA)

@@ -1,9 +1,9 @@
 """Choose the dialect of an answer by evidence, and revise the choice while the dialect has read no output.
 
-`exchange/answer.py` passes the events of a stream to a `DialectChooser`. Until the dialect is known it keeps
-the events; then it releases what they mean, each with the time of its own read. Nothing has to be
-configured, because one gateway speaks several dialects; users may add tables of their own. `ADDING.md` has
-the rule.
+`exchange/answer.py` passes the events of a stream to a `DialectChooser`. Until the dialect is known, the
+chooser keeps the events; then it releases their Deltas, each with the time of its own read. The choice needs
+no configuration, because one gateway may speak several dialects; users may add tables of their own.
+`ADDING.md` describes the rule of the choice.
 """
 
 from itertools import islice
@@ -28,11 +28,13 @@ CANDIDATES_MAX: Final = 4
 REVISIONS_MAX: Final = 256
 """Maximum number of events for which other dialects are tried after the choice."""
 _OUTPUTS_TO_REVISE: Final = 3
-"""Events that only another dialect must read as output before it replaces one that has read output."""
+"""Number of events that another dialect must read as output, and the chosen one not, before it replaces a
+chosen dialect that has read output."""
 _OUTPUTS_ON_FOREIGN_PATH: Final = 2
-"""Number of events with output or an end that decide for a dialect if the path belongs to another one."""
+"""Number of events with output or an end after which a dialect is chosen if the path belongs to another
+one."""
 _NAMED: Final = 3
-"""The claim of an object that names its dialect."""
+"""Claim (`registry.Dialect.claim`) of an object that names its dialect."""
 
 
 class Released(NamedTuple):
@@ -40,7 +42,7 @@ class Released(NamedTuple):
 
     delta: Delta
     event: SseEvent | None
-    """None: it has no event of a dialect, such as a ping of a WebSocket."""
+    """None if the entry belongs to no event that a dialect reads, such as a ping of a WebSocket."""
     t_ns: int
     """Time of the read that completed the event."""
 
@@ -79,13 +81,14 @@ class _Candidate:
         self.deltas: list[Delta] = []
         self.evidence = 0
         self.strong = 0
-        """Events that carry output or end the answer."""
+        """Number of events that carry output or end the answer."""
         self.events = 0
         self.understood = 0
         self.unread = 0
 
     def read(self, stored: _StoredEvent, *, before: bool = False) -> None:
-        """Read a kept event; `before`: the dialect did not claim it, so it does not count as unread."""
+        """Read a kept event. `before`: the event came before the dialect's claim, so it does not count as
+        unread."""
         if stored.delta is not None or stored.event is None:
             return
         delta = _read(self.reader, stored.event)
@@ -143,7 +146,7 @@ class DialectChooser:
         self._outputs_of_another = 0
         self._revisions_left = REVISIONS_MAX
         self._full = False
-        """No more events could be kept before the dialect was certain."""
+        """Whether the limit of kept events was reached before the dialect was certain."""
 
     @property
     def name(self) -> str | None:
@@ -151,7 +154,7 @@ class DialectChooser:
 
     @property
     def reading(self) -> Reading:
-        """How the answer is read; `none` too while its structure shows no output."""
+        """How the answer is read; also `none` while the structure of the answer shows no output."""
         if isinstance(self.chosen, structure.InferredReader) and not self.chosen.understood:
             return Reading.NONE
         return self._reading
@@ -165,7 +168,7 @@ class DialectChooser:
 
     @property
     def answer_id(self) -> bytes | None:
-        """Id of the answer, of dialects in which a request may name the answer before it."""
+        """Id of the answer, in dialects whose requests may name the previous answer; else None."""
         answer_id: str | None = getattr(self.chosen, "answer_id", None)
         return None if answer_id is None else answer_id.encode("utf-8", "surrogatepass")
 
@@ -211,8 +214,8 @@ class DialectChooser:
         return self.conclude(whole=False) if self.kept_bytes > BYTES_KEPT_MAX else []
 
     def conclude(self, *, whole: bool = True) -> list[Released]:
-        """End the choice and return the events that are kept: the answer is over (`whole`), or no more events
-        may be kept."""
+        """End the choice and return the kept events. `whole`: the answer is over; else no more events may be
+        kept."""
         if not self.open:
             return []
         self._full = not whole
@@ -220,7 +223,8 @@ class DialectChooser:
         if not likely:
             likely = [c for c in self._candidates if c.claim >= _NAMED and not c.unread]
         if not any(c.strong or c.on_path or c.claim >= _NAMED for c in likely):
-            # Usage and errors are alike in many dialects. A text that the structure shows is better evidence.
+            # Usage and errors look alike in many dialects, so they do not identify one. A text that the
+            # structure of the events shows is better evidence.
             events = [stored.event for stored in self._stored if stored.event is not None]
             reader = structure.infer(events, whole=whole) if likely else None
             if reader is not None and reader.understood:
@@ -239,7 +243,8 @@ class DialectChooser:
         """Read an event after the choice."""
         chosen = self.chosen
         delta = _read_unclaimed(event) if chosen is None else chosen.read_event(event)
-        # Repeatable events have no guardrail's member (`is_alone`, `Anthropic._read`), so skip the search.
+        # A repeatable event has no member of a guardrail (`is_alone` and `Anthropic._read` ensure this), so
+        # skip the search.
         if not delta.repeatable:
             if event.data is not None and bedrock.GUARDRAIL_ACTION in event.data:
                 bedrock.add_guardrail(delta, event.data)
@@ -265,7 +270,7 @@ class DialectChooser:
 
     def _admit(self, event: SseEvent) -> _Candidate | None:
         """Add the dialects that claim this event, the last one kept, to the candidates. Return the first of
-        them for which it decides."""
+        them for which the event is decisive."""
         known = [candidate.order for candidate in self._candidates]
         claims = self._dialects.claims_of(read_json(event.data or b""), self._path, event.event)
         for order, claim in islice(claims, CANDIDATES_MAX):
@@ -294,7 +299,8 @@ class DialectChooser:
         return not self._dialects.owners(self._path) or candidate.strong >= _OUTPUTS_ON_FOREIGN_PATH
 
     def _settle(self, reader: Reader | None, reading: Reading, by: _Candidate | None) -> list[Released]:
-        """End the choice with this reader; `by` has read the kept events already."""
+        """End the choice with this reader. `by`: the candidate that has already read the kept events; None if
+        `reader` must still read them."""
         self.open = False
         self.chosen, self._reading = reader, reading
         deltas = iter(()) if by is None else iter(by.deltas)
@@ -355,12 +361,14 @@ def _is_data(event: SseEvent) -> bool:
 
 
 def _is_done(event: SseEvent) -> bool:
-    """Whether it is the end mark that several dialects share, which is evidence for the owner of the path."""
+    """Return whether the event is `[DONE]`. Several dialects share this end mark, so it is evidence only for
+    the dialect that owns the path."""
     return event.data is not None and event.data.strip() == b"[DONE]"
 
 
 def _is_weak_evidence(delta: Delta) -> bool:
-    """Whether the event shows its dialect, but may be another one's: usage, a verdict, an error."""
+    """Return whether the event has usage, a verdict or an error: signs of this dialect that other dialects
+    have, too."""
     return delta.counts is not None or delta.verdict is not None or delta.event_class is EventClass.ERROR
 
 

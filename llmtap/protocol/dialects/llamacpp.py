@@ -25,7 +25,8 @@ class LlamaCpp(shapes.ObjectReader):
     def __init__(self) -> None:
         super().__init__()
         self._ids = False
-        """Whether events list their tokens. The running count is then unused: it has one more at the end."""
+        """Whether events list their tokens. The running count is then not used: at the end it counts one
+        token more."""
         self._predicted = RunningCount()
 
     @staticmethod
@@ -60,7 +61,8 @@ class LlamaCpp(shapes.ObjectReader):
         timings = value["timings"] if isinstance(value.get("timings"), dict) else {}
         self._count(value, timings, delta, index)
         if delta.tokens > 0 and not delta.output:
-            delta.output, delta.choices = True, (index,)  # Tokens that do not complete a character yet.
+            # The event has tokens, but they do not complete a character yet.
+            delta.output, delta.choices = True, (index,)
         if value.get("stop") is True:
             self._close(value, timings, delta)
         elif delta.output:
@@ -93,5 +95,5 @@ class LlamaCpp(shapes.ObjectReader):
         names = ("tokens_predicted", "tokens_evaluated")
         shapes.add_counts(delta, counts, timings or {name: value.get(name) for name in names})
         delta.usage_running = counts is not None and self._predicted.several
-        # The mean is left out: it is the sum divided by the count, and both are reported too.
+        # Leave out the mean: it is the sum divided by the count, and both are reported, too.
         delta.server_times = tuple(t for t in object_times("timings", timings) if t.name != "mean_itl")

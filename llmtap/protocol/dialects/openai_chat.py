@@ -32,7 +32,7 @@ from llmtap.protocol.verdicts import of_filter_results, of_refusal
 
 
 class _Delta(msgspec.Struct, gc=False):
-    """`delta` of a chunk, `message` of a whole answer. Any: looked at before use, never trusted."""
+    """`delta` of a chunk, or `message` of a whole answer. Fields of type Any are checked before use."""
 
     content: Any = None
     role: Any = None
@@ -81,7 +81,7 @@ _ID_CHARS_MAX: Final = 128
 
 
 _repeats: Final = re.compile(rb'"object":\s*"chat\.(reasoning|completion)\.done"').search
-"""Perplexity's concise streams: such a chunk repeats a stage, and adds its usage."""
+"""Finds the chunks of Perplexity's concise streams that repeat the output of a stage and add its usage."""
 
 
 class OpenAIChat(ChoicesReader):
@@ -132,7 +132,8 @@ class OpenAIChat(ChoicesReader):
         return self._read(chunk, data, event.event, streamed=True)
 
     def _read_usual(self, choice: _Choice, usage: dict[str, Any] | None) -> Delta | None:
-        """A chunk with one piece of one choice that goes on; None if it is, or may be, anything else."""
+        """Return the Delta of a chunk with one piece of one unfinished choice; None if the chunk is, or may
+        be, anything else."""
         delta = choice.delta
         if (
             delta is None
@@ -180,7 +181,8 @@ class OpenAIChat(ChoicesReader):
         return out
 
     def _count(self, delta: Delta, index: int, usage: dict[str, Any]) -> bool:
-        """Add a running usage; return False if this one may be something else."""
+        """Add a running usage to a Delta; return False if `usage` may be something other than a running
+        count."""
         counts = read_usage(usage) if self._running.running and not delta.also else None
         if counts is None or not counts.output:
             return False
@@ -212,7 +214,7 @@ class OpenAIChat(ChoicesReader):
         self, choice: _Choice, position: int, findings: Findings, *, streamed: bool, replaced: bool
     ) -> None:
         index = choice.index
-        # A choice may hold the same piece in two members; read `delta` (dialects.md section 3).
+        # A choice may hold the same piece in two members: then read only `delta` (dialects.md section 3).
         delta, field = choice.delta, "delta"
         if self._repeated is not None:
             delta = _NOTHING
@@ -244,7 +246,7 @@ class OpenAIChat(ChoicesReader):
     ) -> None:
         content, refusal, audio = delta.content, text_of(delta.refusal), delta.audio
         for step in delta.reasoning_steps if isinstance(delta.reasoning_steps, list) else ():
-            # Perplexity: only the thought of a step is output, not what it searched and found.
+            # Perplexity: only the thought of a step is output, not its searches and their results.
             if thought := text_of(step.get("thought") if isinstance(step, dict) else None):
                 findings.piece(index, EventClass.REASONING, thought)
                 if findings.cut:
@@ -303,7 +305,8 @@ class OpenAIChat(ChoicesReader):
             self._plain.add(index)
 
     def _read_parts(self, parts: list[Any], index: int, path: str, findings: Findings) -> None:
-        """A content array: texts, thinking, which is an array of texts again (Mistral), and refusals."""
+        """Add the parts of a content array: texts, refusals, and thinking, which is itself an array of texts
+        (Mistral)."""
         for i, part in enumerate(parts):
             if findings.cut:
                 break
@@ -328,7 +331,7 @@ def _is_thought(extra: Any) -> bool:
 
 
 def _reasoning(delta: _Delta) -> Any:
-    """Return the thinking beside the content, in whichever field a server puts it."""
+    """Return the thinking beside the content, from the field in which the server puts it."""
     thinking = delta.reasoning_content or delta.reasoning or delta.reasoning_text or delta.thinking
     if thinking or not isinstance(delta.reasoning_details, list):
         return thinking
@@ -347,7 +350,8 @@ def _part(part: dict[str, Any]) -> Iterator[tuple[EventClass, str]]:
 
 
 def _fragment(call: Any) -> str | None:
-    """The arguments in the usual piece of a call, or "" beside its name; None if it is no usual one."""
+    """Return the arguments in a usual piece of a call ("" if it has only the name); None for any other
+    piece."""
     function = call.get("function") if type(call) is dict else None
     if type(function) is not dict:
         return None
@@ -356,7 +360,7 @@ def _fragment(call: Any) -> str | None:
 
 
 def _calls(delta: _Delta) -> Iterator[dict[str, Any]]:
-    """The functions, as far as this delta names them, of its calls."""
+    """Yield the function of each call of this delta; {} if the call has none."""
     if isinstance(delta.tool_calls, list):
         for call in delta.tool_calls:
             if isinstance(call, dict):
@@ -371,8 +375,9 @@ _OPENING: Final = ("<think>", "<thought>", "<thinking>")
 
 class InlineThinking:
     """Takes thinking (`<think>...</think>` at the start) out of the content of one choice. Servers without a
-    reasoning parser (llama.cpp, MLX) and Gemini's compatible form send it. The markers are no text, nor is a
-    part of one until it is known to be something else. A marker that comes later is text."""
+    reasoning parser (llama.cpp, MLX) and Gemini's compatible form send it. The markers do not count as text.
+    The possible beginning of a marker is held until it is known whether a marker follows. A marker after the
+    start of the content is text."""
 
     __slots__ = ("_closing", "_held", "settled")
 
@@ -385,7 +390,7 @@ class InlineThinking:
         """Text that may be the beginning of a marker."""
 
     def feed(self, text: str) -> tuple[str, str]:
-        """`(reasoning, content)` in the next piece of content."""
+        """Return `(reasoning, content)` of the next piece of content."""
         if self.settled:
             return "", text
         text = self._held + text
@@ -408,7 +413,7 @@ class InlineThinking:
         return "", text
 
     def close(self) -> tuple[str, str]:
-        """As `feed`, for what is held at the end: an unfinished marker is text."""
+        """Return `(reasoning, content)` of the text that is held at the end: an unfinished marker is text."""
         held, self._held = self._held, ""
         return (held, "") if self._closing else ("", held)
 

@@ -1,9 +1,9 @@
 """Read chunks with choices as Deltas: the base of OpenAI's chat and completions, and the completions.
 
-`ChoicesReader` reads a chunk and what stands beside its choices; `openai_chat.py` extends it. Errors,
-filters, guardrail fields, hook results and server durations are decoded in a second pass, where they may
-occur. A choice of the older completions has a `text`, or only token ids; with `echo` the first text holds the
-prompt: only usage or token ids count right then.
+`ChoicesReader` reads a chunk and the members beside its choices; `openai_chat.py` extends it. Errors,
+filters, guardrail fields, hook results and server durations are decoded in a second pass, only for chunks in
+which they may occur. A choice of the older completions has a `text`, or only token ids; with `echo` the first
+text holds the prompt, so only usage or token ids give the correct count.
 
 Source: openai/openai-openapi openapi.yaml; docs/dialects.md.
 """
@@ -24,7 +24,7 @@ BESIDE_NAMES: Final = (
     "error", "errors", "moderation", "hook_results", "warnings", "prompt_filter_results",
     "prompt_annotations", "promptFeedback", "code",
 )  # fmt: skip
-"""Members by which an object without choices is part of an answer."""
+"""An object without choices that has one of these members is still a part of an answer."""
 _GUARDRAIL: Final = "amazon-bedrock-guardrailAction"
 _INVOCATION: Final = "amazon-bedrock-invocationMetrics"
 _KNOWN: Final = (
@@ -36,16 +36,17 @@ _KEPT_WITH_USAGE: Final = (("generation_stats",), ("metrics", "speculative_decod
 _USUAL: Final = frozenset(
     ("id", "object", "created", "model", "choices", "usage", "service_tier", "system_fingerprint")
 )
-"""Members of OpenAI's own chunks. A chunk without others has only choices and usage."""
+"""Members of OpenAI's own chunks. A chunk without other members has nothing beside its choices but usage."""
 _ERROR_BYTES_MAX: Final = 1 << 20
 """Maximum size of an event with an error that is searched for a guardrail; known ones have a few KiB."""
 _FINE: Final = (0, 200, "0", "200", "", "ok", "OK", "success", "Success")
-"""Codes of success, of servers whose every answer has a code and a message."""
+"""Codes that mean success, for servers that put a code and a message into every answer."""
 
 
 def failure_of(value: dict[str, Any], name: bytes | None = None) -> Any:
-    """Return the error in an object: a member, or the object itself if the event's `name`, its `object`
-    (older vLLM) or a code without choices (DashScope, WSO2) says so; None: there is none."""
+    """Return the error in an object; None if there is none. The error is a member, or the object itself if it
+    is marked as an error by the event's `name`, by `object` (older vLLM), or by a code without choices
+    (DashScope, WSO2)."""
     groq = value.get("x_groq")
     error = value.get("error") or value.get("errors") or (isinstance(groq, dict) and groq.get("error"))
     if error:
@@ -62,7 +63,7 @@ def is_flat_error(value: dict[str, Any]) -> bool:
 
 
 def _replaced(value: dict[str, Any]) -> Verdict | None:
-    """Return NeMo's verdict. Bedrock's is that of `bedrock.add_guardrail`."""
+    """Return the verdict of NeMo Guardrails. `bedrock.add_guardrail` reads that of Bedrock."""
     candidates = (
         verdicts.of_rails(value.get(name), name, value.get("status"))
         for name in ("guardrails_data", "guardrails")
@@ -71,7 +72,7 @@ def _replaced(value: dict[str, Any]) -> Verdict | None:
 
 
 def _counted(value: dict[str, Any]) -> tuple[Any, str]:
-    """Return the usage of a chunk, and its place."""
+    """Return the usage of a chunk, and the path of the object in which it was found."""
     usage, groq, invoked = value.get("usage"), value.get("x_groq"), value.get(_INVOCATION)
     if usage is None and isinstance(groq, dict):
         return groq.get("usage"), "x_groq.usage"
@@ -88,7 +89,7 @@ def _counted(value: dict[str, Any]) -> tuple[Any, str]:
 
 
 def _times(value: dict[str, Any]) -> tuple[ServerTime, ...]:
-    """Durations of the server's own work, `timings` left out."""
+    """Return the durations of the server's own work, except llama.cpp's `timings`."""
     usage, place = _counted(value)
     nvext = value.get("nvext")
     out = object_times(place, usage)
@@ -111,8 +112,8 @@ def _times(value: dict[str, Any]) -> tuple[ServerTime, ...]:
 def add_beside(
     findings: Findings, value: dict[str, Any], size: int, name: bytes | None, *, finished: bool = False
 ) -> None:
-    """Add what stands beside the choices of an event of `size` bytes, usage and timings left out. `finished`:
-    the answer had ended."""
+    """Add the members beside the choices of an event of `size` bytes, except usage and timings. `finished`:
+    an earlier event had a finish reason."""
     get = value.get
     if name is None and _USUAL.issuperset(value) and get("object") != "error":
         if get("usage") is not None:
@@ -138,7 +139,7 @@ def add_beside(
 
 
 class ChunkFields(msgspec.Struct, gc=False):
-    """What may come with output, as far as the usual chunk is read. A dialect adds its `choices`."""
+    """Members of a chunk that the first pass reads. A dialect adds its `choices`."""
 
     model: str | None = None
     usage: dict[str, Any] | None = None
@@ -153,7 +154,8 @@ class ChunkFields(msgspec.Struct, gc=False):
 
 
 class ChoicesReader:
-    """Base of the two dialects: reads a chunk, and what stands beside its choices where something may."""
+    """Base of the readers of chat and completions: reads a chunk, and the members beside its choices if there
+    may be any."""
 
     __slots__ = ("_finished", "_model", "_predicted", "_running")
     chunk_type: ClassVar[type[ChunkFields]]
@@ -234,7 +236,7 @@ class ChoicesReader:
     def _read_choice(
         self, choice: Any, position: int, findings: Findings, *, streamed: bool, replaced: bool
     ) -> None:
-        """Add what a choice says; `replaced`: a guardrail's text stands in place of its own."""
+        """Add the content of a choice. `replaced`: its text is a guardrail's, in place of the model's own."""
         raise NotImplementedError
 
     def _end(self, delta: Delta, chunk: Any, data: bytes) -> None:
@@ -242,7 +244,7 @@ class ChoicesReader:
 
 
 def is_plain(chunk: Any, name: bytes | None) -> bool:
-    """Return whether nothing stands beside the choices: there is one, and it goes on."""
+    """Return whether the chunk has one unfinished choice and no members beside it."""
     choices = chunk.choices
     return bool(
         choices and name is None and not choices[0].finish_reason and len(choices) == 1 and is_alone(chunk)
@@ -262,7 +264,7 @@ def is_alone(chunk: Any) -> bool:
 
 
 def _fitting(value: dict[str, Any]) -> dict[str, Any]:
-    """Return a chunk that the typed decode refused, without the values whose types do not fit."""
+    """Return a chunk that the typed decoder refused, without the values that have a wrong type."""
     choices, model, usage = value.get("choices"), value.get("model"), value.get("usage")
     return value | {
         "choices": [_fitting_choice(c) for c in choices if isinstance(c, dict)]
@@ -292,7 +294,8 @@ class _Choice(msgspec.Struct, gc=False):
     index: Index = 0
     finish_reason: str | None = None
     stop_reason: Any = None
-    """Stands alone where Bedrock invokes DeepSeek; vLLM puts the matched text or token beside the reason."""
+    """DeepSeek on Bedrock sends it in place of `finish_reason`; vLLM sends the matched text or token in it,
+    beside `finish_reason`."""
     logprobs: _Logprobs | None = None
     token_ids: list[Any] | None = None
     content_filter_results: Any = None
@@ -321,8 +324,8 @@ class OpenAICompletions(ChoicesReader):
             return 3
         choices = value.get("choices")
         if isinstance(choices, list):
-            # Together repeats a chat delta as `text`: where both are, it is chat.
-            # vLLM's tokens-only generate has neither.
+            # A choice with `text` and `delta` is chat: Together repeats the delta of chat as `text`. vLLM's
+            # tokens-only generate has neither of them, only `token_ids`.
             if any(
                 isinstance(c, dict) and ("text" in c or "token_ids" in c) and "delta" not in c
                 for c in choices

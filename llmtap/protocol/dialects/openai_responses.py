@@ -1,6 +1,7 @@
 """Read OpenAI's Responses and Realtime APIs as Deltas: named events, and whole responses.
 
-Texts come once as deltas and again, whole, in closing events: those are metadata. There is no `[DONE]`.
+Each text comes twice: in pieces, and whole in a closing event. Closing events count as metadata, so that no
+text counts twice. There is no `[DONE]`.
 
 Source: openai/openai-python types/responses, types/realtime.
 """
@@ -126,7 +127,7 @@ class OpenAIResponses(shapes.ObjectReader):
 
 class OpenAIRealtime(shapes.ObjectReader):
     """Reader of the events of one response of a session. The session survives an `invalid_request_error`, so
-    it is no failure of the exchange."""
+    this error is no failure of the exchange."""
 
     name = "openai.realtime"
     claim_max = 4
@@ -140,7 +141,7 @@ class OpenAIRealtime(shapes.ObjectReader):
         if path.endswith("/realtime"):
             known = kind in _SESSION_EVENTS or kind == "error" or kind.startswith("response.")
             return 4 if known else int("error" in value)
-        # Other APIs have events of the same names.
+        # Other APIs have events of the same names, so the claim is lower on another path.
         return 2 if kind in _SESSION_EVENTS else 0
 
     def _read(self, value: dict[str, Any], event: SseEvent) -> Delta:
@@ -195,7 +196,7 @@ def _read_response_event(kind: str, value: dict[str, Any]) -> Delta | None:
 
 
 def _add_filters(delta: Delta, filters: Any) -> None:
-    """Add what Azure's filters say before the end of a response."""
+    """Add the verdict of Azure's filters in an event before the end of a response."""
     verdict = of_content_filters(filters)
     if verdict is not None:
         delta.verdict = delta.verdict or verdict
@@ -244,8 +245,8 @@ def _written(item: dict[str, Any]) -> str:
 def _read_end(
     response: dict[str, Any], status: str, pieces: list[shapes.Piece], *, done: bool = False
 ) -> Delta:
-    """Return the end of a response with its pieces. The finish reason is the status, and behind a colon why
-    it is incomplete. `done`: its event ends a stream."""
+    """Return the end of a response with its pieces. The finish reason is the status; if the response is
+    incomplete, a colon and the reason for that follow. `done`: the event with this response ends a stream."""
     beside = [EventClass.DONE] if done else []
     verdict: Verdict | None = None
     error, details = response.get("error"), response.get("incomplete_details")
@@ -277,7 +278,8 @@ def _read_end(
     usage = response.get("usage")
     counts = openai_shapes.read_usage(usage)
     if counts is not None:
-        # Here the details are those of input and output.
+        # Responses and Realtime name the details after input and output tokens, not prompt and completion
+        # tokens.
         counts.reasoning = _detail(counts, usage, "output_token", "reasoning_tokens", counts.reasoning)
         counts.cached = _detail(counts, usage, "input_token", "cached_tokens", counts.cached)
     delta = shapes.gather(pieces, beside, verdict=verdict, counts=counts, usage=usage)

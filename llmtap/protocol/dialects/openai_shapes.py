@@ -29,8 +29,9 @@ PIECES_MAX: Final = 4_096
 """Pieces of output read of one event or whole answer (content parts, tool calls, items); the rest is treated
 in the same way."""
 INDEX_MAX: Final = 1 << 31
-"""Indexes of choices are below it; another number counts as 0. Python gives unbounded integers equal hashes
-(n and n + 2^61 - 1), so a set of chosen ones would take quadratic time."""
+"""Indexes of choices are below this number; another number counts as 0. Python gives some unbounded integers
+equal hashes (n and n + 2^61 - 1), so a set of indexes that a peer chose for this would take quadratic
+time."""
 Index = Annotated[int, msgspec.Meta(ge=0, lt=INDEX_MAX)]
 _CODE_MAX: Final = 1 << 40
 _LENIENT_BYTES_MAX: Final = 1 << 20
@@ -40,7 +41,8 @@ _decode: Final = bounded_decoder()
 
 
 def read_frame(event: SseEvent) -> Delta:
-    """An event whose data is no JSON object: a keep-alive, `[DONE]`, a block without data, or unknown."""
+    """Return the Delta of an event whose data is no JSON object: a keep-alive, `[DONE]`, a block without
+    data, or unknown."""
     data = event.data
     if data is None:
         alive = event.comment or event.event == b"ping"
@@ -70,7 +72,7 @@ def is_object(data: bytes) -> bool:
 
 
 def read_json(data: bytes) -> Any:
-    """Any JSON value, read leniently (NaN, lone surrogates, bytes that are not UTF-8); else None.
+    """Return any JSON value, read leniently (NaN, lone surrogates, bytes that are not UTF-8); else None.
 
     None also for a value that would take too much memory (`protocol/json_memory.py`).
     """
@@ -103,7 +105,7 @@ def text_of(value: Any) -> str:
 
 
 def count(value: Any) -> int | None:
-    """A count of tokens, None for anything else; some servers write it as `6.0`."""
+    """Return a count of tokens; None if the value is no count. Some servers write `6.0` for 6."""
     if type(value) is int:
         return value if 0 <= value <= USAGE_TOKENS_MAX else None
     return count(int(value)) if type(value) is float and value.is_integer() else None
@@ -142,7 +144,7 @@ def sum_counts(counts: Sequence[UsageCounts]) -> UsageCounts:
 
 
 def read_usage(usage: Any) -> UsageCounts | None:
-    """The counts of a `usage` object; None if it is no object or counts nothing (all zero or null)."""
+    """Return the counts of a `usage` object; None if it is no object or counts nothing (all zero or null)."""
     if not isinstance(usage, dict):
         return None
     get = usage.get
@@ -167,7 +169,7 @@ def is_unused(usage: Any) -> bool:
 
 def read_error(error: Any) -> tuple[str, str | None]:
     """Return `(type, message)` of an error object, of the first in a list, or of a text. The type is `code`
-    where that is a word, else `type`, else a numeric `code`, else `"error"`."""
+    if that is a text, else `type`, else a numeric `code`, else `"error"`."""
     if isinstance(error, list) and error:
         error = error[0]
     if isinstance(error, str):
@@ -183,9 +185,9 @@ def read_error(error: Any) -> tuple[str, str | None]:
 
 
 class RunningCount:
-    """Tokens per event from the difference of a running `usage`. It is a running one if the first chunk with
-    a choice had it, did not end the choice, and the first text was counted (Gemini's totals count otherwise);
-    else a total."""
+    """Counts the tokens of each event as the growth of a running `usage`. A usage is a running count if the
+    first chunk with a choice has it and does not end the choice, and if the first text is counted (the totals
+    of Gemini are not in step with the text); else it is the total of the answer."""
 
     __slots__ = ("_last", "running")
 
@@ -203,8 +205,8 @@ class RunningCount:
         role: bool = False,
     ) -> int:
         """Return the tokens since the last chunk of the same choice; 0 if unknown, and for a chunk of several
-        choices. `running`: the chunk looks like one of a running count; `role`: what it counts comes with the
-        next chunk."""
+        choices. `running`: the chunk looks like one with a running count. `role`: the tokens that the chunk
+        counts come with the next chunk."""
         if self.running is None and choices:
             self.running = running
         if text and running and not (counts is not None and counts.output):
@@ -225,13 +227,13 @@ class RunningCount:
 
     @property
     def several(self) -> bool:
-        """More than one choice has a count of its own: no single one is the total."""
+        """Whether more than one choice has its own count, so that none of the counts is the total."""
         return len(self._last) > 1
 
 
 def add_timings(delta: Delta, timings: Any, choices: Sequence[int], predicted: RunningCount) -> None:
-    """Add llama.cpp's `timings`: they stamp the tokens of `choices`, and count them if nothing better
-    does."""
+    """Add llama.cpp's `timings`: the server's clock at the tokens of `choices`, and the number of these
+    tokens if no better count is known."""
     delta.repeatable = False
     delta.server_times += object_times("timings", timings)
     if len(choices) != 1 or not isinstance(timings, dict):
@@ -262,7 +264,7 @@ def end_timings(delta: Delta, timings: Any, predicted: RunningCount) -> None:
 
 
 _RANKED: Final[dict[int, tuple[EventClass, ...]]] = {}
-"""Classes in their order, by the bits of a mask; at most 2^11 of them."""
+"""Cache: the classes in a mask of bits, in the order of EventClass; at most 2^11 entries."""
 
 
 def _ranked(mask: int) -> tuple[EventClass, ...]:
@@ -287,7 +289,7 @@ class Findings:
         self._pieces = 0
         self.cut = False
         self.railed = False
-        """NeMo Guardrails reported beside the choices, so the text of a filtered answer is its own."""
+        """NeMo Guardrails has a report beside the choices, so the text of a filtered answer is NeMo's."""
         self._carrying: dict[int, None] = {}
         self._indexes: list[int] = []
         self._markers: list[int] = []
@@ -295,7 +297,7 @@ class Findings:
         self._role = False
 
     def choice(self, index: int, *, ids: int = 0, logprobs: int = 0, role: bool = False) -> None:
-        """A choice and what it declares about itself; its pieces follow."""
+        """Add a choice and the counts that it declares. Add its pieces afterwards."""
         self._indexes.append(index)
         self._logprobs += logprobs
         self._role |= role
@@ -306,7 +308,8 @@ class Findings:
     def piece(
         self, index: int, kind: EventClass, text: str, *, output: bool = True, audio: bool = False
     ) -> None:
-        """Something generated for a choice. A call that has only an id is a piece without output."""
+        """Add a piece that was generated for a choice. A call that has only an id is a piece without
+        output."""
         self._pieces += 1
         if self._pieces > PIECES_MAX:
             self.cut = True
@@ -326,7 +329,8 @@ class Findings:
             delta.refusal = True
 
     def marker(self, index: int) -> None:
-        """A choice sent what was generated and is no text: `<think>`, or what may become it."""
+        """Record that a choice sent a marker such as `<think>`, or its possible beginning: generated, but no
+        text."""
         self._markers.append(index)
 
     def add(self, *classes: EventClass) -> None:
@@ -343,9 +347,9 @@ class Findings:
         signal: str = "finish_reason",
         judged: bool = True,
     ) -> bool:
-        """A choice ended; `filters` are the results of Azure's filter beside it. `only_text`: the only text
-        of the choice is in this very block. `signal` names the field of the reason; it is a verdict only if
-        `judged`. Return whether that text stands in for the answer, because the reason is a guardrail's."""
+        """Add the end of a choice. `filters`: results of Azure's filter beside the choice. `only_text`: all
+        text of the choice is in this event. `signal`: name of the field that holds the reason. `judged`:
+        derive a verdict from the reason. Return whether the text is a guardrail's and replaces the answer."""
         self.delta.finish_reason = reason
         verdict = of_finish_reason(reason, signal) if judged else None
         if verdict is not None:
@@ -360,8 +364,8 @@ class Findings:
         return only_text and verdict is not None
 
     def verdict(self, verdict: Verdict | None, shown: EventClass | None = EventClass.GUARDRAIL) -> None:
-        """An intervention, which is the event's class too, or None. The first that acts stands for the event,
-        or else the first."""
+        """Add a verdict, if any, and the event class `shown`. The first verdict that acts stands for the
+        event; if none acts, the first one does."""
         if verdict is None:
             return
         if shown is not None:
@@ -371,7 +375,8 @@ class Findings:
             self.delta.verdict = verdict
 
     def filtered(self, results: Any, *, alone: bool) -> None:
-        """Azure's results of a choice; `alone` without a delta. Beside one, the class stays the delta's."""
+        """Add the results of Azure's filter for a choice. `alone`: the choice has no delta; if it has one,
+        the event keeps the class of the delta."""
         verdict = of_filter_results(results)
         if verdict is not None:
             self.verdict(verdict, EventClass.GUARDRAIL if alone and verdict.kind is not None else None)
@@ -383,13 +388,13 @@ class Findings:
         self.verdict(verdict)
 
     def timings(self, timings: Any, predicted: RunningCount) -> None:
-        """llama.cpp's `timings`, which may run along with the output; call it last."""
+        """Add llama.cpp's `timings`, which may come with each piece of output. Call it after the choices."""
         indexes = self._indexes
         runs = bool(self._carrying) or (len(indexes) == 1 and predicted.runs(indexes[0]))
         add_timings(self.delta, timings, indexes if runs else [], predicted)
 
     def usage(self, usage: Any, running: RunningCount) -> None:
-        """The event's usage object, if any; call it last."""
+        """Add the event's usage object, if any. Call it after the choices."""
         if usage is None and running.running is not None and not (self._ids or self._logprobs):
             return
         delta = self.delta

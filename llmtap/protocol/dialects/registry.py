@@ -35,13 +35,14 @@ class Reader(Protocol):
 
 
 class Dialect(Protocol):
-    """Makes a reader for each answer, and claims answers. One that may claim 4 has `claim_max = 4`."""
+    """Makes a reader for each answer, and claims answers. A dialect that may claim 4 has `claim_max = 4`."""
 
     def __call__(self) -> Reader: ...
 
     def claim(self, value: dict[str, Any], path: str) -> int:
-        """Return how sure the object of an event, or of a whole answer, makes the dialect: 3 it names itself
-        (4 if others share its names and the path decides), 2 its shape fits, 1 only the path, 0 not ours."""
+        """Return how certain it is that this object, an event or a whole answer, is of the dialect: 3 it
+        names the dialect (4 if other dialects share the names and the path decides), 2 its shape fits, 1 only
+        the path fits, 0 nothing fits."""
 
 
 _FOLDER: Final = resources.files("llmtap.protocol.dialects") / "tables"
@@ -68,7 +69,7 @@ _FITS: Final = 2
 """The claim of an object whose shape fits."""
 _OFF_PATH: Final = 3
 _ON_PATH: Final = 4
-"""The greatest claims of a table, by whether the path is one of its own."""
+"""Greatest claim of a table, on a path of its own; `_OFF_PATH`: on any other path."""
 
 
 class Dialects:
@@ -87,16 +88,16 @@ class Dialects:
         self._limits = lru_cache(_PATHS_CACHED)(self._find_limits)
 
     def claims_of(self, value: Any, path: str, name: bytes | None = None) -> Iterator[tuple[int, int]]:
-        """Yield place in `all` and claim of the dialects that claim this JSON, the surest first. `name` is
+        """Yield place in `all` and claim of each dialect that claims this JSON, the surest first. `name` is
         that of the `event:` line.
 
-        A dialect is tried only while it could be surer than those that claim the JSON already: most answers
+        A dialect is tried only while its claim could exceed those that were found already: most answers
         name their dialect, and its claim is the only one that is used.
         """
         # A request with several prompts gets a list of answers.
         first = value[0] if isinstance(value, list) and value else value
         claims: list[tuple[bool, int, int]] = []
-        """The least sure first: whether it is the user's, the claim, and minus the place."""
+        """The least certain first: whether the dialect is the user's, its claim, and minus its place."""
         for limit in self._limits(path):
             while claims and claims[-1] > limit:
                 _, claim, place = claims.pop()
@@ -133,7 +134,7 @@ class Dialects:
         return sorted(limits, reverse=True)
 
     def _owners(self, path: str) -> tuple[int, ...]:
-        """Return the places of the dialects whose path this is: there they claim any failure."""
+        """Return the places of the dialects that own the path: only these claim any failure on it."""
         failure = {"error": "failure"}
         return tuple(order for order, d in enumerate(self.all) if d.claim(failure, path))
 

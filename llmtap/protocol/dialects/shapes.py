@@ -59,7 +59,7 @@ def kind_of(value: dict[str, Any], event: SseEvent) -> str:
 
 
 def failure_in(value: Any, name: bytes | None = None) -> Delta:
-    """Return what JSON outside the dialect says: a failure (in an `error` member, in a list, or flat in an
+    """Return the Delta of JSON outside the dialect: a failure (in an `error` member, in a list, or flat in an
     event that its name, its type or a guardrail's code marks), a ping, or an event that is not understood."""
     if isinstance(value, list) and len(value) == 1:
         value = value[0]  # Google's services send their errors in a list.

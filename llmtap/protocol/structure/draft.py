@@ -24,7 +24,7 @@ def draft_table(structure: Structure, name: str, source: str, *, text: bool = Tr
     """Return the table of the answer whose events `structure` has seen, as TOML; None if it shows no output.
 
     Args:
-        text: samples of the output in comments.
+        text: write samples of the output as comments.
     """
     table = make_table(structure, whole=True, name=name, source=source)
     if table is None:

@@ -1,4 +1,4 @@
-"""Vocabulary: what the names of members, events and types say about the value behind them.
+"""Vocabulary: what the names of members, events and types show about the values that they name.
 
 Names are compared by their words, so `outputText`, `output_text` and `output-text` are one name.
 """
@@ -22,12 +22,12 @@ class Meaning(NamedTuple):
     phrase: str
     """The words with spaces between them."""
     plain: bool
-    """A path of a table can name the member."""
+    """Whether a path of a table can name the member."""
     mark: bool
     reasoning_flag: bool
     end_flag: bool
     reason: bool
-    """Its value is the reason why the answer ended."""
+    """Whether the value of the member is the reason why the answer ended."""
     model: bool
 
 
@@ -107,7 +107,7 @@ NEVER: Final = frozenset({
     "permission", "tier", "hint", "help", "tip", "observation", "cited", "quote", "verdict", "safety",
     "moderation", "rating", "probability", "blocklist", "policy",
 })  # fmt: skip
-"""Words of which one in the name of a member says: this text is not the answer of the model."""
+"""Words in the name of a member that show that its text is not the answer of the model."""
 ABOVE_NEVER: Final = frozenset({
     "error", "errors", "logprobs", "document", "documents", "results", "hits", "matches", "citation",
     "citations", "sources", "source", "references", "annotations", "prompt", "request", "query",
@@ -118,24 +118,24 @@ ABOVE_NEVER: Final = frozenset({
     "sender", "file", "files", "choices logprobs", "grounding", "web", "alert", "incident", "job",
     "task status", "device", "sensor", "labels",
 })  # fmt: skip
-"""The same of a member further up."""
+"""Words that show the same if they are in the name of an object or array that holds the member."""
 ABOVE_STRONG: Final = frozenset({"delta", "choices", "candidates", "generations", "completions"})
 ABOVE_USUAL: Final = frozenset({
     "generation", "completion", "chunk", "answer", "parts", "message", "messages", "output", "outputs",
     "token", "content", "reply", "predictions", "response", "block", "part",
 })  # fmt: skip
-"""Words above a text that usually stand there."""
+"""Words that are usual in the names of the objects and arrays that hold a generated text."""
 ABOVE_DOUBTFUL: Final = frozenset({"result", "results"})
 KIND_STRONG: Final = frozenset({
     "delta", "chunk", "token", "tokens", "generation", "partial", "reasoning", "thinking", "thought",
     "fragment", "piece", "completion", "think", "append", "refusal",
 })  # fmt: skip
-"""Words in the name of an event, or in its type, that say that it adds text."""
+"""Words in the name of an event, or in its type, that show that it adds text."""
 KIND_USUAL: Final = frozenset({
     "text", "content", "answer", "word", "assistant", "transcript", "reply", "speak", "say", "output",
     "final",
 })  # fmt: skip
-"""Words there that agree with it."""
+"""Words in the name of an event, or in its type, that are usual if it adds text, but do not show it."""
 KIND_NEVER: Final = frozenset({
     "done", "end", "ended", "completed", "complete", "finish", "finished", "stop", "stopped", "closed",
     "error", "failed", "failure", "exception", "status", "progress", "log", "logs", "info", "warning",
@@ -150,14 +150,14 @@ KIND_NEVER: Final = frozenset({
     "stdout", "stderr", "heart", "tick", "sensor", "reading", "measurement", "price", "trade", "quote",
     "order", "edit", "file", "files", "config", "obfuscation", "fallback", "memory",
 })  # fmt: skip
-"""Words there that say that it adds none, or that it repeats text."""
+"""Words in the name of an event, or in its type, that show that it adds no text, or that it repeats text."""
 BESIDE_NEVER: Final = frozenset({
     "level", "severity", "logger", "progress", "percent", "percentage", "eta", "pid", "hostname",
     "similarity", "relevance", "score", "rank", "url", "author", "username", "user", "sender", "email",
     "priority", "alert", "ip", "sensor", "unit", "channel id", "guild", "price", "currency", "headline",
     "likes", "timestamp", "attempt", "exit", "elapsed", "stage", "service",
 })  # fmt: skip
-"""Words of members beside a text that say that it is a log line, a notice or a document."""
+"""Words in the names of members beside a text that show that it is a log line, a notice or a document."""
 REASONING: Final = frozenset({
     "reasoning", "thinking", "think", "thought", "thoughts", "cot", "scratchpad", "analysis", "plan",
     "reflection",
@@ -214,7 +214,7 @@ _HOLDERS: Final = frozenset({"usage", "tokens", "token", "billed", "consumption"
 
 @lru_cache(maxsize=4_096)
 def count_of(path: tuple[str, ...]) -> str | None:
-    """Return which count of tokens an integer at `path` is by its name, or None.
+    """Return the kind of token count that the name of an integer at `path` shows, or None.
 
     The result is `input`, `output`, `reasoning`, `cached` or `total`. A short name (`in`) needs an object
     above it that speaks of tokens (`usage`)."""

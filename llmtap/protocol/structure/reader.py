@@ -36,7 +36,8 @@ def infer(events: Sequence[SseEvent], *, whole: bool) -> "InferredReader | None"
     """Return a new reader of the answer that begins with these events, or None.
 
     Args:
-        events: the first events of a stream, or one event that is a whole body. The reader reads them again.
+        events: the first events of a stream, or one event that is a whole body. They are only examined: pass
+            them to the reader, too.
         whole: no further event follows; then None is returned if no output is known.
     """
     structure = Structure()
@@ -67,7 +68,7 @@ class InferredReader(TableReader):
         self._tables_left = TABLES_MAX
         self._input: int | None = None
         self.understood = table is not None
-        """Some output is known."""
+        """Whether some output is known."""
 
     @property
     def name(self) -> None:
@@ -102,7 +103,8 @@ class InferredReader(TableReader):
 
     def _adjust(self, delta: Delta) -> Delta:
         if delta.counts is not None:
-            # A count before all output is not that of the whole answer. The last count may lack the input.
+            # A count before all output is not that of the whole answer. The last count may lack the input
+            # tokens: take them from the previous count.
             delta.usage_running |= not (self._spoken or delta.done)
             if delta.counts.input is None:
                 delta.counts.input = self._input
@@ -135,7 +137,8 @@ class InferredReader(TableReader):
 
 
 def _without_verdict(delta: Delta) -> Delta:
-    """Remove what a known dialect would call a refusal: the words of an unknown one are not certain."""
+    """Remove verdict, refusal and their classes from a Delta: in an unknown dialect, the words that show them
+    are not certain."""
     if delta.verdict is None and not delta.refusal and delta.event_class not in _NO_VERDICT:
         return delta
     classes = {c for c in (delta.event_class, *delta.also) if c not in _NO_VERDICT}

@@ -31,7 +31,7 @@ VALUES_MAX: Final = 8_192
 ENOUGH: Final = 4
 """Minimum number of points of a place that holds output."""
 _SURE_CHARS: Final = 8
-"""Characters of a text by which its repetition is known."""
+"""Minimum length of a text whose repetition cannot be by chance."""
 _MEMBERS_MAX: Final = 16
 _BESIDE_MAX: Final = 32
 _REASON_CHARS_MAX: Final = 40
@@ -45,7 +45,7 @@ class Kind:
     marks: tuple[Mark, ...]
     numbers: list[int] = field(default_factory=list)
     members: set[frozenset[str]] = field(default_factory=set)
-    """The members at the top of these events; "" of those that are no object."""
+    """Each set of members that an event of this kind had at the top; "" for one that is no object."""
 
     @property
     def words(self) -> frozenset[str]:
@@ -62,16 +62,16 @@ class Place:
     """Marks of all objects on the path, including the object at the top."""
     path: Path
     texts: dict[int, list[str]] = field(default_factory=dict)
-    """By the index of the choice."""
+    """Texts by the index of their choice."""
     numbers: list[int] = field(default_factory=list)
     """Numbers of the events that had a text there, at most TEXTS_MAX."""
     count: int = 0
-    """Texts that were there."""
+    """Number of texts that were there."""
     beside: frozenset[str] = frozenset()
-    """Names of the members beside it."""
+    """Names of the members beside the text."""
     roles: frozenset[str] = frozenset()
     holds_output: bool | None = None
-    """None: it was not looked at."""
+    """None: not decided yet."""
     points: int = 0
     event_class: EventClass = EventClass.CONTENT
     cumulative: bool = False
@@ -80,7 +80,7 @@ class Place:
 
 @dataclass(slots=True)
 class Counter:
-    """A place of a number of tokens."""
+    """A place that holds a number of tokens."""
 
     kind: Kind
     path: Path
@@ -101,7 +101,7 @@ class Structure:
     """What some events of an answer show. Memory: PLACES_MAX places of TEXTS_MAX texts.
 
     Args:
-        values_max: JSON values that are looked at.
+        values_max: maximum number of JSON values that are looked at.
     """
 
     def __init__(self, values_max: int = VALUES_MAX) -> None:
@@ -116,7 +116,7 @@ class Structure:
         """Numbers of the events in which a filter ended the answer: their text may replace the answer."""
         self.models: set[Path] = set()
         self.events = 0
-        self._forms = 0  # of the last event, that no earlier one had
+        self._forms = 0  # number of forms in the last event that no earlier event had
         self.end_text: str | None = None
         """The data of the last event, if it is a word that ends streams (`[DONE]`)."""
 
@@ -155,8 +155,8 @@ class Structure:
         return values + ((ReadingLimit.STRUCTURE_PLACES,) if self._full else ())
 
     def outputs(self) -> list[Place]:
-        """Return the places that hold output, the surest first. A place that has texts and holds no output is
-        not looked at again."""
+        """Return the places that hold output, the most certain first. A place that has texts and holds no
+        output is not judged again."""
         counted = any(counter.values[-1] > 0 for counter in self.counters.values())
         holders = {place.path[:-1] for place in self.places.values() if place.holds_output}
         for place in self.places.values():
@@ -172,8 +172,8 @@ class Structure:
         return out
 
     def _add_flagged(self) -> None:
-        """Let a place with a flag (`thought`) hold output if the same place without it does, since one rule
-        reads both."""
+        """Let a place with a flag (`thought`) hold output if the same place without the flag does, since one
+        rule reads both."""
         plain = {(p.kind.event, p.marks, p.path) for p in self.places.values() if p.holds_output}
         for place in self.places.values():
             marks = tuple(mark for mark in place.marks if mark[1] is not True)
@@ -181,7 +181,7 @@ class Structure:
                 place.holds_output = True
 
     def _is_full(self, entries: Sized) -> bool:
-        """Return whether there is no room for one more of these entries, and note it."""
+        """Return whether there is no room for one more of these entries, and record that."""
         full = len(entries) >= PLACES_MAX
         self._full |= full
         return full
@@ -266,7 +266,8 @@ def value_of(data: bytes) -> Any:
 
 
 def _judge(place: Place, *, counted: bool, beside_output: bool) -> None:
-    """Set the points of a place that has texts, and what its texts are."""
+    """Set the points of a place that has texts, its reasons and class, and whether the texts are
+    cumulative."""
     own = names.words(place.path[-1]) if place.path and place.path[-1] != EACH else ()
     above = [names.words(name) for name in place.path[:-1] if name != EACH]
     if place.path and place.path[-1] == EACH and above:
@@ -374,7 +375,7 @@ def _class_of(name_words: list[tuple[str, ...]], *, flagged: bool) -> EventClass
 
 
 def _repeats(place: Place, accepted: Sequence[Place]) -> bool:
-    """Whether the texts of a place repeat those of a better one."""
+    """Return whether the texts of a place repeat those of a place with more points."""
     for other in accepted:
         if other.numbers == place.numbers and other.texts == place.texts:
             return True

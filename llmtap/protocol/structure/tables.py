@@ -24,7 +24,7 @@ _COUNTED: Final = ("input", "output", "reasoning", "cached", "total")
 
 @dataclass(slots=True)
 class _Draft:
-    """What the rule for events of one name reads."""
+    """Draft of the rule for events of one name."""
 
     members: set[frozenset[str]] = field(default_factory=set, repr=False)
     where: dict[str, Scalar] = field(default_factory=dict)
@@ -110,7 +110,7 @@ def member_path(path: Path, marks: Iterable[Mark] = (), but: Iterable[Path] = ()
     """Return a path as tables write it, with the marks on the way as conditions.
 
     Args:
-        but: flags that are not set on the way.
+        but: flags that must not be set on the way.
     """
     out = ""
     for i, name in enumerate(path):
@@ -151,7 +151,7 @@ class _Naming:
         return kind.event
 
     def key(self, kind: Kind) -> tuple[str | None, tuple[Mark, ...]]:
-        """Return what tells the rule of these events: their name, and other marks at the top."""
+        """Return the key of the rule for these events: their name, and other marks at the top."""
         return self.name(kind), tuple(mark for mark in kind.marks if mark[0] != self._member)
 
 
@@ -185,8 +185,8 @@ def _add_output(draft: _Draft, place: Place, structure: Structure) -> None:
 
 
 def _usage_of(structure: Structure) -> _Usage | None:
-    """Return the object that counts tokens, if its output is certain: counted at last, beside the input or by
-    a full name."""
+    """Return the object that counts tokens, if it certainly counts the output: its last count is above 0, and
+    it has further counts or a name such as `usage`, or the name of the count speaks of tokens."""
     by_holder: dict[Path, list[Counter]] = {}
     for counter in structure.counters.values():
         if counter.meaning == "output":
@@ -245,8 +245,7 @@ def _rules(
     drafts: dict[tuple[str | None, tuple[Mark, ...]], _Draft], names_of_counts: list[str]
 ) -> Iterator[Rule]:
     """Yield the rules, those with more conditions first. Events of several names with the same reading have
-    one
-    rule. Events without a name are known by the members that are read."""
+    one rule. Events without a name are recognised by the members that are read."""
     merged: dict[str, tuple[list[str], _Draft]] = {}
     unnamed: list[_Draft] = []
     for (name, _), draft in drafts.items():

@@ -23,26 +23,26 @@ _LETTER: Final = re.compile(r"[^\W\d_]")
 
 
 class Sequel(NamedTuple):
-    """What the order of some texts shows."""
+    """Result of comparing the texts of one place in their order."""
 
     cumulative: bool
-    """Each begins with the one before it, and they grow by words."""
+    """Each text begins with the previous one, and the texts grow by words."""
     pieces: bool
-    """They read as one text if put together."""
+    """The texts read as one text if put together."""
     joined: int
-    """Number of places where two of them meet as in one text."""
+    """Number of pairs of successive texts that join like two parts of one text."""
     apart: bool
-    """They do not: each is a line, a message or a notice of its own."""
+    """They do not read as one text: each is a line, a message or a notice of its own."""
     lines: bool
-    """Each ends its line."""
+    """Each text ends its line."""
     constant: bool
-    """They repeat a few values."""
+    """The texts repeat a few values."""
     no_text: bool
-    """They are identifiers, numbers, dates, addresses or encoded bytes."""
+    """The texts are identifiers, numbers, dates, addresses or encoded bytes."""
 
 
 def look(texts: Sequence[str]) -> Sequel:
-    """Return what the texts of one place, in their order and none of them empty, show."""
+    """Compare the texts of one place, in their order and none of them empty."""
     n = len(texts)
     no_text = sum(_is_no_text(text) for text in texts)
     cumulative = _is_cumulative(texts)
@@ -78,7 +78,7 @@ def _is_cumulative(texts: Sequence[str]) -> bool:
 
 
 def _joins(a: str, b: str) -> int:
-    """Return 1 if `b` goes on where `a` ends as in one text, -1 if a separator is missing, 0 if unknown."""
+    """Return 1 if `b` continues `a` as within one text, -1 if a separator is missing, 0 if unknown."""
     last, first = a[-1], b[0]
     if last.isspace() or first.isspace():
         return 1

@@ -11,10 +11,10 @@ from typing import Any, Final, NamedTuple
 from llmtap.protocol.structure import names
 
 NODES_MAX: Final = 256
-"""Values of one event that are looked at."""
+"""Maximum number of values of one event that are looked at."""
 DEPTH_MAX: Final = 12
 ELEMENTS_MAX: Final = 8
-"""Elements of one array that are looked at."""
+"""Maximum number of elements of one array that are looked at."""
 _MARK: Final = re.compile(r"[A-Za-z][A-Za-z_./:\- ]{0,63}|[A-Za-z][A-Za-z0-9_./:\-]{0,24}")
 _INDEX_MAX: Final = 1_024
 _ROLE_CHARS_MAX: Final = 16
@@ -31,13 +31,14 @@ class Leaf(NamedTuple):
     value: Any
     """A text, a number, a boolean or None."""
     marks: tuple[Mark, ...]
-    """Of the objects that hold it, from the outside."""
+    """Marks of the objects that hold the value, the outermost first."""
     choice: int
-    """Of the innermost array element above it: its `index` member, else its place; 0 without an array."""
+    """Index of the choice: `index` of the innermost array element above the value, else the place of that
+    element; 0 without an array."""
     holder: dict[str, Any] | None
-    """The object that has it as a member."""
+    """The object that has the value as a member."""
     role: str
-    """`role` of the innermost object that has one."""
+    """Value of `role` in the innermost object that has this member."""
 
 
 def leaves(value: Any, nodes_max: int = NODES_MAX) -> Iterator[Leaf]:

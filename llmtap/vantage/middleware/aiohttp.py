@@ -226,5 +226,5 @@ class _Call:
 
 
 def _bytes(text: str) -> bytes:
-    """Return the bytes on the wire of what aiohttp has decoded."""
+    """Return the bytes, as received, of a text that aiohttp has decoded."""
     return text.encode("utf-8", "surrogateescape")

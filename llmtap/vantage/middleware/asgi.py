@@ -12,7 +12,7 @@ middleware last: in Starlette that makes it the outermost.
 | either of the two, in `skip` | passes unmeasured, counted as skipped |
 | `lifespan` | passes; before the app's end the last frames go to the meter, which takes 2 s at most |
 
-A client's leaving is known when the app learns it, by `http.disconnect` or an OSError of `send`.
+A client's disconnect is known when the app learns of it, by `http.disconnect` or an OSError of `send`.
 
 Source: the ASGI specification, version 3.0, HTTP and WebSocket 2.5, Lifespan 2.0.
 """

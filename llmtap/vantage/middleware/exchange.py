@@ -210,7 +210,7 @@ def _while_measured(method: Callable[Concatenate["AppExchange", P], None]) -> Ca
 class AppExchange:
     """One exchange in an application. No method raises: an internal error drops the exchange.
 
-    `head`: by `request_head`; `arrival_ns`: when the app was called.
+    `head`: result of `request_head`; `arrival_ns`: time when the app was called.
     """
 
     __slots__ = (
@@ -308,10 +308,11 @@ class AppExchange:
         return self._emitter.turns
 
     def paused(self, turns: int, wait_ns: int) -> None:
-        """Add a pause if the server waited `wait_ns` for a slow client, with a message passed to it at
-        `turns`.
+        """Add a pause if the server waited for a slow client before it took a message.
 
-        It waited if the event loop made a round meanwhile; waits of less than 10 ms may be missed.
+        `turns`: value of `turns` when the message was passed to the server; `wait_ns`: time until the server
+        took it. It waited if the event loop made a round in this time; waits of less than 10 ms may be
+        missed.
         """
         if self._emitter.turns != turns:
             self.paused_ns += wait_ns
@@ -382,9 +383,11 @@ class AppExchange:
 
 
 def request_head(method: str, target: bytes, version: str, fields: Fields) -> bytes:
-    """Return the head of a request without chunks; `version` is `1.0`, or anything else for 1.1.
+    """Return the request head as bytes, without Transfer-Encoding: the body is passed on without chunk
+    framing.
 
-    HTTP/1.1, also in place of HTTP/2, must have a Host.
+    `version` is `1.0`, or anything else for 1.1. A request of HTTP/1.1 must have a Host, also if it stands
+    for one of HTTP/2.
     """
     is_10 = version == "1.0"
     lines = [method.encode("latin-1"), b" ", target, b" HTTP/1.0\r\n" if is_10 else b" HTTP/1.1\r\n"]
@@ -399,7 +402,8 @@ def request_head(method: str, target: bytes, version: str, fields: Fields) -> by
 
 
 def response_head(status: int, fields: Fields) -> bytes:
-    """Return the head of an answer without chunks."""
+    """Return the response head as bytes, without Transfer-Encoding: the body is passed on without chunk
+    framing."""
     lines = [b"HTTP/1.1 %d \r\n" % status]
     for name, value in fields:
         if name.lower() != _CODING:

@@ -45,7 +45,7 @@ CONNECTIONS_MAX: Final = 65_536
 SILENT_NS: Final = 600_000_000_000
 """Time without a packet after which a connection is forgotten; its next request makes it known again."""
 LOST_SILENT_NS: Final = 30_000_000_000
-"""The same limit for an idle connection whose end may be among lost packets."""
+"""Time without a packet after which an idle connection is forgotten if its end may be among lost packets."""
 DISORDER_NS_MAX: Final = 10_000_000
 """Maximum time by which the stamps of a connection's packets may contradict their order: queues of an adapter
 and of the kernel hold packets for less."""

@@ -2,8 +2,9 @@
 
 `connection.py` feeds a `Conversation` with the ordered bytes of both directions; the frames go to a
 `FrameSink`, the channel to the meter (`watcher.py`) or `file_vantage.py`. Differences from a relay: every
-time is that of a packet, `added` is always 0, SUBMIT has the time of the packet with the request's last byte,
-and CLOSE that of the packet that ended the exchange. `lag_ns` of CLOSE is the error of these times.
+time is that of a packet; the added latency is always 0; SUBMIT has the time of the packet with the request's
+last byte, and CLOSE that of the packet that ended the exchange. `lag_ns` of CLOSE is the error of these
+times.
 """
 
 import re
@@ -95,7 +96,7 @@ class Conversation:
         """The server has closed its side of the connection; of a tunnel, both sides have."""
         self._pending: list[_Exchange] = []
         self._head = bytearray()  # bytes of an incomplete request head
-        self._head_ns = 0  # time of its first byte
+        self._head_ns = 0  # time of the first byte in `_head`
         self._error_ns = 0  # error of the times of the request that begins next
         self._uploading: _Exchange | None = None
         self._upload: http1.BodyScanner | None = None  # scanner of the body of `_uploading`
@@ -340,7 +341,7 @@ class Conversation:
             seq, _ = self._sink.open(self._head_ns, bytes(self._head))
             self._sink.drop(seq, t_ns, reason)
         for x in self._pending:
-            if x.seq:  # 0: it is not measured
+            if x.seq:  # 0: the exchange is not measured
                 self._sink.drop(x.seq, t_ns, reason)
         self._pending.clear()
         self._head.clear()

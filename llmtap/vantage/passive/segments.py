@@ -1,9 +1,10 @@
 """TCP of captured packets, without IO: parse the headers, and put the segments of one direction in order.
 
 `network_offset` finds the IP header in a frame, `parse_segment` the TCP segment; checksums are not checked.
-`TcpDirection` keeps early segments, within bounds, until the bytes before them arrive, and uses bytes that
-arrive twice once. It raises LostSyncError for more early bytes than the bounds allow, and if copies differ:
-nobody knows which one the receiver got. A copy is compared with the last piece that was returned.
+`TcpDirection` keeps early segments, within bounds, until the bytes before them arrive. Bytes that arrive
+twice are returned once. It raises LostSyncError if there are more early bytes than the bounds allow, and if
+two copies of the same bytes differ: nobody knows which one the receiver got. A copy is compared with the last
+piece that was returned.
 
 Source: RFC 791, RFC 8200, RFC 9293; link types: tcpdump.org/linktypes.html.
 """
@@ -31,7 +32,8 @@ flow: addresses and ports as in the packet, source first: 12 or 36 bytes, one va
 start, stop: the payload's place in the buffer.
 """
 
-# Version, total length, fragment, protocol, addresses and ports; seq, ack, data offset, flags, window.
+# Fields that are read: version, total length, fragment, protocol, addresses and ports; seq, ack, data offset,
+# flags, window.
 _V4: Final = struct.Struct("!BxHxxHxBxx12sIIBBH")
 _V6: Final = struct.Struct("!BxxxHBx36sIIBBH")
 _TCP: Final = struct.Struct("!4sIIBBH")
@@ -136,7 +138,7 @@ class TcpDirection:
 
     Args:
         is_up: from client to server.
-        early: bound of all connections.
+        early: count of the early bytes of all connections, with its limit.
     """
 
     __slots__ = (
@@ -156,7 +158,7 @@ class TcpDirection:
         self._early = early
         self._early_bytes = 0
         self._early_segments: list[tuple[int, int, bytes, int]] = []  # heap: (position, t_ns, payload, flags)
-        self._position = 0  # of `next`, counted without wrapping
+        self._position = 0  # position of `next` in the stream; unlike a sequence number, it does not wrap
 
     def begin(self, seq: int) -> None:
         """Expect the byte with this sequence number next; forget all earlier data."""
@@ -200,7 +202,7 @@ class TcpDirection:
     def _take(
         self, pieces: list[tuple[bytes, int, int]], behind: int, payload: bytes, t_ns: int, flags: int
     ) -> None:
-        """Append bytes that begin at `next`, or `-behind` bytes before it."""
+        """Append the bytes of a segment that begins at `next`, or `-behind` bytes before it."""
         if behind < 0:
             # One byte just before `next` is a keep-alive probe, whose content means nothing.
             if len(payload) > 1 or behind != -1:

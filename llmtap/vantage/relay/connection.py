@@ -32,8 +32,9 @@ _CLIENT_ERRORS: Final = frozenset({"malformed_request", "http_version"})
 
 
 HEAD, BODY, AHEAD, LINGER, TUNNEL, GONE = range(6)
-"""Meaning of the next byte from the client. AHEAD: of a later request; the current one is complete and
-its answer under way. LINGER: ignored, but read so that closing does not reset the answer on its way."""
+"""State of a connection: meaning of the next byte from the client. AHEAD: it belongs to a later request; the
+current request is complete and its answer under way. LINGER: it is read and ignored, so that closing the
+connection does not reset the answer on its way."""
 
 
 class ClientConnection:
@@ -240,7 +241,7 @@ class ClientConnection:
                 self._ahead_paused = False
                 stream.resume()
             if self._buffer:
-                # call_soon, since a client that pipelines a thousand requests must not nest a thousand calls.
+                # Use call_soon: a client that pipelines a thousand requests must not nest a thousand calls.
                 self._context.loop.call_soon(self._read_ahead)
 
     def _read_ahead(self) -> None:
@@ -266,8 +267,8 @@ class ClientConnection:
         options = self._context.options
         if self._flow is not None:
             stream = self._stream
-            # While back-pressure stops reading, the end is not noticed otherwise. (Not in a tunnel, where one
-            # direction may end alone.)
+            # While back-pressure stops reading, only this check notices that the client has left. (Not in a
+            # tunnel, where one direction may end alone.)
             if self._state != TUNNEL and stream is not None and stream.paused and stream.peer_left():
                 self._flow.client_gone()
                 return
@@ -290,12 +291,13 @@ class ClientConnection:
                 self._close()
 
     def drain(self, now_ns: int) -> None:
-        """Close an idle connection, now or after `last_request_ns`; a new one may send its first request."""
+        """Close an idle connection, now or after `last_request_ns`; a new connection may still send its first
+        request."""
         if self._flow is not None or self._state != HEAD or self._buffer:
             return
         if self._context.last_request_ns:
             self._since_ns = now_ns
-        # is_alive(): a request that is already in the socket is still answered.
+        # Check is_alive(), so that a request that is already in the socket is still answered.
         elif self._served and self._stream is not None and self._stream.is_alive():
             self._close()
 

@@ -59,7 +59,7 @@ class Assignment:
     """Assignment of one request to an arm.
 
     `holds`: the body must be read before the request is sent (`settle`). `note`: data of the ARM frame.
-    `on_room_lost` is called when another body takes the room of this one: `settle` then gives the body.
+    `on_room_lost` is called when another body takes the memory of this one: `settle` then returns the body.
     """
 
     __slots__ = (
@@ -109,7 +109,8 @@ class Assignment:
             set_fields(head, plan.headers)
 
     def settle(self, held: bytes, seq: int, *, complete: bool) -> bytes | None:
-        """Return the body to send for the held one, with `head` changed; None: read more of it first."""
+        """Return the body to send in place of the held one, and change `head` for it; None: read more of the
+        body first."""
         router, head = self._router, self.head
         body, hindrance = b"", None
         if complete:
@@ -215,7 +216,8 @@ class ExperimentRouter:
         merged trailers into the head would not read the arm's value."""
 
     def switch(self, on: bool) -> bool:
-        """Assign requests from the next one on, or no longer; after its end never. Return `on`."""
+        """Start or stop assigning requests, from the next one on. After the end of the experiment, no request
+        is assigned. Return `on`."""
         self._over = self._over or self.experiment.over(wall_ns())
         self.on = on and not self._over
         return self.on
@@ -231,7 +233,8 @@ class ExperimentRouter:
         return assignment
 
     def take_room(self, assignment: Assignment, n: int) -> bool:
-        """Take room for `n` more bytes; if there is none, from holders that are older than this one."""
+        """Take memory for `n` more bytes of a held body. If there is not enough, older holders lose theirs,
+        the oldest first. Return False if it still is not enough."""
         while n > self.room.left:
             oldest = next(iter(self._holders), assignment)
             if oldest is assignment:
@@ -288,12 +291,12 @@ class _Body(msgspec.Struct):
 
     messages: list[msgspec.Raw] = []
     system: msgspec.Raw = _ABSENT
-    """Anthropic Messages."""
+    """System prompt in Anthropic Messages."""
     instructions: msgspec.Raw = _ABSENT
-    """OpenAI Responses, as is the next."""
+    """System prompt in OpenAI Responses, which has the conversation in the next field."""
     input: msgspec.Raw = _ABSENT
     prompt: msgspec.Raw = _ABSENT
-    """Completions."""
+    """Prompt of Completions."""
 
 
 class _Message(msgspec.Struct):
@@ -348,7 +351,8 @@ def opening_unit(body: bytes, sender: bytes) -> bytes | None:
 
 
 def set_fields(head: RequestHead, fields: Headers) -> None:
-    """Set these header fields: each replaces all of its name, at the end, also those spelt with `_`.
+    """Set these header fields: each replaces all fields of its name, also those spelt with `_`, and is put at
+    the end.
 
     A client cannot remove one by naming it in Connection: that removes only the client's own fields, earlier.
     """
@@ -359,8 +363,8 @@ def set_fields(head: RequestHead, fields: Headers) -> None:
 def headers_with_length(headers: Headers, length: int) -> Headers:
     """Return the headers of a message whose body has become `length` bytes in one piece.
 
-    RFC 9112 6.2: Content-Length stands in the place of whichever field framed the body before; a
-    Trailer field announces nothing any more.
+    RFC 9112 6.2: Content-Length replaces the field that framed the body before. A Trailer field is removed,
+    because no trailers follow.
     """
     out: Headers = []
     for name, value in headers:

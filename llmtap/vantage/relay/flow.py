@@ -150,7 +150,8 @@ class Flow(FlowState):
         """Add a frame of the body; `added_ns` is the time from `t_ns` until it was sent."""
         upstream = self.upload.upstream
         if upstream is not None and upstream.resumed_ns > t_ns:
-            added_ns -= upstream.resumed_ns - t_ns  # the client's delay, see `paused_ns`
+            # Subtract the time by which the client delayed the read; `paused_ns` reports it.
+            added_ns -= upstream.resumed_ns - t_ns
         self.tapped = self._tap.offer(RESPONSE_DATA, self.seq, t_ns, added_ns, data)
 
     def _dechunked(self, body: bytes) -> bytes:
@@ -160,7 +161,8 @@ class Flow(FlowState):
         return b"".join(pieces)
 
     def _pass_body(self, framing: http1.Framing) -> None:
-        """Let compiled code pass the rest of the body on, if there is any: `on_data` for plain reads."""
+        """Let compiled code, if there is any, forward the rest of the body: it replaces `on_data` for plain
+        reads."""
         upstream, client = self.upload.upstream, self._stream
         if isinstance(upstream, CompiledStream) and isinstance(client, CompiledStream):
             assert native.compiled is not None
@@ -298,8 +300,8 @@ class Flow(FlowState):
             self._finish()
 
     def on_eof(self) -> None:
-        # Only for a body that ends with the connection. For an HTTP/1.0 client without chunks, the upstream
-        # must still send its last chunk.
+        # The end of the connection completes only a body that has no other end. For an HTTP/1.0 client
+        # without chunks, the upstream must still send its last chunk.
         if isinstance(self._scanner, http1.CloseScanner):
             self._body_complete(mono_ns())
         else:
@@ -374,7 +376,7 @@ class Flow(FlowState):
         self._answer_complete()
 
     def _answer_complete(self) -> None:
-        """The response has been forwarded completely."""
+        """Handle the end of the response, which has been forwarded completely."""
         upload = self.upload
         if isinstance(upload.upstream, CompiledStream):
             upload.upstream.reader.passage = None

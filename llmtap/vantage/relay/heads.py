@@ -43,7 +43,8 @@ def target_of(head: RequestHead) -> bytes:
         return b""  # RFC 9110 4.2.1: a URI without a host is invalid
     path = rest[len(authority) :]
     if not path and head.method == b"OPTIONS":
-        return b"*"  # RFC 9112 3.2.4
+        # RFC 9112 3.2.4: OPTIONS without a path asks about the whole server. Its target is `*`.
+        return b"*"
     return path if path.startswith(b"/") else b"/" + path
 
 
@@ -77,7 +78,7 @@ def request_lines(
         and not extra
         and not upgrade
         and head.connection in _PLAIN_CONNECTIONS
-        and head.version == (1, 1)  # these have a Host
+        and head.version == (1, 1)  # requests of HTTP/1.1 have a Host
         and head.target.startswith(b"/")
     ):
         start = b"%b %b%b HTTP/1.1\r\n" % (head.method, prefix, head.target)
@@ -145,7 +146,8 @@ def _response_lines(head: ResponseHead, *, keep_alive: bool, client_11: bool, de
     switching = head.status in (101, 426)
     drop: tuple[bytes, ...] = (b"transfer-encoding", b"trailer") if dechunk else ()
     if head.status == 204 or head.status < 200:
-        drop = (b"transfer-encoding", b"content-length")  # RFC 9110 8.6, RFC 9112 6.1
+        # RFC 9110 8.6, RFC 9112 6.1: such a response has neither of these fields.
+        drop = (b"transfer-encoding", b"content-length")
     for name, value in head.headers:
         kind = _KINDS.get(name.lower(), _PASS)
         if kind == _PASS:

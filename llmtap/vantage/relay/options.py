@@ -71,7 +71,7 @@ class RelayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     keepalive_timeout: Annotated[Duration, _help("idle time after which a client connection is closed")] = (
         Duration(75 * S)
     )
-    # uvicorn, under most gateways, closes after 5 s: leave before it does.
+    # uvicorn, under most gateways, closes after 5 s: close before it does.
     upstream_keepalive: Annotated[
         Duration,
         _help("idle time after which an upstream connection is closed; should be below the gateway's limit"),

@@ -106,8 +106,9 @@ class Relay:
     ) -> None:
         self.loop = loop
         self.options = options
-        # Probes can miss a stall that is shorter than their distance. It affects a kernel timestamp only if
-        # two events wait in one socket; the meter detects that and adds UNSEEN_NS (`exchange/observer.py`).
+        # Probes can miss a stall that is shorter than the time between them. Such a stall affects a kernel
+        # timestamp only if two events wait in one socket; the meter detects that and adds UNSEEN_NS
+        # (`exchange/observer.py`).
         if options.clock == "kernel":
             lag = make_lag_meter(KERNEL_FLOOR_NS)
         else:

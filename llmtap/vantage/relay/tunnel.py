@@ -115,7 +115,8 @@ class Tunnel:
             return
         other = self.other(direction)
         if not other.ended:
-            direction.sink.resume()  # it may be paused because this side did not take its bytes
+            # Reading from the sink may be paused, because the lost side did not take its bytes.
+            direction.sink.resume()
         elif not other.passed:
             other.pass_end()
 

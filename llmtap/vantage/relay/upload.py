@@ -35,7 +35,7 @@ from llmtap.vantage.reporter import Reporter
 
 WARN_EVERY_NS: Final = 1_000_000_000
 
-# By name: each would be looked up in its class for every request.
+# Module constants: otherwise, each would be looked up in its class for every request.
 OPEN, SENT, REQUEST_DATA = FrameKind.OPEN, FrameKind.SENT, FrameKind.REQUEST_DATA
 NONE, LENGTH = Framing.NONE, Framing.LENGTH
 IDEMPOTENT: Final = frozenset({b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE", b"TRACE"})
@@ -114,9 +114,9 @@ class Upload:
 
     Attributes:
         upstream: the connection that has the request, while there is one.
-        reused: it served another request before.
+        reused: the connection served another request before.
         again: the whole request, while it may still be sent again.
-        assignment: its place in an experiment; None without one.
+        assignment: arm of an experiment; None without an experiment.
         broken: the upstream's socket takes no more of the request.
         end_ns: time of the read with the request's last byte; 0 before.
         bytes: number of bytes read from the client for this request.
@@ -228,7 +228,7 @@ class Upload:
             # Read the clock before the send: on loopback, the answer may arrive before the call returns.
             submit_ns = mono_ns()
             try:
-                if upstream.write(request):  # otherwise `drained` follows when the rest was taken
+                if upstream.write(request):  # otherwise `drained` is called when the rest is taken
                     kind, extra_ns = SENT, submit_ns
                 self._sent = True
             except OSError:
@@ -265,7 +265,7 @@ class Upload:
         return rest
 
     def _scan(self, data: bytes, t_ns: int) -> tuple[bytes, bytes]:
-        """Split `data` at the request's end, if it is in there, and report it."""
+        """Split `data` at the end of the request, if it contains the end, and report the first part."""
         assert self._scanner is not None
         flow, tap = self._flow, self._context.tap
         try:
@@ -302,7 +302,7 @@ class Upload:
         self._forward(assignment.head, body)
 
     def _on_room_lost(self) -> None:
-        # call_soon, since this is called while another request takes the memory.
+        # Use call_soon, because this is called while another request takes the memory.
         self._context.loop.call_soon(self._settle_without_room)
 
     def _settle_without_room(self) -> None:
@@ -394,7 +394,7 @@ class Upload:
             what = "the upstream did not accept a connection in time"
             flow.fail(504, "upstream_connect_timeout", what, Outcome.UPSTREAM_TIMEOUT)
         elif is_own_shortage(error):
-            # A limit of llmtap and not of the upstream, like too many requests at a time.
+            # This is a limit of llmtap and not of the upstream, so answer 503 and ask for a retry.
             context.refuse("tap_overloaded")
             context.warn("tap_overloaded", str(error))
             what = f"no connection can be opened here: {failure_text(error)}"

@@ -19,10 +19,10 @@ from llmtap.protocol.server_times import SERVER_TIMES, UNITS
 
 RULES_MAX: Final = 128
 UNNAMED_MAX: Final = 32
-"""Rules without names of events: each of them may be tried on each event."""
+"""Maximum number of rules without names of events, since each of them may be tried on each event."""
 NAMES_MAX: Final = 512
 PATHS_MAX: Final = 32
-"""Paths of one rule: each of them is followed in each event that the rule fits."""
+"""Maximum number of paths of one rule, since each of them is followed in each event that the rule fits."""
 PATH_CHARS_MAX: Final = 256
 STEPS_MAX: Final = 16
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.\-]{0,31}")
@@ -71,7 +71,8 @@ class VerdictRule(_Table, frozen=True):
 
 
 class Rule(_Table, frozen=True):
-    """Reading of the events that fit `event`, `has` and `where`, as far as these are given."""
+    """How to read the events that fit `event`, `has` and `where`; a condition that is not set fits all
+    events."""
 
     event: Annotated[Texts, about("Names of events; `message.*`: all that begin with `message.`.")] = ()
     has: Annotated[Texts, about("Paths that all lead to a value other than null.")] = ()
@@ -155,16 +156,16 @@ class DialectTable(_Table, frozen=True, kw_only=True):
 
 
 def decode_table(raw: Mapping[str, Any], name: str | None = None) -> DialectTable:
-    """Return the table in decoded TOML; `name` is the name of one without. Raises ConfigError, which names
-    every key that is wrong."""
+    """Return the table in decoded TOML; `name` is used if the table has no name. Raises ConfigError, which
+    names every key that is wrong."""
     raw = raw if name is None else {"name": name, **raw}
     raise_all(mistakes_in(raw, DialectTable, f"dialects.{raw.get('name', '')}".rstrip(".")))
     return msgspec.convert(raw, DialectTable)
 
 
 class Each(msgspec.Struct, frozen=True):
-    """A step of a path: the elements of a list, or the one value that stands in place of a list. With a key,
-    only those objects in which it has the value, or has not."""
+    """A step of a path: the elements of a list, or the one value that stands in place of a list. With a key:
+    only the objects in which the key has this value or, for `!=`, does not have it."""
 
     key: str | None = None
     equal: bool = True

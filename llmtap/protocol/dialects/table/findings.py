@@ -1,4 +1,4 @@
-"""What one event says, as the paths of a rule find it: `Findings`, and the functions that fill it.
+"""Content of one event, as the paths of a rule find it: `Findings`, and the functions that fill it.
 
 Each of these functions gets a value, the findings, and the index of the choice that the value belongs to.
 """
@@ -17,7 +17,8 @@ from llmtap.protocol.dialects.table.declaration import VerdictRule
 
 NO_VALUE: Final = (inf, None)
 _INCREMENTS: Final = (0, -1)
-"""Mark, in place of length and hash, of a choice whose texts do not repeat the text so far. No hash is -1."""
+"""Stands in place of length and hash if the texts of a choice do not repeat the text so far. It matches no
+text, because no hash is -1."""
 _PHASES: Final = {verdicts.INPUT: "input", verdicts.OUTPUT: "output"}
 
 Get = Callable[[Any], Any]
@@ -51,14 +52,14 @@ class Findings(msgspec.Struct, gc=False):
     so_far: TextsSoFar | None = None
     root: Any = None
     values: Values = {}
-    """Values of which an event has one, with the rank of the path."""
+    """Values that an event has once, by key, each with the rank of the path that led to it."""
     choice_values: dict[int, Values] = {}
-    """Values of which each choice has one."""
+    """Values that each choice has once, by the index of the choice."""
     texts: int = 0
-    """Texts, empty ones included."""
+    """Number of texts, empty ones included."""
     reads_tokens: bool = True
     is_text: bool = False
-    """The event is one text, beside a model, a role, and usage."""
+    """The event has one text, and beside it at most a model, a role and usage."""
     elements: int = 0
     ends: int = 0
     pieces: list[shapes.Piece] = []
@@ -129,7 +130,7 @@ def add_verdict(rule: VerdictRule, category: Get | None, value: Any, findings: F
 
 
 def store(key: str, rank: int, value: Any, findings: Findings, index: int) -> None:
-    """Store the first value of the event, by the ranks of its paths."""
+    """Store a value of the event, unless a path of a lower rank has already led to one."""
     if rank < findings.values.get(key, NO_VALUE)[0]:
         findings.values[key] = rank, value
 

@@ -1,4 +1,4 @@
-"""What a table names and a stream does not have: notes for the author of a table (`inspect --dialect`)."""
+"""Notes for the author of a table: what the table names and a stream does not have (`inspect --dialect`)."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -22,7 +22,8 @@ _KEYS: Final = (*OUTPUTS, *PAYLOADS, "tokens", "logprobs", "running_tokens", "us
 
 
 def notes_on(table: DialectTable, events: Iterable[SseEvent]) -> list[str]:
-    """Return a sentence for each rule that no event fits, and each key whose paths lead to nothing in any."""
+    """Return a sentence for each rule that no event fits, and for each key whose paths lead to no value in
+    any event."""
     dialect = TableDialect(table)
     numbers = {id(rule): number for number, rule in enumerate(table.rules)}
     fitting: Counter[int] = Counter()

@@ -10,8 +10,8 @@ from llmtap.protocol.dialects.table.declaration import Each, Step, Texts, listed
 from llmtap.protocol.dialects.table.findings import NO_VALUE, Findings, Get, Visit, equal, store
 
 ELEMENTS_MAX: Final = 8 * PIECES_MAX
-"""Elements of lists that are searched in one event. Further lists are not read, and the event counts as not
-understood (`Delta.parsed`)."""
+"""Maximum number of list elements that are searched in one event. Further lists are not read, and the event
+counts as not understood (`Delta.parsed`)."""
 
 
 class Place:
@@ -35,7 +35,7 @@ class Place:
         return place
 
     def compile(self) -> Visit:
-        """Return the function that visits a value in this place, and what stands inside it."""
+        """Return the function that visits a value in this place, and the values inside it."""
         visits = list(self.uses)
         if self.members:
             visits.append(_visit_members({name: place.compile() for name, place in self.members.items()}))
@@ -80,12 +80,12 @@ def _visit_elements(elements: Iterable[tuple[Each, Place]]) -> Visit:
 
 
 def index_of(value: Any, default: int) -> int:
-    """Return the index of a choice, or the default for what is none."""
+    """Return the index of a choice, or the default if the value is no index."""
     return value if type(value) is int and 0 <= value < INDEX_MAX else default
 
 
 def follow(steps: Sequence[Step]) -> Get:
-    """Return the function that returns the value at the end of a path, or None; in a list, the first."""
+    """Return the function that returns the value at the end of a path, or None; of several, the first."""
     names = [step for step in steps if isinstance(step, str)]
     if len(names) == len(steps) == 1:
         (only,) = names

@@ -49,7 +49,8 @@ class TableDialect:
         self.counts = [
             paths[0] if is_member else None for paths, is_member in zip(paths_of, plain, strict=True)
         ]
-        """Members of the usage with the counts, where the first path is one."""
+        """For each count, the member of the usage that holds it; None if its first path is not a direct
+        member."""
         others = (first(paths[is_member:]) for paths, is_member in zip(paths_of, plain, strict=True))
         self.other_counts = [(i, get) for i, get in enumerate(others) if get is not None]
         self.count_paths = count_paths(table)
@@ -61,7 +62,8 @@ class TableDialect:
         self._others = [(name[:-1], rule) for rule in rules for name in rule.names if name.endswith("*")] + [
             ("", rule) for rule in rules if not rule.names
         ]
-        """Rules for names that begin so, and those for all events."""
+        """Rules by a prefix of the event's name; "" for rules without names, which are tried on all
+        events."""
         names = {name for rule in rules for name in rule.names if not name.endswith("*")} | {""}
         self._by_name = {
             name: [*(rule for rule in rules if name in rule.names), *self._rules_of(name)] for name in names
@@ -77,8 +79,8 @@ class TableDialect:
         return TableReader(self)
 
     def claim(self, value: Any, path: str, name: bytes | None = None) -> int:
-        """Return how sure the data of an event makes it: 3 it has an event's name, 2 its members or the
-        `event:` line fit, and more if the path fits, too; 1 the path alone."""
+        """Return how certain it is that an event is of this dialect: 3 if its data has the name of an event,
+        2 if its members or the `event:` line fit, more if the path fits, too; 1 if only the path fits."""
         on_path = self._is_path is not None and self._is_path(path) is not None
         if type(value) is not dict and type(value) is not list:
             return 2 + on_path if self.table.plain_text and (on_path or self.open(None, name)[0]) else 0
@@ -107,7 +109,7 @@ class TableDialect:
 
     def open(self, root: Any, event_name: bytes | None, *, alone: bool = False) -> tuple[str, Any]:
         """Return the name of an event, and the object to which the paths of its rule lead. `alone`: a member
-        is no name beside others."""
+        names the event only if the object has no other member."""
         table = self.table
         if table.envelope is not None and type(root) is dict and type(root.get(table.envelope)) is dict:
             root = root[table.envelope]
@@ -154,10 +156,11 @@ class TableReader(shapes.ObjectReader):
         self.names_read = dialect.names_read
         self._spoken = False
         self._streamed = False
-        """A rule without `repeats` has read output."""
+        """Whether a rule without `repeats` has read output."""
         self._answered = False
         self._listed = False
-        """Whether events list their tokens. The running count is then unused: it has one more at the end."""
+        """Whether events list their tokens. The running count is then not used: at the end it counts one
+        token more."""
         self._running = openai_shapes.RunningCount()
         self._sample: Sample | None = None
         self._samples_left = SAMPLES_MAX
@@ -253,7 +256,7 @@ class TableReader(shapes.ObjectReader):
         if len(findings.pieces) > PIECES_MAX:
             findings.cut = True
             del findings.pieces[PIECES_MAX:]
-        # The class of output replaces METADATA and TOOL_CALL, which are then redundant.
+        # If the event has output, its class is that of the output; METADATA and TOOL_CALL would add nothing.
         if rule.mark is not None and not (
             findings.pieces and rule.mark in (EventClass.METADATA, EventClass.TOOL_CALL)
         ):
@@ -268,7 +271,7 @@ class TableReader(shapes.ObjectReader):
             self._read_values(rule, findings)
 
     def _read_values(self, rule: CompiledRule, findings: Findings) -> None:
-        """Add the values of which an event has one."""
+        """Add the values that an event has once."""
         values = findings.values
         usage = values["usage"][1] if "usage" in values else findings.root if "count" in values else None
         if (read := self._read_usage(usage, findings.root)) is not None:
@@ -313,8 +316,8 @@ class TableReader(shapes.ObjectReader):
             added, source = _length(logprobs), TokenSource.LOGPROBS
         self._listed = self._listed or added > 0
         if (total := count(running)) is not None:
-            # The first value of a running count belongs to this event if the event has a text (empty for a
-            # part of a character) and does not end the choice.
+            # Count the first value of a running count for this event only if the event has a text and does
+            # not end the choice. The text may be empty: a token may be only a part of a character.
             runs = self._running.runs(index) and not self._listed
             runs = runs or (findings.texts > 0 and not reason)
             step = self._running.step(index, total)

@@ -32,7 +32,7 @@ class CompiledRule:
         self.source = rule
         conditions = {**dict.fromkeys(listed(rule.has)), **rule.where}
         self.tests = tuple((follow(parse_path(path)), wanted) for path, wanted in conditions.items())
-        """Paths that must lead to a value, and the value; None: any."""
+        """Conditions: a function that returns the value at a path, and the wanted value (None: any value)."""
         self.names = listed(rule.event)
         self.error = bool(rule.error)
         self.conditional = bool(rule.event or rule.has or rule.where)
@@ -41,7 +41,9 @@ class CompiledRule:
         outputs = {key for key in (*OUTPUTS, *PAYLOADS) if getattr(rule, key)}
         self.mark = None if rule.event_class is None else EventClass[rule.event_class.upper()]
         if self.mark is None and outputs and outputs <= _CALLS and not rule.role:
-            self.mark = EventClass.TOOL_CALL  # The first piece of a call may be empty.
+            # Fix the class here: the first piece of a call may be empty, and then no output would show the
+            # class of the event.
+            self.mark = EventClass.TOOL_CALL
         self.signal = next((path.rpartition(".")[2] for path in listed(rule.finish_reason)), "finish_reason")
         places = Place()
         for steps, use in _uses(rule, table):
@@ -55,7 +57,7 @@ class CompiledRule:
         self.repeats = rule.repeats
         self.usage_member = _usage_member(rule, table)
         self.evidence = bool(outputs or rule.usage or rule.done or rule.verdicts or rule.finish_reason)
-        """The rule reads output, usage, a verdict or the end."""
+        """Whether the rule reads output, usage, a verdict or the end."""
         self.repeatable = self.mark in (None, EventClass.METADATA, EventClass.TOOL_CALL) and not (
             rule.cumulative or rule.repeats
         )
@@ -99,7 +101,7 @@ def _uses(rule: Rule, table: DialectTable) -> Iterator[tuple[Sequence[Step], Vis
 
 
 def _usage_member(rule: Rule, table: DialectTable) -> str | None:
-    """Return the member that holds the usage and nothing else that is read; None: there is none."""
+    """Return the member in which only the usage is read; None if there is no such member."""
     paths = [(key, parse_path(path)) for key, path in rule_paths(rule)]
     paths += (("", parse_path(path)) for path in (*listed(table.model), *listed(table.match)))
     usage = [steps for key, steps in paths if key == "usage"]

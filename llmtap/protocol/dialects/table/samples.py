@@ -25,9 +25,9 @@ class Sample(msgspec.Struct, gc=False):
     get: Callable[[dict[str, Any]], tuple[Any, ...]]
     """Returns the members of an event that are read, without the usage."""
     values: tuple[Any, ...]
-    """These members, with null as the text."""
+    """Values of these members, with null in place of the text."""
     types: list[type] | None
-    """Types of the values, if one of them is a number: 1 and true are equal in Python."""
+    """Types of the values if one of them is a number, because 1 and true are equal in Python; else None."""
     others: frozenset[str]
     """Members that are read and that the event does not have."""
     kind: EventClass
@@ -35,8 +35,8 @@ class Sample(msgspec.Struct, gc=False):
     usage_member: str | None
 
     def take_text(self, root: dict[str, Any]) -> str:
-        """Return the text of an event that is otherwise like this one, else "". The values inside a member
-        are compared as Python does."""
+        """Return the text of an event that is otherwise like this one, else "". Values inside a member are
+        compared by `==`, for which 1 and true are equal."""
         holder: Any = root
         try:
             for key in self.holder:
@@ -60,7 +60,8 @@ class Sample(msgspec.Struct, gc=False):
 def take_sample(
     delta: Delta, root: dict[str, Any], event: SseEvent, names: frozenset[str], usage_member: str | None
 ) -> Sample | None:
-    """Return the sample of an event that was read as `delta` and is not used any further, or None."""
+    """Return the sample of an event that was read as `delta`, or None. The caller must not use `root`
+    afterwards: its text is removed."""
     # CPython shares one object among all equal texts of one character, so the place would be ambiguous.
     if not event.data or len(event.data) > SAMPLE_BYTES_MAX or len(delta.text) < 2:
         return None
@@ -90,7 +91,7 @@ def take_sample(
 
 
 def _path_to(text: str, value: Any, depth: int = STEPS_MAX) -> tuple[Any, ...] | None:
-    """Return the path of keys and positions that leads to this text, the very object."""
+    """Return the path of keys and positions that leads to this text, compared by identity."""
     if value is text:
         return ()
     if type(value) is dict or type(value) is list:
