@@ -75,7 +75,10 @@ def test_every_chart_is_drawn_and_on_a_phone_none_is_wider_than_the_page(name: s
     async def scene(page: Page) -> None:
         for width in (1_280, 390):
             await page.screen(width, 900)
-            await page.until(f"document.querySelector('.plot').chart.width <= {width}")
+            # The charts are drawn anew one after the other.
+            await page.until(
+                f"[...document.querySelectorAll('.plot')].every((one) => one.chart.width <= {width})"
+            )
             assert await page.look(MISSING) == await page.look(WRONG) == 0
             assert await page.look("document.scrollingElement.scrollWidth") <= width
 
