@@ -66,7 +66,7 @@ def findings_said(findings: Sequence[_Json]) -> list[str]:
 
 
 def compliance_said(report: _Json) -> str:
-    """`conditionally compliant (61 of 61 MUST, 14 of 16 SHOULD); lacking: 4.6.3-2, 4.7.3-1`."""
+    """`conditionally compliant (61 of 61 MUST, 2 of 2 conditions, 14 of 16 SHOULD); lacking: 4.6.3-2`."""
     told = report.get("compliance") or {}
     if not told:
         return "not judged"
@@ -93,8 +93,10 @@ def deviations_said(document: _Json) -> list[str]:
 
 
 def _counts(told: _Json) -> str:
-    must, should = told["must"], told["should"]
-    return f"{must['satisfied']} of {must['n']} MUST, {should['satisfied']} of {should['n']} SHOULD"
+    kinds = {"must": "MUST", "conditions": "conditions", "should": "SHOULD"}
+    # Results of earlier versions have no conditions.
+    counts = ((title, told[name]) for name, title in kinds.items() if name in told)
+    return ", ".join(f"{one['satisfied']} of {one['n']} {title}" for title, one in counts)
 
 
 def _tables(holder: _Json, *, breaks: bool = False) -> list[Table]:
@@ -383,7 +385,8 @@ def _compliance(reports: Sequence[_Json]) -> list[Block]:
     about = (
         "Every demand of the methodology that binds these tests, and what shows whether it was met. A test"
         " that meets all MUST is conditionally compliant, one that meets all SHOULD as well unconditionally."
-        " What a report cannot show counts as not met; procedures without a key word count for nothing."
+        " Either needs all conditions: a valid result, and the minimums that the methodology states without a"
+        " key word. What a report cannot show counts as not met; other procedures count for nothing."
     )
     return [Note(about), Compliance([row for _, row in found], tests=[test for test, _ in found])]
 
@@ -508,8 +511,9 @@ def _normalised(test: _Json) -> list[Table]:
 def _fairness(test: _Json) -> str:
     """`4 of 4 MUST, 9 of 13 procedures; lacking: 6.3-p2, 6.4-p6`."""
     told, unmet = test["checklist"], _unmet_rows(test)
-    must, steps = told["must"], sum(row["level"] == "procedure" for row in told["rows"])
-    done = steps - sum(row["level"] == "procedure" for row in unmet)
+    levels = ("condition", "procedure")
+    must, steps = told["must"], sum(row["level"] in levels for row in told["rows"])
+    done = steps - sum(row["level"] in levels for row in unmet)
     said = f"{must['satisfied']} of {must['n']} MUST, {done} of {steps} procedures"
     return f"{said}; lacking: {', '.join(row['id'] for row in unmet)}" if unmet else said
 

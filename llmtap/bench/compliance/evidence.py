@@ -2,8 +2,10 @@
 
 The checks are in `preparation.py`, `procedures.py` and `judge.py`: functions of a report's JSON that return a
 `ComplianceVerdict`. `requirements` connects them with the rows of `requirements.csv`. REQUIRED and SHALL are
-MUST, RECOMMENDED is SHOULD (BCP 14). A requirement without a key word has level `procedure` and does not
-affect compliance. A missing part of a report is None, not an error. Source: IETF draft, 2.
+MUST, RECOMMENDED is SHOULD (BCP 14). A requirement without a key word has level `condition` if it is a
+minimum that the draft states ("at least 60 seconds"), or that the result is valid: compliance needs it as a
+MUST. Any other has level `procedure` and does not affect compliance. A missing part of a report is None, not
+an error. Source: IETF draft, 2.
 """
 
 import csv
@@ -28,12 +30,15 @@ Level = Literal[
     "RECOMMENDED",
     "MAY",
     "OPTIONAL",
+    "condition",
     "procedure",
 ]
 Subject = Literal["load generator", "procedure", "report", "setup", "tester", "comparison", "definition"]
 Status = Literal["met", "not met", "not applicable", "cannot tell"]
 
 MUSTS: Final = frozenset({"MUST", "MUST NOT", "REQUIRED", "SHALL"})
+CONDITIONS: Final = frozenset({"condition"})
+"""Stated minimums and validity: without a key word, and needed for compliance."""
 SHOULDS: Final = frozenset({"SHOULD", "SHOULD NOT", "RECOMMENDED"})
 _BY_GRAVITY: Final[tuple[Status, ...]] = ("not met", "cannot tell", "met", "not applicable")
 DATA_SETS: Final = {"conversation": "ShareGPT (A.3.1)", "code-completion": "The Stack (A.4.1)"}

@@ -1,5 +1,7 @@
 """Checks of the IETF draft's section 4: load generator, workloads, tokens, warm-up, clocks, guardrails.
 
+Also here: whether the result is valid (section 2).
+
 A check gets the JSON of one test's report and returns a verdict. `ROWS` has the requirements with their
 checks, for `judge.py`. An ability that no load of the test used is not applicable. Long because section 4 is
 one table.
@@ -73,6 +75,14 @@ _ITL_OPTIONS: Final = {
     "C": "the server's",
 }
 _DATE: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3,}(Z|[+-]\d\d:\d\d)")
+
+
+# ---------------------------------------------------------------- 2: compliance
+
+
+@reads("verdict.valid", "whether the result is valid is not reported")
+def _validity(valid: Any) -> ComplianceVerdict:
+    return verdict(valid, "the result is valid", if_not_met="the result is not valid: see its verdict")
 
 
 # ---------------------------------------------------------------- 4.2: load generator
@@ -689,6 +699,7 @@ def _configurations(report: Report) -> ComplianceVerdict:
 
 ROWS: Final = requirements(
     {
+        "2-p1": _validity,
         "4.1-1": declared("sut.boundary", "boundary"),
         "4.2-1": _all_abilities,
         "4.2.1-1": _clock_source,

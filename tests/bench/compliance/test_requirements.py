@@ -44,6 +44,8 @@ LOADED = {"first_token": 12.0}
 COLD: dict[str, Any] = {"warmups": [], "notes": ["a cold start is measured"]}
 
 SETUP: list[Case] = [
+    ("2-p1", "ttft", {"verdict.valid": False}, "not met", "not valid"),
+    ("2-p1", "ttft", {"verdict": GONE}, "cannot tell", "not reported"),
     ("4.1-1", "ttft", {}, "met", "model engine"),
     ("4.1-1", "ttft", {"sut.boundary": None}, "not met", "sut.boundary"),
     ("4.2-1", "ttft", {f"{S}.plan.body.stream": False}, "not met", "4.2.2-1"),

@@ -171,6 +171,7 @@ def report_of_test(test: str) -> dict[str, Any]:
         },
         "notes": ["TTFT is to the first content token"], "deviations": [], "itl_option": "B-even",
         "exact_requests": "steps/NAME/requests.jsonl.gz of 1 of 1 loads",
+        "verdict": {"valid": True, "findings": [], "failures": []},
     }  # fmt: skip
 
 
