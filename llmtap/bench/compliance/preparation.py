@@ -381,7 +381,8 @@ def warmups(report: Report) -> Sequence[WarmUp]:
     return [one for one in report.get("warmups") or () if not one.get("skipped")]
 
 
-def _cold_start_text(report: Report) -> str | None:
+def cold_start_text(report: Report) -> str | None:
+    """Return the line or note of a report that calls its loads a cold start, or None."""
     lines = [*(report.get("configuration") or {}).values(), *(report.get("notes") or ())]
     return next((one for one in lines if "cold start" in str(one).lower()), None)
 
@@ -390,7 +391,7 @@ def _each_warmup(judge: Callable[[WarmUp], ComplianceVerdict]) -> Check:
     """Return a check over all warm-ups; each measured configuration needs its own."""
 
     def check(report: Report) -> ComplianceVerdict:
-        performed, cold = warmups(report), _cold_start_text(report)
+        performed, cold = warmups(report), cold_start_text(report)
         if not steps(report):
             return cannot_tell("the report has no loads")
         if not performed:
@@ -466,7 +467,7 @@ def _cold_start(report: Report) -> ComplianceVerdict:
     load, performed = report.get("model_load"), warmups(report)
     if load is not None:
         return met(f"model load {load['first_token']:.3g} s: to the first answer of a process just started")
-    if _cold_start_text(report) is None:
+    if cold_start_text(report) is None:
         return not_applicable("no cold start is measured")
     if performed:
         return not_met(
@@ -481,7 +482,7 @@ def _cold_start_label(report: Report) -> ComplianceVerdict:
         return verdict(line, f"it says: {MODEL_LOAD}: {line}", if_not_met="the model load is not stated")
     if warmups(report) or not steps(report):
         return not_applicable("no cold start is measured")
-    cold = _cold_start_text(report)
+    cold = cold_start_text(report)
     no_label = "nothing was warmed up, and the report does not call it a cold start"
     return verdict(cold, f"it says: {cold}", if_not_met=no_label)
 

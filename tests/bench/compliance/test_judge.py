@@ -118,6 +118,13 @@ def test_a_report_by_the_book_is_unconditionally_compliant(test: str) -> None:
     assert not result.deviations
 
 
+def test_a_cold_start_needs_no_warm_up_to_be_compliant() -> None:
+    cold = {**GRPC, "warmups": [], "notes": ["cold start: the SUT was not warmed up"]}
+    assert judge(changed(report_of_test("ttft"), cold)).status == "unconditionally compliant"
+    unlabelled = judge(changed(report_of_test("ttft"), {**GRPC, "warmups": [], "notes": []}))
+    assert {"4.5.1-1b", "4.5.3-2", "5.1.5-1f"} <= set(unlabelled.blocking)
+
+
 def test_a_quick_run_forfeits_what_its_figures_say() -> None:
     quick = changed(
         report_of_test("ttft"),

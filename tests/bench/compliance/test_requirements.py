@@ -244,6 +244,7 @@ PROCEDURES: list[Case] = [
     ("5.1.5-1e", "ttft", {"configuration.Test duration": GONE}, "not met", "duration"),
     ("5.1.5-1f", "ttft", {"configuration.Warm-up": GONE}, "met", "100 requests, 16,000 tokens"),
     ("5.1.5-1f", "ttft", {"configuration.Warm-up": GONE, "warmups": []}, "not met", "warm-up"),
+    ("5.1.5-1f", "ttft", COLD, "not applicable", "cold start"),
     ("5.1.5-1g", "ttft", {"sut.prefix_cache": None}, "not met", "prefix"),
     ("5.1.5-1h", "ttft", {"sut.guardrails": {}}, "not met", "guardrails"),
     ("5.1.5-1i", "ttft", WITHOUT_TABLES, "not met", "Table 1"),
