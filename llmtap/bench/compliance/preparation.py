@@ -274,7 +274,7 @@ def _output(report: Report, step: Step) -> ComplianceVerdict:
     lengths = _lengths(step, "output", at(report, "params.output_tokens"))
     if lengths.status != "met":
         return lengths
-    control = at(_description(step), "output.control")
+    control = at(step, "result.plan.body.output_control")
     return verdict(
         control, f"{lengths.evidence}, by {control}", if_not_met="how outputs are limited is not reported"
     )

@@ -120,6 +120,7 @@ _OPTION_TEXTS: Final = {
     "B-even": "a chunk's gap spread evenly over its tokens, which the draft's B has arrive together",
     "C": "the server's own stamps",
 }
+_OUTPUT_CONTROL: Final = "result.plan.body.output_control"
 _STREAM_TESTS: Final = frozenset({"ttft", "itl"})
 """Tests with charts of two streams of the last load."""
 _REPEAT_FIELDS: Final = ("test", "run", "seed", "began", "ended", "verdict")
@@ -166,7 +167,7 @@ def report_of(
         "measurements": result.measurements,
         "tables": msgspec.to_builtins(result.tables),
         "charts": msgspec.to_builtins(charts),
-        "configuration": result.configuration | dict(_configuration(session, option, trip, selftest)),
+        "configuration": result.configuration | dict(_configuration(session, steps, option, trip, selftest)),
         "round_trip": trip,
         "model_load": msgspec.to_builtins(session.model_load),
         "selftest": selftest,
@@ -183,11 +184,17 @@ def report_of(
 
 
 def _configuration(
-    session: BenchSession, option: str | None, trip: float | None, selftest: Mapping[str, Any] | None
+    session: BenchSession,
+    steps: Sequence[Mapping[str, Any]],
+    option: str | None,
+    trip: float | None,
+    selftest: Mapping[str, Any] | None,
 ) -> Iterator[tuple[str, str]]:
     """Yield the lines of the configuration that every test has."""
     if option is not None:
         yield "ITL option (4.6.3)", "; ".join(f"{one}: {_OPTION_TEXTS[one]}" for one in option.split(" + "))
+    if controls := list(dict.fromkeys(filter(None, (at(step, _OUTPUT_CONTROL) for step in steps)))):
+        yield "Control of output length (4.3.1)", ", ".join(controls)
     if trip is not None:
         value = f"{trip * 1e3:.3f} ms before the first load; no latency is adjusted for it"
         yield "Network round trip (4.7.3)", value

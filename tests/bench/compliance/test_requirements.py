@@ -33,7 +33,7 @@ TRACE: dict[str, Any] = {
     f"{S}.plan.lengths": {
         "input": {"distribution": "empirical", "unit": "tokens", "n": 4, "mean": 45.0, "min": 30, "max": 60},
         "output": {
-            "distribution": "empirical", "unit": "tokens", "n": 4, "mean": 6.5, "control": "max_tokens",
+            "distribution": "empirical", "unit": "tokens", "n": 4, "mean": 6.5,
         },
     },
 }  # fmt: skip
@@ -95,7 +95,9 @@ SETUP: list[Case] = [
     ("4.3.1-1a", "long-context", {f"{S}.plan.input_tokens": 1_024}, "met", "input: fixed, 1,024 tokens"),
     ("4.3.1-1b", "ttft", TRACE, "met", "output: empirical n 4 mean 6.5 in tokens, by max_tokens"),
     ("4.3.1-1b", "capacity", {}, "met", "output: fixed, 256 tokens, by max_tokens"),
-    ("4.3.1-1b", "ttft", {f"{S}.plan.workload.output.control": None}, "not met", "limited"),
+    ("4.3.1-1b", "ttft", {f"{S}.plan.body.output_control": "max_tokens and stop sequence"}, "met",
+     "by max_tokens and stop sequence"),
+    ("4.3.1-1b", "ttft", {f"{S}.plan.body.output_control": None}, "not met", "limited"),
     ("4.3.1-1c", "ttft", {f"{S}.plan.workload.content": {}}, "not met", "domain"),
     ("4.3.1-1d", "ttft", {f"{S}.plan.workload.sharing": GONE}, "not met", "prefix"),
     ("4.3.1-1d", "ttft", {}, "met", "no prefix"),

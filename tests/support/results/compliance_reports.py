@@ -124,7 +124,8 @@ def step(
     plan = {
         "workload": told, "seed": 42, "requests": n, "target": "http://127.0.0.1:8000",
         "arrivals": None if closed else {"arrivals": "poisson", "rate_rps": 20.0, "seed": 42},
-        "body": {"endpoint": "chat.completions", "stream": True, "temperature": 0.0},
+        "body": {"endpoint": "chat.completions", "stream": True, "temperature": 0.0,
+                 "output_control": "max_tokens"},
     }  # fmt: skip
     figures: dict[str, Any] = {
         "n": n, "plan": plan, "capture": {"to": "capture", "rows": n}, "outcomes": {"complete": n},
