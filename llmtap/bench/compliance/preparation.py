@@ -536,9 +536,9 @@ def _handling(report: Report, step: Step) -> ComplianceVerdict:
 
 
 def _option(report: Report) -> ComplianceVerdict:
-    """Judge the declared option: `A`, `B`, `C`, a variant such as `B-even`, or several: `A + B-even`."""
+    """Judge the declared option: `A`, `A (direct)`, `B`, `C`, or several: `A + C`. No variant is met."""
     declared_option = report.get("itl_option")
-    options = [one.strip()[:1].upper() for one in str(declared_option or "").split("+")]
+    options = [one.strip().removesuffix(" (direct)") for one in str(declared_option or "").split("+")]
     if not all(option in _ITL_OPTIONS for option in options):
         return not_met("none of A, B and C is declared (itl_option)")
     if "C" in options and not _server_gap_count(report):

@@ -117,9 +117,10 @@ _OPTION_TEXTS: Final = {
     "A": "time between chunks",
     "A (direct)": "time between chunks, nearly all of which have one token",
     "B": "all tokens of a chunk at its time",
-    "B-even": "a chunk's gap spread evenly over its tokens, which the draft's B has arrive together",
     "C": "the server's own stamps",
 }
+_VARIANT: Final = "B-even"
+"""Variant of option B in results of loads; the draft has no such option."""
 _OUTPUT_CONTROL: Final = "result.plan.body.output_control"
 _STREAM_TESTS: Final = frozenset({"ttft", "itl"})
 """Tests with charts of two streams of the last load."""
@@ -171,7 +172,7 @@ def report_of(
         "round_trip": trip,
         "model_load": msgspec.to_builtins(session.model_load),
         "selftest": selftest,
-        "notes": [*result.notes, *_warm_notes(session)],
+        "notes": [*result.notes, *_warm_notes(session), *_itl_notes(steps)],
         "deviations": [*result.deviations, *_workload_deviations(steps)],
         "main": result.main,
         "itl_option": option,
@@ -311,11 +312,23 @@ def _short(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _itl_option(result: TestResult, steps: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the option of 4.6.3, such as `A` or `B-even`; `A + B-even` where loads differ."""
+    """Return the option of 4.6.3 by the draft's letters. Every load has the time between chunks: option A."""
     if result.itl_option is not None:
         return result.itl_option
-    options = [at(step, "result.metrics.itl.option") for step in steps]
-    return " + ".join(sorted({option for one in options if one for option in one.split("+")})) or None
+    return "A" if any(at(step, "result.metrics.tbc.n") for step in steps) else None
+
+
+def _itl_notes(steps: Sequence[Mapping[str, Any]]) -> list[str]:
+    options = [str(at(step, "result.metrics.itl.option")) for step in steps]
+    with_variant = sum(_VARIANT in option.split("+") for option in options)
+    if not with_variant:
+        return []
+    note = (
+        f"metrics.itl of {with_variant:,} of {several(len(steps), 'load')} is {_VARIANT}, which is no option"
+        " of 4.6.3: a chunk's gap is spread evenly over its tokens, which option B has arrive together. The"
+        " declared option is of the other figures"
+    )
+    return [note]
 
 
 def _exact_requests(steps: Sequence[Mapping[str, Any]]) -> str | None:

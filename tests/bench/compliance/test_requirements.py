@@ -163,9 +163,20 @@ SETUP: list[Case] = [
     ("4.6.2-1c", "ttft", {f"{S}.metrics.itl.policy": {"B-even; tokens by usage": 9}}, "met",
      "B-even; tokens by usage: 9 answers"),
     ("4.6.3-1", "ttft", {"itl_option": None}, "not met", "none of A, B and C"),
-    ("4.6.3-1", "ttft", {"itl_option": "A"}, "met", "time between chunks"),
+    *(
+        ("4.6.3-1", "ttft", {"itl_option": variant}, "not met", "none of A, B and C")
+        for variant in ("B-even", "A + B-even", "B (even)", "D")
+    ),
+    *(
+        ("4.6.3-1", "ttft", {"itl_option": option}, "met", words)
+        for option, words in (
+            ("A", "time between chunks"), ("A (direct)", "time between chunks"), ("B", "distributed"),
+        )
+    ),
+    ("4.6.3-1", "ttft", {"itl_option": "A + C", f"{S}.metrics.itl_server.n": 90}, "met", "the server's"),
+    ("4.6.3-1", "ttft", {"itl_option": "C"}, "not met", "reported no times"),
     ("4.6.3-2", "ttft", {"itl_option": "C", f"{S}.metrics.itl_server.n": 90}, "met", "90 gaps"),
-    ("4.6.3-2", "ttft", {f"{S}.metrics.itl_server.n": 90}, "not met", "the option is B-even"),
+    ("4.6.3-2", "ttft", {f"{S}.metrics.itl_server.n": 90}, "not met", "the option is A"),
     ("4.6.3-2", "ttft", {}, "not applicable", "no times"),
     ("4.7.1-1", "ttft", {"sut.clock.placement": "remote"}, "not met", "remote"),
     ("4.7.1-1", "ttft", {"sut.clock.placement": None}, "cannot tell", "placement"),

@@ -170,7 +170,7 @@ def report_of_test(test: str) -> dict[str, Any]:
             "Workload": "synthetic-uniform, seed 42", "Load model": "closed loop, 8 at a time",
             "Request count": "10,000 sent", "Test duration": "320 s", "Warm-up": "requests of 128 tokens",
         },
-        "notes": ["TTFT is to the first content token"], "deviations": [], "itl_option": "B-even",
+        "notes": ["TTFT is to the first content token"], "deviations": [], "itl_option": "A",
         "exact_requests": "steps/NAME/requests.jsonl.gz of 1 of 1 loads",
         "verdict": {"valid": True, "findings": [], "failures": []},
     }  # fmt: skip
