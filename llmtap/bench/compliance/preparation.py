@@ -448,7 +448,7 @@ def _prefixes(report: Report) -> ComplianceVerdict:
 
 def _probes(warmup: WarmUp) -> ComplianceVerdict:
     probes = warmup.get("probes") or ()
-    before, after = at(warmup, "before.ttft"), probes[-1]["ttft"] if probes else None
+    before, after = at(warmup, "before.ttft"), at(probes[-1], "ttft") if probes else None
     if before is None or after is None:
         return not_met("no probe before and after it has a latency")
     return met(f"a probe's TTFT was {before * 1e3:.1f} ms before and {after * 1e3:.1f} ms after")
