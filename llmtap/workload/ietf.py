@@ -10,8 +10,9 @@ The synthetic workloads draw each request's input length, output length and ids 
 """
 
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -203,14 +204,20 @@ class SyntheticWorkload:
         return description(self.name, given, described(self.output), RandomIds().describe(), **members)
 
     def requests(self, count: int, seed: int) -> Requests:
-        requests, random = Requests(), Random(seed)
-        for _ in range(count):
-            given, made = self.lengths(random)
+        requests = Requests()
+        for given, made in islice(self.drawn(seed), count):
             requests.arrival_ns.append(0)
             requests.input.append(given)
             requests.output.append(made)
-            count_ids(random, given)
         return requests
+
+    def drawn(self, seed: int) -> Iterator[tuple[int, int]]:
+        """Yield input and output length of each row, endlessly."""
+        random = Random(seed)
+        while True:
+            given, made = self.lengths(random)
+            yield given, made
+            count_ids(random, given)
 
     def plan(self, count: int, seed: int) -> WorkloadPlan:
         requests = self.requests(count, seed)

@@ -492,8 +492,8 @@ def all_levels(levels: Sequence[float], wanted: Sequence[int], of: str = "") -> 
     return verdict(not lacking, evidence, if_not_met=f"{evidence}; without {', '.join(lacking)}")
 
 
-def workload_is(*names: str) -> Check:
-    """Return a check that each load has one of these workloads, as the draft describes it."""
+def workload_is(*names: str, step_filter: StepFilter = is_measured) -> Check:
+    """Return a check that each filtered load has one of these workloads, as the draft describes it."""
     wanted = " or ".join(names)
 
     def judge(report: Report, step: Step) -> ComplianceVerdict:
@@ -510,7 +510,7 @@ def workload_is(*names: str) -> Check:
         ]
         return met("; ".join([f"workload {name}", *readings]))
 
-    return lambda report: over(report, judge, is_measured)
+    return lambda report: over(report, judge, step_filter)
 
 
 def table_has(number: int, heads: Iterable[str] = (), labels: Iterable[str] = ()) -> Check:
