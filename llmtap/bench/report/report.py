@@ -8,9 +8,9 @@ A report has: `test`, `section`, `title`, `run`, `quick`, `params`, `sut`, `targ
 `seed`, `warmup`, `began`, `ended`, `versions`, `steps` (each load: `name`, `arm`, `load`, `cached`,
 `requests`, `result`), `warmups`, `refused`, `measurements`, `tables`, `charts`, `configuration`, `notes`,
 `deviations`, `main` (name of the load that represents the test), `itl_option`, `round_trip` (seconds),
-`model_load`, `selftest`, `exact_requests`, `forfeits`, `verdict` and `compliance`. The document has what the
-reports share, `tests` (reports of first runs), `repeats` (short forms of the reports of further runs),
-`not_run` and a verdict over all.
+`clock_offset`, `model_load`, `selftest`, `exact_requests`, `forfeits`, `verdict` and `compliance`. The
+document has what the reports share, `tests` (reports of first runs), `repeats` (short forms of the reports of
+further runs), `not_run` and a verdict over all.
 """
 
 import os
@@ -30,6 +30,7 @@ from llmtap.bench.report.validity import document_verdict, verdict_of_test
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import REQUESTS_FILE, RESULT, BenchSession, Folder
 from llmtap.bench.run.test import TESTS, BenchTest, ChartSeries, ChartSpec, TestResult
+from llmtap.bench.sut.clock_offset import NOT_KNOWN, ClockOffset
 from llmtap.bench.sut.start import model_load_text
 from llmtap.bench.sut.sut import params_document, without_keys
 from llmtap.errors import ConfigError
@@ -137,6 +138,7 @@ def report_of(
     began_ns: int,
     ended_ns: int,
     selftest: Mapping[str, Any] | None = None,
+    clock_offset: ClockOffset | None = None,
 ) -> dict[str, Any]:
     """Return the report of one test with its compliance. Times are of the wall clock."""
     steps = _steps(session)
@@ -168,8 +170,10 @@ def report_of(
         "measurements": result.measurements,
         "tables": msgspec.to_builtins(result.tables),
         "charts": msgspec.to_builtins(charts),
-        "configuration": result.configuration | dict(_configuration(session, steps, option, trip, selftest)),
+        "configuration": result.configuration
+        | dict(_configuration(session, steps, option, trip, selftest, clock_offset)),
         "round_trip": trip,
+        "clock_offset": msgspec.to_builtins(clock_offset),
         "model_load": msgspec.to_builtins(session.model_load),
         "selftest": selftest,
         "notes": [*result.notes, *_warm_notes(session), *_itl_notes(steps)],
@@ -190,6 +194,7 @@ def _configuration(
     option: str | None,
     trip: float | None,
     selftest: Mapping[str, Any] | None,
+    clock_offset: ClockOffset | None,
 ) -> Iterator[tuple[str, str]]:
     """Yield the lines of the configuration that every test has."""
     if option is not None:
@@ -199,6 +204,7 @@ def _configuration(
     if trip is not None:
         value = f"{trip * 1e3:.3f} ms before the first load; no latency is adjusted for it"
         yield "Network round trip (4.7.3)", value
+    yield "NTP offset of the load generator (4.7.2)", NOT_KNOWN if clock_offset is None else clock_offset.text
     if session.model_load is not None:
         yield MODEL_LOAD, model_load_text(session.model_load)
     if session.reader != DEFAULT_BENEFIT:

@@ -97,6 +97,7 @@ def test_a_test_leaves_its_report_judged_and_a_second_run_measures_nothing(tmp_p
     assert cached["tests"][0]["selftest"] == report["selftest"]
     assert report["versions"]["llmtap"]
     assert report["round_trip"] > 0
+    assert "NTP offset of the load generator (4.7.2)" in report["configuration"]
     assert "Network round trip (4.7.3)" in report["configuration"]
     assert cached["tests"][0]["round_trip"] == report["round_trip"]
     assert json.loads((tmp_path / "ttft/result.json").read_text())["measurements"] == report["measurements"]
