@@ -36,7 +36,7 @@ from llmtap.bench.sut.sut import params_document, without_keys
 from llmtap.errors import ConfigError
 from llmtap.metrics.deadlines import Benefit, user_idle_ns
 from llmtap.metrics.latency import DEFAULT_BENEFIT
-from llmtap.report.replay_terms import selftest_said
+from llmtap.report.replay_terms import selftest_said, tpot_said
 from llmtap.units import NS_PER_S, to_seconds
 from llmtap.version import __version__
 
@@ -176,7 +176,7 @@ def report_of(
         "clock_offset": msgspec.to_builtins(clock_offset),
         "model_load": msgspec.to_builtins(session.model_load),
         "selftest": selftest,
-        "notes": [*result.notes, *_warm_notes(session), *_itl_notes(steps)],
+        "notes": [*result.notes, *_warm_notes(session), *_itl_notes(steps), *_tpot_notes(steps)],
         "deviations": [*result.deviations, *_workload_deviations(steps)],
         "main": result.main,
         "itl_option": option,
@@ -335,6 +335,15 @@ def _itl_notes(steps: Sequence[Mapping[str, Any]]) -> list[str]:
         " declared option is of the other figures"
     )
     return [note]
+
+
+def _tpot_notes(steps: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a note on each load whose two forms of TPOT differ by more than 1 %."""
+    return [
+        f"TPOT of {step['name']}: {text}"
+        for step in steps
+        if (text := tpot_said(at(step, "result.metrics.tpot") or {}))
+    ]
 
 
 def _exact_requests(steps: Sequence[Mapping[str, Any]]) -> str | None:
