@@ -6,11 +6,11 @@ it.
 
 A report has: `test`, `section`, `title`, `run`, `quick`, `params`, `sut`, `target` and `arms` (without keys),
 `seed`, `warmup`, `began`, `ended`, `versions`, `steps` (each load: `name`, `arm`, `load`, `cached`,
-`requests`, `result`), `warmups`, `refused`, `measurements`, `tables`, `charts`, `configuration`, `notes`,
-`deviations`, `main` (name of the load that represents the test), `itl_option`, `round_trip` (seconds),
-`clock_offset`, `model_load`, `selftest`, `exact_requests`, `forfeits`, `verdict` and `compliance`. The
-document has what the reports share, `tests` (reports of first runs), `repeats` (short forms of the reports of
-further runs), `not_run` and a verdict over all.
+`requests`, `result`), `warmups`, `refused`, `measurements`, `tasks` (of a compound system), `tables`,
+`charts`, `configuration`, `notes`, `deviations`, `main` (name of the load that represents the test),
+`itl_option`, `round_trip` (seconds), `clock_offset`, `model_load`, `selftest`, `exact_requests`, `forfeits`,
+`verdict` and `compliance`. The document has what the reports share, `tests` (reports of first runs),
+`repeats` (short forms of the reports of further runs), `not_run` and a verdict over all.
 """
 
 import os
@@ -29,7 +29,7 @@ from llmtap.bench.compliance.judge import judge
 from llmtap.bench.report.validity import document_verdict, verdict_of_test
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import REQUESTS_FILE, RESULT, BenchSession, Folder
-from llmtap.bench.run.test import TESTS, BenchTest, ChartSeries, ChartSpec, TestResult
+from llmtap.bench.run.test import TESTS, BenchTest, ChartSeries, ChartSpec, ReportTable, TestResult
 from llmtap.bench.sut.clock_offset import NOT_KNOWN, ClockOffset
 from llmtap.bench.sut.start import model_load_text
 from llmtap.bench.sut.sut import params_document, without_keys
@@ -37,6 +37,7 @@ from llmtap.errors import ConfigError
 from llmtap.metrics.deadlines import Benefit, user_idle_ns
 from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.report.replay_terms import selftest_said, tpot_said
+from llmtap.report.values import figures_text
 from llmtap.units import NS_PER_S, to_seconds
 from llmtap.version import __version__
 
@@ -149,6 +150,8 @@ def report_of(
     charts = list(result.charts)
     if test.name in _STREAM_TESTS and session.steps:
         charts += stream_charts(session.steps[-1], session.reader)
+    tasks = task_times(steps) if session.sut.boundary == "compound system" else None
+    tables = [*result.tables, *([] if tasks is None else [_task_table(tasks)])]
     report: dict[str, Any] = {
         "test": test.name,
         "section": test.section,
@@ -168,7 +171,8 @@ def report_of(
         "warmups": session.warmups,
         "refused": session.refused,
         "measurements": result.measurements,
-        "tables": msgspec.to_builtins(result.tables),
+        "tasks": tasks,
+        "tables": msgspec.to_builtins(tables),
         "charts": msgspec.to_builtins(charts),
         "configuration": result.configuration
         | dict(_configuration(session, steps, option, trip, selftest, clock_offset)),
@@ -186,6 +190,45 @@ def report_of(
     }
     report["compliance"] = judge(report).to_dict()
     return report
+
+
+def task_times(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the end-to-end times of the tasks of each load (IETF 4.1.3), in seconds, as public JSON.
+
+    A task is a conversation, from its first submit to its last end; without conversations it is a request.
+    Only tasks whose requests all ended well have a duration.
+    """
+    tasks = []
+    for step in steps:
+        conversations = at(step, "result.tasks")
+        tasks.append(
+            {
+                "step": step["name"],
+                "task": "request" if conversations is None else "conversation",
+                "n": at(step, "result.n" if conversations is None else "result.tasks.n"),
+                "duration": at(
+                    step, "result.metrics.e2e" if conversations is None else "result.tasks.duration"
+                ),
+            }
+        )
+    return tasks
+
+
+_TASK_SHARES: Final = ("mean", "p50", "p95", "p99")
+
+
+def _task_table(tasks: Sequence[Mapping[str, Any]]) -> ReportTable:
+    rows = [
+        [
+            one["step"],
+            one["task"],
+            f"{one['n']:,}",
+            *figures_text(one["duration"] or {"n": 0}, _TASK_SHARES),
+        ]
+        for one in tasks
+    ]
+    heads = ["Load", "Task", "Tasks", "Completed", "Mean (ms)", "P50 (ms)", "P95 (ms)", "P99 (ms)"]
+    return ReportTable("Task times of the compound system, end to end (4.1.3)", heads, rows)
 
 
 def _configuration(

@@ -46,6 +46,40 @@ def steps(one: Bench) -> list[tuple[str, str]]:
     return one.watcher.steps
 
 
+CONVERSATIONS = """
+name = "tasks"
+[input]
+distribution = "fixed"
+tokens = 24
+[output]
+distribution = "fixed"
+tokens = 8
+[conversations]
+turns = { distribution = "uniform", min = 3, max = 3 }
+think = { distribution = "fixed", time = "0s" }
+"""
+
+
+def test_a_compound_system_has_the_times_of_its_tasks(tmp_path: Path, url: str) -> None:
+    """Three turns of 20 ms to the first token and 7 ms to the eighth each: a task takes at least 81 ms."""
+    workload = tmp_path / "tasks.toml"
+    workload.write_text(CONVERSATIONS)
+    sets = ("sut.boundary=compound system", f"ttft.workload={workload}", "ttft.requests=12")
+    (report,) = run(bench(tmp_path / "r", url, *sets))["tests"]
+    (tasks,) = report["tasks"]
+    assert (tasks["step"], tasks["task"], tasks["n"], tasks["duration"]["n"]) == (
+        "load",
+        "conversation",
+        4,
+        4,
+    )
+    assert tasks["duration"]["min"] >= 0.081
+    table = report["tables"][-1]
+    assert table["caption"] == "Task times of the compound system, end to end (4.1.3)"
+    assert table["rows"][0][:4] == ["load", "conversation", "4", "4"]
+    assert "Task times of the compound system" in full_markdown({"tests": [report]})
+
+
 def test_the_order_has_every_test_and_what_others_need_first() -> None:
     assert sorted(ORDER) == sorted(TESTS)
     assert ORDER[0] == "throughput"
