@@ -14,7 +14,7 @@ RUNTIME := tokenizers,bench,gpu,grpc,ray,top
 TWICE  := $(addprefix tests/,channel exchange native net proxy/test_fixtures_live.py vantage/relay) \
           $(wildcard tests/protocol/test_*.py)
 # Tests that also rewrite tables of documents.
-TABLES := tests/capture/test_format_doc.py tests/exchange/test_bounds.py
+TABLES := tests/capture/test_format_doc.py tests/docs/test_compliance.py tests/exchange/test_bounds.py
 PIP    := $(BIN)/python tests/support/install.py -c constraints.txt
 # Markers of ordinary tests; the other tests run in `make e2e`.
 ORDINARY := not browser and not ray and not realtime
@@ -50,7 +50,7 @@ test: $(STAMP)  ## lint, types, layers, and all tests except those of `make e2e`
 pytest: $(STAMP)
 	$(PYTEST) -m '$(ORDINARY)'
 
-golden: $(STAMP)  ## rewrite the expected outputs and generated tables (FORMAT.md, SECURITY.md); then read `git diff`
+golden: $(STAMP)  ## rewrite the expected outputs and generated tables (FORMAT.md, SECURITY.md, compliance.md); then read `git diff`
 	$(BIN)/pytest -n 0 tests/golden tests/report $(TABLES) --rewrite-golden
 
 test-python: $(STAMP)  ## run the tests that compiled code can affect, with the Python implementation

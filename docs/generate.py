@@ -243,7 +243,15 @@ def _shape(schema: dict[str, Any]) -> str:
 
 # ---------------------------------------------------------------- compliance
 
-REQUIREMENTS_MARK: Final = "<!-- generated: requirements -->"
+REQUIREMENTS_BEGIN: Final = "<!-- generated: requirements (make golden) -->\n"
+REQUIREMENTS_END: Final = "<!-- end of the generated table -->\n"
+
+
+def with_requirements(page: str) -> str:
+    """Return the page `docs/compliance.md` with the table of requirements between its marks."""
+    before, _, rest = page.partition(REQUIREMENTS_BEGIN)
+    after = rest.partition(REQUIREMENTS_END)[2]
+    return f"{before}{REQUIREMENTS_BEGIN}\n{requirements_table()}{REQUIREMENTS_END}{after}"
 
 
 def requirements_table() -> str:
@@ -273,11 +281,6 @@ PAGES: Final = {
     "reference/api.md": api_page,
     "reference/openapi.json": _openapi,
 }
-
-
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Called by mkdocs for each page."""
-    return markdown.replace(REQUIREMENTS_MARK, requirements_table())
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

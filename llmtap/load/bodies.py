@@ -48,6 +48,17 @@ _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
 
 
+def output_control(limit: str | None, *, ignores_end: bool, stops: bool) -> str | None:
+    """Return how requests limit answers: by a field, a stop sequence, or both (IETF draft, 4.3.1).
+
+    `limit`: field with the largest number of tokens. `ignores_end`: the server generates up to the limit.
+    `stops`: the requests have stop sequences.
+    """
+    if limit is not None and ignores_end:
+        limit += " with ignore_eos"
+    return " and ".join(filter(None, (limit, "stop sequence" if stops else None))) or None
+
+
 class BodyMaker:
     def __init__(self, options: BodyOptions, *, decode: Decode | None = None) -> None:
         """`decode` converts prompts of token ids where the endpoint requires text."""
@@ -89,6 +100,11 @@ class BodyMaker:
         return {
             "endpoint": self.endpoint if streamed else None, "server": self.options.server,
             "model": self.options.model, "output_limit": limit,
+            "output_control": output_control(
+                limit or (None if self._sent(self._limit) is None else self._limit),
+                ignores_end=self._sent("ignore_eos") is True,
+                stops=self._sent("stop") not in (None, [], ""),
+            ) if made else None,
             "ignore_eos": made and self._sent("ignore_eos") is True,
             "min_tokens": made and self._min_tokens, "stream": self.options.streams if streamed else None,
             "include_usage": streamed and isinstance(options, dict) and options.get("include_usage") is True,

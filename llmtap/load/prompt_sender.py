@@ -16,7 +16,7 @@ import msgspec
 
 from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import Exchange
-from llmtap.load.bodies import Decode
+from llmtap.load.bodies import Decode, output_control
 from llmtap.load.sending import (
     WEBSOCKET,
     Later,
@@ -63,9 +63,11 @@ class PromptMaker:
 
     def describe(self, *, made: bool = True, streamed: bool = True) -> dict[str, object]:
         """As `BodyMaker.describe`; all bodies are made."""
+        limit = "max_output_tokens" if self._protocol in WEBSOCKET else "max_tokens"
         return {
             "endpoint": self._protocol, "model": self._model, "stream": True, "ignore_eos": self.output_exact,
             "min_tokens": self.output_exact and self._protocol != "responses", "settings": {}, "fields": [],
+            "output_control": output_control(limit, ignores_end=self.output_exact, stops=False),
         }  # fmt: skip
 
     def body(self, prompt: Prompt, output: int) -> bytes:

@@ -145,6 +145,19 @@ def tpot_ns(t: Timeline, output_tokens: int | None) -> float | None:
     return (t.last_token_ns - t.first_token_ns) / (output_tokens - 1)
 
 
+def tpot_to_end_ns(t: Timeline, output_tokens: int | None) -> float | None:
+    """Return TPOT to the end of the response instead of the last token: (E2E - TTFT) / (output tokens - 1).
+
+    TTFT is of any token. None where `tpot_ns` is None, or if the response never ended. Source: chapter on SLO
+    metrics; vLLM's benchmark.
+    """
+    if t.response_end_ns is None or t.first_token_ns is None or output_tokens is None:
+        return None
+    if tpot_ns(t, output_tokens) is None:
+        return None
+    return (t.response_end_ns - t.first_token_ns) / (output_tokens - 1)
+
+
 def output_times_ns(log: EventLog) -> list[int]:
     """Return the timestamps of the events that carry output, in order."""
     return list(compress(log.t_ns, log.flags.translate(_CARRIES_OUTPUT)))
@@ -242,6 +255,7 @@ class Measured:
     first_event_ns: int | None
     ttfb_ns: int | None
     tpot_ns: float | None
+    tpot_to_end_ns: float | None
     e2e_ns: int | None
     e2e_scheduled_ns: int | None
     user_idle_ns: int | None
@@ -310,6 +324,8 @@ def measure(x: Exchange, benefit: Benefit = DEFAULT_BENEFIT, *, judge_inferred: 
     c = itl_c_ns(x)
     ttft, ttft_any, e2e = ttft_ns(t), ttft_any_ns(t), e2e_ns(t)
     first_ns = ttft_any if ttft is None else ttft
+    written = _written_tokens(x)
+    tpot = tpot_ns(t, written)
     return Measured(
         ttft_ns=ttft,
         ttft_scheduled_ns=_since_schedule(x, first_ns),
@@ -318,7 +334,8 @@ def measure(x: Exchange, benefit: Benefit = DEFAULT_BENEFIT, *, judge_inferred: 
         ttft_tool_call_ns=ttft_tool_call_ns(t),
         first_event_ns=first_event_ns(t),
         ttfb_ns=ttfb_ns(t),
-        tpot_ns=tpot_ns(t, _written_tokens(x)),
+        tpot_ns=tpot,
+        tpot_to_end_ns=None if tpot is None else tpot_to_end_ns(t, written),
         e2e_ns=e2e,
         e2e_scheduled_ns=_since_schedule(x, e2e),
         user_idle_ns=idle,

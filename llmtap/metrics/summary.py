@@ -156,6 +156,9 @@ _STREAM_NAMES: Final = tuple(metric.name for metric in _OF_STREAMS)
 _stream_terms: Final = values_of(_OF_STREAMS)
 _NOTHING: Final = Histogram()
 _UNCERTAINTIES: Final = "uncertainties"
+_TPOT_TO_END: Final = "tpot_to_end"
+TPOT_DIFFERENCE_MIN: Final = 0.01
+"""The two forms of TPOT are both reported if their means differ by more than this share."""
 _COUNTERS: Final = (
     "_counts", "_itl_policies", "_itl_samples", "_no_token", "_outcomes", "_readings", "_refusals",
     "_sources", "_tokens",
@@ -265,6 +268,10 @@ class Summary:
         for name, value in zip(_STREAM_NAMES, _stream_terms(m), strict=True):
             if value is not None:
                 _in(metrics, name).record(round(value))
+        if m.tpot_ns is not None:
+            # A stream that did not end well has no end of its generation but its last token.
+            to_end_ns = m.tpot_to_end_ns if x.outcome in ENDED_WELL else None
+            _in(metrics, _TPOT_TO_END).record(round(m.tpot_ns if to_end_ns is None else to_end_ns))
         if m.smooth_benefit is not None:
             # Record billionths of a token, because the histogram holds integers.
             _in(metrics, "smooth_benefit").record(round(m.smooth_benefit * 1e9))
@@ -368,7 +375,8 @@ class Summary:
 
     def hdr_histograms(self) -> dict[str, str]:
         """Return each metric with values, in ns, as `Histogram.to_hdr`; without shares and tokens."""
-        return {name: h.to_hdr() for name, h in self._metrics.items() if h.n and name not in _NOT_TIMES}
+        left_out = _NOT_TIMES | {_TPOT_TO_END}
+        return {name: h.to_hdr() for name, h in self._metrics.items() if h.n and name not in left_out}
 
     @property
     def benefit_n(self) -> int:
@@ -447,6 +455,9 @@ class Summary:
             metric.name: summarise_ns(self._metrics.get(metric.name, _NOTHING), percentiles)
             for metric in METRICS
         }
+        to_end = self.histogram(_TPOT_TO_END)
+        if _differ(self.histogram("tpot"), to_end):
+            metrics["tpot"]["to_end"] = summarise_ns(to_end, percentiles)
         metrics["itl"]["option"] = "+".join(sorted(+self._itl_samples)) or None
         metrics["itl"]["samples"] = dict(sorted((+self._itl_samples).items()))
         metrics["itl"]["policy"] = dict(sorted(self._itl_policies.items()))
@@ -547,6 +558,13 @@ def _in(histograms: dict[str, Histogram], name: str) -> Histogram:
     if histogram is None:
         histogram = histograms[name] = Histogram()
     return histogram
+
+
+def _differ(tpot: Histogram, to_end: Histogram) -> bool:
+    """Return whether the mean to the end of the response is above the other by `TPOT_DIFFERENCE_MIN`."""
+    if tpot.mean is None or to_end.mean is None:
+        return False
+    return to_end.mean > tpot.mean * (1 + TPOT_DIFFERENCE_MIN)
 
 
 def _rate(amount: float, seconds: float) -> float | None:

@@ -69,7 +69,7 @@ def finding_texts(findings: Sequence[_Json]) -> list[str]:
 def compliance_text(report: _Json) -> str:
     """Return the compliance of a test with the methodology.
 
-    Example: `conditionally compliant (61 of 61 MUST, 14 of 16 SHOULD); lacking: 4.6.3-2, 4.7.3-1`.
+    Example: `conditionally compliant (61 of 61 MUST, 2 of 2 conditions, 14 of 16 SHOULD); lacking: 4.6.3-2`.
     """
     compliance = report.get("compliance") or {}
     if not compliance:
@@ -99,8 +99,10 @@ def deviation_texts(document: _Json) -> list[str]:
 
 
 def _counts(compliance: _Json) -> str:
-    must, should = compliance["must"], compliance["should"]
-    return f"{must['satisfied']} of {must['n']} MUST, {should['satisfied']} of {should['n']} SHOULD"
+    kinds = {"must": "MUST", "conditions": "conditions", "should": "SHOULD"}
+    # Results of earlier versions have no conditions.
+    counts = ((title, compliance[name]) for name, title in kinds.items() if name in compliance)
+    return ", ".join(f"{count['satisfied']} of {count['n']} {title}" for title, count in counts)
 
 
 def _tables(holder: _Json, *, breaks: bool = False) -> list[Table]:
@@ -393,7 +395,8 @@ def _compliance(reports: Sequence[_Json]) -> list[Block]:
     about = (
         "Every demand of the methodology that binds these tests, and what shows whether it was met. A test"
         " that meets all MUST is conditionally compliant, one that meets all SHOULD as well unconditionally."
-        " What a report cannot show counts as not met; procedures without a key word count for nothing."
+        " Either needs all conditions: a valid result, and the minimums that the methodology states without a"
+        " key word. What a report cannot show counts as not met; other procedures count for nothing."
     )
     return [Note(about), Compliance([row for _, row in rows], tests=[test for test, _ in rows])]
 
@@ -522,8 +525,9 @@ def _normalised(test: _Json) -> list[Table]:
 def _fairness(test: _Json) -> str:
     """Return the state of the checklist: `4 of 4 MUST, 9 of 13 procedures; lacking: 6.3-p2, 6.4-p6`."""
     checklist, unmet = test["checklist"], _unmet_rows(test)
-    must, steps = checklist["must"], sum(row["level"] == "procedure" for row in checklist["rows"])
-    done = steps - sum(row["level"] == "procedure" for row in unmet)
+    levels = ("condition", "procedure")
+    must, steps = checklist["must"], sum(row["level"] in levels for row in checklist["rows"])
+    done = steps - sum(row["level"] in levels for row in unmet)
     text = f"{must['satisfied']} of {must['n']} MUST, {done} of {steps} procedures"
     return f"{text}; lacking: {', '.join(row['id'] for row in unmet)}" if unmet else text
 

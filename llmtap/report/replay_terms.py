@@ -41,6 +41,7 @@ def plan_rows(result: _Json) -> list[tuple[str, str]]:
         ("answers", _answers(body)),
         ("lengths", _lengths(result["lengths"])),
         ("warm-up", _warm_up(result["warmup"])),
+        ("TPOT", tpot_text(result["metrics"]["tpot"])),
         ("ITL", _itl(result["metrics"]["itl"])),
         ("chunks", _chunks(result["chunking"])),
         ("tokens", _tokens(result["tokens"])),
@@ -78,6 +79,20 @@ def selftest_text(selftest: _Json | None) -> str:
     return (
         f"{'; '.join(parts)}; self-test of {counted(load['streams'], 'stream')},"
         f" {number(load['tokens_per_second'], 3)} tokens/s, {number(load['duration'], 2)} s"
+    )
+
+
+def tpot_text(tpot: _Json) -> str:
+    """Return both forms of TPOT if the summary has both; a result of an earlier version has one."""
+    to_end = tpot.get("to_end")
+    if not to_end:
+        return ""
+    (last_p50, last_p99), (end_p50, end_p99) = (
+        [milliseconds(one[share]) for share in ("p50", "p99")] for one in (tpot, to_end)
+    )
+    return (
+        f"to the last token p50 {last_p50}, p99 {last_p99} ms; to the end of the response, as"
+        f" (E2E - TTFT) / (n - 1), p50 {end_p50}, p99 {end_p99} ms"
     )
 
 

@@ -74,6 +74,8 @@ def summary_blocks(summary: _Json) -> Iterator[Note | Table]:
             if figures is not None and figures["n"]:
                 option = figures.get("option")
                 rows.append([f"{title} ({option})" if option else title, *figures_text(figures, shown)])
+                if to_end := figures.get("to_end"):
+                    rows.append([f"{title}, to the end", *figures_text(to_end, shown)])
     yield Table(("ms", "n", *shown.values()), rows, nowrap=True)
     yield from map(Note, _lines(summary))
     if caution := bursts_caution(summary):

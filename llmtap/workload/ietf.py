@@ -10,8 +10,9 @@ The synthetic workloads draw each request's input length, output length and ids 
 """
 
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -205,14 +206,20 @@ class SyntheticWorkload:
         )
 
     def requests(self, count: int, seed: int) -> Requests:
-        requests, random = Requests(), Random(seed)
-        for _ in range(count):
-            input_tokens, output_tokens = self.lengths(random)
+        requests = Requests()
+        for input_tokens, output_tokens in islice(self.drawn(seed), count):
             requests.arrival_ns.append(0)
             requests.input.append(input_tokens)
             requests.output.append(output_tokens)
-            count_ids(random, input_tokens)
         return requests
+
+    def drawn(self, seed: int) -> Iterator[tuple[int, int]]:
+        """Yield input and output length of each row, endlessly."""
+        random = Random(seed)
+        while True:
+            input_tokens, output_tokens = self.lengths(random)
+            yield input_tokens, output_tokens
+            count_ids(random, input_tokens)
 
     def plan(self, count: int, seed: int) -> WorkloadPlan:
         requests = self.requests(count, seed)

@@ -307,7 +307,7 @@ def description(
 ) -> dict[str, Any]:
     """Return the description of a workload by its lengths and content; `members`: those that differ."""
     return {
-        "name": name, "input": inputs, "output": {**outputs, "control": "max_tokens"}, "content": content,
+        "name": name, "input": inputs, "output": outputs, "content": content,
         "sharing": None, "conversations": None, "data": None, "tokenizer": TOKENIZER,
         "generation": GENERATION, "request": REQUEST, "deviations": [], **members,
     }  # fmt: skip

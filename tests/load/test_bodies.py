@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from llmtap.errors import ConfigError
 from llmtap.load.bodies import BodyMaker, parse_body_fields, prepare, server_of
-from llmtap.load.options import BodyOptions
+from llmtap.load.options import BodyOptions, Server
 from llmtap.workload.prompts.fitting import RowPrompts
 from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.tokenizer import OwnTokenizer, TokenCounter
@@ -201,6 +201,29 @@ def test_the_description_has_what_was_sent_instead_of_what_was_meant() -> None:
     assert not maker.output_exact
     recorded = maker.describe(made=False, streamed=False)
     assert [recorded[name] for name in ("temperature", "output_limit", "stream")] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("server", "fields", "control"),
+    [
+        ("auto", [], "max_tokens"),
+        ("openai", [], "max_completion_tokens"),
+        ("vllm", [], "max_tokens with ignore_eos"),
+        ("vllm", ["ignore_eos=false"], "max_tokens"),
+        ("auto", ["max_tokens=9"], "max_tokens"),
+        ("auto", ["max_tokens=null"], None),
+        ("auto", ['stop=["x"]'], "max_tokens and stop sequence"),
+        ("auto", ['stop="x"', "max_tokens=null"], "stop sequence"),
+        ("auto", ["stop=null"], "max_tokens"),
+    ],
+)
+def test_the_control_of_output_length_is_the_one_that_was_sent(
+    server: Server, fields: list[str], control: str | None
+) -> None:
+    maker = BodyMaker(BodyOptions(server=server, fields=parse_body_fields(fields)))
+    assert maker.describe()["output_control"] == control
+    # Recorded requests are sent as they are.
+    assert maker.describe(made=False)["output_control"] is None
 
 
 values = st.recursive(

@@ -32,6 +32,7 @@ from llmtap.metrics.latency import (
     tbc_ns,
     tokens_per_chunk,
     tpot_ns,
+    tpot_to_end_ns,
     ttfb_ns,
     ttft_any_ns,
     ttft_ns,
@@ -117,6 +118,15 @@ class TestTpot:
     def test_counts_from_first_to_last_token(self) -> None:
         t = exchange([*content(100, 120, 200), (900, EventClass.USAGE, -1)]).timeline
         assert tpot_ns(t, 11) == 10 * MS
+
+    def test_to_the_end_of_the_response_is_e2e_less_ttft_over_the_other_tokens(self) -> None:
+        """Seed 002: TPOT = (L - TTFT) / (N - 1), with L = 1,000, TTFT = 100 and N = 11."""
+        t = exchange([*content(100, 120, 200), (900, EventClass.USAGE, -1)]).timeline
+        t.response_end_ns = 1_000 * MS
+        assert tpot_to_end_ns(t, 11) == 90 * MS
+        assert tpot_to_end_ns(t, 1) is None and tpot_to_end_ns(t, None) is None
+        t.response_end_ns = None
+        assert tpot_to_end_ns(t, 11) is None
 
     @pytest.mark.parametrize(("times", "tokens"), [((100, 120), None), ((100, 120), 1), ((100,), 50)])
     def test_needs_two_tokens_at_two_times(self, times: tuple[int, ...], tokens: int | None) -> None:

@@ -109,6 +109,21 @@ def test_the_itl_option_is_named(exchanges: list[Exchange], option: str | None, 
     assert (itl["option"], itl["samples"]) == (option, samples)
 
 
+@pytest.mark.parametrize(("end_ms", "differs"), [(150, False), (150.9, False), (151.1, True), (250, True)])
+def test_both_forms_of_tpot_where_they_differ_by_more_than_one_percent(end_ms: float, differs: bool) -> None:
+    """Three tokens from 50 to 150 ms: TPOT is 50 ms to the last token."""
+    x = stream([50, 100, 150])
+    x.timeline.response_end_ns = round(end_ms * 1e6)
+    tpot = out_of(x, x)["metrics"]["tpot"]
+    assert tpot["mean"] == pytest.approx(0.05)
+    assert ("to_end" in tpot) == differs
+    if differs:
+        assert (tpot["to_end"]["n"], tpot["to_end"]["mean"]) == (2, pytest.approx((end_ms - 50) / 2e3))
+    # The end of a cancelled stream is not that of its generation.
+    x.outcome = Outcome.CLIENT_CANCELLED
+    assert "to_end" not in out_of(x)["metrics"]["tpot"]
+
+
 def test_chunking_says_how_the_answers_were_cut() -> None:
     held, worse = [0, 10, 20, 30, 130, 130, 130], [0, 10, 20, 30, 430, 430, 430, 430]
     assert out_of(stream([1, 2, 3]), stream([1], tokens=5), stream(held), stream(worse))["chunking"] == {

@@ -2,8 +2,10 @@
 
 The checks are in `preparation.py`, `procedures.py` and `judge.py`: functions of a report's JSON that return a
 `ComplianceVerdict`. `requirements` connects them with the rows of `requirements.csv`. REQUIRED and SHALL are
-MUST, RECOMMENDED is SHOULD (BCP 14). A requirement without a key word has level `procedure` and does not
-affect compliance. A missing part of a report is None, not an error. Source: IETF draft, 2.
+MUST, RECOMMENDED is SHOULD (BCP 14). A requirement without a key word has level `condition` if it is a
+minimum that the draft states ("at least 60 seconds"), or that the result is valid: compliance needs it as a
+MUST. Any other has level `procedure` and does not affect compliance. A missing part of a report is None, not
+an error. Source: IETF draft, 2.
 """
 
 import csv
@@ -28,12 +30,15 @@ Level = Literal[
     "RECOMMENDED",
     "MAY",
     "OPTIONAL",
+    "condition",
     "procedure",
 ]
 Subject = Literal["load generator", "procedure", "report", "setup", "tester", "comparison", "definition"]
 Status = Literal["met", "not met", "not applicable", "cannot tell"]
 
 MUSTS: Final = frozenset({"MUST", "MUST NOT", "REQUIRED", "SHALL"})
+CONDITIONS: Final = frozenset({"condition"})
+"""Stated minimums and validity: without a key word, and needed for compliance."""
 SHOULDS: Final = frozenset({"SHOULD", "SHOULD NOT", "RECOMMENDED"})
 _BY_GRAVITY: Final[tuple[Status, ...]] = ("not met", "cannot tell", "met", "not applicable")
 DATA_SETS: Final = {"conversation": "ShareGPT (A.3.1)", "code-completion": "The Stack (A.4.1)"}
@@ -487,8 +492,8 @@ def all_levels(levels: Sequence[float], wanted: Sequence[int], of: str = "") -> 
     return verdict(not lacking, evidence, if_not_met=f"{evidence}; without {', '.join(lacking)}")
 
 
-def workload_is(*names: str) -> Check:
-    """Return a check that each load has one of these workloads, as the draft describes it."""
+def workload_is(*names: str, step_filter: StepFilter = is_measured) -> Check:
+    """Return a check that each filtered load has one of these workloads, as the draft describes it."""
     wanted = " or ".join(names)
 
     def judge(report: Report, step: Step) -> ComplianceVerdict:
@@ -505,7 +510,7 @@ def workload_is(*names: str) -> Check:
         ]
         return met("; ".join([f"workload {name}", *readings]))
 
-    return lambda report: over(report, judge, is_measured)
+    return lambda report: over(report, judge, step_filter)
 
 
 def table_has(number: int, heads: Iterable[str] = (), labels: Iterable[str] = ()) -> Check:

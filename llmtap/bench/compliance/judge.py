@@ -2,7 +2,8 @@
 
 Input: the JSON of a report (`judge`) or of a comparison (`judge_comparison`). Output: a `Matrix` with the
 verdict and evidence of each requirement. Unconditional compliance: every MUST and SHOULD is satisfied.
-Conditional: every MUST is (section 2). Missing evidence counts as not satisfied. A procedure that was not
+Conditional: every MUST is (section 2). Either needs every condition, too: the minimums that the draft states
+without a key word, and a valid result. Missing evidence counts as not satisfied. A procedure that was not
 followed is a deviation.
 
 Also here: the checks of comparisons (section 6), which get the reports of one test on each system and their
@@ -20,6 +21,7 @@ import msgspec
 
 from llmtap.bench.compliance import preparation, procedures
 from llmtap.bench.compliance.evidence import (
+    CONDITIONS,
     MUSTS,
     SHOULDS,
     Check,
@@ -352,14 +354,15 @@ class Matrix:
 
     @property
     def status(self) -> Overall:
-        if self._unsatisfied(MUSTS):
+        if self._unsatisfied(MUSTS | CONDITIONS):
             return "not compliant"
         return "conditionally compliant" if self._unsatisfied(SHOULDS) else "unconditionally compliant"
 
     @property
     def blocking(self) -> tuple[str, ...]:
         """Ids of the requirements that prevent the next better status."""
-        return tuple(one.requirement.id for one in self._unsatisfied(MUSTS) or self._unsatisfied(SHOULDS))
+        needed = self._unsatisfied(MUSTS | CONDITIONS)
+        return tuple(one.requirement.id for one in needed or self._unsatisfied(SHOULDS))
 
     @property
     def deviations(self) -> tuple[JudgedRequirement, ...]:
@@ -372,6 +375,7 @@ class Matrix:
             "level": self.status,
             "why": list(self.blocking),
             "must": self._counts(MUSTS),
+            "conditions": self._counts(CONDITIONS),
             "should": self._counts(SHOULDS),
             "deviations": [one.requirement.id for one in self.deviations],
             "rows": [one.to_dict() for one in self.rows],

@@ -1,5 +1,7 @@
 """Checks of the IETF draft's section 4: load generator, workloads, tokens, warm-up, clocks, guardrails.
 
+Also here: whether the result is valid (section 2).
+
 A check gets the JSON of one test's report and returns a verdict. `ROWS` has the requirements with their
 checks, for `judge.py`. An ability that no load of the test used is not applicable. Long because section 4 is
 one table.
@@ -73,6 +75,14 @@ _ITL_OPTIONS: Final = {
     "C": "the server's",
 }
 _DATE: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3,}(Z|[+-]\d\d:\d\d)")
+
+
+# ---------------------------------------------------------------- 2: compliance
+
+
+@reads("verdict.valid", "whether the result is valid is not reported")
+def _validity(valid: Any) -> ComplianceVerdict:
+    return verdict(valid, "the result is valid", if_not_met="the result is not valid: see its verdict")
 
 
 # ---------------------------------------------------------------- 4.2: load generator
@@ -264,7 +274,7 @@ def _output(report: Report, step: Step) -> ComplianceVerdict:
     lengths = _lengths(step, "output", at(report, "params.output_tokens"))
     if lengths.status != "met":
         return lengths
-    control = at(_description(step), "output.control")
+    control = at(step, "result.plan.body.output_control")
     return verdict(
         control, f"{lengths.evidence}, by {control}", if_not_met="how outputs are limited is not reported"
     )
@@ -371,7 +381,8 @@ def warmups(report: Report) -> Sequence[WarmUp]:
     return [one for one in report.get("warmups") or () if not one.get("skipped")]
 
 
-def _cold_start_text(report: Report) -> str | None:
+def cold_start_text(report: Report) -> str | None:
+    """Return the line or note of a report that calls its loads a cold start, or None."""
     lines = [*(report.get("configuration") or {}).values(), *(report.get("notes") or ())]
     return next((one for one in lines if "cold start" in str(one).lower()), None)
 
@@ -380,7 +391,7 @@ def _each_warmup(judge: Callable[[WarmUp], ComplianceVerdict]) -> Check:
     """Return a check over all warm-ups; each measured configuration needs its own."""
 
     def check(report: Report) -> ComplianceVerdict:
-        performed, cold = warmups(report), _cold_start_text(report)
+        performed, cold = warmups(report), cold_start_text(report)
         if not steps(report):
             return cannot_tell("the report has no loads")
         if not performed:
@@ -437,7 +448,7 @@ def _prefixes(report: Report) -> ComplianceVerdict:
 
 def _probes(warmup: WarmUp) -> ComplianceVerdict:
     probes = warmup.get("probes") or ()
-    before, after = at(warmup, "before.ttft"), probes[-1]["ttft"] if probes else None
+    before, after = at(warmup, "before.ttft"), at(probes[-1], "ttft") if probes else None
     if before is None or after is None:
         return not_met("no probe before and after it has a latency")
     return met(f"a probe's TTFT was {before * 1e3:.1f} ms before and {after * 1e3:.1f} ms after")
@@ -456,7 +467,7 @@ def _cold_start(report: Report) -> ComplianceVerdict:
     load, performed = report.get("model_load"), warmups(report)
     if load is not None:
         return met(f"model load {load['first_token']:.3g} s: to the first answer of a process just started")
-    if _cold_start_text(report) is None:
+    if cold_start_text(report) is None:
         return not_applicable("no cold start is measured")
     if performed:
         return not_met(
@@ -471,7 +482,7 @@ def _cold_start_label(report: Report) -> ComplianceVerdict:
         return verdict(line, f"it says: {MODEL_LOAD}: {line}", if_not_met="the model load is not stated")
     if warmups(report) or not steps(report):
         return not_applicable("no cold start is measured")
-    cold = _cold_start_text(report)
+    cold = cold_start_text(report)
     no_label = "nothing was warmed up, and the report does not call it a cold start"
     return verdict(cold, f"it says: {cold}", if_not_met=no_label)
 
@@ -525,9 +536,9 @@ def _handling(report: Report, step: Step) -> ComplianceVerdict:
 
 
 def _option(report: Report) -> ComplianceVerdict:
-    """Judge the declared option: `A`, `B`, `C`, a variant such as `B-even`, or several: `A + B-even`."""
+    """Judge the declared option: `A`, `A (direct)`, `B`, `C`, or several: `A + C`. No variant is met."""
     declared_option = report.get("itl_option")
-    options = [one.strip()[:1].upper() for one in str(declared_option or "").split("+")]
+    options = [one.strip().removesuffix(" (direct)") for one in str(declared_option or "").split("+")]
     if not all(option in _ITL_OPTIONS for option in options):
         return not_met("none of A, B and C is declared (itl_option)")
     if "C" in options and not _server_gap_count(report):
@@ -592,7 +603,12 @@ def _ntp(report: Report, method: str, accuracy: str) -> ComplianceVerdict:
         return not_applicable(f"clocks are synchronised by {method}")
     if accuracy_s is None:
         return cannot_tell("how well NTP does is not declared as a time (sut.clock.accuracy)")
-    return verdict(accuracy_s <= _NTP_MAX_S, f"{method}, accurate to {seconds(accuracy_s)}; 10 ms needed")
+    offset = at(report, "clock_offset.offset")
+    measured = "" if offset is None else f"; the load generator's clock is {seconds(offset)} off"
+    return verdict(
+        max(accuracy_s, abs(offset or 0.0)) <= _NTP_MAX_S,
+        f"{method}, accurate to {seconds(accuracy_s)}; 10 ms needed{measured}",
+    )
 
 
 @_only_remote
@@ -689,6 +705,7 @@ def _configurations(report: Report) -> ComplianceVerdict:
 
 ROWS: Final = requirements(
     {
+        "2-p1": _validity,
         "4.1-1": declared("sut.boundary", "boundary"),
         "4.2-1": _all_abilities,
         "4.2.1-1": _clock_source,

@@ -290,6 +290,7 @@ class ExoBench:
                     "notes": [
                         *self._notes(server, is_local, placed),
                         *self._cache_notes(runs),
+                        *_construction_notes(runs),
                         *dict.fromkeys(_length_notes(runs)),
                     ],
                 },
@@ -380,6 +381,17 @@ class ExoBench:
                 f"{hit_count:,} of {len(runs):,} requests hit the prefix cache although it was not to be used"
                 ": their prefill rates are of the rest of the prompt"
             )
+
+
+def _construction_notes(runs: Sequence[ExoRun]) -> Iterator[str]:
+    """Yield how prompts get their lengths, and how many have the requested one."""
+    if runs:
+        exact = sum(run.pp_tokens == run.pp for run in runs)
+        yield (
+            "prompts get their lengths by proportional guesses of the number of words, each counted by the"
+            " tokenizer, not by a binary search as in exo-bench:"
+            f" {exact:,} of {len(runs):,} have exactly pp tokens"
+        )
 
 
 def _length_notes(runs: Iterable[ExoRun]) -> Iterator[str]:

@@ -6,11 +6,11 @@ it.
 
 A report has: `test`, `section`, `title`, `run`, `quick`, `params`, `sut`, `target` and `arms` (without keys),
 `seed`, `warmup`, `began`, `ended`, `versions`, `steps` (each load: `name`, `arm`, `load`, `cached`,
-`requests`, `result`), `warmups`, `refused`, `measurements`, `tables`, `charts`, `configuration`, `notes`,
-`deviations`, `main` (name of the load that represents the test), `itl_option`, `round_trip` (seconds),
-`model_load`, `selftest`, `exact_requests`, `forfeits`, `verdict` and `compliance`. The document has what the
-reports share, `tests` (reports of first runs), `repeats` (short forms of the reports of further runs),
-`not_run` and a verdict over all.
+`requests`, `result`), `warmups`, `refused`, `measurements`, `tasks` (of a compound system), `tables`,
+`charts`, `configuration`, `notes`, `deviations`, `main` (name of the load that represents the test),
+`itl_option`, `round_trip` (seconds), `clock_offset`, `model_load`, `selftest`, `exact_requests`, `forfeits`,
+`verdict` and `compliance`. The document has what the reports share, `tests` (reports of first runs),
+`repeats` (short forms of the reports of further runs), `not_run` and a verdict over all.
 """
 
 import os
@@ -29,13 +29,15 @@ from llmtap.bench.compliance.judge import judge
 from llmtap.bench.report.validity import document_verdict, verdict_of_test
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import REQUESTS_FILE, RESULT, BenchSession, Folder
-from llmtap.bench.run.test import TESTS, BenchTest, ChartSeries, ChartSpec, TestResult
+from llmtap.bench.run.test import TESTS, BenchTest, ChartSeries, ChartSpec, ReportTable, TestResult
+from llmtap.bench.sut.clock_offset import NOT_KNOWN, ClockOffset
 from llmtap.bench.sut.start import model_load_text
 from llmtap.bench.sut.sut import params_document, without_keys
 from llmtap.errors import ConfigError
 from llmtap.metrics.deadlines import Benefit, user_idle_ns
 from llmtap.metrics.latency import DEFAULT_BENEFIT
-from llmtap.report.replay_terms import selftest_text
+from llmtap.report.replay_terms import selftest_text, tpot_text
+from llmtap.report.values import figures_text
 from llmtap.units import NS_PER_S, to_seconds
 from llmtap.version import __version__
 
@@ -117,9 +119,11 @@ _OPTION_TEXTS: Final = {
     "A": "time between chunks",
     "A (direct)": "time between chunks, nearly all of which have one token",
     "B": "all tokens of a chunk at its time",
-    "B-even": "a chunk's gap spread evenly over its tokens, which the draft's B has arrive together",
     "C": "the server's own stamps",
 }
+_VARIANT: Final = "B-even"
+"""Variant of option B in results of loads; the draft has no such option."""
+_OUTPUT_CONTROL: Final = "result.plan.body.output_control"
 _STREAM_TESTS: Final = frozenset({"ttft", "itl"})
 """Tests with charts of two streams of the last load."""
 _REPEAT_FIELDS: Final = ("test", "run", "seed", "began", "ended", "verdict")
@@ -135,6 +139,7 @@ def report_of(
     began_ns: int,
     ended_ns: int,
     selftest: Mapping[str, Any] | None = None,
+    clock_offset: ClockOffset | None = None,
 ) -> dict[str, Any]:
     """Return the report of one test with its compliance. Times are of the wall clock."""
     steps = _steps(session)
@@ -145,6 +150,8 @@ def report_of(
     charts = list(result.charts)
     if test.name in _STREAM_TESTS and session.steps:
         charts += stream_charts(session.steps[-1], session.reader)
+    tasks = task_times(steps) if session.sut.boundary == "compound system" else None
+    tables = [*result.tables, *([] if tasks is None else [_task_table(tasks)])]
     report: dict[str, Any] = {
         "test": test.name,
         "section": test.section,
@@ -164,13 +171,16 @@ def report_of(
         "warmups": session.warmups,
         "refused": session.refused,
         "measurements": result.measurements,
-        "tables": msgspec.to_builtins(result.tables),
+        "tasks": tasks,
+        "tables": msgspec.to_builtins(tables),
         "charts": msgspec.to_builtins(charts),
-        "configuration": result.configuration | dict(_configuration(session, option, trip, selftest)),
+        "configuration": result.configuration
+        | dict(_configuration(session, steps, option, trip, selftest, clock_offset)),
         "round_trip": trip,
+        "clock_offset": msgspec.to_builtins(clock_offset),
         "model_load": msgspec.to_builtins(session.model_load),
         "selftest": selftest,
-        "notes": [*result.notes, *_warm_notes(session)],
+        "notes": [*result.notes, *_warm_notes(session), *_itl_notes(steps), *_tpot_notes(steps)],
         "deviations": [*result.deviations, *_workload_deviations(steps)],
         "main": result.main,
         "itl_option": option,
@@ -182,15 +192,62 @@ def report_of(
     return report
 
 
+def task_times(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the end-to-end times of the tasks of each load (IETF 4.1.3), in seconds, as public JSON.
+
+    A task is a conversation, from its first submit to its last end; without conversations it is a request.
+    Only tasks whose requests all ended well have a duration.
+    """
+    tasks = []
+    for step in steps:
+        conversations = at(step, "result.tasks")
+        tasks.append(
+            {
+                "step": step["name"],
+                "task": "request" if conversations is None else "conversation",
+                "n": at(step, "result.n" if conversations is None else "result.tasks.n"),
+                "duration": at(
+                    step, "result.metrics.e2e" if conversations is None else "result.tasks.duration"
+                ),
+            }
+        )
+    return tasks
+
+
+_TASK_SHARES: Final = ("mean", "p50", "p95", "p99")
+
+
+def _task_table(tasks: Sequence[Mapping[str, Any]]) -> ReportTable:
+    rows = [
+        [
+            one["step"],
+            one["task"],
+            f"{one['n']:,}",
+            *figures_text(one["duration"] or {"n": 0}, _TASK_SHARES),
+        ]
+        for one in tasks
+    ]
+    heads = ["Load", "Task", "Tasks", "Completed", "Mean (ms)", "P50 (ms)", "P95 (ms)", "P99 (ms)"]
+    return ReportTable("Task times of the compound system, end to end (4.1.3)", heads, rows)
+
+
 def _configuration(
-    session: BenchSession, option: str | None, trip: float | None, selftest: Mapping[str, Any] | None
+    session: BenchSession,
+    steps: Sequence[Mapping[str, Any]],
+    option: str | None,
+    trip: float | None,
+    selftest: Mapping[str, Any] | None,
+    clock_offset: ClockOffset | None,
 ) -> Iterator[tuple[str, str]]:
     """Yield the lines of the configuration that every test has."""
     if option is not None:
         yield "ITL option (4.6.3)", "; ".join(f"{one}: {_OPTION_TEXTS[one]}" for one in option.split(" + "))
+    if controls := list(dict.fromkeys(filter(None, (at(step, _OUTPUT_CONTROL) for step in steps)))):
+        yield "Control of output length (4.3.1)", ", ".join(controls)
     if trip is not None:
         value = f"{trip * 1e3:.3f} ms before the first load; no latency is adjusted for it"
         yield "Network round trip (4.7.3)", value
+    yield "NTP offset of the load generator (4.7.2)", NOT_KNOWN if clock_offset is None else clock_offset.text
     if session.model_load is not None:
         yield MODEL_LOAD, model_load_text(session.model_load)
     if session.reader != DEFAULT_BENEFIT:
@@ -304,11 +361,32 @@ def _short(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _itl_option(result: TestResult, steps: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the option of 4.6.3, such as `A` or `B-even`; `A + B-even` where loads differ."""
+    """Return the option of 4.6.3 by the draft's letters. Every load has the time between chunks: option A."""
     if result.itl_option is not None:
         return result.itl_option
-    options = [at(step, "result.metrics.itl.option") for step in steps]
-    return " + ".join(sorted({option for one in options if one for option in one.split("+")})) or None
+    return "A" if any(at(step, "result.metrics.tbc.n") for step in steps) else None
+
+
+def _itl_notes(steps: Sequence[Mapping[str, Any]]) -> list[str]:
+    options = [str(at(step, "result.metrics.itl.option")) for step in steps]
+    with_variant = sum(_VARIANT in option.split("+") for option in options)
+    if not with_variant:
+        return []
+    note = (
+        f"metrics.itl of {with_variant:,} of {several(len(steps), 'load')} is {_VARIANT}, which is no option"
+        " of 4.6.3: a chunk's gap is spread evenly over its tokens, which option B has arrive together. The"
+        " declared option is of the other figures"
+    )
+    return [note]
+
+
+def _tpot_notes(steps: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a note on each load whose two forms of TPOT differ by more than 1 %."""
+    return [
+        f"TPOT of {step['name']}: {text}"
+        for step in steps
+        if (text := tpot_text(at(step, "result.metrics.tpot") or {}))
+    ]
 
 
 def _exact_requests(steps: Sequence[Mapping[str, Any]]) -> str | None:

@@ -34,6 +34,7 @@ from llmtap.bench.run.session import (
 )
 from llmtap.bench.run.test import BenchTest, TestResult, test_named
 from llmtap.bench.selftest import run_selftest, selftest_load
+from llmtap.bench.sut.clock_offset import read_clock_offset
 from llmtap.bench.sut.start import ModelLoad, model_load_text, started
 from llmtap.bench.sut.sut import BenchFile, params_document, without_keys
 from llmtap.clock import Clock, SystemClock
@@ -317,7 +318,14 @@ class Bench:
         ended_ns, end_ns = self.clock.wall_ns(), self.clock.mono_ns()
         selftest = await self._selftest(session) if self.selftest and not self._stopped else None
         report = report_of(
-            test, params, session, result, began_ns=began_ns, ended_ns=ended_ns, selftest=selftest
+            test,
+            params,
+            session,
+            result,
+            began_ns=began_ns,
+            ended_ns=ended_ns,
+            selftest=selftest,
+            clock_offset=await read_clock_offset(),
         )
         session.folder.write_json(RESULT, report)
         self._pace.add_report(to_seconds(self.clock.mono_ns() - end_ns))

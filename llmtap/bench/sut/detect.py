@@ -23,6 +23,7 @@ import msgspec
 from msgspec.inspect import Metadata, type_info
 
 from llmtap.bench.run.test import TESTS
+from llmtap.bench.sut.clock_offset import NOT_KNOWN, read_clock_offset
 from llmtap.bench.sut.sut import BenchTarget, Guardrails, Hardware, Sut, SutClock, SutTokenizer
 from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError, LlmtapError
@@ -275,6 +276,16 @@ async def _place(detected: Detected, host: str, port: int) -> None:
         addresses = []
     if not any(_is_ours(str(one[4][0]), port) for one in addresses):
         detected.know("sut.clock.placement", "remote", f"{host} is no address of this machine")
+        clock = await read_clock_offset()
+        if clock is None:
+            detected.notes.append(f"the NTP offset of this machine is {NOT_KNOWN}")
+        else:
+            detected.know(
+                "sut.clock.synchronization", clock.method, "this machine's; see that the SUT's is equal"
+            )
+            detected.know(
+                "sut.clock.accuracy", f"{clock.accuracy * 1e3:.3g}ms", f"this machine: {clock.text}"
+            )
         rtt_ns = await round_trip_ns(detected.url, SystemClock())
         if rtt_ns is not None:
             detected.notes.append(f"network round trip {format_ns(rtt_ns)} (4.7.3; quickest of {TRIPS})")

@@ -3,7 +3,8 @@
 `run` measures each class of requests alone, then in the mix, and returns by class the latencies, their
 increase and starvation, Jain's index, tables and charts. Readings of the draft:
 
-- Synthetic-Skewed and classes: see `mixes.py`.
+- Synthetic-Skewed and classes: see `mixes.py`. `workload = "synthetic-skewed"` is as the draft demands; the
+  default has the draft's ratio of classes, and needs fewer requests.
 - Isolation "at same total load": the same tokens per second.
 - Jain's index of "normalized latency": TTFT in the mix over the median of its class alone, by request. It
   falls with any spread of waits, so the index over class means is reported beside it.
@@ -12,7 +13,7 @@ increase and starvation, Jain's index, tables and charts. Readings of the draft:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -32,6 +33,7 @@ from llmtap.metrics.statistics import mean, percentile
 from llmtap.units import NS_PER_S, Duration
 from llmtap.workload.plan import RandomIds
 from llmtap.workload.prompts.prompt import CL100K_IDS
+from llmtap.workload.prompts.prose import ProseWords
 
 RESAMPLES: Final = 2_000
 _SEEDS: Final = {"warm-up": 1_000_001, "capacity": 2_000_003, "alone": 3_000_017}
@@ -39,6 +41,14 @@ _SEEDS: Final = {"warm-up": 1_000_001, "capacity": 2_000_003, "alone": 3_000_017
 
 
 class FairnessParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    workload: Annotated[
+        Literal["request-classes", "synthetic-skewed"],
+        Meta(
+            description="request-classes, the classes in their ratio; synthetic-skewed, as 5.6.2 demands: a"
+            " request is of the class whose ranges have its lengths, or of none, and fractions are the"
+            " workload's"
+        ),
+    ] = "request-classes"
     classes: Annotated[
         tuple[mixes.RequestClass, ...],
         Meta(description="classes: name, fraction, ranges of input and output tokens"),
@@ -64,6 +74,7 @@ class FairnessParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 def check(session: BenchSession, params: FairnessParams) -> None:
     mixes.check_classes(params.classes)
+    _mix(session, params)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +126,7 @@ async def run(session: BenchSession, params: FairnessParams) -> TestResult:
         "classes": {one.name: _figures(one) for one in classes},
         "jain": _jain(classes, session.seed),
     }
-    result.configuration |= _configuration(params, result.measurements)
+    result.configuration |= _configuration(mix, result.measurements)
     result.tables = _tables(result.measurements)
     result.charts = _charts(classes)
     _remark(result, mixed, classes, capacity)
@@ -123,10 +134,12 @@ async def run(session: BenchSession, params: FairnessParams) -> TestResult:
 
 
 def _mix(session: BenchSession, params: FairnessParams) -> mixes.ClassMix:
-    if session.target.endpoint != "completions":
-        return mixes.ClassMix(params.classes)
-    vocabulary = min(CL100K_IDS, session.sut.tokenizer.vocabulary or CL100K_IDS)
-    return mixes.ClassMix(params.classes, RandomIds(vocabulary))
+    content: ProseWords | RandomIds = ProseWords()
+    if session.target.endpoint == "completions":
+        content = RandomIds(min(CL100K_IDS, session.sut.tokenizer.vocabulary or CL100K_IDS))
+    if params.workload == "synthetic-skewed":
+        return mixes.skewed_classes(params.classes, content, per_class=params.requests_per_class)
+    return mixes.ClassMix(params.classes, content)
 
 
 async def _capacity(
@@ -226,11 +239,11 @@ def _index(x: NDArray[np.float64]) -> float:
     return float(x.sum() ** 2 / (len(x) * (x**2).sum()))
 
 
-def _configuration(params: FairnessParams, measurements: Mapping[str, Any]) -> dict[str, str]:
+def _configuration(mix: mixes.ClassMix, measurements: Mapping[str, Any]) -> dict[str, str]:
     classes = "; ".join(
-        f"{one.name} {one.share:.0%}, input {one.input[0]:,}-{one.input[1]:,}, output"
+        f"{one.name} {one.share * 100:.3g}%, input {one.input[0]:,}-{one.input[1]:,}, output"
         f" {one.output[0]:,}-{one.output[1]:,}"
-        for one in params.classes
+        for one in mix.classes
     )
     alone = ", ".join(
         f"{name} {one['alone']['rate_rps']:.3g}/s" for name, one in measurements["classes"].items()

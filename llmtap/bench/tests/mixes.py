@@ -3,9 +3,11 @@
 `open_mix` and `closed_mix` make a `Load` of a `ClassMix`; `prefixes_of` makes a `Prefixes`, whose methods
 make loads with shared prefixes and the load that fills a cache with them.
 
-Classes: 5.6.2 asks for Synthetic-Skewed and for classes whose ranges and ratio contradict it. Here ratio and
-ranges hold; lengths within a range follow the log-normals. Prefixes: `texts` is the seed of the words, and
-the other seed that of lengths, arrivals and sharing. A row does not depend on the number of rows.
+Classes: 5.6.2 asks for Synthetic-Skewed and for classes whose ratio contradicts it. `ClassMix` has classes in
+their ratio; lengths within a range follow the log-normals. `SkewedClasses` is Synthetic-Skewed; a request
+belongs to the class whose ranges have its lengths, and most requests belong to none. Prefixes: `texts` is the
+seed of the words, and the other seed that of lengths, arrivals and sharing. A row does not depend on the
+number of rows.
 
 Source: IETF draft, 4.3.2.2, 4.3.2.4, 5.6.2, 5.7, A.2 and A.4.
 """
@@ -27,7 +29,8 @@ from llmtap.errors import ConfigError
 from llmtap.load.replay.plan import ReplayPlan, take_settings
 from llmtap.units import NS_PER_S
 from llmtap.workload.arrivals import Arrivals, parse_arrivals
-from llmtap.workload.lengths import LogNormal, UniformLengths, uniform_draw
+from llmtap.workload.ietf import SKEWED
+from llmtap.workload.lengths import LogNormal, UniformLengths, mean_of, uniform_draw
 from llmtap.workload.plan import (
     TOKENIZER,
     Composed,
@@ -55,6 +58,9 @@ _OUTPUT: Final = LogNormal(mu=4.5, sigma=1.2)
 """Log-normals of Synthetic-Skewed (A.2), without its floor and cap."""
 _IDS_COUNTED: Final[Mapping[str, Any]] = {"name": "none: token ids", "source": "whole numbers"}
 _STANDARD: Final = NormalDist()
+_SKEWED_REQUESTS_MAX: Final = 1_000_000
+"""Largest expected number of requests of Synthetic-Skewed for the requests of a class; the draft's long class
+has 1.4 % of them, so that 500 need 36,000."""
 _STEPS: Final = 2_000
 """Steps of the quantile function for a mean: exact to 0.1 tokens for the draft's ranges."""
 
@@ -128,8 +134,8 @@ class ClassMix(PlannedWorkload):
             **counted,
         )
 
-    def names(self, seed: int) -> Iterator[str]:
-        """Yield the class of each row, endlessly."""
+    def names(self, seed: int) -> Iterator[str | None]:
+        """Yield the class of each row, endlessly; None for a row of no class."""
         return (one.name for one in self._drawn(seed))
 
     def mean_tokens(self) -> float:
@@ -157,6 +163,69 @@ class ClassMix(PlannedWorkload):
         random, shares = Random(f"{seed}/class"), [one.share for one in self.classes]
         while True:
             yield random.choices(self.classes, shares)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class SkewedClasses(ClassMix):
+    """Synthetic-Skewed as in 4.3.2.2, with the classes that its requests belong to (`skewed_classes`)."""
+
+    def alone(self, name: str) -> ClassMix:
+        return ClassMix(self.classes, self.content).alone(name)
+
+    def describe(self) -> Mapping[str, object]:
+        return {**SKEWED.describe(), "classes": msgspec.to_builtins(self.classes)}
+
+    def names(self, seed: int) -> Iterator[str | None]:
+        for given, made in SKEWED.drawn(seed):
+            yield next(
+                (
+                    one.name
+                    for one in self.classes
+                    if one.input[0] <= given <= one.input[1] and one.output[0] <= made <= one.output[1]
+                ),
+                None,
+            )
+
+    def mean_tokens(self) -> float:
+        return mean_of(SKEWED.input) + mean_of(SKEWED.output)
+
+    def plan(self, count: int, seed: int) -> WorkloadPlan:
+        return SKEWED.plan(count, seed)
+
+    def source(self, plan: WorkloadPlan, seed: int) -> ElasticSource:
+        return SKEWED.prompts(plan.requests, seed)
+
+
+def skewed_classes(
+    classes: Sequence[RequestClass], content: ProseWords | RandomIds, *, per_class: int
+) -> SkewedClasses:
+    """Return Synthetic-Skewed with these classes, whose shares are those of the workload.
+
+    `content` is of the classes alone. Raises ConfigError if `per_class` requests of a class need too many
+    requests of the workload.
+    """
+    assert isinstance(SKEWED.input, LogNormal) and isinstance(SKEWED.output, LogNormal)
+    shared = []
+    for one in classes:
+        share = _probability(SKEWED.input, one.input) * _probability(SKEWED.output, one.output)
+        if share * _SKEWED_REQUESTS_MAX < per_class:
+            raise ConfigError(
+                "classes", f"{one.name}: too few requests of synthetic-skewed are in its ranges ({share:.2g})"
+            )
+        shared.append(msgspec.structs.replace(one, share=share))
+    return SkewedClasses(tuple(shared), content)
+
+
+def _probability(lengths: LogNormal, span: tuple[int, int]) -> float:
+    """Return the probability that a rounded and clipped length is within a span that includes both ends."""
+    low, high = max(span[0], lengths.min), min(span[1], lengths.max)
+    if low > high:
+        return 0.0
+    mu, sigma = lengths.logarithm
+    # All lengths beyond a limit are set to the limit.
+    first = 0.0 if low == lengths.min else _STANDARD.cdf((math.log(low - 0.5) - mu) / sigma)
+    last = 1.0 if high == lengths.max else _STANDARD.cdf((math.log(high + 0.5) - mu) / sigma)
+    return last - first
 
 
 def _length(skewed: LogNormal, span: tuple[int, int], u: float) -> int:
@@ -195,7 +264,8 @@ def open_mix(
     until_ns = round(duration_s * NS_PER_S)
     for name, at_ns in zip(mix.names(seed), arrivals, strict=False):
         offsets.append(at_ns)
-        missing[name] -= 1
+        if name is not None:
+            missing[name] -= 1
         if at_ns >= until_ns and max(missing.values()) <= 0:
             break
     load = closed_mix(mix, slots=1, requests=len(offsets), seed=seed, tokenizer=tokenizer, chat=chat)

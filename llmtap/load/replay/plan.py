@@ -188,10 +188,6 @@ def _of_trace(
     input_lengths, output_lengths = (
         recorded_lengths([*filter(None, column)]) for column in (requests.input, requests.output)
     )
-    recorded = bool(requests.paths) and all(requests.paths)
-    output_lengths = (
-        {**output_lengths, "control": "max_tokens"} if output_lengths and not recorded else output_lengths
-    )
     about: dict[str, object] = {
         "trace": Path(place).name if "://" not in place else place.rpartition("/")[2], "format": trace.format,
         "rows": len(trace), "rows_left_out": trace.left_out, "rows_unsendable": trace.unsendable,

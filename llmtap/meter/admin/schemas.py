@@ -162,6 +162,7 @@ _OBJECTS: Final = {
         n count
         mean min max {" ".join(SHARES)} number?
         marks list:text: Percentiles that rest on too few samples (IETF 5.1.4.3).
+        to_end* Statistics: TPOT to the end of the response, if its mean is more than 1 % above.
         option* text?: ITL option: A, B-even, C.
         samples* policy* map:count""",
     "SummaryPart": """A Summary of a part of the exchanges.

@@ -72,6 +72,38 @@ def test_a_procedure_that_was_left_is_a_deviation_and_costs_nothing() -> None:
     assert [one.requirement.id for one in result.deviations] == ["1-2", "1-3"]
 
 
+def test_a_condition_counts_as_a_must() -> None:
+    result = matrix(("MUST", "met"), ("condition", "not met"), ("SHOULD", "not met"), ("condition", "met"))
+    assert (result.status, result.blocking) == ("not compliant", ("1-2",))
+    counts = result.to_dict()
+    assert counts["must"] == {"n": 1, "satisfied": 1, "not_applicable": 0}
+    assert counts["conditions"] == {"n": 2, "satisfied": 1, "not_applicable": 0}
+
+
+@pytest.mark.parametrize(
+    ("test", "violation", "unmet"),
+    [
+        ("ttft", {"verdict.valid": False}, "2-p1"),
+        ("throughput", {"measurements.levels.1.window.to": 59.0}, "5.2.2.1-p1"),
+        ("tradeoff", {"measurements.levels.2.window.to": 59.0}, "5.3.2-p1"),
+        ("tradeoff", {"measurements.levels": [{"percent": 10}, {"percent": 100}]}, "5.3.2-p2"),
+        ("itl", {"steps.2.result.n": 99}, "5.4.2-p1"),
+        ("itl", {"steps.2.result.metrics.tbc.n": 4_999}, "5.4.2-p2"),
+        ("capacity", {"steps.1.result.outcomes.complete": 1_599}, "5.5.3-p1"),
+        ("fairness", {"measurements.classes.long.sent": 499}, "5.6.2-p2"),
+        ("fairness", {"steps.3.result.arrivals.sent.span": 290.0}, "5.6.3-p2"),
+        ("memory-pressure", {"steps.2.result.window.seconds": 118.0}, "5.8.3-p2"),
+        ("long-context", {"steps.2.result.n": 19}, "5.9.2-p3"),
+    ],
+)
+def test_without_a_stated_minimum_or_validity_nothing_is_compliant(
+    test: str, violation: dict[str, Any], unmet: str
+) -> None:
+    result = judge(changed(report_of_test(test), {**GRPC, **violation}))
+    assert result.status == "not compliant"
+    assert unmet in result.blocking
+
+
 def test_the_gravest_of_several_verdicts_counts_its_like() -> None:
     verdicts = [met("a"), not_met("b"), cannot_tell("c"), not_met("d"), not_applicable("e")]
     assert worst(verdicts, "") == ComplianceVerdict("not met", "b (2 of 5)")
@@ -84,6 +116,13 @@ def test_a_report_by_the_book_is_unconditionally_compliant(test: str) -> None:
     result = judge(changed(report_of_test(test), GRPC))
     assert result.status == "unconditionally compliant", result.blocking
     assert not result.deviations
+
+
+def test_a_cold_start_needs_no_warm_up_to_be_compliant() -> None:
+    cold = {**GRPC, "warmups": [], "notes": ["cold start: the SUT was not warmed up"]}
+    assert judge(changed(report_of_test("ttft"), cold)).status == "unconditionally compliant"
+    unlabelled = judge(changed(report_of_test("ttft"), {**GRPC, "warmups": [], "notes": []}))
+    assert {"4.5.1-1b", "4.5.3-2", "5.1.5-1f"} <= set(unlabelled.blocking)
 
 
 def test_a_quick_run_forfeits_what_its_figures_say() -> None:

@@ -4,7 +4,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.bench.report.report import reading_times_ns, stream_charts
+from llmtap.bench.report.report import reading_times_ns, stream_charts, task_times
 from llmtap.bench.run.measurement import Measurement
 from llmtap.metrics.deadlines import READER_NS_PER_TOKEN, user_idle_ns
 
@@ -64,6 +64,18 @@ def test_a_chunk_of_several_tokens_takes_as_long_to_read() -> None:
     (usual, _) = stream_charts(measured((50 * MS, [10 * MS], 8, "complete")))
     assert usual.series[0].y == [4.0, 8.0]
     assert usual.series[1].x == [0.05, 0.25]
+
+
+def test_a_task_is_a_conversation_or_else_a_request() -> None:
+    e2e, whole = ({"n": n, "p50": p50} for n, p50 in ((9, 2.0), (3, 7.5)))
+    steps = [
+        {"name": "load", "result": {"n": 10, "metrics": {"e2e": e2e}, "tasks": None}},
+        {"name": "talk", "result": {"n": 12, "metrics": {"e2e": e2e}, "tasks": {"n": 4, "duration": whole}}},
+    ]
+    assert task_times(steps) == [
+        {"step": "load", "task": "request", "n": 10, "duration": e2e},
+        {"step": "talk", "task": "conversation", "n": 4, "duration": whole},
+    ]
 
 
 def test_a_load_without_streams_has_no_chart() -> None:

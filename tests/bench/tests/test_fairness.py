@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from llmtap.bench.compliance.judge import judge
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import Load
 from llmtap.bench.tests.fairness import TEST, FairnessParams
 from llmtap.bench.tests.mixes import ClassMix
 from llmtap.units import Duration
+from llmtap.workload.ietf import SKEWED
 from tests.bench.support import Planted, answered, measured, perform
 
 S = 1_000_000_000
@@ -77,6 +79,32 @@ def test_slowdowns_by_hand(tmp_path: Path) -> None:
         "long, alone",
     ]
     assert any("significant unfairness" in note for note in result.notes)
+
+
+def test_on_synthetic_skewed_the_mix_is_the_workload_of_the_draft(tmp_path: Path) -> None:
+    session = Planted(tmp_path, served(lambda of, mixed, _: 0.1), "fairness")
+    result = perform(
+        TEST,
+        session,
+        rate=20.0,
+        workload="synthetic-skewed",
+        duration=Duration(30 * S),
+        requests_per_class=10,
+    )
+    loads = dict(session.loads)
+    own = SKEWED.requests(len(loads["mix"].plan.requests), session.seed)
+    assert loads["mix"].plan.requests.input == own.input
+    classes = result.measurements["classes"]
+    assert classes["long"]["sent"] >= 10 and classes["short"]["sent"] > 5 * classes["long"]["sent"]
+    assert result.configuration["Request classes"].startswith("short 18.3%, input 64-256")
+    report = {
+        "test": "fairness",
+        "steps": [{"name": name, "result": {"plan": load.plan.describe()}} for name, load in session.loads],
+        "measurements": result.measurements,
+    }
+    judged = {one.requirement.id: one.verdict for one in judge(report).rows}
+    for id in ("5.6.2-1", "5.6.2-p1", "5.6.3-p1"):
+        assert judged[id].status == "met", judged[id]
 
 
 def test_each_class_alone_is_as_much_work_as_the_mix(tmp_path: Path) -> None:

@@ -57,6 +57,45 @@ def test_lengths_are_sent_in_ascending_order_each_with_texts_of_its_own(tmp_path
     assert result.measurements["lengths"][0]["throughput_max"]["requests_per_s"] == 3.0  # 6 of 2 slots in 2 s
 
 
+def limited(rps_max: float) -> Callable[[str, Load], Measurement]:
+    """A server that takes 1 s for a response alone, and completes at most `rps_max` requests a second."""
+
+    def answer(name: str, load: Load) -> Measurement:
+        count, slots = len(load.plan.requests), load.closed or 1
+        row = {"ttft_ns": 10**8, "e2e_ns": 10**9, "input_tokens": 1_024, "output_tokens": 16}
+        return measured(name, [dict(row) for _ in range(count)], seconds=count / min(slots, rps_max))
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("rps_max", "slots_max", "tried", "maximum", "saturated"),
+    [
+        (6.0, 64, [1, 2, 4, 8, 16], (6.0, 8), True),
+        (0.5, 64, [1, 2], (0.5, 1), True),
+        (64.0, 6, [1, 2, 4, 6], (6.0, 6), False),
+        (6.0, None, [1], (1.0, 1), False),
+    ],
+)
+def test_the_concurrency_is_doubled_until_the_throughput_no_longer_grows(
+    tmp_path: Path,
+    rps_max: float,
+    slots_max: int | None,
+    tried: list[int],
+    maximum: tuple[float, int],
+    saturated: bool,
+) -> None:
+    session = Planted(tmp_path, limited(rps_max), "long-context")
+    result = perform(TEST, session, lengths=[1_024], requests=4, throughput_concurrency=slots_max)
+    (one,) = result.measurements["lengths"]
+    assert [level["concurrency"] for level in one["throughput"]] == tried
+    assert (one["throughput_max"]["requests_per_s"], one["throughput_max"]["concurrency"]) == maximum
+    assert one["throughput_saturated"] == saturated
+    assert any(text.startswith("5.9.4") for text in result.deviations) != saturated
+    texts = [load.plan.prompts.prompt(0).text for _, load in session.loads if load.plan.prompts is not None]
+    assert len({text[:40] for text in texts}) == len(tried)
+
+
 def test_table_12_has_the_draft_s_columns(tmp_path: Path) -> None:
     session = Planted(tmp_path, served(lambda length: 68e-6 * length, noise=0), "long-context")
     result = perform(TEST, session, lengths=[1_000, 10_000], requests=20)

@@ -1,6 +1,7 @@
 """Rows keep to their class; a load written anew is the same work in other words."""
 
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,12 @@ from llmtap.bench.tests.mixes import (
     check_classes,
     open_mix,
     prefixes_of,
+    skewed_classes,
 )
 from llmtap.errors import ConfigError
 from llmtap.units import NS_PER_S
-from llmtap.workload.plan import NO_CONTEXT
+from llmtap.workload.ietf import SKEWED
+from llmtap.workload.plan import NO_CONTEXT, RandomIds
 from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.text import count_tokens
 from llmtap.workload.prompts.tokenizer import as_text
@@ -52,6 +55,49 @@ def test_lengths_keep_to_their_class(
     few = mix.requests(30, seed)
     assert list(few.input) == list(mix.requests(100, seed).input)[:30]
     assert list(few.output) == list(mix.requests(100, seed).output)[:30]
+
+
+def test_classes_of_synthetic_skewed_are_requests_of_it_with_lengths_in_their_ranges() -> None:
+    """Shares by the tables of the normal distribution: 0.43013 x 0.42583 and 0.07622 x 0.17098."""
+    mix = skewed_classes((SHORT, LONG), RandomIds(1_000), per_class=500)
+    assert [one.share for one in mix.classes] == pytest.approx([0.18316, 0.013032], rel=1e-3)
+    assert mix.mean_tokens() == pytest.approx(399.58 + 179.98, abs=0.1)
+    count = 40_000
+    requests, own = mix.requests(count, 42), SKEWED.requests(count, 42)
+    assert (requests.input, requests.output) == (own.input, own.output)
+    names = list(islice(mix.names(42), count))
+    for name, given_tokens, made in zip(names, requests.input, requests.output, strict=True):
+        fitting = [
+            one.name
+            for one in (SHORT, LONG)
+            if one.input[0] <= given_tokens <= one.input[1] and one.output[0] <= made <= one.output[1]
+        ]
+        assert fitting == ([] if name is None else [name])
+    counted = Counter(names)
+    for one in mix.classes:
+        # Four standard deviations of a binomial.
+        spread = 4 * (count * one.share * (1 - one.share)) ** 0.5
+        assert counted[one.name] == pytest.approx(count * one.share, abs=spread)
+    assert (
+        mix.source(mix.plan(9, 42), 42).prompt(0).ids == SKEWED.prompts(own.taken(range(9)), 42).prompt(0).ids
+    )
+    alone = mix.alone("long").requests(50, 1)
+    assert min(alone.input) >= 1_024 and max(alone.output) <= 1_024
+
+
+def test_a_class_without_requests_of_synthetic_skewed_is_refused() -> None:
+    beyond = RequestClass(name="beyond", share=0.2, input=(4_097, 9_000), output=(256, 1_024))
+    with pytest.raises(ConfigError, match="beyond"):
+        skewed_classes((SHORT, beyond), RandomIds(1_000), per_class=1)
+
+
+def test_an_open_mix_of_synthetic_skewed_counts_its_classes_alone() -> None:
+    load = open_mix(
+        skewed_classes((SHORT, LONG), RandomIds(1_000), per_class=5), rate_rps=50.0, seed=5, per_class=5
+    )
+    counted = Counter(load.class_of(row) for row in range(len(load.plan.requests)))
+    assert counted["long"] == 5 < counted["short"] < counted[None]
+    assert load.class_of(len(load.plan.requests) - 1) == "long"
 
 
 def test_an_open_mix_is_long_enough_and_has_enough_of_each() -> None:

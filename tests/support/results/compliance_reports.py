@@ -124,7 +124,8 @@ def step(
     plan = {
         "workload": told, "seed": 42, "requests": n, "target": "http://127.0.0.1:8000",
         "arrivals": None if closed else {"arrivals": "poisson", "rate_rps": 20.0, "seed": 42},
-        "body": {"endpoint": "chat.completions", "stream": True, "temperature": 0.0},
+        "body": {"endpoint": "chat.completions", "stream": True, "temperature": 0.0,
+                 "output_control": "max_tokens"},
     }  # fmt: skip
     figures: dict[str, Any] = {
         "n": n, "plan": plan, "capture": {"to": "capture", "rows": n}, "outcomes": {"complete": n},
@@ -169,8 +170,9 @@ def report_of_test(test: str) -> dict[str, Any]:
             "Workload": "synthetic-uniform, seed 42", "Load model": "closed loop, 8 at a time",
             "Request count": "10,000 sent", "Test duration": "320 s", "Warm-up": "requests of 128 tokens",
         },
-        "notes": ["TTFT is to the first content token"], "deviations": [], "itl_option": "B-even",
+        "notes": ["TTFT is to the first content token"], "deviations": [], "itl_option": "A",
         "exact_requests": "steps/NAME/requests.jsonl.gz of 1 of 1 loads",
+        "verdict": {"valid": True, "findings": [], "failures": []},
     }  # fmt: skip
 
 
