@@ -1,9 +1,9 @@
-"""Options of a load: `LoadPlan`, from the command line to the sending process.
+"""Options of a load: `LoadPlan`, passed from the command line to the sending processes.
 
-Its parts say which requests are sent and when (`ScheduleOptions`), what their bodies are (`BodyOptions`),
+Its parts decide which requests are sent and when (`ScheduleOptions`), what their bodies are (`BodyOptions`),
 where they go (`TargetOptions`), how they are sent (`SendingOptions`), and what is measured and written
-(`MeasuringOptions`). A described field is a flag of `llmtap replay`; the others are set by the program. The
-constructors raise ConfigError naming the flag.
+(`MeasuringOptions`). A field with a description is a flag of `llmtap replay`; the program sets the other
+fields. The constructors raise ConfigError naming the flag.
 """
 
 import ssl
@@ -35,13 +35,14 @@ ENDPOINTS: Final[Mapping[str, Endpoint]] = {
     "completions": "completions",
     "responses": "responses",
 }
-"""Names of `--endpoint`."""
+"""Endpoint by the value of `--endpoint`."""
 CA_BYTES_MAX: Final = 16 << 20
 """Maximum size of the file of `--ca`; all CAs of a system take less than 1 MB."""
 
 
 class Window(NamedTuple):
-    """Part of a trace: start and length in ns; length None: to the end."""
+    """Part of a trace: its start and its length in ns. Without a length it extends to the end of the
+    trace."""
 
     from_ns: int = 0
     for_ns: int | None = None
@@ -227,7 +228,7 @@ class TargetOptions(Struct, frozen=True, kw_only=True):
 
         check_fields([(name.encode(), value.encode()) for name, value in self.headers])
         if self.tenant_header is not None:
-            # RFC 9110 5.1: a field's name is a token.
+            # Check the name alone (RFC 9110 5.1: it is a token); the values are the tenants, checked later.
             check_fields([(self.tenant_header.encode(), b"")], "--tenant-header")
         if self.ca is not None:
             _check_ca(self.ca)
