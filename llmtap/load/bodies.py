@@ -292,8 +292,7 @@ class Prepared:
         self.tokens = array("q")
         """Counted prompt tokens of each row; -1 if not counted."""
         self.paths: list[str] = []
-        """Path of each row, "" for the path of the run's endpoint. Rows beyond the end of the list have
-        ""."""
+        """Path of each row. "" is the path of the run's endpoint, as is a missing entry at the end."""
         self.kinds: Counter[str] = Counter()
         """Number of bodies by origin: `made` (generated), `recorded`, or from a `data_set`."""
         self.lengths = PromptLengths()

@@ -346,8 +346,7 @@ class Call:
         return self._observer is not None and self._observer.exchange.timeline.first_token_ns is not None
 
     def start(self, request: bytes) -> None:
-        """Write the request, or connect first. Other work waits until after the write, so that it is on
-        time."""
+        """Write the request, or connect first. All other work comes after the write."""
         if self._sender.options.retries:
             self._request = request
         self._begin(request)

@@ -41,8 +41,7 @@ CA_BYTES_MAX: Final = 16 << 20
 
 
 class Window(NamedTuple):
-    """Part of a trace: its start and its length in ns. Without a length it extends to the end of the
-    trace."""
+    """Part of a trace: start and length in ns. Without a length it extends to the end of the trace."""
 
     from_ns: int = 0
     for_ns: int | None = None

@@ -29,8 +29,7 @@ def read_dialects(file: Path) -> tuple[DialectTable, ...]:
 
 
 def read_tables(tables: Any, mistakes: Mistakes) -> dict[str, DialectTable]:
-    """Return the valid dialects in these tables, by name. Add the errors of the invalid ones to
-    `mistakes`."""
+    """Return the valid dialects in these tables, by name. Errors of invalid ones go to `mistakes`."""
     dialects = {}
     if isinstance(tables, dict) and len(tables) > DIALECTS_MAX:
         mistakes.add([ConfigError(DIALECTS, f"has more than {DIALECTS_MAX} dialects")])

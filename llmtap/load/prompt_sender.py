@@ -50,8 +50,7 @@ _decode = msgspec.msgpack.Decoder(_Prepared).decode
 
 
 class PromptMaker:
-    """Makes the bodies of requests to these targets, as BodyMaker does for HTTP: each is an encoded
-    prompt."""
+    """Makes request bodies for these targets, as BodyMaker does for HTTP: each is an encoded prompt."""
 
     def __init__(
         self, protocol: Spoken, *, model: str | None, exact_output: bool, decode: Decode | None = None
@@ -63,8 +62,7 @@ class PromptMaker:
         self.output_exact = exact_output
 
     def describe(self, *, made: bool = True, streamed: bool = True) -> dict[str, object]:
-        """Return the fields of the requests as JSON, as `BodyMaker.describe` does. All bodies are
-        generated."""
+        """Return the fields of the requests as JSON, like `BodyMaker.describe`. All bodies are generated."""
         return {
             "endpoint": self._protocol, "model": self._model, "stream": True, "ignore_eos": self.output_exact,
             "min_tokens": self.output_exact and self._protocol != "responses", "settings": {}, "fields": [],
@@ -199,8 +197,7 @@ class PromptSender:
 
 
 def check_target(setup: WorkerSetup) -> bool:
-    """Check the target, and return whether it uses TLS. Raises ConfigError naming `--target` or
-    `--header`."""
+    """Check the target; return whether it uses TLS. Raises ConfigError naming `--target` or `--header`."""
     headers, url = setup.headers, setup.load.target.url
     match protocol_of(url):
         case "http":

@@ -54,8 +54,7 @@ class Schedule:
         self._joiners: dict[int, list[int]] = {}
         """By row: the rows that wait for it but are not the next turn of its conversation."""
         self._awaited: dict[int, tuple[int, int]] = {}
-        """For a row that waits for several rows: how many of them have not ended, and the latest end so
-        far."""
+        """By row that waits for several rows: number of these that have not ended, and latest end so far."""
         self._heap: list[tuple[int, int]] = []
         self._left = len(rows)
         self.dropped = 0
@@ -84,8 +83,7 @@ class Schedule:
         return self._left - self.dropped
 
     def take(self, now_ns: int) -> tuple[int, int | None] | None:
-        """Return a row that is due, with its scheduled time (None in a closed loop); None if no row is
-        due."""
+        """Return a row that is due with its scheduled time (None in a closed loop); None if none is due."""
         due_ns = self.next_ns
         if due_ns > now_ns:
             return None

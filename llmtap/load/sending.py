@@ -217,13 +217,11 @@ class Lateness:
 
 
 TEXTS_KEPT: Final = 1 << 16
-"""Number of event texts of which the token count is cached: most events repeat one of a few thousand
-words."""
+"""Number of texts whose token count is cached: most events repeat one of a few thousand words."""
 
 
 def token_counter(tokenizer: str) -> Callable[[str], int]:
-    """Return a function that counts the tokens of an event's text. Raises ConfigError naming
-    `--tokenizer`."""
+    """Return a function that counts the tokens of a text. Raises ConfigError naming `--tokenizer`."""
     encode = open_tokenizer(tokenizer, "--tokenizer").encode
     return lru_cache(TEXTS_KEPT)(lambda text: len(encode(text)))
 
@@ -303,8 +301,7 @@ def path_at(origin: Origin, path: str) -> bytes:
 
 
 def check_fields(headers: Headers, place: str = "--header") -> None:
-    """Raise ConfigError naming `place` if a field cannot be sent. The message never contains a field's
-    value."""
+    """Raise ConfigError naming `place` if a field cannot be sent; the message never contains its value."""
     for name, value in headers:
         if not name or not _TOKEN.issuperset(name):
             raise ConfigError(place, "a field's name has letters, digits and hyphens")

@@ -87,8 +87,7 @@ class LoadTally:
         )  # fmt: skip
 
     def merge_bytes(self, packed: bytes, ours: Callable[[int], int] = int) -> None:
-        """Add the counts that `to_bytes` packed. `ours`: function that converts another host's times to
-        ours."""
+        """Add the counts of `to_bytes`. `ours`: function that converts another host's times to ours."""
         p = _decode(packed)
         self.summary.merge_bytes(p.summary)
         self.lateness.merge_bytes(p.lateness)

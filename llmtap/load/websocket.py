@@ -127,8 +127,7 @@ class WebSocketSession:
         self._head: bytes | None = b""
         self._parser = MessageParser("the server", masked=False)
         self._fed = 0
-        """Bytes given to the parser. `_whole` counts those of complete messages: equal between two
-        messages."""
+        """Bytes given to the parser; equal to `_whole` (bytes of complete messages) between two messages."""
         self._whole = 0
         self._answer: ResponseWait | None = None
         self._began_ns = 0
@@ -368,10 +367,10 @@ class WebSocketTarget:
         tls: ssl.SSLContext | None = None,
         name: str = "load",
     ) -> None:
-        """`url`: `ws://host:port[/path][?model=NAME]`. If the path ends in `/responses`, the API is
-        Responses, else Realtime; without a path, the path of Realtime is used. `headers` are sent only with
-        the upgrade. `exact_output`: also send `ignore_eos` and `min_tokens`. Raises ConfigError naming
-        `--target`."""
+        """`url`: `ws://host:port[/path][?model=NAME]`. If the path ends in `/responses`, the API
+        is Responses, else Realtime; without a path, the path of Realtime is used. `headers` are
+        sent only with the upgrade. `exact_output`: also send `ignore_eos` and `min_tokens`.
+        Raises ConfigError naming `--target`."""
         origin, path, named = parse_websocket(url)
         self.model = model or named
         if origin.tls and tls is None:

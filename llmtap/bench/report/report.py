@@ -2,15 +2,15 @@
 
 `bench/run/perform.py` calls `report_of` after each test and `document_of` at the end; `load_document` builds
 the document from a results folder. Compliance is judged here; `texts.py` and `llmtap/report/bench.py` render
-it.
+the document.
 
 A report has: `test`, `section`, `title`, `run`, `quick`, `params`, `sut`, `target` and `arms` (without keys),
 `seed`, `warmup`, `began`, `ended`, `versions`, `steps` (each load: `name`, `arm`, `load`, `cached`,
 `requests`, `result`), `warmups`, `refused`, `measurements`, `tables`, `charts`, `configuration`, `notes`,
 `deviations`, `main` (name of the load that represents the test), `itl_option`, `round_trip` (seconds),
-`model_load`, `selftest`, `exact_requests`, `forfeits`, `verdict` and `compliance`. The document has what the
-reports share, `tests` (reports of first runs), `repeats` (short forms of the reports of further runs),
-`not_run` and a verdict over all.
+`model_load`, `selftest`, `exact_requests`, `forfeits`, `verdict` and `compliance`. The document has the
+fields that are common to all reports, `tests` (reports of first runs), `repeats` (short forms of the reports
+of further runs), `not_run` and a verdict over all tests.
 """
 
 import os
@@ -54,9 +54,9 @@ __all__ = [
 
 
 def stream_charts(measured: Measurement, reader: Benefit = DEFAULT_BENEFIT) -> list[ChartSpec]:
-    """Return charts of the streams with the median and the longest user idle latency.
+    """Return charts of two streams: those with the median and the longest user idle latency.
 
-    Each chunk counts as the response's mean tokens per chunk.
+    The number of tokens of each chunk is the mean of its response.
     """
     table = measured.ended_well().select(["ttft_any_ns", "gaps_ns", "output_tokens"])
     streams = []
@@ -121,7 +121,7 @@ _OPTION_TEXTS: Final = {
     "C": "the server's own stamps",
 }
 _STREAM_TESTS: Final = frozenset({"ttft", "itl"})
-"""Tests with charts of two streams of the last load."""
+"""Tests whose report has charts of two streams of the last load (`stream_charts`)."""
 _REPEAT_FIELDS: Final = ("test", "run", "seed", "began", "ended", "verdict")
 _LONG_FIELDS: Final = ("timeline", "hdr_histograms")
 
@@ -136,7 +136,7 @@ def report_of(
     ended_ns: int,
     selftest: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the report of one test with its compliance. Times are of the wall clock."""
+    """Return the report of one test with its compliance. `began_ns` and `ended_ns` are wall-clock times."""
     steps = _steps(session)
     option = _itl_option(result, steps)
     trip = next(
@@ -185,7 +185,7 @@ def report_of(
 def _configuration(
     session: BenchSession, option: str | None, trip: float | None, selftest: Mapping[str, Any] | None
 ) -> Iterator[tuple[str, str]]:
-    """Yield the lines of the configuration that every test has."""
+    """Yield the lines of the configuration that the reports of all tests have."""
     if option is not None:
         yield "ITL option (4.6.3)", "; ".join(f"{one}: {_OPTION_TEXTS[one]}" for one in option.split(" + "))
     if trip is not None:
@@ -240,7 +240,7 @@ def is_results(folder: Path) -> bool:
 
 
 def load_document(folder: Path) -> dict[str, Any]:
-    """Return the document of a results folder, with every complete test. Raises ConfigError."""
+    """Return the document of a results folder, with the reports of all complete tests. Raises ConfigError."""
     if not is_results(folder):
         raise ConfigError(str(folder), f"is not a results folder of llmtap bench: it has no {SETUP_FILE}")
     results = Folder(folder)
@@ -304,7 +304,7 @@ def _short(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _itl_option(result: TestResult, steps: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the option of 4.6.3, such as `A` or `B-even`; `A + B-even` where loads differ."""
+    """Return the option of 4.6.3, such as `A` or `B-even`; `A + B-even` if the loads differ."""
     if result.itl_option is not None:
         return result.itl_option
     options = [at(step, "result.metrics.itl.option") for step in steps]

@@ -25,8 +25,7 @@ SAMPLES_MAX: Final = 100_000
 
 @dataclass(slots=True)
 class Ticks:
-    """Times of a timer: a start time plus multiples of a period. A late caller skips the times that
-    passed."""
+    """Times of a timer: a start time plus multiples of a period. Times that have passed are skipped."""
 
     start_ns: int
     period_ns: int

@@ -110,8 +110,7 @@ class Baseline:
         return bool(self._state[row])
 
     def add_then(self, row: int, x: Exchange, *, outcome: bool = True, uncertainty: bool = True) -> None:
-        """Add the recorded exchange of a row. `outcome`, `uncertainty`: whether the source has these
-        fields."""
+        """Add a row's recorded exchange. `outcome`, `uncertainty`: whether the source has these fields."""
         self.matched += 1
         self._add_model("then", x)
         self._unknown += not outcome

@@ -137,8 +137,7 @@ def http_url_of(target: str) -> str | None:
 
 
 async def reach(target: str) -> None:
-    """Raise ConfigError if no server listens at the target. Without this check gRPC would wait for a
-    server."""
+    """Raise ConfigError if no server listens at the target: without this check, gRPC would wait for one."""
     parts = urlsplit(target)
     port = parts.port or (443 if parts.scheme in ("wss", "grpcs") else 80)
     try:

@@ -385,8 +385,7 @@ class Replay:
         return warmup.to_dict()
 
     def _compared(self, baseline: Baseline) -> dict[str, object] | None:
-        """Compare with the recorded answers. If the source cannot be read again, add a note and return
-        None."""
+        """Compare with the recorded answers. If the source cannot be read, add a note and return None."""
         try:
             info = read_then(baseline, self.plan.requests, self.listener.comparing)
         except (LlmtapError, ValueError) as exc:

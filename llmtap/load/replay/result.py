@@ -120,8 +120,7 @@ class TaskTimes:
 
 @dataclass(slots=True)
 class ObservedLengths:
-    """Comparison of the prompt and answer lengths that the server reports with the planned ones, in
-    tokens."""
+    """Comparison of the lengths that the server reports with the planned lengths, in tokens."""
 
     input_told: int = 0
     input_exact: int = 0
@@ -174,8 +173,7 @@ class RunObservations:
     answers: "Counter[str]" = field(default_factory=Counter)
     """Number of answers that ended well, by kind: see `_ANSWERS`."""
     error_statuses: "Counter[int]" = field(default_factory=Counter)
-    """Number of answers by HTTP status, from 400. A status 4xx means an error of the client (RFC 9110
-    15.5)."""
+    """Number of answers by HTTP status, from 400. Status 4xx is an error of the client (RFC 9110 15.5)."""
     phases: dict[str, Histogram] = field(default_factory=lambda: {name: Histogram() for name in PHASES})
     user_rates: list[float] = field(default_factory=list)
     """Output tokens per second of each complete answer, from the submission to the end."""
@@ -463,8 +461,7 @@ GRACE_NS: Final = 10_000_000
 
 
 def _quantiles(tally: LoadTally) -> dict[str, object]:
-    """Return the quantiles of each metric in seconds, one for each share of QUANTILES; null without
-    values."""
+    """Return the quantiles of each metric in seconds, at the shares in QUANTILES; null without values."""
 
     def quantiles(histogram: Histogram) -> list[float] | None:
         return [to_seconds(v) for v in histogram.percentiles(QUANTILES) if v is not None] or None

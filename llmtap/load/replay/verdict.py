@@ -485,8 +485,7 @@ def _of_requests(result: Mapping[str, Any]) -> str:
 
 
 def _apart(result: Mapping[str, Any]) -> Iterator[Finding]:
-    """Find clocks that may differ too much. They are compared by a round trip, with an error of up to
-    half."""
+    """Find clocks that may differ too much. The comparison has an error of up to half its round trip."""
     others = [clock for clock in result["sender"].get("clocks") or () if not clock["shared"]]
     hosts = len({clock["host"] for clock in others})
     apart = max((clock["rtt"] / 2 for clock in others), default=0.0)

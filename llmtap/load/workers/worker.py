@@ -289,8 +289,7 @@ def _column(packed: bytes) -> "array[int]":
 
 
 def _write_frame(fd: int, data: bytes, *, wait: bool) -> None:
-    """Write a frame to a pipe. `wait`: wait while the pipe is full; otherwise drop a frame that does not
-    fit."""
+    """Write a frame to a pipe. If the pipe is full: wait if `wait`, otherwise drop the frame."""
     os.set_blocking(fd, wait)
     try:
         while data:

@@ -32,14 +32,14 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 class WorkerSetup(msgspec.Struct, kw_only=True):
-    """Configuration of a sending process, sent through a file or by Ray, because headers may contain keys."""
+    """Configuration of a sending process. Its headers may contain keys, so it is sent through an unnamed file
+    (or by Ray), and not on the command line."""
 
     load: LoadPlan
     """Options of the load; `closed` is the number of requests in flight of this process alone."""
     name: str = "load"
     exact_output: bool = False
-    """For Realtime and gRPC: request exactly the planned number of tokens. In HTTP, fields of the body do
-    this."""
+    """For Realtime and gRPC: request exactly the planned number of tokens. HTTP bodies have fields for it."""
     bodies_fd: int
     spill_fd: int | None
     open: int = 0

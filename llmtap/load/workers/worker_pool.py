@@ -98,8 +98,7 @@ class WorkerPool:
     ) -> None:
         """`setup`: its slots and connections are divided among all processes. `paths`: path of each row, ""
         for the path of the endpoint; empty if all rows have this path. `keep`: store the exchanges, not only
-        the counts. `create_member`: function that creates a process. `clock`: clock for the times of the
-        results."""
+        the counts. `create_member`: function that creates a process. `clock`: gives the results' times."""
         self._setup = setup
         self._requests = requests
         self._paths = list(paths)
