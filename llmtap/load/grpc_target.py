@@ -113,7 +113,7 @@ class GrpcTarget:
             answer.outcome, answer.error = Outcome.UPSTREAM_TIMEOUT, "no end of the answer in time"
         finally:
             del self._calls[request_id]
-            call.cancel()  # No effect if the call has ended.
+            call.cancel()  # This has no effect if the call has ended already.
         x = answer.finished(self.lateness.worst_since(began_ns))
         if scheduled_ns is not None:
             x.dispatch_late_ns = began_ns - scheduled_ns

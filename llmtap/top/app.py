@@ -342,7 +342,7 @@ class TopApp(App[None]):
 
     def _show_head(self) -> None:
         if self._feed is None or not self.grid.is_attached:
-            return  # The application starts or ends.
+            return  # The application is starting or ending.
         link, width = self.feed.link, self.size.width - 2
         state = shown(self.feed.status(), 400)
         head = Text(no_wrap=False)

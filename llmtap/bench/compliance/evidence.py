@@ -388,12 +388,12 @@ def over(
 
 
 def each_load(step_filter: StepFilter = any_step, if_none: str = NO_LOADS) -> Callable[[LoadJudge], Check]:
-    """Return a decorator that makes a check of all filtered loads from a judge of one load."""
+    """Return a decorator that turns a function that judges one load into a check of all filtered loads."""
     return lambda judge: lambda report: over(report, judge, step_filter, if_none)
 
 
 def each_level(judge: LoadJudge) -> Check:
-    """Return a check of all levels of the test, from a judge of one load."""
+    """Return a check of all levels of the test, from a function that judges one load."""
     return lambda report: over(report, judge, level_filter(report))
 
 
@@ -413,7 +413,8 @@ def states(
 
 
 def reads(path: str, missing: str) -> Callable[[Callable[[Any], ComplianceVerdict]], Check]:
-    """Return a decorator that makes a check from a judge of the report's value at `path`.
+    """Return a decorator that turns a function that judges a value into a check of the report's value at
+    `path`.
 
     Without a value, the verdict is cannot tell, with the evidence `missing`.
     """

@@ -563,7 +563,10 @@ def _same_machine(placement: Any) -> ComplianceVerdict:
 
 
 def _only_remote(check: Callable[[Report, str, str], ComplianceVerdict]) -> Check:
-    """Return a check for remote load generators, from a judge of the declared clock method and accuracy."""
+    """Return a check for remote load generators, from a function that judges the declared clocks.
+
+    This function gets the report, the method of synchronisation, and the accuracy.
+    """
 
     def checked(report: Report) -> ComplianceVerdict:
         placement = at(report, "sut.clock.placement")

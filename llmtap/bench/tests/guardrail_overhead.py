@@ -475,7 +475,7 @@ def _shortfalls(measurements: Mapping[str, Any], params: GuardrailParams) -> Ite
 
 def _expected(session: BenchSession, params: GuardrailParams) -> ExpectedLoads:
     arms = 1 + len(_filters(session))
-    # The baseline is measured twice (A/A).
+    # Add one arm, because the baseline is measured twice (A/A).
     shares = [level / 100 for level in params.levels] * params.repeats * (arms + 1)
     capacity = known_capacity(
         session, params.max_rate, params.workload if params.output_tokens is None else None

@@ -38,7 +38,7 @@ SERVICE_VERSION: Final = "service.version"
 URL_PATH: Final = "url.path"
 
 
-# Attributes of llmtap itself, equal in all versions.
+# Names of llmtap's own attributes, which are the same for all versions of the conventions.
 TENANT: Final = "llmtap.tenant"
 ARM: Final = "llmtap.arm"
 OUTCOME: Final = "llmtap.outcome"

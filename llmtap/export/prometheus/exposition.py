@@ -76,7 +76,7 @@ class Exemplars:
 
 
 def by_series(exemplars: Mapping[Place, Exemplar]) -> dict[str, dict[tuple[str, ...], dict[int, Exemplar]]]:
-    """Sort exemplars by metric, labels and bucket, the order that `TextWriter` needs."""
+    """Return exemplars grouped by metric, then by labels, then by bucket, as `TextWriter` needs them."""
     by_metric: dict[str, dict[tuple[str, ...], dict[int, Exemplar]]] = {}
     for (metric, labels, bucket), exemplar in exemplars.items():
         by_metric.setdefault(metric, {}).setdefault(labels, {})[bucket] = exemplar

@@ -51,7 +51,8 @@ def read_headers(texts: Sequence[str], file: Path | None, key_env: str | None) -
         fields.append((name.strip(), value.strip()))
         check_fields([(name.strip().encode(), value.strip().encode())], place)
     if not any(name.lower() == "authorization" for name, _ in fields):
-        # Remove a newline at the end of the key: not every way to set a variable does, as a shell's `$(...)`.
+        # Remove a newline at the end of the key. A shell's `$(cat key)` removes it, but other ways to set the
+        # variable do not.
         key = os.environ.get(key_env or KEY_NAME, "").strip()
         if key:
             fields.append(("Authorization", f"Bearer {key}"))
@@ -113,7 +114,8 @@ def maker_for(target: str, body: BodyOptions, decode: Decode | None) -> AnyMaker
         raise ConfigError(
             f"request.{unsent[0]}", f"cannot be sent over {_NAMES[spoken]}", "leave it out of the workload"
         )
-    # Servers that know ignore_eos: vLLM's gRPC service, and over a WebSocket those named here.
+    # `known` has the servers that accept ignore_eos. Over gRPC this is any server, because it is vLLM's
+    # service.
     known = {"grpc": (body.server,), "responses": ("vllm",)}.get(spoken, ("vllm", "sglang"))
     exact = body.exact_output and body.server in known
     return PromptMaker(spoken, model=body.model, exact_output=exact, decode=decode)

@@ -120,7 +120,7 @@ class Replay:
         """Send no more requests and wait for the answers in progress; a second call ends these at once."""
         self._stopped = True
         if self._warming is not None:
-            self._warming.cancel()  # No effect if the warm-up has ended.
+            self._warming.cancel()  # This has no effect if the warm-up has ended already.
         if self._pool is not None:
             self._pool.stop()
 

@@ -140,7 +140,7 @@ class WorkerPool:
         def on_progress(i: int, part: Progress) -> None:
             sums[i] = part
             if part.gave_up is not None and self._stopping is None:
-                # If one process gives up, stop all processes.
+                # The whole load ends if one process gives up, such as after too many errors.
                 self._stop_reason = part.gave_up
                 self.stop(part.gave_up)
             total = _sum([p for p in sums if p is not None])

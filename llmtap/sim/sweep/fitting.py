@@ -714,7 +714,7 @@ def _answer_points(rows: Sequence[_Row], load: _Load, chunk: int | None) -> _Poi
 
 
 def _from_answers(points: _Points, known: Mapping[str, float]) -> _Constants:
-    """Return all constants from whole answers, including the `known` ones. Raises FitError."""
+    """Return all constants: the `known` ones, and the others fitted to whole answers. Raises FitError."""
     columns = points.columns
     shares = columns["step"]
     if "beta" not in known and max(shares) - min(shares) < _SAME:

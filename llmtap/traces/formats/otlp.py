@@ -108,7 +108,7 @@ def _rows(stream: BinaryIO, notes: list[str]) -> Iterator[Mapping[str, Any]]:
     containers = len(spans) - len(inferences)
     inferences.sort(key=lambda one: one[:2])
     late = uncounted = reversed_ = 0
-    ended: dict[str, list[tuple[int, str]]] = {}  # By session: sorted ends and ids.
+    ended: dict[str, list[tuple[int, str]]] = {}  # By session: sorted ends and ids of its requests.
     for start_ns, end_ns, span, values in inferences:
         chain = _agents_of((span.trace_id, span.span_id), parents, conversations)
         named = (values.get("gen_ai.conversation.id"), *map(conversations.get, chain))
