@@ -42,7 +42,7 @@ class FigureValue:
     better: str
     """Whether `lower` or `higher` values are better."""
     validity: str
-    """`valid`, `doubtful` or `not_valid`."""
+    """State of the figure: `valid`, `doubtful` or `not_valid`."""
     reason: str
     """Reason why the figure is doubtful or not valid; empty if it is valid."""
 
@@ -54,7 +54,7 @@ class RequirementState:
     requirement: str
     value: float | None
     state: str
-    """`met`, `missed` or `not_valid`."""
+    """Result of the judgement: `met`, `missed` or `not_valid`."""
     reason: str
 
 
@@ -108,7 +108,7 @@ class Change:
     """The difference of a figure between two results: b - a."""
 
     of: str
-    """Label of b."""
+    """Label of the result b, which is compared with a."""
     figure: str
     a: float | None
     b: float | None
@@ -125,7 +125,7 @@ class JudgedChange(Change):
 
     tolerance: float
     state: str
-    """`worse`, `not_worse` or `not_valid`."""
+    """Result of the judgement: `worse`, `not_worse` or `not_valid`."""
     reason: str
 
 

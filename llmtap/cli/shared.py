@@ -83,7 +83,7 @@ class Outputs:
                 raise _unwritten(option, place, exc) from None
 
     def write(self, texts: Mapping[str, Callable[[], str]]) -> None:
-        """Write the files."""
+        """Write all requested files. `texts`: by option, the function that makes the text."""
         for option, place in self.files.items():
             write_output(option, place, texts[option]())
 

@@ -211,7 +211,7 @@ def bounded_figures(result: _Json) -> dict[str, str]:
 @dataclass(frozen=True, slots=True)
 class FigureValidity:
     state: str
-    """`valid`, `doubtful` or `not_valid`."""
+    """State of the figure: `valid`, `doubtful` or `not_valid`."""
     reason: str = ""
 
 

@@ -191,7 +191,7 @@ class ScheduleOptions(Struct, frozen=True, kw_only=True):
             "TIME",
         ),
     ] = None
-    """None: without a limit."""
+    """None: there is no limit except the time-out of each request."""
     seed: Seed = 42
 
     def __post_init__(self) -> None:
@@ -213,9 +213,9 @@ class TargetOptions(Struct, frozen=True, kw_only=True):
         ),
     ] = ""
     path: str | None = None
-    """Path of the requests; None: that of the endpoint."""
+    """Path of the requests; None: the path of the endpoint."""
     headers: list[tuple[str, str]] = []
-    """May hold keys: never in a result."""
+    """Header fields of every request. They may contain keys, so no result shows them."""
     tenant_header: Annotated[
         str | None, opt("Header field in which the tenant of each row is sent.", "NAME")
     ] = None
@@ -260,7 +260,7 @@ class BodyOptions(Struct, frozen=True, kw_only=True):
         ),
     ] = "chat.completions"
     model: ModelName = None
-    """None: bodies of a trace keep their model, others have none."""
+    """Model of the requests. None: bodies of a trace keep their model, and generated bodies have none."""
     server: Annotated[
         Server,
         opt(
@@ -268,9 +268,10 @@ class BodyOptions(Struct, frozen=True, kw_only=True):
             "auto|openai|vllm|sglang",
         ),
     ] = "auto"
-    """`auto` becomes `openai` if the server's type cannot be detected."""
+    """Type of the server; `auto` becomes `openai` if the type cannot be detected."""
     tokenizer: Tokenizer = None
-    """Also counts the tokens of answers without usage; not over Ray, whose hosts may not have it."""
+    """Tokenizer of the prompts. It also counts the tokens of answers without usage, except with Ray: the
+    other hosts may not have its files."""
     fields: BodyFields = {}
     """Fields of every body; they override those that llmtap sets. Their values may be secret."""
     stream: Annotated[
@@ -283,11 +284,13 @@ class BodyOptions(Struct, frozen=True, kw_only=True):
         ),
     ] = None
     replace_model: bool = True
-    """`model` also replaces that of recorded requests, and of prompts that name one."""
+    """Whether `model` also replaces the model of recorded requests, and of prompts that name one."""
     exact_output: bool = True
-    """Request exactly as many output tokens as the workload says: ignore_eos, where the server knows it."""
+    """Whether to request exactly the planned number of output tokens: with ignore_eos, if the server accepts
+    it."""
     min_tokens: bool = False
-    """Also send min_tokens, which prevents early stop strings but costs the server a check of each token."""
+    """Whether to also send min_tokens. It prevents an early end by a stop string, but the server must then
+    check each token."""
     temperature: float | None = None
     settings: dict[str, Any] = {}
     """Fields of made bodies that the workload sets (`[request]`)."""
@@ -339,7 +342,7 @@ class SendingOptions(Struct, frozen=True, kw_only=True):
         bool, opt("Open a new connection for each request (default: connections are reused).")
     ] = False
     timeout: AnswerTimeout = Duration(600 * NS_PER_S)
-    """From dispatch to the last byte of each attempt."""
+    """Maximum time of each attempt, from dispatch to the last byte of the answer."""
     connect_timeout: Annotated[Duration, opt("Maximum time to open a connection.", "TIME")] = Duration(
         10 * NS_PER_S
     )
@@ -370,11 +373,11 @@ class SendingOptions(Struct, frozen=True, kw_only=True):
     dialects: OwnDialects = ()
     clock: str = "kernel"
     connections: int | None = None
-    """Connections opened before the start; None: estimated from the plan."""
+    """Number of connections opened before the start; None: it is estimated from the plan."""
     request_ids: str = "llmtap"
     """Prefix of each X-Request-Id, before a hyphen and the row."""
     texts: bool = False
-    """Keep answer texts in the exchanges passed on; a capture never has them."""
+    """Whether the exchanges passed on contain the texts of answers; a capture never has them."""
 
     def __post_init__(self) -> None:
         for flag, ns in (("--timeout", self.timeout), ("--connect-timeout", self.connect_timeout)):

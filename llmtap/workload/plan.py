@@ -291,7 +291,7 @@ SET_BY: Final = {
     "stream": "--stream or --no-stream", "max_tokens": "the workload",
     "max_completion_tokens": "the workload", "max_output_tokens": "the workload",
 }  # fmt: skip
-"""By field of a body: what sets it, so that `[request]` of a workload cannot."""
+"""Fields of a body that `[request]` of a workload must not set, each with the option that sets it."""
 TOKENIZER: Final[Mapping[str, Any]] = {
     "name": "llmtap words", "source": "llmtap/workload/prompts/text.py", "vocabulary": len(VOCABULARY),
     "special_tokens": "not counted: lengths are of the texts alone, without BOS, roles and templates",

@@ -385,7 +385,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     how: str
     """Source of the capacity, as text."""
     saturated: bool = True
-    """False if the search ended at its highest concurrency."""
+    """Whether the output rate stopped growing; False if the search ended at its highest concurrency."""
 
 
 def known_capacity(

@@ -59,7 +59,7 @@ COLUMNS: Final[dict[str, pa.DataType]] = {
 
 @dataclass(slots=True)
 class Measurement:
-    """Result of one load."""
+    """Result of one load: a summary, and a table with a row for each request."""
 
     name: str
     """Name of the load, unique within a test: `search/0012-16rps`."""

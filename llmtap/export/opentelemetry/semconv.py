@@ -102,7 +102,7 @@ class Semconv:
     reasoning_tokens: str = "gen_ai.usage.reasoning.output_tokens"
     # Names of metrics.
     measures: Mapping[str, tuple[Measure, ...]]
-    """Measures by quantity."""
+    """By quantity: the instruments that record it, each with its constant attributes."""
 
 
 def _seconds(name: str, text: str, edges: tuple[int, ...] = _SECONDS) -> tuple[Measure, ...]:

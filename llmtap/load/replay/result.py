@@ -178,7 +178,7 @@ class RunObservations:
     user_rates: list[float] = field(default_factory=list)
     """Output tokens per second of each complete answer, from the submission to the end."""
     tasks: TaskTimes | None = field(init=False)
-    """None without conversations."""
+    """Durations of conversations (tasks); None if the load has none."""
     _first_sent_ns: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -48,7 +48,7 @@ class Ticket:
     """One choice of an answer. In the engine it is a separate request."""
 
     listener: TokenListener | None
-    """None after the client disconnected."""
+    """Listener for its tokens; None after the client disconnected."""
     choice: int
     input: int
     output: int

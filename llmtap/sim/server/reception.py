@@ -153,7 +153,7 @@ class Reception:
         engine: EngineOptions | None = None,
         truth_file: Path | None = None,
     ) -> None:
-        """With `engine`, one engine makes all answers; else each answer has a fixed schedule."""
+        """`engine`: engine that makes all answers; None: each answer has a fixed schedule."""
         self.options = options
         self.clock = clock or SystemClock()
         self.pacer = Pacer(self.clock)

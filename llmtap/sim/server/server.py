@@ -72,7 +72,7 @@ class SimServer:
         engine: EngineOptions | None = None,
         truth_file: Path | None = None,
     ) -> None:
-        """With `engine`, one engine makes all answers; else each answer has a fixed schedule."""
+        """`engine`: engine that makes all answers; None: each answer has a fixed schedule."""
         self.reception = Reception(options, clock, engine=engine, truth_file=truth_file)
         self._options = options
         self._clock = self.reception.clock
