@@ -36,7 +36,8 @@ _READER: Final = frozenset({"Capture", "CaptureError", "read"})
 
 
 def __getattr__(name: str) -> object:
-    # Imported on first use: the API needs Arrow (200 ms, 40 MB), and the relay imports this package, too.
+    # Import the API on first use: it needs Arrow (200 ms, 40 MB), and the relay, which does not need the API,
+    # also imports this package.
     if name in __all__:
         return getattr(import_module("llmtap.capture.read.reader" if name in _READER else "llmtap.api"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,8 @@
 """The Python API of loads and simulations: `llmtap.replay`, `llmtap.compare` and `llmtap.simulate`.
 
-Each takes what the command of the same name takes and returns a typed result, whose `json` is the public JSON
-of the command. `to_pandas()` needs pandas. Errors are ConfigError and LlmtapError of `llmtap.errors`. The API
-for captures is `llmtap.read`.
+Each function has the options of the command of the same name and returns a typed result. `json` of the result
+is the public JSON of the command. `to_pandas()` needs pandas. Errors are ConfigError and LlmtapError of
+`llmtap.errors`. The API for captures is `llmtap.read`.
 """
 
 import asyncio
@@ -34,17 +34,17 @@ class FigureValue:
     """A figure of a result."""
 
     name: str
-    """As in a requirement: `ttft_p99`, `error_rate`."""
+    """Name, as in a requirement: `ttft_p99`, `error_rate`."""
     value: float
-    """Seconds, a share from 0 to 1, or a number."""
+    """Value in seconds, as a share from 0 to 1, or as a number."""
     n: int | None
     """Number of samples."""
     better: str
-    """`lower` or `higher`."""
+    """Whether `lower` or `higher` values are better."""
     validity: str
-    """`valid`, `doubtful` or `not_valid`."""
+    """State of the figure: `valid`, `doubtful` or `not_valid`."""
     reason: str
-    """Why it is doubtful or not valid."""
+    """Reason why the figure is doubtful or not valid; empty if it is valid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class RequirementState:
     requirement: str
     value: float | None
     state: str
-    """`met`, `missed` or `not_valid`."""
+    """Result of the judgement: `met`, `missed` or `not_valid`."""
     reason: str
 
 
@@ -63,18 +63,18 @@ class Result:
     """A result with figures: of a replay, or of one simulated run."""
 
     json: Mapping[str, Any]
-    """Public JSON, as from `--json`."""
+    """Public JSON of the result, the same as the output of `--json`."""
 
     @property
     def figures(self) -> dict[str, FigureValue]:
-        """Every figure by its name."""
+        """All figures of the result, by name."""
         return {figure.name: figure for figure in _figures(self.json)}
 
     def __getitem__(self, name: str) -> FigureValue:
         return self.figures[name]
 
     def require(self, *conditions: str) -> list[RequirementState]:
-        """Judge requirements, such as `"ttft_p99<=500ms error_rate<=1%"`. Raises ConfigError."""
+        """Judge the result by requirements such as `"ttft_p99<=500ms error_rate<=1%"`. Raises ConfigError."""
         return [
             RequirementState(row["requirement"], row["value"], row["state"], row["reason"])
             for row in Requirements.parse(conditions, "require").judge(self.json)
@@ -86,7 +86,7 @@ class ReplayResult(Result):
     """The result of a replay."""
 
     requests: "pa.Table"
-    """A row for each request, with every column of a capture."""
+    """Table with a row for each request and all columns of a capture."""
 
     @property
     def valid(self) -> bool:
@@ -99,7 +99,7 @@ class ReplayResult(Result):
         return str(self.json["verdict"]["says"])
 
     def to_pandas(self) -> "pd.DataFrame":
-        """Return a row for each request."""
+        """Return a data frame with a row for each request."""
         return self.requests.to_pandas()
 
 
@@ -108,13 +108,13 @@ class Change:
     """The difference of a figure between two results: b - a."""
 
     of: str
-    """Label of b."""
+    """Label of the result b, which is compared with a."""
     figure: str
     a: float | None
     b: float | None
     difference: float | None
     low: float | None
-    """End of the interval; None if it is open, or if there is no interval."""
+    """Lower end of the interval (`high`: upper end); None if it is open, or if there is no interval."""
     high: float | None
     level: float
 
@@ -125,18 +125,18 @@ class JudgedChange(Change):
 
     tolerance: float
     state: str
-    """`worse`, `not_worse` or `not_valid`."""
+    """Result of the judgement: `worse`, `not_worse` or `not_valid`."""
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonResult:
-    """The comparison of results with the first."""
+    """The comparison of results with the first result."""
 
     json: Mapping[str, Any]
     changes: Sequence[Change]
     judged: Sequence[JudgedChange]
-    """By `fail_if_worse`; empty without it."""
+    """Changes that `fail_if_worse` judged; empty without this argument."""
 
     @property
     def worse(self) -> list[JudgedChange]:
@@ -145,11 +145,11 @@ class ComparisonResult:
 
     @property
     def same_load(self) -> bool:
-        """Whether all results are of the same load."""
+        """Whether the loads of all results are the same."""
         return not any(row["load"] for one in self.json["comparisons"] for row in one["set_up"])
 
     def to_pandas(self) -> "pd.DataFrame":
-        """Return a row for each change."""
+        """Return a data frame with a row for each change."""
         return _frame(self.changes, Change)
 
 
@@ -170,7 +170,7 @@ class SimulationResults:
         return self.runs[i]
 
     def to_pandas(self) -> "pd.DataFrame":
-        """Return a row for each run, with the columns of `llmtap sim run --table`."""
+        """Return a data frame with a row for each run, and the columns of `llmtap sim run --table`."""
         import pandas as pd
 
         from llmtap.sim.sweep.sweep import run_columns
@@ -203,9 +203,9 @@ def replay(
     capture: str | Path | None = None,
     seed: int = 42,
 ) -> ReplayResult:
-    """Send a trace, a capture or a workload to a server, as `llmtap replay`. Raises ConfigError.
+    """Send a trace, a capture or a workload to a server, like `llmtap replay`. Raises ConfigError.
 
-    In a notebook, whose thread runs a loop, the replay runs in a thread of its own.
+    If the calling thread runs an event loop, as in a notebook, the replay runs in a separate thread.
     """
     from llmtap.capture.store.rows import to_batch
     from llmtap.load.options import ENDPOINTS, LoadPlan
@@ -268,10 +268,10 @@ def compare(
     labels: Sequence[str] | None = None,
     fail_if_worse: str | None = None,
 ) -> ComparisonResult:
-    """Compare results of replays with the first, as `llmtap report --compare`. Raises ConfigError.
+    """Compare results of replays with the first one, like `llmtap report --compare`. Raises ConfigError.
 
-    A result is a ReplayResult, its JSON, or a file of `--json`. `fail_if_worse`: tolerances, such as
-    `"ttft_p99:5%"`, or `"all"`. Needs the extra `bench`.
+    A result is a ReplayResult, its JSON, or a file written by `--json`. `fail_if_worse`: tolerances, such as
+    `"ttft_p99:5%"`, or `"all"`. This needs the extra `bench`.
     """
     from llmtap.load.replay.comparison import compare_replays
 
@@ -319,11 +319,12 @@ def simulate(
     slo: str | None = None,
     jobs: int | None = 1,
 ) -> SimulationResults:
-    """Simulate a trace with one or more schedulers in virtual time, as `llmtap sim run`. Raises ConfigError.
+    """Simulate a trace with one or more schedulers in virtual time, like `llmtap sim run`. Raises
+    ConfigError.
 
-    Every combination of the given values is run, in `jobs` processes; with more than one, call it below
-    `if __name__ == "__main__":`. `serving` and `readings` are the
-    options that `llmtap sim run --readings` lists.
+    Every combination of the given values is run, in `jobs` processes. With more than one process, call this
+    function below `if __name__ == "__main__":`. `serving` and `readings`: options that `llmtap sim run
+    --readings` lists.
     """
     from llmtap.cli.sim_sweep import AxesRead, models_fitted, objectives_text, run_sweep, scheduler_names
     from llmtap.errors import LlmtapError
@@ -353,7 +354,7 @@ def simulate(
 
 
 class _Silent:
-    """A listener of progress that shows nothing."""
+    """A progress listener that shows nothing."""
 
     def preparing(self, done: int, of: int) -> None: ...
 
@@ -367,7 +368,8 @@ class _Silent:
 
 
 def _run(make: Callable[[], Awaitable[_T]]) -> _T:
-    """Run a coroutine to its end, in a thread of its own if this one runs a loop, as in a notebook."""
+    """Run a coroutine to its end. If this thread runs an event loop, as in a notebook,
+    use a separate thread."""
 
     async def run() -> _T:
         return await make()
@@ -423,7 +425,7 @@ def _json_of(result: "ReplayResult | Mapping[str, Any] | str | Path") -> Mapping
 
 
 def _listed(values: Any) -> str:
-    """Return one value, or several, as the commands read them."""
+    """Return one or several values as a text, in the form that options of the commands have."""
     if isinstance(values, str):
         return values
     return ",".join(map(str, values if isinstance(values, Sequence) else [values]))

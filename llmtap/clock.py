@@ -1,7 +1,7 @@
-"""Clocks for measurements: real ones (`SystemClock`, `AdapterClock`) and one that is set (`ManualClock`).
+"""Clocks for measurements: real clocks (`SystemClock`, `AdapterClock`) and one that is set (`ManualClock`).
 
-Also the resident memory of this process, which relays and the meter report beside their CPU time.
-`ManualClock` serves tests, and meters of recorded packets, whose time is that of the file.
+`ManualClock` is used in tests, and for recorded packets, where the file has the time. This module also
+returns the resident memory of this process, which relays and the meter report together with their CPU time.
 All code that measures reads time from these classes; only `native/reading.c` reads a clock itself. Durations
 are measured with monotonic time: integer nanoseconds of CLOCK_MONOTONIC, which all processes of a host share.
 Wall time is for dates. Only a WallAnchor converts between them.
@@ -17,22 +17,22 @@ class Clock(Protocol):
     """Source of timestamps, all in nanoseconds."""
 
     def mono_ns(self) -> int:
-        """Now, on CLOCK_MONOTONIC, in nanoseconds."""
+        """Return the time of CLOCK_MONOTONIC in nanoseconds."""
         ...
 
     def wall_ns(self) -> int:
-        """Now, on CLOCK_REALTIME, in nanoseconds since the epoch."""
+        """Return the time of CLOCK_REALTIME in nanoseconds since 1970 UTC."""
         ...
 
     def thread_cpu_ns(self) -> int:
-        """CPU time that the calling thread has used, in nanoseconds."""
+        """Return the CPU time that the calling thread has used, in nanoseconds."""
         ...
 
 
 class SystemClock:
     """The clocks of this machine."""
 
-    # Static methods save one of two calls for each timestamp (about 50 ns) on the hot path.
+    # Use the functions themselves as methods: this saves one of two calls (about 50 ns) for each timestamp.
     mono_ns = staticmethod(time.monotonic_ns)
     wall_ns = staticmethod(time.time_ns)
     thread_cpu_ns = staticmethod(time.thread_time_ns)
@@ -42,7 +42,7 @@ class AdapterClock:
     """The clocks of this machine, with the clock of a network card as the wall clock.
 
     Args:
-        fd: of the adapter's /dev/ptpN.
+        fd: file descriptor of the network card's /dev/ptpN.
     """
 
     mono_ns = staticmethod(time.monotonic_ns)
@@ -57,7 +57,7 @@ class AdapterClock:
 
 @dataclass(slots=True)
 class ManualClock:
-    """A clock for tests that moves forward by `advance`."""
+    """A clock that moves forward only by `advance`."""
 
     now_ns: int = 0
     wall_offset_ns: int = 1_700_000_000_000_000_000
@@ -79,16 +79,16 @@ class ManualClock:
 
 @dataclass(frozen=True, slots=True)
 class WallAnchor:
-    """Readings of both clocks at the same time; converts between monotonic and wall time."""
+    """Readings of the monotonic and the wall clock at the same time, to convert between both times."""
 
     mono_ns: int
     wall_ns: int
     width_ns: int
-    """Duration of the readings, which bounds the anchor's error."""
+    """Time between the first and the last reading. The error of a conversion is not larger than this."""
 
     @classmethod
     def sample(cls, clock: Clock, tries: int = 5) -> "WallAnchor":
-        """Return the sample with the smallest error out of a few (readings: mono, wall, mono)."""
+        """Return the anchor with the smallest error out of several tries (each reads mono, wall, mono)."""
         best: WallAnchor | None = None
         for _ in range(tries):
             before = clock.mono_ns()
@@ -112,4 +112,4 @@ def resident_bytes() -> int:
         with open("/proc/self/statm", "rb") as statm:
             return int(statm.read().split()[1]) * resource.getpagesize()
     except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # getrusage(2): in KiB
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # getrusage(2): the value is in KiB.

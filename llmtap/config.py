@@ -33,7 +33,7 @@ from llmtap.vantage.relay.options import RelayOptions
 
 ENV_PREFIX: Final = "LLMTAP_"
 SLO: Final = "slo"
-"""The table whose keys are tables."""
+"""Name of the table that contains a table for each class of tenants."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,7 +46,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     slo: dict[str, SloOptions] = {}
     """Classes of tenants, by name: `[slo.NAME]`."""
     dialects: dict[str, DialectTable] = {}
-    """The user's own dialects, by name: `[dialects.NAME]`."""
+    """Dialects that the user defines, by name: `[dialects.NAME]`."""
     cost: CostOptions = CostOptions()
     experiment: ExperimentOptions = ExperimentOptions()
     capture: CaptureOptions = CaptureOptions()
@@ -65,23 +65,24 @@ ALL_TABLES: Final[dict[str, type[msgspec.Struct]]] = {
     f"{DIALECTS}.NAME.rules[]": Rule,
     f"{DIALECTS}.NAME.rules[].verdicts[]": VerdictRule,
 }
-"""By name; `[]` stands for each table of a list."""
+"""All tables of the file, by name. `[]` in a name means each table of a list."""
 
 
 def keys() -> dict[str, str]:
-    """Return every key as `table.name`, with its help."""
+    """Return the help text of every key, by `table.name`."""
     options = ((table, option) for table, kind in ALL_TABLES.items() for option in options_of(kind))
     return {f"{table}.{option.name}": option.meaning for table, option in options}
 
 
 class Loaded(NamedTuple):
-    """Settings and their mistakes; wrong keys have their defaults."""
+    """Settings, and the mistakes in their sources. A key with a wrong value has its default."""
 
     settings: Settings
     mistakes: Mistakes
 
     def checked(self, *problems: Iterable[ConfigError]) -> Settings:
-        """Return the settings. Raises one ConfigError for these problems and the mistakes of loading."""
+        """Return the settings. Raises one ConfigError with all these problems and all
+        mistakes in the sources."""
         for errors in problems:
             self.mistakes.add(errors)
         raise_all(self.mistakes.found)
@@ -89,7 +90,7 @@ class Loaded(NamedTuple):
 
 
 def load_settings(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:
-    """Return settings from a file (or none), the environment, and flags as `{"relay.listen": ...}`.
+    """Return the settings from a file (or None), the environment, and flags such as `{"relay.listen": ...}`.
 
     Raises ConfigError, which lists all mistakes: the key, the place where it was set, and the nearest key.
     """
@@ -97,7 +98,10 @@ def load_settings(file: Path | None, environ: Mapping[str, str], flags: Mapping[
 
 
 def read_settings(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> Loaded:
-    """Return what `load_settings` does, with all mistakes. Raises ConfigError for a file that is not TOML."""
+    """Return the settings and all mistakes, like `load_settings` but without raising them.
+
+    Raises ConfigError only for a file that is not TOML.
+    """
     tables = OptionTables(_SCHEMA)
     mistakes = tables.mistakes
     dialects: dict[str, DialectTable] = {}
@@ -124,7 +128,8 @@ def read_settings(file: Path | None, environ: Mapping[str, str], flags: Mapping[
 
 
 def _put(tables: OptionTables, key: str, value: Any, place: str) -> None:
-    """Set a key; the error for a table without a key, such as `LLMTAP_CAPTURE`, names a variable."""
+    """Set a key. If only a table is named, such as by `LLMTAP_CAPTURE`, add an error with an
+    example of a variable."""
     table, _, name = key.rstrip(".").partition(".")
     if table in _SCHEMA and (not name or (table == SLO and "." not in name)):
         first = f"{name or 'NAME'}_objectives" if table == SLO else _SCHEMA[table].__struct_fields__[0]
@@ -136,6 +141,6 @@ def _put(tables: OptionTables, key: str, value: Any, place: str) -> None:
 
 
 def fingerprint(settings: Settings) -> str:
-    """Return a short hash of all settings, to tell two configurations apart in logs and captures."""
+    """Return a short hash of all settings, to distinguish configurations in logs and captures."""
     text = msgspec.json.encode(settings, enc_hook=encode_special, order="sorted")
     return hashlib.sha256(text).hexdigest()[:12]

@@ -18,15 +18,16 @@ class Count:
 
     help: str
     metric: str | None = None
-    """Name on `/metrics`, without the prefix `llmtap_` and the suffix `_total`; None: not there."""
+    """Name on `/metrics`, without the prefix `llmtap_` and the suffix `_total`; None: it
+    is not on `/metrics`."""
     label: str | None = None
-    """Label on `/metrics`, whose values are the keys of the field's object, or `value`."""
+    """Name of the label on `/metrics`. Its values are the keys of the field's mapping, or `value`."""
     gauge: bool = False
-    """A value of this moment: `/metrics` omits it once the process has left."""
+    """Whether it is a current value (gauge), which `/metrics` omits when the process has ended."""
     value: str | None = None
-    """Value of the label for this field, where several fields are one metric."""
+    """Value of the label for this field, if several fields form one metric."""
     vantages: tuple[str, ...] = (RELAY, MIDDLEWARE, PASSIVE)
-    """Kinds of vantage that count it: the others do not show it."""
+    """Kinds of vantage that count this field. Other kinds do not show it."""
 
 
 class CountField(NamedTuple):
@@ -38,7 +39,7 @@ class CountField(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name in the API."""
+        """Name of the field in the API."""
         return self.attribute.replace("_ns", "")
 
     @property
@@ -46,16 +47,17 @@ class CountField(NamedTuple):
         return "_ns" in self.attribute
 
     def applies_to(self, vantage: str) -> bool:
-        """Return whether this kind of vantage counts it; one that does not report its kind is a relay."""
+        """Return whether this kind of vantage counts the field. A vantage that does not report its
+        kind is a relay."""
         return (vantage or RELAY) in self.about.vantages
 
     def value(self, status: object) -> Any:
-        """Return the value as the API shows it."""
+        """Return the value in the form of the API."""
         value = getattr(status, self.attribute)
         return value / 1e9 if self.in_seconds else None if value == "" else value
 
     def samples(self, status: object, *labels: str) -> dict[tuple[str, ...], float]:
-        """Return the values as `/metrics` shows them, by label values that begin with `labels`."""
+        """Return the values in the form of `/metrics`, by label values. These begin with `labels`."""
         value = self.value(status)
         if isinstance(value, Mapping):
             return {(*labels, key): number for key, number in value.items()}

@@ -1,9 +1,9 @@
 """Exceptions and exit codes of llmtap, and helpers: several errors in one, missing packages, printable text.
 
-A ConfigError is a mistake of the user, such as an invalid option or an unreadable file: a sentence that names
-the place, with a hint, and ExitCode.USAGE. Another LlmtapError ends a command with ExitCode.FAILED
-(`cli/main.py`). A PeerProtocolError is a fault of a client or server, and becomes the outcome of one
-exchange. A bug in llmtap is an `assert`.
+A ConfigError is a mistake of the user, such as an invalid option or an unreadable file. Its message names the
+place and may have a hint, and the command ends with ExitCode.USAGE. Any other LlmtapError ends a command with
+ExitCode.FAILED (`cli/main.py`). A PeerProtocolError is a fault of a client or server, and becomes the outcome
+of one exchange. A bug in llmtap is reported by an `assert`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -32,9 +32,10 @@ class ExitCode(IntEnum):
 
     @classmethod
     def of_run(cls, *, failed: bool = False, missed: bool = False, not_valid: bool = False) -> "ExitCode":
-        """Return the code of a run with these results: a failed load first, then a missed gate.
+        """Return the exit code of a run. A failed load comes before a missed gate, this before invalid
+        figures.
 
-        Set `missed` only for a gate whose figure is valid: a figure that is not valid misses nothing.
+        Set `missed` only if the figure of the gate is valid: a figure that is not valid cannot miss a bound.
         """
         if failed:
             return cls.FAILED
@@ -51,14 +52,14 @@ class ConfigError(LlmtapError):
     """A setting is wrong. `place` names it (`relay.head_bytes in /etc/llmtap.toml`)."""
 
     def __init__(self, place: str, problem: str, hint: str | None = None) -> None:
-        # A file name may contain line ends: the place stays on one line.
+        # Escape line ends, so that the place is on one line: a file name may contain them.
         place = printable(place)
         super().__init__(f"{place}: {problem}" + (f"\nhint: {hint}" if hint else ""))
         self.place = place
         self.problem = problem
         self.hint = hint
         self.others: tuple[ConfigError, ...] = ()
-        """The other mistakes of one check (`raise_all`)."""
+        """Further mistakes that were found together with this one (`raise_all`)."""
 
     def each(self) -> "Iterator[ConfigError]":
         """Yield this mistake and `others`, one ConfigError each."""
@@ -67,12 +68,12 @@ class ConfigError(LlmtapError):
 
 
 def printable(text: str) -> str:
-    """Escape what is not printable: text that others chose must not control a terminal."""
+    """Escape characters that are not printable, because text from outside must not control a terminal."""
     return text if text.isprintable() else "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
 
 
 def raise_all(errors: Iterable[ConfigError]) -> None:
-    """Raise one ConfigError whose text lists all of these; nothing if there are none."""
+    """Raise one ConfigError with a message that lists all these errors. Without errors, do nothing."""
     found = list(errors)
     if found:
         first = ConfigError(found[0].place, found[0].problem, found[0].hint)
@@ -95,7 +96,7 @@ def install_hint(name: str) -> str:
 
 
 class PeerProtocolError(LlmtapError):
-    """A client or server violated HTTP. `status`: status code for a client that did."""
+    """A client or server violated HTTP. `status`: status code to send if it was the client."""
 
     def __init__(self, problem: str, status: int = 400) -> None:
         super().__init__(problem)

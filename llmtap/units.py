@@ -11,14 +11,14 @@ from typing import Final
 
 NS_PER_S: Final = 1_000_000_000
 NEVER: Final = (1 << 63) - 1
-"""A moment that does not come."""
+"""Time later than any other, which means that an event is not planned."""
 DURATION_S_MAX: Final = 1_000_000_000
-"""Longest duration that is read, 31 years: its nanoseconds fit 63 bits."""
+"""Longest duration that is accepted, 31 years: as nanoseconds it fits into 63 bits."""
 BYTES_MAX: Final = 1 << 63
-"""Upper bound (exclusive) of a size that is read."""
+"""Upper bound (exclusive) of a size that is accepted."""
 _SHOWN_CHARS_MAX: Final = 60
 SHARE_OF_MIN: Final = 1_000
-"""Number of items from which on a share is shown; below it, counts are clearer than a percentage."""
+"""Number of items from which a share is shown as a percentage. For fewer items, counts are clearer."""
 
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ns|us|µs|ms|s|m|h|d)?\s*")
 _NS_PER: Final = {
@@ -40,14 +40,14 @@ class Bytes(int):
 
 
 def decode_special(kind: type, value: object) -> object:
-    """Decode durations and sizes between our own processes: plain ints of ns and bytes."""
+    """Decode durations and sizes from another process of llmtap: plain ints in ns or bytes."""
     if kind in (Duration, Bytes) and isinstance(value, int):
         return kind(value)
     raise NotImplementedError(kind.__name__)
 
 
 def read_special(kind: type, value: object) -> object:
-    """Decode durations and sizes that people write, with a unit."""
+    """Decode durations and sizes that a user writes, with or without a unit."""
     if kind in (Duration, Bytes) and isinstance(value, kind):
         return value
     if kind is Duration:
@@ -72,7 +72,7 @@ def encode_seconds(value: object) -> object:
 
 
 def shown(value: object) -> str:
-    """Return a value as an error shows it: its `repr`, shortened."""
+    """Return a value for an error message: its `repr`, shortened."""
     if isinstance(value, str | bytes):
         value = value[: 2 * _SHOWN_CHARS_MAX]
     try:
@@ -83,14 +83,15 @@ def shown(value: object) -> str:
 
 
 def parse_duration_ns(value: object) -> int:
-    """Nanoseconds from seconds (a number) or from text with a unit: `0.5`, `"500ms"`, `"2m"`.
+    """Return the nanoseconds of a number of seconds or a text with a unit: `0.5`, `"500ms"`, `"2m"`.
 
-    Raises ValueError when it is neither, negative, or above DURATION_S_MAX.
+    Raises ValueError if the value has another form, is negative, or is above DURATION_S_MAX.
     """
     if isinstance(value, str) and (m := _DURATION.fullmatch(value)):
         ns = float(m[1]) * _NS_PER[m[2] or "s"]
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        # Compare before the multiplication: a huge integer does not fit a float, and NaN fails the test.
+        # Compare before the multiplication: a huge integer does not fit into a float. The comparison also
+        # excludes NaN.
         ns = value * NS_PER_S if 0 <= value <= DURATION_S_MAX else -1
     else:
         raise ValueError(f"expected a duration such as 30, 0.5 or '500ms', got {shown(value)}")
@@ -100,9 +101,9 @@ def parse_duration_ns(value: object) -> int:
 
 
 def parse_bytes(value: object) -> int:
-    """Bytes from a number or from text with a unit: `65536`, `"64KiB"`, `"1.5 MB"`.
+    """Return the bytes of a number or a text with a unit: `65536`, `"64KiB"`, `"1.5 MB"`.
 
-    Raises ValueError when it is neither, negative, or BYTES_MAX or more.
+    Raises ValueError if the value has another form, is negative, or is BYTES_MAX or more.
     """
     n: float = -1
     if isinstance(value, str) and (m := _SIZE.fullmatch(value)):
@@ -115,14 +116,14 @@ def parse_bytes(value: object) -> int:
 
 
 def to_seconds(ns: int | float) -> float:
-    """Return seconds, for everything public."""
+    """Return nanoseconds as seconds, the unit of everything public."""
     return ns / NS_PER_S
 
 
 def format_ns(ns: int | float) -> str:
     """Return a duration with three significant digits and a suitable unit (`1.23 ms`)."""
     for unit, scale in (("s", NS_PER_S), ("ms", 1_000_000), ("us", 1_000)):
-        # 999.6 us is shown as 1 ms.
+        # Compare with the rounded value, so that 999.6 us is shown as 1 ms and not as 1000 us.
         if abs(ns) >= 0.9995 * scale:
             shown = f"{ns / scale:.3g}"
             return f"{ns / scale:.0f} {unit}" if "e" in shown else f"{shown} {unit}"
@@ -138,9 +139,9 @@ def format_bytes(n: int | float) -> str:
 
 
 def format_share(k: int, n: int) -> str:
-    """Return `k` of `n` as counts (`1 of 10`), or from SHARE_OF_MIN on as a share (`97.5 %`).
+    """Return `k` of `n` as counts (`1 of 10`) or, if `n` is at least SHARE_OF_MIN, as a share (`97.5 %`).
 
-    A share is never finer than one of `n`, and 0 or 100 only if exact.
+    A share has no more digits than one item of `n` makes visible, and is 0 or 100 only if it is exact.
     """
     if n < SHARE_OF_MIN:
         return f"{k:,} of {n:,}"

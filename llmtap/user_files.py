@@ -1,8 +1,8 @@
 """Read files of users with limits on size and nesting, find the lines of TOML keys, and decode JSON.
 
 `read_file` returns bytes. `read_toml` returns a dict and raises ConfigError with the file, and the line if it
-is known. `key_lines` gives the line of each key, for error messages. `decode_json` decodes bytes that the
-caller has read, and raises msgspec.DecodeError also for JSON that is nested too deeply.
+is known. `key_lines` returns the line of each key, for error messages. `decode_json` decodes bytes that the
+caller has read; it raises msgspec.DecodeError even for JSON that is nested too deeply.
 """
 
 import re
@@ -15,13 +15,15 @@ import msgspec
 from llmtap.errors import ConfigError
 
 TOML_BYTES_MAX: Final = 512 << 10
-"""`tomllib` takes 2.4 s for 1 MB of table headers."""
+"""Maximum size of a TOML file: `tomllib` takes 2.4 s for 1 MB of table headers."""
 T = TypeVar("T")
 DEPTH_MAX: Final = 64
-"""Maximum nesting: `tomllib` takes quadratic time for a key of many parts, and recurses for lists."""
+"""Maximum depth of nesting: `tomllib` takes quadratic time for a key of many parts,
+and recurses for lists."""
 
 _TOO_DEEP: Final = "is nested too deeply"
-# Strings and comments are skipped. Between `=`, `,`, brackets and line ends, dots join the parts of one key.
+# Tokens of TOML that are needed to find its depth. Strings and comments are matched only to skip them. Dots
+# between two of `=`, `,`, brackets and line ends join the parts of one key.
 _TOML_TOKEN: Final = re.compile(
     r'"""(?:\\.|[^\\])*?"""|\'\'\'.*?\'\'\'|"(?:\\.|[^"\\\n])*"|\'[^\'\n]*\'|#[^\n]*|[.=,\n\[\]{}]', re.DOTALL
 )
@@ -32,7 +34,7 @@ def decode_json(data: bytes | str) -> Any: ...
 @overload
 def decode_json(data: bytes | str, kind: type[T]) -> T: ...
 def decode_json(data: bytes | str, kind: Any = Any) -> Any:
-    """Return the JSON value in `data`. Raises msgspec.DecodeError, a ValueError, for deep nesting too."""
+    """Return the JSON value in `data`. Raises msgspec.DecodeError (a ValueError), even for deep nesting."""
     try:
         return msgspec.json.decode(data, type=kind)
     except RecursionError:
@@ -54,8 +56,8 @@ def read_file(path: Path, place: str, bytes_max: int) -> bytes:
 def read_toml(path: Path, place: str | None = None) -> dict[str, Any]:
     """Return the content of a TOML file.
 
-    Raises ConfigError with the file, and the line where nesting is too deep. `place`: name of an option for
-    files that cannot be read.
+    Raises ConfigError with the file, and the line if nesting is too deep. `place`: option to name if the file
+    cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -66,11 +68,11 @@ def read_toml(path: Path, place: str | None = None) -> dict[str, Any]:
     if len(raw) > TOML_BYTES_MAX:
         raise ConfigError(str(path), f"is longer than {TOML_BYTES_MAX >> 10} KiB", "is it the right file?")
     try:
-        # The same as tomllib.load, which takes only files: TOML is UTF-8.
+        # Do the same as tomllib.load, which accepts only files: TOML is UTF-8.
         text = raw.decode().replace("\r\n", "\n")
         _check_depth(text, path)
         return tomllib.loads(text)
-    except ValueError as exc:  # TOMLDecodeError, UnicodeDecodeError, or an integer with too many digits.
+    except ValueError as exc:  # TOMLDecodeError, UnicodeDecodeError, or too many digits.
         what = str(exc).partition(";")[0]
         raise ConfigError(str(path), f"is not TOML: {what}") from None
 
@@ -112,7 +114,7 @@ def _check_depth(text: str, path: Path) -> None:
             parts += 1
         elif token in "=,\n[]{}":
             parts = 0
-            # An unknown bracket in text that is not TOML must not end below 0.
+            # Stay at 0 or above: text that is not TOML may have a closing bracket without an opening one.
             depth = depth + 1 if token in "[{" else max(0, depth - 1) if token in "]}" else depth
         if depth > DEPTH_MAX or parts >= DEPTH_MAX:
             line = text.count("\n", 0, found.start()) + 1

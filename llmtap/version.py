@@ -1,4 +1,5 @@
-"""Version of llmtap, for modules that must not import the root of the package, which names the Python API."""
+"""Version of llmtap, for modules that must not import the root of the package, because it
+has the Python API."""
 
 from typing import Final
 

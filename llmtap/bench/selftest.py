@@ -1,10 +1,10 @@
 """Measure the error of llmtap's own TTFT and ITL on this host, with an embedded server of known send times.
 
 The server in this process responds to the load generator's processes and logs the time of every write by the
-same clock. The true ITL is the time between two writes, the true TTFT the time from the submission of the
-request to the first write. The request was submitted at the load generator's stamp, or at the server's read
-of it if that is earlier. Used by `llmtap selftest`, and after `llmtap replay` and each test of `llmtap bench`
-at a load as dense as theirs. Source: IETF draft, 4.7.
+same clock. The true ITL is the time between two writes; the true TTFT is the time from the submission of the
+request to the first write. The time of submission is the load generator's timestamp, or the time at which the
+server read the request if that is earlier. The self-test is used by `llmtap selftest`, and after `llmtap
+replay` and each test of `llmtap bench` with a load of the same density. Source: IETF draft, 4.7.
 """
 
 import math
@@ -31,17 +31,18 @@ from llmtap.workload.requests import Requests
 
 STREAMS_MAX: Final = 256
 EVENTS_MAX: Final = 4_000
-"""Events per second that the embedded server sends on time."""
+"""Maximum number of events per second: the embedded server can send this number on time."""
 TTFT: Final = Duration(50_000_000)
 SPREAD: Final = 0.3
-"""Relative variation of TTFT and ITL between responses, so that streams do not write at once."""
+"""Relative variation of TTFT and ITL between responses, so that streams do not write at the same time."""
 ANSWER_NS: Final = NS_PER_S
 """Planned duration of a response."""
 TIMEOUT: Final = Duration(30 * NS_PER_S)
 
 
 class SelftestLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """Concurrent streams, the time between their tokens, and the approximate duration."""
+    """Load of a self-test: concurrent streams, the time between their tokens,
+    and the approximate duration."""
 
     streams: int = 32
     itl: Duration = Duration(20_000_000)
@@ -50,7 +51,8 @@ class SelftestLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def selftest_load(result: Mapping[str, Any], target: str, *, processes: int = 1) -> SelftestLoad | None:
-    """Return the load of a self-test as dense as a replay (Little's law); None without streams over HTTP."""
+    """Return the load of a self-test with the density of a replay (Little's law);
+    None without HTTP streams."""
     metrics, load = result["metrics"], result["load"]
     e2e, itl = metrics["e2e"]["mean"], metrics["tbc"]["mean"]
     if urlsplit(target).scheme not in ("http", "https") or not itl or e2e is None:
@@ -116,7 +118,10 @@ async def run_selftest(load: SelftestLoad) -> dict[str, Any]:
 
 
 def measurement_errors(exchanges: Iterable[Exchange], truths: Iterable[Truth]) -> dict[str, Any]:
-    """Return the absolute errors of TTFT and ITL in seconds as public JSON; `unmatched`: without a truth."""
+    """Return the absolute errors of TTFT and ITL, in seconds, as public JSON.
+
+    `unmatched`: number of exchanges without an entry in the server's log.
+    """
     by_id = {truth.id: truth for truth in truths}
     ttft: list[int] = []
     itl: list[int] = []

@@ -7,7 +7,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line. Exits as `llmtap.cli.main` does, also during the imports."""
+    """Run the command line. A Ctrl-C during the imports ends it with the same exit code as later."""
     try:
         from llmtap.cli.main import main as run
     except KeyboardInterrupt:

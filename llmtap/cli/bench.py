@@ -240,7 +240,7 @@ def _run(
         raise typer.Exit(compare_folders(place / "a", [place / "b"], outputs))
 
     def write_pages(document: dict[str, Any]) -> None:
-        """Write the reports in the results folder; they cover all of its tests, including earlier runs."""
+        """Write the reports into the results folder. They cover all tests in it, including earlier runs."""
         full_document = document
         if document["tests"] and not document.get("stopped"):
             full_document = load_document(place) | {"not_run": document["not_run"]}
@@ -267,13 +267,13 @@ def _run(
         _exit_stopped(place, resume_command, signals)
     has_begun = any(test["begun"] for test in document["not_run"])
     if requirements and not has_begun:
-        # The requirements decide which figures must be valid.
+        # If there are requirements, only these decide which figures must be valid.
         raise typer.Exit(exit_code(None, rows))
     raise typer.Exit(exit_code_of(document))
 
 
 def exit_code_of(document: dict[str, Any]) -> ExitCode:
-    """Return the exit code of a benchmark: a test that could not be completed is a failed load."""
+    """Return the exit code of a benchmark. A test that began but could not be completed counts as failed."""
     verdict = document["verdict"]
     return ExitCode.of_run(
         failed=verdict["failed"] or any(test["begun"] for test in document["not_run"]),
@@ -326,7 +326,7 @@ _ABOUT: Final = {
         " guardrail adds, and the throughput that it costs."
     ),
 }
-"""What each test sends and reports, with the default parameters."""
+"""Help text of each test: the loads it sends and the figures it reports, with the default parameters."""
 
 for _name, (_section, _title) in TESTS.items():
     command(
@@ -417,7 +417,8 @@ def _alternate(
     again: bool,
     **options: Any,
 ) -> None:
-    """Measure the runs of both systems in turn, each run in the opposite order; a signal ends it."""
+    """Measure the runs of both systems in turn; each run has the opposite order of the one before. A signal
+    ends it."""
     from llmtap.bench.run.perform import Bench
     from llmtap.bench.run.session import Folder, Interrupted
 
@@ -453,7 +454,7 @@ def compare_folders(
 ) -> ExitCode:
     """Compare results folders with the first one, and return the exit code.
 
-    The result is not valid if the loads differ. With `tolerances`, the exit code is that of the changes.
+    The result is not valid if the loads differ. With `tolerances`, the judged changes decide the exit code.
     """
     from llmtap.bench.report.compare import compare_results
     from llmtap.gates.regression import judge_tests, regression_code
@@ -484,7 +485,8 @@ def _new_folder(name: str) -> Path:
 
 
 def _command(place: Path) -> str:
-    """Return the command line that resumes this run: with the results folder, and without --again."""
+    """Return the command line that resumes this run: the same one with the results
+    folder and without --again."""
     arguments = [arg for arg in sys.argv[1:] if arg != "--again"]
     if not any(arg == "--results" or arg.startswith("--results=") for arg in arguments):
         arguments = [*arguments, "--results", str(place)]
@@ -492,7 +494,7 @@ def _command(place: Path) -> str:
 
 
 def bench_texts(document: dict[str, Any]) -> dict[str, Callable[[], str]]:
-    """Return functions that render the outputs of a document, by option."""
+    """Return, by option (`--json`, `--html`), a function that renders this output of a document."""
 
     def html() -> str:
         from llmtap.report.bench import bench_html

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from llmtap.report.document import Note, Table
 
 CODES = [code for code in ExitCode if code is not ExitCode.MISSED]
-"""Exit codes of both commands, which have no objectives."""
+"""Exit codes of both commands. They have no objectives, so they never exit with MISSED."""
 
 EPILOG = """Each point of the grid --pp x --tg x --concurrency is measured --repeat times, with its requests
 sent at the same instant. Rates use the timings that the server reports (exo, llama.cpp), otherwise the
@@ -72,7 +72,7 @@ Examples:
 
 
 def _numbers(flag: str, text: str) -> list[int]:
-    """Return the different numbers of a text such as `512,4096`. Raises ConfigError."""
+    """Return the numbers of a text such as `512,4096`, each once. Raises ConfigError."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     for word in words:
         if not (word.isascii() and word.isdigit()):
@@ -301,7 +301,7 @@ def _end(signals: ReceivedSignals, result: "ExoResult", *, not_valid: bool) -> N
 
 
 def exo_blocks(result: "ExoResult") -> "Iterator[Note | Table]":
-    """Yield a row for each point of the grid, with the median of its repeats and their range, and notes."""
+    """Yield a table with a row for each point of the grid (median and range of its repeats), and notes."""
     from llmtap.bench.exo.result import rows_of
     from llmtap.report.document import Note
     from llmtap.report.values import joined
@@ -335,7 +335,8 @@ def exo_blocks(result: "ExoResult") -> "Iterator[Note | Table]":
 
 
 def grid_blocks(measured: "MeasuredGrid", result: "ExoResult") -> "Iterator[Note | Table]":
-    """Yield a row for each valid cell, the fitted model, the cells that are not valid, and all notes."""
+    """Yield a table with a row for each valid cell, then the fitted model, the invalid
+    cells, and all notes."""
     from llmtap.report.document import Note
 
     cells = [cell for cell in measured.cells if cell.problem is None]

@@ -1,9 +1,9 @@
 """`llmtap demo`: simulated engine, proxy and load in one command.
 
-Sends a replay through the proxy, shows the proxy's figures meanwhile, and prints its comparison of the
-requests with and without a guardrail, which the engine simulates for one arm of an experiment. Engine and
-proxy are processes in sessions of their own, so that Ctrl-C in the terminal reaches only the demo, which then
-ends them. The module is long because it has all of one command: configuration, processes, load, texts.
+Sends a replay through the proxy, shows the proxy's figures in the meantime, and prints the proxy's comparison
+of the requests with and without a guardrail, which the engine simulates for one arm of an experiment. Engine
+and proxy are processes in separate sessions, so that Ctrl-C in the terminal reaches only the demo, which then
+ends them. The module is long because it has all parts of one command: configuration, processes, load, texts.
 """
 
 import asyncio
@@ -67,24 +67,28 @@ WORKLOAD: Final = "bursty"
 RATE_RPS: Final = 0.27
 """Mean rate of BurstGPT's trace (multi-bin paper, 3.1)."""
 TOKENS_MAX: Final = 512
-"""Maximum length of a response, so that the demo ends. One drawn response in twenty would be longer."""
+"""Maximum length of a response, so that the demo does not take too long. One response in
+twenty would be longer."""
 SEED: Final = 280
-"""Chosen so that half a minute has several bursts. With most seeds it is empty or has one large burst."""
+"""Seed with which half a minute has several bursts. With most seeds, it has none or one large burst."""
 TRACE_ROWS: Final = 1_000
-"""Number of rows of a trace: more than a demo has time for."""
+"""Maximum number of rows of a trace: more than can be sent during a demo."""
 MORE: Final = 6
-"""Factor of requests to draw, because bursts can exceed the mean rate. Later requests are not sent."""
+"""Factor on the number of requests to draw, because bursts can exceed the mean rate. Requests that would come
+too late are not sent."""
 TENANTS: Final = {"acme": 6, "globex": 3, "initech": 1}
-"""Tenants of requests without a tenant, with their shares. Requests of other clients have none."""
+"""Tenants that requests without a tenant get, with their relative shares. Requests of other
+clients have no tenant."""
 DRAIN_S: Final = 15
 READY_S: Final = 120
-"""Processes that run start slowly on a busy machine; one that ended is reported at once."""
+"""Maximum time to wait for the processes, which start slowly on a busy machine. A process that ends is
+reported at once."""
 END_S: Final = 10.0
 LOOK_S: Final = 0.25
 LINE_NS: Final = 5 * NS_PER_S
 """Time between two lines with figures."""
 SETTLE_S: Final = 30
-"""Time for a busy meter to catch up at the end."""
+"""Maximum time to wait at the end for a busy meter to measure all requests."""
 LOG_CHARS_MAX: Final = 2_000
 _CUT: Final = "client_cancelled"
 OBJECTIVES: Final = "ttft:500ms tpot:50ms"
@@ -188,7 +192,8 @@ def demo_plan(source: str, *, speed: float, seconds: float) -> "ReplayPlan":
 
 
 class DemoStage:
-    """Context of the engine and the proxy. `folder` gets the proxy's configuration and both logs."""
+    """Context in which the engine and the proxy run. `folder` gets the proxy's
+    configuration and both logs."""
 
     def __init__(self, folder: Path, reader: Benefit) -> None:
         self._folder = folder
@@ -210,7 +215,7 @@ class DemoStage:
             ["proxy", "--upstream", self.engine, "--listen", proxy, "--admin", admin, "--config", str(config),
              "--set", "log.level=warning"],
         )  # fmt: skip
-        # The user's variables are for the user's own proxy.
+        # Remove the user's LLMTAP_ variables: they are meant for another proxy.
         environ = {name: value for name, value in os.environ.items() if not name.startswith("LLMTAP_")}
         with self._log.open("ab") as log:
             for args in commands:
@@ -223,7 +228,7 @@ class DemoStage:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        # The proxy first: the engine then has no client to wait for.
+        # End the proxy first, so that the engine has no client for which it would wait.
         for child in reversed(self._children):
             child.send_signal(signal.SIGTERM)
             try:
@@ -257,7 +262,7 @@ class DemoStage:
                 await asyncio.sleep(LOOK_S / 5)
 
     async def read(self, session: Any, path: str) -> dict[str, Any]:
-        """Return an answer of the API. A busy meter gets the time of `ready`; then raises LlmtapError."""
+        """Return an answer of the API. Raises LlmtapError after READY_S: a busy meter may answer late."""
         url, end_ns = f"{self.admin}/api/v1/{path}", SystemClock.mono_ns() + READY_S * NS_PER_S
         while (raw := await _get(session, url)) is None:
             self.check()
@@ -302,7 +307,7 @@ class _Demo:
             asyncio.get_running_loop().add_signal_handler(number, self._stop, number)
         code = 0
         try:
-            # Read the trace first: an error in it must be reported before a process starts.
+            # Read the trace first, so that an error in it is reported before a process starts.
             plan = await self._unless_over(asyncio.to_thread(self._plan)) if self.source else None
             with DemoStage(self.folder, self.reader) as stage:
                 async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
@@ -342,7 +347,7 @@ class _Demo:
         )
         if note := native.missing_build():
             self._say(f"note: {note}")
-        # Prompts are drawn while the processes start.
+        # Make the prompts while the processes start.
         made = asyncio.gather(asyncio.to_thread(self._make, stage.proxy, plan), stage.ready(session))
         self._replay = (await self._unless_over(made))[0]
         sending = asyncio.ensure_future(self._replay.run())
@@ -414,7 +419,7 @@ class _Demo:
             await asyncio.gather(task, over, return_exceptions=True)
 
     async def _watch(self, sending: "asyncio.Future[dict[str, Any]]", stage: DemoStage, session: Any) -> None:
-        """Print a line with the proxy's figures now and then, until the load has ended."""
+        """Print a line with the proxy's figures every LINE_NS, until the load has ended."""
         next_ns = 0
         while not sending.done():
             await asyncio.wait((sending,), timeout=LOOK_S)
@@ -478,7 +483,7 @@ async def _summary(session: Any, stage: DemoStage) -> dict[str, Any] | None:
 
 
 async def _get(session: Any, url: str) -> bytes | None:
-    """Return the body of a response, or None if there is none with status 200."""
+    """Return the body of a response with status 200; None for any other response, or without a response."""
     import aiohttp
 
     try:
@@ -489,7 +494,10 @@ async def _get(session: Any, url: str) -> bytes | None:
 
 
 def _ours(summary: Mapping[str, Any], tenants: Collection[str]) -> dict[str, Any]:
-    """Return the count and outcomes of the requests of these tenants; `default` may be other clients'."""
+    """Return the number and the outcomes of the demo's own requests.
+
+    Requests of the tenant DEFAULT are left out, unless it is one of `tenants`: other clients sent them.
+    """
     others = {} if DEFAULT in tenants else summary["by"]["tenant"].get(DEFAULT, {})
     outcomes = Counter(summary["outcomes"])
     outcomes.subtract(others.get("outcomes", {}))
@@ -497,7 +505,7 @@ def _ours(summary: Mapping[str, Any], tenants: Collection[str]) -> dict[str, Any
 
 
 def _problems(ours: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]:
-    """Return the faults: broken streams, seen by the clients or the proxy, and unmeasured exchanges."""
+    """Return texts on faults: broken streams that clients or proxy counted, and exchanges not measured."""
     found = [
         f"{n:,} {name} (counted by the {side})"
         for side, outcomes in (("clients", result["outcomes"]), ("proxy", ours["outcomes"]))

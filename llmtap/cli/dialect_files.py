@@ -19,14 +19,14 @@ from llmtap.report.values import leaves
 from llmtap.units import shown
 
 _VALUES_MAX: Final = 10_000_000
-"""JSON values of a file that are looked at: some seconds."""
+"""Maximum number of JSON values of a file that are analysed: this takes some seconds."""
 _LAST_EVENTS: Final = 3
 _INTEGERS_MAX: Final = 12
 _FIXTURE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}")
 
 
 def read_fixture(file: str, data: bytes) -> tuple[dict[str, Any], Saved] | None:
-    """Return the description of a fixture and its answer, or None if the data are none."""
+    """Return the description of a fixture and its answer; None if the data are no fixture."""
     try:
         doc = json.loads(data)
     except (ValueError, RecursionError):
@@ -47,7 +47,7 @@ def write_draft(
     name: str, saved: Saved, explained: Explained, source: str, out: str | None, *, text: bool
 ) -> None:
     """Write the table that the structure of the answer suggests. Raises ConfigError."""
-    DialectTable(name=name, source=source, end="none", plain_text="content")  # checks the name
+    DialectTable(name=name, source=source, end="none", plain_text="content")  # Check the name.
     structure = Structure(_VALUES_MAX)
     place = Path(source).name
     events = events_of(saved).events
@@ -77,7 +77,7 @@ def write_draft(
 
 
 def _integers_at_the_end(events: Sequence[SseEvent]) -> str:
-    """Return path and value of the integers in the last events: one of them may be a count of tokens."""
+    """Return the path and value of each integer in the last events: one of them may be a count of tokens."""
     values = [json_value(event.data) for event in events[-_LAST_EVENTS:] if event.data is not None]
     found = {
         path: value
@@ -92,7 +92,10 @@ def _integers_at_the_end(events: Sequence[SseEvent]) -> str:
 def write_fixture(
     name: str, saved: Saved, explained: Explained, source: str, out: str | None, known: dict[str, Any] | None
 ) -> None:
-    """Write `NAME.sse` and `NAME.json`, or the latter alone for a fixture (`known`). Raises ConfigError."""
+    """Write `NAME.sse` and `NAME.json`. Raises ConfigError.
+
+    `known`: description of an existing fixture, for which only `NAME.json` is written.
+    """
     if not _FIXTURE_NAME.fullmatch(name):
         raise ConfigError("--fixture", f"{name!r} is no file name", "letters, digits, `_`, `-` and `.`")
     folder = Path(out or ".")

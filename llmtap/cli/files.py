@@ -95,7 +95,7 @@ def convert(
             source, target, source_format=source_format, target_format=target_format,
             redact=_rules(redact or []), force=force, progress=progress,
         )  # fmt: skip
-    # The report goes to standard output, unless that is the trace itself (`-`): then it goes to stderr.
+    # Print the report on standard output, or on stderr if the trace itself goes to standard output (`-`).
     with _quiet_pipe():
         _show_report(report, json=json, to_stderr=target == "-")
 
@@ -117,7 +117,8 @@ def _quiet_pipe() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        # Python flushes once more at its end, and would complain.
+        # Python flushes standard output again when it exits, and would report an error: redirect it to
+        # nowhere.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
@@ -126,7 +127,7 @@ def _quiet_pipe() -> Iterator[None]:
 
 @contextmanager
 def _ended_in_order() -> Iterator[None]:
-    """A SIGTERM ends us as Ctrl-C does: what is half written is taken away."""
+    """Handle SIGTERM like Ctrl-C within this context, so that incomplete files are removed."""
 
     def end(number: int, frame: object) -> None:
         sys.exit(128 + number)
@@ -140,7 +141,7 @@ def _ended_in_order() -> Iterator[None]:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int | None], None] | None]:
-    """A bar of the bytes read, on a terminal."""
+    """Yield a function that shows a progress bar of the bytes read, or None if stderr is no terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -203,7 +204,7 @@ def _show_report(report: Any, *, json: str | None, to_stderr: bool) -> None:
 # ---------------------------------------------------------------- llmtap inspect
 
 FILE_BYTES_MAX = 512 << 20
-"""A million tokens at 250 bytes each, twice."""
+"""Maximum size of a file: two answers of a million tokens with 250 bytes each."""
 
 _INSPECT_EPILOG = """\
 FILE is an event stream, an NDJSON or JSON body, a complete HTTP response (chunked framing, gzip, br
@@ -344,7 +345,7 @@ def _exchanges_in(name: str, data: bytes, tables: "Sequence[DialectTable]") -> "
 
 
 def _list(found: "list[tuple[Exchange, bytes]]", *, json: str | None) -> None:
-    """List the exchanges of a packet capture."""
+    """Print a list of the exchanges of a packet capture."""
     from llmtap.errors import printable
     from llmtap.metrics.latency import chunking_of, measure, metrics_of
     from llmtap.report.values import milliseconds

@@ -3,8 +3,9 @@
     @command(app, epilog=EPILOG)
     def replay(load: LoadPlan, outputs: OutputOptions) -> None: ...
 
-Each described field of the structs, and of the structs in them, is a flag or an argument. Its text is read
-by the type of the field, or by its `parse`. Other parameters of the function are as in typer.
+Each field with a description, of the structs and of the structs in them, is a flag or an argument. The type
+of the field, or its `parse`, decides how the text is read. Other parameters of the function are declared as
+in typer.
 """
 
 import functools
@@ -26,7 +27,7 @@ from llmtap.units import NS_PER_S, Duration
 _PLAIN: Final = (bool, int, float, str, Path)
 """Types that typer reads itself."""
 _DURATION_NS_MAX: Final = 1_000 * 86_400 * NS_PER_S
-"""Upper limit that timestamps can represent."""
+"""Largest duration of a flag: timestamps can represent it."""
 
 
 def command(group: typer.Typer, name: str | None = None, **settings: Any) -> Callable[..., Any]:
@@ -78,7 +79,7 @@ def _flags_of(kind: type[msgspec.Struct]) -> Iterator[Option]:
 
 
 def _made(kind: type[msgspec.Struct], values: dict[str, Any]) -> Any:
-    """Return the struct of the values of flags. Raises ConfigError that names the flag."""
+    """Return a struct with the values of flags. Raises ConfigError that names the flag."""
     fields: dict[str, Any] = {}
     for option in options_of(kind):
         if is_struct(option.kind):
@@ -89,7 +90,7 @@ def _made(kind: type[msgspec.Struct], values: dict[str, Any]) -> Any:
 
 
 def _value_or_default(option: Option, given: Any) -> Any:
-    """Return the value of a flag; None, and no value of one that repeats: it was not given."""
+    """Return the value of a flag, or its default. `given`: None or [] if the flag was not given."""
     if given in (None, []):
         return option.default
     if parse := option.extra.get("parse"):
@@ -107,7 +108,7 @@ def _value_or_default(option: Option, given: Any) -> Any:
 
 
 def _parameter(option: Option) -> inspect.Parameter:
-    """Return the parameter of a flag, as typer reads it."""
+    """Return a parameter for a flag in the form that typer reads."""
     extra, (kind, default) = option.extra, _typer_type(option)
     if extra.get("argument"):
         info = typer.Argument(metavar=extra["metavar"], help=option.meaning)

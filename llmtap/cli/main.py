@@ -1,8 +1,8 @@
 """The `llmtap` command: the typer `app`, loading of the command modules, and exit codes.
 
-Each module in `_MODULES` adds its commands to `app`. Also here: `--version`, the order of commands in the
-help, the meaning of `--json` without a file, and the output of errors. Helpers of the commands are in
-`cli/shared.py`.
+Each module in `_MODULES` adds its commands to `app`. This module also defines `--version`, the order of
+commands in the help, the meaning of `--json` without a file, and the output of errors. Helpers of the
+commands are in `cli/shared.py`.
 """
 
 import functools
@@ -24,7 +24,7 @@ _COMMANDS: Final = (
     "proxy", "watch", "replay", "selftest", "inspect", "demo", "convert", "report", "meter", "top", "sim",
     "bench", "slo", "key-hash",
 )  # fmt: skip
-"""In the order of the help text."""
+"""Commands in the order of the help text."""
 _READING: Final = ("convert", "demo", "inspect", "report", "top", "watch")
 
 
@@ -32,7 +32,8 @@ class _Group(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read `--json` without a file as `--json=-`.
 
-        Commands that read a file or a place take a file name only with `=`: the next word is their argument.
+        In commands that have an argument (a file or a place), a file name for `--json` must follow a `=`: the
+        next word is the argument.
         """
         read = args[:1] and args[0] in _READING
         last = args.index("--") if "--" in args else len(args)
@@ -43,7 +44,7 @@ class _Group(TyperGroup):
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: object) -> list[str]:
-        """Return the names in one order, whichever module was imported first."""
+        """Return the names in the order of `_COMMANDS`, whichever module was imported first."""
         return sorted(self.commands, key=_COMMANDS.index)
 
 
@@ -76,7 +77,7 @@ def _root(
         ),
     ] = False,
 ) -> None:
-    """Hold the options before a subcommand."""
+    """Declare the options that come before a subcommand."""
 
 
 def load_commands() -> None:
@@ -105,7 +106,8 @@ def main() -> None:
         print_message(str(exc))
         sys.exit(ExitCode.FAILED)
     except OSError as exc:
-        # Each reader names its file in a ConfigError. This is for the rest, such as a disk that breaks.
+        # Code that reads or writes a file names it in a ConfigError. Other errors, such as a broken disk, end
+        # here.
         name = "" if exc.filename is None else f"{exc.filename}: "
         print_message(f"{name}{exc.strerror or exc}")
         sys.exit(ExitCode.USAGE)

@@ -1,6 +1,6 @@
-"""Options that several commands have: descriptions of single ones, and structs of those that belong together.
+"""Options that several commands have: single options, and structs of options that belong together.
 
-Those of a load are in `llmtap/load/options.py`. `cli/flags.py` derives the flags.
+The options of a load are in `llmtap/load/options.py`. `cli/flags.py` makes the flags from the structs.
 """
 
 from pathlib import Path
@@ -65,7 +65,7 @@ NoSelftest = Annotated[
 Json = Annotated[
     str | None, opt("Result as JSON: on stdout with --json, in FILE with --json=FILE.", "[=FILE]")
 ]
-"""The file is optional: `llmtap.cli.main` adds the default."""
+"""Option with an optional file. If there is none, `cli/main.py` adds the default, standard output."""
 
 
 class HeaderOptions(Struct, frozen=True, kw_only=True):
@@ -80,7 +80,7 @@ class HeaderOptions(Struct, frozen=True, kw_only=True):
     api_key_env: ApiKeyEnv = None
 
     def fields(self) -> list[tuple[str, str]]:
-        """Return the fields. Raises ConfigError, without their values."""
+        """Return the fields. Raises ConfigError; its message never contains their values."""
         from llmtap.load.replay.options import read_headers
 
         return read_headers(self.header or [], self.header_file, self.api_key_env)
@@ -111,7 +111,7 @@ class GoalOptions(Struct, frozen=True, kw_only=True):
     ] = None
 
     def objectives(self) -> str | None:
-        """Return the objectives in our own form. Raises ConfigError."""
+        """Return the objectives in the form of `--slo`. Raises ConfigError."""
         return read_objectives(self.slo, self.goodput)
 
 

@@ -1,6 +1,6 @@
 """Show the progress of replays and benchmarks: a bar with live figures on a terminal, else log lines.
 
-`watching_progress` gives a command the listener that it passes to a replay or a benchmark, which calls the
+`watching_progress` yields a listener, which a command passes to a replay or a benchmark. These call the
 listener's methods. `LatestProgress` keeps the figures for `llmtap demo`. `ReplaySignals` handles Ctrl-C
 during a replay.
 """
@@ -27,16 +27,16 @@ WARM_UP_AUTO: Final = "100 requests or more, 10,000 tokens or more, until latenc
 
 
 class ProgressLines:
-    """Lines on standard error, for a log."""
+    """Progress listener that prints lines on standard error, for a log."""
 
     def __init__(self) -> None:
         self._began_ns = self._printed_ns = SystemClock.mono_ns()
         self._under_way = 0
         self._stops = 0
         self._load_ns = 0
-        """Start of the current load; 0 before its first report."""
+        """Start of the current load in monotonic ns; 0 before its first report."""
         self._load_s: float | None = None
-        """Duration of the load; None if only the number of requests is known."""
+        """Duration of the load in seconds; None if only the number of requests is known."""
 
     def reading(self, done: int, of: int | None) -> None:
         pass
@@ -78,12 +78,12 @@ class ProgressLines:
             self._print(f"cancelling {answers}")
 
     def step(self, name: str, message: str, seconds: float | None = None) -> None:
-        """Report that a load of a benchmark begins that takes `seconds`, or that it was measured before."""
+        """Print that a load of a benchmark begins, which takes `seconds`, or that it was measured before."""
         self._load_ns, self._load_s = 0, seconds
         self._print(f"{self._elapsed()} {name}: {message}")
 
     def report_remaining(self, text: str) -> None:
-        """Report the part of a benchmark that is still to be done."""
+        """Print the part of a benchmark that is still to be done."""
         if text:
             self._print(f"{self._elapsed()} to do: {text}")
 
@@ -98,14 +98,14 @@ class ProgressLines:
         return is_due
 
     def _elapsed(self) -> str:
-        """Return the minutes and seconds since the start."""
+        """Return the minutes and seconds since the start, as `[02:05]`."""
         seconds = (SystemClock.mono_ns() - self._began_ns) // NS_PER_S
         return f"[{seconds // 60:02d}:{seconds % 60:02d}]"
 
     def _remaining(self, progress: Progress, planned: int | None) -> str:
-        """Format the time until the last request, by the load's duration or by the rate so far.
+        """Format the time until the last request is sent, from the load's duration or from the rate so far.
 
-        The time after it is unknown: answers differ in length.
+        The time after the last request is not included: it is unknown, because answers differ in length.
         """
         if not progress.left or (planned is not None and progress.sent >= planned):
             return ", all sent" if progress.under_way else ""
@@ -123,7 +123,7 @@ class ProgressLines:
 
 
 class LatestProgress(ProgressLines):
-    """Holds the latest progress, and prints nothing."""
+    """Progress listener that stores the latest progress and prints nothing."""
 
     progress: Progress | None = None
 
@@ -135,7 +135,8 @@ class LatestProgress(ProgressLines):
 
 
 class Bars(ProgressLines):
-    """One line with a bar and figures of the current step, redrawn in place below the other lines."""
+    """Progress listener that redraws one line with a bar and figures of the current
+    step, below other lines."""
 
     def __init__(self, bar: "RichProgress") -> None:
         super().__init__()
@@ -203,7 +204,7 @@ def figures(p: Progress, planned: int | None) -> str:
 
 @contextmanager
 def watching_progress() -> Iterator[ProgressLines]:
-    """Report progress as a bar on a terminal, otherwise as log lines."""
+    """Yield a listener that shows progress: as a bar on a terminal, otherwise as log lines."""
     if not sys.stderr.isatty():
         yield ProgressLines()
         return
@@ -233,14 +234,14 @@ class ReplaySignals:
     def __call__(self) -> bool:
         """Handle a signal. Return False if the caller must interrupt the replay at once."""
         match self._replay.stage:
-            # A closed event loop means that the replay failed.
+            # If the event loop is closed, the replay has failed: let the caller interrupt it.
             case ReplayStage.SENDING if not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._stop)
                 return True
             case ReplayStage.REPORTING if not self._has_warned:
                 self._has_warned = True
                 message = b"llmtap: the load has ended; signal again to stop before the report is written\n"
-                os.write(2, message)  # The signal may have interrupted a print().
+                os.write(2, message)  # No print(): the signal may have interrupted one.
                 return True
         return False
 

@@ -1,7 +1,7 @@
 """`llmtap replay` (send a trace, a capture or a workload to a server on time) and `llmtap selftest`.
 
-Reads the options, runs a `Replay` (`load/replay`), adds the self-test, and writes and prints the result by
-means of `cli/report.py`.
+Reads the options, runs a `Replay` (`load/replay`), adds the self-test, and writes and prints the result with
+`cli/report.py`.
 """
 
 import asyncio

@@ -44,9 +44,10 @@ if TYPE_CHECKING:
     from llmtap.gates.requirements import Requirements
 
 RESULT_BYTES_MAX: Final = 256 << 20
-"""Larger files are not read. A result has a few MB: one value per second and series."""
+"""Maximum size of a file that is read as a result. A result has a few MB: one value per second and series."""
 RESULT_PATTERN: Final = "replay-*.json"
-"""Name of the file with a replay's result, after the name of its capture's folder and a dot."""
+"""Pattern of the second part of a result's file name. The first part is the name of the capture's folder and
+a dot."""
 
 EPILOG = """CAPTURE is one of:
 
@@ -79,7 +80,8 @@ Examples:
 
 
 class _ReportCommand(SeveralValues):
-    """The command `report`, whose base is the first result named, also in `--compare A B`."""
+    """The command `report`. The first result on the command line is the base of the comparison, even if it is
+    a value of `--compare`, as in `--compare A B`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         words = [value for arg in args for value in (arg, arg.partition("=")[2])]
@@ -312,7 +314,7 @@ def _exit(code: ExitCode) -> None:
 
 
 def _is_trace(places: list[str]) -> bool:
-    """Return whether the places are one file that is neither Parquet nor a spool."""
+    """Return whether the places are a trace: one file that is neither Parquet nor a spool of a capture."""
     if len(places) != 1:
         return False
     path = Path(places[0])
@@ -347,7 +349,7 @@ def _trace_batches(path: str, source_format: str | None) -> "Iterator[pa.RecordB
 
 
 def _write_csv(csv: str, batches: "Iterator[pa.RecordBatch]", summary: Mapping[str, Any]) -> None:
-    """Write the requests to a CSV file, and the figures to a second one. Raises ConfigError."""
+    """Write the requests to a CSV file, and the figures to a second file. Raises ConfigError."""
     from llmtap.capture.csv_file import write_csv
     from llmtap.gates.figures import figures_csv
 
@@ -389,7 +391,7 @@ class _ReplayFields(msgspec.Struct):
 
 @contextmanager
 def _stored_result(place: str) -> Iterator[None]:
-    """Convert errors about wrong or missing fields of a stored result to ConfigError."""
+    """Convert errors that wrong or missing fields of a stored result cause to ConfigError."""
     try:
         yield
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError) as exc:
@@ -467,8 +469,8 @@ def show_replay(outputs: Outputs, result: Mapping[str, Any]) -> None:
 def result_place(capture: str, result: Mapping[str, Any] | None = None) -> Path | None:
     """Return the path for the result of a replay, next to the folder of its capture; None for a URL.
 
-    The folder itself holds Parquet files only, so that other tools read it as one dataset. `result` gives
-    the time in the name.
+    The result is not in the folder itself: this has only Parquet files, so that other tools can read it as
+    one dataset. The name contains the start time of `result`.
     """
     from llmtap.capture.store.parquet import open_place
 
@@ -491,9 +493,9 @@ def store_result(capture: str, result: Mapping[str, Any]) -> None:
 
 
 def stored_verdicts(places: Sequence[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield names and verdicts of the results next to these folders, oldest first.
+    """Yield the names and the verdicts of the results next to these folders, oldest first.
 
-    Earlier versions of llmtap stored them in the folders.
+    Results in the folders are included: earlier versions of llmtap stored them there.
     """
     for place in places:
         if not Path(place).is_dir():
@@ -514,7 +516,8 @@ def stored_verdicts(places: Sequence[str]) -> Iterator[tuple[str, Mapping[str, A
 
 
 def _refuse_bench(places: list[str]) -> None:
-    """Raise ConfigError for results folders: a summary over captures of different loads means nothing."""
+    """Raise ConfigError for results folders: a summary over captures of different
+    loads would be meaningless."""
     for place in (Path(path) for pattern in places for path in sorted(glob(pattern))):
         results = [place] if (place / "bench.json").is_file() else []
         results += [path.parent for path in sorted(place.glob("*/bench.json"))]

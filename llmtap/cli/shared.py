@@ -28,21 +28,22 @@ if TYPE_CHECKING:
 
 STDOUT: Final = "-"
 _LINE_MAX: Final = 10_000
-"""Longer than any row of a table."""
+"""Width for output without a terminal: longer than any row of a table."""
 _SIGNAL_EXIT: Final = 128
-"""Added to the number of a signal, as shells do."""
+"""Number that is added to the number of a signal to get the exit code, as in shells."""
 
 
 # ---------------------------------------------------------------- messages
 
 
 def print_message(text: str) -> None:
-    """Print a message on stderr. Names of files and texts of servers cannot control the terminal."""
+    """Print a message on stderr. Control characters are escaped: the text may come from a
+    file or a server."""
     print(f"llmtap: {printable_lines(text)}", file=sys.stderr, flush=True)
 
 
 def print_line(text: str, out: Any = None) -> None:
-    """Print a line of a result that may contain text of others, on `out` (default: stdout)."""
+    """Print a line of a result on `out` (default: stdout). Control characters are escaped."""
     print(printable_lines(text), file=out or sys.stdout)
 
 
@@ -82,12 +83,12 @@ class Outputs:
                 raise _unwritten(option, place, exc) from None
 
     def write(self, texts: Mapping[str, Callable[[], str]]) -> None:
-        """Write the files."""
+        """Write all requested files. `texts`: by option, the function that makes the text."""
         for option, place in self.files.items():
             write_output(option, place, texts[option]())
 
     def tell(self, texts: Mapping[str, Callable[[], str]], show: Callable[[], None]) -> None:
-        """Write the files, and print the text for stdout, or call `show` if there is none."""
+        """Write the files. Then print the output that goes to stdout, or call `show` if there is none."""
         self.write(texts)
         if self.stdout is None:
             show()
@@ -96,7 +97,8 @@ class Outputs:
 
 
 def exit_codes(*codes: ExitCode) -> str:
-    """Return the paragraph of a command's help on its exit codes; all of them without `codes`."""
+    """Return the paragraph on exit codes for a command's help. `codes`: those of
+    the command; default: all."""
     return "Exit codes: " + "; ".join(f"{code} {code.meaning}" for code in codes or ExitCode) + "."
 
 
@@ -139,7 +141,8 @@ def print_json(value: object, to: str = STDOUT, out: Any = None) -> None:
 
 
 def print_rich(shown: "RenderableType") -> None:
-    """Print what rich can render. In a pipe, lines are not wrapped, so that they can be searched."""
+    """Print a renderable of the package rich. In a pipe, lines are not wrapped, so that
+    they can be searched."""
     from rich.console import Console
 
     if sys.stdout.isatty():
@@ -170,7 +173,7 @@ def print_table(table: "Table", out: Any = None) -> None:
 
 
 def read_objectives(slo: str | None, goodput: str | None) -> str | None:
-    """Return the objectives of `--slo` or `--goodput` in our own form. Raises ConfigError."""
+    """Return the objectives of `--slo` or `--goodput` in the form of `--slo`. Raises ConfigError."""
     from llmtap.metrics.objectives import Objectives
 
     if slo is not None and goodput is not None:
@@ -181,7 +184,7 @@ def read_objectives(slo: str | None, goodput: str | None) -> str | None:
 
 
 def read_percentiles(text: str | None) -> dict[str, float]:
-    """Return the shares of `--percentiles` by name. Raises ConfigError."""
+    """Return the percentiles of `--percentiles` as shares from 0 to 1, by name. Raises ConfigError."""
     from llmtap.metrics.statistics import parse_percentiles
 
     return {} if text is None else parse_percentiles(text, "--percentiles")
@@ -190,7 +193,10 @@ def read_percentiles(text: str | None) -> dict[str, float]:
 def read_pairs(
     option: str, items: Sequence[str] | None, form: str = "KEY=VALUE", *, once: bool = False
 ) -> dict[str, str]:
-    """Return the last value of each key. `once`: a key must not repeat. Raises ConfigError."""
+    """Return the value of each key; if a key repeats, the last one. Raises ConfigError.
+
+    `once`: a repeated key is an error.
+    """
     pairs: dict[str, str] = {}
     for item in items or ():
         key, separator, value = item.partition("=")
@@ -204,7 +210,7 @@ def read_pairs(
 
 
 def need_extra(place: str, module: str, extra: str, hint: str = "") -> None:
-    """Raise ConfigError if the package `module`, which the extra installs, is missing."""
+    """Raise ConfigError if the package `module` is missing, with the hint to install the extra."""
     from importlib.util import find_spec
 
     if find_spec(module) is None:
@@ -223,7 +229,7 @@ def check_known(option: str, kind: str, name: str, known: Collection[str]) -> No
 
 
 STOPPING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that end a command, with the report of the completed part."""
+"""Signals that end a command. It then reports the part that is complete."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -240,16 +246,17 @@ def _terminal_fds() -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class ReceivedSignals:
-    """Signals that arrived, and an optional handler that replaces raising Stopped."""
+    """Signals that arrived, and an optional handler that is called instead of raising Stopped."""
 
     numbers: list[int] = field(default_factory=list)
     terminal_fds: tuple[int, ...] = field(default_factory=_terminal_fds)
-    """Standard output and error, if they are the terminal."""
+    """File descriptors of standard output and standard error, if they are a terminal."""
     handler: Callable[[], bool] | None = None
-    """Called when a signal arrives. If it returns False, Stopped is raised."""
+    """Function called when a signal arrives. If it returns False, Stopped is raised."""
 
     def add(self, number: int) -> None:
-        """Record a signal. After SIGHUP the terminal is gone, and a write to it would fail."""
+        """Record a signal. After SIGHUP, redirect output to the terminal to nowhere: a write
+        to it would fail."""
         self.numbers.append(number)
         if number == signal.SIGHUP:
             nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -259,7 +266,7 @@ class ReceivedSignals:
 
     @property
     def code(self) -> int | None:
-        """The exit code by the first signal, or None."""
+        """Exit code for the first signal that arrived; None if there was none."""
         return _SIGNAL_EXIT + self.numbers[0] if self.numbers else None
 
 
@@ -272,16 +279,16 @@ def loop_signals(signals: ReceivedSignals, stop: Callable[[], None]) -> None:
         stop()
 
     for number in STOPPING:
-        # A signal that was ignored at the start (nohup, background of a shell) stays ignored.
+        # Do not handle a signal that was ignored at the start (nohup, background job of a shell).
         if signal.getsignal(number) is not signal.SIG_IGN:
             asyncio.get_running_loop().add_signal_handler(number, handle, number)
 
 
 @contextmanager
 def stoppable() -> Iterator[ReceivedSignals]:
-    """Raise Stopped in the main thread at a signal of STOPPING, unless `handler` handles the signal.
+    """Raise Stopped in the main thread when a signal of STOPPING arrives, unless `handler` handles it.
 
-    Later signals are ignored, so that they do not interrupt the cleaning up.
+    Later signals are ignored, so that they do not interrupt the clean-up.
     """
     before: dict[int, Any] = {}
     signals = ReceivedSignals()
@@ -304,7 +311,7 @@ def stoppable() -> Iterator[ReceivedSignals]:
     try:
         yield signals
     except KeyboardInterrupt:
-        # Some libraries replace Stopped by KeyboardInterrupt.
+        # Raise Stopped again: some libraries replace it by a plain KeyboardInterrupt.
         raise Stopped(signals.numbers[0] if signals.numbers else signal.SIGINT) from None
     finally:
         if not raised:
@@ -313,21 +320,21 @@ def stoppable() -> Iterator[ReceivedSignals]:
 
 
 class SeveralValues(TyperCommand):
-    """Command with options of several words: `--pp 512 4096` is `--pp 512,4096`."""
+    """Command with options that accept several words: `--pp 512 4096` means `--pp 512,4096`."""
 
     words: ClassVar[Mapping[str, str]] = {
         "--pp": r"[\d,]+", "--tg": r"[\d,]+", "--concurrency": r"[\d,]+", "--batch": r"[\d,]+",
         "--goodput": r"[a-z0-9]+:[\d.]+", "--percentiles": r"[\d.,]+",
         "--fail-if-worse": r"([a-z][\w.]*:)?[\d.]+%?|all",
     }  # fmt: skip
-    """Form of the additional words of each option; other words are arguments of the command."""
+    """Pattern of the further words of each option. Words that do not match are arguments of the command."""
     defaults: ClassVar[Mapping[str, str]] = {"--fail-if-worse": "all"}
-    """Value of each option that may stand without one."""
+    """Default value of each option that may be given without a value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         joined: list[str] = []
         form: str | None = None
-        """Of further words of the last option, if it has a value."""
+        """Pattern of further words of the last option, if it has a value; else None."""
         for i, arg in enumerate(args):
             if form and re.fullmatch(form, arg):
                 joined[-1] += f",{arg}"
@@ -342,7 +349,7 @@ class SeveralValues(TyperCommand):
 
 
 def figures_place(csv: str) -> str:
-    """Return the file for the figures beside the CSV of requests: `a.figures.csv` beside `a.csv`."""
+    """Return the file for the figures, beside the CSV file of requests: `a.figures.csv` beside `a.csv`."""
     if csv == STDOUT:
         raise ConfigError("--csv", "needs a file: it is two tables", "such as --csv result.csv")
     return str(Path(csv).with_suffix("")) + ".figures.csv"

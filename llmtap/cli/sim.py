@@ -3,7 +3,7 @@
 Defines `sim serve` (`sim/server`), `sim run` (`sim/sweep`) and `sim tokenizer`, which writes the engine's
 tokenizer. `sim_sweep.py` converts the options of `sim run`, runs the sweep and shows its progress.
 
-Long because the options of its commands stand in their signatures.
+The module is long because it declares the options of three commands.
 """
 
 import logging
@@ -221,8 +221,8 @@ def serve(
 
     server.app.on_shutdown.append(drain)
     logging.getLogger("aiohttp.server").addFilter(_shorten_malformed)
-    # What is loaded now stays; looking through it again and again would make streams late.
-    # Answers leave no cycles behind, so there is little to find.
+    # Exclude all objects that exist now from garbage collection, and collect rarely: a long collection would
+    # make streams late. Answers leave no reference cycles, so there is little to collect.
     gc.collect()
     gc.freeze()
     gc.set_threshold(700, 10, 1_000)
@@ -232,7 +232,7 @@ def serve(
         loop=uvloop.new_event_loop(),
         access_log=None,
         handle_signals=True,
-        handler_cancellation=True,  # who leaves gives back what the engine holds for him
+        handler_cancellation=True,  # Free what the engine holds for a client that leaves.
         print=lambda *_: tell(),
     )
 
@@ -260,7 +260,7 @@ def _pem_pair(certificate: Path | None, key: Path | None) -> tuple[bytes, bytes]
 
 @contextmanager
 def _listening(option_name: str, address: str) -> Iterator[None]:
-    """Name the option of an address that is in use."""
+    """Convert an OSError to a ConfigError naming the option, for an address that cannot be used."""
     try:
         yield
     except OSError as exc:
@@ -605,7 +605,8 @@ def run(
         "reader": reader.benefit(),
     }
     if flags_given(reader):
-        # Runs of whole batches have no token times unless they are measured.
+        # Measure the runs, because smooth goodput needs token times, and runs of whole batches have none
+        # otherwise.
         common["measure"] = True
     requirements = Requirements.parse(goals.require)
     requirements.check_objectives(common["objectives"])
@@ -650,7 +651,7 @@ def run(
                 for label, one in zip(labels, results, strict=True)
                 for row in requirements.add_to(one, label)
             ]
-            if not results:  # a page of nothing cannot be made
+            if not results:  # A page needs at least one result.
                 outputs.files.pop("--html", None)
                 outputs.stdout = None if outputs.stdout == "--html" else outputs.stdout
             if runs.table is not None:

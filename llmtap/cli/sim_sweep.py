@@ -1,8 +1,8 @@
 """Turn the options of `llmtap sim run` into the axes of a sweep, run it, and show progress.
 
-For `cli/sim.py`: `AxesRead` checks and collects the axes, `run_sweep` returns the summaries of all runs. Also
-prints the lists of `--readings` and `--presets`. Progress is a bar in a terminal, else a line for each job
-that is done.
+Used by `cli/sim.py`: `AxesRead` checks and collects the axes, `run_sweep` returns the summaries of all runs.
+This module also prints the lists of `--readings` and `--presets`. Progress is a bar in a terminal, else a
+line for each completed job.
 """
 
 import sys
@@ -45,7 +45,7 @@ _AT_MOST: Final = {
     "requests": 1_000_000_000,
     "servers": 10_000,
     "scale": 1_000_000_000,
-    "rate": 1_000_000_000,  # more than one a nanosecond are all at once
+    "rate": 1_000_000_000,  # More than one per ns would all arrive at one time.
     "seed": (1 << 63) - 1,
 }
 _LISTING: Final = "llmtap sim run --readings lists readings and options of serving"
@@ -57,7 +57,7 @@ _ELSEWHERE: Final = {
 
 
 class AxesRead:
-    """Values by name, and the option that set each."""
+    """Axes of a sweep: the values by name, and the option that set each."""
 
     def __init__(self) -> None:
         self._axes: dict[str, tuple[Any, ...]] = {}
@@ -72,7 +72,8 @@ class AxesRead:
             self._set("router", names_in(text, "--router", "router", ROUTERS), "--router")
 
     def numbers(self, name: str, text: str | None, kind: Callable[[str], int | float]) -> None:
-        """Set numbers above 0, separated by commas; a seed may be 0."""
+        """Set the values of an axis from numbers, separated by commas. They must be above 0; a
+        seed may be 0."""
         if text is None:
             return
         option = f"--{name}"
@@ -94,8 +95,10 @@ class AxesRead:
         self._set(name, values, option)
 
     def settings(self, given: Sequence[str], option: str) -> None:
-        """Set readings or options of serving from NAME=VALUE; of `--vary`, from NAME=VALUE,VALUE, or with
-        bars where values have commas."""
+        """Set options of `ModelOptions` or `Serving` from NAME=VALUE.
+
+        `--vary` has several values: NAME=VALUE,VALUE, or separated by `|` if the values contain commas.
+        """
         several = option == "--vary"
         others, what, theirs = _ELSEWHERE.get(option, ((), "", ""))
         for one in given:
@@ -121,8 +124,10 @@ class AxesRead:
             self._set(name, values, option)
 
     def whole(self, preset: Any, preset_name: str) -> dict[str, tuple[Any, ...]]:
-        """Return all axes, with those of a preset and the defaults where nothing was given. Raises
-        ConfigError for an option that no scheduler reads."""
+        """Return all axes. Axes that were not given come from the preset, or have their defaults.
+
+        Raises ConfigError for an option that no scheduler reads.
+        """
         axes = dict(self._axes)
         variants = () if preset is None else preset.variants
         fixed = {name for variant in variants for name in variant}
@@ -163,8 +168,10 @@ class AxesRead:
         return axes
 
     def kv_memory(self, axes: dict[str, tuple[Any, ...]], blocks: int) -> KvMemory:
-        """Return the memory of `--fit-kv-blocks`, and give it to the simulated servers, too, unless they have
-        one of their own."""
+        """Return the memory of `--fit-kv-blocks`.
+
+        The simulated servers get the same memory, unless another size was given for them.
+        """
         sizes = axes.get("block", (str(Serving().block),))
         if len(sizes) > 1:
             raise ConfigError("--fit-kv-blocks", "requires one size of the blocks", "--serving block=16")
@@ -192,7 +199,7 @@ def names_in(text: str, option: str, kind: str, known: Collection[str]) -> tuple
 
 
 def preset_named(name: str | None) -> Any:
-    """Return the preset; None for None. Raises ConfigError."""
+    """Return the preset of this name; None if `name` is None. Raises ConfigError."""
     if name is None:
         return None
     check_known("--preset", "preset", name, PRESETS)
@@ -200,14 +207,15 @@ def preset_named(name: str | None) -> Any:
 
 
 def scheduler_names(axes: Mapping[str, Sequence[Any]], preset: Any) -> list[str]:
-    """Return the schedulers that will run."""
+    """Return the names of the schedulers that will run."""
     variants = () if preset is None else preset.variants
     named = [variant["scheduler"] for variant in variants if "scheduler" in variant]
     return list(dict.fromkeys([*axes.get("scheduler", ()), *named]))
 
 
 def objectives_text(slo: str | None, preset: Any, goodput: str | None = None) -> str:
-    """Return the objectives of `--slo`, `--goodput` or the preset in our own form; empty: there are none."""
+    """Return the objectives of `--slo`, `--goodput` or the preset, in the form of
+    `--slo`; empty without any."""
     if slo is not None and not slo.strip():
         raise ConfigError("--slo", "expected an objective", "such as --slo 'ttft:1s tbc_max:200ms'")
     if slo is None and goodput is None and preset is not None:
@@ -219,7 +227,9 @@ def models_fitted(
     place: str | None, schedulers: Sequence[str], *,
     source_format: str | None = None, chunk: int | None = None, memory: KvMemory | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return fields of jobs: the model fitted to a grid or a capture, and how well; none without `place`.
+    """Return fields of jobs: the model fitted to a grid or a capture, and the quality of the fit.
+
+    Without `place`, there are no fields.
 
     `chunk`: tokens per iteration of the captured server, if it has chunked prefill. `memory`: its KV memory.
     """
@@ -260,7 +270,7 @@ def models_fitted(
 
 
 def _trust_in(parts: Mapping[str, Unseen | None]) -> dict[str, Any]:
-    """Return whether figures of a fit are valid, and the caution at each of them."""
+    """Return whether figures from a fit are valid, and the caution that is shown with them."""
     poor = any(part is not None and part.is_poor for part in parts.values())
     return {"valid": not poor, "caution": caution_of(parts)}
 
@@ -270,10 +280,11 @@ def _parts(text: str, mark: str = ",") -> list[str]:
 
 
 class SweepProgress:
-    """Progress by requests and not by jobs: some jobs have a thousand times as many."""
+    """Shows progress by requests, not by jobs: some jobs have a thousand times as many requests as others."""
 
     def __init__(self, bar: Any, *, lines: bool) -> None:
-        """`bar` of rich; `lines`: print a line for each job that is done."""
+        """`bar`: progress bar of the package rich. `lines`: whether to print a line
+        for each completed job."""
         self._bar = bar
         self._lines = lines
         self._task = bar.add_task("reading", total=None)
@@ -306,7 +317,7 @@ class SweepProgress:
 
 @contextmanager
 def _progress(*, loud: bool) -> Iterator[SweepProgress]:
-    """Show a bar on a terminal; elsewhere lines if `loud`."""
+    """Yield a progress display: a bar on a terminal; without a terminal, lines if `loud`, else nothing."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -319,8 +330,10 @@ def run_sweep(
     trace: str, source_format: str | None, axes: Any, preset: Any, common: dict[str, Any], *,
     results: Path | None, workers: int | None, ray: str | None, loud: bool, sweepers: list[SweepRunner],
 ) -> tuple[list[dict[str, Any]], list[str], bool]:  # fmt: skip
-    """Run all jobs. Return the summaries in the order of the grid, notes, and whether some job failed. The
-    runner is added to `sweepers`, so that an interrupted caller can count its attempts."""
+    """Run all jobs. Return the summaries in the order of the grid, notes, and whether a job failed.
+
+    The runner is added to `sweepers`, so that the caller can count its attempts after an interruption.
+    """
     with ExitStack() as stack:
         audience = stack.enter_context(_progress(loud=loud))
         kept = None

@@ -93,7 +93,8 @@ def proxy(
     from llmtap.supervisor.handover import take_handover
     from llmtap.supervisor.supervisor import Supervisor
 
-    # A proxy that is to become this program asks whether it can.
+    # With `--check`, the caller may be a running proxy that will replace itself by this program, and asks
+    # whether the configuration allows it.
     asking = take_handover(os.environ, os.getppid()) if check else None
     loaded.checked(problems_of(settings, None if asking is None else asking.pid))
     warnings = list(warnings_of(settings))
@@ -122,7 +123,7 @@ def proxy(
 
 
 def announce(what: str, admin: str, settings: "Settings") -> None:
-    """Print the first line of a proxy, a meter or a watch, and whether the compiled code is missing."""
+    """Print the first line of a proxy, a meter or a watch, and a note if the compiled code is missing."""
     scheme = "https" if settings.meter.admin_tls_certificate else "http"
     line = f"{what}   metrics: {scheme}://{admin}/metrics"
     if settings.capture.to is not None:
@@ -133,7 +134,7 @@ def announce(what: str, admin: str, settings: "Settings") -> None:
 
 
 def capture_places(options: "CaptureOptions") -> tuple[str, str]:
-    """Return the capture's target and its spool folder as text without secrets."""
+    """Return the target of the capture and its spool folder, as texts without secrets."""
     from llmtap.capture.store.parquet import open_place
     from llmtap.capture.store.store import spool_folder
 
@@ -336,7 +337,7 @@ def _watch(options: "TopOptions") -> None:
     need_extra("llmtap top", "textual", "top", "; --once does without")
     from llmtap.top.plain import fetched
 
-    fetched(options)  # Report a wrong address here: the screen of the application would close at once.
+    fetched(options)  # Check the address here: an error would vanish with the screen.
     from llmtap.top.app import TopApp
 
     TopApp(options).run()

@@ -187,7 +187,7 @@ def read_packets(vantage: "FileVantage", name: str) -> None:
 
 
 def _opened(name: str) -> AbstractContextManager[BinaryIO]:
-    """Open a file; show a progress bar of the bytes read, if stderr is a terminal."""
+    """Open a file. If stderr is a terminal, show a progress bar of the bytes read."""
     if name == "-":
         return nullcontext(sys.stdin.buffer)
     if not sys.stderr.isatty():
@@ -203,6 +203,6 @@ def _opened(name: str) -> AbstractContextManager[BinaryIO]:
 
 @contextmanager
 def _buffered(file: AbstractContextManager[BinaryIO]) -> Iterator[BinaryIO]:
-    """Read in large pieces: each moves the progress bar."""
+    """Read in large pieces, because each read redraws the progress bar."""
     with file as raw:
         yield cast(BinaryIO, io.BufferedReader(cast(io.RawIOBase, raw), 1 << 20))

@@ -1,9 +1,9 @@
 """Histogram buckets for Prometheus and OpenTelemetry: fixed edges, exponential ones, or both in one.
 
-`Buckets`, `ExponentialBuckets` and `DualBuckets` count integers (ns, tokens); the default edges of each kind
-of histogram are here, too, and `check_edges` checks those that an operator sets. Values of an exchange are
-counted together (0.1 us a value instead of 0.7 us with prometheus_client). A bucket holds every value up to
-and including its edge.
+`Buckets`, `ExponentialBuckets` and `DualBuckets` count integers (ns, tokens). This module also has the
+default edges of each kind of histogram, and `check_edges` checks the edges that an operator sets. The values
+of an exchange are counted together (0.1 us per value instead of 0.7 us with prometheus_client). A bucket
+counts the values up to and including its edge.
 """
 
 import math
@@ -26,7 +26,7 @@ def check_edges(kind: str, seconds: Sequence[float], place: str) -> None:
 
 
 def edges_as(edges: tuple[int, ...], configured: Mapping[str, Sequence[float]]) -> tuple[int, ...]:
-    """Return the edges in ns; if `given` has edges of their kind (in seconds), return these instead."""
+    """Return the edges in ns, or those of the same kind in `configured` (in seconds), if there are any."""
     kind = next((name for name, own in KINDS.items() if own is edges), "")
     return edges_ns(*configured[kind]) if kind in configured else edges
 
@@ -36,26 +36,27 @@ def edges_ns(*seconds: float) -> tuple[int, ...]:
 
 
 CLOSE: Final = 1.12
-"""Ratio of neighbouring edges near objectives. Prometheus interpolates within a bucket, so a quantile is at
-most 12 % wrong."""
+"""Ratio of neighbouring edges near objectives. Prometheus interpolates within a bucket, so the error of a
+quantile is at most 12 %."""
 _OBJECTIVES_S: Final = (
     0.05, 0.055, 0.06, 0.067, 0.074, 0.08, 0.086, 0.093, 0.1, 0.112, 0.125, 0.138, 0.15, 0.165, 0.182, 0.2,
     0.224, 0.25, 0.275, 0.3, 0.33, 0.365, 0.4, 0.448, 0.5, 0.55, 0.61, 0.675, 0.75, 0.825, 0.91, 1, 1.1, 1.22,
     1.35, 1.5, 1.65, 1.82, 2,
 )  # fmt: skip
-"""Edges of all kinds where most objectives lie: each is at most `CLOSE` times the one before."""
+"""Edges in the range of most objectives, which all kinds have. Each is at most `CLOSE`
+times the one before."""
 TTFT_EDGES_NS: Final = edges_ns(
     0.001, 0.005, 0.01, 0.02, 0.04, *_OBJECTIVES_S, 2.5, 3, 4, 5, 7.5, 10, 15, 20, 30, 40, 60, 80, 120, 160,
     640, 2560,
 )  # fmt: skip
-"""The long edges are those of vLLM. The tail of TTFT contains the wait in a queue, which has no bound
-(chapter on SLO metrics)."""
+"""Edges of TTFT. The largest ones are those of vLLM: the tail of TTFT contains the wait in a queue, which has
+no bound (chapter on SLO metrics)."""
 GAP_EDGES_NS: Final = edges_ns(
     0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, *_OBJECTIVES_S, 2.5, 5,
     10, 20, 40, 80,
 )  # fmt: skip
-"""Edges of gaps between tokens, from 0.5 ms on: common sets start at 10 ms, and cannot show a model of 100
-tokens/s."""
+"""Edges of gaps between tokens. They start at 0.5 ms; usual sets start at 10 ms and so cannot show the gaps
+of a model with more than 100 tokens/s."""
 DURATION_EDGES_NS: Final = edges_ns(
     0.01, 0.02, *_OBJECTIVES_S, 2.5, 3, 4, 5, 7.5, 10, 15, 20, 30, 40, 60, 120, 240, 480, 960, 1920, 2560,
     7680,
@@ -66,12 +67,13 @@ ADDED_EDGES_NS: Final = edges_ns(
     0.00001, 0.00002, 0.00003, 0.00005, 0.000075, 0.0001, 0.00015, 0.0002, 0.0003, 0.0005, 0.00075, 0.001,
     0.002, 0.005, 0.01, 0.02, 0.05,
 )  # fmt: skip
-"""Latency added by llmtap: 10 us to 50 ms."""
+"""Edges of the latency that llmtap adds: 10 us to 50 ms."""
 TOKEN_EDGES: Final = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256)
 
 
 class Buckets:
-    """Counts of integers by fixed upper edges, and their sum. Without edges, all values are in one bucket."""
+    """Counts of integers in buckets with fixed upper edges, and their sum. Without edges,
+    there is one bucket."""
 
     __slots__ = ("_counts", "_edges", "_total")
 
@@ -100,7 +102,8 @@ class Buckets:
         self._counts = array("Q", map(add, self._counts, other._counts))
 
     def read(self) -> tuple["array[int]", int]:
-        """Return a copy: counts per bucket (not cumulative; the last has no upper edge), and the sum."""
+        """Return a copy of the counts, and the sum. The counts are not cumulative; the last
+        bucket has no edge."""
         return self._counts[:], self._total
 
 
@@ -112,10 +115,11 @@ _UPPER: Final = [2.0 ** (i / _PER_OCTAVE - 1) for i in range(_PER_OCTAVE)]
 
 
 class ExponentialBuckets:
-    """Counts of integers in buckets whose upper edges are powers of 2^(1/64), in units of `unit`.
+    """Counts of integers in buckets with the upper edges 2^(i/64), in units of `unit`.
 
-    Prometheus calls the scale a schema and counts the same buckets, from one above: its bucket `i` ends at
-    2^(i/64), as OpenTelemetry's bucket `i - 1` does. `counts` has the former's numbers.
+    Prometheus calls the scale a schema. It has the same buckets, but its numbers are one higher: Prometheus'
+    bucket `i` ends at 2^(i/64), and so does OpenTelemetry's bucket `i - 1`. `counts` uses the numbers of
+    Prometheus.
     """
 
     __slots__ = ("_unit", "counts", "n", "total", "zeros")
@@ -151,9 +155,11 @@ class ExponentialBuckets:
         self.zeros, self.n, self.total = self.zeros + other.zeros, self.n + other.n, self.total + other.total
 
     def dense(self, buckets_max: int) -> tuple[int, int, list[int]]:
-        """Return scale, number of the first bucket as OpenTelemetry counts, and the counts of `most` at most.
+        """Return the scale, OpenTelemetry's number of the first bucket, and the counts of at most
+        `buckets_max` buckets.
 
-        The scale is reduced, which merges neighbours, until they are few enough. `most` is at least 2.
+        The scale is reduced, which merges neighbouring buckets, until there are few enough. `buckets_max`
+        must be at least 2.
         """
         if not self.counts:
             return EXPONENTIAL_SCALE, 0, []

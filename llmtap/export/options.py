@@ -16,8 +16,8 @@ STANDARD_ENV: Final = {
     "OTEL_EXPORTER_OTLP_ENDPOINT": "otlp.endpoint",
     "OTEL_EXPORTER_OTLP_PROTOCOL": "otlp.protocol",
 }
-"""Environment variables of OpenTelemetry that are also options of llmtap, since they decide whether and how
-to export. The SDK reads all others."""
+"""Environment variables of OpenTelemetry that also set options of llmtap, since they decide whether and how
+to export. The SDK reads all other variables."""
 
 
 class OtlpOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

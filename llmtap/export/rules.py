@@ -1,9 +1,10 @@
 """Generate Prometheus rules: burn-rate recordings and alerts of SLO classes, and alerts about llmtap itself.
 
 `render` takes the classes of the configuration and returns the YAML file that `llmtap slo generate` writes.
-Recordings have the names of Sloth. Unlike Sloth, windows of a day and longer sum the 5-minute rates of all
-tenants, and an alarm needs a minimum number of exchanges in its long window, so that one bad exchange cannot
-raise it. Source: SRE Workbook, chapter 5; `metrics/slo.py` has the arithmetic.
+Recording rules have the names that Sloth uses. There are two differences from Sloth: windows of a day and
+longer sum the 5-minute rates of all tenants, and an alarm needs a minimum number of exchanges in its long
+window, so that one bad exchange cannot raise it. Source: SRE Workbook, chapter 5; `metrics/slo.py` has the
+arithmetic.
 """
 
 import textwrap
@@ -22,7 +23,7 @@ EVENTS: Final = "llmtap_slo_events_total"
 GOOD: Final = "llmtap_slo_good_total"
 SHORT: Final = ("5m", "30m", "1h", "2h", "6h")
 LONG: Final = ("1d", "3d", "30d")
-"""Windows of Sloth's recording rules: those of the alarms, and the period."""
+"""Windows of Sloth's recording rules: the windows of the alarms, and the period of the SLO (30 days)."""
 INTERVAL_S: Final = 30
 _MINUTE_NS: Final = 60_000_000_000
 _HOUR_NS: Final = 60 * _MINUTE_NS
@@ -65,7 +66,7 @@ def missing_alarms(slo: SloClass) -> list[str]:
 
 
 def runbook_url(runbooks: str, alert: str) -> str:
-    """Return the page of an alert: `runbooks`/ALERT.md, or `runbooks` with `{alert}` replaced."""
+    """Return the URL of an alert's page: `runbooks`/ALERT.md, or `runbooks` with `{alert}` replaced."""
     if "{alert}" in runbooks:
         return runbooks.replace("{alert}", alert)
     return f"{runbooks.rstrip('/')}/{alert}.md"
@@ -80,12 +81,12 @@ def window_name(ns: int) -> str:
 
 
 def render(classes: Sequence[SloClass], job: str, runbooks: str) -> str:
-    """The rules file, with comments on what was left out.
+    """Return the file of rules as YAML, with comments on the alarms that were left out.
 
     Args:
-        classes: `SloClass.with_tickets` of each.
-        job: the scrape job's name in Prometheus.
-        runbooks: where the pages of `deploy/runbooks/` are served, as `runbook_url` takes it.
+        classes: SLO classes, each as returned by `SloClass.with_tickets`.
+        job: name of the scrape job in Prometheus.
+        runbooks: URL under which the pages of `deploy/runbooks/` are served, in a form of `runbook_url`.
     """
     flag = f"--storage.tsdb.retention.time={PERIOD_DAYS + 5}d"
     head = (
@@ -105,7 +106,7 @@ def render(classes: Sequence[SloClass], job: str, runbooks: str) -> str:
 
 
 def _recordings(slo: SloClass, job: str) -> list[Rule]:
-    """Return the recording rules of a class; each uses only earlier ones."""
+    """Return the recording rules of a class. Each rule uses only rules before it."""
     identity = _identity(slo, job)
     this = f'{{sloth_id="{identity["sloth_id"]}"}}'
     rules = [
@@ -138,7 +139,7 @@ def _recordings(slo: SloClass, job: str) -> list[Rule]:
 
 
 def _burn_alert(slo: SloClass, alarm: Alarm, job: str) -> Rule:
-    """Return the alert of an alarm. Its value is the burn rate over the long window."""
+    """Return the alert rule of an alarm. The value of the alert is the burn rate over the long window."""
     identity = _identity(slo, job)
     this = f'{{sloth_id="{identity["sloth_id"]}"}}'
     long, short = window_name(alarm.long_ns), window_name(alarm.short_ns)
@@ -173,7 +174,7 @@ def _recording(record: str, expr: str, labels: Mapping[str, str]) -> Rule:
 
 
 def _outdated(slo: SloClass, job: str) -> Rule:
-    """Return an alert for each class whose rules and proxy have different objectives."""
+    """Return the alert that fires if the proxy has other objectives for a class than these rules."""
     this = f'job="{job}",slo="{slo.name}"'
     target = f"llmtap_slo_target_ratio{{{this}}}"
     differs = [f"{target} != {slo.target:.10g}"]
@@ -197,7 +198,7 @@ def _outdated(slo: SloClass, job: str) -> Rule:
 
 
 def _unwatched(classes: Sequence[SloClass], job: str) -> Rule:
-    """Return the alert about a class that was added after the rules were generated."""
+    """Return the alert that fires if the proxy has a class that was added after the rules were generated."""
     known = "|".join(slo.name for slo in classes)
     return _alert(
         OUTDATED,
@@ -243,8 +244,9 @@ def _counter(name: str, slo: SloClass, job: str) -> str:
 
 
 def _error_ratio(name: str, good: str, events: str, identity: Mapping[str, str]) -> Rule:
-    # Empty where nothing was counted: a NaN would spoil every sum. rate() extrapolates each counter
-    # separately, so that the two can differ slightly where all exchanges are good.
+    # `> 0` makes the result empty if nothing was counted: a NaN would make every sum NaN. `clamp_min` is
+    # needed because rate() extrapolates each counter separately: if all exchanges are good, the two can still
+    # differ slightly.
     expr = f"clamp_min(\n  1 - {good}\n  / ({events} > 0),\n  0\n)\n"
     return _recording(f"slo:sli_error:ratio_rate{name}", expr, {**identity, "sloth_window": name})
 
@@ -278,7 +280,8 @@ def _to_yaml(document: Any) -> str:
 
 
 def _commented(lines: Iterable[str], indent: int = 0) -> str:
-    """Return sentences as wrapped comments. `indent`: of all lines of a sentence but the first."""
+    """Return sentences as wrapped comments. `indent`: indentation of the second and later
+    lines of a sentence."""
     return "".join(
         textwrap.fill(line, _YAML_WIDTH, initial_indent="# ", subsequent_indent="# " + " " * indent) + "\n"
         for line in lines

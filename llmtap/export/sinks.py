@@ -17,7 +17,7 @@ from llmtap.metrics.latency import Measured
 
 
 class SeriesKey(NamedTuple):
-    """Labels under which an exchange is counted. The number of their values is bounded (`Labels`)."""
+    """Labels under which an exchange is counted. The number of different values is bounded (`Labels`)."""
 
     tenant: str
     model: str
@@ -29,10 +29,10 @@ class SeriesKey(NamedTuple):
 
 
 class ExchangeSink(Protocol):
-    """Receives each exchange once, on the meter's loop, after `measure` computed its terms."""
+    """Consumer of finished exchanges. It gets each exchange once, on the meter's loop, with its metrics."""
 
     def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
-        """Process a finished exchange. `met`: whether it met its objectives; None: it is not counted."""
+        """Process a finished exchange. `met`: whether it met its objectives; None: these do not count it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class ExporterState:
 
 @dataclass(frozen=True, slots=True)
 class CaptureState:
-    """State of the capture at the time of a scrape. Counts are since the start of the meter."""
+    """State of the capture at the time of a scrape. The counts start with the meter."""
 
     to: str = ""
     level: str = ""

@@ -1,7 +1,7 @@
 """The figures that a gate can name, their places in public JSON, and whether they are valid.
 
 A name is one of `SCALARS`, or a metric of `METRICS` with a statistic: `ttft_p99`, `tbc_max_mean`,
-`e2e_p99.5`. A result is a Summary as public JSON, with further parts where it is of a load: `corrected`,
+`e2e_p99.5`. A result is a Summary as public JSON; the result of a load has further parts: `corrected`,
 `dispatch_lateness`, `verdict`. `error_rate` is defined in DEFINITIONS.md.
 """
 
@@ -25,7 +25,8 @@ CHUNKS_SHARE_MAX: Final = 0.07
 """Share of responses counted by chunks above which counts of tokens are not valid."""
 ERROR_SEEN_S: Final = 0.001
 ERROR_SEEN_SHARE: Final = 0.01
-"""An error of more seconds, and of a larger share of a figure, makes a figure without a verdict doubtful."""
+"""Limits for results without a verdict: an error of more seconds, and of a larger share of a figure, makes
+the figure doubtful."""
 
 
 class FigureUnit(Enum):
@@ -42,17 +43,17 @@ class FigureRow:
     name: str
     unit: FigureUnit
     better: str
-    """`lower` or `higher`."""
+    """Whether `lower` or `higher` values are better."""
     valid_with: str
-    """Name in `verdict.figures` whose state is that of this figure."""
+    """Name of the entry in `verdict.figures` that has the state of this figure."""
     value_of: Callable[[_Json], float | None]
     marked: Callable[[_Json], bool] = lambda result: False
-    """Whether too few samples determine it (IETF 5.1.4.3)."""
+    """Function that returns whether the figure of a result has too few samples (IETF 5.1.4.3)."""
     percentiles: Mapping[str, float] = field(default_factory=dict)
-    """The percentile of its metric, as from `parse_percentiles`; empty if it is none."""
+    """The percentile, in the form of `parse_percentiles`; empty if the figure is not a percentile."""
 
     def value(self, result: _Json) -> float | None:
-        """Return the value in seconds, as a share from 0 to 1, or in the unit of the JSON."""
+        """Return the value of the figure: in seconds, as a share from 0 to 1, or in the unit of the JSON."""
         return self.value_of(result)
 
 
@@ -62,11 +63,12 @@ _FAULT_OF_HOST: Final = "tap_error"
 
 
 def failed_of(result: _Json) -> tuple[int, int]:
-    """Return the numbers of failed requests and of all that count for `error_rate`."""
+    """Return the number of failed requests, and the number of all requests that count for `error_rate`."""
     outcomes = dict(result.get("outcomes") or {})
     outcomes.pop(_FAULT_OF_HOST, None)
     if result.get("sender") is None:
-        # Without a load generator, clients decide to cancel. A load generator cancels what is too slow.
+        # This is live traffic: a client cancels for its own reasons, so do not count it as an error. A load
+        # generator cancels only requests that are too slow.
         outcomes.pop("client_cancelled", None)
     n = sum(outcomes.values())
     return n - sum(outcomes.get(name, 0) for name in NOT_ERRORS), n
@@ -130,7 +132,7 @@ METRICS: Final[Mapping[str, tuple[str, ...]]] = {
     **{f"{name}_scheduled": ("corrected", name) for name in ("ttft", "ttft_any", "e2e", "user_idle")},
     "dispatch_lateness": ("dispatch_lateness",),
 }  # fmt: skip
-"""Place of the statistics of each metric."""
+"""By metric: path of its statistics in a result."""
 _VALID_WITH: Final = {
     "ttft_any_scheduled": "ttft_scheduled", "ttft_reasoning": "ttft_any", "ttft_tool_call": "ttft_any",
     "dispatch_lateness": "", "itl_server": "", "connect": "", "send": "", "wait": "ttfb", "receive": "e2e",
@@ -141,7 +143,7 @@ _BY_CHUNKS: Final = frozenset({"tpot", "tokens", "smooth_goodput"})
 
 
 def figure_named(name: str, place: str) -> FigureRow:
-    """Return the figure of a name. Raises ConfigError with `place`, and the nearest known name."""
+    """Return the figure of this name. Raises ConfigError naming `place`, with the nearest known name."""
     if name in SCALARS:
         return SCALARS[name]
     match = _STATISTIC.fullmatch(name)
@@ -164,7 +166,7 @@ def figure_named(name: str, place: str) -> FigureRow:
 
 
 def every_figure(result: _Json) -> Iterator[FigureRow]:
-    """Yield each figure that a result has a value of."""
+    """Yield each figure for which a result has a value."""
     yield from (figure for figure in SCALARS.values() if figure.value(result) is not None)
     for metric, path in METRICS.items():
         for key, value in (at(result, *path) or {}).items():
@@ -174,12 +176,12 @@ def every_figure(result: _Json) -> Iterator[FigureRow]:
 
 
 def _percentile_text(key: str) -> str:
-    """Return a percentile's name in JSON as it is written: `p995` as `p99.5`."""
+    """Return the usual notation of a percentile's name in JSON: `p99.5` for `p995`."""
     return key if len(key) <= 3 or key in SHARES else f"{key[:3]}.{key[3:]}"
 
 
 def figures_csv(result: _Json) -> str:
-    """Return a row for each figure of a result, with its unit and validity; times are in seconds."""
+    """Return CSV with a row for each figure of a result, with its unit and validity. Times are in seconds."""
     file = StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(("figure", "value", "unit", "n", "better", "validity", "reason"))
@@ -200,7 +202,7 @@ def samples_of(figure: FigureRow, result: _Json) -> int | None:
 
 
 def bounded_figures(result: _Json) -> dict[str, str]:
-    """Return the bounds of a result's objectives by the figure that each judges."""
+    """Return the bounds in a result's objectives, by the name of the figure that each bound judges."""
     objectives = at(result, "goodput", "objectives") or ""
     names = (pair.partition(":")[0] for pair in objectives.split() if ":" in pair)
     return {{"tbc_p99": "tbc"}.get(name, name): name for name in names}
@@ -209,12 +211,12 @@ def bounded_figures(result: _Json) -> dict[str, str]:
 @dataclass(frozen=True, slots=True)
 class FigureValidity:
     state: str
-    """`valid`, `doubtful` or `not_valid`."""
+    """State of the figure: `valid`, `doubtful` or `not_valid`."""
     reason: str = ""
 
 
 def validity_of(figure: FigureRow, result: _Json) -> FigureValidity:
-    """Return whether a figure of a result is valid, and the reason if not."""
+    """Return the validity of a figure of a result, and the reason if it is not valid."""
     if figure.value(result) is None:
         return FigureValidity("not_valid", _absent(figure, result))
     needed = {figure.valid_with} - {""}

@@ -1,8 +1,8 @@
 """Limit of a regression between two results: `report --compare --fail-if-worse [FIGURE:PERCENT]`.
 
 A figure is worse if the whole interval of its difference is beyond the tolerance: the interval decides, not
-the two values. The intervals of all judged figures hold together with 95 % (Bonferroni), so that many figures
-do not make a false alarm likely. `judge_replays` judges comparisons of `load/replay/comparison.py`,
+the two values. The intervals of all judged figures have a joint level of 95 % (Bonferroni), so that a false
+alarm is unlikely even with many figures. `judge_replays` judges comparisons of `load/replay/comparison.py`,
 `judge_tests` those of `bench/report/compare.py`; both return public JSON.
 """
 
@@ -17,7 +17,7 @@ from llmtap.gates.requirements import load_failed
 
 _Json = Mapping[str, Any]
 EVERY: Final = "all"
-"""Value of the option without a figure."""
+"""Value of the option if the user names no figure."""
 DEFAULT_SHARE: Final = 0.05
 ALPHA: Final = 0.05
 DEFAULT_FIGURES: Final = frozenset(
@@ -26,7 +26,8 @@ DEFAULT_FIGURES: Final = frozenset(
         "error_rate", "attainment",
     }
 )  # fmt: skip
-"""Figures of replays that are judged without a named one, if their interval can decide."""
+"""Figures of replays that are judged if the user names none. Figures without a
+usable interval are skipped."""
 _ITEM: Final = re.compile(r"(?:([A-Za-z][\w.]*):)?(\d+(?:\.\d+)?)%?")
 _UNITS: Final = {"s": "ms", "share": "%"}
 _NO_INTERVAL: Final = "has no interval"
@@ -38,7 +39,7 @@ class Tolerances:
     """Tolerated change of each named figure as a share of its value in the first result."""
 
     shares: Mapping[str, float] = field(default_factory=dict)
-    """Empty: `DEFAULT_FIGURES`, or the main figures of benchmarks."""
+    """Tolerance by figure. If it is empty, `DEFAULT_FIGURES` or the main figures of benchmarks are judged."""
     default: float = DEFAULT_SHARE
 
     @classmethod
@@ -66,10 +67,10 @@ class Tolerances:
 def judge_replays(
     tolerances: Tolerances, results: Mapping[str, _Json], compare: Callable[..., _Json]
 ) -> list[dict[str, Any]]:
-    """Judge each result against the first, by label.
+    """Judge the change of each result from the first result. `results`: by label.
 
-    `compare`: `compare_replays`, which takes the level of its intervals. Raises ConfigError for a named
-    figure that is not compared.
+    `compare`: the function `compare_replays`, called with the level of its intervals. Raises ConfigError if a
+    named figure is not compared.
     """
     for name in tolerances.shares:
         figure_named(name, "--fail-if-worse")
@@ -81,7 +82,8 @@ def judge_replays(
 
 
 def judge_tests(tolerances: Tolerances, document: _Json) -> list[dict[str, Any]]:
-    """Judge the comparisons of a document of benchmarks: the main figures of each test, or those named."""
+    """Judge the comparisons in a document of benchmarks: the named figures, or the main
+    figures of each test."""
     rows = [
         {
             "of": " ".join(filter(None, (row["b_system"], test["test"], row["step"]))),
@@ -115,7 +117,10 @@ def _replay_rows(document: _Json, results: Mapping[str, _Json]) -> list[dict[str
 
 
 def _chosen(rows: Sequence[dict[str, Any]], tolerances: Tolerances) -> Iterator[dict[str, Any]]:
-    """Yield the rows to judge: those named, or the main ones that can be decided. Raises ConfigError."""
+    """Yield the rows to judge: the named figures, or the main figures with a usable interval.
+
+    Raises ConfigError if a named figure is not compared.
+    """
     known = dict.fromkeys(row["figure"] for row in rows)
     for name in tolerances.shares:
         if name not in known:
@@ -128,13 +133,13 @@ def _chosen(rows: Sequence[dict[str, Any]], tolerances: Tolerances) -> Iterator[
 
 
 def _decides(row: _Json) -> float | None:
-    """Return the end of the interval that decides: that of the smallest worsening."""
+    """Return the end of the interval that decides: the one at which the figure has become worse the least."""
     end: float | None = row["low"] if row["better"] == "lower" else row["high"]
     return end
 
 
 def _judged(row: dict[str, Any], tolerances: Tolerances) -> dict[str, Any]:
-    """Return public JSON: the row with `tolerance` (a share of `a`), `state` and `reason`."""
+    """Return public JSON: the row, with `tolerance` (as a share of `a`), `state` and `reason` added."""
     share, end, reason = tolerances.share(row["figure"]), _decides(row), row["reason"]
     if not reason and end is None:
         reason = _NO_INTERVAL if row["low"] is None and row["high"] is None else _OPEN
@@ -148,7 +153,7 @@ def _judged(row: dict[str, Any], tolerances: Tolerances) -> dict[str, Any]:
 
 
 def regression_code(verdicts: Sequence[_Json], rows: Sequence[_Json], *, differ: bool) -> ExitCode:
-    """Return the exit code of a comparison. `differ`: the loads differ."""
+    """Return the exit code of a comparison. `differ`: whether the loads differ."""
     limited = any(row["figure"] == "error_rate" for row in rows)
     return ExitCode.of_run(
         failed=any(load_failed(verdict, limited=limited) for verdict in verdicts),

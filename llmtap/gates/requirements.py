@@ -1,9 +1,9 @@
 """Requirements on the figures of a result: `--require "attainment>=0.99 ttft_p99<=500ms error_rate<=1%"`.
 
 `Requirements.parse` reads them, and `judge` compares a result with each and returns public JSON, which
-`report/gates.py` renders. A requirement is `met`, `missed`, or `not_valid` if its figure is not valid
-or missing. `exit_code` gives the code of a command: requirements decide which figures must be valid, and one
-on `error_rate` decides how many requests may fail, unless all do.
+`report/gates.py` renders. A requirement is `met`, `missed`, or `not_valid` if its figure is not valid or
+missing. `exit_code` returns the exit code of a command. The requirements decide which figures must be valid.
+A requirement on `error_rate` decides how many requests may fail, but if all fail, the load has failed.
 """
 
 import operator
@@ -23,9 +23,9 @@ _OPERATORS: Final = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">"
 _NUMBER: Final = re.compile(r"\d+(?:\.\d+)?|\.\d+")
 EXAMPLE: Final = "attainment>=0.99 ttft_p99<=500ms error_rate<=1%"
 _NO_TOKENS: Final = "no_tokens"
-"""Finding that makes every result not valid."""
+"""Kind of a finding that makes every result not valid."""
 _FAILED: Final = "failed"
-"""Finding of failed requests; its figure is their share."""
+"""Kind of the finding on failed requests; its `figure` is their share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def parse_bound(text: str, figure: FigureRow, place: str) -> float:
             raise ConfigError(place, f"{figure.name}: {exc}") from None
     digits, percent, rest = text.partition("%")
     share = figure.unit is FigureUnit.SHARE
-    # Decimal, because float("99.9") / 100 is greater than 999 / 1000.
+    # Compute with Decimal, because float("99.9") / 100 is greater than 999 / 1000.
     exact = Decimal(digits) / (100 if percent else 1) if _NUMBER.fullmatch(digits) and not rest else -1
     value = float(exact)
     if value < 0 or (percent and not share) or (share and value > 1):
@@ -99,7 +99,7 @@ class Requirements:
 
     @property
     def percentiles(self) -> dict[str, float]:
-        """Return the percentiles that the conditions name, as from `parse_percentiles`."""
+        """Return the percentiles that the conditions name, in the form of `parse_percentiles`."""
         return {name: p for one in self.conditions for name, p in one.figure.percentiles.items()}
 
     def check_objectives(self, objectives: str | None, place: str = "--require") -> None:
@@ -109,21 +109,22 @@ class Requirements:
     def judge(self, result: _Json, label: str = "") -> list[dict[str, Any]]:
         """Compare a result with each requirement.
 
-        Public JSON: `of` (the label: which run or test), `requirement`, `figure`, `value` and `bound`
-        (seconds, shares, or numbers), `unit` (`ms`, `%` or none, of the text), `state` (`met`, `missed`,
-        `not_valid`), `validity` of the figure, `reason`, and `few` (too few samples).
+        Public JSON: `of` (the label of the run or test), `requirement`, `figure`, `value` and `bound`
+        (seconds, shares or numbers), `unit` (unit in texts: `ms`, `%` or empty), `state` (`met`, `missed`,
+        `not_valid`), `validity` of the figure, `reason`, and `few` (whether there are too few samples).
         """
         return [_judged(one, result, label) for one in self.conditions]
 
     def add_to(self, result: dict[str, Any], label: str = "") -> list[dict[str, Any]]:
-        """Add the judged requirements to a result as `requirements`, if there are any; return them."""
+        """Add the judged requirements to a result as `requirements`, if there are any, and return them."""
         rows = self.judge(result, label)
         if rows:
             result["requirements"] = rows
         return rows
 
     def add_to_tests(self, document: dict[str, Any]) -> list[dict[str, Any]]:
-        """Do the same for the main load of each test in a document of benchmarks."""
+        """Judge the main load of each test in a document of benchmarks; add the rows to
+        the document, as `add_to`."""
         tests = document.get("tests") or ()
         rows = [row for test in tests for row in self.judge(_main_load(test), test["test"])]
         if rows:
@@ -132,7 +133,7 @@ class Requirements:
 
 
 def _main_load(test: _Json) -> _Json:
-    """Return the result of the load that represents a test; empty without one."""
+    """Return the result of the load that represents a test; empty if there is none."""
     loads = [step["result"] for step in test.get("steps") or () if step["name"] == test.get("main")]
     return loads[0] if loads else {}
 
@@ -151,9 +152,9 @@ def _judged(one: Condition, result: _Json, label: str) -> dict[str, Any]:
 
 
 def exit_code(verdict: _Json | None, rows: Sequence[_Json], *, missed: bool = False) -> ExitCode:
-    """Return the exit code of a result with this verdict, and these judged requirements.
+    """Return the exit code for a result with this verdict and these judged requirements.
 
-    `missed`: another gate was missed.
+    `missed`: whether another gate was missed.
     """
     verdict = verdict or {}
     if not rows:
@@ -169,7 +170,10 @@ def exit_code(verdict: _Json | None, rows: Sequence[_Json], *, missed: bool = Fa
 
 
 def load_failed(verdict: _Json, *, limited: bool) -> bool:
-    """Return whether the load failed. `limited`: a gate decides how many requests may fail, unless all do."""
+    """Return whether the load failed.
+
+    `limited`: a gate decides how many requests may fail; then the load has failed only if all requests did.
+    """
     return any(
         one.get("failed") and not (limited and one["what"] == _FAILED and one["figure"] < 1)
         for one in verdict.get("findings") or ()

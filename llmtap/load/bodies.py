@@ -1,7 +1,7 @@
 """Make the JSON bodies of HTTP requests, and store all of them in a file before a run.
 
 `BodyMaker` makes a body from a prompt and a number of output tokens, or adapts a captured body. `prepare`
-does so for all rows of a workload and returns their places in the file (`Prepared`). `server_of` and
+makes the bodies of all rows of a workload and returns their places in the file (`Prepared`). `server_of` and
 `model_ids` read the answer to `GET /v1/models`, because fields depend on the type of the server. Bodies of
 WebSocket and gRPC targets are made in `prompt_sender.py`.
 
@@ -42,7 +42,7 @@ _KNOW_EOS: Final = {**_KNOW_MIN, "vllm": ("chat.completions", "completions", "re
 _STREAMED: Final = frozenset({"chat.completions", "completions", "responses", "messages"})
 """Endpoints whose answer is a stream if the body has `"stream": true`."""
 _INCLUDE_USAGE: Final = frozenset({"chat.completions", "completions"})
-"""Those of `_STREAMED` whose streams have usage only if `stream_options` requests it."""
+"""Endpoints of `_STREAMED` whose streams report token usage only if `stream_options` requests it."""
 _LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
@@ -73,7 +73,7 @@ class BodyMaker:
         }[endpoint]
         self._min_tokens = options.min_tokens and endpoint in _KNOW_MIN.get(server, ())
         self._constant: dict[str, Any] = {}
-        """Fields of each made body besides model, prompt and lengths."""
+        """Fields that are the same in every generated body; model, prompt and lengths differ."""
         if options.temperature is not None:
             self._constant["temperature"] = options.temperature
         if options.exact_output and endpoint in _KNOW_EOS.get(server, ()):
@@ -86,14 +86,15 @@ class BodyMaker:
 
     @property
     def output_exact(self) -> bool:
-        """Whether answers to made bodies will have exactly the requested number of tokens."""
+        """Whether the answers to generated bodies will have exactly the requested number of tokens."""
         return self._limit not in self._constant and self._sent("ignore_eos") is True
 
     def describe(self, *, made: bool = True, streamed: bool = True) -> dict[str, object]:
         """Return the fields of the bodies as JSON, without values of the user's fields: they may be secret.
 
-        `made`: at least one body was made. `streamed`: at least one was made or is a prompt of a data set, so
-        that not all were recorded. A field that no body has is None.
+        `made`: at least one body was generated from a prompt. `streamed`: at least one body was generated or
+        is a prompt of a data set, so it gets the streaming mode of the run; recorded bodies keep theirs. A
+        field that no body has is None.
         """
         options = self._sent("stream_options")
         limit = None if self._limit in self._constant or not made else self._limit
@@ -122,8 +123,10 @@ class BodyMaker:
         return _decoded(value) if isinstance(value, msgspec.Raw) else value
 
     def body(self, prompt: Prompt, output: int) -> bytes:
-        """Return the body of a request for `output` tokens, at least one. Raises ConfigError for unsupported
-        token ids."""
+        """Return the body of a request for `output` tokens; 0 becomes 1.
+
+        Raises ConfigError for a prompt of token ids if the endpoint does not accept them.
+        """
         output = max(1, output)
         value: dict[str, Any] = {} if self.options.model is None else {"model": self.options.model}
         value |= self._prompt_fields(prompt)
@@ -134,7 +137,7 @@ class BodyMaker:
         return _encode(value)
 
     def destination(self, body: bytes, path: str) -> str:
-        """Return the path of a trace's body; "" for the path of the endpoint."""
+        """Return the path to which a body of a trace is sent; "" for the path of the run's endpoint."""
         endpoint = None if path else endpoint_of_body(body)
         return path if endpoint in (None, self.endpoint) else PATHS[endpoint]
 
@@ -142,8 +145,8 @@ class BodyMaker:
         """Return the body of a trace's row as it is sent.
 
         A recorded request, which has a path, changes only where the user gave an option. A prompt of a data
-        set, without a path, also gets the model and streaming mode of the run. Other values keep their bytes;
-        a body that is no JSON object is returned unchanged.
+        set, which has no path, also gets the model and streaming mode of the run. The bytes of all other
+        values stay unchanged, and so does a body that is no JSON object.
         """
         try:
             fields = _decode_fields(body)
@@ -162,7 +165,7 @@ class BodyMaker:
                 wanted["stream_options"] = options | {"include_usage": True}
         elif stream is False and "stream" in fields:
             wanted["stream"] = False
-        # Servers refuse `stream_options` without a stream.
+        # Servers refuse a request with `stream_options` if it does not request a stream.
         drop = ("stream_options",) if stream is False else ()
         changed = {
             name: msgspec.Raw(_encode(value))
@@ -177,9 +180,10 @@ class BodyMaker:
         return _encode(sent_fields | changed)
 
     def _sets_model(self, named: bool, recorded: bool) -> bool:
-        """Whether a body of a trace gets the model of the run. `named`: it has one.
+        """Return whether a body of a trace gets the model of the run. `named`: the body names a model.
 
-        A recorded request without a model names it elsewhere, such as in its path.
+        A recorded body that names no model gets none: the request names the model elsewhere, such as in its
+        path.
         """
         return (named or not recorded) if self.options.replace_model else not (named or recorded)
 
@@ -207,8 +211,8 @@ class BodyMaker:
 
 
 def parse_body_fields(texts: Sequence[str]) -> dict[str, msgspec.Raw]:
-    """Parse `NAME=JSON` fields. Raises ConfigError for invalid JSON, a duplicate, or a field with an own
-    option."""
+    """Parse `NAME=JSON` fields. Raises ConfigError for invalid JSON, a duplicate, or a field that another
+    option sets."""
     fields: dict[str, msgspec.Raw] = {}
     place = "--body-field"
     for text in texts:
@@ -275,12 +279,12 @@ class Maker(Protocol):
 
 @dataclass(slots=True)
 class PromptLengths:
-    """Lengths of fitted prompts against the wanted lengths, in tokens."""
+    """Comparison of the lengths of fitted prompts with the wanted lengths, in tokens."""
 
     n: int = 0
     exact: int = 0
     missed_min: int = 0
-    """Largest shortfall, as a negative number."""
+    """Largest number of tokens that a prompt is too short, as a negative number."""
     missed_max: int = 0
     ways: dict[str, int] = field(default_factory=dict)
 
@@ -296,7 +300,7 @@ class PromptLengths:
 
 
 class Prepared:
-    """Bodies by row. Close it after the last read."""
+    """Bodies of all rows, in a file. Close it after the last read."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -304,9 +308,9 @@ class Prepared:
         self.tokens = array("q")
         """Counted prompt tokens of each row; -1 if not counted."""
         self.paths: list[str] = []
-        """Path of each row; "" for that of the run's endpoint. Empty if all are."""
+        """Path of each row. "" is the path of the run's endpoint, as is a missing entry at the end."""
         self.kinds: Counter[str] = Counter()
-        """Number of bodies that were `made`, `recorded`, or of a `data_set`."""
+        """Number of bodies by origin: `made` (generated), `recorded`, or from a `data_set`."""
         self.lengths = PromptLengths()
 
     def add(self, body: bytes, tokens: int) -> None:
@@ -338,7 +342,7 @@ class Prepared:
         return os.pread(self.fd, self.ends[row] - begin, begin)
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # A full disk; the failed write was reported.
+        with contextlib.suppress(OSError):  # The disk is full, and the failed write was reported.
             self._file.close()
 
     def __enter__(self) -> Self:
@@ -354,8 +358,10 @@ def prepare(
     maker: Maker,
     progress: Callable[[int, int], None] | None = None,
 ) -> Prepared:
-    """Prepare the bodies of all rows: from the trace, or made from the prompt. Raises ConfigError if there is
-    no room (`TMPDIR`) or the endpoint does not accept a prompt."""
+    """Prepare the bodies of all rows: from the trace, or generated from the prompt.
+
+    Raises ConfigError if the disk of `TMPDIR` has no room, or if the endpoint does not accept a prompt.
+    """
     try:
         # The file never has a name, so that nothing is left behind if this process is killed.
         file = tempfile.TemporaryFile()  # noqa: SIM115

@@ -1,8 +1,9 @@
 """Client of vLLM's engine service over gRPC, as a target of the load generator.
 
-`prompt_sender.py` gives it prompts (`ask`) and gets an Exchange of each. gRPC exposes no sockets: messages
-are stamped when they reach this process, and the delay of gRPC's own threads is not measured. T_submit is
-when gRPC accepted the request message; T_first is the first message with a token (IETF draft, B.1.2).
+`prompt_sender.py` calls `ask` with each prompt and gets an Exchange. gRPC exposes no sockets: a message gets
+its timestamp when it reaches this process, and the delay of gRPC's own threads is not measured. T_submit is
+the time at which gRPC accepted the request message; T_first is that of the first message with a token (IETF
+draft, B.1.2).
 """
 
 import asyncio
@@ -50,10 +51,10 @@ class GrpcTarget:
         timeout_ns: int = TIMEOUT_NS,
         name: str = "load",
     ) -> None:
-        """Target of `grpc://host:port`, or `grpcs://` for TLS; `ca`: PEM file of trusted CAs.
+        """`url`: `grpc://host:port`, or `grpcs://` for TLS. `ca`: PEM file of trusted CAs.
 
-        `headers` are sent as metadata. `exact_output`: request exactly that many tokens. Raises ConfigError
-        naming `--target` or `--header`.
+        `headers` are sent as metadata. `exact_output`: request exactly the planned number of output tokens.
+        Raises ConfigError naming `--target` or `--header`.
         """
         address, tls = parse_grpc(url)
         self._metadata = metadata_of(headers)
@@ -72,12 +73,12 @@ class GrpcTarget:
             self._channel = grpc.aio.secure_channel(address, trusted, options=options)
         else:
             self._channel = grpc.aio.insecure_channel(address, options=options)
-        # The method takes one request message. A streaming call is the same on the wire, and it reports when
-        # gRPC has accepted the message.
+        # The method takes one request message. Call it with a stream of requests: the bytes are the same, and
+        # only such a call reports when gRPC has accepted the message.
         self._call = self._channel.stream_stream(METHOD)
         self._calls: dict[str, tuple[Any, _Answer]] = {}
         self.connects = 0
-        """At most 1; reconnects of gRPC are not visible."""
+        """Number of connections, at most 1: gRPC reconnects without a report."""
         self.reuses = 0
 
     async def ask(
@@ -112,7 +113,7 @@ class GrpcTarget:
             answer.outcome, answer.error = Outcome.UPSTREAM_TIMEOUT, "no end of the answer in time"
         finally:
             del self._calls[request_id]
-            call.cancel()  # No effect if the call has ended.
+            call.cancel()  # This has no effect if the call has ended already.
         x = answer.finished(self.lateness.worst_since(began_ns))
         if scheduled_ns is not None:
             x.dispatch_late_ns = began_ns - scheduled_ns
@@ -138,7 +139,10 @@ class GrpcTarget:
 
 
 def parse_grpc(url: str) -> tuple[str, bool]:
-    """Return the address of `grpc://host:port` or `grpcs://`, and whether it is TLS. Raises ConfigError."""
+    """Return the address of `grpc://host:port` or `grpcs://host:port`, and whether it uses TLS.
+
+    Raises ConfigError.
+    """
     parts = urlsplit(url)
     try:
         port = parts.port
@@ -169,17 +173,17 @@ class _Answer:
         self._writing: asyncio.Task[Any] | None = None
         self._called_off = False
         self._submit_width_ns = 0
-        """Interval before `submit` in which gRPC may have taken the message."""
+        """Time before `submit` in which gRPC may have accepted the message, in ns."""
         self._interventions = Interventions()
 
     def call_off(self) -> None:
-        """Cancel the call, also while its write waits for a connection and would not notice."""
+        """Cancel the call, and its write too: a write that waits for a connection would go on waiting."""
         if self._writing is not None:
             self._writing.cancel()
             self._called_off = True
 
     async def run(self, call: Any, request: bytes) -> None:
-        """Run the whole call; network errors become its outcome."""
+        """Run the whole call; a network error becomes its outcome and is not raised."""
         t = self._x.timeline
         try:
             self._writing = asyncio.current_task()
@@ -200,7 +204,7 @@ class _Answer:
         except grpc.aio.AioRpcError as exc:
             t.response_end_ns = mono_ns()
             code, details = exc.code(), exc.details()
-        except (asyncio.InvalidStateError, grpc.aio.UsageError):  # the call ended before the write
+        except (asyncio.InvalidStateError, grpc.aio.UsageError):  # The call ended before the write.
             code, details = await call.code(), await call.details()
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -213,9 +217,9 @@ class _Answer:
 
     def _add(self, chunk: GrpcChunk, size: int, t_ns: int) -> None:
         x, t = self._x, self._x.timeline
-        # vLLM's last message repeats ids of the last chunk.
+        # vLLM's last message, which has the usage, repeats the token ids of the last chunk.
         count = 0 if chunk.usage is not None and self._declared else len(chunk.ids)
-        # Bounds the memory of what is counted per token.
+        # Keep no data per token beyond TOKENS_MAX, so that the memory of an exchange is bounded.
         tokens = count if self._declared + count <= TOKENS_MAX else 0
         x.reads += 1
         x.response_bytes += size

@@ -1,8 +1,8 @@
 """Limits of this host that a load can reach: open files of a process, and local ports.
 
-`check_connections` compares a load with them before it begins. During a load a `LoadSender` opens no more
-connections than `connections_max` allows, so that timers and name look-ups keep working; a request that gets
-no connection because of a limit ends as `tap_error` with one of the texts of `HOST_LIMITS`.
+`check_connections` compares a load with these limits before it begins. During a load a `LoadSender` opens no
+more connections than `connections_max` allows, so that timers and name look-ups keep working; a request that
+gets no connection because of a limit ends as `tap_error` with one of the texts of `HOST_LIMITS`.
 """
 
 import errno
@@ -15,7 +15,7 @@ from typing import Final
 from llmtap.errors import ConfigError
 
 FILES_RESERVED: Final = 32
-"""Open files of a sending process that connections leave to timers, name look-ups and pipes."""
+"""Open files of a sending process that are reserved for timers, name look-ups and pipes."""
 _PORTS: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _OPEN_FILES: Final = "limit of this host: open files of a process"
 _ALL_FILES: Final = "limit of this host: open files of all processes"
@@ -29,7 +29,7 @@ HOST_LIMITS: Final[Mapping[str, str]] = {
     _OPEN_FILES: _RAISE_FILES, _ALL_FILES: "raise fs.file-max", _LOCAL_PORTS: _RAISE_PORTS,
     _MEMORY: "raise net.ipv4.tcp_mem, or use fewer connections",
 }  # fmt: skip
-"""Remedy for each error of a request that this host could not send."""
+"""Remedy by the error text of a request that this host could not send."""
 _OF_ERRNO: Final[Mapping[int, str]] = {
     errno.EMFILE: _OPEN_FILES, errno.ENFILE: _ALL_FILES, errno.EADDRNOTAVAIL: _LOCAL_PORTS,
     errno.ENOBUFS: _MEMORY, errno.ENOMEM: _MEMORY,
@@ -37,12 +37,15 @@ _OF_ERRNO: Final[Mapping[int, str]] = {
 
 
 def host_limit(error: OSError) -> str | None:
-    """Return the limit of this host that an attempt to connect ran into; None if it failed otherwise."""
+    """Return the limit of this host because of which a connection failed; None if the cause is another."""
     return None if error.errno is None else _OF_ERRNO.get(error.errno)
 
 
 def files_max() -> int:
-    """Return the number of files that a sending process may open: it raises its limit to the hard one."""
+    """Return the number of files that a sending process may open.
+
+    This is the hard limit: the process raises its own (soft) limit to it.
+    """
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return 1 << 30 if hard == resource.RLIM_INFINITY else hard
 
@@ -65,11 +68,11 @@ def check_connections(certain: int, likely: int, processes: int) -> str | None:
     """Compare the connections of a load with the limits of this host.
 
     Args:
-        certain: connections that the load needs at once whatever the server does.
-        likely: the same, estimated.
+        certain: connections that the load needs at the same time, however fast the server answers.
+        likely: connections that it needs at the same time, by an estimate of the server's speed.
+        processes: number of sending processes.
 
-    Raises ConfigError if the limits do not allow the certain number. Returns a note if they do not allow the
-    likely one.
+    Raises ConfigError if the limits do not allow `certain`. Returns a note if they do not allow `likely`.
     """
     files, ports = files_max(), local_ports()
     # A sending process has about 16 files open before it connects.

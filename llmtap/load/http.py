@@ -1,11 +1,11 @@
 """HTTP/1.1 load sender: sends each request at once, reads its answer, and retries if allowed.
 
-`LoadSender.send` takes a finished body; a `Call` carries the request through its attempts and calls back once
-with its Exchange. Connections are kept and reused. `run.py` decides when to send; the sender of WebSocket and
-gRPC targets is `prompt_sender.py`.
+`LoadSender.send` takes a complete body. A `Call` makes the attempts of one request and calls back once with
+its Exchange. Connections are kept and reused. `run.py` decides when to send; the sender of WebSocket and gRPC
+targets is `prompt_sender.py`.
 
-Long because `Call` and `LoadSender` share state on the time-critical path. Timestamps are the kernel's where
-available; remaining lateness is reported as `uncertainty_ns` and `dispatch_late_ns`.
+This module is long because `Call` and `LoadSender` share state on the time-critical path. Timestamps are the
+kernel's where available; remaining lateness is reported as `uncertainty_ns` and `dispatch_late_ns`.
 
 Source: IETF draft, B.1.1 (T_submit: the kernel has the last byte of the request).
 """
@@ -42,18 +42,18 @@ from llmtap.units import NS_PER_S
 SWEEP_S: Final = 0.05
 """Interval of checks for time-outs and silent streams; longer with thousands of calls."""
 LOOKS_MAX: Final = 128
-"""Calls checked at once: about 50 us without sending."""
+"""Maximum number of calls checked without a break: nothing is sent during these 50 us or so."""
 EARLY_BYTES_MAX: Final = 64 << 20
-"""Limit of what all calls of a sender have read and not yet parsed."""
+"""Maximum number of bytes that all calls of a sender together have read and not yet parsed."""
 OPENED_AT_ONCE: Final = 128
-"""Connections opened at a time before a run: room in a listener's queue."""
+"""Connections opened at the same time before a run: more might not fit in the server's listen queue."""
 
 
 _WITHOUT_MODEL: Final = BodyOptions()
 
 
 class LoadSender:
-    """Sends to one target from one loop. Close it when done."""
+    """Sends HTTP requests to one target from one event loop. Close it when done."""
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class LoadSender:
         name: str = "load",
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`bodies`: if they name a model, every body has it. The sender then does not parse the bodies again,
-        which would take 0.5 ms per MB."""
+        """`bodies`: if these options name a model, every body has it, and the sender does not parse the
+        bodies again to find it. That would take 0.5 ms per MB."""
         self.loop = loop
         self.target = target
         self.options = options
@@ -92,7 +92,7 @@ class LoadSender:
         """Retries by reason: `refused`, `closed`, `429`, `503`."""
         self.retrying = True
         self.observer_body = b""
-        """Replacement for the body that the observer reads; empty: it reads the body."""
+        """Short body that the observer reads instead of the real one; empty: it reads the real one."""
         if bodies.model is not None:
             self.observer_body = msgspec.json.encode({"model": bodies.model, "stream": bodies.streams})
         self.count_tokens = None if bodies.tokenizer is None else token_counter(bodies.tokenizer)
@@ -111,10 +111,10 @@ class LoadSender:
         path: bytes = b"",
         on_answer: "Callable[[Call, int], None] | None" = None,
     ) -> "Call":
-        """Send a request now, to `path` of the target (b"": its own).
+        """Send a request now, to `path` on the target (b"": the target's own path).
 
-        `done` is called once with its Exchange, after this returns. `on_answer` may be called earlier, with
-        the time (mono) at which the whole answer had arrived.
+        `done` is called once with the Exchange, after this method has returned. `on_answer` may be called
+        before `done`, with the monotonic time at which the whole answer had arrived.
         """
         self.sent += 1
         call = Call(self, self.sent, row, scheduled_ns, done, on_answer)
@@ -124,7 +124,7 @@ class LoadSender:
 
     @property
     def full(self) -> bool:
-        """Whether a further connection would use a file that timers or name look-ups need."""
+        """Whether one more connection would use a file descriptor that timers or name look-ups need."""
         return len(self.calls) + self.pool.idle > self._connections_max
 
     async def open(self, connections: int) -> int:
@@ -165,7 +165,7 @@ class LoadSender:
     # ---------------------------------------------------------------- time-outs
 
     def _look(self, now_ns: int) -> None:
-        """Check some of the calls found by the last sweep for time-outs and silent streams."""
+        """Check the next calls of the current sweep for time-outs and silent streams."""
         unseen, timeout_ns = self._unseen, self.options.timeout
         for _ in range(min(LOOKS_MAX, len(unseen))):
             call = unseen.pop()
@@ -210,9 +210,9 @@ class _Opening:
 
 STATUSES: Final = frozenset({429, 503})
 FIRST_NS: Final = 100_000_000
-"""Wait before the first retry if the server names none; doubled for each further retry."""
+"""Wait before the first retry if the answer has no Retry-After; doubled for each further retry."""
 _RETRY_WAIT_MAX_NS: Final = 30 * NS_PER_S
-"""Longest wait before a retry; if the server asks for a longer one, the request is not retried."""
+"""Longest wait before a retry; if Retry-After is longer, the request is not retried."""
 
 
 def wait_ns(retries: int, retry_after: bytes | None = None) -> int | None:
@@ -227,20 +227,20 @@ def wait_ns(retries: int, retry_after: bytes | None = None) -> int | None:
 
 
 HEAD_BYTES_MAX: Final = 1 << 18
-"""Limit of response heads including interim ones; servers and proxies send at most 8 to 64 KiB."""
+"""Maximum size of a response head together with interim ones; servers and proxies send at most 64 KiB."""
 HEAD_FIELDS_MAX: Final = HEAD_BYTES_MAX // 4
-"""Never the tighter limit: the shortest field takes 4 bytes."""
+"""Maximum number of header fields. The shortest field takes 4 bytes, so HEAD_BYTES_MAX is reached first."""
 QUIET_NS: Final = 200_000_000
-"""Time without a byte after which a stream is checked: the loop may have stopped watching it."""
+"""Time without a byte after which a socket is checked: after a reset, the loop may not watch it any more."""
 QUIET_NS_MAX: Final = 5_000_000_000
-"""Upper limit of QUIET_NS, which doubles with each check of a stream."""
+"""Upper limit of this time, which starts at QUIET_NS for each call and doubles with each check."""
 
 mono_ns = SystemClock.mono_ns
 
 
 class Call:
-    """One request. `on_answer` is called when the whole answer has arrived, then `done` once with its
-    Exchange."""
+    """One request with all its attempts. `on_answer` is called when the whole answer has arrived, then `done`
+    once with the Exchange."""
 
     __slots__ = (
         "_accepted",
@@ -297,11 +297,11 @@ class Call:
         self._seq = seq
         self._done = done
         self._request = b""
-        """The whole request, if it may be retried."""
+        """Bytes of the whole request if retries are allowed; else empty."""
         self._unsent = b""
         self._rest = b""
         self._lag_ns = 0
-        """Error in ns of timestamps of reads that end with their event."""
+        """Largest error, in ns, of the timestamp of a read in which nothing follows the event."""
         self._stamped = False
         """Whether the timestamps of the answer are the kernel's."""
         self._verdict: tuple[Outcome, str | None] | None = None
@@ -310,7 +310,7 @@ class Call:
         self.row = row
         self.scheduled_ns = scheduled_ns
         self.first_ns = 0
-        """First dispatch: start of connecting or writing."""
+        """Time at which the first attempt began to connect or to write."""
         self.retries = 0
         self.over = False
         self._clear()
@@ -320,9 +320,9 @@ class Call:
         self._observer: Observer | None = None
         self._unobserved = b""
         self._early: list[tuple[bytes, int]] = []
-        """Data that was read but not parsed, with its timestamps."""
+        """Pieces of data that were read but not parsed yet, each with its timestamp."""
         self._surplus = False
-        """More data was read behind the part that is being parsed."""
+        """Whether more data was read after the piece that is now parsed."""
         self._stream: Stream | None = None
         self._attempt: Attempt | None = None
         self._scanner: BodyScanner | None = None
@@ -334,7 +334,7 @@ class Call:
         self._submit_ns = self._submit_width_ns = 0
         self._quiet_ns = QUIET_NS
         self.began_ns = 0
-        """Dispatch of this attempt."""
+        """Time at which this attempt began to connect or to write."""
         self.connect_ns: int | None = None
         self.last_ns = 0
         self.request_bytes = 0
@@ -346,7 +346,7 @@ class Call:
         return self._observer is not None and self._observer.exchange.timeline.first_token_ns is not None
 
     def start(self, request: bytes) -> None:
-        """Write the request or connect; the write comes before everything else that takes time."""
+        """Write the request, or connect first. All other work comes after the write."""
         if self._sender.options.retries:
             self._request = request
         self._begin(request)
@@ -363,7 +363,7 @@ class Call:
                 if stream.write(request):
                     self._submitted(before_ns)
             except OSError:
-                stream.close()  # Nothing was sent, so this does not count as an attempt.
+                stream.close()  # Nothing was sent, so do not count an attempt.
                 continue
             self._stream = stream
             self._observe_soon(request)
@@ -378,7 +378,7 @@ class Call:
         self._observe_soon(request)
 
     def _observe_soon(self, request: bytes) -> None:
-        """Schedule `_observe`: the next request may be due, so create the observer afterwards."""
+        """Create the observer later, in `_observe`: the next request may be due now."""
         self._unobserved = request
         self._sender.later.add(self._observe, urgent=True)
 
@@ -401,15 +401,18 @@ class Call:
         self._catch_up()
 
     def _submitted(self, before_ns: int) -> None:
-        """Record that the kernel took the last byte between `before_ns` and now. The earlier time counts: a
-        local server may answer before this process runs again."""
+        """Record that the kernel took the last byte between `before_ns` and now.
+
+        Use `before_ns` as the time of submission: a local server may answer before this process runs again,
+        and a later time could then be after the answer.
+        """
         self.last_ns = mono_ns()
         self._submit_ns = before_ns
         self._submit_width_ns = self.last_ns - before_ns
         if self._observer is not None:
             self._observer.submitted(before_ns, before_ns - self.began_ns)
 
-    # The methods of `Waiter`, for the connection that is being opened.
+    # Methods of the protocol `Waiter`: they report on the connection that is being opened.
 
     def on_connected(self, stream: Stream, took_ns: int) -> None:
         self._attempt = None
@@ -442,7 +445,7 @@ class Call:
         message = f"cannot connect ({error.strerror or type(error).__name__})"
         self._later(Outcome.UPSTREAM_ERROR, message, reason)
 
-    # The methods of `Handler`, for the open connection.
+    # Methods of the protocol `Handler`: they report on the open connection.
 
     def on_data(self, data: bytes, t_ns: int) -> None:
         """Take a part of the answer that arrived at `t_ns`; parse it now, or later if other answers wait."""
@@ -453,7 +456,8 @@ class Call:
             self._end(Outcome.UPSTREAM_ERROR, TOO_LONG)
             return
         if later.is_behind(t_ns) or self._observer is None or self._early:
-            # With many answers at once, read first and parse later.
+            # If other data waits in the sockets, read it first and parse later: a late read is a late
+            # timestamp.
             if not self._early and self._observer is not None:
                 later.add(self._catch_up, urgent=True)
             self._early.append((data, t_ns))
@@ -489,7 +493,7 @@ class Call:
             self._observer.response_data(data, t_ns, 0)  # type: ignore[union-attr]
             return
         if end < len(data):
-            self._keep = False  # The server sent more than it announced: do not reuse the connection.
+            self._keep = False  # The body is longer than the head announced: do not reuse the connection.
         self._complete(data[:end], t_ns)
 
     def _on_head_data(self, data: bytes, t_ns: int) -> None:
@@ -528,7 +532,7 @@ class Call:
             retry_wait_ns = self._wait_ns(header_value(head.headers, b"retry-after"))
             self._retry_plan = None if retry_wait_ns is None else (str(head.status), retry_wait_ns)
         if body_end >= 0:
-            # More data than the head announced: do not reuse the connection.
+            # The body is longer than the head announced: do not reuse the connection.
             self._keep = self._keep and body_end == len(data)
             self._complete(data[end:body_end], t_ns)
         elif len(data) > end:
@@ -554,7 +558,7 @@ class Call:
             self._wait(*self._retry_plan, Outcome.COMPLETE, None)
 
     def _answered(self, data: bytes, t_ns: int) -> None:
-        """End an accepted answer; parse its last part when there is time."""
+        """End the call after a complete answer. Parse its last piece later, when there is time."""
         self.over = True
         self.last_ns, self._rest = t_ns, data
         sender = self._sender
@@ -626,7 +630,7 @@ class Call:
     # Ends.
 
     def cancel(self, reason: str) -> None:
-        """Cancel the call; one that waits for a retry ends with the result of its last attempt."""
+        """Cancel the call. If it waits for a retry, it ends with the result of its last attempt."""
         if self._verdict is not None:
             self._end(*self._verdict)
         else:
@@ -639,7 +643,7 @@ class Call:
             self._end(Outcome.UPSTREAM_TIMEOUT, "no end of the answer in time")
 
     def look_again(self, now_ns: int) -> None:
-        """Check the socket: the loop may have stopped watching it after a reset."""
+        """Check the socket of a quiet stream: after a reset, the loop may not watch it any more."""
         if self._stream is not None and now_ns - self.last_ns > self._quiet_ns:
             self.last_ns = now_ns
             self._quiet_ns = min(2 * self._quiet_ns, QUIET_NS_MAX)
@@ -649,11 +653,11 @@ class Call:
         self._end(Outcome.UPSTREAM_ERROR, f"the server broke HTTP: {exc}")
 
     def _later(self, outcome: Outcome, error: str, reason: str | None) -> None:
-        """Call `_fail` in the next turn of the loop: `send` must return before `done` is called."""
+        """Call `_fail` in the next iteration of the loop: `send` must return before `done` is called."""
         self._sender.loop.call_soon(self._fail, outcome, error, reason)
 
     def _fail(self, outcome: Outcome, error: str, reason: str | None) -> None:
-        """End a failed attempt; retry if there is a `reason` that allows it."""
+        """End a failed attempt. `reason`: counter of retries to increment; None if a retry is not allowed."""
         if self.over:
             return
         wait_ns = None if reason is None else self._wait_ns()

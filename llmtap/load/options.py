@@ -1,9 +1,9 @@
-"""Options of a load: `LoadPlan`, from the command line to the sending process.
+"""Options of a load: `LoadPlan`, passed from the command line to the sending processes.
 
-Its parts say which requests are sent and when (`ScheduleOptions`), what their bodies are (`BodyOptions`),
+Its parts decide which requests are sent and when (`ScheduleOptions`), what their bodies are (`BodyOptions`),
 where they go (`TargetOptions`), how they are sent (`SendingOptions`), and what is measured and written
-(`MeasuringOptions`). A described field is a flag of `llmtap replay`; the others are set by the program. The
-constructors raise ConfigError naming the flag.
+(`MeasuringOptions`). A field with a description is a flag of `llmtap replay`; the program sets the other
+fields. The constructors raise ConfigError naming the flag.
 """
 
 import ssl
@@ -35,13 +35,13 @@ ENDPOINTS: Final[Mapping[str, Endpoint]] = {
     "completions": "completions",
     "responses": "responses",
 }
-"""Names of `--endpoint`."""
+"""Endpoint by the value of `--endpoint`."""
 CA_BYTES_MAX: Final = 16 << 20
 """Maximum size of the file of `--ca`; all CAs of a system take less than 1 MB."""
 
 
 class Window(NamedTuple):
-    """Part of a trace: start and length in ns; length None: to the end."""
+    """Part of a trace: start and length in ns. Without a length it extends to the end of the trace."""
 
     from_ns: int = 0
     for_ns: int | None = None
@@ -191,7 +191,7 @@ class ScheduleOptions(Struct, frozen=True, kw_only=True):
             "TIME",
         ),
     ] = None
-    """None: without a limit."""
+    """None: there is no limit except the time-out of each request."""
     seed: Seed = 42
 
     def __post_init__(self) -> None:
@@ -213,9 +213,9 @@ class TargetOptions(Struct, frozen=True, kw_only=True):
         ),
     ] = ""
     path: str | None = None
-    """Path of the requests; None: that of the endpoint."""
+    """Path of the requests; None: the path of the endpoint."""
     headers: list[tuple[str, str]] = []
-    """May hold keys: never in a result."""
+    """Header fields of every request. They may contain keys, so no result shows them."""
     tenant_header: Annotated[
         str | None, opt("Header field in which the tenant of each row is sent.", "NAME")
     ] = None
@@ -227,7 +227,7 @@ class TargetOptions(Struct, frozen=True, kw_only=True):
 
         check_fields([(name.encode(), value.encode()) for name, value in self.headers])
         if self.tenant_header is not None:
-            # RFC 9110 5.1: a field's name is a token.
+            # Check the name alone (RFC 9110 5.1: it is a token); the values are the tenants, checked later.
             check_fields([(self.tenant_header.encode(), b"")], "--tenant-header")
         if self.ca is not None:
             _check_ca(self.ca)
@@ -260,7 +260,7 @@ class BodyOptions(Struct, frozen=True, kw_only=True):
         ),
     ] = "chat.completions"
     model: ModelName = None
-    """None: bodies of a trace keep their model, others have none."""
+    """Model of the requests. None: bodies of a trace keep their model, and generated bodies have none."""
     server: Annotated[
         Server,
         opt(
@@ -268,9 +268,10 @@ class BodyOptions(Struct, frozen=True, kw_only=True):
             "auto|openai|vllm|sglang",
         ),
     ] = "auto"
-    """`auto` becomes `openai` if the server's type cannot be detected."""
+    """Type of the server; `auto` becomes `openai` if the type cannot be detected."""
     tokenizer: Tokenizer = None
-    """Also counts the tokens of answers without usage; not over Ray, whose hosts may not have it."""
+    """Tokenizer of the prompts. It also counts the tokens of answers without usage, except with Ray: the
+    other hosts may not have its files."""
     fields: BodyFields = {}
     """Fields of every body; they override those that llmtap sets. Their values may be secret."""
     stream: Annotated[
@@ -283,11 +284,13 @@ class BodyOptions(Struct, frozen=True, kw_only=True):
         ),
     ] = None
     replace_model: bool = True
-    """`model` also replaces that of recorded requests, and of prompts that name one."""
+    """Whether `model` also replaces the model of recorded requests, and of prompts that name one."""
     exact_output: bool = True
-    """Request exactly as many output tokens as the workload says: ignore_eos, where the server knows it."""
+    """Whether to request exactly the planned number of output tokens: with ignore_eos, if the server accepts
+    it."""
     min_tokens: bool = False
-    """Also send min_tokens, which prevents early stop strings but costs the server a check of each token."""
+    """Whether to also send min_tokens. It prevents an early end by a stop string, but the server must then
+    check each token."""
     temperature: float | None = None
     settings: dict[str, Any] = {}
     """Fields of made bodies that the workload sets (`[request]`)."""
@@ -339,7 +342,7 @@ class SendingOptions(Struct, frozen=True, kw_only=True):
         bool, opt("Open a new connection for each request (default: connections are reused).")
     ] = False
     timeout: AnswerTimeout = Duration(600 * NS_PER_S)
-    """From dispatch to the last byte of each attempt."""
+    """Maximum time of each attempt, from dispatch to the last byte of the answer."""
     connect_timeout: Annotated[Duration, opt("Maximum time to open a connection.", "TIME")] = Duration(
         10 * NS_PER_S
     )
@@ -370,11 +373,11 @@ class SendingOptions(Struct, frozen=True, kw_only=True):
     dialects: OwnDialects = ()
     clock: str = "kernel"
     connections: int | None = None
-    """Connections opened before the start; None: estimated from the plan."""
+    """Number of connections opened before the start; None: it is estimated from the plan."""
     request_ids: str = "llmtap"
     """Prefix of each X-Request-Id, before a hyphen and the row."""
     texts: bool = False
-    """Keep answer texts in the exchanges passed on; a capture never has them."""
+    """Whether the exchanges passed on contain the texts of answers; a capture never has them."""
 
     def __post_init__(self) -> None:
         for flag, ns in (("--timeout", self.timeout), ("--connect-timeout", self.connect_timeout)):

@@ -9,14 +9,16 @@ from llmtap.protocol.dialects.table.declaration import DialectTable, decode_tabl
 from llmtap.user_files import key_lines, read_toml
 
 DIALECTS: Final = "dialects"
-"""The table whose keys are tables of dialects, checked by `decode_table`."""
+"""Name of the table that holds one table for each dialect, checked by `decode_table`."""
 DIALECTS_MAX: Final = 64
-"""Maximum number of a user's dialects: for an unknown answer, each of them is tried."""
+"""Maximum number of a user's dialects. Each is tried on an answer in an unknown dialect, which takes time."""
 
 
 def read_dialects(file: Path) -> tuple[DialectTable, ...]:
-    """Return the dialects of a file: its `[dialects.NAME]` tables (a configuration file, too), or the file as
-    one table. Raises ConfigError, which names every key that is wrong."""
+    """Return the dialects of a file: its `[dialects.NAME]` tables, or the whole file as one dialect.
+
+    The file may be a configuration file. Raises ConfigError, which names every key that is wrong.
+    """
     content = read_toml(file, "--dialect")
     mistakes = Mistakes()
     mistakes.places = {name: f"{file}, line {line}" for name, line in key_lines(file).items()}
@@ -27,7 +29,7 @@ def read_dialects(file: Path) -> tuple[DialectTable, ...]:
 
 
 def read_tables(tables: Any, mistakes: Mistakes) -> dict[str, DialectTable]:
-    """Return the dialects in these tables by name; add what is wrong in others to the mistakes."""
+    """Return the valid dialects in these tables, by name. Errors of invalid ones go to `mistakes`."""
     dialects = {}
     if isinstance(tables, dict) and len(tables) > DIALECTS_MAX:
         mistakes.add([ConfigError(DIALECTS, f"has more than {DIALECTS_MAX} dialects")])

@@ -1,8 +1,8 @@
 """Load sender for targets that take prompts instead of HTTP bodies: WebSocket (Responses, Realtime) and gRPC.
 
-`PromptMaker` encodes prompts before the run, as `load/bodies.py` does for HTTP. `PromptSender` is the
-counterpart of `load/http.py`: each request is a task, cancelled by its id, and ends with its Exchange. The
-target (`websocket.py`, `grpc_target.py`) builds the message from the prompt and sends it.
+`PromptMaker` encodes prompts before the run, as `load/bodies.py` does for HTTP. `PromptSender` replaces the
+sender of `load/http.py`: each request is a task that ends with an Exchange and can be cancelled by the id of
+the request. The target (`websocket.py`, `grpc_target.py`) builds the message from the prompt and sends it.
 """
 
 import asyncio
@@ -50,19 +50,19 @@ _decode = msgspec.msgpack.Decoder(_Prepared).decode
 
 
 class PromptMaker:
-    """As BodyMaker for these targets; its bodies are encoded prompts."""
+    """Makes request bodies for these targets, as BodyMaker does for HTTP: each is an encoded prompt."""
 
     def __init__(
         self, protocol: Spoken, *, model: str | None, exact_output: bool, decode: Decode | None = None
     ) -> None:
-        """`decode` converts prompts of token ids where the target takes only text."""
+        """`decode` converts prompts of token ids to text if the target accepts only text."""
         self._protocol = protocol
         self._model = model
         self._decode = decode
         self.output_exact = exact_output
 
     def describe(self, *, made: bool = True, streamed: bool = True) -> dict[str, object]:
-        """As `BodyMaker.describe`; all bodies are made."""
+        """Return the fields of the requests as JSON, like `BodyMaker.describe`. All bodies are generated."""
         limit = "max_output_tokens" if self._protocol in WEBSOCKET else "max_tokens"
         return {
             "endpoint": self._protocol, "model": self._model, "stream": True, "ignore_eos": self.output_exact,
@@ -71,7 +71,10 @@ class PromptMaker:
         }  # fmt: skip
 
     def body(self, prompt: Prompt, output: int) -> bytes:
-        """Encode a request for `output` tokens, at least one. Raises ConfigError for unsupported ids."""
+        """Encode a request for `output` tokens; 0 becomes 1.
+
+        Raises ConfigError for a prompt of token ids if the target does not accept them.
+        """
         text, ids = prompt.text, tuple(prompt.ids)
         if ids and self._protocol in WEBSOCKET:
             decoded_text = None if self._decode is None else self._decode(ids)
@@ -109,7 +112,7 @@ _Done = Callable[[PromptCall, Exchange], None]
 
 
 class PromptSender:
-    """Sends to one target from one loop; `aclose` when done."""
+    """Sends prompts to one target from one event loop. Call `aclose` when done."""
 
     def __init__(
         self,
@@ -148,13 +151,15 @@ class PromptSender:
         path: bytes = b"",
         on_answer: object = None,
     ) -> PromptCall:
-        """As `LoadSender.send`; of `headers` only the request id is used, and there are no paths. `on_answer`
-        is not called."""
+        """Send a request, as `LoadSender.send` does.
+
+        Of `headers` only the request id is used; `path` is ignored; `on_answer` is never called.
+        """
         self.sent += 1
         request_id = dict(headers).get(_ID, f"{self._name}-{self.sent}".encode()).decode()
         p = _decode(body)
         prompt = Prompt(p.text, p.ids, p.system, p.history)
-        # Cancel after the first step of the task, in which the target registers the request's id.
+        # Delay a cancellation until the task has taken its first step: there the target registers the id.
         request = PromptCall(row, lambda: self.loop.call_soon(self._target.cancel, request_id))
         task = self.calls[request] = self.loop.create_task(
             self._ask(request, done, prompt, p.output, scheduled_ns, request_id)
@@ -173,7 +178,7 @@ class PromptSender:
     def stop_retrying(self) -> None: ...
 
     async def aclose(self) -> None:
-        """Cancel all requests, each with its Exchange, and close the target."""
+        """Cancel all requests, each of which still reports its Exchange, and close the target."""
         for request in list(self.calls):
             request.cancel("")
         await asyncio.gather(*self.calls.values(), return_exceptions=True)
@@ -194,7 +199,7 @@ class PromptSender:
 
 
 def check_target(setup: WorkerSetup) -> bool:
-    """Return whether the target uses TLS. Raises ConfigError naming `--target` or `--header`."""
+    """Check the target; return whether it uses TLS. Raises ConfigError naming `--target` or `--header`."""
     headers, url = setup.headers, setup.load.target.url
     match protocol_of(url):
         case "http":

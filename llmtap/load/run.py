@@ -1,12 +1,12 @@
-"""Send the rows of one sending process on schedule, in an open or closed loop, and wait for their ends.
+"""Send the rows of one sending process on schedule, in an open or closed loop, and wait for their answers.
 
 `LoadRun` takes row numbers with their times (`Schedule`), gives each body to a sender (`http.py`, or
 `prompt_sender.py`) when it is due, and is called back at its end. It stops early after too many errors
 (`--stop-when`). `workers/worker.py` runs it.
 
-Open loop: a row is sent at its arrival; later turns of a conversation wait for the answer before them and the
-think time, and are dropped after a failed turn. Closed loop: a number of slots, each sending its next request
-when its last one ended.
+Open loop: a row is sent at its arrival time. A later turn of a conversation waits for the answer of the turn
+before it and the think time, and is dropped if that turn failed. Closed loop: there is a fixed number of
+slots, and each sends its next request when its last one has ended.
 """
 
 import asyncio
@@ -30,35 +30,35 @@ TIME_UP: Final = "the time was up"
 
 
 LATEST: Final = 100
-"""Answers of which the share of failures is compared with the limit."""
+"""Number of latest answers of which the share of failures is compared with the limit."""
 
 
 class Schedule:
     """Order and times of a sender's rows, as offsets in ns from the start of the run.
 
-    Open loop without `slots`: each row at its arrival. Closed loop: `slots` rows at a time, in row order. A
-    slot serves one conversation to its end, think times included. If several turns follow one, all are sent,
-    and no conversation starts until fewer than `slots` are left. A row that waits for several others starts
-    after the last of their ends; one of them that fails does not stop it.
+    Open loop (no `slots`): each row is sent at its arrival. Closed loop: `slots` rows at a time, in row
+    order. A slot serves one conversation to its end, think times included. If several turns follow one turn,
+    all of them are sent, and no new conversation starts until fewer than `slots` rows are in progress. A row
+    that waits for several rows is sent after the last of them has ended, even if one of them failed.
     """
 
     def __init__(self, requests: Requests, rows: Sequence[int], slots: int | None = None) -> None:
-        """`rows`: this sender's, by arrival, with whole conversations."""
+        """`rows`: rows of this sender, ordered by arrival; conversations must be complete."""
         after = requests.after
         self._arrival_ns = requests.arrival_ns
         self._think_ns = requests.think_ns
         self._firsts = deque(row for row in rows if not after or after[row] < 0)
         self._free = slots
-        """Free slots; negative while more turns follow than there are slots."""
+        """Number of free slots; negative while several turns that follow one turn exceed the slots."""
         self._followers: dict[int, list[int]] = {}
         self._joiners: dict[int, list[int]] = {}
-        """By row: the rows that wait for it without being the next turn of its conversation."""
+        """By row: the rows that wait for it but are not the next turn of its conversation."""
         self._awaited: dict[int, tuple[int, int]] = {}
-        """By row that waits for several others: number of ends to come, and time of the latest one so far."""
+        """By row that waits for several rows: number of these that have not ended, and latest end so far."""
         self._heap: list[tuple[int, int]] = []
         self._left = len(rows)
         self.dropped = 0
-        """Turns not sent because an earlier one failed."""
+        """Number of turns that were not sent because an earlier turn failed."""
         if after:
             ours = bytearray(len(requests))
             for row in rows:
@@ -83,7 +83,7 @@ class Schedule:
         return self._left - self.dropped
 
     def take(self, now_ns: int) -> tuple[int, int | None] | None:
-        """Return a row that is due and its scheduled time (None: not planned), or None if none is due."""
+        """Return a row that is due with its scheduled time (None in a closed loop); None if none is due."""
         due_ns = self.next_ns
         if due_ns > now_ns:
             return None
@@ -102,7 +102,7 @@ class Schedule:
         return row in self._followers or row in self._joiners
 
     def ended(self, row: int, end_ns: int, *, served: bool) -> None:
-        """Record the end of an answer; `served`: its conversation continues."""
+        """Record the end of an answer. `served`: it was successful, so its conversation continues."""
         followers = self._followers.pop(row, [])
         if self._free is not None:
             self._free += 1 - (len(followers) if served else 0)
@@ -117,7 +117,7 @@ class Schedule:
             self._may_begin(joiner, end_ns)
 
     def _may_begin(self, row: int, end_ns: int) -> None:
-        """Plan a row, unless it waits for more ends than this one."""
+        """Schedule a row after one of the rows that it waits for has ended, unless others have not."""
         left, latest_ns = self._awaited.get(row, (1, end_ns))
         latest_ns = max(latest_ns, end_ns)
         if left > 1:
@@ -127,9 +127,10 @@ class Schedule:
 
 
 TURN_NS_MAX: Final = 1_000_000
-"""Longest time of sending before the loop reads its sockets."""
+"""Longest time of sending without a break; then the loop reads its sockets."""
 SPIN_NS: Final = 150_000
-"""Rows due this soon are awaited by spinning: sleeping takes about as long and would equalise short gaps."""
+"""Time before the next row is due in which the sender spins instead of sleeping: a sleep would take about as
+long and make short gaps equal."""
 _SERVED: Final = frozenset({Outcome.COMPLETE, Outcome.REFUSED})
 """Outcomes after which a conversation continues."""
 
@@ -140,12 +141,12 @@ class LoadRun:
     """One run on one loop.
 
     Args:
-        keep: called with each exchange and its row.
-        paths: path of each row on the target, b"" for its own; empty if all are.
-        start_ns: time 0 of the schedule (mono).
+        keep: function called with each exchange and its row.
+        paths: path of each row on the target, b"" for the target's own path; empty if all rows have this one.
+        start_ns: monotonic time of the schedule's time 0.
         drain_ns: time to wait for outstanding answers after `duration_ns`, or after the last request.
-        stop_errors: the run stops if more than this share of the latest answers failed.
-        check_endpoint: the run stops if its first answers show that no request can be answered.
+        stop_errors: share of failures among the latest answers above which the run stops.
+        check_endpoint: whether to stop if the first answers show that no request can be answered.
     """
 
     def __init__(
@@ -175,9 +176,9 @@ class LoadRun:
         self._stop_errors = stop_errors
         self._failed: deque[bool] = deque(maxlen=LATEST)
         self._checks = min(FIRST, schedule.left) if check_endpoint else 0
-        """The run stops if none of this many first requests can be answered; 0 after one was answered."""
+        """Number of first requests that are checked: if all fail, the run stops. 0 after one succeeded."""
         self._checked: dict[int, bool] = {}
-        """By row of these requests: whether its answer shows that it cannot be answered."""
+        """For the row of each checked request: whether the answer shows that the endpoint is unusable."""
         self._pacer = Pacer(SystemClock(), pause_ns=0)
         self._waker = Waker(self._pacer, self._send_due)
         self._over = sender.loop.create_future()
@@ -208,7 +209,10 @@ class LoadRun:
                     timer.cancel()
 
     def stop(self, reason: str, *, drain_ns: int | None = None) -> None:
-        """Send no more; requests in flight may end within `drain_ns`. A second call may shorten that."""
+        """Send no more requests, and wait up to `drain_ns` for the answers in flight.
+
+        A second call may shorten this time.
+        """
         if self.stopped is None and self._schedule.left:
             self.stopped = reason
         self._last_ns = min(self._last_ns, mono_ns())
@@ -221,7 +225,7 @@ class LoadRun:
         return NEVER if due_ns == NEVER else self.start_ns + due_ns
 
     def _send_due(self, now_ns: int) -> int:
-        """Send what is due; return the time of the next call (for the pacer)."""
+        """Send the rows that are due. Return the time at which the pacer must call this again."""
         schedule, sender, start_ns = self._schedule, self._sender, self.start_ns
         end_ns = now_ns + TURN_NS_MAX
         while now_ns <= end_ns:
@@ -260,7 +264,7 @@ class LoadRun:
             self._free.remove(call.row)
         else:
             now_ns = mono_ns()
-            # Think time begins at the end of the answer, not when it was parsed.
+            # Count think time from the end of the answer: it may be parsed later.
             end_ns = min(now_ns, x.timeline.response_end_ns or now_ns)
             self._schedule.ended(call.row, end_ns - self.start_ns, served=x.outcome in _SERVED)
         self._keep(call.row, x)
@@ -284,7 +288,7 @@ class LoadRun:
             return
         self._checked[row] = True
         if sum(self._checked.values()) == self._checks:
-            # Set this even if nothing is left to send: the load must end with an error, not with a report.
+            # Set the reason even if nothing is left to send: the load must end with an error, not a report.
             self.gave_up = self.stopped = NO_ENDPOINT
             self.stop(NO_ENDPOINT, drain_ns=0)
 

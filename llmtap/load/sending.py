@@ -1,10 +1,10 @@
-"""What load senders share: the target, deferred work, and lateness of the event loop.
+"""Parts that all load senders use: the target, deferred work, and the lateness of the event loop.
 
 The senders are `http.py` and `prompt_sender.py`; `run.py` calls them. `parse_target` checks the URL, endpoint
 and header fields of `--target` and `--header`, and returns a `LoadTarget`, which writes the head of each
-request. `Later` defers parsing and does it in slices, because sending and reading come first. With kernel
-timestamps and many streams, it lets the loop sleep for up to 1 ms to read several pieces at once. `Lateness`
-measures how long a byte may have waited unread.
+request. `Later` defers parsing and does it in short slices, because sending and reading must be on time. With
+kernel timestamps and many streams, it lets the loop sleep for up to 1 ms, so that one read gets several
+pieces. `Lateness` measures how long a byte may have waited before it was read.
 """
 
 import asyncio
@@ -27,31 +27,33 @@ from llmtap.units import NS_PER_S
 from llmtap.workload.prompts.tokenizer import open_tokenizer
 
 SLICE_NS: Final = 200_000
-"""Longest slice of work before the loop reads its sockets; a piece takes about 100 us."""
+"""Longest slice of deferred work; then the loop reads its sockets. A piece of work takes about 100 us."""
 WAITING_MAX: Final = 8_192
-"""Pending pieces, about 10 KB each; further ones are done at once."""
+"""Maximum number of deferred pieces of work, about 10 KB each; further pieces are done at once."""
 GATHER_NS: Final = 1_000_000
-"""Longest sleep."""
+"""Longest sleep of the loop to gather data."""
 WAKING_NS: Final = 100_000
-"""Possible lateness of the end of a sleep."""
+"""Time by which a sleep may end too late."""
 BEHIND_NS: Final = 2 * GATHER_NS
 READS_MIN: Final = 2_000
 READS_OF_STREAM_MAX: Final = 100
-"""Reads per second and stream above which several pieces of a stream would be read together."""
+"""Reads per second and stream above which the loop does not sleep: it would read several pieces of one stream
+together, and these would share one timestamp."""
 
 mono_ns = SystemClock.mono_ns
 
 
 ANSWER_BYTES_MAX: Final = 256 << 20
-"""Limit of an answer, as of a decoded body (`protocol/encoding.py`): a million tokens of 250 bytes each."""
+"""Maximum size of an answer: a million tokens of 250 bytes each. `protocol/encoding.py` has the same limit
+for a decoded body."""
 TOO_LONG: Final = f"the answer is longer than {ANSWER_BYTES_MAX >> 20} MiB"
 
 
 class Later:
-    """Deferred work of one loop, urgent pieces first, each kind in order."""
+    """Deferred work of one loop. Urgent pieces come first; otherwise the order of `add` is kept."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, gathers: bool = False) -> None:
-        """`gathers`: late reads have correct timestamps (kernel)."""
+        """`gathers`: the loop may sleep to gather data, because timestamps come from the kernel."""
         self._loop = loop
         self._may_gather = gathers
         self._gathers = False
@@ -61,9 +63,9 @@ class Later:
         self._waiting: deque[Callable[[], None]] = deque()
         self._called = False
         self._behind = False
-        """Whether the last read was late, so that more data is waiting."""
+        """Whether the last read was late, so that other sockets probably have data too."""
         self.pacer: Pacer | None = None
-        """Pacer of the run; due requests wait for neither work nor sleep."""
+        """Pacer of the run, so that neither work nor sleep delays a request that is due."""
 
     def add(self, work: Callable[[], None], *, urgent: bool = False) -> None:
         if urgent:
@@ -75,21 +77,22 @@ class Later:
         self._call()
 
     def is_behind(self, t_ns: int) -> bool:
-        """Whether data that arrived at `t_ns` should be parsed later because there is more to read."""
+        """Return whether data that arrived at `t_ns` must be parsed later, because other data waits."""
         self._reads += 1
         if mono_ns() - t_ns > BEHIND_NS:
             self._behind = True
         return self._behind
 
     def after_read(self) -> None:
-        """Called after each read: gather more, and send what is due."""
+        """Plan a sleep to gather more data, if useful, and send the requests that are due. Call this after
+        each read."""
         if self._gathers and not self._called:
             self._call()
         if self.pacer is not None:
             self.pacer.catch_up()
 
     def judge(self, streams: int) -> None:
-        """Decide from the recent read rate whether gathering pays."""
+        """Decide from the recent read rate whether the loop sleeps to gather data."""
         now_ns = mono_ns()
         rate = self._reads * NS_PER_S / max(1, now_ns - self._judged_ns)
         self._reads, self._judged_ns = 0, now_ns
@@ -126,21 +129,21 @@ class Later:
             if mono_ns() >= end_ns:
                 break
         if urgent or waiting:
-            self._call()  # The loop reads its sockets before it runs the call.
+            self._call()  # Go on in the next iteration, before which the loop reads its sockets.
 
     def _sleep(self) -> None:
         wait_ns = GATHER_NS
         if self.pacer is not None:
             wait_ns = min(wait_ns, self.pacer.next_ns - mono_ns() - WAKING_NS)
         if wait_ns > 0:
-            time.sleep(wait_ns / NS_PER_S)  # Nothing is due within this time.
+            time.sleep(wait_ns / NS_PER_S)  # No request is due within this time.
 
 
 PROBE_NS: Final = 2_000_000
 GRAIN_NS: Final = 1_100_000
-"""Resolution of the loop's timers: only the time beyond it counts as lateness."""
+"""Resolution of the loop's timers: a probe that is later than this counts as late."""
 PROBES_MAX: Final = 1_000
-"""Times of the last probes that are kept: 2 s."""
+"""Number of latest probes of which the times are kept: 2 s."""
 CALLS: Final = 5
 """Probes between two calls of `each`: 10 ms."""
 CHECKS: Final = 25
@@ -148,12 +151,12 @@ CHECKS: Final = 25
 
 
 class Lateness:
-    """Lateness of one loop, measured until `close`."""
+    """Lateness of one event loop, measured by a timer until `close`."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, *, kernel: bool, each: Callable[[int], None] | None = None
     ) -> None:
-        """`kernel`: connections have kernel timestamps. `each` is called with the time every 10 ms."""
+        """`kernel`: connections have kernel timestamps. `each`: function called every 10 ms with the time."""
         self._loop = loop
         self._kernel = kernel
         self._each = each
@@ -167,27 +170,28 @@ class Lateness:
     def worst_since(self, t_ns: int) -> int:
         """Return the longest time that a byte may have waited unread since `t_ns`."""
         now_ns = mono_ns()
-        # The loop reads its sockets before its timers, so after a stall the next probe has not run yet.
+        # After a stall, the loop reads its sockets before its timers run. The next probe is then overdue but
+        # has not recorded the stall, so record it here.
         late_ns = now_ns - self._due_ns - GRAIN_NS
         if late_ns > 0:
             self.meter.note(now_ns, late_ns)
         return self.meter.worst_since(t_ns)
 
     def longest_wait(self, since_ns: int, t_ns: int) -> int:
-        """Return the longest time that a byte which arrived after `since_ns` waited for another byte of its
-        read, which has the timestamp `t_ns`.
+        """Return the longest time between the arrival of a byte and `t_ns`, the timestamp of its read.
 
-        Between two probes the loop reads all its sockets: the byte arrived after the second to last of the
-        probes before `t_ns`.
+        The byte arrived after `since_ns`. Between two probes the loop reads all its sockets, so the byte also
+        arrived after the second to last probe before `t_ns`.
         """
         turns = (probe_ns for probe_ns in reversed(self._probes) if probe_ns <= t_ns)
         next(turns, None)
         return min(self.worst_since(since_ns), t_ns - next(turns, since_ns))
 
     def error_since(self, t_ns: int) -> int:
-        """Return the largest error since `t_ns` of timestamps whose read ends with their event.
+        """Return the largest error, since `t_ns`, of the timestamp of a read in which nothing follows the
+        event.
 
-        A kernel timestamp has no such error, because it does not depend on the time of the read.
+        A kernel timestamp has only the error of the clock conversion: the time of the read does not matter.
         """
         return self.timebase.error_since(t_ns) if self._kernel else self.worst_since(t_ns)
 
@@ -213,11 +217,11 @@ class Lateness:
 
 
 TEXTS_KEPT: Final = 1 << 16
-"""Texts of events whose number of tokens is kept: most events repeat one of a few thousand words."""
+"""Number of texts whose token count is cached: most events repeat one of a few thousand words."""
 
 
 def token_counter(tokenizer: str) -> Callable[[str], int]:
-    """Return the function that counts the tokens of an event's text. Raises ConfigError of `--tokenizer`."""
+    """Return a function that counts the tokens of a text. Raises ConfigError naming `--tokenizer`."""
     encode = open_tokenizer(tokenizer, "--tokenizer").encode
     return lru_cache(TEXTS_KEPT)(lambda text: len(encode(text)))
 
@@ -250,13 +254,14 @@ class LoadTarget:
     origin: Origin
     path: bytes
     headers: Headers = field(default_factory=list)
-    """Besides Host, Content-Type and Content-Length. May hold keys: sent and shown nowhere else."""
+    """Fields in addition to Host, Content-Type and Content-Length. They may contain keys, so they are sent
+    only to the target and never shown."""
 
     def head(
         self, body_bytes: int, extra: Sequence[tuple[bytes, bytes]] = (), *, close: bool = False,
         path: bytes = b"",
     ) -> bytes:  # fmt: skip
-        """Return the head of a request to `path`, which `path_at` returned; b"" for the target's own."""
+        """Return the head of a request. `path`: a result of `path_at`; b"" for the target's own path."""
         lines = [
             b"POST " + self.origin.prefix + (path or self.path) + b" HTTP/1.1",
             b"Host: " + self.origin.authority,
@@ -271,8 +276,11 @@ class LoadTarget:
 
 
 def parse_target(url: str, endpoint: str, headers: Headers) -> LoadTarget:
-    """Parse `http://host:port[/prefix]`; `endpoint` is one of PATHS, or a path. A prefix ending in /v1 is the
-    API's own. Raises ConfigError naming `--target` or `--header`."""
+    """Parse `http://host:port[/prefix]`. `endpoint`: a key of PATHS, or a path.
+
+    If the prefix ends in /v1, the /v1 of the endpoint's path is not added again. Raises ConfigError naming
+    `--target` or `--header`.
+    """
     origin = parse_origin(url, "--target")
     path = endpoint if endpoint.startswith("/") else PATHS[endpoint]
     check_fields(headers)
@@ -280,8 +288,11 @@ def parse_target(url: str, endpoint: str, headers: Headers) -> LoadTarget:
 
 
 def path_at(origin: Origin, path: str) -> bytes:
-    """Return what follows the prefix of a target's URL: the path without what the prefix has already, which
-    is all of the prefix, or its last part `/v1`."""
+    """Return the path to append to the prefix of the target's URL.
+
+    If `path` begins with the whole prefix, or with `/v1` and the prefix ends in it, this part is removed: the
+    prefix has it already.
+    """
     prefix = origin.prefix.decode()
     for begin in (prefix, "/v1" if prefix.endswith("/v1") else ""):
         if begin and path.startswith(begin + "/"):
@@ -290,7 +301,7 @@ def path_at(origin: Origin, path: str) -> bytes:
 
 
 def check_fields(headers: Headers, place: str = "--header") -> None:
-    """Raise ConfigError naming `place` for a field that cannot be sent; the message has no value in it."""
+    """Raise ConfigError naming `place` if a field cannot be sent; the message never contains its value."""
     for name, value in headers:
         if not name or not _TOKEN.issuperset(name):
             raise ConfigError(place, "a field's name has letters, digits and hyphens")

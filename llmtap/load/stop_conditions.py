@@ -4,9 +4,10 @@
 sending process (`LoadRun`), the queue by the parent with `QueueGrowth`, from the counts that all processes
 report.
 
-The queue is the number of requests that wait for their first token. It may grow for a while in every load, so
-`QueueGrowth` compares it each time when all requests that waited before have their first token. A queue that
-is longer each time, for `TURNS` such turns and `GROWS_NS`, and by more than chance, grows without end.
+The queue is the number of requests that wait for their first token. It may grow for a while in every load.
+Therefore `QueueGrowth` compares its length in turns: a turn ends when all requests that waited at its start
+have their first token. If the queue is longer at the end of each of `TURNS` turns, during `GROWS_NS`, and by
+more than chance explains, it grows without end.
 """
 
 from math import sqrt
@@ -22,22 +23,22 @@ SATURATED: Final = "saturated"
 EXAMPLE: Final = "error_rate>10% saturated"
 PLACE: Final = "--stop-when"
 QUEUE_MIN: Final = 10
-"""Shortest queue that is judged."""
+"""Length of the queue below which it is not judged."""
 TURNS: Final = 2
-"""Turns in which the queue must grow."""
+"""Minimum number of consecutive turns in which the queue must grow."""
 GROWS_NS: Final = 30 * NS_PER_S
-"""Time in which it must grow: longer than a burst of most loads."""
+"""Minimum time during which the queue must grow: longer than a burst of most loads."""
 DEVIATIONS: Final = 5.0
 """Growth in standard deviations of independent arrivals and first tokens, beyond which it is not chance."""
 
 
 class StopConditions(msgspec.Struct, frozen=True):
-    """When a load ends early."""
+    """Conditions under which a load ends early."""
 
     error_rate: float | None = None
-    """Share of failures among the latest answers above which it ends."""
+    """Share of failures among the latest answers above which the load ends."""
     saturated: bool = False
-    """Whether it ends if the queue grows without end."""
+    """Whether the load ends if the server's queue grows without end."""
 
 
 def parse_stop_when(text: str) -> StopConditions:
@@ -58,7 +59,7 @@ def parse_stop_when(text: str) -> StopConditions:
 
 
 class QueueTurn(NamedTuple):
-    """The queue when all requests that waited at the turn before had their first token."""
+    """Queue at the end of a turn: all requests that waited at its start have their first token."""
 
     t_ns: int
     sent: int
@@ -67,17 +68,20 @@ class QueueTurn(NamedTuple):
 
 
 class QueueGrowth:
-    """Judge the length of the queue, from counts in the order of time."""
+    """Detects a queue that grows without end, from counts that are added in the order of time."""
 
     def __init__(self) -> None:
         self._first: QueueTurn | None = None
-        """Begin of the growth."""
+        """Turn at which the growth began."""
         self._latest: QueueTurn | None = None
         self._turns = 0
-        """Turns since `_first`."""
+        """Number of turns since `_first`."""
 
     def add(self, t_ns: int, sent: int, waiting: int) -> str | None:
-        """Return the reason to stop, or None. `sent`: requests so far; `waiting`: for their first token."""
+        """Return the reason to stop, or None.
+
+        `sent`: number of requests so far. `waiting`: number of these that wait for their first token.
+        """
         now = QueueTurn(t_ns, sent, sent - waiting, waiting)
         if self._first is None or self._latest is None:
             self._begin(now)

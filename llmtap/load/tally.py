@@ -1,4 +1,4 @@
-"""Counts of a load run, fed exchange by exchange: a Summary, dispatch lateness, and corrected latencies.
+"""Counts of a load run, updated with each exchange: a Summary, dispatch lateness, and corrected latencies.
 
 Each sending process has a `LoadTally`; the parent merges those of all processes and hosts (`merge_bytes`),
 and `replay/result.py` reads the sum. Latency counts from `submit`, corrected latency from the scheduled time,
@@ -46,10 +46,10 @@ class LoadTally:
         self.ttft_uncertainties = Histogram()
         self.corrected = {name: Histogram() for name in CORRECTED}
         self.sent_ns = array("q")
-        """Dispatch times, in the order of the ends."""
+        """Dispatch times, in the order in which the exchanges ended."""
         self.planned = 0
         self.dropped = 0
-        """Turns not sent because an earlier one failed."""
+        """Number of turns that were not sent because an earlier turn failed."""
         self.retries: Counter[str] = Counter()
 
     def add(self, x: Exchange) -> Measured:
@@ -58,7 +58,8 @@ class LoadTally:
         self.ttft_uncertainties.record(x.ttft_uncertainty_ns)
         sent_ns = x.timeline.arrival_ns
         if x.scheduled_ns is not None and x.dispatch_late_ns is not None:
-            # Both times of a retried request are those of its first attempt.
+            # For a retried request, these two times are those of its first attempt, while `arrival_ns` is
+            # not.
             sent_ns = x.scheduled_ns + x.dispatch_late_ns
             self.lateness.record(max(0, x.dispatch_late_ns))
             if x.timeline.submit_ns is not None:
@@ -86,7 +87,7 @@ class LoadTally:
         )  # fmt: skip
 
     def merge_bytes(self, packed: bytes, ours: Callable[[int], int] = int) -> None:
-        """Add the counts of `to_bytes`; `ours` converts times of another host's clock."""
+        """Add the counts of `to_bytes`. `ours`: function that converts another host's times to ours."""
         p = _decode(packed)
         self.summary.merge_bytes(p.summary)
         self.lateness.merge_bytes(p.lateness)
@@ -106,8 +107,10 @@ class LoadTally:
         return {name: summarise_ns(histogram) for name, histogram in self.corrected.items()}
 
     def plan_dict(self) -> dict[str, object]:
-        """Return how well the plan was kept; lateness in seconds. `planned = sent + dropped + unsent`; unsent
-        after an early stop, or if a process was lost."""
+        """Return how much of the plan was sent and how late, in seconds. `planned = sent + dropped + unsent`.
+
+        Requests are unsent after an early stop, or if a process was lost.
+        """
         sent = self.summary.opened or 0
         return {
             "planned": self.planned,

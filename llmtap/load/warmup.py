@@ -1,12 +1,13 @@
 """Warm up a server before measuring: one probe, requests, then probes until the latency is stable.
 
-`warm_up` sends requests by a `WorkerPool`, as the run does, and returns what was sent and how stable the
-latency is (`WarmUp`). `replay/perform.py` calls it.
+`warm_up` sends requests with a `WorkerPool`, as the run does, and returns the counts and the variation of the
+latency (`WarmUp`). `replay/perform.py` calls it.
 
-By default at least 100 requests and 10,000 output tokens (4.5.1), then probes until their latency varies by
-less than 10 % (4.5.2), at most 20,000 requests and 30 probes: what was not reached is reported as `problem`.
-Nothing for a cold start (4.5.3). All probes are the same request, one at a time. Variation is (longest -
-shortest) / mean of three consecutive probes, of TTFT and E2E.
+By default a warm-up has at least 100 requests and 10,000 output tokens (4.5.1), then probes until their
+latency varies by less than 10 % (4.5.2), but at most 20,000 requests and 30 probes. A minimum that was not
+reached is reported as `problem`. For a cold start (4.5.3) nothing is sent. All probes are the same request,
+sent one at a time. The variation of TTFT, and of E2E, is (longest - shortest) / mean of three consecutive
+probes.
 
 Source: IETF draft, 4.5.
 """
@@ -34,25 +35,25 @@ from llmtap.workload.requests import Requests
 
 _Send = Callable[..., Awaitable[list[Exchange]]]
 WarmUpProgress = Callable[[int, int, str], None]
-"""Function of the number done, the number wanted, and what is counted (`requests` or `probes`)."""
+"""Function called with the number done, the planned number, and what is counted (`requests` or `probes`)."""
 IN_A_ROW: Final = 3
 ROUNDS_MAX: Final = 8
-"""Maximum number of rounds; each sends the requests that were missing after the previous one."""
+"""Maximum number of rounds. Each round sends the requests that are still missing, by an estimate."""
 
 
 class WarmUpOptions(msgspec.Struct, frozen=True, kw_only=True):
     requests: int = 100
     tokens: int = 10_000
-    """Minimum output tokens; both minimums must be reached."""
+    """Minimum number of output tokens. The minimum of requests must be reached as well."""
     slots: int = 8
     requests_max: int = 20_000
-    """Bound for servers whose answers report few or no tokens."""
+    """Maximum number of requests, for servers of which the answers report few or no tokens."""
     variation: float = 0.10
     """Variation of three consecutive probes below which latency is stable."""
     probes_max: int = 30
     probe: bool = True
     cold: bool = False
-    """Send nothing: a cold start is measured."""
+    """Send nothing, so that a cold start is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class Probe:
 class WarmUp:
     skipped: str | None = None
     requests: int = 0
-    """Answers that ended well, without probes."""
+    """Number of answers that ended well; probes are not counted."""
     failed: int = 0
     tokens: int = 0
     duration_ns: int = 0
@@ -77,7 +78,7 @@ class WarmUp:
     before: Probe | None = None
     probes: list[Probe] = field(default_factory=list)
     variation_ttft: float | None = None
-    """Of the last three; None if one has no such latency."""
+    """Variation of the TTFT of the last three probes; None if one of them has no TTFT."""
     variation_e2e: float | None = None
     stable: bool = False
     problem: str | None = None
@@ -102,8 +103,11 @@ async def warm_up(
     progress: WarmUpProgress = lambda done, of, what: None,
     paths: Sequence[str] = (),
 ) -> WarmUp:
-    """Send rows of `requests` in turn, without their times and turns; the probe is row 0. `paths` is
-    as of `WorkerPool`. Raises as `WorkerPool.run`, and ConfigError if the target lacks the endpoint."""
+    """Send the rows of `requests` one after the other; their times and turns are ignored. The probe is row 0.
+
+    `paths` is the same as in `WorkerPool`. Raises the errors of `WorkerPool.run`, and ConfigError if the
+    target lacks the endpoint.
+    """
     options = options or WarmUpOptions()
     if options.cold:
         return WarmUp(skipped="cold start")
@@ -181,7 +185,7 @@ async def _settle(send: _Send, result: WarmUp, options: WarmUpOptions, progress:
 
 
 def _variation(latest: Sequence[int | None]) -> float | None:
-    """Return (longest - shortest) / mean; None for too few."""
+    """Return (longest - shortest) / mean; None if there are too few values."""
     known = [ns for ns in latest if ns is not None]
     if len(known) < IN_A_ROW or not sum(known):
         return None
@@ -200,7 +204,7 @@ async def _exchanges(
     setup: WorkerSetup, requests: Requests, places: "tuple[array[int], array[int]]", paths: Sequence[str],
     rows: Sequence[int], slots: int, listener: Callable[[Progress], None] | None,
 ) -> list[Exchange]:  # fmt: skip
-    """Send these rows in turn, `slots` at a time; `places`: range of each row's body."""
+    """Send these rows in order, `slots` at a time. `places`: begin and end of each row's body in the file."""
     change, load = msgspec.structs.replace, setup.load
     load = change(
         load,

@@ -1,10 +1,10 @@
 """Client of OpenAI's Responses and Realtime APIs over WebSocket, as a target of the load generator.
 
-`prompt_sender.py` gives prompts to `WebSocketTarget` (`ask`) and gets an Exchange of each; a
-`WebSocketSession` is one connection. Long because target and session are one subject. A request is one
-`response.create` with its whole input and outside any conversation, so sessions can be reused. A session
-serves one request at a time. The last byte of a request is T_submit (IETF draft,
-B.1.1); connecting comes before it and is only in the latencies that are corrected for lateness.
+`prompt_sender.py` calls `WebSocketTarget.ask` with each prompt and gets an Exchange; a `WebSocketSession` is
+one connection. This module is long because target and session are one subject. A request is one
+`response.create` that contains its whole input and belongs to no conversation, so sessions can be reused. A
+session serves one request at a time. T_submit is the time of the last byte of a request (IETF draft, B.1.1).
+The time to connect comes before it, so only the latencies that are corrected for lateness contain it.
 
 Source: developers.openai.com api/docs/guides/websocket-mode, responses/websocket-events and realtime server
 events.
@@ -37,7 +37,7 @@ from llmtap.workload.prompts.prompt import Prompt
 
 HEAD_BYTES_MAX: Final = 1 << 18
 QUIET_NS: Final = 200_000_000
-"""Time without a byte after which a session is checked: the loop may have stopped watching it."""
+"""Time without a byte after which a socket is checked: after a reset, the loop may not watch it any more."""
 NORMAL: Final = (1000).to_bytes(2, "big")
 """RFC 6455 7.4.1: normal closure."""
 _ENDS: Final = frozenset(
@@ -82,7 +82,7 @@ class ResponseWait:
         self.status: int | None = 101
         self.submit_ns: int | None = None
         self.submit_width_ns = 0
-        """Interval after `submit_ns` in which it may have been submitted."""
+        """Time after `submit_ns` in which the submission may have happened, in ns."""
         self.created = False
         self.response_bytes = 0
 
@@ -103,7 +103,7 @@ class ResponseWait:
 
 
 class WebSocketSession:
-    """One WebSocket: `open`, then `send` and `listen`, one answer at a time."""
+    """One WebSocket connection. Call `open`, then `send` and `listen` for each request, one at a time."""
 
     def __init__(
         self,
@@ -114,8 +114,8 @@ class WebSocketSession:
         *,
         realtime: bool,
     ) -> None:
-        """`upgrade`: head of the opening request, with `key`. `realtime`: the server sends a greeting, and a
-        response continues after an error."""
+        """`upgrade`: head of the opening request, which contains `key`. `realtime`: the Realtime API is used,
+        in which the server sends a greeting and a response continues after an error."""
         self._realtime = realtime
         self.upgrade = upgrade
         self._pool = pool
@@ -127,7 +127,7 @@ class WebSocketSession:
         self._head: bytes | None = b""
         self._parser = MessageParser("the server", masked=False)
         self._fed = 0
-        """Bytes given to the parser and bytes of whole messages: equal between two messages."""
+        """Bytes given to the parser; equal to `_whole` (bytes of complete messages) between two messages."""
         self._whole = 0
         self._answer: ResponseWait | None = None
         self._began_ns = 0
@@ -150,7 +150,7 @@ class WebSocketSession:
         return self._began_ns > 0
 
     def is_alive(self) -> bool:
-        """Whether the server has neither closed it nor sent a message for the next answer."""
+        """Whether the session can be reused: the server has neither closed it nor sent data too early."""
         return self._stream is not None and self._stream.is_alive()
 
     async def open(self) -> None:
@@ -176,7 +176,8 @@ class WebSocketSession:
         self._answer = answer
         answer.observer.begin_response(b"", self._began_ns, 0)
         if self._submit_ns is not None:
-            # The earlier time, as over HTTP: a local server may answer before this process runs again.
+            # Use the time before the write, as over HTTP: a local server may answer before this process runs
+            # again.
             answer.submitted(self._began_ns, self._began_ns, self._submit_ns - self._began_ns)
         if self._broken is not None:
             self._end(Outcome.UPSTREAM_RESET, self._broken)
@@ -207,7 +208,7 @@ class WebSocketSession:
         if stream is not None and not stream.closed:
             stream.abort()
 
-    # The methods of `Waiter`, for the connection that is being opened.
+    # Methods of the protocol `Waiter`: they report on the connection that is being opened.
 
     def on_connected(self, stream: Stream, took_ns: int) -> None:
         self._attempt = None
@@ -225,7 +226,7 @@ class WebSocketSession:
         if not self._opened.done():
             self._opened.set_exception(OpeningFailed(outcome, problem, status))
 
-    # The methods of `Handler`, for the open connection.
+    # Methods of the protocol `Handler`: they report on the open connection.
 
     def on_data(self, data: bytes, t_ns: int) -> None:
         """Parse the response head, then messages for the current answer; `t_ns`: arrival of the data."""
@@ -287,7 +288,8 @@ class WebSocketSession:
         payload = message.payload or b""
         match message.opcode:
             case Opcode.PING:
-                # RFC 6455 5.5.3: not every ping needs an answer. A server that reads nothing gets none.
+                # RFC 6455 5.5.3: not every ping needs an answer. Send none while data waits to be written, or
+                # a server that does not read would make the buffer grow.
                 if self._stream is not None and not self._stream.pending:
                     self._send_frame(Opcode.PONG, payload)
             case Opcode.CLOSE:
@@ -306,7 +308,7 @@ class WebSocketSession:
             try:
                 self._stream.write(frame(payload, opcode, key=os.urandom(4)))
             except OSError:
-                pass  # The read fails, too, and reports the error.
+                pass  # The next read fails as well and reports the error.
 
     def _read_event(self, answer: ResponseWait, payload: bytes, t_ns: int) -> None:
         try:
@@ -349,7 +351,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class WebSocketTarget:
-    """Sends requests to one server. Create, use and close it within one running loop."""
+    """Sends requests to one server over WebSockets. Create, use and close it within one running loop."""
 
     def __init__(
         self,
@@ -365,9 +367,10 @@ class WebSocketTarget:
         tls: ssl.SSLContext | None = None,
         name: str = "load",
     ) -> None:
-        """Target of `ws://host:port[/path][?model=NAME]`: the Responses API if the path ends in `/responses`,
-        else Realtime (default path: Realtime's). `headers` go only with the upgrade. `exact_output` also
-        sends `ignore_eos` and `min_tokens`. Raises ConfigError naming `--target`."""
+        """`url`: `ws://host:port[/path][?model=NAME]`. If the path ends in `/responses`, the API
+        is Responses, else Realtime; without a path, the path of Realtime is used. `headers` are
+        sent only with the upgrade. `exact_output`: also send `ignore_eos` and `min_tokens`.
+        Raises ConfigError naming `--target`."""
         origin, path, named = parse_websocket(url)
         self.model = model or named
         if origin.tls and tls is None:
@@ -539,8 +542,10 @@ class WebSocketTarget:
 
 
 def parse_websocket(url: str) -> tuple[Origin, str, str | None]:
-    """Return origin, path and model of `ws://host:port[/path][?model=NAME]`. Raises ConfigError naming
-    `--target`."""
+    """Return the origin, path and model of `ws://host:port[/path][?model=NAME]`.
+
+    Raises ConfigError naming `--target`.
+    """
     parts = urlsplit(url)
     if parts.scheme not in ("ws", "wss") or not parts.hostname:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Reports for a terminal, as Markdown and as HTML pages, made of the public JSON of results.
+"""Reports for a terminal, as Markdown and as HTML pages, made from the public JSON of results.
 
 Modules named after a result (`replay`, `capture`, `bench`, `sweep`) turn JSON into blocks of text, tables and
 charts (`document`); `render` and `page` output these.

@@ -47,7 +47,7 @@ from llmtap.report.values import (
 UNMET_SHOWN: Final = 6
 """Number of unmet requirements that a terminal shows for each test; pages and Markdown have all."""
 LOADS_SHOWN: Final = 3
-"""Number of loads that are named for a figure that is not valid; the JSON has all."""
+"""Number of loads that are named for a figure that is not valid; the JSON has all of them."""
 _TITLES_MAX: Final = 3
 """Number of tests that the title of a page names."""
 _ASSETS: Final = ("replay_page.css", "bench_page.css")
@@ -55,7 +55,7 @@ _Json = Mapping[str, Any]
 
 
 def finding_texts(findings: Sequence[_Json]) -> list[str]:
-    """Return a line for each kind of finding of each test: its first load and the number of other loads."""
+    """Return a line for each kind of finding of each test, with its first load and the number of others."""
     by_kind: dict[tuple[str, str], list[_Json]] = {}
     for finding in findings:
         by_kind.setdefault((finding["test"], finding["what"]), []).append(finding)
@@ -81,7 +81,10 @@ def compliance_text(report: _Json) -> str:
 
 
 def deviation_texts(document: _Json) -> list[str]:
-    """Return each deviation from the methodology once, with its tests: noted ones and unmet requirements."""
+    """Return each deviation from the methodology once, with the tests that have it.
+
+    Deviations are those that the reports note, and unmet requirements.
+    """
     tests_by_text: dict[str, list[str]] = {}
     for report in document.get("tests") or ():
         unmet = [
@@ -164,7 +167,7 @@ def _test_blocks(report: _Json) -> Iterator[Note | Table]:
     compliance = report.get("compliance")
     if not compliance:
         return
-    # Without the identifiers of unmet requirements: each has a line of its own below.
+    # Leave out the identifiers of unmet requirements: each of them gets a separate line below.
     yield Note(compliance_text({"compliance": compliance | {"why": ()}}), "bold")
     rows = [row for row in compliance["rows"] if row["id"] in compliance["why"]]
     yield from (_unmet(row, f"{row['level']}, {row['status']}") for row in rows[:UNMET_SHOWN])
@@ -263,7 +266,7 @@ def _headlines(report: _Json) -> Iterator[Tile]:
             if row[0].endswith(label)
         ]
         if values:
-            name, value = values[-1]  # rows are ordered by load: show the highest
+            name, value = values[-1]  # The rows are ordered by load: show the highest.
             about = f"{head}, {name}" if head not in ("", "Value") else name
             yield Tile(report["title"], value.partition(" (")[0], about, report["test"])
 
@@ -297,7 +300,7 @@ def identification(document: _Json) -> list[Block]:
 
 
 def _declared(section: _Json, names: Sequence[str]) -> str:
-    """Return those of the named fields that are declared, as `name: value, ...`."""
+    """Return the named fields that have a value in the declarations, as `name: value, ...`."""
     return ", ".join(
         f"{name.replace('_', ' ')}: {section[name]}" for name in names if section.get(name) is not None
     )
@@ -349,7 +352,7 @@ def configuration(report: _Json) -> list[Block]:
 
 
 def mark_of(step: _Json, figure: str) -> str:
-    """Return ` (not valid)` or ` (doubtful, 3.2 ms)` for a figure of a load, or nothing if it is valid."""
+    """Return ` (not valid)` or ` (doubtful, 3.2 ms)` for a figure of a load; empty if it is valid."""
     validity = at(step, "result", "verdict", "figures", figure)
     if validity is None or validity["state"] == "valid":
         return ""
@@ -533,7 +536,7 @@ def _fairness(test: _Json) -> str:
 
 
 def _objections(test: _Json) -> list[str]:
-    """Return sentences on runs that are not valid and on differences of the loads."""
+    """Return sentences on runs that are not valid, and on differences between the loads of the systems."""
     objections = list(test.get("invalid") or ())
     if test["unlike"]:
         objections.append("loads differ, and figures of them are not tested")

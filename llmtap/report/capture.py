@@ -25,8 +25,8 @@ _GROUP_COLUMNS: Final = (
 )  # fmt: skip
 _NAME_CHARS: Final = 40
 _MISSING_SHARE_MAX: Final = 0.01
-"""Share of missing exchanges above which figures may be biased: the missing ones may be of one kind, such as
-long exchanges or those of the busiest minute."""
+"""Share of missing exchanges above which figures may be biased: the missing exchanges may be of one kind,
+such as long ones, or those of the busiest minute."""
 _UNREADABLE_SHOWN: Final = 20
 _OPEN_SHOWN: Final = 3
 _Json = Mapping[str, Any]
@@ -65,7 +65,8 @@ def _heading(summary: _Json) -> Iterator[str]:
 def _workload(workload: _Json) -> Iterator[str]:
     arrivals = workload.get("arrivals") or {}
     if arrivals.get("rate_rps") is not None:
-        # The summary has another rate: it counts ended exchanges, and its time lasts until the last end.
+        # Show this rate even though the summary has a rate: that one counts ended exchanges until the last
+        # end.
         span = f"{_duration(arrivals['seconds'])}, first to last"
         parts = [f"{arrivals['rate_rps']:.3g} req/s arrived in {span}"]
         if arrivals["gap_cv"] is not None:

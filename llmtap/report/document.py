@@ -1,14 +1,14 @@
 """Document model of reports: blocks such as notes, tables and charts, sections, and a whole document.
 
-Modules that report on a result (`replay.py`, `bench.py`, `sweep_page.py` and others) make them of public
+Modules that report on a result (`replay.py`, `bench.py`, `sweep_page.py` and others) make these from public
 JSON. `render.py` renders notes and tables for a terminal, and documents as Markdown and HTML. Texts are
-plain, and renderers escape them. A `Plot` is what `plot.js` draws on a page.
+plain, and renderers escape them. `plot.js` draws each `Plot` on a page.
 
-`chart_figure` and `chart_table` make a plot and a table of a chart declared in public JSON, for
+`chart_figure` and `chart_table` make a plot and a table from a chart that is declared in public JSON, for
 benchmarks and comparisons; charts of replays and sweeps are made in `replay_charts.py` and `sweep_page.py`. A
-declaration has `title`, `kind`, `x_title`, `y_title`, `series` (`name`, `x`, `y`, and `low` and `high` if
-it has intervals), `marks` (named places on the x axis), `log_x`, `log_y`. Series differ by colour and by dash
-or pattern, for readers who cannot distinguish the colours.
+declaration has `title`, `kind`, `x_title`, `y_title`, `series` (`name`, `x`, `y`, and `low` and `high` if it
+has intervals), `marks` (named places on the x axis), `log_x`, `log_y`. Series differ by colour and also by
+dash or pattern, for readers who cannot distinguish the colours.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,32 +21,32 @@ import msgspec
 from llmtap.report.values import is_words, number, plain_text
 
 _SENTENCE_CHARS_MIN: Final = 40
-"""A cell of this length or more that has a space is a sentence, which may be broken into lines."""
+"""Length from which a cell with a space counts as a sentence, which may be broken into lines."""
 COLOURS: Final = 7
-"""Number of colours in the style sheet, --c0 and on."""
+"""Number of colours for series in the style sheet, from --c0."""
 DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS: Final = ("circle", "square", "diamond", "triangle", "cross", "x")
 ROWS_MAX: Final = 25
-"""Rows of a series in a table; of more points, evenly spaced ones are shown."""
+"""Maximum number of rows of a series in a table. If there are more points, evenly spaced ones are shown."""
 _WIDE: Final = 20
 """Ratio of the largest to the smallest value from which an axis is logarithmic."""
 _HATCHES: Final = ("", "/", ".", "x", "-", "|", "+")
 SHARES_RANGE: Final = (0, 1.02)
-"""Range of an axis of shares, with space above 1 for the line there."""
+"""Range of an axis of shares. It ends above 1, so that a line at 1 is visible."""
 _BARS: Final = frozenset({"bars", "histogram"})
 _Chart = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A paragraph; in a terminal a line."""
+    """A paragraph of text. In a terminal it is one line."""
 
     kind: ClassVar = "note"
     text: str
     style: str = ""
-    """Style of the line in a terminal, by rich's name."""
+    """Style of the line in a terminal, as a name of the package rich."""
     lead: str = ""
-    """Emphasized words before the text."""
+    """Words before the text, which are emphasized."""
     css: str = ""
 
 
@@ -66,20 +66,22 @@ class Table:
     rows: Sequence[Sequence[str]]
     caption: str = ""
     breaks: bool = False
-    """Sentences in cells may be broken into lines on a page."""
+    """Whether sentences in cells may be broken into lines on a page."""
     footnote: str = ""
     nowrap: bool = False
-    """A terminal cuts long lines and does not wrap them."""
+    """Whether a terminal cuts long lines instead of wrapping them."""
     label: str = ""
-    """Accessible name of the region of a page that scrolls; default: the caption."""
+    """Accessible name of the table's region on a page, which scrolls; default: the caption."""
     keys: int = 0
-    """Number of leading columns that every part repeats if a terminal divides the table."""
+    """Number of leading columns that are repeated in each part, if the table is divided
+    for a narrow terminal."""
     styles: Mapping[str, str] = field(default_factory=dict)
-    """Style of cells in a terminal (rich's name), by the text of the cell."""
+    """Style of a cell in a terminal (a name of the package rich), by the text of the cell."""
 
     @property
     def classes(self) -> list[str]:
-        """The `class` attribute of each column on a page, with a leading blank; empty for figures."""
+        """The `class` attribute of each column on a page, with a space before it; empty
+        for columns of figures."""
         columns = list(zip_longest(*self.rows, fillvalue=""))
         attributes = [
             " class=text"
@@ -94,7 +96,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class TableGroup:
-    """Tables in one region that scrolls; if `label` is empty, each table is a region of its own."""
+    """Tables in one region of a page that scrolls. If `label` is empty, each table has a separate region."""
 
     kind: ClassVar = "tables"
     tables: Sequence[Table]
@@ -151,7 +153,10 @@ class Preformatted:
 
 @dataclass(frozen=True, slots=True)
 class Compliance:
-    """Requirements, each with its status and evidence; with `tests`, those of several tests and a filter."""
+    """Requirements, each with its status and evidence.
+
+    `tests`: the test of each row, if there are several tests; the page then has filters.
+    """
 
     kind: ClassVar = "compliance"
     rows: Sequence[Mapping[str, Any]]
@@ -160,7 +165,7 @@ class Compliance:
 
     @property
     def choices(self) -> dict[str, tuple[str, list[str]]]:
-        """Title and values of each filter."""
+        """Title and values of each filter of the page, by name."""
         statuses = ("not met", "cannot tell", "met", "not applicable")
         present = {row["status"] for row in self.rows}
         return {
@@ -170,7 +175,8 @@ class Compliance:
         }
 
     def css(self, row: Mapping[str, Any]) -> str:
-        """Return the CSS class of a row's status. In reports on tests, an unmet optional row is not "bad"."""
+        """Return the CSS class of a row's status. In reports on tests, an unmet optional
+        requirement is not "bad"."""
         optional = self.tests and row["level"] in ("MAY", "OPTIONAL", "procedure")
         bad = "unsure" if optional else "bad"
         return {"met": "good", "not met": bad}.get(row["status"], "unsure")
@@ -182,7 +188,7 @@ def ink(i: int) -> str:
 
 
 class Look(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a line or bars are drawn, also in a legend."""
+    """Style in which a line or bars are drawn, both in the plot and in its legend."""
 
     ink: str
     """Name of a colour in the page's style sheet."""
@@ -201,11 +207,11 @@ class Axis(msgspec.Struct, frozen=True, omit_defaults=True):
     title: str = ""
     kind: Literal["linear", "log", "category"] = "linear"
     zero: bool = False
-    """Begin the axis at 0."""
+    """Whether the axis begins at 0."""
     range: tuple[float, float] | None = None
     """Ends of the axis; None: the smallest and the largest value."""
     share: bool = False
-    """Values are shown in percent."""
+    """Whether values are shares, which are shown in percent."""
 
 
 class Series(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -214,27 +220,28 @@ class Series(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     y: Sequence[float | None]
     ink: str
     line: int | None = None
-    """Index of the sweep's line that the series belongs to; a reader can hide it."""
+    """Index of the line of a sweep to which the series belongs. A reader of the page can hide the line."""
     dash: str = "solid"
     step: Literal["", "hv", "vh"] = ""
-    """Draw steps. `hv`: a value holds from its x to the next x; `vh`: from the previous x to its x."""
+    """Draw steps instead of a line. `hv`: a value holds from its x to the next x; `vh`: from the x before to
+    its x."""
     symbols: Sequence[str] | None = None
     """Symbol of each point, or one symbol for all points."""
     scattered: bool = False
-    """Draw points without a line."""
+    """Whether to draw points without a line."""
     bars: bool = False
     hatch: str = ""
     low: Sequence[float | None] | None = None
     high: Sequence[float | None] | None = None
     """`low` and `high`: ends of the interval of each point; None: unknown."""
     texts: Sequence[str] | None = None
-    """Text of each point beside the pointer; default: the name, and `hover` of the plot."""
+    """Text shown beside the pointer for each point; default: the name, and `hover` of the plot."""
     silent: bool = False
-    """Show no text beside the pointer."""
+    """Whether no text is shown beside the pointer."""
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """A place on the x axis that has a name."""
+    """A named place on the x axis."""
 
     x: float
     text: str
@@ -245,12 +252,13 @@ class Plot(msgspec.Struct, frozen=True, omit_defaults=True):
     x: Axis
     y: Axis
     hover: str = ""
-    """Template of the text of a point beside the pointer, with `{x}` and `{y}`."""
+    """Template of the text beside the pointer for a point, with `{x}` and `{y}`."""
     marks: list[Mark] = []
     overlay: bool = False
-    """Draw the bars of several series over each other; default: beside each other."""
+    """Whether the bars of several series are drawn over each other; default: beside each other."""
     timed: bool = False
-    """The x axis is the time of the run: zooming into one such plot zooms all of them."""
+    """Whether the x axis is the time of the run. If a reader zooms into one such plot, all
+    of them are zoomed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,8 +270,8 @@ class Panel:
     plot: Plot
     legend: Sequence[LegendKey] = ()
     of: Mapping[str, str] | None = None
-    """Dimensions of a sweep with the value that all lines of the panel have. The page hides the panel if the
-    reader chooses another value."""
+    """Values of the dimensions of a sweep that all lines of the panel have in common. The page hides the
+    panel if the reader chooses another value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,12 +282,12 @@ class FigureBlock:
     panels: Sequence[Panel]
     tables: Sequence[Table]
     rests: Sequence[str] = ()
-    """Basis of the figures, in parts: samples, load, window."""
+    """Basis of the figures, as parts of the caption: samples, load, window."""
     legend: Sequence[LegendKey] = ()
     captioned: bool = True
-    """Write one caption for all panels; False: write the words of each panel below it."""
+    """Whether all panels have one caption; if False, the words of each panel are written below it."""
     lines_legend: bool = False
-    """Add the lines of the sweep to the legend."""
+    """Whether the lines of the sweep are added to the legend."""
 
     @property
     def words(self) -> str:
@@ -319,7 +327,8 @@ class ReportDocument:
     settings_linked: bool = True
     lines: Sequence[LineChoice] = ()
     choices: Sequence[tuple[str, str, Sequence[tuple[str, bool]]]] = field(default=())
-    """Menus of a sweep's page: title, dimension, and its values with whether each is selected at first."""
+    """Menus of a sweep's page: title, name of the dimension, and its values, each with whether it is selected
+    at first."""
 
     def figures(self) -> Iterator[FigureBlock]:
         for section in self.sections:
@@ -335,7 +344,7 @@ def terms(rows: Sequence[Sequence[str]]) -> list[Block]:
 
 
 def is_wide(values: Sequence[Any]) -> bool:
-    """Return whether the values need a logarithmic axis: all positive, with a ratio of at least 20."""
+    """Return whether the values need a logarithmic axis: all are positive, and largest / smallest >= 20."""
     return bool(values) and all(v > 0 for v in values) and max(values) >= _WIDE * min(values)
 
 
@@ -413,7 +422,8 @@ def _x_axis(chart: _Chart) -> Axis:
         return Axis(title, "category")
     if chart.get("log_x") and all(x > 0 for x in xs):
         return Axis(f"{title} (log)", "log")
-    # From 0 on, values far from 0 and close to each other would all be drawn at the right edge.
+    # Begin the axis at 0 unless the values are far from 0 and close to each other: then all would be drawn at
+    # the right edge.
     zero = bool(xs) and chart["kind"] != "histogram" and min(xs) >= 0 and min(xs) < 0.5 * max(xs)
     return Axis(title, zero=zero)
 

@@ -1,9 +1,10 @@
 """Turn the JSON of an A/B experiment into lines for `llmtap top`, and into the result of `llmtap demo`.
 
-Takes the public JSON of `/api/v1/experiment`, in which `meter/experiments.py` has compared the arms; nothing
-is tested here. The lines (`experiment_lines`) are state, sample ratio, the significant differences that the
-JSON lists, and arms whose chunks arrive several at a time. The result of the demo (`demo_blocks`) is a
-verdict, a table and notes, for 100 columns; it also needs the summary and the exchanges.
+Takes the public JSON of `/api/v1/experiment`, in which `meter/experiments.py` has compared the arms; there
+are no statistical tests here. The lines (`experiment_lines`) have the state, the sample ratio, the
+significant differences that the JSON lists, and the arms whose chunks arrive several at a time. The result of
+the demo (`demo_blocks`) is a verdict, a table and notes, for 100 columns; it also needs the summary and the
+exchanges.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,12 +32,12 @@ _TITLES: Final = {
     **METRIC_TITLES, "ttft_any": "TTFT of any token", "user_idle": "user idle latency", **_COUNTS, **_SHARES,
 }  # fmt: skip
 _P_MIN: Final = 1e-16
-"""A smaller p-value is shown as below this."""
+"""Smallest p-value that is shown as a number; a smaller one is shown as `< 1e-16`."""
 _Json = Mapping[str, Any]
 
 
 def experiment_lines(experiment: _Json) -> list[str]:
-    """Return the experiment as lines: its state first, then cautions, then the figures that they apply to."""
+    """Return the experiment as lines: its state, then cautions, then the figures to which they apply."""
     if experiment.get("state") in (None, "none"):
         return ["no experiment is configured"]
     arms = experiment.get("arms") or {}
@@ -81,7 +82,7 @@ def _finding(experiment: _Json, finding: _Json) -> str:
     if difference.get("anytime_interval") is not None:
         low, high = (_signed(metric, end) for end in difference["anytime_interval"])
         text += f" ({100 * (1 - experiment.get('alpha', 0.05)):g} %: {low} to {high})"
-    # Floats near 1 differ by about 1e-16, so that a smaller p-value may have been rounded to 0.
+    # A smaller p-value may be 0 only by rounding: floats near 1 differ by about 1e-16.
     p = f"{finding['p']:.1g}" if finding["p"] >= _P_MIN else f"< {_P_MIN:g}"
     return f"{text}, p {p} at every look"
 

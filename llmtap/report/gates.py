@@ -14,7 +14,7 @@ _STATES: Final = {"met": "met", "missed": "MISSED", "not_valid": "NOT VALID"}
 
 
 def gate_text(value: float | None, unit: str) -> str:
-    """Return a value of a gate in its unit: `ms` of seconds, `%` of a share, or a number."""
+    """Return a value of a gate as text: seconds in `ms`, shares in `%`, other values as numbers."""
     if value is None:
         return "-"
     match unit:
@@ -44,7 +44,7 @@ def requirements_blocks(rows: Sequence[_Json] | None) -> Iterator[Table | Note]:
 
 
 def _reasons(rows: Sequence[_Json]) -> Iterator[Note]:
-    """Yield each reason for a doubtful figure, or one that is not valid, once with its figures."""
+    """Yield each reason why figures are doubtful or not valid, once, with the names of the figures."""
     figures: dict[str, dict[str, None]] = {}
     for row in rows:
         if row["reason"]:

@@ -1,8 +1,8 @@
 """Render blocks for a terminal (with rich), and documents as Markdown and as HTML pages.
 
 `terminal` takes blocks; `markdown` and `page_html` take a `ReportDocument` (`document.py`). Markdown has no
-charts. A page loads nothing: the script that draws its charts (`plot.js`) is in it, and its policy forbids
-requests. The template `page.html` escapes every text, and the script takes all as text.
+charts. A page loads nothing: it contains the script that draws its charts (`plot.js`), and its policy forbids
+requests. The template `page.html` escapes every text, and the script inserts all its data as text.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,11 +38,12 @@ if TYPE_CHECKING:
 
 _TERM_WIDTH: Final = 14
 _GAP: Final = 2
-"""Number of blanks between two columns of a terminal."""
+"""Number of spaces between two columns in a terminal."""
 
 
 def terminal(blocks: Iterable[Block]) -> RenderableType:
-    """Return the blocks for a rich Console without charts, tiles, and tables without rows and caption."""
+    """Return the blocks for a rich Console. Charts, tiles, and tables without rows and
+    caption are left out."""
     parts: list[RenderableType] = []
 
     def line(text: str, style: str = "") -> None:
@@ -122,7 +123,8 @@ def tables_that_fit(table: Table, width: int) -> list[Table]:
 
 
 def markdown(document: ReportDocument, *, special: str = "\\|*_`") -> str:
-    """Return Markdown without a final line end. `special`: characters to escape with a backslash."""
+    """Return the document as Markdown, without a final line end. `special`: characters to
+    escape by a backslash."""
 
     def text(source: str) -> str:
         shown = printable(source.replace("\n", " "))
@@ -207,7 +209,7 @@ def _template() -> "Template":
 
 
 def _escaped(value: object) -> Markup:
-    """Escape text for HTML with `html.escape`, whose entities for quotes differ from those of MarkupSafe."""
+    """Escape text for HTML. `html.escape` is used because MarkupSafe writes other entities for quotes."""
     return value if isinstance(value, Markup) else Markup(escape(str(value)))
 
 

@@ -2,8 +2,8 @@
 
 All three are renderings of one document, made of the public JSON (`llmtap replay --json`); only the page has
 charts (`replay_charts.py`), each with a table of its figures and a caption that states their basis
-(`replay_terms.py`). Also renders the result of `llmtap selftest`, and, for `llmtap report CAPTURE`, the
-verdict of a replay whose result lies beside its capture.
+(`replay_terms.py`). This module also renders the result of `llmtap selftest` and, for `llmtap report
+CAPTURE`, the verdict of a replay whose result is stored beside its capture.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -87,12 +87,12 @@ _PAIRS_ABOUT: Final = (
 _RESTS: Final[Mapping[str, Sequence[str]]] = {
     "figures-table": ("ITL", "tokens", "smooth goodput", "sender"), "baseline": ("warm-up",), "outcomes": (),
 }  # fmt: skip
-"""Terms that the caption of a section of the page has, in addition to those of every caption."""
+"""By section of the page: terms that its caption has, in addition to those of every caption."""
 _Json = Mapping[str, Any]
 
 
 def replay_markdown(result: _Json) -> str:
-    """Return the report without charts and without an end of line at its end."""
+    """Return the report as Markdown, without charts and without a final line end."""
     document = _document(result, _FIGURES)
     settings = Section("", "What was run", list(document.settings))
     return markdown(replace(document, sections=[*document.sections, settings]))
@@ -145,7 +145,7 @@ def render_selftest(result: _Json) -> RenderableType:
 
 
 def _document(result: _Json, known: Mapping[str, str]) -> ReportDocument:
-    """Return the report without charts. `known`: names and titles of the statistics to show."""
+    """Return the report as a document without charts. `known`: names and titles of the statistics to show."""
     plan, system = result["plan"], at(result, "system", "summary") or {}
     caution, notes = bursts_caution(result), [*plan["notes"], *system_warnings(system)]
     summary: list[Block] = [
@@ -169,7 +169,7 @@ def _verdict(verdict: _Json) -> VerdictBox:
     items = [_finding(finding) for finding in verdict["findings"]]
     items += [f"Not checked: {text}" for text in verdict["unchecked"]]
     says = verdict.get("says") or ""
-    text = f"{says[:1].upper()}{says[1:]}." if says else ""  # results of older versions have no sentence
+    text = f"{says[:1].upper()}{says[1:]}." if says else ""  # Older results have no sentence.
     if verdict.get("failed"):
         lead = "FAILED."
     elif not verdict["valid"]:
@@ -304,7 +304,7 @@ def _state(figure: _Json) -> str:
 
 
 def _share_row(name: str, figures: _Json, shown: Mapping[str, str]) -> list[str]:
-    digits = 4 if name == "smooth_benefit" else 3  # histograms are accurate to three digits
+    digits = 4 if name == "smooth_benefit" else 3  # Histograms are accurate to three digits.
     marks = figures.get("marks") or ()
     cells = [
         number(figures.get(f), digits) + MARK * (f in marks and figures.get(f) is not None) for f in shown

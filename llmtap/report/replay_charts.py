@@ -1,8 +1,8 @@
 """Turn the JSON of a replay into sections of charts: latency distributions, and the run over time.
 
 `replay.py` puts the sections into its page; each has a figure of `Panel`s with a table, and a caption.
-Distributions are made of `quantiles` of the public JSON; percentiles of too few samples (IETF draft, 5.1.4.3)
-are marked in their tables. Of a line over time with very many points, only extreme values are drawn.
+Distributions are drawn from `quantiles` of the public JSON; percentiles of too few samples (IETF draft,
+5.1.4.3) are marked in their tables. If a line over time has very many points, only extreme values are drawn.
 """
 
 from bisect import bisect_left, bisect_right
@@ -37,7 +37,7 @@ _IN_SECONDS: Final = 10.0
 """Largest value in seconds from which an axis is in seconds instead of ms."""
 _WIDE: Final = 20
 """Ratio of the largest value to the median from which an axis is logarithmic. On a linear axis, all common
-values would be at its left end."""
+values would be at the left end."""
 _DISTRIBUTIONS: Final[tuple[tuple[str, str, str, tuple[tuple[str, str, str], ...], tuple[str, ...]], ...]] = (
     ("first-token", "Time to first token",
      ("To the first content. From submit it is the server's time; from schedule it is what a user waits, whom"
@@ -55,7 +55,7 @@ _DISTRIBUTIONS: Final[tuple[tuple[str, str, str, tuple[tuple[str, str, str], ...
      "How long after its time a request left: the sender's own error, and not the server's.",
      (("Dispatch lateness", "", "dispatch_lateness"),), ("sender",)),
 )  # fmt: skip
-"""Key, heading and text of each section; title, group and metric of its curves; terms of its caption."""
+"""Sections: key, heading and text; title, group and metric of each curve; terms of the caption."""
 _Json = Mapping[str, Any]
 
 
@@ -82,7 +82,7 @@ def distribution_sections(result: _Json) -> Iterator[Section]:
 
 
 _Curves = Mapping[str, tuple[int, Sequence[float]]]
-"""By title: number of samples, and quantiles in seconds."""
+"""Curves by title: number of samples, and quantiles in seconds."""
 
 
 def _quantile_table(heading: str, shares: Sequence[float], curves: _Curves) -> Table:
@@ -122,7 +122,8 @@ def _quantile_panel(shares: Sequence[float], curves: _Curves) -> Panel:
 
 
 _POINTS_MAX: Final = 4_000
-"""Points of a line; a chart has fewer pixels than this."""
+"""Maximum number of points of a line. A chart has fewer pixels in width, so more points
+would not be visible."""
 _ROWS_MAX: Final = 60
 _HEADINGS: Final = {
     "host": ("This host over time", "Of the sender's processes, the server's where it runs here, and all."),
@@ -136,8 +137,8 @@ _FORMS: Final[dict[tuple[str, bool], tuple[str, str, float]]] = {
     ("requests", True): ("Requests per second", "per second", 1),
     ("tokens", True): ("Tokens per second", "per second", 1),
 }  # fmt: skip
-"""Title and unit of a panel and the factor of its values, by the unit of the series and whether it is a
-counter."""
+"""Title and unit of a panel, and the factor of its values, by the unit of a series and whether the series is
+a counter."""
 
 
 def time_sections(result: _Json) -> Iterator[Section]:
@@ -176,7 +177,7 @@ def _time_section(
 
 
 def _timeline_table(timeline: _Json) -> Table:
-    """Return the table of counts over time; if there are many periods, each row is the sum of several."""
+    """Return the table of counts over time. If there are many periods, each row is the sum of several."""
     names = [name for name in ("asked", "sent", "ended", "in_flight") if timeline[name] is not None]
     t, period = timeline["t"], timeline["period"]
     step = -(-len(t) // _ROWS_MAX)
@@ -190,7 +191,7 @@ def _timeline_table(timeline: _Json) -> Table:
 
 
 def _load_lines(result: _Json, series: _Json) -> Iterator[tuple[str, str, list[Series]]]:
-    """Yield title, unit and lines of the panels on requests."""
+    """Yield the title, the unit and the lines of each panel on requests."""
     timeline, load, end = result["timeline"], result["load"], result["window"]["seconds"]
     period, t = timeline["period"], timeline["t"]
     ends = [*t, t[-1] + period]
@@ -201,7 +202,7 @@ def _load_lines(result: _Json, series: _Json) -> Iterator[tuple[str, str, list[S
             y = [count / period for count in counts]
             title = name
             if name == "asked" and load["stopped"] is None and sum(counts) < load["planned"]:
-                title = "asked, of first turns"  # later turns have no planned time: they follow an answer
+                title = "asked, of first turns"  # Later turns have no planned time.
             rates.append(Series(name=title, x=ends, y=[*y, y[-1]], ink=colour, dash=dash, step="hv"))
     yield "Requests per second", "per second", rates
     lines = []
@@ -233,7 +234,7 @@ def _groups(series: _Json, end: float) -> dict[tuple[str, str, str], list[Series
                 (metric["unit"], is_counter), (metric["unit"], metric["unit"], 1)
             )
             if name == "host_memory":
-                title = "Memory of this host, GiB"  # much larger than other lines of memory
+                title = "Memory of this host, GiB"  # A separate panel: its values are much larger.
             if is_counter:
                 times, values = _rates(times, values)
             averaged = metric["kind"] != "gauge"
@@ -258,7 +259,7 @@ def _groups(series: _Json, end: float) -> dict[tuple[str, str, str], list[Series
 def _within(
     t: Sequence[float], y: Sequence[float | None], end: float, *, averaged: bool = False
 ) -> tuple[Sequence[float], Sequence[float | None]]:
-    """Return the samples within the run; of averages also the one whose period has the end of the run."""
+    """Return the samples within the run. If they are averages, the first one after its end is included."""
     first, last = bisect_left(t, 0), bisect_right(t, end) + averaged
     return t[first:last], y[first:last]
 
@@ -299,7 +300,7 @@ def _panel(title: str, unit: str, lines: Sequence[Series], end: float) -> Panel:
 
 
 def _thinned(line: Series) -> Series:
-    """Return a line with at most _POINTS_MAX points: the lowest and the highest value of each stretch."""
+    """Return a line with at most _POINTS_MAX points: the lowest and the highest value of each section."""
     n, y = len(line.x), line.y
     if n <= _POINTS_MAX:
         return line

@@ -1,7 +1,7 @@
 """Turn the JSON of a replay into sentences on the basis of its figures: plan, load, window, sender.
 
-For `replay.py` and `replay_charts.py`: `plan_rows` gives the rows of the settings, `rests_on` the caption of
-a chart. The report of a benchmark uses the sentence on the self-test, `selftest_text`.
+Used by `replay.py` and `replay_charts.py`: `plan_rows` returns the rows of the settings, `rests_on` the
+caption of a chart. The report of a benchmark uses the sentence on the self-test (`selftest_text`).
 """
 
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ RATES: Final = (
     " that were drawn, which differs from it if they are few; sent counts requests that left on time, and is"
     " the load of the latencies; ended counts answers over the whole window, its drain included."
 )
-"""Meaning of the rates in the terms `arrivals` and `load`; JSON names: llmtap/load/replay/result.py."""
+"""Meaning of the rates in the terms `arrivals` and `load`. `load/replay/result.py` has their JSON names."""
 _ALWAYS: Final = ("load", "window", "arrivals", "sent to", "uncertainty")
-"""Terms in every caption."""
+"""Terms that are in every caption."""
 _Json = Mapping[str, Any]
 
 
@@ -58,7 +58,7 @@ def plan_rows(result: _Json) -> list[tuple[str, str]]:
 
 
 def rests_on(result: _Json, *terms: str, samples: str = "") -> list[str]:
-    """Return the caption of a figure, in parts. `terms`: added before the terms of every caption."""
+    """Return the parts of a figure's caption. `terms`: terms to add before those of every caption."""
     rows = dict(plan_rows(result))
     parts = [
         rows[term] if term in ("load", "ITL") else f"{term} {rows[term]}"
@@ -69,7 +69,8 @@ def rests_on(result: _Json, *terms: str, samples: str = "") -> list[str]:
 
 
 def selftest_text(selftest: _Json | None) -> str:
-    """Return llmtap's own error of TTFT and ITL by the self-test, with its load, counts and duration."""
+    """Return the error of llmtap's TTFT and ITL that the self-test found, with its
+    load, counts and duration."""
     if not selftest:
         return ""
     load, parts = selftest["load"], []
@@ -117,7 +118,8 @@ def _retries(retries: _Json) -> str:
 
 
 def _arrivals(plan: _Json) -> str:
-    """Return the arrival process as the user wrote it, its name if that differs, its rate and parameters."""
+    """Return the arrival process as the user wrote it, with its rate and parameters, and its
+    name if this differs."""
     if "arrivals" not in plan:
         return ""
     if not (arrivals := plan["arrivals"]):
@@ -179,7 +181,7 @@ def _answers(body: _Json) -> str:
 
 
 def _lengths(lengths: _Json) -> str:
-    """Return how many prompts and answers had the planned length."""
+    """Return a text on the number of prompts and answers that had the planned length."""
     parts = []
     if lengths["input_told"]:
         off = lengths["input_off_max"]

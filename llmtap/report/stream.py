@@ -1,9 +1,9 @@
 """Turn a response that was read from a file into JSON and lines: its Exchange and every event.
 
-For `llmtap inspect`. Input: the `Saved` and `Explained` of `exchange/saved.py`. Output: public JSON
+Used by `llmtap inspect`. Input: the `Saved` and `Explained` of `exchange/saved.py`. Output: public JSON
 (`explained_to_dict`), or a headline, the rows of a table of events, and facts on the whole response
-(`story`). A saved response has no times, so every duration is null; a HAR file gives totals, and they are
-named as such. An exchange of a packet capture has the times of its packets.
+(`story`). A saved response has no times, so every duration is null. A HAR file has only totals of times, and
+the output names them as totals. An exchange of a packet capture has the times of its packets.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ _DIALECTS: Final = {
     Reading.NONE: "dialect unknown",
 }
 TEXT_SHOWN: Final = 60
-"""Number of characters of a text that a row of the table shows."""
+"""Maximum number of characters of a text in a row of the table."""
 _TIMELESS: Final = frozenset(
     ("events", "content_events", "bytes_per_event_mean", "tokens_per_chunk_mean", "single_token_share")
 )
@@ -31,7 +31,7 @@ _TIMELESS: Final = frozenset(
 
 
 def explained_to_dict(saved: Saved, explained: Explained, *, text: bool = True) -> dict[str, object]:
-    """Return the exchange as `/api/v1/exchanges?events=1` has it, with more fields for each event.
+    """Return the exchange in the form of `/api/v1/exchanges?events=1`, with more fields for each event.
 
     Further fields: place in the decoded body in bytes (`start`, `end`), text (null unless `text`), finish
     reason, further classes (`also`), and whether it was parsed. If the response was saved without times, all
@@ -83,7 +83,8 @@ def event_columns(explained: Explained) -> tuple[str, ...]:
 
 
 def event_cells(explained: Explained, *, text: bool = True) -> Iterator[tuple[str, ...]]:
-    """Yield the row of each event, with the columns `event_columns`; `ms` is since the request was sent."""
+    """Yield the row of each event, with the columns `event_columns`. `ms` is the time since
+    the request was sent."""
     line = explained.exchange.timeline
     times_ns = list(line.events.t_ns) if explained.timed else []
     for i, e in enumerate(explained.events):
@@ -139,7 +140,7 @@ def _quoted(text: str) -> str:
 
 
 def story(saved: Saved, explained: Explained) -> Iterator[tuple[str, str]]:
-    """Yield facts on the whole response: each subject with its text."""
+    """Yield facts on the whole response, each as a subject and a text."""
     for subject, fact in _facts(saved, explained):
         yield subject, printable(fact)
 

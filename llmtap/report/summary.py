@@ -47,11 +47,11 @@ _SERIES_TITLES: Final = {
     "prefix_hits": "prefix cache, tokens found", "ttft_seconds": "TTFT, sum",
     "ttft_values": "TTFT, count", "itl_seconds": "ITL, sum", "itl_values": "ITL, count",
 }  # fmt: skip
-"""Titles of series whose names are not clear or not complete."""
+"""Titles of series whose names alone would not be clear."""
 _RATIO_PARTS: Final = frozenset(
     {"prefix_queries", "prefix_hits", "ttft_seconds", "ttft_values", "itl_seconds", "itl_values"}
 )
-"""Sums and counts that are not shown: the table has the ratio of each pair."""
+"""Sums and counts that are not shown, because the table has the ratio of each pair."""
 _STOLEN_SHARE_MAX: Final = 0.01
 """Share of stolen CPU time above which a warning is given: other virtual machines on the same hardware then
 change latencies noticeably."""
@@ -157,7 +157,8 @@ def not_judged_text(goodput: _Json) -> str:
 
 
 def without_dialect_text(summary: _Json) -> str:
-    """Return the share of responses of no known dialect, their most frequent source, and the next step."""
+    """Return a text on the responses in no known dialect: their share, main sources, and what
+    the user can do."""
     places = summary.get("without_dialect") or []
     if not places:
         return ""
@@ -215,7 +216,8 @@ def _relay(relay: _Json) -> str:
 
 
 def system_blocks(resources: _Json) -> Iterator[Note | Table]:
-    """Yield CPU, memory, GPUs and server metrics; then the sources that were not sampled, with reasons."""
+    """Yield the table of CPU, memory, GPUs and server metrics, then sources without
+    samples, with the reasons."""
     yield system_table(resources)
     if energy := resources.get("energy"):
         yield Note("energy     " + " · ".join(_energy(energy)))
@@ -262,7 +264,8 @@ def _energy(energy: _Json) -> Iterator[str]:
 
 
 def system_warnings(resources: _Json) -> Iterator[str]:
-    """Yield conditions of the hosts and of sampling that make figures of the run doubtful."""
+    """Yield sentences on conditions of the hosts, or of the sampling, that make figures
+    of the run doubtful."""
     missing = at(resources, "energy", "seconds_missing") or 0
     if missing:
         yield f"power is not known of {format_ns(missing * 1e9)}: more energy was used than this figure"
@@ -276,7 +279,7 @@ def system_warnings(resources: _Json) -> Iterator[str]:
 
 
 def scrape_text(resources: _Json) -> str:
-    """Return the source of the server metrics and the number of scrapes; empty if none was scraped."""
+    """Return the source of the server metrics and the number of scrapes; empty if there was no scrape."""
     scrape = resources.get("scrape") or {}
     if not scrape.get("url") or not scrape.get("scrapes"):
         return ""

@@ -3,12 +3,13 @@
 A run is the public JSON of one result. `sweep_table` and `sweep_lines` are the output on a terminal;
 `read_sweep` finds the axis and the lines along it, which `sweep_page.py` draws.
 
-Settings that differ between runs are dimensions, except those that depend on the scheduler alone. The axis is
+Settings that differ between runs are dimensions, except settings that follow from the scheduler. The axis is
 the numeric dimension with the most values; each combination of the other dimensions is a line. In `readings`
-and `serving`, an option that the scheduler does not read is None. A run without the option of the axis has
-the same figures at each value of it, and is drawn as a level line.
+and `serving`, an option that the scheduler does not read is None. If the scheduler of a run does not read the
+option of the axis, the run has the same figures at each value of it, and is drawn as a horizontal line.
 
-The module is long because the table, its best runs and the lines below it share columns and dimensions.
+The module is long because the table, the marks of the best runs and the lines below the table use the same
+columns and dimensions.
 """
 
 from collections import Counter, defaultdict
@@ -41,11 +42,11 @@ from llmtap.report.values import (
 Result = Mapping[str, Any]
 
 _RANKED: Final = ("scheduler", "trace", "load", "servers", "router", "bins", "requests")
-"""Order of the dimensions, other settings last. Of numeric ones with equally many values, the first is the
-axis."""
+"""Order of the dimensions; other settings come last. If several numeric dimensions have the most values, the
+first is the axis."""
 _OPTIONS: Final = ("readings", "serving", "model")
 _SAME_RATE: Final = 0.01
-"""Offered rates that differ by at most this share are named as one rate."""
+"""Relative difference up to which offered rates are shown as one rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,8 @@ class Dimension:
         return None if value is None else self.texts[value]
 
     def place(self, result: Result) -> Any:
-        """Return the run's value on the axis: of `load`, the offered rate in requests/s."""
+        """Return the value of a run on the axis. For the dimension `load`, this is the
+        offered rate in requests/s."""
         if self.name == "load":
             return at(result, "load", "offered_rps")
         return settings_of(result).get(self.name)
@@ -74,7 +76,7 @@ class Dimension:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Runs that differ only in their place on the axis, in ascending order."""
+    """Runs that differ only in their value on the axis, in ascending order."""
 
     label: str
     of: dict[str, str]
@@ -83,10 +85,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Runs, ordered for drawing."""
+    """Runs of a sweep, arranged as lines along an axis."""
 
     axis: Dimension | None
-    """None if no numeric setting varies: the runs are then drawn as bars, one for each scheduler."""
+    """Dimension of the axis; None if no numeric setting varies. The runs are then drawn as bars."""
     by: list[Dimension]
     """Dimensions in which the lines differ."""
     lines: list[Line]
@@ -126,14 +128,15 @@ def settings_of(result: Result) -> dict[str, Hashable]:
         for name, value in (result.get(group) or {}).items():
             key = f"model {name}" if group == "model" else name
             settings[key] = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
-    # Count the bins in the result: `bin_edges` overrides `bins`, and a scheduler without bins has none.
+    # Count the bins in the result and do not use the option `bins`: `bin_edges` overrides it, and some
+    # schedulers have no bins.
     settings["bins"] = len(result.get("bins") or ()) or None
     settings["objectives"] = at(result, "goodput", "objectives")
     return settings
 
 
 def _varied(results: Sequence[Result]) -> list[Dimension]:
-    """Return the settings with two values or more, except those that depend on the scheduler alone."""
+    """Return the settings with at least two values, except settings that follow from the scheduler."""
     runs_by_setting: dict[str, dict[Hashable, list[Result]]] = defaultdict(lambda: defaultdict(list))
     for result in results:
         for name, value in settings_of(result).items():
@@ -154,7 +157,8 @@ def _varied(results: Sequence[Result]) -> list[Dimension]:
 def _load_key(result: Result) -> Hashable:
     """Return the load that the user requested, or the offered rate if that is not known.
 
-    The offered rate alone would differ between runs at one scale that replay more or fewer rows of a trace.
+    The requested load is better: two runs at one scale, with different numbers of rows, have different
+    offered rates.
     """
     offered = at(result, "load", "offered_rps")
     for name in ("asked_load", "scale"):
@@ -194,14 +198,16 @@ _UNSERVED: Final = {
     "late": ("given up", "had no token in time", ("ttft",)),
     "late_midway": ("given up", "had a token too late and were served no further", ("ttft", "tbt")),
 }
-"""By reason: column, meaning, and the options that set the limit."""
+"""By reason why requests were not served: title of the column, meaning, and the options
+that set the limit."""
 BEST: Final = "\N{BLACK STAR}"
 DOUBTFUL: Final = "?"
 """Mark after each figure of a run if a caution applies to the fit of its latency model."""
 _PERCENTILES: Final = ("p50", "p95", "p99")
-"""Columns of the table."""
+"""Percentiles that are columns of the table."""
 _OUTSIDE_MIN: Final = 10
-"""Requests outside their bounds that a reliable capacity needs; 1,000 samples have as many above p99."""
+"""Minimum number of requests outside their bounds for a reliable capacity: the number that 1,000 samples have
+above p99."""
 COMPLETED_MIN: Final = 0.9
 """Ratio of completed to offered rate below which a run may be overloaded. The IETF draft, 5.2.3.1, requires
 this share of completed requests."""
@@ -218,13 +224,13 @@ class _Column:
     better: int = 0
     """1: the largest is best, -1: the smallest."""
     name: str = ""
-    """Name of the figure in sentences; default: the title."""
+    """Name of the figure for sentences; default: the title."""
 
 
 def sweep_table(results: Sequence[Result], *, sla: bool = False) -> Table:
-    """Return a row for each run, with its best figures marked.
+    """Return a table with a row for each run, in which the best figures are marked.
 
-    `sla`: add the shares of requests outside their SLA.
+    `sla`: whether to add the shares of requests outside their SLA.
     """
     columns = [_Column("scheduler", lambda result: str(result["scheduler"])), *_varying(results)]
     keys = len(columns)
@@ -281,10 +287,10 @@ def _figure_columns(results: Sequence[Result], *, sla: bool) -> Iterator[_Column
 
 
 def _repeats(results: Sequence[Result]) -> list[dict[Hashable, dict[Any, int]]]:
-    """Return groups of runs to compare: for each combination of the other settings, the rows by seed.
+    """Return groups of runs to compare. A group has, for each combination of settings, the rows by seed.
 
     The runs of a group have the same load, trace, and numbers of servers and requests. If each of these
-    groups has only one combination of settings, all runs are one group.
+    groups has only one combination of the other settings, all runs are one group.
     """
     groups: dict[Hashable, dict[Hashable, dict[Any, int]]] = defaultdict(lambda: defaultdict(dict))
     for row, result in enumerate(results):
@@ -299,7 +305,7 @@ def _repeats(results: Sequence[Result]) -> list[dict[Hashable, dict[Any, int]]]:
 
 
 def _wins(results: Sequence[Result], columns: Sequence[_Column]) -> dict[int, list[list[int]]]:
-    """Return for each column the best run of each group, if there is one, as its rows, one for each seed.
+    """Return for each column the best runs: for each group that has one, its rows (one row for each seed).
 
     A run is the best if it is better than every other run of the group: over SEEDS_MIN seeds or more, the
     95 % interval of the mean difference (Student's t, paired by seed) does not contain 0.
@@ -360,7 +366,7 @@ def best_runs_text(results: Sequence[Result], *, sla: bool = False) -> str:
 
 
 def run_labels(results: Sequence[Result]) -> list[str]:
-    """Return a label for each run: its scheduler, or, if all have the same, the settings that differ."""
+    """Return a label for each run: its scheduler or, if all runs have the same, the settings that differ."""
     varied = _varied(results)
     if not varied or varied[0].name == "scheduler":
         return [str(result["scheduler"]) for result in results]
@@ -429,11 +435,12 @@ def sweep_lines(results: Sequence[Result], *, sla: bool = False) -> Iterator[str
 
 
 _LONGEST_MAX: Final = 8
-"""Maximum number of runs whose longest answers are listed by bin; `--json` has all."""
+"""Maximum number of runs for which the longest answers are listed by bin; `--json` has all of them."""
 
 
 def _longest_lines(results: Sequence[Result]) -> Iterator[str]:
-    """Yield the mean longest answer of the batches of each bin (E[max] of the multi-bin paper)."""
+    """Yield, for each bin, the mean length of the longest answer in a batch (E[max]
+    of the multi-bin paper)."""
     binned = [
         (label, result["longest_output"])
         for label, result in zip(run_labels(results), results, strict=True)
@@ -466,9 +473,9 @@ def cautions(results: Sequence[Result]) -> list[str]:
 def queue_grows(result: Result) -> bool:
     """Return whether the run may be overloaded, so that its queue grows.
 
-    That is so if less than 90 % of the offered rate completes, and the median wait in the queue is more than
-    half of the median latency. The second condition excludes short runs, in which the last responses take a
-    large part of the time.
+    Both conditions must be met: less than 90 % of the offered rate completes, and the median wait in the
+    queue is more than half of the median latency. The second condition excludes short runs, in which the last
+    responses take a large part of the time.
     """
     offered, completed = at(result, "load", "offered_rps"), result.get("throughput_rps")
     queueing, latency = at(result, "queueing", "p50"), at(result, "latency", "p50")
@@ -478,7 +485,7 @@ def queue_grows(result: Result) -> bool:
 
 
 def unreliable_texts(results: Sequence[Result]) -> Iterator[str]:
-    """Yield the figures with too few requests: p99, goodput, and capacities (IETF draft, 5.1.4.3)."""
+    """Yield sentences on figures with too few requests: p99, goodput, capacities (IETF draft, 5.1.4.3)."""
     samples_min = samples_needed(SHARES["p99"])
     if few := [result["n"] for result in results if result["n"] < samples_min]:
         names = [name for name in marks(min(few)) if name in _PERCENTILES]
@@ -510,7 +517,7 @@ def followed_figures(followed: Mapping[str, Any]) -> dict[str, str]:
 
 
 def reader_text(result: Result) -> str | None:
-    """Return the reader of a run's smooth goodput."""
+    """Return a text on the assumed reader for a run's smooth goodput; None without smooth goodput."""
     smooth = result.get("smooth_goodput") or {}
     speed = smooth.get("speed_tokens_per_second")
     if speed is None:
@@ -519,7 +526,7 @@ def reader_text(result: Result) -> str | None:
 
 
 def model_text(result: Result) -> str | None:
-    """Return the constants of a run's latency model and the data that they were fitted to."""
+    """Return a text with the constants of a run's latency model and the data to which they were fitted."""
     if not result.get("model"):
         return None
     constants = ", ".join(f"{name} {number(value, 6)}" for name, value in result["model"].items())
@@ -533,7 +540,8 @@ def model_text(result: Result) -> str | None:
 
 
 def _unseen_r2(unseen: Mapping[str, Any] | None) -> float | None:
-    """Return the lowest R^2 on unseen data of the parts of a fit; None if one of them is not known."""
+    """Return the lowest R^2 of the parts of a fit, on data that were not used for it; None
+    if one is unknown."""
     if not unseen:
         return None
     values = [unseen["r2"]] if "r2" in unseen else [at(part, "r2") for part in unseen.values()]
@@ -569,7 +577,7 @@ def _each(values: Iterable[Any]) -> list[Any]:
 
 def _ms(title: str, *path: str) -> _Column:
     def text(result: Result) -> str:
-        # Quantiles over requests have no `marks` in the JSON: derive them from the number of requests.
+        # In the JSON, quantiles over requests have no `marks`: compute them from the number of requests.
         return figure_text({"marks": marks(result["n"]), **(at(result, *path[:-1]) or {})}, path[-1])
 
     return _Column(title, text, path, -1)

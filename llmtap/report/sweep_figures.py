@@ -1,8 +1,9 @@
-"""Figures of a document that presets of `llmtap sim run` repeat: the knee of a queue, and the batch sizes.
+"""Figures of the chapter on SLO metrics that presets of `llmtap sim run` repeat: knee of a queue, batch
+sizes.
 
-A figure is made of the public JSON of the preset's runs. `sweep_page.py` shows it before its own charts, and
-the terminal shows its table. Options of the command line can replace a preset's axes: `figure_of` returns the
-figure only if the runs are still one line along its axis.
+A figure is made from the public JSON of the preset's runs. `sweep_page.py` shows it before its own charts,
+and the terminal shows its table. Options of the command line can replace a preset's axes: `figure_of` returns
+the figure only if the runs are still one line along its axis.
 
 Source: chapter on SLO metrics. M/M/1 is a queue with exponential times between arrivals and of service.
 """
@@ -36,7 +37,7 @@ class SweepFigure:
     heading: str
     about: str
     axis: str
-    """Dimension along which the runs must be one line."""
+    """Name of the axis; along it the runs must be one line."""
     panels: Callable[[Sequence[Result]], list[Panel]]
     table: Callable[[Sequence[Result]], Table]
     legend: Sequence[LegendKey] = ()
@@ -51,12 +52,13 @@ class SweepFigure:
 
 
 def mm1_wait(utilisation: float) -> float | None:
-    """Return the mean wait of an M/M/1 queue in service times; None if the queue grows without end."""
+    """Return the mean wait of an M/M/1 queue, as a multiple of the service time; None if
+    it grows without end."""
     return utilisation / (1 - utilisation) if utilisation < 1 else None
 
 
 def waits(results: Sequence[Result]) -> list[tuple[float, float, float | None]]:
-    """Return the utilisation, the mean wait, and that of M/M/1 of each run, in seconds."""
+    """Return for each run the utilisation, the mean wait, and the mean wait of an M/M/1 queue, in seconds."""
     rows = []
     for result in results:
         wait = result["queueing"]["mean"]
@@ -89,7 +91,7 @@ def _knee_panels(results: Sequence[Result]) -> list[Panel]:
 
 
 def batch_sizes(results: Sequence[Result]) -> list[tuple[int, float, float]]:
-    """Return the batch size, output tokens/s, and mean time between the tokens of an answer of each run."""
+    """Return for each run the batch size, output tokens/s, and mean time between the tokens of an answer."""
     return sorted(
         (one["serving"]["seqs_max"], one["tokens"]["output_per_second"], one["metrics"]["tpot"]["mean"])
         for one in results
@@ -143,11 +145,11 @@ FIGURES: Final[Mapping[str, SweepFigure]] = {
         _batch_table,
     ),
 }
-"""By the name of the preset."""
+"""Figures by the name of the preset."""
 
 
 def figure_of(preset: str | None, results: Sequence[Mapping[str, Any]]) -> SweepFigure | None:
-    """Return the figure that the runs of a preset are; None if they are none."""
+    """Return the figure of a preset; None if it has none, or if the runs are not one line along its axis."""
     figure = FIGURES.get(preset or "")
     if figure is None or not results:
         return None

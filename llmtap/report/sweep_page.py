@@ -56,21 +56,21 @@ from llmtap.report.values import at, counted, number, option_text, values_text
 NOT_MEASURED: Final = "Simulated in virtual time by a latency model; no GPU was measured."
 _SLA: Final = frozenset({"request_sla_violation", "token_sla_violation"})
 _LINES_SHOWN: Final = 16
-"""Number of lines that a reader can distinguish; of more, a page selects some at first."""
+"""Number of lines that a reader can distinguish. If there are more, only some are selected at first."""
 _OFFERED: Final = LegendKey("offered load", Look("soft", "dot"))
 
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """A figure of a run, by its path in the JSON."""
+    """A figure of a run that a panel shows, with its path in the JSON."""
 
     name: str
     unit: str
     path: tuple[str, ...]
     samples: tuple[str, ...] = ("n",)
-    """Path of its number of samples."""
+    """Path of the number of samples of the figure."""
     offered: bool = False
-    """Draw the offered load beside it."""
+    """Whether to draw the offered load as a further curve."""
 
     def of(self, result: Result) -> float | None:
         value = at(result, *self.path)
@@ -81,7 +81,7 @@ class Quantity:
         return value if isinstance(value, int) else None
 
     def doubtful(self, result: Result) -> bool:
-        """Whether the samples are too few for this percentile."""
+        """Return whether a run has too few samples for this percentile."""
         return self.path[-1] in (at(result, *self.path[:-1], "marks") or ())
 
     @property
@@ -89,7 +89,7 @@ class Quantity:
         return f"{self.name}, {self.unit}" if self.unit else self.name
 
     def text(self, value: float | None) -> str:
-        """Return a value with its unit: seconds below 0.1 s in ms, shares in percent."""
+        """Return a value with its unit. Times below 0.1 s are shown in ms, shares in percent."""
         if value is None:
             return "-"
         if self.unit == "share":
@@ -156,10 +156,10 @@ def sweep_html(
     sla: bool = False,
     figure: SweepFigure | None = None,
 ) -> str:
-    """Return the page. `results`: runs as public JSON.
+    """Return the HTML page of a sweep. `results`: runs as public JSON.
 
-    `sla`: add the shares of requests outside their SLA. `figure`: shown before the charts. Raises ValueError
-    if there are no results.
+    `sla`: whether to add the shares of requests outside their SLA. `figure`: figure to show before the
+    charts. Raises ValueError if there are no results.
     """
     sweep = read_sweep(results)
     lines = _line_choices(sweep)
@@ -194,7 +194,7 @@ def sweep_html(
 
 
 def _followed_section(sweep: Sweep, followed: Sequence[tuple[str, Result]]) -> Section:
-    """Return charts of the times of the followed request's tokens, and of the gaps between them, by run."""
+    """Return charts of the followed request, by run: the times of its tokens, and the gaps between them."""
     lines = {id(result): i for i, line in enumerate(sweep.lines) for _, result in line.points}
     counts, gaps = [], []
     for label, result in followed:
@@ -240,7 +240,7 @@ def _summary(sweep: Sweep, results: Sequence[Result], *, sla: bool) -> list[Bloc
 
 
 def _settings(results: Sequence[Result], *, sla: bool) -> list[Block]:
-    """Return the settings of the runs, and the options that any of their schedulers reads."""
+    """Return the settings of the runs, with the options that at least one of their schedulers reads."""
     sources = [source for r in results for source in at(r, "tokens", "source") or ()]
     rows = {
         "scheduler": values_text((r.get("scheduler") for r in results), limit=99),
@@ -296,9 +296,9 @@ def _samples(quantities: Sequence[Quantity], results: Sequence[Result]) -> str:
 
 
 def _choices(sweep: Sweep) -> list[tuple[str, str, list[tuple[str, bool]]]]:
-    """Return a menu for each of several dimensions: title, name, and values with whether each is selected.
+    """Return a menu for each dimension, if there are several: title, name, and values with their selection.
 
-    Values are selected only if there are more lines than _LINES_SHOWN.
+    Only some values are selected if there are more lines than _LINES_SHOWN.
     """
     if len(sweep.by) < 2:
         return []
@@ -313,7 +313,7 @@ def _choices(sweep: Sweep) -> list[tuple[str, str, list[tuple[str, bool]]]]:
 
 
 def _line_choices(sweep: Sweep) -> list[LineChoice]:
-    """Return the lines with their looks, which differ not only by colour but by dash and symbol."""
+    """Return the lines with their styles, which differ in colour and also in dash and symbol."""
     looks = []
     for i, line in enumerate(sweep.lines):
         symbol = SYMBOLS[(i + i // len(DASHES)) % len(SYMBOLS)]
@@ -348,8 +348,8 @@ def _curves(sweep: Sweep, looks: Sequence[LineChoice], quantity: Quantity) -> Pa
         series.append(
             Series(name=_OFFERED.name, ink=look.ink, dash=look.dash, x=places, y=places, silent=True)
         )
-        # The offered rate may be far higher than the completed rate: scale the axis to the completed rate, so
-        # that its curves do not become flat.
+        # Scale the axis to the completed rate. The offered rate may be far higher, and the curves of the
+        # completed rate would become flat.
         y_axis = Axis(range=(0, high[0] * 1.1 or 1))
     elif quantity.unit == "s" and sweep.axis is not None and is_wide([v for v, _, _ in points]):
         y_axis = Axis(kind="log")

@@ -1,6 +1,6 @@
-"""Turn numbers, times and texts from outside into cells of reports; titles of the metrics.
+"""Turn numbers, times and texts into cells of reports; titles of the metrics.
 
-For packages that show or read results as JSON (`report`, `top`, `bench`, `load`, `sim`, `cli`): rounding,
+Used by packages that show or read results as JSON (`report`, `top`, `bench`, `load`, `sim`, `cli`): rounding,
 units, the mark for too few samples, texts of simulator options, and access to JSON by path (`at`, `leaves`).
 """
 
@@ -14,7 +14,7 @@ from llmtap.metrics.statistics import SHARES, samples_needed
 
 _PERCENTILE: Final = re.compile(r"p\d+")
 MARK: Final = "*"
-"""Mark after a percentile of too few samples."""
+"""Mark after a percentile that has too few samples."""
 FEW: Final = f"{MARK} too few samples (IETF 5.1.4.3); needed: " + ", ".join(
     f"p{p * 100:g} {samples_needed(p):,}" for p in SHARES.values()
 )
@@ -24,9 +24,9 @@ METRIC_TITLES: Final = {
     "e2e_same_length": "E2E, same length",
     "elapsed": "elapsed",
 }
-"""Titles of metrics by their names in JSON, in the order of tables; the last two are in comparisons only."""
+"""Titles of metrics by their names in JSON, in the order of tables. The last two are only in comparisons."""
 _UNIT_WORDS_MAX: Final = 2
-"""Number of words in the longest unit of a figure."""
+"""Number of words in the longest unit of a figure. A cell with more words counts as text."""
 
 
 def at(document: object, *path: str) -> Any:
@@ -39,7 +39,8 @@ def at(document: object, *path: str) -> Any:
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of a JSON document that are no objects, each with its path after `prefix`."""
+    """Yield each value of a JSON document that is not an object, with its path, to
+    which `prefix` is added."""
     for name, value in tree.items():
         if isinstance(value, Mapping):
             yield from leaves(value, f"{prefix}{name}.")
@@ -48,7 +49,7 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Round to significant digits, without an exponent; `-` for None."""
+    """Format a number with this number of significant digits, without an exponent; `-` for None."""
     if value is None or not isfinite(value):
         return "-"
     if not value or isinstance(value, int):
@@ -59,7 +60,7 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def milliseconds(seconds: float | None) -> str:
-    """Return seconds as milliseconds, to three significant digits and without an exponent; `-` for None."""
+    """Format seconds as milliseconds, with three significant digits and without an exponent; `-` for None."""
     if seconds is None:
         return "-"
     ms = seconds * 1e3
@@ -72,7 +73,8 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def percentile_titles(metrics: Mapping[str, Any], known: Mapping[str, str]) -> dict[str, str]:
-    """Return the names of the figures to show: `known`, and further percentiles before `max`, by title."""
+    """Return the titles of the figures to show, by name: `known`, and further percentiles
+    in order, before `max`."""
     names = {name for figures in metrics.values() for name in figures or () if _PERCENTILE.fullmatch(name)}
     more = {name: f"p{float(f'{name[1:3]}.{name[3:] or 0}'):g}" for name in names - {*SHARES, *known}}
     order = {**SHARES, **{name: float(title[1:]) / 100 for name, title in more.items()}, "mean": 0, "max": 1}
@@ -96,7 +98,7 @@ def is_marked(rows: Iterable[Iterable[str]]) -> bool:
 
 
 def plain_text(value: object) -> str:
-    """Return any JSON value as text; `-` for null, numbers by `number`."""
+    """Return any JSON value as text: `-` for null, numbers as formatted by `number`."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -107,7 +109,7 @@ def plain_text(value: object) -> str:
 
 
 def burst_sentences(n: float, label: str = "") -> tuple[str, str]:
-    """Return a caution and an advice on a system whose chunks come in bursts, `n` at a time.
+    """Return a caution and a recommendation for a system whose chunks come in bursts, `n` at a time.
 
     `label`: name of the system.
     """
@@ -129,7 +131,7 @@ def joined(counts: Mapping[str, int], separator: str = ", ") -> str:
 
 
 def is_words(column: Iterable[str]) -> bool:
-    """Return whether a column of a table has words, which are aligned left, instead of figures with units."""
+    """Return whether a column of a table contains words (aligned left) and not figures with units."""
     return any(
         cell[:1].isalpha()
         or sum(word[:1].isalpha() for word in cell.partition("(")[0].split()) > _UNIT_WORDS_MAX
@@ -140,12 +142,12 @@ def is_words(column: Iterable[str]) -> bool:
 TIMES: Final = frozenset((
     "eps", "token_sla", "request_sla", "swap_token", "attention", "output_delay", "ttft", "tbt",
 ))  # fmt: skip
-"""Options whose values are in seconds."""
+"""Names of simulator options whose values are in seconds."""
 _UNITS: Final = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
 
 
 def option_text(name: str, value: Any) -> str:
-    """Return the text of an option's value in public JSON: seconds in s, ms, us or ns; `-` for None."""
+    """Format the value of an option in public JSON. Seconds are shown in s, ms, us or ns; None as `-`."""
     if value is None:
         return "-"
     if isinstance(value, list | tuple):
@@ -161,7 +163,7 @@ def setting_text(name: str, value: Any) -> str:
 
 
 def values_text(values: Iterable[Hashable], limit: int = 4) -> str:
-    """Return each value once, numbers ascending, or the range if there are more than `limit` numbers."""
+    """Return a text with each value once, numbers ascending; for more than `limit` numbers, their range."""
     distinct = ordered(dict.fromkeys(value for value in values if value is not None))
     if len(distinct) > limit and all(map(is_number, distinct)):
         return f"{setting_value(distinct[0])} to {setting_value(distinct[-1])}"
@@ -169,7 +171,7 @@ def values_text(values: Iterable[Hashable], limit: int = 4) -> str:
 
 
 def ordered(values: Iterable[Hashable]) -> list[Any]:
-    """Return numbers ascending, and other values in their order."""
+    """Return the values in ascending order if all are numbers; otherwise in their own order."""
     items: list[Any] = list(values)
     return sorted(items) if all(map(is_number, items)) else items
 

@@ -5,10 +5,11 @@ returns a `Step`: the tokens made, the requests given up, and the runs that star
 the driver must report `done`. `run_virtual` serves a whole workload (`Requests`): it jumps from one run's end
 to the next and returns the times of all requests (`RunRecord`). The driver in real time is `server/live.py`.
 
-A run is a whole batch, or one iteration of a scheduler that composes a batch per iteration. The engine calls
-the scheduler's `form` when a server is free and something changed. At the end of a run the scheduler reports
-the tokens made, when each leaves, and the finished requests. Times are whole ns of any clock; requests are
-numbers. There is no clock, no IO and no randomness here; the schedulers are in `schedulers/`.
+A run is the work of a server without a pause: a whole batch, or one iteration of a scheduler that composes a
+new batch for each iteration. The engine calls the scheduler's `form` when a server is free and something
+changed. At the end of a run the scheduler reports the tokens made, when each leaves, and the finished
+requests. Times are whole ns of any clock; requests are numbers. There is no clock, no IO and no randomness
+here; the schedulers are in `schedulers/`.
 """
 
 from array import array
@@ -45,8 +46,11 @@ class Batch:
     queue: int = 0
 
     def token_times(self, start_ns: int, tokens: int) -> range:
-        """Return the times of a member's tokens in a batch that began at `start_ns` (multi-bin paper, 4.3):
-        the first after alpha, then one every beta h(b), in whole ns. The batch may last longer."""
+        """Return the times of the tokens of a request in a batch that began at `start_ns` (multi-bin paper,
+        4.3).
+
+        The first token is made after alpha, then one every beta h(b), in whole ns. The batch may last longer.
+        """
         first_ns = start_ns + self.first_ns
         step_ns = max(1, round(self.step_ns))
         return range(first_ns, first_ns + tokens * step_ns, step_ns)
@@ -58,8 +62,8 @@ class Iteration:
 
     duration_ns: int
     prefill: Sequence[tuple[int, int]] = ()
-    """Requests, and the number of tokens of their prompts that are processed. A prompt that this completes
-    also makes its first token."""
+    """Requests, each with the number of tokens of its prompt that are processed. If this completes the
+    prompt, the first token of the answer is made as well."""
     decode: Sequence[int] = ()
 
 
@@ -67,41 +71,41 @@ class Iteration:
 class EngineOutput:
     finished: Sequence[int] = ()
     tokens: Sequence[int] = ()
-    """Request of each token, in the order of departure. Empty for a `Batch`, whose `token_times` are known
-    from the start."""
+    """For each token, the request to which it belongs, in the order in which the tokens leave. Empty for a
+    `Batch`: its `token_times` are known from the start."""
     due_ns: Sequence[int] | None = None
     cached: Mapping[int, int] | None = None
 
 
 def made_later(made: EngineOutput, due_ns: Sequence[int]) -> EngineOutput:
-    """Return the same output, with each token leaving at its due time."""
+    """Return this output with the tokens in the order of `due_ns`, the times at which they leave."""
     leaving = sorted(zip(due_ns, made.tokens, strict=True))
     return replace(made, tokens=[request for _, request in leaving], due_ns=[due for due, _ in leaving])
 
 
 class Scheduler(Protocol):
     def arrived(self, now_ns: int, request: int) -> None:
-        """Take a new request."""
+        """Add a new request."""
 
     def closed(self, now_ns: int) -> None:
-        """Note that no other request will arrive: do not wait for more."""
+        """Record that no other request will arrive, so that batches need not wait for more."""
 
     def form(self, now_ns: int) -> Any | None:
-        """Return the next work of a free server, or None to wait."""
+        """Return the next batch or iteration of a free server, or None to wait."""
 
     def done(self, now_ns: int, work: Any) -> EngineOutput:
-        """Return the output of finished work."""
+        """Return the output of a batch or iteration that has finished."""
 
     def left(self, now_ns: int, request: int) -> None:
         """Drop an open request whose client has disconnected."""
 
     def given_up(self) -> Mapping[int, GivenUp]:
-        """Return requests given up since the last call."""
+        """Return the requests that were given up since the last call, each with the reason."""
 
 
 @dataclass(slots=True)
 class IterationState:
-    """Present state of an engine, and counts since its start, as in vLLM's `/metrics`."""
+    """Current state of an engine, and counts since its start, as in vLLM's `/metrics`."""
 
     running: int = 0
     waiting: int = 0
@@ -125,7 +129,7 @@ class Iterating(Scheduler, Protocol):
 
 @dataclass(slots=True)
 class EngineRun:
-    """Work of one server, a `Batch` or an `Iteration`, and its time."""
+    """Work of one server (a `Batch` or an `Iteration`), with its start and end."""
 
     server: int
     work: Any
@@ -158,7 +162,7 @@ class Engine:
         """`first`: number of the first server."""
         assert servers >= 1
         self._scheduler = scheduler
-        self._free = list(range(first, first + servers))  # a heap, to use the lowest free number next
+        self._free = list(range(first, first + servers))  # A heap, so that the lowest number is used next.
         self._now_ns: int | None = None
 
     @property
@@ -166,7 +170,7 @@ class Engine:
         return bool(self._free)
 
     def arrive(self, now_ns: int, request: int, *, more: bool = False) -> Step:
-        """Take a request. With `more`, others arrive at the same time, and servers wait for them."""
+        """Add a request. `more`: other requests arrive at the same time, so do not start work before them."""
         self._at(now_ns)
         self._scheduler.arrived(now_ns, request)
         return _NOTHING if more else self.dispatch(now_ns)
@@ -209,31 +213,34 @@ class RequestWatcher(Protocol):
     """Listener for the end of each request."""
 
     def ended(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> None:
-        """Take the departure times of a request's tokens, in order, and the end of its answer, which is not
-        before the last of them. If not `served`, the request was given up after these tokens."""
+        """Receive the departure times of a request's tokens, in order, and the end of its answer.
+
+        The end is not before the last token. If not `served`, the request was given up after these tokens.
+        """
 
 
 @dataclass(slots=True)
 class RunRecord:
-    """Outcome of each request, as columns, and of the servers. Times are in ns."""
+    """Record of a run: times of each request as columns, and counts of the servers. Times are in ns."""
 
     start_ns: "array[int]"
     end_ns: "array[int]"
-    """Time when the last token left, the batch ended, or the request was given up."""
+    """Time at which the last token left, the whole batch ended, or the request was given up."""
     server: "array[int]"
     size: "array[int]"
     busy_ns: list[int]
     sizes: Counter[int] = field(default_factory=Counter)
     batches: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """Number of whole batches by queue and size."""
+    """Number of whole batches, by queue and batch size."""
     longest: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """Tokens of the longest answers of these batches, in all."""
+    """Sum of the tokens of the longest answer of each of these batches, by queue and batch size."""
     finished: int = 0
     given_up: dict[int, int] = field(default_factory=dict)
-    """Requests that were not served to the end, and the number of tokens that had left."""
+    """Requests that were not served to the end, with the number of tokens that had left."""
     reasons: dict[int, GivenUp] = field(default_factory=dict)
     cached: "array[int]" = field(default_factory=lambda: array("q"))
-    """Prompt tokens found in the prefix cache; -1: not searched. Empty without a cache."""
+    """Number of prompt tokens of each request found in the prefix cache; -1 if it was never searched. Empty
+    without a cache."""
 
     @classmethod
     def begun(cls, requests: int, servers: int) -> "RunRecord":
@@ -314,7 +321,8 @@ class _Recorder:
 
     def _end(self, now_ns: int, request: int, *, served: bool) -> None:
         record, times = self._record, self._tokens.pop(request, ())
-        # Tokens that are already made still leave at their due times.
+        # Tokens that were already made still leave at their due times, so the answer ends with the last of
+        # them.
         record.end_ns[request] = end_ns = max(now_ns, times[-1]) if times else now_ns
         if served:
             record.finished += 1
@@ -335,14 +343,15 @@ def run_virtual(
     record: RunRecord | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> RunRecord:
-    """Serve all requests, whose arrivals are in order, in virtual time.
+    """Serve all requests in virtual time. The requests must be in the order of their arrivals.
 
     Args:
-        all_first: servers wait for the last of several arrivals at one time (choice 18 of the multi-bin
-            paper).
-        gpu_first: a run that ends at the time of an arrival ends before it (choice 19).
-        record: written to, for a `watch` that reads it during the run.
-        progress: called from time to time with the number of arrivals.
+        all_first: if several requests arrive at one time, servers wait for the last of them (choice 18 of the
+            multi-bin paper).
+        gpu_first: if a run ends at the time of an arrival, its end is processed first (choice 19).
+        watch: listener for the end of each request.
+        record: record to fill, if `watch` reads it during the run.
+        progress: function called from time to time with the number of arrivals.
     """
     n = len(requests)
     if record is None:

@@ -1,8 +1,9 @@
 """Latency models and options of the simulated engine: choices of the multi-bin paper, limits, predictors.
 
-A `LatencyModel` takes the size of a batch and the tokens of its longest request (by the option `length` with
-or without the prompt), an `IterationModel` the prompt tokens, the decoding requests and their context of an
-iteration; both return ns. The schedulers call them. `sweep/fitting.py` fits both to measurements.
+A `LatencyModel` computes the time of a batch from its size and the tokens of its longest request (the option
+`length` decides whether the prompt counts). An `IterationModel` computes the time of an iteration from the
+prompt tokens, the decoding requests and their context. Both return ns. The schedulers call them.
+`sweep/fitting.py` fits both to measurements.
 
 A batch of b requests, the longest of L tokens: T(b, L) = alpha + beta L h(b), h(b) = 1 + gamma (b - 1) / b
 (multi-bin paper). alpha is a constant per batch, beta the time per token of a batch of one, beta h(b) the
@@ -61,8 +62,9 @@ SEED_MODEL: Final = LatencyModel(alpha_ns=59_653_000, beta_ns=5_742_000, gamma=0
 class IterationModel:
     """Duration of one iteration in which some requests prefill and others decode.
 
-    T(p, d, c) = step(max(d, 1)) + prefill p + context c, with step(d) = beta h(d) of a `LatencyModel`, p the
-    prompt tokens processed, d the decoding requests, c their tokens in KV memory.
+    T(p, d, c) = step(max(d, 1)) + prefill p + context c. step(d) is beta h(d) of a `LatencyModel`, p is the
+    number of prompt tokens processed, d the number of decoding requests, c the number of their tokens in KV
+    memory.
     """
 
     beta_ns: float
@@ -89,8 +91,9 @@ SEED_ITERATIONS: Final = IterationModel(
     gamma=SEED_MODEL.gamma,
     prefill_ns=(SEED_MODEL.alpha_ns - SEED_MODEL.beta_ns) / 611,
 )
-"""Constants of the multi-bin paper with separate phases. The paper has one alpha for any prompt (4.3). Here
-a prompt of the mean length in its data (611 tokens, 3.1) takes this time, others in proportion."""
+"""Constants of the multi-bin paper, with separate phases. The paper has one alpha for any prompt (4.3). Here
+only a prompt of the mean length in the paper's data (611 tokens, 3.1) takes this time; other prompts take a
+time in proportion to their length."""
 
 
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -273,7 +276,7 @@ _SIGMA: Final = 0.1
 
 
 def predict(requests: Requests, predictor: str, seed: int | None) -> "array[int]":
-    """Return a column of predicted output tokens. Predictors in SEEDED need a seed."""
+    """Return the predicted number of output tokens of each request. Predictors in SEEDED need a seed."""
     assert seed is not None or predictor not in SEEDED
     return PREDICTORS[predictor](requests, Random(seed or 0))
 

@@ -17,9 +17,9 @@ from llmtap.sim.engine import Engine, EngineRun, GivenUp, Iterating, IterationSt
 from llmtap.workload.requests import Requests
 
 IMBALANCE_MAX: Final = 32
-"""`prefix-aware` sends no request to a server that has this number of open requests more than the least
-loaded one, even if that server has received the prompt's prefix. Without a limit, a prefix that all prompts
-share would fill one server and leave the others idle."""
+"""Limit of the router `prefix-aware`: it sends no request to a server that has this number of open requests
+more than the least loaded server, even if it has received the prompt's prefix. Without a limit, a prefix that
+all prompts share would fill one server and leave the others idle."""
 
 
 class Router(Protocol):
@@ -40,7 +40,7 @@ class RoundRobin:
 
 
 class LeastLoaded:
-    """Sends each request to the server with the fewest open requests; if several, to the first."""
+    """Sends each request to the server with the fewest open requests; of several, to the first."""
 
     def __init__(self, requests: Requests, servers: int, kv_tokens: int) -> None:
         pass
@@ -52,9 +52,10 @@ class LeastLoaded:
 class PrefixAware:
     """Sends each request to the server that has received the longest prefix of its prompt.
 
-    If several have, if no server has received a whole block, or if the server is overloaded
-    (`IMBALANCE_MAX`), to the one with the fewest open requests. The router stores as many blocks by server as
-    the KV memory of a server holds, and forgets the least recently sent ones first."""
+    If several servers have, if no server has received a whole block, or if this server is overloaded
+    (`IMBALANCE_MAX`), the request goes to the server with the fewest open requests. For each server, the
+    router stores the number of blocks that fit into the server's KV memory, and forgets the least recently
+    sent blocks first."""
 
     def __init__(self, requests: Requests, servers: int, kv_tokens: int) -> None:
         self._requests = requests
@@ -74,7 +75,8 @@ class PrefixAware:
         if open_requests[best] - min(open_requests) >= IMBALANCE_MAX:
             best = least_loaded(open_requests)
         sent = self._sent[best]
-        # Reversed, so that later blocks of a prompt are forgotten before earlier ones.
+        # Add the blocks in reverse order, so that the later blocks of a prompt are forgotten before the
+        # earlier.
         for block in reversed(blocks):
             sent[block] = None
             sent.move_to_end(block)
@@ -88,7 +90,7 @@ def least_loaded(open_requests: Sequence[int]) -> int:
 
 
 def _leading(blocks: Sequence[int], sent: OrderedDict[int, None]) -> int:
-    """Return the number of leading blocks that were sent."""
+    """Return the number of blocks at the start of a prompt that are all in `sent`."""
     count = 0
     for block in blocks:
         if block not in sent:
@@ -102,7 +104,8 @@ ROUTERS: Final[dict[str, Callable[[Requests, int, int], Router]]] = {
     "least-loaded": LeastLoaded,
     "prefix-aware": PrefixAware,
 }
-"""Each is built from the requests, the number of servers, and the KV memory of a server in tokens."""
+"""Routers by name: functions of the requests, the number of servers, and the KV memory of
+a server in tokens."""
 DEFAULT_ROUTER: Final = "round-robin"
 
 
@@ -117,7 +120,7 @@ class RoutedEngine:
         self._server: dict[int, int] = {}
         """Server of each open request."""
         self._waiting: set[int] = set()
-        """Servers that wait for the last of several arrivals at the present time (`arrive`)."""
+        """Servers that wait for the last of several arrivals at the current time (`arrive`)."""
 
     @property
     def state(self) -> IterationState:
@@ -154,7 +157,7 @@ class RoutedEngine:
         return self._joined([engine.close(now_ns) for engine in self._engines])
 
     def _joined(self, steps: Sequence[Step]) -> Step:
-        """Combine steps into one, and remove ended requests from the open ones."""
+        """Combine the steps of several engines into one, and remove ended requests from the open requests."""
         step = steps[0]
         if len(steps) > 1:
             given_up: dict[int, GivenUp] = {}

@@ -1,8 +1,8 @@
 """`llmtap top`: the terminal application (textual) with header, tabs, table and keys.
 
-`TopApp` shows the tables of `views.py` in a `TextTable`, filled from the answers that `Feed` of
-`client.py` polls; `HelpScreen` and `EventScreen` (the events of one exchange) are above them. Everything
-shown by colour is also shown by a word; textual handles NO_COLOR.
+`TopApp` shows the tables of `views.py` in a `TextTable`, filled from the answers that `Feed` (`client.py`)
+polls. `HelpScreen` and `EventScreen` (the events of one exchange) are screens on top of it. A word repeats
+everything that is shown by colour; textual handles NO_COLOR.
 """
 
 import asyncio
@@ -71,13 +71,13 @@ class HelpScreen(Screen[None]):
 
 
 ROWS_MAX: Final = 200
-"""Maximum number of drawn rows; further rows are counted, and the filter searches them."""
+"""Maximum number of rows that are drawn. Further rows are only counted, but the filter searches them too."""
 
 
 class TextTable(DataTable[Text]):
-    """Table in the chosen order and filter, which stay while tables change.
+    """Table with an order and a filter that the user chooses; both stay when the table changes.
 
-    On the first row the cursor follows the newest row; elsewhere it stays on its row.
+    If the cursor is on the first row, it stays there and so on the newest row; otherwise it stays on its row.
     """
 
     DEFAULT_CSS = """
@@ -105,7 +105,7 @@ class TextTable(DataTable[Text]):
         self.redraw()
 
     def redraw(self) -> None:
-        # Unique, since a second row with a key would raise DuplicateKey.
+        # Remove rows with a repeated key: they would raise DuplicateKey.
         columns, rows = self.table.columns, filtered(unique(self.table.rows), self.wanted)
         keys = [column.key for column in columns]
         if self.order in keys:
@@ -123,7 +123,7 @@ class TextTable(DataTable[Text]):
             cells = zip(row.cells, columns, strict=True)
             self.add_row(*(_text(cell.text, column) for cell, column in cells), key=row.key)
         if at_line and rows:
-            # Stay on the same row; if it has gone, on the one at its place.
+            # Keep the cursor on the same row; if this row has gone, put it on the row at the same place.
             line = next((i for i, row in enumerate(rows) if row.key == at_key), min(at_line, len(rows) - 1))
             self.move_cursor(row=line, animate=False, scroll=False)
             y = max(0, y + line - at_line)
@@ -169,7 +169,7 @@ RETRY_S: Final = 1.0
 
 
 class EventScreen(Screen[None]):
-    """Events of one exchange. `v_ns`: ns per token of the reader."""
+    """Screen with the events of one exchange. `v_ns`: reading time of the assumed reader per token, in ns."""
 
     CSS = """
     #story { height: auto; max-height: 9; padding: 0 1; }
@@ -281,7 +281,7 @@ class TopApp(App[None]):
         self.view = VIEWS[0]
         self._woken = asyncio.Event()
         self._refresh_wanted = True
-        """Whether the user requested new figures, also during a pause."""
+        """Whether the user requested new figures, which are then fetched even during a pause."""
         self._answered: View | None = None
         self._orders: dict[str, tuple[str | None, bool]] = {}
         self._admin: Admin | None = None
@@ -306,7 +306,7 @@ class TopApp(App[None]):
         self.query_one("#tabs", Tabs).can_focus = False
         self.grid.focus()
         if threading.current_thread() is threading.main_thread():
-            # Restore the terminal also if another process ends this one.
+            # Handle SIGTERM, so that the terminal is restored if another process ends this one.
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.exit)
         self.set_interval(TICK_S, self._show_head)
         self._watching = self.run_worker(self._watch(), name="watch")
@@ -342,7 +342,7 @@ class TopApp(App[None]):
 
     def _show_head(self) -> None:
         if self._feed is None or not self.grid.is_attached:
-            return  # the application starts or ends
+            return  # The application is starting or ending.
         link, width = self.feed.link, self.size.width - 2
         state = shown(self.feed.status(), 400)
         head = Text(no_wrap=False)
@@ -372,7 +372,8 @@ class TopApp(App[None]):
         self._notes.update(Text("\n".join(flowed(notes, self.size.width - 2))))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Disable the keys of tabs below another screen, and letter keys while text is typed."""
+        """Disable the keys of tabs while another screen is open, and letter keys while
+        the user types text."""
         if isinstance(self.focused, Input) and action in _LETTERS:
             return False
         return len(self.screen_stack) == 1 or action not in _OF_TABS

@@ -2,11 +2,11 @@
 `llmtap top`.
 
 `Admin.get` returns the JSON of a path, or raises `Trouble` with the reason and a hint. `Feed` requests the
-summary and what the open view needs, and keeps the newest answers, their age, and the last error. After an
-error the pauses between attempts grow to 3 s, and the last answers stay, with their age.
+summary and the documents of the open view, and keeps the newest answers, their age, and the last error. After
+an error the pauses between attempts grow to 3 s, and the last answers stay visible, with their age.
 
-The token comes from a variable or a file (`TopOptions`): a flag's value would be visible in the process list
-and in the shell's history, a URL in logs.
+The token comes from an environment variable or a file (`TopOptions`). It must not be a flag, which is visible
+in the process list and the shell's history, and not part of a URL, which is visible in logs.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from llmtap.version import __version__
 
 ANSWER_S: Final = 10.0
 DOCUMENT_BYTES_MAX: Final = 64 << 20
-"""Maximum size of an answer: a summary of 5,000 tenants."""
+"""Maximum size of an answer: enough for a summary of 5,000 tenants."""
 MESSAGE_CHARS_MAX: Final = 200
 START_HINT: Final = (
     "start the tap: llmtap proxy --upstream URL; or name its admin port: --admin http://HOST:9464"
@@ -45,7 +45,7 @@ START_HINT: Final = (
 
 
 class Trouble(LlmtapError):
-    """No usable answer. The text has the reason; `hint`: advice, if there is one."""
+    """The server gave no usable answer. The message has the reason; `hint`: what the user can do, or None."""
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
@@ -53,7 +53,7 @@ class Trouble(LlmtapError):
 
 
 class Denied(Trouble):
-    """The admin port requires a token, or another one."""
+    """The admin port requires a token, and none or a wrong one was given."""
 
 
 class Untrusted(Trouble):
@@ -61,9 +61,10 @@ class Untrusted(Trouble):
 
 
 class Admin:
-    """Client of one admin port, for `async with` inside a running loop.
+    """Client of one admin port. Use it with `async with` inside a running loop.
 
-    `token` is for `Authorization: Bearer`; redirects are never followed. `tls` verifies https.
+    `token` is sent as `Authorization: Bearer`. `tls`: context that verifies the certificate for https.
+    Redirects are never followed, so that the token goes to no other server.
     """
 
     def __init__(self, url: str, token: str | None = None, tls: ssl.SSLContext | None = None) -> None:
@@ -119,7 +120,8 @@ class Admin:
             case 401 | 403 if self._has_token:
                 return Denied("the token is wrong")
             case 401 | 403:
-                # Without a token, the port answers 403 to other host names, and lists the accepted ones.
+                # An admin port without a token answers 403 to unknown host names. Its message lists the
+                # accepted names, so show it.
                 return Denied((status == 403 and _message_in(body)) or "a token is required")
             case 404:
                 return Trouble("the path does not exist: no admin port of llmtap, or of another version")
@@ -140,7 +142,7 @@ def _hint(exc: Exception, url: str) -> str | None:
             return f"it closed the connection without an answer; with TLS: --admin https://{rest}"
         case TimeoutError():
             return "check that the host is reachable; a firewall may drop the packets"
-    # Search the text, since a failure at several addresses of a host may be one error without a number.
+    # Search the text for the number: a failure at several addresses of a host may be one error without errno.
     return START_HINT if f"[Errno {ECONNREFUSED}]" in str(inner) else None
 
 
@@ -160,9 +162,10 @@ def _message_in(body: bytes) -> str:
 ADMIN: Final = "http://127.0.0.1:9464"
 TOKEN_ENV: Final = "LLMTAP_ADMIN_TOKEN"
 WINDOWS: Final = ("10s", "1m", "5m", "1h", "all")
-"""Rolling windows of the meter; `all`: since its start."""
+"""Rolling windows of the meter. `all` is the time since its start."""
 INTERVAL_NS_MIN: Final = 200_000_000
-"""Minimum interval: the meter merges a summary for each answer, and a reader cannot see faster changes."""
+"""Minimum interval between requests. The meter must compute a summary for each, and a reader cannot see
+faster changes."""
 INTERVAL_NS_MAX: Final = 3_600 * NS_PER_S
 TOKEN_BYTES_MAX: Final = 4_096
 
@@ -222,10 +225,10 @@ class TopOptions(msgspec.Struct, frozen=True, kw_only=True):
 def read_token(
     environ: Mapping[str, str] = os.environ, *, name: str | None = None, file: Path | None = None
 ) -> str | None:
-    """Return the token of the file, else of the variable; None without both.
+    """Return the token from the file, else from the environment variable; None if there is neither.
 
-    `name`: variable named by the user; None: the default one, which may be unset. Raises ConfigError, whose
-    text never contains the token.
+    `name`: variable that the user named; None: the default variable, which may be unset. Raises ConfigError;
+    its message never contains the token.
     """
     if file is not None:
         try:
@@ -267,11 +270,11 @@ def _is_url(text: str) -> bool:
 
 
 RETRY_NS: Final = (1 * NS_PER_S, 2 * NS_PER_S, 3 * NS_PER_S)
-"""Pauses before the next attempts; the last one repeats."""
+"""Pauses before the next attempts after an error; the last pause repeats."""
 STALE_NS: Final = 3 * NS_PER_S
-"""Age from which figures are marked as old, if it is also more than three intervals."""
+"""Age from which figures are marked as old, unless three intervals are longer."""
 PAGES_MAX: Final = 16
-"""Maximum number of answers read for one exchange."""
+"""Maximum number of pages of the API that are read for the events of one exchange."""
 
 
 class FeedLink(StrEnum):
@@ -283,7 +286,7 @@ class FeedLink(StrEnum):
 
 
 class Feed:
-    """Answers of one admin port: one task polls, the screen reads.
+    """Newest answers of one admin port. One task polls the port, and the screen reads the answers.
 
     `interval_ns`: time between an answer and the next request.
     """
@@ -322,8 +325,7 @@ class Feed:
         self._due_ns = self._fetched_ns + self._interval_ns
 
     async def exchange(self, id_: str) -> Document | None:
-        """Return one exchange with its events; None if the meter does not have it any more. Raises
-        Trouble."""
+        """Return one exchange with its events; None if the meter has it no more. Raises Trouble."""
         query = {"id": id_, "events": "1", "limit": "1"}
         whole: Document | None = None
         for _ in range(PAGES_MAX):
@@ -336,7 +338,7 @@ class Feed:
             elif exchanges[0].get("events_start") == len(whole["events"]):
                 whole["events"] += exchanges[0]["events"]
             else:
-                break  # another exchange with the same id
+                break  # This is another exchange with the same id.
             if cursor is None:
                 break
             query["next"] = cursor

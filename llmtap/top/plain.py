@@ -20,13 +20,13 @@ from llmtap.top.views import EXCHANGES, EXPERIMENT, STREAMS, VIEWS, Document, Sh
 
 ROWS_MAX: Final = 20
 PIPED_CELLS: Final = 240
-"""Width of the header without a terminal."""
+"""Width of the header if the output is not a terminal."""
 _APART: Final = 2
 _BY: Final = "tenant,model,arm"
 
 
 async def probe(options: TopOptions, admin: Admin) -> Document:
-    """Return a first summary. Raises ConfigError with a hint."""
+    """Return a summary, to check the address and the token. Raises ConfigError with a hint."""
     try:
         return await admin.summary(options.window, _BY)
     except Denied as exc:
@@ -44,7 +44,7 @@ async def probe(options: TopOptions, admin: Admin) -> Document:
 
 
 def fetched(options: TopOptions) -> dict[str, Any]:
-    """Return all documents by name. Raises as `probe`, or LlmtapError."""
+    """Return all documents by name. Raises the errors of `probe`, and LlmtapError."""
 
     async def fetch() -> dict[str, Any]:
         async with Admin(options.url, options.token, options.tls()) as admin:
@@ -60,7 +60,7 @@ def fetched(options: TopOptions) -> dict[str, Any]:
 
 
 def render_once(documents: dict[str, Any], width: int) -> list[RenderableType]:
-    """Return the header, flowed into lines of this width, and all tables with rows, which may be wider."""
+    """Return the header in lines of this width, and all tables that have rows; tables may be wider."""
     summary = documents["summary"]
     details = {path: documents[path] for path in (EXPERIMENT, STREAMS, EXCHANGES)}
     lines = [f"llmtap top {shown(documents['admin'], 200)}", *troubles(summary), *firing(summary)]
@@ -77,9 +77,10 @@ def render_once(documents: dict[str, Any], width: int) -> list[RenderableType]:
 
 
 def print_once(documents: dict[str, Any], *, terminal: bool) -> None:
-    """Print to standard output.
+    """Print the header and the tables on standard output.
 
-    A terminal's width cuts the lines of tables and wraps the others; otherwise nothing is cut or wrapped.
+    On a terminal, lines of tables are cut at its width, and other lines are wrapped. Otherwise all lines stay
+    whole.
     """
     console = Console(highlight=False, emoji=False)
     for part in render_once(documents, console.width if terminal else PIPED_CELLS):
@@ -87,7 +88,7 @@ def print_once(documents: dict[str, Any], *, terminal: bool) -> None:
             console.print(part, soft_wrap=not terminal)
             continue
         out = StringIO()
-        # A wide console, since rich narrows tables to its width.
+        # Use a very wide console, since rich makes tables as narrow as the console.
         Console(file=out, highlight=False, width=10_000, no_color=True).print(part, soft_wrap=True)
         for line in out.getvalue().splitlines():
             console.print(

@@ -1,7 +1,7 @@
 """Data model of the tables of `llmtap top` (columns, rows, cells, sort keys), and the texts of its header.
 
 `views.py` makes `ViewTable`s with it; `app.py` and `plain.py` draw them. The texts (`facts`, `firing`,
-`troubles`) come from the JSON of a summary. Names come from traffic: `shown` escapes them.
+`troubles`) come from the JSON of a summary. Names come from traffic, so `shown` escapes them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,7 +29,7 @@ class Column:
     key: str
     title: str
     cell: Callable[[Any], Cell]
-    """Function that returns the cell of a row from its part of the document."""
+    """Function that makes the cell of a row from the row's part of a document."""
     number: bool = True
 
 
@@ -62,7 +62,7 @@ def _rank(value: float | str | None) -> tuple[float, str]:
 
 
 def filtered(rows: Iterable[Row], text: str) -> list[Row]:
-    """Return the rows with this text in a cell, also in the truncated part of a name."""
+    """Return the rows with this text in a cell. The part of a name that is cut off is searched as well."""
     wanted = text.casefold()
     return [row for row in rows if any(wanted in cell.casefold() for cell in _texts(row))]
 
@@ -83,7 +83,7 @@ def unique(rows: Iterable[Row]) -> list[Row]:
 
 
 def shown(value: object, chars: int = NAME_CHARS) -> str:
-    """Return text from traffic without control characters, cut to `chars`."""
+    """Return text from traffic with control characters escaped, cut to `chars` characters."""
     if value is None or value == "":
         return NOTHING
     text = printable(str(value)[: 4 * chars])
@@ -121,13 +121,15 @@ def figure_cell(figures: object, statistic: str) -> Cell:
 
 
 SILENT_S: Final = 5.0
-"""Age of a status from which a relay counts as silent, as in the meter: relays report twice a second."""
+"""Age of its last status from which a relay counts as silent, as in the meter. Relays
+report twice per second."""
 _APART: Final = " · "
 _OBJECTIVES_CHARS: Final = 60
 
 
 def facts(summary: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the figures of the header, each with its n, window, option or parameters."""
+    """Yield the texts of the header: figures, each with its number of samples,
+    window, option or parameters."""
     if "n" not in summary:
         return
     seconds = at(summary, "window", "seconds")
@@ -171,7 +173,7 @@ def _latency(title: str, figures: Any) -> str:
 
 
 def flowed(facts_: Iterable[str], width: int) -> list[str]:
-    """Join facts to lines of this width; a fact is never broken."""
+    """Join texts to lines of this width. A text is never broken."""
     lines: list[str] = []
     for fact in facts_:
         joined = f"{lines[-1]}{_APART}{fact}" if lines else fact
@@ -184,11 +186,12 @@ def flowed(facts_: Iterable[str], width: int) -> list[str]:
 
 _WINDOW_S: Final = {"5m": 300, "30m": 1800, "1h": 3600, "6h": 21_600}
 _COMPLETE: Final = 0.9
-"""Fraction of its length from which a window counts as complete, since windows move in steps."""
+"""Fraction of its length from which a window counts as complete. It is below 1, since
+windows move in steps."""
 
 
 def alarms(summary: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], str, str]]:
-    """Yield burn-rate alarms: class, alarm, and the burn rates of its long and short window in words."""
+    """Yield each burn-rate alarm: class of tenants, alarm, and texts on its burn rates in both windows."""
     for name, slo in (at(summary, "slo") or {}).items():
         for alarm in at(slo, "alarms") or ():
             yield name, alarm, *(_burn(slo, alarm[window]) for window in ("long", "short"))
@@ -214,7 +217,7 @@ def firing(summary: Mapping[str, Any]) -> list[str]:
 
 
 def troubles(summary: Mapping[str, Any]) -> list[str]:
-    """Return a warning if nothing is being measured, and one for each upstream that is down."""
+    """Return a warning if no relay reports, and one for each upstream that is down."""
     if "relays" not in summary:
         return []
     connected = [relay for relay in summary["relays"].values() if at(relay, "connected")]

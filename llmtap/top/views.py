@@ -1,8 +1,9 @@
 """Views of `llmtap top` in the order of their tabs (`VIEWS`), and the events of one exchange (`inspected`).
 
-A view says which documents of the API it needs, and makes a `ViewTable` (`table.py`) from them. Both the
-application (`app.py`, `client.py`) and `plain.py` use them. `inspected` shows time, deadline and wait of the
-reader for each event; the waits add up to the user idle latency (smooth goodput paper, eq. 4 and 6).
+A view names the documents of the API that it needs, and makes a `ViewTable` (`table.py`) from them. Both the
+application (`app.py`, `client.py`) and `plain.py` use the views. `inspected` shows, for each event, its time,
+its deadline and the wait of the assumed reader; the waits add up to the user idle latency (smooth goodput
+paper, eq. 4 and 6).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -60,11 +61,11 @@ class View:
     path: str | None = None
     query: Mapping[str, str] = field(default_factory=dict)
     inspects: bool = False
-    """Rows are exchanges whose events can be shown."""
+    """Whether the rows are exchanges, of which the user can open the events."""
 
 
 def _column(key: str, title: str, cell: Callable[[Any], Cell], *path: str, number: bool = True) -> Column:
-    """Return a column of the values at a path in the documents of the rows."""
+    """Return a column with the values at a path in each row's part of the document."""
     return Column(key, title, lambda part: cell(at(part, *path)), number)
 
 
@@ -136,9 +137,9 @@ def _spark(one: Any) -> Cell:
 
 
 def sparkline(timeline: Sequence[Any], cells: int, since: float, until: float) -> str:
-    """Draw the tokens in each of `cells` equal parts of the time from `since` to `until`.
+    """Draw the number of tokens in each of `cells` equal parts of the time from `since` to `until`.
 
-    Relative to the largest. `timeline` has `[t, tokens]`, in seconds.
+    The height is relative to the largest part. `timeline` has pairs `[t, tokens]`, with t in seconds.
     """
     sums = [0.0] * cells
     for t, tokens in timeline:
@@ -181,7 +182,7 @@ def _arrival(x: Any) -> Cell:
 
 
 def _token_time(key: str, title: str) -> Column:
-    """Return a column that is empty for answers that are not streams."""
+    """Return a column of a time between tokens, which is empty for answers that are not streams."""
     return Column(key, title, lambda x: ms_cell(at(x, "metrics", key) if x.get("stream", True) else None))
 
 
@@ -224,7 +225,7 @@ _CUT_COLUMNS: Final = (
 
 def _refusals(documents: Shown) -> ViewTable:
     summary = documents.summary
-    # The key of the row `all` is empty, since a tenant may also be called `all`.
+    # Use an empty key for the row `all`, since a tenant may also be called `all`.
     rows = [row_of("", _CUT_COLUMNS, {**summary, "name": "all"})] if "refusals" in summary else []
     for name, part in (at(summary, "by", "tenant") or {}).items():
         rows.append(row_of(f"tenant {name}", _CUT_COLUMNS, {"name": name, **part}))
@@ -234,7 +235,7 @@ def _refusals(documents: Shown) -> ViewTable:
 
 TEXT_CHARS: Final = 160
 Line = tuple[str, str, Cell, str]
-"""Row of the view of llmtap itself: subject, name, value, description."""
+"""Row of the view on llmtap itself: subject, name, value, description."""
 
 
 def _tap_text(place: int) -> Callable[[Line], Cell]:
@@ -369,12 +370,13 @@ VIEWS: Final = (
 
 
 EVENTS_MAX: Final = 1_000
-"""Maximum number of rows of one exchange."""
+"""Maximum number of events of one exchange that are shown."""
 OUTPUT: Final = frozenset({"content", "tool_call", "reasoning", "refusal"})
 
 
 def reader_ns(summary: Mapping[str, Any]) -> int:
-    """Return V (ns per token) of the reader of the meter; of 20 tokens/s if it reports none."""
+    """Return the reading time per token of the meter's reader, in ns; that of 20 tokens/s
+    if it is unknown."""
     speed = at(summary, "smooth_goodput", "speed_tokens_per_second")
     return round(1e9 / speed) if speed else READER_NS_PER_TOKEN
 
@@ -389,7 +391,10 @@ _EVENT_COLUMNS: Final = (
 
 
 def inspected(x: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> ViewTable:
-    """Return the events of an exchange, from `/api/v1/exchanges`. `v_ns`: ns per token of the reader."""
+    """Return the table of the events of an exchange (JSON of `/api/v1/exchanges`).
+
+    `v_ns`: reading time of the assumed reader per token, in ns.
+    """
     events, submit = x.get("events") or [], at(x, "timeline", "submit")
     origin_ns, first = _ns(submit or 0), at(x, "timeline", "first_token")
     due_ns: dict[int, int] = {}
@@ -420,9 +425,10 @@ def inspected(x: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> ViewTabl
 
 
 def _due_ns(x: Mapping[str, Any], output: Sequence[Mapping[str, Any]], v_ns: int) -> Iterator[int]:
-    """Yield the deadline of each event since submit, by the number of tokens before it, known or on average.
+    """Return the deadline of each event with output, in ns, from the number of tokens before it.
 
-    A provider's total includes reasoning that it may not have sent.
+    The number is known, or estimated from the mean tokens per event. A provider's total also counts reasoning
+    that it may not have sent.
     """
     sizes = [event["tokens"] for event in output]
     if sizes and None not in sizes and any(sizes):

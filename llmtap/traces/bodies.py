@@ -21,7 +21,7 @@ _MEDIA: Final = frozenset({
 })  # fmt: skip
 """Types of message parts that are not text."""
 _DEPTH_MAX: Final = 500
-"""Maximum depth of JSON. ijson has no limit, and Python's decoders fail at about a thousand."""
+"""Maximum depth of nested JSON. ijson has no limit, and Python's decoders fail at about a thousand."""
 _DEPTH_STEP: Final = {"start_map": 1, "start_array": 1, "end_map": -1, "end_array": -1}
 _READ_BYTES: Final = 1 << 16
 
@@ -34,7 +34,7 @@ def compact(value: Any) -> str:
 
 
 def read_object(data: bytes | str, where: str) -> dict[str, Any]:
-    """Decode a JSON object. Raises FormatError, which begins with `where`."""
+    """Decode a JSON object. Raises FormatError with a message that begins with `where`."""
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
     except msgspec.ValidationError:
@@ -52,7 +52,7 @@ def is_object(body: str) -> bool:
 
 
 def messages_of(body: dict[str, Any]) -> list[tuple[str, str]] | None:
-    """Return role and text of each message of a request; None if it has none."""
+    """Return the role and the text of each message of a request; None if it has no messages."""
     out: list[tuple[str, str]] = []
     systems = (body.get(name) for name in ("system", "instructions"))
     out += [("system", text_of(value)) for value in systems if isinstance(value, str | list)]
@@ -61,7 +61,7 @@ def messages_of(body: dict[str, Any]) -> list[tuple[str, str]] | None:
         if isinstance(value, list) and all(isinstance(message, dict) for message in value):
             for message in value:
                 role = message.get("role")
-                # Items of the Responses API without a role are calls, or their results.
+                # In the Responses API, an item without a role is a tool call, or the result of one.
                 called = "tool" if str(message.get("type")).endswith("_output") else "assistant"
                 kind = role if isinstance(role, str) else called
                 content = message.get("content", message.get("output", message.get("arguments")))
@@ -129,13 +129,16 @@ def _number(value: Any) -> float | None:
 
 def read_elements(file: BinaryIO, path: str = "", *, floats: bool = False) -> Iterator[Any]:
     """Yield the elements of the JSON array at `path`, such as `log.entries` (empty: the file is the array).
-    Fractions are Decimal, with `floats` float. Raises FormatError, also above BODY_BYTES_MAX."""
+
+    Numbers with a fraction are Decimal, or float if `floats`. Raises FormatError, also for an element of more
+    than BODY_BYTES_MAX.
+    """
     import ijson
 
     counted, count_, inside = _CountedReader(file), 0, False
 
     def shallow() -> Iterator[tuple[str, Any]]:
-        # Check before ijson.parse, which makes a prefix as long as the depth for each event.
+        # Check the depth before ijson.parse sees the event: it makes a prefix as long as the depth for each.
         depth = 0
         for one in ijson.basic_parse(counted, buf_size=_READ_BYTES, use_float=floats):
             depth += _DEPTH_STEP.get(one[0], 0)
@@ -156,7 +159,7 @@ def read_elements(file: BinaryIO, path: str = "", *, floats: bool = False) -> It
             count_ += 1
             counted.left = BODY_BYTES_MAX
     except ijson.JSONError as exc:
-        # Omit the second line, which quotes the file: it may be a user's text.
+        # Omit the second line of the message, which quotes the file: this may be a user's text.
         what = str(exc).removeprefix("b'").partition("\n")[0].partition("\\n")[0]
         what = "the file was cut off here" if inside and "premature EOF" in what else what
         raise FormatError(f"element {count_}: {what}" if inside else f"{missing}: {what}") from None

@@ -27,10 +27,10 @@ class Aspect:
     name: str
     rows: int
     written: int
-    """Number of the rows with the aspect that were written with it."""
+    """Number of rows that were written with the aspect, of those that have it."""
     fate: str
-    """`kept`: in all rows; `partly`: in some; `lost`: in none; `changed`: with another value; `absent`: in no
-    row of the source."""
+    """`kept`: written in all rows; `partly`: in some; `lost`: in none; `changed`: written with another value;
+    `absent`: no row of the source has the aspect."""
     why: str | None = None
     """Reason why the aspect was lost or changed, or a remark on how it was kept."""
     keep: str | None = None
@@ -73,8 +73,8 @@ def convert(
         target: a file, which appears when it is complete, or `-` for standard output.
         progress: called with the bytes read so far and their total, if known.
 
-    Raises ConfigError, whose place is the file or the format at fault, and BrokenPipeError if the reader of
-    standard output has ended.
+    Raises ConfigError naming the wrong file or format, and BrokenPipeError if the reader of standard output
+    has ended.
     """
     began_ns = SystemClock.mono_ns()
     wanted = _target_format(target, target_format)
@@ -134,8 +134,8 @@ def _target_format(target: str, name: str | None) -> format.TraceFormat:
 
 
 def _check_could(read_format: format.TraceFormat, wanted: format.TraceFormat) -> None:
-    """Raise ConfigError, before a row is read, if the source's format lacks an aspect that the target
-    needs."""
+    """Raise ConfigError, before a row is read, if the source's format lacks an aspect
+    that the target needs."""
     for aspect in format.ASPECTS:
         if aspect in wanted.needs and aspect not in read_format.holds:
             raise ConfigError(
@@ -151,15 +151,17 @@ _HINTS: Final = {
     "input tokens": _COUNTED, "output tokens": _COUNTED, "request body": _FULL, "response text": _FULL,
     "prefix blocks": 'a capture has them with capture.level "shape" or "full"',
 }  # fmt: skip
-"""Settings of a capture by which it has the aspects that a target needs."""
+"""Settings of a capture that add an aspect to it, by the aspect that a target needs."""
 
 
 def _check_did(
     counts: dict[str, int], written: format.TraceWriter, read_format: format.TraceFormat,
     wanted: format.TraceFormat, report: Report, *, own: bool,
 ) -> None:  # fmt: skip
-    """Raise ConfigError, before the target appears, if no row could be written. `own`: the rows came from the
-    target's format."""
+    """Raise ConfigError, before the target file appears, if no row could be written.
+
+    `own`: whether source and target have the same format.
+    """
     if not report.rows_read or (own and written.rows):
         return
     for aspect in format.ASPECTS:
@@ -184,7 +186,8 @@ def _aspect(name: str, rows: int, wanted: format.TraceFormat, written: format.Tr
     if name not in wanted.holds:
         reason = reason or f"{wanted.name} has no place for it"
         return Aspect(name, rows, 0, "lost", reason, _formats_with(name, wanted))
-    # A writer may add values, such as 0 tokens of a failed request.
+    # Count at most `rows`: a writer may add values that the source lacks, such as 0 tokens of a failed
+    # request.
     written_rows = min(rows, written.counts.get(name, 0))
     fate = "kept" if written_rows == rows else "partly" if written_rows else "lost"
     if written_rows and name in written.changed:
@@ -213,7 +216,8 @@ _ASPECTS: Final = ("request body", "response text")
 
 
 class _Redacted:
-    """Batches whose texts are redacted by the rules of a capture, or, without rules, counted."""
+    """Iterator over batches that redacts their texts by the rules of a capture. Without rules,
+    it only counts them."""
 
     def __init__(self, batches: Iterable[pa.RecordBatch], rules: tuple[str, ...]) -> None:
         """Raises ConfigError for an unknown rule."""
@@ -246,7 +250,7 @@ class _Redacted:
             text_, again = (None, 0) if text is None else redactor.text(text)
             self.marks += more + again
             self.rows += more + again > 0
-            # Marks stay as they are if the row has no text.
+            # If the row has no text, keep its number of marks.
             rows.append((body_, text_, marks if body is text is None else (marks or 0) + more + again))
         for name, values in zip(names, zip(*rows, strict=True), strict=True):
             batch = format.replaced(batch, name, pa.array(values, batch.schema.field(name).type))

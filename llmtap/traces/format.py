@@ -1,10 +1,9 @@
 """Base of all trace formats: the description of a format, a trace being read, and a trace being written.
 
 Each module of `formats/` defines a `TraceFormat`: its name, what it can hold, and its functions to read and
-write. Reading returns a `TraceSource` (batches of rows, and notes on irregularities); writing goes through a
-`TraceWriter`, which drops and counts rows that do not fit. Formats exchange Arrow record batches in the
-columns of a capture (`capture/schema.py`), as streams, so most formats read files of any length
-in bounded memory.
+write. Reading returns a `TraceSource` (batches of rows, and notes on irregularities); a `TraceWriter` writes,
+and drops and counts rows that do not fit. Formats exchange Arrow record batches in the columns of a capture
+(`capture/schema.py`), as streams, so most formats read files of any length in bounded memory.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -43,20 +42,20 @@ ASPECTS: Final[dict[str, tuple[str, ...]]] = {
     "usage": ("usage",),
     "guardrails": ("refusal_kind", "guardrail"),
 }
-"""Aspects of a row with their columns; a row has an aspect if any of its columns is not null."""
+"""Columns of each aspect (kind of data) of a row. A row has an aspect if any of its columns is not null."""
 LENGTHS: Final = frozenset({"arrival", "input tokens", "output tokens"})
-"""Aspects of formats that hold only times and lengths."""
+"""Aspects of formats that contain only times and lengths."""
 NO_FAILED: Final = {
     "outcome and status": "a failed request has no place: it is left out, and counted",
 }
-"""`TraceFormat.why` of formats that hold only complete requests."""
+"""`TraceFormat.why` of formats that contain only complete requests."""
 FAILED: Final = (
     "client_error", "upstream_error", "upstream_reset", "upstream_timeout", "truncated", "rejected",
 )  # fmt: skip
-"""Outcomes of requests without a complete answer, except those that the client cancelled."""
+"""Outcomes of requests without a complete answer. Requests that the client cancelled do not count."""
 BYTES_PER_TOKEN: Final = 4.0
-"""Assumed bytes for each token of prompts, if no row of the trace has a token count: English text with common
-tokenizers."""
+"""Assumed bytes for each token of prompts, if no row of the trace has a token count: English
+text with common tokenizers."""
 _REASONS: Final = {
     "arrival_ns": "no arrival time",
     "input_tokens": "no count of input tokens",
@@ -64,7 +63,7 @@ _REASONS: Final = {
     "request_body": "no request body",
     "response_text": "no response text",
 }
-"""Reason why a row is dropped if a column is null, by column."""
+"""By column: reason why a row is dropped if the column is null."""
 
 
 class FormatError(LlmtapError):
@@ -90,7 +89,7 @@ LATE_TOKENS: Final = "times to the first token are longer than the whole answer 
 
 
 def without_late_token(row: dict[str, Any]) -> bool:
-    """Remove a time to the first token that is after the end of the answer; return whether there was one."""
+    """Remove the time of the first token if it is after the end of the answer; return whether it was."""
     first_us, end_us = row.get("first_token_us"), row.get("response_end_us")
     late: bool = first_us is not None and end_us is not None and first_us > end_us
     if late:
@@ -138,12 +137,12 @@ class TraceWriter:
     dropped: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
-    """Number of written rows with each aspect, also for aspects that the format does not hold."""
+    """Number of written rows with each aspect, including aspects that the format cannot contain."""
     changed: dict[str, str] = field(default_factory=dict)
     _prompts: list[int] = field(default_factory=lambda: [0, 0, 0])
-    """Bytes and tokens of the prompts with a count, and number of the prompts without one."""
+    """Bytes and tokens of the prompts that have a token count, and number of prompts without one."""
     _zero_ns: int | None = None
-    """Subtracted from each arrival; None before the first row."""
+    """Arrival of the first row, which is subtracted from each arrival; None before the first row."""
 
     @property
     def own(self) -> bool:
@@ -166,17 +165,19 @@ class TraceWriter:
         *, times: str = "zero", failed: bool = False,
         reasons: Callable[[pa.RecordBatch], list[str | None]] | None = None,
     ) -> Iterator[pa.RecordBatch]:  # fmt: skip
-        """Yield the rows to write, in order of arrival and with times from 0; afterwards the notes are
-        complete.
+        """Yield the rows to write, in order of arrival and with times from 0. The notes are complete
+        afterwards.
 
-        A trace written in its source's format keeps its order and its time zero. Failed requests and rows
-        without the columns that the format needs are dropped; input tokens are estimated from the prompt.
+        A trace that is written in its own format keeps its order and its time zero. Failed requests, and rows
+        without the columns that the format needs, are dropped. Missing input tokens are estimated from the
+        size of the prompt.
 
         Args:
+            columns: columns to yield.
             needs: columns without which a row is dropped.
-            times: `zero`, `date` or `none`.
-            failed: the format can hold failed requests.
-            reasons: returns for each row the reason why it cannot be written, or None.
+            times: `zero` (times from 0), `date` (only rows with a date) or `none` (times are not needed).
+            failed: whether the format can contain failed requests.
+            reasons: function that returns for each row the reason why it cannot be written, or None.
         """
         columns = list(dict.fromkeys([*columns, "arrival_ns", "outcome", "prompt_bytes"]))
         selected = (self._selected(batch.select(columns), needs, failed) for batch in self.batches)
@@ -262,21 +263,21 @@ class TraceFormat:
     title: str
     extensions: tuple[str, ...]
     holds: frozenset[str]
-    """Keys of ASPECTS that it can hold."""
+    """Keys of ASPECTS that the format can contain."""
     needs: frozenset[str] = frozenset()
     """Keys of ASPECTS without which a row cannot be written: it is dropped, and counted."""
     why: Mapping[str, str] = field(default_factory=dict)
-    """Reasons why the format cannot hold an aspect, or remarks on how it holds it, by aspect."""
+    """By aspect: reason why the format cannot contain it, or a remark on how it is written."""
     sniff: Callable[[bytes, str], bool] = lambda head, name: False
-    """`(first 64 KiB, file name) -> whether the file has this format`, so strict that at most one format
-    matches."""
+    """Function of the first 64 KiB and the file name that returns whether the file has this format. It is so
+    strict that at most one format matches."""
     info: Mapping[str, Any] = field(default_factory=dict)
     rows: Callable[[BinaryIO, list[str]], Iterator[Mapping[str, Any]]] | None = None
     """Function that yields rows with text, by column, and adds to the notes of the source."""
     batches: Callable[[BinaryIO, list[str]], Iterator[pa.RecordBatch]] | None = None
-    """Function that yields batches instead, for a format without text."""
+    """Function that yields batches, used instead of `rows` for a format without text."""
     opens: Callable[[BinaryIO], TraceSource] | None = None
-    """Function that opens the file instead, if `info` depends on the file."""
+    """Function that opens the file, used instead of `rows` and `batches` if `info` depends on the file."""
     writes: Callable[[TraceWriter], None] | None = None
     """Function that writes a trace; None: the format can only be read."""
 
@@ -295,7 +296,10 @@ class TraceFormat:
         )
 
     def write(self, out: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch]) -> TraceWriter:
-        """Write the rows of a source with this `info`; return the report. Raises FormatError."""
+        """Write the rows of a source that has this `info`, and return the writer with its counts.
+
+        Raises FormatError.
+        """
         assert self.writes is not None
         writer = TraceWriter(self.name, out, info, batches)
         self.writes(writer)
@@ -319,8 +323,10 @@ def rows_with(batch: pa.RecordBatch, aspect: str) -> int:
 
 
 def batch_of(rows: int, columns: Mapping[str, Sequence[Any] | pa.Array]) -> pa.RecordBatch:
-    """Return a batch in SCHEMA with these columns; others are null. Raises pa.ArrowInvalid or
-    pa.ArrowTypeError."""
+    """Return a batch of SCHEMA with these columns; all other columns are null.
+
+    Raises pa.ArrowInvalid or pa.ArrowTypeError.
+    """
     arrays = []
     for column in SCHEMA:
         values = columns.get(column.name)

@@ -1,8 +1,8 @@
 """The list of all trace formats, and opening of traces: a file, standard input, a folder or a URL.
 
 `by_name`, `detect` (for reading) and `for_target` (for writing) return a `TraceFormat` of `formats/`.
-`open_trace` finds the format unless it is given, and yields an `OpenedTrace`: batches of rows, format, and
-bytes read. Conversions, replays, simulations and fits read traces by it.
+`open_trace` detects the format unless it is given, and yields an `OpenedTrace`: batches of rows, format, and
+the open file. Conversions, replays, simulations and fits read traces with it.
 """
 
 import difflib
@@ -56,7 +56,7 @@ FORMATS: Final[tuple[TraceFormat, ...]] = (
 
 
 def by_name(name: str, *, writing: bool = False) -> TraceFormat:
-    """Return the format of that name. Raises FormatError, which proposes the nearest name."""
+    """Return the format of this name. Raises FormatError, which proposes the nearest name."""
     format_ = next((f for f in FORMATS if f.name == name), None)
     if format_ is not None:
         if writing and format_.writes is None:
@@ -69,7 +69,8 @@ def by_name(name: str, *, writing: bool = False) -> TraceFormat:
 
 
 def detect(name: str, head: bytes) -> TraceFormat:
-    """Return the format of a file by its beginning and name. Raises FormatError unless it is exactly one."""
+    """Return the format of a file by its beginning and name. Raises FormatError
+    unless exactly one matches."""
     if not head.strip():
         raise FormatError("the file is empty" if not head else "there is nothing but white space in the file")
     claims = [f for f in FORMATS if f.sniff(head, name)]
@@ -90,7 +91,7 @@ def detect(name: str, head: bytes) -> TraceFormat:
 
 
 def for_target(name: str) -> TraceFormat:
-    """Return the format for a new file of this name. Raises FormatError unless it is exactly one."""
+    """Return the format for a new file of this name. Raises FormatError unless exactly one matches."""
     written = [f for f in FORMATS if f.writes is not None]
     fits = [f for f in written if name.lower().endswith(f.extensions)]
     if len(fits) == 1:
@@ -108,7 +109,7 @@ _COMPRESSED: Final = (".gz", ".zst")
 
 @dataclass(frozen=True, slots=True)
 class OpenedTrace:
-    """A trace being read. Its batches raise ConfigError whose place is the trace."""
+    """A trace that is being read. Errors in its batches are raised as ConfigError naming the trace."""
 
     source: TraceSource
     format: TraceFormat
@@ -126,7 +127,7 @@ def open_trace(
     place: str, *, source_format: str | None = None,
     progress: Callable[[int, int | None], None] | None = None, option: str = "--from",
 ) -> Iterator[OpenedTrace]:  # fmt: skip
-    """Open a trace or capture; `option` is the place of errors of `source_format`. Raises ConfigError."""
+    """Open a trace or capture. Raises ConfigError, which names `option` if `source_format` is wrong."""
     with ExitStack() as stack:
         with _blamed(place):
             if _is_many(place):
@@ -148,7 +149,8 @@ def open_trace(
 
 
 def _is_many(place: str) -> bool:
-    """Return whether the source is a folder or a URL, and so a capture (`capture/read/reader.py`)."""
+    """Return whether the source is a folder or a URL. Such a source is a capture
+    (`capture/read/reader.py`)."""
     return URL in place or Path(place).is_dir()
 
 
@@ -168,7 +170,7 @@ def _batches(batches: Iterator[pa.RecordBatch], place: str) -> Iterator[pa.Recor
 
 @contextmanager
 def _blamed(place: str) -> Iterator[None]:
-    """Turn errors of reading into ConfigErrors that name the place."""
+    """Convert errors of reading to ConfigErrors that name the place."""
     try:
         yield
     except FormatError as exc:

@@ -1,8 +1,9 @@
 """External sort in bounded memory: rows by an integer column, and records grouped by a key.
 
-The writers of trace formats use it: `sorted_by` takes and yields Arrow batches, `grouped` bytes with a key,
-such as the turns of a session. Rows beyond RUN_BYTES are sorted in runs; each goes to a temporary file in
-small pieces, and the runs are merged. 64 GB are a thousand files.
+The writers of trace formats use it: `sorted_by` sorts Arrow batches; `grouped` groups records of bytes by a
+key, such as the turns of a session. If there are more than RUN_BYTES, the rows are divided into runs, each of
+which is sorted and written to a temporary file in small pieces; then the runs are merged. A trace of 64 GB
+needs a thousand files.
 """
 
 import tempfile
@@ -18,7 +19,7 @@ import pyarrow.compute as pc
 RUN_BYTES: Final = 64 << 20
 """Size of a run that is sorted in memory: a million rows without text."""
 _PIECE_BYTES: Final = 1 << 18
-"""Size of the piece of each run that is in memory during a merge. 64 GB are a thousand runs."""
+"""Size of the piece of each run that is in memory during a merge. A trace of 64 GB has a thousand runs."""
 _PIECE_ROWS: Final = 8_192
 _LAST: Final = (1 << 63) - 1
 _KEY: Final = "sort key"
@@ -27,7 +28,8 @@ _KEY: Final = "sort key"
 def sorted_by(
     column: str, batches: Iterable[pa.RecordBatch], *, run_bytes: int = RUN_BYTES
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in the order of an integer column, nulls last, equal ones in the order of the source."""
+    """Yield the rows in the order of an integer column: nulls last, and rows of equal
+    values in source order."""
     run: list[pa.RecordBatch] = []
     size = 0
     runs: list[Iterator[pa.RecordBatch]] = []
@@ -36,7 +38,7 @@ def sorted_by(
             run.append(batch.append_column(_KEY, pc.fill_null(batch.column(column), _LAST)))
             size += run[-1].nbytes
             if size > run_bytes:
-                # The file has no name, so nothing is left behind however we end.
+                # The file has no name, so that no file remains, however this process ends.
                 runs.append(_spilled(files.enter_context(tempfile.TemporaryFile()), _sorted(run)))
                 run, size = [], 0
         if run:
@@ -47,7 +49,11 @@ def sorted_by(
 
 
 def grouped(records: Iterable[tuple[object, int, bytes]]) -> Iterator[Iterator[bytes]]:
-    """Yield records (key, 32-bit place in the group, bytes) by group, in the order of their first record."""
+    """Yield an iterator of bytes for each group (all records of one key).
+
+    `records`: key, place in the group (32 bits), and bytes of each record. Groups are in the order of their
+    first record; inside a group, records are sorted by place.
+    """
     groups: dict[object, int] = {}
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -77,8 +83,8 @@ def _sorted(held: list[pa.RecordBatch]) -> pa.Table:
     table = pa.Table.from_batches(held)
     keys = table.column(_KEY)
     if len(keys) < 2 or pc.all(pc.less_equal(keys.slice(0, len(keys) - 1), keys.slice(1))).as_py():
-        return table  # most traces are in order
-    return table.take(pc.sort_indices(keys))  # stable
+        return table  # Most traces are in order already.
+    return table.take(pc.sort_indices(keys))  # The sort is stable.
 
 
 def _piece_rows(table: pa.Table) -> int:
@@ -95,7 +101,7 @@ def _spilled(file: Any, table: pa.Table) -> Iterator[pa.RecordBatch]:
 
 
 def _merged(runs: list[Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
-    """Merge sorted runs by ranges of keys; rows of one key come in the order of the runs."""
+    """Merge sorted runs, range by range of keys. Rows with equal keys are in the order of the runs."""
     heads = [(i, batch) for i, run in enumerate(runs) if (batch := _next(run)) is not None]
     while heads:
         bound, at = min((batch.column(_KEY)[-1].as_py(), i) for i, batch in heads)

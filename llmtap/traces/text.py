@@ -24,9 +24,10 @@ from pyarrow import csv as arrow_csv
 from llmtap.traces.format import FormatError
 
 LINE_BYTES_MAX: Final = 4 << 20
-"""Maximum size of a line without text. A prompt of ten million tokens has 20,000 block ids, about 200 KB."""
+"""Maximum size of a line in formats without text. A prompt of ten million tokens has 20,000
+block ids: 200 KB."""
 BODY_BYTES_MAX: Final = 256 << 20
-"""Maximum size of a line with a request body. A long context of an agent with images has 50 MB."""
+"""Maximum size of a line with a request body. An agent's long context with images has 50 MB."""
 _BLOCK_BYTES: Final = 1 << 19
 """Size of the text that is parsed at once: about 10,000 rows of a CSV file."""
 _BOM: Final = b"\xef\xbb\xbf"
@@ -46,7 +47,7 @@ def read_lines(file: BinaryIO, bytes_max: int = BODY_BYTES_MAX) -> Iterator[tupl
 
 
 def clipped(value: str) -> str:
-    """Return a value for an error message: quoted, and not longer than a line."""
+    """Return a value for an error message: in quotes, and cut if it is longer than a line."""
     if len(value) <= _SHOWN_CHARS:
         return f'"{value}"'
     return f'"{value[:_SHOWN_CHARS]}..." ({len(value)} characters)'
@@ -58,12 +59,12 @@ Number = int | Decimal
 
 
 def number_ns(number: Number, places: int, line: int, field: str) -> int:
-    """Return a time in units of 10**places ns, rounded to whole ns. Raises FormatError below 0 or above 63
-    bits."""
-    if isinstance(number, int) and 0 <= number < 1_000_000_000:  # nearly all of them
+    """Convert a time in units of 10**places ns to whole ns. Raises FormatError if it is
+    negative or too large."""
+    if isinstance(number, int) and 0 <= number < 1_000_000_000:  # Nearly all times are of this kind.
         return number * int(10**places)
     value = Decimal(number)
-    # The exponent first: 1e999999999 as a whole number would fill the memory.
+    # Check the exponent first: 1e999999999 as a whole number would fill the memory.
     fits = value.is_finite() and (not value or value.adjusted() + places <= 19)
     ns = round(value.scaleb(places)) if fits else 1 << 63
     if ns >= 1 << 63:
@@ -74,7 +75,7 @@ def number_ns(number: Number, places: int, line: int, field: str) -> int:
 
 
 def decimal_text(units: int, places: int, *, point: bool = False) -> str:
-    """Return `units` (>= 0) of 10**-places as a number; with `point` also a whole one has a fraction."""
+    """Return `units` (>= 0) of 10**-places as a decimal number. `point`: write a whole number with `.0`."""
     whole, fraction = divmod(units, 10**places)
     digits = f"{fraction:0{places}}".rstrip("0") if fraction else "0" * point
     return f"{whole}.{digits}" if digits else str(whole)
@@ -83,11 +84,11 @@ def decimal_text(units: int, places: int, *, point: bool = False) -> str:
 # ---------------------------------------------------------------- JSON Lines
 
 COUNT_MAX: Final = 10**18 - 1
-"""Maximum count: fits in 64 bits, also in sums."""
+"""Maximum count of tokens, so that sums of several counts still fit into 64 bits."""
 
 
 class Count(int):
-    """Number of tokens in a row type: a whole number however it is spelled, such as 472, 472.0 or 4.72e2."""
+    """Number of tokens in a row type: a whole number in any notation, such as 472, 472.0 or 4.72e2."""
 
 
 Id = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
@@ -96,14 +97,16 @@ T = TypeVar("T", bound=msgspec.Struct)
 _WHERE: Final = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?", re.DOTALL)
 _FIRST_OBJECTS: Final = 50
 _UNKNOWN_NAMES_MAX: Final = 20
-"""Maximum number of unknown names; a file with more has another format."""
+"""Maximum number of unknown field names; a file with more has another format."""
 
 
 def json_rows(
     stream: BinaryIO, row: type[T], notes: list[str], *, bytes_max: int = LINE_BYTES_MAX
 ) -> Iterator[tuple[T, int]]:
-    """Yield one typed row per line, and its line number. Fields that `row` does not know are counted in the
-    notes. Raises FormatError."""
+    """Yield a typed row for each line, with the line number. Raises FormatError.
+
+    Fields that the type `row` does not have are counted in the notes.
+    """
     exact = msgspec.defstruct(row.__name__, [], bases=(row,), forbid_unknown_fields=True)
     strict: msgspec.json.Decoder[T] = msgspec.json.Decoder(exact, dec_hook=read_count)
     lenient = msgspec.json.Decoder(row, dec_hook=read_count).decode
@@ -117,7 +120,8 @@ def json_rows(
         if len(rows) == len(block):
             yield from zip(rows, (number for number, _ in block), strict=True)
             continue
-        # Read line by line: a line is wrong, has unknown fields, or has several objects.
+        # The block could not be read at once: a line is wrong, has unknown fields, or has several objects.
+        # Read it line by line to find out which.
         for number, line in block:
             try:
                 one = lenient(line)
@@ -131,7 +135,8 @@ def json_rows(
 
 
 def read_count(kind: type, value: object) -> Count:
-    """Return a value of a `Count` field. Raises ValueError; msgspec adds the field."""
+    """Convert the value of a `Count` field. Raises ValueError, to which msgspec adds the
+    name of the field."""
     assert kind is Count
     if not isinstance(value, int | float | Decimal) or isinstance(value, bool) or value != value // 1:
         raise ValueError(f"Expected `int`, got `{_JSON_NAMES.get(type(value), type(value).__name__)}`")
@@ -157,7 +162,8 @@ def _blocks(lines: Iterable[tuple[int, bytes]]) -> Iterator[list[tuple[int, byte
 
 
 def error_of(exc: ValueError | RecursionError, number: int) -> FormatError:
-    """Return a decoder's error with line and field, but without a value: it may be a user's text."""
+    """Return the error of a decoder with line and field, but without the value, which may
+    be a user's text."""
     if isinstance(exc, UnicodeDecodeError):
         return FormatError(f"line {number}: not UTF-8")
     if isinstance(exc, RecursionError):
@@ -174,15 +180,15 @@ def error_of(exc: ValueError | RecursionError, number: int) -> FormatError:
 
 
 def start_of(head: bytes) -> bytes:
-    """Return the first bytes of a file without byte order mark and white space, for sniffing."""
+    """Return the first bytes of a file without byte order mark and white space, to detect its format."""
     return head.removeprefix(_BOM).lstrip()
 
 
 def first_objects(head: bytes) -> list[dict[str, object]]:
-    """Return the objects in the first lines, or none if one line is something else. Raises FormatError."""
+    """Return the objects in the first lines; [] if a line is something else. Raises FormatError."""
     lines = head.removeprefix(_BOM).split(b"\n")
     if len(lines) > 1:
-        del lines[-1]  # cut off, or empty
+        del lines[-1]  # The last line is cut off, or empty.
     objects = []
     for number, line in enumerate(lines[:_FIRST_OBJECTS], 1):
         if line.strip():
@@ -194,13 +200,15 @@ def first_objects(head: bytes) -> list[dict[str, object]]:
 
 
 def first_problem(head: bytes) -> str | None:
-    """Return which of the first lines is no JSON object, and why; None if all are, or if the file is no JSON,
-    or one document of several lines."""
+    """Return a message on the first line that is no JSON object.
+
+    None if all of the first lines are objects, or if the file is no JSON, or one document of several lines.
+    """
     if start_of(head)[:1] not in (b"{", b"["):
         return None
     lines = head.removeprefix(_BOM).split(b"\n")
     if len(lines) > 1:
-        del lines[-1]  # cut off, or empty
+        del lines[-1]  # The last line is cut off, or empty.
     decoded = 0
     for number, line in enumerate(lines[:_FIRST_OBJECTS], 1):
         if not line.strip():
@@ -208,7 +216,8 @@ def first_problem(head: bytes) -> str | None:
         try:
             value = msgspec.json.decode(line)
         except (ValueError, RecursionError) as exc:
-            # The first line of a document of several lines is no JSON by itself.
+            # If this is the first line of a document of several lines, it is no JSON by itself: report no
+            # error.
             is_part = not decoded and len(lines) > 1 and "truncated" in str(exc)
             return None if is_part else str(error_of(exc, number))
         if not isinstance(value, dict):
@@ -232,10 +241,10 @@ def _object(line: bytes) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class CsvKind:
-    """Kind of a field: its allowed text, and the conversion to a value and back."""
+    """Kind of the values of a column: their allowed text, and the conversion from text and to text."""
 
     pattern: str
-    """Regular expression of an allowed field (RE2)."""
+    """Regular expression (RE2) of the allowed texts."""
     wanted: str
     parse: Callable[[pa.StringArray], pa.Array]
     text: Callable[[Any], str]
@@ -259,7 +268,7 @@ def _seconds_ns(texts: pa.StringArray) -> pa.Int64Array:
 
 
 def _quoted(value: str) -> str:
-    """Return a text as a field, in quotes where it needs them; line breaks become spaces."""
+    """Return a text as a field of CSV, in quotes if it needs them. Line breaks become spaces."""
     value = value.replace("\r", " ").replace("\n", " ")
     return '"' + value.replace('"', '""') + '"' if '"' in value or "," in value else value
 
@@ -273,7 +282,7 @@ SECONDS: Final = CsvKind(
     r"\d{1,10}(\.\d{1,9})?", "seconds, with at most nine digits after the point", _seconds_ns,
     lambda ns: decimal_text(ns, 9, point=True),
 )  # fmt: skip
-"""Seconds, converted to ns. Ten digits before the point are 300 years."""
+"""Kind of a column with seconds, which are converted to ns. Ten digits before the point are 300 years."""
 SECONDS_US: Final = CsvKind(
     SECONDS.pattern, SECONDS.wanted, lambda texts: pc.divide(_seconds_ns(texts), 1_000),
     lambda us: decimal_text(us, 6),
@@ -284,7 +293,10 @@ TEXT: Final = CsvKind(r"[^\r\n]*", "text without line breaks", lambda texts: tex
 def read_csv(
     stream: BinaryIO, columns: Sequence[CsvColumn], notes: list[str]
 ) -> Iterator[tuple[int, dict[str, pa.Array]]]:
-    """Yield blocks of rows: their number, and the known columns by name in a capture. Raises FormatError."""
+    """Yield blocks of rows: the number of rows, and the known columns by their names in a capture.
+
+    Raises FormatError.
+    """
     first = stream.readline(LINE_BYTES_MAX)
     header = _fields(first.removeprefix(_BOM), 1)
     for c in columns:
@@ -319,7 +331,8 @@ def read_csv(
 
 
 def _parsed(c: CsvColumn, texts: pa.StringArray) -> pa.Array:
-    """Return the values of a column. Raises pa.ArrowInvalid for a text that is not of its kind."""
+    """Return the values of a column. Raises pa.ArrowInvalid if a text does not match the
+    kind of the column."""
     pattern = f"^({c.kind.pattern}{'|' if c.empty else ''})$"
     if not pc.all(pc.match_substring_regex(texts, pattern)).as_py():
         raise pa.ArrowInvalid(c.name)
@@ -327,7 +340,7 @@ def _parsed(c: CsvColumn, texts: pa.StringArray) -> pa.Array:
 
 
 def _misfit(block: bytes, number: int, header: list[str], known: Sequence[CsvColumn]) -> FormatError:
-    """Return the error of the first line that does not fit; `number`: of the block's first line."""
+    """Return the error of the first line of a block that does not fit. `number`: number of its first line."""
     rows: list[tuple[int, list[str]]] = []
     error = FormatError(f"line {number}: cannot be read as CSV")
     for at, line in enumerate(block.split(b"\n"), number):
@@ -343,7 +356,7 @@ def _misfit(block: bytes, number: int, header: list[str], known: Sequence[CsvCol
             rows.append((at, fields))
     for c in known:
         values = [fields[header.index(c.name)] for _, fields in rows]
-        # By halves: the values of one line take a millisecond to check.
+        # Search by bisection, because a check of each line alone would take a millisecond.
         first = bisect_left(range(len(values)), True, key=lambda n: not _fits(c, values[: n + 1]))
         if first < len(values):
             wanted = c.kind.wanted + (", or nothing" if c.empty else "")
@@ -362,7 +375,7 @@ def _fits(c: CsvColumn, values: list[str]) -> bool:
 
 
 def csv_header(head: bytes) -> set[str]:
-    """Return the column names in the first bytes of a file, for sniffing."""
+    """Return the column names in the first bytes of a file, to detect its format."""
     try:
         return set(_fields(head.removeprefix(_BOM).partition(b"\n")[0], 1))
     except FormatError:
@@ -385,7 +398,7 @@ def write_csv(
     batches: Iterable[Mapping[str, Sequence[Any]]],
     end: str = "\n",
 ) -> None:
-    """Write a table; each batch has the values of the columns by their names in a capture."""
+    """Write a table. Each batch has the values of the columns, by the names of the columns in a capture."""
     out.write((",".join(c.name for c in columns) + end).encode())
     for batch in batches:
         fields = [

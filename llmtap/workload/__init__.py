@@ -1,1 +1,1 @@
-"""Workloads: which requests are sent, when, and with which prompts. Generated, of data sets, or of traces."""
+"""Workloads: requests with their times and prompts, which are generated, or come from data sets or traces."""

@@ -1,19 +1,21 @@
-"""Arrival processes: from a text such as `gamma:cv=2`, a mean rate and a seed to offsets in ns.
+"""Arrival processes: make offsets in ns from a text such as `gamma:cv=2`, a mean rate and a seed.
 
 `parse_arrivals` returns an `Arrivals`, which yields the offset of each request; replays, benchmarks and
 workload files use it.
 
-- The offset of a row depends on seed and row alone; each sending process iterates over all rows.
+- The offset of a row depends only on the seed and the row; each sending process iterates over all rows.
 - Random processes begin with a gap; `uniform` begins at 0.
 - Offsets are sums of unrounded gaps: rounding errors do not add up.
 - Burstiness is the shape of gamma gaps, as in `vllm bench serve`: their coefficient of variation is
   1 / sqrt(burstiness).
 
-The rate is the mean of a cycle (`onoff`) or period (`diurnal`). `ramp` and `steps` contain their rates.
+The given rate is the mean of a cycle (`onoff`) or a period (`diurnal`). The texts of `ramp` and `steps`
+contain their rates.
 
-An `Intensity` is a rate r(t) that changes with time (bursts, ramps, day curves), in pieces whose integral
-L(t) has a closed form. If u_0 < u_1 < ... is a Poisson stream of rate 1, the times at which L reaches u_k are
-one of rate r(t) (time change: Cinlar 1975, "Introduction to Stochastic Processes", 4.7).
+An `Intensity` is a rate r(t) that changes with time (bursts, ramps, day curves). It consists of pieces of
+which the integral L(t) has a closed form. If u_0 < u_1 < ... is a Poisson stream of rate 1, then the times at
+which L reaches u_k are a Poisson stream of rate r(t) (time change: Cinlar 1975, "Introduction to Stochastic
+Processes", 4.7).
 """
 
 from collections.abc import Callable, Iterator
@@ -29,7 +31,7 @@ from llmtap.errors import ConfigError
 from llmtap.units import NS_PER_S, parse_duration_ns
 
 _HALVINGS: Final = 60
-"""Bisection steps: all bits of a float."""
+"""Number of bisection steps: enough for all bits of a float."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +47,17 @@ class Slope:
         return (self.from_rps + self.to_rps) / 2 * self.length_ns / NS_PER_S
 
     def at_ns(self, mass: float) -> float:
-        """Solve a x + (b - a) x^2 / 2 = mass, also for a = b; x is in lengths, rates are shares of the
-        higher."""
+        """Return the time x at which the expected number of arrivals reaches `mass`.
+
+        It solves a x + (b - a) x^2 / 2 = mass, in a form that is also correct for a = b. In the equation, x
+        is a share of the length, and the rates a and b are shares of the higher one.
+        """
         rate_max = max(self.from_rps, self.to_rps)
         mass = mass / rate_max * NS_PER_S / self.length_ns if mass else 0.0
         if not mass:
             return 0.0
         a, b = self.from_rps / rate_max, self.to_rps / rate_max
-        # max(): negative only by rounding, at the end of a ramp that falls to 0.
+        # The root is of a number that can be negative only by rounding, at the end of a ramp that falls to 0.
         return 2 * mass / (a + sqrt(max(0.0, a * a + 2 * mass * (b - a)))) * self.length_ns
 
 
@@ -69,7 +74,10 @@ class Wave:
         return self.mean_rps * self.length_ns / NS_PER_S
 
     def at_ns(self, mass: float) -> float:
-        """Solve x + amplitude (1 - cos x) = mass by bisection, x the angle."""
+        """Return the time at which the expected number of arrivals reaches `mass`.
+
+        It solves x + amplitude (1 - cos x) = wanted for the angle x by bisection.
+        """
         wanted, a = 2 * pi * mass / self.mass, self.amplitude
         low, high = max(0.0, wanted - 2 * a), wanted
         for _ in range(_HALVINGS):
@@ -82,13 +90,16 @@ class Wave:
 
 
 Piece = Slope | Wave
-"""A period and its rate. `mass`: expected number of arrivals; `at_ns(mass)`: time from its start until the
-expected number reaches `mass`, which must be less than its own mass."""
+"""A period with its rate. `mass`: expected number of arrivals in it. `at_ns(mass)`: time from its start until
+the expected number reaches `mass`, which must be less than the `mass` of the piece."""
 
 
 @dataclass(frozen=True, slots=True)
 class Intensity:
-    """Lead pieces, followed by cycle pieces that repeat; the mass of the cycle is above 0."""
+    """A rate over time: the pieces of `lead`, followed by those of `cycle`, which repeat without end.
+
+    The mass of the cycle must be above 0.
+    """
 
     lead: tuple[Piece, ...]
     cycle: tuple[Piece, ...]
@@ -110,11 +121,11 @@ class Intensity:
                 if here == len(pieces):
                     here = n_lead
                 if here == n_lead and used >= cycle_mass:
-                    # Skip whole cycles at once, since there may be very many.
+                    # Skip whole cycles in one step, since there may be very many.
                     rounds = int(used // cycle_mass)
                     begin_ns += rounds * cycle_ns
                     used = max(0.0, used - rounds * cycle_mass)
-            # max(): two draws may be closer than the precision of a float.
+            # The time may be before the last one by rounding, if two draws are very close to each other.
             last_ns = max(last_ns, begin_ns + round(pieces[here].at_ns(used)))
             yield last_ns
 
@@ -127,11 +138,12 @@ def exponential(random: Random) -> Iterator[float]:
 
 
 _RATE_MIN: Final = 1e-6
-"""Requests per second: one in eleven days."""
+"""Smallest rate in requests per second: one request in eleven days."""
 _RATE_MAX: Final = 1e9
-"""One per ns, the resolution of offsets."""
+"""Largest rate: one request per ns, which is the resolution of offsets."""
 _STAY_NS: Final = 3_600 * NS_PER_S
-"""A constant rate is repeated in pieces of an hour, so that positions keep their precision."""
+"""Length of the piece that is repeated for a constant rate. It is short, so that times
+within it are precise."""
 _LENGTH_NS_MAX: Final = 1_000 * 86_400 * NS_PER_S
 """Maximum length of a phase: longer than any run."""
 Offsets = Callable[[Random], Iterator[int]]
@@ -142,25 +154,25 @@ class Arrivals:
     """An arrival process with its parameters and its seed. Each iteration yields the same offsets."""
 
     text: str
-    """The process as `parse_arrivals` reads it."""
+    """Text of the process, in the form that `parse_arrivals` reads."""
     rate_rps: float | None
-    """Overall mean; None if the process names its rates itself."""
+    """Mean rate; None if the text of the process contains its rates."""
     seed: int
     offsets: Offsets
 
     def __iter__(self) -> Iterator[int]:
-        """Yield offsets from the start in ns, never decreasing; endless."""
-        # The same random stream for all processes, so that burstiness 1 gives the Poisson arrivals of the
-        # seed.
+        """Yield offsets from the start in ns without end. They never decrease."""
+        # Use the same random stream for all processes, so that gamma gaps of burstiness 1 give the Poisson
+        # arrivals of the same seed.
         return self.offsets(Random(f"{self.seed}/arrivals"))
 
     def describe(self) -> dict[str, object]:
-        """Return JSON from which `parse_arrivals` makes the same arrivals."""
+        """Return the arguments of `parse_arrivals` for the same arrivals, as JSON."""
         return {"arrivals": self.text, "rate_rps": self.rate_rps, "seed": self.seed}
 
 
 def parse_arrivals(text: str, *, rate_rps: float | None, seed: int, place: str = "--arrivals") -> Arrivals:
-    """Parse one of FORMS. `rate_rps`: overall mean; None for OWN_RATES. Raises ConfigError of `place`."""
+    """Parse one of FORMS. `rate_rps`: mean rate; None for OWN_RATES. Raises ConfigError naming `place`."""
     name, _, rest = text.partition(":")
     name = name.strip()
     if name not in FORMS:
@@ -218,7 +230,7 @@ class _Words:
         return _length_ns(name, _given(name, self.get(name)))
 
     def check_all_read(self) -> None:
-        """Raise ValueError if there is anything else."""
+        """Raise ValueError if there is a name or a word that was not read."""
         for name in [name for name in self._named if name not in self._known]:
             near = get_close_matches(name, self._known, 1)
             meant = f"did you mean {near[0]}?" if near else f"it has {', '.join(self._known) or 'none'}"
@@ -261,7 +273,7 @@ def _check_rate(name: str, rate_rps: float) -> None:
 
 
 def _summed(gaps: Iterator[float], mean_ns: float) -> Iterator[int]:
-    """Yield the running sum of gaps given in means, rounded down."""
+    """Yield the running sum of gaps in whole ns, rounded down. `gaps`: as multiples of the mean gap."""
     at_ns, carry = 0, 0.0
     for gap in gaps:
         exact = gap * mean_ns + carry
@@ -282,7 +294,8 @@ def _uniform(words: _Words, rate_rps: float) -> Offsets:
 
 
 def _gamma(words: _Words, rate_rps: float) -> Offsets:
-    """Gamma gaps of shape burstiness and scale 1 / (rate burstiness), as in `vllm bench serve`."""
+    """Return arrivals with gamma gaps: shape burstiness, scale 1 / (rate burstiness), as
+    in `vllm bench serve`."""
     if (words.get("burstiness") is None) == (words.get("cv") is None):
         raise ValueError("burstiness or cv: exactly one of them must be given")
     if words.get("cv") is None:
@@ -295,7 +308,7 @@ def _gamma(words: _Words, rate_rps: float) -> Offsets:
 
 
 def _on_off(words: _Words, rate_rps: float) -> Offsets:
-    """Bursts: the rate while on follows from the mean of a cycle and the rate while off."""
+    """Return bursts: the rate while on is computed from the mean of the cycle and the rate while off."""
     on_ns, off_ns, idle_rps = words.length_ns("on"), words.length_ns("off"), words.number("idle", default="0")
     if idle_rps > rate_rps:
         raise ValueError(f"idle: {idle_rps:g} is above the mean rate of {rate_rps:g}")
@@ -304,7 +317,7 @@ def _on_off(words: _Words, rate_rps: float) -> Offsets:
 
 
 def _ramp(words: _Words, rate_rps: float) -> Offsets:
-    """A rate that changes linearly and is constant afterwards."""
+    """Return arrivals at a rate that changes linearly and is constant afterwards."""
     from_rps, to_rps = words.number("from"), words.number("to")
     _check_rate("to", to_rps)
     lead = Slope(words.length_ns("over"), from_rps, to_rps)
@@ -329,7 +342,8 @@ def _steps(words: _Words, rate_rps: float) -> Offsets:
 
 
 def _diurnal(words: _Words, rate_rps: float) -> Offsets:
-    """A sinusoid around the rate, rising at first; the amplitude is a share of the mean."""
+    """Return arrivals at a sinusoidal rate, which rises at first. The amplitude is a share
+    of the mean rate."""
     return _poisson_of(
         (), (Wave(words.length_ns("period"), rate_rps, words.number("amplitude", maximum=1.0)),)
     )

@@ -1,10 +1,10 @@
-"""Local data sets as workloads: ShareGPT-shaped conversations, and source files as in The Stack.
+"""Local data sets as workloads: conversations in the format of ShareGPT, and source files as in The Stack.
 
 `read_sharegpt` and `read_stack` read a file into a `DataSet` (pairs of prompt and answer); `RecordedDataset`
 makes it a workload with requests and prompts, for `ietf.py`. Pairs are shuffled by the seed, and repeat if
-more are wanted than there are. Of a conversation, the first question and its answer are a pair. Of a source
-file, each function is one: the text before its body (the last PROMPT_TOKENS_MAX tokens) is the prompt, the
-body the answer.
+there are fewer than requested. From a conversation, the first question and its answer are a pair. From a
+source file, each function is a pair: the text before its body (the last PROMPT_TOKENS_MAX tokens) is the
+prompt, the body is the answer.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ from llmtap.workload.prompts.prose import LANGUAGES, fitted_text, prose
 from llmtap.workload.prompts.text import count_tokens
 
 Pair = tuple[str, str]
-"""Question and answer."""
+"""Prompt and answer."""
 SUBSET: Final = (
     "the items shuffled by random.Random('SEED/subset'), the first of them; from the first again where"
     " more are requested than there are"
@@ -55,16 +55,16 @@ class DataSet:
     count: int
     pair: Callable[[int], Pair]
     context: Callable[[int, int, int], str]
-    """Function `(number, tokens, seed)` that returns the shared context, with exactly this number of tokens.
-    """
+    """Function `(number, tokens, seed)` that returns the shared context `number`
+    with exactly `tokens` tokens."""
     content: Mapping[str, Any]
     about: Mapping[str, Any]
-    """File, sha256, version, preprocessing with its effects (IETF draft, 4.3.3)."""
+    """Description: file, sha256, version, and preprocessing with its effects (IETF draft, 4.3.3)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedDataset(PlannedWorkload):
-    """A workload of a data set's texts."""
+    """A workload with the texts of a data set."""
 
     name: str
     data: DataSet
@@ -122,7 +122,7 @@ class _AsRecorded(ConversationScript):
         return fitted_text(text, tokens, more=" " + prose(more, f"{self.seed}/{row}"))
 
     def answer(self, row: int, tokens: int) -> str:
-        raise NotImplementedError  # every row is the first of its conversation
+        raise NotImplementedError  # Not needed: each row is the first of its conversation.
 
     def context(self, number: int, tokens: int) -> str:
         return self.data.context(number, tokens, self.seed)
@@ -130,7 +130,7 @@ class _AsRecorded(ConversationScript):
 
 @contextmanager
 def reading(path: Path, place: str) -> Iterator[BinaryIO]:
-    """Open the file, decompressed. Raises ConfigError of the place."""
+    """Open the file and decompress it. Raises ConfigError naming `place`."""
     try:
         with opened(str(path), 1, None) as file:
             yield file.stream
@@ -141,13 +141,14 @@ def reading(path: Path, place: str) -> Iterator[BinaryIO]:
 
 
 def file_described(path: Path) -> dict[str, Any]:
-    """Return name and sha256 of a file."""
+    """Return the name and the sha256 of a file as JSON."""
     with path.open("rb") as file:
         return {"file": path.name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def read_sharegpt(path: Path, place: str) -> DataSet:
-    """Read first questions and answers of a ShareGPT-shaped file. Raises ConfigError of the place."""
+    """Read the first question and answer of each conversation of a file.
+    Raises ConfigError naming `place`."""
     pairs: list[Pair] = []
     with reading(path, place) as file:
         source = sharegpt.FORMAT.read(file)
@@ -178,7 +179,7 @@ def read_sharegpt(path: Path, place: str) -> DataSet:
         "notes": notes,
     }
     content = {"kind": "data", "domain": "conversation", "language": "the data's"}
-    # The system prompt is generated, since the data has none that all share.
+    # Generate the shared system prompt, since the data has none that conversations share.
     return DataSet(
         len(pairs), pairs.__getitem__, lambda n, tokens, seed: prose(tokens, f"{seed}/context/{n}"),
         content, about,
@@ -186,7 +187,7 @@ def read_sharegpt(path: Path, place: str) -> DataSet:
 
 
 PROMPT_TOKENS_MAX: Final = 1_024
-"""Maximum length of the text before a function's body; a longer signature is not cut."""
+"""Maximum length of the text before a function's body. A signature that is longer is not cut."""
 _SHORT: Final = {
     "py": "python", "js": "javascript", "ts": "typescript", "tsx": "typescript", "jsx": "javascript",
 }  # fmt: skip
@@ -215,9 +216,9 @@ _decode: Final = msgspec.json.Decoder(_File).decode
 
 
 def read_stack(path: Path, place: str) -> DataSet:
-    """Read all Python, JavaScript and TypeScript functions of a file. Raises ConfigError of the place."""
+    """Read all Python, JavaScript and TypeScript functions of a file. Raises ConfigError naming `place`."""
     files: list[str] = []
-    places: list[tuple[int, int, int]] = []  # file, start and end of each function's body
+    places: list[tuple[int, int, int]] = []  # File, start and end of each function's body.
     total = other = bare = 0
     with reading(path, place) as lines:
         for number, line in read_lines(lines):
@@ -258,13 +259,13 @@ def read_stack(path: Path, place: str) -> DataSet:
         return _last_lines(files[file][:begin]), files[file][begin:end]
 
     def context(number: int, tokens: int, seed: int) -> str:
-        """Return the start of a file chosen by the seed, continued by following files to the length."""
+        """Return the start of a file chosen by the seed; if it is too short, further files follow."""
         order = Random(f"{seed}/context files").sample(range(len(files)), len(files))
         text, k = "", number
         while count_tokens(text) <= tokens and k < number + len(order):
             text += files[order[k % len(order)]] + "\n"
             k += 1
-        # If there are fewer files than contexts, the first line makes the contexts different.
+        # If there are fewer files than contexts, add a first line, so that the contexts differ.
         head = f"# context {number}\n" if number >= len(order) else ""
         return fitted_text(head + text, tokens, "#")
 
@@ -273,7 +274,7 @@ def read_stack(path: Path, place: str) -> DataSet:
 
 
 def functions(text: str, language: str) -> Iterator[tuple[int, int]]:
-    """Yield start and end of function bodies; `language` "": unknown."""
+    """Yield the start and the end of each function body. `language`: "" if it is unknown."""
     if language in ("python", ""):
         for match in _PYTHON.finditer(text):
             if end := _end_of_block(text, match.end(), len(match[1].expandtabs())):
@@ -286,7 +287,7 @@ def functions(text: str, language: str) -> Iterator[tuple[int, int]]:
 
 
 def _end_of_block(text: str, begin: int, indent: int) -> int | None:
-    """Return the end of the last line with deeper indentation; None if there is none."""
+    """Return the end of the last line that is indented more than `indent`; None if there is no such line."""
     end, at = None, begin
     while at < len(text):
         stop = text.find("\n", at) + 1 or len(text)
@@ -300,12 +301,12 @@ def _end_of_block(text: str, begin: int, indent: int) -> int | None:
 
 
 def _last_lines(text: str) -> str:
-    """Return as many whole lines from the end as fit into PROMPT_TOKENS_MAX; at least one."""
+    """Return the last lines of a text that fit into PROMPT_TOKENS_MAX, and at least the last line."""
     lines = text.splitlines(keepends=True)
     first, tokens = len(lines), 0
     while first:
-        # Count lines separately: joined, white space of two lines may be one token, so the sum is an upper
-        # bound.
+        # Count each line separately. In the joined text, white space of two lines may be one token, so the
+        # sum of the counts is an upper bound.
         tokens += count_tokens(lines[first - 1])
         if tokens > PROMPT_TOKENS_MAX and first < len(lines):
             break

@@ -1,8 +1,8 @@
-"""Decide whether a row of a trace can be sent as an HTTP request, and why not.
+"""Decide whether a row of a trace can be sent as an HTTP request, and give the reason if it cannot.
 
 A row with a path is a recorded request: it is sent to its path with its body. A body without a path is a
 prompt of a data set: its members decide between the endpoints of `BODY_MEMBERS`. A row without a body becomes
-a prompt of the same length, if its endpoint generates text. Pure.
+a prompt of the same length, if its endpoint generates text. The functions are pure.
 """
 
 import re
@@ -16,11 +16,11 @@ from llmtap.exchange.request import endpoint_of
 BODY_MEMBERS: Final[Mapping[str, str]] = {
     "messages": "chat.completions", "prompt": "completions", "input": "responses",
 }  # fmt: skip
-"""Endpoint of a body without a path, by the first of these members that the body has."""
+"""Endpoint of a body without a path, by member. The first of these members that the body has decides."""
 _NO_TEXT: Final = frozenset({"embeddings", "mcp", "a2a"})
 """Endpoints whose answers are not generated text."""
 _PATH: Final = re.compile(r"/[!-~]*")
-"""RFC 9112 3.2: a target has no white space, and no other control characters."""
+"""Valid path of a request (RFC 9112 3.2: no white space and no control characters)."""
 _members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
@@ -34,7 +34,7 @@ def endpoint_of_body(body: bytes) -> str | None:
 
 
 def unsendable(method: str | None, path: str | None, endpoint: str | None, body: str | None) -> str | None:
-    """Return the reason why a row cannot be sent, as the end of `rows ...`; None if it can."""
+    """Return the reason why a row cannot be sent, as the end of a sentence that begins `rows`; else None."""
     if body is None:
         endpoint = endpoint or (None if path is None else endpoint_of(path))
         if endpoint in _NO_TEXT or (endpoint is None and path is not None):

@@ -1,12 +1,12 @@
 """Reference workloads of the IETF draft (4.3.2 and appendix A), each as a `Workload` for `registry.py`.
 
-Where section and appendix differ, the appendix is followed, but for `long-context-uniform`.
-`describe()["deviations"]` lists all differences and choices. Without a file of the draft's data sets, lengths
-follow the documented percentiles (the inputs of code completion: those of Azure's trace of 2023) and texts
-are generated.
+If the section and the appendix differ, the workloads follow the appendix, except `long-context-uniform`.
+`describe()["deviations"]` lists all differences from the draft. Without a file of the draft's data sets,
+texts are generated, and lengths follow the documented percentiles (for inputs of code completion: those of
+Azure's trace of 2023).
 
 The synthetic workloads draw each request's input length, output length and ids from one `random.Random(seed)`
-(A.1.4). A row needs all rows before it: prompts are cheap in ascending order only.
+(A.1.4). So a row needs all rows before it, and prompts are fast to make only in ascending order.
 """
 
 from array import array
@@ -38,7 +38,7 @@ _INPUT: Final = Percentiles(
     points=((5, 76), (25, 577.75), (50, 1_452.5), (75, 2_692), (90, 5_025), (95, 7_375.35), (99, 7_436)),
     min=3, max=7_437,
 )  # fmt: skip
-"""Azure's LLM inference trace 2023, code."""
+"""Input lengths of code completion, from Azure's LLM inference trace 2023 (code)."""
 _OUTPUT: Final = LogNormal(mu=4.0, sigma=1.5, max=2_048)
 
 
@@ -77,8 +77,10 @@ CODE_COMPLETION: Final = Composed(
 
 
 def code_completion_of(path: Path, place: str) -> datasets.RecordedDataset:
-    """Return the workload with functions and contexts of a Stack-shaped file. Raises ConfigError of the
-    place."""
+    """Return the workload with functions and contexts of a file in the format of The Stack.
+
+    Raises ConfigError naming `place`.
+    """
     return datasets.RecordedDataset(
         "code-completion", datasets.read_stack(path, place), _SHARING, _OUTPUT,
         about=_ABOUT | {
@@ -126,7 +128,8 @@ CONVERSATION: Final = Composed(
 
 
 def conversation_of(path: Path, place: str) -> datasets.RecordedDataset:
-    """Return the workload with texts of a ShareGPT-shaped file. Raises ConfigError of the place."""
+    """Return the workload with texts of a file in the format of ShareGPT.
+    Raises ConfigError naming `place`."""
     return datasets.RecordedDataset(
         "conversation", datasets.read_sharegpt(path, place), _CHAT_SHARING,
         about=_CHAT_ABOUT | {
@@ -180,13 +183,13 @@ LONG_CONTEXT_UNIFORM: Final = _long_context(
 
 @dataclass(frozen=True, slots=True)
 class SyntheticWorkload:
-    """Workload of random ids, all drawn by one generator."""
+    """Workload of random token ids. One random generator draws all lengths and ids."""
 
     name: str
     input: UniformLengths | LogNormal
     output: UniformLengths | LogNormal
     lengths: Callable[[Random], tuple[int, int]]
-    """Draws input and output length."""
+    """Function that draws the input length and the output length of a request."""
     about: Mapping[str, Any]
     sharing: None = None
 
@@ -226,15 +229,19 @@ class SyntheticWorkload:
         return WorkloadPlan(requests, requests.input[:], array("q", [NO_CONTEXT]) * count)
 
     def prompts(self, requests: Requests, seed: int) -> ElasticSource:
-        """`requests`: the first of `requests(count, seed)`. Raises ValueError for others."""
-        # The first rows are enough to detect another seed or workload.
+        """Return the source of the prompts of `requests`.
+
+        These must be the first rows of `self.requests(count, seed)`; otherwise ValueError is raised.
+        """
+        # Compare only the first rows: they are enough to detect another seed or workload.
         first = range(min(len(requests), 64))
         check_rows(self.requests(len(first), seed), requests.taken(first))
         return _Sequence(self.lengths, seed)
 
 
 class _Sequence:
-    """Prompts in the order of the generator; a row before the latest one is generated from the beginning."""
+    """Prompts in the order of the random generator. For a row before the latest one, it starts
+    again at row 0."""
 
     def __init__(self, lengths: Callable[[Random], tuple[int, int]], seed: int) -> None:
         self._lengths, self._seed = lengths, seed

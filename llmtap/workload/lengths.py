@@ -1,8 +1,8 @@
-"""Distributions of prompt and answer lengths in tokens, from fixed to lognormal, given by their quantiles.
+"""Distributions of prompt and answer lengths in tokens, each defined by its quantile function.
 
-`drawn` draws a length, `mean_of` gives the mean, `described` the parameters for reports. A length is the
-quantile of one uniform number, in whole tokens within bounds. Workloads hold one distribution for prompts and
-one for answers.
+`drawn` draws a length, `mean_of` returns the mean, `described` the parameters for reports. A length is the
+quantile of one uniform random number, in whole tokens within bounds. A workload has one distribution for
+prompts and one for answers.
 
 Source: IETF draft, 4.3.1 (type, parameters, unit; fixed, uniform, normal, empirical) and its lognormal
 workloads.
@@ -34,7 +34,7 @@ _REPORTED: Final = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 class _Distribution(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="distribution"
 ):
-    """Values beyond the bounds are clipped, not drawn again."""
+    """Base class of the distributions. Values beyond the bounds are clipped, not drawn again."""
 
 
 class Fixed(_Distribution, frozen=True, kw_only=True, tag="fixed"):
@@ -57,7 +57,7 @@ class _Bounded(_Distribution, frozen=True, kw_only=True):
 
 
 class UniformLengths(_Bounded, frozen=True, kw_only=True, tag="uniform"):
-    """All whole numbers from `min` to `max`, both included, with equal probability."""
+    """Uniform distribution of all whole numbers from `min` to `max`, both included."""
 
     min: Tokens
     max: Tokens
@@ -75,7 +75,7 @@ class Normal(_Bounded, frozen=True, kw_only=True, tag="normal"):
 
 
 class ExponentialLengths(_Bounded, frozen=True, kw_only=True, tag="exponential"):
-    """Rounded exponential: -mean ln(1 - p)."""
+    """Exponential distribution, rounded: the quantile of p is -mean ln(1 - p)."""
 
     mean: Positive
 
@@ -84,7 +84,8 @@ class ExponentialLengths(_Bounded, frozen=True, kw_only=True, tag="exponential")
 
 
 class LogNormal(_Bounded, frozen=True, kw_only=True, tag="lognormal"):
-    """Rounded exp of a normal, given by `mu` and `sigma` of the logarithm, or by `median` and `p95`."""
+    """Lognormal distribution, rounded; given by `mu` and `sigma` of the logarithm, or
+    by `median` and `p95`."""
 
     mu: float | None = None
     sigma: NotNegative | None = None
@@ -92,7 +93,7 @@ class LogNormal(_Bounded, frozen=True, kw_only=True, tag="lognormal"):
     p95: Positive | None = None
 
     def __post_init__(self) -> None:
-        # Not super(), which fails in a class that msgspec has recreated.
+        # Do not use super(): it fails in a class that msgspec has recreated.
         _Bounded.__post_init__(self)
         given = tuple(value is not None for value in (self.mu, self.sigma, self.median, self.p95))
         if given not in ((True, True, False, False), (False, False, True, True)):
@@ -114,11 +115,11 @@ class LogNormal(_Bounded, frozen=True, kw_only=True, tag="lognormal"):
 
 
 class Percentiles(_Bounded, frozen=True, kw_only=True, tag="percentiles"):
-    """Passes through given percentiles; between two of them the logarithm of the length is linear in the
-    normal score. The first and last pieces continue to `min` and `max`."""
+    """Distribution with given percentiles. Between two of them, the logarithm of the length is linear in the
+    normal score. The first and the last piece continue to `min` and `max`."""
 
     points: tuple[tuple[float, Positive], ...]
-    """Percent and tokens, both ascending: `[[50, 156], [95, 892]]`."""
+    """Percent and tokens of each percentile, both ascending: `[[50, 156], [95, 892]]`."""
 
     def __post_init__(self) -> None:
         _Bounded.__post_init__(self)
@@ -140,7 +141,7 @@ class Percentiles(_Bounded, frozen=True, kw_only=True, tag="percentiles"):
 
 
 class Empirical(_Bounded, frozen=True, kw_only=True, tag="empirical"):
-    """Measured values, each weighted by its frequency."""
+    """Distribution of measured values, each weighted by its frequency."""
 
     values: Annotated[tuple[Tokens, ...], msgspec.Meta(min_length=1)]
 
@@ -154,7 +155,7 @@ class Empirical(_Bounded, frozen=True, kw_only=True, tag="empirical"):
 
 
 Lengths = Fixed | UniformLengths | Normal | ExponentialLengths | LogNormal | Percentiles | Empirical
-"""`quantile(p)` returns whole tokens, for 0 < p < 1."""
+"""All distributions. `quantile(p)` returns whole tokens, for 0 < p < 1."""
 
 _VALUES_MAX: Final = 32
 
@@ -164,18 +165,20 @@ def as_lengths(lengths: int | Lengths) -> Lengths:
 
 
 def uniform_draw(random: Random) -> float:
-    """Return a number between 0 and 1, both excluded, since their normal scores are infinite."""
+    """Return a random number between 0 and 1. Both are excluded, since their normal scores are infinite."""
     return random.random() or 2**-54
 
 
 def drawn(lengths: Lengths, random: Random) -> int:
-    """Draw a length; takes one number of `random`."""
+    """Draw a length. This draws one number from `random`."""
     return lengths.quantile(uniform_draw(random))
 
 
 def correlated(p: float, q: float, correlation: float) -> float:
-    """Return a uniform number whose normal score has this correlation with that of `p`; `q`: another uniform
-    number. All are between 0 and 1, both excluded."""
+    """Return a uniform number whose normal score has this correlation with the normal score of `p`.
+
+    `q`: another uniform number, independent of `p`. All numbers are between 0 and 1, both excluded.
+    """
     score = correlation * _STANDARD.inv_cdf(p) + math.sqrt(1 - correlation**2) * _STANDARD.inv_cdf(q)
     return min(max(_STANDARD.cdf(score), 2**-54), 1 - 2**-53)
 
@@ -187,7 +190,7 @@ def mean_of(lengths: Lengths, steps: int = 100_000) -> float:
 
 
 def described(lengths: Lengths) -> Mapping[str, Any]:
-    """Return type and parameters as JSON (IETF draft, 4.3.1)."""
+    """Return the type and the parameters of a distribution as JSON (IETF draft, 4.3.1)."""
     about: dict[str, Any] = msgspec.to_builtins(lengths)
     if isinstance(lengths, Empirical) and len(lengths.values) > _VALUES_MAX:
         about |= {
@@ -200,7 +203,8 @@ def described(lengths: Lengths) -> Mapping[str, Any]:
 
 
 def recorded_lengths(tokens: Sequence[int]) -> dict[str, Any]:
-    """Describe recorded lengths in the same way; empty if there are none."""
+    """Return a description of recorded lengths as JSON, in the form of `described`; empty
+    if there are none."""
     ordered = sorted(tokens)
     middle, spread = mean(ordered), deviation(ordered)
     if middle is None or spread is None:
@@ -213,4 +217,4 @@ def recorded_lengths(tokens: Sequence[int]) -> dict[str, Any]:
 
 
 def _exp(x: float) -> float:
-    return math.exp(min(x, 64.0))  # exp(64) is above every bound, and does not overflow
+    return math.exp(min(x, 64.0))  # exp(64) exceeds every bound and does not overflow.

@@ -4,11 +4,11 @@
 of each turn (`PlannedTurn`) to `assemble`, which returns a `WorkloadPlan` with the requests as columns, and
 makes their prompts: generated text or random token ids. `Speaker` writes the prompt of a row from the texts
 of a `ConversationScript`. `PlannedWorkload` is the base class of `Composed` and of the data sets
-(`datasets.py`). Each column has its own random generator, so changing one distribution leaves the other
-columns as they were. Arrivals are in `arrivals.py`; the plan of a replay is `load/replay/plan.py`.
+(`datasets.py`). Each column has its own random generator, so that a change of one distribution does not
+change the other columns. Arrivals are in `arrivals.py`; the plan of a replay is `load/replay/plan.py`.
 
-A row is the same however many are requested. Answers in a prompt's history are text of the planned length,
-not what a server answered, so prompts are the same in each run.
+A row does not depend on the number of rows that are requested. The answers in a prompt's history are
+generated texts of the planned length, and not the answers of the server, so prompts are the same in each run.
 """
 
 import itertools
@@ -30,7 +30,7 @@ from llmtap.workload.prompts.text import VOCABULARY
 from llmtap.workload.requests import Requests, int_column
 
 BLOCK_TOKENS: Final = 16
-"""Tokens of a block, as in vLLM; a prefix cache finds only whole blocks."""
+"""Number of tokens in a block, as in vLLM. A prefix cache finds only whole blocks."""
 NO_CONTEXT: Final = -1
 _CONTEXTS_MAX: Final = 100_000
 """Maximum number of contexts, which are kept in memory: 0.5 GB with 1,000 tokens each."""
@@ -40,11 +40,11 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Contexts (shared prompt prefixes), and the share of requests that have one."""
 
     fraction: Annotated[float, msgspec.Meta(ge=0, le=1)]
-    """Fraction of requests with a context, or of conversations if there are any."""
+    """Fraction of the requests that have a context (of the conversations, if the workload has any)."""
     tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] | Lengths
     contexts: Annotated[int, msgspec.Meta(ge=1, le=_CONTEXTS_MAX)] = 1
     zipf: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    """Zipf exponent s; 0: all contexts are equally popular."""
+    """Zipf exponent s of the popularity of contexts; 0: all are equally popular."""
 
     def lengths(self, seed: int) -> tuple[int, ...]:
         """Return the tokens of each context, the most popular first."""
@@ -52,11 +52,14 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return tuple(drawn(as_lengths(self.tokens), random) for _ in range(self.contexts))
 
     def choices(self, random: Random) -> Iterator[int]:
-        """Yield each request's context, NO_CONTEXT if none; endless, one number of `random` each."""
+        """Yield the context of each request, or NO_CONTEXT, without end.
+
+        Each step draws one number from `random`.
+        """
         ends = [self.fraction * end for end in itertools.accumulate(zipf_shares(self.contexts, self.zipf))]
         while True:
             u = random.random()
-            # The last end may differ from the fraction by rounding.
+            # By rounding, the last end may be a little below the fraction: stay within the list.
             yield min(bisect_right(ends, u), self.contexts - 1) if u < self.fraction else NO_CONTEXT
 
     def describe(self) -> Mapping[str, Any]:
@@ -72,14 +75,14 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def zipf_shares(count: int, s: float) -> list[float]:
-    """Return the share of each of `count`, the most popular first: k^-s / sum of all."""
+    """Return the share of each of `count` items, the most popular first: k^-s / (sum over all items)."""
     weights = [k**-s for k in range(1, count + 1)]
     whole = sum(weights)
     return [weight / whole for weight in weights]
 
 
 class SharedBlocks:
-    """Numbers the whole blocks of prompts; prompts with equal beginnings have equal numbers."""
+    """Gives numbers to the whole blocks of prompts. Prompts with equal beginnings get equal numbers."""
 
     def __init__(self, lengths: tuple[int, ...] = ()) -> None:
         """`lengths`: tokens of each context."""
@@ -90,10 +93,10 @@ class SharedBlocks:
         return tuple(itertools.islice(self._next, max(0, count)))
 
     def of(self, tokens: int, context: int = NO_CONTEXT, before: tuple[int, ...] = ()) -> tuple[int, ...]:
-        """Return the blocks of a prompt that begins with the blocks `before`, or with those of its
-        context."""
+        """Return the blocks of a prompt that begins with the blocks `before`, or with the
+        blocks of its context."""
         begun = before or (() if context == NO_CONTEXT else self._contexts[context])
-        # A block that is only partly in the context belongs to the prompt.
+        # A block that is only partly in the context is not shared, so it gets a new number.
         return begun + self._new(tokens // BLOCK_TOKENS - len(begun))
 
 
@@ -107,12 +110,13 @@ class PlannedTurn:
 
 
 class ConversationScript(Protocol):
-    """Texts of a workload, of exactly the given length, always the same for the same arguments."""
+    """Texts of a workload. Each has exactly the given length and is always the same
+    for the same arguments."""
 
     def message(self, row: int, tokens: int) -> str: ...
 
     def answer(self, row: int, tokens: int) -> str:
-        """Return the assumed answer of the model to the row."""
+        """Return the text that later prompts contain as the answer to this row."""
         ...
 
     def context(self, number: int, tokens: int) -> str: ...
@@ -123,7 +127,7 @@ class WorkloadPlan:
     requests: Requests = field(default_factory=Requests)
     messages: "array[int]" = field(default_factory=int_column)
     contexts: "array[int]" = field(default_factory=int_column)
-    """Context number of each request; NO_CONTEXT if none."""
+    """Context number of each request, or NO_CONTEXT."""
     lengths: tuple[int, ...] = ()
     places: "array[int]" = field(default_factory=int_column)
     """`PlannedTurn.place` of each request."""
@@ -138,8 +142,10 @@ def assemble(
     converses: bool = False,
     tokens_max: int | None = None,
 ) -> WorkloadPlan:
-    """Return the first `count` turns, or all, as requests. A turn whose prompt would be longer than
-    `tokens_max` is omitted, with all later turns of its conversation."""
+    """Return the first `count` turns (or all, if there are fewer) as requests.
+
+    A turn with a prompt longer than `tokens_max` is omitted, with all later turns of its conversation.
+    """
     plan = WorkloadPlan(lengths=sharing.lengths(seed) if sharing else ())
     requests = plan.requests
     choices = sharing.choices(Random(f"{seed}/context")) if sharing else None
@@ -190,7 +196,7 @@ class Speaker:
         return self.sized(row, self.plan.requests.input[row])
 
     def sized(self, row: int, tokens: int) -> Prompt:
-        """Return the row's prompt with `tokens` in total: only the length of the message changes."""
+        """Return the row's prompt with `tokens` tokens in total. Only the length of the message changes."""
         plan = self.plan
         message = max(1, plan.messages[row] + tokens - plan.requests.input[row])
         return Prompt(
@@ -199,7 +205,7 @@ class Speaker:
         )  # fmt: skip
 
     def fitted(self, fit: Fit) -> "Speaker":
-        """Return the same source with parts fitted by `fit`."""
+        """Return the same source, with each part of a prompt made by `fit`."""
         return replace(self, fit=fit, _contexts={})
 
     def _message(self, row: int, tokens: int) -> str:
@@ -230,7 +236,7 @@ def rows_before(requests: Requests, row: int) -> list[int]:
 
 
 class _Think(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="distribution"):
-    """Think times."""
+    """Base class of the distributions of think times."""
 
     def describe(self) -> Mapping[str, Any]:
         times = {name: to_seconds(time) for name, time in msgspec.structs.asdict(self).items()}
@@ -258,7 +264,7 @@ class Conversations(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     turns: Annotated[int, msgspec.Meta(ge=1, le=10_000)] | Lengths
     think: Think
     tokens_max: Annotated[int, msgspec.Meta(ge=1)] = 32_768
-    """Maximum length of a prompt, such as a context window; a conversation ends before a longer one."""
+    """Maximum length of a prompt, such as a context window. A conversation ends before a longer prompt."""
 
     def turns_drawn(self, random: Random) -> int:
         return drawn(as_lengths(self.turns), random)
@@ -278,19 +284,21 @@ class Conversations(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 # ---------------------------------------------------------------- workloads
 
 REQUEST: Final[Mapping[str, Any]] = {"temperature": 0.0, "max_tokens": "output", "stop": None}
-"""Default request body; `max_tokens` is the row's output (IETF draft, A.1.2, A.1.3)."""
+"""Default fields of a request body. `max_tokens` is the output length of the row
+(IETF draft, A.1.2, A.1.3)."""
 SET_BY: Final = {
     "model": "--model", "messages": "the workload", "prompt": "the workload", "input": "the workload",
     "stream": "--stream or --no-stream", "max_tokens": "the workload",
     "max_completion_tokens": "the workload", "max_output_tokens": "the workload",
 }  # fmt: skip
-"""Fields of a body that another option sets, with that option."""
+"""Fields of a body that `[request]` of a workload must not set, each with the option that sets it."""
 TOKENIZER: Final[Mapping[str, Any]] = {
     "name": "llmtap words", "source": "llmtap/workload/prompts/text.py", "vocabulary": len(VOCABULARY),
     "special_tokens": "not counted: lengths are of the texts alone, without BOS, roles and templates",
     "system_prompt": "counted in the input",
 }  # fmt: skip
-"""Description of llmtap's own tokenizer (IETF draft, 4.4). Senders that count differently report theirs."""
+"""Description of llmtap's own tokenizer (IETF draft, 4.4). A sender that uses another
+tokenizer reports that one."""
 GENERATION: Final = (
     "Python's random.Random, one generator for each column, seeded with the text SEED/COLUMN; a row takes one"
     " number of each, which the distribution's quantile function turns into a length. Texts are seeded with"
@@ -305,7 +313,10 @@ def description(
     content: Mapping[str, Any],
     **members: Any,
 ) -> dict[str, Any]:
-    """Return the description of a workload by its lengths and content; `members`: those that differ."""
+    """Return the description of a workload by its lengths and content.
+
+    `members`: further members, or other values than the defaults here.
+    """
     return {
         "name": name, "input": inputs, "output": outputs, "content": content,
         "sharing": None, "conversations": None, "data": None, "tokenizer": TOKENIZER,
@@ -326,7 +337,10 @@ class PlannedWorkload:
         return self.plan(count, seed).requests
 
     def prompts(self, requests: Requests, seed: int) -> ElasticSource:
-        """`requests`: the first of `requests(count, seed)`. Raises ValueError for others."""
+        """Return the source of the prompts of `requests`.
+
+        These must be the first rows of `self.requests(count, seed)`; otherwise ValueError is raised.
+        """
         plan = self.plan(len(requests), seed)
         check_rows(plan.requests, requests)
         return self.source(plan, seed)
@@ -347,7 +361,7 @@ class RandomIds:
 class Composed(PlannedWorkload):
     name: str
     input: Lengths
-    """Length of the new message, without context and history."""
+    """Distribution of the length of a new message, without context and history."""
     output: Lengths
     content: ProseWriter | RandomIds = field(default_factory=ProseWords)
     sharing: Sharing | None = None
@@ -355,9 +369,9 @@ class Composed(PlannedWorkload):
     about: Mapping[str, Any] = field(default_factory=dict)
     """Additional or different members of `describe`."""
     correlation: float = 0.0
-    """Of the normal scores of input and output length."""
+    """Correlation between the normal scores of the input length and the output length."""
     models: Mapping[str, float] = field(default_factory=dict)
-    """Share of the requests to each model."""
+    """Share of the requests that go to each model, by its name."""
 
     def describe(self) -> Mapping[str, object]:
         more = "" if self.sharing is None and self.conversations is None else ", without context and history"
@@ -422,7 +436,7 @@ class Written(ConversationScript):
 
     def message(self, row: int, tokens: int) -> str:
         context = self.plan.contexts[row]
-        # Requests with the same context or conversation have the same topic.
+        # Use the same topic for all requests with the same context, or of the same conversation.
         first = [*rows_before(self.plan.requests, row), row][0]
         topic = f"{self.seed}/{first}" if context == NO_CONTEXT else f"{self.seed}/context/{context}"
         return self.writer.text(tokens, f"{self.seed}/{row}", topic)
@@ -437,7 +451,7 @@ class Written(ConversationScript):
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """Prompts of random token ids, of exactly the wanted length."""
+    """Prompts of random token ids, which have exactly the planned length."""
 
     plan: WorkloadPlan
     vocabulary: int

@@ -1,4 +1,5 @@
-"""Find a workload by its name on the command line, load a user's own, and describe workloads for reports.
+"""Find a workload by its name on the command line, load a user's workload, and describe workloads for
+reports.
 
 `llmtap replay`, `bench` and `sim run` take their workloads from here. A name is a reference workload of the
 IETF draft (`ietf.py`), one of SIMULATED, KIND:FILE for local data (`datasets.py`), or the path of a TOML
@@ -31,7 +32,7 @@ from llmtap.workload.prompts.prose import Code, Document, ProseWords, ProseWrite
 from llmtap.workload.requests import Requests
 
 DEFAULT_SEED: Final = 42
-"""Seed of the IETF draft, A.1.4."""
+"""Default seed, from the IETF draft, A.1.4."""
 REFERENCE: Final[Mapping[str, Composed | ietf.SyntheticWorkload]] = {
     workload.name: workload
     for workload in (
@@ -42,7 +43,7 @@ REFERENCE: Final[Mapping[str, Composed | ietf.SyntheticWorkload]] = {
 
 
 def _of_mean(median: float, mean: float, longest: int) -> LogNormal:
-    """Return a lognormal with this median and mean, which is median times exp(sigma^2 / 2)."""
+    """Return a lognormal with this median and mean. Its mean is median * exp(sigma^2 / 2)."""
     return LogNormal(mu=math.log(median), sigma=math.sqrt(2 * math.log(mean / median)), max=longest)
 
 
@@ -56,8 +57,8 @@ _BURSTGPT_INPUT: Final = Percentiles(
 _BURSTGPT_OUTPUT: Final = Percentiles(
     points=((25, 11), (50, 34), (75, 113), (95, 460), (99, 1_500)), max=4_096
 )
-"""Multi-bin batching paper, 3.1: medians and p95. The other points, and the correlation of 0.5, are fitted to
-the means and to the statistics of the total."""
+"""Lengths of BurstGPT's trace. Medians and p95 are from the multi-bin batching paper, 3.1; the other points,
+and the correlation of 0.5, are fitted to the means and to the statistics of the total length."""
 
 
 def _simulated(name: str, inputs: Lengths, outputs: Lengths, about: str, **arrivals: Any) -> Composed:
@@ -97,7 +98,7 @@ SIMULATED: Final[Mapping[str, Composed]] = {
         ),
     )
 }  # fmt: skip
-"""Workloads with arrivals of their own, for `sim run` and the demo."""
+"""Workloads that have their own arrivals, for `sim run` and the demo."""
 _NAMED: Final = {**REFERENCE, **SIMULATED}
 _OF_FILES: Final[Mapping[str, tuple[Callable[[Path, str], RecordedDataset], str]]] = {
     "conversation": (ietf.conversation_of, "the reference workload with a ShareGPT-shaped file's texts"),
@@ -114,7 +115,7 @@ def workloads() -> dict[str, str]:
 
 
 def workload_named(text: str, place: str) -> Workload:
-    """Return the workload of a name. Raises ConfigError of the place, or of a key in a workload's file."""
+    """Return the workload of a name. Raises ConfigError naming `place`, or a key in the workload's file."""
     if text in _NAMED:
         return _NAMED[text]
     if text.endswith(".toml"):
@@ -134,7 +135,9 @@ def is_workload(text: str) -> bool:
 
 def drawn_requests(text: str, count: int, seed: int, place: str) -> Requests:
     """Return requests with their default arrivals: the workload's process and rate, else Poisson at 1/s.
-    Raises ConfigError as `workload_named`, and for conversations."""
+
+    Raises the errors of `workload_named`, and ConfigError if the workload has conversations.
+    """
     workload = workload_named(text, place)
     requests = workload.requests(count, seed)
     if requests.after:
@@ -168,7 +171,7 @@ _HINT: Final = "config/workload.toml shows every key and distribution"
 class _Content(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kind: Literal["words", "code", "document", "ids"] = "words"
     vocabulary: Annotated[int, msgspec.Meta(ge=2, le=1 << 31)] = CL100K_IDS
-    """Upper bound of the token ids in prompts of `ids`."""
+    """Upper bound of the token ids, if `kind` is `ids`."""
 
 
 class _Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -194,11 +197,11 @@ class WorkloadFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     conversations: Conversations | None = None
     request: _Request = _Request()
     arrivals: str = ""
-    """Arrival process, unless the run sets another one. The rate is the run's."""
+    """Arrival process, unless the run sets another one. The run sets the rate."""
 
 
 def load_workload(path: Path) -> Composed:
-    """Load the workload of a TOML file. Raises ConfigError whose place is `key in FILE`."""
+    """Load the workload of a TOML file. Raises ConfigError naming `key in FILE`."""
     try:
         file = msgspec.convert(read_toml(path), WorkloadFile, dec_hook=read_special)
     except msgspec.ValidationError as exc:
@@ -226,7 +229,7 @@ def load_workload(path: Path) -> Composed:
 
 
 def _wrong(text: str, path: Path) -> ConfigError:
-    """Convert msgspec's message (`problem - at `$.key``)."""
+    """Convert a message of msgspec (`problem - at `$.key``) to a ConfigError."""
     problem, _, at = text.partition(" - at `$")
     key = at.rstrip("`").lstrip(".")
     for pattern, problem_of in (

@@ -1,6 +1,6 @@
 """Requests of a workload as columns: arrivals, lengths, turns, prefix blocks, bodies, tenants.
 
-`Requests` is what workloads and traces return, and what the load generator and the simulated engine take.
+Workloads and traces return `Requests`, which the load generator and the simulated engine use.
 Prompts are made later, row by row (`prompts/prompt.py`).
 """
 
@@ -15,34 +15,34 @@ def int_column() -> "array[int]":
 
 @dataclass(slots=True)
 class Requests:
-    """Columns of equal length, or empty if unknown."""
+    """Requests as columns of equal length. A column is empty if its values are unknown."""
 
     arrival_ns: "array[int]" = field(default_factory=int_column)
     input: "array[int]" = field(default_factory=int_column)
     """Number of prompt tokens."""
     output: "array[int]" = field(default_factory=int_column)
-    """Number of tokens to generate; the engine knows it, schedulers do not."""
+    """Number of tokens to generate. The simulated engine knows it, its schedulers do not."""
     predicted: "array[int]" = field(default_factory=int_column)
     """Predicted number of output tokens, for schedulers."""
     blocks: list[tuple[int, ...]] = field(default_factory=list)
-    """Block numbers of each prompt, the last block possibly partial; equal beginnings have equal numbers (as
-    a trace's `hash_ids`)."""
+    """Block numbers of each prompt, as `hash_ids` of a trace: prompts with equal beginnings have equal
+    numbers. The last block may be partial."""
     block_tokens: int = 0
     """Number of tokens in a block; 0: no blocks."""
     epoch_ns: int = 0
-    """Wall clock at time 0 of `arrival_ns`: ns since 1970 UTC; 0 without dates."""
+    """Wall-clock time at time 0 of `arrival_ns`, in ns since 1970 UTC; 0 without dates."""
     after: "array[int]" = field(default_factory=int_column)
-    """Row of the preceding turn, always a smaller one; -1 for the first of a conversation."""
+    """Row of the turn before, always a smaller number; -1 for the first turn of a conversation."""
     think_ns: "array[int]" = field(default_factory=int_column)
-    """Time from the end of that turn's answer to this request; 0 if `after` is -1."""
+    """Time from the end of the answer to the turn before until this request; 0 if `after` is -1."""
     joins: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Further rows (all smaller) whose answers a row waits for, such as those of subagents. The think time
-    then counts from the last of these ends."""
+    """By row: further rows (all smaller) for whose answers the row waits, such as those of subagents. The
+    think time then counts from the last of these ends."""
     tenants: list[str] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
-    """JSON body of the request in a trace; b"" if it has none."""
+    """JSON body of each request in a trace; b"" if it has none."""
     paths: list[str] = field(default_factory=list)
-    """Path of the recorded request; "" for a prompt of a data set, or without a body."""
+    """Path of each recorded request; "" for a prompt of a data set, or a request without a body."""
     models: list[str] = field(default_factory=list)
     """Requested model; "" if it is unknown."""
 
@@ -50,8 +50,10 @@ class Requests:
         return len(self.arrival_ns)
 
     def taken(self, rows: Iterable[int]) -> "Requests":
-        """Return these rows in this order. Turns keep their order; a row whose preceding turn is not taken
-        begins a conversation."""
+        """Return these rows in this order, in which turns of a conversation must keep their order.
+
+        A row begins a conversation if the turn before it is not among the rows.
+        """
         rows = list(rows)
         numbers = (self.arrival_ns, self.input, self.output, self.predicted)
         arrivals, inputs, outputs, predicted = (

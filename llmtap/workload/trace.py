@@ -3,11 +3,12 @@
 `load_trace` reads a file, folder or URL into a `Trace` (`trace_rows.py` reads the rows and links the turns);
 replays and the simulation take its requests at a scale (`requests_at`).
 
-- A trace that is too short repeats, one mean gap after its last arrival.
-- Scaling by S divides all distances from the first arrival by S, so bursts stay bursts; think times stay.
-- Rows with equal arrivals stay together, which a note reports.
-- In a replay, later turns of conversations wait for the answer before and the think time, and their arrival
-  is ignored; without `conversations`, as in the simulation, each row arrives at its own time.
+- A trace that is too short is repeated, one mean gap after its last arrival.
+- Scaling by S divides all distances from the first arrival by S, so bursts stay bursts. Think times do not
+  change.
+- Rows with equal arrivals stay at one time; a note reports them.
+- In a replay, a later turn of a conversation waits for the answer to the turn before and the think time, and
+  its arrival is ignored. Without `conversations`, as in the simulation, each row arrives at its own time.
 """
 
 from array import array
@@ -29,9 +30,9 @@ class Trace:
     format: str = ""
     notes: list[str] = field(default_factory=list)
     dated: bool = False
-    """Whether arrivals count from 1970 UTC, instead of from the trace's own zero."""
+    """Whether arrivals count from 1970 UTC, and not from a zero of the trace."""
     sessions: "array[int]" = field(default_factory=int_column)
-    """Conversation number of each row, if requested; unchanged when rows are omitted."""
+    """Conversation number of each row, if requested. The numbers do not change if rows are omitted."""
     places: "array[int]" = field(default_factory=int_column)
     """Number of each row in the source, from 0, if requested."""
     answered: bool = False
@@ -53,7 +54,7 @@ class Trace:
 
     @property
     def rate_rps(self) -> float | None:
-        """Mean rate; None if all arrive at once."""
+        """Mean rate; None if all rows arrive at one time."""
         return rate_rps(len(self), self.span_ns)
 
     @property
@@ -64,8 +65,10 @@ class Trace:
         return self._taken(range(min(count, len(self))))
 
     def window(self, from_ns: int = 0, for_ns: int | None = None) -> "Trace":
-        """Return rows that arrive from `from_ns` after the first one, for `for_ns`, or to the end. Raises
-        ValueError for an empty window."""
+        """Return the rows that arrive from `from_ns` after the first row, during `for_ns` or to the end.
+
+        Raises ValueError for an empty window.
+        """
         arrivals = self.requests.arrival_ns
         begin_ns = arrivals[0] + from_ns if arrivals else 0
         first = bisect_left(arrivals, begin_ns)
@@ -75,10 +78,10 @@ class Trace:
         return self._taken(range(first, end))
 
     def thinned(self, share: float, seed: int) -> "Trace":
-        """Return a share of the conversations, each whole, by a hash of seed and conversation number.
+        """Return a share of the conversations, chosen by a hash of the seed and the conversation number.
 
-        Conversations of a share are also in every larger share. Raises ValueError for a share outside
-        0 < share <= 1, or if no conversation is left.
+        Conversations stay whole. Those in a smaller share are also in each larger share. Raises ValueError
+        unless 0 < share <= 1, or if no conversation is left.
         """
         if not 0 < share <= 1:
             raise ValueError(f"expected a share above 0, at most 1, got {share:g}")
@@ -95,15 +98,19 @@ class Trace:
         return self._taken(rows)
 
     def requests_at(self, *, count: int, scale: float = 1.0, think_scale: float = 1.0) -> Requests:
-        """Return requests from time 0, `scale` times as dense; request k is row k mod n. Raises ValueError if
-        the trace cannot repeat."""
+        """Return `count` requests from time 0, `scale` times as dense as in the trace. Request k is row k mod
+        n.
+
+        Raises ValueError if the trace cannot be repeated.
+        """
         source = self.requests
         n, span_ns = len(source), self.span_ns
         if count > n and span_ns == 0:
             raise ValueError("the rows cannot be repeated, since all arrive at once")
         offsets = [t - source.arrival_ns[0] for t in source.arrival_ns[: min(n, count)]]
         if count > n:
-            # The period is span + span / (n - 1) = n span / (n - 1); round its multiples, not the period.
+            # The period is span + span / (n - 1) = n span / (n - 1). Round its multiples and not the period,
+            # so that rounding errors do not add up.
             rounds = range(-(-count // n))
             offsets = [t + k * span_ns * n // (n - 1) for k in rounds for t in offsets][:count]
         if scale != 1:
@@ -131,7 +138,7 @@ class Trace:
     def _taken(self, rows: Sequence[int]) -> "Trace":
         requests, notes = self.requests.taken(rows), self.notes
         ties_note = tie_note(self.requests.arrival_ns) if notes else []
-        if ties_note and ties_note[0] in notes:  # it described all rows
+        if ties_note and ties_note[0] in notes:  # The note describes all rows: replace it.
             notes = [note for note in notes if note not in ties_note] + tie_note(requests.arrival_ns)
         sessions = array("q", (self.sessions[row] for row in rows) if self.sessions else ())
         places = array("q", (self.places[row] for row in rows) if self.places else ())
@@ -152,17 +159,18 @@ def load_trace(
 ) -> Trace:
     """Read the first `count` rows of a trace or capture with arrival and token counts.
 
-    Counts that the server did not send are estimated from the events that carry output, or from bytes by the
-    trace's mean. Rows without output tokens are failed ones: they have 0. Raises ConfigError whose place is
-    the trace.
+    Missing token counts are estimated from the events that carry output, or from the number of bytes and the
+    trace's mean bytes per token. A row without output tokens is a failed request and gets 0. Raises
+    ConfigError naming the trace.
 
     Args:
-        conversations: also turns and think times; later rows of a session then need no arrival.
-        names: also tenants and models.
-        bodies: also request bodies; rows with one need no token counts, and rows that cannot be sent are
-            left out.
-        timed: rows need an arrival. Otherwise rows without one get that of the row before, or 0.
-        places: also each row's number in the source.
+        conversations: also read turns and think times. Later rows of a session then need no arrival.
+        names: also read tenants and models.
+        bodies: also read request bodies. Rows with a body need no token counts, and rows that cannot be sent
+            are left out.
+        timed: whether rows need an arrival. Otherwise, a row without one gets the arrival of the row before,
+            or 0.
+        places: also return each row's number in the source.
     """
     rows = TraceRows(
         count, conversations=conversations, names=names, bodies=bodies, timed=timed, places=places

@@ -1,17 +1,17 @@
 """Read the rows of a trace as `Requests`, and link the turns of its conversations.
 
 `TraceRows` takes the batches of an opened trace and returns the first `count` rows, or all, in the order of
-arrival, for `trace.py`. Missing token counts are estimated where possible; rows that still lack a prompt
+arrival, for `trace.py`. Missing token counts are estimated if possible; rows that still lack a prompt
 length, or an arrival, are left out and counted.
 
 - A row follows its named parent, else the row of its session with the nearest smaller turn, else the latest
   row of the session.
-- Think time is the trace's `think_us`, else from the end of the answer before to this arrival, at least 0.
-  Without a known end it is the distance of the two arrivals.
-- A row also waits for the sessions that the row before it started (subagents), if these had ended when it
-  arrived. Its think time then counts from the last of the ends.
-- A row without arrival in a session (AIPerf writes only a delay) arrives its think time after the answer
-  before it.
+- The think time is the trace's `think_us`, else the time from the end of the answer before to this arrival,
+  at least 0. If that end is unknown, it is the time between the two arrivals.
+- A row also waits for the sessions (subagents) that the row before it started, if they had ended when the row
+  arrived. Its think time then counts from the last of these ends.
+- A row of a session that has no arrival (AIPerf writes only a delay) arrives after the answer before it and
+  its think time.
 
 An answer ends at `delivered_us`, else `response_end_us`, else `last_token_us`. The module is long because the
 rows' columns, their links and their times are computed together.
@@ -41,12 +41,12 @@ COLUMNS: Final = (
     "last_token_us",
 )  # fmt: skip
 _Name = tuple[str | None, str]
-"""Capture with session or id, which are unique only within a capture."""
+"""Name of a session or a request: the capture and the id, which is unique only within a capture."""
 
 
 @dataclass(slots=True)
 class Links:
-    """Columns of `Requests`, and the conversation number of each row."""
+    """Links between rows as columns of `Requests`, and the conversation number of each row."""
 
     after: "array[int]" = field(default_factory=int_column)
     think_ns: "array[int]" = field(default_factory=int_column)
@@ -61,14 +61,14 @@ class _Session:
     last: int = -1
 
     def before(self, turn: int) -> int:
-        """Return the row of the nearest smaller turn; -1 if none."""
+        """Return the row of the nearest smaller turn; -1 if there is none."""
         if turn - 1 in self.places:
             return self.places[turn - 1]
         return self.places[max(smaller)] if (smaller := [t for t in self.places if t < turn]) else -1
 
 
 class TraceTurns:
-    """Collects COLUMNS of a trace's batches, then links the rows."""
+    """Collects the columns COLUMNS of a trace's batches, and links the rows after the last batch."""
 
     def __init__(self) -> None:
         self._session: list[_Name | None] = []
@@ -78,7 +78,7 @@ class TraceTurns:
         self._think_us: list[int | None] = []
         self._end_us: list[int | None] = []
         self._last: dict[_Name, tuple[int, int]] = {}
-        """Arrival and end of the answer of each session's last row, in ns."""
+        """By session: arrival of its last row, and end of the answer to it, in ns."""
         self._undated = 0
         self._orphans = self._overlapping = self._unended = 0
 
@@ -93,7 +93,7 @@ class TraceTurns:
             self._end_us.append(_end_us(ends))
 
     def arrivals_ns(self, batch: pa.RecordBatch) -> pa.Array:
-        """Return the arrivals of a batch; batches must come in order. None if unknown."""
+        """Return the arrivals of a batch; null if unknown. Call it with the batches in their order."""
         names = ("arrival_ns", "capture", "session", "think_us", *COLUMNS[-3:])
         arrivals = []
         for arrival_ns, capture, session, think_us, *ends in zip(
@@ -111,7 +111,7 @@ class TraceTurns:
         return pa.array(arrivals, pa.int64())
 
     def linked(self, order: Sequence[int], arrivals_ns: Sequence[int]) -> Links:
-        """Link the rows in this order, that of their arrivals; `arrivals_ns` is in it already."""
+        """Link the rows. `order`: rows in the order of arrival. `arrivals_ns`: arrivals in the same order."""
         links = Links()
         by_id: dict[_Name, int] = {}
         sessions: dict[_Name, _Session] = {}
@@ -148,16 +148,16 @@ class TraceTurns:
         return links
 
     def _join(self, links: Links, order: Sequence[int], arrivals_ns: Sequence[int]) -> None:
-        """Add the ends of subagents that a row waited for."""
+        """Add to `links.joins` the last rows of the subagents for which a row waited."""
         names = [self._session[row] for row in order]
         ends_ns = [
             None if (end_us := self._end_us[row]) is None else at_ns + end_us * 1_000
             for row, at_ns in zip(order, arrivals_ns, strict=True)
         ]
         last: dict[_Name, int] = {}
-        """Latest row of each session."""
+        """By session: its latest row so far."""
         started: dict[int, list[_Name]] = {}
-        """Sessions by the row that started them."""
+        """By row: the sessions that it started."""
         for place, (name, before) in enumerate(zip(names, links.after, strict=True)):
             if name is None:
                 continue
@@ -187,7 +187,8 @@ class TraceTurns:
         return [f"{n:,} {what}" for n, what in counts if n]
 
     def _think_ns(self, row: int, before: int, exact: bool, distance_ns: int) -> int:
-        """`exact`: the row's think time refers to the answer of row `before`."""
+        """Return the think time of a row. `exact`: the trace's think time refers to the
+        answer to row `before`."""
         think_us, end_us = self._think_us[row], self._end_us[before]
         if think_us is not None and (exact or end_us is None):
             return think_us * 1_000
@@ -210,17 +211,19 @@ _REQUEST = ("method", "path", "endpoint", "request_body")
 _ANSWERS = ("end of the answer", "first token", "times of events")
 _STREAMS = ("outcome", "token_source", "event_flags", "response_bytes", "stream", "method", "endpoint")
 _CARRIES_OUTPUT: Final = 2
-"""Bit of `event_flags`."""
+"""Bit of `event_flags` that marks an event with output."""
 _ENDED_WELL: Final = pa.array(sorted(ENDED_WELL), pa.string())
 _TO_ESTIMATE: Final = -1
-"""Mark for the token count of a row that is estimated after all rows are read."""
+"""Placeholder for a token count that is estimated after all rows are read."""
 _NOT_YET = -(1 << 62)
-"""Arrival of rows before the first known one, until that is known."""
+"""Placeholder for the arrival of rows before the first row with a known arrival."""
 
 
 class TraceRows:
-    """Rows as `Requests`, in the order of their arrivals. Arguments as of `load_trace`; without `timed`, rows
-    before the first known arrival get that."""
+    """Reads rows as `Requests`, in the order of their arrivals. The arguments are those of `load_trace`.
+
+    Without `timed`, rows before the first known arrival get this arrival.
+    """
 
     dated = False
     answered = False
@@ -237,18 +240,18 @@ class TraceRows:
         self._turns = TraceTurns() if conversations else None
         self._names, self._bodies, self._timed, self._placed = names, bodies, timed, places
         self._of_lengths = False
-        """Use the lengths of the rows and not their bodies, for formats of other tools."""
+        """Whether to use the lengths of the rows instead of their bodies: for formats of other tools."""
         self._without = dict.fromkeys(("arrival_ns", "input_tokens"), 0)
         self._uncounted = self._untimed = self._no_model = self._unanswered = 0
         self.unsendable: Counter[str] = Counter()
         """Number of rows omitted with `bodies`, by reason."""
         self._prompts, self._answers = _TokenEstimate(BYTES_PER_TOKEN), _TokenEstimate(0.0)
         self.estimated = 0
-        """Rows whose input or output tokens are an estimate."""
+        """Number of rows of which the input or output tokens are an estimate."""
         self._last_ns = _NOT_YET
 
     def take(self, source: TraceSource) -> None:
-        """Read the wanted rows; `in_order` returns them."""
+        """Read the requested rows of a source; `in_order` returns them afterwards."""
         self.dated = source.info.arrivals == "wall"
         self._of_lengths = source.info.source != "" and not self._bodies
         wanted = {
@@ -291,7 +294,7 @@ class TraceRows:
 
     def in_order(self) -> Requests:
         arrivals = self.requests.arrival_ns
-        order = sorted(range(len(arrivals)), key=arrivals.__getitem__)  # stable: equal arrivals stay in order
+        order = sorted(range(len(arrivals)), key=arrivals.__getitem__)  # Equal arrivals keep their order.
         as_read = order == list(range(len(order)))
         requests = self.requests if as_read else self.requests.taken(order)
         if self.places and not as_read:
@@ -337,7 +340,8 @@ class TraceRows:
         return "has no rows"
 
     def _for_no_model(self, batch: pa.RecordBatch) -> pa.BooleanArray:
-        """Return which rows are requests without a model's endpoint, prompt or tokens."""
+        """Return which rows are requests to no model: they have no endpoint of one, no
+        prompt and no tokens."""
         names = ("input_tokens", "prompt_bytes", "endpoint", *(("request_body",) if self._bodies else ()))
         other = batch.column("method").is_valid()
         for name in names:
@@ -346,7 +350,7 @@ class TraceRows:
         return other
 
     def _sendable(self, batch: pa.RecordBatch) -> pa.BooleanArray:
-        """Return which rows can be sent, and count the others."""
+        """Return which rows can be sent, and count the others by reason."""
         columns = [batch.column(name) for name in _REQUEST]
         if all(column.null_count == len(batch) for column in columns):
             return pa.array([True] * len(batch), pa.bool_())
@@ -355,7 +359,7 @@ class TraceRows:
         return pa.array([reason is None for reason in reasons], pa.bool_())
 
     def _filled(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Fill values that rows may lack."""
+        """Fill in the values that a row may lack, and return the batch."""
         batch = self._estimated(batch)
         inputs = batch.column("input_tokens")
         if self._bodies and inputs.null_count:
@@ -374,7 +378,8 @@ class TraceRows:
         return batch
 
     def _estimated(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Mark token counts that are to be estimated; count events of streams."""
+        """Put the placeholder for token counts to estimate, and use event counts of
+        streams as output tokens."""
         inputs, outputs = batch.column("input_tokens"), batch.column("output_tokens")
         n_bytes = batch.column("prompt_bytes")
         if inputs.null_count:
@@ -443,24 +448,24 @@ def tie_note(arrivals_ns: Sequence[int]) -> list[str]:
 def _chosen(
     batch: pa.RecordBatch, rows: Iterable[int], chosen: pa.BooleanArray
 ) -> tuple[pa.RecordBatch, Iterable[int]]:
-    """Filter a batch and the numbers of its rows."""
+    """Return the chosen rows of a batch, and their numbers."""
     if chosen.true_count == len(chosen):
         return batch, rows
     return batch.filter(chosen), compress(rows, chosen.to_pylist())
 
 
 class _TokenEstimate:
-    """Token counts of rows without one, by the bytes per token of the rows with one."""
+    """Estimates the token counts of rows without one, from the bytes per token of the rows that have one."""
 
     def __init__(self, bytes_per_token: float) -> None:
-        """`bytes_per_token`: used if no row has a count; 0: such rows count as 0 tokens."""
+        """`bytes_per_token`: assumed value if no row has a count; 0: estimate 0 tokens in this case."""
         self._assumed = bytes_per_token
         self._tokens = self._bytes = 0
         self._rows: dict[int, int] = {}
-        """Number of bytes by row."""
+        """By row to estimate: its number of bytes."""
 
     def take(self, begin: int, tokens: pa.Array, sizes: pa.Array) -> pa.Array:
-        """Return whether each row is to be estimated. `begin`: number of the first row."""
+        """Return which rows must be estimated, and store their sizes. `begin`: number of the first row."""
         wanted = pc.equal(tokens, _TO_ESTIMATE)
         if sizes.null_count < len(sizes):
             known = pc.and_(pc.greater(tokens, 0), sizes.is_valid())
@@ -481,11 +486,11 @@ class _Blocks:
     def __init__(self) -> None:
         self.notes: list[str] = []
         self._ids: list[tuple[int, ...]] = []
-        """Block ids of each row; empty if none."""
+        """Block ids of each row; empty if it has none."""
         self._kind: tuple[int, str] | None = None
-        """Size and unit of the first blocks; ids with others are ignored."""
+        """Size and unit of the first blocks. Ids of blocks with another size or unit are ignored."""
         self._bytes: dict[int, int] = {}
-        """Prompt bytes of rows whose blocks are of bytes."""
+        """By row: prompt bytes, if the size of its blocks is given in bytes."""
         self._other = 0
 
     def take(self, columns: Sequence[pa.Array]) -> None:
@@ -506,8 +511,11 @@ class _Blocks:
             self._ids.append(tuple(ids or ()) if size else ())
 
     def whole(self, inputs: "array[int]") -> tuple[int, list[tuple[int, ...]]]:
-        """Return tokens per block and the blocks of each row; 0 and none without blocks. The last block of
-        tokens may be partial; of bytes only whole ones are kept."""
+        """Return the tokens per block, and the blocks of each row; 0 and [] without blocks.
+
+        If the size is given in tokens, the last block of a row may be partial; if in bytes, only whole blocks
+        are kept.
+        """
         if self._kind is None:
             return 0, []
         size, unit = self._kind
@@ -522,6 +530,6 @@ class _Blocks:
             self.notes.append(
                 f"prompt blocks of {in_bytes:,} bytes are taken for {size:,} tokens, by the mean"
             )
-        # ceil(n / size) for tokens, since the last block may be partial.
+        # Keep ceil(n / size) blocks if the unit is tokens, since the last block may be partial; else floor.
         begun = size - 1 if unit == "tokens" else 0
         return size, [ids[: (n + begun) // size] for ids, n in zip(self._ids, inputs, strict=True)]

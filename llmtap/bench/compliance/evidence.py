@@ -42,16 +42,16 @@ CONDITIONS: Final = frozenset({"condition"})
 SHOULDS: Final = frozenset({"SHOULD", "SHOULD NOT", "RECOMMENDED"})
 _BY_GRAVITY: Final[tuple[Status, ...]] = ("not met", "cannot tell", "met", "not applicable")
 DATA_SETS: Final = {"conversation": "ShareGPT (A.3.1)", "code-completion": "The Stack (A.4.1)"}
-"""Data sets of the workloads of 4.3.2 that need one, by workload."""
+"""Data set by workload, for the workloads of 4.3.2 that are defined by one."""
 MODEL_LOAD: Final = "Cold start: model load (4.5.3)"
-"""Name of the line about the model load in the configuration of a report."""
+"""Label of the line about the model load in the configuration of a report."""
 NO_LOADS: Final = "the report has no loads"
 NO_OPEN: Final = "no load of this test is an open loop"
 NO_CLOSED: Final = "no load of this test is a closed loop"
 _CAPACITY_SEARCH: Final = "capacity/"
 """Prefix of the names of loads that only search for the capacity."""
 _DURATION_SHARE_MIN: Final = 0.99
-"""Required share of a duration; the last Poisson arrival may come a little before the end."""
+"""Required share of a duration. It is below 1, since the last Poisson arrival may come before the end."""
 _PROTOCOLS: Final = {"http": "SSE", "https": "SSE", "ws": "WebSocket", "wss": "WebSocket", "grpc": "gRPC"}
 _IDS: Final = {"content.kind": "ids", "sharing": None}
 _LONG: Final = {"content.kind": "document", "output.tokens": 256, "sharing": None}
@@ -91,7 +91,8 @@ _STANDARD: Final[Mapping[str, Mapping[str, Any]]] = {
         **_LONG,
     },
 }
-"""Properties of each workload of 4.3.2. `long-context` is as in A.5, `long-context-uniform` as in 4.3.2.5."""
+"""Properties of each workload of 4.3.2. The draft has two definitions of one: `long-context` follows A.5, and
+`long-context-uniform` follows 4.3.2.5."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +109,13 @@ StepFilter = Callable[[Step], bool]
 @dataclass(frozen=True, slots=True)
 class Requirement:
     id: str
-    """`4.2.5-2`: second key word of 4.2.5; `4.2.6-1c`: third item of its list; `5.3.2-p1`: no key word."""
+    """`4.2.5-2`: second key word of 4.2.5. `4.2.6-1c`: third item (c) of the list after the first key word of
+    4.2.6. `5.3.2-p1`: first requirement of 5.3.2 without a key word."""
     section: str
     level: Level
     says: str
     binds: tuple[str, ...]
-    """Names of tests; empty: all of them."""
+    """Names of the tests to which the requirement applies; empty: all tests."""
     subject: Subject
     check: Check
 
@@ -155,7 +157,7 @@ def not_met(evidence: str) -> ComplianceVerdict:
 
 
 def verdict(is_met: object, evidence: str, *, if_not_met: str = "") -> ComplianceVerdict:
-    """Return met or not met. `if_not_met`: evidence if it is not met; default: `evidence`."""
+    """Return the verdict met or not met. `if_not_met`: other evidence for not met."""
     return met(evidence) if is_met else not_met(if_not_met or evidence)
 
 
@@ -169,7 +171,10 @@ def cannot_tell(evidence: str) -> ComplianceVerdict:
 
 
 def worst(verdicts: Sequence[ComplianceVerdict], if_empty: str) -> ComplianceVerdict:
-    """Return the gravest verdict with the number of equal ones. `if_empty`: evidence without verdicts."""
+    """Return the gravest verdict, with the number of verdicts of the same status.
+
+    `if_empty`: evidence of the result (cannot tell) if there are no verdicts.
+    """
     if not verdicts:
         return cannot_tell(if_empty)
     gravest = min(verdicts, key=lambda verdict: _BY_GRAVITY.index(verdict.status))
@@ -213,7 +218,7 @@ def levels_of(report: Report) -> list[Mapping[str, Any]]:
 
 
 def level_filter(report: Report) -> StepFilter:
-    """Return a filter of the test's levels; without a list of levels, of all measured loads."""
+    """Return a filter that selects the loads of the test's levels, or all measured loads without levels."""
     names = {one.get("step") for one in levels_of(report)} - {None}
     return lambda step: is_measured(step) and (not names or step.get("name") in names)
 
@@ -246,7 +251,8 @@ def arrivals_of(step: Step) -> str | None:
 def sent_seconds(report: Report, step: Step) -> float | None:
     """Return the seconds for which a load was sent.
 
-    By preference: window of its level, time that ended it, span of arrivals, time until the last response.
+    The first known value is returned: window of the load's level, duration at which the load was stopped,
+    span of the arrivals (open loop), time until the last response.
     """
     duration_s = at(level_of(report, step), "window.to")
     if duration_s is None and at(step, "result.load.stopped") is not None:
@@ -286,7 +292,7 @@ def workload_name(step: Step) -> str | None:
 
 
 def departures(report: Report, step: Step) -> list[str]:
-    """Return the differences of a workload from the one of the same name in 4.3.2."""
+    """Return the differences between the workload of a load and the workload of the same name in 4.3.2."""
     description, name = workload(step), str(workload_name(step))
     if name not in _STANDARD:
         return [f"{name} is none of the workloads of 4.3.2"]
@@ -298,7 +304,8 @@ def departures(report: Report, step: Step) -> list[str]:
     if name in DATA_SETS and not description.get("data"):
         texts.append(f"no file of {DATA_SETS[name]} was given: lengths and texts are generated")
     fixed = at(report, "params.output_tokens")
-    # 5.5.2 requires responses of one length.
+    # A fixed length is a departure, except in the capacity test: there, 5.5.2 requires responses of one
+    # length.
     if fixed not in (None, at(description, "output.tokens")) and report.get("test") != "capacity":
         texts.append(f"all answers have {text(fixed)} tokens")
     return texts
@@ -386,19 +393,22 @@ def over(
 
 
 def each_load(step_filter: StepFilter = any_step, if_none: str = NO_LOADS) -> Callable[[LoadJudge], Check]:
-    """Return a decorator that makes a check of all filtered loads from a judge of one load."""
+    """Return a decorator that turns a function that judges one load into a check of all filtered loads."""
     return lambda judge: lambda report: over(report, judge, step_filter, if_none)
 
 
 def each_level(judge: LoadJudge) -> Check:
-    """Return a check of all levels of the test, from a judge of one load."""
+    """Return a check of all levels of the test, from a function that judges one load."""
     return lambda report: over(report, judge, level_filter(report))
 
 
 def states(
     path: str, shown: str, missing: str, step_filter: StepFilter = any_step, if_none: str = NO_LOADS
 ) -> Check:
-    """Return a check that each filtered load has a value at `path`; `shown` formats it for the evidence."""
+    """Return a check that each filtered load has a value at `path`.
+
+    `shown`: format of the evidence with the value. `missing`: evidence without a value.
+    """
 
     def judge(report: Report, step: Step) -> ComplianceVerdict:
         value = at(step, path)
@@ -408,9 +418,10 @@ def states(
 
 
 def reads(path: str, missing: str) -> Callable[[Callable[[Any], ComplianceVerdict]], Check]:
-    """Return a decorator that makes a check from a judge of the report's value at `path`.
+    """Return a decorator that turns a function that judges a value into a check of the report's value at
+    `path`.
 
-    Without a value, the check cannot tell; `missing` is the evidence.
+    Without a value, the verdict is cannot tell, with the evidence `missing`.
     """
 
     def decorate(judge: Callable[[Any], ComplianceVerdict]) -> Check:
@@ -453,7 +464,7 @@ def only_at(boundary: str) -> Callable[[Check], Check]:
 
 
 def lasts(needed: float, step_filter: StepFilter | None = None) -> Check:
-    """Return a check that each load was sent for `needed` seconds; default: each level."""
+    """Return a check that each load was sent for at least `needed` seconds; by default each level."""
 
     def judge(report: Report, step: Step) -> ComplianceVerdict:
         duration_s = sent_seconds(report, step)
@@ -465,7 +476,7 @@ def lasts(needed: float, step_filter: StepFilter | None = None) -> Check:
 
 
 def has_requests(needed: int, what: str = "", step_filter: StepFilter = is_measured) -> Check:
-    """Return a check that each load has `needed` requests. `what`: their purpose, for the evidence."""
+    """Return a check that each load has at least `needed` requests. `what`: their purpose, for the text."""
 
     def judge(report: Report, step: Step) -> ComplianceVerdict:
         n = at(step, "result.n")
@@ -493,7 +504,8 @@ def all_levels(levels: Sequence[float], wanted: Sequence[int], of: str = "") -> 
 
 
 def workload_is(*names: str, step_filter: StepFilter = is_measured) -> Check:
-    """Return a check that each filtered load has one of these workloads, as the draft describes it."""
+    """Return a check that the workload of each filtered load is one of these, without a departure from the
+    draft."""
     wanted = " or ".join(names)
 
     def judge(report: Report, step: Step) -> ComplianceVerdict:
@@ -514,7 +526,10 @@ def workload_is(*names: str, step_filter: StepFilter = is_measured) -> Check:
 
 
 def table_has(number: int, heads: Iterable[str] = (), labels: Iterable[str] = ()) -> Check:
-    """Return a check that the report has a table of the draft, with these heads and first cells."""
+    """Return a check that the report has a table of the draft.
+
+    `heads`: required column heads. `labels`: required first cells of rows.
+    """
     heads, labels = tuple(heads), tuple(labels)
 
     def check(report: Report) -> ComplianceVerdict:

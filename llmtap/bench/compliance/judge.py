@@ -2,13 +2,13 @@
 
 Input: the JSON of a report (`judge`) or of a comparison (`judge_comparison`). Output: a `Matrix` with the
 verdict and evidence of each requirement. Unconditional compliance: every MUST and SHOULD is satisfied.
-Conditional: every MUST is (section 2). Either needs every condition, too: the minimums that the draft states
-without a key word, and a valid result. Missing evidence counts as not satisfied. A procedure that was not
-followed is a deviation.
+Conditional compliance: every MUST is satisfied (section 2). Either level also needs every condition: the
+minimums that the draft states without a key word, and a valid result. A requirement without evidence counts
+as not satisfied. A procedure that was not followed is a deviation.
 
-Also here: the checks of comparisons (section 6), which get the reports of one test on each system and their
-comparison (`bench/report/compare.py`), and of testers (section 7). The other checks are in `preparation.py`
-and `procedures.py`. Source: IETF draft, 2, 6, 7.
+This module also has the checks of comparisons (section 6), which get the reports of one test on each system
+and their comparison (`bench/report/compare.py`), and those of testers (section 7). The others are in
+`preparation.py` and `procedures.py`. Source: IETF draft, 2, 6, 7.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,8 +47,8 @@ from llmtap.report.values import leaves
 
 RUNS_MIN: Final = 3
 RUN_GAP_MAX_S: Final = 3_600.0
-"""Longest pause between two runs of a comparison; the draft wants them at the same time, and one load
-generator tests one system at a time."""
+"""Longest pause between two runs of a comparison. The draft requires runs at the same time, but a load
+generator can test only one system at a time."""
 _DIGITS: Final = 12
 _PRODUCTION: Final = ("as in production", "production-representative", "production configuration")
 
@@ -132,7 +132,7 @@ def _same_requests(report: Report) -> ComplianceVerdict:
 def _equal(path: str, what: str, *, needed: bool = True) -> Check:
     """Return a check that all reports have an equal value at `path`.
 
-    `needed`: without a value in each report, the check cannot tell.
+    `needed`: if a report has no value, the verdict is cannot tell.
     """
 
     def check(report: Report) -> ComplianceVerdict:
@@ -168,7 +168,7 @@ def _equal_hardware(report: Report) -> ComplianceVerdict:
 
 
 def _normalised(name: str, what: str) -> Check:
-    """Return a check that a figure of each system is reported where the hardware differs."""
+    """Return a check that each system reports a normalised figure if the hardware of the systems differs."""
 
     def check(report: Report) -> ComplianceVerdict:
         paths = (_ACCELERATOR, _COUNT)
@@ -235,7 +235,7 @@ def _specification(report: Report) -> ComplianceVerdict:
 
 
 def _duration(report: Report) -> ComplianceVerdict:
-    """Compare the duration parameter, or the number of requests of tests without one."""
+    """Compare the parameter duration, or for a test without it, the number of requests."""
     by_duration = _equal("params.duration", "duration (s)", needed=False)(report)
     if by_duration.status != "met" or at(_reports(report)[0], "params.duration") is not None:
         return by_duration
@@ -319,7 +319,7 @@ EXCLUDED: Final[Mapping[str, str]] = {
     **{f"2-{n}": _WORDS for n in range(1, 12)},
     **{f"2-{n}": _STATUS for n in range(12, 17)},
 }
-"""Key words of the draft that demand nothing, by section and place, with the reason."""
+"""Key words of the draft that require nothing of a test, with the reason, by section and number."""
 
 
 REQUIREMENTS: Final[tuple[Requirement, ...]] = (*preparation.ROWS, *procedures.ROWS, *ROWS)
@@ -360,7 +360,7 @@ class Matrix:
 
     @property
     def blocking(self) -> tuple[str, ...]:
-        """Ids of the requirements that prevent the next better status."""
+        """Ids of the unsatisfied requirements that prevent the next better level of compliance."""
         needed = self._unsatisfied(MUSTS | CONDITIONS)
         return tuple(one.requirement.id for one in needed or self._unsatisfied(SHOULDS))
 
@@ -405,7 +405,7 @@ def judge(report: Report) -> Matrix:
 
 
 def judge_comparison(reports: Sequence[Report], comparison: Mapping[str, Any] | None = None) -> Matrix:
-    """Judge reports of one test on several systems (6); `comparison`: see `bench/report/compare.py`."""
+    """Judge reports of one test on several systems (6). `comparison`: result of `compare`."""
     evidence: Report = {"reports": list(reports), "comparison": comparison or {}}
     rows = [JudgedRequirement(one, one.check(evidence)) for one in REQUIREMENTS if one.subject == COMPARISON]
     return Matrix(COMPARISON, tuple(rows))

@@ -3,8 +3,8 @@
 Also here: whether the result is valid (section 2).
 
 A check gets the JSON of one test's report and returns a verdict. `ROWS` has the requirements with their
-checks, for `judge.py`. An ability that no load of the test used is not applicable. Long because section 4 is
-one table.
+checks, for `judge.py`. A requirement about an ability that no load of the test used is not applicable. The
+module is long because section 4 is one table.
 """
 
 import re
@@ -57,14 +57,16 @@ from llmtap.bench.compliance.evidence import (
 from llmtap.units import NS_PER_S, parse_duration_ns
 
 _KS_RATIO_MAX: Final = 1.1
-"""Allowed ratio of the KS distance of the sent gaps to that of the planned gaps."""
+"""Allowed ratio of two distances from the exponential distribution (Kolmogorov-Smirnov): that of the sent
+gaps to that of the planned gaps."""
 _LATENESS_FINDINGS: Final = frozenset({"dispatch_lateness", "rate"})
-"""Findings of a load's verdict: late requests, or fewer requests than planned."""
+"""Findings of a load's verdict that mean late requests, or fewer requests than planned."""
 _WAIT_SHARE_MIN: Final = 0.1
-"""If requests are late by this share of a response's duration, they waited for responses."""
+"""Lateness, as a share of a response's duration, from which requests count as having waited for responses."""
 _REQUESTS_MIN: Final = 100
 _TOKENS_MIN: Final = 10_000
-"""Both must be reached, since the draft wants the greater of the two."""
+"""Minimum requests and output tokens of a warm-up. The draft requires the greater one,
+so both are required."""
 _VARIATION_MAX: Final = 0.10
 _REFERENCE: Final = "cl100k_base"
 _NTP_MAX_S: Final = 0.010
@@ -121,7 +123,7 @@ def _open_loop(report: Report, step: Step) -> ComplianceVerdict:
 
 
 def _poisson_possible(report: Report) -> ComplianceVerdict:
-    """Judge the median load, since one in twenty exceeds its limit by chance."""
+    """Judge the median over the loads: one load in twenty exceeds its limit by chance."""
     loads = [step for step in steps(report) if arrivals_of(step) == "poisson"]
     if not loads:
         return not_applicable("no load of this test has Poisson arrivals")
@@ -204,7 +206,7 @@ def _in_capture(what: str, *paths: str, of: str = "") -> Check:
 
 
 def _all_abilities(report: Report) -> ComplianceVerdict:
-    """Judge the introduction of 4.2 by all the requirements that it introduces."""
+    """Judge the introduction of 4.2 by all requirements of its subsections."""
     rows = [one for one in ROWS if one.section.startswith("4.2.") and one.level in MUSTS]
     verdicts = {one.id: one.check(report) for one in rows}
     against = [id for id, one in verdicts.items() if one.status == "not met"]
@@ -388,7 +390,7 @@ def cold_start_text(report: Report) -> str | None:
 
 
 def _each_warmup(judge: Callable[[WarmUp], ComplianceVerdict]) -> Check:
-    """Return a check over all warm-ups; each measured configuration needs its own."""
+    """Return a check of all warm-ups; each measured configuration needs a warm-up of its own."""
 
     def check(report: Report) -> ComplianceVerdict:
         performed, cold = warmups(report), cold_start_text(report)
@@ -405,7 +407,7 @@ def _each_warmup(judge: Callable[[WarmUp], ComplianceVerdict]) -> Check:
 
 
 def _model_loading(warmup: WarmUp) -> ComplianceVerdict:
-    """A stable latency is the only sign from outside that the model is loaded."""
+    """Judge by a stable latency whether the model is loaded: a client has no other sign."""
     answers = several(warmup.get("requests") or 0, "answer")
     if not warmup.get("requests"):
         return cannot_tell("it answered nothing before it was measured")
@@ -433,7 +435,7 @@ def _drain(warmup: WarmUp) -> ComplianceVerdict:
 
 
 def _prefixes(report: Report) -> ComplianceVerdict:
-    """Judge whether each warm load was primed with its prefixes, or the server reported cached tokens."""
+    """Judge whether each load with a filled cache was prepared with its prefixes, or had cached tokens."""
     warm = [step for step in steps(report) if name_of(step).endswith("/warm")]
     if not warm:
         return cannot_tell("the report has no load with a filled cache")
@@ -572,7 +574,10 @@ def _same_machine(placement: Any) -> ComplianceVerdict:
 
 
 def _only_remote(check: Callable[[Report, str, str], ComplianceVerdict]) -> Check:
-    """Return a check for remote load generators, from a judge of the clocks' method and accuracy."""
+    """Return a check for remote load generators, from a function that judges the declared clocks.
+
+    This function gets the report, the method of synchronisation, and the accuracy.
+    """
 
     def checked(report: Report) -> ComplianceVerdict:
         placement = at(report, "sut.clock.placement")
@@ -684,7 +689,7 @@ def _refusals(report: Report) -> ComplianceVerdict:
 
 
 def _filters(undeclared: Status, all_on: Status, one_on: Status, none_on: Status) -> Check:
-    """Return a check of the declared filters, with a status for each combination."""
+    """Return a check of the declared guardrail filters, with a status for each of the four results."""
 
     def check(report: Report) -> ComplianceVerdict:
         state = _state(report)
@@ -779,7 +784,7 @@ ROWS: Final = requirements(
         "4.8.1-1d": _refusals,
         "4.8.2-1": only_at("application gateway")(_filters("cannot tell", "met", "met", "not met")),
         "4.8.2-2": only_at("application gateway")(_filters("not met", "not applicable", "met", "met")),
-        # A report covers one test; the test of 5.10 compares configurations.
+        # Judge only by the test of 5.10, which compares configurations: a report covers one test.
         "4.8.2-3": _configurations,
     }
 )

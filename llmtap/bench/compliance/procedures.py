@@ -1,7 +1,7 @@
 """Checks of the IETF draft's section 5: set-up, procedure and report of each of the ten tests.
 
 A check gets the JSON of one test's report and returns a verdict. `ROWS` has the requirements with their
-checks, for `judge.py`. Long because section 5 is one table.
+checks, for `judge.py`. The module is long because section 5 is one table.
 """
 
 import re
@@ -58,7 +58,7 @@ from llmtap.bench.compliance.preparation import cold_start_text, fully_specified
 
 _PERCENTILES: Final = ("P50", "P90", "P95", "P99", "P99.9")
 _BOTH: Final = ("n", "mean")
-"""Figures that are equal for TTFT and TTFT of any token if content came first."""
+"""Figures to compare between TTFT and TTFT of any token: both are equal if content always came first."""
 _EDGES: Final = {0, 256, 512, 1_024, 2_048, 4_096}
 _ITL_OUTPUT_MIN: Final = 50
 _GAPS_MIN: Final = 5_000
@@ -77,7 +77,7 @@ _CONFIGURATIONS_MIN: Final = 4
 
 
 workload_defined: Final = each_load()(fully_specified)
-"""The workload is one of 4.3.2, or fully specified."""
+"""Check that the workload of each load is one of 4.3.2, or fully specified."""
 
 
 load_model: Final = states("result.load.mode", "{} loop", "the load model is not reported")
@@ -181,7 +181,7 @@ def _line(what: str, *words: str) -> Check:
 
 
 def _all_of(*checks: Check) -> Check:
-    """Return a check that is met if all of these are."""
+    """Return a check that is met if all these checks are met."""
 
     def check(report: Report) -> ComplianceVerdict:
         verdicts = [check_verdict(report) for check_verdict in checks]
@@ -211,7 +211,7 @@ def _ttft_charts(report: Report) -> ComplianceVerdict:
 
 
 def _params(step_filter: StepFilter | None, if_none: str, *names: str) -> Check:
-    """Return a check that setup parameters have values, if a load has that load model."""
+    """Return a check that the setup parameters `names` have values, if the filter selects a load."""
 
     def check(report: Report) -> ComplianceVerdict:
         if not steps(report):
@@ -336,7 +336,7 @@ def _criteria(report: Report) -> ComplianceVerdict:
 
 @each_level
 def _long_levels(report: Report, step: Step) -> ComplianceVerdict:
-    """Judge 60 seconds and 100 completions per slot; both must be reached."""
+    """Judge whether a level lasts 60 seconds and has 100 completions per slot; both are required."""
     time, slots, outcomes = sent_seconds(report, step), slots_of(report, step), at(step, "result.outcomes")
     if time is None or slots is None or outcomes is None:
         return cannot_tell("time, concurrency or completions are not reported")
@@ -400,7 +400,7 @@ def _both_states(report: Report) -> ComplianceVerdict:
 
 
 def _identical_requests(report: Report) -> ComplianceVerdict:
-    """Judge whether loads of a repeat with the cache off and on (`0/off`, `0/cold`) have equal requests."""
+    """Judge whether the two loads of a repeat, cache off (`0/off`) and on (`0/cold`), have equal requests."""
     by_repeat: dict[str, dict[str, str]] = {}
     for step in measured_steps(report):
         repeat, _, state = name_of(step).rpartition("/")
@@ -481,7 +481,7 @@ ROWS: Final = requirements(
         "5.1.2-1i": _hardware,
         "5.1.2-1j": declared("sut.prefix_cache", "prefix caching"),
         "5.1.2.1-1a": has_requests(1_000, " for P99"),
-        # Required in every report, since 5.1.4.1 demands P99.9.
+        # Require this of every report, since 5.1.4.1 requires P99.9.
         "5.1.2.1-1b": has_requests(10_000, " for P99.9"),
         "5.1.2.2-1": _poisson,
         "5.1.3.1-1": _other_tokens,

@@ -3,11 +3,12 @@
 `cli/bench_exo.py` makes an `ExoBench` of options and an `ExoGrid`, also for `llmtap bench grid`; its `run`
 returns an `ExoResult` (`result.py`). Each batch is sent as one replay. Connections are opened and bodies
 prepared before the common start of a batch, from which `elapsed_s` counts. Without `--use-prefix-cache`, a
-field of the request switches the cache off, or, where no field does, no two prompts have a common prefix: the
-requests of a batch share one prompt only if the cache cannot matter or is wanted. A prompt (`Prompts`) is a
-short word repeated until the text with the chat template has the wanted number of tokens.
+field of the request switches the cache off. If the server has no such field, no two prompts have a common
+prefix, so that the cache has no effect. The requests of a batch share one prompt only if the cache is
+switched off, or is used on purpose. A prompt (`Prompts`) is a short word, repeated until the text with the
+chat template has the requested number of tokens.
 
-Source: exo-bench's methodology, whole.
+Source: the whole of exo-bench's methodology.
 """
 
 import asyncio
@@ -51,7 +52,7 @@ from llmtap.workload.prompts.tokenizer import OWN, TokenCounter, load_counter
 from llmtap.workload.requests import Requests
 
 CONCURRENCY_MAX: Final = 1_000
-"""Number of connections that a replay opens before its start."""
+"""Maximum concurrency: the number of connections that a replay opens before its start."""
 TOKENS_MAX: Final = 10_000_000
 """Maximum length of a prompt or a response, to catch typing errors."""
 _ATOM_TEST_COUNT: Final = 8
@@ -65,11 +66,12 @@ class ExoGrid(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: list[int] = msgspec.field(default_factory=lambda: [1])
     repeat: int = 1
     warmup: int = 0
-    """Unmeasured requests of the first pp and tg, sent one at a time before all others."""
+    """Number of unmeasured requests of the first `pp` and `tg`, sent one at a time before all batches."""
     use_prefix_cache: bool = False
     distinct_prompts: bool = False
-    """Each request of a batch has its own prompt, even if a field of the request switches the cache off. By
-    default the requests then share one prompt (exo-bench, "Concurrency"), as with `use_prefix_cache`."""
+    """Give each request of a batch its own prompt, even if a field of the request switches the cache off. By
+    default, the requests share one prompt in that case (exo-bench, "Concurrency"), and with
+    `use_prefix_cache`."""
 
     def check(self) -> None:
         """Raise ConfigError with the name of a wrong option."""
@@ -96,20 +98,20 @@ class ExoOptions(msgspec.Struct, frozen=True, kw_only=True):
     server: Kind = "auto"
     tokenizer: str | None = None
     headers: list[tuple[str, str]] = []
-    """May contain keys, so they are in no result."""
+    """Header fields. They may contain keys, so no result shows them."""
     fields: dict[str, msgspec.Raw] = {}
-    """Fields of each body; they replace llmtap's."""
+    """Fields of each body; they override those that llmtap sets."""
     ca: str | None = None
     """CA certificate (PEM) to trust instead of the system's."""
     timeout: Duration = Duration(600 * NS_PER_S)
     placement: PlacementFilter | None = None
-    """exo only: how to place the model again; None: measure the present instance."""
+    """exo only: how to place the model on the nodes before the run; None: measure the present instance."""
     seed: int | None = None
-    """Random seed of the first words of prompts; None: a new seed, so that no cache has the prompts."""
+    """Random seed of the first words of prompts. None: a new seed, so that no cache contains the prompts."""
 
 
 class Prompts:
-    """Generator of prompts of exact length: a new one for each request, or one per length."""
+    """Generator of prompts of exact length: a new prompt for each request, or one prompt per length."""
 
     def __init__(self, counter: TokenCounter, *, alike: bool, seed: int) -> None:
         """`alike`: all requests of a length have the same prompt; otherwise each request has its own."""
@@ -149,7 +151,7 @@ class Prompts:
 
 
 class _PreparedPrompts:
-    """Source of prompts that were made before, for a `ReplayPlan`."""
+    """Source of prompts for a `ReplayPlan` that returns prompts made before."""
 
     def __init__(self, prompts: Sequence[SizedPrompt]) -> None:
         self._prompts = prompts
@@ -326,7 +328,7 @@ class ExoBench:
             cell, repeat, sized_prompts, is_repeat=prompts.alike and (n > 1 or cell.pp in self._sent_pp)
         )
         self._sent_pp.add(cell.pp)
-        # All arrivals are 0: one process sends all requests without waiting between them.
+        # Set all arrivals to 0, so that one process sends all requests without waiting between them.
         requests = Requests(array("q", bytes(8 * n)), array("q", [cell.pp] * n), array("q", [cell.tg] * n))
         self._replay = Replay(
             ReplayPlan(requests, _PreparedPrompts(sized_prompts), {"bench": "exo", "requests": n}),

@@ -5,16 +5,16 @@ summarises the repeats for the table of `llmtap bench exo`; `measured_grid` make
 `llmtap bench grid`.
 
 A run is one request. Prefill rate: uncached prompt tokens / prefill time; if the whole prompt was cached, the
-rate of its earlier run. Generation rate: gaps / time from the first to the last token. `timing` names the
-clock: the server's if it reports both times (without streaming, the generation time suffices), else the
-client's, whose prefill time is TTFT and contains network and queue. `agg_gen_tps` is the rate of the fastest
-request times their number. Power is that of exo's nodes or of this host's GPUs; energy is integrated by the
-trapezoidal rule over samples a second apart.
+rate of its earlier run. Generation rate: (tokens - 1) / time from the first to the last token. `timing` names
+the clock. It is the server's if the server reports both times (without streaming, the generation time is
+enough), else the client's: then the prefill time is TTFT, which contains network and queue. `agg_gen_tps` is
+the rate of the fastest request of a batch times the number of requests. Power is that of exo's nodes or of
+this host's GPUs; energy is integrated by the trapezoidal rule over samples a second apart.
 
 The time of a batch of `bench grid` is from the first byte of its first request to the end of its last
 response. A cell is valid if in each measured batch every request completed with the requested number of
-tokens, and all generated at the same time: the last first token came before the first response ended. A
-server that runs fewer requests at a time, or queues some, fails the last condition.
+tokens, and all requests generated at the same time: every request had its first token before the first
+response ended. This condition fails if the server runs fewer requests at a time and queues the others.
 
 Sources: exo-bench's methodology, "Timing", "Concurrency", "Prefix Cache Mode", "Output Format", "System
 Metrics"; multi-bin batching paper, 3.2 (the CSV file), 4.1 and 4.2 (the model T = alpha + beta L h(b)).
@@ -44,7 +44,8 @@ from llmtap.workload.prompts.prompt import Prompt
 SizedPrompt = tuple[Prompt, Fitted]
 Hit = Literal["none", "partial", "exact"]
 LAST_TOKENS: Final = 16
-"""Last tokens of a prompt that a server computes even on an exact hit: a block of vLLM's cache."""
+"""Maximum number of tokens at the end of a prompt that a server computes although the whole prompt is cached:
+one block of vLLM's cache."""
 PREVIEW_CHARS: Final = 200
 
 
@@ -60,17 +61,17 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tps: float | None
     generation_tps: float | None
     prompt_tokens: int | None
-    """As counted by the server, else by llmtap."""
+    """Number of prompt tokens, counted by the server or, if it reports none, by llmtap."""
     generation_tokens: int | None
     peak_memory_usage: dict[str, int] | None
 
 
 class ExoBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests sent together; one request at concurrency 1."""
+    """Result of the requests that were sent together; at concurrency 1 this is one request."""
 
     start_s: float
     wall_s: float | None
-    """From the common start to the end of the last response."""
+    """Time from the common start to the end of the last response."""
     per_req_tps: float | None
     agg_gen_tps: float | None
     """`per_req_tps` times concurrency; None if a response is incomplete."""
@@ -78,12 +79,12 @@ class ExoBatch(msgspec.Struct, frozen=True, kw_only=True):
     """Time between the first bytes sent of the first and of the last request."""
     joules: float | None
     findings: list[dict[str, Any]]
-    """Findings against the figures, such as late requests, as in the verdict of a replay."""
+    """Findings of the replay's verdict that limit the validity of the figures, such as late requests."""
 
 
 class ExoRun(msgspec.Struct, frozen=True, kw_only=True):
     elapsed_s: float | None
-    """From the common start of the batch to the end of this response."""
+    """Time from the common start of the batch to the end of this response."""
     output_text_preview: str | None
     stats: Stats
     model_id: str
@@ -91,19 +92,19 @@ class ExoRun(msgspec.Struct, frozen=True, kw_only=True):
     placement_instance_meta: str | None
     placement_nodes: int | None
     pp_tokens: int
-    """Prompt tokens by the tokenizer, including the chat template."""
+    """Number of prompt tokens counted by the tokenizer, including the chat template."""
     tg: int
     repeat_index: int
     concurrency: int
     concurrent_index: int
     prefix_cache_hit: Hit | None
-    """None if the server does not report cached tokens."""
+    """How much of the prompt was cached; None if the server does not report cached tokens."""
     # The fields below are not in the output of exo-bench.
     pp: int
-    """Requested prompt tokens; `pp_tokens` may differ if no text has exactly that length."""
+    """Requested number of prompt tokens; `pp_tokens` differs if no text has exactly this length."""
     cached_tokens: int | None
     prompt_tps_stored: bool
-    """`prompt_tps` is the rate of an earlier run, since the whole prompt was in the cache."""
+    """Whether `prompt_tps` is the rate of an earlier run, because the whole prompt was in the cache."""
     timing: Literal["server", "client"]
     ttft_s: float | None
     dispatch_late_s: float | None
@@ -153,13 +154,17 @@ def generation_tps(tokens: int | None, seconds: float | None) -> float | None:
 
 
 def timing_of(x: Exchange) -> Timing:
-    """Return the server's times if it reports both, or if the response is not streamed; else the client's."""
+    """Return the times that the server reports, else those that the client measured.
+
+    The server must report both times, or only the generation time for a response without streaming.
+    """
     times_s: dict[str, float] = {}
     for entry in x.server_timing or ():
         name, ms = entry.get("name"), entry.get("ms")
         if isinstance(name, str) and isinstance(ms, int | float):
             times_s.setdefault(name, ms / 1e3)
-    # vLLM counts this TTFT from the scheduling of the request, so it contains no wait in the queue.
+    # vLLM counts `ttft_from_schedule` from the scheduling of the request, so it contains no wait in the
+    # queue.
     prefill = times_s.get("prefill", times_s.get("ttft_from_schedule"))
     if "decode" in times_s and (prefill is not None or not x.stream):
         return Timing("server", prefill, times_s["decode"])
@@ -215,13 +220,14 @@ _BASES: Final[Mapping[str, tuple[str, ...]]] = {
     "generation": ("tpot", "tokens"),
     "wall": ("e2e",),
 }
-"""Figures of a verdict on which each column of the table rests, if it is by the client's clock."""
+"""Figures of a verdict from which each column of the table is computed, if the client's clock is used."""
 
 
 def figures_not_valid(batch: ExoBatch, timing: Timing) -> list[str]:
     """Return the columns of the table in which the figure of a run is not valid.
 
-    Figures by the server's clock stay valid if the client was late; the wall time is by the client's clock.
+    Figures from the server's clock stay valid even if the client was late. The wall time is always from the
+    client's clock.
     """
     invalid = {figure for finding in batch.findings for figure in finding.get("spoils") or ()}
     return [
@@ -239,7 +245,7 @@ class SentBatch:
     repeat: int
     prompts: Sequence[SizedPrompt]
     is_repeat: bool
-    """The same prompt was sent before, or several times in this batch."""
+    """Whether the same prompt was sent before, or is sent several times in this batch."""
     began_ns: int = 0
     exchanges: dict[int, Exchange] = field(default_factory=dict)
     findings: list[dict[str, Any]] = field(default_factory=list)
@@ -257,7 +263,7 @@ class SentBatch:
 
 
 class RunBuilder:
-    """Converter of batches to runs. It needs the warm-up batches too: a cache has their prompts."""
+    """Converts batches to runs. It needs the warm-up batches as well: the cache contains their prompts."""
 
     def __init__(self, server: ExoServer, power: Power, start_ns: int, download_s: float | None) -> None:
         self._server = server
@@ -265,7 +271,7 @@ class RunBuilder:
         self._power = power
         self._start_ns = start_ns
         self._cached_prompt_tps: dict[int, float] = {}
-        """By pp: the prefill rate of the prompt that is in the cache."""
+        """By prompt length (`pp`): latest prefill rate measured when the prompt was not wholly cached."""
 
     def runs(self, batch: SentBatch) -> list[ExoRun]:
         """Return a run for each request of a batch. Call once for each batch, in order of sending."""
@@ -311,7 +317,7 @@ class RunBuilder:
             self._cached_prompt_tps[cell.pp] = prompt_tps
         generation_stats = (x.usage or {}).get("generation_stats") if server.kind == "exo" else None
         if isinstance(generation_stats, dict):
-            # exo reports the stored rate of an exact hit itself.
+            # exo itself reports the kind of hit and, for an exact hit, the stored rate of the earlier run.
             hit = (
                 generation_stats["prefix_cache_hit"]
                 if generation_stats.get("prefix_cache_hit") in get_args(Hit)
@@ -395,11 +401,11 @@ class ExoRow:
     repeats: int
     failed: int
     figures: Mapping[str, Spread | None]
-    """Over the repeats, by field; None if no repeat has the figure. `prompt_tps` has no stored rates."""
+    """Spread over the repeats, by field; None without values. `prompt_tps` excludes stored rates."""
     memory_bytes: int | None
     hits: Mapping[str, int]
     timing: str
-    """`server`, `client`, or both."""
+    """Clocks of the figures: `server`, `client`, or both."""
 
 
 def rows_of(runs: Iterable[ExoRun]) -> list[ExoRow]:
@@ -438,7 +444,7 @@ def _spread(values: Iterable[float | None]) -> Spread | None:
 
 LengthOf = Literal["output", "prompt+output"]
 LENGTHS: Final = ("output", "prompt+output")
-"""Tokens that count as the length L of a batch: values of `length` in `llmtap.sim.model_options`."""
+"""Kinds of tokens that count as the length L of a batch: the values of `length` in `sim/model_options.py`."""
 _COLUMNS: Final = (
     "batch_size",
     "max_seq_len",
@@ -448,7 +454,8 @@ _COLUMNS: Final = (
     "prompt_tokens",
     "output_tokens",
 )
-"""The first five are those of the multi-bin paper, 3.2; `llmtap sim run` checks lengths by the other two."""
+"""Columns of the CSV file. The first five are those of the multi-bin paper, 3.2; from the other two `llmtap
+sim run` recognises which tokens count as the length."""
 
 
 class GridCell(msgspec.Struct, frozen=True, kw_only=True):
@@ -459,7 +466,7 @@ class GridCell(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     length: int
     n: int
-    """Measured batches."""
+    """Number of measured batches."""
     problem: str | None
     """Why the cell is not valid."""
     median_s: float | None = None
@@ -469,10 +476,10 @@ class GridCell(msgspec.Struct, frozen=True, kw_only=True):
     min_s: float | None = None
     max_s: float | None = None
     uncertainty_s: float | None = None
-    """Largest of: the time from the first request's first byte to the last one's, and the longest time that a
-    byte may have waited unread."""
+    """Largest over the batches of two errors: the time between the first bytes of the first and of the last
+    request, and the longest time that a byte may have waited before it was read."""
     model_s: float | None = None
-    """T of the fitted model."""
+    """Time of the batch by the fitted model."""
 
 
 @dataclass(frozen=True, slots=True)

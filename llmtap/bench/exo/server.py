@@ -1,14 +1,15 @@
 """Detect the type of a server for an exo benchmark; place models on an exo cluster; sample power and memory.
 
 `mode.py` calls `detect_server` before it sends anything, and gets an `ExoServer`. The benchmark needs
-responses that ignore EOS and prompts that no cache has. exo has an endpoint for both; vLLM, SGLang and the
-simulated engine have fields for the first. An exo cluster is also queried for its nodes and, once a second,
-their power and load (`NodeMetrics`). `Power` computes energy and peak memory of these samples, or of those of
-this host.
+responses that ignore EOS, and prompts that are not in a cache. exo has an endpoint for both; vLLM, SGLang and
+the simulated engine have fields for the first. An exo cluster is also queried for its nodes and, once a
+second, for their power and load (`NodeMetrics`). `Power` computes energy and peak memory from these samples,
+or from the samples of this host.
 
-`place` makes a new instance in the order of exo-bench: previews, download on each node, instance, runners
-ready. Of the previews that fit the options (`PlacementFilter`), it uses the one whose instance type, sharding
-(by name) and number of nodes sort last. Other instances remain.
+`place` makes a new instance in the steps of exo-bench: request previews, download the model on each node,
+create the instance, wait until its runners are ready. Of the previews that match the options
+(`PlacementFilter`), it uses the last one in the order of instance type, sharding (both by name) and number of
+nodes. Other instances stay.
 
 Source: exo-bench's methodology, "Bench Endpoint", "System Metrics", "Reproducing Results"; exo's
 src/exo/api/types, src/exo/shared/types and bench/harness.py.
@@ -43,7 +44,7 @@ NODES_MAX: Final = 4
 POLL_S: Final = 0.1
 DOWNLOAD_POLL_S: Final = 1.0
 _SNAPSHOT: Final = ("nodeIdentities", "topology", "nodeMemory", "nodeSystem", "instances")
-"""Members of exo's `/state` to keep; the others are tasks and events."""
+"""Members of exo's `/state` that the result contains; the other members are tasks and events."""
 _REQUEST_TIMEOUT_S: Final = 10.0
 _NODES_SAMPLED_MAX: Final = 64
 _NODE_SERIES: Final[Mapping[str, tuple[str, MonitorSeries]]] = {
@@ -67,16 +68,16 @@ class Placement(msgspec.Struct, frozen=True):
 class ExoServer(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind
     url: str
-    """Without `/v1` at its end if the endpoint is not below it."""
+    """URL of the server; without `/v1` at its end if the endpoint is not below that path."""
     model: str
     endpoint: str = "chat.completions"
     stream: bool = True
-    """False for exo, whose endpoint responds in one piece with its own timings."""
+    """Whether responses are streamed. exo's endpoint responds in one piece, with its own timings."""
     fields: dict[str, msgspec.Raw] = {}
     bans_eos: str | None = None
-    """Means by which EOS is ignored; None if there is none."""
+    """Name of the means by which the server ignores EOS; None if it has none."""
     switches_cache: bool = False
-    """Whether a field of the request switches the prefix cache."""
+    """Whether a field of the request switches the prefix cache on or off."""
     owner: str | None = None
     """`owned_by` of the server's models."""
     listed: Any = None
@@ -101,7 +102,8 @@ async def detect_server(
 ) -> ExoServer:
     """Query the server, and return its type and properties. Raises ConfigError about `--target` or `--model`.
 
-    `tls`: None trusts the system's CAs. `instance`: id in exo; None: the first instance of the model.
+    `tls`: if None, the CAs of the system are trusted. `instance`: id of an instance in exo; None: the first
+    instance of the model.
     """
     url = target.rstrip("/")
     root = url.removesuffix("/v1")
@@ -156,7 +158,7 @@ def _only_model(models: Sequence[Mapping[str, Any]]) -> str:
 
 
 def placement_of(instances: Any, model: str, instance: str | None = None) -> Placement:
-    """Return the placement of the instance, or of the first one of the model in exo's state."""
+    """Return the placement of this instance, or of the first instance of the model in exo's state."""
     for tagged in instances.values() if isinstance(instances, dict) else ():
         meta, inner = _untag(tagged)
         shards = _shards(tagged)
@@ -171,7 +173,7 @@ def placement_of(instances: Any, model: str, instance: str | None = None) -> Pla
 
 
 def _untag(tagged: Any) -> tuple[str, Mapping[str, Any]]:
-    """Return the only key of an object and its value, which is exo's encoding of variants."""
+    """Return the key and the value of an object with one key: exo encodes variants in this form."""
     if not isinstance(tagged, dict) or len(tagged) != 1:
         return "", {}
     ((tag, inner),) = tagged.items()
@@ -201,7 +203,7 @@ async def _get(session: aiohttp.ClientSession, url: str) -> bytes:
 
 
 class NodeMetrics:
-    """Samples of power, temperature and load of the nodes of an exo cluster; failures do not end the run."""
+    """Samples power, temperature and load of the nodes of an exo cluster. A failure does not end the run."""
 
     def __init__(
         self, clock: Clock, url: str, headers: Sequence[tuple[str, str]], tls: ssl.SSLContext | None
@@ -253,13 +255,13 @@ class Power:
     def __init__(self, local: Columns | None, nodes: Mapping[str, Columns]) -> None:
         self._local = local
         self._known = [] if local is None else local.known()
-        # The power of a node includes its GPUs, so that only hosts without nodes count GPUs.
+        # The power of a node includes its GPUs. Add the power of this host's GPUs only if there are no nodes.
         self._sources = [(one, "power") for one in nodes.values() if "power" in one.known()] or [
             (local, name) for name in self._known if local is not None and name.endswith("_power")
         ]
 
     def energy(self, from_ns: int, to_ns: int) -> Energy | None:
-        """Return the energy of all sources in a time window; None if the samples do not suffice."""
+        """Return the energy of all sources in a time window; None if a source has too few samples."""
         parts: list[Energy] = []
         for columns, name in self._sources:
             one = energy_of(columns.times_ns(), columns.column(name), from_ns=from_ns, to_ns=to_ns)
@@ -275,7 +277,7 @@ class Power:
         )
 
     def peak_memory(self, from_ns: int, to_ns: int) -> int | None:
-        """Return the most bytes in use by GPUs, or by the server's processes on a host without GPUs.
+        """Return the maximum memory in bytes used by GPUs, or by the server's processes without GPUs.
 
         Includes the last sample before the window and the first one after it.
         """
@@ -290,7 +292,7 @@ class Power:
 
 
 def total_of(windows: Iterable[Energy | None]) -> dict[str, Any] | None:
-    """Return the energy of all windows and their average power, or None without samples."""
+    """Return the total energy of all windows and their average power, or None without samples."""
     known = [window for window in windows if window is not None]
     if not known:
         return None
@@ -312,12 +314,12 @@ class PlacementFilter(msgspec.Struct, frozen=True, kw_only=True):
     nodes_max: int = NODES_MAX
 
     def fits(self, preview: Mapping[str, Any]) -> bool:
-        """Return whether a preview has no error and matches the wish."""
+        """Return whether a preview has no error and matches this filter."""
         meta, sharding, nodes = _rank(preview)
         meta, sharding = meta.lower(), sharding.lower()
         if preview.get("error") is not None or not self.nodes_min <= nodes <= self.nodes_max:
             return False
-        # On one node, tensor and jaccl are the same as pipeline and ring.
+        # On one node, tensor and jaccl mean the same as pipeline and ring: do not measure the same twice.
         if self.instance_meta == "both":
             meta_fits = nodes > 1 or "jaccl" not in meta
         else:
@@ -332,7 +334,7 @@ class PlacedInstance(msgspec.Struct, frozen=True, kw_only=True):
     others: int
     """Number of other placements that match."""
     download_s: float | None
-    """None if every node had the model."""
+    """Seconds of the model's download; None if every node had the model."""
 
 
 class ExoCluster:
@@ -360,7 +362,7 @@ class ExoCluster:
         )
         try:
             await self._ready(placed.id, list(shards.get("runnerToShard") or {}))
-        except BaseException:  # Also after a cancellation, the instance is removed.
+        except BaseException:  # Remove the instance after a cancellation as well.
             await self.remove(placed)
             raise
         return placed

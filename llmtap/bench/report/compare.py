@@ -4,10 +4,10 @@ Input: folders of `llmtap bench`. Output: public JSON (`compare_results`) for `l
 `llmtap bench --against`, with tables and charts, which `llmtap/report/bench.py` renders.
 
 The samples are runs, at least three of each system (6.3), since requests of one run share the state of the
-machine. With fewer runs, the samples are the requests of the first runs. Figures of loads that differ are not
-tested. p-values of a test's main figures are corrected by Holm's method, and their intervals are simultaneous
-95 % intervals (Bonferroni). p-values of other figures are corrected by Benjamini and Hochberg's method, and
-each has a 95 % interval of its own.
+machine. With fewer runs, the samples are the requests of the first run of each system. Figures of loads that
+differ are not tested. p-values of a test's main figures are corrected by Holm's method, and their intervals
+are simultaneous 95 % intervals (Bonferroni). p-values of other figures are corrected by Benjamini and
+Hochberg's method, and each has a 95 % interval of its own.
 
 Source: IETF draft, 6.1 to 6.4.
 """
@@ -37,7 +37,7 @@ from llmtap.report.values import MARK
 ALPHA: Final = 0.05
 LEVEL: Final = 1 - ALPHA
 _AtLevel = Callable[..., Comparison | None]
-"""Function that compares one figure; its argument `level` is the level of the interval."""
+"""Function that compares one figure; its argument `level` is the confidence level of the interval."""
 _GAPS: Final = "gaps"
 _FIGURES: Final = {
     "TTFT P50": ("ttft_ns", 0.5),
@@ -49,7 +49,7 @@ _FIGURES: Final = {
     "E2E P50": ("e2e_ns", 0.5),
     "E2E P99": ("e2e_ns", 0.99),
 }
-"""Figures of every load: name, column of its requests (or all gaps between chunks), and quantile."""
+"""Figures of every load, by name: column of the requests (or all gaps between chunks), and quantile."""
 _RATE: Final = "output rate, mean of runs"
 _TTFT: Final = ("TTFT P50", "TTFT P99")
 _KEYS: Final[Mapping[str, Sequence[str]]] = {
@@ -62,7 +62,7 @@ _KEYS: Final[Mapping[str, Sequence[str]]] = {
     "long-context": _TTFT,
     "guardrail-overhead": ("TTFT P50", "E2E P50"),
 }
-"""Main figures of each test, in each of its loads. Searches have `_HEADLINES` instead."""
+"""Main figures of each test, compared in each of its loads. Tests that search have `_HEADLINES` instead."""
 _HEADLINES: Final[Mapping[str, Sequence[tuple[str, str, str]]]] = {
     "throughput": (
         ("max_output_tps", "maximum output rate", "tok/s"),
@@ -75,7 +75,7 @@ _HEADLINES: Final[Mapping[str, Sequence[tuple[str, str, str]]]] = {
     ),
     "capacity": (("max_concurrency", "maximum concurrency", "requests"),),
 }
-"""Figures of a whole test by their name in its measurements; higher is better."""
+"""Figures of a whole test: name in its measurements, title and unit. Higher values are better."""
 
 DISTRIBUTIONS_MAX: Final = 6
 _NOTHING: Final = dict.fromkeys(("difference", "low", "high", "p", "method"))
@@ -104,10 +104,11 @@ class System:
 
 
 def compare_results(base: Path, others: Sequence[Path]) -> dict[str, Any]:
-    """Compare results folders with the first, in every test that all have.
+    """Compare results folders with the first folder, in every test that all of them contain.
 
-    Public JSON: `systems` (`label`, `results`, `tests`), `tests` (as `compare` returns each), `left_out`
-    (`test`, `only`). Raises ConfigError: no results folder, named twice, broken, or no test in common.
+    Public JSON: `systems` (`label`, `results`, `tests`), `tests` (results of `compare`), `left_out` (`test`,
+    `only`). Raises ConfigError if a folder is no results folder, is given twice or is broken, or if the
+    folders have no test in common.
     """
     places = [base, *others]
     for i, place in enumerate(places):
@@ -170,12 +171,12 @@ def _read_system(label: str, folder: Folder) -> System:
 def compare(base: System, *others: System) -> dict[str, Any]:
     """Compare each of `others` with `base` in one test.
 
-    Public JSON: `test`, `section`, `title`, `unlike` (how parameters or loads differ, which are not tested),
-    `invalid` (invalid runs, and why), `systems`, `checklist` (6.4, as a compliance matrix), `cautions`
-    (`system`, `against`, `steps`, `metrics`, `events_per_read`: a system whose chunks come in bursts; figures
-    of these metrics are not tested), `comparisons` (a figure each: `a` of the base, `b`, the `difference`
-    b - a with its interval and its `level`, `p`, `p_adjusted`, `finding`), `normalised` (6.2), `notes`,
-    `tables`, `charts`. Times are in seconds.
+    Public JSON: `test`, `section`, `title`, `unlike` (differences between parameters or loads; figures of
+    loads that differ are not tested), `invalid` (invalid runs, with the reason), `systems`, `checklist` (6.4,
+    as a compliance matrix), `cautions` (`system`, `against`, `steps`, `metrics`, `events_per_read`: a system
+    of which the chunks come in bursts; figures of these metrics are not tested), `comparisons` (one for each
+    figure: value `a` of the base, value `b`, the `difference` b - a with its interval and its `level`, `p`,
+    `p_adjusted`, `finding`), `normalised` (6.2), `notes`, `tables`, `charts`. Times are in seconds.
     """
     systems, exclusions = _in_common([base, *others])
     base, *rest = systems
@@ -230,7 +231,10 @@ def compare(base: System, *others: System) -> dict[str, Any]:
 
 
 def _in_common(systems: Sequence[System]) -> tuple[list[System], list[str]]:
-    """Return the systems with the runs whose seeds all have (6.1), or all if fewer than three; and notes."""
+    """Return the systems, each only with the runs whose seed every system has (6.1), and notes on the others.
+
+    If fewer than three seeds are common to all systems, return all runs, without notes.
+    """
     shared = set.intersection(*({run.report["seed"] for run in system.runs} for system in systems))
     if len(shared) < RUNS_MIN:
         return list(systems), []
@@ -252,7 +256,7 @@ def _shared(systems: Sequence[System]) -> list[str]:
 
 
 def _unlike_params(base: System, other: System) -> list[str]:
-    """Return differing parameters as `rate 4 of a, 8 of b`."""
+    """Return the parameters that differ, as texts such as `rate 4 of a, 8 of b`."""
     ours, theirs = (one.runs[0].report["params"] for one in (base, other))
     return [
         f"{name} {_param_text(ours[name])} of {base.label}, {_param_text(theirs[name])} of {other.label}"
@@ -262,7 +266,7 @@ def _unlike_params(base: System, other: System) -> list[str]:
 
 
 def _unlike(base: System, other: System, step: str) -> str | None:
-    """Return how the compared requests of a load, or their sending, differ; None if they do not."""
+    """Return how the requests of a load, or their send times, differ between the systems, or None."""
     runs = None if min(len(base.runs), len(other.runs)) >= RUNS_MIN else 1
     ours, theirs = (
         {
@@ -280,7 +284,7 @@ def _unlike(base: System, other: System, step: str) -> str | None:
 
 
 def _bursty(base: System, other: System, shared: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield the system of the two whose chunks come in bursts, with the loads where they do."""
+    """Yield each of the two systems whose chunks come in bursts compared with the other, with the loads."""
     for system, reference in ((base, other), (other, base)):
         numbers = {
             step: (_chunks_at_a_time(system, step), _chunks_at_a_time(reference, step)) for step in shared
@@ -327,7 +331,7 @@ def _system_json(system: System) -> dict[str, Any]:
 def _comparisons(
     base: System, other: System, shared: Sequence[str]
 ) -> Iterator[tuple[dict[str, Any], _AtLevel]]:
-    """Yield each figure with its own interval, and a function that compares it at another level."""
+    """Yield each figure with its interval, and a function that compares it at another confidence level."""
     test = base.runs[0].report["test"]
     for name, label, unit in _HEADLINES.get(test, ()):
         a, b = ([run.report["measurements"].get(name) for run in one.runs] for one in (base, other))
@@ -344,7 +348,7 @@ def _comparisons(
             if min(len(a), len(b)) >= RUNS_MIN:
                 at_level = partial(_of_runs, *([percentile(v, share) for v in runs] for runs in (a, b)))
             elif column == _GAPS:
-                continue  # Gaps of one request are not independent samples.
+                continue  # Do not test gaps with few runs: gaps of a request are not independent samples.
             else:
                 at_level = partial(compare_quantile, a[0], b[0], share, paired=False)
             result = at_level()
@@ -432,7 +436,7 @@ def _normalised(system: System) -> dict[str, Any]:
 
 
 def _output_tps(step: Measurement) -> float:
-    """Return tokens of complete responses / time from the load's start to the last response."""
+    """Return the tokens of complete responses / time from the load's start to the last response."""
     tokens: Sequence[int] = step.ended_well().column("output_tokens").drop_null().to_pylist()
     return sum(tokens) / step.seconds if step.seconds else 0.0
 

@@ -2,15 +2,15 @@
 
 `bench/run/perform.py` calls `report_of` after each test and `document_of` at the end; `load_document` builds
 the document from a results folder. Compliance is judged here; `texts.py` and `llmtap/report/bench.py` render
-it.
+the document.
 
 A report has: `test`, `section`, `title`, `run`, `quick`, `params`, `sut`, `target` and `arms` (without keys),
 `seed`, `warmup`, `began`, `ended`, `versions`, `steps` (each load: `name`, `arm`, `load`, `cached`,
 `requests`, `result`), `warmups`, `refused`, `measurements`, `tasks` (of a compound system), `tables`,
 `charts`, `configuration`, `notes`, `deviations`, `main` (name of the load that represents the test),
 `itl_option`, `round_trip` (seconds), `clock_offset`, `model_load`, `selftest`, `exact_requests`, `forfeits`,
-`verdict` and `compliance`. The document has what the reports share, `tests` (reports of first runs),
-`repeats` (short forms of the reports of further runs), `not_run` and a verdict over all.
+`verdict` and `compliance`. The document has the fields that are common to all reports, `tests` (reports of
+first runs), `repeats` (short forms of the reports of further runs), `not_run` and a verdict over all tests.
 """
 
 import os
@@ -56,9 +56,9 @@ __all__ = [
 
 
 def stream_charts(measured: Measurement, reader: Benefit = DEFAULT_BENEFIT) -> list[ChartSpec]:
-    """Return charts of the streams with the median and the longest user idle latency.
+    """Return charts of two streams: those with the median and the longest user idle latency.
 
-    Each chunk counts as the response's mean tokens per chunk.
+    The number of tokens of each chunk is the mean of its response.
     """
     table = measured.ended_well().select(["ttft_any_ns", "gaps_ns", "output_tokens"])
     streams = []
@@ -125,7 +125,7 @@ _VARIANT: Final = "B-even"
 """Variant of option B in results of loads; the draft has no such option."""
 _OUTPUT_CONTROL: Final = "result.plan.body.output_control"
 _STREAM_TESTS: Final = frozenset({"ttft", "itl"})
-"""Tests with charts of two streams of the last load."""
+"""Tests whose report has charts of two streams of the last load (`stream_charts`)."""
 _REPEAT_FIELDS: Final = ("test", "run", "seed", "began", "ended", "verdict")
 _LONG_FIELDS: Final = ("timeline", "hdr_histograms")
 
@@ -141,7 +141,7 @@ def report_of(
     selftest: Mapping[str, Any] | None = None,
     clock_offset: ClockOffset | None = None,
 ) -> dict[str, Any]:
-    """Return the report of one test with its compliance. Times are of the wall clock."""
+    """Return the report of one test with its compliance. `began_ns` and `ended_ns` are wall-clock times."""
     steps = _steps(session)
     option = _itl_option(result, steps)
     trip = next(
@@ -239,7 +239,7 @@ def _configuration(
     selftest: Mapping[str, Any] | None,
     clock_offset: ClockOffset | None,
 ) -> Iterator[tuple[str, str]]:
-    """Yield the lines of the configuration that every test has."""
+    """Yield the lines of the configuration that the reports of all tests have."""
     if option is not None:
         yield "ITL option (4.6.3)", "; ".join(f"{one}: {_OPTION_TEXTS[one]}" for one in option.split(" + "))
     if controls := list(dict.fromkeys(filter(None, (at(step, _OUTPUT_CONTROL) for step in steps)))):
@@ -297,7 +297,7 @@ def is_results(folder: Path) -> bool:
 
 
 def load_document(folder: Path) -> dict[str, Any]:
-    """Return the document of a results folder, with every complete test. Raises ConfigError."""
+    """Return the document of a results folder, with the reports of all complete tests. Raises ConfigError."""
     if not is_results(folder):
         raise ConfigError(str(folder), f"is not a results folder of llmtap bench: it has no {SETUP_FILE}")
     results = Folder(folder)

@@ -1,8 +1,8 @@
 """Render a benchmark's document as text: the minimum report (IETF draft, C.1) and the full report (C.2).
 
 Input: the JSON document of `report.py`. Output: plain text (`minimum_text`) and Markdown (`full_markdown`)
-for `llmtap bench` and `llmtap report`. The minimum report shows one load: the main load of the TTFT test,
-else of the first test.
+for `llmtap bench` and `llmtap report`. The minimum report shows one load: the main load of the TTFT test or,
+without this test, of the first test.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,7 +41,7 @@ from llmtap.report.values import milliseconds, number
 
 
 def main_load(report: Report) -> Step | None:
-    """Return the load that represents a test, by default the one with the most requests, or None."""
+    """Return the load that represents a test (default: the one with the most requests), or None."""
     loads = measured_steps(report)
     main = next((load for load in loads if name_of(load) == report.get("main")), None)
     without_arm = [load for load in loads if not load.get("arm")] or loads
@@ -56,7 +56,7 @@ _MainLoad = tuple[Mapping[str, Any], Mapping[str, Any]]
 
 
 class Rate(NamedTuple):
-    """Output tokens per second, and the text on their validity (`mark_of`)."""
+    """Rate of output tokens per second, and the text on its validity (`mark_of`)."""
 
     tps: float
     mark: str
@@ -129,7 +129,7 @@ def _main_load(document: Mapping[str, Any]) -> _MainLoad | None:
 
 
 def _rows_of(report: Report, step: Step) -> tuple[Mapping[str, Any], str]:
-    """Return the latencies of a main load as in the tables of its test, and which requests they cover."""
+    """Return the latencies of a main load as in the tables of its test, and the requests that they cover."""
     level_name, arm = name_of(step).partition("/")[0], str(step.get("arm"))
     for level in at(report, "measurements.levels") or ():
         if level.get("step") == name_of(step) and "window" in level:
@@ -141,9 +141,9 @@ def _rows_of(report: Report, step: Step) -> tuple[Mapping[str, Any], str]:
 
 
 def throughputs(document: Mapping[str, Any]) -> tuple[Rate | None, Rate | None]:
-    """Return the highest output rate of the sustained levels, and of those within the bound of C.1 on P99.
+    """Return the highest output rate of all sustained levels, and of those that meet the P99 bound of C.1.
 
-    Both are of the levels of one test, so that the second is never above the first.
+    Both rates are from the same test, so that the second is never above the first.
     """
     reports = {report["test"]: report for report in document.get("tests") or ()}
     for name in (name for name in _FOR_THROUGHPUT if name in reports):
@@ -180,7 +180,7 @@ def _notes(document: Mapping[str, Any], main: _MainLoad | None) -> Iterator[str]
     if main is not None:
         report, step = main
         arm = f" ({step['arm']})" if step["arm"] else ""
-        # A test with a single load names it "load"; the name is not shown.
+        # Do not show the name "load", which says nothing: it is the name of a test's only load.
         load = "" if step["name"] == "load" else f", load {step['name']}"
         name = f"{report['section']} {report['title']}{load}{arm}"
         rows, description = _rows_of(report, step)

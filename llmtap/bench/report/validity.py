@@ -1,11 +1,11 @@
 """Judge which figures of a benchmark are valid, doubtful or not valid, from the verdicts of its loads.
 
 `report.py` stores `verdict_of_test` in the report of each test, and `document_verdict` in the document. A
-figure has the worst state that it has in any load of the test. A test requests the figures of
-`BenchTest.figures`, and is valid if each of them is valid or doubtful in every load; a finding about another
-figure is a caution. Failed requests are expected in a test at the server's limits (`BenchTest.overloads`); in
-other tests the load failed. `contradictions` checks the figures of a test
-against each other and against the definitions of DEFINITIONS.md, "Load and length".
+figure of a test has its worst state over all loads. A test requests the figures of `BenchTest.figures`, and
+is valid if each of them is valid or doubtful in every load; a finding about another figure is a caution.
+Failed requests are expected in a test that goes to the server's limits (`BenchTest.overloads`); in other
+tests they mean that the load failed. `contradictions` checks the figures of a test against each other and
+against the definitions of DEFINITIONS.md, "Load and length".
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,9 +17,9 @@ from llmtap.load.replay.verdict import FIGURES, FigureState, figure_title, verdi
 from llmtap.report.values import at, counted, number
 
 FAILED: Final = "failed"
-"""Finding of a load: failed requests."""
+"""Kind of the finding that a load has failed requests."""
 COMPLETED_MIN: Final = 0.9
-"""Smallest share of the requests sent that completes in the time of a sustained level (5.2.3.1)."""
+"""Smallest share of the sent requests that must complete in the time of a sustained level (5.2.3.1)."""
 _WORST: Final = (FigureState.NOT_VALID, FigureState.DOUBTFUL, FigureState.VALID)
 _SHARES: Final = ("p50", "p95", "p99")
 _MAXIMA: Final = {
@@ -33,11 +33,12 @@ _Json = Mapping[str, Any]
 def verdict_of_test(
     test: BenchTest[Any], steps: Sequence[_Json], measurements: _Json, missed_objectives: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return the verdict of a test as public JSON. `missed`: objectives that no load met.
+    """Return the verdict of a test as public JSON. `missed_objectives`: objectives that no load met.
 
-    `valid`, `failed`, `missed`, a sentence (`says`), `figures` by name (`state`, `requested`, `error` in
-    seconds, `loads` by state), and the findings of all loads by what they mean: `findings` make a requested
-    figure not valid, `cautions` another figure or only doubtful, `failures` are of the server.
+    It has `valid`, `failed`, `missed`, a sentence (`says`), `figures` by name (`state`, `requested`, `error`
+    in seconds, `loads` by state), and the findings of all loads in three lists: `findings` make a requested
+    figure not valid, `cautions` make a figure doubtful or concern a figure that is not requested, and
+    `failures` are failures of the server.
     """
     verdicts = [(step["name"], at(step, "result", "verdict") or {}) for step in steps]
     by_kind: dict[str, list[dict[str, Any]]] = {"findings": [], "cautions": [], "failures": []}
@@ -88,7 +89,7 @@ def _kind_of(finding: _Json, test: BenchTest[Any]) -> str:
     if finding["what"] == FAILED:
         return "failures"
     invalidated = finding.get("spoils")
-    if invalidated is None:  # The result is of an earlier version.
+    if invalidated is None:  # The result was written by an earlier version.
         return "findings" if finding.get("invalidates", True) else "cautions"
     return "findings" if finding.get("failed") or set(invalidated) & set(test.figures) else "cautions"
 
@@ -132,7 +133,7 @@ def document_verdict(reports: Sequence[_Json]) -> dict[str, Any]:
         for kind in ("findings", "cautions", "unchecked")
     }
     verdicts = {_with_run(report, report["test"]): report["verdict"] for report in reports}
-    # Results of earlier versions have no sentence.
+    # Skip verdicts without a sentence: earlier versions wrote none.
     sentences = {name: one["says"] for name, one in verdicts.items() if one.get("says")}
     parts = [f"{name}: {says}" for name, says in sentences.items() if says != _ALL_VALID]
     if rest := len(sentences) - len(parts):
@@ -167,8 +168,9 @@ def _with_run(report: _Json, name: str) -> str:
 def contradictions(measurements: _Json) -> Iterator[tuple[str, str, str]]:
     """Yield a kind, a figure and a text for each pair of figures of a test that cannot both be right.
 
-    `contradiction`: the definitions exclude it, so that a figure is wrong. `too_short`: the level is too
-    short to show which of the two is right, and the sustainable load is doubtful.
+    Kind `contradiction`: the definitions exclude such a pair, so one of the figures is wrong. Kind
+    `too_short`: the level is too short to show which of the two is right, and the sustainable load is
+    doubtful.
     """
     levels = [level for level in measurements.get("levels") or () if isinstance(level, Mapping)]
     for level in levels:
@@ -184,7 +186,7 @@ def contradictions(measurements: _Json) -> Iterator[tuple[str, str, str]]:
     for name, of_level in _MAXIMA.items():
         maximum = measurements.get(name)
         rates = [level[of_level] for level in sustained if level.get(of_level) is not None]
-        # Results of earlier versions have no `sustained`, and another definition.
+        # Skip results of earlier versions, which have no `sustained` and use another definition.
         if (
             maximum is not None
             and levels

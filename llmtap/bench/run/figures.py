@@ -57,16 +57,16 @@ METRICS: Final = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
 MS: Final = 1e3
 _ABSENT: Final = "-"
 Cell = Callable[[Any], str]
-"""Function from a row to the text of a cell."""
+"""Function that returns the text of a cell for a row."""
 INTERVAL_NOTE: Final = "in brackets after a figure: its interval of 95 %, where it has one"
 _LEVEL: Final = 0.95
 RUNS_MIN: Final = 3
-"""Independent runs that a claim needs (6.3)."""
+"""Minimum number of independent runs for a claim about a difference (6.3)."""
 _ENDS: Final = ("value", "low", "high")
 _PLACES_MAX: Final = 2
 _POINTS_MAX: Final = 500
 _TAIL_POINTS: Final = 100
-"""Number of highest values that are all drawn: P99.9 is among them up to 100,000 samples."""
+"""Number of highest values of which each is drawn: up to 100,000 samples, P99.9 is among them."""
 
 
 def figure(value: float | None, low: float | None, high: float | None, n: int, **more: Any) -> dict[str, Any]:
@@ -77,15 +77,19 @@ def figure(value: float | None, low: float | None, high: float | None, n: int, *
 def latency_row(values: Sequence[float], shares: Mapping[str, float] = SHARES) -> dict[str, Any]:
     """Return the percentiles of values in any order, each with its interval (`metrics/intervals.py`).
 
-    `n`, `mean`, `min`, `max`; for each name of `shares` a figure `{"value", "low", "high", "n", "level",
-    "method"}` with None for an open end; and `marks`, the names with too few values (5.1.4.3).
+    The result has `n`, `mean`, `min`, `max`, and for each name of `shares` a figure `{"value", "low", "high",
+    "n", "level", "method"}`, in which None is an open end. `marks` has the names with too few values
+    (5.1.4.3).
     """
     ordered = sorted(values)
     return _row(ordered, {name: (p, quantile_interval(ordered, p)) for name, p in shares.items()})
 
 
 def clustered_row(groups: Sequence[Sequence[float]], shares: Mapping[str, float] = SHARES) -> dict[str, Any]:
-    """Return the same for groups of dependent samples (gaps of a request), which count as one sample each."""
+    """Return a row as `latency_row` for groups of dependent values, such as the gaps of each request.
+
+    Each group counts as one sample.
+    """
     ordered = sorted(value for group in groups for value in group)
     return _row(ordered, {name: (p, clustered_quantile_interval(groups, p)) for name, p in shares.items()})
 
@@ -112,9 +116,10 @@ def _row(ordered: Sequence[float], estimates: Mapping[str, tuple[float, Interval
 def pairs(
     measurements: Iterable[tuple[Measurement, Measurement]], column: str
 ) -> tuple[list[float], list[float]]:
-    """Return a column's values of the rows that completed in both measurements of each pair.
+    """Return the values of a column in the first and in the second measurements of all pairs, matched by row.
 
-    Values are in seconds if the column's name ends in `_ns`.
+    Only rows that completed in both measurements of a pair are used. Values are in seconds if the column's
+    name ends in `_ns`.
     """
     first: list[float] = []
     second: list[float] = []
@@ -126,7 +131,10 @@ def pairs(
 
 
 def over_repeats(values: Sequence[float]) -> dict[str, Any] | None:
-    """Return the mean difference of three or more repeats, with Student's interval and p; else None."""
+    """Return the mean of the differences of three or more repeats, with Student's interval and p-value.
+
+    None if there are fewer repeats.
+    """
     interval = mean_interval(values)
     if len(values) < RUNS_MIN or interval is None:
         return None
@@ -142,7 +150,7 @@ def over_repeats(values: Sequence[float]) -> dict[str, Any] | None:
 def quantile_ratio(
     base: Sequence[float], other: Sequence[float], p: float, *, paired: bool
 ) -> dict[str, Any] | None:
-    """Return other / base of the p-th quantiles, with its interval; None without values above 0."""
+    """Return the ratio other / base of the p-quantiles, with its interval; None if a value is not above 0."""
     if not base or not other or min(base) <= 0 or min(other) <= 0:
         return None
     first, second = percentile(sorted(base), p), percentile(sorted(other), p)
@@ -212,7 +220,7 @@ def metric_table(caption: str, metrics: Mapping[str, str]) -> ReportTable:
 
 
 def latency_columns(*figures: str) -> dict[str, Cell]:
-    """Return columns of rows that hold a `latency_row` by metric: `ttft p99` becomes `TTFT P99`."""
+    """Return table columns for rows that have a `latency_row` by metric: `ttft p99` becomes `TTFT P99`."""
 
     def cell(metric: str, share: str) -> Cell:
         return lambda row: ms_of(row[metric], share)
@@ -222,12 +230,15 @@ def latency_columns(*figures: str) -> dict[str, Cell]:
 
 
 def text(name: str, form: str = "") -> Cell:
-    """Return a cell with the row's value of this name."""
+    """Return a function that formats the value of this name in a row."""
     return lambda row: format(row[name], form)
 
 
 def legend(rows: Iterable[Mapping[str, Any]], *metrics: str, share: str | None = None) -> list[str]:
-    """Return notes on intervals, and on a figure of these metrics (or `share` of them) of too few samples."""
+    """Return the note on intervals and, if a figure of these metrics has too few samples, a note on this.
+
+    `share`: look only at the figures of this name.
+    """
     marks = {mark for row in rows for metric in metrics for mark in row[metric]["marks"]}
     return [INTERVAL_NOTE] + [FEW] * (bool(marks) if share is None else share in marks)
 
@@ -247,7 +258,10 @@ def cdf_series(name: str, values: Sequence[float]) -> ChartSeries:
 def histogram_series(
     name: str, values: Sequence[float], *, bins: int = 60, span: tuple[float, float] | None = None
 ) -> ChartSeries:
-    """Return the share of values in equal bins over `span` (seconds; default: all), by bin centres in ms."""
+    """Return the share of values in bins of equal width, with the bin centres in ms as x.
+
+    `span`: range in seconds; default: the range of the values.
+    """
     if not values:
         return ChartSeries(name, [], [])
     low, high = span or (min(values), max(values))

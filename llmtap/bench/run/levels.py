@@ -1,12 +1,12 @@
 """Shared parts of tests that measure several load levels: SLO bounds, loads, figures, capacity.
 
 `level_load` makes the load of a level, with a seed of its own so that a prefix cache has no hits, and
-`measure_closed` sends a closed loop. `Bounds` judges a level; further functions make its JSON, tables
-and charts. The capacity, of which other levels are shares, is the parameter `max_rate` or the throughput
-test's result with the same workload (`known_capacity`), or is measured: the concurrency of closed loops is
-doubled until the output rate no longer grows (`find_capacity`). `RateSearch` chooses the levels of a search
-for the highest level that holds: it doubles until one fails, then bisects. Its choice depends on the verdicts
-alone, so an interrupted search can be resumed.
+`measure_closed` sends a closed loop. `Bounds` judges a level; further functions make its JSON, tables and
+charts. Tests that set loads as shares of the capacity take it from the parameter `max_rate` or from the
+throughput test's result with the same workload (`known_capacity`). Otherwise they measure it: the concurrency
+of closed loops is doubled until the output rate no longer grows (`find_capacity`). `RateSearch` chooses the
+levels of a search for the highest level that passes ("holds"): it doubles the level until one fails, then
+bisects. Its choice depends only on the verdicts, so an interrupted search can be resumed.
 
 Source: IETF draft, 5.2.3 (4), 5.2.3.2 and 5.5.3 (4).
 """
@@ -35,15 +35,16 @@ from llmtap.units import Duration, to_seconds
 
 COLUMNS: Final = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "End-to-End"}
 FAILED_MAX: Final = 0.01
-"""Largest share of failures that a bound on a P99 allows."""
+"""Largest allowed share of failed requests if there is a bound on a P99."""
 ROWS_SPARE: Final = 1.5
-"""Factor on the number of requests that the previous level suggests for a closed loop."""
+"""Safety factor on the number of requests of a closed loop that is estimated from the previous level."""
 ROWS_PER_SLOT_S: Final = 5.0
-"""Assumed requests per slot and second if no response time is known (200 ms each)."""
+"""Assumed number of requests per slot and second while no response time is known (200 ms each)."""
 DURATION_SHARE_MIN: Final = 0.95
-"""Share of the planned duration for which the requests of a closed loop must last."""
+"""Smallest share of the planned duration for which the requests of a closed loop must last."""
 ROWS_MAX: Final = 100_000
-"""Largest number of requests of a closed loop; without it, a server that refuses at once gets any number."""
+"""Largest number of requests of a closed loop. Without it, a server that refuses at once would get an
+unlimited number."""
 _NO_MEMORY: Final = re.compile(
     r"out[ -]of[ -]memory|\boom\b|memoryallocation|alloc_failed|insufficient memory", re.IGNORECASE
 )
@@ -70,16 +71,18 @@ class LevelAttempt:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Bounds of a level: P99s, a share of requests within objectives, a share of smooth tokens."""
+    """Bounds that a level must meet: on P99s, on the share of requests within
+    objectives, on smooth goodput."""
 
     ttft: Duration | None = None
     tpot: Duration | None = None
     objectives: str | None = None
     """Objectives of each request, as `Objectives.parse` reads them."""
     attainment: float = 0.99
-    """Smallest share of requests that meet all `objectives`."""
+    """Smallest allowed share of requests that meet all `objectives`."""
     smooth: float | None = None
-    """Smallest smooth goodput, as a share of the output tokens."""
+    """Smallest allowed smooth goodput (defined in `metrics/deadlines.py`), as a share
+    of the output tokens."""
 
     def __bool__(self) -> bool:
         return bool(self._p99_bounds()) or self.objectives is not None or self.smooth is not None
@@ -90,7 +93,7 @@ class Bounds:
 
     @property
     def text(self) -> str:
-        """`TTFT P99 <= 2000 ms, TPOT P99 <= 50.0 ms`"""
+        """Return the bounds as text: `TTFT P99 <= 2000 ms, TPOT P99 <= 50.0 ms`."""
         parts = [f"{COLUMNS[name]} P99 <= {ms(to_seconds(ns))}" for name, ns in self._p99_bounds()]
         if self.objectives is not None:
             parts.append(f"{share(self.attainment)} of the requests within {self.objectives}")
@@ -114,7 +117,7 @@ class Bounds:
         }
 
     def violations(self, steady: SteadyPart) -> list[str]:
-        """Return the violated bounds as texts. Failed requests violate every bound."""
+        """Return the violated bounds as texts. Too many failed requests violate every bound."""
         texts = []
         for name, ns in self._p99_bounds():
             p99 = steady.latency(f"{name}_ns", 0.99)
@@ -146,7 +149,7 @@ class Bounds:
 
 
 def verdict_text(steady: SteadyPart, violations: Sequence[str], met: str = "") -> str:
-    """Return the violated bounds, else `met`, and the number of requests that the bounds do not judge."""
+    """Return the violated bounds (or `met`, if none is violated), and the number of requests not judged."""
     return "; ".join(
         filter(None, (*(violations or (met,)), not_judged_text({"not_judged": steady.not_judged})))
     )
@@ -169,9 +172,10 @@ async def measure_closed(
     slo: str | None = None,
     output_tokens: int | None = None,
 ) -> tuple[Measurement, SteadyPart, bool]:
-    """Send a closed loop; repeat it as `NAME-longer` if its requests ended too soon and hardly any failed.
+    """Send a closed loop. If its requests ended too soon and hardly any failed, repeat it as `NAME-longer`.
 
-    `previous_level`: see `rows_for`. Returns the measurement, its steady part, and whether it ended too soon.
+    `previous_level`: see `rows_for`. Returns the last measurement, its steady part, and whether this ended
+    too soon.
     """
     seconds = to_seconds(duration)
     rows = rows_for(slots, seconds, previous_level)
@@ -197,7 +201,7 @@ async def measure_closed(
 def rows_for(slots: int, seconds: float, previous_level: tuple[float, float] | None) -> int:
     """Return the number of requests for a closed loop of `seconds`.
 
-    `previous_level`: slots and completed requests per second of another level.
+    `previous_level`: slots, and completed requests per second, of a level that was measured before; or None.
     """
     rate = ROWS_PER_SLOT_S * slots
     if previous_level is not None:
@@ -206,7 +210,7 @@ def rows_for(slots: int, seconds: float, previous_level: tuple[float, float] | N
 
 
 def saturation_signs(steady: SteadyPart) -> list[str]:
-    """Return the reasons for which `steady.is_sustained` is false; empty if it is true."""
+    """Return the reasons why a load is not sustained; empty if `steady.is_sustained`."""
     signs = []
     if steady.queue_grows:
         signs.append(f"the queue grows: {steady.in_flight[0]:.1f} to {steady.in_flight[-1]:.1f} in flight")
@@ -222,7 +226,7 @@ def saturation_signs(steady: SteadyPart) -> list[str]:
 
 
 def saturation_level(attempt: LevelAttempt) -> SaturationLevel:
-    """Return a level for the rules of `metrics/saturation.py`, by TTFT; an unknown one is infinite."""
+    """Return a level for the rules of `metrics/saturation.py`. Its latency is TTFT; infinite if unknown."""
     steady, endless = attempt.steady, float("inf")
     p50, p99 = (endless if (ttft := steady.latency("ttft_ns", p)) is None else ttft for p in (0.50, 0.99))
     return SaturationLevel(attempt.level, steady.output_tps or 0.0, p50, p99, steady.success)
@@ -290,7 +294,7 @@ def p99_chart(
     rows: Sequence[Mapping[str, Any]],
     marks: Sequence[Mark] = (),
 ) -> ChartSpec:
-    """Return the chart of the P99 of TTFT, TPOT and E2E, of rows by `latency_rows`."""
+    """Return the chart of the P99 of TTFT, TPOT and E2E. `rows`: results of `latency_rows`, one per level."""
     lines = [
         line_series(f"{name} P99", list(xs), [row[key]["p99"] for row in rows])
         for key, name in METRICS.items()
@@ -321,7 +325,7 @@ def share(value: float | None) -> str:
     if value is None:
         return "-"
     percent = value * 100
-    # Only exact values are shown as 0 % and 100 %.
+    # Show 0 % and 100 % only if they are exact; a value near them is shown as 0.1 % or 99.9 %.
     return f"{percent:.0f}%" if percent in (0, 100) else f"{min(max(percent, 0.1), 99.9):.1f}%"
 
 
@@ -344,7 +348,7 @@ def server_total(measured: Measurement, name: str) -> float | None:
 
 
 def memory_errors(measured: Measurement) -> int:
-    """Return the number of out-of-memory errors; the result has the most frequent errors only."""
+    """Return the number of out-of-memory errors among the errors in the result (the most frequent ones)."""
     errors: dict[str, int] = measured.result.get("errors") or {}
     return sum(count for message, count in errors.items() if _NO_MEMORY.search(message))
 
@@ -362,13 +366,14 @@ def remaining_text(attempts: int, duration_s: float) -> str:
 
 
 WARM_TOKENS: Final = 100
-"""Tokens of a response in a warm-up: 100 requests then have the 10,000 tokens of 4.5.1."""
+"""Output tokens of each request of a warm-up: 100 requests then have the 10,000
+tokens that 4.5.1 requires."""
 ANSWERS_MIN: Final = 3
 SLOTS_FIRST: Final = 8
 ROUNDS: Final = 6
-"""Requests per slot at a level of the search for capacity."""
+"""Number of requests per slot at each level of the search for the capacity."""
 GAIN_MIN: Final = 0.05
-"""Smallest gain of a doubled concurrency that continues the search."""
+"""Smallest relative gain of the output rate, after doubling the concurrency, that continues the search."""
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
@@ -376,17 +381,17 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 
     rps: float
     tps: float | None
-    """Output tokens per second; None if only a rate is known."""
+    """Output tokens per second; None if only the rate of requests is known."""
     how: str
     """Source of the capacity, as text."""
     saturated: bool = True
-    """False if the search ended at its highest concurrency."""
+    """Whether the output rate stopped growing; False if the search ended at its highest concurrency."""
 
 
 def known_capacity(
     session: BenchSession, max_rate: float | None, workload: str | None = None
 ) -> Capacity | None:
-    """Return the capacity if given, or measured by the throughput test of this workload; else None."""
+    """Return the capacity that is given, or that the throughput test measured with this workload, or None."""
     if max_rate is not None:
         return Capacity(rps=max_rate, tps=None, how="given as max_rate")
     if workload is None:
@@ -410,7 +415,8 @@ async def find_capacity(
 ) -> Capacity:
     """Double the concurrency of closed loops until the output rate stops growing, and return the capacity.
 
-    `load_of` makes a closed loop of the given slots and requests; `warm_by`: see `BenchSession.measure`.
+    `load_of`: function that makes a closed loop with these slots and requests. `warm_by`: see
+    `BenchSession.measure`.
     """
     slots = min(SLOTS_FIRST, slots_max)
     best: tuple[float, float | None, float, int] | None = None
@@ -440,7 +446,11 @@ async def find_capacity(
 
 
 def _rates(measured: Measurement) -> tuple[float, float | None]:
-    """Return requests and output tokens per second; requests: tokens by mean length, if known."""
+    """Return the rates of requests and of output tokens per second.
+
+    The rate of requests is the rate of tokens / the mean length, if both are known: it is less noisy than a
+    count of requests.
+    """
     steady = steady_of(measured)
     tps = steady.output_tps
     mean = pc.mean(measured.ended_well()["output_tokens"]).as_py()
@@ -448,9 +458,9 @@ def _rates(measured: Measurement) -> tuple[float, float | None]:
 
 
 def is_sustained(level: Mapping[str, Any]) -> bool:
-    """Whether a level, as JSON of `level_json`, is sustained and meets the objectives, if it has some.
+    """Return whether a level (JSON of `level_json`) is sustained and meets its bounds, if it has any.
 
-    Results of earlier versions have no `sustained`.
+    Results of earlier versions have no `sustained`: there, the state of the queue decides.
     """
     holds = level.get("holds")
     if "sustained" not in level:
@@ -459,9 +469,9 @@ def is_sustained(level: Mapping[str, Any]) -> bool:
 
 
 def overload(measured: Measurement) -> float | None:
-    """Return completions by arrivals of an open loop above saturation (5.2.3.1), else None.
+    """Return completions / arrivals of an open loop above saturation (5.2.3.1); None below saturation.
 
-    None also if the load is shorter than three responses without a queue: too short to tell.
+    Also None if the load is shorter than three responses without a queue: it is too short for a judgement.
     """
     steady, table = steady_of(measured), measured.ended_well()
     if not (steady.falls_short and steady.queue_grows):
@@ -473,17 +483,17 @@ def overload(measured: Measurement) -> float | None:
 
 @dataclass(slots=True)
 class RateSearch:
-    """Search for the highest level that holds: doubles the level until it fails, then bisects."""
+    """Search for the highest level that holds (passes): double the level until it fails, then bisect."""
 
     low: int
     high: int
     start: int
     resolution: int = 1
-    """Difference of `best` and `limit` at which the search ends."""
+    """Difference between `best` and `limit` at which the search ends."""
     best: int | None = None
-    """Highest level that holds, or None."""
+    """Highest level found to hold so far, or None."""
     limit: int | None = None
-    """Lowest level that does not hold, or None."""
+    """Lowest level found not to hold so far, or None."""
 
     def __post_init__(self) -> None:
         assert 0 < self.low <= self.start <= self.high
@@ -508,11 +518,11 @@ class RateSearch:
 
     @property
     def attempts_max(self) -> int:
-        """Largest possible number of further tries."""
+        """Largest possible number of levels that are still to be tried."""
         level = self.next
         if level is None:
             return 0
-        # With both ends known, success leaves at least as many levels as failure.
+        # If both ends are known, only success must be followed: it leaves at least as many levels as failure.
         successors = [replace(self, best=level)]
         if self.best is None or self.limit is None:
             successors.append(replace(self, limit=level))
@@ -520,10 +530,10 @@ class RateSearch:
 
     @property
     def _floor(self) -> int:
-        """Highest level known to hold, or the level below the lowest."""
+        """Highest level known to hold, or the level below the lowest possible one."""
         return self.low - 1 if self.best is None else self.best
 
     @property
     def _gap_min(self) -> int:
-        # While no level is sustained, the search continues to the lowest level; `resolution` does not end it.
+        # While no level holds, ignore `resolution` and continue the search down to the lowest level.
         return 1 if self.best is None else self.resolution

@@ -2,9 +2,10 @@
 
 A `MeasurementRecorder` gets each exchange while the load runs (`session.py`). The table (`Measurement`) is
 stored as Parquet, and every figure of a test is computed from it. The steady part (`steady_of`) begins after
-a tenth of the time, ends with the last request sent or at the planned end, and is divided into five equal
-parts. The tokens of a response are spread evenly between its first token and its end. A difference counts if
-it exceeds two standard deviations of independent arrivals and departures.
+a tenth of the time, ends when the last request was sent or at the planned end, and is divided into five equal
+parts. The tokens of a response are assumed to be spread evenly between its first token and its end. A
+difference between parts counts if it exceeds two standard deviations, for independent arrivals and
+departures.
 
 Source: IETF draft, 5.2.3.1 and 5.2.3.2, which define neither "growing" nor "stable".
 """
@@ -58,7 +59,7 @@ COLUMNS: Final[dict[str, pa.DataType]] = {
 
 @dataclass(slots=True)
 class Measurement:
-    """Result of one load."""
+    """Result of one load: a summary, and a table with a row for each request."""
 
     name: str
     """Name of the load, unique within a test: `search/0012-16rps`."""
@@ -66,14 +67,14 @@ class Measurement:
     result: dict[str, Any]
     """Result as in `llmtap replay --json`: summary, plan, dispatch lateness, verdict, warm-up."""
     table: pa.Table
-    """`COLUMNS`, a row per request by time of submission. `sent_ns`, `scheduled_ns`, `end_ns`: from the
-    load's start; `gaps_ns`: times between events with tokens; `server_gaps_ns`: the same by the server's
-    clock (option C); `chunk_tokens`: tokens of each event; `met`: whether all objectives of the load were
-    met, null if the request does not count or is not judged (`Objectives.judge`); `not_judged`: whether it is
-    not judged, null without objectives; `smooth_benefit`: eq. 7 of the smooth goodput paper. Unknown values
-    are null."""
+    """Table with the columns `COLUMNS` and a row for each request, in the order of submission. `sent_ns`,
+    `scheduled_ns`, `end_ns`: times from the load's start; `gaps_ns`: times between events with tokens;
+    `server_gaps_ns`: these times by the server's clock (option C); `chunk_tokens`: tokens of each event;
+    `met`: whether all objectives of the load were met, null if the request does not count or is not judged
+    (`Objectives.judge`); `not_judged`: whether the objectives could not judge the request, null without
+    objectives; `smooth_benefit`: eq. 7 of the smooth goodput paper. Unknown values are null."""
     cached: bool = False
-    """Whether it was read from the results folder."""
+    """Whether the measurement was read from the results folder, not sent now."""
 
     @property
     def seconds(self) -> float:
@@ -92,13 +93,15 @@ class Measurement:
         return replace(self, table=self.table.filter(pc.field("request_class") == name))
 
     def values(self, column: str) -> list[float]:
-        """Return a column's sorted values of complete responses, in seconds if its name ends in `_ns`."""
+        """Return the sorted values of a column for responses that ended well, in seconds
+        for names in `_ns`."""
         values = self.ended_well().column(column).drop_null().to_pylist()
         scale = 1e9 if column.endswith("_ns") else 1
         return sorted(value / scale for value in values)
 
     def by_row(self, column: str) -> dict[int, float]:
-        """Return a column of complete responses by row of the plan, in seconds if its name ends in `_ns`."""
+        """Return a column's values for complete responses, by row of the plan; in seconds
+        for names in `_ns`."""
         table = self.table.filter(pc.field("outcome") == Outcome.COMPLETE.value)
         scale = 1e9 if column.endswith("_ns") else 1
         pairs = zip(table["row"].to_pylist(), table[column].to_pylist(), strict=True)
@@ -119,7 +122,7 @@ class Measurement:
     def load(cls, folder: Path, name: str, arm: str, result: Mapping[str, Any]) -> "Measurement":
         table = pq.read_table(folder / "requests.parquet")
         for column in COLUMNS.keys() - set(table.column_names):
-            # The file is from a version of llmtap without this column.
+            # An earlier version of llmtap wrote the file without this column: its values are unknown.
             table = table.append_column(column, pa.nulls(len(table), COLUMNS[column]))
         return cls(name, arm, dict(result), table, cached=True)
 
@@ -181,48 +184,50 @@ def _server_time_ns(x: Exchange, name: str) -> float | None:
 
 
 RAMP_UP: Final = 0.1
-"""Share of a load's time that is dropped (5.2.3.2)."""
+"""Share of a load's time that is excluded at its beginning (5.2.3.2)."""
 PARTS: Final = 5
-"""Parts of the steady part: few enough for many requests each, enough to see a queue grow."""
+"""Number of equal divisions of the steady part: few, so that each has many requests, but enough to see a
+queue grow."""
 DEVIATIONS: Final = 2.0
-"""Standard deviations that a growing queue or missing completions must exceed."""
+"""Number of standard deviations that the growth of a queue, or the missing completions, must exceed."""
 STABLE_DEVIATIONS: Final = 3.0
-"""Standard deviations by which the halves may differ. With two, chance would end one in three searches of ten
-levels."""
+"""Number of standard deviations by which the throughput of the two halves may differ. With two, chance would
+end one in three searches of ten levels."""
 EARLY_MIN: Final = 5
-"""Smallest number of responses for a median."""
+"""Smallest number of responses from which a median is computed."""
 CHANGE_MAX: Final = 0.1
-"""Share of the throughput by which the halves may differ in any case."""
+"""Share of the throughput by which the two halves may always differ, even if chance does not explain it."""
 _Values = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class SteadyPart:
-    """Part of a load after the ramp-up; times in seconds from the load's start."""
+    """The steady part of a load, after the ramp-up. Times are in seconds from the load's start."""
 
     from_s: float
     to_s: float
     sent: Measurement
-    """The requests that were sent in it."""
+    """The requests that were sent in this part."""
     arrivals: int
     completed: int
-    """Complete responses that ended in it."""
+    """Number of complete responses that ended in this part."""
     expected: int
-    """Requests that would complete in it without a queue: sent earlier by the time of a response."""
+    """Number of requests that would complete in this part without a queue: those sent in a window that is
+    earlier by the duration of a response."""
     output_tokens: float | None
-    """Tokens generated in it for complete responses; None without token counts."""
+    """Tokens generated in this part for complete responses; None without token counts."""
     input_tokens: int | None
-    """Tokens of prompts whose first response token came in it."""
+    """Prompt tokens of the requests whose first token came in this part."""
     in_flight: tuple[float, ...]
-    """Mean number of requests in flight, by part."""
+    """Mean number of requests in flight in each of the five divisions."""
     at_begin: int
-    """Requests in flight at its beginning."""
+    """Number of requests in flight at the beginning of this part."""
     at_end: int
-    """Requests in flight at its end."""
+    """Number of requests in flight at the end of this part."""
     halves: tuple[float, float]
-    """Tokens (or responses, without token counts) of the first and of the second half."""
+    """Number of tokens (without token counts: of responses) in the first and in the second half."""
     halves_deviation: float
-    """Standard deviation of their difference, for independent requests."""
+    """Standard deviation of the difference between the halves, for independent requests."""
     held_tokens: float | None
     """Time average of the tokens in flight: prompts and the generated part of responses."""
 
@@ -253,7 +258,7 @@ class SteadyPart:
 
     @property
     def success(self) -> float:
-        """Share of its requests with a complete response, whenever it ended."""
+        """Share of the requests sent in this part that got a complete response, even after its end."""
         return len(self.sent.ended_well()) / self.arrivals if self.arrivals else 1.0
 
     @property
@@ -262,28 +267,31 @@ class SteadyPart:
 
     @property
     def attainment(self) -> float | None:
-        """Share of the requests sent in it that met all objectives, of those that count; None without any."""
+        """Share of the requests sent in this part and judged by the objectives that met
+        all; None without any."""
         met = self.sent.table["met"].drop_null().to_pylist()
         return sum(met) / len(met) if met else None
 
     @property
     def not_judged(self) -> int | None:
-        """Number of requests sent in it whose answers were not understood, so that objectives do not judge
-        them; None if the load has no objectives."""
+        """Number of requests sent in this part that objectives cannot judge, because the answers were not
+        understood; None if the load has no objectives."""
         judged = self.sent.table["not_judged"]
         return None if judged.null_count == len(judged) else pc.sum(judged).as_py()
 
     @property
     def smooth_share(self) -> float | None:
-        """Smooth goodput / output tokens of the requests sent in it; answers that broke off add none."""
+        """Smooth goodput / output tokens of the requests sent in this part; broken
+        answers have no goodput."""
         tokens = pc.sum(self.sent.table["output_tokens"]).as_py()
         benefit = pc.sum(self.sent.ended_well()["smooth_benefit"]).as_py()
         return None if not tokens or benefit is None else benefit / tokens
 
     @property
     def queue_grows(self) -> bool:
-        """Whether requests in flight grow from each part to later ones (with one exception), beyond chance,
-        and by a quarter of it in the second half, which excludes the ramp-up of long responses."""
+        """Whether the number of requests in flight grows from each division to every later one (one exception
+        is allowed), and by more than chance. A quarter of the growth must be in the second half: this
+        excludes the ramp-up of long responses."""
         parts = self.in_flight
         rise = parts[-1] - parts[0]
         falls = sum(later <= earlier for earlier, later in combinations(parts, 2))
@@ -292,7 +300,7 @@ class SteadyPart:
 
     @property
     def falls_short(self) -> bool:
-        """Whether fewer than 90 % of the arrivals complete, beyond chance."""
+        """Whether fewer than 90 % of the arrivals complete, and chance does not explain it."""
         level = SaturationLevel(max(self.arrival_rps, 1e-9), 0.0, 0.0, 0.0, self.delivered)
         by_chance = DEVIATIONS * sqrt(self.at_begin + self.at_end)
         return incomplete([level]) is not None and self.expected - self.completed > by_chance
@@ -317,7 +325,11 @@ class SteadyPart:
 
 
 def steady_of(measured: Measurement, duration_s: float | None = None) -> SteadyPart:
-    """Return a load without its ramp-up. `duration_s`: planned; None: until the last request was sent."""
+    """Return the steady part of a load, without its ramp-up.
+
+    `duration_s`: planned duration, at which a stopped load ends; None: it ends when the last request was
+    sent.
+    """
     requests = _requests(measured.table)
     completed = _Requests(*(column[requests.is_complete] for column in requests))
     last_sent_s = max(requests.sent_s, default=0.0)
@@ -365,7 +377,10 @@ def steady_of(measured: Measurement, duration_s: float | None = None) -> SteadyP
 def tail_is_heavy(
     steady: SteadyPart, lowest: SteadyPart, column: str = "e2e_ns", times: float = 10.0
 ) -> bool:
-    """Return whether P99 exceeds 10 x the lowest level's P50 (5.2.3.1), unless that level's own does."""
+    """Return whether the P99 exceeds 10 times the P50 of the lowest level (5.2.3.1).
+
+    False if the lowest level's own P99 exceeds this limit: then the rule says nothing about the load.
+    """
     base_p50, base_p99 = (lowest.latency(column, p) for p in (0.50, 0.99))
     p50, p99 = (steady.latency(column, p) for p in (0.50, 0.99))
     if base_p50 is None or base_p99 is None or p50 is None or p99 is None or base_p99 > times * base_p50:
@@ -379,7 +394,7 @@ class _Requests(NamedTuple):
 
     sent_s: _Values
     first_s: _Values
-    """First token, or the end of a response without tokens."""
+    """Time of the first token, or the end of a response without tokens."""
     end_s: _Values
     is_complete: _Values
     input: _Values
@@ -389,7 +404,7 @@ class _Requests(NamedTuple):
 def _requests(table: pa.Table) -> _Requests:
     names = ("sent_ns", "scheduled_ns", "ttft_any_ns", "end_ns", "input_tokens", "output_tokens")
     sent, scheduled, ttft, end, prompt, output = (table[name].to_numpy().astype(float) for name in names)
-    sent = np.where(np.isnan(sent), scheduled, sent)  # Without a connection, the scheduled time counts.
+    sent = np.where(np.isnan(sent), scheduled, sent)  # Without a connection, use the scheduled time.
     gaps = table["gaps_ns"].to_pylist() if np.isnan(end).any() else []
     known_s = np.array([sum(row_gaps_ns or ()) for row_gaps_ns in gaps] or 0.0) + np.nan_to_num(ttft)
     end = np.where(np.isnan(end), sent + known_s, end)  # A broken response ends with its last event.
@@ -400,7 +415,10 @@ def _requests(table: pa.Table) -> _Requests:
 
 
 def _unqueued_duration_s(completed: _Requests, ramp_up_s: float) -> float:
-    """Return the duration of a response without a queue: the median of the ramp-up or of the first few."""
+    """Return the duration of a response without a queue: the median over the ramp-up.
+
+    If the ramp-up has too few responses, it is the median of the first few.
+    """
     durations_s = completed.end_s - completed.sent_s
     early = durations_s[completed.sent_s < ramp_up_s]
     early = early if len(early) >= EARLY_MIN else durations_s[:EARLY_MIN]
@@ -413,7 +431,7 @@ def _overlap(a: _Values, b: _Values, from_s: float, to_s: float) -> _Values:
 
 
 def _generated_share(requests: _Requests, from_s: float, to_s: float) -> _Values:
-    """Return the share of each response that was generated in a time."""
+    """Return the share of each response that was generated between two times."""
     durations_s = requests.end_s - requests.first_s
     ends_within = (from_s <= requests.end_s) & (requests.end_s < to_s)
     overlap_share = _overlap(requests.first_s, requests.end_s, from_s, to_s) / np.where(

@@ -1,9 +1,9 @@
-"""Estimate the duration of a benchmark from what its first loads showed.
+"""Estimate the duration of a benchmark from the durations of its first loads.
 
 A test declares the loads that it expects to send (`ExpectedLoads`, `BenchTest.expected`); a session reports
 warm-ups, loads and answers to a `Pace`, and `perform.py` announces the duration of all tests after the first
-load, and corrects it after each further one. Before the first load nothing is known of the server: its
-warm-up and its answers take most of the time of a short benchmark, so that no figure is announced.
+load, and corrects it after each further one. Before the first load, no duration is announced: the warm-up and
+the answers take most of the time of a short benchmark, and the speed of the server is not known yet.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 SLOTS_DEFAULT: Final = 16
 """Assumed concurrency at the capacity of a server, until a test has measured it."""
 SEARCH_LOADS: Final = 4
-"""Expected loads of a search for capacity by closed loops (`levels.find_capacity`)."""
+"""Expected number of loads of a search for the capacity by closed loops (`levels.find_capacity`)."""
 LEVELS_EXPECTED: Final = 10
 """Assumed number of levels of a search; the real one ends at the capacity, which is not known yet."""
 
@@ -27,13 +27,13 @@ class ExpectedLoads(NamedTuple):
 
     loads: int
     seconds: float = 0.0
-    """Sum over loads of known duration: seconds until the last request of the load is sent."""
+    """Total time in seconds until the last request is sent, over the loads of known duration."""
     answers: float = 0.0
-    """Sum over loads of unknown duration: number of responses that follow one another in a slot."""
+    """Total number of responses that follow one another in a slot, over the loads of unknown duration."""
     warmups: int = 1
 
     def plus(self, more: "ExpectedLoads") -> "ExpectedLoads":
-        """Return the sum of both."""
+        """Return the sum of these loads and `more`."""
         return ExpectedLoads(
             self.loads + more.loads, self.seconds + more.seconds, self.answers + more.answers, self.warmups
         )
@@ -45,7 +45,10 @@ def expected_search(rounds: int) -> ExpectedLoads:
 
 
 def expected_at(requests: int, shares: Iterable[float], rate_rps: float | None) -> ExpectedLoads:
-    """Return open loops of `requests` at these shares of the capacity `rate_rps`; None: not measured yet."""
+    """Return the open loops of `requests` requests at these shares of the capacity.
+
+    `rate_rps`: capacity; None if it is not measured yet.
+    """
     parts = [requests / share for share in shares]
     if rate_rps is None:
         return ExpectedLoads(len(parts), answers=sum(parts) / SLOTS_DEFAULT)
@@ -54,15 +57,16 @@ def expected_at(requests: int, shares: Iterable[float], rate_rps: float | None) 
 
 @dataclass(slots=True)
 class Pace:
-    """Durations that loads have shown, in seconds."""
+    """Measured durations of warm-ups, loads and reports, in seconds."""
 
     _warmups_s: list[float] = field(default_factory=list)
     _overheads_s: list[float] = field(default_factory=list)
-    """By load: duration minus the time to send the requests; contains preparation and the last responses."""
+    """For each load: duration minus the time to send its requests. It contains
+    preparation and last responses."""
     _responses_s: list[float] = field(default_factory=list)
     """Median E2E of each load."""
     _reports_s: list[float] = field(default_factory=list)
-    """By test: duration of the self-test and the report, after the last load."""
+    """For each test: duration of the self-test and the report, after the last load."""
 
     def add_warmup(self, seconds: float) -> None:
         self._warmups_s.append(seconds)

@@ -3,9 +3,9 @@
 `cli/bench.py` calls `Bench.run` with the names of tests; it starts the server if the bench file has a
 command, runs the tests and their self-tests, and returns the JSON document of all reports; each report is
 also stored in the results folder. Parameters, workloads, arrivals and servers are checked before anything is
-sent. If several tests are chosen, one that cannot run is skipped and checked again in its turn, since an
-earlier test may find what it lacks. Results with equal parameters are resumed; results with other parameters
-are replaced only with `--again`.
+sent. If several tests are chosen, a test that cannot run is checked again in its turn, since an earlier test
+may have measured a missing value, and skipped if it still cannot run. Results with equal parameters are
+resumed; results with other parameters are replaced only with `--again`.
 """
 
 import hashlib
@@ -62,9 +62,9 @@ ORDER: Final = (
     "long-context",
     "guardrail-overhead",
 )
-"""Throughput comes first, since most loads are a share of its result."""
+"""Order of the tests. Throughput comes first, since the loads of most tests are a share of its result."""
 SEEDS_APART: Final = 1_000_000
-"""Difference between the seeds of two runs; loads of a test use the seeds between."""
+"""Difference between the seeds of two runs; the loads of a run use the seeds in between."""
 _KEYS: Final = {
     "--endpoint": "target.endpoint",
     "--tokenizer": "target.tokenizer",
@@ -94,26 +94,27 @@ class Bench:
     warmup: str = "auto"
     reader: Benefit = DEFAULT_BENEFIT
     runs: int = 1
-    """Independent runs of each test, each with its own warm-up and seed; seeds depend on `seed` alone."""
+    """Number of independent runs of each test. Each has its own warm-up and a seed
+    that follows from `seed`."""
     first_run: int = 1
-    """Run to begin with; earlier ones are in the folder."""
+    """Number of the first run to perform; earlier runs are in the folder."""
     again: bool = False
-    """Remove all earlier runs of a test. By default, results of other parameters are an error."""
+    """Remove all earlier runs of a test. Otherwise, earlier results with other parameters are an error."""
     command: str = ""
     """Command line, for the report."""
     selftest: bool = True
     """Measure the error of llmtap's own times after each test, at its densest load."""
     clock: Clock = field(default_factory=SystemClock)
     on_report: Callable[[dict[str, Any]], None] = lambda document: None
-    """Called with the document after each test."""
+    """Function called with the document after each test."""
     _session: BenchSession | None = None
     _model_load: ModelLoad | None = None
     _stopped: bool = False
     _pace: Pace = field(default_factory=Pace)
     _queue: list[tuple[BenchTest[Any], int]] = field(default_factory=list)
-    """The current test and its run, and those that follow."""
+    """The current test with the number of its run, and the tests that follow."""
     _excluded: set[str] = field(default_factory=set)
-    """Tests that cannot run. The results of earlier tests do not change this."""
+    """Tests that cannot run, whatever the results of earlier tests are."""
     _began_ns: int = 0
     _test_began_ns: int = 0
     _is_announced: bool = False
@@ -124,11 +125,12 @@ class Bench:
             self._session.stop()
 
     async def run(self, names: Sequence[str]) -> dict[str, Any]:
-        """Run the tests and return the document (`bench/report/report.py`), which the folder has, too.
+        """Run the tests and return the document (`bench/report/report.py`), which is also in the folder.
 
         Raises:
-            ConfigError: no test can run, or the folder has other parameters.
-            Interrupted: stopped before anything was measured; later the document has `stopped`.
+            ConfigError: no test can run, or the folder has results with other parameters. Interrupted: the
+            run was stopped before anything was measured. If it is stopped later, the document is
+                returned, with `stopped`.
         """
         path = self.folder.path
         others = {entry.name for entry in path.iterdir()} - {SERVER_LOG} if path.is_dir() else ()
@@ -170,7 +172,8 @@ class Bench:
             raise _with_file_key(next(exc for name, exc in errors.items() if name not in not_ready))
         setup = self._setup(tests)
         if self.again:
-            # Remove all results now: after an interruption, the command without --again resumes.
+            # Remove the results of all tests now, so that after an interruption the command without --again
+            # resumes this run.
             for test in tests:
                 if test.name not in errors:
                     self._remove(test)
@@ -179,7 +182,8 @@ class Bench:
         for name, error in not_ready.items():
             self.watcher.step(name, f"cannot run, unless an earlier test measures it: {_error_text(error)}")
         queue = [(test, run) for run in range(self.first_run, self.runs + 1) for test in tests]
-        # A missing arm stays missing. Any other missing value may be the result of an earlier test.
+        # Exclude tests with a missing arm: it stays missing. An earlier test may measure any other missing
+        # value.
         self._excluded = errors.keys() - {
             name for name, error in not_ready.items() if not error.place.startswith("[arms.")
         }
@@ -217,7 +221,7 @@ class Bench:
                 reports += [] if partial is None else [partial]
                 return document_of(setup, reports, list(not_run.values())) | {"stopped": True}
             except ConfigError as exc:
-                if is_new_folder and not session.steps:  # Otherwise a corrected command would be refused.
+                if is_new_folder and not session.steps:  # The folder would refuse a corrected command.
                     shutil.rmtree(session.folder.path, ignore_errors=True)
                 error = _with_file_key(exc)
                 first = first or (error if has_begun else None)
@@ -237,8 +241,10 @@ class Bench:
         shutil.rmtree(self.folder.path / test.name, ignore_errors=True)
 
     async def _connection_errors(self, tests: Sequence[BenchTest[Any]]) -> dict[str, ConfigError]:
-        """Return errors of unreachable servers by test. Servers that an `apply` command starts, and those
-        of tests with results, are not checked."""
+        """Return the error of each test whose server cannot be reached.
+
+        Servers that an `apply` command starts, and the servers of tests that have results, are not checked.
+        """
         by_url: dict[str, ConfigError | None] = {}
         errors: dict[str, ConfigError] = {}
         for test in tests:
@@ -261,7 +267,7 @@ class Bench:
         return errors
 
     def _time_left(self) -> str:
-        """Return the time that all tests need or have left as text; nothing before the first load."""
+        """Return the estimated remaining time of all tests as text; empty before the first load."""
         if not self._pace.is_known or not self._queue:
             return ""
         now_ns = self.clock.mono_ns()
@@ -281,7 +287,7 @@ class Bench:
     def _partial(
         self, test: BenchTest[Any], session: BenchSession, params: msgspec.Struct
     ) -> dict[str, Any] | None:
-        """Return the report of a stopped test, without compliance. It is not stored; the same command
+        """Return the report of a stopped test, without compliance. It is not stored, because the same command
         resumes the test."""
         if not session.steps:
             return None
@@ -332,7 +338,10 @@ class Bench:
         return report
 
     async def _selftest(self, session: BenchSession) -> dict[str, Any] | None:
-        """Return the self-test at the load with the most tokens per second, or the stored result."""
+        """Run a self-test as dense as the load with the most tokens per second, and return its result.
+
+        If all loads were measured before, return the stored result.
+        """
         steps = session.steps
         if all(step.cached for step in steps):
             earlier: dict[str, Any] | None = (session.folder.read_json(RESULT) or {}).get("selftest")
@@ -385,7 +394,10 @@ def _arms_of(test: BenchTest[Any]) -> tuple[str, ...]:
 
 
 def test_setup(test: BenchTest[Any], params: msgspec.Struct, session: BenchSession) -> dict[str, Any]:
-    """Return the parameters of a test's runs as JSON. `hidden`: a digest of target and arms with keys."""
+    """Return the parameters of a test's runs as JSON, without keys.
+
+    `hidden` is a digest of the target and the arms including keys, so that a change of these is noticed.
+    """
     arms = {name: arm for name, arm in session.arms.items() if name in _arms_of(test)}
     hidden = msgspec.json.encode([session.target, arms], order="sorted")
     setup = {
@@ -451,7 +463,8 @@ def _check(test: BenchTest[Any], session: BenchSession, params: msgspec.Struct) 
 
 
 def _with_file_key(exc: ConfigError) -> ConfigError:
-    """Return an error about an option of `llmtap replay` with the key of the bench file."""
+    """Return an error about an option of `llmtap replay` with the key of the bench file in
+    place of the option."""
     hint = exc.hint
     for option, key in _KEYS.items() if exc.place in _KEYS else ():
         hint = None if hint is None else hint.replace(option, key)

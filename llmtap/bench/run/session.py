@@ -1,4 +1,4 @@
-"""Send the loads of a benchmark test and return their results, or read results measured before.
+"""Send the loads of a benchmark test and return their results, or read results that were measured before.
 
 A test makes a `Load` (`make_load`), calls `BenchSession.measure` with it and gets a `Measurement`. The server
 is first switched to the load's configuration (arm) and warmed up in it once (4.5); then `load/replay` sends
@@ -8,7 +8,7 @@ the progress.
     RESULTS/
       bench.json            SUT, target, parameters, seeds, versions (no keys)
       server.log            output of the server, if llmtap started it
-      TEST/asked.json       parameters of the test's runs, to recognise other ones
+      TEST/asked.json       parameters of the test's runs, to detect a change
       TEST/result.json      report of the test
       TEST/steps/NAME/      one load: step.json, requests.jsonl.gz (bodies), requests.parquet, capture/
       TEST/run-2/           the second run of a test (`--runs`)
@@ -63,7 +63,7 @@ RESULT: Final = "result.json"
 
 
 class Folder:
-    """Files of a benchmark or of a test. Folders are made when something is written."""
+    """Folder with the files of a benchmark or of a test. It is created when something is written."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -101,7 +101,7 @@ class Folder:
             raise ConfigError("--results", f"{self.path}: part of this path is a file") from None
         except OSError as exc:
             raise ConfigError(str(self.path / name), f"cannot be read: {exc.strerror}") from None
-        except ValueError as exc:  # msgspec's errors, and UnicodeDecodeError
+        except ValueError as exc:  # Errors of msgspec, and UnicodeDecodeError, are ValueErrors.
             raise ConfigError(str(self.path / name), f"is not JSON: {exc}") from None
 
     def step(self, name: str) -> "Folder":
@@ -127,11 +127,11 @@ SPARE = 50
 
 @dataclass(slots=True, kw_only=True)
 class Load:
-    """Requests, and the times at which they are sent."""
+    """Requests of a load, and the times at which they are sent."""
 
     plan: ReplayPlan
     closed: int | None = None
-    """Concurrent requests of a closed loop; None: an open loop with the plan's arrivals."""
+    """Number of concurrent requests of a closed loop; None: an open loop with the plan's arrivals."""
     rate_rps: float | None = None
     """Rate of the plan's arrivals."""
     duration_ns: int | None = None
@@ -139,7 +139,7 @@ class Load:
     class_of: Callable[[int], str | None] = lambda row: None
     """Request class of a row, if requests have classes."""
     about: dict[str, object] = field(default_factory=dict)
-    """Further properties of the load, as the results show them."""
+    """Further properties of the load, to be shown in the results."""
 
     def fingerprint(self) -> str:
         """Return a digest of the requests and their times, to recognise a load that was measured before."""
@@ -165,9 +165,10 @@ def make_load(
     chat: bool = True,
     output_tokens: int | None = None,
 ) -> Load:
-    """Make a workload in an open loop at `rate_rps` (IETF 4.2.3), or in a closed loop of `slots` (4.2.4).
+    """Make a load: a workload in an open loop at `rate_rps` (IETF 4.2.3), or a closed loop of `slots`
+    (4.2.4).
 
-    `requests`: their maximum; default: enough for `duration_s`. `output_tokens`: of every answer.
+    `requests`: maximum number; default: enough for `duration_s`. `output_tokens`: length of every answer.
     """
     if requests is None:
         assert rate_rps is not None and duration_s is not None
@@ -193,15 +194,18 @@ def make_load(
 
 REQUESTS_FILE: Final = "requests.jsonl.gz"
 BYTES_MAX: Final = 64 << 20
-"""Bytes of a load's bodies; 1,000 requests of 500 tokens are about 3 MB."""
+"""Maximum size of a load's bodies that are stored; 1,000 requests of 500 tokens are about 3 MB."""
 _GZIP_LEVEL: Final = 3
-"""Prompts of random words shrink to about a third at any level."""
+"""Compression level. A low one is enough: prompts of random words shrink to about a third at any level."""
 
 
 def write_requests(
     prepared: Prepared, requests: Requests, folder: Path, *, planned: bool, bytes_max: int = BYTES_MAX
 ) -> dict[str, Any]:
-    """Write the requests; return JSON with the `sha256` of all bodies. `planned`: with arrivals."""
+    """Write the requests to a file, and return JSON with the `sha256` of all bodies.
+
+    `planned`: whether the requests have planned arrivals (open loop).
+    """
     digest, total = hashlib.sha256(), prepared.bytes_total
     is_stored = total <= bytes_max
     if is_stored:
@@ -242,7 +246,7 @@ class Interrupted(LlmtapError):
 
 class SessionWatcher(ProgressListener, Protocol):
     def step(self, name: str, message: str, seconds: float | None = None) -> None:
-        """Report that a load begins that takes `seconds`, or that it was measured before (see `message`)."""
+        """Report the begin of a load, which takes about `seconds`, or that it was measured before."""
         ...
 
     def report_remaining(self, text: str) -> None:
@@ -252,7 +256,7 @@ class SessionWatcher(ProgressListener, Protocol):
 
 @dataclass(slots=True)
 class BenchSession:
-    """One run of one test: sends its loads to the arms, and keeps the measurements."""
+    """One run of one test. It sends the loads to the arms (configurations), and keeps the measurements."""
 
     name: str
     folder: Folder
@@ -265,18 +269,20 @@ class BenchSession:
     run: int = 1
     """Number of this run of the test; each run has its own seed."""
     reader: Benefit = DEFAULT_BENEFIT
-    """Reader for user idle latency and smooth goodput."""
+    """Reading speed of the assumed user, for user idle latency and smooth goodput."""
     warmup: str = "auto"
-    """As `llmtap replay --warmup`: `auto` is IETF 4.5, `none` a cold start, or a number of requests."""
+    """Warm-up, as in `llmtap replay --warmup`: `auto` (IETF 4.5), `none` (cold start), or
+    a number of requests."""
     steps: list[Measurement] = field(default_factory=list)
     warmups: list[dict[str, Any]] = field(default_factory=list)
     refused: int = 0
     model_load: ModelLoad | None = None
-    """Of the server, if this run of the bench started it."""
+    """Times of the server's start, if llmtap started it; else None."""
     pace: Pace = field(default_factory=Pace)
-    """Durations of loads, for the announced duration; shared by the sessions of a run."""
+    """Measured durations, to estimate the remaining time. All sessions of a benchmark share it."""
     time_left: Callable[[], str] = lambda: ""
-    """Return the time that all tests need, as text; empty while it is not known."""
+    """Function that returns the estimated remaining time of all tests as text; empty while
+    it is not known."""
     _round_trips_s: dict[str, float | None] = field(default_factory=dict)
     """Network round trip in seconds by address, measured before the test's first load to it (4.7.3)."""
     _warm_arms: set[str] = field(default_factory=set)
@@ -286,7 +292,7 @@ class BenchSession:
 
     @property
     def results(self) -> Folder:
-        """Folder of all tests, with the results of other tests."""
+        """Folder of the whole benchmark, which has the results of all tests."""
         path = self.folder.path.parent
         return Folder(path if self.run == 1 else path.parent)
 
@@ -306,7 +312,7 @@ class BenchSession:
 
     async def reach(self, arm: str = BASELINE) -> None:
         """Raise ConfigError if the server of an arm cannot be reached or lacks the endpoint."""
-        # The body has no model name, so that the check queries the list of models in any case.
+        # Leave out the model name, so that the check always requests the list of models.
         requests = Requests(bodies=[b"{}"], paths=["/"])
         replay = self._replay_of(Load(plan=ReplayPlan(requests, None, {})), self._overlay(arm))
         bodies = BodyOptions(endpoint=replay.load.bodies.endpoint)
@@ -362,7 +368,7 @@ class BenchSession:
             self._round_trips_s[url] = None if trip_ns is None else to_seconds(trip_ns)
         warmup_result: dict[str, Any] | None = None
         if self.warmup != "none" and arm not in self._warm_arms:
-            # The warm-up has other texts than the load, so that no cache has the prompts of the load.
+            # Warm up with other texts than those of the load, so that its prompts are in no cache.
             replay = self._replay_of(warm_by or load, overlay, warmup=self.warmup)
             warmup_began_ns = SystemClock.mono_ns()
             warmup_result = await self._perform(replay, replay.warm())
@@ -387,7 +393,7 @@ class BenchSession:
             self._warm_arms.add(arm)
         measurement = Measurement(name, arm, result, recorder.table())
         if self._is_stopped():
-            # The partial load is reported but not stored: the resumed command sends it again.
+            # Report the partial load but do not store it: the resumed command sends the whole load again.
             self.steps += [measurement] if measurement.n else []
             raise Interrupted("stopped")
         measurement.save(place)
@@ -492,7 +498,8 @@ class BenchSession:
         return Replay(load.plan, plan, self.watcher)
 
     def _fingerprint(self, load: Load, arm: str, overlay: TargetArm, slo: str | None) -> str:
-        """Return a digest of what determines the measurement, without declarations about the SUT."""
+        """Return a digest of all settings that determine the measurement; declarations about
+        the SUT do not."""
         targets = msgspec.json.encode([self.target, overlay])
         parts = (load.fingerprint(), arm, slo, self.warmup, targets, self.reader)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]

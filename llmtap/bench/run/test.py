@@ -1,8 +1,9 @@
 """Declaration of a benchmark test (`BenchTest`), its result with tables and charts, and the list of tests.
 
-Each test is a module of `bench/tests` with one `BenchTest`, whose `run` returns a `TestResult`; `mixes.py`
-there makes loads for two of them. `TESTS` has names, sections and titles; `test_named` imports a test's
-module on demand. `test_lines` gives the lines of `llmtap bench list`: parameters with meanings and defaults.
+Each test is a module of `bench/tests` with one `BenchTest`, whose `run` returns a `TestResult`. `mixes.py` in
+the same folder makes loads for two of the tests. `TESTS` has names, sections and titles; `test_named` imports
+a test's module on demand. `test_lines` returns the lines of `llmtap bench list`: parameters with meanings and
+defaults.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from llmtap.units import Duration
 P = TypeVar("P", bound=msgspec.Struct)
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Rate = Annotated[float, msgspec.Meta(gt=0)]
-"""Requests per second."""
+"""Rate in requests per second."""
 Workload = Annotated[str, msgspec.Meta(description="reference workload (4.3.2), or FILE.toml of your own")]
 ArrivalProcess = Annotated[
     str,
@@ -38,7 +39,7 @@ class ReportTable(msgspec.Struct, frozen=True):
     """Table of a report, with formatted cells."""
 
     caption: str
-    """Caption with the number of the draft's table, if it is one: `Table 1: TTFT Results`."""
+    """Caption; a table of the draft has its number there: `Table 1: TTFT Results`."""
     heads: list[str]
     rows: list[list[str]]
 
@@ -50,7 +51,7 @@ class ChartSeries(msgspec.Struct, frozen=True):
     x: list[float | str]
     y: list[float | None]
     low: list[float | None] = []
-    """With `high`, the interval around each y; empty without intervals."""
+    """Lower ends of the intervals around each y (`high`: upper ends); empty without intervals."""
     high: list[float | None] = []
 
 
@@ -59,7 +60,7 @@ class Mark(msgspec.Struct, frozen=True):
 
     x: float
     says: str
-    """Label."""
+    """Label of the position."""
 
 
 class ChartSpec(msgspec.Struct, frozen=True):
@@ -75,23 +76,24 @@ class ChartSpec(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class TestResult:
-    """Result of one run of a test, without the loads themselves."""
+    """Result of one run of a test; the results of its loads are stored separately."""
 
     measurements: dict[str, Any] = field(default_factory=dict)
-    """Public JSON: seconds, shares 0 to 1, figures with `value`, `low`, `high`, `n`, `level`; or None."""
+    """Public JSON: times in seconds, shares from 0 to 1, figures with `value`, `low`, `high`, `n` and
+    `level`. Unknown values are None."""
     tables: list[ReportTable] = field(default_factory=list)
     charts: list[ChartSpec] = field(default_factory=list)
     configuration: dict[str, str] = field(default_factory=dict)
     """Lines of the configuration summary (5.1.5.1) of this test."""
     notes: list[str] = field(default_factory=list)
     deviations: list[str] = field(default_factory=list)
-    """Deviations from the draft's procedure, and why (C.1 Notes, C.2 part 5)."""
+    """Deviations from the draft's procedure, with the reasons (C.1 Notes, C.2 part 5)."""
     main: str = ""
     """Name of the load that represents the test in the minimum report (C.1)."""
     missed_objectives: list[str] = field(default_factory=list)
-    """Objectives that no load met, each a sentence."""
+    """Sentences about the objectives that no load met."""
     itl_option: str | None = None
-    """Option of 4.6.3 for its gaps, `A` or `A + C`; None: as in the loads' results."""
+    """Option of 4.6.3 for the gaps of this test, such as `A` or `A + C`; None: the options of the loads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,25 +103,27 @@ class BenchTest(Generic[P]):
     name: str
     """Name on the command line: `ttft`, `prefix-cache`."""
     params: type[P]
-    """Setup parameters with descriptions; None is a required one without a default (see `check`)."""
+    """Struct of the setup parameters, with descriptions. A default of None may mean a required parameter,
+    which `check` then demands."""
     run: Callable[[Any, P], Awaitable[TestResult]]
-    """Measure in a `BenchSession`, and return the result."""
+    """Function that measures in a `BenchSession` with these parameters, and returns the result."""
     figures: tuple[str, ...]
     """Figures that the test reports, by their names in the verdicts of loads (`load/replay/verdict.py`)."""
     expected: Callable[[Any, P], ExpectedLoads]
-    """Loads that it is expected to send, for the announced duration."""
+    """Function that returns the loads the test is expected to send, to estimate the duration."""
     overloads: bool = False
     """Whether the test goes to the limits of the server, where requests may fail."""
     quick: Mapping[str, Any] = field(default_factory=dict)
-    """Defaults of parameters with `--quick`."""
+    """Default values of parameters that `--quick` changes."""
     forfeits: tuple[str, ...] = ()
     """Ids of requirements (compliance/) that a quick run does not meet."""
     check: Callable[[Any, P], None] | None = None
-    """Raise ConfigError, before anything is sent, if the test cannot run with these parameters."""
+    """Function that raises ConfigError, before anything is sent, if the test cannot
+    run with these parameters."""
     arms: tuple[str, ...] = ()
-    """Required configurations (`[arms.NAME]` of the bench file) to compare; `check` reports a missing one."""
+    """Names of required configurations (`[arms.NAME]` of the bench file); `check` reports a missing one."""
     arms_any: tuple[str, ...] = ()
-    """Further configurations, of which at least one is required."""
+    """Names of further configurations, of which at least one is required."""
 
     @property
     def section(self) -> str:
@@ -142,7 +146,8 @@ TESTS: Final = {
     "long-context": ("5.9", "Long Context Scaling"),
     "guardrail-overhead": ("5.10", "Guardrail Overhead"),
 }
-"""Section and title in the draft by name. The module has that name, with `_`, and a `TEST`."""
+"""Section and title in the draft, by name of the test. The test's module has this name, with `_`, and
+contains `TEST`."""
 
 
 def test_named(name: str) -> "BenchTest[Any]":

@@ -1,8 +1,8 @@
 """Detect model, server and settings of a system under test with a few small requests, and write a bench file.
 
-`llmtap bench init` calls `detect` with a target and gets the values of bench-file keys that it found, each
-with its source, and hints for the rest (`Detected`); `starter_text` makes the file of them, with comments for
-what it did not find. The requests are `/v1/models`, endpoints of vLLM, SGLang, LiteLLM and
+`llmtap bench init` calls `detect` with a target and gets the detected values of bench-file keys, each with
+its source, and hints for the other keys (`Detected`). `starter_text` makes the file from them, with comments
+for the keys that were not detected. The requests are `/v1/models`, endpoints of vLLM, SGLang, LiteLLM and
 `llmtap sim serve`, `/metrics`, and one short stream for the tokens per chunk. `round_trip_ns` measures the
 network round trip, also for a run's loads.
 """
@@ -43,11 +43,11 @@ from llmtap.workload.prompts.text import VOCABULARY
 CHAT: Final = "chat.completions"
 TIMEOUT_S: Final = 10
 PROBE_TIMEOUT_S: Final = 120
-"""Long, since the first request may load the model."""
+"""Time limit of the probe. It is long, since the first request may load the model."""
 PROBE_TOKENS: Final = 32
 BODY_BYTES_MAX: Final = 16 << 20
 TRIPS: Final = 5
-"""Number of connections; the fastest handshake is the round trip."""
+"""Number of connections opened to measure the round trip; the fastest handshake counts."""
 SINGLE_SHARE: Final = 0.9
 """Share of single-token chunks above which they dominate (IETF B.2.1)."""
 PROBE: Final = Prompt(text="Say in one sentence what the sea looks like in the evening.")
@@ -63,7 +63,7 @@ _SIMULATED: Final[Mapping[str, Any]] = {
     "sut.tokenizer.tools": "no request has tools", "sut.hardware.accelerator": "none",
     "sut.hardware.count": 0, "sut.guardrails.input_filter": False, "sut.guardrails.output_filter": False,
 }  # fmt: skip
-"""Facts about the simulated engine."""
+"""Values of bench-file keys for the simulated engine, which need not be detected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +77,11 @@ class Detected:
     url: str
     facts: dict[str, Fact] = field(default_factory=dict)
     hints: dict[str, str] = field(default_factory=dict)
-    """Incomplete knowledge by key."""
+    """Hints by key: what is known about a value that could not be detected completely."""
     notes: list[str] = field(default_factory=list)
 
     def know(self, key: str, value: Any, source: str) -> None:
-        """Add a fact unless the key has one."""
+        """Add a value for a key, with its source, unless the key has one already or the value is empty."""
         if value not in (None, "", []):
             self.facts.setdefault(key, Fact(value, source))
 
@@ -90,7 +90,7 @@ class Detected:
 
 
 async def detect(target: BenchTarget) -> Detected:
-    """Ask a server about itself. Raises ConfigError if it cannot be reached."""
+    """Detect the values of bench-file keys from a server. Raises ConfigError if it cannot be reached."""
     parts = urlsplit(target.url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError("--target", "expected http://host:port or https://host", "other protocols by hand")
@@ -104,7 +104,7 @@ async def detect(target: BenchTarget) -> Detected:
 
 
 async def round_trip_ns(url: str, clock: Clock) -> int | None:
-    """Return the time of the quickest of `TRIPS` TCP handshakes; None if nobody accepts one (IETF 4.7.3)."""
+    """Return the time of the fastest of `TRIPS` TCP handshakes (IETF 4.7.3); None if none is accepted."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme in ("https", "wss", "grpcs") else 80)
     trips = []
@@ -201,7 +201,8 @@ class _Detector:
             self.detected.know("sut.prefix_cache", match[1] == "True", "cache_config_info in /metrics")
 
     async def choose_endpoint(self) -> None:
-        """Choose completions for an engine (its workload is token ids), else chat completions."""
+        """Choose the endpoint: completions for an engine, whose workload is token
+        ids; else chat completions."""
         if self.detected.value("sut.boundary") == "model engine" and await self._probe("completions"):
             source = "an engine's workload (4.3.2.1) is token ids, which a chat takes only by a tokenizer"
             self.detected.know("target.endpoint", "completions", source)
@@ -213,7 +214,10 @@ class _Detector:
             self.detected.notes.append("it has neither /v1/chat/completions nor /v1/completions")
 
     async def _probe(self, endpoint: str) -> bool:
-        """Send one short stream, for protocol and chunks. False if there is no such endpoint."""
+        """Request one short stream to detect the protocol and the tokens per chunk.
+
+        Return False if the server has no such endpoint.
+        """
         detected, target = self.detected, self._target
         options = BodyOptions(
             endpoint=endpoint,  # type: ignore[arg-type]
@@ -245,7 +249,7 @@ class _Detector:
         return True
 
     async def _json(self, path: str) -> dict[str, Any]:
-        """Return the JSON object of a path, or nothing."""
+        """Return the JSON object that the server returns for a path; {} if there is none."""
         try:
             status, _, body = await self._ask(self._root + path)
             value = msgspec.json.decode(body) if status == 200 else {}
@@ -301,7 +305,10 @@ async def _place(detected: Detected, host: str, port: int) -> None:
 
 
 def _is_ours(address: str, port: int) -> bool:
-    """Return whether an address is this machine's: packets to it then have it as source."""
+    """Return whether an address belongs to this machine.
+
+    If it does, packets to the address also have it as their source address.
+    """
     try:
         if ip_address(address.partition("%")[0]).is_loopback:
             return True
@@ -340,7 +347,7 @@ _EXAMPLES: Final = {
     "target.metrics": "http://127.0.0.1:8000/metrics", "target.processes": 1,
     "target.endpoint": "chat.completions",
 }  # fmt: skip
-"""Examples of values in comments."""
+"""Example values for the keys that are written as comments."""
 _TABLES: Final[dict[str, type[msgspec.Struct]]] = {
     "target": BenchTarget, "sut": Sut, "sut.hardware": Hardware, "sut.tokenizer": SutTokenizer,
     "sut.guardrails": Guardrails, "sut.clock": SutClock,
@@ -365,7 +372,7 @@ _ARMS: Final = """
 
 
 def starter_text(detected: Detected) -> str:
-    """Return the bench file; unknown declarations are comments."""
+    """Return the text of the bench file; keys of unknown value are comments."""
     lines = [
         "# Bench file, written by `llmtap bench init`. Comments name the source of detected values.",
         "# Unknown declarations are comments, with the section of the IETF draft that asks for them.",
@@ -408,7 +415,7 @@ def _comment(text: str) -> list[str]:
 
 
 def _toml(value: Any) -> str:
-    """Format a value as TOML. JSON strings are TOML basic strings except for one character."""
+    """Format a value as TOML. JSON strings are valid TOML basic strings, except for the character DEL."""
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{name} = {_toml(item)}" for name, item in value.items()) + " }"
     if isinstance(value, list):

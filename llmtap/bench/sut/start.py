@@ -3,8 +3,8 @@
 `bench/run/perform.py` runs all tests inside the context `started`, if the bench file has `sut.start`. The
 times in the `ModelLoad` count from just before the process is created: until its port accepts a connection,
 until `GET /v1/models` is answered without a server error, and until the first token of the first request that
-succeeds. Polling adds up to `POLL_S` to the first two, and up to `RETRY_S` to the last if an earlier request
-failed.
+succeeds. Polling adds up to `POLL_S` to the first two times. If a request failed before the one that
+succeeded, waiting adds up to `RETRY_S` to the last time.
 """
 
 import asyncio
@@ -37,31 +37,33 @@ from llmtap.units import NS_PER_S, Duration, to_seconds
 POLL_S: Final = 0.02
 RETRY_S: Final = 0.2
 START_S_MAX: Final = 1800
-"""Large models load for minutes from network storage, and compile."""
+"""Maximum time to wait for the server: a large model may load from network storage,
+and compile, for minutes."""
 STOP_S_MAX: Final = 60
 _KEY: Final = "sut.start"
 _TOKENS: Final = 8
 
 
 class ModelLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds from the start of the process."""
+    """Times of a server's start, in seconds from the start of its process."""
 
     port_open: float
     ready: float
     first_token: float
     ttft: float | None
-    """Of the first request that succeeded."""
+    """TTFT of the first request that succeeded."""
     failed_before: int
-    """Requests that failed before it."""
+    """Number of requests that failed before the first one that succeeded."""
 
 
 @asynccontextmanager
 async def started(
     command: list[str], target: BenchTarget, log: Path, clock: Clock, check: Callable[[], None]
 ) -> AsyncIterator[ModelLoad]:
-    """Start the server, measure its model load, and stop it at the end: SIGTERM, later SIGKILL to its group.
+    """Start the server, measure its model load, and stop it at the end of the context.
 
-    The server's output goes to `log`. `check` is called while waiting, and may raise. Raises ConfigError.
+    It is stopped by SIGTERM, and later SIGKILL, to its process group. The server's output goes to `log`.
+    `check` is called while waiting; it raises an exception to end the wait. Raises ConfigError.
     """
     if protocol_of(target.url) != "http":
         raise ConfigError(_KEY, f"requires an HTTP target, got {target.url}")
@@ -115,7 +117,8 @@ async def started(
 
 
 def model_load_text(load: ModelLoad) -> str:
-    """`12.0 s to the first token (port open 2.0 s, ready 11.5 s), TTFT of the first request 0.5 s`."""
+    """Format as `12.0 s to the first token (port open 2.0 s, ready 11.5 s), TTFT of the
+    first request 0.5 s`."""
     steps = f"port open {load.port_open:.3g} s, ready {load.ready:.3g} s"
     first = "" if load.ttft is None else f", TTFT of the first request {load.ttft:.3g} s"
     return f"{load.first_token:.3g} s to the first token ({steps}){first}"

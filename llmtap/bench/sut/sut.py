@@ -1,9 +1,8 @@
 """The bench file: target server, declarations of the system under test (SUT), and parameters of the tests.
 
-    [target]        where requests go
-    [sut]           what it is, with [sut.hardware], [sut.tokenizer], [sut.guardrails] and [sut.clock]
-    [arms.NAME]     a configuration of it that a test compares with another
-    [tests.NAME]    setup parameters of a test
+    [target]        where requests go [sut]           description of the SUT, with [sut.hardware],
+    [sut.tokenizer], [sut.guardrails], [sut.clock] [arms.NAME]     a configuration of the SUT that a test
+    compares with another [tests.NAME]    setup parameters of a test
 
 The structs have the keys of these tables, except those of `[tests.NAME]`, which are in the tests' modules.
 `llmtap bench` calls `load_bench` with the file and its flags and gets a `BenchFile`. Priority: flags, the
@@ -121,7 +120,8 @@ class TargetArm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def switches(self) -> bool:
-        """Whether a command switches the server, so that arms cannot alternate by request."""
+        """Whether a command switches the server to this arm, so that requests
+        cannot alternate between arms."""
         return bool(self.apply)
 
 
@@ -153,7 +153,7 @@ class BenchTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def counting(self) -> dict[str, Any]:
-        """Arguments of `make_load` that say how prompts are counted."""
+        """Arguments of `make_load` that decide how the tokens of prompts are counted."""
         return {"tokenizer": self.tokenizer, "chat": self.endpoint == "chat.completions"}
 
     def __post_init__(self) -> None:
@@ -201,7 +201,7 @@ class BenchFile:
     arms: Mapping[str, TargetArm] = field(default_factory=dict)
     tests: Mapping[str, msgspec.Struct] = field(default_factory=dict)
     given: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Names of the given parameters by test; the others have defaults."""
+    """Names of the parameters that the user set, by test; the others have their defaults."""
 
     def params_of(self, test: BenchTest[S], *, quick: bool) -> S:
         usual = test.params(**test.quick) if quick else test.params()
@@ -212,10 +212,10 @@ class BenchFile:
 def load_bench(
     file: Path | None, *, target: str | None = None, sets: Sequence[str] = (), tests: Sequence[str] = ()
 ) -> BenchFile:
-    """Read the file, and apply the flags. Raises ConfigError that names the key and where it was set.
+    """Read the file, and apply the flags. Raises ConfigError, which names the key and where it was set.
 
-    `sets` of `--set`: `NAME=VALUE` for each of `tests` that has it, `TEST.NAME=VALUE`, or a key of another
-    table, such as `sut.hardware.count=8`.
+    `sets`: values of `--set`. `NAME=VALUE` sets a parameter of each of `tests` that has it, `TEST.NAME=VALUE`
+    of one test, and other keys set values of other tables, such as `sut.hardware.count=8`.
     """
     tables = OptionTables(_SCHEMA, strict=True)
     if file is not None:
@@ -238,7 +238,7 @@ def load_bench(
 
 
 def without_keys(kind: BenchTarget | TargetArm) -> dict[str, Any]:
-    """Return a target or an arm as JSON without keys and without passwords of URLs."""
+    """Return a target or an arm as JSON, without API keys and without passwords in URLs."""
     document: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(kind))
     for table, secret in (("headers", _SECRET_FIELD), ("body", _SECRET_MEMBER)):
         document[table] = {
@@ -256,7 +256,8 @@ def params_document(params: msgspec.Struct) -> dict[str, Any]:
 
 
 def _set_by(key: str, tests: Sequence[str]) -> list[str]:
-    """Return the keys that a flag sets: `rate` is that parameter of each selected test that has it."""
+    """Return the keys that a flag sets. The name `rate`, for example, sets this parameter of each selected
+    test that has it."""
     first, dot, rest = key.partition(".")
     test = first.replace("_", "-")
     if dot and test in TESTS:

@@ -3,7 +3,7 @@
 `run` sends closed loops without a ramp-up, doubles and then bisects the concurrency, and returns Table 7, the
 maximum with its throughput, and charts. The SLO is a P99 of TTFT, a share of completions, and no
 out-of-memory errors. A level lasts for 100 completions per slot or 60 s, whichever is longer. The number of
-requests follows from the previous level; a level that ended too soon is sent again with more.
+requests is estimated from the previous level; a level that ended too soon is sent again with more requests.
 """
 
 from collections.abc import Mapping, Sequence
@@ -143,7 +143,7 @@ def _violations(params: CapacityParams, measured: Measurement) -> list[str]:
 
 
 def _bound_s(params: CapacityParams) -> float:
-    assert params.ttft_p99 is not None  # `check` refuses None.
+    assert params.ttft_p99 is not None  # `check` raised an error for None.
     return to_seconds(params.ttft_p99)
 
 

@@ -1,13 +1,13 @@
 """Scheduling Fairness (IETF draft, 5.6): whether short and long requests slow each other down.
 
 `run` measures each class of requests alone, then in the mix, and returns by class the latencies, their
-increase and starvation, Jain's index, tables and charts. Readings of the draft:
+increase and starvation, Jain's index, tables and charts. The draft is interpreted as follows:
 
 - Synthetic-Skewed and classes: see `mixes.py`. `workload = "synthetic-skewed"` is as the draft demands; the
   default has the draft's ratio of classes, and needs fewer requests.
 - Isolation "at same total load": the same tokens per second.
-- Jain's index of "normalized latency": TTFT in the mix over the median of its class alone, by request. It
-  falls with any spread of waits, so the index over class means is reported beside it.
+- Jain's index of "normalized latency": for each request, TTFT in the mix divided by the median TTFT of its
+  class alone. Any spread of the waits lowers this index, so the index over class means is reported as well.
 - Wait time: TTFT, since a client cannot tell queueing from prefill.
 """
 
@@ -37,7 +37,8 @@ from llmtap.workload.prompts.prose import ProseWords
 
 RESAMPLES: Final = 2_000
 _SEEDS: Final = {"warm-up": 1_000_001, "capacity": 2_000_003, "alone": 3_000_017}
-"""Added to the seed, so that loads share no prompts that a prefix cache could have."""
+"""Offsets of the seed by load, so that no load has the prompts of another, which a
+prefix cache could contain."""
 
 
 class FairnessParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -192,7 +193,7 @@ def _figures(one: _Class) -> dict[str, Any]:
 
 
 def _jain(classes: Sequence[_Class], seed: int) -> dict[str, Any] | None:
-    """Return Jain's index in each reading; None if a class has no TTFT in the mix or alone."""
+    """Return Jain's index by request and by class; None if a class has no TTFT in the mix or alone."""
     latencies = {one.name: one.mixed.values("ttft_ns") for one in classes}
     alone = {one.name: one.alone.values("ttft_ns") for one in classes}
     medians = {name: percentile(values, 0.5) for name, values in alone.items()}
@@ -221,7 +222,7 @@ def _jain(classes: Sequence[_Class], seed: int) -> dict[str, Any] | None:
 def _jain_intervals(
     mixed: Mapping[str, Sequence[float]], alone: Mapping[str, Sequence[float]], seed: int
 ) -> dict[str, tuple[float | None, float | None]]:
-    """Return bootstrap intervals of the index by request and by class."""
+    """Return bootstrap intervals of Jain's index by request and by class."""
     if min(map(len, (*mixed.values(), *alone.values()))) < 2:
         return dict.fromkeys(("per_request", "per_class"), (None, None))
     random = np.random.default_rng(seed)

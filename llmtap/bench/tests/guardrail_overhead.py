@@ -1,12 +1,12 @@
-"""Guardrail Overhead (IETF draft, 5.10): what safety systems cost in latency and throughput.
+"""Guardrail Overhead (IETF draft, 5.10): the cost of safety systems in latency and throughput.
 
 Configurations are arms of the bench file: `baseline`, and any of `input_filter`, `output_filter` and `full`.
-At each load and repeat, `run` sends the same rows to all of them in random order, so that drift becomes
-noise, and twice to the baseline (A/A). It returns Tables 13 and 14 and charts. An overhead is the mean over
-repeats of the shift of pairs (Hodges and Lehmann), with Student's interval (6.3); of a percentile, the
-difference of percentiles (5.10.4) with an interval by pairs. p-values are Holm's, for each metric over all
-configurations and loads. The parameter `search` adds the maximum throughput of each
-configuration (Table 14).
+At each load and repeat, `run` sends the same rows to all configurations in random order, so that a drift of
+the server adds noise but no bias, and twice to the baseline (A/A). It returns Tables 13 and 14 and charts. An
+overhead is the mean over repeats of the shift between paired requests (Hodges and Lehmann), with Student's
+interval (6.3). The overhead of a percentile is the difference of the percentiles (5.10.4), with an interval
+from the pairs. p-values are corrected by Holm's method, for each metric over all configurations and loads.
+The parameter `search` adds the maximum throughput of each configuration (Table 14).
 """
 
 from collections import Counter
@@ -39,12 +39,13 @@ ARMS: Final = {
 NAMES: Final = {**ARMS, BASELINE_REPEATED: "Baseline again (A/A)"}
 METRICS: Final = {"ttft": "TTFT", "e2e": "E2E"}
 Cell = dict[int, Measurement]
-"""A configuration at a load: one block per repeat."""
+"""Measurements of one configuration at one load, by repeat."""
 Cells = Mapping[tuple[str, float], Cell]
 _SEED_STEP: Final = 1_000
-"""Difference between seeds of repeats; levels and searches use the seeds between."""
+"""Difference between the seeds of two repeats; levels and searches use the seeds in between."""
 CACHED_SHARE: Final = 0.01
-"""Largest share of cached input tokens at which the order of configurations does not matter."""
+"""Largest share of cached input tokens that is ignored. With more, the first configuration would
+be at a disadvantage."""
 
 Level = Annotated[float, Meta(gt=0, le=100)]
 
@@ -105,7 +106,7 @@ async def run(session: BenchSession, params: GuardrailParams) -> test.TestResult
     cells: Cells = {(arm, level): {} for level in levels for arm in arms}
     for i, (arm, level, repeat) in enumerate(order):
         session.report_remaining(f"{len(order) - i} of {len(order)} blocks")
-        load = make_load(  # All configurations get the same requests.
+        load = make_load(  # The seed does not depend on the arm: all configurations get the same requests.
             params.workload,
             rate_rps=capacity.rps * level / 100,
             requests=params.requests,
@@ -144,9 +145,9 @@ async def run(session: BenchSession, params: GuardrailParams) -> test.TestResult
 def blocks(
     arms: Sequence[str], levels: Sequence[float], repeats: int, seed: int, *, together: bool = False
 ) -> list[tuple[str, float, int]]:
-    """Return all arms at all levels, `repeats` times, in random order; arms of a level are neighbours.
+    """Return all arms at all levels, `repeats` times, in random order. All arms of a level come together.
 
-    `together`: for arms that cost a restart, an arm has all levels before the next one.
+    `together`: all levels of an arm come together instead, if a change of the arm needs a restart.
     """
     random = Random(f"{seed}/blocks")
     order: list[tuple[str, float, int]] = []
@@ -264,7 +265,8 @@ def _arm(cells: Cells, arm: str, level: float) -> dict[str, Any]:
 
 
 def _overhead(base: Cell, other: Cell, column: str) -> dict[str, Any]:
-    """Return other - base by repeats (by pairs, if fewer than three), by pairs, and by percentile."""
+    """Return the overhead other - base: over repeats (or pairs, if there are fewer than three repeats), over
+    all pairs, and of percentiles."""
     blocks_compared = [(base[repeat], other[repeat]) for repeat in sorted(base)]
     ours, theirs = figures.pairs(blocks_compared, column)
     shift = compare_paired(ours, theirs)
@@ -294,7 +296,8 @@ def _overhead(base: Cell, other: Cell, column: str) -> dict[str, Any]:
 
 
 def _shift(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
-    """Return the shift between two blocks: Hodges and Lehmann's, or the median of very few pairs."""
+    """Return the shift between two blocks: Hodges and Lehmann's estimate or, for very
+    few pairs, the median."""
     comparison = compare_paired(ours, theirs)
     if comparison is not None:
         return comparison.difference
@@ -302,7 +305,7 @@ def _shift(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
 
 
 def cached_share(cells: Cells) -> float | None:
-    """Return the share of cached input tokens, or None."""
+    """Return the share of input tokens that were cached; None if it is unknown."""
     tables = [one.table for cell in cells.values() for one in cell.values()]
     cached, input_tokens = (
         sum(pc.sum(table[name]).as_py() or 0 for table in tables)
@@ -325,7 +328,7 @@ def _overheads(levels: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _at(share: str) -> figures.Cell:
-    """Return the cell of an overhead at a percentile, or a dash if it has no interval."""
+    """Return a function that formats the overhead at a percentile; a dash if it has no interval."""
 
     def cell(row: Mapping[str, Any]) -> str:
         figure = row[share]
@@ -378,7 +381,7 @@ def _tables(measurements: Mapping[str, Any]) -> list[test.ReportTable]:
     levels, peaks = measurements["levels"], measurements["max_throughput"]
     rows = [] if peaks is None else [{"name": NAMES[arm], **one} for arm, one in peaks.items()]
     return [
-        # One Table 13 per load.
+        # Make a Table 13 for each load.
         *(
             figures.table_of(
                 f"Table 13: Guardrail Overhead at {one['level']:g} % of capacity"
@@ -472,7 +475,7 @@ def _shortfalls(measurements: Mapping[str, Any], params: GuardrailParams) -> Ite
 
 def _expected(session: BenchSession, params: GuardrailParams) -> ExpectedLoads:
     arms = 1 + len(_filters(session))
-    # The baseline is measured twice (A/A).
+    # Add one arm, because the baseline is measured twice (A/A).
     shares = [level / 100 for level in params.levels] * params.repeats * (arms + 1)
     capacity = known_capacity(
         session, params.max_rate, params.workload if params.output_tokens is None else None

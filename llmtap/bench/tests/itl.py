@@ -1,12 +1,13 @@
 """Inter-Token Latency Distribution (IETF draft, 5.4): gaps between tokens at several shares of saturation.
 
 `run` sends an open loop at each share of the saturation rate, which is given or the throughput test's result,
-and returns percentiles, modes, tables and charts by level. TTFT is not included, nor are
-responses of fewer than 50 tokens.
+and returns percentiles, modes, tables and charts by level. TTFT is not included, nor are responses of fewer
+than 50 tokens.
 
-The gap is the time between events with output: ITL if nearly all have one token (B.2.1), else time between
-chunks (TBC, option A of 4.6.3); with option C, by the server's timestamps. Option B (all tokens of a chunk at
-one time) must be chosen, since it understates the variance.
+The gap is the time between events with output. It is ITL if nearly all events have one token (B.2.1), else
+the time between chunks (TBC, option A of 4.6.3); with option C, the server's timestamps are used. Option B
+(all tokens of a chunk have the same time) is used only if the user chooses it, since it understates the
+variance.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +34,7 @@ OUTPUT_MIN: Final = 50
 REQUESTS_MIN: Final = 100
 SAMPLES_MIN: Final = 5_000
 DIRECT_SHARE: Final = 0.9
-"""Share above which single-token chunks dominate (B.2.1)."""
+"""Share of chunks with a single token above which gaps between chunks count as ITL (B.2.1)."""
 _ROWS: Final = {"p50": "P50", "p90": "P90", "p95": "P95", "p99": "P99", "p999": "P99.9"}
 _RESULTS: Final = ("Samples", *_ROWS.values(), "Mean", "Std Dev", "P99/P50 Ratio")
 _HISTOGRAM_TO: Final = 0.995
@@ -122,7 +123,7 @@ async def run(session: BenchSession, params: ItlParams) -> test.TestResult:
 
 
 def _capacity(session: BenchSession, params: ItlParams) -> Capacity:
-    """Return the load of 100 %. Raises ConfigError if it is unknown."""
+    """Return the saturation rate, of which the levels are shares. Raises ConfigError if it is unknown."""
     capacity = known_capacity(session, params.max_rate, params.workload)
     if capacity is None:
         raise ConfigError(
@@ -148,7 +149,7 @@ def _load(session: BenchSession, params: ItlParams, rate: float) -> Load:
 def _level(
     measured: Measurement, option: Literal["auto", "A", "B", "C"]
 ) -> tuple[list[list[float]], dict[str, Any]]:
-    """Return the gaps of each sufficiently long response, and the figures of a level."""
+    """Return the gaps of each response that is long enough (`OUTPUT_MIN`), and the figures of a level."""
     columns = ["gaps_ns", "server_gaps_ns", "output_tokens", "itl_policy"]
     columns += ["chunk_tokens"] * (option == "B")
     rows = measured.ended_well().select(columns).to_pylist()
@@ -189,7 +190,7 @@ def _level(
 
 
 def _option_b_gaps(row: dict[str, Any]) -> list[float]:
-    """Return the gaps of an answer whose tokens have the times of their chunks, in seconds."""
+    """Return the gaps of an answer in seconds by option B: each token has the time of its chunk."""
     times_ns = list(accumulate(row["gaps_ns"] or (), initial=0))
     return [ns / 1e9 for ns in itl_ns(times_ns, row["chunk_tokens"])]
 
@@ -225,7 +226,7 @@ def _results(one: dict[str, Any]) -> list[str]:
 
 
 def _modes_cell(cell: figures.Cell) -> figures.Cell:
-    """Return a cell of the modes, or `-` without any."""
+    """Return a function that formats the modes of a level with `cell`; `-` without modes."""
     return lambda one: "-" if one["modality"] is None else cell(one["modality"])
 
 

@@ -2,9 +2,9 @@
 
 `run` sends prompts of each length that share no prefix, until a length gets no answer, and returns Table 12,
 fits of TTFT by length, and charts. Fits use the lengths that the server reports. The draft does not define
-them: here they are by least squares on each length's mean TTFT, and the best has the fewest parameters of
-those within 6 of the lowest n ln(RSS / n) + p ln n (n requests, p parameters, RSS the sum of squared
-residuals).
+them. Here they use least squares on the mean TTFT of each length. The criterion is n ln(RSS / n) + p ln n,
+for n requests, p parameters and RSS, the sum of squared residuals. Of the fits within 6 of the lowest
+criterion, the best is the one with the fewest parameters.
 
 The maximum throughput at a length is searched as the capacity of 5.3: the concurrency of closed loops is
 doubled until the rate of responses no longer grows.
@@ -33,18 +33,18 @@ from llmtap.metrics.statistics import mean
 
 LENGTHS: Final = (1_024, 2_048, 4_096, 8_192, 16_384, 32_768, 65_536, 131_072)
 SHORT: Final = 128
-"""Tokens of the prompts that warm up (5.9.3 step 1)."""
+"""Tokens of each prompt of the warm-up (5.9.3 step 1)."""
 SHORT_OUTPUT: Final = 100
 SHORT_REQUESTS: Final = 4
 """Number of different requests of a warm-up, which sends them repeatedly."""
 _SHARES: Final = {"p50": 0.50, "p95": 0.95}
 _REQUESTS_PER_SLOT: Final = 3
-"""Requests per slot, so that all slots are busy for most of the time."""
+"""Number of requests per slot: enough to keep all slots busy for most of the time."""
 _SLOTS_SHIFT: Final = 32
 """Puts the concurrency above the bits of the length in a seed."""
 _CURVE_POINTS: Final = 60
 BIC_STRONG: Final = 6.0
-"""Reduction of the criterion that justifies another parameter."""
+"""Reduction of the criterion that justifies one more parameter."""
 
 Length = Annotated[int, Meta(ge=SHORT, le=1 << 24)]
 
@@ -164,7 +164,7 @@ def _load(
     requests: int,
     output: int | None = None,
 ) -> Load:
-    """Return requests of one length, with texts of their own."""
+    """Return a load of requests of one length. Its texts differ from those of all other loads."""
     load = make_load(
         params.workload,
         slots=slots,
@@ -248,7 +248,7 @@ def _fits(by_length: Sequence[Mapping[str, Any]], points: Sequence[tuple[float, 
     n, fits = len(points), []
 
     def add(name: str, formula: str, parameters: int, at: Callable[[float], float], raw: Any) -> None:
-        # At least 1 ns of error per timestamp, so that a perfect fit has a logarithm.
+        # Assume an error of at least 1 ns for each point: the logarithm of a perfect fit would be undefined.
         rss = max(sum((y - at(x)) ** 2 for x, y in points), n * 1e-18)
         bic = n * log(rss / n) + parameters * log(n)
         r2 = saturation.r_squared(ys, [at(x) for x in xs])

@@ -3,9 +3,9 @@
 `run` sends a closed loop at capacity (given, or the capacity test's result), then above it, and returns
 failures, preemptions and slowdown by level (Table 11) and charts. The test warns beforehand (7.4), waits
 after each level until every response has ended, and checks at the end whether the system has recovered.
-Preemptions are the server's counters: vLLM and SGLang count events, which bound the share of requests; the
-simulated engine also counts requests, recoveries and tokens. A figure that the server does not count is not
-measurable, not 0.
+Preemptions are read from the server's counters. vLLM and SGLang count events, which give an upper bound for
+the share of preempted requests; the simulated engine also counts requests, recoveries and tokens. A figure
+that the server does not count is reported as not measurable, not as 0.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,14 +44,14 @@ from llmtap.units import NS_PER_S, Duration, to_seconds
 
 DURATION_MIN: Final = Duration(120 * NS_PER_S)
 PROBES: Final = 5
-"""Requests sent one at a time before the first and after the last level."""
+"""Number of requests that are sent one at a time before the first and after the last level."""
 RECOVERY_SHARE_MAX: Final = 0.5
 RECOVERY_MAX_S: Final = 0.05
-"""Allowed increase of the probes' median TTFT in a recovered system: a share, or seconds."""
+"""Allowed increase of the probes' median TTFT in a recovered system, as a share and in seconds."""
 FAILURE_SHARE_MAX: Final = 0.01
 THROUGHPUT_FALL_MAX: Final = 0.10
 TTFT_FACTOR_MAX: Final = 2.0
-"""Thresholds of the degradation patterns: share of failures, fall of throughput, factor of TTFT."""
+"""Thresholds of the degradation patterns: share of failures, relative fall of throughput, factor of TTFT."""
 WARNING: Final = "this pushes the SUT past its memory (7.4): only on an isolated system that can be restarted"
 _NOT_MEASURABLE: Final = "not measurable"
 
@@ -114,7 +114,8 @@ def check(session: BenchSession, params: MemoryPressureParams) -> None:
 
 
 def _capacity(session: BenchSession, params: MemoryPressureParams) -> tuple[int, str, str] | None:
-    """Return the capacity, given or of the capacity test in the same folder, its source and workload."""
+    """Return the capacity (given, or measured by the capacity test in the same folder), its source, and the
+    workload with which it was measured."""
     if params.capacity is not None:
         return params.capacity, "given (capacity)", params.workload
     measurements = at(session.results.read_json("capacity/result.json"), "measurements") or {}
@@ -155,7 +156,7 @@ async def run(session: BenchSession, params: MemoryPressureParams) -> TestResult
 
 async def _apply_pressure(session: BenchSession, params: MemoryPressureParams) -> _PressureRun:
     capacity = _capacity(session, params)
-    assert capacity is not None  # `check` refuses None.
+    assert capacity is not None  # `check` raised an error for None.
     seconds = to_seconds(params.duration)
     session.report_remaining(WARNING)
     before = await _probe(session, params, "before")
@@ -175,7 +176,7 @@ async def _apply_pressure(session: BenchSession, params: MemoryPressureParams) -
                 output_tokens=params.output_tokens,
             )
         except ConfigError as exc:
-            # The same request succeeded before: the server has failed since.
+            # The same request succeeded before, so the server has failed in the meantime: end the test.
             pressure.failure = f"before {percent} %: {exc.problem}"
             return pressure
         pressure.levels.append(_Level(percent, slots, measured, steady))

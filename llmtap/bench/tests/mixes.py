@@ -1,12 +1,13 @@
 """Random loads of two tests: requests of several length classes (fairness), shared prefixes (prefix cache).
 
-`open_mix` and `closed_mix` make a `Load` of a `ClassMix`; `prefixes_of` makes a `Prefixes`, whose methods
+`open_mix` and `closed_mix` make a `Load` from a `ClassMix`; `prefixes_of` makes a `Prefixes`, whose methods
 make loads with shared prefixes and the load that fills a cache with them.
 
-Classes: 5.6.2 asks for Synthetic-Skewed and for classes whose ratio contradicts it. `ClassMix` has classes in
-their ratio; lengths within a range follow the log-normals. `SkewedClasses` is Synthetic-Skewed; a request
-belongs to the class whose ranges have its lengths, and most requests belong to none. Prefixes: `texts` is the
-seed of the words, and the other seed that of lengths, arrivals and sharing. A row does not depend on the
+Classes: 5.6.2 requires Synthetic-Skewed, and also classes of which the ranges and the ratio contradict it.
+`ClassMix` keeps the ratio and the ranges, and the lengths within a range follow the log-normals.
+`SkewedClasses` is Synthetic-Skewed; a request belongs to the class whose ranges have its lengths, and most
+requests belong to none. Prefixes: `texts` is the seed of the words, `seed` that of lengths, arrivals and
+sharing. A row does not depend on the
 number of rows.
 
 Source: IETF draft, 4.3.2.2, 4.3.2.4, 5.6.2, 5.7, A.2 and A.4.
@@ -55,14 +56,14 @@ from llmtap.workload.requests import Requests
 Tokens = Annotated[int, Meta(ge=1, le=1 << 24)]
 _INPUT: Final = LogNormal(mu=5.5, sigma=1.0)
 _OUTPUT: Final = LogNormal(mu=4.5, sigma=1.2)
-"""Log-normals of Synthetic-Skewed (A.2), without its floor and cap."""
+"""Log-normal distributions of Synthetic-Skewed (A.2), without its minimum and maximum."""
 _IDS_COUNTED: Final[Mapping[str, Any]] = {"name": "none: token ids", "source": "whole numbers"}
 _STANDARD: Final = NormalDist()
 _SKEWED_REQUESTS_MAX: Final = 1_000_000
 """Largest expected number of requests of Synthetic-Skewed for the requests of a class; the draft's long class
 has 1.4 % of them, so that 500 need 36,000."""
 _STEPS: Final = 2_000
-"""Steps of the quantile function for a mean: exact to 0.1 tokens for the draft's ranges."""
+"""Number of quantiles from which a mean is computed: exact to 0.1 tokens for the draft's ranges."""
 
 
 class RequestClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -135,7 +136,7 @@ class ClassMix(PlannedWorkload):
         )
 
     def names(self, seed: int) -> Iterator[str | None]:
-        """Yield the class of each row, endlessly; None for a row of no class."""
+        """Yield the name of each row's class, without end; None for a row of no class."""
         return (one.name for one in self._drawn(seed))
 
     def mean_tokens(self) -> float:
@@ -229,7 +230,7 @@ def _probability(lengths: LogNormal, span: tuple[int, int]) -> float:
 
 
 def _length(skewed: LogNormal, span: tuple[int, int], u: float) -> int:
-    """Return quantile `u` of the lengths within a span that includes both ends."""
+    """Return the quantile `u` of the log-normal lengths within a span, which includes both ends."""
     low, high = span
     mu, sigma = skewed.logarithm
     first, last = (_STANDARD.cdf((math.log(edge) - mu) / sigma) for edge in (low - 0.5, high + 0.5))
@@ -257,7 +258,10 @@ def open_mix(
     tokenizer: str | None = None,
     chat: bool = True,
 ) -> Load:
-    """Return an open-loop load with Poisson arrivals and a minimum duration and requests per class."""
+    """Return an open-loop load with Poisson arrivals.
+
+    It lasts at least `duration_s` and has at least `per_class` requests of each class.
+    """
     arrivals = parse_arrivals("poisson", rate_rps=rate_rps, seed=seed)
     missing = {one.name: per_class for one in mix.classes}
     offsets = array("q")
@@ -273,7 +277,7 @@ def open_mix(
 
 
 def _as_open_loop(load: Load, offsets: "array[int]", arrivals: Arrivals, rate_rps: float) -> Load:
-    """Return the requests of a closed loop as an open one."""
+    """Return an open loop with the requests of a closed loop, at these arrival offsets."""
     load.plan.requests.arrival_ns = offsets
     load.plan.about = {**load.plan.about, "arrivals": arrivals.describe()}
     return replace(load, closed=None, rate_rps=rate_rps)
@@ -306,12 +310,13 @@ def _replay_plan(
 
 
 PRIMER_TOKENS: Final = 16
-"""Tokens of the message after a prefix that is sent only to fill the cache; its response has one token."""
+"""Tokens of the message that follows the prefix in a request that only fills the cache; its
+response has one token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefixes:
-    """A workload that shares prefixes, and how its prompts are counted."""
+    """A workload that shares prefixes, with the tokenizer that counts its prompts."""
 
     workload: Composed
     tokenizer: str | None = None
@@ -334,7 +339,7 @@ class Prefixes:
         return Load(plan=self._plan(parts, self._script(parts, texts), seed, texts), closed=slots)
 
     def primer(self, seed: int, texts: int) -> Load:
-        """Return a load with each prefix of these seeds once, each with a message of its own."""
+        """Return a load that has each prefix of these seeds once, followed by a different message each."""
         lengths = self.sharing.lengths(seed)
         n = len(lengths)
         requests = Requests(
@@ -379,7 +384,7 @@ class Prefixes:
 
 @dataclass(frozen=True, slots=True)
 class _Primer(ConversationScript):
-    """The contexts of a script with other messages: of its prompts, the cache then has the prefixes only."""
+    """A script with the same contexts but other messages, so that the cache gets only the shared prefixes."""
 
     script: Written
 
@@ -405,9 +410,9 @@ def prefixes_of(
     contexts: int | None = None,
     output_tokens: int | None = None,
 ) -> Prefixes:
-    """Return a workload with changed sharing of prefixes.
+    """Return a workload that shares prefixes, with the given changes to its sharing.
 
-    Raises ConfigError if it has no sharing, fixed texts, or conversations.
+    Raises ConfigError if the workload shares no prefixes, or has fixed texts or conversations.
     """
     if not is_workload(name):
         raise ConfigError("workload", f"there is no workload {name!r}", "such as code-completion")

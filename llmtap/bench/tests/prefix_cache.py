@@ -1,15 +1,16 @@
 """Prefix Cache Effectiveness (IETF draft, 5.7): the effect of a cache of shared prefixes.
 
-`run` compares the arms `cache_off` and `cache_on` of the bench file, each row with itself, with loads of
-`mixes.py`. Repeats have rows of their own and are independent runs (6.1, 6.3). A repeat measures three
-states:
+`run` sends loads of `mixes.py` to the arms `cache_off` and `cache_on` of the bench file, and compares each
+request with the same request in the other arm. Repeats have different requests and are independent runs (6.1,
+6.3). A repeat measures three states:
 
-- Off: with the cache off, the requests of cold. Cold comes first if both share one running server (arms that
-  differ only by headers or body); otherwise the order is random.
-- Cold: with an empty cache: words of prompts and warm-ups are new each time (`texts` sets their seed).
-- Warm: with words of its own, after each of its prefixes was sent once.
+- Off: the requests of cold, with the cache off. Cold is measured first if both arms share one running server
+  (they differ only in headers or body); otherwise the order is random.
+- Cold: with the cache on, but without the prompts in it: the words of prompts and warm-ups are new each time
+  (`texts` sets their seed).
+- Warm: with the cache on and other words than cold, after each prefix was sent once.
 
-If servers report cached tokens, the hit rate is measured, and off and cold are checked.
+If servers report cached tokens, the hit rate is measured, and it is checked that off and cold have no hits.
 """
 
 import secrets
@@ -37,7 +38,7 @@ ON: Final = "cache_on"
 STATES: Final = {"off": "Cache Disabled", "cold": "Cache (Cold)", "warm": "Cache (Warm)"}
 TEXTS_FILE: Final = "texts.json"
 _SEED_STEP: Final = 1_000
-"""Difference between seeds of repeats, so that no two loads share a seed."""
+"""Difference between the seeds of two repeats, so that no two loads have the same seed."""
 
 
 class PrefixCacheParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,7 +88,7 @@ class PrefixRun:
     """Repeat of the test: one measurement per state of the cache."""
 
     contexts: Sequence[int]
-    """Number of the shared prefix by row, or NO_CONTEXT."""
+    """For each row, the number of its shared prefix, or NO_CONTEXT."""
     lengths: Sequence[int]
     """Tokens of each prefix, by its number."""
     states: dict[str, Measurement] = field(default_factory=dict)
@@ -176,13 +177,13 @@ def _prefixes(session: BenchSession, params: PrefixCacheParams) -> Prefixes:
 
 
 def _separate_caches(session: BenchSession) -> bool:
-    """Return whether off and on are two servers, or one that is restarted, with separate caches."""
+    """Return whether the two arms have separate caches: they are two servers, or one that is restarted."""
     off, on = session.arms[OFF], session.arms[ON]
     return off.switches or on.switches or (off.url or session.target.url) != (on.url or session.target.url)
 
 
 class _Texts:
-    """Seeds of words: new ones for a load to send, stored ones for a load measured before."""
+    """Seeds of the words of each load: a new seed for a load to send, the stored one for a measured load."""
 
     def __init__(self, session: BenchSession, given: int | None) -> None:
         self._folder = session.folder
@@ -191,7 +192,8 @@ class _Texts:
         self.seed_of: dict[str, int] = {}
 
     def of(self, step: str, shape: Load) -> int:
-        """Return the seed of a load. An interrupted load, or one of another shape, gets a new seed."""
+        """Return the seed of a load. An interrupted load gets a new one, since a cache
+        may have its prompts."""
         if step not in self.seed_of:
             key = f"{step} {shape.fingerprint()}"
             if self._seed_given is not None:
@@ -230,7 +232,10 @@ async def _throughput(
     warm_by: Load,
     cold_first: Sequence[bool],
 ) -> dict[str, Any] | None:
-    """Return output tokens (or requests) per second of closed loops, off and with a warm cache; or None."""
+    """Return the rate of closed loops with the cache off and with a warm cache; None without `concurrency`.
+
+    The rate is output tokens per second or, without token counts, requests per second.
+    """
     if not params.concurrency:
         return None
     by_state: dict[str, list[SteadyPart]] = {"off": [], "on": []}
@@ -268,7 +273,7 @@ async def _throughput(
 def prefix_figures(
     runs: Sequence[PrefixRun], rate: float, capacity: levels.Capacity | None, rates: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """Return the measurements of 5.7.4, of cold and warm compared with off."""
+    """Return the measurements of 5.7.4: the states cold and warm compared with off."""
     return {
         "rate_rps": rate,
         "capacity": None if capacity is None else msgspec.to_builtins(capacity),
@@ -284,7 +289,8 @@ def _ttfts(runs: Iterable[PrefixRun], state: str) -> list[float]:
 
 
 def _reductions(runs: Sequence[PrefixRun], state: str) -> dict[str, Any]:
-    """Return the reductions of percentiles over all pairs, and of P50 as the geometric mean of repeats."""
+    """Return the reductions of TTFT: of percentiles over all pairs, and of P50 as
+    geometric mean over repeats."""
     pairs = [(one.states["off"], one.states[state]) for one in runs]
     off, on = figures.pairs(pairs, "ttft_ns")
     ratios = {name: figures.quantile_ratio(off, on, p, paired=True) for name, p in figures.KEY_SHARES.items()}
@@ -306,7 +312,7 @@ def _reduction_of_ratio(ratio: Mapping[str, Any] | None) -> dict[str, Any] | Non
 
 
 def _hits(runs: Sequence[PrefixRun], state: str) -> dict[str, Any] | None:
-    """Return the share of prefix tokens from the cache; None if the server never reports any."""
+    """Return the share of prefix tokens that came from the cache; None if the server never reports them."""
     cached = prefix = reported = 0
     for prefix_run in runs:
         hits = prefix_run.states[state].by_row("cached_tokens")
@@ -321,7 +327,10 @@ def _hits(runs: Sequence[PrefixRun], state: str) -> dict[str, Any] | None:
 
 
 def hot_prefixes(runs: Sequence[PrefixRun]) -> int:
-    """Return the number of first requests of a prefix in cold runs whose prefix was mostly cached."""
+    """Return the number of prefixes that were mostly cached at their first request of a cold run.
+
+    A number above 0 means that the cache was not empty.
+    """
     hot = 0
     for prefix_run in runs:
         hits = prefix_run.states["cold"].by_row("cached_tokens")

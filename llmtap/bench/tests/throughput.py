@@ -2,11 +2,11 @@
 
 `run` sends open loops at rising rates or closed loops of rising concurrency, and returns the maximum (Table
 3), the latency there (Table 4), all levels, and charts. Other tests use the result as the capacity. The
-search doubles the load until it is not sustained, then bisects down to one increment. A load is not
-sustained if its queue grows, if fewer than 90 % of its arrivals complete, if its throughput is not stable
-(5.2.3.2), or if it breaks the SLO; without an SLO, also if its E2E P99 is 10 times the lowest level's P50
-(5.2.3.1). The sustainable load is the rate that was sent at the highest level that is sustained; each maximum
-of a rate is the highest of all levels that are sustained (DEFINITIONS.md, "Load and length").
+search doubles the load until it is not sustained, then bisects down to one increment. A load is not sustained
+if its queue grows, if fewer than 90 % of its arrivals complete, if its throughput is not stable (5.2.3.2), or
+if it violates the SLO; without an SLO, also if its E2E P99 is 10 times the lowest level's P50 (5.2.3.1). The
+sustainable load is the rate that was sent at the highest sustained level; the maximum of any other rate is
+its highest value over all sustained levels (DEFINITIONS.md, "Load and length").
 """
 
 from collections.abc import Mapping
@@ -93,10 +93,10 @@ class SearchResult:
 
     search: RateSearch
     step: float
-    """Load per level of the search."""
+    """Load of one step of the search: rate or concurrency."""
     attempts: list[LevelAttempt] = field(default_factory=list)
     ended_early: list[str] = field(default_factory=list)
-    """Names of loads whose requests ended before their time."""
+    """Names of loads whose requests ended before the planned duration."""
 
     @property
     def best(self) -> LevelAttempt | None:
@@ -141,7 +141,7 @@ def _search(params: ThroughputParams) -> SearchResult:
 
 
 async def seek(session: BenchSession, params: ThroughputParams) -> SearchResult:
-    """Send loads, named such as `search/16rps`, until the limit is known to one increment."""
+    """Send loads (names such as `search/16rps`) until the limit is known to within one increment."""
     result = _search(params)
     search, seconds = result.search, to_seconds(params.duration)
     while (index := search.next) is not None:
@@ -293,7 +293,8 @@ _RESULT_KEYS: Final = (
     "completed_rps",
     "completed",
 )
-"""Maxima over the levels that are sustained, and figures of the highest of them; None without one."""
+"""Names of the maxima over all sustained levels, and of figures of the highest sustained level. Their values
+are None if no level is sustained."""
 
 
 def _summary(measurements: Mapping[str, Any]) -> test.ReportTable:

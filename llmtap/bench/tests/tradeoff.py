@@ -2,8 +2,8 @@
 
 `run` sends an open loop at each percentage of the capacity, which is given, the throughput test's result, or
 found with closed loops. It returns Table 5, points of the curve (knee, saturation, operating point) and
-charts. The draft has two readings of saturation, and both are reported: the first level that achieves less
-than the one before it (5.3.4), and the level of the highest throughput (example in 5.3.5).
+charts. The draft defines saturation in two ways, and both are reported: the first level that achieves less
+than the level before it (5.3.4), and the level of the highest throughput (example in 5.3.5).
 """
 
 from collections.abc import Mapping, Sequence

@@ -26,7 +26,7 @@ EDGES: Final = (0, 256, 512, 1_024, 2_048, 4_096)
 _ROWS: Final = {"p50": "P50", "p90": "P90", "p95": "P95", "p99": "P99", "p999": "P99.9"}
 _HISTOGRAM_TO: Final = 0.995
 SHARE: Final = 0.5
-"""Share of the sustainable rate that is the default load."""
+"""Default load, as a share of the sustainable rate."""
 
 
 class TtftParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,7 +40,7 @@ class TtftParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def check(session: BenchSession, params: TtftParams) -> None:
-    """Raise ConfigError unless exactly one load is given, or the default load is known."""
+    """Raise ConfigError if two loads are given, or none although the default load is unknown."""
     if params.rate is None and params.concurrency is None and _capacity(session, params) is None:
         raise ConfigError(
             "rate",
@@ -85,7 +85,7 @@ def _capacity(session: BenchSession, params: TtftParams) -> Capacity | None:
 
 
 def _rate(session: BenchSession, params: TtftParams) -> float | None:
-    """Return the rate: given, or a share of capacity; None if unknown or a closed loop."""
+    """Return the rate: given, or a share of the capacity; None for a closed loop, or if unknown."""
     if params.rate is not None or params.concurrency is not None:
         return params.rate
     capacity = _capacity(session, params)
@@ -138,7 +138,7 @@ def _by_input(measured: Measurement, load: Load) -> list[dict[str, Any]] | None:
 def _any_token(measured: Measurement) -> dict[str, Any] | None:
     """Return the time to any token, or None if content always came first (5.1.3.1)."""
     table = measured.ended_well()
-    earlier = pc.less(table["ttft_any_ns"], table["ttft_ns"])  # Null if either value is null.
+    earlier = pc.less(table["ttft_any_ns"], table["ttft_ns"])  # The result is null if either value is null.
     only_other = pc.and_(pc.is_valid(table["ttft_any_ns"]), pc.is_null(table["ttft_ns"]))
     if not pc.any(earlier).as_py() and not pc.any(only_other).as_py():
         return None
@@ -147,7 +147,7 @@ def _any_token(measured: Measurement) -> dict[str, Any] | None:
 
 
 def _server_part(measured: Measurement, column: str) -> dict[str, Any] | None:
-    """Return a part of TTFT as reported by the server, or None."""
+    """Return the percentiles of a part of TTFT that the server reports; None if it does not."""
     values = measured.values(column)
     return figures.latency_row(values) if values else None
 

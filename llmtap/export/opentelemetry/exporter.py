@@ -1,10 +1,10 @@
-"""Export finished exchanges to an OpenTelemetry receiver: a span of each that is sampled, and metrics.
+"""Export finished exchanges to an OpenTelemetry receiver: a span for each sampled exchange, and metrics.
 
-`OtlpExporter` is a sink of the meter's pipeline. The SDK makes, batches and sends spans in a thread of its
-own, by `OtlpOptions` (`export/options.py`) and the `OTEL_*` variables. Metrics are counted by `signals.py`,
-because the SDK's instruments take 9 us a value, and sent by a thread of this module. A batch of spans is sent
-again while the receiver is away. Each span that no receiver took is counted by reason (`state().dropped`);
-the SDK's exporters (1.45) do not count them.
+`OtlpExporter` is a sink of the meter's pipeline. The SDK makes, batches and sends spans in its own thread,
+configured by `OtlpOptions` (`export/options.py`) and the `OTEL_*` variables. Metrics are counted by
+`signals.py`, because the SDK's instruments take 9 us per value, and sent by a thread of this module. While
+the receiver is not available, a batch of spans is sent again. Each span that the receiver did not accept is
+counted by reason (`state().dropped`); the SDK's exporters (1.45) do not count these spans.
 """
 
 import logging
@@ -59,20 +59,20 @@ from llmtap.metrics.latency import DEFAULT_BENEFIT, Measured
 log = logging.getLogger(__name__)
 
 BATCH_MAX: Final = 512
-"""Spans in one request (the SDK's default), at most 0.7 MB; receivers accept 4 MiB."""
+"""Maximum number of spans in one request (the SDK's default): 0.7 MB or less. Receivers accept 4 MiB."""
 POINTS_MAX: Final = 2_000
-"""Metric points in one request, 0.6 KB each."""
+"""Maximum number of metric points in one request, 0.6 KB each."""
 QUEUE_MAX: Final = 2_048
 RETRY_S: Final = 1.0
-"""Pause between attempts to send a batch, each of which the SDK repeats until its timeout."""
+"""Pause between attempts to send a batch. Within an attempt, the SDK itself retries until its timeout."""
 CLOSE_S: Final = 3.0
-"""Time limit of the last flush, within the time that the supervisor gives a meter to end."""
+"""Time limit of the last flush. It is shorter than the time that the supervisor gives a meter to end."""
 
 Answer = Literal["ok", "again", "refused"]
 
 
 class _Receiver(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]  # grpcio has no types
-    """Answers of a receiver to requests by gRPC or HTTP.
+    """Records the answers of a receiver to requests over gRPC or HTTP.
 
     Source: OTLP specification 1.x, "OTLP/gRPC" and "OTLP/HTTP": failures, partial success.
     """
@@ -109,7 +109,7 @@ class _Receiver(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]  # grpc
         self.log("otlp_failed", problem)
 
     def log(self, event: str, problem: str) -> None:
-        """Log the first problem of a kind; later ones are only counted."""
+        """Log a problem if it is the first of its kind; later ones are only counted."""
         if event not in self._logged:
             self._logged.add(event)
             log.warning("event=%s error=%r further=counted", event, problem)
@@ -130,7 +130,7 @@ class _Session(requests.Session):
         if 200 <= response.status_code < 300:
             try:
                 receiver.took(self._response.FromString(response.content).partial_success)
-            except DecodeError:  # still a success
+            except DecodeError:  # The request was successful nevertheless.
                 receiver.answer = "ok"
         else:
             again = response.status_code in (429, 502, 503, 504)
@@ -139,13 +139,13 @@ class _Session(requests.Session):
 
 
 class _Intercepted:
-    """Mixin of the SDK's gRPC exporters: passes their answers to a `_Receiver`."""
+    """Mixin for the SDK's gRPC exporters that passes the receiver's answers to a `_Receiver`."""
 
     def __init__(self, receiver: _Receiver) -> None:
         self._receiver = receiver
         super().__init__()
 
-    def _initialize_channel_and_stub(self: Any) -> None:  # also called when the SDK reconnects
+    def _initialize_channel_and_stub(self: Any) -> None:  # The SDK also calls this when it reconnects.
         super()._initialize_channel_and_stub()  # type: ignore[misc]
         self._client = self._stub(grpc.intercept_channel(self._channel, self._receiver))
 
@@ -159,7 +159,7 @@ class _GrpcMetrics(_Intercepted, grpc_metrics.OTLPMetricExporter):
 
 
 class _SpanDelivery(SpanExporter):
-    """Delivers batches of spans, retries while the receiver is not available, and counts."""
+    """Delivers batches of spans, retries while the receiver is not available, and counts the spans."""
 
     def __init__(self, inner: SpanExporter, receiver: _Receiver, closing: Event) -> None:
         self.inner = inner
@@ -186,7 +186,7 @@ class _SpanDelivery(SpanExporter):
         self._receiver.expect()
         try:
             self.inner.export(spans)
-        except Exception as exc:  # an error of llmtap with one batch must not stop the export
+        except Exception as exc:  # A bug with one batch must not stop the export.
             self._receiver.log("otlp_bug", repr(exc))
         return self._receiver.answer
 
@@ -195,11 +195,11 @@ class _SpanDelivery(SpanExporter):
             self.dropped[reason] = self.dropped.get(reason, 0) + n
 
     def shutdown(self) -> None:
-        """Do nothing: the owner ends the inner exporter."""
+        """Do nothing: `OtlpExporter.close` shuts the inner exporter down."""
 
 
 class _MetricDelivery:
-    """Exports the totals at an interval, and once more at the end."""
+    """Exports the totals of the metrics at regular intervals, and once more at the end."""
 
     def __init__(
         self, exporter: Any, receiver: _Receiver, totals: Totals,
@@ -218,7 +218,7 @@ class _MetricDelivery:
             last = self._closing.wait(self._interval_s)
             try:
                 self._export()
-            except Exception as exc:  # an error of llmtap; the next export may succeed
+            except Exception as exc:  # A bug; the next export may succeed.
                 self.failures += 1
                 self._receiver.log("otlp_bug", repr(exc))
 
@@ -232,13 +232,13 @@ class _MetricDelivery:
             self.inner.export(MetricsData([ResourceMetrics(resource, [scoped], "")]))
             if self._receiver.answer != "ok":
                 self.failures += 1
-                return  # the next export has newer totals
+                return  # The next export has newer totals.
             if self._delta:
                 self._totals.forget(points)
 
 
 class OtlpExporter:
-    """Exporter of exchanges: called on one thread; the SDK's threads send."""
+    """Exporter of exchanges. Its methods are called on one thread; other threads send the data."""
 
     def __init__(
         self,
@@ -249,7 +249,7 @@ class OtlpExporter:
         *,
         reader: Benefit = DEFAULT_BENEFIT,
     ) -> None:
-        """`servers` holds the upstream's host and port by arm, under "" for all others."""
+        """`servers`: host and port of the upstream by arm; the key "" is for all other arms."""
         self._options = options
         self._servers = servers or {}
         self._names = VERSIONS[options.semconv]
@@ -310,7 +310,7 @@ class OtlpExporter:
         return ExporterState("otlp", self._spans.sent, max(0, self._waiting()), failures, dropped)
 
     def close(self, limit_s: float = CLOSE_S) -> None:
-        """Send the remaining data for at most `limit_s`; count the rest as dropped. Blocks."""
+        """Send the remaining data, for at most `limit_s`, and count the rest as dropped. This call blocks."""
         self._closing.set()
         until = time.monotonic() + limit_s
         flushes = [Thread(target=self._provider.shutdown, daemon=True)]
@@ -319,7 +319,7 @@ class OtlpExporter:
             flushes.append(self._thread)
         for flush in flushes:
             flush.join(max(0.0, until - time.monotonic()))
-        self._spans.inner.shutdown()  # ends a request under way
+        self._spans.inner.shutdown()  # This ends a request in progress.
         self._totals.inner.shutdown()
         for flush in flushes:
             flush.join(1.0)
@@ -349,7 +349,7 @@ def _exporters(protocol: str) -> tuple[SpanExporter, Any, tuple[_Receiver, _Rece
 
 
 def _resource(version: str, reader: Benefit) -> Resource:
-    """Return llmtap's resource attributes; those of the operator take precedence."""
+    """Return the resource attributes of llmtap. Attributes that the operator sets take precedence."""
     named = Resource.create()
     if str(named.attributes[SERVICE_NAME]).startswith("unknown_service"):
         named = named.merge(Resource({SERVICE_NAME: "llmtap"}))
@@ -380,7 +380,7 @@ def _number(variable: str, default: float) -> float:
 
 @contextmanager
 def _environment(endpoint: str | None) -> Iterator[None]:
-    """Let the SDK read this endpoint from the environment; None: keep the present variable."""
+    """Set the environment variable from which the SDK reads the endpoint; None: leave it unchanged."""
     name = "OTEL_EXPORTER_OTLP_ENDPOINT"
     before = os.environ.get(name)
     os.environ.update({} if endpoint is None else {name: endpoint})

@@ -1,15 +1,16 @@
 """Names of OpenTelemetry metrics and attributes, by version of the GenAI semantic conventions.
 
 `VERSIONS` has a table (`Semconv`) for each version; `off` has only llmtap's own names. A metric is listed
-only if our measure is exactly its definition. Also the standard names of operation and provider
-(`operation_of`, `provider_of`).
+only if llmtap measures it exactly as it is defined. This module also returns the standard names of operation
+and provider (`operation_of`, `provider_of`).
 
-Quantities of an exchange: `duration`: first byte of the request to the end of the exchange, the span's own
-length. `first_chunk`: first byte of the request to the first event of a stream that is no keep-alive.
-`chunk_gap`: between consecutive events that are neither keep-alives nor the end marker. `server_duration`:
-submit to the last byte of the answer. `server_first_token`: submit to the first token of any kind, of streams
-that ended well. `server_per_token`: their difference / (output tokens - 1). Further ones by the name of a
-metric of llmtap (metrics/catalogue.py).
+Quantities of an exchange: `duration`: from the first byte of the request to the end of the exchange, which is
+also the length of the span. `first_chunk`: from the first byte of the request to the first event of a stream
+that is no keep-alive. `chunk_gap`: time between consecutive events that are neither keep-alives nor the end
+marker. `server_duration`: from submit to the last byte of the answer. `server_first_token`: from submit to
+the first token of any kind, for streams that ended well. `server_per_token`: (server_duration -
+server_first_token) / (output tokens - 1). Further quantities have the name of a metric of llmtap
+(metrics/catalogue.py).
 
 Source: open-telemetry/semantic-conventions v1.41.0 and
 open-telemetry/semantic-conventions-genai v0.1.0, docs/gen-ai.
@@ -28,7 +29,8 @@ ERROR_TYPE: Final = "error.type"
 HTTP_METHOD: Final = "http.request.method"
 HTTP_STATUS: Final = "http.response.status_code"
 OVERFLOW: Final = "otel.metric.overflow"
-"""Attribute that is true on the point that counts everything without a series of its own."""
+"""Attribute that is true on one point, which counts all data for which there was no room
+as a separate series."""
 SERVER_ADDRESS: Final = "server.address"
 SERVER_PORT: Final = "server.port"
 SERVICE_NAME: Final = "service.name"
@@ -36,7 +38,7 @@ SERVICE_VERSION: Final = "service.version"
 URL_PATH: Final = "url.path"
 
 
-# Attributes of llmtap itself, equal in all versions.
+# Names of llmtap's own attributes, which are the same for all versions of the conventions.
 TENANT: Final = "llmtap.tenant"
 ARM: Final = "llmtap.arm"
 OUTCOME: Final = "llmtap.outcome"
@@ -66,7 +68,7 @@ class Instrument:
     description: str
     unit: str
     edges: tuple[int, ...] = ()
-    """Upper edges: in ns if the unit is `s`, else in the unit."""
+    """Upper edges of the buckets: in ns if the unit is `s`, else in the unit."""
 
     @property
     def scale(self) -> float:
@@ -85,7 +87,7 @@ class Semconv:
     version: str
     schema_url: str = ""
     """URL of the schema; empty if the version has no published schema."""
-    # Attributes.
+    # Names of attributes.
     operation: str = "gen_ai.operation.name"
     provider: str = "gen_ai.provider.name"
     request_model: str = "gen_ai.request.model"
@@ -98,9 +100,9 @@ class Semconv:
     cached_tokens: str = "gen_ai.usage.cache_read.input_tokens"
     cache_write_tokens: str = "gen_ai.usage.cache_write.input_tokens"
     reasoning_tokens: str = "gen_ai.usage.reasoning.output_tokens"
-    # Metrics.
+    # Names of metrics.
     measures: Mapping[str, tuple[Measure, ...]]
-    """Measures by quantity."""
+    """By quantity: the instruments that record it, each with its constant attributes."""
 
 
 def _seconds(name: str, text: str, edges: tuple[int, ...] = _SECONDS) -> tuple[Measure, ...]:
@@ -129,8 +131,8 @@ _SERVER: Final = {
         "Time per output token generated after the first token for successful responses.", _PER_TOKEN,
     ),
 }  # fmt: skip
-"""Measures of the model server, equal in all versions. They are measured outside of the server, so they
-include the network."""
+"""Measures of the model server, which are equal in all versions. llmtap measures them outside of the server,
+so they include the network."""
 
 
 def _v1_41() -> Semconv:
@@ -160,7 +162,7 @@ def _v1_41() -> Semconv:
 
 def _v0_1_0() -> Semconv:
     inference, embeddings = "gen_ai.client.inference.", "gen_ai.client.embeddings."
-    # Providers report tokens of text, images and sound separately too seldom to rely on it.
+    # Report the modality as unknown: only few providers report tokens of text, images and sound separately.
     unknown = (("gen_ai.token.modality", "unknown"),)
 
     def counter(name: str, text: str) -> Measure:
@@ -245,7 +247,8 @@ def operation_of(endpoint: str | None) -> str | None:
 
 
 def provider_of(host: str | None, dialect: str | None) -> str:
-    """Return the provider (required) by the upstream's host name, else by the dialect of its answers."""
+    """Return the name of the provider, from the upstream's host name, else from the
+    dialect of its answers."""
     if host is not None:
         for end, provider in _HOSTS:
             if host.endswith(end):

@@ -1,12 +1,13 @@
 """Make spans and metrics of OpenTelemetry from finished exchanges, without any text of prompt or answer.
 
-`exporter.py` calls it. `terms_of` collects the values that span and metrics share (`Terms`); both have the
-names of a version of `semconv.py`. `start_span` makes the span of an exchange. The caller's `traceparent`
-passes the relay unchanged, so our span is its child, beside the spans of the gateway behind us.
+`exporter.py` calls it. `terms_of` collects the values that the span and the metrics of an exchange have in
+common (`Terms`); both use the names of a version of `semconv.py`. `start_span` makes the span of an exchange.
+The relay forwards the caller's `traceparent` unchanged. So llmtap's span is a child of the caller's span, and
+the spans of a gateway behind llmtap are its siblings.
 
-`MetricRecorder` counts each exchange when it ends. The exporter's sending thread takes the table of new
-counts as a whole, so that neither thread waits long for the lock, adds it to `Totals`, and sends the
-result of `metrics_of`.
+`MetricRecorder` counts each exchange when it ends. The exporter's sending thread takes the whole table of new
+counts, so that neither thread waits long for the lock. It adds the table to `Totals` and sends the result of
+`metrics_of`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,7 +45,7 @@ _COUNTED: Final = frozenset(
 _IS_CHUNK: Final = bytes(
     code not in (EventClass.KEEPALIVE.value, EventClass.DONE.value) for code in range(256)
 )
-"""1 for each EventClass code whose events a client library returns to its caller as chunks."""
+"""By code of an EventClass: 1 if a client library returns such an event to its caller as a chunk, else 0."""
 
 
 @dataclass(slots=True)
@@ -67,17 +68,17 @@ class Terms:
 
 
 def terms_of(x: Exchange, m: Measured, host: str | None, provider: str | None) -> Terms:
-    """Return the attributes and durations of an exchange that spans and metrics have in common.
+    """Return the attributes and durations of an exchange that its span and the metrics have in common.
 
-    `host`: host of the upstream; `provider`: the configured provider, else it follows from host and dialect.
-    Source: OpenTelemetry semantic conventions for generative AI.
+    `host`: host of the upstream. `provider`: configured provider; None: it follows from the host and the
+    dialect. Source: OpenTelemetry semantic conventions for generative AI.
     """
     t = x.timeline
     times = chunk_times_ns(t.events) if x.stream else []
     end_ns = _end_ns(x)
     completed = x.outcome in ENDED_WELL and (x.status is None or x.status < 400)
     output = x.tokens.output if x.tokens.source in _COUNTED else None
-    # Server metrics count from the request's last byte, and only for complete answers.
+    # The metrics of the server count from the last byte of the request, and only for complete answers.
     server_ns = m.e2e_ns
     first_token_ns = m.ttft_any_ns if x.stream and completed else None
     operation = semconv.operation_of(x.endpoint)
@@ -100,7 +101,7 @@ def terms_of(x: Exchange, m: Measured, host: str | None, provider: str | None) -
 
 
 def error_type(x: Exchange) -> str | None:
-    """Return `error.type`: the status from 400 on, else the outcome if it is a failure; None for success.
+    """Return `error.type`: the status if it is 400 or more, else the outcome if it is a failure; else None.
 
     Disconnected clients and refusals are not errors. Source: semantic conventions, HTTP client spans.
     """
@@ -125,7 +126,7 @@ def _per_token_ns(x: Exchange, server_ns: int | None, first_ns: int | None, outp
     if server_ns is None or first_ns is None or output is None or output < 2:
         return None
     if x.tokens.reasoning and x.timeline.first_reasoning_ns is None:
-        return None  # the reasoning came before the first visible token, so its time is not in the gaps
+        return None  # Hidden reasoning: its tokens count, but not its time.
     return (server_ns - first_ns) // (output - 1)
 
 
@@ -150,7 +151,7 @@ Value = str | bool | int | float | list[str]
 
 
 class ExchangeIds(IdGenerator):
-    """Generator of the ids of the next span.
+    """Generator of the ids of the next span, which follow from the exchange.
 
     An exchange always gets the same ids, so that its span can be found.
     """
@@ -159,7 +160,8 @@ class ExchangeIds(IdGenerator):
         self.trace_id = self.span_id = 0
 
     def set(self, x: Exchange) -> None:
-        """Use the ids of this exchange, computed as a hash so that they need not be stored."""
+        """Use the ids of this exchange for the next span. They are a hash, so that they
+        need not be stored."""
         text = f"{x.id} {x.arrival_wall_ns} {x.timeline.arrival_ns}".encode()
         digest = blake2b(text, digest_size=24).digest()
         self.trace_id, self.span_id = int.from_bytes(digest[:16]), int.from_bytes(digest[16:])
@@ -179,9 +181,10 @@ def start_span(
     parent: TraceParent | None,
     server: tuple[str, int] | None,
 ) -> trace.Span:
-    """Return the exchange as a span of kind CLIENT, in the names of a version; `terms.end_ns` is not set yet.
+    """Start a span of kind CLIENT for an exchange, with the names of a version. The caller ends it at
+    `terms.end_ns`.
 
-    It does not record if the tracer's sampler leaves it out.
+    If the tracer's sampler does not select the exchange, the span records nothing.
     """
     context = Context()
     if parent is not None:
@@ -211,7 +214,8 @@ def start_span(
 
 
 def _text(text: str) -> str:
-    # Text from traffic may contain half a surrogate pair (from a JSON escape), which UTF-8 cannot encode.
+    # Replace characters that UTF-8 cannot encode: text from traffic may contain half a surrogate pair (from a
+    # JSON escape).
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
@@ -259,13 +263,14 @@ def _attributes(
 
 
 EXPONENTIAL_MAX: Final = 160
-"""Buckets of an exponential histogram. Source: OpenTelemetry metrics SDK specification, default `MaxSize`."""
+"""Maximum number of buckets of an exponential histogram. Source: OpenTelemetry metrics SDK specification,
+default of `MaxSize`."""
 
 NO_EXTREMES: Final[Mapping[str, Any]] = {"min": None, "max": None}
 
 Key = tuple[str | None, ...]
-"""Values of the attributes, in the order of `Recorder.names`; empty: series of all data for which there was
-no room."""
+"""Values of the attributes of a series, in the order of `MetricRecorder.names`. The empty key is the series
+for all data for which there was no room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +283,7 @@ class Point:
 
 
 class MetricRecorder:
-    """Counts of exchanges; used on the thread where exchanges end."""
+    """Counts exchanges for metrics, on the thread where exchanges end."""
 
     def __init__(self, names: semconv.Semconv, series_max: int, *, exponential: bool = False) -> None:
         self.names: Final = (
@@ -298,7 +303,7 @@ class MetricRecorder:
         self._exponential = exponential
 
     def take(self) -> dict[tuple[int, Key], Buckets | ExponentialBuckets]:
-        """Return what was counted since the last call; for any thread."""
+        """Return the counts since the last call. Any thread may call it."""
         with self._lock:
             fresh, self._fresh = self._fresh, {}
         return fresh
@@ -331,7 +336,7 @@ class MetricRecorder:
             ):  # fmt: skip
                 add(f"{name}_tokens", key, (n,))
         if not x.stream or x.reading is Reading.INFERRED:
-            return  # times of inferred readings must not be mixed with those of known dialects
+            return  # Do not mix times that were inferred from an unknown dialect with exact ones.
         for quantity, ns in (
             ("first_chunk", terms.first_chunk_ns), ("server_first_token", terms.server_first_token_ns),
             ("server_per_token", terms.server_per_token_ns),
@@ -343,7 +348,8 @@ class MetricRecorder:
         add("chunk_gap", key, list(map(sub, times[1:], times)))
 
     def _add(self, quantity: str, key: Key, values: Sequence[int | None]) -> None:
-        """Record values of a quantity; `(None,)` means that it does not apply, and nothing is recorded."""
+        """Record the values of a quantity. `(None,)`: the quantity does not apply,
+        and nothing is recorded."""
         if values and values[0] is not None:
             for i in self._of.get(quantity, ()):
                 self._cell(i, key).record_many(values)  # type: ignore[arg-type]  # no other is None
@@ -368,7 +374,7 @@ class Totals:
     def __init__(
         self, recorder: MetricRecorder, servers: Mapping[str, tuple[str, int]], start_ns: int = 0
     ) -> None:
-        """`servers` names the upstream's host and port by arm, under "" for all others."""
+        """`servers`: host and port of the upstream by arm; the key "" is for all other arms."""
         self._recorder = recorder
         self._servers = servers
         self._arm = recorder.names.index(semconv.ARM)
@@ -390,7 +396,7 @@ class Totals:
             yield Point(measure, self._attributes(measure, place[1]), cell, start_ns, place)
 
     def forget(self, points: Sequence[Point]) -> None:
-        """Count these series from 0 again, because they were delivered as deltas."""
+        """Start these series from 0 again, because their counts were delivered as deltas."""
         for point in points:
             del self._cells[point.place]
 

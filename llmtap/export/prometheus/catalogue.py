@@ -4,8 +4,8 @@ Metrics of exchanges are in `HISTOGRAMS` (those of `metrics/catalogue.py`, and a
 (`exposition.py` counts them), those of llmtap itself in `SELF`: the counts that the statuses of vantages,
 exporters and the capture declare (`counts.py`), and those of the meter (`meter/admin/views.py` has the
 values). `collect` converts them for prometheus_client. A counter's name gets `_total` in the exposition.
-`llmtap_capture_paused` is the metric to alert on: exchanges are measured and not captured; the reason is in
-`llmtap_capture_problem`.
+Alerts should use `llmtap_capture_paused`: if it is 1, exchanges are measured but not captured. The reason is
+in `llmtap_capture_problem`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,8 +29,8 @@ from llmtap.metrics.catalogue import FAMILIES, Family
 
 WHO: Final = ("tenant", "model", "arm")
 READ: Final = (*WHO, "reading")
-"""Labels of metrics of tokens. `reading` is `dialect`, or `inferred` for answers of unknown dialects, whose
-times follow from their structure."""
+"""Labels of the metrics of tokens. `reading` is `dialect` for answers in a known dialect, and `inferred` for
+others, in which llmtap infers the tokens from the structure of the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,10 @@ class HistogramFamily:
     labels: tuple[str, ...] = WHO
 
     def with_bound(self, bound: int) -> "HistogramFamily":
-        """Return it with an edge at a bound, and edges close to the bound where there are none.
+        """Return this family with an edge at a bound, and edges close to the bound if there are none.
 
-        The share of values within the bound is then exact, and a quantile near the bound at most 12 % wrong.
+        Then the share of values within the bound is exact, and the error of a quantile near the bound at most
+        12 %.
         """
         around = {bound}
         if not any(bound < edge <= bound * CLOSE for edge in self.edges):
@@ -73,7 +74,7 @@ class SelfMetric:
 
 
 Value = float | Mapping[Any, float]
-"""Value of a metric; or values by one label (a text) or by several labels (a tuple)."""
+"""Value of a metric, or its values by the value of one label (a text) or of several labels (a tuple)."""
 _C, _G = CounterMetricFamily, GaugeMetricFamily
 _RELAY, _WINDOW = ("relay",), ("window",)
 
@@ -83,7 +84,7 @@ def _labels(family: Family) -> tuple[str, ...]:
 
 
 def _counts_of(status: type, *labels: str) -> dict[str, SelfMetric]:
-    """Return the metrics declared by the fields of a status."""
+    """Return the metrics that the fields of a status declare (`counts.py`)."""
     return {
         count.metric: SelfMetric(
             _G if count.gauge else _C, count.help, labels if count.label is None else (*labels, count.label)
@@ -249,7 +250,7 @@ SELF: Final[Mapping[str, SelfMetric]] = {
 
 
 def collect(values: Mapping[str, Value], helps: Mapping[str, str]) -> Iterator[Metric]:
-    """Yield the metrics of SELF that have a value. `helps` replaces the help of some."""
+    """Yield the metrics of SELF that have a value. `helps`: other help texts for some of them."""
     for name, about in SELF.items():
         if name in values:
             value = values[name]

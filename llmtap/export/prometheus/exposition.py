@@ -1,8 +1,8 @@
 """Count finished exchanges for `/metrics`, and render the counts in a format of Prometheus.
 
 `Exposition` is a sink of the meter's pipeline: an exchange is counted once, at its end, in the `Series` of
-its tenant, model and arm; calls to MCP servers are counted apart (`called`). A scrape copies the counts on
-the meter's loop (`Exposition.freeze`) and renders the copy in a worker thread (`Frozen.render`, with
+its tenant, model and arm; calls to MCP servers are counted separately (`called`). A scrape copies the counts
+on the meter's loop (`Exposition.freeze`), and a worker thread renders the copy (`Frozen.render`, with
 `writers.py`), which may take seconds.
 """
 
@@ -49,11 +49,12 @@ from llmtap.metrics.latency import Measured
 from llmtap.metrics.objectives import Fluidity, Objectives, fluidity_of
 
 EXEMPLARS_MAX: Final = 20_000
-"""Maximum number of exemplars, of which the newest are kept: 0.7 KB each. 2,000 series of a histogram have
-60,000 buckets, most of them with old ones."""
+"""Maximum number of exemplars, 0.7 KB each. The newest are kept. Without a limit there would be many old
+ones: 2,000 series of a histogram have 60,000 buckets."""
 
 CALLS_MAX: Final = 1_000
-"""Maximum number of combinations of tenant, method, tool and outcome of MCP; further methods are `other`."""
+"""Maximum number of combinations of tenant, method, tool and outcome of MCP calls. Further calls get the
+method `other`."""
 
 Place = tuple[str, tuple[str, ...], int]
 
@@ -75,7 +76,7 @@ class Exemplars:
 
 
 def by_series(exemplars: Mapping[Place, Exemplar]) -> dict[str, dict[tuple[str, ...], dict[int, Exemplar]]]:
-    """Sort exemplars by metric, labels and bucket, the order that `TextWriter` needs."""
+    """Return exemplars grouped by metric, then by labels, then by bucket, as `TextWriter` needs them."""
     by_metric: dict[str, dict[tuple[str, ...], dict[int, Exemplar]]] = {}
     for (metric, labels, bucket), exemplar in exemplars.items():
         by_metric.setdefault(metric, {}).setdefault(labels, {})[bucket] = exemplar
@@ -90,7 +91,7 @@ _stream_values: Final = values_of(_OF_STREAMS)
 
 
 def _place(metric: catalogue.Metric, reading: str) -> _Key:
-    """Return the histogram of a metric, and the values of its own labels."""
+    """Return the key of a metric's histogram, and the values of the labels that only this histogram has."""
     assert metric.family is not None
     own = (reading,) if metric.family.reading else ()
     return metric.family.key, own if metric.label is None else (*own, metric.label)
@@ -99,9 +100,10 @@ def _place(metric: catalogue.Metric, reading: str) -> _Key:
 _STREAM_PLACES: Final = {
     reading.value: tuple(_place(metric, reading.value) for metric in _OF_STREAMS) for reading in Reading
 }
-"""Places where the values of `_OF_STREAMS` are counted, by reading."""
+"""By reading: the places in which the values of the metrics `_OF_STREAMS` are counted."""
 GUARDRAILS_MAX: Final = 32
-"""Maximum number of combinations of kind and source in a series; further ones are `other`."""
+"""Maximum number of combinations of a guardrail's kind and source in a series; further
+ones count as `other`."""
 _FROM_THE_START: Final = (
     *((("exchanges", (outcome.value,))) for outcome in Outcome),
     *((("no_token", (reason,))) for reason in summary.NO_TOKEN_REASONS),
@@ -113,9 +115,9 @@ _FrozenSeries = tuple[list[_Key], list[Any], dict[_Key, float], list[Exponential
 def families_for(
     bounds: Sequence[tuple[str, int]], edges: Mapping[str, Sequence[float]] | None = None
 ) -> dict[str, HistogramFamily]:
-    """Return HISTOGRAMS with additional edges at and around each bound (objective, ns) that operators set.
+    """Return HISTOGRAMS with additional edges at and near each bound (objective, ns) that operators set.
 
-    `edges`: as in `buckets.edges_as`.
+    `edges`: edges to use instead of the defaults, by kind, in seconds (`buckets.edges_as`).
     """
     families = {
         key: replace(family, edges=edges_as(family.edges, edges or {})) for key, family in HISTOGRAMS.items()
@@ -133,13 +135,13 @@ class Series:
     def __init__(self, families: Mapping[str, HistogramFamily], *, native: bool = False) -> None:
         self._families, self._native = families, native
         self._cells: dict[_Key, Buckets] = {}
-        # Start counters at 0: rate() does not see the first event of a counter that appears with it.
+        # Start counters at 0. If a counter appeared with its first event, rate() would not see this event.
         self.counts: dict[_Key, float] = dict.fromkeys(_FROM_THE_START, 0)
 
     def freeze(self) -> _FrozenSeries:
         """Return a copy: keys, counts by bucket, sums, counters, and native buckets of each histogram."""
         cells = self._cells.values()
-        # Copy the 30,000 cells into few objects, so that the garbage collector has little to visit.
+        # Copy the 30,000 cells into a few objects, so that the garbage collector has little work.
         read = chain.from_iterable(cell.read() for cell in cells)
         native = [cell.native.copy() for cell in cells if isinstance(cell, DualBuckets)]
         return list(self._cells), list(read), self.counts.copy(), native if self._native else None
@@ -233,14 +235,15 @@ class Series:
 
 _SeriesLabels = tuple[str, str, str]
 Cell = tuple[Any, ...]
-"""Labels, counts by bucket, and sum of a series of a histogram; also its native buckets, if it has any."""
+"""A series of a histogram: label values, counts by bucket, sum, and native buckets if it has any."""
 
 
 class Exposition:
-    """Everything counted since the meter started.
+    """All counts of exchanges since the meter started.
 
-    Bounds of `objectives` become edges of histograms and deadlines of tokens. `edges`: other edges in
-    seconds, by kind. `native`: also count native histograms, and offer the protobuf format.
+    The bounds of `objectives` become edges of histograms and deadlines of tokens. `edges`: edges to use
+    instead of the defaults, by kind, in seconds. `native`: also count native histograms, and offer the
+    protobuf format.
     """
 
     def __init__(
@@ -285,7 +288,11 @@ class Exposition:
             self._note_trace(x, m, labels)
 
     def called(self, x: Exchange, m: Measured, *, trusted: bool = True) -> None:
-        """Count a call to an MCP server; only a trusted one may take a place (`Labels`)."""
+        """Count a call to an MCP server.
+
+        `trusted`: the call may create a new combination of labels; otherwise it counts as method `other`
+        (`Labels`).
+        """
         method, _, name = (x.call or "").partition(" ")
         key = x.tenant, method, name, x.outcome.value
         if key not in self._calls and (not trusted or len(self._calls) >= CALLS_MAX):
@@ -316,13 +323,15 @@ class Exposition:
         lags: Sequence[Cell] = (),
         helps: Mapping[str, str] | None = None,
     ) -> "Frozen":
-        """Return a copy of all counts as they are now. Call it where `ended` is called.
+        """Return a copy of all current counts. Call it on the thread on which `ended` is called.
 
         Args:
-            values: those of llmtap itself, by name in `catalogue.SELF`; they must not change any more.
-            lags: the relays' histograms of loop lag. helps: replaces the help of some metrics.
+            values: values of the metrics about llmtap itself, by name in `catalogue.SELF`; they must not
+                change later.
+            lags: histograms of the loop lag of relays.
+            helps: other help texts for some metrics.
         """
-        # Sorting and formatting run in another thread: only copying must happen here.
+        # Only copy here: sorting and formatting take longer and run in another thread.
         return Frozen(
             self._version, self._families, [(labels, s.freeze()) for labels, s in self._series.items()],
             {point: buckets.read() for point, buckets in self._added.items()},
@@ -380,7 +389,7 @@ class Frozen:
             writer.counter(COUNTERS[name], rows)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the few series without a tenant, as a collector of prometheus_client."""
+        """Yield the few series that have no tenant, in the form of a collector of prometheus_client."""
         yield from collect(self.values, self.helps)
         yield InfoMetricFamily(
             "llmtap_build",
@@ -399,7 +408,8 @@ class Frozen:
                 keys, read[::2], read[1::2], exact or repeat(None, len(keys)), strict=True
             ):
                 rows_by_family.setdefault(name, []).append(((*series_labels, *more), counts, total, buckets))
-        # ITL by option A is the gap between chunks: it is counted once, and exported under both names.
+        # ITL by option A equals the gap between chunks. It is counted only once, so export it under both
+        # names.
         gaps = [((*labels, "A"), *rest) for labels, *rest in rows_by_family.get("chunk_gap", ())]
         if gaps:
             rows_by_family["token_gap"] = gaps + rows_by_family.get("token_gap", [])

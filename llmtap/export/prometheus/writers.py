@@ -2,8 +2,8 @@
 (`ProtobufWriter`).
 
 `TextWriter` writes histograms and counters of exchanges as Prometheus 0.0.4 or OpenMetrics 1.0 (with
-exemplars); prometheus_client writes the other metrics, those of llmtap itself. A histogram is one format
-string per series (0.2 us a line; prometheus_client takes 8 us). Empty labels are omitted.
+exemplars); prometheus_client writes the other metrics, those about llmtap itself. Each series of a histogram
+is written with one format string (0.2 us per line; prometheus_client takes 8 us). Empty labels are omitted.
 
 Protobuf is the only format with native histograms. It is used if they are enabled and a scrape's Accept
 header prefers it (`is_preferred`). `prometheus_client` 0.26 cannot write it. Source: prometheus/client_model,
@@ -26,7 +26,7 @@ CONTENT_TYPE: Final = (
 )
 _COUNTER, _GAUGE, _HISTOGRAM = 0, 1, 4
 _ZERO_THRESHOLD: Final = 2.0**-128
-"""Values up to this one count as zero, as in client libraries."""
+"""Largest value that counts as zero in a native histogram, as in Prometheus' client libraries."""
 
 Labels = tuple[str, ...]
 Encoded = bytes
@@ -181,7 +181,11 @@ class TextWriter:
         cells: Iterable[Any],
         exemplars: Mapping[Labels, Mapping[int, Exemplar]] | None = None,
     ) -> None:
-        """Cells are `(label values, counts by bucket with the one beyond, sum)`; exemplars go by both."""
+        """Write a histogram.
+
+        `cells`: `(label values, counts by bucket, sum)`; the last bucket has no upper edge. `exemplars`: by
+        label values, then by bucket.
+        """
         name, order = family.name, _order(family.labels)
         edges = [repr(edge / family.unit) for edge in family.edges] + ["+Inf"]
         lines = [f'{name}_bucket{{%sle="{edge}"}} %d.0\n' for edge in edges]

@@ -1,14 +1,14 @@
 """Sample this host during a run, in a thread: CPU and memory of sender, server and host, and the GPUs.
 
 `SystemSampler` fills `Columns` (`timeseries.py`) from `start` to `close`; `watch.py` starts it. If no
-processes of the server are named, they are found by the listening socket of a target with a loopback address
-(`listeners`). GPUs are read through NVML (`open_gpus`, package nvidia-ml-py).
+processes of the server are named and the target has a loopback address, the server is the process that holds
+its listening socket (`listeners`). GPUs are read through NVML (`open_gpus`, package nvidia-ml-py).
 
 Samples that cannot be taken in time are skipped and counted. `<side>_cpu` (1: one busy CPU) and
-`<side>_memory` (RSS) are of sender or server with their descendants; `host_cpu` and `host_stolen` are shares
-of the time of all CPUs. CPU times have a resolution of 10 ms. `gpu<i>_utilization` is the share of the last
-sample period (up to 1 s) in which any kernel ran; `gpu<i>_power` is an average over up to 1 s, on some models
-of a quarter of the time (arXiv 2312.02741).
+`<side>_memory` (RSS) are those of the sender or the server with its descendants; `host_cpu` and `host_stolen`
+are shares of the time of all CPUs. CPU times have a resolution of 10 ms. `gpu<i>_utilization` is the share of
+the GPU's last sample period (up to 1 s) in which any kernel ran. `gpu<i>_power` is an average over up to 1 s;
+some models measure only during a quarter of this time (arXiv 2312.02741).
 
 Source: exo-bench's methodology, "System Metrics".
 """
@@ -40,10 +40,10 @@ _GPU_SERIES: Final = {
     "power": (MonitorSeries("watts"), "nvmlDeviceGetPowerUsage", "", 1_000),
     "memory": (MonitorSeries("bytes"), "nvmlDeviceGetMemoryInfo", "used", 1),
 }
-"""Series, NVML call, field of its result, and divisor."""
+"""By name: series, NVML call, field of the call's result, and divisor that gives the unit of the series."""
 _NAMED_MAX: Final = 64
 _CLOSE_S_MAX: Final = 2.0
-"""Time that `close` waits for a driver that hangs; its thread is then left behind."""
+"""Maximum time that `close` waits for the thread: a driver may hang. The thread is then abandoned."""
 
 
 class Gpus:
@@ -64,7 +64,7 @@ class Gpus:
         return {f"gpu{i}_{name}": series for i in names for name, (series, *_) in _GPU_SERIES.items()}
 
     def read(self) -> dict[str, float | None]:
-        """Read every GPU: some ms of driver calls, or longer. None: the device does not report it."""
+        """Read every GPU, which takes some ms or longer. A value is None if the GPU does not report it."""
         values: dict[str, float | None] = {}
         for index, handle in enumerate(self._handles):
             for name, (_, call, field, divisor) in _GPU_SERIES.items():
@@ -83,7 +83,7 @@ class Gpus:
 
 
 def open_gpus(nvml: Any = None) -> tuple[Gpus | None, str | None]:
-    """Return the host's GPUs, or why there are none. `nvml`: replacement for the package in tests."""
+    """Return the host's GPUs, or None and the reason. `nvml`: replacement for the package in tests."""
     if nvml is None:
         try:
             nvml = import_module("pynvml")
@@ -108,7 +108,7 @@ class Host(NamedTuple):
     """Time in which the hypervisor ran another guest although this one was ready to run."""
     total_ns: int
     memory_used_bytes: int
-    """Total - available."""
+    """Total memory minus available memory."""
 
 
 class ObservedProcess(NamedTuple):
@@ -123,7 +123,7 @@ class ObservedProcess(NamedTuple):
 
 def read_host() -> Host:
     t, memory = psutil.cpu_times(), psutil.virtual_memory()
-    # proc(5): guest time is already in user and nice.
+    # proc(5): user and nice already contain the guest times, so do not add these.
     busy = t.user + t.nice + t.system + t.irq + t.softirq
     total = busy + t.idle + t.iowait + t.steal
     busy_ns, stolen_ns, total_ns = (round(seconds * NS_PER_S) for seconds in (busy, t.steal, total))
@@ -146,8 +146,10 @@ def read_processes() -> dict[int, ObservedProcess]:
 def groups_of(
     processes: Mapping[int, ObservedProcess], roots: Mapping[int, str]
 ) -> dict[str, list[ObservedProcess]]:
-    """Return the processes of each group: those whose nearest ancestor among `roots` (pid -> group) is in
-    it."""
+    """Return the processes of each group. `roots`: group by pid.
+
+    A process belongs to the group of the nearest of its ancestors (or itself) that is in `roots`.
+    """
     members: dict[str, list[ObservedProcess]] = {name: [] for name in roots.values()}
     for process in processes.values():
         pid, visited = process.pid, set[int]()
@@ -167,8 +169,10 @@ def is_loopback(host: str) -> bool:
 
 
 def listeners(host: str, port: int) -> tuple[list[int], str | None]:
-    """Return the pids that hold a listening TCP socket which `host:port` reaches, or why there is none. Of
-    processes that share a socket, the first. Sockets of other users are visible to root only."""
+    """Return the pids that listen on a TCP socket which `host:port` reaches, or [] and the reason.
+
+    If several processes share a socket, return the first. Only root sees the sockets of other users.
+    """
     if not is_loopback(host):
         return [], f"{host} is not a loopback address"
     wanted = {"127.0.0.1", "::1"} if host == "localhost" else {str(ip_address(host.strip("[]")))}
@@ -187,7 +191,7 @@ def listeners(host: str, port: int) -> tuple[list[int], str | None]:
 
 
 class SystemSampler:
-    """Samples from `start()` to `close()`. `columns` and `about()` may be read at any time."""
+    """Samples the host from `start()` to `close()`. `columns` and `about()` may be read at any time."""
 
     def __init__(
         self,
@@ -201,8 +205,9 @@ class SystemSampler:
     ) -> None:
         """Open NVML, which may take a second.
 
-        `sender`, `server`: pids, with descendants. Without `server`, the process that listens at `target`
-        (host, port) on loopback. `nvml`: replacement of pynvml for tests.
+        `sender`, `server`: pids; their descendants are included. Without `server`, the server is the process
+        that listens at `target` (host, port), if this is a loopback address. `nvml`: replacement of pynvml
+        for tests.
         """
         assert period_ns > 0
         self._clock = clock
@@ -292,7 +297,7 @@ class SystemSampler:
             named = self._named[side]
             if len(named) < _NAMED_MAX:
                 named.update((process.pid, process.name) for process in group)
-        # CPU times are stamped before the GPUs answer.
+        # Take the time before the GPUs are read, so that it is close to the time of the CPU counters.
         t_ns = (began_ns + self._clock.mono_ns()) // 2
         cpu_ns = {side: sum(process.cpu_ns for process in group) for side, group in groups.items()}
         for side, group in groups.items():
@@ -300,7 +305,7 @@ class SystemSampler:
         if self._before is not None:
             before_ns, host_before, cpu_before_ns = self._before
             for side, was_ns in cpu_before_ns.items():
-                # A side whose total fell has lost a process: its usage is unknown.
+                # If the total of a side fell, one of its processes has ended, and its usage is unknown.
                 if t_ns > before_ns and cpu_ns.get(side, -1) >= was_ns:
                     values[f"{side}_cpu"] = (cpu_ns[side] - was_ns) / (t_ns - before_ns)
             if host is not None and host_before is not None and host.total_ns > host_before.total_ns:

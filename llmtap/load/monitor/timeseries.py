@@ -1,8 +1,8 @@
 """Time series sampled during a load run, from the host and from the server's metrics, and their figures.
 
 The samplers (`system.py`, `watch.py`) add samples to `Columns`. `TimeSeries` returns them as JSON arrays, and
-means, growth of counters and energy of a window as figures (`summary`). Samples keep their own monotonic
-times. Seconds in the JSON count from the start of the run; earlier samples have negative times.
+computes figures of a window (`summary`): means, growth of counters, energy. Each sample has its own monotonic
+time. Seconds in the JSON count from the start of the run; earlier samples have negative times.
 """
 
 from array import array
@@ -20,12 +20,12 @@ from llmtap.net.server_metrics import MonitorSeries
 from llmtap.units import to_seconds
 
 SAMPLES_MAX: Final = 100_000
-"""More than a day at 1 Hz; 20 series then take 16 MB."""
+"""Maximum number of samples: more than a day at 1 Hz; 20 series then take 16 MB."""
 
 
 @dataclass(slots=True)
 class Ticks:
-    """Multiples of a period since a start. Those that have passed when the next is requested are skipped."""
+    """Times of a timer: a start time plus multiples of a period. Times that have passed are skipped."""
 
     start_ns: int
     period_ns: int
@@ -38,7 +38,7 @@ class Ticks:
 
 
 class Columns:
-    """Samples of several series at the same times. One thread adds, any thread may read."""
+    """Samples of several series at the same times. One thread adds samples, any thread may read them."""
 
     def __init__(self, series: Mapping[str, MonitorSeries]) -> None:
         self.series = dict(series)
@@ -46,7 +46,7 @@ class Columns:
         self._closed = False
         self._t_ns = array("q")
         self._took_ns = array("q")
-        # NaN: unknown.
+        # An unknown value is stored as NaN.
         self._values: dict[str, array[float]] = {name: array("d") for name in series}
         self._lock = Lock()
 
@@ -54,7 +54,7 @@ class Columns:
         return len(self._t_ns)
 
     def add(self, t_ns: int, took_ns: int, values: Mapping[str, float | None]) -> None:
-        """Add a sample stamped `t_ns` that took `took_ns`; missing series get None."""
+        """Add a sample of the time `t_ns`, which took `took_ns` to take; missing series get None."""
         assert values.keys() <= self.series.keys(), "a value of no series"
         with self._lock:
             if self._closed:
@@ -70,7 +70,7 @@ class Columns:
                 column.append(nan if value is None else value)
 
     def close(self) -> None:
-        """Ignore further samples, so that columns stay consistent."""
+        """Ignore further samples: a thread that hangs may add one while the columns are read."""
         with self._lock:
             self._closed = True
 
@@ -123,8 +123,10 @@ class TimeSeries:
         self, *, from_ns: int | None = None, to_ns: int | None = None, tokens: int | None = None,
         gap_ns_max: int = GAP_NS_MAX,
     ) -> dict[str, Any]:  # fmt: skip
-        """Return figures of the samples between two moments (by default all), and the energy used. `tokens`:
-        generated in that window, for the energy per token."""
+        """Return figures of the samples between two times (by default all samples), and the energy used.
+
+        `tokens`: number of tokens generated between these times, for the energy per token.
+        """
         window = (from_ns, to_ns)
         return {
             **self.about,
@@ -174,7 +176,7 @@ def _interval_mean(times_ns: Sequence[int], values: Sequence[float | None], firs
 
 
 def _growth(times_ns: Sequence[int], values: Sequence[float | None]) -> dict[str, Any]:
-    """Return the growth of a counter. After a restart it counts from 0 again."""
+    """Return the growth of a counter. A value that falls is a restart: the counter began again at 0."""
     known = [(t_ns, value) for t_ns, value in zip(times_ns, values, strict=True) if value is not None]
     grown, restarts = 0.0, 0
     for (_, before), (_, after) in pairwise(known):
@@ -203,7 +205,7 @@ def _server_figures(columns: Columns, window: _Window) -> dict[str, Any]:
 
 
 def _energy(system: Columns, window: _Window, tokens: int | None, gap_ns_max: int) -> dict[str, Any] | None:
-    """Return the energy of all GPUs with known power over the window; None if there are none."""
+    """Return the energy used in the window by all GPUs with known power; None if there is no such GPU."""
     used: dict[str, Energy] = {}
     for name in system.known():
         if name.endswith("_power"):

@@ -1,9 +1,9 @@
 """Monitor a load run: sample this host, and scrape the server's `/metrics` once per second.
 
 `Replay` (and `llmtap bench exo`) starts `Watch` before the load and gets `TimeSeries` at its end; the samples
-of the host are taken in `system.py`. A scrape is stamped with the middle of its request; a failed one is
-counted. Without an explicit URL (`optional`), a target that answers without known metrics is scraped once:
-it may be a relay, whose capture would contain the further requests.
+of the host are taken in `system.py`. The time of a scrape is the middle of its request; a failed scrape is
+counted. If the user gave no URL (`optional`) and the first answer has no known metrics, scraping stops: the
+target may be a relay, whose capture would contain the further requests.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ TIMEOUT_NS: Final = 5 * NS_PER_S
 
 
 class ServerScraper:
-    """Scrapes from `start()` to `close()`, on the running loop."""
+    """Scrapes the server's metrics from `start()` to `close()`, on the running loop."""
 
     def __init__(
         self,
@@ -49,8 +49,8 @@ class ServerScraper:
         tls: ssl.SSLContext | None = None,
         optional: bool = False,
     ) -> None:
-        """`headers` may hold a key: never reported. `tls` replaces the system's trust. `optional`: stop after
-        an answer without known metrics."""
+        """`headers` may contain a key, so they are never reported. `tls` replaces the CAs of the system.
+        `optional`: stop after an answer without known metrics."""
         assert period_ns > 0
         self._url = url
         self._clock = clock
@@ -75,14 +75,15 @@ class ServerScraper:
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Scrape once more, so that counters end with the run, and stop."""
+        """Scrape once more, so that the counters include the end of the run, and stop."""
         if self._task is None or self._session is None:
             return
         task, self._task = self._task, None
         task.cancel()
         try:
             await asyncio.gather(task, return_exceptions=True)
-            # The end of a run does not wait for a server that hangs.
+            # Limit the time of the last scrape, so that a server that hangs does not delay the end of the
+            # run.
             if not self._gave_up:
                 await self._scrape(min(self._timeout_ns, self._period_ns))
         finally:
@@ -137,7 +138,7 @@ class ServerScraper:
 
 
 class Watch:
-    """Monitors from `start()` to `close()`. No failure in it ends a run."""
+    """Monitors host and server from `start()` to `close()`. A failure here never ends the run."""
 
     def __init__(
         self,
@@ -153,8 +154,9 @@ class Watch:
     ) -> None:
         """Monitor a load on the URL `target`.
 
-        The sender is this process, the server the one that listens at a loopback target. Opens NVML, which
-        may take a second. `metrics`: URL, by default `/metrics` of the target, with `headers` and `tls`.
+        The sender is this process; the server is the process that listens at a loopback target. Opens NVML,
+        which may take a second. `metrics`: URL to scrape with `headers` and `tls` (default: `/metrics` of the
+        target).
         """
         url = urlsplit(target)
         port = url.port or (443 if url.scheme == "https" else 80)
@@ -178,6 +180,6 @@ class Watch:
     async def close(self, start_ns: int) -> TimeSeries:
         """Take the last samples and stop. `start_ns`: start of the run (mono)."""
         await self._scraper.close()
-        await asyncio.to_thread(self._system.close)  # it may wait for a GPU's driver
+        await asyncio.to_thread(self._system.close)  # In a thread: this may wait for a GPU's driver.
         about = {**self._system.about(), "scrape": self._scraper.about()}
         return TimeSeries(start_ns, self._system.columns, self._scraper.columns, about)

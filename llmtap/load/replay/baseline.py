@@ -1,17 +1,18 @@
 """Compare the answers of a replay with the recorded answers to the same requests.
 
-`Baseline` is fed twice after the run: with the exchanges of the replay (`add_now`), then with the rows of the
-source (`add_then`, by `read_then`). `to_dict` returns the differences as public JSON, the `baseline` of the
-result. Two replays are compared in `comparison.py`.
+The names `now` and `then` mean the replay and the recording. After the run `Baseline` first gets the
+exchanges of the replay (`add_now`), then the rows of the source (`add_then`, called by `read_then`).
+`to_dict` returns the differences as public JSON, the `baseline` of the result. Two replays are compared in
+`comparison.py`.
 
 - A source with answer times is read again after the run, up to the last row sent; a repeated row counts once.
-- A pair needs the figure on both sides, and both rows ended well. TTFT, TPOT and the longest pause are those
-  of streamed answers. A row without a recorded outcome counts as ended well.
-- `elapsed` is from arrival to the last byte, for rows without a recorded submit time. Our arrival is the time
-  of sending.
+- A pair is counted if both rows have the figure and both ended well. TTFT, TPOT and the longest pause are
+  those of streamed answers. A row without a recorded outcome counts as ended well.
+- `elapsed` is the time from arrival to the last byte, for rows without a recorded submit time. The arrival of
+  a replayed request is the time at which it was sent.
 - E2E is reported for all pairs and for those of equal output length.
-- A difference is now - then. Its uncertainty is the sum of both exchanges' and the microsecond of a capture's
-  rounding.
+- A difference is now - then. Its uncertainty is the sum of the uncertainties of both exchanges and 1 us,
+  because a capture rounds times to microseconds.
 - There is no significance test: rows of one load are not independent. `llmtap bench` has tests.
 
 Memory: 56 bytes per row; differences go into histograms (error 0.1 %).
@@ -47,7 +48,7 @@ LENGTHS_APART: Final = 0.05
 PAIRS_APART: Final = 0.05
 """Share of pairs of dissimilar lengths above which E2E is not comparable at p5 and p95."""
 MODELS_MAX: Final = 5
-"""Names of models kept for each side."""
+"""Maximum number of model names kept for each side (replay, recording)."""
 _KEPT: Final = ("ttft", "tpot", "tbc_max", "e2e", "elapsed", "output", "uncertainty")
 _NONE: Final = -1
 _SENT, _WELL = 1, 2
@@ -61,12 +62,14 @@ class RecordedAnswer:
     place: str
     format: str
     places: "array[int]"
-    """Source row of each request; later requests are repeated rows."""
+    """Row number in the source of each request. Requests beyond the end of this array repeat rows."""
 
 
 def recorded_of(trace: Trace, place: str, count: int) -> RecordedAnswer | None:
-    """Return the place of the first `count` requests of a trace; None without answer times, or for a pipe,
-    which cannot be read twice."""
+    """Return where the recorded answers to the first `count` requests of a trace are found.
+
+    None if the trace has no answer times, or if it is a pipe, which cannot be read twice.
+    """
     readable_twice = "://" in place or Path(place).is_file() or Path(place).is_dir()
     if not trace.answered or not readable_twice:
         return None
@@ -74,8 +77,8 @@ def recorded_of(trace: Trace, place: str, count: int) -> RecordedAnswer | None:
 
 
 class Baseline:
-    """Both sides of a plan's requests: first all that were sent (`add_now`), then what was recorded
-    (`add_then`)."""
+    """Comparison of replayed and recorded answers, by row. Add all replayed exchanges (`add_now`) before the
+    recorded ones (`add_then`)."""
 
     def __init__(self, recorded: RecordedAnswer) -> None:
         self.recorded = recorded
@@ -83,7 +86,7 @@ class Baseline:
         self._now = {name: array("q", [_NONE]) * n for name in _KEPT}
         self._state = bytearray(n)
         self.matched = 0
-        """Number of sent rows that were found in the source."""
+        """Number of sent rows that were found again in the source."""
         self._repeated = self._unknown = 0
         self._has_times = False
         self._ended = {"both": 0, "then": 0, "now": 0, "neither": 0}
@@ -107,7 +110,7 @@ class Baseline:
         return bool(self._state[row])
 
     def add_then(self, row: int, x: Exchange, *, outcome: bool = True, uncertainty: bool = True) -> None:
-        """Add the recorded row. `outcome`, `uncertainty`: whether the source states them."""
+        """Add a row's recorded exchange. `outcome`, `uncertainty`: whether the source has these fields."""
         self.matched += 1
         self._add_model("then", x)
         self._unknown += not outcome
@@ -138,7 +141,7 @@ class Baseline:
                 self._slower[name] += after > before
 
     def to_dict(self, info: CaptureInfo = _NO_INFO) -> dict[str, object] | None:
-        """Return public JSON in seconds; None if no row has answer times. `info`: of the source."""
+        """Return public JSON in seconds; None if no row has answer times. `info`: metadata of the source."""
         if not self._has_times:
             return None
         missing = sum(map(bool, self._state)) - self.matched
@@ -194,10 +197,10 @@ class Baseline:
 def read_then(
     baseline: Baseline, requests: Requests, progress: Callable[[int, int | None], None] | None = None
 ) -> CaptureInfo:
-    """Read the sent rows from the source; return its metadata.
+    """Read from the source the rows that were sent, add them to `baseline`, and return the source's metadata.
 
-    A row with other lengths (where it has any) is another row and counts as not found. Raises ConfigError if
-    the source cannot be read, ValueError for an unknown enumeration value.
+    If a row has other lengths than the request that was sent, it counts as not found: the source has changed.
+    Raises ConfigError if the source cannot be read, ValueError for an unknown enumeration value.
     """
     recorded = baseline.recorded
     places = recorded.places
@@ -231,9 +234,9 @@ def read_then(
 
 
 def _figures(x: Exchange) -> dict[str, int | None]:
-    """Return the figures of one side by _KEPT, in ns except `output`."""
+    """Return the figures of an exchange, by the names of `_KEPT`; in ns, except `output` (tokens)."""
     t, tokens = x.timeline, x.tokens
-    # A server chooses the number of its chunks, so it is not the length of an answer.
+    # A number of chunks is not the length of an answer: a server decides how many tokens are in a chunk.
     output = None if tokens.source is TokenSource.CHUNKS else tokens.output
     elapsed_ns = None if t.response_end_ns is None else max(0, t.response_end_ns - t.arrival_ns)
     ttft = tpot = pause = None

@@ -1,10 +1,10 @@
 """Compare results of replays: differences of figures, most with an interval, and how the set-ups differ.
 
-For `llmtap report --compare`: takes results of `llmtap replay --json` by label and returns JSON, and renders
-this JSON as a document. A difference is b - a. Its interval of 95 % joins
-the intervals of both figures: order statistics of a quantile, Wilson's score of a share. It covers the
-requests of two runs, not how much runs differ. Rates, TBC and ITL have no interval. A replay is compared with
-its own source in `baseline.py`.
+Used by `llmtap report --compare`: takes results of `llmtap replay --json` by label and returns JSON, and
+renders this JSON as a document. A difference is b - a. Its interval of 95 % is computed from the intervals of
+both figures: order statistics for a quantile, Wilson's score for a share. The interval covers the variation
+of the requests within the two runs, not the variation from run to run. Rates, TBC and ITL have no interval. A
+replay is compared with its own source in `baseline.py`.
 
 Source: Zou and Donner 2008 (MOVER); for shares Newcombe 1998, method 10.
 """
@@ -41,9 +41,10 @@ from llmtap.units import NS_PER_S
 
 _QUANTILES: Final = {"p50": 0.5, "p99": 0.99}
 VALUES_MAX: Final = 20_000_000
-"""Maximum number of requests of one result: each has a value in the list that the tests need."""
+"""Maximum number of values of a metric in one result: all of them are kept in a list for the intervals."""
 _GAPS: Final = frozenset({"tbc", "itl"})
-"""Metrics with several values for each request. These depend on each other, so there is no interval."""
+"""Metrics with several values for each request. The values of a request depend on each other, so these
+metrics have no interval."""
 _RATES: Final = {
     "offered_rps": ("requests sent", "req/s"),
     "achieved_rps": ("requests ended", "req/s"),
@@ -68,24 +69,26 @@ _NOT_JUDGED: Final = ("goodput", "not_judged")
 _LOAD: Final = (
     "arrivals", "body", "conversations", "data", "requests", "rows", "seed", "trace", "window", "workload",
 )  # fmt: skip
-"""Parts of a plan that decide which requests are sent, and when."""
+"""Parts of a plan that decide which requests are sent and at what times."""
 _NOT_LOAD: Final = frozenset({"body.endpoint", "body.model", "body.server", "arrivals.recorded_rps"})
 _UNCOMPARED: Final = ("notes", "prompts")
 _Json = Mapping[str, Any]
 
 
 def compare_replays(results: Mapping[str, Mapping[str, Any]], level: float = 0.95) -> dict[str, Any]:
-    """Compare results of `llmtap replay --json` with the first; by label. `level`: that of each interval.
+    """Compare results of `llmtap replay --json`, by label, with the first one.
+
+    `level`: confidence level of each interval.
 
     Public JSON: `results` (`label`, `target`, `start`, `verdict`), `comparisons` (`a`, `b`: labels;
     `figures`: `key` (see `gates/figures.py`), `name`, `option`, `figure`, `unit`, `n_a`, `a`, `n_b`, `b`,
     `few_a`, `few_b`, `difference`, `low`, `high`, `level`, `share`; `cautions`: `label`, `metrics`,
-    `events_per_read`; `set_up`: `name`, `a`, `b`, `load`). Times are in seconds. `cautions`: results whose
-    chunks come in bursts, compared with the other; their `metrics` are misleading and have no difference.
-    `option`: that of ITL
-    (IETF 4.6.3); an option has rows of its own, and a mixture of options has no difference. `few_a`,
-    `few_b`: too few samples (IETF 5.1.4.3). `a` or `b` is null if only the other result has the figure. An
-    end of an interval is null where too few samples determine it. `load`: the requests or their times differ.
+    `events_per_read`; `set_up`: `name`, `a`, `b`, `load`). Times are in seconds. `cautions`: a result of
+    which the chunks come in bursts, while those of the other result do not; its `metrics` are misleading and
+    have no difference. `option`: option of ITL (IETF 4.6.3); each option has its own rows, and there is no
+    difference between two options. `few_a`, `few_b`: the result has too few samples (IETF 5.1.4.3). `a` or
+    `b` is null if only the other result has the figure. An end of an interval is null if there are too few
+    samples for it. `load`: whether the setting decides which requests are sent, or when.
     """
     (first, base), *others = results.items()
     return {
@@ -108,7 +111,7 @@ def compare_replays(results: Mapping[str, Mapping[str, Any]], level: float = 0.9
 
 
 def difference_interval(a: Interval, b: Interval) -> tuple[float | None, float | None]:
-    """Return the ends of the interval of b - a of independent samples; None for an open end."""
+    """Return the ends of the interval of b - a; None for an open end. The samples must be independent."""
     difference = b.value - a.value
     low = difference - hypot(b.value - b.low, a.high - a.value)
     high = difference + hypot(b.high - b.value, a.value - a.low)
@@ -128,7 +131,10 @@ def _cautions(results: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, An
 def _figures(
     a: Mapping[str, Any], b: Mapping[str, Any], level: float, *, misled: bool
 ) -> Iterator[dict[str, Any]]:
-    """Yield the figures of both. `misled`: chunks come in bursts; metrics of FLATTERED are not compared."""
+    """Yield the figures of both results.
+
+    `misled`: in one result the chunks come in bursts, so the metrics of FLATTERED are not compared.
+    """
     for metric in (one.name for one in shown_on(Surface.COMPARISON)):
         options = [at(result, "metrics", metric, "option") for result in (a, b)]
         for option in dict.fromkeys(options):
@@ -161,7 +167,7 @@ def _figures(
 
 
 def _values(result: Mapping[str, Any], metric: str) -> Sequence[float]:
-    """Return the values of a metric in seconds, ascending, to 0.1 %; an empty list for gaps."""
+    """Return the values of a metric in seconds, ascending, with an error of 0.1 %; none for `_GAPS`."""
     if metric in _GAPS:
         return []
     histogram = result.get("hdr_histograms", {}).get(metric)
@@ -189,7 +195,7 @@ def _row(
     difference = None if a is None or b is None or not compared else b - a
     ends: tuple[float | None, float | None] = (None, None)
     if difference is not None and intervals[0] is not None and intervals[1] is not None:
-        # The histogram rounds by 0.1 %, so move the interval to the exact difference.
+        # The interval comes from a histogram, which rounds by 0.1 %: shift it to fit the exact difference.
         moved = difference - (intervals[1].value - intervals[0].value)
         low, high = difference_interval(intervals[0], intervals[1])
         ends = (None if low is None else low + moved, None if high is None else high + moved)
@@ -202,7 +208,7 @@ def _row(
 
 
 def _set_up(a: _Json, b: _Json) -> list[dict[str, Any]]:
-    """Return the values of the plan, the sender and the server that differ; those of the load first."""
+    """Return the settings of plan, sender and server that differ; settings of the load come first."""
     ours, theirs = dict(_settings(a)), dict(_settings(b))
     rows = [
         {"name": name, "a": ours.get(name), "b": theirs.get(name), "load": _is_load(name)}
@@ -242,7 +248,7 @@ _IN_BURSTS: Final = "TBC, ITL and TPOT are not compared."
 
 
 def comparison_document(document: _Json) -> ReportDocument:
-    """Return the report on the JSON of `compare_replays`."""
+    """Return the JSON of `compare_replays` as a report document."""
     sections = [
         Section(f"against-{i}", f"{comparison['b']} against {comparison['a']}", list(_comparison(comparison)))
         for i, comparison in enumerate(document["comparisons"])

@@ -1,10 +1,10 @@
-"""What depends on whether the target of a load speaks HTTP, WebSocket or gRPC, and its header fields.
+"""Settings that depend on the protocol of the target (HTTP, WebSocket or gRPC), and the header fields.
 
-By the protocol of the target: which options are refused, who makes the bodies (`maker_for`), notes for the
-report, where models and metrics are found (`http_url_of`). `read_headers` reads the fields of `--header`.
+The protocol decides which options are refused, which class makes the bodies (`maker_for`), the notes for the
+report, and the URL of models and metrics (`http_url_of`). `read_headers` reads the fields of `--header`.
 
-Requests besides the load (models, metrics) have USER_AGENT as `User-Agent`, so that a recording on the way
-can tell them from the load, which has none unless `--header` gives one.
+Requests for models and metrics have the `User-Agent` USER_AGENT. Requests of the load have none, unless
+`--header` sets one, so that a proxy which records both can distinguish them.
 """
 
 import asyncio
@@ -32,9 +32,9 @@ HEADER_FILE_BYTES_MAX: Final = 1 << 20
 
 
 def read_headers(texts: Sequence[str], file: Path | None, key_env: str | None) -> list[tuple[str, str]]:
-    """Return the fields of `--header`, `--header-file` and the key of the environment as Authorization.
+    """Return the fields of `--header` and `--header-file`, and the key of the environment as Authorization.
 
-    Raises ConfigError; its text never contains a value.
+    Raises ConfigError; its message never contains the value of a field.
     """
     lines = [("--header", line) for line in texts]
     if file is not None:
@@ -51,7 +51,8 @@ def read_headers(texts: Sequence[str], file: Path | None, key_env: str | None) -
         fields.append((name.strip(), value.strip()))
         check_fields([(name.strip().encode(), value.strip().encode())], place)
     if not any(name.lower() == "authorization" for name, _ in fields):
-        # The variable may end in a newline: a shell's `$(cat key)` removes it, other ways do not.
+        # Remove a newline at the end of the key. A shell's `$(cat key)` removes it, but other ways to set the
+        # variable do not.
         key = os.environ.get(key_env or KEY_NAME, "").strip()
         if key:
             fields.append(("Authorization", f"Bearer {key}"))
@@ -92,7 +93,7 @@ _MEANINGLESS: Final[Mapping[Spoken, Mapping[str, str]]] = {
 
 
 def refuse_meaningless(load: LoadPlan) -> None:
-    """Raise ConfigError naming a given option that has no meaning for the target."""
+    """Raise ConfigError for an option that the user gave and that has no effect for this target."""
     spoken = protocol_of(load.target.url)
     scheme = urlsplit(load.target.url).scheme
     flags = flags_given(load.target, load.bodies, load.sending)
@@ -113,7 +114,8 @@ def maker_for(target: str, body: BodyOptions, decode: Decode | None) -> AnyMaker
         raise ConfigError(
             f"request.{unsent[0]}", f"cannot be sent over {_NAMES[spoken]}", "leave it out of the workload"
         )
-    # Servers that know ignore_eos: vLLM's gRPC service, and over a WebSocket those named here.
+    # `known` has the servers that accept ignore_eos. Over gRPC this is any server, because it is vLLM's
+    # service.
     known = {"grpc": (body.server,), "responses": ("vllm",)}.get(spoken, ("vllm", "sglang"))
     exact = body.exact_output and body.server in known
     return PromptMaker(spoken, model=body.model, exact_output=exact, decode=decode)
@@ -124,7 +126,7 @@ def notes_of(target: str) -> list[str]:
 
 
 def http_url_of(target: str) -> str | None:
-    """Return the HTTP URL of the same port, for models and metrics; None for gRPC."""
+    """Return the HTTP URL of the target's host and port, for models and metrics; None for gRPC."""
     parts = urlsplit(target)
     match protocol_of(target):
         case "http":
@@ -137,7 +139,7 @@ def http_url_of(target: str) -> str | None:
 
 
 async def reach(target: str) -> None:
-    """Raise ConfigError if no server listens at the target: gRPC would wait for one."""
+    """Raise ConfigError if no server listens at the target: without this check, gRPC would wait for one."""
     parts = urlsplit(target)
     port = parts.port or (443 if parts.scheme in ("wss", "grpcs") else 80)
     try:

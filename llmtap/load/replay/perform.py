@@ -61,7 +61,7 @@ from llmtap.net.listener import failure_text
 from llmtap.workload.requests import Requests
 
 CONNECTIONS_MAX: Final = 1_000
-"""Connections opened in advance at most; more are opened on demand."""
+"""Maximum number of connections opened before the load; further ones are opened on demand."""
 PATHS_MAX: Final = 20
 """Maximum number of request paths in a result."""
 HOLD_NS: Final = 2_000_000_000
@@ -72,11 +72,11 @@ class ProgressListener(Protocol):
     def preparing(self, done: int, of: int) -> None: ...
 
     def warming(self, how: str, done: int = 0, of: int | None = None, what: str = "requests") -> None:
-        """`how`: option `--warmup`; `what`: `requests` or `probes`, of which `done` of at most `of` ended."""
+        """`how`: value of `--warmup`. `done` of at most `of` have ended. `what`: `requests` or `probes`."""
         ...
 
     def sending(self, progress: Progress, planned: int | None) -> None:
-        """`planned`: requests of the load; None if only its duration is known."""
+        """`planned`: number of requests of the load; None if only its duration is known."""
         ...
 
     def writing(self, done: int, of: int) -> None: ...
@@ -85,16 +85,16 @@ class ProgressListener(Protocol):
 
 
 class ReplayStopped(LlmtapError):
-    """Stopped before there was anything to report."""
+    """The replay was stopped before there was anything to report."""
 
 
 class ReplayStage(Enum):
     """Stage of a replay; decides what a stop does."""
 
     PREPARING = "preparing"
-    """Nothing was sent: it may be aborted."""
+    """Nothing was sent yet, so the replay may be aborted."""
     SENDING = "sending"
-    """`stop` ends it, also in the warm-up."""
+    """The warm-up or the load is sent; `stop` ends this stage."""
     REPORTING = "reporting"
     """The load is over; results are read and written."""
 
@@ -108,19 +108,19 @@ class Replay:
     listener: ProgressListener
     notes: list[str] = field(default_factory=list)
     on_prepared: Callable[[Prepared], None] | None = None
-    """Called with all bodies, in the order of the rows, before anything is sent."""
+    """Function called with all bodies, in the order of the rows, before anything is sent."""
     start_recording: Callable[[LoadResult], Callable[[int, Exchange], None]] | None = None
-    """Called after the load; the function it returns is called with each row and exchange."""
+    """Function called after the load; it returns a function that is called with each row and exchange."""
     stage: ReplayStage = ReplayStage.PREPARING
     _pool: WorkerPool | None = None
     _warming: asyncio.Task[dict[str, object]] | None = None
     _stopped: bool = False
 
     def stop(self) -> None:
-        """Send no more and let answers end; at the second call, cut them."""
+        """Send no more requests and wait for the answers in progress; a second call ends these at once."""
         self._stopped = True
         if self._warming is not None:
-            self._warming.cancel()  # No effect if the warm-up has ended.
+            self._warming.cancel()  # This has no effect if the warm-up has ended already.
         if self._pool is not None:
             self._pool.stop()
 
@@ -173,7 +173,7 @@ class Replay:
                     await watch.close(outcome.began_ns)
                     raise endpoint_error(next(x for _, x in pool.exchanges() if is_unanswerable(x)))
                 if self._stopped:
-                    # Record the stop even if every request had been sent, for the readers of the result.
+                    # Record the stop even if every request had been sent: a reader of the result must see it.
                     outcome.stopped = outcome.stopped or STOPPED
                 series = await watch.close(outcome.began_ns)
                 self.stage = ReplayStage.REPORTING
@@ -212,12 +212,12 @@ class Replay:
         )  # fmt: skip
 
     async def reach(self) -> None:
-        """Check that there is a usable server. Raises as `run`."""
+        """Check that there is a usable server. Raises the same errors as `run`."""
         check_target(self._setup(-1, self.load.bodies))
         await self._served(self.load.bodies)
 
     async def warm(self) -> dict[str, object]:
-        """Run the warm-up alone and return its result. Raises as `run`."""
+        """Run the warm-up alone and return its result. Raises the same errors as `run`."""
         check_target(self._setup(-1, self.load.bodies))
         body = await self._served(self.load.bodies.with_settings(self.plan.settings))
         return await self._warmed(None, maker_for(self.load.target.url, body, self.plan.decode), body)
@@ -233,7 +233,7 @@ class Replay:
             yield partial(RayMember, ray)
 
     async def _served(self, body: BodyOptions) -> BodyOptions:
-        """Complete model and server type from the server's own list of models."""
+        """Return the options with the model and the server type from the server's own list of models."""
         if body.model is not None and body.server != "auto":
             return body
         target = self.load.target
@@ -299,8 +299,11 @@ class Replay:
         )  # fmt: skip
 
     def _objectives(self) -> str | None:
-        """Return the objectives. With retries their bounds count from the schedule, or a server that refuses
-        requests and answers them later would be as good as one that answers at once."""
+        """Return the objectives. With retries, their bounds count from the scheduled time.
+
+        If they counted from the last attempt, a server that refuses requests and answers them later would
+        look as good as one that answers at once.
+        """
         slo, retries = self.load.measuring.slo, self.load.sending.retries
         return slo if slo is None or not retries else Objectives.parse(slo).from_schedule().text
 
@@ -325,7 +328,7 @@ class Replay:
         return min(self._at_once(HOLD_NS) if closed is None else closed, CONNECTIONS_MAX)
 
     def _at_once(self, hold_ns: int) -> int:
-        """Return how many requests there will be at once where each answer takes `hold_ns`."""
+        """Return the maximum number of simultaneous requests if each answer takes `hold_ns`."""
         requests, duration_ns = self.plan.requests, self.load.schedule.duration
         if duration_ns is not None or requests.after:
             rows = [
@@ -346,7 +349,7 @@ class Replay:
     async def _warmed(
         self, prepared: Prepared | None, maker: AnyMaker, body: BodyOptions
     ) -> dict[str, object]:
-        """Run the warm-up. `prepared`: bodies of the plan, used if it has no words to mix."""
+        """Run the warm-up. `prepared`: bodies of the plan, used if the plan has no words to reorder."""
         self.stage = ReplayStage.SENDING
         if self._stopped:
             raise ReplayStopped("stopped before anything was sent")
@@ -374,7 +377,7 @@ class Replay:
                     prepare(plan.requests, plan.prompts, maker, self.listener.preparing)
                 )
             setup = self._setup(prepared.fd, body, exact_output=maker.output_exact)
-            # One process of this host is enough: only the server is warmed up.
+            # Send from one process of this host, whatever the load uses: only the server is warmed up.
             warmup = await warm_up(
                 setup, plan.requests, prepared.begins, prepared.ends, chosen,
                 progress=partial(self.listener.warming, kind), paths=prepared.paths,
@@ -382,11 +385,11 @@ class Replay:
         return warmup.to_dict()
 
     def _compared(self, baseline: Baseline) -> dict[str, object] | None:
-        """Compare with the capture. If the source cannot be read any more, add a note and return None."""
+        """Compare with the recorded answers. If the source cannot be read, add a note and return None."""
         try:
             info = read_then(baseline, self.plan.requests, self.listener.comparing)
         except (LlmtapError, ValueError) as exc:
-            # Leave out `exc.place`: a URL may hold keys.
+            # Leave out `exc.place`: it may be a URL with a key in it.
             reason = exc.problem if isinstance(exc, ConfigError) else exc
             self.notes.append(f"no comparison with what was captured: {reason}")
             return None
@@ -437,7 +440,7 @@ def _batches(described: Iterator[Exchange]) -> Iterator[pa.RecordBatch]:
 
 
 def _bodies(maker: AnyMaker, prepared: Prepared) -> dict[str, object]:
-    """Return what was sent as JSON: members of the bodies, how many are of which kind, and their paths."""
+    """Return a description of the bodies as JSON: their fields, the number of each kind, and their paths."""
     kinds = prepared.kinds
     return {
         **maker.describe(made=kinds["made"] > 0, streamed=kinds["recorded"] < kinds.total()),
@@ -447,14 +450,14 @@ def _bodies(maker: AnyMaker, prepared: Prepared) -> dict[str, object]:
 
 
 def planned_within(requests: Requests, duration_ns: int | None, *, closed: bool) -> int | None:
-    """Return the number of requests to send; None if only the load's duration is known."""
+    """Return the number of requests that will be sent; None if only the duration of the load is known."""
     if duration_ns is None:
         return len(requests)
     return None if closed or requests.after else sum(ns < duration_ns for ns in requests.arrival_ns)
 
 
 def describe(x: Exchange, row: int, requests: Requests) -> None:
-    """Add to an exchange what the plan knows: shape of the prompt, turn of the conversation."""
+    """Add to an exchange the shape of its prompt and its turn in the conversation, from the plan."""
     blocks = requests.blocks[row] if requests.blocks else ()
     shape = RequestShape(max_tokens=requests.output[row] or None, tokens=requests.input[row] or None)
     if blocks:

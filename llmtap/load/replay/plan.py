@@ -1,10 +1,10 @@
 """Make the plan of a replay: requests of a trace or of a workload with arrivals, and where prompts come from.
 
-`make_plan` takes the wanted source and arrangement (`ScheduleOptions`) and returns a `ReplayPlan`, which
+`make_plan` takes the source and the arrival process (`ScheduleOptions`) and returns a `ReplayPlan`, which
 `perform.py` sends. `other_words` returns a plan with other prompts for the warm-up.
 
-A trace has its own arrivals; a rate scales them, so bursts stay bursts, and `--arrivals` replaces them. A
-workload has only lengths and needs a rate, an arrival process (default: Poisson) or a closed loop.
+A trace has its own arrivals: a rate scales their gaps, so bursts stay bursts, and `--arrivals` replaces them.
+A workload has only lengths and needs a rate, an arrival process (default: Poisson) or a closed loop.
 """
 
 import re
@@ -35,13 +35,13 @@ from llmtap.workload.trace import load_trace
 from llmtap.workload.trace_rows import NO_TIMES
 
 REQUESTS: Final = 1_000
-"""Default number of requests of a workload: p99 needs as many (IETF draft, 5.1.4.3)."""
+"""Default number of requests of a workload: p99 needs this number (IETF draft, 5.1.4.3)."""
 AT_ONCE: Final = "at-once"
 
 
 @dataclass(slots=True)
 class ReplayPlan:
-    """Requests in the order of their arrivals from time 0, and their prompts."""
+    """Requests in the order of their arrivals, with times from 0, and their prompts."""
 
     requests: Requests
     prompts: PromptSource | None
@@ -49,13 +49,13 @@ class ReplayPlan:
     notes: list[str] = field(default_factory=list)
     decode: Decode | None = None
     baseline: RecordedAnswer | None = None
-    """Place of rows with answer times."""
+    """Where the recorded answers are found; None if there are none to compare with."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Fields that the workload sets in each body (`[request]`)."""
 
     @property
     def needs_model(self) -> bool:
-        """Whether some body has to be made, or is a prompt of a data set that names no model."""
+        """Whether a body has to be generated, or is a prompt of a data set and names no model."""
         bodies, paths = self.requests.bodies, self.requests.paths
         return not bodies or any(
             not (paths and paths[row]) and b'"model"' not in body for row, body in enumerate(bodies)
@@ -72,9 +72,9 @@ def make_plan(
     tokenizer: str | None = None,
     chat: bool = True,
 ) -> ReplayPlan:
-    """Create the plan. `tokenizer` counts the tokens of prompts, with its template if they are a `chat`.
+    """Create the plan. `tokenizer` counts the tokens of prompts; if `chat`, its chat template is included.
 
-    Raises ConfigError naming the option or file at fault.
+    Raises ConfigError naming the wrong option or file.
     """
     if schedule.speed is not None and schedule.rate is not None:
         raise ConfigError("--speed", "cannot be combined with --rate")
@@ -87,7 +87,7 @@ def make_plan(
 
 
 def plan_of(load: LoadPlan, progress: Callable[[int, int | None], None] | None = None) -> ReplayPlan:
-    """Create the plan of a load. Raises ConfigError naming the option or file at fault."""
+    """Create the plan of a load. Raises ConfigError naming the wrong option or file."""
     chat = load.bodies.endpoint == "chat.completions" and protocol_of(load.target.url) == "http"
     return make_plan(load.schedule, progress, tokenizer=load.bodies.tokenizer, chat=chat)
 
@@ -124,8 +124,10 @@ def _of_workload(schedule: ScheduleOptions, counter: TokenCounter) -> ReplayPlan
 
 
 def take_settings(workload: dict[str, Any]) -> dict[str, Any]:
-    """Remove the `[request]` settings from the description of a workload and return them: what was sent is in
-    `plan.body` of a result."""
+    """Remove the `[request]` settings from the description of a workload, and return them.
+
+    A result shows them in `plan.body`, with the other fields that were sent.
+    """
     return {name: value for name, value in workload.pop("request").items() if name != "max_tokens"}
 
 
@@ -184,7 +186,7 @@ def _of_trace(
         }  # fmt: skip
     elif schedule.arrivals is not None:
         arrivals = _arrange(requests, schedule.arrivals, schedule)
-    # The same description as that of a workload's lengths (IETF draft, 4.3.1).
+    # Describe the lengths in the form that a workload's lengths have (IETF draft, 4.3.1).
     input_lengths, output_lengths = (
         recorded_lengths([*filter(None, column)]) for column in (requests.input, requests.output)
     )
@@ -212,7 +214,7 @@ def _of_trace(
 
 
 def _arrange(requests: Requests, process: str, schedule: ScheduleOptions) -> dict[str, Any]:
-    """Set the arrivals of conversations' first requests; later turns get that of their first."""
+    """Replace the arrivals of the first request of each conversation; its later turns get the same time."""
     after = requests.after
     if process == AT_ONCE:
         if schedule.rate is not None:
@@ -234,7 +236,7 @@ def _arrange(requests: Requests, process: str, schedule: ScheduleOptions) -> dic
 
 
 def _check_rate(process: str, schedule: ScheduleOptions) -> None:
-    """Raise ConfigError of `--rate` if the process needs one and has none, or the reverse."""
+    """Raise ConfigError for `--rate` if it is missing but needed, or given but not used by the process."""
     name = process.partition(":")[0].strip()
     if name in OWN_RATES and schedule.rate is not None:
         problem = f"cannot be combined with {name} arrivals, which name their own rates"
@@ -259,19 +261,21 @@ def _refuse_arrivals(schedule: ScheduleOptions) -> None:
 
 
 ROWS_MAX: Final = 128
-"""A warm-up has 100 requests (4.5.1); a longer one repeats them."""
+"""Maximum number of rows for a warm-up: it has 100 requests (4.5.1), and a longer one repeats rows."""
 LETTERS_MAX: Final = 20
-"""Average letters of a word; longer ones mean text without spaces, which is reversed by letters."""
+"""Largest average number of letters in a word. If words are longer, the text has no spaces, and its letters
+are reversed instead of its words."""
 _WORD: Final = re.compile(r"\s*\S+")
-"""A word with the space before it: tokenizers join the two in one token."""
+"""A word with the space before it, because tokenizers put both into one token."""
 
 
 def other_words(plan: ReplayPlan) -> ReplayPlan:
-    """Return the first requests of a plan with the words of each prompt in reverse order, without turns.
+    """Return the first requests of a plan with the words of each prompt in reverse order, for the warm-up.
 
-    A server that caches prefixes would answer measured prompts from its cache, so a warm-up sends the same
-    words in another order: the same length, within a token or so, but another beginning. Recorded bodies
-    stay as they are.
+    If the warm-up sent the prompts that are measured later, a server with a prefix cache would answer these
+    from its cache. In reverse order a prompt has the same length, within about a token, but another
+    beginning. Recorded bodies stay unchanged. The requests are independent: turns of conversations do not
+    wait.
     """
     planned = plan.requests
     count = min(len(planned), ROWS_MAX)

@@ -3,30 +3,30 @@
 `perform.py` adds every exchange to `RunObservations` after the run, and calls `result_of`, which joins them
 with the totals of the sending processes (`LoadResult`).
 
-Beside the names of a Summary: `plan` (all that makes the load again), `dispatch_lateness`, `corrected`
-(latencies from the scheduled time), `phases` of a request,
-`concurrency`, `ttft_uncertainties`, `answers` (by what they brought), `quantiles`,
-`timeline`, `lengths` (by the server's count), `tasks` (of conversations), `error_statuses`, `sender`,
-`verdict`, and where known `warmup`, `system`, `baseline`.
+The result has the fields of a Summary, and in addition: `plan` (all settings needed to send the same load
+again), `dispatch_lateness`, `corrected` (latencies from the scheduled time), `phases` of a request,
+`concurrency`, `ttft_uncertainties`, `answers` (number by kind of content), `quantiles`, `timeline`, `lengths`
+(by the server's count), `tasks` (conversations), `error_statuses`, `sender`, `verdict`, and if known
+`warmup`, `system`, `baseline`.
 
-Rates are in requests per second. Those of `arrivals`, and in an open loop `planned_rps` and `offered_rps`,
-are of requests that wait for no answer.
+Rates are in requests per second. The rates of `arrivals`, and in an open loop `planned_rps` and
+`offered_rps`, count only requests that do not wait for an earlier answer.
 
-| name | what it is of |
+| name | requests and time that it counts |
 | --- | --- |
-| `plan.arrivals.rate_rps` | the process: the requested mean, around which arrivals are drawn |
+| `plan.arrivals.rate_rps` | the arrival process: the requested mean, around which arrivals are drawn |
 | `arrivals.planned.rate_rps` | the whole plan, as it was drawn: gaps / span (`statistics.rate_rps`) |
-| `arrivals.sent.rate_rps` | what was sent: gaps / span; `punctuality.rate_ratio` is sent / planned |
-| `load.planned_rps` | what of the plan was due before the run was stopped: gaps / span of the plan |
-| `load.offered_rps` | of these, sent by then: gaps / span of the plan; None if all were due at one time |
-| | closed loop: what was sent / the window |
-| `load.achieved_rps` | exchanges that ended / the window, which is over with the last answer |
-| `load.sending_rps` | exchanges that ended until the last dispatch / `load.sending`, the time until then |
+| `arrivals.sent.rate_rps` | requests sent: gaps / span; `punctuality.rate_ratio` is sent / planned |
+| `load.planned_rps` | requests that were due before the run was stopped: gaps / span of the plan |
+| `load.offered_rps` | of these, requests sent by then: gaps / span of the plan; None if all are due at once |
+| | closed loop: requests that were sent / the window |
+| `load.achieved_rps` | exchanges that ended / the window, which ends with the last answer |
+| `load.sending_rps` | exchanges that ended by the last dispatch / `load.sending`, the time until then |
 
 `load.stop_condition` is the condition of `--stop-when` that ended the load, or null.
 
-`load.due` counts what of the plan was due until it ended or was stopped, `load.in_time` what of that was sent
-by then; `sent_share` is in_time / due.
+`load.due` is the number of planned requests that were due when the plan ended or the run was stopped.
+`load.in_time` is the number of these that had been sent by then; `sent_share` is in_time / due.
 """
 
 from array import array
@@ -54,10 +54,11 @@ from llmtap.version import __version__
 from llmtap.workload.requests import Requests
 
 PHASES: Final = ("connect", "send", "wait", "receive")
-"""Phases of a request, as `timings` of HAR 1.2: opening a connection, if no open one was used; then until the
-last byte was sent; until the first byte of the body; and until the end of the response."""
+"""Phases of a request, as in `timings` of HAR 1.2. `connect`: opening a connection, if no open one was used.
+Then `send` until the last byte was sent, `wait` until the first byte of the body, and `receive` until the end
+of the response."""
 TURNS_MAX: Final = 20
-"""Rows of a table; the last one has all later turns."""
+"""Maximum number of rows in the table of turns; the last row contains all later turns."""
 
 
 @dataclass(slots=True)
@@ -76,7 +77,7 @@ class _Turn:
 
 class TaskTimes:
     def __init__(self, after: Sequence[int]) -> None:
-        """`after`: preceding row of each row, always a smaller one; -1 for the first of a task."""
+        """`after`: for each row, the row before it in its task, always a smaller number; -1 for the first."""
         self._first, self._number = array("q"), array("q")
         self._tasks: dict[int, _Task] = {}
         self._turns: list[_Turn] = []
@@ -119,25 +120,26 @@ class TaskTimes:
 
 @dataclass(slots=True)
 class ObservedLengths:
-    """Prompt and answer lengths by the server's usage, against the wanted ones."""
+    """Comparison of the lengths that the server reports with the planned lengths, in tokens."""
 
     input_told: int = 0
     input_exact: int = 0
     input_off_max: int = 0
-    """Largest difference in tokens."""
+    """Largest difference between a prompt's reported and planned length, in tokens."""
     input_as_counted: int = 0
-    """Prompts with the length of our own count: a row may want fewer tokens than a chat template adds."""
+    """Number of prompts of which the reported length equals llmtap's own count. This count may differ from
+    the planned length: the chat template alone may have more tokens than planned."""
     input_counted: int = 0
-    """Tokens of those prompts by our count, or by the trace if not counted."""
+    """Sum of the tokens of these prompts by llmtap's count, or by the trace if they were not counted."""
     input_usage: int = 0
     input_apart: int = 0
-    """Sum of the absolute differences of the two."""
+    """Sum of the absolute differences between the reported and the counted length of each prompt."""
     output_told: int = 0
     output_exact: int = 0
     output_wanted: bool = False
 
     def add(self, x: Exchange, wanted_input: int, counted_input: int, wanted_output: int) -> None:
-        """Add an exchange of a row with these tokens; `counted_input`: -1 if not counted."""
+        """Add an exchange, with the planned lengths of its row. `counted_input`: -1 if not counted."""
         tokens = x.tokens
         if tokens.input is not None and wanted_input:
             self.input_told += 1
@@ -158,7 +160,7 @@ class ObservedLengths:
 
 @dataclass(slots=True)
 class RunObservations:
-    """All exchanges of a run, in any order. Times are monotonic."""
+    """Data of all exchanges of a run, which are added in any order. Times are monotonic."""
 
     requests: Requests
     counted: Sequence[int]
@@ -166,17 +168,17 @@ class RunObservations:
     opened: "Counter[str]" = field(default_factory=Counter)
     sent_ns: "array[int]" = field(default_factory=lambda: array("q"))
     ended_ns: "array[int]" = field(default_factory=lambda: array("q"))
-    """Last byte of each, or its last known time."""
+    """Time of the last byte of each exchange, or its last known time."""
     errors: "Counter[str]" = field(default_factory=Counter)
     answers: "Counter[str]" = field(default_factory=Counter)
-    """Answers that ended well by what they brought: see `_ANSWERS`."""
+    """Number of answers that ended well, by kind: see `_ANSWERS`."""
     error_statuses: "Counter[int]" = field(default_factory=Counter)
-    """Answers of 400 and above, by HTTP status: 4xx concerns the request (RFC 9110 15.5)."""
+    """Number of answers by HTTP status, from 400. Status 4xx is an error of the client (RFC 9110 15.5)."""
     phases: dict[str, Histogram] = field(default_factory=lambda: {name: Histogram() for name in PHASES})
     user_rates: list[float] = field(default_factory=list)
-    """Output tokens per second of each complete answer, from its submission to its end."""
+    """Output tokens per second of each complete answer, from the submission to the end."""
     tasks: TaskTimes | None = field(init=False)
-    """None without conversations."""
+    """Durations of conversations (tasks); None if the load has none."""
     _first_sent_ns: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -255,12 +257,12 @@ class RunObservations:
             answers["refusal_only"] += t.first_refusal_ns is not None
 
     def planned_ns(self) -> "array[int]":
-        """Return the scheduled offsets of requests that wait for no answer."""
+        """Return the scheduled offsets of the requests that do not wait for an earlier answer."""
         requests = self.requests
         return array("q", (requests.arrival_ns[row] for row in self._firsts()))
 
     def arrivals(self, began_ns: int) -> dict[str, object]:
-        """Compare sent and planned times of requests that wait for no answer; `rate_ratio`: sent / planned"""
+        """Compare the actual and planned send times of requests that do not wait for an earlier answer."""
         planned = self.planned_ns()
         sent = [
             None if (t := self._first_sent_ns.get(row)) is None else t - began_ns for row in self._firsts()
@@ -276,11 +278,11 @@ class RunObservations:
         }  # fmt: skip
 
     def in_time(self, began_ns: int, until_ns: int) -> int:
-        """Return how many of those had been sent by `until_ns`."""
+        """Return how many requests that do not wait for an earlier answer had been sent by `until_ns`."""
         return sum(t - began_ns <= until_ns for t in self._first_sent_ns.values())
 
     def last_sent_ns(self, began_ns: int) -> int:
-        """Return when the last of those was sent, from the start of the run."""
+        """Return the send time of the last request that waits for no earlier answer, from the run's start."""
         return max(self._first_sent_ns.values(), default=began_ns) - began_ns
 
     def _firsts(self) -> Sequence[int]:
@@ -291,10 +293,12 @@ class RunObservations:
 _ANSWERS: Final = (
     "n", "streamed", "output", "content", "by_chunks", "reasoning_only", "tool_call_only", "refusal_only",
 )  # fmt: skip
-"""Answers that ended well; of these the streams, those with output of any kind, with content, and whose
-output tokens are counted by chunks; and what those without content have, of which one may have several."""
+"""Kinds of answers that ended well. `n`: all. `output`: has output of any kind. `by_chunks`: its output
+tokens are counted by chunks. The last three: has no content but reasoning, a tool call or a refusal; one
+answer may have several of these."""
 PERIODS_MAX: Final = 10_000
-"""Nearly three hours of seconds, about 200 KB of JSON. Longer runs have longer periods."""
+"""Maximum number of periods in a timeline: nearly three hours at 1 s each, about 200 KB of JSON. The periods
+of a longer run are longer than 1 s."""
 
 
 def timeline_of(
@@ -305,12 +309,12 @@ def timeline_of(
     until_ns: int,
     planned_ns: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Return the run in periods as public JSON: `period` in seconds, and a value for each.
+    """Return counts for each period of the run as public JSON; `period` is the length in seconds.
 
     Args:
         sent_ns: send times in any order, on the clock of `began_ns`.
-        ended_ns: end times; None: `ended` and `in_flight` are null.
-        planned_ns: ascending scheduled offsets; empty: `asked` is null.
+        ended_ns: end times; if None, `ended` and `in_flight` are null.
+        planned_ns: ascending scheduled offsets; if empty, `asked` is null.
 
     `in_flight` is the maximum of the period.
     """
@@ -330,14 +334,15 @@ def timeline_of(
         "sent": counted(sent), "ended": None, "in_flight": None,
     }  # fmt: skip
     if planned_ns:
-        # Leave out requests that were planned after the end of a stopped run.
+        # If the run was stopped, leave out the requests that were planned after the stop.
         planned = np.asarray(planned_ns, np.int64)
         timeline["asked"] = counted(
             began_ns + (planned if span_ns >= planned[-1] else planned[planned < span_ns])
         )
     if ended_ns is not None:
         ended = np.sort(np.asarray(ended_ns, np.int64))
-        # In flight at the start of each period, and after each dispatch; an end at a send time overlaps it.
+        # The maximum of a period is reached at its start or just after a dispatch. An exchange that ends at
+        # the same time as a dispatch does not count as in flight.
         starts = began_ns + period_ns * np.arange(n)
         in_flight = np.searchsorted(sent, starts) - np.searchsorted(ended, starts)
         levels = np.arange(1, len(sent) + 1) - np.searchsorted(ended, sent)
@@ -350,7 +355,7 @@ QUANTILES: Final = (
     *(percent / 100 for percent in range(100)), *(permille / 1_000 for permille in range(991, 1_000)),
     0.9995, 0.9999, 1.0,
 )  # fmt: skip
-"""Shares of a distribution: even, and finer in the tail."""
+"""Shares at which the quantiles of a distribution are reported: evenly spaced, and closer in the tail."""
 _DRAWN: Final = ("ttft", "tbc", "itl", "e2e", "user_idle")
 _CORRECTED: Final = ("ttft", "e2e")
 _KEPT: Final = ("planned", "sent", "dropped", "unsent", "retries")
@@ -370,10 +375,10 @@ def result_of(
     """Return the result as public JSON.
 
     Args:
-        closed: closed loop: no request was scheduled.
+        closed: whether the load is a closed loop, in which no request has a scheduled time.
         clock: source of timestamps: `kernel` or `mono`.
-        details: further parts by name.
-        percentiles: further ones of each metric, by name.
+        details: further parts of the result, by name.
+        percentiles: further percentiles of each metric, by name.
     """
     tally = outcome.tally
     seconds = (outcome.ended_ns - outcome.began_ns) / NS_PER_S
@@ -389,7 +394,7 @@ def result_of(
         **_dict(result["load"]), **_load(outcome, seen, planned_ns),
         **{name: plan_counts[name] for name in _KEPT},
     }  # fmt: skip
-    # A load generator is no proxy: it adds no latency to the requests of others.
+    # A load generator is not a proxy, so it adds no latency to the requests of clients.
     result["added"] = {}
     result["lengths"] = seen.lengths.describe()
     result["phases"] = {name: summarise_ns(histogram) for name, histogram in seen.phases.items()}
@@ -420,9 +425,10 @@ def result_of(
 
 
 def _load(outcome: LoadResult, seen: RunObservations, planned_ns: Sequence[int]) -> dict[str, object]:
-    """Return what was planned and how much of it was sent in time.
+    """Return the planned load, and how much of it was sent in time.
 
-    Rates and the share are of requests that wait for no answer: the times of the others depend on the server.
+    The rates and `sent_share` count only requests that do not wait for an earlier answer: the send times of
+    the other requests depend on the server.
     """
     load: dict[str, object] = dict.fromkeys(("stopped", "planned_rps", "sent_share", "due", "in_time"))
     load["stopped"], load["stop_condition"] = outcome.stopped, outcome.stop_condition
@@ -451,11 +457,11 @@ ERRORS_MAX: Final = 20
 _ERROR_STATUS: Final = frozenset({Outcome.CLIENT_ERROR, Outcome.UPSTREAM_ERROR})
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 GRACE_NS: Final = 10_000_000
-"""Allowed lateness of the last request."""
+"""Allowed lateness of the last request of the plan, in ns."""
 
 
 def _quantiles(tally: LoadTally) -> dict[str, object]:
-    """Return quantiles in seconds, one for each of `shares`; null without values."""
+    """Return the quantiles of each metric in seconds, at the shares in QUANTILES; null without values."""
 
     def quantiles(histogram: Histogram) -> list[float] | None:
         return [to_seconds(v) for v in histogram.percentiles(QUANTILES) if v is not None] or None

@@ -1,10 +1,11 @@
 """Decide which figures of a replay are valid, from its result as public JSON.
 
-A load generator that cannot keep up measures itself. `findings` returns `Finding`s, the most serious first;
-each names its value, limit and remedy, and the figures that it makes not valid (`spoils`) or doubtful
-(`doubts`). `verdict_of` sums them up: the state of each figure, a sentence, and whether a requested figure is
-not valid or the load failed. `unchecked` names what no rule could check. Pure; `result.py` stores it as
-`verdict`. The limits are ours unless a document is named.
+A load generator that is too slow measures its own delays instead of the server. `findings` returns
+`Finding`s, the most serious first; each names its value, limit and remedy, and the figures that it makes not
+valid (`spoils`) or doubtful (`doubts`). `verdict_of` sums them up: the state of each figure, a sentence, and
+whether a requested figure is not valid or the load failed. `unchecked` names the checks that were not
+possible. The functions are pure; `result.py` stores the verdict as `verdict`. A limit is llmtap's own choice
+unless a document is named.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -37,22 +38,23 @@ LIMITS: Final = {
     "prompt_tokens": 0.01,
     "prompt_tokens_most": 0.10,
 }
-"""Lateness: p99 of dispatch in seconds, or as a share of the TTFT p50, whichever is larger, but at most
-`lateness_most`. Rate: sent / planned in the time of the plan, if more than one or two requests are missing.
-CPU: share of one CPU of a sending process. Uncertainty: of the first token by the TTFT p50 or the E2E p50, of
-the others by the time between chunks, or per token (`_limit`); `error_seen` in seconds, or as a share of the
-p50, is an error that makes a figure doubtful. Clocks: seconds between sending hosts (IETF 4.7.2). Prompt
-tokens: sum of absolute differences between the server's and our counts by our sum. Up to the first limit it
-is a token at the start of a prompt or of the template; beyond the second the server had to prefill another
-load than planned."""
+"""Limits of the findings. Lateness: p99 of the dispatch lateness in seconds, or as a share of the TTFT p50:
+the larger limit counts, but at most `lateness_most`. Rate: sent / planned in the time of the plan, if more
+than one or two requests are missing. CPU: share of one CPU that a sending process uses. Uncertainty: share of
+the TTFT p50 or the E2E p50 for the first token, and of the time between chunks or per token (`_limit`) for
+the other tokens. An error of `error_seen` seconds, or of this share of the p50, makes a figure doubtful.
+Clocks: seconds between sending hosts (IETF 4.7.2). Prompt tokens: sum of the absolute differences between the
+server's and llmtap's counts, as a share of llmtap's sum. Up to the first limit, a token at the start of a
+prompt or in the template explains the difference; beyond the second, the prompts that the server processed
+were not those that were planned."""
 
 
 CAUTION_SHARE: Final = 0.07
-"""Up to this share of late stamps or requests a finding is a caution."""
+"""Share of late timestamps or requests up to which a finding makes figures only doubtful (a caution)."""
 CPU_SECONDS_MIN: Final = 5.0
-"""A shorter run consists mostly of its sender's start."""
+"""Shortest run of which the CPU usage is judged: the start of the sender dominates a shorter one."""
 _SERVERS_OWN: Final = frozenset({408, 425, 429})
-"""4xx statuses whose cause is not the request: it came too slowly, too early, or with too many others."""
+"""4xx statuses that do not mean a wrong request: it came too slowly, too early, or with too many others."""
 _MERGED: Final = "several chunks may have got one timestamp"
 _UNLIMITED: Final = (
     "whether several chunks got one timestamp: the chunks of an answer come in one read, so that neither the"
@@ -69,39 +71,40 @@ class FigureState(StrEnum):
 SPACING: Final = ("tbc", "itl", "tbc_max", "jitter")
 """Figures of the times between chunks or tokens."""
 STREAMED: Final = ("ttft", "ttft_any", "tpot", *SPACING, "user_idle", "smooth_goodput")
-"""Figures of streams."""
+"""Figures that only streamed answers have."""
 LATENCIES: Final = (*STREAMED, "ttfb", "e2e", "goodput")
 TOKENS: Final = ("tpot", "tokens", "smooth_goodput")
 """Figures that need the number of output tokens."""
 FROM_SCHEDULE: Final = ("ttft_scheduled", "e2e_scheduled", "user_idle_scheduled")
 LOAD: Final = ("load", *FROM_SCHEDULE)
-"""The rates of the load, and what counts from the schedule."""
+"""The rates of the load, and the latencies that count from the scheduled time."""
 FIGURES: Final = (*LOAD, *LATENCIES, "tokens", "input_tokens")
-"""Every figure whose validity is judged, by its name in `verdict.figures`."""
+"""Names of all figures that the verdict judges, as in `verdict.figures`."""
 REQUESTED: Final = frozenset({"load", "ttft", "ttft_any", "tpot", "e2e", "tokens", "goodput"})
-"""Figures whose validity every replay states; the bounds of its objectives are added to them."""
+"""Figures that every replay must measure. If one of them, or a figure of an objective, is not valid, the
+result is not valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A problem or fact that concerns the figures."""
+    """A problem or fact that limits the validity of figures."""
 
     what: str
     figure: float
     limit: float
     says: str
     spoils: tuple[str, ...] = ()
-    """Figures that are not valid."""
+    """Figures that this finding makes not valid."""
     doubts: tuple[str, ...] = ()
-    """Figures that are doubtful."""
+    """Figures that this finding makes doubtful."""
     error: float | None = None
-    """How wrong these figures may be, in seconds, if known."""
+    """Possible error of these figures in seconds, if known."""
     share: float | None = None
-    """Share of the requests or exchanges that a stamp or dispatch beyond the limit concerns."""
+    """Share of the requests or exchanges that have a timestamp or dispatch beyond the limit."""
     failed: bool = False
-    """The load failed."""
+    """Whether the load failed."""
     partial: bool = False
-    """The load was only a part of the requested one."""
+    """Whether only a part of the requested load was sent."""
 
     def invalidates(self, requested: Collection[str] = REQUESTED) -> bool:
         """Whether the load failed, or a requested figure is not valid."""
@@ -134,7 +137,7 @@ def verdict_of(problems: Sequence[Finding], result: Mapping[str, Any]) -> dict[s
         }  # fmt: skip
     not_valid = [name for name, one in figures.items() if one["state"] == FigureState.NOT_VALID]
     failed = any(one.failed for one in problems)
-    # A metric that the result lacks has no state in `figures`, so the findings decide as well.
+    # Judge by the findings, not by `figures`: this has no entry for a metric that the result lacks.
     invalid = any(one.invalidates(requested) for one in problems)
     return {
         "valid": not invalid, "failed": failed, "partial": any(one.partial for one in problems),
@@ -146,7 +149,7 @@ def verdict_of(problems: Sequence[Finding], result: Mapping[str, Any]) -> dict[s
 
 
 def _exists(name: str, result: Mapping[str, Any]) -> bool:
-    """Whether the result has a value of this figure."""
+    """Return whether the result has a value of this figure."""
     if name in FROM_SCHEDULE:
         return bool(at(result, "corrected", name.removesuffix("_scheduled"), "n"))
     match name:
@@ -164,7 +167,7 @@ def _exists(name: str, result: Mapping[str, Any]) -> bool:
 def verdict_sentence(
     figures: Mapping[str, Mapping[str, Any]], *, failed: bool = False, partial: bool = False
 ) -> str:
-    """Return the verdict in one sentence; the state of most figures comes last, as that of all others."""
+    """Return the verdict in one sentence. The state that most figures have comes last, as "all others"."""
     by_state = {
         state: [figure_title(name) for name, one in figures.items() if one["state"] == state]
         for state in (FigureState.NOT_VALID, FigureState.DOUBTFUL, FigureState.VALID)
@@ -202,7 +205,7 @@ def findings(
 ) -> list[Finding]:
     """Return the findings of a result, the most serious first.
 
-    The histograms have all values of the figure in ns: `dispatch_lateness`, `uncertainties`,
+    The histograms contain all values, in ns, of the result's `dispatch_lateness`, `uncertainties` and
     `ttft_uncertainties`.
     """
     late, unsure = partial(_late, values=lateness), partial(_unsure, values=uncertainties)
@@ -241,7 +244,7 @@ def _left_out(result: Mapping[str, Any]) -> Iterator[Finding]:
             partial=True,
         )  # fmt: skip
     load = result["load"]
-    # A generated plan is longer than the duration that was set; the rest was never meant to be sent.
+    # A generated plan is longer than the duration that the user set: the rest was not to be sent.
     as_set = load.get("stopped") == TIME_UP and "trace" not in plan
     if load.get("stopped") and load.get("unsent") and not as_set:
         unsent = _part(load["unsent"], load["planned"], "planned requests")
@@ -264,7 +267,10 @@ _KINDS: Final = {
 
 
 def _silent(result: Mapping[str, Any]) -> Iterator[Finding]:
-    """Answers without output, without content, or in one piece; requests for other things have no output."""
+    """Find answers without output, without content, or in one piece.
+
+    Skip requests that generate no text, such as embeddings: their answers never have output.
+    """
     body = (result.get("plan") or {}).get("body") or {}
     answers = result.get("answers") or {}
     n = answers.get("n", 0)
@@ -295,8 +301,8 @@ def _silent(result: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _by_chunks(result: Mapping[str, Any]) -> Iterator[Finding]:
-    """A chunk may hold several tokens, so that figures from counts of chunks are not of tokens."""
-    # Count answers that ended well: a failed one has no usage, and `_failed` reports it.
+    """Find answers of which the output tokens are counted by chunks: a chunk may contain several tokens."""
+    # Look only at answers that ended well: a failed answer has no usage, and `_failed` reports it.
     answers = result.get("answers") or {}
     n, counted = answers.get("by_chunks", 0), answers.get("output", 0)
     if not n:
@@ -359,9 +365,9 @@ def _busy(result: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _unsure(result: Mapping[str, Any], values: Histogram | None) -> Iterator[Finding]:
-    """Find whether chunks may have got one timestamp.
+    """Find whether several chunks may share one timestamp.
 
-    Kernel timestamps are correct however late data is read, but data read together gets one timestamp.
+    A kernel timestamp is correct even if the data is read late, but chunks that are read together share one.
     """
     p99, n = (at(result, "uncertainties", name) for name in ("p99", "n"))
     name, limit = _limit(result)
@@ -378,9 +384,10 @@ def _unsure(result: Mapping[str, Any], values: Histogram | None) -> Iterator[Fin
 
 
 def _unsure_ends(result: Mapping[str, Any], values: Histogram | None) -> Iterator[Finding]:
-    """Find whether the submission or the first token may have a late stamp.
+    """Find whether the timestamp of the submission or of the first token may be late.
 
-    An error that could be seen in a figure makes it doubtful; too many large ones make it not valid.
+    An error that is large enough to be visible in a figure makes it doubtful; too many large errors make it
+    not valid.
     """
     p99, n = (at(result, "ttft_uncertainties", name) for name in ("p99", "n"))
     ttft, e2e = _ttft(result), at(result, "metrics", "e2e", "p50")
@@ -407,16 +414,15 @@ _OF_ENDS: Final = (
     "ttft", "ttft_any", "ttfb", "user_idle", "goodput", "smooth_goodput", "ttft_scheduled",
     "user_idle_scheduled",
 )  # fmt: skip
-"""Figures from the submission to the first token."""
+"""Figures that depend on the times of the submission and of the first token."""
 
 
 def _limit(result: Mapping[str, Any]) -> tuple[str, float]:
-    """Return the metric that limits the error of the times between chunks, and the limit in seconds; 0 if
-    there is none.
+    """Return the metric from which the limit of the uncertainty is computed, and this limit in seconds.
 
-    The limit is the time between chunks. If chunks come in bursts, most of these gaps
-    are 0, and the limit is the time per token: that is the time between the chunks as they were generated, so
-    a server that holds text back has the same limit as one that does not.
+    The limit is 0 if the metric has no value. The metric is the time between chunks. If chunks come in
+    bursts, most of these times are 0, and the metric is the time per token instead: the time between chunks
+    as they were generated. So a server that sends text in bursts gets the same limit as one that does not.
     """
     gap, each = (at(result, "metrics", name, "p50") or 0.0 for name in ("tbc", "tpot"))
     spread = SPREAD_NS / NS_PER_S
@@ -425,7 +431,7 @@ def _limit(result: Mapping[str, Any]) -> tuple[str, float]:
 
 
 def unchecked(result: Mapping[str, Any]) -> list[str]:
-    """Return what could not be checked, each with the reason."""
+    """Return a sentence for each check that was not possible, with the reason."""
     streams = at(result, "metrics", "ttft", "n") and at(result, "uncertainties", "p99") is not None
     if streams and not _limit(result)[1]:
         return [_UNLIMITED]
@@ -433,7 +439,7 @@ def unchecked(result: Mapping[str, Any]) -> list[str]:
 
 
 def _limited(result: Mapping[str, Any]) -> Iterator[Finding]:
-    """Requests that this host could not send are no failures of the server."""
+    """Find requests that failed because of a limit of this host, and not because of the server."""
     n = sum((result.get("outcomes") or {}).values())
     for error, remedy in HOST_LIMITS.items():
         if failed := (result.get("errors") or {}).get(error, 0):
@@ -459,13 +465,14 @@ def _failed(result: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 _OF_WHOLE_ANSWERS: Final = ("ttft", "ttft_any", "e2e", "ttft_scheduled", "e2e_scheduled", "tokens")
-"""Figures that lack the requests that failed, and may be better for it."""
+"""Figures that exclude failed requests, so that failures may make them look better."""
 _NOT_FAILED: Final = ("complete", "refused", "tap_error")
-"""`tap_error` is a fault on our side: see `_lost` and `_limited`."""
+"""Outcomes that are no failures of the server. `tap_error` is a failure of llmtap or this host: `_lost` and
+`_limited` report it."""
 
 
 def _of_requests(result: Mapping[str, Any]) -> str:
-    """Return the part about answers that blame the request: upstream errors, but not the server's fault."""
+    """Return the part of the text about 4xx answers, which mean that the request is wrong, not the server."""
     blamed = {
         status: n
         for status, n in (result.get("error_statuses") or {}).items()
@@ -478,7 +485,7 @@ def _of_requests(result: Mapping[str, Any]) -> str:
 
 
 def _apart(result: Mapping[str, Any]) -> Iterator[Finding]:
-    """Clocks are compared by a round trip, accurate to half of it."""
+    """Find clocks that may differ too much. The comparison has an error of up to half its round trip."""
     others = [clock for clock in result["sender"].get("clocks") or () if not clock["shared"]]
     hosts = len({clock["host"] for clock in others})
     apart = max((clock["rtt"] / 2 for clock in others), default=0.0)
@@ -493,7 +500,11 @@ def _apart(result: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _miscounted(result: Mapping[str, Any]) -> Iterator[Finding]:
-    """Two tokenizers or templates differ. Without `--tokenizer` exact lengths were not requested."""
+    """Find prompts of which the server's token count differs from llmtap's: tokenizer or template differ.
+
+    Without `--tokenizer`, llmtap counts no tokens and exact lengths were not requested, so a difference is
+    less serious.
+    """
     lengths = result.get("lengths") or {}
     counted, usage = lengths.get("input_counted") or 0, lengths.get("input_usage") or 0
     if not counted:
@@ -516,13 +527,13 @@ def _miscounted(result: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _beyond(values: Histogram | None, n: int, limit: float) -> tuple[int, float]:
-    """Return the number and share of `n` values above a limit in seconds; all of them if they are unknown."""
+    """Return the number and share of the `n` values above a limit in seconds; all if `values` is None."""
     beyond = n if values is None else values.above(limit * NS_PER_S)
     return beyond, beyond / n
 
 
 def _ttft(result: Mapping[str, Any]) -> float | None:
-    """Return the TTFT p50, or that of TTFT-any if no answer has content."""
+    """Return the p50 of TTFT, or of TTFT-any if no answer has content."""
     values = (at(result, "metrics", name, "p50") for name in ("ttft", "ttft_any"))
     return next((value for value in values if value is not None), None)
 
@@ -532,5 +543,5 @@ def _ms(seconds: float) -> str:
 
 
 def _part(k: int, n: int, things: str) -> str:
-    """Format `78 of 80 requests`, or `97.51 % of the 12,000 requests`."""
+    """Format a part as `78 of 80 requests`, or for a large `n` as `97.51 % of the 12,000 requests`."""
     return f"{k:,} of {n:,} {things}" if n < SHARE_OF_MIN else f"{format_share(k, n)} of the {n:,} {things}"

@@ -1,8 +1,9 @@
-"""Run a sending process on a node of a Ray cluster, by an actor that forwards commands and output.
+"""Run a sending process on a node of a Ray cluster: an actor there forwards its commands and output.
 
 `RayMember` is the parent's side, used by `worker_pool.py` like a local process; `RemoteProcess` is the actor
 on the node, which starts `worker.py` there. Each node gets all bodies; exchanges come back after the run. A
-lost actor ends its process and is not restarted. Ray encrypts no prompts or keys unless RAY_USE_TLS is set.
+If an actor is lost, its process ends and is not restarted. Ray sends prompts and keys unencrypted unless
+RAY_USE_TLS is set.
 """
 
 import asyncio
@@ -31,19 +32,19 @@ from llmtap.load.workers.worker_handle import (
 from llmtap.units import decode_special, encode_special
 
 LEAD_NS: Final = 1_000_000_000
-"""Time from the command to the start: a call takes about 1 ms, 20 on a busy node."""
+"""Time from the command `go` to the start of the run: a call takes about 1 ms, or 20 ms on a busy node."""
 STARTED_WITHIN_S: Final = 120
-"""Maximum wait for the actor: the node needs a free CPU and may have to load llmtap."""
+"""Maximum time to wait for the actor: the node needs a free CPU and may have to load llmtap first."""
 CLOSED_WITHIN_S: Final = 5
 TRIPS: Final = 30
 PIECE_BYTES: Final = 8 << 20
 _READ_BYTES: Final = 1 << 18
 _CALLS: Final = 4
-"""Concurrent calls of an actor: read, send_commands, kill."""
+"""Maximum number of concurrent calls of an actor, such as read, send_commands and kill."""
 
 
 class RemoteProcess:
-    """Actor on the node; its methods run in threads."""
+    """Actor on the node that starts the sending process; its methods run in threads."""
 
     def __init__(self) -> None:
         self._bodies = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (it ends with the actor)
@@ -65,7 +66,8 @@ class RemoteProcess:
         return self._proc.pid
 
     def send_commands(self, commands: list[str]) -> None:
-        """Send all commands so far, from the first: calls may overtake each other."""
+        """Send the commands that were not sent yet. Each call has all commands since the first, because calls
+        may arrive out of order."""
         with self._command_lock:
             for command in commands[self._commands_sent :]:
                 self._write_line(command.encode())
@@ -89,7 +91,7 @@ class RemoteProcess:
 
     def _write_line(self, line: bytes) -> None:
         assert self._proc is not None and self._proc.stdin is not None
-        # After a broken pipe the process has ended, which the reader reports.
+        # A broken pipe means that the process has ended; the call that reads its output reports this.
         with contextlib.suppress(BrokenPipeError):
             self._proc.stdin.write(line + b"\n")
 
@@ -108,7 +110,10 @@ class RayMember:
         self.spill_error: str | None = None
 
     async def start(self, setup: WorkerSetup, script: WorkerScript, spill: BinaryIO | None) -> None:
-        """As LocalMember; raises ConfigError if the cluster has no room, or another version of llmtap."""
+        """Start the process, as `LocalMember.start` does.
+
+        Raises ConfigError if the cluster has no free CPU, or another version of llmtap.
+        """
         if setup.load.target.ca is not None:
             raise ConfigError("--ca", "cannot be combined with --ray", "the nodes trust their own CAs")
         self._spill = spill
@@ -124,7 +129,7 @@ class RayMember:
                 raise ConfigError(
                     "--ray", f"the node {theirs.host} has llmtap {version}, and this is {llmtap.__version__}"
                 )
-            # Measure in a thread: waiting for the loop would lengthen the round trip.
+            # Measure the clock in a thread: on the loop, other tasks could make the round trip longer.
             self.clock = await asyncio.get_running_loop().run_in_executor(None, self._compare)
             at = 0
             while piece := os.pread(setup.bodies_fd, PIECE_BYTES, at):

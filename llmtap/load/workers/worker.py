@@ -39,10 +39,11 @@ from llmtap.workload.requests import Requests
 
 REPORT_S: Final = 0.25
 COLLECT_EACH: Final = 240
-"""Progress messages between garbage collections: one minute."""
+"""Number of progress messages between two garbage collections: one minute."""
 SPILL_BYTES: Final = 1 << 20
 LATEST: Final = 512
-"""Values kept for progress: percentiles of all would take 2 ms without sending, these take 0.1 ms."""
+"""Number of latest values used for the percentiles in progress messages. These take 0.1 ms; percentiles of
+all values would take 2 ms, in which nothing could be sent."""
 CUT_NS: Final = 0
 
 mono_ns = SystemClock.mono_ns
@@ -59,13 +60,13 @@ def main() -> int:
     raise_file_limit()
     gc.collect()
     gc.freeze()
-    gc.disable()  # _report_progress() collects.
+    gc.disable()  # `_report_progress` collects garbage when there is time.
     uvloop.run(work(setup, script, sys.stdin.fileno(), sys.stdout.fileno()))
     return 0
 
 
 async def work(setup: WorkerSetup, script: WorkerScript, commands_fd: int, reports_fd: int) -> None:
-    """Run one load by commands of `commands_fd` and report on `reports_fd`."""
+    """Run one load, controlled by the commands of `commands_fd`, and write the reports to `reports_fd`."""
     loop = asyncio.get_running_loop()
     sender = _sender(loop, setup)
     requests = Requests(
@@ -134,19 +135,25 @@ def _sender(loop: asyncio.AbstractEventLoop, setup: WorkerSetup) -> LoadSender |
 async def _get_ready(
     sender: LoadSender | PromptSender, connections: int, commands: "_Commands", reports_fd: int
 ) -> int | None:
-    """Open connections and report it; return the start time, or None if the run was cancelled."""
+    """Open connections and report that this process is ready.
+
+    Return the start time of the run, or None if it was cancelled.
+    """
     opening = asyncio.ensure_future(sender.open(connections))
     await asyncio.wait((opening, commands.start), return_when=asyncio.FIRST_COMPLETED)
     if not opening.done():
-        opening.cancel()  # The sender then cancels the attempts to connect.
+        opening.cancel()  # This also cancels the attempts to connect.
         return None
     _write_frame(reports_fd, frame(WorkerReady(opening.result())), wait=True)
     return await commands.start
 
 
 async def _report_progress(reports_fd: int, progress: Callable[[], Progress], later: Later) -> None:
-    """Report progress, and collect garbage when there is time. Python would collect when many answers end at
-    once, which takes 20 ms with 500 in flight."""
+    """Report progress, and collect garbage when there is time.
+
+    Python itself would collect when many answers end at the same time, and sending would stop for 20 ms with
+    500 requests in flight.
+    """
     reports = 0
     while True:
         await asyncio.sleep(REPORT_S)
@@ -161,7 +168,7 @@ def _collect() -> None:
 
 
 class _Commands:
-    """Commands of the parent; the end of the pipe is a `cut`."""
+    """Reads the commands of the parent. The end of the pipe counts as the command `cut`."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -192,7 +199,7 @@ class _Commands:
 
 
 class _Keeper:
-    """Counts exchanges and stores them for the parent."""
+    """Counts exchanges and stores them in a file for the parent."""
 
     def __init__(self, tally: LoadTally, tenants: list[str], spill_fd: int | None) -> None:
         self._tally = tally
@@ -282,7 +289,7 @@ def _column(packed: bytes) -> "array[int]":
 
 
 def _write_frame(fd: int, data: bytes, *, wait: bool) -> None:
-    """Write a frame: all of it, or without `wait` nothing if the pipe is full."""
+    """Write a frame to a pipe. If the pipe is full: wait if `wait`, otherwise drop the frame."""
     os.set_blocking(fd, wait)
     try:
         while data:
@@ -290,7 +297,7 @@ def _write_frame(fd: int, data: bytes, *, wait: bool) -> None:
     except BlockingIOError:
         return
     except BrokenPipeError:
-        return  # The parent has ended, so stdin ends, too, and stops the run.
+        return  # The parent has ended. This also ends stdin, which stops the run.
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""One sending process as its parent sees it: the process, its messages, and the clock of its host.
+"""Parent's side of one sending process: the process, its messages, and the clock of its host.
 
-`LocalMember` is a process on this machine; `RayMember` of `ray_worker.py` is the same on another. The setup,
-the rows and the reports of a process are defined here and used by `worker.py` too; commands are lines of
-text. `HostClock` converts the times of another host to ours. `worker_pool.py` controls several processes.
+`LocalMember` is a process on this machine; `RayMember` (`ray_worker.py`) is a process on another machine. The
+setup, the rows and the reports of a process are defined here and are also used by `worker.py`; commands are
+lines of text. `HostClock` converts the times of another host to ours. `worker_pool.py` controls several
+processes.
 """
 
 import asyncio
@@ -31,19 +32,20 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 class WorkerSetup(msgspec.Struct, kw_only=True):
-    """Configuration of a sending process. Headers may hold keys: sent by pipe, and by Ray to its nodes."""
+    """Configuration of a sending process. Its headers may contain keys, so it is sent through an unnamed file
+    (or by Ray), and not on the command line."""
 
     load: LoadPlan
-    """Options of this process: `closed` is its own number of requests in flight."""
+    """Options of the load; `closed` is the number of requests in flight of this process alone."""
     name: str = "load"
     exact_output: bool = False
-    """Realtime, gRPC: request exactly the given number of tokens. HTTP bodies state it themselves."""
+    """For Realtime and gRPC: request exactly the planned number of tokens. HTTP bodies have fields for it."""
     bodies_fd: int
     spill_fd: int | None
     open: int = 0
     """Connections opened before the start."""
     check_endpoint: bool = False
-    """Stop if the first answers show that no request can be answered."""
+    """Stop if the first answers show that the target lacks the endpoint or rejects the key."""
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
@@ -56,7 +58,7 @@ class WorkerSetup(msgspec.Struct, kw_only=True):
 
 
 class WorkerScript(msgspec.Struct, array_like=True):
-    """Rows of one sender; columns are those of all rows, as bytes of int64."""
+    """Rows of one sending process. Each column has the values of all rows of the load, as bytes of int64."""
 
     rows: bytes
     arrival_ns: bytes
@@ -64,21 +66,21 @@ class WorkerScript(msgspec.Struct, array_like=True):
     think_ns: bytes
     tenants: list[str]
     body_begins: bytes
-    """Range of each row's body in the file of bodies."""
+    """Start of each row's body in the file of bodies; `body_ends` has the ends."""
     body_ends: bytes
     joins: dict[int, tuple[int, ...]] = {}
     paths: list[str] = []
-    """Path of each row; "" for that of the endpoint. Empty if all are."""
+    """Path of each row, "" for the path of the endpoint; the list is empty if all rows have this path."""
 
 
 class WorkerReady(msgspec.Struct, tag=True):
-    """Connections are open and bodies available: `go` may follow."""
+    """Report that connections are open and bodies are available, so that the parent may send `go`."""
 
     connections: int
 
 
 class Progress(msgspec.Struct, tag=True):
-    """Counts since the start; times in ns of the latest exchanges and gaps."""
+    """Counts since the start of the run, and times in ns of the latest exchanges and gaps."""
 
     sent: int
     under_way: int
@@ -93,9 +95,9 @@ class Progress(msgspec.Struct, tag=True):
     tbc_p99_ns: float | None
     retries: int = 0
     gave_up: str | None = None
-    """Why all processes should stop: too many errors."""
+    """Why all processes must stop, such as too many errors; None: they need not."""
     waiting: int = 0
-    """Requests without a first token."""
+    """Number of requests that wait for their first token."""
 
 
 class Done(msgspec.Struct, tag=True):
@@ -105,14 +107,14 @@ class Done(msgspec.Struct, tag=True):
     reuses: int
     cpu_ns: int
     rss_bytes: int
-    """Maximum."""
+    """Largest resident memory during the run."""
     lag_max_ns: int
     began_ns: int
     ended_ns: int
     spill_error: str | None = None
-    """Why exchanges could not be stored (full disk); they are counted all the same."""
+    """Why exchanges could not be stored, such as a full disk. The counts still include them."""
     opened_before: int = 0
-    """Connections open before the start. Set by the parent."""
+    """Number of connections opened before the start; the parent sets it."""
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=encode_special).encode
@@ -145,17 +147,17 @@ _MOVED: Final = tuple(f.name for f in fields(Timeline) if f.name.endswith("_ns")
 
 @dataclass(frozen=True, slots=True)
 class ClockReading:
-    """Both clocks of a host at one moment."""
+    """Monotonic and wall clock of a host at one moment."""
 
     host: str
     boot: str
-    """Equal for two processes that share a monotonic clock; empty: unknown."""
+    """Identifier of the monotonic clock: equal in two processes that share it; empty if unknown."""
     mono_ns: int
     wall_ns: int
 
 
 Trip = tuple[int, int, ClockReading]
-"""Times of the request and of the answer on our monotonic clock, and the reading."""
+"""Times of the request and of its answer on our monotonic clock, and the reading in the answer."""
 
 
 def read_clocks(clock: Clock | None = None) -> ClockReading:
@@ -169,16 +171,18 @@ class HostClock:
 
     host: str
     shared: bool = True
-    """It has the same monotonic clock."""
+    """Whether the host has the same monotonic clock as this process."""
     mono_ahead_ns: int = 0
     wall_ahead_ns: int = 0
     rtt_ns: int = 0
-    """Both offsets are accurate to half of it."""
+    """Round-trip time of the comparison: the error of both offsets is at most half of it."""
 
     @classmethod
     def compared(cls, ours: ClockReading, trips: Sequence[Trip]) -> "HostClock":
-        """Return the clock of a host by the quickest trip to it. Two hosts with the same boot id are
-        different if their clocks differ by more than the round trip."""
+        """Return the clock of a host, computed from the fastest of several round trips to it.
+
+        Hosts with the same boot id count as different if their clocks differ by more than the round trip.
+        """
         request_ns, answer_ns, theirs = min(trips, key=lambda trip: trip[1] - trip[0])
         at_ns, rtt_ns = (request_ns + answer_ns) // 2, answer_ns - request_ns
         mono_ahead_ns = theirs.mono_ns - at_ns
@@ -194,7 +198,7 @@ class HostClock:
         return theirs_ns - self.mono_ahead_ns
 
     def place(self, x: Exchange) -> Exchange:
-        """Convert all times of an exchange."""
+        """Convert all times of an exchange to our clock."""
         if self.shared:
             return x
         t = x.timeline
@@ -209,8 +213,11 @@ class HostClock:
         return x
 
     def to_dict(self) -> dict[str, Any]:
-        """Return public JSON in seconds. `rtt`: of the comparison (accuracy: half of it); `offset`: of the
-        wall clock, corrected in all times."""
+        """Return public JSON in seconds.
+
+        `rtt`: round-trip time of the comparison, which has an error of up to half of it. `offset`: offset of
+        the wall clock; all reported times are corrected for it.
+        """
         return {
             "host": self.host, "shared": self.shared, "offset": to_seconds(self.wall_ahead_ns),
             "rtt": to_seconds(self.rtt_ns),
@@ -218,7 +225,7 @@ class HostClock:
 
 
 def _boot() -> str:
-    """Return kernel boot id and time namespace (Linux)."""
+    """Return the boot id of the kernel and the time namespace (Linux); empty if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
         # A container may have a monotonic clock of its own (time_namespaces(7)).
@@ -234,8 +241,11 @@ _READ_BYTES: Final = 1 << 18
 def spawned(
     setup: WorkerSetup, script: bytes, bodies_fd: int, spill_fd: int | None
 ) -> subprocess.Popen[bytes]:
-    """Start a sending process; its file has the setup as a line of JSON and the packed script. Not by the
-    loop: uvloop runs Python between fork and exec, which hangs beside other threads."""
+    """Start a sending process. It reads its setup (a line of JSON) and the packed script from a file.
+
+    Do not start it with the event loop: uvloop runs Python code between fork and exec, which can hang if
+    other threads run.
+    """
     own = msgspec.structs.replace(setup, bodies_fd=bodies_fd, spill_fd=spill_fd)
     with tempfile.TemporaryFile() as file:
         file.write(msgspec.json.encode(own, enc_hook=encode_special) + b"\n" + script)
@@ -253,7 +263,7 @@ class LocalMember:
     lead_ns = LEAD_NS
     """Time in ns from the `go` command to the start time that the command contains."""
     spill_error: str | None = None
-    """Why stored exchanges are incomplete."""
+    """Why the stored exchanges are incomplete; None if they are complete."""
 
     def __init__(self) -> None:
         self.clock = HostClock(socket.gethostname())
@@ -266,11 +276,11 @@ class LocalMember:
         return None if self._proc is None else self._proc.pid
 
     async def start(self, setup: WorkerSetup, script: WorkerScript, spill: BinaryIO | None) -> None:
-        """Start it. Its stored exchanges are in `spill` after its end."""
+        """Start the process. After it has ended, `spill` contains its stored exchanges."""
         spill_fd = None if spill is None else spill.fileno()
         packed = msgspec.msgpack.encode(script)
         try:
-            # Blocks the loop for a few ms, before any request is due.
+            # This blocks the loop for a few ms, which is harmless: no request is due yet.
             self._proc = spawned(setup, packed, setup.bodies_fd, spill_fd)
         except OSError as exc:
             raise LlmtapError(f"no sending process can be started: {exc.strerror}") from None
@@ -281,19 +291,20 @@ class LocalMember:
         )
 
     def send_command(self, command: str) -> None:
-        """Send a command line; no effect after its end."""
+        """Send a command line; this has no effect after the process has ended."""
         stdin = None if self._proc is None else self._proc.stdin
         if stdin is not None and not stdin.closed:
             with contextlib.suppress(BrokenPipeError):
                 stdin.write(command.encode() + b"\n")
 
     async def read(self) -> bytes:
-        """Return its next output; b"" at the end."""
+        """Return the next output of the process; b"" at the end."""
         assert self._output is not None
         return await self._output.read(_READ_BYTES)
 
     async def ended(self) -> int | None:
-        """Return its exit status, negative for a signal; None if its host was lost."""
+        """Wait for the end of the process. Return its exit status, negative for a signal; None if its host
+        was lost."""
         assert self._proc is not None
         return await asyncio.get_running_loop().run_in_executor(None, self._proc.wait)
 

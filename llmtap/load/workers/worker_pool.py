@@ -56,14 +56,14 @@ class LoadResult:
     lost: list[int | None] = field(default_factory=list)
     """Exit status of each lost process (negative for a signal), None if its host was lost."""
     lost_rows: int = 0
-    """Rows of lost processes; which were sent is unknown except for stored exchanges."""
+    """Number of rows of lost processes. Of these, only rows with a stored exchange are known to be sent."""
     stopped: str | None = None
     stop_condition: str | None = None
     """The condition of `--stop-when` that was met."""
 
 
 def assign_rows(requests: Requests, processes: int) -> list[list[int]]:
-    """Return the rows of each process: whole conversations in turn, by arrival."""
+    """Return the rows of each process, by arrival. Whole conversations go to the processes in turn."""
     after = requests.after
     if not after:
         return [list(range(process, len(requests), processes)) for process in range(processes)]
@@ -96,14 +96,14 @@ class WorkerPool:
         create_member: Callable[[], Member] = LocalMember,
         clock: Clock | None = None,
     ) -> None:
-        """`setup`: slots and connections are those of all processes together. `paths`: path of each row, ""
-        for that of the endpoint; empty if all are. `keep`: store exchanges, not
-        only counts. `create_member`: creates a process. `clock`: time base of the results."""
+        """`setup`: its slots and connections are divided among all processes. `paths`: path of each row, ""
+        for the path of the endpoint; empty if all rows have this path. `keep`: store the exchanges, not only
+        the counts. `create_member`: function that creates a process. `clock`: gives the results' times."""
         self._setup = setup
         self._requests = requests
         self._paths = list(paths)
         self._bodies = (body_begins.tobytes(), body_ends.tobytes())
-        # A process without a slot would never send.
+        # Use at most one process per slot: a process without a slot would never send.
         processes_used = min(processes, setup.load.schedule.closed or processes)
         self._assigned_rows = [rows for rows in assign_rows(requests, processes_used) if rows]
         self._members = [create_member() for _ in self._assigned_rows]
@@ -127,8 +127,12 @@ class WorkerPool:
         self._files.close()
 
     async def run(self, progress: Callable[[Progress], None] | None = None) -> LoadResult:
-        """Start all processes and wait for their end; `progress` is called with sums. Raises ConfigError for
-        an invalid target, header or certificate, LlmtapError if a process cannot be started."""
+        """Start all processes and wait for their end. `progress`: function called with the sums over
+        processes.
+
+        Raises ConfigError for an invalid target, header or certificate, LlmtapError if a process cannot be
+        started.
+        """
         _check(self._setup)
         sums: list[Progress | None] = [None] * len(self._assigned_rows)
         growth = QueueGrowth() if self._setup.load.sending.stop_when.saturated else None
@@ -136,11 +140,12 @@ class WorkerPool:
         def on_progress(i: int, part: Progress) -> None:
             sums[i] = part
             if part.gave_up is not None and self._stopping is None:
-                # If one process gives up, stop all.
+                # The whole load ends if one process gives up, such as after too many errors.
                 self._stop_reason = part.gave_up
                 self.stop(part.gave_up)
             total = _sum([p for p in sums if p is not None])
-            # Wait until all processes have reported: before, the sums would jump.
+            # Judge the sums only after all processes have reported: before, each first report makes them
+            # jump.
             if growth is not None and self._stopping is None and None not in sums:
                 self._stop_reason = growth.add(self._clock.mono_ns(), total.sent, total.waiting)
                 if self._stop_reason is not None:
@@ -171,7 +176,7 @@ class WorkerPool:
         return [member.pid for member in self._members if member.pid is not None]
 
     def stop(self, reason: str = STOPPED) -> None:
-        """Send no more and let answers end; at the second call, cut them."""
+        """Send no more requests and wait for the answers in progress; a second call ends these at once."""
         command = f"{'stop' if self._stopping is None else 'cut'} {reason}"
         if self._stopping is not None:
             self._cutting.set()
@@ -181,8 +186,11 @@ class WorkerPool:
             member.send_command(command)
 
     def exchanges(self) -> Iterator[tuple[int, Exchange]]:
-        """Yield row and exchange of each request that ended, process by process. Call it after the run. Of a
-        lost process, only stored exchanges are there."""
+        """Yield the row and the exchange of each request that ended, process by process. Call it after the
+        run.
+
+        Exchanges that a lost process had not stored are missing.
+        """
         for member, spill in zip(self._members, self._spills, strict=self._keep):
             spill.seek(0)
             while True:
@@ -298,7 +306,7 @@ class Lost:
 
 
 def _check(setup: WorkerSetup) -> None:
-    """Raise the ConfigErrors that every sending process would raise."""
+    """Raise here the ConfigErrors that every sending process would raise, before any process starts."""
     if check_target(setup):
         try:
             client_context(setup.load.target.ca, not setup.load.target.insecure)
@@ -314,7 +322,7 @@ def _share(whole: int, i: int, shares: int) -> int:
 
 
 def _sum(parts: Sequence[Progress]) -> Progress:
-    """Add counts; of percentiles take the worst."""
+    """Return the sum over the processes: counts are added; of percentiles the worst is taken."""
     total = msgspec.structs.replace(parts[0])
     for part in parts[1:]:
         for name in _COUNTS:

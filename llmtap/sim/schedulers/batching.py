@@ -33,7 +33,7 @@ class BatchFormer:
         inputs, outputs = self._requests.input, self._requests.output
         if self._checked:
             tokens = sum(inputs[r] + outputs[r] for r in members)
-            # Keep one request even if it is too large: otherwise it would never be served.
+            # Keep at least one request even if it is too large: otherwise it would never be served.
             while tokens > self._kv_tokens and len(members) > 1:
                 last = members.pop()
                 tokens -= inputs[last] + outputs[last]
@@ -88,7 +88,7 @@ class BatchSize:
         return max(self._b_min, min(self._limit, int(fits)))
 
     def learn(self, step_ns: float, size: int, inputs: float, outputs: float) -> None:
-        """Update the averages by a finished batch and the mean numbers of tokens of its requests."""
+        """Update the averages from a finished batch. `inputs`, `outputs`: mean tokens of its requests."""
         new, old = self._weight, 1 - self._weight
         self.tau_ns = new * step_ns + old * self.tau_ns
         self.b_avg = size if self.b_avg is None else new * size + old * self.b_avg
@@ -121,9 +121,9 @@ class BatchSize:
 
 
 _ENDLESS: Final = 4_096
-"""Upper edge of the last bin, for its mean length."""
+"""Assumed upper edge of the last bin, which has none, to compute its mean length."""
 _FIRST: Final = 1_000
-"""Number of requests from which the bins are computed with `edges=first-1000`."""
+"""Number of first requests from which the bins are computed if `edges=first-1000`."""
 
 
 class Bins:
@@ -168,7 +168,7 @@ def batch_limits(bins: Bins, readings: ModelOptions) -> list[int]:
     memory_gb = readings.safe_gb if readings.bin_limit == "7gb" else readings.free_gb
     limits = []
     for low, high in bins.spans:
-        # Tokens of a request: twice the middle of the bin, for as many prompt tokens as output tokens.
+        # Assume as many prompt tokens as output tokens: a request has twice the tokens of the bin's middle.
         tokens = low + (_ENDLESS if high is None else high)
         fits = memory_gb / (tokens * readings.kv_gb_per_token) if tokens else readings.b_max
         limits.append(max(1, min(readings.b_max, int(fits))))
@@ -194,7 +194,7 @@ class _WholeBatches:
         return EngineOutput(finished=work.members)
 
     def left(self, now_ns: int, request: int) -> None:
-        """Remove a request from its queue; in a running batch it stays to the end."""
+        """Remove a request from its queue. A request in a running batch stays there to the end."""
         queue = self._queue_of(request)
         if request in queue:
             queue.remove(request)
@@ -224,7 +224,8 @@ class StaticFifo(_WholeBatches):
 
 
 class DynamicNoBins(_WholeBatches):
-    """One queue, batches as large as the estimated memory and the token SLA allow (multi-bin paper, 5.3)."""
+    """One queue; batches are as large as the estimated memory and the token SLA
+    allow (multi-bin paper, 5.3)."""
 
     def __init__(
         self, requests: Requests, model: LatencyModel, readings: ModelOptions, limits: Sequence[int] = ()
@@ -259,8 +260,8 @@ class DynamicNoBins(_WholeBatches):
 
 
 class MultiBinDynamic(DynamicNoBins):
-    """A queue for each bin of predicted output lengths, so that a batch has similar lengths (multi-bin paper,
-    5.4)."""
+    """A queue for each bin of predicted output lengths, so that a batch has similar
+    lengths (multi-bin paper, 5.4)."""
 
     def __init__(self, requests: Requests, model: LatencyModel, readings: ModelOptions) -> None:
         self.bins = (

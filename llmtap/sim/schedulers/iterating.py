@@ -25,7 +25,8 @@ class ContinuousBatching:
     """
 
     def __init__(self, requests: Requests, setup: ServingSetup, ranks: Sequence[int] | None = None) -> None:
-        """`ranks`: waiting requests are served in this order, then in order of arrival."""
+        """`ranks`: waiting requests are served in the order of these values; equal ones
+        in order of arrival."""
         self._roster = roster = Roster(requests, setup, ranks)
         self._serving = setup.serving
         self.state = roster.state
@@ -47,8 +48,8 @@ class ContinuousBatching:
 class ChunkedPrefill(ContinuousBatching):
     """Chunked prefill, as in Sarathi-Serve: running requests never pause.
 
-    Every iteration makes the next token of all running requests, and processes pieces of prompts until it has
-    `chunk` tokens in all (smooth goodput paper, 3.2).
+    Every iteration makes the next token of all running requests, and processes pieces of prompts until the
+    iteration has `chunk` tokens in total (smooth goodput paper, 3.2).
     """
 
     _begun: int | None = None
@@ -60,7 +61,7 @@ class ChunkedPrefill(ContinuousBatching):
         decode = roster.grow()
         room = self._serving.chunk - len(decode)
         pieces: list[tuple[int, int]] = []
-        # `rest` is 0 if the request has left, or was preempted by `grow`.
+        # Continue the prompt that was begun. `rest` is 0 if the request has left, or was preempted by `grow`.
         if self._begun is not None and (rest := roster.rest(self._begun)) and room > 0:
             pieces.append((self._begun, min(rest, room)))
             room -= rest
@@ -74,11 +75,12 @@ class ChunkedPrefill(ContinuousBatching):
 
 
 class DecodePrepone(ContinuousBatching):
-    """Continuous batching that makes `prepone` tokens before each prefill, and releases them during it.
+    """Continuous batching that makes `prepone` tokens before each prefill, and releases them during the
+    prefill.
 
     These tokens leave at equal distances until the first token after the prefill, but not after the prompts
-    are complete (smooth goodput paper, 3.3). Requests that arrive in between wait for the next prefill. If a
-    request leaves or is late, the distances are not exactly equal.
+    are complete (smooth goodput paper, 3.3). Requests that arrive after the prefill was planned wait for the
+    next one. If a request leaves or is late, the distances are not exactly equal.
     """
 
     def __init__(self, requests: Requests, setup: ServingSetup) -> None:
@@ -87,18 +89,19 @@ class DecodePrepone(ContinuousBatching):
         self._prompts: list[tuple[int, int]] = []
         self._made = 0
         self._whole_ns = self._next_ns = 0
-        """Time when the prompts will be complete, and time of the next token after that."""
+        """`_whole_ns`: time at which the prompts will be complete; `_next_ns`: time of the
+        next token after it."""
         self._all_left_ns = 0
-        """Time when the newest token of each running request left, except for requests in `_left_ns`."""
+        """Departure time of the newest token of each running request, except for requests in `_left_ns`."""
         self._left_ns: dict[int, int] = {}
         self._from_ns: dict[int, int] = {}
-        """The same times at the start of the first token made ahead, for all requests running then."""
+        """Departure time of the newest token of each running request when the prefill was planned."""
 
     def form(self, now_ns: int) -> Iteration | None:
         roster = self._roster
         roster.begin(now_ns)
         if not all(roster.rest(request) for request, _ in self._prompts):
-            # A request of the prefill has left, or was late: compose the prefill again.
+            # A request of the planned prefill has left, or was given up as late: plan the prefill again.
             roster.unseat([request for request, _ in self._prompts if roster.rest(request)])
             self._prompts = []
         if not self._prompts:
@@ -143,8 +146,9 @@ class DecodePrepone(ContinuousBatching):
 class OutputDelay:
     """Wraps a scheduler and delays its tokens (smooth goodput paper, 3.4).
 
-    A token leaves at least p after the one before it: q_1 = t_1, q_i = max(t_i, q_(i-1) + p). t: times when
-    tokens are made; q: departure times. Lateness is judged by t.
+    A token leaves at least p after the token before it: q_1 = t_1, q_i = max(t_i, q_(i-1) + p). t_i is the
+    time at which the scheduler releases token i, q_i its departure time after the delay. Lateness is judged
+    by t.
     """
 
     def __init__(self, scheduler: Iterating, gap_ns: int) -> None:

@@ -18,7 +18,7 @@ ALL_OPTIONS: Final = frozenset((*ModelOptions.__struct_fields__, *Serving.__stru
 _ALWAYS: Final = frozenset((
     "token_sla", "request_sla", "window", "tokens", "failed", "same_instant", "tie", "percentile",
 ))  # fmt: skip
-"""Options of the driver and the summary, which apply to all schedulers."""
+"""Options that the driver and the summary read; they apply to all schedulers."""
 _BATCHES: Final = _ALWAYS | {
     "length", "memory_check", "memory_gb", "model_gb", "margin_gb", "kv_gb_per_token",
 }  # fmt: skip
@@ -34,7 +34,8 @@ _ITERATIONS: Final = _ALWAYS | set(Serving.__struct_fields__) - {
 class SchedulerKind(NamedTuple):
     build: Callable[[Requests, ServingSetup], Scheduler]
     iterates: bool
-    """Composes a batch at every iteration; else it serves whole batches, as in the multi-bin paper."""
+    """Whether it composes a batch at every iteration; else it serves whole batches, as
+    in the multi-bin paper."""
     reads: frozenset[str] = ALL_OPTIONS
 
 
@@ -65,7 +66,7 @@ SCHEDULERS: Final[dict[str, SchedulerKind]] = {
             iterating.ContinuousBatching(requests, setup), setup.serving.output_delay
         ), "tokens_max", "output_delay",
     ),
-    # Ranks apply to waiting requests; preempted ones precede them.
+    # The ranks order only requests that wait for the first time; preempted requests come before them.
     "shortest_predicted_first": _iterations(
         lambda requests, setup: iterating.ContinuousBatching(requests, setup, requests.predicted),
         "tokens_max", "predictor",

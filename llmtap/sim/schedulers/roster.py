@@ -1,19 +1,21 @@
 """State of one simulated server: its waiting, running and preempted requests and their KV memory.
 
 The schedulers of `iterating.py` call it: to admit requests, to get memory for the next tokens, and to make
-and end an `Iteration`. It also keeps the deadlines of requests that are given up when late. A request takes
-the memory of its prompt when it is admitted ("seated"), and one block more whenever its next token begins
-one; the blocks of the next step stay free for running requests. If the memory is full nevertheless, the
-request admitted last is preempted: its KV is recomputed later, or swapped out and in. The first one is never
-preempted, so all are served in the end. A request larger than the memory is rejected on arrival.
+and end an `Iteration`. It also keeps the deadlines of requests that are given up when they are late. A
+request takes the memory of its prompt when it is admitted ("seated"), and one more block whenever its next
+token begins a new block. When a request is admitted, the blocks for the next step of the running requests are
+kept free. If the memory is full nevertheless, the request that was admitted last is preempted: its KV is
+recomputed later, or swapped out and in. The request admitted first is never preempted, so all requests are
+served in the end. A request larger than the memory is rejected on arrival.
 
 Every iteration that decodes includes all decoding requests. So the steps of a request's last token and of its
-next block are known when it begins to decode, and a step costs nothing per request.
+next block are known when it begins to decode, and a step needs no work for each request.
 
-`Memory` only counts. With a prefix cache, whole blocks of prompts have names, equal for equal beginnings; a
-named block is in memory once. A computed named block without holders stays cached until its place is needed;
-the least recently used is evicted first, and of one prompt the later block before the earlier. The workload
-sets the size of a named block (`Requests.block_tokens`), which fills whole blocks of memory.
+`Memory` only counts blocks. With a prefix cache, whole blocks of prompts have names (numbers), equal for
+prompts with equal beginnings; a named block is in memory once. A computed named block that no request holds
+stays cached until its place is needed. The least recently used block is evicted first; of one prompt, later
+blocks before earlier ones. The workload sets the size of a named block (`Requests.block_tokens`), which fills
+whole blocks of memory.
 
 The module is long because the queue, the seats and the memory change together.
 """
@@ -40,7 +42,7 @@ class Memory:
         self._named = self.size(named_tokens)
         self._holders: dict[int, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()
-        """Cached named blocks without holders; the first one is evicted next."""
+        """Named blocks that are cached but held by no request; the first one is evicted next."""
 
     @property
     def free(self) -> int:
@@ -54,7 +56,8 @@ class Memory:
         return -(-tokens // self._block)
 
     def whole(self, tokens: int, names: Sequence[int] = ()) -> int:
-        """Return the size of tokens that begin with the blocks `names`, if nothing is cached."""
+        """Return the number of blocks for these tokens, which begin with the blocks
+        `names`, without a cache."""
         return self.size(tokens - len(names) * self.named_tokens) + len(names) * self._named
 
     def needed(self, tokens: int, names: Sequence[int] = ()) -> int:
@@ -84,7 +87,7 @@ class Memory:
         self.take(size)
 
     def take(self, blocks: int) -> None:
-        """Take blocks, and evict cached ones as needed."""
+        """Take blocks, and evict cached blocks if their place is needed."""
         self.held += blocks
         assert self.held <= self.blocks, "more memory is held than there is"
         cached = self._cached
@@ -128,7 +131,7 @@ class Deadlines:
             deadlines[request] = next_ns
 
     def delayed(self, due_ns: Mapping[int, int]) -> None:
-        """Set deadlines by the departure times of the newest tokens."""
+        """Set the deadlines of the next tokens from the departure times of the newest tokens."""
         for request, leaves_ns in due_ns.items():
             if request in self._next_ns:
                 self._next_ns[request] = leaves_ns + self._tbt_ns
@@ -143,14 +146,14 @@ class Deadlines:
 
 
 class Waiting:
-    """Queue in order of a rank, then of arrival, which is the order of their numbers."""
+    """Queue of requests, ordered by rank and then by number, which is the order of arrival."""
 
     def __init__(self, ranks: Sequence[int] | None = None) -> None:
-        """`ranks`: rank of each request, 0 or more; None: all are equal."""
+        """`ranks`: rank of each request, 0 or more; None: all ranks are equal."""
         self._ranks = ranks
         self._heap: list[tuple[int, int]] = []
         self._here: set[int] = set()
-        """Requests that wait; removed ones stay in the heap until they would be next."""
+        """Requests that wait. A removed request stays in the heap until it would be the next one."""
 
     def __len__(self) -> int:
         return len(self._here)
@@ -177,11 +180,11 @@ class Waiting:
 class _Seat:
     names: Sequence[int]
     tokens: int
-    """Tokens in memory when it was admitted."""
+    """Number of tokens for which memory was taken when the request was admitted."""
     rest: int
-    """Tokens of these that have not been processed."""
+    """Number of these tokens that are not processed yet."""
     cached: int = 0
-    """Tokens of these that were found in the prefix cache."""
+    """Number of these tokens that were found in the prefix cache."""
     since: int = 0
     """Number of the step before the request's first decoding step."""
     until: int = 0
@@ -208,12 +211,12 @@ class Roster:
         self._preempted: set[int] = set()
         self._swapped: set[int] = set()
         self._swap_ns = 0
-        """Time of swapping since the last iteration was composed."""
+        """Time spent on swapping since the last iteration was composed, in ns."""
         self._step = 0
         self._growing = [0] * serving.block
-        """Number of requests that begin a block of memory, by step modulo `block`."""
+        """Number of requests that begin a new block of memory, by step modulo the block size."""
         self._ending: dict[int, list[int]] = {}
-        """Requests by the step that makes their last token."""
+        """Requests by the number of the step that makes their last token."""
         self._context = 0
         self._deadlines = Deadlines(serving.ttft, serving.tbt) if serving.give_up == "late" else None
         self._given_up: dict[int, GivenUp] = {}
@@ -244,7 +247,7 @@ class Roster:
         return given_up
 
     def begin(self, now_ns: int) -> None:
-        """Prepare an iteration: give up late requests, and swap in as many as fit."""
+        """Prepare an iteration: give up late requests, and swap in the requests that fit into the memory."""
         if self._deadlines is not None:
             for late in self._deadlines.missed(now_ns):
                 self._given_up[late] = GivenUp.LATE
@@ -255,7 +258,8 @@ class Roster:
                 return
             names, made = self._names(request), self._made[request]
             tokens = self._prompt(request) + made - 1
-            # Include the next token: otherwise the request would be swapped out again at once.
+            # Require room for the next token as well: otherwise the request would be swapped out again at
+            # once.
             if not self._room(tokens + 1, names, 1):
                 return
             seat = self._seat(request, tokens, names)
@@ -280,13 +284,14 @@ class Roster:
         if not self._room(tokens, names, steps):
             return None
         seat = self._seat(request, tokens, names)
-        # If the whole prompt is cached, process one token: an iteration must, to make the next.
+        # If the whole prompt is cached, process its last token again: this makes the first token of the
+        # answer.
         seat.rest = max(1, seat.rest)
         seat.cached = tokens - seat.rest
         return request, seat.rest
 
     def prompts(self, tokens_max: int, *, steps: int = 1) -> list[tuple[int, int]]:
-        """Admit whole prompts of at most `tokens_max` tokens together; a single one may have more."""
+        """Admit whole prompts with at most `tokens_max` tokens in total; a single prompt may have more."""
         taken: list[tuple[int, int]] = []
         limit: int | None = None
         while (one := self.seat(limit, steps=steps)) is not None:
@@ -299,8 +304,10 @@ class Roster:
         return 0 if seat is None else seat.rest
 
     def grow(self) -> list[int]:
-        """Take memory for the next token of all running requests. Preempt requests if the memory is full, and
-        return the requests that still run."""
+        """Take memory for the next token of each running request, and return the requests that still run.
+
+        Requests are preempted if the memory is full.
+        """
         if not self.running:
             return self.running
         memory, growing, place = self.memory, self._growing, self._step % len(self._growing)
@@ -312,7 +319,10 @@ class Roster:
         return self.running
 
     def iteration(self, prefill: Sequence[tuple[int, int]], decode: Sequence[int] = ()) -> Iteration | None:
-        """Return an iteration of parts of prompts and of the result of `grow`; None if both are empty."""
+        """Return an iteration of these parts of prompts and these decoding requests; None if both are empty.
+
+        `decode`: the result of `grow`.
+        """
         self._update_state()
         if not prefill and not decode:
             return None
@@ -324,9 +334,12 @@ class Roster:
         return Iteration(duration_ns, prefill, decode)
 
     def forecast(self, steps: int, prefill: Sequence[tuple[int, int]]) -> tuple[int, int]:
-        """Return the time until these prompts are complete, and until the next token after that (ns), if all
-        running requests make `steps` tokens first. Exact unless a request leaves, is late or is swapped
-        in."""
+        """Return the time until these prompts are complete, and the time until the next token after it, in
+        ns.
+
+        All running requests make `steps` tokens before the prompts are processed. The times are exact unless
+        a request leaves, is late or is swapped in.
+        """
         duration_ns = self._model.duration_ns
         size, context, total_ns = len(self.running), self._context, self._swap_ns
         for step in range(self._step + 1, self._step + steps + 1):
@@ -348,7 +361,8 @@ class Roster:
     def unseat(self, requests: Sequence[int]) -> None:
         for request in requests:
             seat = self._seats.pop(request)
-            # Do not cache their blocks, which may depend on blocks that others of them were to compute.
+            # Do not cache the blocks of these requests: a block may build on a block of another of them,
+            # which will now not be computed.
             self.memory.release(seat.tokens, seat.names)
             self._waiting.add(request, again=True)
 
@@ -366,7 +380,7 @@ class Roster:
         finished: list[int] = []
         cached: dict[int, int] | None = None
         if work.decode:
-            # `running` is still the same list, so no request began or ended meanwhile.
+            # If `running` is still the same list, no request began or ended in the meantime.
             tokens = (
                 work.decode
                 if work.decode is self.running
@@ -389,8 +403,8 @@ class Roster:
     def _taken_in(
         self, prefill: Sequence[tuple[int, int]]
     ) -> tuple[list[int], list[int], dict[int, int] | None]:
-        """Return the requests that made their first token, those that ended with it, and the cached tokens of
-        each prompt."""
+        """Return the requests that made their first token, the requests that ended with it, and the cached
+        tokens of each prompt."""
         first, ended = [], []
         cached: dict[int, int] | None = {} if self._named else None
         for request, tokens in prefill:
@@ -416,8 +430,10 @@ class Roster:
         return first, ended, cached
 
     def _attending_ns(self, prefill: Sequence[tuple[int, int]]) -> int:
-        """Return the attention time of these parts. For a whole prompt it is quadratic in the length, also if
-        the prompt is processed in parts."""
+        """Return the attention time of these parts of prompts.
+
+        Over all parts of a prompt, it is quadratic in the length of the prompt.
+        """
         if not self._attention_ns:
             return 0
         squares = 0
@@ -438,7 +454,7 @@ class Roster:
         return self._requests.blocks[request][:whole]
 
     def _cached_tokens(self, names: Sequence[int]) -> int:
-        """Return the number of leading tokens of these blocks that are in memory."""
+        """Return the number of tokens in the leading blocks of `names` that are in memory."""
         return self.memory.cached_prefix(names) * self.memory.named_tokens if names else 0
 
     def _room(self, tokens: int, names: Sequence[int], steps: int) -> bool:
@@ -501,7 +517,7 @@ class Roster:
             self._swap_ns += tokens * self._swap_token_ns
             state.swapped_tokens += tokens
         else:
-            # Blocks in the prefix cache are not discarded.
+            # Do not count the tokens of named blocks as discarded: they stay in the prefix cache.
             cached = min(len(seat.names) * self.memory.named_tokens, tokens)
             state.preempted_tokens += tokens - cached
         state.preemptions += 1

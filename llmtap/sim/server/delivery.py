@@ -1,10 +1,11 @@
-"""From generated tokens to scheduled writes: the source of tokens, and the stages before the socket.
+"""Turn generated tokens into scheduled writes: the source of tokens, and the stages before the socket.
 
     made by the engine -> input filter -> output filter -> chunks -> faults -> coalescing -> keep-alives
 
 The stages of one answer are a `Delivery`. A source reports each token when it is made (`made`); the sender
 (`sender.py`) takes the due `Write`s (`take`), which name tokens of choices and have no bytes. Times are ns of
-any clock. No stage reads a clock: content and due time of a write do not depend on how late it is taken.
+any clock. No stage reads a clock, so the content and the due time of a write do not depend on the time at
+which it is taken.
 
 Tokens come from a `PlanSource`, which reports to the delivery all tokens made until a given time: a schedule
 known when the request is accepted (`PlannedSource`), or an engine (`EngineSource`, `live.py`).
@@ -30,10 +31,10 @@ class Chunk(NamedTuple):
     choice: int
     first: int
     last: int
-    """Index after the last token."""
+    """Index of the last token + 1."""
     final: bool
     breaks: bool = False
-    """The answer breaks off here instead of ending."""
+    """Whether the answer breaks off here instead of ending."""
 
 
 class Write(NamedTuple):
@@ -45,13 +46,13 @@ class Write(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeliveredText:
-    """Properties of one choice that its delivery needs."""
+    """Properties of one choice (text) of an answer that its delivery needs."""
 
     tokens: int
     block_after: int | None = None
-    """The output filter stops the answer at this token."""
+    """Token after which the output filter stops the answer; None: it does not."""
     ends_apart: bool = False
-    """The choice ends with a call of `over`, and not with its last token."""
+    """Whether the choice ends with a call of `over`, and not with its last token."""
 
 
 class Delivery:
@@ -70,7 +71,7 @@ class Delivery:
         self._size = p.tokens_per_chunk
         self._made = [0] * len(texts)
         self._begun = [0] * len(texts)
-        """Number of tokens of each choice that are in chunks."""
+        """Number of tokens of each choice that were put into chunks."""
         self._over = [False] * len(texts)
         self._open = len(texts)
         """Number of choices that have not ended."""
@@ -82,16 +83,16 @@ class Delivery:
         self._window_ns = p.coalesce
         self._batch: list[Chunk] = []
         self._leave_ns = NEVER
-        """Time to send the batch, unless the answer ends before."""
+        """Time at which the collected chunks are sent, unless the answer ends before."""
         self._ready: deque[Write] = deque()
         self._every_ns = p.keepalive
         self._spoke_ns = self._slow_ns if fault == "slow" else begin_ns
         self.closed = False
-        """Tokens made from now on are not written."""
+        """Whether the answer has ended: tokens made from now on are not written."""
         self.ended = False
-        """All writes have been taken."""
+        """Whether all writes have been taken."""
         for choice, one in enumerate(texts):
-            if not one.tokens:  # refused before the engine
+            if not one.tokens:  # The choice was refused before it reached the engine.
                 self._chunk(Chunk(begin_ns + g.input_filter, choice, 0, 0, True))
 
     def made(self, choice: int, at_ns: int) -> None:
@@ -106,7 +107,7 @@ class Delivery:
         due_ns = at_ns + self._filter_ns
         begun, size = self._begun[choice], self._size
         if one.block_after is not None and n > one.block_after:
-            # The tokens that the filter holds when it blocks are discarded.
+            # The filter blocks the answer: discard the tokens that it holds, and write those before them.
             shown = one.block_after // hold * hold
             if begun < shown:
                 self._chunk(Chunk(due_ns, choice, begun, shown, False))
@@ -131,8 +132,8 @@ class Delivery:
         self._chunk(Chunk(at_ns + self._filter_ns, choice, tokens, tokens, True))
 
     def give_up(self, at_ns: int) -> None:
-        """Break the answer off, since the engine gave it up. Tokens held by the output filter are
-        discarded."""
+        """Break the answer off, since the engine gave it up. Discard the tokens that
+        the output filter holds."""
         if self.closed:
             return
         if self._batch:
@@ -168,7 +169,7 @@ class Delivery:
         return due_ns
 
     def _chunk(self, chunk: Chunk) -> None:
-        """Apply the fault, if any."""
+        """Apply the fault of the request, if it has one, to a chunk, and collect the chunk."""
         if self.closed:
             return
         fault = self._fault
@@ -186,7 +187,7 @@ class Delivery:
         self._collect(chunk)
 
     def _collect(self, chunk: Chunk) -> None:
-        """Collect chunks that are due within a window after the first; without a window, at the same time."""
+        """Collect chunks for one write: those due within a window after the first, or at the same time."""
         batch = self._batch
         if batch and chunk.due_ns > self._leave_ns:
             self._let_go()
@@ -197,7 +198,7 @@ class Delivery:
             self._over[chunk.choice] = True
             self._open -= 1
         if chunk.breaks or not self._open:
-            self._leave_ns = chunk.due_ns  # the end of an answer flushes the buffer
+            self._leave_ns = chunk.due_ns  # The end of an answer flushes the buffer.
             self._let_go()
             self.closed = True
 
@@ -208,10 +209,11 @@ class Delivery:
 
 
 def fixed_schedule(options: SimOptions, chance: random.Random) -> Iterator[int]:
-    """Yield the due times of an answer's tokens, in ns after the request was accepted, without end.
+    """Yield the due times of an answer's tokens without end, in ns after the request was accepted.
 
     Token i is due at `ttft + i * itl`, counted from the request and not from the previous token, so that
-    lateness does not accumulate. Each answer has its own `chance`, so answers do not depend on each other.
+    lateness does not accumulate. `chance`: random generator of this answer alone, so that answers do not
+    depend on each other.
     """
     ttft_ns = round(options.ttft * _vary(options.spread, chance))
     itl_ns = round(options.itl * _vary(options.spread, chance))
@@ -241,10 +243,10 @@ class PlanSource(Protocol):
         """Prompt tokens found in the prefix cache; None: no cache, or not known yet."""
 
     def advance(self, now_ns: int) -> None:
-        """Report all tokens made until `now_ns` to the delivery."""
+        """Report to the delivery all tokens that were made until `now_ns`."""
 
     def close(self, now_ns: int) -> None:
-        """Discard the rest; called once, at the end."""
+        """Discard the remaining tokens. Called once, at the end of the request."""
 
 
 class PlannedSource:
@@ -261,8 +263,9 @@ class PlannedSource:
         begin_ns: int,
         wait_ns: int,
     ) -> None:
-        """`plans`: for each choice the times, relative to the start, and the number of tokens. Absolute times
-        are recorded in `made_ns`. The schedule starts `wait_ns` after `begin_ns`."""
+        """`plans`: for each choice, the times of its tokens relative to the start, and the
+        number of tokens. `made_ns`: lists to which the absolute times are added. The schedule
+        starts `wait_ns` after `begin_ns`."""
         self._delivery = delivery
         self._made_ns = made_ns
         self._begin_ns = begin_ns + wait_ns
@@ -270,7 +273,7 @@ class PlannedSource:
         self._times = [times for times, _ in plans]
         self._left = [tokens for _, tokens in plans]
         self._heads = [(self._begin_ns + next(times), i) for i, (times, tokens) in enumerate(plans) if tokens]
-        """A heap of the next token of each choice that has one."""
+        """A heap with the time of the next token of each choice that has one."""
         heapify(self._heads)
         self.next_ns = self._heads[0][0] if self._heads else NEVER
 
@@ -306,7 +309,7 @@ class EngineSource:
 
     @property
     def cached_tokens(self) -> int | None:
-        """Sum over the prompts; for several choices of a prompt, that of the first."""
+        """Sum over the prompts. If a prompt has several choices, the first one counts."""
         by_prompt = {ticket.prompt: ticket.cached for ticket in reversed(self.tickets)}
         known = [cached for cached in by_prompt.values() if cached is not None]
         return sum(known) if known else None

@@ -4,10 +4,10 @@
 which counts them in counters and histograms; queue, KV memory, preemptions and the prefix cache are read from
 the engine's `state`. `text` returns all in the Prometheus text format.
 
-With a fixed schedule, no request waits, all open ones are running, and the metrics of KV memory, preemption
-and the prefix cache are missing. With an engine of whole batches these are 0. As in vLLM, where the API
-server is in front of the engine, prompt tokens count with the first output token, and requests rejected
-before are not in the counters of the engine.
+With a fixed schedule, no request waits, all open requests are running, and the metrics of KV memory,
+preemption and the prefix cache are missing. With an engine of whole batches, these metrics are 0. As in vLLM,
+where the API server is in front of the engine, prompt tokens are counted with the first output token, and
+requests that were rejected before the engine are not in its counters.
 
 Source: vLLM's `v1/engine/__init__.py` for the reasons.
 """
@@ -40,7 +40,7 @@ _COUNTED: Final = (
     ("preempted_tokens", "llmtap_sim:preempted_tokens", "Tokens whose KV was discarded by preemption."),
     ("swapped_tokens", "llmtap_sim:swapped_tokens", "Tokens whose KV was swapped out by preemption."),
 )
-"""Counters that follow fields of the engine's state."""
+"""Counters that are read from the engine's state: field, name of the metric, and help text."""
 _LATENCIES: Final = (
     ("time_to_first_token", "From the request to its first token.", _TTFT),
     ("inter_token_latency", "Between writes that carry tokens.", _ITL),
@@ -78,7 +78,7 @@ class EngineMetrics:
             "vllm:request_success", "Requests answered, by how they ended.", (*_LABELS, "finished_reason"),
             registry=registry,
         )  # fmt: skip
-        for reason in _REASONS:  # export from 0 on, so that rate() includes the first request
+        for reason in _REASONS:  # Export 0 before the first request, so that rate() includes it.
             self._success.labels(*self._at, reason)
         self._ttft, self._itl, self._tpot, self._e2e = (
             made(Histogram, f"{name}_seconds", text, buckets=buckets) for name, text, buckets in _LATENCIES
@@ -88,7 +88,7 @@ class EngineMetrics:
         self._open += 1
 
     def taken_in(self, prompt_tokens: int) -> None:
-        """Count the tokens of a prompt when its first output token was made."""
+        """Count the tokens of a prompt; called when its first output token was made."""
         self._prompt.inc(prompt_tokens)
 
     def first(self, ns: int) -> None:
@@ -106,8 +106,10 @@ class EngineMetrics:
         *,
         whole: bool = True,
     ) -> None:
-        """Count the end of a request; `reasons`: finish reasons of its choices, empty if the engine did not
-        get the request."""
+        """Count the end of a request.
+
+        `reasons`: finish reasons of its choices; empty if the request did not reach the engine.
+        """
         self._open -= 1
         self._output.inc(tokens)
         if first_to_last_ns is not None and tokens > 1:

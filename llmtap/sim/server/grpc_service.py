@@ -53,8 +53,8 @@ def read(data: bytes, service: str) -> tuple[SimulatedRequest, str]:
 
 
 class GrpcInference(Shape):
-    """Writes one answer, which has one choice and is always streamed. Keep-alives and errors are gRPC's
-    own."""
+    """Writes one answer, which has one choice and is always streamed. gRPC itself
+    sends keep-alives and errors."""
 
     media_type = ""
 
@@ -83,7 +83,7 @@ _STATUSES: Final = {
     400: grpc.StatusCode.PERMISSION_DENIED, 429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     503: grpc.StatusCode.UNAVAILABLE,
 }  # fmt: skip
-"""gRPC status of a rejection by its HTTP status. 400 is a guardrail's refusal."""
+"""gRPC status of a rejected request, by the HTTP status of the rejection. 400 is a refusal by a guardrail."""
 _BROKEN: Final = {
     "reset": (grpc.StatusCode.UNAVAILABLE, "the connection was reset"),
     "truncate": (grpc.StatusCode.DATA_LOSS, "the connection was closed within a message"),
@@ -96,7 +96,8 @@ _MESSAGE_BYTES_MAX: Final = 64 << 20
 
 
 class _Pipe:
-    """Transport that a `ResponseSender` writes to: takes bytes, returns messages."""
+    """Replacement for a transport to which a `ResponseSender` writes bytes; `next`
+    returns them as messages."""
 
     def __init__(self) -> None:
         self._messages: deque[bytes] = deque()
@@ -104,7 +105,7 @@ class _Pipe:
         self._news = asyncio.Event()
         self._ended = False
 
-    # Interface of a transport.
+    # Methods of a transport, which the sender calls.
 
     def is_closing(self) -> bool:
         return False
@@ -120,7 +121,7 @@ class _Pipe:
         while at + PREFIX.size <= len(data):
             end = at + PREFIX.size + PREFIX.unpack_from(data, at)[1]
             if end > len(data):
-                return  # a fault cut the message, so the rest is discarded
+                return  # A fault cut the message: discard it.
             self._messages.append(data[at + PREFIX.size : end])
             at = end
         self._bytes += len(data)
@@ -130,12 +131,12 @@ class _Pipe:
         """Do nothing: `_stream` ends the call with a status."""
 
     def abort(self) -> None:
-        """Do nothing, as `close`; messages already written are still sent."""
+        """Do nothing, like `close`: messages that were already written are still sent."""
 
-    # Interface for the call.
+    # Methods that the gRPC call uses.
 
     def end(self, done: "asyncio.Future[None]") -> None:
-        """Note that no more messages will be written."""
+        """Record that no more messages will be written."""
         self._ended = True
         self._news.set()
 
@@ -152,7 +153,7 @@ class _Pipe:
 
 
 class GrpcService:
-    """Server of both services. `start` and `stop` are called within the event loop that serves."""
+    """Server of both services. Call `start` and `stop` within the event loop that serves the calls."""
 
     def __init__(self, reception: Reception) -> None:
         self._reception = reception
@@ -170,7 +171,7 @@ class GrpcService:
             )
         )  # fmt: skip
         for name in (SERVICE, SGLANG_SERVICE):
-            # Without serializers, so that requests and messages are bytes.
+            # Give no serializers, so that gRPC passes requests and messages as bytes.
             method = grpc.unary_stream_rpc_method_handler(partial(self._generate, name))
             service = grpc.method_handlers_generic_handler(name, {"Generate": method})
             server.add_generic_rpc_handlers((service,))
@@ -189,7 +190,7 @@ class GrpcService:
         return int(bound)
 
     async def stop(self) -> None:
-        """Stop serving and cut running calls."""
+        """Stop serving, and end running calls at once."""
         # Drop the reference to the server, which refers to this object, so that gRPC's poller is freed.
         server, self._server = self._server, None
         if server is not None:
@@ -238,7 +239,7 @@ class GrpcService:
             await context.abort(*broken)
 
     async def _turn_away(self, job: ServerJob, status: int, context: Any) -> None:
-        """Reject a call. Does not return: gRPC ends a call by an exception."""
+        """Reject a call. This does not return: gRPC raises an exception that ends the call."""
         job.turned_away(status)
         code, message = BUSY.get(status, ("content_filter", FILTERED))
         retry = (("retry-after", RETRY_AFTER_S),) if status in BUSY else ()

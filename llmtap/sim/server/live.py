@@ -3,14 +3,15 @@
 `reception.py` creates a `LiveEngine`; `delivery.py` submits each choice of an answer as a `Ticket`, and its
 `TokenListener` receives the tokens. The driver in virtual time is `run_virtual` of `sim/engine.py`.
 
-The engine's clock is exact also on a busy machine: a run ends at its computed time, even if `advance` is
-called later, and a request arrives when it was accepted. So the times of tokens depend only on arrivals (and
-departures), and the virtual driver computes the same times for the same arrivals. Only the sending is late.
+The engine's times are exact even on a busy machine: a run ends at its computed time, even if `advance` is
+called later, and a request arrives when it was accepted. So the times of tokens depend only on the arrivals
+and departures of requests, and the virtual driver computes the same times for the same arrivals. Only the
+sending of tokens may be late.
 
-No clock is read here: the caller passes the time, and `alarm` requests a call of `advance` at a given time.
-All events are processed in order of their times. A server runs for days, so ended requests are removed
-(`ServedRequests`). Their numbers are not reused, since schedulers serve equal requests in the order of their
-numbers."""
+No clock is read here: the caller passes the time, and `alarm` requests a call of `advance` at a given
+time. All events are processed in order of their times. A server runs for days, so ended requests are
+removed (`ServedRequests`). Their numbers are not reused, since schedulers serve equal requests in the
+order of their numbers."""
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator
@@ -33,27 +34,27 @@ class TokenListener(Protocol):
     """Listener for the tokens of one answer, called in order of time."""
 
     def token(self, choice: int, at_ns: int) -> None:
-        """Take a token that leaves the engine at `at_ns`."""
+        """Receive a token that leaves the engine at `at_ns`."""
 
     def over(self, choice: int, at_ns: int) -> None:
-        """Note that the batch of a choice has ended, and with it the choice."""
+        """Receive the end of a choice: the batch that contains it has ended."""
 
     def refused(self, at_ns: int) -> None:
-        """Note that the engine gave up one of the choices."""
+        """Receive that the engine gave up one of the choices."""
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One choice of an answer; a request of its own in the engine."""
+    """One choice of an answer. In the engine it is a separate request."""
 
     listener: TokenListener | None
-    """None after the client disconnected."""
+    """Listener for its tokens; None after the client disconnected."""
     choice: int
     input: int
     output: int
     blocks: tuple[int, ...] = ()
     prompt: int = 0
-    """Index of its prompt in the answer."""
+    """Index of its prompt among the prompts of the request."""
     arrival_ns: int = 0
     """Planned arrival in the engine; 0 before it is submitted."""
     number: int = -1
@@ -109,7 +110,7 @@ class LiveEngine:
     ) -> None:
         """`block_tokens`: tokens in the blocks of tickets; 0: no prefix cache."""
         self._served = ServedRequests(block_tokens)
-        # A cast: schedulers only index the columns, so dicts suffice.
+        # The cast is correct: schedulers only index the columns, and dicts can be indexed as well.
         self._scheduler = build(cast(Requests, self._served))
         self._engine = Engine(self._scheduler, servers)
         self._alarm = alarm
@@ -119,21 +120,22 @@ class LiveEngine:
         self._order = count()
         self._began = 0
         self._arrivals: list[tuple[int, int, Ticket]] = []
-        """Requests that have not arrived, since the input filter holds them."""
+        """Requests that have not arrived at the engine yet, since the input filter holds them."""
         self._runs: list[tuple[int, int, EngineRun]] = []
         self._leaving: list[tuple[int, int, Callable[[], None]]] = []
-        """Calls for tokens (and ends) that leave later."""
+        """Functions to call when tokens and ends leave later, with their times."""
         self._open: dict[int, Ticket] = {}
         self._gone: dict[int, list[int]] = {}
-        """Requests to remove at the end of a run, which may refer to them until then."""
+        """Ended requests to remove at the end of a run (key), because the run may refer
+        to them until then."""
         self.next_ns = NEVER
-        """Time of the next event, if no request arrives before."""
+        """Time of the next event, unless a request arrives before."""
 
     def __len__(self) -> int:
         return len(self._served)
 
     def state(self) -> IterationState:
-        """Return the scheduler's state; for whole batches, the counts known to the driver."""
+        """Return the scheduler's state. Schedulers of whole batches have none: return the driver's counts."""
         state: IterationState | None = getattr(self._scheduler, "state", None)
         if state is not None:
             return state
@@ -141,7 +143,7 @@ class LiveEngine:
         return IterationState(running=running, waiting=len(self._open) - running)
 
     def submit(self, now_ns: int, arrival_ns: int, tickets: Iterable[Ticket]) -> None:
-        """Submit requests that arrive together at `arrival_ns`, now or later."""
+        """Submit requests that arrive together at the engine at `arrival_ns`, which is now or later."""
         for ticket in tickets:
             ticket.arrival_ns = arrival_ns
             heappush(self._arrivals, (arrival_ns, next(self._order), ticket))
@@ -179,7 +181,7 @@ class LiveEngine:
                 heappop(self._leaving)[2]()
             elif arrives_ns <= now_ns and arrives_ns <= ends_ns:
                 self._arrive()
-            elif ends_ns < now_ns:  # not yet if equal, since arrivals at that time come first
+            elif ends_ns < now_ns:  # If equal, wait: arrivals at that time come first.
                 self._end()
             else:
                 break
@@ -240,7 +242,7 @@ class LiveEngine:
             ticket = self._open.pop(number, None)
             self._forget_later(number)
             if ticket is not None:
-                # Tokens that are already made leave before the end.
+                # Delay the end until the tokens that were already made have left.
                 at_ns = max(now_ns, ticket.last_ns)
                 self._later(at_ns, partial(self._give_up, ticket, at_ns))
         for run in step.started:
@@ -255,7 +257,7 @@ class LiveEngine:
                     self._open[number].prefilled += tokens
 
     def _follow(self, ticket: Ticket, times: Iterator[int]) -> None:
-        """Schedule the next token of a batch, whose times are known."""
+        """Schedule the next token of a request in a whole batch, in which all times are known."""
         at_ns = next(times, None)
         if at_ns is not None:
             self._later(at_ns, partial(self._batch_token, ticket, at_ns, times))
@@ -278,7 +280,7 @@ class LiveEngine:
         heappush(self._leaving, (at_ns, next(self._order), act))
 
     def _forget_later(self, number: int) -> None:
-        """Remove an ended request after the running runs, which may refer to it."""
+        """Remove an ended request when the current runs have ended, because they may refer to it."""
         if not self._runs:
             self._served.forget((number,))
         else:

@@ -1,12 +1,11 @@
 """OpenAI's chat completions, completions and Responses APIs on the simulated server, with vLLM's variants.
 
 The `read_` functions turn the body of a request into a `SimulatedRequest`; the shapes return the bytes of
-streams and whole answers; `openai_error` is the body of an error.
+streams and whole answers; `openai_error` returns the body of an error.
 
-OpenAI sends the role first and the finish reason last, each in a chunk of its own; vLLM puts the finish
-reason on the last tokens. Usage on every chunk, with the counts so far, is vLLM's `continuous_usage_stats`.
-The stream of Responses has named events with sequence numbers, repeats the whole answer at the end, and has
-no end marker.
+OpenAI sends the role first and the finish reason last, each in a separate chunk; vLLM sends the finish reason
+with the last tokens. With vLLM's `continuous_usage_stats`, every chunk has the usage so far. The stream of
+Responses has named events with sequence numbers, repeats the whole answer at the end, and has no end marker.
 
 Source: openai/openai-openapi; openai/openai-python types/responses; vllm entrypoints/openai; exo-bench's
 methodology; docs/dialects.md.
@@ -73,8 +72,11 @@ class _BenchChat(_Chat, kw_only=True):
 
 
 def read_bench_chat(body: bytes) -> shape.SimulatedRequest:
-    """Read a request to exo's benchmark endpoint: an answer of exactly `max_tokens` in one piece, by default
-    without the prefix cache. Raises BadRequest."""
+    """Read a request to exo's benchmark endpoint. Raises BadRequest.
+
+    Its answer has exactly `max_tokens` tokens, comes in one piece, and does not use the prefix cache by
+    default.
+    """
     r: _BenchChat = shape.decode(body, _BenchChat)
     request = read_chat(body)
     request.stream, request.ignore_eos, request.stop = False, True, ()
@@ -83,7 +85,7 @@ def read_bench_chat(body: bytes) -> shape.SimulatedRequest:
 
 
 def read_completions(body: bytes) -> shape.SimulatedRequest:
-    """Read a request, whose prompt is a text, several texts, or tokens. Raises BadRequest."""
+    """Read a request with a prompt of one text, several texts, or tokens. Raises BadRequest."""
     r: _Completions = shape.decode(body, _Completions)
     match r.prompt:
         case str() as text:
@@ -181,7 +183,7 @@ class OpenAIChatShape(shape.Shape):
 
     def failure(self) -> bytes:
         error = {"message": shape.BROKEN, "type": "InternalServerError", "param": None, "code": 500}
-        # vLLM sends its end marker also after an error.
+        # vLLM sends its end marker even after an error.
         return shape.sse({"error": error}) + (_DONE if self._vllm else b"")
 
     def whole(self) -> dict[str, Any]:
@@ -194,8 +196,11 @@ class OpenAIChatShape(shape.Shape):
 
 
 class ExoBenchShape(OpenAIChatShape):
-    """Writes a chat completion with exo's rates: prompt tokens that were not cached by the time to the first
-    token, and the gaps between tokens by the time from the first to the last (exo-bench methodology)."""
+    """Writes a chat completion with exo's two rates (exo-bench methodology).
+
+    Prompt rate: uncached prompt tokens / time to the first token. Generation rate: (tokens - 1) / time from
+    the first to the last token.
+    """
 
     def whole(self) -> dict[str, Any]:
         answer = self._answer
@@ -215,7 +220,7 @@ def _rate(tokens: int, ns: int) -> float:
 
 
 class OpenAICompletionsShape(OpenAIChatShape):
-    """Writes one completion: like chat, except for the fields of a choice."""
+    """Writes the answer of the completions API, which differs from chat in the fields of a choice."""
 
     _prefix = "cmpl-sim"
     _object = _chunk_object = "text_completion"

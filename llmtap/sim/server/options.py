@@ -1,11 +1,11 @@
-"""Options of the simulated server: of its answers (`SimOptions`) and of its engine (`EngineOptions`).
+"""Options of the simulated server: for its answers (`SimOptions`) and for its engine (`EngineOptions`).
 
 `load_options` and `load_engine` read and check the texts of the command line;
 `for_request` applies the headers of one request, which may override most options of answers.
 
-An option NAME of an answer is the header `x-sim-NAME` with dashes for underscores: `x-sim-output-hold: 8`.
-Times there may also be plain milliseconds under a name that ends in `-ms`: `x-sim-ttft-ms: 200`.
-`llmtap sim serve --keys` lists all of them (`keys`).
+A request sets an option NAME of its answer by the header `x-sim-NAME`, with dashes instead of underscores:
+`x-sim-output-hold: 8`. With the ending `-ms`, the value is a plain number of milliseconds: `x-sim-ttft-ms:
+200`. `llmtap sim serve --keys` lists all of them (`keys`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,7 +26,8 @@ from llmtap.units import Duration
 _OF_WHOLE_RUNS: Final = frozenset(
     {"request_sla", "window", "tokens", "failed", "same_instant", "tie", "percentile", "bins", "edges"}
 )
-"""Options of summaries, and options that need all requests in advance."""
+"""Options that the server does not have: options of summaries, and options that need
+all requests in advance."""
 
 
 MS: Final = 1_000_000
@@ -132,11 +133,11 @@ class SimOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 _OWN: Final = ("ttft", "itl", "tokens", "spread", "dialect")
-"""Options outside tables that a request may set."""
+"""Options that are in no table and that a request may set."""
 _SCHEDULE: Final = ("ttft", "itl", "spread", "jitter")
-"""Options of a fixed schedule."""
+"""Options that apply only to a fixed schedule."""
 _CERTAIN: Final = {"refusal": "refusal_rate", "block_after": "block_rate"}
-"""A header with one of these options sets its rate to 1."""
+"""Options of which a header also sets the rate (the value here) to 1: the request asks for this behaviour."""
 
 
 class Key(NamedTuple):
@@ -191,8 +192,8 @@ class EngineOptions:
 
     @property
     def tokens_max(self) -> int | None:
-        """Maximum number of tokens of a prompt and its answer: the KV memory. None: whole batches, no
-        limit."""
+        """Maximum number of tokens of a prompt and its answer: the KV memory. None:
+        whole batches, no limit."""
         serving = self.setup.serving
         return serving.kv_tokens // serving.block * serving.block if self.iterates else None
 
@@ -214,8 +215,8 @@ def load_engine(
 ) -> EngineOptions | None:
     """Return the engine with this scheduler; None for the fixed schedule.
 
-    `values`: the given options of the server, some of which do not apply to an engine; `places`: where each
-    was given. Raises ConfigError, which names the option.
+    `values`: options of the server that the user set; some of them do not apply to an engine. `places`: flag
+    by which each was set. Raises ConfigError, which names the option.
     """
     if scheduler == FIXED:
         for option, given in (("--serving", serving), ("--reading", readings), ("--servers", servers != 1)):
@@ -262,7 +263,7 @@ def load_engine(
 def load_options(values: Mapping[str, str], places: Mapping[str, str] | None = None) -> SimOptions:
     """Return options from texts by key (`{"ttft": "200ms", "pacing.jitter": "0.3"}`).
 
-    `places`: flag with which each was given (`--ttft`). Raises ConfigError, which names the flag, or the key.
+    `places`: flag by which each was set (`--ttft`). Raises ConfigError, which names the flag or the key.
     """
     tables = OptionTables({"": SimOptions}, listing="llmtap sim serve --keys lists them")
     for key, value in values.items():
@@ -273,7 +274,7 @@ def load_options(values: Mapping[str, str], places: Mapping[str, str] | None = N
 
 
 def for_request(options: SimOptions, headers: Mapping[str, str], *, fixed: bool = True) -> SimOptions:
-    """Return the options of one request: the server's, with those of its headers.
+    """Return the options of one request: those of the server, overridden by its headers.
 
     Times set by a request are exact, without spread. They can only be set with a `fixed` schedule, not with
     an engine. Raises ValueError for unknown headers and invalid values."""
@@ -312,6 +313,6 @@ def for_request(options: SimOptions, headers: Mapping[str, str], *, fixed: bool 
     change = msgspec.structs.replace
     try:
         changed = {t: change(getattr(options, t), **values) for t, values in tables.items()}
-    except ValueError as exc:  # each value is valid, but not their combination
+    except ValueError as exc:  # Each value is valid, but not their combination.
         raise ValueError(f"{', '.join(header for header, _ in given)}: {exc}") from None
     return change(options, **own, **changed)

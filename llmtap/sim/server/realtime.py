@@ -45,9 +45,9 @@ class RealtimeSettings(msgspec.Struct):
     max_output_tokens: int | Literal["inf"] | None = None
     conversation: str | None = None
     input: list[Item] | None = None
-    """Input instead of the conversation."""
+    """Input that the response uses instead of the conversation."""
     min_tokens: int | None = None
-    """As the next two, a field of vLLM's other endpoints, not of OpenAI."""
+    """This field and the next two exist at other endpoints of vLLM, but not at OpenAI."""
     ignore_eos: bool | None = None
     seed: int | None = None
 
@@ -77,7 +77,7 @@ def _read_event(data: str) -> _ClientEvent:
 
 
 class _Events:
-    """Frames of the events of one session, with ascending event ids."""
+    """Makes the frames of the events of one session, with ascending event ids."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -88,26 +88,28 @@ class _Events:
         return frame(msgspec.json.encode(event))
 
     def delta(self, rest: bytes) -> bytes:
-        """Return the frame of a piece of text; `rest`: its JSON after the id, since there are thousands a
-        second."""
+        """Return the frame of a piece of text. `rest`: JSON after the event's id.
+
+        The JSON is put together as bytes, because thousands of these events are sent per second.
+        """
         self._count += 1
         return frame(
             b'{"type":"response.output_text.delta","event_id":"event_sim%d",%b' % (self._count, rest)
         )
 
     def error(self, kind: str, code: str, message: str, about: str | None) -> bytes:
-        """Return an error event; `about`: id of the client's event that caused it, if it has one."""
+        """Return an error event. `about`: id of the client's event that caused the error, if it has one."""
         error = {"type": kind, "code": code, "message": message, "param": None, "event_id": about}
         return self.event("error", error=error)
 
 
 class OpenAIRealtimeShape(Shape):
-    """Writes one response as frames: every event is a WebSocket message."""
+    """Writes one response as WebSocket frames: every event is a message."""
 
     media_type = ""
 
     def __init__(self, answer: Answer, events: _Events, conversation: str | None) -> None:
-        """`conversation`: id of the conversation to which the response is added; None: none."""
+        """`conversation`: id of the conversation to which the response is added, or None."""
         super().__init__(answer, "resp_sim")
         self.item_id = f"item_sim{answer.number}"
         self._events = events
@@ -126,7 +128,8 @@ class OpenAIRealtimeShape(Shape):
         }  # fmt: skip
 
     def _item_event(self, kind: str, item: dict[str, Any]) -> bytes:
-        """Report a change of the response's item, also to the conversation if the response belongs to it."""
+        """Return the events that report a change of the response's item, and of the conversation
+        if there is one."""
         event = self._event(f"response.output_item.{kind}", response_id=self.id, output_index=0, item=item)
         if self.conversation is not None:
             event += self._event(f"conversation.item.{kind}", previous_item_id=None, item=item)
@@ -179,7 +182,7 @@ class OpenAIRealtimeShape(Shape):
         return self._done(status, {"type": "incomplete", "reason": reason} if reason else None)
 
     def cancelled(self) -> bytes:
-        """Return the end of a response that the client cancelled."""
+        """Return the final events of a response that the client cancelled."""
         return self._done("cancelled", {"type": "cancelled", "reason": "client_cancelled"})
 
     def keepalive(self) -> bytes:
@@ -243,7 +246,7 @@ class SimulatedRealtimeSession(SimulatedSession):
             self._refuse(event, 400, BadRequest.code, str(exc))
 
     def _under_way(self) -> "tuple[asyncio.Task[None], SessionTurn] | None":
-        """Return the response that is not sent completely, if any."""
+        """Return the response that is in progress, if there is one."""
         for task, turn in self._running.items():
             if turn.sender is None or not turn.sender.done.done():
                 return task, turn

@@ -34,7 +34,7 @@ from llmtap.workload.prompts.text import count_tokens, cut_tokens, say, token_id
 ANSWERED: Final = frozenset({"complete", "refused", "blocked", "stall", "slow"})
 """Outcomes of answers that were sent completely."""
 NOT_THE_ENGINES: Final = frozenset({"429", "503", "refused"})
-"""Outcomes of requests that an API server rejects before they reach the engine."""
+"""Outcomes of requests that are rejected before they reach the engine, as by a real API server."""
 FILTERED: Final = "the prompt was filtered: it triggered the content management policy"
 BUSY: Final = {
     429: ("rate_limit_exceeded", "too many requests"),
@@ -68,8 +68,10 @@ def draw_faults(options: SimOptions, chance: random.Random) -> RequestFaults:
 def choose(
     request: SimulatedRequest, options: SimOptions, faults: RequestFaults, key: str, exact: bool
 ) -> Choice:
-    """Return the text of a choice. `exact`: it has the number of tokens set in the options, and the request's
-    limit is ignored."""
+    """Return the text of a choice.
+
+    `exact`: the text has the number of tokens in the options, whatever the limit of the request is.
+    """
     match faults.refusal:
         case "content_filter" | "error":
             return Choice([], "content_filter")
@@ -90,8 +92,8 @@ def choose(
 
 
 def block(choice: Choice, after: int, options: SimOptions) -> None:
-    """Cut a choice that the output filter blocks at token `after`; tokens that it holds then are
-    discarded."""
+    """Cut a choice that the output filter blocks after token `after`. Tokens that the filter holds at this
+    time are discarded."""
     tokens, hold = len(choice.pieces), options.guardrails.output_hold
     if after < tokens:
         size = tokens if hold == "all" else max(1, hold)
@@ -100,8 +102,10 @@ def block(choice: Choice, after: int, options: SimOptions) -> None:
 
 
 def _stop(choice: Choice, request: SimulatedRequest) -> None:
-    """End the choice where a stop string is complete, not before `min_tokens`. Tokens of the stop string
-    count but are not sent."""
+    """End the choice where the first stop string is complete, but not before `min_tokens`.
+
+    The tokens of the stop string count as output, but are not sent.
+    """
     text = choice.text
     start = sum(map(len, choice.pieces[: request.min_tokens]))
     matches = [(at, stop) for stop in request.stop if (at := text.find(stop, start)) >= 0]
@@ -119,8 +123,8 @@ def _stop(choice: Choice, request: SimulatedRequest) -> None:
 
 
 def prompt_lengths(request: SimulatedRequest) -> list[int]:
-    """Return the number of tokens of each prompt. For several prompts given as tokens, the sum is divided
-    equally."""
+    """Return the number of tokens of each prompt. If several prompts were given as tokens, only the sum is
+    known, and it is divided equally."""
     if request.prompt_tokens is None:
         return [count_tokens(prompt) for prompt in request.prompts]
     each, more = divmod(request.prompt_tokens, max(1, len(request.prompts)))
@@ -128,7 +132,7 @@ def prompt_lengths(request: SimulatedRequest) -> list[int]:
 
 
 def prefix_blocks(prompt: str, size: int) -> tuple[int, ...]:
-    """Return the chained hash of each whole block of `size` tokens."""
+    """Return the hash of each whole block of `size` tokens, which includes the hash of the block before."""
     tokens = token_ids(prompt)
     blocks: list[int] = []
     before = 0
@@ -139,7 +143,7 @@ def prefix_blocks(prompt: str, size: int) -> tuple[int, ...]:
 
 
 class Reception:
-    """Accepts all requests of a server."""
+    """Accepts the requests of a server, from all its protocols."""
 
     def __init__(
         self,
@@ -149,7 +153,7 @@ class Reception:
         engine: EngineOptions | None = None,
         truth_file: Path | None = None,
     ) -> None:
-        """With `engine`, one engine makes all answers; else each answer has a fixed schedule."""
+        """`engine`: engine that makes all answers; None: each answer has a fixed schedule."""
         self.options = options
         self.clock = clock or SystemClock()
         self.pacer = Pacer(self.clock)
@@ -160,7 +164,7 @@ class Reception:
         self.truths = TruthLog(self.clock, truth_file)
         self._count = 0
         self.gauges = EngineMetrics(options.model, None if self._live is None else self._live.state)
-        say(1, "")  # build the text now instead of in the first request
+        say(1, "")  # Build the cached text now, not during the first request.
 
     def close(self) -> None:
         self.pacer.close()
@@ -184,8 +188,8 @@ class Reception:
     ) -> ServerJob:
         """Determine an answer completely before any of it is sent.
 
-        `headers`: HTTP headers, or what replaces them. A request without an id gets that of its answer. If it
-        raises ValueError, nothing has changed.
+        `headers`: HTTP headers, or for gRPC the metadata. A request without an id gets the id of its answer.
+        Raises ValueError for an invalid request; it then has no effect on later ones.
         """
         options = for_request(self.options, headers, fixed=self._engine is None)
         wanted = len(request.prompts) * request.n
@@ -194,8 +198,8 @@ class Reception:
         if request.max_tokens is not None and request.max_tokens < 1:
             raise BadRequest(f"max_tokens: expected 1 or more, got {request.max_tokens}")
         self._count += 1
-        # The answer to a request with a seed depends on the seed only; otherwise on the number of the
-        # request.
+        # The answer to a request with a seed depends only on this seed, so that it can be repeated. Without a
+        # seed, it depends on the number of the request.
         key = f"{options.seed}/" + (f"seed {request.seed}" if request.seed is not None else f"{self._count}")
         chance = random.Random(key)
         faults = draw_faults(options, chance)
@@ -258,15 +262,15 @@ class Reception:
                     f"the prompt has {input_tokens} tokens and the answer would have {output_tokens};"
                     f" the limit of both together is {limit}"
                 )
-            if output_tokens:  # else the request is refused before the engine
+            if output_tokens:  # Without output tokens, the engine does not get the request.
                 tickets.append(Ticket(listener, i, input_tokens, output_tokens, shared[prompt], prompt))
         return tickets
 
     def submit(self, job: ServerJob) -> None:
         """Submit a job to the engine, at once or after the input filter.
 
-        Must be called in the round of the event loop in which the request was accepted, since an engine takes
-        no events of the past.
+        Must be called in the same iteration of the event loop in which the request was accepted, since an
+        engine does not accept events of the past.
         """
         if isinstance(job.source, EngineSource):
             accepted_ns = job.truth.accepted_ns
@@ -281,8 +285,8 @@ class Reception:
         return ResponseSender(job, self.gauges, self.pacer, self.clock)
 
     async def begins(self, job: ServerJob, sender: ResponseSender) -> bool:
-        """Wait until the head of a stream may be sent. Return False if the engine gave the request up
-        before."""
+        """Wait until the head of a stream may be sent. Return False if the engine gave
+        up the request before."""
         source = job.source
         if job.faults.fault == "slow":
             await self.pacer.wait_until(job.truth.accepted_ns + job.options.faults.slow)
@@ -309,7 +313,7 @@ class Reception:
             if source.given_up:
                 return None
         else:
-            gatherer.act(NEVER)  # the schedule is known: take all at once
+            gatherer.act(NEVER)  # The schedule is known: take all writes at once.
             gatherer.close()
         await self.pacer.wait_until(gatherer.due_ns)
         return gatherer.due_ns
@@ -332,7 +336,7 @@ class Reception:
         made = [stamp for stamps in truth.made_ns for stamp in stamps]
         if made and not sent:
             self.gauges.taken_in(truth.prompt_tokens)
-        # Send times for a stream; otherwise the times at which the engine made the tokens.
+        # Use the send times of a stream; without streaming, the times at which the engine made the tokens.
         times = sent if truth.stream else made
         answered = truth.outcome in ANSWERED and truth.status == 200
         reasons: list[str] = []

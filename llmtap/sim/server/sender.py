@@ -25,7 +25,7 @@ from llmtap.sim.server.truth import Truth
 from llmtap.units import NEVER
 
 BUFFER_BYTES_MAX: Final = 256 << 10
-"""Maximum number of bytes that a slow client has not read; its answer waits above it."""
+"""Maximum number of bytes that wait in the buffer for a slow client; with more, its answer is paused."""
 HELD_NS: Final = 5_000_000
 """Time between two checks of a slow client."""
 
@@ -48,13 +48,13 @@ class ServerJob:
     delivery: Delivery
     source: PlanSource
     outcome: str
-    """Outcome in the truth log, unless the client or the engine ends the request before."""
+    """Planned outcome for the truth log, unless the client or the engine ends the request earlier."""
     truth: Truth
     stamps: list[int]
 
     @property
     def door(self) -> int | None:
-        """Status with which the request is rejected at once; None: it is answered."""
+        """HTTP status with which the request is rejected at once; None: it is answered."""
         if self.faults.fault in ("429", "503"):
             return int(self.faults.fault)
         return 400 if self.faults.refusal == "error" else None
@@ -67,7 +67,7 @@ class ServerJob:
         )
 
     def next_ns(self) -> int:
-        """Return the time of the next write, if the source makes no tokens before."""
+        """Return the time of the next write, or of the next token of the source if this is earlier."""
         return min(self.delivery.next_ns(), self.source.next_ns)
 
     def complete(self, first_ns: int, last_ns: int) -> None:
@@ -78,8 +78,11 @@ class ServerJob:
 
 
 class ResponseSender:
-    """Sender of a streamed answer. `begins` is set when its first write is due, or when the engine gives it
-    up; nothing is sent before `start`. `done` is set when all is sent."""
+    """Sender of a streamed answer.
+
+    `begins` is set when the first write is due, or when the engine gives up the request. Nothing is sent
+    before `start` is called. `done` is set when everything is sent.
+    """
 
     def __init__(self, job: ServerJob, gauges: EngineMetrics, pacer: Pacer, clock: Clock) -> None:
         self._job = job
@@ -103,7 +106,7 @@ class ResponseSender:
         self._waker.sooner(self._job.next_ns())
 
     def start(self, transport: asyncio.Transport, *, framed: bool) -> None:
-        """Begin to send, after the head; `framed`: the body is chunked."""
+        """Begin to send, after the response head. `framed`: whether the body is chunked."""
         self._transport = transport
         self._framed = framed
         self.wake()
@@ -148,7 +151,7 @@ class ResponseSender:
         return self._job.next_ns()
 
     def _send(self, write: Write, ends: bool) -> bool:
-        """Send a write; return whether the answer broke off."""
+        """Write the bytes of one write, and return whether the answer broke off."""
         shape = self._shape
         chunks = write.chunks
         data = b""
@@ -210,7 +213,7 @@ class ResponseSender:
             transport.close()
 
     def _put(self, data: bytes) -> None:
-        if data:  # RFC 9112 7.1: an empty chunk would end the body
+        if data:  # RFC 9112 7.1: an empty chunk would end the body.
             self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._framed else data)
 
     def _end(self, outcome: str) -> None:
@@ -220,8 +223,8 @@ class ResponseSender:
 
 
 class Gatherer:
-    """Waits for an answer that is not streamed: `done` is set when its last token is made; due at
-    `due_ns`."""
+    """Waits for an answer that is not streamed. `done` is set when its last token was made; the answer is due
+    at `due_ns`."""
 
     def __init__(self, job: ServerJob, pacer: Pacer) -> None:
         self._job = job

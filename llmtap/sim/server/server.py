@@ -1,14 +1,14 @@
-"""Simulated server with the APIs of OpenAI, Anthropic and Ollama, whose sends have exact scheduled times.
+"""Simulated server with the APIs of OpenAI, Anthropic and Ollama, which sends each token at a scheduled time.
 
 `SimServer` has the aiohttp application with all its routes, and starts the WebSocket sessions and the gRPC
 services; `llmtap sim serve` and the self-test run it. A request is read by its endpoint and accepted by the
-reception (`reception.py`), which decides the answer and its schedule; it is delivered (`delivery.py`,
-`sender.py`) by one pacer for all. The real send times are kept (`truth.py`) for comparison with a
-measurement: `SimServer.sent`, `GET /sim/truth?since=N`, and a file. Headers `x-sim-*` change the options of
-one request (`options.py`).
+reception (`reception.py`), which decides the answer and its schedule. `delivery.py` and `sender.py` deliver
+the answer; one pacer wakes the senders of all answers. The real send times are kept (`truth.py`) for
+comparison with a measurement: in `SimServer.sent`, at `GET /sim/truth?since=N`, and in a file. Headers
+`x-sim-*` change the options of one request (`options.py`).
 
-With a fixed schedule the head of a stream is sent at once. With an engine it leaves with the first write, so
-that the status can report a request that the engine gives up before.
+With a fixed schedule the head of a stream is sent at once. With an engine it is sent with the first write, so
+that its status can report that the engine gave up the request before.
 """
 
 import asyncio
@@ -72,7 +72,7 @@ class SimServer:
         engine: EngineOptions | None = None,
         truth_file: Path | None = None,
     ) -> None:
-        """With `engine`, one engine makes all answers; else each answer has a fixed schedule."""
+        """`engine`: engine that makes all answers; None: each answer has a fixed schedule."""
         self.reception = Reception(options, clock, engine=engine, truth_file=truth_file)
         self._options = options
         self._clock = self.reception.clock
@@ -95,9 +95,12 @@ class SimServer:
         self.app.on_cleanup.append(self._close)
 
     def serve_grpc(self, host: str, port: int, tls: tuple[bytes, bytes] | None = None) -> None:
-        """Also serve vLLM's and SGLang's engine services over gRPC while `app` runs, at `grpc_port`. `tls`:
-        certificate and key (PEM)."""
-        from llmtap.sim.server.grpc_service import GrpcService  # gRPC takes 18 MB and 40 ms
+        """Also serve vLLM's and SGLang's engine services over gRPC while `app` runs, at `grpc_port`.
+
+        `tls`: certificate and key (PEM).
+        """
+        # Imported here, because the import of gRPC takes 18 MB and 40 ms.
+        from llmtap.sim.server.grpc_service import GrpcService
 
         service = GrpcService(self.reception)
 
@@ -112,7 +115,7 @@ class SimServer:
 
     @property
     def sent(self) -> OrderedDict[str, list[int]]:
-        """Times just before each token was written (monotonic ns), by request id."""
+        """By request id: the time just before each token was written (monotonic ns)."""
         return self._truths.sent
 
     async def _close(self, app: web.Application) -> None:
@@ -179,7 +182,7 @@ class SimServer:
             )
             transport = request.transport
             if transport is None:
-                return response  # the client has disconnected
+                return response  # The client has disconnected.
             await response.prepare(request)
             sender.start(transport, framed=request.version >= HttpVersion11)
             await asyncio.shield(sender.done)

@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 CREATED: Final = 1_700_000_000
-"""Date of every answer; fixed, so that equal requests get equal bytes."""
+"""Date in every answer (seconds since 1970). It is fixed, so that equal requests get equal bytes."""
 BROKEN: Final = "the engine broke down"
 
 
@@ -34,7 +34,7 @@ class SimulatedRequest:
     prompts: tuple[str, ...]
     """Prompts; each gets `n` answers."""
     prompt_tokens: int | None = None
-    """Number of tokens, if the prompt was given as tokens; None: count those of the text."""
+    """Number of tokens, if the prompts were given as tokens; None: the tokens of the texts are counted."""
     max_tokens: int | None = None
     min_tokens: int = 0
     ignore_eos: bool = False
@@ -49,7 +49,7 @@ class SimulatedRequest:
 
 
 class CommonRequest(msgspec.Struct, kw_only=True):
-    """Fields of the bodies of several APIs; `min_tokens` and `ignore_eos` are extensions of vLLM."""
+    """Fields that the bodies of several APIs have; `min_tokens` and `ignore_eos` are extensions of vLLM."""
 
     model: str = "sim"
     stream: bool | None = False
@@ -59,7 +59,7 @@ class CommonRequest(msgspec.Struct, kw_only=True):
     seed: int | None = None
 
     def to_request(self, *prompts: str, **more: Any) -> SimulatedRequest:
-        """Return the request; `more`: further fields."""
+        """Return the request with these prompts. `more`: further fields of `SimulatedRequest`."""
         return SimulatedRequest(**{
             "model": self.model, "stream": bool(self.stream), "prompts": prompts,
             "max_tokens": self.max_tokens, "min_tokens": self.min_tokens or 0,
@@ -69,12 +69,12 @@ class CommonRequest(msgspec.Struct, kw_only=True):
 
 @dataclass(slots=True)
 class Choice:
-    """One of the texts that answer a request, as a string for each token."""
+    """One of the texts (choices) that answer a request, as a string for each token."""
 
     pieces: list[str]
     finish: str = "stop"
     refused: bool = False
-    """The text is a refusal, which is sent in the API's field for refusals, if any."""
+    """Whether the text is a refusal, which is sent in the API's field for refusals, if there is one."""
     stop_text: str | None = None
 
     @property
@@ -84,7 +84,7 @@ class Choice:
 
 @dataclass(slots=True)
 class Answer:
-    """Content of an answer, as input of a `Shape`."""
+    """Content of an answer, from which a `Shape` makes the bytes."""
 
     number: int
     request: SimulatedRequest
@@ -107,7 +107,8 @@ class Answer:
 
 
 class Shape:
-    """Writes the bytes of one answer. Called in the order of a stream: opening, chunks, ending."""
+    """Writes the bytes of one answer. For a stream, call `opening`, then
+    `chunk` repeatedly, then `ending`."""
 
     media_type = "text/event-stream"
 
@@ -123,19 +124,19 @@ class Shape:
         return b""
 
     def chunk(self, index: int, first: int, last: int, final: bool) -> bytes:
-        """Return tokens `first` up to before `last` of choice `index`; if `final`, also its finish reason."""
+        """Return the bytes of the tokens from `first` to `last` - 1 of a choice; if `final`, also its end."""
         raise NotImplementedError
 
     def ending(self) -> bytes:
-        """Return the bytes after the last choice: usage, end marker."""
+        """Return the bytes after the last choice has ended: usage and end marker."""
         raise NotImplementedError
 
     def keepalive(self) -> bytes:
-        """Return a keep-alive; empty if the API has none."""
+        """Return the bytes of a keep-alive; empty if the API has none."""
         return b""
 
     def failure(self) -> bytes:
-        """Return the report of an engine failure in the middle of an answer."""
+        """Return the bytes that report a failure of the engine in the middle of an answer."""
         return b""
 
     def whole(self) -> dict[str, Any]:
@@ -151,7 +152,7 @@ class Shape:
 
     @property
     def sent_text(self) -> str:
-        """Text of the first choice that has been sent so far."""
+        """Part of the first choice's text that has been sent so far."""
         return "".join(self._choice.pieces[: self._answer.sent[0]])
 
     def _status(self) -> tuple[str, str | None]:
@@ -358,7 +359,7 @@ class OllamaChat(Shape):
 
 
 class OllamaGenerate(OllamaChat):
-    """Writes an answer to `/api/generate`, whose text is in `response`."""
+    """Writes an answer to `/api/generate`, which has its text in the field `response`."""
 
     def _content(self, text: str) -> dict[str, Any]:
         return {"response": text}

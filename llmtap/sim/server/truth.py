@@ -1,9 +1,9 @@
 """Truth log of the simulated server: when each token was made, due and sent, to check measurements.
 
-`sender.py`, or `server.py` for answers that are not streamed, adds the send times and `reception.py` the
+`sender.py` (for answers that are not streamed, `server.py`) adds the send times, and `reception.py` adds the
 finished request (`Truth`). The log keeps the newest requests for `GET /sim/truth` and the self-test, and
-appends all as JSON lines to a file if one is named. All stamps are ns of the monotonic clock; the anchor
-converts them to wall-clock time.
+appends all requests as JSON lines to a file if one is named. All times are ns of the monotonic clock; the
+anchor converts them to wall-clock time.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from llmtap.clock import Clock, WallAnchor
 
 TRUTHS_MAX: Final = 10_000
 TOKENS_MAX: Final = 1_000_000
-"""Maximum number of tokens whose times are in memory, about 100 bytes each."""
+"""Maximum number of tokens of which the times are kept in memory, about 100 bytes each."""
 PAGE_MAX: Final = 1_000
 
 log = logging.getLogger(__name__)
@@ -29,19 +29,19 @@ class Submitted(msgspec.Struct, kw_only=True):
 
     choice: int
     number: int
-    """Number by order of arrival at the engine; -1: did not arrive there."""
+    """Number in the engine, in the order of arrival; -1 if the request did not arrive there."""
     arrival_ns: int
     """Planned arrival at the engine, after the input filter."""
     input: int
     output: int
-    """Tokens that the engine was to make; `input`: prompt tokens."""
+    """Number of tokens that the engine had to make; `input` is the number of prompt tokens."""
     predicted: int
     cached: int | None = None
     """Prompt tokens found in the prefix cache; None: no cache, or no token was made."""
 
 
 class Truth(msgspec.Struct, kw_only=True):
-    """One request. Nested lists have one list per choice, with one item per token."""
+    """Log entry of one request. A nested list has a list for each choice, with an item for each token."""
 
     seq: int = 0
     id: str
@@ -49,17 +49,17 @@ class Truth(msgspec.Struct, kw_only=True):
     model: str
     stream: bool
     accepted_ns: int
-    """Time when the request was complete; the start of its schedule."""
+    """Time at which the request was read completely: the start of its schedule."""
     prompt_tokens: int
     made_ns: list[list[int]]
-    """Time when the engine made each token, before filters and buffers."""
+    """Time at which the engine made each token, before filters and buffers."""
     due_ns: list[list[int]]
     sent_ns: list[list[int]]
     ended_ns: int = 0
     outcome: str = "client_left"
-    """complete, refused (by a guardrail or the model), blocked, given_up (by the scheduler), cancelled (by
-    the client, on a connection that stays open), cut (the server was stopped), or the name of the fault;
-    client_left before the end."""
+    """How the request ended: complete, refused (by a guardrail or the model), blocked (by the output filter),
+    given_up (by the scheduler), cancelled (by the client, on a connection that stays open), cut (the server
+    was stopped), client_left (the client disconnected before the end), or the name of the fault."""
     status: int = 200
     finish: list[str | None] = []
     """Finish reason of each choice; None if its end was not sent."""

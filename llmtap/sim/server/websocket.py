@@ -1,17 +1,18 @@
 """WebSocket sessions of the simulated server in which a client requests responses.
 
-`SimulatedSession` is the base of both APIs, which parse the client's messages: OpenAI's Responses API (here)
-and Realtime (`realtime.py`). Responses of one lane (one stream of requests) are sent one after the other.
-aiohttp opens the session, reads its messages and answers pings. The `ResponseSender` of `sender.py` writes
-due frames directly to the connection, between whole frames of aiohttp; the derived classes make its frames.
+`SimulatedSession` is the base class of both APIs, which parse the client's messages: OpenAI's Responses API
+(here) and Realtime (`realtime.py`). A lane is one stream of requests; the responses of a lane are sent one
+after the other. aiohttp opens the session, reads its messages and answers pings. The `ResponseSender` of
+`sender.py` writes due frames directly to the connection, between whole frames of aiohttp; the derived classes
+make these frames.
 
-The client's headers (`x-sim-*`) hold for every response of the session. Faults: a rejected request gets an
+The client's headers (`x-sim-*`) apply to every response of the session. Faults: a rejected request gets an
 error event and no response; `reset` and `truncate` end the session as they end a stream, and `unfinished`
 closes it properly in the middle of a response.
 
-In a Responses session, requests with the same `stream_id`, or without one, are one lane. A
-`previous_response_id` puts that response and its input before the new input; the newest 64 responses of a
-session are remembered. A client cancels by closing the session.
+In a Responses session, requests with the same `stream_id` are one lane, and so are all requests without one.
+A `previous_response_id` puts the earlier response and its input before the new input; the newest 64 responses
+of a session are remembered. A client cancels by closing the session.
 
 Source: RFC 6455; developers.openai.com api/docs/guides/websocket-mode; openai/openai-python
 types/responses/responses_client_event.py, responses_server_event.py.
@@ -35,7 +36,7 @@ from llmtap.sim.server.shapes import Answer, BadRequest, Shape, SimulatedRequest
 
 _MESSAGE_BYTES_MAX: Final = 64 << 20
 _TURNS_MAX: Final = 64
-"""Maximum number of responses of a session that run or wait; llmtap measures the same number."""
+"""Maximum number of responses of a session that run or wait; llmtap can measure the same number."""
 
 Plan = tuple[SimulatedRequest, Callable[[Answer], Shape], str | None]
 """A request, the shape of its answer, and its id if the client gave one."""
@@ -43,7 +44,7 @@ Plan = tuple[SimulatedRequest, Callable[[Answer], Shape], str | None]
 
 @dataclass(slots=True, eq=False)
 class SessionTurn:
-    """A response that has begun."""
+    """A response in progress."""
 
     event: Any
     job: ServerJob
@@ -52,7 +53,7 @@ class SessionTurn:
 
 
 class SimulatedSession:
-    """Base of both APIs over WebSocket; `event`: a client's message as parsed by a subclass."""
+    """Base class of both APIs over WebSocket. `event`: a message of the client, as parsed by the subclass."""
 
     path: ClassVar[str]
     protocols: ClassVar[tuple[str, ...]] = ()
@@ -66,7 +67,7 @@ class SimulatedSession:
         )
         self._transport: asyncio.Transport | None = None
         self._lanes: dict[str, deque[Any]] = {}
-        """Events that request a response, by lane; the first of each lane has begun."""
+        """By lane: the events that request a response. The response to the first event is in progress."""
         self._running: dict[asyncio.Task[None], SessionTurn] = {}
         self._over = False
 
@@ -99,8 +100,10 @@ class SimulatedSession:
         raise NotImplementedError
 
     def _plan(self, event: Any) -> Plan:
-        """Return the request of an event, after all responses before it on its lane have ended. Raises
-        ValueError."""
+        """Return the request of an event. It is called when all earlier responses of the lane have ended.
+
+        Raises ValueError for an invalid request.
+        """
         raise NotImplementedError
 
     def _refuse(self, event: Any, status: int, code: str, message: str) -> None:
@@ -108,7 +111,7 @@ class SimulatedSession:
         raise NotImplementedError
 
     def _remember(self, turn: SessionTurn) -> None:
-        """Store data of a response to which later requests may refer."""
+        """Store a response, because later requests may refer to it."""
 
     def _cut(self, turn: SessionTurn) -> None:
         """Write the end of a response that a message of the client cancelled."""
@@ -118,7 +121,8 @@ class SimulatedSession:
             self._transport.write(data)
 
     def _queue(self, event: Any, now_ns: int, lane: str = "") -> None:
-        """Queue the response that an event requests, and begin it after those before it on its lane."""
+        """Queue the response that an event requests. It begins when all earlier responses of
+        the lane have ended."""
         if sum(map(len, self._lanes.values())) >= _TURNS_MAX:
             raise BadRequest(f"a session has at most {_TURNS_MAX} responses that run or wait")
         waiting = self._lanes.setdefault(lane, deque())
@@ -144,11 +148,11 @@ class SimulatedSession:
             request_id=request_id,
         )  # fmt: skip
         if job.door is None:
-            self._reception.submit(job)  # at once: when the task runs, the engine's time may have passed
+            self._reception.submit(job)  # Not in the task: when it runs, the engine's time may be later.
         turn = SessionTurn(event, job)
         task = asyncio.create_task(self._respond(turn))
         self._running[task] = turn
-        # A callback, since a task that is cancelled before it begins executes no code of its own.
+        # Use a callback: a task that is cancelled before it begins would not run code at its end.
         task.add_done_callback(partial(self._ended, lane))
 
     def _ended(self, lane: str, task: "asyncio.Task[None]") -> None:
@@ -200,7 +204,7 @@ class _ClientEvent(msgspec.Struct):
     stream_id: str | None = None
     previous_response_id: str | None = None
     body: bytes = b""
-    """The client's message, which has the fields of a request."""
+    """The whole message of the client, which has the fields of a request."""
 
 
 class _UnknownResponse(BadRequest):
@@ -227,7 +231,7 @@ class SimulatedResponsesSession(SimulatedSession):
     def __init__(self, reception: Reception, request: web.Request, number: int) -> None:
         super().__init__(reception, request, number)
         self._texts: OrderedDict[str, str] = OrderedDict()
-        """Text of input and output of each response, by id."""
+        """By id of a response: text of its input and output."""
 
     def _receive(self, data: str | bytes, now_ns: int) -> None:
         event = _ClientEvent("")

@@ -1,30 +1,31 @@
 """Fit a `LatencyModel` to a grid of batches, and an `IterationModel` to a capture or trace with token times.
 
 A grid is a CSV file of batch size, length and time (`load_grid`), as `llmtap bench grid` measures it. `llmtap
-sim run --latency` selects by the kind of the file; `bench/exo/result.py` fits its grid. The results are the
-constants of `sim/model_options.py`, the R^2 of each part, and the accuracy of predictions for data that were
-not used for the fit (`Unseen`): each point of a grid by a fit to the others; one half of the time of a
-capture by a fit to the other half.
+sim run --latency` chooses the model by the kind of the file; `bench/exo/result.py` fits its grid. The results
+are the constants of `sim/model_options.py`, the R^2 of each part, and the accuracy of predictions for data
+that were not used for the fit (`Unseen`): for a grid, each point is predicted by a fit to the other points;
+for a capture, one half of the time is predicted by a fit to the other half.
 
-For a capture, all traffic of the engine must be in it: the number of running requests follows from the rows.
-Two parts of the `IterationModel` are fitted by least squares, each with its own R^2:
+A capture must contain all traffic of the engine, because the number of running requests is computed from its
+rows. Two parts of the `IterationModel` are fitted by least squares, each with its own R^2:
 
 - **Prefill.** Requests that had the engine to themselves until their first token: TTFT = base + prefill p,
   where p are the prompt tokens that were not cached. With chunked prefill: base for each chunk.
 - **Decode.** Gaps between tokens that began when no request waited or was in prefill: an iteration of d
   requests with c tokens in memory takes beta + beta gamma (d - 1) / d + context c.
 
-If a part cannot be fitted so, because the load is never low, whole answers from first token to last are used:
-with n tokens at means of d and c, and P prompt tokens processed meanwhile, an answer took
+If the load is never low, a part cannot be fitted in this way. Then whole answers, from first token to last,
+are used. An answer of n tokens takes this time, with P prompt tokens of other requests that are processed at
+the same time:
 
     (n - 1) (beta + beta gamma mean((d - 1) / d) + context mean(c)) + prefill P
 
-and one iteration more for each prompt that is processed whole. If only first and last tokens have times,
+and one more iteration for each prompt that is processed whole. If only first and last tokens have times, the
 means are over time instead of iterations. gamma and context are at least 0.
 
-If the size of the server's KV memory is known (`KvMemory`), a request whose prompt does not fit into the
-memory counts as waiting, not as in prefill. Gaps that began with a full memory are then omitted, since their
-request may have been preempted."""
+If the size of the server's KV memory is known (`KvMemory`), a request with a prompt that does not fit into
+the memory counts as waiting, not as in prefill. Gaps that began when the memory was full are then omitted,
+since their request may have been preempted."""
 
 import csv
 from bisect import bisect_left, bisect_right
@@ -44,28 +45,29 @@ from llmtap.traces.registry import open_trace
 from llmtap.units import to_seconds
 
 GAPS_MAX: Final = 200_000
-"""Maximum number of gaps. Of a capture with more, every n-th is used: three constants do not need more."""
+"""Maximum number of gaps that are used: three constants do not need more. If there are more,
+every n-th is used."""
 GAPS_MIN: Final = 30
-"""Minimum number of gaps. With fewer, or if all have the same number of requests, whole answers are used."""
+"""Minimum number of gaps. If there are fewer, or all have the same number of requests,
+whole answers are used."""
 ANSWERS_MIN: Final = 8
 TOKENS_MIN: Final = 8
-"""Minimum number of tokens of an answer that is used as a whole, so that effects at its ends matter
-little."""
+"""Minimum number of tokens of an answer that is used as a whole, so that effects at its ends are small."""
 _ROUNDED_NS: Final = 2_000
 """Rounding error of times in captures: whole microseconds, rounded down, relative to each arrival."""
 _SAME: Final = 1e-6
 """Values of (d - 1) / d within this distance count as the same d."""
 _RANK: Final = 1e-7
-"""A column whose distance from a combination of the others, relative to its length, is smaller counts as
-dependent on them."""
+"""Relative distance of a column from a combination of the other columns, below which it counts as dependent
+on them."""
 
 
 class FitError(LlmtapError):
-    """The measurements do not determine a model; the message says what is missing."""
+    """The measurements do not determine a model; the message names the missing data."""
 
 
 class GridError(FitError):
-    """A grid of measurements cannot be used; the message says why, and where."""
+    """A grid of measurements cannot be used; the message has the reason and the place."""
 
 
 # ---------------------------------------------------------------- least squares
@@ -83,9 +85,9 @@ class Part:
 
 R2_MIN: Final = 0.8
 RMS_ERROR_MAX: Final = 0.05
-"""A fit is poor if it explains less than R2_MIN of the variance of durations not used for the fit, and its
-root mean square error is more than RMS_ERROR_MAX of their mean. The second condition excludes durations that
-are nearly equal: most of their variance is noise."""
+"""Limits of a poor fit, for durations that were not used for it: it explains less than R2_MIN of their
+variance, and its root mean square error is more than RMS_ERROR_MAX of their mean. The second condition
+excludes durations that are nearly equal: most of their variance is noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ def unseen_of(measured: Sequence[float], predicted: Sequence[float]) -> Unseen:
 
 
 def part_of(source: str, measured: Sequence[float], fitted: Sequence[float]) -> Part:
-    """Return the agreement of fitted with measured values."""
+    """Return the quality of a fit, computed from the measured and the fitted values."""
     y = np.asarray(measured, float)
     left = y - np.asarray(fitted, float)
     spread = float(np.sum((y - y.mean()) ** 2))
@@ -120,7 +122,7 @@ def part_of(source: str, measured: Sequence[float], fitted: Sequence[float]) -> 
 
 
 def least_squares(columns: Sequence[Sequence[float]], values: Sequence[float]) -> list[float] | None:
-    """Return the coefficients of the columns' combination nearest to the values; None if not determined."""
+    """Return the coefficients of the combination of columns nearest to the values; None if not determined."""
     matrix = np.column_stack([np.asarray(column, float) for column in columns])
     lengths = np.linalg.norm(matrix, axis=0)
     if not lengths.all():
@@ -132,8 +134,11 @@ def least_squares(columns: Sequence[Sequence[float]], values: Sequence[float]) -
 def nearest(
     columns: Mapping[str, Sequence[float]], values: Sequence[float], needed: Sequence[str]
 ) -> tuple[dict[str, float], list[float]] | None:
-    """Return the nearest fit without negative constants, and its values; None if there is none. The `needed`
-    constants are above 0; others that would be negative are omitted."""
+    """Return the constants of the nearest fit without negative constants, and its values; None if there is
+    none.
+
+    The `needed` constants must be above 0; other constants are omitted if they would be negative.
+    """
     others = [name for name in columns if name not in needed]
     fits: list[tuple[float, dict[str, float], list[float]]] = []
     for k in range(len(others), -1, -1):
@@ -154,9 +159,9 @@ def nearest(
 # ---------------------------------------------------------------- grids of whole batches
 
 GridPoint = tuple[int, int, float]
-"""Batch size, longest request in tokens, seconds."""
+"""Batch size, tokens of the longest request, and time in seconds."""
 _COLUMNS: Final = ("batch_size", "max_seq_len", "mean_latency_sec")
-"""Names as in the multi-bin paper, 3.2."""
+"""Names of the columns in the file, as in the multi-bin paper, 3.2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +169,8 @@ class BatchFit:
     model: LatencyModel
     part: Part
     unseen: Unseen | None
-    """None: the grid without one of its points does not determine a model."""
+    """Accuracy for points that were not used; None if the grid without one of its
+    points determines no model."""
 
 
 def fit_batches(points: Sequence[GridPoint]) -> BatchFit:
@@ -185,8 +191,11 @@ def fit_batches(points: Sequence[GridPoint]) -> BatchFit:
 
 
 def _left_out(columns: Sequence[Sequence[float]], values: Sequence[float]) -> Unseen | None:
-    """Predict each value by a fit to the others, computed from its leverage in the fit to all; None if the
-    fit is not determined without one of them."""
+    """Return the accuracy of predicting each value by a fit to the other values.
+
+    It is computed from the leverage of each value in the fit to all. None if the fit is not determined
+    without one of the values.
+    """
     matrix, y = np.column_stack([np.asarray(column, float) for column in columns]), np.asarray(values, float)
     lengths = np.linalg.norm(matrix, axis=0)
     if len(y) <= matrix.shape[1] or not lengths.all():
@@ -229,9 +238,9 @@ def _head(reader: "csv.DictReader[str]") -> list[str]:
 
 
 def length_counted(path: str | Path) -> str | None:
-    """Return the tokens that the lengths of a grid count, as in `ModelOptions.length`; None: unknown.
+    """Return which tokens the lengths of a grid count, as a value of `ModelOptions.length`; None: unknown.
 
-    They follow from the columns `prompt_tokens` and `output_tokens`, which `llmtap bench grid` writes.
+    It follows from the columns `prompt_tokens` and `output_tokens`, which `llmtap bench grid` writes.
     """
     with open(path, newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
@@ -260,8 +269,9 @@ class IterationFit:
     """TTFT of an empty prompt on an idle engine; None: no request had the engine to itself."""
     prefill_unseen: Unseen | None = None
     decode_unseen: Unseen | None = None
-    """Accuracy of a fit to one half of the time, for the durations of the other half. If few requests had the
-    engine to themselves: prefill of each by a fit to the others. None: these fits are not possible."""
+    """Accuracy for durations that were not used: a fit to one half of the time predicts the other half. If
+    few requests had the engine to themselves, the prefill of each is predicted by a fit to the others. None
+    if these fits are not possible."""
 
     def to_dict(self) -> dict[str, Any]:
         unseen = {"prefill": self.prefill_unseen, "decode": self.decode_unseen}
@@ -292,7 +302,8 @@ def caution_of(parts: Mapping[str, Unseen | None]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class KvMemory:
-    """KV memory of the measured server. Blocks that prompts share count for each prompt."""
+    """KV memory of the measured server. A block that several prompts share is counted once
+    for each of them."""
 
     blocks: int
     block_tokens: int
@@ -302,9 +313,11 @@ def fit_capture(
     place: str, *, source_format: str | None = None, option: str = "--from",
     chunk: int | None = None, memory: KvMemory | None = None,
 ) -> IterationFit:  # fmt: skip
-    """Fit a model to a capture, or to a trace of any format with token times. Raises ConfigError of `place`,
-    and of `option` for an unknown `source_format`."""
-    # Imported here: Arrow takes a third of a second, and grids do not need it.
+    """Fit a model to a capture, or to a trace of any format with token times.
+
+    Raises ConfigError naming `place`, or `option` for an unknown `source_format`.
+    """
+    # Imported here, because the import of Arrow takes a third of a second, and grids do not need it.
     import pyarrow.compute as pc
 
     from llmtap.capture.store.rows import exchanges_of
@@ -326,9 +339,9 @@ def fit_exchanges(
     """Return the model nearest to the exchanges of one engine. Raises FitError.
 
     Args:
-        chunk: tokens per iteration with chunked prefill; None: prompts are processed whole, in iterations of
-            their own.
-        memory: of the engine; None: unknown.
+        chunk: tokens per iteration with chunked prefill; None: prompts are processed whole, in separate
+            iterations.
+        memory: KV memory of the engine; None: unknown.
     """
     rows = [row for row in map(_row, exchanges) if row is not None]
     answered = [row for row in rows if row.last_ns is not None]
@@ -360,7 +373,8 @@ _Constants = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class _Points:
-    """Durations, and the columns whose weighted sum they are, by the name of the constant."""
+    """Durations, and the columns of the linear model. A duration is the sum of constant times column, and
+    each column has the name of its constant."""
 
     source: str
     columns: Mapping[str, Sequence[float]]
@@ -381,8 +395,10 @@ class _Points:
 def _fitted(
     rows: Sequence["_Row"], load: "_Load", chunk: int | None
 ) -> tuple[_Points | None, _Points | None, _Points | None, _Constants]:
-    """Return the points used for prefill, decode and whole answers, and all constants; `base` only if a
-    request had the engine to itself. Raises FitError."""
+    """Return the points used for prefill, decode and whole answers, and all constants. Raises FitError.
+
+    The constant `base` is missing if no request had the engine to itself.
+    """
     candidates = _alone_points(rows, load, chunk)
     prefill = _prefill_of(candidates)
     alone = None if prefill is None else candidates
@@ -403,9 +419,10 @@ def _fitted(
 def _unseen(
     rows: Sequence["_Row"], load: "_Load", chunk: int | None, *, alone: bool, gaps: bool
 ) -> tuple[Unseen | None, Unseen | None]:
-    """Fit one half of the time and predict the durations of the other: prefill, and decode.
+    """Return the accuracy of a fit to one half of the time for the other half: of prefill, and of decode.
 
-    The half with more running requests at once is fitted, since a model need not hold for higher loads.
+    The half with the higher maximum of running requests is used for the fit, since a model may be wrong for
+    higher loads than it was fitted to.
     """
     arrivals = [row.arrival_ns for row in rows]
     middle_ns = (min(arrivals) + max(arrivals)) // 2
@@ -442,7 +459,7 @@ def _unseen_of(points: _Points | None, constants: Mapping[str, float]) -> Unseen
 class _Row:
     arrival_ns: int
     start_ns: int
-    """Time when the server began to process it, if reported; else its arrival."""
+    """Time at which the server began to process the request, if reported; else the arrival."""
     first_ns: int | None
     last_ns: int | None
     end_ns: int
@@ -459,12 +476,12 @@ def _row(x: Exchange) -> _Row | None:
     if t.submit_ns is None and t.first_token_ns is None:
         return None
     submit_ns = t.arrival_ns if t.submit_ns is None else t.submit_ns
-    # Use the first one only: a gateway and its engine may both report the same wait.
+    # Use only the first entry: a gateway and its engine may both report the same wait.
     queued = (float(str(one["ms"])) for one in x.server_timing or () if one.get("name") == "queue")
     queued_ms = next(queued, 0.0)
     last_ns = t.last_token_ns if x.stream else None
     if last_ns is None and x.stream and t.first_token_ns is not None:
-        last_ns = t.response_end_ns  # traces such as Dynamo's have the end of the answer instead
+        last_ns = t.response_end_ns  # Traces such as Dynamo's have only the end of the answer.
     times: list[int] = []
     if last_ns is not None and not x.unlogged_events:
         counts = tokens_per_chunk(x)
@@ -480,7 +497,7 @@ def _row(x: Exchange) -> _Row | None:
 
 
 class _Load:
-    """Number and context of running requests at any time."""
+    """Number of running requests, and of their tokens in memory (context), at any time."""
 
     def __init__(self, rows: Sequence[_Row], memory: KvMemory | None = None) -> None:
         running = [row for row in rows if row.first_ns is not None and row.last_ns is not None]
@@ -507,14 +524,16 @@ class _Load:
             self._settle(rows, running)
 
     def _settle(self, rows: Sequence[_Row], running: Sequence[_Row]) -> None:
-        """Note the periods in which a request waits or is in prefill, also after a possible preemption."""
+        """Store the periods in which a request waits or is in prefill, or may be preempted."""
         waits = [
             (row.start_ns, row.end_ns if row.first_ns is None else row.first_ns, row.context) for row in rows
         ]
         waits.sort(key=lambda one: one[1])
         self._settled = [end_ns for _, end_ns, _ in waits]
         self._waiting = [(start_ns, tokens) for start_ns, _, tokens in waits]
-        # At any time, the request that settles next is the head of the queue, if it waits by then.
+        # Each entry of `waits` ends when the request "settles": it gets its first token, or ends without one.
+        # At any time, the request that settles next is the head of the queue, if it has already begun to
+        # wait.
         absent = [(a, b) for row in running for a, b in pairwise(row.times_ns) if self.is_full(a)]
         self._left = sorted(a for a, _ in absent)
         self._back = sorted(b for _, b in absent)
@@ -530,13 +549,16 @@ class _Load:
         return bisect_left(self._firsts, t_ns) - bisect_left(self._lasts, t_ns)
 
     def alone(self, row: _Row) -> bool:
-        """Return whether no other request was running from its arrival to its first token."""
+        """Return whether no other request was open between the arrival of a request and its first token."""
         assert row.first_ns is not None
         come = bisect_left(self._arrivals, row.first_ns)
         return come - bisect_right(self._ends, row.arrival_ns) == 1
 
     def undisturbed(self, t_ns: int) -> bool:
-        """Return whether no request waits or is in prefill at a time."""
+        """Return whether at this time no request is in prefill and none can begin it.
+
+        Either no request waits, or the next one does not fit into the memory.
+        """
         later_ns = t_ns + _ROUNDED_NS
         settled = bisect_right(self._settled, later_ns)
         nobody_waits = bisect_right(self._taken_up, later_ns) <= settled
@@ -548,29 +570,35 @@ class _Load:
             return True
         head_start_ns, tokens = self._waiting[settled]
         context = self.decoding(later_ns)[1]
-        # `held` is a lower bound of the blocks in use. If the next prompt does not fit, it was not admitted.
+        # A request that waits because the memory is full is not in prefill, so it disturbs nothing. `held` is
+        # a lower bound of the blocks in use, so if the next prompt does not fit by it, the request was not
+        # admitted.
         held = -(-context // self._memory.block_tokens)
         needed = -(-tokens // self._memory.block_tokens)
         return head_start_ns <= later_ns and held + needed > self._memory.blocks
 
     def decoding(self, t_ns: int) -> tuple[int, int]:
-        """Return the number of requests that decode at a time and, if all tokens have times, their
-        context."""
+        """Return the number of requests that decode at a time, and the number of their tokens in memory.
+
+        The second number is valid only if all tokens have times.
+        """
         begun, over = bisect_left(self._firsts, t_ns), bisect_left(self._lasts, t_ns)
         tokens_made = bisect_left(self._tokens, t_ns) - self._tokens_over[over]
-        # The newest token of each request is not in memory yet: the iteration adds it.
+        # Do not count the newest token of each request: the iteration adds it to the memory.
         context = self._prompts_begun[begun] - self._prompts_over[over] + tokens_made - (begun - over)
         return begun - over, context
 
     def taken_in(self, start_ns: int, end_ns: int) -> tuple[int, int]:
-        """Return the iterations that ended with a first token in a period, and their prompt tokens."""
+        """Return the number of iterations in a period that made a first token, and of their prompt tokens."""
         low, high = (bisect_right(self._firsts, t_ns + _ROUNDED_NS) for t_ns in (start_ns, end_ns))
         prompts = self._prompts_taken[high] - self._prompts_taken[low]
         return self._taken_in[high] - self._taken_in[low], prompts
 
     def means(self, row: _Row) -> tuple[float, float]:
-        """Return the means of (d - 1) / d and of the context during an answer, from first token to last: over
-        iterations if all tokens have times, else over time."""
+        """Return the means of (d - 1) / d and of the context during an answer, from first token to last.
+
+        The means are over iterations if all tokens have times, else over time.
+        """
         assert row.first_ns is not None
         assert row.last_ns is not None
         if self.timed:
@@ -584,7 +612,8 @@ class _Load:
 
 
 class _Means:
-    """Integrals over time. Between two points, d is constant and c grows linearly."""
+    """Integrals of (d - 1) / d and of the context c over time. Between two points, d is constant
+    and c grows linearly."""
 
     def __init__(self, running: Sequence[_Row]) -> None:
         firsts, lasts = (
@@ -606,7 +635,7 @@ class _Means:
         self._held_sum = np.append(0, np.cumsum((self._held[:-1] + self._pace[:-1] * past / 2) * past))
 
     def until(self, t_ns: int) -> tuple[float, float]:
-        """Return both integrals from the first point to a later time."""
+        """Return both integrals from the first point to this time."""
         i = int(np.searchsorted(self._at, t_ns, side="right")) - 1
         past_ns = t_ns - int(self._at[i])
         share = self._share_sum[i] + self._share[i] * past_ns
@@ -615,7 +644,7 @@ class _Means:
 
 
 def _alone_points(rows: Sequence[_Row], load: _Load, chunk: int | None) -> _Points:
-    """Return TTFT of the requests that had the engine to themselves."""
+    """Return the TTFTs of the requests that had the engine to themselves."""
     chosen = [row for row in rows if row.prompt is not None and row.first_ns is not None and load.alone(row)]
     prompts = [float(row.prompt or 0) for row in chosen]
     took = [float((row.first_ns or 0) - row.start_ns) for row in chosen]
@@ -634,8 +663,11 @@ def _prefill_of(points: _Points) -> _Constants | None:
 
 
 def _gap_points(rows: Sequence[_Row], load: _Load, at_least: int = GAPS_MIN) -> _Points | None:
-    """Return gaps between tokens that began when no request waited or was in prefill: sums of `beta`, `step`
-    (beta gamma) and `context`, if all tokens have times. None if they are too few, or all of one load."""
+    """Return the gaps between tokens that began when no request waited or was in prefill.
+
+    The columns are `beta`, `step` (for beta gamma) and, if all tokens have times, `context`. None if there
+    are too few gaps, or if the number of running requests is the same in all of them.
+    """
     every = -(-sum(max(0, len(row.times_ns) - 1) for row in rows) // GAPS_MAX) or 1
     shares, contexts, took = [], [], []
     number = 0
@@ -667,7 +699,7 @@ def _answer_points(rows: Sequence[_Row], load: _Load, chunk: int | None) -> _Poi
             continue
         share, context = load.means(row)
         iterations, prompts = load.taken_in(first_ns, last_ns)
-        # Means per token, so that long answers do not weigh more than short ones.
+        # Divide by the number of tokens, so that long answers do not have more weight than short ones.
         columns["beta"].append(1.0 if chunk is not None else (n + iterations) / n)
         columns["step"].append(share)
         columns["context"].append(context)
@@ -682,7 +714,7 @@ def _answer_points(rows: Sequence[_Row], load: _Load, chunk: int | None) -> _Poi
 
 
 def _from_answers(points: _Points, known: Mapping[str, float]) -> _Constants:
-    """Return all constants from whole answers, including the `known` ones. Raises FitError."""
+    """Return all constants: the `known` ones, and the others fitted to whole answers. Raises FitError."""
     columns = points.columns
     shares = columns["step"]
     if "beta" not in known and max(shares) - min(shares) < _SAME:

@@ -1,12 +1,12 @@
 """Turn combinations of option values, such as those of a preset, into the jobs (`SweepJob`) of a sweep.
 
-`llmtap sim run` calls it with the values of the command line; `runner.py` runs the jobs. Order of the points:
-sizes, loads, seeds, servers, options as given, schedulers. Points that differ only in options that their
-scheduler does not read are one job. An option on the command line replaces a preset's axis of that name;
-values that a variant of a preset sets are fixed.
+`llmtap sim run` calls it with the values of the command line; `runner.py` runs the jobs. A point is one
+combination of values. Order of the points: sizes, loads, seeds, servers, options as given, schedulers. Points
+that differ only in options that their scheduler does not read are one job. An option on the command line
+replaces a preset's axis of the same name; values that a variant of a preset sets are fixed.
 
-The load is one of three: `scale`, a factor on the rate of arrivals; `rate`, the mean rate; `share` of the
-throughput of `Preset.share_of`, which is run first.
+The load is set in one of three ways: `scale`, a factor on the rate of arrivals; `rate`, the mean rate; or
+`share`, a share of the throughput of `Preset.share_of`, which is run first.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ from llmtap.workload.registry import drawn_requests, is_workload
 from llmtap.workload.trace import Trace, load_trace
 
 BEST: Final = "best"
-"""Value that is searched by runs of another preset (`Preset.best_of`)."""
+"""Placeholder for a value that runs of another preset find (`Preset.best_of`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +44,19 @@ class Preset:
     axes: Mapping[str, tuple[Any, ...]]
     variants: tuple[Mapping[str, Any], ...] = field(default_factory=lambda: ({},))
     best_of: str = ""
-    """The preset whose axes are searched for BEST."""
+    """Name of the preset of which the axes are searched for the value of BEST."""
     share_of: Mapping[str, Any] = field(default_factory=dict)
-    """If loads are a `share`: settings whose throughput, with all requests at once, is share 1."""
+    """Settings for loads given as a `share`: their throughput, with all requests at once, is share 1."""
     objectives: str = ""
     follow: int | None = None
     trace: str = ""
-    """The workload, unless another trace is given."""
+    """Default workload or trace."""
     iterations: IterationModel | None = None
-    """Latency model, unless another is fitted; None: the default."""
+    """Latency model, unless the user gives data to fit another; None: the default model."""
     model_source: str = ""
 
     def model(self) -> dict[str, Any]:
-        """Return the fields of a job that its model sets."""
+        """Return the fields of a job that the latency model of the preset sets."""
         if self.iterations is None:
             return {}
         return {"iterations": self.iterations, "model_source": self.model_source}
@@ -67,8 +67,8 @@ ALL_AT_ONCE_RPS: Final = 1e15
 LINEAR_ITERATIONS: Final = IterationModel(
     beta_ns=SEED_MODEL.beta_ns, gamma=0.0, prefill_ns=0.0, context_ns=800.0
 )
-"""Time to read the weights once, and a time for each token in KV memory, so that an iteration grows linearly
-with the batch."""
+"""Model of which an iteration takes the time to read the weights once, plus a time for each token in KV
+memory. So the time of an iteration grows linearly with the batch."""
 _SIZES: Final = (1_000, 10_000, 100_000, 1_000_000)
 _BINS: Final = "multi_bin_dynamic"
 
@@ -181,16 +181,16 @@ LOADS: Final = ("scale", "rate", "share")
 _OUTER: Final = ("requests", *LOADS, "seed", "servers", "router")
 _DRAWN: Final = 10_000
 _CAPACITY_REQUESTS: Final = 2_000
-"""Minimum number of requests to measure the throughput that shares refer to. In a short run, the start and
-the end of the batch lower it (chat, 100 requests: 5.2 of 11.5 req/s)."""
+"""Minimum number of requests to measure the throughput of which loads are shares. In a short run, the start
+and the end of the batch lower it (chat, 100 requests: 5.2 instead of 11.5 req/s)."""
 _BEST_WITHIN: Final = 0.01
 _LAST_NS: Final = 1 << 62
-"""Latest arrival: times have 64 bits, and the run continues after it."""
+"""Latest allowed arrival. Times have 64 bits, and the run continues after the last arrival."""
 _NO_RATE: Final = "all rows arrive at once, so the rate cannot be scaled"
 
 Axes = Mapping[str, Sequence[Any]]
-"""Values by name: `requests`, `seed` and `servers` are int, loads float, `scheduler`, `router`, readings and
-options of serving are text."""
+"""Values to combine, by name. `requests`, `seed` and `servers` are int, loads are float; `scheduler`,
+`router` and the options of `ModelOptions` and `Serving` are text."""
 Point = dict[str, Any]
 Run = Callable[[Sequence[SweepJob]], Mapping[str, SweepAttempt]]
 
@@ -213,12 +213,12 @@ class GridSource:
         source_format: str | None = None,
         progress: Callable[[int, int | None], None] | None = None,
     ) -> None:
-        """`name`: a place for `load_trace`, or a synthetic workload if no file has that name."""
+        """`name`: file or URL for `load_trace`, or name of a synthetic workload if there is no such file."""
         self.name = name
         self.traces: dict[str, Trace] = {}
         self.remarks: list[str] = []
         self.drawn = is_workload(name) and (name.endswith(".toml") or not Path(name).exists())
-        """The source is a synthetic workload, which depends on the seed."""
+        """Whether the source is a synthetic workload, which depends on the seed."""
         self._format = source_format
         self._progress = progress
         self._digests: dict[tuple[int | None, int], str] = {}
@@ -229,7 +229,7 @@ class GridSource:
         return list(dict.fromkeys(of_rows + self.remarks))
 
     def rows(self, count: int | None, seed: int) -> tuple[str, Trace]:
-        """Return the first `count` rows and their digest. Raises ConfigError."""
+        """Return the digest of the first `count` rows, and the rows. Raises ConfigError."""
         key = (count, seed if self.drawn else 0)
         if key not in self._digests:
             if self.drawn:
@@ -259,7 +259,8 @@ class SweepGrid:
     common: Mapping[str, Any]
 
     def job(self, point: Point, capacity_rps: float | None = None) -> SweepJob:
-        """Return the job at this point; a `share` is one of `capacity_rps`. Raises ConfigError."""
+        """Return the job at this point. `capacity_rps`: rate to which a
+        `share` refers. Raises ConfigError."""
         wanted, seed = point.get("requests"), point.get("seed", 42)
         digest, trace = self.source.rows(wanted, seed)
         count = wanted or len(trace)
@@ -305,8 +306,10 @@ class SweepGrid:
         )  # fmt: skip
 
     def jobs(self, axes: Axes, preset: Preset | None, run: Run) -> list[SweepJob]:
-        """Return all jobs, each once, in order of the points, after running those that they depend on. Raises
-        ConfigError, and LlmtapError if such a run fails."""
+        """Return all jobs, each once, in the order of the points. Runs first the jobs on which they depend.
+
+        Raises ConfigError, and LlmtapError if such a run fails.
+        """
         variants = ({},) if preset is None else preset.variants
         grid = list(points(axes, variants))
         if preset is not None and preset.best_of:
@@ -319,7 +322,10 @@ class SweepGrid:
         return list({job.id: job for job in jobs}.values())
 
     def _with_best(self, grid: list[Point], searched: Preset, run: Run) -> list[Point]:
-        """Replace BEST in the points by the result of another preset's runs, all else being equal."""
+        """Replace BEST in the points by the best value found in runs of the preset `searched`.
+
+        In these runs, all other values are those of the point.
+        """
         open_points = [p for p in grid if BEST in p.values()]
         axes = {name: searched.axes[name] for p in open_points for name, v in p.items() if v == BEST}
         points_tried = {
@@ -334,7 +340,8 @@ class SweepGrid:
         return grid
 
     def _capacities(self, grid: list[Point], share_of: Mapping[str, Any], run: Run) -> list[float | None]:
-        """Return, for each point, the throughput of `share_of` when all of enough requests come at once."""
+        """Return for each point the throughput with the settings `share_of`, if all
+        requests arrive at once."""
         jobs = []
         for point in grid:
             only = {name: point[name] for name in ("requests", "seed", "servers") if name in point}
@@ -359,9 +366,10 @@ def _options(settings: Mapping[str, str]) -> tuple[ModelOptions, Serving]:
 
 
 def best_of(points: Sequence[Point], summaries: Sequence[Mapping[str, Any]]) -> Point:
-    """Return the point with the fewest servers, then the fewest bins, whose share of requests outside the
-    request SLA is at most a percentage point above the smallest. The multi-bin paper (7.1) does not define
-    "best".
+    """Return the best point, which the multi-bin paper (7.1) does not define.
+
+    Of the points whose share of requests outside the request SLA is at most one percentage point above the
+    smallest share, it is the point with the fewest servers, and then with the fewest bins.
     """
     late = [summary["request_sla_violation"] for summary in summaries]
     enough = [p for p, share in zip(points, late, strict=True) if share <= min(late) + _BEST_WITHIN]

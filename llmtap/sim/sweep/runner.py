@@ -31,7 +31,7 @@ from llmtap.workload.trace import Trace
 
 _PLACE: Final = "--results"
 _BEGIN: Final = b'{"id":'
-"""Beginning of each line. A file that begins otherwise is not a results file, and must not be truncated."""
+"""Beginning of each line. A file that begins differently is not a results file, and must not be truncated."""
 
 
 class Results:
@@ -60,7 +60,8 @@ class Results:
     def add(self, attempt: SweepAttempt) -> None:
         line = msgspec.json.encode(attempt) + b"\n"
         try:
-            # `_read` removes a partial line that was written before the disk was full.
+            # Write the whole line. If the disk becomes full, `_read` removes the partial line on the next
+            # opening.
             while line:
                 line = line[self._file.write(line) :]
             os.fsync(self._file.fileno())
@@ -107,8 +108,10 @@ def in_turn(
 
 
 def in_processes(jobs: Sequence[SweepJob], traces: Traces, workers: int) -> Generator[SweepAttempt]:
-    """Run jobs in processes of this machine, which end with this iterator or this process. If one dies, each
-    job that was running is repeated alone, and fails if its process dies, too."""
+    """Run jobs in processes of this machine. The processes end with this iterator or this process.
+
+    If a process dies, each job that was running is repeated alone. If its process dies again, the job fails.
+    """
     left = {job.id: job for job in jobs}
     while left:
         suspects: list[SweepJob] = []
@@ -162,7 +165,8 @@ def _pool(traces: Traces, workers: int) -> Iterator[Callable[[SweepJob], "Future
     pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(traces,))
 
     def submit(job: SweepJob) -> "Future[SweepAttempt]":
-        # `submit` starts processes, which inherit the mask: no signal reaches them before they are ready.
+        # `submit` starts processes. They inherit this signal mask, so no signal reaches them before they are
+        # ready.
         with _signals_later():
             before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
             try:
@@ -173,7 +177,7 @@ def _pool(traces: Traces, workers: int) -> Iterator[Callable[[SweepJob], "Future
     try:
         yield submit
     except BaseException:
-        # Interrupted: kill the processes, which may not handle signals yet.
+        # This process is interrupted: kill the child processes, which may not handle signals yet.
         for child in set(multiprocessing.active_children()) - others:
             child.kill()
         raise
@@ -183,8 +187,11 @@ def _pool(traces: Traces, workers: int) -> Iterator[Callable[[SweepJob], "Future
 
 @contextmanager
 def _signals_later() -> Iterator[None]:
-    """Defer the signals of _STOPPING, so that no process starts with a part of its initial data. The mask of
-    this thread is not sufficient: another thread may take the signal, and Python runs its handler here."""
+    """Defer the signals of _STOPPING, so that no process starts with only a part of its initial data.
+
+    A signal mask of this thread is not enough: another thread may receive the signal, and Python then runs
+    the handler in this thread.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -208,7 +215,7 @@ _traces: Traces = {}
 def _begin(traces: Traces) -> None:
     global _traces
     _traces = traces
-    # Ctrl-C reaches the whole process group; the parent decides when to end.
+    # Ctrl-C reaches the whole process group. Ignore it here: the parent decides when this process ends.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
@@ -229,21 +236,25 @@ def _attempt(job: SweepJob, trace: Trace | None = None) -> SweepAttempt:
 def on_ray(
     jobs: Sequence[SweepJob], traces: Traces, address: str, *, workers: int | None = None
 ) -> Generator[SweepAttempt]:
-    """Run jobs on the Ray cluster at this address (`auto`, `host:6379`, `ray://host:10001`); `local` starts
-    one with `workers` CPUs on loopback. Raises ConfigError without Ray or a cluster."""
+    """Run jobs on the Ray cluster at this address (`auto`, `host:6379`, `ray://host:10001`).
+
+    `local` starts a cluster with `workers` CPUs on loopback. Raises ConfigError if Ray or the cluster is
+    missing.
+    """
     with ray_cluster(address, workers) as ray:
         stored = {digest: ray.put(trace) for digest, trace in traces.items()}
         task = ray.remote(max_retries=1)(_attempt)
         running = {task.options(name=job.name).remote(job, stored[job.rows]): job for job in jobs}
-        # Do not cancel tasks when the iterator is closed: they end with this driver, and Ray 2.60 aborts the
-        # driver if a task that was cancelled by force ends nevertheless.
+        # Do not cancel tasks when the iterator is closed: they end with this process anyway, and Ray 2.60
+        # aborts this process if a task that was cancelled by force completes nevertheless.
         while running:
             for ref in ray.wait(list(running), num_returns=1)[0]:
                 job = running.pop(ref)
                 try:
                     attempt: SweepAttempt = ray.get(ref)
                 except ray.exceptions.RayTaskError as exc:
-                    # `_attempt` never raises, so a node has no llmtap, or another version.
+                    # `_attempt` never raises, so the error means that a node has no llmtap, or another
+                    # version.
                     attempt = SweepAttempt(job.id, job.to_dict(), error=str(exc).strip().splitlines()[-1])
                 except ray.exceptions.RayError as exc:
                     attempt = SweepAttempt(
@@ -258,17 +269,18 @@ _EFFORT_PER_PROCESS: Final = 200_000
 
 class SweepListener(Protocol):
     def planned(self, jobs: Sequence[SweepJob], done_before: int) -> None:
-        """Note the jobs that start now; `done_before`: number of jobs with earlier results."""
+        """Receive the jobs that will be run. `done_before`: number of jobs that have a result already."""
 
     def under_way(self, job: SweepJob, arrived: int) -> None:
-        """Note the progress of a job in this process."""
+        """Receive the progress of a job that runs in this process: the number of arrivals so far."""
 
     def ended(self, job: SweepJob, attempt: SweepAttempt) -> None:
-        """Note that a job is done or failed."""
+        """Receive the result or the error of a job."""
 
 
 class SweepRunner:
-    """Runs the jobs of a sweep, each once; the longest first, so that no process waits for one at the end."""
+    """Runs the jobs of a sweep, each once. The longest jobs start first, so that
+    the processes end together."""
 
     def __init__(
         self,
@@ -279,8 +291,8 @@ class SweepRunner:
         workers: int | None = None,
         ray: str | None = None,
     ) -> None:
-        """`traces`: may grow between runs. `workers`: number of processes, or of CPUs of a local Ray; None:
-        as many as reduce the time."""
+        """`traces`: traces by digest; more may be added between runs. `workers`: number of processes, or of
+        CPUs of a local Ray; None: the number that makes the sweep fastest."""
         self.attempts: dict[str, SweepAttempt] = {}
         self._traces = traces
         self._listener = listener
@@ -295,7 +307,7 @@ class SweepRunner:
         known = {id for id in by_id if id in stored}
         self.attempts |= {id: stored[id] for id in known}
         left = [job for id, job in by_id.items() if id not in self.attempts]
-        left.sort(key=lambda job: -job.effort)  # stable: equal jobs stay in order
+        left.sort(key=lambda job: -job.effort)  # The sort is stable: equal jobs stay in order.
         self._listener.planned(left, len(known))
         if left:
             with closing(self._stream(left)) as stream:

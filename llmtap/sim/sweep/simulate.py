@@ -2,8 +2,9 @@
 
 `simulate` takes the name of a scheduler, `Requests` and options, and returns a `SimulationResult`;
 `capacity_rps` searches the highest rate at which few enough requests are late. `sweep.py` calls `simulate`
-for each job, and `capacity_rps` for `--capacity`. Figures: multi-bin paper, section 9; `ModelOptions` decides
-its open points. A measured run also has the figures of a `Summary`, as live traffic has.
+for each job, and `capacity_rps` for `--capacity`. The figures are those of the multi-bin paper, section 9;
+`ModelOptions` decides the points that the paper leaves open. A measured run also has the figures of a
+`Summary`, like live traffic.
 
 Rejected requests count in the outcomes and as outside the request SLA, but not in latencies and throughput;
 their tokens count in `tokens`. `unserved` counts them by reason: `too_large`, `late` (before their first
@@ -91,7 +92,7 @@ class SimulationResult:
     bin_limits: list[int] | None = None
     followed: Exchange | None = None
     router: str | None = None
-    """None: the servers have one queue, or there is one server."""
+    """Name of the router; None: the servers have one queue, or there is one server."""
 
     def latencies_ns(self) -> list[int]:
         """Return the times from arrival to completion of completed requests, ascending."""
@@ -100,27 +101,34 @@ class SimulationResult:
         return sorted([end - arrival for i, (end, arrival) in pairs if i not in given_up])
 
     def ttfts_ns(self) -> list[int]:
-        """Return the times from arrival to the first token of requests with tokens, of whole batches,
-        ascending: the wait for the batch, and alpha (multi-bin paper, 4.3)."""
+        """Return the TTFTs of all requests with tokens, ascending, for schedulers of whole batches.
+
+        TTFT is the wait for the batch plus alpha (multi-bin paper, 4.3).
+        """
         first_ns = round(self.model.alpha_ns)
         rows = zip(self.record.start_ns, self.requests.arrival_ns, self.requests.output, strict=True)
         return sorted([start + first_ns - arrival for start, arrival, made in rows if made])
 
     def decode_tbts_ns(self) -> list[int]:
-        """Return the time between tokens of each request, of whole batches, ascending: beta h(b) of its batch
-        (multi-bin paper, 6.2 and 8.4)."""
+        """Return the time between tokens of each request, ascending, for schedulers of whole batches.
+
+        It is beta h(b) of the request's batch (multi-bin paper, 6.2 and 8.4).
+        """
         steps = ([round(self.model.step_ns(b))] * (b * k) for b, k in self.record.sizes.items())
         return sorted(chain.from_iterable(steps))
 
     def late_share(self, latencies_ns: Sequence[int]) -> float:
-        """Return the share of requests outside the request SLA: too late, or given up."""
+        """Return the share of requests outside the request SLA: they ended too late, or were given up."""
         limit_ns = self.readings.request_sla
         late = sum(t > limit_ns for t in latencies_ns) + len(self.record.given_up)
         return late / len(self.requests)
 
     def slow_share(self) -> float | None:
-        """Return the share of requests outside the token SLA; None: not measured. With whole batches:
-        requests in a batch with a longer time between tokens; else requests with a longer gap."""
+        """Return the share of requests outside the token SLA; None if it was not measured.
+
+        With whole batches, these are the requests in batches with a longer time between tokens; otherwise,
+        the requests with a longer gap between two tokens.
+        """
         if self.iterates:
             return None if self.slow is None else self.slow / len(self.requests)
         limit_ns, step_ns = self.readings.token_sla, self.model.step_ns
@@ -128,14 +136,18 @@ class SimulationResult:
         return slow / len(self.requests)
 
     def missed_share(self) -> float:
-        """Return the share of requests that missed an objective, of a measured run with objectives."""
+        """Return the share of requests that missed an objective. The run must
+        be measured, with objectives."""
         assert self.summary is not None
         met = sum(count.met for count in self.summary.goodput.by_objectives.values())
         return 1 - met / len(self.requests)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return public JSON in seconds: the fields of a Summary and of a simulated engine. `metrics.e2e`
-        and, of whole batches, `metrics.ttft` are exact, and replace those of the histograms."""
+        """Return public JSON in seconds: the fields of a Summary, and those of a simulated engine.
+
+        `metrics.e2e`, and for whole batches `metrics.ttft`, are computed from the exact values, not from
+        histograms.
+        """
         requests, played, readings = self.requests, self.record, self.readings
         n, arrivals, given_up = len(requests), requests.arrival_ns, played.given_up
         span_ns, offered_ns = max(played.end_ns) - arrivals[0], arrivals[-1] - arrivals[0]
@@ -147,7 +159,7 @@ class SimulationResult:
             sum([column[r] for r in completed]) for column in (requests.input, requests.output)
         )
         counted = output_completed if readings.tokens == "output" else input_tokens + output_completed
-        # Include the tokens of requests that were given up midway.
+        # Include the tokens that left before their requests were given up.
         cut = [r for r, tokens in given_up.items() if tokens]
         output_tokens = output_completed + sum(given_up.values())
         latencies_ns = self.latencies_ns()
@@ -190,7 +202,7 @@ class SimulationResult:
             "decode_tbt": None,
             "longest_output": None,
             "seconds_per_output_token": to_seconds(busy_ns) / output_tokens if output_tokens else None,
-            # For iterations, this is their mean length.
+            # For a scheduler that iterates, this is the mean duration of an iteration.
             "decode_step_mean": to_seconds(step_ns / batches) if batches else None,
             "bins": self.bins,
             "bin_limits": self.bin_limits,
@@ -221,7 +233,7 @@ class SimulationResult:
         return out
 
     def _by_server(self, span_ns: int) -> dict[str, Any] | None:
-        """Return requests and utilization of each server behind a router."""
+        """Return the number of requests and the utilization of each server; None without a router."""
         if self.router is None:
             return None
         requests = Counter(self.record.server)
@@ -231,8 +243,11 @@ class SimulationResult:
         }
 
     def _longest_outputs(self) -> dict[str, Any]:
-        """Return the mean tokens of the longest answer of a batch, in all and by bin (E[max] of the multi-bin
-        paper, 5.5 and H1). `expected`: of batches of the same sizes, with requests drawn from all."""
+        """Return the mean number of tokens of a batch's longest answer, over all batches and by bin.
+
+        This is E[max] of the multi-bin paper, 5.5 and H1. `expected`: the value for batches of the same
+        sizes, if their requests were drawn at random from all requests.
+        """
         record = self.record
         sizes = {size for _, size in record.batches}
         expected = expected_longest(self.requests.output, sizes)
@@ -257,7 +272,8 @@ class SimulationResult:
 
 
 def _engine(state: IterationState, n: int) -> dict[str, Any]:
-    """Return what the engine did with its memory, for `n` requests (IETF draft, 5.7.4 and 5.8.4)."""
+    """Return counts and shares of preemption and of the prefix cache, for `n` requests
+    (IETF draft, 5.7.4, 5.8.4)."""
     return {
         "preemptions": state.preemptions,
         "preempted": state.preempted,
@@ -276,7 +292,7 @@ def _figures(ordered_ns: list[int], rule: str) -> dict[str, Any]:
     n = len(ordered_ns)
     if not n:
         return {"n": 0, **dict.fromkeys(("mean", "min", "max", *SHARES)), "marks": marks(0)}
-    # Integers: the sum is exact, and the mean is the nearest double.
+    # Add integers, so that the sum is exact and the mean is the nearest double.
     figures: dict[str, Any] = {
         "n": n, "mean": sum(ordered_ns) / (n * 10**9),
         "min": to_seconds(ordered_ns[0]), "max": to_seconds(ordered_ns[-1]),
@@ -303,14 +319,14 @@ def _rate(count: int, ns: int) -> float | None:
 
 class ExchangeMaker:
     def __init__(self, scheduler: str, requests: Requests, record: RunRecord | None = None) -> None:
-        """`record`: record of the run, with reasons of giving up and cached tokens; None: unknown."""
+        """`record`: record of the run, for the cached tokens and the reasons why requests were given up."""
         self._arm = scheduler
         self._relay = f"sim-{scheduler}"
         self._requests = requests
         self._record = RunRecord.begun(0, 0) if record is None else record
 
     def exchange(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> Exchange:
-        """Return the Exchange of an ended request; not `served`: it was given up."""
+        """Return the Exchange of an ended request. If not `served`, it was given up."""
         requests, n = self._requests, len(token_ns)
         arrival_ns = requests.arrival_ns[request]
         stamps = array("q", token_ns)
@@ -342,7 +358,7 @@ class ExchangeMaker:
             x.tokens = Tokens(input_tokens, n, cached=cached, source=TokenSource.USAGE)
             x.finish_reason = "stop"
         else:
-            # Without final usage: the counts are those of the last event.
+            # An answer that was cut has no final usage: its counts are those of the last event.
             x.tokens = Tokens(input_tokens, n, cached=cached, source=TokenSource.RUNNING_USAGE)
             x.outcome, x.error = Outcome.TRUNCATED, _MIDWAY[reason]
         if n:
@@ -357,13 +373,13 @@ class ExchangeMaker:
 
 
 class VirtualMeter:
-    """Summarises the exchanges of one run, one by one, as a `RequestWatcher`."""
+    """`RequestWatcher` that adds the exchange of each ended request to a summary."""
 
     def __init__(
         self, maker: ExchangeMaker, summary: Summary, reader: Benefit, gap_max_ns: int,
         keep: Callable[[Exchange], None],
     ) -> None:  # fmt: skip
-        """`gap_max_ns`: longest time between tokens that does not count as `slow`."""
+        """`gap_max_ns`: longest time between two tokens with which a request does not count as `slow`."""
         self.summary = summary
         self.slow = 0
         self._reader = reader
@@ -381,9 +397,11 @@ class VirtualMeter:
 
 
 def run_writer(to: str | Path, scheduler: str, requests: Requests) -> "RunWriter":
-    """Return the writer of a run's capture, to a folder or a URL. Raises ConfigError of `to`. Without dates
-    in the workload, arrivals count from 1970 UTC (`CaptureInfo.arrivals`)."""
-    # Imported here: Arrow takes a third of a second, and few runs are captured.
+    """Return the writer of a run's capture to a folder or a URL. Raises ConfigError naming `to`.
+
+    If the workload has no dates, arrivals count from 1970 UTC (`CaptureInfo.arrivals`).
+    """
+    # Imported here, because the import of Arrow takes a third of a second, and few runs are captured.
     from llmtap.capture.schema import CaptureInfo
     from llmtap.capture.store.parquet import RunWriter
 
@@ -412,18 +430,22 @@ def simulate(
     capture: str | Path | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> SimulationResult:
-    """Run a scheduler of `SCHEDULERS` on predicted requests, without failed ones if `readings` says so.
+    """Run a scheduler of `SCHEDULERS` on requests with predicted lengths.
+
+    Requests that failed in the trace are left out, if `readings` says so.
 
     Args:
-        model: latency model of whole batches; `iterations` and `serving`: for schedulers that iterate.
+        model: latency model for schedulers of whole batches.
+        iterations, serving: latency model and options for schedulers that iterate.
         router: name in `ROUTERS`, for several servers of a scheduler that iterates; None: the default.
-            The servers of whole batches have one queue, and no router.
-        seed: None if nothing is random.
-        measure: make and summarise Exchanges, which takes ten times as long for whole batches. None: only if
-            the scheduler iterates, or objectives or a capture need them.
-        follow: row of a request, from 1, whose token times are reported; 0: that of the longest answer.
-        capture: folder or URL for a capture of its exchanges.
-        progress: called from time to time with the number of arrivals.
+            With whole batches, all servers have one queue and no router.
+        seed: random seed; None if nothing is random.
+        measure: whether to make and summarise Exchanges, which takes ten times as long for whole batches.
+            None: only if the scheduler iterates, or if objectives or a capture need them.
+        follow: row of a request, from 1, of which the token times are reported; 0: the request with the
+            longest answer.
+        capture: folder or URL for a capture of the exchanges.
+        progress: function called from time to time with the number of arrivals.
 
     Raises ValueError for invalid combinations, and ConfigError for a capture that cannot be written.
     """
@@ -491,7 +513,7 @@ def simulate(
 
 
 def expected_longest(lengths: Sequence[int], sizes: Iterable[int]) -> dict[int, float]:
-    """Return the expected maximum of as many lengths as each size, drawn from `lengths` with replacement."""
+    """Return for each size k the expected maximum of k lengths, drawn from `lengths` with replacement."""
     values, counts = np.unique(np.asarray(lengths), return_counts=True)
     below = np.concatenate(([0.0], np.cumsum(counts) / len(lengths)))
     return {size: float(np.sum(values * np.diff(below**size))) for size in sizes}
@@ -500,9 +522,12 @@ def expected_longest(lengths: Sequence[int], sizes: Iterable[int]) -> dict[int, 
 def capacity_rps(
     late_share: Callable[[float], float], allowed: float, start_rps: float, *, precision: float = 0.01
 ) -> float | None:
-    """Return the highest rate at which at most a share `allowed` of the requests is late, to within
-    `precision`. `late_share` must rise with the rate. 0: a thousandth of `start_rps` is too much. None: no
-    limit."""
+    """Return the highest rate at which at most the share `allowed` of the requests is late.
+
+    `late_share`: function that returns the share of late requests at a rate; it must rise with the rate. The
+    result is accurate to within `precision`. It is 0 if a thousandth of `start_rps` is too much, and None if
+    there is no limit.
+    """
     if late_share(math.inf) <= allowed:
         return None
     low = high = start_rps

@@ -3,9 +3,9 @@
 `attempt` runs a job on a trace and returns a `SweepAttempt`: the public JSON of `simulate.py`, or the error;
 it also completes the folder of the job's capture. `grid.py` makes the jobs; `runner.py` distributes them over
 processes. The id is a hash of the options and of a digest of the trace's rows, so equal ids have equal
-figures. `write_runs` writes results of jobs as a flat table, CSV or Parquet (`llmtap sim run --table`), with
-the columns of the multi-bin paper: 7.1 (parameters), 9.1 to 9.4 (metrics), 10.4 (files); with latencies,
-goodput and the options that differ between the runs.
+figures. `write_runs` writes results of jobs as a flat table, CSV or Parquet (`llmtap sim run --table`). It
+has the columns of the multi-bin paper: 7.1 (parameters), 9.1 to 9.4 (metrics), 10.4 (files); and further
+columns for latencies, goodput and the options that differ between the runs.
 """
 
 import csv
@@ -43,15 +43,15 @@ if TYPE_CHECKING:
     from llmtap.workload.trace import Trace
 
 _ID_DIGITS: Final = 16
-"""Hex digits of an id. With 64 bits, the probability that two of a million jobs collide is 1 in 40
-million."""
+"""Number of hex digits of an id. With 64 bits, the probability that two of a million jobs have the same id is
+1 in 40 million."""
 
 CAPACITY_BY: Final[Mapping[str, str]] = {
     "request": "capacity_threshold_lambda",
     "token": "capacity_qps_under_sla",
     "slo": "capacity_qps_under_slo",
 }
-"""Limits by which a capacity can be searched (request SLA, token SLA, or the objectives of `--slo`), and the
+"""Limits by which a capacity can be searched (request SLA, token SLA, or the objectives of `--slo`), with the
 column of each in a table. The first two column names are those of the multi-bin paper."""
 _MEASURED: Final = 100
 _SEARCH: Final = 15
@@ -72,7 +72,7 @@ class SweepJob:
     """Load as set by the user: a scale, a rate, or a share of a capacity."""
     servers: int = 1
     router: str | None = None
-    """None: the servers have one queue, or there is one server."""
+    """Name of the router; None: the servers have one queue, or there is one server."""
     seed: int | None = 42
     readings: ModelOptions = _READINGS
     serving: Serving = _SERVING
@@ -86,10 +86,11 @@ class SweepJob:
     measure: bool | None = None
     follow: int | None = None
     capacity: float | None = None
-    """Share of requests that may miss their limits, at the capacity to be searched; None: do not search."""
+    """Share of requests that may miss their limits at the capacity to be found; None: do
+    not search for it."""
     capacity_by: tuple[str, ...] = ("request",)
     capture: str | None = None
-    """Folder or URL for captures, each in a folder of its own; None: no capture."""
+    """Folder or URL in which each job's capture gets a folder; None: no capture."""
     version: str = __version__
 
     @cached_property
@@ -104,7 +105,7 @@ class SweepJob:
 
     @property
     def effort(self) -> int:
-        """Rough cost, in unmeasured requests."""
+        """Rough cost of the job, as a number of unmeasured requests."""
         measured = self.measure or self.objectives or self.capture or SCHEDULERS[self.scheduler].iterates
         searched = _SEARCH * len(self.capacity_by) if self.capacity is not None else 1
         return self.count * (_MEASURED if measured else 1) * searched
@@ -116,7 +117,7 @@ class SweepJob:
 
 
 def digest_of(trace: "Trace") -> str:
-    """Return a digest of all that affects a run."""
+    """Return a digest of all data of a trace that affect a run."""
     requests = trace.requests
     digest = hashlib.sha256()
     for column in (requests.arrival_ns, requests.input, requests.output):
@@ -150,7 +151,8 @@ def run_job(job: SweepJob, trace: "Trace", progress: Callable[[int], None] | Non
     if place is not None and part is not None:
         summary["capture"] = place
         if part != place:
-            # The name contains the job's id, so an existing folder is from this job, whose result was lost.
+            # Remove an existing folder: its name contains the job's id, so it is from an earlier run of this
+            # job of which the result was lost.
             shutil.rmtree(place, ignore_errors=True)
             Path(part).rename(place)
     if job.capacity is not None:
@@ -243,15 +245,16 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "smooth_goodput_tokens_per_sec": "smooth_goodput.tokens_per_second",
     "caution": "fit.caution",
 }
-"""Path of each column's figure, in seconds or as a share; converted for names that end in _ms or _pct."""
+"""For each column, the path of its figure in the result, in seconds or as a share. Values of columns that end
+in _ms or _pct are converted."""
 _IN_COLUMNS: Final = frozenset({
     "scheduler", "requests", "servers", "bins", "seed", "load", "token_sla", "request_sla",
 })  # fmt: skip
-"""Settings that are in a column of another name."""
+"""Settings that need no further column, since `_COLUMNS` has them under another name."""
 
 
 def _varied(runs: Sequence[_Run]) -> dict[str, list[Any]]:
-    """Return a column for each other setting that differs between the runs; durations in ms."""
+    """Return a column for each further setting that differs between the runs. Durations are in ms."""
     columns: dict[str, list[Any]] = {}
     settings = [settings_of(run) for run in runs]
     for name in dict.fromkeys(name for one in settings for name in one):
@@ -270,7 +273,7 @@ def _cell(run: _Run, name: str, path: tuple[str, ...]) -> Any:
     if path[0] == "bins":
         return len(value) if value else None
     if path[0] == "capacity" and path[-1] in (at(run, *path[:-1]) or ()):
-        return math.inf if value is None else value  # None: no limit
+        return math.inf if value is None else value  # None means no limit.
     factor = {"ms": 1_000, "pct": 100}.get(name.rpartition("_")[2])
     return value * factor if factor and value is not None else value
 
@@ -282,8 +285,11 @@ def run_columns(runs: Sequence[_Run]) -> dict[str, list[Any]]:
 
 
 def write_runs(place: Path, runs: Sequence[_Run]) -> None:
-    """Write a row for each run; an unknown figure is an empty cell (null). A figure that no run has, such as
-    goodput without objectives, has no column. Raises ConfigError of `--table`."""
+    """Write a table with a row for each run. Raises ConfigError naming `--table`.
+
+    An unknown figure is an empty cell (null). A figure that no run has, such as goodput without objectives,
+    has no column.
+    """
     columns = {
         name: cells for name, cells in run_columns(runs).items() if any(cell is not None for cell in cells)
     } | _varied(runs)

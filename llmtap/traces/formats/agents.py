@@ -1,16 +1,16 @@
 """The trace formats `dynamo` (request traces of NVIDIA Dynamo) and `weka` (coding agents). Read only.
 
-Both are JSON Lines and know the tree of an agent's requests: a subagent is a session of its own, whose first
-request has as `parent` a request of the session that started it.
+Both are JSON Lines and contain the tree of an agent's requests: a subagent is a separate session. The
+`parent` of its first request is a request of the session that started it.
 
 `dynamo`: a line is `{"timestamp": ms since the start, "event": record}`, or the record alone; only records
-`request_end` are read. `ttft_ms` makes an answer a stream, and `total_time_ms` is its end; an engine's
+`request_end` are read. An answer with `ttft_ms` is a stream, and `total_time_ms` is its end; an engine's
 latency model can be fitted to both. `agent_context` names the session; the parent is the latest finished
-request. Block ids have 64 bits without a sign there, and with a sign in a capture.
+request. Block ids are unsigned 64-bit numbers there, and signed ones in a capture.
 
 `weka` (kv-cache-tester): a line is one conversation. Times are seconds from its beginning. `type` is `s`
-(streamed) or `n`; an entry of the type `subagent` has requests of its own, and the parent is the latest one
-before the entry. Block ids of the scope `local` are those of one conversation.
+(streamed) or `n`; an entry of the type `subagent` has requests of its own, whose parent is the latest request
+before the entry. Block ids of the scope `local` are unique only within one conversation.
 
 Source: ai-dynamo/dynamo, lib/llm/src/request_trace/types.rs; its documentation, "Agent Tracing";
 callanjfox/kv-cache-tester, docs/trace_replay_tester.md and traces/; AIPerf's readers of both.
@@ -70,9 +70,9 @@ class _Line(_Record):
 
 def _dynamo_rows(stream: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
     others = late = 0
-    ids: set[int] = set()  # hashes, about 60 bytes a record
+    ids: set[int] = set()  # Hashes of the ids, about 60 bytes per record.
     repeated = 0
-    last: dict[str, tuple[str, int]] = {}  # of each session: its latest request, and that one's turn
+    last: dict[str, tuple[str, int]] = {}  # By session: its latest request and the turn.
     for line, number in json_rows(stream, _Line, notes):
         record = line if line.event is None else line.event
         if record.event_type != "request_end" or record.request is None:
@@ -155,7 +155,7 @@ def _weka_rows(stream: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
     late = 0
     talks = json_rows(stream, _Conversation, notes, bytes_max=BODY_BYTES_MAX)
     for place, (talk, number) in enumerate(talks, 1):
-        # Larger than all ids of a conversation, so that the ids of different conversations differ.
+        # Add a number larger than all ids of a conversation, so that ids of different conversations differ.
         shift = place << 40 if talk.hash_id_scope == "local" else 0
         for row in _session(talk, talk.requests, talk.id, None, number, shift):
             late += without_late_token(row)

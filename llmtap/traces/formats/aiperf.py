@@ -1,9 +1,9 @@
 """The trace format `aiperf`: AIPerf's `mooncake_trace`, JSON Lines, read and written.
 
 A line has exactly one of `input_length`, `payload` (a whole request body), `messages` (with `tools`) and
-`text_input`; optional `output_length`, `hash_ids` (512-token blocks, only with a length), `timestamp` and
-`delay` in ms, `session_id`, and `extra`, merged into the body. A row with a body is written as `payload`,
-others with their length; a session has one kind only.
+`text_input`. Optional are `output_length`, `hash_ids` (512-token blocks, only with a length), `timestamp` and
+`delay` in ms, `session_id`, and `extra`, which is merged into the body. A row with a body is written as
+`payload`, any other row with its length; all rows of a session must be of the same kind.
 
 Source: aiperf 0.13.0.
 """
@@ -33,7 +33,8 @@ from llmtap.traces.text import (
 
 _MS: Final = 6
 _FIRST_ROWS: Final = 1_000
-"""Number of rows that are searched for a body. If none has one, the file has lengths only."""
+"""Number of first rows that are searched for a body. If none has a body, the file is taken
+to have only lengths."""
 _CONTENTS: Final = ("input_length", "payload", "messages", "text_input")
 _WANTED: Final = (
     "arrival_ns", "think_us", "session", "input_tokens", "output_tokens", "request_body",
@@ -114,7 +115,7 @@ def _body_columns(row: _Row, payload: str | None, number: int) -> Json:
 
 def _write(writer: format.TraceWriter) -> None:
     ids = BlockIds(writer)
-    with_bodies: dict[str, bool] = {}  # of the first row of each session
+    with_bodies: dict[str, bool] = {}  # By session: whether its first row has a body.
 
     def reason(body: str | None, read: int | None, session: str | None) -> str | None:
         if body is None and read is None:
@@ -130,7 +131,8 @@ def _write(writer: format.TraceWriter) -> None:
         return list(map(reason, *(batch.column(name).to_pylist() for name in names)))
 
     for batch in writer.outgoing((*_WANTED, *BLOCK_COLUMNS), (), reasons=reasons):
-        # Rows with a body are written without length and blocks, so that the ids have no gaps.
+        # Remove the blocks of rows with a body, which are written without length and blocks. Otherwise the
+        # block ids in the file would have gaps.
         bodied = pc.is_valid(batch.column("request_body"))
         writer.count(batch.filter(bodied).select(["input_tokens", "blocks"]), sign=-1)
         blocks = batch.column("blocks")
@@ -138,7 +140,7 @@ def _write(writer: format.TraceWriter) -> None:
         columns = [batch.column(name).to_pylist() for name in _WANTED]
         for row in zip(*columns, ids.of(batch), strict=True):
             writer.out.write(_line(*row))
-    ids.missing = 0  # rows with a body need no ids, and AIPerf accepts the others without ids
+    ids.missing = 0  # Do not report missing ids: AIPerf accepts rows without ids.
     ids.report()
 
 
@@ -146,7 +148,8 @@ def _line(
     arrival_ns: int | None, think_us: int | None, session: str | None, read: int | None,
     output_tokens: int | None, body: str | None, blocks: list[int] | None,
 ) -> bytes:  # fmt: skip
-    # On one line: outside of strings, a line break in JSON is white space.
+    # Put the body on one line. Outside of strings, a line break in JSON is white space, so a space can
+    # replace it.
     payload = None if body is None else body.replace("\r", " ").replace("\n", " ")
     fields = {
         "session_id": None if session is None else compact(session),
@@ -162,8 +165,11 @@ def _line(
 
 
 def _sniff(head: bytes, name: str) -> bool:
-    """Return whether the rows are AIPerf's: with a session, a delay or a body, or without a time or an output
-    length, which only AIPerf allows. Rows with lengths only are Mooncake's."""
+    """Return whether the rows are in AIPerf's format.
+
+    They have a session, a delay or a body, or they lack a time or an output length, which only AIPerf allows.
+    Rows with only a time and lengths are Mooncake's.
+    """
     objects = first_objects(head)
     known = {f.name for f in msgspec.structs.fields(_Row)}
     own = {"payload", "text_input", "session_id", "delay"}

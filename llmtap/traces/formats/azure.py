@@ -1,8 +1,9 @@
 """The trace formats `azure` (Azure's LLM inference traces) and `inference-perf` (its trace replay).
 
-Both are CSV files of arrival, input tokens and output tokens, read and written; they differ in dates and ends
-of lines. Dates: `2023-11-16 18:15:46.6805900` in 2023, six digits and `+00:00` in 2024; dates without a zone
-are UTC. inference-perf reads the columns by position, six digits of a second, and the first row as time zero.
+Both are CSV files of arrival, input tokens and output tokens, read and written. They differ in the form of
+dates and in line ends. Dates in Azure's trace of 2023 are `2023-11-16 18:15:46.6805900`; in the trace of 2024
+they have six digits and `+00:00`. Dates without a zone are UTC. inference-perf reads the columns by position,
+reads six digits of a second, and takes the first row as time zero.
 
 Source: Azure/AzurePublicDataset (CC-BY-4.0); inference-perf 0.7.0.
 """
@@ -38,7 +39,7 @@ _SECONDS_CHARS: Final = len("2023-11-16 18:15:46")
 
 def _batches(stream: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
     for rows, columns in read_csv(stream, _COLUMNS, notes):
-        # Round down, like a clock with microseconds.
+        # Round down to microseconds, the resolution of the column in a capture.
         moment = pc.floor_temporal(columns["arrival_ns"].cast(pa.timestamp("ns", "UTC")), unit="microsecond")
         yield batch_of(rows, columns | {"arrival": moment.cast(pa.timestamp("us", "UTC"))})
 
@@ -78,7 +79,7 @@ FORMATS: Final = (
         batches=_batches,
         writes=partial(_write, 7, "\r\n"),
     ),
-    # Not recognised by its content, which looks like Azure's: it is read with --from.
+    # This format is not recognised, because the content looks like Azure's. It is read with --from.
     TraceFormat(
         name="inference-perf",
         title="inference-perf trace replay (Azure CSV)",

@@ -4,7 +4,8 @@ Files 1 and 2 have six columns, file 3 has eight; all eight are written. Fields 
 
 - `Timestamp`: `arrival_ns`, from the trace's own zero. `Elapsed time`: `response_end_us`.
 - `Session ID`: `session`; empty on `API log` rows. `Log Type`: `route`.
-- `Response tokens` 0, or nothing: a failed request, `outcome` upstream_error. `Total tokens` is the sum.
+- `Response tokens` is 0 or empty for a failed request, which gets `outcome` upstream_error. `Total tokens` is
+  the sum of both counts.
 
 Source: HPMLL/BurstGPT (CC-BY-4.0).
 """

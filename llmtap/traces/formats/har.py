@@ -1,11 +1,12 @@
 """The trace format `har`: HTTP Archive 1.2, as browsers and debugging proxies save HTTP. Read only.
 
 Entries that are LLM calls become rows of a capture, with request body, answer, usage and times; other entries
-are skipped and counted. The answers are read by the observer, as those of live traffic are. `startedDateTime`
-is the arrival, the end of `wait` the first byte, that of `receive` the end. An entry without an answer
-(status 0, or none) and a redirected one are failed requests, an aborted or blocked one was cancelled by the
-client; an entry that the browser answered from a cache has no times of a server and is left out. Headers of
-the request, cookies and queries are not read; headers of the answer are, and X-Request-Id is kept.
+are skipped and counted. The observer reads the answers, as it does for live traffic. `startedDateTime` is the
+arrival; the end of `wait` is the first byte, and the end of `receive` is the end of the answer. An entry
+without an answer (status 0, or no status), or with a redirection, is a failed request; one that was aborted
+or blocked counts as cancelled by the client. An entry that the browser answered from a cache has no times of
+a server and is left out. Headers of the request, cookies and queries are not read; headers of the answer are,
+and X-Request-Id is kept.
 
 Source: HAR 1.2 (W3C draft, "HTTP Archive").
 """
@@ -26,8 +27,8 @@ from llmtap.traces.format import ASPECTS, FormatError, TraceFormat
 from llmtap.traces.text import start_of
 
 _SILENT: Final = " "
-"""Content for an entry without content, as browsers save event streams, so that the other fields of the entry
-can be read."""
+"""Content to use for an entry that has none, so that the other fields of the entry can be read. Browsers save
+event streams without content."""
 _US_PER_S: Final = 1_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -96,7 +97,8 @@ def _row_of(entry: dict[str, Any], skipped: Counter[str]) -> dict[str, Any] | No
             row.pop(name, None)
     elif silent:
         skipped["have no content: times and request are kept, the content of the answer is unknown"] += 1
-        # Without content it looks like a broken stream, but the outcome is unknown.
+        # Without content, every answer looks like a broken stream. Remove this outcome, except for an HTTP
+        # error, whose status shows it.
         for name in _OF_CONTENT if x.status is not None and x.status >= 400 else ("outcome", *_OF_CONTENT):
             row.pop(name, None)
         row["stream"] = str(content.get("mimeType")).startswith("text/event-stream")
@@ -115,7 +117,7 @@ _OF_ANSWERS: Final = (*_OF_CONTENT[1:], "stream", "head_us", "first_byte_us")
 
 
 def _unsent(entry: dict[str, Any], response: dict[str, Any]) -> str | None:
-    """Return a note if the entry is not a response of a server with times, for example one from a cache."""
+    """Return a note if the response did not come from the server, such as one from a cache; else None."""
     if any(place.get(name) for name in _FROM_CACHE for place in (entry, response)):
         return "were answered by the browser's cache or a service worker: left out"
     if response.get("status") in (304, "304"):
@@ -124,7 +126,7 @@ def _unsent(entry: dict[str, Any], response: dict[str, Any]) -> str | None:
 
 
 def _failure(entry: dict[str, Any], status_known: bool, status: int | None) -> tuple[Outcome, str] | None:
-    """Return outcome and error of an entry without a complete answer."""
+    """Return the outcome and the error of an entry without a complete answer; None if it is complete."""
     error = har_error(entry)
     if error is not None and _ABORTED.search(error):
         return Outcome.CLIENT_CANCELLED, error
@@ -140,7 +142,7 @@ def _failure(entry: dict[str, Any], status_known: bool, status: int | None) -> t
 
 
 def _arrival_ns(date: Any) -> int | None:
-    """Return a date as ns; without a zone it is UTC."""
+    """Return a date as ns since 1970; a date without a zone is UTC. None if it is no date."""
     try:
         moment = datetime.fromisoformat(date)
     except (TypeError, ValueError):
@@ -161,7 +163,10 @@ def _request_columns(body: bytes) -> dict[str, Any]:
 
 
 def _points(totals: dict[str, float]) -> dict[str, Any]:
-    """Return the timeline by the timings that are not -1; `ssl` is part of `connect` (HAR 1.2, "timings")."""
+    """Return the columns of the timeline, from the timings of an entry that are known (not -1).
+
+    `ssl` is not added, because it is part of `connect` (HAR 1.2, "timings").
+    """
     before = sum(totals.get(name, 0.0) for name in ("blocked", "dns", "connect", "send"))
     row: dict[str, Any] = {}
     if "send" in totals:
@@ -178,7 +183,8 @@ def _us(seconds: float) -> int:
 
 
 def answer_columns(explained: Explained) -> dict[str, Any]:
-    """Return outcome, kind and counts of a saved response, which has no times, as columns of a capture."""
+    """Return the outcome, the kind and the counts of a saved response as columns of
+    a capture, without times."""
     (row,) = to_batch([explained.exchange], capture="", level="shape")[0].select(_ANSWER).to_pylist()
     return dict(row)
 

@@ -1,13 +1,13 @@
 """The trace formats `mooncake` and `guidellm`, which have the same fields, and ids of prefix blocks in files.
 
 JSON Lines `{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [int, ...]}` with
-one id per block of 512 tokens, also for a partial last block. `guidellm` is the input of guidellm's
-`--profile kind=replay`: times in seconds, and an optional `duration` of the whole answer. A row with a
-`duration` is guidellm's. Otherwise the values of the times decide, not their spelling, and a file whose times
-may be either is claimed by both formats, so that its reader must choose (`_units`).
+one id for each block of 512 tokens, including a partial last block. `guidellm` is the input of guidellm's
+`--profile kind=replay`: times in seconds, and an optional `duration` of the whole answer. A file with a
+`duration` is guidellm's. Otherwise the values of the times decide. If they may be seconds or milliseconds,
+both formats match, so that the user must choose one (`_units`).
 
-`aiperf.py` uses `block_columns` (the columns of a capture for ids that were read) and `BlockIds` (the ids to
-write), too.
+`aiperf.py` also uses `block_columns` (columns of a capture for block ids that were read) and `BlockIds` (ids
+to write).
 
 Source: kvcache-ai/Mooncake, FAST25-release/traces; guidellm 0.8.1.
 """
@@ -26,12 +26,12 @@ from llmtap.traces import format
 from llmtap.traces.text import Count, Id, Number, decimal_text, first_objects, json_rows, number_ns
 
 SIZE: Final = 512
-"""Number of tokens in a block, as readers of the files expect."""
+"""Number of tokens in a block. The programs that read these files expect this number."""
 BLOCK_COLUMNS: Final = ("blocks", "block_size", "block_unit", "input_tokens")
 _FIELDS: Final = ("timestamp", "input_length", "output_length", "hash_ids", "duration")
 _COLUMNS: Final = ("arrival_ns", "input_tokens", "output_tokens", "response_end_us")
 _MS: Final = 6
-"""Number of decimal digits from the unit of times (ms) to ns, in traces of Mooncake and of guidellm."""
+"""Powers of ten between the unit of times and ns: for ms (Mooncake) and for s (guidellm)."""
 _SECONDS: Final = 9
 
 
@@ -44,7 +44,7 @@ class _Row(msgspec.Struct):
 
 
 def block_columns(ids: Sequence[Sequence[int] | None]) -> dict[str, list[Any]]:
-    """Return the columns of rows with these ids."""
+    """Return the columns of a capture for rows with these block ids."""
     return {
         "blocks": list(ids),
         "block_size": [None if i is None else SIZE for i in ids],
@@ -86,8 +86,8 @@ def _broken(ids: Sequence[int] | None, tokens: int | None) -> bool:
 
 
 def _write(places: int, writer: format.TraceWriter) -> None:
-    """Write a trace: times in seconds exactly, times in milliseconds rounded unless they are from this
-    format."""
+    """Write a trace. Times in seconds are exact; times in milliseconds are rounded to whole ones, unless the
+    source has this format."""
     ids, cut = BlockIds(writer), 0
     seconds = places == _SECONDS
     whole_ns = 1 if seconds or writer.own else 10**places
@@ -109,11 +109,12 @@ def _write(places: int, writer: format.TraceWriter) -> None:
 
 
 class BlockIds:
-    """Ids of the prefix blocks of one file that is written.
+    """Ids of prefix blocks for a file that is written.
 
-    Salted hashes become small numbers by first use; the map of all ids is in memory. Blocks of a size that
-    divides SIZE are joined: every n-th id, and the last. Other sizes are written unchanged; rows with another
-    number of ids than ceil(tokens / SIZE) are counted.
+    Salted hashes are replaced by small numbers, in the order of their first use; the map of all ids is in
+    memory. If the size of the blocks divides SIZE, n blocks are joined to one: every n-th id is written, and
+    the last. Blocks of other sizes are written unchanged. Rows with another number of ids than ceil(tokens /
+    SIZE) are counted.
     """
 
     def __init__(self, writer: format.TraceWriter) -> None:
@@ -170,20 +171,21 @@ class BlockIds:
 
 
 def int_lists(column: pa.ListArray) -> list[list[int] | None]:
-    """Return the lists of a column; faster than `to_pylist`."""
+    """Return the lists of a column. This is faster than `to_pylist` of the column."""
     flat = iter(column.flatten().to_pylist())
     lengths = pc.list_value_length(column).to_pylist()
     return [None if n is None else list(islice(flat, n)) for n in lengths]
 
 
 _BUSY_MS: Final = 10.0
-"""Mean distance below which whole numbers are probably not milliseconds: 100 requests per second."""
+"""Mean distance of times that are whole numbers, below which they are probably not milliseconds: this would
+be more than 100 requests per second."""
 _BUSY_FRACTIONS_MS: Final = 1.0
-"""The same limit for numbers with fractions: 1,000 requests per second, more than in any known trace."""
+"""The same limit for times with fractions: 1,000 requests per second, more than in any known trace."""
 
 _EPOCH_S: Final = 1e9
-"""Whole numbers from this one on may be seconds since 1970; as milliseconds of a trace they are eleven days.
-"""
+"""Smallest whole number that may be seconds since 1970. As milliseconds of a trace it
+would be eleven days."""
 
 
 def _sniff(places: int, head: bytes, name: str) -> bool:
@@ -197,16 +199,17 @@ def _sniff(places: int, head: bytes, name: str) -> bool:
 
 
 def _units(times: Sequence[object], *, with_blocks: bool) -> tuple[int, ...]:
-    """Return the possible units of times; both if the values do not decide.
+    """Return the possible units of times: both units if the values do not decide.
 
-    Whole times that are close together are taken for Mooncake's if there are block ids: its traces have both.
+    Whole numbers that are close together count as milliseconds if there are block ids: Mooncake's traces have
+    both.
     """
     try:
         values = [float(t) for t in times if isinstance(t, int | float | str)]
     except (ValueError, OverflowError):
         values = []
     if len(values) < len(times):
-        return (_MS,)  # reading reports the invalid line
+        return (_MS,)  # Some times are invalid: reading will report the line.
     distance = (max(values) - min(values)) / (len(values) - 1) if len(values) > 1 else None
     if all(value.is_integer() for value in values):
         is_busy = distance is not None and 0 < distance < _BUSY_MS

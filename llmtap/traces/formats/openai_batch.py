@@ -1,7 +1,7 @@
 """The trace format `openai-batch`: requests of OpenAI's Batch API, without times. Read and written.
 
 JSON Lines, one request a line: `{"custom_id": str, "method": "POST", "url": "/v1/chat/completions", "body":
-{...}}`. A body is written with the spelling of its members, without `stream`, which no batch can give.
+{...}}`. The values of a body are written unchanged. `stream` is removed, because a batch cannot stream.
 
 Source: OpenAI, reference of the Batch API.
 """
@@ -23,7 +23,7 @@ _URLS: Final = {
     "embeddings": "/v1/embeddings",
     "messages": "/v1/messages",
 }
-"""URL by endpoint. A path comes before shorter paths that are its suffix."""
+"""URL by endpoint. A path must come before a shorter path that is its suffix."""
 _FALSE: Final = msgspec.Raw(b"false")
 _HOLDS: Final = ("request body", "message roles and sizes", "max_tokens", "model")
 _WANTED: Final = ("id", "method", "path", "endpoint", "request_body")
@@ -60,7 +60,7 @@ def _read(file: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
 
 def _write(writer: TraceWriter) -> None:
     requests: list[tuple[str, Members]] = []
-    names: set[int] = set()  # hashes of the ids, about 60 bytes a line
+    names: set[int] = set()  # Hashes of the ids, about 60 bytes per line.
     renamed = unstreamed = 0
 
     def reasons(batch: pa.RecordBatch) -> list[str | None]:
@@ -80,7 +80,7 @@ def _write(writer: TraceWriter) -> None:
             names.add(hash(name))
             unstreamed += body.pop("stream", _FALSE) != _FALSE
             body.pop("stream_options", None)
-            # Without white space, since line breaks in a body would end the line.
+            # Remove white space: a line break in the body would end the line.
             text = msgspec.Raw(msgspec.json.format(msgspec.json.encode(body), indent=-1))
             line = {"custom_id": name, "method": method or "POST", "url": url, "body": text}
             writer.out.write(msgspec.json.encode(line) + b"\n")
@@ -89,7 +89,7 @@ def _write(writer: TraceWriter) -> None:
 
 
 def _request_of(row: dict[str, Any]) -> tuple[str, Members] | str:
-    """Return URL and members of a row's request, or the reason why it cannot be written."""
+    """Return the URL and the members of a row's request, or the reason why it cannot be written."""
     try:
         body = _decode_members(row["request_body"])
     except (ValueError, RecursionError):
@@ -100,7 +100,10 @@ def _request_of(row: dict[str, Any]) -> tuple[str, Members] | str:
 
 
 def _sniff(head: bytes, name: str) -> bool:
-    """Return whether the first line has the members of a request; a line longer than `head` is searched."""
+    """Return whether the first line has the members of a request.
+
+    If the line is longer than `head` and cannot be decoded, search the names of the members in it.
+    """
     text, members = start_of(head), ("custom_id", "url", "body")
     try:
         line = msgspec.json.decode(text.split(b"\n", 1)[0])

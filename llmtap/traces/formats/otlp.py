@@ -2,10 +2,11 @@
 
 A span of an inference (`gen_ai.operation.name` is chat, text_completion or generate_content, or it is absent
 and the span has a count of tokens) is a row of a capture. A tool may also write such a span around its
-inferences, with their sum, or around the attempts of one inference: of spans within each other only the
-innermost with a count of tokens are rows (`_without_containers`). The `session` is the conversation's id, or
-the trace's if the span has a parent; a nested agent (`invoke_agent` within another) is a session of its own,
-whose first request has as `parent` the latest request of the agent around it that ended before.
+inferences, with the sum of their tokens, or around the attempts of one inference. Of spans within each other,
+only the innermost ones with a count of tokens are rows (`_without_containers`). The `session` is the id of
+the conversation, or the id of the trace if the span has a parent. A nested agent (`invoke_agent` within
+another) is a separate session; the `parent` of its first request is the latest request of the outer agent
+that ended before.
 
 All spans of a file are in memory, because agents' spans come after those of their requests.
 
@@ -82,14 +83,14 @@ class _Line(Struct, rename="camel"):
 
 def _rows(stream: BinaryIO, notes: list[str]) -> Iterator[Mapping[str, Any]]:
     parents: dict[_Key, _Key] = {}
-    conversations: dict[_Key, str | None] = {}  # of the spans of agents
+    conversations: dict[_Key, str | None] = {}  # By span of an agent: the id of its conversation.
     spans: list[_Inference] = []
     others = repeated = 0
     for line, number in json_rows(stream, _Line, notes, bytes_max=BODY_BYTES_MAX):
         for span in (s for r in line.resource_spans for scope in r.scope_spans for s in scope.spans):
             key = span.trace_id, span.span_id
             if key in parents:
-                repeated += 1  # an exporter may send a batch again
+                repeated += 1  # An exporter may send a batch again.
                 continue
             values = {a.key: _value(a.value) for a in span.attributes}
             parents[key] = span.trace_id, span.parent_span_id
@@ -107,7 +108,7 @@ def _rows(stream: BinaryIO, notes: list[str]) -> Iterator[Mapping[str, Any]]:
     containers = len(spans) - len(inferences)
     inferences.sort(key=lambda one: one[:2])
     late = uncounted = reversed_ = 0
-    ended: dict[str, list[tuple[int, str]]] = {}  # of each session: ends and ids of its requests, sorted
+    ended: dict[str, list[tuple[int, str]]] = {}  # By session: sorted ends and ids of its requests.
     for start_ns, end_ns, span, values in inferences:
         chain = _agents_of((span.trace_id, span.span_id), parents, conversations)
         named = (values.get("gen_ai.conversation.id"), *map(conversations.get, chain))
@@ -120,7 +121,7 @@ def _rows(stream: BinaryIO, notes: list[str]) -> Iterator[Mapping[str, Any]]:
             path = [
                 base,
                 *(span_id for _, span_id in reversed(chain[:-1])),
-            ]  # the outermost agent is the conversation itself
+            ]  # Without the outermost agent, which is the conversation itself.
             sessions = ["/".join(path[: n + 1]) for n in range(len(path))]
             mine = ended.setdefault(sessions[-1], [])
             parent = _latest(mine, start_ns)
@@ -144,7 +145,7 @@ def _rows(stream: BinaryIO, notes: list[str]) -> Iterator[Mapping[str, Any]]:
 
 
 _Inference = tuple[int, int, _Span, dict[str, Any]]
-"""Start, end, span and its attributes."""
+"""Start, end and span of an inference, and the attributes of the span."""
 
 
 def _has_tokens(values: Mapping[str, Any]) -> bool:
@@ -152,9 +153,10 @@ def _has_tokens(values: Mapping[str, Any]) -> bool:
 
 
 def _without_containers(spans: Sequence[_Inference], parents: Mapping[_Key, _Key]) -> list[_Inference]:
-    """Return the innermost inferences with a count of tokens; of a tree without any count the innermost ones.
+    """Return the innermost inferences that have a count of tokens; in a tree without counts, the innermost
+    ones.
 
-    A span around the attempts of one request may be the only one with a count, and is then the row.
+    A span around the attempts of one request may be the only one with a count. Then it is returned.
     """
     counted = {(span.trace_id, span.span_id): _has_tokens(values) for *_, span, values in spans}
     around_counted: set[_Key] = set()
@@ -205,18 +207,18 @@ def _row(start_ns: int, end_ns: int, span: _Span, values: dict[str, Any]) -> dic
 
 
 def _latest(ends: Sequence[tuple[int, str]], start_ns: int) -> tuple[int, str] | None:
-    """Return the last of the sorted ends that is not after `start_ns`."""
+    """Return the last of the sorted ends that is not after `start_ns`; None if there is none."""
     n = bisect_right(ends, start_ns, key=itemgetter(0))
     return ends[n - 1] if n else None
 
 
 def _agents_of(key: _Key, parents: Mapping[_Key, _Key], agents: Collection[_Key]) -> list[_Key]:
-    """Return the spans of agents around a span, the innermost first."""
+    """Return those spans around a span that are agents, the innermost first."""
     return [above for above in _ancestors(key, parents) if above in agents]
 
 
 def _count(value: Any) -> int | None:
-    """Return an attribute as a count, also of a program that writes counts as doubles or texts."""
+    """Return an attribute as a count, or None. Some programs write counts as doubles or texts."""
     if isinstance(value, str) and value.isdecimal() and len(value) <= _COUNT_DIGITS:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= COUNT_MAX:
@@ -228,7 +230,7 @@ _COUNT_DIGITS: Final = 18
 
 
 def _value(value: Mapping[str, Any]) -> Any:
-    """Return an AnyValue of OTLP; 64-bit integers are texts in JSON."""
+    """Return the value of an AnyValue of OTLP, in which 64-bit integers are texts in JSON."""
     for kind, inner in value.items():
         if kind == "intValue":
             return int(inner) if isinstance(inner, int) or str(inner).lstrip("-").isdecimal() else None

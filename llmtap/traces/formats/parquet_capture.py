@@ -1,8 +1,9 @@
 """The trace format `llmtap`: captures as Parquet in the columns of `capture/schema.py`, read and written.
 
-Reads one file or a stream, or with `read_many` a whole capture: a folder, a pattern or a URL. A written file
-has one ledger: rows of several captures, or of a format without a ledger, are written without one and without
-the names of their relays, which the integrity check needs.
+Reads one file or a stream, or with `read_many` a whole capture: a folder, a pattern or a URL. A file can have
+only one ledger (the counts of a capture's relays, for the integrity check). If the rows are from several
+captures, or from a format without a ledger, they are written without a ledger and without the names of the
+relays.
 """
 
 import shutil
@@ -25,7 +26,7 @@ _MAGIC: Final = b"PAR1"
 
 
 def _read(file: BinaryIO) -> format.TraceSource:
-    """Read a stream from a temporary copy, since Parquet is read from its end."""
+    """Read a stream by means of a temporary copy, since Parquet is read from its end."""
     copy: Any = tempfile.NamedTemporaryFile(suffix=".parquet")  # noqa: SIM115 (closed by its last row)
     shutil.copyfileobj(file, copy)
     copy.flush()
@@ -42,7 +43,7 @@ def _read(file: BinaryIO) -> format.TraceSource:
 
 @contextmanager
 def _unnamed() -> Iterator[None]:
-    """Raise a CaptureError as a FormatError without the name of the copy."""
+    """Convert a CaptureError to a FormatError, without the name of the temporary copy."""
     try:
         yield
     except CaptureError as exc:
@@ -52,8 +53,11 @@ def _unnamed() -> Iterator[None]:
 def read_many(
     where: str, progress: Callable[[int, int | None], None] | None = None
 ) -> tuple[format.TraceSource, int]:
-    """Return the rows of a folder, a pattern or a URL as one source, and their bytes. `progress`: called with
-    the bytes so far and their total. Raises ConfigError or FormatError."""
+    """Return the rows of a folder, a pattern or a URL as one source, and the total size of the files in
+    bytes.
+
+    `progress`: function called with the bytes read so far and their total. Raises ConfigError or FormatError.
+    """
     try:
         capture = read(where)
     except CaptureVersionError as exc:

@@ -95,7 +95,7 @@ def _of_array(stream: BinaryIO) -> Iterator[tuple[_Request, int]]:
 
 
 def _is_client(head: bytes) -> bool:
-    """Return whether a file has the parameters of a client: its rates, or its lengths."""
+    """Return whether a file has the parameters of a client (its rates, or its lengths) and no requests."""
     return _RATES_OF_CLIENT.match(head) is not None or _LENGTHS_OF_CLIENT.match(head) is not None
 
 

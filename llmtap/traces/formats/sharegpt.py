@@ -1,10 +1,10 @@
 """The trace format `sharegpt`: JSON conversations as arrays of turns, without times and token counts.
 
-`[{"id": str, "conversations": [{"from": "human"|"gpt"|"system", "value": str}, ...]}, ...]`. Read, each
-answer becomes a row whose request has all turns before it. A conversation may have a `system` text, which
-becomes the first message, and `tools` (a list, or its JSON text), which become those of the request. Written,
-each session becomes one conversation; where a session branches, the branches become conversations of their
-own.
+`[{"id": str, "conversations": [{"from": "human"|"gpt"|"system", "value": str}, ...]}, ...]`. When it is read,
+each answer becomes a row, and the row's request has all turns before the answer. A conversation may have a
+`system` text, which becomes the first message, and `tools` (a list, or its JSON text), which become those of
+the request. When it is written, each session becomes one conversation; if a session branches, each branch
+becomes a separate conversation.
 
 Source: vLLM's benchmark reads `conversations[0].value` and `[1].value`.
 """
@@ -27,7 +27,7 @@ _ROLES: Final = {
     "system": "system",
     "tool": "tool", "observation": "tool", "function": "tool",
 }  # fmt: skip
-"""Roles by the names of speakers in known copies."""
+"""Role by the name of a speaker, in the known copies of ShareGPT's data."""
 _SPEAKERS: Final = {"user": "human", "assistant": "gpt", "system": "system", "developer": "system"}
 
 Messages = list[tuple[str, str]]
@@ -103,7 +103,8 @@ def _read(file: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def _with_objects(element: Any) -> Any:
-    """Return a conversation whose turns are objects: in some copies, they are JSON texts."""
+    """Return a conversation with its turns as objects. In some copies of the data, the
+    turns are JSON texts."""
     turns = element.get("conversations") if isinstance(element, dict) else None
     if not isinstance(turns, list) or not any(isinstance(turn, str) for turn in turns):
         return element
@@ -112,13 +113,13 @@ def _with_objects(element: Any) -> Any:
 
 
 def _unknown_names(element: dict[str, Any]) -> set[str]:
-    """Return the names of the fields that are not read, of a conversation and of its turns."""
+    """Return the names of fields, of a conversation or its turns, that this module does not read."""
     of_turns = (turn.keys() - _KNOWN_OF_TURN for turn in element["conversations"] if isinstance(turn, dict))
     return (element.keys() - _KNOWN).union(*of_turns)
 
 
 def _tools_of(tools: Any) -> list[Any] | None:
-    """Return tools in the form of a chat request; None: there are none, or they have another form."""
+    """Return tools in the form of a chat request; None if there are none, or if they have another form."""
     if isinstance(tools, str):
         try:
             tools = msgspec.json.decode(tools)
@@ -151,7 +152,7 @@ def _write(writer: TraceWriter) -> None:
             columns = (batch.column(name).to_pylist() for name in _WANTED)
             rows = enumerate(zip(*columns, prompts, strict=True), writer.rows - batch.num_rows)
             for n, (capture, session, turn, name, _, answer, messages) in rows:
-                # A row without a session is a conversation of its own.
+                # A row without a session is a separate conversation, with the row number as its key.
                 key = n if session is None else (capture, session)
                 record = (name if session is None else session, messages, answer)
                 yield key, n if turn is None else turn, msgspec.json.encode(record)
@@ -188,8 +189,11 @@ _decode_record: Final = msgspec.json.Decoder(tuple[str | None, Messages, str]).d
 
 
 def _branches(records: Iterator[bytes]) -> Iterator[tuple[str | None, Messages]]:
-    """Yield name and messages of the conversations of a session. Prompts that repeat the messages before
-    belong to one conversation; an edited or repeated question begins another one."""
+    """Yield the name and the messages of each conversation in a session.
+
+    A prompt that repeats the messages before it continues the conversation; an edited or repeated question
+    begins another one.
+    """
     history: Messages = []
     name: str | None = None
     for record in records:
@@ -201,8 +205,8 @@ def _branches(records: Iterator[bytes]) -> Iterator[tuple[str | None, Messages]]
 
 
 def _goes_on(history: Messages, messages: Messages) -> bool:
-    """Return whether a prompt repeats the history. The model's turns may differ, since clients shorten
-    them."""
+    """Return whether a prompt repeats the history. The turns of the model may
+    differ: clients shorten them."""
     return len(messages) > len(history) and all(
         a[0] == b[0] and (a[1] == b[1] or a[0] == "assistant")
         for a, b in zip(history, messages, strict=False)

@@ -1,14 +1,14 @@
 """The trace formats `tracelab` (rounds of coding agents) and `tracelab-replay` (its replay table). Read only.
 
-`tracelab`: JSON Lines, one call of a model a line. `input_tokens_total` are all tokens of the prompt, of
-which `prefix_tokens` came from the provider's cache. `timing_events` are entries of an agent's log, in
-order: the last input (a user's message or a tool's result) before the first output is the arrival, the last
-output (reasoning, text, a tool call) the end of the answer. The log writes a block when it is complete, so
-the time of the first token is not known. Sessions and rounds may repeat; all rows are read.
+`tracelab`: JSON Lines, one call of a model per line. `input_tokens_total` is the number of all tokens of the
+prompt, of which `prefix_tokens` came from the provider's cache. `timing_events` are entries of an agent's
+log, in order. The last input (a user's message or a tool's result) before the first output is the arrival;
+the last output (reasoning, text, a tool call) is the end of the answer. The log gets a block when the block
+is complete, so the time of the first token is not known. Sessions and rounds may repeat; all rows are read.
 
-`tracelab-replay`: CSV, one round a line. `prefix_len` tokens of the context stay, `input_len` are new;
-`tool_wait_after_ms` passes before the next round of the session. A session may have an `arrival_time` in ms,
-by default 0; later rounds have no arrival of their own.
+`tracelab-replay`: CSV, one round per line. `prefix_len` is the number of tokens that the context keeps,
+`input_len` the number of new ones; `tool_wait_after_ms` is the time before the next round of the session. A
+session may have an `arrival_time` in ms, by default 0; later rounds have no arrival.
 
 Source: uw-syfi/TraceLab 0b8a262, README.md, artifacts/utils/DB_SCHEMA.md and replay/README.md.
 """
@@ -56,7 +56,7 @@ class _Round(Struct):
     round_id: str | None = None
     model: str | None = None
     timing_events: list[_Event] = []
-    # Of these, only the number of rows is reported.
+    # The following fields are not used; a note reports the number of rows that have them.
     tools: Any = None
     provider: Any = None
     project: Any = None
@@ -107,7 +107,7 @@ def _rounds(stream: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def _times(events: list[_Event], number: int) -> tuple[int | None, int | None]:
-    """Return the time of the last input before the first output, and that of the last output."""
+    """Return the time of the last input before the first output, and the time of the last output."""
     arrival_ns = end_ns = None
     for i, event in enumerate(events):
         if event.timestamp is None or event.event_type not in _INPUTS | _OUTPUTS:
@@ -141,14 +141,14 @@ def _is_rounds(head: bytes, name: str) -> bool:
     keys = ("session_id", "round_index", "timing_events", "input_tokens_total")
     if objects := first_objects(head):
         return all({*keys} <= one.keys() for one in objects)
-    # The first line may be longer than `head`.
+    # The first line may be longer than `head`, so that it cannot be decoded: search the names of the fields.
     return b"\n" not in text and all(f'"{key}"'.encode() in text for key in keys[:2])
 
 
 _MS: Final = CsvKind(
     SECONDS_US.pattern, "milliseconds, with at most nine digits after the point", SECONDS_US.parse, str
 )
-"""One millisecond in ns."""
+"""Kind of a column with a number of milliseconds; its values are converted to ns."""
 _COLUMNS: Final = (
     CsvColumn("session_id", TEXT, "session", required=False),
     CsvColumn("id", TEXT, "other_session", required=False),
@@ -163,7 +163,7 @@ _COLUMNS: Final = (
 
 def _replay_batches(stream: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
     waits_ns: dict[str, int] = {}
-    """For each session, the wait after its latest round."""
+    """By session: the wait after its latest round, in ns."""
     for rows, columns in read_csv(stream, _COLUMNS, notes):
         values = {name: column.to_pylist() for name, column in columns.items()}
         sessions = values.get("session") or values.get("other_session")

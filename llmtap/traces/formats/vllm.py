@@ -22,7 +22,7 @@ class _Row(msgspec.Struct, omit_defaults=True):
 
 
 def prompt_columns(prompt: str) -> dict[str, Any]:
-    """Return the columns of a request that is one message of a user."""
+    """Return the columns of a capture for a request with one message of a user."""
     body = {"messages": [{"role": "user", "content": prompt}]}
     return {"request_body": compact(body), "level": "full", **request_columns(body)}
 
@@ -33,8 +33,10 @@ def _read(stream: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def _prompt_of(body: str) -> tuple[str, bool, bool]:
-    """Return the texts of a request's messages, joined by empty lines, and two flags: several messages were
-    joined; the request had more than text."""
+    """Return the texts of a request's messages, joined by empty lines, and two flags.
+
+    The first flag: several messages were joined. The second: the request had parts that are not text.
+    """
     try:
         request = read_object(body, "request")
     except FormatError:

@@ -1,11 +1,12 @@
-"""Make prompts of an exact number of tokens by any tokenizer, with few counts.
+"""Make prompts of an exact number of tokens for any tokenizer, with only a few counts of tokens.
 
 `fit` takes drafts and a `TokenCounter` and returns a prompt and its real length for each. `RowPrompts` makes
 the prompts of traces without text, `ElasticPrompts` fits the texts of a workload; the bodies of a replay are
-made from both.
+made from these prompts.
 
-The counts so far give the tokens per word for the next guess; the rest is filled with a repeated word. A
-prompt that cannot be fitted (the template is longer) comes as near as possible and reports the difference.
+The counts so far give the tokens per word, from which the next number of words is guessed; the missing tokens
+are filled with a repeated word. If a prompt cannot be fitted (the template alone is longer), the nearest
+possible length is used, and the difference is reported.
 
 Source: exo-bench's methodology, "Prompt Construction".
 """
@@ -21,13 +22,14 @@ from llmtap.workload.prompts.tokenizer import OWN, TokenCounter, Tokenizer, cut_
 from llmtap.workload.requests import Requests
 
 ROUNDS: Final = 4
-"""Maximum number of guesses by tokens per word. The second guess is exact if only the overhead was unknown.
-"""
+"""Maximum number of guesses from the tokens per word. The second is exact if only
+the overhead was unknown."""
 ONE_A_WORD: Final = 1.5
-"""Tokens per word below which words are probably one token each, and the guessed overhead was too low."""
+"""Tokens per word below which each word is probably one token. A larger count then means that the assumed
+overhead was too low."""
 ATOM: Final = " a"
 BATCH_TOKENS: Final = 100_000
-"""Tokens counted in one call, which bounds the tokenizer's memory."""
+"""Maximum number of tokens counted in one call, so that the memory of the tokenizer is bounded."""
 BATCH_ROWS: Final = 256
 
 
@@ -44,7 +46,7 @@ class Fitted:
 
     @property
     def missed(self) -> int:
-        """Difference from the wanted length; negative: too short."""
+        """Difference from the planned length; negative if the prompt is too short."""
         return self.tokens - self.wanted
 
 
@@ -52,13 +54,13 @@ class Fitted:
 class Draft:
     tokens: int
     make: Callable[[int], Prompt]
-    """Function that makes a prompt of a number of words. More words must not give fewer tokens."""
+    """Function that makes a prompt with a number of words. More words must not give fewer tokens."""
     overhead: int = 0
-    """Expected number of tokens besides the words. A wrong value costs one more count."""
+    """Expected number of tokens in addition to the words. A wrong value only costs one more count."""
 
 
 def fit(drafts: Sequence[Draft], counter: TokenCounter) -> list[tuple[Prompt, Fitted]]:
-    """Return a prompt for each draft, with at least one word: servers refuse empty messages."""
+    """Return a prompt for each draft. It has at least one word, because servers refuse empty messages."""
     searches = [_Search(draft) for draft in drafts]
     for guess in (*[_Search.guess] * ROUNDS, *[_Search.guess_filled] * 2):
         open_ones = [search for search in searches if guess(search)]
@@ -74,7 +76,7 @@ class _Search:
         self._words = self._atoms = 0
         self.prompt = Prompt()
         self._tried: dict[tuple[int, int], int] = {}
-        """Number of tokens by number of words and atoms."""
+        """Counted tokens by the number of words and atoms (filling words)."""
         self._best: tuple[Prompt, int] | None = None
         self._below: tuple[int, int, int] | None = None
         """Words, atoms and tokens of the longest prompt that is too short."""
@@ -84,7 +86,8 @@ class _Search:
         return self._best is not None and self._best[1] == self._draft.tokens
 
     def guess(self) -> bool:
-        """Choose the number of words; False if done or already tried."""
+        """Choose the next number of words. Return False if the length is exact, or the
+        number was tried before."""
         if self._done:
             return False
         wanted, overhead = self._draft.tokens, self._draft.overhead
@@ -98,7 +101,7 @@ class _Search:
             by_word = 1.0
         words += round((wanted - last) / by_word)
         if (words, 0) in self._tried and self._below is None:
-            words = min(words for words, _ in self._tried) - 1  # shorter, so that it can be filled with atoms
+            words = min(words for words, _ in self._tried) - 1  # Shorter, to be filled with atoms.
         return self._take(words, 0)
 
     def guess_filled(self) -> bool:
@@ -132,7 +135,7 @@ class _Search:
 
 
 def in_batches(rows: Iterable[int], tokens: Sequence[int]) -> Iterator[list[int]]:
-    """Yield lists of rows with a bounded sum of tokens, at least one row each."""
+    """Yield lists of rows with a limited sum of tokens. Each list has at least one row."""
     batch: list[int] = []
     total = 0
     for row in rows:
@@ -147,25 +150,27 @@ def in_batches(rows: Iterable[int], tokens: Sequence[int]) -> Iterator[list[int]
 
 TOKEN_IDS: Final = "token ids"
 TEXTS_CACHED_MAX: Final = 1_024
-"""Maximum number of texts in the cache: each turn of a conversation repeats the earlier texts."""
+"""Maximum number of texts in the cache. It helps because each turn of a conversation
+repeats the earlier texts."""
 
 
 @runtime_checkable
 class FittedSource(Protocol):
-    """PromptSource that knows the lengths of its prompts and makes many at once."""
+    """PromptSource that makes many prompts in one call and returns their real lengths."""
 
     def prompt(self, row: int) -> Prompt: ...
 
     def prompts(self, rows: Sequence[int]) -> list[tuple[Prompt, Fitted]]:
-        """Return the prompts of these rows; cheaper than one by one."""
+        """Return the prompts of these rows. This is faster than one call for each row."""
         ...
 
 
 class RowPrompts:
-    """Prompts with the lengths and shared blocks of a trace's rows, the same for each seed and row."""
+    """Prompts with the lengths and shared blocks of a trace's rows. The prompt depends only
+    on seed and row."""
 
     def __init__(self, requests: Requests, counter: TokenCounter, *, seed: int = 0, system: str = "") -> None:
-        """`system`: system prompt of all rows, included in the lengths."""
+        """`system`: system prompt of all rows. The lengths of the rows include it."""
         self._requests = requests
         self._counter = counter
         self._rows = RowText(requests, seed)
@@ -189,8 +194,11 @@ class RowPrompts:
 
 
 class ElasticPrompts:
-    """Prompts of a workload's own texts, fitted to the rows' lengths. Each part is fitted by itself, so that
-    contexts stay shared; the message takes up the counter's overhead."""
+    """Prompts with the texts of a workload, fitted to the rows' lengths.
+
+    Each part is fitted separately, so that contexts stay shared. The message is shortened by the overhead
+    (tokens of the chat template).
+    """
 
     def __init__(self, source: ElasticSource, requests: Requests, counter: TokenCounter) -> None:
         tokenizer = counter.tokenizer
@@ -198,9 +206,9 @@ class ElasticPrompts:
         self._requests = requests
         self._counter = counter
         self._overheads: dict[tuple[bool, int], int] = {}
-        """Known overheads by presence of a system prompt and number of turns."""
+        """Known overheads, by whether there is a system prompt and by the number of turns."""
         self._overhead = 0
-        """Last known overhead."""
+        """Latest overhead that was found."""
 
     def prompt(self, row: int) -> Prompt:
         return self.prompts([row])[0][0]
@@ -243,7 +251,7 @@ def _shape(prompt: Prompt) -> tuple[bool, int]:
 
 
 def text_fit(tokenizer: Tokenizer) -> Fit:
-    """Return a function that makes texts of n tokens by this tokenizer, by cutting a longer text."""
+    """Return a function that makes texts of n tokens of this tokenizer, by cutting a longer text."""
 
     @functools.lru_cache(TEXTS_CACHED_MAX)
     def cut(text: str, tokens: int) -> tuple[str, int]:
@@ -253,7 +261,8 @@ def text_fit(tokenizer: Tokenizer) -> Fit:
         size = tokens + tokens // 16 + 4
         best, count = cut(made(size), tokens)
         if count < tokens:
-            # The text has more tokens by llmtap's tokenizer than by this one.
+            # The text is too short: it has fewer tokens by this tokenizer than by llmtap's. Make a longer
+            # one.
             size = size * tokens // max(1, count) + 4
             again, more = cut(made(size), tokens)
             if more > count:

@@ -1,6 +1,6 @@
-"""What a prompt is (`Prompt`), the interfaces of workloads and of their prompts, and random token ids.
+"""The type of prompts (`Prompt`), the interfaces of workloads and of their prompts, and random token ids.
 
-`Workload` is what `workload/registry.py` returns for a name; `PromptSource` and `ElasticSource` make the
+`workload/registry.py` returns a `Workload` for a name; a `PromptSource` or an `ElasticSource` makes the
 prompt of a row. `random_ids` draws ids for prompts that are sent as tokens.
 """
 
@@ -14,8 +14,8 @@ from typing import Final, Protocol
 from llmtap.workload.requests import Requests
 
 Fit = Callable[[Callable[[int], str], int], str]
-"""`fit(made, n)`: returns a text of n tokens by the tokenizer in use. `made(k)`: a text of k tokens by
-llmtap's own tokenizer, which grows with k. Deterministic."""
+"""Function `fit(made, n)` that returns a text of n tokens of the tokenizer in use. `made(k)` returns a text
+of k tokens of llmtap's own tokenizer; a larger k gives a longer text. The result is always the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +24,18 @@ class Prompt:
 
     text: str = ""
     ids: Sequence[int] = ()
-    """The prompt as tokens, if the workload prescribes them (IETF draft, A.1.4)."""
+    """The prompt as token ids, if the workload defines them (IETF draft, A.1.4)."""
     system: str = ""
     """System prompt; most shared prefixes are system prompts."""
     history: tuple[tuple[str, str], ...] = ()
-    """Earlier turns: role and text, from the first."""
+    """Role and text of each earlier turn, from the first one."""
 
 
 class PromptSource(Protocol):
     """Makes the prompts of rows, in any order; a row always has the same prompt."""
 
     def prompt(self, row: int) -> Prompt:
-        """Return the prompt of a row, of `Requests.input` tokens by the tokenizer in use."""
+        """Return the prompt of a row. It has `Requests.input` tokens of the tokenizer in use."""
         ...
 
 
@@ -43,8 +43,10 @@ class ElasticSource(PromptSource, Protocol):
     """PromptSource whose texts can be made longer or shorter."""
 
     def sized(self, row: int, tokens: int) -> Prompt:
-        """Return the row's prompt with `tokens` in total. Only the message changes, and has at least one
-        token. Prompts of ids do not change."""
+        """Return the row's prompt with `tokens` tokens in total. Prompts of ids do not change.
+
+        Only the length of the message changes; it has at least one token.
+        """
         ...
 
     def fitted(self, fit: Fit) -> "ElasticSource":
@@ -54,7 +56,7 @@ class ElasticSource(PromptSource, Protocol):
 
 
 class Workload(Protocol):
-    """Requests by lengths, sharing and conversations. Arrivals are separate."""
+    """Requests with their lengths, shared prefixes and conversations. Arrivals are separate."""
 
     @property
     def name(self) -> str: ...
@@ -69,13 +71,15 @@ class Workload(Protocol):
 
 
 CL100K_IDS: Final = 100_256
-"""Number of ids of cl100k_base without special ones: the IETF draft, A.1.4, draws from 0 to 100255."""
+"""Number of ids of cl100k_base without special tokens: the IETF draft, A.1.4, draws from 0 to 100255."""
 _WORD_BITS: Final = 32
 
 
 def random_ids(random: Random, count: int, below: int = CL100K_IDS) -> list[int]:
-    """Return what `[random.randint(0, below - 1) for _ in range(count)]` returns; `below` is at most 2^32 -
-    1."""
+    """Return the same ids as `[random.randint(0, below - 1) for _ in range(count)]`, but faster.
+
+    `below` must be at most 2^32 - 1.
+    """
     shift = _WORD_BITS - below.bit_length()
     ids: list[int] = []
     while len(ids) < count:
@@ -90,7 +94,8 @@ def count_ids(random: Random, count: int, below: int = CL100K_IDS) -> None:
 
 
 def _words(random: Random, count: int) -> "array[int]":
-    # getrandbits() puts the first 32-bit word into the lowest bits.
+    # getrandbits() puts the first 32-bit word into the lowest bits, so the little-endian order is that of the
+    # draws.
     words = array("I", random.getrandbits(_WORD_BITS * count).to_bytes(4 * count, "little"))
     if sys.byteorder == "big":
         words.byteswap()

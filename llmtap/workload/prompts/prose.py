@@ -2,8 +2,9 @@
 
 `ProseWriter` is the interface of all generated texts of workloads: random words (`ProseWords`), documents
 with a question (`Document`), and functions in Python, JavaScript and TypeScript (`Code`). A file of code
-begins with a comment unique to its key, and is cut at its length, mostly within a function. Counts are by the
-simulated engine's tokenizer (`text.py`). For `prose`, a shorter text of a key is a prefix of a longer one.
+begins with a comment unique to its key, and is cut at its length, mostly within a function. Tokens are those
+of the simulated engine's tokenizer (`text.py`). With `prose`, a shorter text is a prefix of a longer text of
+the same key.
 """
 
 import functools
@@ -18,7 +19,7 @@ from llmtap.workload.prompts.text import VOCABULARY, count_tokens, cut, say, tok
 WORDS: Final = tuple(
     word[1:] for word in VOCABULARY if len(word) > 2 and word[0] == "Ġ" and word[1:].islower()
 )
-"""Common words of one token each, with a leading space or without."""
+"""Common words that are one token each, both with and without a leading space."""
 _OPENING: Final = 8
 """Number of tokens in the opening sentence: seven words and a full stop."""
 _FILLER: Final = "."
@@ -29,23 +30,24 @@ QUESTION: Final = (
     " which lines of the text you took it from. Name each place only once, in the order in which they were"
     " found, and say so where the text does not tell what you want to know at all."
 )
-"""Question of the IETF draft, A.5: 100 tokens."""
+"""Question at the end of a document: 100 tokens (IETF draft, A.5)."""
 
 
 class ProseWriter(Protocol):
     """Writes messages of an exact length."""
 
     def text(self, tokens: int, key: str, topic: str) -> str:
-        """Return a text of `tokens`, always the same for a key; messages of one topic share a subject."""
+        """Return a text of `tokens` tokens, always the same for a key. Messages of one
+        topic have one subject."""
         ...
 
     def describe(self) -> Mapping[str, Any]:
-        """Domain and language (IETF draft, 4.3.1)."""
+        """Return the domain and the language of the texts (IETF draft, 4.3.1)."""
         ...
 
 
 def prose(tokens: int, key: str) -> str:
-    """Return a text of `tokens` with a beginning unique to `key`."""
+    """Return a text of `tokens` tokens with a beginning that is unique to `key`."""
     opening = _opening(key)
     if tokens <= len(opening):
         return "".join(opening[:tokens])
@@ -59,9 +61,9 @@ def _opening(key: str) -> list[str]:
 
 
 def fitted_text(text: str, tokens: int, filler: str = _FILLER, more: str = "") -> str:
-    """Cut or extend a text to `tokens`: whole pieces of it, then of `more`, then the filler."""
+    """Cut or extend a text to `tokens` tokens: whole pieces of the text, then of `more`, then the filler."""
     if more and count_tokens(text) == tokens:
-        return text  # return it here: followed by `more`, its last piece could differ
+        return text  # Do not append `more`: it could change the last piece.
     pieces: list[str] = []
     left = tokens
     for piece in cut(text + more):
@@ -70,7 +72,7 @@ def fitted_text(text: str, tokens: int, filler: str = _FILLER, more: str = "") -
             break
         pieces.append(piece)
         left -= n
-    # Remove spaces at the end: with the filler, they would become one piece.
+    # Remove spaces at the end: together with the filler, they would become one token.
     while left and pieces and pieces[-1].isspace():
         left += _tokens_of(pieces.pop())
     return "".join(pieces) + filler * left
@@ -90,7 +92,8 @@ class ProseWords:
 
 
 class Document:
-    """[document][question]: words, and the same question of 100 tokens at the end (IETF draft, A.5)."""
+    """Writes documents of random words, each with the same question of 100 tokens at the
+    end (IETF draft, A.5)."""
 
     def text(self, tokens: int, key: str, topic: str) -> str:
         document = tokens - _question_tokens()
@@ -116,12 +119,12 @@ def _question_tokens() -> int:
 LANGUAGES: Final = ("python", "javascript", "typescript")
 """Languages of the IETF draft, 4.3.2.4."""
 _FUNCTIONS: Final = 600
-"""Number of functions by language: more than 80,000 tokens."""
+"""Number of different functions for each language: more than 80,000 tokens."""
 _FILLERS: Final = {"python": "#", "javascript": "/", "typescript": "/"}
 
 
 class Code:
-    """Files of functions; messages of one topic have one language."""
+    """Writes files of functions. All messages of one topic have the same language."""
 
     def text(self, tokens: int, key: str, topic: str) -> str:
         language = LANGUAGES[crc32(topic.encode()) % len(LANGUAGES)]
@@ -140,7 +143,8 @@ class Code:
 
 
 def program(key: str, language: str) -> Iterator[tuple[str, int]]:
-    """Yield an endless file's parts with their tokens: a unique comment, then functions."""
+    """Yield the parts of an endless file, each with its number of tokens: a
+    unique comment, then functions."""
     chance = random.Random(key)
     comment = "#" if language == "python" else "//"
     path, words = chance.choices(WORDS, k=3), chance.choices(WORDS, k=5)
@@ -153,7 +157,7 @@ def program(key: str, language: str) -> Iterator[tuple[str, int]]:
 
 @functools.cache
 def _functions(language: str) -> list[tuple[str, int]]:
-    """Return the functions of a language with their tokens."""
+    """Return the functions of a language, each with its number of tokens."""
     chance = random.Random(language)
     templates = _PYTHON if language == "python" else _SCRIPT
     made = [templates[i % 2].substitute(_Names(chance, language)) for i in range(_FUNCTIONS)]
@@ -167,10 +171,10 @@ _TYPES: Final = {
 
 
 class _Names(dict[str, str]):
-    """Values of a template's fields, drawn when first used.
+    """Values of a template's fields, each drawn when it is first used.
 
-    `nI`: a number; `wI`: I words; those of `_TYPES`: empty except in TypeScript.
-    Others: a name of two words, so never a keyword.
+    `nI` is a number, `wI` is I words. The fields of `_TYPES` are empty except in TypeScript. Any other field
+    is a name of two words, which is never a keyword.
     """
 
     def __init__(self, chance: random.Random, language: str) -> None:

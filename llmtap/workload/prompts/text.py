@@ -1,15 +1,18 @@
 """Reproducible texts of n tokens, and the vocabulary and tokenizer of the simulated engine.
 
-`Numbers` and `RowText` give the bytes of a block or row, `Words` turns them into words, for prompts that are
-made for a trace; `say` writes the answers of the simulated engine, and `count_tokens` counts its prompts.
+For prompts that are made for a trace, `Numbers` and `RowText` return the bytes of a block or row, and `Words`
+turns the bytes into words. `say` writes the answers of the simulated engine, and `count_tokens` counts its
+prompts.
 
-A text is a string of bytes, each a word of a table of 256 words that are one token at any position. The bytes
-of number x begin with a unique name: NAME_BYTES of x times an odd constant modulo 2^72. So consecutive
-numbers differ in the first words, and no prefix is shared by accident. SHAKE128 continues.
+A text is made from bytes. Each byte selects a word from a table of 256 words, each of which is one token at
+any position. The bytes of the block or row with number x begin with a unique name: NAME_BYTES bytes of x
+times an odd constant modulo 2^72. So the texts of consecutive numbers differ in the first words, and no
+prefix is shared by accident. The bytes after the name come from SHAKE128.
 
-The engine's tokenizer is a byte-level BPE: a regular expression cuts a text into pieces of at most nine
-characters; a piece in the vocabulary is one token, any other its bytes with neighbouring letters paired.
-`tokenizer_json` is the same as a file for Hugging Face's `tokenizers`.
+The engine's tokenizer is a byte-level BPE. A regular expression cuts a text into pieces of at most nine
+characters. A piece in the vocabulary is one token; any other piece has a token for each byte, but
+neighbouring letters are joined in pairs. `tokenizer_json` returns the same tokenizer as a file for Hugging
+Face's `tokenizers`.
 """
 
 import functools
@@ -26,7 +29,7 @@ from zlib import crc32
 from llmtap.workload.requests import Requests
 
 NAME_BYTES: Final = 9
-"""Number of bytes of a name: sufficient for a 64-bit id and its kind."""
+"""Number of bytes of a name: enough for a 64-bit id and a bit for its kind (block or row)."""
 _SPACE: Final = 1 << 8 * NAME_BYTES
 _ODD: Final = 0x9E3779B97F4A7C15F5 | 1
 """2^72 divided by the golden ratio, so that names of consecutive numbers differ widely."""
@@ -50,19 +53,20 @@ write year yes you
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """A word for each byte, and the separator."""
+    """Table with a word for each byte, and the separator between words."""
 
     table: tuple[str, ...]
     separator: str = " "
     exact: bool = True
-    """Each word is one token by the tokenizer for which the words were chosen."""
+    """Whether each word is one token of the tokenizer for which the words were chosen."""
 
     def __post_init__(self) -> None:
         assert len(self.table) == 256
 
     @classmethod
     def made_of(cls, words: Sequence[str], separator: str = " ", *, exact: bool = True) -> "Words":
-        """Use the largest power of two of the words, 1 to 256; fewer than 256 repeat in the table."""
+        """Return a table of these words. The number of words used is the largest possible power of two, up to
+        256; if it is smaller, the words repeat in the table."""
         size = min(256, 1 << (len(words).bit_length() - 1))
         return cls(tuple(words[:size]) * (256 // size), separator, exact)
 
@@ -75,8 +79,8 @@ class Words:
 
 
 COMMON: Final = Words.made_of(_COMMON.split())
-"""Words that are one token each, with and without a leading space, by cl100k, o200k, Anthropic's published
-tokenizer and llmtap's own."""
+"""Words that are one token each, with and without a leading space, in cl100k, o200k, Anthropic's published
+tokenizer and llmtap's own tokenizer."""
 
 
 class Numbers:
@@ -100,15 +104,18 @@ class Numbers:
 
 
 class RowText:
-    """Bytes of each row of a workload: its blocks, then its own."""
+    """Bytes of each row of a workload: those of its blocks, then those of the row itself."""
 
     def __init__(self, requests: Requests, seed: int = 0) -> None:
         self._requests = requests
         self._numbers = Numbers(seed)
 
     def key(self, row: int, tokens: int, before: int = 0) -> bytes:
-        """Return `tokens` words of a row. The first block is shorter by the `before` tokens of the chat
-        template, so that blocks end for the server where they end in the trace."""
+        """Return `tokens` bytes of a row, one for each word.
+
+        `before`: number of tokens that the chat template adds before the text. The first block is shorter by
+        them, so that on the server the blocks end at the same positions as in the trace.
+        """
         requests, numbers = self._requests, self._numbers
         pieces: list[bytes] = []
         if requests.blocks and (size := requests.block_tokens):
@@ -119,7 +126,8 @@ class RowText:
         left = tokens - sum(map(len, pieces))
         if left > 0:
             pieces.append(numbers.row(row, left))
-        # Cut: the blocks may be longer than the text, since the template adds tokens after it.
+        # The blocks of the trace also cover the tokens that the chat template adds after the text: cut them
+        # to `tokens`.
         return b"".join(pieces)[: max(0, tokens)]
 
 
@@ -154,15 +162,16 @@ _PUNCTUATION: Final = r"!-/:-@\[-`{-~"
 PATTERN: Final = (
     rf" ?[A-Za-z]{{1,8}}| ?[0-9]{{1,3}}| ?[{_PUNCTUATION}]|[ \t\n\r]{{1,8}}|[^A-Za-z0-9{_PUNCTUATION} \t\n\r]"
 )
-"""Cuts any text completely into pieces. Has ASCII ranges only, which all regex engines interpret equally."""
+"""Regular expression that cuts any text completely into pieces. It has only ASCII ranges, because all regex
+engines interpret these in the same way."""
 _CUT: Final = re.compile(PATTERN)
 
 SENTENCES: Final = 400
-"""Length of the text before it repeats: about 4,000 tokens."""
+"""Number of sentences after which the text of an answer repeats: about 4,000 tokens."""
 
 
 def _byte_letters() -> list[str]:
-    """Return a printable letter for each byte, as GPT-2's byte-level BPE."""
+    """Return a printable letter for each byte, the same as in GPT-2's byte-level BPE."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = itertools.count(0x100)
     return [chr(b) if b in printable else chr(next(others)) for b in range(256)]
@@ -244,7 +253,8 @@ def _story() -> tuple[list[str], list[int]]:
 
 
 def say(count: int, key: str) -> Sequence[str]:
-    """Return a text of `count` tokens, one string each; a shorter one of the same key is its prefix."""
+    """Return a text of `count` tokens, with a string for each. A shorter text of the same
+    key is its prefix."""
     tokens, starts = _story()
     start = starts[crc32(key.encode()) % len(starts)]
     tokens_ = tokens[start : start + count]

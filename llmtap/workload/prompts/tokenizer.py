@@ -1,9 +1,9 @@
 """Tokenizers, chat templates, and counters of the tokens of whole prompts.
 
 `open_tokenizer` and `load_counter` take the text of `--tokenizer`: `tiktoken:NAME`, a `tokenizer.json`, a
-model's folder, or `sim` for the simulated engine's own (`text.py`). With a model's folder, a `TokenCounter`
-counts a `Prompt` as the server does, with chat template or special tokens; otherwise it counts the texts. All
-are local, nothing is downloaded; the packages come with the extra `tokenizers`.
+model's folder, or `sim` for the tokenizer of the simulated engine (`text.py`). With a model's folder, a
+`TokenCounter` counts a `Prompt` as the server does, with chat template or special tokens; otherwise it counts
+only the texts. All files are local, nothing is downloaded. The extra `tokenizers` installs the packages.
 """
 
 import json
@@ -27,20 +27,20 @@ CONFIG_BYTES_MAX: Final = 16 << 20
 """Maximum size of tokenizer_config.json and of a chat template."""
 OWN: Final = "sim"
 WORDS_MIN: Final = 16
-"""Minimum number of one-token words: with fewer, texts would be too similar."""
+"""Minimum number of words of one token each: with fewer, texts would be too similar."""
 _CANDIDATES_MAX: Final = 4_000
 _plain_word = re.compile(r"[a-z]{2,9}").fullmatch
 
 
 class Tokenizer(Protocol):
-    """Cuts texts into tokens, without special tokens of a model."""
+    """Cuts texts into tokens, without adding special tokens of a model."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def specials(self) -> int:
-        """Special tokens added to a completion's text."""
+        """Number of special tokens that a server adds to the text of a completion."""
         ...
 
     def counts(self, texts: Sequence[str]) -> list[int]: ...
@@ -50,7 +50,7 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int]) -> str | None: ...
 
     def vocabulary(self) -> Sequence[str]:
-        """Plain lower-case words, the best first; empty if unknown."""
+        """Plain lower-case words of the vocabulary, the most suitable first; empty if unknown."""
         ...
 
 
@@ -105,7 +105,8 @@ class _HuggingFace:
         self.name = str(path)
         self._tokenizer = open_tokenizer_file(path, place)
         self.specials = int(self._tokenizer.num_special_tokens_to_add(False))
-        # The fast variant omits offsets, a third less work; tokenizers has it since 0.20.1.
+        # Use the fast variant, which omits offsets and saves a third of the time, if `tokenizers` has it
+        # (0.20.1).
         self._encode_all: Any = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)
 
     def counts(self, texts: Sequence[str]) -> list[int]:
@@ -125,21 +126,23 @@ class _HuggingFace:
 
 
 def _plain_words(tokens: Any) -> list[str]:
-    """Return the words of a vocabulary, without the sign of a leading space."""
+    """Return the words of a vocabulary, without the character that stands for a leading space."""
     bare = (token.lstrip(" \u0120\u2581") for token in tokens)
     return list(dict.fromkeys(word for word in bare if _plain_word(word)))[:_CANDIDATES_MAX]
 
 
 def fitting_words(tokenizer: Tokenizer) -> Words:
-    """Return words of one token each at any position: the common ones, or the tokenizer's own. `Words.exact`
-    is False if there are too few."""
+    """Return words that are one token each at any position: the common words, or words of the vocabulary.
+
+    `Words.exact` is False if there are too few such words.
+    """
     common = list(dict.fromkeys(COMMON.table))
     if tokenizer.counts([" ".join(common), *common]) == [len(common)] + [1] * len(common):
         return COMMON
     words = _single(tokenizer, [*common, *tokenizer.vocabulary()], " ")
     if len(words) >= WORDS_MIN:
         return Words.made_of(words)
-    letters = _single(tokenizer, list("abcdefghijklmnopqrstuvwxyz0123456789"), "")  # a token a letter
+    letters = _single(tokenizer, list("abcdefghijklmnopqrstuvwxyz0123456789"), "")  # One letter per token.
     if len(letters) >= WORDS_MIN:
         return Words.made_of(letters, "")
     return replace(COMMON, exact=False)
@@ -154,8 +157,10 @@ def _single(tokenizer: Tokenizer, words: Sequence[str], separator: str) -> list[
 
 
 def cut_text(tokenizer: Tokenizer, text: str, tokens: int) -> tuple[str, int]:
-    """Return the beginning of a text of at most `tokens`, and its length. If the cut text has another count
-    (a character was split), neighbouring sizes are tried."""
+    """Return the beginning of a text with at most `tokens` tokens, and its length in tokens.
+
+    If the cut text has another count than expected (a character was split), neighbouring sizes are tried.
+    """
     ids = tokenizer.encode(text)
     if len(ids) <= tokens:
         return text, len(ids)
@@ -181,8 +186,8 @@ class ChatTemplate:
     def __init__(
         self, source: str, special_tokens: Mapping[str, str], place: str, *, now_ns: int | None = None
     ) -> None:
-        """`special_tokens`: by name, as `bos_token`. `now_ns`: date of templates that use it. Raises
-        ConfigError."""
+        """`special_tokens`: texts of special tokens by name, such as `bos_token`. `now_ns`: date for
+        templates that use the current date. Raises ConfigError."""
         import jinja2
         from jinja2.ext import loopcontrols
         from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -232,7 +237,8 @@ class ChatTemplate:
         return cls(source, special, place)
 
     def render(self, prompt: Prompt) -> str:
-        """Return the text that the server tokenizes. Raises ConfigError if the template refuses it."""
+        """Return the text that the server tokenizes. Raises ConfigError if the
+        template refuses the prompt."""
         messages = [{"role": "system", "content": prompt.system}] if prompt.system else []
         messages += [{"role": role, "content": text_} for role, text_ in prompt.history]
         messages.append({"role": "user", "content": prompt.text})
@@ -252,7 +258,7 @@ def _default(template: Any) -> str | None:
 
 
 def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
-    # Replaces Jinja's filter, which writes HTML entities; models were not trained on these.
+    # This replaces Jinja's filter, which writes HTML entities: models were not trained on these.
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
@@ -269,19 +275,20 @@ _SAMPLE: Final = bytes(range(0, 256, 16))
 
 
 def as_text(prompt: Prompt) -> str:
-    """Join a prompt's parts without roles, as completions and reference tokenizers take it."""
+    """Join the parts of a prompt without roles, for completions and for counts by a reference tokenizer."""
     texts = (prompt.system, *(text for _, text in prompt.history), prompt.text)
     return "\n\n".join(text for text in texts if text)
 
 
 class TokenCounter:
-    """Counts the tokens of whole prompts: of their text as `render` returns it."""
+    """Counts the tokens of whole prompts, in the text that `render` returns for them."""
 
     def __init__(
         self, tokenizer: Tokenizer, render: Callable[[Prompt], str] = as_text, *, way: str = REFERENCE,
         specials: int = 0,
     ) -> None:  # fmt: skip
-        """`specials`: tokens that the server adds to the text. `way`: how it counts, for reports."""
+        """`specials`: number of tokens that the server adds to the text. `way`: method
+        of counting, for reports."""
         self.way = way
         self.tokenizer = tokenizer
         self.words = fitting_words(tokenizer)
@@ -293,21 +300,25 @@ class TokenCounter:
         return [len(p.ids) or n + self._specials for p, n in zip(prompts, counts, strict=True)]
 
     def overhead(self, like: Prompt) -> tuple[int, int]:
-        """Return the tokens before and after the user's text for this system prompt and history."""
+        """Return the number of tokens before and after the user's text, with this
+        system prompt and history."""
         sample = self.words.text(_SAMPLE)
         rendered = self._render(Prompt(text=sample, system=like.system, history=like.history))
         head, separator, _ = rendered.rpartition(sample)
         if not separator:
             whole, text = self.tokenizer.counts([rendered, sample])
             return self._specials + max(0, whole - text), 0
-        # Only the text before has an effect on how the first word is cut.
+        # Count the head both alone and with the sample: the text before the sample has an effect on how its
+        # first word is cut, the text after it has none.
         whole, until, before = self.tokenizer.counts([rendered, head + sample, head])
         return self._specials + before, whole - until
 
 
 def load_counter(text: str, *, chat: bool, place: str) -> TokenCounter:
-    """Load the counter of `tiktoken:NAME`, `sim`, a tokenizer.json or a model's folder. Only a folder has a
-    chat template and special tokens. Raises ConfigError naming `place`."""
+    """Load the counter for `tiktoken:NAME`, `sim`, a tokenizer.json or a model's folder.
+
+    Only a folder has a chat template and special tokens. Raises ConfigError naming `place`.
+    """
     tokenizer = open_tokenizer(text, place)
     if not Path(text).is_dir():
         return TokenCounter(tokenizer)
