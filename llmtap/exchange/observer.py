@@ -305,7 +305,9 @@ class Observer:
                 if decoder is not None:
                     self._lines_left -= piece.count(b"\n") + piece.count(b"\r")
                     if self._lines_left < 0:
-                        raise PeerProtocolError(f"it decodes to more than {LINES_PER_BYTE} lines per byte")
+                        raise PeerProtocolError(
+                            f"the body decodes to more than {LINES_PER_BYTE} lines per byte"
+                        )
                 fed_bytes += len(piece)
                 deltas = self._feed(answer, piece, t_ns)
                 if deltas:

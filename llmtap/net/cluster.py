@@ -48,7 +48,7 @@ def ray_cluster(address: str, workers: int | None) -> Iterator[Any]:
     try:
         import ray
     except ImportError:
-        raise ConfigError("--ray", "needs Ray", install_hint("ray")) from None
+        raise ConfigError("--ray", "needs the Python package ray", install_hint("ray")) from None
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if not local:
         _reach(address)
@@ -59,7 +59,9 @@ def ray_cluster(address: str, workers: int | None) -> Iterator[Any]:
             # A server listens there. If it refused the token, Ray reports that in its log only.
             refused = isinstance(exc, ConnectionError) and address != "auto"
             raise ConfigError(
-                "--ray", f"no Ray at {address}: {str(exc).splitlines()[0]}", _TOKEN_HINT if refused else None
+                "--ray",
+                f"no Ray cluster answers at {address}: {str(exc).splitlines()[0]}",
+                _TOKEN_HINT if refused else None,
             ) from None
         try:
             yield ray
@@ -108,7 +110,7 @@ def _start(ray: Any, settings: dict[str, Any]) -> None:
         except Exception as exc:  # After a time-out, Ray raises a bare Exception.
             message = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
             _shut_down(ray, settings["_temp_dir"])
-    raise ConfigError("--ray", f"Ray did not start on this machine, {_STARTS} times: {message}")
+    raise ConfigError("--ray", f"Ray did not start on this machine in {_STARTS} attempts: {message}")
 
 
 def _shut_down(ray: Any, folder: str) -> None:
@@ -161,7 +163,7 @@ def _reach(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), _REACHED_WITHIN_S).close()
     except (OSError, OverflowError) as exc:
-        raise ConfigError("--ray", f"no Ray at {address}: {exc}") from None
+        raise ConfigError("--ray", f"no Ray cluster answers at {address}: {exc}") from None
 
 
 def _import_path() -> str:

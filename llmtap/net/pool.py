@@ -266,7 +266,7 @@ class Attempt:
             return  # The attempt was cancelled in the meantime.
         if error is None:
             self._addresses = list(addresses)
-            self._next(OSError("the name has no address"))
+            self._next(OSError("the host name has no address"))
         else:
             self.fail(error)
 

@@ -122,11 +122,11 @@ def read_metrics(body: bytes) -> dict[str, float]:
     samples: dict[str, list[_Sample]] = {}
     for number, line in enumerate(io.BytesIO(body)):
         if number >= LINES_MAX:
-            raise ValueError(f"more than {LINES_MAX:,} lines")
+            raise ValueError(f"the page has more than {LINES_MAX:,} lines")
         name = _NAME.match(line)
         if name is not None:
             if len(line) > LINE_BYTES_MAX:
-                raise ValueError(f"more than {LINE_BYTES_MAX >> 10} KiB in a line")
+                raise ValueError(f"a line has more than {LINE_BYTES_MAX >> 10} KiB")
             samples.setdefault(name[0].decode(), []).append(_sample(line, name.end()))
     values = {}
     for ours, names in _NAMES.items():
@@ -147,12 +147,12 @@ def _sample(line: bytes, at: int) -> _Sample:
         at = brace.end()
         while (label := _LABEL.match(line, at)) is not None:
             if label[1] in labels:
-                raise ValueError("a label is there twice")
+                raise ValueError("a line has the same label twice")
             labels[label[1]] = label[2]
             at = label.end()
         end = _CLOSE.match(line, at)
         if end is None:
-            raise ValueError("the labels do not end")
+            raise ValueError("the labels of a line are malformed")
         at = end.end()
     value = _VALUE.fullmatch(line, at)
     if value is None:
@@ -163,7 +163,7 @@ def _sample(line: bytes, at: int) -> _Sample:
 async def read_body(response: aiohttp.ClientResponse) -> bytes:
     """Return the body of a scrape. Raises ValueError for a status other than 200, or AnswerTooLong."""
     if response.status != 200:
-        raise ValueError(f"status {response.status}")
+        raise ValueError(f"the server answered status {response.status}")
     return await read_at_most(response, BODY_BYTES_MAX)
 
 

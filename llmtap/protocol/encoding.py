@@ -104,7 +104,9 @@ class Decoder:
         names = [n for part in (encoding or b"").lower().split(b",") if (n := part.strip(b" \t"))]
         names = [n for n in names if n != b"identity"]
         if len(names) > CODINGS_MAX:
-            raise DecodeError(f"{len(names)} content codings on one body (limit {CODINGS_MAX})")
+            raise DecodeError(
+                f"the body has {len(names)} content codings, and at most {CODINGS_MAX} are allowed"
+            )
         # RFC 9110 8.4: codings are listed in the order they were applied; the last comes off first.
         self._stages = [_stage(n) for n in reversed(names)]
         self._window_bytes_max = sum(stage.window_bytes_max for stage in self._stages)
@@ -153,7 +155,7 @@ def _stage(name: bytes) -> _Stage:
         return _Brotli()
     if name == b"zstd":
         return _Zstd()
-    raise DecodeError("unknown content coding")
+    raise DecodeError("the body has an unknown content coding")
 
 
 def inflated(inflater: "zlib._Decompress", data: bytes, budget: DecodingBudget) -> Iterator[bytes]:
@@ -266,9 +268,7 @@ class _Zstd:
             try:
                 output = self._decompressor.decompress(data[i : i + _ZSTD_INPUT_BYTES])
             except zstandard.ZstdError:
-                raise DecodeError(
-                    "the body is not valid zstd, or needs a window of more than 8 MiB"
-                ) from None
+                raise DecodeError("the body cannot be decoded as zstd with a window of 8 MiB") from None
             budget.take(len(output))
             for start in range(0, len(output), PIECE_BYTES):
                 yield output[start : start + PIECE_BYTES]

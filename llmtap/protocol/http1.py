@@ -232,38 +232,38 @@ def _parse_request_head(raw: bytes) -> RequestHead:
     if method not in _USUAL_METHODS:
         # RFC 9110 9.1: a method is a token. llhttp skips line ends before it.
         if _TOKEN.fullmatch(method) is None:
-            raise PeerProtocolError("the method is not a token")
+            raise PeerProtocolError("the method has characters that are not allowed")
         if len(method) > METHOD_CHARS_MAX:
             raise PeerProtocolError("the method is too long", 501)
     if raw.startswith(b"PRI * HTTP/2"):  # RFC 9113 3.4; llhttp would report it as malformed.
-        raise PeerProtocolError("HTTP/2 is not spoken here: use HTTP/1.1", 505)
+        raise PeerProtocolError("HTTP/2 is not supported: use HTTP/1.1", 505)
     if method == b"CONNECT":
-        raise PeerProtocolError("CONNECT is not offered: this is a reverse proxy", 405)
+        raise PeerProtocolError("the method CONNECT is not supported: this is a reverse proxy", 405)
     fields = _tokenise_request(raw, method)
     target = fields.target
     # Compare the bytes themselves: llhttp also accepts the protocols ICE/ and RTSP/, and other versions.
     protocol_at = len(method) + 1 + len(target)
     is_11 = raw.startswith(b" HTTP/1.1\r\n", protocol_at)
     if not is_11 and not raw.startswith(b" HTTP/1.0\r\n", protocol_at):
-        raise PeerProtocolError("only HTTP/1.1 and HTTP/1.0 are spoken here", 505)
+        raise PeerProtocolError("the HTTP version is not supported: use HTTP/1.1 or HTTP/1.0", 505)
     if b"#" in target:
-        raise PeerProtocolError("a request target has no fragment")  # RFC 9112 3.2
+        raise PeerProtocolError("the request target must not have a fragment")  # RFC 9112 3.2
 
     lengths, codings, options, hosts, upgrades, expectations = _routing(fields.headers)
     connection = tuple(options)
     # RFC 9112 3.2: 400 to a 1.1 request without Host, and to any request with more than one.
     if len(hosts) > 1 or (is_11 and not hosts):
-        raise PeerProtocolError("a request has exactly one Host field")
+        raise PeerProtocolError("the request must have exactly one Host field")
     if hosts and hosts[0] not in _seen_hosts:
         _check_host(hosts[0])
     framing, length = _NONE, 0
     if codings:
         if lengths:
-            raise PeerProtocolError("both Content-Length and Transfer-Encoding")
+            raise PeerProtocolError("the request has both Content-Length and Transfer-Encoding")
         if not is_11:
-            raise PeerProtocolError("Transfer-Encoding in an HTTP/1.0 request")  # RFC 9112 6.1
+            raise PeerProtocolError("an HTTP/1.0 request must not have Transfer-Encoding")  # RFC 9112 6.1
         if len(codings) > 1 or codings[0].lower() != b"chunked":
-            raise PeerProtocolError("a transfer coding other than chunked", 501)
+            raise PeerProtocolError("the request has a transfer coding other than chunked", 501)
         framing = _CHUNKED
     elif lengths:
         length = _content_length(lengths)
@@ -295,7 +295,7 @@ def _routing(headers: Headers, status: int = 400) -> tuple[list[bytes], ...]:
             continue
         if kind == _CODING and b"\t" in value:
             # RFC 9110 5.5 allows a tab around a value, but llhttp reads `chunked` with it as another coding.
-            raise PeerProtocolError("a tab in Transfer-Encoding", status)
+            raise PeerProtocolError("the Transfer-Encoding field contains a tab", status)
         # RFC 9110 5.5: white space after a value, which llhttp keeps, is not part of it.
         value = value.rstrip(b" \t")
         values[kind].extend(_options(value) if kind == _CONNECTION else (value,))
@@ -352,8 +352,13 @@ def _parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
 
     lengths, codings, options, *_ = _routing(headers, 502)
     connection = tuple(options)
-    if codings and (lengths or not is_11 or len(codings) > 1 or codings[0].lower() != b"chunked"):
-        raise PeerProtocolError("ambiguous framing of the response", 502)
+    if codings:
+        if lengths:
+            raise PeerProtocolError("the response has both Content-Length and Transfer-Encoding", 502)
+        if not is_11:
+            raise PeerProtocolError("an HTTP/1.0 response must not have Transfer-Encoding", 502)
+        if len(codings) > 1 or codings[0].lower() != b"chunked":
+            raise PeerProtocolError("the response has a transfer coding other than chunked", 502)
     length = _content_length(lengths, 502) if lengths else 0
     if method == b"HEAD" or status < 200 or status in (204, 304):
         framing = _NONE
@@ -519,7 +524,7 @@ class ChunkedScanner:
                     raise PeerProtocolError("a trailer line is malformed")
                 self._trailer_bytes += len(line)
                 if self.trailer_lines > TRAILER_LINES_MAX or self._trailer_bytes > TRAILER_BYTES_MAX:
-                    raise PeerProtocolError("too many trailer lines")
+                    raise PeerProtocolError("the trailer section is too long")
                 self._check_trailer_name(line)
                 if self.trailers is not None:
                     self.trailers.append(line)
@@ -548,7 +553,7 @@ class ChunkedScanner:
         if extension:
             self._extension_bytes = max(0, self._extension_bytes + extension - size)
             if self._extension_bytes > EXTENSION_BYTES_MAX:
-                raise PeerProtocolError("too many bytes of chunk extensions")
+                raise PeerProtocolError("the chunk extensions have too many bytes")
         elif len(line) <= 10 and len(_SIZES) < _SIZES_MAX:
             _SIZES[line] = size
         return size
@@ -568,7 +573,7 @@ class ChunkedScanner:
         if self._refused and colon:
             name = spelling_key(name)
             if name in self._refused or not self._refused_words.isdisjoint(name.split(b"-")):
-                raise PeerProtocolError("a field that is not allowed as a trailer")
+                raise PeerProtocolError("the trailer section has a field that is not allowed there")
 
 
 class ChunkedDecoder:

@@ -35,14 +35,18 @@ class SkipRules:
         if isinstance(
             rules, str
         ):  # A string is a collection of letters, so no type check finds this mistake.
-            raise ConfigError(place, "expected a list of rules, got text", f"skip=({rules!r},)")
+            raise ConfigError(place, "expected a list of rules, got text", f"write skip=({rules!r},)")
         paths = [rule for rule in rules if not _METHOD.fullmatch(rule)]
         for path in paths:
             if not path.startswith("/"):
-                hint = "/health, or a method in capitals such as GET"
+                hint = "write a path such as /health, or a method in capitals such as GET"
                 raise ConfigError(place, f"{path!r} must begin with /", hint)
             if "*" in path or "?" in path:
-                raise ConfigError(place, f"{path!r} is a pattern or has a query", "a path holds all below it")
+                raise ConfigError(
+                    place,
+                    f"{path!r} must not contain * or ?",
+                    "write only the path: it includes all paths below it",
+                )
         self._methods = frozenset(rules) - frozenset(paths)
         self._methods_sent = frozenset(method.encode() for method in self._methods)
         self._exact = {path.rstrip("/") or "/": path for path in paths}

@@ -138,5 +138,5 @@ def _parsed(kind: Any, data: bytes) -> Any:
     try:
         message.ParseFromString(data)
     except DecodeError as exc:
-        raise ValueError(f"no {kind.DESCRIPTOR.name}: {exc}") from None
+        raise ValueError(f"bytes that are not a {kind.DESCRIPTOR.name} message: {exc}") from None
     return message

@@ -165,20 +165,24 @@ class MessageParser:
         length = int.from_bytes(head[2:end], "big") if end > 2 else second & 0x7F
         opcode, fin = Opcode(code), bool(first & _FIN)
         control = bool(code & _CONTROL)
-        if control and (not fin or length > _CONTROL_BYTES_MAX or first & _RSV1):
-            raise self._fail("a WebSocket control frame that is cut, compressed or too long")
+        if control and not fin:
+            raise self._fail("a fragmented WebSocket control frame")
+        if control and length > _CONTROL_BYTES_MAX:
+            raise self._fail(f"a WebSocket control frame of more than {_CONTROL_BYTES_MAX} bytes")
+        if control and first & _RSV1:
+            raise self._fail("a compressed WebSocket control frame")
         if length >> 63:
-            raise self._fail("a WebSocket frame of more than 63 bits")
+            raise self._fail("a WebSocket frame whose length has more than 63 bits")
         # RFC 6455 5.2: the minimal number of bytes must be used.
         if (end == 4 and length < 126) or (end == 10 and length < 1 << 16):
             raise self._fail("a WebSocket frame whose length is not minimal")
         if not control:
             continues = opcode is Opcode.CONTINUATION
             if continues is (self._begun is None):
-                what = "continuation of nothing" if continues else "message inside another"
+                what = "continuation without a message" if continues else "message in the middle of another"
                 raise self._fail(f"a WebSocket {what}")
             if continues and first & _RSV1:
-                raise self._fail("a WebSocket continuation that says it is compressed")
+                raise self._fail("a WebSocket continuation frame with the bit of compression (RSV1)")
             if not continues:
                 self._begun, self._compressed = opcode, bool(first & _RSV1)
         self._opcode, self._fin, self._key = opcode, fin, head[end:]

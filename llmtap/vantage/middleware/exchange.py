@@ -135,7 +135,7 @@ class Emitters:
     def __init__(self, socket: str, tap_bytes: int) -> None:
         """Raises ConfigError: invalid settings are reported here, and never later."""
         if not socket:
-            raise ConfigError("socket", "is empty", "the path given to `llmtap meter --listen-socket`")
+            raise ConfigError("socket", "is empty", "set it to the path of `llmtap meter --listen-socket`")
         if len(os.fsencode(socket)) > SOCKET_PATH_BYTES_MAX:
             raise ConfigError("socket", f"is longer than {SOCKET_PATH_BYTES_MAX} bytes, the system's limit")
         if tap_bytes < TAP_BYTES_MIN:

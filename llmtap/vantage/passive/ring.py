@@ -157,8 +157,9 @@ def open_adapter_clock(sock: socket.socket, interface: str) -> int:
         _, offers, number, _, filters = _TS_INFO.unpack(info.raw)
         if offers & _OFFERED != _OFFERED or number < 0 or not filters & 1 << _ALL_PACKETS:
             raise ConfigError(
-                "watch.timestamps", f"{interface} does not stamp all packets that it receives",
-                "leave out --timestamps adapter; `ethtool -T` shows what an interface offers",
+                "watch.timestamps",
+                f"the network adapter {interface} does not timestamp all received packets",
+                "leave out --timestamps adapter; `ethtool -T` shows the timestamps of an interface",
             )  # fmt: skip
         _ask(sock, interface, _SIOCGHWTSTAMP, config)
         flags, sending, receiving = _CONFIG.unpack(config.raw)
@@ -170,8 +171,8 @@ def open_adapter_clock(sock: socket.socket, interface: str) -> int:
         return os.open(f"/dev/ptp{number}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as exc:
         raise ConfigError(
-            "watch.timestamps", f"{interface} has no stamps of its adapter: {exc.strerror}",
-            "leave out --timestamps adapter, or run as root: it needs CAP_NET_ADMIN and /dev/ptpN",
+            "watch.timestamps", f"cannot switch on the timestamps of {interface}: {exc.strerror}",
+            "leave out --timestamps adapter, or run as root: the option needs CAP_NET_ADMIN and /dev/ptpN",
         ) from None  # fmt: skip
 
 

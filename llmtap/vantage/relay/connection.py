@@ -149,7 +149,9 @@ class ClientConnection:
             return
         if len(self._context.running) >= options.streams:
             fields: Headers = [(b"Retry-After", b"1")]
-            self._reject(503, "tap_overloaded", "too many requests at a time", raw, t_ns, fields)
+            self._reject(
+                503, "tap_overloaded", "llmtap handles too many requests at the same time", raw, t_ns, fields
+            )
             return
         assert self._stream is not None
         flow = self._flow = Flow(self._context, self, self._stream)
@@ -169,9 +171,11 @@ class ClientConnection:
         left = int(value)
         if left == 0:
             if head.method == b"OPTIONS":
-                self._reject(200, "max_forwards", "this is as far as the request was to go", raw, t_ns)
+                self._reject(
+                    200, "max_forwards", "Max-Forwards is 0, so the request was not forwarded", raw, t_ns
+                )
             else:
-                self._reject(405, "max_forwards", "TRACE is not reflected here", raw, t_ns)
+                self._reject(405, "max_forwards", "the method TRACE is not supported", raw, t_ns)
             return False
         head.headers = [
             (n, b"%d" % (left - 1) if n.lower() == b"max-forwards" else v) for n, v in head.headers

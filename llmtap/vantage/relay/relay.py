@@ -131,7 +131,7 @@ class Relay:
                 for i, arm in enumerate(experiment.arms)
                 if arm.upstream is not None
             }
-            what = "experiment.held_bytes is used up: requests go the control arm's way, excluded"
+            what = "experiment.held_bytes is used up: requests go to the control arm, and are not counted"
             no_room = partial(self.context.warn, "no_room", what)
             self.context.router = ExperimentRouter(experiment, name, route, arm_routes, no_room)
             self.context.router.switch(experiment.enabled)

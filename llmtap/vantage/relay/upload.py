@@ -397,7 +397,7 @@ class Upload:
             # A limit of llmtap and not of the upstream, like too many requests at a time.
             context.refuse("tap_overloaded")
             context.warn("tap_overloaded", str(error))
-            what = f"no connection can be opened here: {failure_text(error)}"
+            what = f"llmtap cannot open another connection: {failure_text(error)}"
             flow.fail(503, "tap_overloaded", what, Outcome.REJECTED, [(b"Retry-After", b"1")])
         else:
             context.warn("upstream_connect", str(error))
