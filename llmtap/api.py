@@ -348,7 +348,7 @@ def simulate(
         str(trace), None, axes, None, common, results=None, workers=jobs, ray=None, loud=False, sweepers=[],
     )  # fmt: skip
     if failed:
-        raise LlmtapError("a simulation failed: the messages above say why")
+        raise LlmtapError("a simulation failed; the messages above give the reason")
     return SimulationResults([Result(one) for one in runs], notes)
 
 

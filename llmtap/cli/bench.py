@@ -145,7 +145,9 @@ class _SystemOptions(Struct, frozen=True, kw_only=True):
         if (objectives := read_objectives(None, self.goodput)) is not None:
             if not any("slo" in test_named(name).params.__struct_fields__ for name in tests):
                 raise ConfigError(
-                    "--goodput", f"has no effect on {', '.join(tests)}", "llmtap bench throughput"
+                    "--goodput",
+                    f"has no effect on {', '.join(tests)}",
+                    "use --goodput with `llmtap bench throughput`",
                 )
             if any(item.partition("=")[0].strip() in ("slo", "throughput.slo") for item in given):
                 raise ConfigError("--goodput", "cannot be combined with --set slo")
@@ -379,7 +381,7 @@ def init(
         raise ConfigError("--target", "is missing", "such as --target http://127.0.0.1:8000")
     to_stdout = str(file) == "-"
     if not to_stdout and file.exists() and not force:
-        raise ConfigError(str(file), "already exists", "--force replaces it")
+        raise ConfigError(str(file), "already exists", "to replace the file, use --force")
     from llmtap.bench.sut.detect import detect, starter_text
     from llmtap.bench.sut.sut import BenchTarget
 

@@ -177,7 +177,7 @@ def demo_plan(source: str, *, speed: float, seconds: float) -> "ReplayPlan":
     try:
         plan = make_plan(question)
     except ConfigError as exc:
-        hint = "the demo plays a trace in its own times; `llmtap replay` can give it others"
+        hint = "the demo sends a trace at its own times; to set other times, use `llmtap replay`"
         raise ConfigError(exc.place, exc.problem, hint if exc.problem == NO_TIMES else exc.hint) from None
     requests = plan.requests
     for i, tokens in enumerate(requests.output):
@@ -239,7 +239,9 @@ class DemoStage:
         for child in self._children:
             if child.poll() is not None:
                 text = self._log.read_text(encoding="utf-8", errors="replace")[-LOG_CHARS_MAX:]
-                raise LlmtapError(f"a process of the demo ended with {child.returncode}\n{text}".strip())
+                raise LlmtapError(
+                    f"a process of the demo ended with status {child.returncode}\n{text}".strip()
+                )
 
     async def ready(self, session: Any) -> None:
         """Wait until both processes answer. Raises LlmtapError after READY_S."""
@@ -262,7 +264,7 @@ class DemoStage:
         while (raw := await _get(session, url)) is None:
             self.check()
             if SystemClock.mono_ns() > end_ns:
-                raise LlmtapError(f"{url} was not answered within {READY_S} s")
+                raise LlmtapError(f"{url} did not answer within {READY_S} s")
             await asyncio.sleep(LOOK_S)
         return msgspec.json.decode(raw, type=dict[str, Any])
 

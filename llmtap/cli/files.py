@@ -87,7 +87,9 @@ def convert(
             _show_formats(json)
         return
     if not source or not target:
-        raise ConfigError("IN OUT" if not source else "OUT", "is missing", "llmtap convert --help")
+        raise ConfigError(
+            "IN OUT" if not source else "OUT", "is missing", "`llmtap convert --help` shows the arguments"
+        )
     from llmtap.traces.convert import convert as convert_file
 
     with _quiet_pipe(), _ended_in_order(), _progress() as progress:
@@ -265,7 +267,7 @@ def inspect(
     if fixture is not None and json is not None:
         raise ConfigError("--fixture", "cannot be combined with --json")
     if out is not None and draft is None and fixture is None:
-        raise ConfigError("--out", "needs --draft or --fixture")
+        raise ConfigError("--out", "has no effect without --draft or --fixture")
     name = "standard input" if file == "-" else file
     known = Dialects(dialects)
     measured: Exchange | None = None
@@ -276,7 +278,9 @@ def inspect(
             _list(found, json=json)
             return
         if entry >= len(found):
-            raise ConfigError("--entry", f"there are {len(found)} exchanges, counted from 0")
+            raise ConfigError(
+                "--entry", f"there is no exchange {entry}: {name} has {len(found)}, numbered from 0"
+            )
         measured, data = found[entry]
         path = measured.path
     described = read_fixture(file, data)

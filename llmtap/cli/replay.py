@@ -97,7 +97,7 @@ def replay(
         _show_workloads()
         return
     if not load.schedule.source:
-        raise ConfigError("TRACE", "is missing", "llmtap replay --help")
+        raise ConfigError("TRACE", "is missing", "`llmtap replay --help` shows the arguments")
     if not load.target.url:
         raise ConfigError("--target", "is missing", "such as --target http://127.0.0.1:8000")
     csv, capture = load.measuring.csv, load.measuring.capture

@@ -253,7 +253,10 @@ def _pem_pair(certificate: Path | None, key: Path | None) -> tuple[bytes, bytes]
     if certificate is None or key is None:
         if certificate is key:
             return None
-        raise ConfigError("--grpc-key", "--grpc-certificate and --grpc-key go together")
+        missing, other = ("certificate", "key") if certificate is None else ("key", "certificate")
+        raise ConfigError(
+            f"--grpc-{missing}", f"is missing, but --grpc-{other} is given", "for TLS, give both of them"
+        )
     server_context(str(certificate), str(key), "--grpc-")
     return certificate.read_bytes(), key.read_bytes()
 
@@ -559,7 +562,7 @@ def run(
     named = preset_named(axes.preset)
     trace = work.trace or (named.trace if named is not None else "")
     if not trace:
-        raise ConfigError("TRACE", "is missing", "llmtap sim run --help")
+        raise ConfigError("TRACE", "is missing", "`llmtap sim run --help` shows the arguments")
     given = AxesRead()
     given.schedulers(axes.scheduler)
     given.routers(axes.router)
@@ -612,15 +615,15 @@ def run(
     if runs.ray is not None and runs.ray != "local" and runs.jobs is not None:
         raise ConfigError("--jobs", "cannot be combined with --ray")
     if goals.capacity is not None and "slo" in bounds and not common["objectives"]:
-        raise ConfigError("--capacity-by", "slo needs objectives", "such as --slo ttft:1s")
+        raise ConfigError("--capacity-by", "the value slo needs objectives", "such as --slo ttft:1s")
     outputs = Outputs(json=runs.json, html=runs.html)
     if runs.capture is not None:
         if runs.ray in (None, "local"):
             need_capture(runs.capture)
         elif "://" not in runs.capture and not Path(runs.capture).is_absolute():
             raise ConfigError(
-                "--capture", f"each node of --ray has a folder {runs.capture} of its own",
-                "a URL, or an absolute path of a folder that all nodes share",
+                "--capture", f"{runs.capture} is a different folder on each node of --ray",
+                "give a URL, or the absolute path of a folder that all nodes share",
             )  # fmt: skip
     sla = (
         named is not None

@@ -48,7 +48,7 @@ _AT_MOST: Final = {
     "rate": 1_000_000_000,  # more than one a nanosecond are all at once
     "seed": (1 << 63) - 1,
 }
-_LISTING: Final = "llmtap sim run --readings lists readings and options of serving"
+_LISTING: Final = "`llmtap sim run --readings` lists the readings and options of serving"
 _DEFAULT_SCHEDULERS: Final = ("static_fifo", "dynamic_no_bins", "multi_bin_dynamic")
 _ELSEWHERE: Final = {
     "--reading": (SERVING, "an option of serving", "--serving"),
@@ -105,7 +105,7 @@ class AxesRead:
                 shape = "NAME=VALUE,VALUE" if several else "NAME=VALUE"
                 raise ConfigError(option, f"expected {shape}, got {one!r}", _LISTING)
             if name in others:
-                raise ConfigError(option, f"{name} is {what}", f"{theirs} {name}={text.strip()}")
+                raise ConfigError(option, f"{name} is {what}", f"use {theirs} {name}={text.strip()}")
             values = _parts(text, "|" if "|" in text else ",") if several else [text.strip()]
             if not values:
                 raise ConfigError(option, f"{name} has no values")
@@ -128,7 +128,7 @@ class AxesRead:
         fixed = {name for variant in variants for name in variant}
         for name, option in self._options.items():
             if name in fixed:
-                raise ConfigError(option, f"the preset {preset_name} varies {name}")
+                raise ConfigError(option, f"the preset {preset_name} already varies {name}")
         if preset is not None:
             loaded = any(name in axes for name in LOADS)
             axes = {n: v for n, v in preset.axes.items() if not (loaded and n in LOADS)} | axes
@@ -137,14 +137,18 @@ class AxesRead:
         if "bin_edges" in axes and "bins" in axes:
             raise ConfigError(
                 self._options["bin_edges"],
-                "cannot give edges if the number of bins is set",
+                "bin_edges cannot be combined with bins",
                 "for several numbers of bins: --vary bins=4,8",
             )
         used = scheduler_names(axes, preset)
         if "router" in axes:
             most = max(axes.get("servers", (1,)))
             if most == 1:
-                raise ConfigError("--router", "one server needs no router", "several servers: --servers 2")
+                raise ConfigError(
+                    "--router",
+                    "has no effect with one server",
+                    "to simulate several servers, use --servers 2",
+                )
             if not any(SCHEDULERS[name].iterates for name in used):
                 iterating = ", ".join(name for name, kind in SCHEDULERS.items() if kind.iterates)
                 raise ConfigError(
@@ -167,7 +171,11 @@ class AxesRead:
         one of their own."""
         sizes = axes.get("block", (str(Serving().block),))
         if len(sizes) > 1:
-            raise ConfigError("--fit-kv-blocks", "requires one size of the blocks", "--serving block=16")
+            raise ConfigError(
+                "--fit-kv-blocks",
+                "requires one size of the blocks, got several",
+                "such as --serving block=16",
+            )
         block_tokens = int(sizes[0])
         axes.setdefault("kv_tokens", (str(blocks * block_tokens),))
         return KvMemory(blocks, block_tokens)
@@ -175,8 +183,8 @@ class AxesRead:
     def _set(self, name: str, values: Sequence[Any], option: str) -> None:
         before = self._options.get(name)
         if before is not None:
-            again = "twice" if before == option else f"by {before} as well"
-            raise ConfigError(option, f"{name} is set {again}")
+            again = "twice" if before == option else f"also by {before}"
+            raise ConfigError(option, f"{name} is set {again}", "set each name once")
         self._options[name] = option
         self._axes[name] = tuple(dict.fromkeys(values))
 
@@ -227,14 +235,16 @@ def models_fitted(
     options = {"--fit-chunk": chunk, "--fit-kv-blocks": memory, "--latency-from": source_format}
     for option, value in options.items():
         if value is not None and (place is None or is_grid):
-            raise ConfigError(option, "requires a capture as --latency")
+            raise ConfigError(option, "has no effect without --latency CAPTURE")
     if place is None:
         return {}
     for name in schedulers:
         if SCHEDULERS[name].iterates is is_grid:
             kind = "whole batches, not of iterations" if is_grid else "iterations"
-            serves = "composes iterations" if is_grid else "serves whole batches"
-            raise ConfigError("--latency", f"{place} has the durations of {kind}, and {name} {serves}")
+            serves = "works in iterations" if is_grid else "works in whole batches"
+            raise ConfigError(
+                "--latency", f"{place} has the durations of {kind}, but the scheduler {name} {serves}"
+            )
     if not is_grid:
         capture = fit_capture(
             place, source_format=source_format, option="--latency-from", chunk=chunk, memory=memory

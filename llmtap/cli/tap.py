@@ -218,9 +218,9 @@ def generate(
     if not settings.slo:
         if config is None:
             raise ConfigError(
-                "--config", "is missing: no objectives are configured", "config/slo.toml shows how"
+                "--config", "is missing: no objectives are configured", "config/slo.toml is an example"
             )
-        raise ConfigError(str(config), "has no objectives ([slo.NAME])", "config/slo.toml shows how")
+        raise ConfigError(str(config), "has no objectives ([slo.NAME])", "config/slo.toml is an example")
     classes = [SloClass.of(name, options).with_tickets() for name, options in settings.slo.items()]
     for slo in classes:
         for warning in missing_alarms(slo):

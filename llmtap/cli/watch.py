@@ -121,7 +121,9 @@ def watch(
             _read(settings, read, json=json)
         return
     if json is not None:
-        raise ConfigError("--json", "requires --read", "a running llmtap has /api/v1/summary")
+        raise ConfigError(
+            "--json", "requires --read", "for a running llmtap, read /api/v1/summary of its admin port"
+        )
     problems = [watching_problems(settings), packet_problems(settings)]
     if check:
         loaded.checked(*problems, measuring_problems(settings))
@@ -183,7 +185,9 @@ def read_packets(vantage: "FileVantage", name: str) -> None:
     except OSError as exc:
         raise ConfigError(where, f"cannot be read: {exc.strerror}") from None
     except PcapError as exc:
-        raise ConfigError(where, str(exc), "write it with: tcpdump -s 0 -w FILE tcp port N") from None
+        raise ConfigError(
+            where, str(exc), "to capture packets, use: tcpdump -s 0 -w FILE tcp port N"
+        ) from None
 
 
 def _opened(name: str) -> AbstractContextManager[BinaryIO]:

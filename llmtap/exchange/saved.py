@@ -181,7 +181,7 @@ def read_saved(data: bytes, *, path: str = "/", request_body: bytes = b"", entry
         if isinstance(har.get("request"), dict) and isinstance(har.get("response"), dict):
             return _read_entry(har, 0)
     if entry is not None:
-        raise SavedError("this is not a HAR file, so it has no entries", "omit --entry")
+        raise SavedError("the file is not a HAR file, so it has no entries", "leave out --entry")
     what, content_type = _kind_of(data)
     if content_type == b"text/event-stream":
         data = marked  # keep the mark: the positions of events count from the start of the file
@@ -210,10 +210,10 @@ def _kind_of(body: bytes) -> tuple[str, bytes]:
         if len(lines) > 1:
             return "NDJSON", b"application/x-ndjson"
         if body.lstrip().startswith((b"{", b"[")):
-            raise SavedError("the JSON in it is not valid, or was cut off")
+            raise SavedError("the JSON document cannot be parsed to its end")
     raise SavedError(
-        "neither an event stream, nor NDJSON, nor JSON, nor an HTTP response, nor a HAR file",
-        "save the head with it: `curl -si --raw`",
+        "the content is not an event stream, NDJSON, JSON, an HTTP response or a HAR file",
+        "save a response together with its head: `curl -si --raw`",
     )
 
 
@@ -258,10 +258,10 @@ def _read_http(data: bytes, request_head: bytes) -> Saved:
 def _cut_head(data: bytes) -> tuple[bytes, bytes, re.Match[bytes]]:
     head, end, rest = data.partition(b"\r\n\r\n")
     if not end:
-        raise SavedError("an HTTP response whose head does not end")
+        raise SavedError("the HTTP response is cut off in its head")
     status = _STATUS_LINE.match(head + end)
     if status is None:
-        raise SavedError("an HTTP response without a valid status line")
+        raise SavedError("the HTTP response has no valid status line")
     return head + end, rest, status
 
 
@@ -294,11 +294,13 @@ def _pick_entry(entries: list[Any], entry: int | None) -> tuple[dict[str, Any], 
         listed = [f"  {i}: {_entry_line(e)}" for i, e in usable.items()][:_ENTRIES_LISTED]
         listed += [f"  and {len(usable) - len(listed)} more"] if len(usable) > len(listed) else []
         raise SavedError(
-            f"the HAR file has {len(usable)} entries", "pick one by --entry N\n" + "\n".join(listed)
+            f"the HAR file has {len(usable)} entries", "choose one with --entry N\n" + "\n".join(listed)
         )
     entry = next(iter(usable)) if entry is None else entry
     if entry not in usable:
-        raise SavedError(f"the HAR file has no entry {entry}", f"it has {len(entries)}, counted from 0")
+        raise SavedError(
+            f"the HAR file has no entry {entry}", f"the file has {len(entries)} entries, numbered from 0"
+        )
     return usable[entry], entry
 
 
@@ -328,12 +330,12 @@ def _read_entry(entry: dict[str, Any], number: int) -> Saved:
     if not isinstance(text, str) or not text:
         if status is None:
             raise SavedError(
-                f"HAR entry {number} has no answer: status {response.get('status')}, {error or 'no error'}",
-                "the request failed before an answer came",
+                f"HAR entry {number} has no response: status {response.get('status')}, {error or 'no error'}",
+                "the request failed before the server responded",
             )
         raise SavedError(
             f"HAR entry {number} has no content text",
-            "browsers leave it out of event streams: export with content, or save by `curl -i -N`",
+            "browsers leave out event streams: export with content, or save the response with `curl -i -N`",
         )
     body = text.encode()
     if content.get("encoding") == "base64":

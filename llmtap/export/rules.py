@@ -42,7 +42,9 @@ def check_job(job: str) -> str:
     """Return the job name if it needs no quoting in queries. Raises ConfigError."""
     if not job or not _JOB_CHARS.issuperset(job):
         raise ConfigError(
-            "--job", f"expected the name of a scrape job, got {job!r}", "letters, digits and _ . : / - only"
+            "--job",
+            f"expected the name of a scrape job, got {job!r}",
+            "use only letters, digits and _ . : / -",
         )
     return job
 

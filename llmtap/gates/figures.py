@@ -149,7 +149,9 @@ def figure_named(name: str, place: str) -> FigureRow:
         known = [*SCALARS, *(f"{metric}_{part}" for metric in METRICS for part in ("p50", "p99", "mean"))]
         near = difflib.get_close_matches(name, known, 1)
         statistics = "a metric with a statistic, such as ttft_p99, tpot_mean or e2e_max"
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(SCALARS)}, and {statistics}"
+        hint = (
+            f"did you mean {near[0]}?" if near else f"the figures are {', '.join(SCALARS)}, and {statistics}"
+        )
         raise ConfigError(place, f"unknown figure {name!r}", hint)
     metric, statistic = match[1], match[2]
     percentiles: dict[str, float] = {}

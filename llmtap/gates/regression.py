@@ -119,8 +119,8 @@ def _chosen(rows: Sequence[dict[str, Any]], tolerances: Tolerances) -> Iterator[
     known = dict.fromkeys(row["figure"] for row in rows)
     for name in tolerances.shares:
         if name not in known:
-            hint = f"compared are {', '.join(known)}"
-            raise ConfigError("--fail-if-worse", f"{name} is not compared", hint)
+            hint = f"its figures are {', '.join(known)}"
+            raise ConfigError("--fail-if-worse", f"the comparison has no figure {name}", hint)
     for row in rows:
         by_default = not tolerances.shares and row["main"] and _decides(row) is not None
         if by_default or row["figure"] in tolerances.shares:

@@ -184,7 +184,7 @@ class BodyMaker:
         text = None if self._decode is None else self._decode(ids)
         if text is None:
             raise ConfigError(
-                "--endpoint", f"the prompts are token ids, which {self.endpoint} does not take",
+                "--endpoint", f"the prompts are token ids, which {self.endpoint} does not accept",
                 "use --endpoint completions, or give the --tokenizer whose ids they are",
             )  # fmt: skip
         return text
@@ -199,17 +199,17 @@ def parse_body_fields(texts: Sequence[str]) -> dict[str, msgspec.Raw]:
         name, equals, value = text.partition("=")
         name = name.strip()
         if not equals or not name:
-            raise ConfigError(place, f"{text!r} is not NAME=JSON", "for instance top_p=0.9")
+            raise ConfigError(place, f"expected NAME=JSON, got {text!r}", "such as top_p=0.9")
         if name in SET_BY and name not in _LIMITS:
-            raise ConfigError(place, f"{name} cannot be set here: it is set by {SET_BY[name]}")
+            raise ConfigError(place, f"{name} cannot be set by {place}, because {SET_BY[name]} sets it")
         if name in fields:
-            raise ConfigError(place, f"{name} comes twice")
+            raise ConfigError(place, f"{name} is given twice")
         try:
             decoded = msgspec.json.decode(value)
         except (ValueError, RecursionError):
             raise ConfigError(
                 place, f"the value of {name} is not JSON",
-                f"""a text needs quotes of its own: '{name}="text"'""",
+                f"""write a text with quotes of its own: '{name}="text"'""",
             ) from None  # fmt: skip
         fields[name] = msgspec.Raw(_encode(decoded))
     return fields
@@ -397,5 +397,5 @@ def _bodies(
 def _no_room(exc: OSError) -> ConfigError:
     return ConfigError(
         "TMPDIR", f"cannot hold the prepared bodies in {tempfile.gettempdir()}: {exc.strerror or exc}",
-        "set it to a folder with more room, or ask for fewer requests",
+        "set TMPDIR to a folder with more free space, or send fewer requests",
     )  # fmt: skip

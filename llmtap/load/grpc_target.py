@@ -143,7 +143,7 @@ def parse_grpc(url: str) -> tuple[str, bool]:
     try:
         port = parts.port
     except ValueError as exc:
-        raise ConfigError("--target", f"{url!r} is no URL: {exc}") from None
+        raise ConfigError("--target", f"{url!r} is not a URL: {exc}") from None
     if parts.scheme not in ("grpc", "grpcs") or not parts.hostname or port is None or parts.path.strip("/"):
         raise ConfigError(
             "--target", f"expected a gRPC address, got {url!r}", "such as grpc://127.0.0.1:8001"
@@ -156,7 +156,9 @@ def metadata_of(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[str, str]]
         # RFC 9113 8.2: names are in lower case.
         return [(key.decode("ascii").lower(), value.decode("ascii")) for key, value in headers]
     except UnicodeDecodeError:
-        raise ConfigError("--header", "metadata of gRPC is ASCII") from None
+        raise ConfigError(
+            "--header", "a header has characters outside ASCII, which gRPC cannot send"
+        ) from None
 
 
 class _Answer:
@@ -195,7 +197,7 @@ class _Answer:
             t.response_end_ns = mono_ns()
             code, details = await call.code(), await call.details()
         except ValueError as exc:
-            self.outcome, self.error = Outcome.UPSTREAM_ERROR, f"upstream sent {exc}"
+            self.outcome, self.error = Outcome.UPSTREAM_ERROR, f"the server sent {exc}"
             return
         except grpc.aio.AioRpcError as exc:
             t.response_end_ns = mono_ns()
@@ -220,7 +222,7 @@ class _Answer:
         x.reads += 1
         x.response_bytes += size
         if x.response_bytes > ANSWER_BYTES_MAX:
-            raise ValueError("an answer that is too long")
+            raise ValueError(f"an answer of more than {ANSWER_BYTES_MAX} bytes")
         if t.first_byte_ns is None:
             t.first_byte_ns = t.first_any_ns = t_ns
         event_class, flags = EventClass.METADATA, 0

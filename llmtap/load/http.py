@@ -426,7 +426,7 @@ class Call:
         except OSError as exc:
             stream.close()
             self._stream = None
-            message = f"the connection broke as we wrote ({type(exc).__name__})"
+            message = f"the connection broke while the request was sent ({type(exc).__name__})"
             self._later(Outcome.UPSTREAM_RESET, message, "closed")
 
     def on_connect_failed(self, error: OSError) -> None:
@@ -436,7 +436,7 @@ class Call:
             self._later(Outcome.TAP_ERROR, limit, None)
             return
         if isinstance(error, TimeoutError):
-            self._later(Outcome.UPSTREAM_TIMEOUT, "no connection in time", None)
+            self._later(Outcome.UPSTREAM_TIMEOUT, "the server did not accept a connection in time", None)
             return
         reason = "refused" if isinstance(error, ConnectionError) else None
         message = f"cannot connect ({error.strerror or type(error).__name__})"
@@ -508,7 +508,10 @@ class Call:
                     return
                 head, start, end = next_head
                 if head.status == 101:
-                    raise PeerProtocolError("the server switched protocols without a request", 502)
+                    raise PeerProtocolError(
+                        "the server answered 101 (Switching Protocols), but no upgrade was requested",
+                        502,
+                    )
                 observer.response_head(data[start:end], t_ns, 0)
                 if head.status >= 200:
                     break
@@ -591,7 +594,7 @@ class Call:
         how = "reset" if error is not None else "closed"
         if self._answer_began:
             outcome = Outcome.UPSTREAM_RESET if error is not None else Outcome.TRUNCATED
-            self._fail(outcome, f"the server {how} the connection within its answer", None)
+            self._fail(outcome, f"the server {how} the connection in the middle of its answer", None)
         else:
             message = f"the server {how} the connection without an answer"
             self._fail(Outcome.UPSTREAM_RESET, message, "closed")
@@ -634,7 +637,7 @@ class Call:
 
     def time_out(self) -> None:
         if self._stream is None:
-            self._end(Outcome.UPSTREAM_TIMEOUT, "no connection in time")
+            self._end(Outcome.UPSTREAM_TIMEOUT, "the server did not accept a connection in time")
         else:
             self._end(Outcome.UPSTREAM_TIMEOUT, "no end of the answer in time")
 

@@ -445,8 +445,10 @@ class LoadPlan(Struct, frozen=True, kw_only=True):
 
         closed = self.schedule.closed is not None
         if self.sending.stop_when.saturated and (closed or protocol_of(self.target.url) != "http"):
-            why = "a closed loop bounds the queue" if closed else "it needs a target of HTTP"
-            raise ConfigError("--stop-when", f"saturated has no meaning: {why}", "leave it out")
+            why = "a closed loop has no queue that grows" if closed else "it needs an HTTP target"
+            raise ConfigError(
+                "--stop-when", f"the condition saturated cannot be used here: {why}", "leave out saturated"
+            )
 
 
 def _check_ca(place: str) -> None:
@@ -457,7 +459,7 @@ def _check_ca(place: str) -> None:
     try:
         client_context(place, True)
     except ConfigError:
-        raise ConfigError("--ca", f"{place} holds no certificate in PEM") from None
+        raise ConfigError("--ca", f"{place} contains no certificate in PEM format") from None
 
 
 def _check_metrics(url: str) -> None:
@@ -468,4 +470,4 @@ def _check_metrics(url: str) -> None:
         known = False
     if not known:
         hint = "such as http://127.0.0.1:8000/metrics, or none"
-        raise ConfigError("--metrics", f"expected the URL of metrics, got {url!r}", hint)
+        raise ConfigError("--metrics", f"expected the URL of a page of metrics, got {url!r}", hint)

@@ -75,7 +75,7 @@ class PromptMaker:
             decoded_text = None if self._decode is None else self._decode(ids)
             if decoded_text is None:
                 raise ConfigError(
-                    "--target", "the prompts are token ids, which a WebSocket target does not take",
+                    "--target", "the prompts are token ids, which a WebSocket target does not accept",
                     "give the --tokenizer whose ids they are",
                 )  # fmt: skip
             text, ids = decoded_text, ()

@@ -293,9 +293,13 @@ def check_fields(headers: Headers, place: str = "--header") -> None:
     """Raise ConfigError naming `place` for a field that cannot be sent; the message has no value in it."""
     for name, value in headers:
         if not name or not _TOKEN.issuperset(name):
-            raise ConfigError(place, "a field's name has letters, digits and hyphens")
+            raise ConfigError(
+                place,
+                "the name of a header is not valid",
+                "use only letters, digits and hyphens",
+            )
         if name.lower() in _OURS:
-            raise ConfigError(place, f"{name.decode()} is set by llmtap")
+            raise ConfigError(place, f"llmtap itself sets {name.decode()}")
         if any((byte < 0x20 and byte != 0x09) or byte == 0x7F for byte in value):
             raise ConfigError(place, f"the value of {name.decode()} has control characters")
 

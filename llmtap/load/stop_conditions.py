@@ -50,7 +50,7 @@ def parse_stop_when(text: str) -> StopConditions:
             hint = f"such as {EXAMPLE!r}"
             raise ConfigError(PLACE, f"{condition.text!r} is not a condition that ends a load", hint)
         if condition.bound >= 1:
-            raise ConfigError(PLACE, f"{condition.text!r} is never met", "a share below 100%")
+            raise ConfigError(PLACE, f"{condition.text!r} is never met", "use a share below 100%")
         rate = condition.bound
     if not words:
         raise ConfigError(PLACE, "has no condition", f"such as {EXAMPLE!r}")

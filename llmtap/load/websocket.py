@@ -272,12 +272,14 @@ class WebSocketSession:
             return b""
         head, _, end = next_head
         if head.status != 101:
-            problem = f"the server answered {head.status} in place of a WebSocket"
+            problem = f"the server refused to open a WebSocket: status {head.status}"
             self._fail_opening(Outcome.UPSTREAM_ERROR, problem, head.status)
             return b""
         # RFC 6455 4.1: a wrong key means that the server did not understand the upgrade.
         if header_value(head.headers, b"sec-websocket-accept") != accept_key(self._key):
-            self._fail_opening(Outcome.UPSTREAM_ERROR, "the server accepted another WebSocket's key")
+            self._fail_opening(
+                Outcome.UPSTREAM_ERROR, "the Sec-WebSocket-Accept of the server is not that of the key sent"
+            )
             return b""
         if not self._realtime and not self._opened.done():
             self._opened.set_result(None)
@@ -329,7 +331,7 @@ class WebSocketSession:
         answer = self._answer
         if answer is not None and answer.response_bytes:
             outcome = Outcome.TRUNCATED if error is None else Outcome.UPSTREAM_RESET
-            self._end(outcome, f"the server {how} the connection within its answer")
+            self._end(outcome, f"the server {how} the connection in the middle of its answer")
         else:
             self._end(Outcome.UPSTREAM_RESET, f"the server {how} the connection without an answer")
 
@@ -371,7 +373,7 @@ class WebSocketTarget:
         origin, path, named = parse_websocket(url)
         self.model = model or named
         if origin.tls and tls is None:
-            raise ConfigError("--target", "wss needs a TLS context")
+            raise ConfigError("--target", "a wss:// target needs a TLS context")
         kernel = clock == "kernel" and not origin.tls
         self.clock = "kernel" if kernel else "mono"
         self._realtime = protocol_of(url) == "realtime"
@@ -442,8 +444,8 @@ class WebSocketTarget:
             answer.fail(exc.outcome, str(exc))
             answer.status = exc.status
         except TimeoutError:
-            what = "connection" if answer.submit_ns is None else "end of the answer"
-            answer.fail(Outcome.UPSTREAM_TIMEOUT, f"no {what} in time")
+            what = "accept a connection" if answer.submit_ns is None else "end its answer"
+            answer.fail(Outcome.UPSTREAM_TIMEOUT, f"the server did not {what} in time")
         finally:
             del self._under_way[request_id]
             if session.reusable:
@@ -520,7 +522,7 @@ class WebSocketTarget:
     def _message(self, prompt: Prompt, output_tokens: int, request_id: str) -> bytes:
         if prompt.ids:
             raise ConfigError(
-                "--target", "a WebSocket target takes text, and the prompts are token ids",
+                "--target", "the prompts are token ids, and a WebSocket target accepts only text",
                 "use an http:// target with --endpoint completions",
             )  # fmt: skip
         messages = [*prompt.history, *((("user", prompt.text),) if prompt.text else ())]

@@ -263,7 +263,7 @@ class UpstreamLoad:
             async with session.get(self._url) as response:
                 body = await read_body(response)
             values = await parse_metrics(body)
-            problem = None if values else "no metric of vLLM, SGLang or TGI"
+            problem = None if values else "the page has no metric of vLLM, SGLang or TGI"
         except SCRAPE_ERRORS as exc:
             values, problem = {}, failure_reason(exc)
         self.values, self.problem = values, problem

@@ -304,7 +304,7 @@ def hdr_values(text: str) -> Iterator[tuple[float, int]]:
         more = True
         while more:
             if at >= len(payload):
-                raise ValueError("an HdrHistogram ends within a count")
+                raise ValueError("the HdrHistogram is cut off in the middle of a count")
             byte = payload[at]
             more = byte > 0x7F and shift < 56
             number |= (byte & 0x7F if more else byte) << shift
@@ -314,7 +314,7 @@ def hdr_values(text: str) -> Iterator[tuple[float, int]]:
             index += -number or 1
             continue
         if index > _hdr_index(_HDR_HIGHEST):
-            raise ValueError("an HdrHistogram has a value beyond its highest")
+            raise ValueError("the HdrHistogram has a value above its declared maximum")
         octave = max(0, (index >> 10) - 1)
         yield (((index - (octave << 10)) << octave) + ((1 << octave) - 1) / 2, number)
         index += 1
@@ -329,16 +329,16 @@ def _hdr_payload(text: str) -> bytes:
         body = inflater.decompress(raw[_HDR_COMPRESSED.size :], _HDR_BYTES_MAX)
         inner, length, offset, digits, lowest, highest, ratio = _HDR_HEAD.unpack_from(body)
     except (ValueError, StructError, zlib_error) as exc:
-        raise ValueError(f"not an HdrHistogram in base64: {exc}") from None
+        raise ValueError(f"expected an HdrHistogram in base64: {exc}") from None
     if (outer, inner) != (_HDR_COOKIE_COMPRESSED, _HDR_COOKIE):
-        raise ValueError("an HdrHistogram of another encoding than V2, compressed")
+        raise ValueError("the HdrHistogram does not have the encoding V2, compressed")
     if (offset, digits, lowest, ratio) != (0, _HDR_DIGITS, 1, 1.0) or highest > _HDR_HIGHEST:
         raise ValueError(
-            f"an HdrHistogram of {digits} digits, {lowest} to {highest}, offset {offset}, ratio {ratio:g};"
+            f"the HdrHistogram has {digits} digits, {lowest} to {highest}, offset {offset}, ratio {ratio:g};"
             f" only {_HDR_DIGITS} digits from 1 to at most {_HDR_HIGHEST}, offset 0, ratio 1 can be read"
         )
     if size != len(raw) - _HDR_COMPRESSED.size or not inflater.eof or length != len(body) - _HDR_HEAD.size:
-        raise ValueError("an HdrHistogram whose length is not that of its header")
+        raise ValueError("the HdrHistogram does not have the length that its header gives")
     return body[_HDR_HEAD.size :]
 
 

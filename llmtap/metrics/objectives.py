@@ -126,12 +126,12 @@ class Objectives:
             name, colon, duration = pair.partition(":")
             problem = hint = None
             if name not in _FIGURES:
-                problem, hint = f"unknown objective {name!r} in {pair!r}", f"known are {known}"
+                problem, hint = f"unknown objective {name!r} in {pair!r}", f"known objectives: {known}"
             elif name in bounds:
                 problem = f"objective {name!r} is given twice"
             elif not colon or duration[-1:].isdigit() or not duration:
                 problem = f"{pair!r} needs a duration with a unit"
-                hint = f"such as {name}:200ms, without a blank"
+                hint = f"such as {name}:200ms, without a space"
             else:
                 try:
                     bounds[name] = parse_duration_ns(duration)
@@ -142,7 +142,7 @@ class Objectives:
             if problem is not None:
                 wrong.append(ConfigError(place, problem, hint))
         if not bounds and not wrong:
-            hint = f"such as ttft:200ms tpot:50ms; known are {known}"
+            hint = f"such as ttft:200ms tpot:50ms; known objectives: {known}"
             wrong.append(ConfigError(place, "no objective is given", hint))
         raise_all(wrong)
         return cls(_ordered(bounds))
@@ -158,7 +158,7 @@ class Objectives:
         for pair in text.replace(",", " ").split():
             name, colon, number = pair.partition(":")
             if name not in _VLLM or not colon or not number.replace(".", "", 1).isdigit():
-                hint = f"such as {place} ttft:200 tpot:50, in ms; known are {', '.join(_VLLM)}"
+                hint = f"such as {place} ttft:200 tpot:50, in ms; known objectives: {', '.join(_VLLM)}"
                 raise ConfigError(place, f"expected an objective, got {pair!r}", hint)
             pairs.append(f"{_VLLM[name]}:{number}ms")
         return cls.parse(" ".join(pairs), place)

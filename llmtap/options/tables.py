@@ -122,7 +122,9 @@ class OptionTables:
                 report(name, what, nearest(name, self.schema))
                 continue
             if not isinstance(keys, dict):
-                report(name, f"{name!r} is outside a table", f"write [{name}] above it")
+                report(
+                    name, f"{name!r} is outside a table", f"write a line [{name}] above the keys of the table"
+                )
                 continue
             tables = {name: keys}
             if not is_struct(self.schema[name]):
@@ -181,7 +183,7 @@ class OptionTables:
         if get_origin(inner) is dict:
             return get_args(inner)[1], name
         if not is_struct(inner):
-            self.mistakes.found.append(ConfigError(place, f"{path} is no table"))
+            self.mistakes.found.append(ConfigError(place, f"{path} is not a table"))
             return None, name
         types = {field.name: field.type for field in msgspec.structs.fields(inner)}
         known = name.replace("-", "_")

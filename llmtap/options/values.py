@@ -223,9 +223,9 @@ def wanted(info: Type) -> str:
             limits = {"at most": number.le, "below": number.lt}
             return what + "".join(f", {word} {_limit(n)}" for word, n in limits.items() if n is not None)
         case CollectionType():
-            return "a list" if info.min_length is None else f"a list of at least {info.min_length:,}"
+            return "a list" if info.min_length is None else f"a list with at least {info.min_length:,} values"
         case TupleType():
-            return f"a list of {len(info.item_types):,}"
+            return f"a list of {len(info.item_types):,} values"
         case StructType() | DictType():
             return "a table"
     return "a value of another type"
@@ -240,7 +240,7 @@ def nearest(name: str, known: Collection[str], prefix: str = "", *, few: bool = 
     near = difflib.get_close_matches(name, known, 1, 0.7)
     if near:
         return f"did you mean '{prefix}{near[0]}'?"
-    return f"one of {', '.join(known)}" if few and 0 < len(known) <= _NAMED_MAX else None
+    return f"expected one of {', '.join(known)}" if few and 0 < len(known) <= _NAMED_MAX else None
 
 
 def missing(table: str, name: str) -> ConfigError:

@@ -95,7 +95,7 @@ class Sweep:
 def read_sweep(results: Sequence[Result]) -> Sweep:
     """Find the axis and the lines of the runs. Raises ValueError if there are no runs."""
     if not results:
-        raise ValueError("no results: there is nothing to draw")
+        raise ValueError("there are no results to draw")
     varied = _varied(results)
     numeric = [d for d in varied if d.name != "seed" and all(map(is_number, d.texts))]
     axis = max(numeric, key=lambda d: len(d.texts), default=None)

@@ -28,7 +28,9 @@ def alone_problems(settings: Settings) -> Iterator[ConfigError]:
     """Yield what is wrong with the settings of a meter without relays."""
     if settings.meter.socket is None:
         yield ConfigError(
-            "meter.socket", "the path that applications connect to is missing", "give --listen-socket PATH"
+            "meter.socket",
+            "the path that applications connect to is missing",
+            "set it with --listen-socket PATH",
         )
     if settings.experiment.enabled:
         yield ConfigError(

@@ -65,7 +65,9 @@ def _listening(fd: int, name: str) -> socket.socket:
     if not listens or sock.family not in (socket.AF_INET, socket.AF_INET6):
         sock.detach()
         raise ConfigError(
-            "LISTEN_FDS", f"{about} is not a listening TCP socket", "ListenStream=PORT, Accept=no"
+            "LISTEN_FDS",
+            f"{about} is not a listening TCP socket",
+            "in the .socket unit, set ListenStream=PORT and Accept=no",
         )
     sock.setblocking(False)
     sock.set_inheritable(False)
@@ -221,5 +223,5 @@ def bind_for(key: str, text: str, copies: int) -> list[socket.socket]:
 def not_bound(key: str, text: str, error: OSError) -> ConfigError:
     """Return the error for an address (the value of `key`) that cannot be bound."""
     option = "--admin" if key == "meter.admin" else "--listen"
-    hint = f"another address: {option} HOST:PORT" if error.errno == errno.EADDRINUSE else None
+    hint = f"choose another address with {option} HOST:PORT" if error.errno == errno.EADDRINUSE else None
     return ConfigError(f"{key} ({option})", f"cannot listen on {text}: {error.strerror}", hint)

@@ -67,7 +67,7 @@ def packet_problems(settings: Settings) -> Iterator[ConfigError]:
         try:
             pack_addresses([host])
         except ValueError:
-            yield ConfigError(f"watch.upstream_hosts[{i}]", f"{host!r} is no IP address")
+            yield ConfigError(f"watch.upstream_hosts[{i}]", f"{host!r} is not an IP address")
     yield from failures(SkipRules, settings.watch.skip, "watch.skip")
 
 

@@ -122,9 +122,11 @@ class Admin:
                 # Without a token, the port answers 403 to other host names, and lists the accepted ones.
                 return Denied((status == 403 and _message_in(body)) or "a token is required")
             case 404:
-                return Trouble("the path does not exist: no admin port of llmtap, or of another version")
+                return Trouble(
+                    "the path does not exist: the server is not an admin port of this version of llmtap"
+                )
         message = _message_in(body)
-        return Trouble(f"the answer is status {status}" + (f": {message}" if message else ""))
+        return Trouble(f"the server answered status {status}" + (f": {message}" if message else ""))
 
 
 def _hint(exc: Exception, url: str) -> str | None:
@@ -187,7 +189,7 @@ class TopOptions(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.window not in WINDOWS:
             raise ConfigError(
-                "--window", f"there is no window {self.window!r}", f"one of {', '.join(WINDOWS)}"
+                "--window", f"there is no window {self.window!r}", f"expected one of {', '.join(WINDOWS)}"
             )
         if not INTERVAL_NS_MIN <= self.interval_ns <= INTERVAL_NS_MAX:
             raise ConfigError("--interval", f"{self.interval} is not between 200ms and 1h")
@@ -233,13 +235,14 @@ def read_token(
                 raw = opened.read(TOKEN_BYTES_MAX + 1)
         except OSError as exc:
             raise ConfigError("--token-file", f"{file} cannot be read: {exc.strerror}") from None
-        return _checked(raw.decode("utf-8", "replace"), "--token-file", f"what {file} holds")
+        return _checked(raw.decode("utf-8", "replace"), "--token-file", f"the content of {file}")
     token = environ.get(name or TOKEN_ENV, "")
     if not token.strip():
         if name is not None:
-            raise ConfigError("--token-env", f"the environment has no {name}")
+            problem = f"the environment variable {name} is not set, or is empty"
+            raise ConfigError("--token-env", problem, "set it, or use --token-file")
         return None
-    return _checked(token, "--token-env", f"what ${name or TOKEN_ENV} holds")
+    return _checked(token, "--token-env", f"the value of ${name or TOKEN_ENV}")
 
 
 def _checked(text: str, option: str, what: str) -> str:

@@ -32,12 +32,12 @@ async def probe(options: TopOptions, admin: Admin) -> Document:
     except Denied as exc:
         raise ConfigError(
             "--token-env", f"{options.url}: {exc}",
-            f"put the tap's meter.admin_token into ${TOKEN_ENV}, or name another variable, or --token-file",
+            f"put the value of meter.admin_token into ${TOKEN_ENV}, or use --token-env or --token-file",
         ) from None  # fmt: skip
     except Untrusted as exc:
         raise ConfigError(
             "--ca", f"{options.url}: {exc}",
-            "give the CA that signed its certificate (--ca FILE), and use a host name of the certificate",
+            "give the CA of the server's certificate with --ca FILE, and use a host name of the certificate",
         ) from None  # fmt: skip
     except Trouble as exc:
         raise ConfigError("--admin", f"{options.url}: {exc}", exc.hint) from None

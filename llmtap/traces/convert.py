@@ -122,7 +122,9 @@ def _counted(
 
 def _target_format(target: str, name: str | None) -> format.TraceFormat:
     if URL in target:
-        raise ConfigError(target, "is a URL", "write a local file, and copy that")
+        raise ConfigError(
+            target, "is a URL, and only local files can be written", "write a local file, and copy that file"
+        )
     if name is None and target == STANDARD:
         raise ConfigError("--to", "is required if the output is standard output")
     try:
@@ -143,13 +145,13 @@ def _check_could(read_format: format.TraceFormat, wanted: format.TraceFormat) ->
             )
 
 
-_FULL: Final = 'a capture has text only of the tenants for whom capture.level is "full"'
-_COUNTED: Final = (
-    "clients must send stream_options.include_usage, or meter.tokenizer be set, before it is captured"
+_FULL: Final = (
+    'a capture has text only if capture.level is "full", and only of the tenants in capture.full_tenants'
 )
+_COUNTED: Final = "before the capture, set meter.tokenizer, or let clients send stream_options.include_usage"
 _HINTS: Final = {
     "input tokens": _COUNTED, "output tokens": _COUNTED, "request body": _FULL, "response text": _FULL,
-    "prefix blocks": 'a capture has them with capture.level "shape" or "full"',
+    "prefix blocks": 'a capture has prefix blocks if capture.level is "shape" or "full"',
 }  # fmt: skip
 """Settings of a capture by which it has the aspects that a target needs."""
 

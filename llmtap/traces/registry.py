@@ -60,32 +60,30 @@ def by_name(name: str, *, writing: bool = False) -> TraceFormat:
     format_ = next((f for f in FORMATS if f.name == name), None)
     if format_ is not None:
         if writing and format_.writes is None:
-            raise FormatError(f"{name} can only be read")
+            raise FormatError(f"llmtap can read the format {name}, but cannot write it")
         return format_
     names = [f.name for f in FORMATS if not writing or f.writes is not None]
     near = [n for n in names if name and n.startswith(name)] or difflib.get_close_matches(name, names, 1)
-    meant = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
+    meant = f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join(names)}"
     raise FormatError(f"no format to {'write' if writing else 'read'} is called {name!r}; {meant}")
 
 
 def detect(name: str, head: bytes) -> TraceFormat:
     """Return the format of a file by its beginning and name. Raises FormatError unless it is exactly one."""
     if not head.strip():
-        raise FormatError("the file is empty" if not head else "there is nothing but white space in the file")
+        raise FormatError("the file is empty" if not head else "the file contains only white space")
     claims = [f for f in FORMATS if f.sniff(head, name)]
     if not claims:
         problem = first_problem(head)
         raise FormatError(
             (f"{problem}; " if problem else "")
-            + "its content is that of none of the formats known (`llmtap convert --list`); "
-            "if it is one of them, `llmtap convert --from` reads it"
+            + "the format of the file is not known; `llmtap convert --list` shows the known formats, and "
+            "`--from FORMAT` selects one"
         )
     if len(claims) > 1:
         names = " or ".join(f"{f.name}: {f.title}" for f in claims)
         options = " or ".join(f"`--from {f.name}`" for f in claims)
-        raise FormatError(
-            f"it may be either {names}; {options} of convert, replay, report and sim run selects one"
-        )
+        raise FormatError(f"the file may have the format {names}; select one with {options}")
     return claims[0]
 
 
@@ -97,9 +95,11 @@ def for_target(name: str) -> TraceFormat:
         return fits[0]
     if not fits:
         raise FormatError(
-            f"the format is not known from the name; give --to: {', '.join(f.name for f in written)}"
+            f"the file name does not show the format; set --to to one of {', '.join(f.name for f in written)}"
         )
-    raise FormatError(f"its name may mean {', '.join(f.name for f in fits)}; give --to")
+    raise FormatError(
+        f"the file name fits several formats; set --to to one of {', '.join(f.name for f in fits)}"
+    )
 
 
 URL: Final = "://"
@@ -132,7 +132,7 @@ def open_trace(
             if _is_many(place):
                 trace_format = parquet_capture.FORMAT
                 if source_format not in (None, trace_format.name):
-                    raise ConfigError(option, f"only {trace_format.name} can be many files")
+                    raise ConfigError(option, f"several files can only be read as {trace_format.name}")
                 source, size = parquet_capture.read_many(place, progress)
                 trace = OpenedTrace(source, trace_format, None, size)
             else:

@@ -39,7 +39,7 @@ def read_lines(file: BinaryIO, bytes_max: int = BODY_BYTES_MAX) -> Iterator[tupl
     while line := file.readline(bytes_max + 1):
         number += 1
         if len(line) > bytes_max:
-            raise FormatError(f"line {number}: longer than {bytes_max >> 20} MiB")
+            raise FormatError(f"line {number}: is longer than {bytes_max >> 20} MiB")
         line = line.removeprefix(_BOM).strip() if number == 1 else line.strip()
         if line:
             yield number, line
@@ -67,7 +67,7 @@ def number_ns(number: Number, places: int, line: int, field: str) -> int:
     fits = value.is_finite() and (not value or value.adjusted() + places <= 19)
     ns = round(value.scaleb(places)) if fits else 1 << 63
     if ns >= 1 << 63:
-        raise FormatError(f"line {line}: {field}: is no number of this size")
+        raise FormatError(f"line {line}: {field}: is not a finite number below 2^63")
     if ns < 0:
         raise FormatError(f"line {line}: {field}: is negative")
     return ns
@@ -159,9 +159,9 @@ def _blocks(lines: Iterable[tuple[int, bytes]]) -> Iterator[list[tuple[int, byte
 def error_of(exc: ValueError | RecursionError, number: int) -> FormatError:
     """Return a decoder's error with line and field, but without a value: it may be a user's text."""
     if isinstance(exc, UnicodeDecodeError):
-        return FormatError(f"line {number}: not UTF-8")
+        return FormatError(f"line {number}: is not UTF-8")
     if isinstance(exc, RecursionError):
-        return FormatError(f"line {number}: nested too deeply")
+        return FormatError(f"line {number}: is nested too deeply")
     match = _WHERE.fullmatch(str(exc))
     assert match is not None
     what, field = match[1].replace("`", ""), match[2]
@@ -169,7 +169,7 @@ def error_of(exc: ValueError | RecursionError, number: int) -> FormatError:
         return FormatError(f"line {number}: {f'{field}.' if field else ''}{missing[1]}: is missing")
     what = what[:1].lower() + what[1:]
     if not isinstance(exc, msgspec.ValidationError):
-        what = f"not JSON: {what.removeprefix('jSON is malformed: ')}"
+        what = f"is not valid JSON: {what.removeprefix('jSON is malformed: ')}"
     return FormatError(f"line {number}: {f'{field}: ' if field else ''}{what}")
 
 
@@ -289,7 +289,7 @@ def read_csv(
     header = _fields(first.removeprefix(_BOM), 1)
     for c in columns:
         if header.count(c.name) > 1:
-            raise FormatError(f"line 1: {c.name}: is there twice")
+            raise FormatError(f"line 1: {c.name}: the column occurs twice")
         if c.required and c.name not in header:
             raise FormatError(f"line 1: {c.name}: the column is missing")
     known = [c for c in columns if c.name in header]
@@ -305,7 +305,7 @@ def read_csv(
         block += (rest := stream.readline(LINE_BYTES_MAX))
         if len(rest) == LINE_BYTES_MAX:
             number += block.count(b"\n")
-            raise FormatError(f"line {number}: longer than {LINE_BYTES_MAX >> 20} MiB")
+            raise FormatError(f"line {number}: is longer than {LINE_BYTES_MAX >> 20} MiB")
         if block.strip(b"\r\n"):
             try:
                 table = arrow_csv.read_csv(pa.BufferReader(block), read, convert_options=convert)
@@ -329,7 +329,7 @@ def _parsed(c: CsvColumn, texts: pa.StringArray) -> pa.Array:
 def _misfit(block: bytes, number: int, header: list[str], known: Sequence[CsvColumn]) -> FormatError:
     """Return the error of the first line that does not fit; `number`: of the block's first line."""
     rows: list[tuple[int, list[str]]] = []
-    error = FormatError(f"line {number}: cannot be read as CSV")
+    error = FormatError(f"line {number}: is not valid CSV")
     for at, line in enumerate(block.split(b"\n"), number):
         if line.strip(b"\r"):
             try:
@@ -375,7 +375,7 @@ def _fields(line: bytes, number: int) -> list[str]:
     except UnicodeDecodeError as exc:
         raise FormatError(f"line {number}: byte {exc.start + 1} is not UTF-8") from None
     except csv.Error as exc:
-        raise FormatError(f"line {number}: {exc}") from None
+        raise FormatError(f"line {number}: is not valid CSV: {exc}") from None
     return fields
 
 

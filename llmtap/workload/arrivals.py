@@ -165,23 +165,25 @@ def parse_arrivals(text: str, *, rate_rps: float | None, seed: int, place: str =
     name = name.strip()
     if name not in FORMS:
         near = get_close_matches(name, FORMS, 1)
-        meant = f"did you mean {FORMS[near[0]]}?" if near else f"one of {', '.join(FORMS)}"
+        meant = f"did you mean {FORMS[near[0]]}?" if near else f"expected one of {', '.join(FORMS)}"
         raise ConfigError(place, f"no arrival process is called {name!r}", meant)
     own_rates = name in OWN_RATES
     try:
         if own_rates and rate_rps is not None:
-            problem = f"it contains its rates and takes no mean rate (got {rate_rps:g})"
-            raise ValueError(f"rate: {problem}")
+            raise ValueError(
+                f"the rates are part of this process, so a mean rate ({rate_rps:g}) cannot be set"
+            )
         if not own_rates and rate_rps is None:
-            raise ValueError("rate: is missing; this process needs a mean rate")
+            problem = f"{name}: no mean rate is given, and this arrival process needs one"
+            raise ConfigError(place, problem, "set the mean rate with --rate")
         if rate_rps is not None:
             _check_rate("rate", rate_rps)
         words = _Words(rest)
         offsets = _PROCESSES[name](words, rate_rps or 0.0)
         words.check_all_read()
     except ValueError as exc:
-        more = "" if own_rates else ", and needs a mean rate"
-        raise ConfigError(place, f"{name}: {exc}", f"its syntax is {FORMS[name]}{more}") from None
+        more = "" if own_rates else ", with a mean rate"
+        raise ConfigError(place, f"{name}: {exc}", f"the syntax is {FORMS[name]}{more}") from None
     return Arrivals(text.strip(), rate_rps, seed, offsets)
 
 
@@ -221,7 +223,9 @@ class _Words:
         """Raise ValueError if there is anything else."""
         for name in [name for name in self._named if name not in self._known]:
             near = get_close_matches(name, self._known, 1)
-            meant = f"did you mean {near[0]}?" if near else f"it has {', '.join(self._known) or 'none'}"
+            meant = (
+                f"did you mean {near[0]}?" if near else f"known fields: {', '.join(self._known) or 'none'}"
+            )
             raise ValueError(f"{name}: unknown field ({meant})")
         if self.bare:
             raise ValueError(f"expected name=value, got {self.bare[0]!r}")
@@ -284,7 +288,7 @@ def _uniform(words: _Words, rate_rps: float) -> Offsets:
 def _gamma(words: _Words, rate_rps: float) -> Offsets:
     """Gamma gaps of shape burstiness and scale 1 / (rate burstiness), as in `vllm bench serve`."""
     if (words.get("burstiness") is None) == (words.get("cv") is None):
-        raise ValueError("burstiness or cv: exactly one of them must be given")
+        raise ValueError("expected exactly one of burstiness and cv")
     if words.get("cv") is None:
         shape = words.number("burstiness", 1e-6, 1e6)
     else:
@@ -323,7 +327,7 @@ def _steps(words: _Words, rate_rps: float) -> Offsets:
         steps.append(Slope(_length_ns(f"step {i}", length), step_rps, step_rps))
     words.bare = []
     if not steps:
-        raise ValueError("no step is given")
+        raise ValueError("expected at least one step")
     _check_rate("last step", steps[-1].to_rps)
     return _poisson_of(tuple(steps), (replace(steps[-1], length_ns=_STAY_NS),))
 

@@ -124,7 +124,7 @@ class Percentiles(_Bounded, frozen=True, kw_only=True, tag="percentiles"):
         _Bounded.__post_init__(self)
         percents = [percent for percent, _ in self.points]
         if len(percents) < 2:
-            raise ValueError("points: expected at least two")
+            raise ValueError("points: expected at least two points")
         if any(a >= b for a, b in itertools.pairwise(percents)) or not 0 < percents[0] < percents[-1] < 100:
             raise ValueError("points: percents must ascend, and be between 0 and 100")
         if any(a > b for (_, a), (_, b) in itertools.pairwise(self.points)):

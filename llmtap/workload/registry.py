@@ -123,7 +123,7 @@ def workload_named(text: str, place: str) -> Workload:
     if colon and kind in _OF_FILES:
         return _OF_FILES[kind][0](Path(file), place)
     near = difflib.get_close_matches(text, _NAMED, 1, 0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(workloads())}"
+    hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(workloads())}"
     raise ConfigError(place, f"no workload is called {text!r}", hint)
 
 
@@ -210,7 +210,9 @@ def load_workload(path: Path) -> Composed:
     request = {k: v for k, v in msgspec.to_builtins(file.request).items() if v is not None and k != "extra"}
     if fixed := sorted({*SET_BY, *_OF_REQUEST} & file.request.extra.keys()):
         by = SET_BY.get(fixed[0], f"request.{fixed[0]}")
-        raise ConfigError(f"request.extra.{fixed[0]} in {path}", f"is not set here, but by {by}")
+        raise ConfigError(
+            f"request.extra.{fixed[0]} in {path}", f"cannot be set in request.extra, because {by} sets it"
+        )
     about = {
         "about": file.about or f"the workload of {path.name}",
         "source": {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()},
@@ -231,7 +233,7 @@ def _wrong(text: str, path: Path) -> ConfigError:
     key = at.rstrip("`").lstrip(".")
     for pattern, problem_of in (
         (r"Object contains unknown field `(.*)`", "there is no such key"),
-        (r"Object missing required field `(.*)`", "is not given"),
+        (r"Object missing required field `(.*)`", "is missing"),
     ):
         if match := re.fullmatch(pattern, problem):
             key, problem = ".".join(filter(None, (key, match[1]))), problem_of

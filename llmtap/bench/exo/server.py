@@ -416,7 +416,7 @@ class ExoCluster:
                 if response.status == 404:
                     return None
                 if response.status >= 400:
-                    raise LlmtapError(f"exo: {method} {path} was answered with {response.status}")
+                    raise LlmtapError(f"exo: {method} {path} returned status {response.status}")
                 return msgspec.json.decode(raw) if raw else None
         except (aiohttp.ClientError, TimeoutError, ValueError) as exc:
             raise LlmtapError(f"exo: {method} {url} failed: {exc}") from None

@@ -114,7 +114,7 @@ def compare_results(base: Path, others: Sequence[Path]) -> dict[str, Any]:
         if not is_results(place):
             raise ConfigError("--compare", f"{place} is not a results folder of llmtap bench")
         if place.resolve() in [other.resolve() for other in places[:i]]:
-            raise ConfigError("--compare", f"{place} is named twice")
+            raise ConfigError("--compare", f"{place} is given twice")
     names = [place.resolve().name for place in places]
     labels = names if len(set(names)) == len(names) else [str(place) for place in places]
     folders = dict(zip(labels, map(Folder, places), strict=True))
@@ -161,7 +161,7 @@ def _read_system(label: str, folder: Folder) -> System:
             try:
                 steps[step["name"]] = Measurement.load(step_path, step["name"], step["arm"], step["result"])
             except FileNotFoundError:
-                hint = "the command that measured it resumes it"
+                hint = "run the same llmtap bench command again: it continues the unfinished tests"
                 raise ConfigError(str(step_path), "has no requests.parquet", hint) from None
         runs.append(ComparedRun(report, steps))
     return System(label, runs)

@@ -253,7 +253,9 @@ def load_document(folder: Path) -> dict[str, Any]:
     ]
     if not reports:
         raise ConfigError(
-            str(folder), "has no result of a complete test", "the command that measured it resumes it"
+            str(folder),
+            "has no result of a complete test",
+            "run the same llmtap bench command again: it continues the unfinished tests",
         )
     return document_of(setup, reports)
 

@@ -87,7 +87,9 @@ class Folder:
         try:
             temporary.parent.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
-            raise ConfigError("--results", f"cannot make {temporary.parent}: {exc.strerror}") from None
+            raise ConfigError(
+                "--results", f"cannot create the folder {temporary.parent}: {exc.strerror}"
+            ) from None
         temporary.write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
         os.replace(temporary, self.path / name)
 
@@ -454,7 +456,7 @@ class BenchSession:
         _, errors = await process.communicate()
         if process.returncode:
             last = errors.decode(errors="replace").strip().splitlines()[-1:] or [f"exit {process.returncode}"]
-            raise ConfigError(f"[arms.{arm}] apply", f"failed: {last[0]}")
+            raise ConfigError(f"[arms.{arm}] apply", f"the command failed: {last[0]}")
         self._active_arm = arm
         self._warm_arms.clear()
 

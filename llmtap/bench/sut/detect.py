@@ -92,7 +92,11 @@ async def detect(target: BenchTarget) -> Detected:
     """Ask a server about itself. Raises ConfigError if it cannot be reached."""
     parts = urlsplit(target.url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError("--target", "expected http://host:port or https://host", "other protocols by hand")
+        raise ConfigError(
+            "--target",
+            "expected http://host:port or https://host",
+            "for a server with another protocol, write the file of --config by hand",
+        )
     async with aiohttp.ClientSession() as session:
         one = _Detector(session, target)
         await one.identify()

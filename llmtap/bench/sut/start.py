@@ -66,11 +66,13 @@ async def started(
     if protocol_of(target.url) != "http":
         raise ConfigError(_KEY, f"requires an HTTP target, got {target.url}")
     if await round_trip_ns(target.url, clock) is not None:
-        raise ConfigError(_KEY, f"a server already listens at {target.url}", "stop it, or remove the key")
+        raise ConfigError(
+            _KEY, f"a server already listens at {target.url}", "stop that server, or remove the key"
+        )
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
-        raise ConfigError("--results", f"cannot make {log.parent}: {exc.strerror}") from None
+        raise ConfigError("--results", f"cannot create the folder {log.parent}: {exc.strerror}") from None
     began_ns = clock.mono_ns()
     with log.open("wb") as out:
         try:
@@ -85,9 +87,9 @@ async def started(
         check()
         if process.returncode is not None:
             last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["no output"]
-            raise ConfigError(_KEY, f"the server ended with {process.returncode}: {last[0]}")
+            raise ConfigError(_KEY, f"the server ended with status {process.returncode}: {last[0]}")
         if clock.mono_ns() - began_ns > START_S_MAX * NS_PER_S:
-            raise ConfigError(_KEY, f"no answer within {START_S_MAX} s")
+            raise ConfigError(_KEY, f"the server did not answer within {START_S_MAX} s")
 
     try:
         while await round_trip_ns(target.url, clock) is None:

@@ -78,14 +78,16 @@ class GuardrailParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 def check(session: BenchSession, params: GuardrailParams) -> None:
     """Raise ConfigError if the baseline or all filters are missing."""
-    hint = "add it to the file of --config with what differs from [target]: url, headers, body or apply"
+    hint = "add it to the file of --config, with keys that differ from [target] (url, headers, body, apply)"
     filter_arms = "[arms.input_filter], [arms.output_filter] or [arms.full]"
     if BASELINE not in session.arms:
         problem = f"is missing: the configuration without guardrails (5.10.2), the base of {filter_arms}"
         raise ConfigError(f"[arms.{BASELINE}]", problem, hint)
     if not _filters(session):
         raise ConfigError(
-            filter_arms, f"is missing: at least one of them is compared with [arms.{BASELINE}] (5.10.2)", hint
+            filter_arms,
+            f"one of these tables is required, to compare it with [arms.{BASELINE}] (5.10.2)",
+            hint,
         )
 
 

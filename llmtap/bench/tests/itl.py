@@ -82,8 +82,8 @@ def check(session: BenchSession, params: ItlParams) -> None:
     if shortest < OUTPUT_MIN:
         raise ConfigError(
             "output_tokens",
-            f"is not given, and {params.workload} has answers of {shortest} tokens; 5.4.2 wants {OUTPUT_MIN}",
-            "output_tokens = 128, or another workload",
+            f"is missing, and {params.workload} has answers of {shortest} tokens; 5.4.2 needs {OUTPUT_MIN}",
+            "set output_tokens = 128, or use another workload",
         )
 
 

@@ -78,12 +78,12 @@ def check_classes(classes: Sequence[RequestClass], place: str = "classes") -> No
         raise ConfigError(place, "expected at least two classes (5.6.2)")
     names = [one.name for one in classes]
     if len(set(names)) < len(names):
-        raise ConfigError(place, f"has a name twice: {', '.join(names)}")
+        raise ConfigError(place, f"two classes have the same name: {', '.join(names)}")
     for one in classes:
         for what, (low, high) in (("input", one.input), ("output", one.output)):
             if low > high:
                 raise ConfigError(
-                    place, f"{one.name}: the range of {what} ends at {high:,}, below its begin {low:,}"
+                    place, f"{one.name}: the range of {what} ends at {high:,}, below its start {low:,}"
                 )
     shares = sum(one.share for one in classes)
     if not math.isclose(shares, 1, abs_tol=1e-6):
@@ -345,7 +345,7 @@ def prefixes_of(
     if not isinstance(workload, Composed) or isinstance(workload.content, RandomIds):
         raise ConfigError(
             "workload",
-            f"cannot make variants of {name!r} with other texts, which no cache has",
+            f"cannot make variants of {name!r} with new texts that no cache has",
             "expected code-completion, conversation, or a FILE.toml with generated texts",
         )
     if workload.conversations is not None:
@@ -355,7 +355,7 @@ def prefixes_of(
         raise ConfigError(
             "prefix_tokens",
             f"is not given, and the requests of {name} share no prefix",
-            "prefix_tokens = [512, 1024]",
+            "such as prefix_tokens = [512, 1024]",
         )
     if sharing is None:
         assert tokens is not None

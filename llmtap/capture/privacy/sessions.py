@@ -116,7 +116,9 @@ class BlockHasher:
         if self._tokenize is None:
             return text.encode()
         if len(text) > _TOKENISE_CHARS_MAX:
-            raise ValueError("too long for a tokenizer")
+            raise ValueError(
+                f"the text has more than {_TOKENISE_CHARS_MAX:,} characters, too many for a tokenizer"
+            )
         return array("I", self._tokenize(text)).tobytes()
 
     def _hashed(self, content: bytearray, marks: list[tuple[int, bytes]]) -> "array[int]":

@@ -186,7 +186,7 @@ class Capture:
 
 
 _SKIP: Final = "skip_broken=True reads the rest; so does `llmtap report --skip-broken`"
-_CONVERT: Final = "`llmtap convert` reads traces of other tools"
+_CONVERT: Final = "to read a trace of another tool, convert it with `llmtap convert`"
 
 
 def read(where: Where | Sequence[Where], *, skip_broken: bool = False) -> Capture:
@@ -202,9 +202,11 @@ def read(where: Where | Sequence[Where], *, skip_broken: bool = False) -> Captur
     """
     places = [os.fspath(where)] if isinstance(where, str | os.PathLike) else [os.fspath(w) for w in where]
     if not places:
-        raise CaptureError("capture", "nothing to read was named")
+        raise CaptureError("capture", "no file, folder or URL to read is given")
     if not all(place.strip() for place in places):
-        raise CaptureError("capture", "the place to read is an empty name", "a variable that is not set?")
+        raise CaptureError(
+            "capture", "the name of the capture to read is empty", "is a shell variable not set?"
+        )
     opened_files: dict[str, CaptureFile] = {}
     broken: list[tuple[str, str]] = []
     for file in _all_entries(places):
@@ -218,7 +220,7 @@ def read(where: Where | Sequence[Where], *, skip_broken: bool = False) -> Captur
             if opened is not None:
                 opened_files[opened.name] = opened
     if not opened_files and not broken:
-        raise CaptureError(redacted(places[0]), "the Parquet files were removed", "they went a moment ago")
+        raise CaptureError(redacted(places[0]), "the Parquet files were removed while llmtap read the folder")
     return Capture(list(opened_files.values()), broken, places, skip_broken=skip_broken)
 
 
@@ -294,7 +296,7 @@ def _store_of(place: str) -> tuple[Any, str, str]:
     except (pa.ArrowException, ValueError) as exc:
         # Arrow repeats the URL in its errors, with all that it carries.
         why = f": {_first_line(exc)}" if redacted(place) == place else ""
-        raise CaptureError(redacted(place), f"is no URL that can be read{why}") from None
+        raise CaptureError(redacted(place), f"is not a URL that llmtap can read{why}") from None
     return store, path, place[: place.index("://") + 3]
 
 
@@ -330,9 +332,11 @@ def _opened(entry: _FileEntry) -> CaptureFile:
     except _READ_ERRORS as exc:
         raise CaptureError(name, f"cannot be read as Parquet: {_first_line(exc)}", _CONVERT) from None
     except msgspec.MsgspecError as exc:
-        raise CaptureError(name, f"what it says of itself is not as it should be: {exc}") from None
+        raise CaptureError(
+            name, f"its llmtap metadata is invalid: {exc}", "the file is damaged, or another program wrote it"
+        ) from None
     if info is None:
-        raise CaptureError(name, "is Parquet, but no capture of llmtap's", _CONVERT)
+        raise CaptureError(name, "is a Parquet file, but not a capture of llmtap", _CONVERT)
     if info.schema_version > schema.VERSION:
         raise schema.CaptureVersionError(name, info.schema_version)
     return CaptureFile(name, rows, size, info, path, store)
@@ -386,7 +390,7 @@ def _schema_of(columns: Sequence[str]) -> pa.Schema:
     for name in columns:
         if name not in schema.SCHEMA.names:
             raise CaptureError(
-                f"column {name}", "is not a column of captures", "capture/FORMAT.md lists them"
+                f"column {name}", "is not a column of captures", "capture/FORMAT.md lists the columns"
             )
     return pa.schema([schema.SCHEMA.field(name) for name in columns])
 

@@ -190,6 +190,6 @@ def _check_free(path: Path, *, replace: bool) -> None:
     if path.is_dir():
         raise ConfigError(str(path), "is a folder")
     if path.exists() and not path.is_file():
-        raise ConfigError(str(path), "is no regular file", "- writes to standard output")
+        raise ConfigError(str(path), "is not a regular file", "to write to standard output, use -")
     if path.exists() and not replace:
-        raise ConfigError(str(path), "already exists", "--force replaces it")
+        raise ConfigError(str(path), "already exists", "to replace the file, use --force")

@@ -93,7 +93,9 @@ def open_place(to: str) -> CapturePlace:
     """Return the place of that name without access to it. Raises ConfigError for an invalid URL."""
     if "://" not in to:
         if (slip := _SLIP.match(to)) is not None:
-            raise ConfigError("capture.to", f"expected a URL, got {slip[0]!r}", f"{slip[0]}//bucket/prefix")
+            raise ConfigError(
+                "capture.to", f"expected a URL, got {slip[0]!r}", f"such as {slip[0]}//bucket/prefix"
+            )
         return LocalPlace(Path(to))
     if to.startswith("file://"):
         return LocalPlace(Path(unquote(to.removeprefix("file://"))))
@@ -156,7 +158,7 @@ class LocalPlace:
             os.replace(source, self._folder / name)
             sync_folder(self._folder)
         except OSError as exc:
-            raise PlaceError(f"{self._folder / name}: {exc.strerror}") from None
+            raise PlaceError(f"{self._folder / name} cannot be written: {exc.strerror}") from None
 
 
 class RemotePlace:
@@ -185,9 +187,9 @@ class RemotePlace:
             # A store may lose the end of a file without an error. Compare the size: cheap beside an upload.
             there = store.get_file_info(path).size
         except (OSError, pa.ArrowException) as exc:
-            raise PlaceError(f"{name} to {self.name}: {self._clean(exc)}") from None
+            raise PlaceError(f"{name} cannot be uploaded to {self.name}: {self._clean(exc)}") from None
         if there != size:
-            raise PlaceError(f"{name} to {self.name}: {there} bytes of {size} are there after the upload")
+            raise PlaceError(f"{name} was not uploaded completely to {self.name}: {there} of {size} bytes")
 
     @staticmethod
     def _upload(store: "FileSystem", source: Path, path: str) -> int:
@@ -216,9 +218,9 @@ class RemotePlace:
             store, prefix = FileSystem.from_uri(url)
         except (ValueError, OSError, pa.ArrowException, NotImplementedError) as exc:
             # Some file systems (hdfs) connect at once. If that fails, do not begin the capture.
-            raise ConfigError("capture.to", f"{self.name}: {self._clean(exc)}") from None
+            raise ConfigError("capture.to", f"{self.name} cannot be used: {self._clean(exc)}") from None
         if not prefix.strip("/"):
-            raise ConfigError("capture.to", f"{self.name}: names no bucket or folder")
+            raise ConfigError("capture.to", f"{self.name} names no bucket or folder")
         return (lambda: store), prefix.rstrip("/")
 
     def _clean(self, exc: Exception) -> str:
@@ -241,11 +243,12 @@ def _s3(url: str) -> tuple[Callable[[], "FileSystem"], str]:
         user, _, secret = keys.partition(":")
     bucket = rest.partition("/")[0]
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", bucket):
-        raise ConfigError("capture.to", f"{shown}: names no bucket", "s3://bucket/prefix")
+        raise ConfigError("capture.to", f"{shown} names no bucket", "such as s3://bucket/prefix")
     fields = dict(parse_qsl(query))
     for name in fields:
         if name not in _S3_KNOWN:
-            raise ConfigError("capture.to", f"{shown}: unknown {name!r}", ", ".join(sorted(_S3_KNOWN)))
+            problem = f"the URL {shown} has an unknown field {name!r} after the ?"
+            raise ConfigError("capture.to", problem, f"known fields: {', '.join(sorted(_S3_KNOWN))}")
     endpoint = fields.get("endpoint_override", "")
     scheme, separator, host = endpoint.partition("://")
     options: dict[str, Any] = {

@@ -138,7 +138,7 @@ class SpoolWriter:
             while at < self.bytes:
                 part = os.pread(self._fd, min(_SCAN_BYTES, self.bytes - at), at)
                 if not part:
-                    raise OSError(f"{self.path.name}: ends at {at} of {self.bytes} bytes")
+                    raise OSError(f"{self.path.name}: is cut off at byte {at} of {self.bytes}")
                 _write_all(fd, part, at)
                 at += len(part)
             os.fdatasync(fd)
@@ -198,7 +198,7 @@ class SpoolContents:
             for at in self._frames:
                 frame = _frame_at(file, at, file.size)
                 if frame is None:
-                    raise SpoolError(f"{self.path.name}: the frame at byte {at} is not whole any more")
+                    raise SpoolError(f"{self.path.name}: the frame at byte {at} is damaged")
                 unpacked = _CODEC.decompress(frame.payload, decompressed_size=frame.unpacked)
                 batch = pa.ipc.read_record_batch(pa.ipc.read_message(unpacked), self._schema)
                 yield migrate(batch, self.info.schema_version, where=self.path.name)
@@ -271,7 +271,7 @@ class _File:
             self._fd = os.open(path, os.O_RDONLY)
             self.size = os.fstat(self._fd).st_size
         except OSError as exc:
-            raise SpoolError(f"{path.name}: {exc.strerror}") from None
+            raise SpoolError(f"{path.name} cannot be opened: {exc.strerror}") from None
 
     def at(self, at: int, length: int) -> bytes:
         """Up to `length` bytes: fewer only at the end."""
@@ -280,7 +280,7 @@ class _File:
             try:
                 part = os.pread(self._fd, length, at)
             except OSError as exc:
-                raise SpoolError(f"{self._name}: byte {at}: {exc.strerror}") from None
+                raise SpoolError(f"{self._name} cannot be read at byte {at}: {exc.strerror}") from None
             if not part:
                 break
             parts.append(part)

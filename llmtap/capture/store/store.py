@@ -410,7 +410,9 @@ def _probe(key: str, folder: Path) -> list[Path]:
     except OSError as exc:
         if exc.errno not in FULL:
             raise ConfigError(
-                key, f"{folder} cannot be written: {exc.strerror}", "a folder that this user may write to"
+                key,
+                f"{folder} cannot be written: {exc.strerror}",
+                "choose a folder that this user may write to",
             ) from None
     return made
 
@@ -425,7 +427,7 @@ def _lock(options: CaptureOptions, folder: Path, supervisor: int | None = None) 
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as exc:
-        raise ConfigError(key, f"{path}: {exc.strerror}") from None
+        raise ConfigError(key, f"{path} cannot be opened: {exc.strerror}") from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -434,7 +436,9 @@ def _lock(options: CaptureOptions, folder: Path, supervisor: int | None = None) 
         if supervisor is not None and holder[1:] == [b"%d" % supervisor]:
             return None
         raise ConfigError(
-            key, f"another llmtap captures in {folder}", "give each its own capture.to, or capture.spool"
+            key,
+            f"another llmtap process writes its capture into {folder}",
+            "give each process its own capture.to, or capture.spool",
         ) from None
     with suppress(OSError):  # On a full disk, only the pid of the holder is missing.
         path.write_bytes(b"%d %d\n" % (os.getpid(), os.getppid()))

@@ -127,7 +127,7 @@ class ServerScraper:
             self._fail(failure_reason(exc))
             return
         if not values:
-            self._fail("no metric of vLLM, SGLang, TGI or llm-d")
+            self._fail("the page has no metric of vLLM, SGLang, TGI or llm-d")
             return
         self.columns.add((before_ns + after_ns) // 2, after_ns - before_ns, values)
 

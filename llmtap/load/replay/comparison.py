@@ -170,7 +170,9 @@ def _values(result: Mapping[str, Any], metric: str) -> Sequence[float]:
     values = list(hdr_values(histogram))
     n = sum(count for _, count in values)
     if n > VALUES_MAX:
-        raise ValueError(f"a histogram of {metric} with {n:,} values; at most {VALUES_MAX:,} can be compared")
+        raise ValueError(
+            f"the histogram of {metric} has {n:,} values, and at most {VALUES_MAX:,} can be compared"
+        )
     return [value_ns / NS_PER_S for value_ns, count in values for _ in range(count)]
 
 

@@ -259,7 +259,7 @@ class Replay:
             if spoken != "http":
                 return body  # A gRPC or WebSocket server need not answer HTTP on the same port.
             message = failure_text(exc)
-            trust = "--ca FILE names whom to trust, --insecure trusts anybody"
+            trust = "give the CA of the server with --ca FILE, or use --insecure to accept every certificate"
             hint = trust if message.startswith("TLS: certificate") else None
             place = shown_url(target.url)
             raise ConfigError("--target", f"{place} cannot be reached: {message}", hint) from None
@@ -271,11 +271,15 @@ class Replay:
             if len(models) != 1 and spoken != "http":
                 return body  # The URL of the target may name the model.
             if len(models) != 1:
-                problem = "lists none" if status == 200 else f"answered {status} to a request for its models"
+                problem = (
+                    "lists no model"
+                    if status == 200
+                    else f"answered status {status} to a request for its models"
+                )
                 offered = f"offers {', '.join(models[:8])}" if models else problem
                 hint = f"the request was sent to {shown_url(url)}: is the path of the URL right?"
                 raise ConfigError(
-                    "--model", f"is needed: the server {offered}", hint if status == 404 else None
+                    "--model", f"is missing: the server {offered}", hint if status == 404 else None
                 )
             body = msgspec.structs.replace(body, model=models[0], replace_model=False)
         return body

@@ -110,7 +110,11 @@ class RayMember:
     async def start(self, setup: WorkerSetup, script: WorkerScript, spill: BinaryIO | None) -> None:
         """As LocalMember; raises ConfigError if the cluster has no room, or another version of llmtap."""
         if setup.load.target.ca is not None:
-            raise ConfigError("--ca", "cannot be combined with --ray", "the nodes trust their own CAs")
+            raise ConfigError(
+                "--ca",
+                "cannot be combined with --ray",
+                "each node of Ray trusts the CAs of its own system: add the CA there",
+            )
         self._spill = spill
         # SPREAD uses as many nodes as possible.
         self._actor = (
@@ -122,7 +126,8 @@ class RayMember:
             version, theirs = await asyncio.wait_for(self._ask("about"), STARTED_WITHIN_S)
             if version != llmtap.__version__:
                 raise ConfigError(
-                    "--ray", f"the node {theirs.host} has llmtap {version}, and this is {llmtap.__version__}"
+                    "--ray",
+                    f"the node {theirs.host} has llmtap {version}, but this machine has {llmtap.__version__}",
                 )
             # Measure in a thread: waiting for the loop would lengthen the round trip.
             self.clock = await asyncio.get_running_loop().run_in_executor(None, self._compare)

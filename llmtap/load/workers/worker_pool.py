@@ -233,8 +233,8 @@ class WorkerPool:
             if done is not None:
                 ready.set_result(None)  # The run was cancelled before this process was ready.
             else:
-                how = "with its host" if status is None else f"with status {status}"
-                ready.set_exception(LlmtapError(f"a sending process ended at once, {how}"))
+                how = "together with its host" if status is None else f"with status {status}"
+                ready.set_exception(LlmtapError(f"a sending process ended right after its start, {how}"))
         return Lost(status) if done is None else done
 
     async def _start(self, i: int, member: Member) -> bool:

@@ -232,7 +232,7 @@ def _read_query(request: web.Request) -> tuple[recent_api.Query, bool, bool]:
     fields = recent_api.read_fields(request.query.items())
     for field in ("limit", "next"):
         if field in fields:
-            raise recent_api.BadQuery(field, "a live stream has no pages")
+            raise recent_api.BadQuery(field, "cannot be used with a live stream, which has no pages")
     summaries = recent_api.read_flag("summary", fields.pop("summary", "1"))
     exchanges = recent_api.read_flag("exchanges", fields.pop("exchanges", "1"))
     return recent_api.Query.parse(fields), summaries, exchanges

@@ -57,7 +57,7 @@ def refuse_rebinding() -> Middleware:
         host = request.headers.get(hdrs.HOST)
         if host is not None and not _is_loopback(host):
             raise web.HTTPForbidden(
-                reason="without a token this port answers only requests with a loopback host name"
+                reason="meter.admin_token is not set, so this port accepts only a loopback host name"
                 " (localhost, 127.0.0.1, [::1]): use one of these names, or set meter.admin_token"
             )
         return await handler(request)
@@ -76,7 +76,7 @@ def refuse_cross_site() -> Middleware:
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         if _is_cross_origin(request) and not _opens_dashboard(request):
             raise web.HTTPForbidden(
-                reason="the browser sent this request for a page of another origin: only the dashboard's"
+                reason="a page of another origin sent this request: only the dashboard's"
                 " own page may use this API"
             )
         return await handler(request)
@@ -148,7 +148,9 @@ def add_experiment_routes(app: web.Application, experiments: Experiments, answer
         except TimeoutError:
             raise web.HTTPRequestTimeout from None
         except msgspec.MsgspecError as exc:
-            raise BadQuery("enabled", f'expected {{"enabled": true}} or false: {exc}') from None
+            raise BadQuery(
+                "enabled", f'expected {{"enabled": true}} or {{"enabled": false}}: {exc}'
+            ) from None
         if experiments.experiment is None:
             raise web.HTTPConflict(reason="no experiment is configured")
         if wish.enabled and experiments.state == "ended":
@@ -202,7 +204,7 @@ async def _page_part(request: web.Request) -> web.Response:
     """Answer the dashboard (`/`) or one of its files. Nothing of it may come from other hosts."""
     name = request.match_info.get("name", INDEX)
     if "name" in request.match_info and name not in ASSETS:
-        raise web.HTTPNotFound(reason="the page has no such part")
+        raise web.HTTPNotFound(reason="the dashboard has no such file")
     etag, zipped = await asyncio.to_thread(_read_part, name)
     # RFC 9110 8.8.1: the tag is weak, since it is the same with and without gzip.
     headers = {**_PAGE_HEADERS, hdrs.ETAG: f'W/"{etag}"'}
@@ -349,7 +351,9 @@ class _Admin:
         certain = recent_api.read_flag("certain", fields.pop("certain", "0"))
         other = None if more is None else fields.pop(more, None)
         for field in fields:
-            raise BadQuery(field, f"no such field; known: window, {f'{more}, ' if more else ''}certain")
+            raise BadQuery(
+                field, f"is an unknown field; known fields: window, {f'{more}, ' if more else ''}certain"
+            )
         return window, certain, other
 
     async def exchanges(self, request: web.Request) -> web.Response:
@@ -370,7 +374,7 @@ class _Admin:
             raise web.HTTPUnsupportedMediaType(reason="expected a POST without a body")
         recorder = self._pipeline.recorder
         if recorder is None:
-            raise web.HTTPConflict(reason="nothing is captured: set capture.to")
+            raise web.HTTPConflict(reason="no capture is configured: set capture.to")
         recorder.flush()
         with suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_S):

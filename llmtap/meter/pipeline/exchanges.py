@@ -67,7 +67,7 @@ def read_fields(query: Iterable[tuple[str, str]]) -> dict[str, str]:
     fields: dict[str, str] = {}
     for field, value in query:
         if field in fields:
-            raise BadQuery(field, "given more than once")
+            raise BadQuery(field, "is given more than once")
         fields[field] = value
     return fields
 
@@ -75,7 +75,7 @@ def read_fields(query: Iterable[tuple[str, str]]) -> dict[str, str]:
 def read_number(field: str, value: str, most: int) -> int:
     number = read_count(field, value)
     if not 1 <= number <= most:
-        raise BadQuery(field, f"expected 1 to {most}, got {shown(value)}")
+        raise BadQuery(field, f"expected a number from 1 to {most}, got {shown(value)}")
     return number
 
 
@@ -178,7 +178,8 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
                 wanted[field] = FILTERS[field](field, value)
             else:
                 raise BadQuery(
-                    field, f"no such field; known: limit, events, next, certain, {', '.join(FILTERS)}"
+                    field,
+                    f"is an unknown field; known fields: limit, events, next, certain, {', '.join(FILTERS)}",
                 )
         return cls(limit=limit, events=events, before=before, events_start=events_start, wanted=wanted)
 
@@ -292,7 +293,7 @@ class StreamsQuery:
     def parse(cls, fields: Mapping[str, str]) -> "StreamsQuery":
         """Parse `limit`, `window` and `id`. Raises BadQuery for an unknown name or an invalid value."""
         for field in fields.keys() - {"limit", "window", "id"}:
-            raise BadQuery(field, "no such field; known: limit, window, id")
+            raise BadQuery(field, "is an unknown field; known fields: limit, window, id")
         return cls(
             read_number("limit", fields.get("limit", str(STREAMS_DEFAULT)), STREAMS_MAX),
             _window_ns(fields["window"]) if "window" in fields else WINDOW_DEFAULT_NS,

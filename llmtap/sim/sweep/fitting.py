@@ -218,7 +218,7 @@ def load_grid(path: str | Path) -> list[GridPoint]:
                 ) from None
             if b < 1 or length < 0 or not 0 < seconds < float("inf"):
                 raise GridError(
-                    f"line {reader.line_num}: impossible: a batch of {b} with {length} tokens in {seconds} s"
+                    f"line {reader.line_num}: impossible values: {b} requests, {length} tokens, {seconds} s"
                 )
             points.append((b, length, seconds))
     return points
@@ -700,7 +700,7 @@ def _from_answers(points: _Points, known: Mapping[str, float]) -> _Constants:
     best = nearest(unknown, rest, [name for name in ("beta", "prefill") if name in unknown])
     if best is None:
         raise FitError(
-            "the durations of prompts and of tokens cannot be separated, or the model does not fit: "
+            "the durations of prompts and of tokens cannot be fitted separately: "
             "capture some prompts of different lengths one at a time"
         )
     return {**known, **best[0]}

@@ -238,14 +238,18 @@ class GridSource:
                 trace = Trace(drawn_requests(self.name, count or _DRAWN, seed, "TRACE"), "synthetic")
             else:
                 if self.name == "-" and self._digests:
-                    raise ConfigError("--requests", "standard input is read once: several sizes need a file")
+                    raise ConfigError(
+                        "--requests",
+                        "several sizes cannot be read from standard input, which is read only once",
+                        "give a file",
+                    )
                 try:
                     trace = load_trace(
                         self.name, count=count, source_format=self._format, progress=self._progress
                     )
                 except ConfigError as exc:
                     known = self.name == "-" or "://" in self.name or Path(self.name).exists()
-                    hint = None if known else "llmtap sim run --presets lists the synthetic workloads"
+                    hint = None if known else "`llmtap sim run --presets` lists the synthetic workloads"
                     raise ConfigError(exc.place, exc.problem, exc.hint or hint) from None
             self._digests[key] = digest_of(trace)
             self.traces.setdefault(self._digests[key], trace)
@@ -266,8 +270,8 @@ class SweepGrid:
         if count > len(trace) and not trace.span_ns:
             raise ConfigError(
                 "--requests",
-                f"{count:,} are more than {self.source.name} has, and its rows cannot be repeated, since all"
-                " arrive at once",
+                f"{self.source.name} has fewer than {count:,} requests, and its rows cannot be repeated,"
+                " since all arrive at once",
             )
         if self.common.get("capacity") is not None and trace.rate_rps is None:
             raise ConfigError("--capacity", _NO_RATE)
@@ -293,7 +297,7 @@ class SweepGrid:
                 "--latency",
                 f"{fit['grid']} has the length of batches in {counted} tokens, the simulation in"
                 f" {readings.length} tokens",
-                f"--reading length={counted}",
+                f"use --reading length={counted}",
             )
         drawn = self.source.drawn or ("predictor" in reads and readings.predictor in SEEDED)
         return SweepJob(

@@ -80,11 +80,11 @@ class Results:
                 self._keep(decode_json(line, SweepAttempt))
             except msgspec.DecodeError:
                 raise ConfigError(
-                    _PLACE, f"{self.path}, line {number}: expected the result of a sweep"
+                    _PLACE, f"{self.path}, line {number}: expected a result of llmtap sim run"
                 ) from None
         if whole < len(data):
             if not whole and not _BEGIN.startswith(data[: len(_BEGIN)]):
-                raise ConfigError(_PLACE, f"{self.path} is not a results file")
+                raise ConfigError(_PLACE, f"{self.path} is not a results file of llmtap sim run")
             self._file.truncate(whole)
 
     def _keep(self, attempt: SweepAttempt) -> None:

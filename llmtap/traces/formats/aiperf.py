@@ -79,7 +79,7 @@ def _read(stream: BinaryIO, notes: list[str]) -> Iterator[Json]:
         there = (row.input_length, payload, row.messages, row.text_input)
         if sum(value is not None for value in there) != 1:
             names = ", ".join(_CONTENTS)
-            raise format.FormatError(f"line {number}: input_length: exactly one of {names} must be there")
+            raise format.FormatError(f"line {number}: expected exactly one of {names}")
         columns: Json = {
             "output_tokens": row.output_length,
             "session": row.session_id,

@@ -61,7 +61,7 @@ def read_many(
     info = capture.info
     if not info.arrivals:
         raise format.FormatError(
-            "some files count arrivals from 1970, others from a trace's zero: convert them apart"
+            "some files count arrivals from 1970, others from the start of a trace: convert them separately"
         )
     size = sum(file.bytes for file in capture.files)
 

@@ -163,7 +163,7 @@ def cut_text(tokenizer: Tokenizer, text: str, tokens: int) -> tuple[str, int]:
     for size in sorted(range(max(0, tokens - 8), tokens + 4), key=lambda size: abs(size - tokens)):
         cut = tokenizer.decode(ids[:size])
         if cut is None:
-            raise ValueError(f"the tokenizer {tokenizer.name} cannot decode tokens")
+            raise ValueError(f"the tokenizer {tokenizer.name} cannot turn tokens into text")
         cut = cut.rstrip("\ufffd")
         if not text.startswith(cut):
             continue
@@ -200,7 +200,7 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as exc:
-            raise ConfigError(place, f"its chat template is not Jinja: {exc}") from None
+            raise ConfigError(place, f"the chat template is not valid Jinja: {exc}") from None
 
     @classmethod
     def load(cls, folder: Path, place: str) -> "ChatTemplate":
@@ -216,7 +216,7 @@ class ChatTemplate:
         try:
             text = read_file(alone, place, CONFIG_BYTES_MAX).decode() if alone.is_file() else None
         except UnicodeError:
-            raise ConfigError(place, f"{alone} cannot be read: is not UTF-8") from None
+            raise ConfigError(place, f"{alone} is not UTF-8") from None
         source = _default(config.get("chat_template")) if text is None else text
         if source is None:
             raise ConfigError(
@@ -241,7 +241,7 @@ class ChatTemplate:
                 messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._special
             )
         except self._error as exc:
-            raise ConfigError(self._place, f"its chat template refuses the prompt: {exc}") from None
+            raise ConfigError(self._place, f"the chat template refuses the prompt: {exc}") from None
 
 
 def _default(template: Any) -> str | None:

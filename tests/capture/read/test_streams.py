@@ -97,7 +97,7 @@ def test_what_is_there_is_replaced_only_when_asked(tmp_path: Path) -> None:
     target = tmp_path / "out"
     target.write_bytes(b"old")
     with (
-        pytest.raises(ConfigError, match="already exists\nhint: --force"),
+        pytest.raises(ConfigError, match="already exists\nhint: to replace the file, use --force"),
         new_file(str(target), replace=False),
     ):
         pytest.fail("it is told before anything is written")
@@ -134,7 +134,7 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with (
-        pytest.raises(ConfigError, match="is no regular file\nhint: - writes"),
+        pytest.raises(ConfigError, match="is not a regular file\nhint: to write"),
         new_file(str(pipe), replace=True),
     ):
         pytest.fail("it is told before anything is written")

@@ -204,8 +204,8 @@ def test_a_place_that_does_not_take_a_file_is_one_sentence_without_secrets(tmp_p
     made.write_bytes(b"x")
     url = f"s3://{_KEY}:{_SECRET}@bucket/p?endpoint_override=127.0.0.1:1&scheme=http&region=us-east-1"
     for place, named in (
-        (open_place(url), "x.parquet to s3://***@bucket/p"),
-        (LocalPlace(tmp_path / "gone"), f"{tmp_path}/gone/x.parquet: No such file or directory"),
+        (open_place(url), "x.parquet cannot be uploaded to s3://***@bucket/p"),
+        (LocalPlace(tmp_path / "gone"), f"{tmp_path}/gone/x.parquet cannot be written: No such file"),
     ):
         with pytest.raises(PlaceError) as caught:
             place.put(made, "x.parquet")
