@@ -150,7 +150,7 @@ class ComparisonResult:
 
     def to_pandas(self) -> "pd.DataFrame":
         """Return a row for each change."""
-        return _frame(self.changes, Change)
+        return _data_frame(self.changes, Change)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +254,7 @@ def replay(
 
         return keep
 
-    result = _run(Replay(plan, load, _Silent(), start_recording=start_recording).run)
+    result = _run_coroutine(Replay(plan, load, _Silent(), start_recording=start_recording).run)
     batch, failed = to_batch(exchanges, capture="", level="shape")
     if failed:
         raise failed[0]
@@ -330,12 +330,12 @@ def simulate(
     from llmtap.metrics.latency import DEFAULT_BENEFIT
 
     given = AxesRead()
-    given.schedulers(_listed(scheduler))
+    given.schedulers(_option_text(scheduler))
     for name, values, kind in (
         ("scale", scale, float), ("rate", rate, float), ("requests", requests, int),
         ("servers", servers, int), ("seed", seed, int),
     ):  # fmt: skip
-        given.numbers(name, None if values is None else _listed(values), kind)
+        given.numbers(name, None if values is None else _option_text(values), kind)
     for option, settings in (("--serving", serving), ("--reading", readings)):
         given.settings([f"{name}={value}" for name, value in (settings or {}).items()], option)
     axes = given.whole(None, "")
@@ -366,7 +366,7 @@ class _Silent:
     def comparing(self, done: int, of: int | None) -> None: ...
 
 
-def _run(make: Callable[[], Awaitable[_T]]) -> _T:
+def _run_coroutine(make: Callable[[], Awaitable[_T]]) -> _T:
     """Run a coroutine to its end, in a thread of its own if this one runs a loop, as in a notebook."""
 
     async def run() -> _T:
@@ -422,14 +422,14 @@ def _json_of(result: "ReplayResult | Mapping[str, Any] | str | Path") -> Mapping
     return found
 
 
-def _listed(values: Any) -> str:
+def _option_text(values: Any) -> str:
     """Return one value, or several, as the commands read them."""
     if isinstance(values, str):
         return values
     return ",".join(map(str, values if isinstance(values, Sequence) else [values]))
 
 
-def _frame(rows: Sequence[Any], kind: type) -> "pd.DataFrame":
+def _data_frame(rows: Sequence[Any], kind: type) -> "pd.DataFrame":
     import pandas as pd
 
     names = list(kind.__dataclass_fields__)  # type: ignore[attr-defined]

@@ -218,7 +218,7 @@ def _run(
     sets = system.sets(names)
     file = load_bench(system.config, target=system.target, sets=sets, tests=names)
     place = system.results if system.results is not None else _new_folder(name)
-    resume_command = _command(place)
+    resume_command = _resume_command(place)
     signals = ReceivedSignals()
     options: dict[str, Any] = {
         "seed": how.seed,
@@ -234,7 +234,7 @@ def _run(
             "b": load_bench(system.against, target=None, sets=sets, tests=names),
         }
         with watching_progress() as watcher:
-            _alternate(
+            _measure_alternately(
                 systems, place, names, watcher, signals, runs=max(how.runs, 3), again=system.again, **options
             )
         if signals.code is not None:
@@ -408,7 +408,7 @@ async def _perform(
     return await bench_run.run(names)
 
 
-def _alternate(
+def _measure_alternately(
     systems: "dict[str, BenchFile]",
     place: Path,
     names: list[str],
@@ -485,7 +485,7 @@ def _new_folder(name: str) -> Path:
     return Path("bench-results") / f"{now:%Y%m%dT%H%M%SZ}-{name}"
 
 
-def _command(place: Path) -> str:
+def _resume_command(place: Path) -> str:
     """Return the command line that resumes this run: with the results folder, and without --again."""
     arguments = [arg for arg in sys.argv[1:] if arg != "--again"]
     if not any(arg == "--results" or arg.startswith("--results=") for arg in arguments):

@@ -308,11 +308,11 @@ class _Demo:
             plan = await self._unless_over(asyncio.to_thread(self._plan)) if self.source else None
             with DemoStage(self.folder, self.reader) as stage:
                 async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
-                    code = await self._play(stage, session, plan)
+                    code = await self._send_load(stage, session, plan)
                     if self.keep and not self._over.is_set():
                         self._say(f"Both arms: {stage.admin}/#experiment")
                         self._say("The proxy runs and the load repeats until Ctrl-C.")
-                        await self._repeat(stage)
+                        await self._repeat_load(stage)
                         self._say(f"stopped by {signal.Signals(self._signal or signal.SIGINT).name}")
         except _Over:
             self._say("stopped before the first request")
@@ -330,7 +330,7 @@ class _Demo:
     def _say(self, text: str) -> None:
         print_line(text, sys.stderr)
 
-    async def _play(self, stage: DemoStage, session: Any, plan: "ReplayPlan | None") -> int:
+    async def _send_load(self, stage: DemoStage, session: Any, plan: "ReplayPlan | None") -> int:
         """Send the load and print the result. Raises _Over if a signal arrives before the first request."""
         from llmtap.load.replay.perform import ReplayStopped as Unsent
 
@@ -345,7 +345,7 @@ class _Demo:
         if note := native.missing_build():
             self._say(f"note: {note}")
         # Prompts are drawn while the processes start.
-        made = asyncio.gather(asyncio.to_thread(self._make, stage.proxy, plan), stage.ready(session))
+        made = asyncio.gather(asyncio.to_thread(self._make_replay, stage.proxy, plan), stage.ready(session))
         self._replay = (await self._unless_over(made))[0]
         sending = asyncio.ensure_future(self._replay.run())
         try:
@@ -356,31 +356,33 @@ class _Demo:
         finally:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
-        summary = await self._settled(session, stage, result["load"]["sent"])
+        summary = await self._settled_summary(session, stage, result["load"]["sent"])
         await self._show(session, stage, summary, result)
-        ours = _ours(summary, self._tenants)
+        ours = _own_requests(summary, self._tenants)
         if ours["n"] < summary["n"]:
             self._say("other clients sent requests, too; the figures contain them")
-        problems = _problems(ours, result)
+        problems = _measurement_problems(ours, result)
         for problem in problems:
             self._say(f"failed: {problem}")
         self._say(_NEXT)
         return 1 if problems else 0
 
-    async def _repeat(self, stage: DemoStage) -> None:
+    async def _repeat_load(self, stage: DemoStage) -> None:
         """Repeat the load until a signal arrives. Raises LlmtapError if a process has ended."""
         from llmtap.load.replay.perform import ReplayStopped as Unsent
 
         with suppress(_Over, Unsent):
             while not self._over.is_set():
-                self._replay = await self._unless_over(asyncio.to_thread(self._make, stage.proxy, None))
+                self._replay = await self._unless_over(
+                    asyncio.to_thread(self._make_replay, stage.proxy, None)
+                )
                 await self._replay.run()
                 stage.check()
 
     def _plan(self) -> "ReplayPlan":
         return demo_plan(self.source or WORKLOAD, speed=self.speed, seconds=self.seconds / NS_PER_S)
 
-    def _make(self, target: str, plan: "ReplayPlan | None") -> "Replay":
+    def _make_replay(self, target: str, plan: "ReplayPlan | None") -> "Replay":
         from llmtap.load.options import LoadPlan
         from llmtap.load.replay.perform import Replay
 
@@ -424,10 +426,10 @@ class _Demo:
             if SystemClock.mono_ns() >= next_ns:
                 summary = await _summary(session, stage)
                 if summary is not None and summary["n"]:
-                    self._say(self._line(summary))
+                    self._say(self._figures_line(summary))
                     next_ns = SystemClock.mono_ns() + LINE_NS
 
-    def _line(self, summary: Mapping[str, Any]) -> str:
+    def _figures_line(self, summary: Mapping[str, Any]) -> str:
         from llmtap.report.values import figure_text
 
         passed_s = (SystemClock.mono_ns() - self._began_ns) / 1e9
@@ -439,7 +441,7 @@ class _Demo:
                 text.append(f"{title} p50 {figure_text(figures, 'p50')} p99 {figure_text(figures, 'p99')} ms")
         return "  ".join(text)
 
-    async def _settled(self, session: Any, stage: DemoStage, sent: int) -> dict[str, Any]:
+    async def _settled_summary(self, session: Any, stage: DemoStage, sent: int) -> dict[str, Any]:
         """Return the summary when the meter has measured all requests, or after SETTLE_S."""
         end_ns = SystemClock.mono_ns() + SETTLE_S * NS_PER_S
         while True:
@@ -447,7 +449,7 @@ class _Demo:
             summary = await _summary(session, stage)
             if summary is not None:
                 unsettled = any(relay.get("unsettled", 1) for relay in summary["relays"].values())
-                settled = _ours(summary, self._tenants)["n"] >= sent and not unsettled
+                settled = _own_requests(summary, self._tenants)["n"] >= sent and not unsettled
                 if settled or SystemClock.mono_ns() > end_ns:
                     return summary
             await asyncio.sleep(0.1)
@@ -490,7 +492,7 @@ async def _get(session: Any, url: str) -> bytes | None:
         return None
 
 
-def _ours(summary: Mapping[str, Any], tenants: Collection[str]) -> dict[str, Any]:
+def _own_requests(summary: Mapping[str, Any], tenants: Collection[str]) -> dict[str, Any]:
     """Return the count and outcomes of the requests of these tenants; `default` may be other clients'."""
     others = {} if DEFAULT in tenants else summary["by"]["tenant"].get(DEFAULT, {})
     outcomes = Counter(summary["outcomes"])
@@ -498,7 +500,7 @@ def _ours(summary: Mapping[str, Any], tenants: Collection[str]) -> dict[str, Any
     return {"n": summary["n"] - others.get("n", 0), "outcomes": outcomes}
 
 
-def _problems(ours: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]:
+def _measurement_problems(ours: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]:
     """Return the faults: broken streams, seen by the clients or the proxy, and unmeasured exchanges."""
     found = [
         f"{n:,} {name} (counted by the {side})"

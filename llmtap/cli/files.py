@@ -95,14 +95,14 @@ def convert(
     with _quiet_pipe(), _ended_in_order(), _progress() as progress:
         report = convert_file(
             source, target, source_format=source_format, target_format=target_format,
-            redact=_rules(redact or []), force=force, progress=progress,
+            redact=_read_rules(redact or []), force=force, progress=progress,
         )  # fmt: skip
     # The report goes to standard output, unless that is the trace itself (`-`): then it goes to stderr.
     with _quiet_pipe():
         _show_report(report, json=json, to_stderr=target == "-")
 
 
-def _rules(given: list[str]) -> tuple[str, ...]:
+def _read_rules(given: list[str]) -> tuple[str, ...]:
     """Return the rules of all options. Commas separate names, but not regular expressions."""
     from llmtap.capture.options import OWN_RULE
 
@@ -271,11 +271,11 @@ def inspect(
     name = "standard input" if file == "-" else file
     known = Dialects(dialects)
     measured: Exchange | None = None
-    data = _read(file)
+    data = _read_file(file)
     if is_packet_file(data):
         found = _exchanges_in(name, data, dialects)
         if entry is None:
-            _list(found, json=json)
+            _list_exchanges(found, json=json)
             return
         if entry >= len(found):
             raise ConfigError(
@@ -347,7 +347,7 @@ def _exchanges_in(name: str, data: bytes, tables: "Sequence[DialectTable]") -> "
     return found
 
 
-def _list(found: "list[tuple[Exchange, bytes]]", *, json: str | None) -> None:
+def _list_exchanges(found: "list[tuple[Exchange, bytes]]", *, json: str | None) -> None:
     """List the exchanges of a packet capture."""
     from llmtap.errors import printable
     from llmtap.metrics.latency import chunking_of, measure, metrics_of
@@ -370,7 +370,7 @@ def _list(found: "list[tuple[Exchange, bytes]]", *, json: str | None) -> None:
     print_table(Table(columns, rows))
 
 
-def _read(file: str) -> bytes:
+def _read_file(file: str) -> bytes:
     name = "standard input" if file == "-" else file
     try:
         if file == "-":

@@ -435,9 +435,9 @@ def result_place(capture: str, result: Mapping[str, Any] | None = None) -> Path 
     The folder itself holds Parquet files only, so that other tools read it as one dataset. `result` gives
     the time in the name.
     """
-    from llmtap.capture.store.parquet import open_place
+    from llmtap.capture.store.parquet import place_of
 
-    folder = open_place(capture).folder
+    folder = place_of(capture).folder
     if folder is None:
         return None
     time_text = "" if result is None else re.sub(r"\W", "", str(result["window"]["start"]))

@@ -196,10 +196,10 @@ def serve(
     from llmtap.net.listener import bind, is_free, parse_address
     from llmtap.sim.server.server import SimServer
 
-    with _listening("--listen", listening.listen):
+    with _naming_option("--listen", listening.listen):
         sock = bind(*parse_address(listening.listen, "--listen"), shared=False)
     if listening.grpc is not None:
-        with _listening("--grpc", listening.grpc):
+        with _naming_option("--grpc", listening.grpc):
             grpc_host, grpc_port = parse_address(listening.grpc, "--grpc")
             is_free(grpc_host, grpc_port)
     try:
@@ -253,16 +253,16 @@ def _pem_pair(certificate: Path | None, key: Path | None) -> tuple[bytes, bytes]
     if certificate is None or key is None:
         if certificate is key:
             return None
-        missing, other = ("certificate", "key") if certificate is None else ("key", "certificate")
+        given, missing = ("key", "certificate") if certificate is None else ("certificate", "key")
         raise ConfigError(
-            f"--grpc-{missing}", f"is missing, but --grpc-{other} is given", "for TLS, give both of them"
+            f"--grpc-{given}", f"is given, but --grpc-{missing} is missing", "for TLS, give both of them"
         )
     server_context(str(certificate), str(key), "--grpc-")
     return certificate.read_bytes(), key.read_bytes()
 
 
 @contextmanager
-def _listening(option_name: str, address: str) -> Iterator[None]:
+def _naming_option(option_name: str, address: str) -> Iterator[None]:
     """Name the option of an address that is in use."""
     try:
         yield
@@ -661,7 +661,7 @@ def run(
             figure = figure_of(axes.preset, results)
             texts = {
                 "--json": lambda: json_text(results),
-                "--html": lambda: _page(results, sla=sla, figure=figure),
+                "--html": lambda: _page_html(results, sla=sla, figure=figure),
             }
             outputs.tell(texts, lambda: _show(results, notes, sla=sla, figure=figure))
     except Stopped as exc:
@@ -679,7 +679,7 @@ def run(
         raise typer.Exit(code)
 
 
-def _page(runs: list[dict[str, Any]], *, sla: bool, figure: "SweepFigure | None") -> str:
+def _page_html(runs: list[dict[str, Any]], *, sla: bool, figure: "SweepFigure | None") -> str:
     from llmtap.report.sweep_page import sweep_html
 
     return sweep_html(runs, sla=sla, figure=figure)

@@ -77,7 +77,7 @@ class AxesRead:
             return
         option = f"--{name}"
         values = []
-        for part in _parts(text):
+        for part in _split_list(text):
             try:
                 value = kind(part)
             except ValueError:
@@ -106,7 +106,7 @@ class AxesRead:
                 raise ConfigError(option, f"expected {shape}, got {one!r}", _LISTING)
             if name in others:
                 raise ConfigError(option, f"{name} is {what}", f"use {theirs} {name}={text.strip()}")
-            values = _parts(text, "|" if "|" in text else ",") if several else [text.strip()]
+            values = _split_list(text, "|" if "|" in text else ",") if several else [text.strip()]
             if not values:
                 raise ConfigError(option, f"{name} has no values")
             read = read_serving if option == "--serving" or name in SERVING else read_model_options
@@ -191,7 +191,7 @@ class AxesRead:
 
 def names_in(text: str, option: str, kind: str, known: Collection[str]) -> tuple[str, ...]:
     """Return the known names in a text, separated by commas. Raises ConfigError."""
-    names = tuple(dict.fromkeys(_parts(text)))
+    names = tuple(dict.fromkeys(_split_list(text)))
     for name in names:
         check_known(option, kind, name, known)
     if not names:
@@ -275,7 +275,7 @@ def _trust_in(parts: Mapping[str, Unseen | None]) -> dict[str, Any]:
     return {"valid": not poor, "caution": caution_of(parts)}
 
 
-def _parts(text: str, mark: str = ",") -> list[str]:
+def _split_list(text: str, mark: str = ",") -> list[str]:
     return [part.strip() for part in text.split(mark) if part.strip()]
 
 

@@ -134,11 +134,11 @@ def announce(what: str, admin: str, settings: "Settings") -> None:
 
 def capture_places(options: "CaptureOptions") -> tuple[str, str]:
     """Return the capture's target and its spool folder as text without secrets."""
-    from llmtap.capture.store.parquet import open_place
+    from llmtap.capture.store.parquet import place_of
     from llmtap.capture.store.store import spool_folder
 
     assert options.to is not None
-    return open_place(options.to).name, str(spool_folder(options))
+    return place_of(options.to).name, str(spool_folder(options))
 
 
 _METER_EPILOG = """Examples:

@@ -67,12 +67,12 @@ def bound(x: Exchange) -> None:
         if value is None:
             continue
         if type(value) is not str:
-            setattr(x, name, _fitted(name, value, [limits.members]))
+            setattr(x, name, _fitted_value(name, value, [limits.members]))
         elif value not in unchanged and (fitted := bounded(name, value)) is not value:
             setattr(x, name, fitted)
 
 
-def _fitted(field: str, value: Any, room: list[int]) -> Any:
+def _fitted_value(field: str, value: Any, room: list[int]) -> Any:
     if isinstance(value, str):
         return bounded(field, value)
     if isinstance(value, dict):
@@ -81,7 +81,7 @@ def _fitted(field: str, value: Any, room: list[int]) -> Any:
             if not room[0]:
                 break
             room[0] -= 1
-            fitted[bounded(field, name)] = _fitted(field, one, room)
+            fitted[bounded(field, name)] = _fitted_value(field, one, room)
         return fitted
     if isinstance(value, list | tuple):
         listed = []
@@ -89,7 +89,7 @@ def _fitted(field: str, value: Any, room: list[int]) -> Any:
             if not room[0]:
                 break
             room[0] -= 1
-            listed.append(_fitted(field, one, room))
+            listed.append(_fitted_value(field, one, room))
         return listed
     return value
 

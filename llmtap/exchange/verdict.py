@@ -90,7 +90,7 @@ def figures_of(usage: dict[str, Any], depth: int = 1) -> dict[str, Any]:
         if isinstance(value, dict):
             if depth < _USAGE_DEPTH_MAX:
                 out[key] = figures_of(value, depth + 1)
-        elif value is None or _is_figure(value) or (isinstance(value, str) and is_word(value)):
+        elif value is None or _is_json_number(value) or (isinstance(value, str) and is_word(value)):
             out[key] = value
     return out
 
@@ -105,7 +105,7 @@ def is_word(text: str) -> bool:
     return _WORD.fullmatch(text) is not None and not holds_key(text)
 
 
-def _is_figure(value: Any) -> bool:
+def _is_json_number(value: Any) -> bool:
     # Only numbers that every JSON reader can represent: not NaN, and within 2^53.
     return isinstance(value, int | float) and -_FIGURE_MAX <= value <= _FIGURE_MAX
 
@@ -137,7 +137,7 @@ def remove_implausible(x: Exchange) -> None:
         n = getattr(tokens, name)
         if n is not None and not 0 <= n <= USAGE_TOKENS_MAX:
             setattr(tokens, name, None)
-            _count(x, TOKEN_COUNT)
+            _add_count(x, TOKEN_COUNT)
             if name == "output":
                 tokens.source = TokenSource.NONE
 
@@ -147,25 +147,25 @@ def _check_times(x: Exchange) -> None:
     limit_ns = None if lasted_ns is None else lasted_ns + x.uncertainty_ns
     valid: list[dict[str, Any]] = []
     for entry in x.server_timing or ():
-        reason = _reason(entry.get("ms"), limit_ns)
+        reason = _reason_text(entry.get("ms"), limit_ns)
         if reason is None:
             valid.append(entry)
         else:
-            _count(x, reason)
+            _add_count(x, reason)
     # The first value of each part, which is the one that figures use.
     first = {entry["name"]: entry["ms"] for entry in reversed(valid) if entry.get("name") in _PARTS}
     if limit_ns is not None and sum(first.values()) * 1e6 > limit_ns + len(_PARTS) * ROUNDING_NS:
         others = [entry for entry in valid if entry.get("name") not in _PARTS]
-        _count(x, TOO_LONG, len(valid) - len(others))
+        _add_count(x, TOO_LONG, len(valid) - len(others))
         valid = others
     x.server_timing = valid or None
     gaps_ns = x.server_gaps_ns
     if gaps_ns is not None and limit_ns is not None and sum(gaps_ns) > limit_ns + ROUNDING_NS:
         x.server_gaps_ns = None
-        _count(x, TOO_LONG)
+        _add_count(x, TOO_LONG)
 
 
-def _reason(ms: Any, limit_ns: int | None) -> str | None:
+def _reason_text(ms: Any, limit_ns: int | None) -> str | None:
     if not isinstance(ms, int | float) or not isfinite(ms):
         return NOT_FINITE
     if ms < 0:
@@ -187,7 +187,7 @@ def _lasted_ns(t: Timeline) -> int | None:
     return end_ns - began_ns if end_ns > began_ns else None
 
 
-def _count(x: Exchange, reason: str, n: int = 1) -> None:
+def _add_count(x: Exchange, reason: str, n: int = 1) -> None:
     x.invalid_values = x.invalid_values or {}
     x.invalid_values[reason] = x.invalid_values.get(reason, 0) + n
 
@@ -315,8 +315,8 @@ class ServerTiming:
         self._clock_ns = clock_ns
 
     def entries(self) -> list[dict[str, object]] | None:
-        events = [_public(time) | {"event": i, "path": time.path} for i, time in self._by_event.values()]
-        head, trailer = (map(_public, part[:_ENTRIES_MAX]) for part in (self._by_head, self._by_trailer))
+        events = [_public_row(time) | {"event": i, "path": time.path} for i, time in self._by_event.values()]
+        head, trailer = (map(_public_row, part[:_ENTRIES_MAX]) for part in (self._by_head, self._by_trailer))
         return [*head, *events, *trailer] or None
 
     def gaps_ns(self) -> "array[int] | None":
@@ -325,7 +325,7 @@ class ServerTiming:
         return self._gaps_ns or None
 
 
-def _public(reported: ServerTime) -> dict[str, object]:
+def _public_row(reported: ServerTime) -> dict[str, object]:
     return {"name": reported.name, "ms": reported.ms, "where": reported.where, "unit": reported.unit}
 
 

@@ -76,7 +76,7 @@ class BodyMaker:
     @property
     def output_exact(self) -> bool:
         """Whether answers to made bodies will have exactly the requested number of tokens."""
-        return self._limit not in self._constant and self._sent("ignore_eos") is True
+        return self._limit not in self._constant and self._sent_value("ignore_eos") is True
 
     def describe(self, *, made: bool = True, streamed: bool = True) -> dict[str, object]:
         """Return the fields of the bodies as JSON, without values of the user's fields: they may be secret.
@@ -84,15 +84,15 @@ class BodyMaker:
         `made`: at least one body was made. `streamed`: at least one was made or is a prompt of a data set, so
         that not all were recorded. A field that no body has is None.
         """
-        options = self._sent("stream_options")
+        options = self._sent_value("stream_options")
         limit = None if self._limit in self._constant or not made else self._limit
         return {
             "endpoint": self.endpoint if streamed else None, "server": self.options.server,
             "model": self.options.model, "output_limit": limit,
-            "ignore_eos": made and self._sent("ignore_eos") is True,
+            "ignore_eos": made and self._sent_value("ignore_eos") is True,
             "min_tokens": made and self._min_tokens, "stream": self.options.streams if streamed else None,
             "include_usage": streamed and isinstance(options, dict) and options.get("include_usage") is True,
-            "temperature": self._sent("temperature") if made else None,
+            "temperature": self._sent_value("temperature") if made else None,
             "settings": {
                 name: value
                 for name, value in (self.options.settings if made else {}).items()
@@ -101,9 +101,9 @@ class BodyMaker:
             "fields": sorted(self.options.fields),
         }  # fmt: skip
 
-    def _sent(self, name: str) -> Any:
+    def _sent_value(self, name: str) -> Any:
         value = self._constant.get(name)
-        return _decoded(value) if isinstance(value, msgspec.Raw) else value
+        return _decode_json(value) if isinstance(value, msgspec.Raw) else value
 
     def body(self, prompt: Prompt, output: int) -> bytes:
         """Return the body of a request for `output` tokens, at least one. Raises ConfigError for unsupported
@@ -141,7 +141,9 @@ class BodyMaker:
         if stream and endpoint in _STREAMED:
             wanted["stream"] = True
             if endpoint in _INCLUDE_USAGE:
-                recorded_options = _decoded(fields["stream_options"]) if "stream_options" in fields else None
+                recorded_options = (
+                    _decode_json(fields["stream_options"]) if "stream_options" in fields else None
+                )
                 options = recorded_options if isinstance(recorded_options, dict) else {}
                 wanted["stream_options"] = options | {"include_usage": True}
         elif stream is False and "stream" in fields:
@@ -151,7 +153,7 @@ class BodyMaker:
         changed = {
             name: msgspec.Raw(_encode(value))
             for name, value in wanted.items()
-            if name not in fields or _decoded(fields[name]) != value
+            if name not in fields or _decode_json(fields[name]) != value
         }
         theirs = self.options.fields.items()
         changed |= {name: raw for name, raw in theirs if bytes(fields.get(name, b"")) != bytes(raw)}
@@ -221,12 +223,12 @@ def server_of(models: bytes) -> Server:
         "vllm": "vllm", "sglang": "sglang", "llmtap": "vllm", "openai": "openai", "system": "openai",
         "openai-internal": "openai",
     }  # fmt: skip
-    owners = {known.get(str(model.owned_by).lower(), "auto") for model in _models(models)}
+    owners = {known.get(str(model.owned_by).lower(), "auto") for model in _models_in(models)}
     return owners.pop() if len(owners) == 1 else "auto"
 
 
 def model_ids(models: bytes) -> list[str]:
-    return [model.id for model in _models(models) if model.id]
+    return [model.id for model in _models_in(models) if model.id]
 
 
 class _Model(msgspec.Struct):
@@ -238,14 +240,14 @@ class _Models(msgspec.Struct):
     data: list[_Model] = []
 
 
-def _models(raw: bytes) -> list[_Model]:
+def _models_in(raw: bytes) -> list[_Model]:
     try:
         return msgspec.json.decode(raw, type=_Models).data
     except (ValueError, RecursionError):
         return []
 
 
-def _decoded(raw: msgspec.Raw) -> Any:
+def _decode_json(raw: msgspec.Raw) -> Any:
     return msgspec.json.decode(raw)
 
 

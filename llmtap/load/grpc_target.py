@@ -193,7 +193,7 @@ class _Answer:
             await call.done_writing()
             while (message := await call.read()) is not grpc.aio.EOF:
                 t_ns = mono_ns()
-                self._add(read_chunk(message), len(message), t_ns)
+                self._add_chunk(read_chunk(message), len(message), t_ns)
             t.response_end_ns = mono_ns()
             code, details = await call.code(), await call.details()
         except ValueError as exc:
@@ -211,9 +211,9 @@ class _Answer:
             if task is None or task.cancelling():
                 raise  # The task itself was cancelled, not only the call.
             code, details = grpc.StatusCode.CANCELLED, None
-        self._judge(code, details or "")
+        self._set_outcome(code, details or "")
 
-    def _add(self, chunk: GrpcChunk, size: int, t_ns: int) -> None:
+    def _add_chunk(self, chunk: GrpcChunk, size: int, t_ns: int) -> None:
         x, t = self._x, self._x.timeline
         # vLLM's last message repeats ids of the last chunk.
         count = 0 if chunk.usage is not None and self._declared else len(chunk.ids)
@@ -244,7 +244,7 @@ class _Answer:
                 self._interventions.add(verdict, before, self._declared)
         self._usage = chunk.usage or self._usage
 
-    def _judge(self, code: grpc.StatusCode, details: str) -> None:
+    def _set_outcome(self, code: grpc.StatusCode, details: str) -> None:
         x = self._x
         begun = x.timeline.first_byte_ns is not None
         match code:

@@ -51,7 +51,7 @@ class Window(NamedTuple):
         return bool(self.from_ns) or self.for_ns is not None
 
 
-def _window(text: str) -> Window:
+def _read_window(text: str) -> Window:
     begin, plus, length = text.partition("+")
     try:
         return Window(read_text(Duration, begin), read_text(Duration, length) if plus else None)
@@ -59,7 +59,7 @@ def _window(text: str) -> Window:
         raise ConfigError("--window", str(exc)) from None
 
 
-def _endpoint(name: str) -> Endpoint:
+def _read_endpoint(name: str) -> Endpoint:
     if name not in ENDPOINTS:
         raise ConfigError("--endpoint", f"expected one of chat, completions, responses, got {name!r}")
     return ENDPOINTS[name]
@@ -78,7 +78,7 @@ def _body_fields(texts: Sequence[str]) -> dict[str, msgspec.Raw]:
     return parse_body_fields(texts)
 
 
-def _dialects(files: Sequence[str]) -> tuple[DialectTable, ...]:
+def _read_dialects(files: Sequence[str]) -> tuple[DialectTable, ...]:
     return tuple(table for file in files for table in read_dialects(Path(file)))
 
 
@@ -119,7 +119,7 @@ OwnDialects = Annotated[
         "TOML file with tables of dialects, as in the configuration ([dialects.NAME]); may be repeated.",
         "FILE",
         "--dialect",
-        parse=_dialects,
+        parse=_read_dialects,
     ),
 ]
 Seed = Annotated[int, opt("Random seed.", "N", ge=0)]
@@ -144,7 +144,7 @@ class ScheduleOptions(Struct, frozen=True, kw_only=True):
         opt(
             "Part of the trace to send: start and length, for example 10m+5m (default length: to the end).",
             "FROM[+FOR]",
-            parse=_window,
+            parse=_read_window,
         ),
     ] = Window()
     share: Annotated[
@@ -255,7 +255,7 @@ class BodyOptions(Struct, frozen=True, kw_only=True):
         opt(
             "API endpoint (a recorded request of a trace is sent to its own path).",
             "chat|completions|responses",
-            parse=_endpoint,
+            parse=_read_endpoint,
             shown="chat",
         ),
     ] = "chat.completions"

@@ -198,10 +198,10 @@ def check_target(setup: WorkerSetup) -> bool:
         case "http":
             return parse_target(url, setup.endpoint, headers).origin.tls
         case "responses" | "realtime":
-            from llmtap.load.websocket import parse_websocket
+            from llmtap.load.websocket import parse_websocket_url
 
             check_fields(headers)
-            return parse_websocket(url)[0].tls
+            return parse_websocket_url(url)[0].tls
         case "grpc":
             from llmtap.load.grpc_target import metadata_of, parse_grpc
 

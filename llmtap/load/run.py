@@ -196,7 +196,7 @@ class LoadRun:
         if self._last_ns != NEVER:
             delay_s = max(0, self._last_ns - mono_ns()) / NS_PER_S
             ending = self._sender.loop.call_later(delay_s, self.stop, TIME_UP)
-        self._settle()
+        self._check_end()
         try:
             await self._over
             self._sender.later.finish()
@@ -214,7 +214,7 @@ class LoadRun:
         self._last_ns = min(self._last_ns, mono_ns())
         self._sender.stop_retrying()
         self._start_drain(self._drain_ns if drain_ns is None else drain_ns, reason)
-        self._settle()
+        self._check_end()
 
     def _due_ns(self) -> int:
         due_ns = self._schedule.next_ns
@@ -237,25 +237,25 @@ class LoadRun:
             if len(self._checked) < self._checks:
                 self._checked[row] = False
             sender.send(
-                self._body(row), self._done, row=row,
+                self._body(row), self._on_done, row=row,
                 scheduled_ns=None if due_ns is None else start_ns + due_ns,
                 headers=() if self._headers is None else self._headers(row),
-                path=self._paths[row] if self._paths else b"", on_answer=self._answered,
+                path=self._paths[row] if self._paths else b"", on_answer=self._on_answered,
             )  # fmt: skip
             now_ns = mono_ns()
-        self._settle()
+        self._check_end()
         return self._due_ns()
 
-    def _answered(self, call: Call | PromptCall, end_ns: int) -> None:
+    def _on_answered(self, call: Call | PromptCall, end_ns: int) -> None:
         """Free the slot of a request that no other row depends on as soon as its answer has arrived."""
         row = call.row
         if not self._schedule.followed(row):
             self._free.add(row)
             self._schedule.ended(row, end_ns - self.start_ns, served=True)
             self._waker.sooner(self._due_ns())
-            self._settle()
+            self._check_end()
 
-    def _done(self, call: Call | PromptCall, x: Exchange) -> None:
+    def _on_done(self, call: Call | PromptCall, x: Exchange) -> None:
         if call.row in self._free:
             self._free.remove(call.row)
         else:
@@ -276,7 +276,7 @@ class LoadRun:
                 self.gave_up = f"{failed} of the latest {LATEST} answers failed"
                 self.stop(self.gave_up)
         self._waker.sooner(self._due_ns())
-        self._settle()
+        self._check_end()
 
     def _check_endpoint(self, row: int, x: Exchange) -> None:
         if not is_unanswerable(x):
@@ -297,17 +297,17 @@ class LoadRun:
         self._drain_end_ns = end_ns
         if self._drain is not None:
             self._drain.cancel()
-        self._drain = self._sender.loop.call_later(drain_ns / NS_PER_S, self._cut, reason)
+        self._drain = self._sender.loop.call_later(drain_ns / NS_PER_S, self._cut_requests, reason)
 
-    def _cut(self, reason: str) -> None:
+    def _cut_requests(self, reason: str) -> None:
         if self._sender.calls and self.stopped is None:
             self.stopped = reason
         calls: list[Call | PromptCall] = [*self._sender.calls]
         for call in calls:
             call.cancel("the run was over")
-        self._settle()
+        self._check_end()
 
-    def _settle(self) -> None:
+    def _check_end(self) -> None:
         if self._over.done():
             return
         if self._schedule.left and mono_ns() < self._last_ns:

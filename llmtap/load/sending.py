@@ -103,9 +103,9 @@ class Later:
     def _call(self) -> None:
         if not self._called:
             self._called = True
-            self._loop.call_soon(self._turn)
+            self._loop.call_soon(self._schedule_turn)
 
-    def _turn(self) -> None:
+    def _schedule_turn(self) -> None:
         self._called = False
         if self._urgent or self._waiting:
             if self._behind:

@@ -215,7 +215,7 @@ class WebSocketSession:
         try:
             stream.write(self.upgrade)
         except OSError as exc:
-            self._gone(exc)
+            self._on_lost(exc)
 
     def on_connect_failed(self, error: OSError) -> None:
         self._attempt = None
@@ -248,10 +248,10 @@ class WebSocketSession:
             self._end(Outcome.UPSTREAM_ERROR, f"the server broke WebSocket: {self._parser.broken}")
 
     def on_eof(self) -> None:
-        self._gone(None)
+        self._on_lost(None)
 
     def on_lost(self, error: OSError | None) -> None:
-        self._gone(error)
+        self._on_lost(error)
 
     def on_drained(self) -> None:
         if self._answer is not None and self._answer.submit_ns is None:
@@ -295,7 +295,7 @@ class WebSocketSession:
             case Opcode.CLOSE:
                 # RFC 6455 5.5.1: answer a close frame with the same status code.
                 self._send_frame(Opcode.CLOSE, payload[:2])
-                self._gone(None)
+                self._on_lost(None)
             case Opcode.TEXT:
                 if not self._opened.done():
                     self._opened.set_result(None)  # The first message of a session is the greeting.
@@ -326,7 +326,7 @@ class WebSocketSession:
                     answer.refused = str(error.code or error.type or "error")[:64]
                     answer.end(t_ns)
 
-    def _gone(self, error: OSError | None) -> None:
+    def _on_lost(self, error: OSError | None) -> None:
         how = "closed" if error is None else "reset"
         answer = self._answer
         if answer is not None and answer.response_bytes:
@@ -370,7 +370,7 @@ class WebSocketTarget:
         """Target of `ws://host:port[/path][?model=NAME]`: the Responses API if the path ends in `/responses`,
         else Realtime (default path: Realtime's). `headers` go only with the upgrade. `exact_output` also
         sends `ignore_eos` and `min_tokens`. Raises ConfigError naming `--target`."""
-        origin, path, named = parse_websocket(url)
+        origin, path, named = parse_websocket_url(url)
         self.model = model or named
         if origin.tls and tls is None:
             raise ConfigError("--target", "a wss:// target needs a TLS context")
@@ -401,7 +401,7 @@ class WebSocketTarget:
         self._timer = loop.call_later(SWEEP_S, self._sweep)
 
     async def open(self, sessions: int) -> int:
-        fresh = [self._new() for _ in range(sessions - len(self._idle))]
+        fresh = [self._new_session() for _ in range(sessions - len(self._idle))]
         done = await asyncio.gather(*(one.open() for one in fresh), return_exceptions=True)
         for one, failed in zip(fresh, done, strict=True):
             if failed is None:
@@ -415,13 +415,13 @@ class WebSocketTarget:
     ) -> Exchange:
         """Send one request and return its Exchange. Raises ConfigError for a prompt of token ids."""
         self._seq += 1
-        message = self._message(prompt, output_tokens, request_id)
+        message = self._request_message(prompt, output_tokens, request_id)
         data = frame(message, key=os.urandom(4))
         began_ns = mono_ns()
-        session = self._take()
+        session = self._idle_session()
         fresh = session is None
         if session is None:
-            session = self._new()
+            session = self._new_session()
         else:
             self.reuses += session.used
             session.send(data)
@@ -452,7 +452,7 @@ class WebSocketTarget:
                 self._idle.append(session)
             else:
                 session.drop()
-        x = self._finished(answer, began_ns, len(data) + (len(session.upgrade) if fresh else 0))
+        x = self._finish_exchange(answer, began_ns, len(data) + (len(session.upgrade) if fresh else 0))
         if scheduled_ns is not None:
             x.scheduled_ns, x.dispatch_late_ns = scheduled_ns, began_ns - scheduled_ns
         return x
@@ -478,7 +478,7 @@ class WebSocketTarget:
             session.look_again(now_ns)
         self._timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
 
-    def _finished(self, answer: ResponseWait, began_ns: int, request_bytes: int) -> Exchange:
+    def _finish_exchange(self, answer: ResponseWait, began_ns: int, request_bytes: int) -> Exchange:
         x = answer.observer.finish(
             None, answer.outcome.value, answer.status, answer.error, 0, self.lateness.worst_since(began_ns),
             request_bytes, answer.response_bytes,
@@ -498,7 +498,7 @@ class WebSocketTarget:
                 x.tokens.output, x.tokens.source = chunks, TokenSource.CHUNKS
         return x
 
-    def _take(self) -> WebSocketSession | None:
+    def _idle_session(self) -> WebSocketSession | None:
         while self._idle:
             session = self._idle.pop()
             if session.reusable and session.is_alive():
@@ -506,7 +506,7 @@ class WebSocketTarget:
             session.drop()
         return None
 
-    def _new(self) -> WebSocketSession:
+    def _new_session(self) -> WebSocketSession:
         key = base64.b64encode(os.urandom(16))
         lines = [
             b"GET " + self._path + b" HTTP/1.1", b"Host: " + self._authority, b"Upgrade: websocket",
@@ -519,14 +519,17 @@ class WebSocketTarget:
         self._sessions.add(session)
         return session
 
-    def _message(self, prompt: Prompt, output_tokens: int, request_id: str) -> bytes:
+    def _request_message(self, prompt: Prompt, output_tokens: int, request_id: str) -> bytes:
         if prompt.ids:
             raise ConfigError(
                 "--target", "the prompts are token ids, and a WebSocket target accepts only text",
                 "use an http:// target with --endpoint completions",
             )  # fmt: skip
         messages = [*prompt.history, *((("user", prompt.text),) if prompt.text else ())]
-        response: dict[str, Any] = {"input": _items(messages), "max_output_tokens": max(1, output_tokens)}
+        response: dict[str, Any] = {
+            "input": _message_items(messages),
+            "max_output_tokens": max(1, output_tokens),
+        }
         if prompt.system:
             response["instructions"] = prompt.system
         if self._exact:
@@ -540,7 +543,7 @@ class WebSocketTarget:
         return _encode({"type": "response.create", "event_id": request_id, "response": response})
 
 
-def parse_websocket(url: str) -> tuple[Origin, str, str | None]:
+def parse_websocket_url(url: str) -> tuple[Origin, str, str | None]:
     """Return origin, path and model of `ws://host:port[/path][?model=NAME]`. Raises ConfigError naming
     `--target`."""
     parts = urlsplit(url)
@@ -553,7 +556,7 @@ def parse_websocket(url: str) -> tuple[Origin, str, str | None]:
     return origin, parts.path.rstrip("/") or _PATH, next(iter(parse_qs(parts.query).get("model", ())), None)
 
 
-def _items(messages: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+def _message_items(messages: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
     return [
         {
             "type": "message", "role": role,

@@ -191,9 +191,9 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 "set a long random token, or bind to 127.0.0.1",
             )
         if bool(self.admin_tls_certificate) != bool(self.admin_tls_key):
-            missing, other = ("key", "certificate") if self.admin_tls_certificate else ("certificate", "key")
+            given, missing = ("certificate", "key") if self.admin_tls_certificate else ("key", "certificate")
             yield ConfigError(
-                f"meter.admin_tls_{missing}", f"is missing, but meter.admin_tls_{other} is set",
+                f"meter.admin_tls_{given}", f"is set, but meter.admin_tls_{missing} is missing",
                 "set both for TLS, or neither",
             )  # fmt: skip
         if not (self.admin_tls_certificate or self.admin_plaintext) and open_to_others:

@@ -324,7 +324,7 @@ def quantile_difference(arm: Figure, control: Figure, share: float, alpha: float
     if a is None or c is None:
         return None
     one = quantile_interval(arm, share, alpha), quantile_interval(control, share, alpha)
-    interval = None if one[0] is None or one[1] is None else _mover(a, one[0], c, one[1])
+    interval = None if one[0] is None or one[1] is None else _difference_interval(a, one[0], c, one[1])
     all_ = (
         quantile_interval(arm, share, alpha / 2, anytime=True),
         quantile_interval(control, share, alpha / 2, anytime=True),
@@ -363,7 +363,7 @@ def share_difference(
     if a is None or c is None:
         return None
     one = share_interval(arm, alpha), share_interval(control, alpha)
-    interval = None if one[0] is None or one[1] is None else _mover(a, one[0], c, one[1])
+    interval = None if one[0] is None or one[1] is None else _difference_interval(a, one[0], c, one[1])
     total = sum(weights)
     counts = (arm.units_with, control.units_with)
     p = statistics.anytime_p(statistics.multinomial_e_log(counts, [w / total for w in weights]))
@@ -373,7 +373,7 @@ def share_difference(
     return Difference(a - c, interval, anytime, p)
 
 
-def _mover(
+def _difference_interval(
     a: float, around_a: statistics.Interval, c: float, around_c: statistics.Interval
 ) -> statistics.Interval:
     """Return the interval of a - c from the intervals of each (Zou and Donner 2008)."""

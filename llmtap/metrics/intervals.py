@@ -67,7 +67,7 @@ def quantile_interval(ordered: Sequence[float], p: float, level: float = 0.95) -
     if value is None:
         return None
     n = len(ordered)
-    low, high = _ranks(n, p, level)
+    low, high = _enclosing_ranks(n, p, level)
     missing = [side for side, gone in (("below", low == 0), ("above", high > n)) if gone]
     method = "order statistics" + (f", open {' and '.join(missing)}" if missing else "")
     # With two or three values, the interpolated quantile may lie outside the interval.
@@ -78,7 +78,7 @@ def quantile_interval(ordered: Sequence[float], p: float, level: float = 0.95) -
 
 
 @lru_cache(4_096)
-def _ranks(n: int, p: float, level: float) -> tuple[int, int]:
+def _enclosing_ranks(n: int, p: float, level: float) -> tuple[int, int]:
     """Return the ranks, from 1, of the order statistics that enclose the quantile; 0 and n + 1 are no bounds.
 
     With B ~ Bin(n, p) values below the quantile it is enclosed if low <= B < high. Among ranks near those of
@@ -208,11 +208,11 @@ def modes(values: Sequence[float]) -> list[float]:
     enough = max(MODE_VALUES_MIN, MODE_SHARE_MIN * len(data))
     positive = data[data > 0]
     if len(positive) and (data == 0).sum() >= enough:
-        return [0.0, *_places(positive, enough)]
-    return _places(data, enough)
+        return [0.0, *_mode_places(positive, enough)]
+    return _mode_places(data, enough)
 
 
-def _places(data: Values, enough: float) -> list[float]:
+def _mode_places(data: Values, enough: float) -> list[float]:
     low, high = (
         np.quantile(data, OUTERMOST, method="lower"),
         np.quantile(data, 1 - OUTERMOST, method="higher"),

@@ -145,7 +145,7 @@ class Objectives:
             hint = f"such as ttft:200ms tpot:50ms; known objectives: {known}"
             wrong.append(ConfigError(place, "no objective is given", hint))
         raise_all(wrong)
-        return cls(_ordered(bounds))
+        return cls(_ordered_bounds(bounds))
 
     @classmethod
     def parse_vllm(cls, text: str, place: str = "--goodput") -> "Objectives":
@@ -165,7 +165,7 @@ class Objectives:
 
     @property
     def text(self) -> str:
-        return " ".join(f"{name}:{_duration(ns)}" for name, ns in self.bounds)
+        return " ".join(f"{name}:{_duration_text(ns)}" for name, ns in self.bounds)
 
     @property
     def streams_only(self) -> bool:
@@ -176,12 +176,12 @@ class Objectives:
         """Return a copy with some bounds set (ns); None leaves a bound unchanged."""
         replacements = {name: ns for name, ns in bounds_ns.items() if ns is not None}
         assert replacements.keys() <= _FIGURES.keys()
-        return Objectives(_ordered(dict(self.bounds) | replacements)) if replacements else self
+        return Objectives(_ordered_bounds(dict(self.bounds) | replacements)) if replacements else self
 
     def from_schedule(self) -> "Objectives":
         """Return a copy whose bounds count from the scheduled time where they can."""
         bounds = {SCHEDULED_BOUNDS.get(name, name): ns for name, ns in self.bounds}
-        return Objectives(_ordered(bounds | {n: ns for n, ns in self.bounds if n in bounds}))
+        return Objectives(_ordered_bounds(bounds | {n: ns for n, ns in self.bounds if n in bounds}))
 
     def broken(self, m: Measured, x: Exchange) -> tuple[str, ...]:
         """Return the names of the bounds that known figures break, whether or not the exchange counts."""
@@ -268,11 +268,11 @@ def _ended_figure(name: str, m: Measured) -> float | None:
     return m.ttft_any_ns if figure is None and name == "ttft" else figure
 
 
-def _ordered(bounds: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+def _ordered_bounds(bounds: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
     return tuple((name, bounds[name]) for name in BOUNDS if name in bounds)
 
 
-def _duration(ns: int) -> str:
+def _duration_text(ns: int) -> str:
     unit, scale = next((unit, scale) for unit, scale in _UNITS if ns % scale == 0)
     return f"{ns // scale}{unit}"
 
@@ -476,7 +476,7 @@ def experience_of(x: Exchange, m: Measured, objectives: Objectives) -> Experienc
     The first token's bound is `ttft`, or else `ttft_any`; that of the others `tbc_max`, or else `tpot`.
     None without the two, without output or submit. A chunk with unknown tokens counts as one token.
     """
-    bounded = _bounded(x, m, objectives)
+    bounded = _bounded_stamps(x, m, objectives)
     if bounded is None:
         return None
     times_ns, submit_ns, ttft_ns, tbt_ns = bounded
@@ -487,11 +487,13 @@ def experience_of(x: Exchange, m: Measured, objectives: Objectives) -> Experienc
 
 def fluidity_of(x: Exchange, m: Measured, objectives: Objectives) -> Fluidity | None:
     """Return the token deadlines of a stream alone, by the bounds that `experience_of` names."""
-    bounded = _bounded(x, m, objectives)
+    bounded = _bounded_stamps(x, m, objectives)
     return None if bounded is None else fluidity(*bounded)
 
 
-def _bounded(x: Exchange, m: Measured, objectives: Objectives) -> tuple[list[int], int, int, int] | None:
+def _bounded_stamps(
+    x: Exchange, m: Measured, objectives: Objectives
+) -> tuple[list[int], int, int, int] | None:
     """Return the stamps of the tokens, the time of submission, and the bounds of the first and later gaps."""
     bounds = dict(objectives.bounds)
     ttft_ns = bounds.get("ttft", bounds.get("ttft_any"))

@@ -51,7 +51,7 @@ def ray_cluster(address: str, workers: int | None) -> Iterator[Any]:
         raise ConfigError("--ray", "needs the Python package ray", install_hint("ray")) from None
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if not local:
-        _reach(address)
+        _check_reachable(address)
         try:
             with _signals_kept():
                 ray.init(address, **quiet)
@@ -77,7 +77,7 @@ def ray_cluster(address: str, workers: int | None) -> Iterator[Any]:
         }  # fmt: skip
         try:
             with _on_loopback_only(ray):
-                _start(ray, settings)
+                _start_ray(ray, settings)
             yield ray
         finally:
             _shut_down(ray, folder)
@@ -99,7 +99,7 @@ def _on_loopback_only(ray: Any) -> Iterator[None]:
         )
 
 
-def _start(ray: Any, settings: dict[str, Any]) -> None:
+def _start_ray(ray: Any, settings: dict[str, Any]) -> None:
     """Start Ray; twice, since a busy machine may exceed its 30 s. Raises ConfigError."""
     message = ""
     for _ in range(_STARTS):
@@ -116,7 +116,7 @@ def _start(ray: Any, settings: dict[str, Any]) -> None:
 def _shut_down(ray: Any, folder: str) -> None:
     """End our Ray and its remaining processes: Ray kills its node after a second, and workers that are just
     starting would look for the node for minutes."""
-    started = _processes(folder)
+    started = _ray_processes(folder)
     ray.shutdown()
     for process in started:
         with suppress(psutil.NoSuchProcess):
@@ -124,7 +124,7 @@ def _shut_down(ray: Any, folder: str) -> None:
     psutil.wait_procs(started, timeout=_KILLED_WITHIN_S)
 
 
-def _processes(folder: str) -> list[psutil.Process]:
+def _ray_processes(folder: str) -> list[psutil.Process]:
     """Return the processes of the Ray that was started with this folder."""
     processes: list[psutil.Process] = []
     for child in psutil.Process().children():
@@ -153,7 +153,7 @@ def _signals_kept() -> Iterator[None]:
             signal.raise_signal(signal.SIGTERM)
 
 
-def _reach(address: str) -> None:
+def _check_reachable(address: str) -> None:
     """Raise ConfigError if no process listens at `address`: Ray itself would retry for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not port.isdecimal():

@@ -133,10 +133,10 @@ class Waker:
 
     def close(self) -> None:
         """Make no more calls, and break the reference cycle."""
-        self.act = _nobody
+        self.act = _do_nothing
 
 
-def _nobody(now_ns: int) -> int:
+def _do_nothing(now_ns: int) -> int:
     return NEVER
 
 

@@ -3,7 +3,8 @@
 `read_metrics` parses a page; `meter/relays.py` and `load/monitor/` request it. Metric names of vLLM,
 SGLang, TGI, llm-d's router and llmtap's simulated server, present and former ones, are known. Other lines are
 not parsed, so that a scrape is cheap. The parser is our own and takes linear time (prometheus_client's is
-quadratic in the length of a line), because servers are not trusted. `parse_metrics` runs it in a thread.
+quadratic in the length of a line), because servers are not trusted. `read_metrics_in_thread` runs it in a
+thread.
 
 Sources: vLLM, vllm/v1/metrics/loggers.py, docs/usage/metrics.md, pull requests 29330 and 32661 (removed
 names); SGLang, python/sglang/srt/metrics/collector.py and its "Production Metrics"; TGI, "Metrics" of its
@@ -112,7 +113,7 @@ class _Sample(NamedTuple):
     value: float
 
 
-async def parse_metrics(body: bytes) -> dict[str, float]:
+async def read_metrics_in_thread(body: bytes) -> dict[str, float]:
     """Run `read_metrics` in a worker thread, so that the loop does not wait for a page of many MB."""
     return await asyncio.to_thread(read_metrics, body)
 
@@ -127,7 +128,7 @@ def read_metrics(body: bytes) -> dict[str, float]:
         if name is not None:
             if len(line) > LINE_BYTES_MAX:
                 raise ValueError(f"a line has more than {LINE_BYTES_MAX >> 10} KiB")
-            samples.setdefault(name[0].decode(), []).append(_sample(line, name.end()))
+            samples.setdefault(name[0].decode(), []).append(_read_sample(line, name.end()))
     values = {}
     for ours, names in _NAMES.items():
         source_name = next((name for name in names if name in samples), None)
@@ -138,7 +139,7 @@ def read_metrics(body: bytes) -> dict[str, float]:
     return values
 
 
-def _sample(line: bytes, at: int) -> _Sample:
+def _read_sample(line: bytes, at: int) -> _Sample:
     """Read a line after the name of its metric. Raises ValueError."""
     line.decode()
     labels: dict[bytes, bytes] = {}
@@ -163,7 +164,7 @@ def _sample(line: bytes, at: int) -> _Sample:
 async def read_body(response: aiohttp.ClientResponse) -> bytes:
     """Return the body of a scrape. Raises ValueError for a status other than 200, or AnswerTooLong."""
     if response.status != 200:
-        raise ValueError(f"the server answered status {response.status}")
+        raise ValueError(f"status {response.status}")
     return await read_at_most(response, BODY_BYTES_MAX)
 
 

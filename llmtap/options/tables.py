@@ -40,7 +40,7 @@ class Mistakes:
         """Add mistakes, without those that follow from the missing value of a wrong key."""
         wrong: set[str] = set()
         for error in errors:
-            if not any(_names(f"{error.place} {error.problem}", key) for key in self.wrong):
+            if not any(_names_key(f"{error.place} {error.problem}", key) for key in self.wrong):
                 self.found.append(self.placed(error))
             if key := _KEY.match(error.place):
                 wrong.add(key[0])
@@ -62,7 +62,7 @@ class Mistakes:
 _KEY: Final = re.compile(r"[^.\s\[]+(\.[^.\s\[]+)+")
 
 
-def _names(text: str, key: str) -> bool:
+def _names_key(text: str, key: str) -> bool:
     return re.search(rf"\b{re.escape(key)}\b", text) is not None
 
 
@@ -242,7 +242,9 @@ class OptionTables:
             except ConfigError as exc:
                 errors = list(exc.each())
             self.mistakes.add(errors)
-            wrong_names = [n for n in good if any(_names(error.place, f"{table}.{n}") for error in errors)]
+            wrong_names = [
+                n for n in good if any(_names_key(error.place, f"{table}.{n}") for error in errors)
+            ]
             if not wrong_names:
                 break
             for name in wrong_names:  # the next check is of the other keys

@@ -62,10 +62,10 @@ def problems_of(settings: Settings, supervisor: int | None = None) -> Iterator[C
         if place == "relay.upstream" and (origin.tls or relay.upstream_ca):
             yield from failures(client_context, relay.upstream_ca, relay.upstream_verify)
     if bool(relay.tls_certificate) != bool(relay.tls_key):
-        missing, other = ("key", "certificate") if relay.tls_certificate else ("certificate", "key")
+        given, missing = ("certificate", "key") if relay.tls_certificate else ("key", "certificate")
         yield ConfigError(
-            f"relay.tls_{missing}",
-            f"is missing, but relay.tls_{other} is set",
+            f"relay.tls_{given}",
+            f"is set, but relay.tls_{missing} is missing",
             "set both for TLS, or neither",
         )
     if relay.tls_certificate and relay.tls_key:

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from llmtap.capture.read.streams import STANDARD, InputFile, opened
+from llmtap.capture.read.streams import STANDARD, InputFile, open_input
 from llmtap.errors import ConfigError
 from llmtap.traces.format import FormatError, TraceFormat, TraceSource
 from llmtap.traces.formats import (
@@ -136,7 +136,7 @@ def open_trace(
                 source, size = parquet_capture.read_many(place, progress)
                 trace = OpenedTrace(source, trace_format, None, size)
             else:
-                file = stack.enter_context(opened(place, SNIFF_BYTES, progress))
+                file = stack.enter_context(open_input(place, SNIFF_BYTES, progress))
                 trace_format = _format_of(place, source_format, file.head, option)
                 if trace_format is parquet_capture.FORMAT and file.seekable:
                     source, _ = parquet_capture.read_many(place, progress)

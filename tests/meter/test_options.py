@@ -21,7 +21,7 @@ def test_an_admin_port_that_others_reach_wants_a_token(admin: str) -> None:
     [("admin_tls_certificate", "admin_tls_key"), ("admin_tls_key", "admin_tls_certificate")],
 )
 def test_a_certificate_and_its_key_go_together(one: str, other: str) -> None:
-    with pytest.raises(ConfigError, match=rf"meter\.{other}: is missing, but meter\.{one} is set"):
+    with pytest.raises(ConfigError, match=rf"meter\.{one}: is set, but meter\.{other} is missing"):
         MeterOptions(**{one: "file.pem"})  # type: ignore[arg-type]
 
 

@@ -88,7 +88,7 @@ def test_a_ray_that_does_not_start_is_said() -> None:
     with pytest.raises(
         ConfigError, match="--ray: Ray did not start on this machine in 2 attempts: The current"
     ):
-        cluster._start(busy, {"_temp_dir": "/folder-of-no-process"})
+        cluster._start_ray(busy, {"_temp_dir": "/folder-of-no-process"})
     assert busy.calls == ["init", "shutdown"] * 2
 
 

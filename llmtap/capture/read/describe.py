@@ -101,8 +101,8 @@ class CapturedWorkload:
     def window(self) -> dict[str, object]:
         """Return the span in the form of a Summary's window."""
         return {
-            "name": "capture", "seconds": self.span_s, "start": self._date(self._first_ns()),
-            "end": self._date(self._last_end_ns),
+            "name": "capture", "seconds": self.span_s, "start": self._date_text(self._first_ns()),
+            "end": self._date_text(self._last_end_ns),
         }  # fmt: skip
 
     def to_dict(self) -> dict[str, object]:
@@ -120,7 +120,7 @@ class CapturedWorkload:
         firsts = [pc.min(part).as_py() for part in self._arrivals if len(part)]
         return min(firsts, default=None)
 
-    def _date(self, ns: int | None) -> str | None:
+    def _date_text(self, ns: int | None) -> str | None:
         if ns is None or not self._wall:
             return None
         return (_EPOCH + timedelta(microseconds=ns // 1_000)).isoformat().replace("+00:00", "Z")

@@ -128,18 +128,18 @@ class Capture:
     @property
     def info(self) -> schema.CaptureInfo:
         """Metadata of all files: highest level, first beginning, total damage, last ledger, shared values."""
-        return _merged([file.info for file in self.files])
+        return _merged_info([file.info for file in self.files])
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Yield all rows, with these columns or all. Raises CaptureError."""
         wanted = schema.SCHEMA if columns is None else _schema_of(columns)
         for file in self.files:
             try:
-                yield from self._spooled(file, wanted) if file.spool else _batches(file, wanted)
+                yield from self._spool_batches(file, wanted) if file.spool else _file_batches(file, wanted)
             except FileNotFoundError:
-                self._break(file.name, "was moved or deleted while it was read")
+                self._skip_broken_file(file.name, "was moved or deleted while it was read")
             except (*_READ_ERRORS, SpoolError, msgspec.MsgspecError) as exc:
-                self._break(file.name, f"is damaged: {_first_line(exc)}")
+                self._skip_broken_file(file.name, f"is damaged: {_first_line(exc)}")
 
     def table(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return all rows as an Arrow table with the metadata of the files."""
@@ -157,7 +157,7 @@ class Capture:
         # Pass `broken` itself, not a copy: reading the batches may add to it.
         return integrity.check([file.info for file in self.files], batches, self.broken)
 
-    def _spooled(self, file: CaptureFile, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def _spool_batches(self, file: CaptureFile, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield a spool's rows, or as many of its later Parquet file. Raises FileNotFoundError."""
         assert file.contents is not None
         batches = file.contents.batches()
@@ -166,11 +166,11 @@ class Capture:
         except SpoolError:
             if os.path.exists(file.path):
                 raise
-            later = _finished(Path(file.path).stem, self._places)
+            later = _parquet_of_spool(Path(file.path).stem, self._places)
             if later is None:
                 raise FileNotFoundError(file.path) from None
             # The Parquet file has all rows of the spool, in the same order.
-            first, batches = None, _batches(_opened(later), schema.SCHEMA)
+            first, batches = None, _file_batches(_open_entry(later), schema.SCHEMA)
         left = file.rows
         for batch in chain([] if first is None else [first], batches):
             yield batch.select(wanted.names).cast(wanted).slice(0, left)
@@ -178,7 +178,7 @@ class Capture:
             if not left:
                 return
 
-    def _break(self, name: str, problem: str) -> None:
+    def _skip_broken_file(self, name: str, problem: str) -> None:
         if not self._skip_broken:
             raise CaptureError(name, problem, _SKIP) from None
         if (name, problem) not in self.broken:
@@ -227,11 +227,11 @@ def read(where: Where | Sequence[Where], *, skip_broken: bool = False) -> Captur
 def _opened_or_later(file: _FileEntry, places: Sequence[str]) -> CaptureFile | None:
     """Open the file, or the Parquet file that a spool has become; None if it was deleted."""
     with suppress(FileNotFoundError):
-        return _opened(file)
-    later = _finished(file.stem, places) if file.spool else None
+        return _open_entry(file)
+    later = _parquet_of_spool(file.stem, places) if file.spool else None
     if later is not None:
         with suppress(FileNotFoundError):
-            return _opened(later)
+            return _open_entry(later)
     return None
 
 
@@ -252,7 +252,7 @@ def _all_entries(places: Sequence[str]) -> list[_FileEntry]:
     return [file for file in files.values() if not (file.spool and file.stem in finished)]
 
 
-def _finished(stem: str, places: Sequence[str]) -> _FileEntry | None:
+def _parquet_of_spool(stem: str, places: Sequence[str]) -> _FileEntry | None:
     """Return the Parquet file that a spool has become."""
     for place in places:
         with suppress(CaptureError):  # The place may be the path of the spool itself, which is gone.
@@ -318,7 +318,7 @@ def _in_folder(store: Any, folder: str) -> list[Any]:
 # ---------------------------------------------------------------- reading them
 
 
-def _opened(entry: _FileEntry) -> CaptureFile:
+def _open_entry(entry: _FileEntry) -> CaptureFile:
     """Raises FileNotFoundError if it is gone."""
     name, path, store, size = entry
     if entry.spool:
@@ -363,7 +363,7 @@ def _opened_spool(entry: _FileEntry) -> CaptureFile:
     return CaptureFile(entry.name, contents.rows, entry.size, info, entry.path, entry.store, contents)
 
 
-def _batches(file: CaptureFile, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _file_batches(file: CaptureFile, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
     # Without read-ahead: a row group may be larger than what we want to hold.
     with (
         file.store.open_input_file(file.path) as source,
@@ -395,7 +395,7 @@ def _schema_of(columns: Sequence[str]) -> pa.Schema:
     return pa.schema([schema.SCHEMA.field(name) for name in columns])
 
 
-def _merged(infos: Sequence[schema.CaptureInfo]) -> schema.CaptureInfo:
+def _merged_info(infos: Sequence[schema.CaptureInfo]) -> schema.CaptureInfo:
     if len(infos) < 2:
         return infos[0] if infos else schema.CaptureInfo()
     first = infos[0]

@@ -97,7 +97,7 @@ class InputFile:
 
 
 @contextmanager
-def opened(source: str, head_bytes: int, progress: Progress | None = None) -> Iterator[InputFile]:
+def open_input(source: str, head_bytes: int, progress: Progress | None = None) -> Iterator[InputFile]:
     """Opens a file, or standard input, for reading from its beginning. Raises OSError."""
     with open(0 if source == STANDARD else source, "rb", closefd=source != STANDARD) as file:
         regular = source != STANDARD and Path(source).is_file()
@@ -164,7 +164,7 @@ def new_file(target: str, *, replace: bool) -> Iterator[NewFile]:
     _check_free(path, replace=replace)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with open(part, "xb", opener=_private) as file:
+        with open(part, "xb", opener=_open_private) as file:
             if path.exists():
                 os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
             output = NewFile(file)
@@ -182,7 +182,7 @@ def new_file(target: str, *, replace: bool) -> Iterator[NewFile]:
         part.unlink(missing_ok=True)
 
 
-def _private(path: str, flags: int) -> int:
+def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 

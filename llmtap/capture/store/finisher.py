@@ -128,15 +128,15 @@ class Finisher:
         while (spool := self._next()) is not None:
             delivered = None
             try:
-                delivered = self._finish(spool)
+                delivered = self._finish_spool(spool)
             except (PlaceError, OSError) as exc:
-                self._failed(spool, exc)
+                self._note_failure(spool, exc)
                 if self._wait(pause_s):
                     return
                 pause_s = min(2 * pause_s, BACK_OFF_S_MAX)
                 continue
             except (SpoolError, CaptureVersionError, pa.ArrowException, msgspec.MsgspecError) as exc:
-                self._leave(spool, exc)
+                self._leave_spool(spool, exc)
             if self.problem is not None:
                 log.info("event=capture_files_resumed place=%s", self._place.name)
                 self.problem = None
@@ -166,7 +166,7 @@ class Finisher:
             parquet_path.unlink(missing_ok=True)
         return True
 
-    def _failed(self, spool: ClosedSpool, exc: PlaceError | OSError) -> None:
+    def _note_failure(self, spool: ClosedSpool, exc: PlaceError | OSError) -> None:
         reason = str(exc) if isinstance(exc, PlaceError) else f"{self._folder}: {exc.strerror or exc}"
         self.counts.failures += 1
         if self.problem is None:
@@ -178,13 +178,13 @@ class Finisher:
             )
         self.problem = reason
 
-    def _leave(self, spool: ClosedSpool, exc: Exception) -> None:
+    def _leave_spool(self, spool: ClosedSpool, exc: Exception) -> None:
         log.error("event=capture_spool_left spool=%s reason=%r", spool.path, str(exc))
         with self._wake:
             self.counts.failures += 1
             self._left.append(spool)
 
-    def _finish(self, spool: ClosedSpool) -> tuple[str, int] | None:
+    def _finish_spool(self, spool: ClosedSpool) -> tuple[str, int] | None:
         """Make and place the file of a spool; return its name and bytes, or None if it needs no file."""
         if not spool.path.exists():
             self.counts.lost_rows += spool.rows or 0
@@ -193,9 +193,9 @@ class Finisher:
         file = None
         contents = read_spool(spool.path)
         name = f"{spool.path.stem}.parquet"
-        if contents.rows or _tells(contents):
+        if contents.rows or _shows_losses(contents):
             if spool.parquet_path is None or not spool.parquet_path.exists():
-                spool.parquet_path = self._make(contents, name)
+                spool.parquet_path = self._make_file(contents, name)
             size = spool.parquet_path.stat().st_size
             self._place.put(spool.parquet_path, name)
             file = name, size
@@ -218,7 +218,7 @@ class Finisher:
         sync_folder(spool.path.parent)
         return file
 
-    def _make(self, contents: SpoolContents, name: str) -> Path:
+    def _make_file(self, contents: SpoolContents, name: str) -> Path:
         """Make the Parquet file under its temporary name, or leave nothing."""
         info = msgspec.structs.replace(
             contents.info, schema_version=VERSION, ledger=contents.ledger, damaged=contents.damaged
@@ -235,7 +235,7 @@ class Finisher:
         return parquet_path
 
 
-def _tells(contents: SpoolContents) -> bool:
+def _shows_losses(contents: SpoolContents) -> bool:
     """Return whether the ledger or damage of a spool without rows shows missing exchanges."""
     ledger = contents.ledger
     return bool(

@@ -1,7 +1,7 @@
 """Write Parquet files of captures, and deliver them to a local folder or an object store.
 
 `finisher.py` makes files of the meter's spools with `write_parquet`. Replays, benchmarks and simulations add
-their exchanges to a `RunWriter`. `open_place` turns a path or a URL into a `CapturePlace`, whose `put` stores
+their exchanges to a `RunWriter`. `place_of` turns a path or a URL into a `CapturePlace`, whose `put` stores
 a file. URLs may carry keys (`s3://access:secret@bucket/...`): no message and no log line has them
 (`redacted`).
 
@@ -89,7 +89,7 @@ class CapturePlace(Protocol):
         ...
 
 
-def open_place(to: str) -> CapturePlace:
+def place_of(to: str) -> CapturePlace:
     """Return the place of that name without access to it. Raises ConfigError for an invalid URL."""
     if "://" not in to:
         if (slip := _SLIP.match(to)) is not None:
@@ -170,7 +170,7 @@ class RemotePlace:
         """Raises ConfigError for a URL that cannot be."""
         self.name = redacted(url)
         self._secrets = _secrets_of(url)
-        self._connect, self._prefix = _s3(url) if url.startswith("s3://") else self._other(url)
+        self._connect, self._prefix = _s3_store(url) if url.startswith("s3://") else self._other_store(url)
         self._store: FileSystem | None = None
 
     def store(self) -> "FileSystem":
@@ -187,7 +187,7 @@ class RemotePlace:
             # A store may lose the end of a file without an error. Compare the size: cheap beside an upload.
             there = store.get_file_info(path).size
         except (OSError, pa.ArrowException) as exc:
-            raise PlaceError(f"{name} cannot be uploaded to {self.name}: {self._clean(exc)}") from None
+            raise PlaceError(f"{name} cannot be uploaded to {self.name}: {self._clean_text(exc)}") from None
         if there != size:
             raise PlaceError(f"{name} was not uploaded completely to {self.name}: {there} of {size} bytes")
 
@@ -208,7 +208,7 @@ class RemotePlace:
         out.close()
         return size
 
-    def _other(self, url: str) -> tuple[Callable[[], "FileSystem"], str]:
+    def _other_store(self, url: str) -> tuple[Callable[[], "FileSystem"], str]:
         """Return a function that opens the store, and the path in it, as pyarrow reads the URL."""
         from pyarrow.fs import FileSystem
 
@@ -218,12 +218,12 @@ class RemotePlace:
             store, prefix = FileSystem.from_uri(url)
         except (ValueError, OSError, pa.ArrowException, NotImplementedError) as exc:
             # Some file systems (hdfs) connect at once. If that fails, do not begin the capture.
-            raise ConfigError("capture.to", f"{self.name} cannot be used: {self._clean(exc)}") from None
+            raise ConfigError("capture.to", f"{self.name} cannot be used: {self._clean_text(exc)}") from None
         if not prefix.strip("/"):
             raise ConfigError("capture.to", f"{self.name} names no bucket or folder")
         return (lambda: store), prefix.rstrip("/")
 
-    def _clean(self, exc: Exception) -> str:
+    def _clean_text(self, exc: Exception) -> str:
         """Return the error's text on one line, bounded, without our secrets in any spelling."""
         text = " ".join(str(exc).split())
         for secret in self._secrets:
@@ -231,7 +231,7 @@ class RemotePlace:
         return text[:_REASON_LENGTH] or type(exc).__name__
 
 
-def _s3(url: str) -> tuple[Callable[[], "FileSystem"], str]:
+def _s3_store(url: str) -> tuple[Callable[[], "FileSystem"], str]:
     """Return the same for S3 with time-outs; pyarrow's own would hang without a network."""
     from pyarrow import fs
 
@@ -300,11 +300,11 @@ def write_parquet(where: Path | BinaryIO, info: CaptureInfo, batches: Iterable[p
     rows = 0
     writer = pq.ParquetWriter(
         where, SCHEMA, compression="zstd", compression_level=_LEVEL, store_schema=False,
-        use_dictionary=[_leaf(SCHEMA.field(column.name)) for column in COLUMNS if not column.distinct],
+        use_dictionary=[_leaf_path(SCHEMA.field(column.name)) for column in COLUMNS if not column.distinct],
         write_statistics=[column.name for column in COLUMNS if column.statistics], write_page_checksum=True,
     )  # fmt: skip
     try:
-        for group in _groups(batches):
+        for group in _row_groups(batches):
             rows += group.num_rows
             writer.write_table(group, row_group_size=group.num_rows)
         writer.add_key_value_metadata({META_KEY: msgspec.json.encode(info)})
@@ -313,7 +313,7 @@ def write_parquet(where: Path | BinaryIO, info: CaptureInfo, batches: Iterable[p
     return rows
 
 
-def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     group: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
@@ -328,7 +328,7 @@ def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(group, SCHEMA)
 
 
-def _leaf(field: pa.Field) -> str:
+def _leaf_path(field: pa.Field) -> str:
     """Its column's path in Parquet: a list's values lie two levels down."""
     return f"{field.name}.list.element" if pa.types.is_list(field.type) else str(field.name)
 
@@ -343,7 +343,7 @@ def check_place(to: str | Path) -> CapturePlace:
     """Open the place of a capture; create and try a local folder. Raises ConfigError with the place `to`."""
     shown = redacted(str(to))
     try:
-        place = open_place(str(to))
+        place = place_of(str(to))
         if place.folder is not None:
             make_folder(place.folder)
             # Permissions do not show that a file system is read-only.

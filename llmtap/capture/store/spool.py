@@ -82,7 +82,7 @@ class SpoolWriter:
         self._stream = pa.ipc.new_stream(self._ipc, schema, options=pa.ipc.IpcWriteOptions(use_threads=False))
         # Arrow writes the schema before the first batch. Write an empty batch now: our schema is in the head.
         self._stream.write_batch(pa.RecordBatch.from_pylist([], schema=schema))
-        self._fd = _create(path)
+        self._fd = _create_file(path)
         head = msgspec.json.encode(info)
         head = struct.pack("<I", len(head)) + head + schema.serialize().to_pybytes()
         try:
@@ -132,7 +132,7 @@ class SpoolWriter:
 
     def restore(self) -> None:
         """Write the removed file again from its open descriptor. Raises OSError."""
-        fd = _create(self.path)
+        fd = _create_file(self.path)
         try:
             at = 0
             while at < self.bytes:
@@ -337,7 +337,7 @@ def _read_head(payload: bytes) -> tuple[CaptureInfo, pa.Schema]:
     return info, pa.ipc.read_schema(pa.py_buffer(payload[4 + length :]))
 
 
-def _create(path: Path) -> int:
+def _create_file(path: Path) -> int:
     # `restore` also reads. Only the owner may read the file, because it describes the traffic of users.
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
 

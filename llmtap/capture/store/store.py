@@ -79,7 +79,7 @@ def spool_folder(options: CaptureOptions) -> Path:
     assert options.to is not None
     if options.spool is not None:
         return Path(options.spool)
-    place = parquet.open_place(options.to)
+    place = parquet.place_of(options.to)
     if place.folder is not None:
         return place.folder / ".spool"
     state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
@@ -93,13 +93,13 @@ def check(options: CaptureOptions, supervisor: int | None = None) -> None:
     A child of process `supervisor` (or of this one) may hold the lock: the settings are for a running proxy.
     """
     assert options.to is not None
-    place, spool = parquet.open_place(options.to), spool_folder(options)
+    place, spool = parquet.place_of(options.to), spool_folder(options)
     made = []
     try:
         for key, folder in _folders(options, place, spool):
-            made += _probe(key, folder)
+            made += _probe_folder(key, folder)
         if (spool / LOCK).exists():
-            holder = _lock(options, spool, os.getpid() if supervisor is None else supervisor)
+            holder = _lock_folder(options, spool, os.getpid() if supervisor is None else supervisor)
             if holder is not None:
                 os.close(holder)
     finally:
@@ -123,7 +123,7 @@ class Store:
         """Of files begun from now on; may be set from any thread."""
         self._options = options
         self._clock = clock
-        self._place = parquet.open_place(options.to)
+        self._place = parquet.place_of(options.to)
         self._folder = spool_folder(options)
         self._capture = info.capture
         self._files = LocalFiles(self._place.folder, parquet.capture_tag(info.capture))
@@ -140,11 +140,11 @@ class Store:
     def open(self) -> None:
         """Create the folders, take the lock, recover spools of an earlier process. Raises ConfigError."""
         for key, folder in _folders(self._options, self._place, self._folder):
-            _probe(key, folder)
-        self._lock = _lock(self._options, self._folder)
+            _probe_folder(key, folder)
+        self._lock = _lock_folder(self._options, self._folder)
         with suppress(OSError):  # The spools then wait for the next start.
             take_back(self._folder)
-        self._look(self._clock.mono_ns())
+        self._measure_folders(self._clock.mono_ns())
         for path in sorted(self._folder.glob("llmtap-*.spool")):
             self._finisher.add(ClosedSpool(path, path.stat().st_size))
         self._finisher.start()
@@ -167,10 +167,10 @@ class Store:
             self._pause("total_bytes", f"{self._options.total_bytes} bytes are the bound of the total")
             is_stored = False
         else:
-            is_stored = self._keep(batch, ledger)
+            is_stored = self._keep_batch(batch, ledger)
         if not is_stored and self._files.deleted_rows > deleted:
             # Files were deleted to make room, although the batch was not stored: record their loss.
-            self._keep(batch.slice(0, 0), ledger)
+            self._keep_batch(batch.slice(0, 0), ledger)
         return is_stored
 
     def tick(self) -> None:
@@ -182,7 +182,7 @@ class Store:
         if due and now_ns - self._began_ns >= self._options.rotate_every:
             self.rotate()
         if now_ns - self._looked_ns >= LOOK_NOW_AND_THEN_NS:
-            self._look(now_ns)
+            self._measure_folders(now_ns)
 
     def rotate(self) -> None:
         """Hand the current spool to the finisher; the next batch begins another."""
@@ -198,7 +198,7 @@ class Store:
         if writer.rows or writer.notes:
             self._finisher.add(ClosedSpool(writer.path, writer.bytes, writer.rows))
         else:
-            _discard(writer)
+            _discard_spool(writer)
 
     def ledger(self) -> CaptureLedger:
         """Return the ledger of the newest file made here. For any thread."""
@@ -235,7 +235,7 @@ class Store:
 
     # ---------------------------------------------------------------- writing
 
-    def _keep(self, batch: pa.RecordBatch, ledger: CaptureLedger) -> bool:
+    def _keep_batch(self, batch: pa.RecordBatch, ledger: CaptureLedger) -> bool:
         if self._files.deleted_rows:
             dropped = {**ledger.dropped, "deleted": self._files.deleted_rows}
             ledger = msgspec.structs.replace(ledger, dropped=dropped)
@@ -271,7 +271,7 @@ class Store:
             self._leave_room(batch)
         old = self._writer
         grown = old is not None and not (old.rows or batch.num_rows) and old.bytes >= NOTES_SPOOL_BYTES
-        writer = self._begin() if old is None or grown else old
+        writer = self._begin_spool() if old is None or grown else old
         before = writer.bytes
         # Write the ledger to each spool, so that each file shows which exchanges are missing.
         news = ledger if ledger != self._noted or not writer.notes else None
@@ -283,7 +283,7 @@ class Store:
                 writer.note(news, sync=sync)
         except OSError:
             if writer is not old:
-                _discard(writer)
+                _discard_spool(writer)
             raise
         self._writer, self._noted = writer, ledger
         self._bytes += writer.bytes - before
@@ -291,13 +291,13 @@ class Store:
             # The worst ratio of the latest batches: older ones lose weight.
             self._packing = min(1.0, max((writer.bytes - before) / batch.nbytes, 0.9 * self._packing))
         if old is not None and old is not writer:
-            _discard(old)  # Only the last ledger counts, and the new spool has it.
+            _discard_spool(old)  # Only the last ledger counts, and the new spool has it.
 
-    def _cost(self, batch: pa.RecordBatch) -> int:
+    def _spool_bytes(self, batch: pa.RecordBatch) -> int:
         """Estimate the bytes of the batch in the spool."""
         return _FRAME_BYTES + int(self._packing * batch.nbytes)
 
-    def _begin(self) -> SpoolWriter:
+    def _begin_spool(self) -> SpoolWriter:
         """Begin a spool. Raises OSError."""
         self._number += 1
         now_ns = self._clock.wall_ns()
@@ -307,7 +307,7 @@ class Store:
             try:
                 parquet.sync_folder(self._folder)
             except OSError:
-                _discard(writer)
+                _discard_spool(writer)
                 raise
         self._began_ns = self._clock.mono_ns()
         self._bytes += writer.bytes
@@ -318,7 +318,7 @@ class Store:
         parquet.make_folder(self._folder)
         old, self._lock = self._lock, None
         try:
-            self._lock = _lock(self._options, self._folder)
+            self._lock = _lock_folder(self._options, self._folder)
         except ConfigError as exc:
             self._lock = old
             raise OSError(errno.EBUSY, exc.problem) from None
@@ -332,7 +332,7 @@ class Store:
             return  # The file system does not report its size.
         largest = max(self._finisher.largest, 0 if self._writer is None else self._writer.bytes)
         # Twice the batch: once for the spool, and at most as much again for the Parquet file.
-        needed = MARGIN_BYTES + largest + 2 * self._cost(batch)
+        needed = MARGIN_BYTES + largest + 2 * self._spool_bytes(batch)
         if disk.f_bavail * disk.f_frsize < needed:
             self._rotate_rows()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -343,22 +343,22 @@ class Store:
         if self._writer is None:
             bound -= _HEAD_BYTES
         # Bound the cost, so that a batch that never fits does not block all later ones.
-        bound -= min(self._cost(batch), self._options.total_bytes // 2 - NOTES_BYTES)
-        if self._taken() <= bound:
+        bound -= min(self._spool_bytes(batch), self._options.total_bytes // 2 - NOTES_BYTES)
+        if self._bytes_on_disk() <= bound:
             return True
         now_ns = self._clock.mono_ns()
         if self.problem != "total_bytes" or now_ns - self._looked_ns >= LOOK_AGAIN_NS:
-            self._look(now_ns)
+            self._measure_folders(now_ns)
         if self._options.when_full == "oldest":
-            while self._taken() > bound and self._files.delete_oldest():
+            while self._bytes_on_disk() > bound and self._files.delete_oldest():
                 pass
-        if self._taken() <= bound:
+        if self._bytes_on_disk() <= bound:
             return True
         # As a Parquet file the spool is smaller, and may be deleted at the limit.
         self._rotate_rows()
         return False
 
-    def _taken(self) -> int:
+    def _bytes_on_disk(self) -> int:
         return self._finisher.waiting[1] + self._files.bytes + self._open_bytes
 
     @property
@@ -371,7 +371,7 @@ class Store:
         if self._writer is not None and self._writer.rows:
             self.rotate()
 
-    def _look(self, now_ns: int) -> None:
+    def _measure_folders(self, now_ns: int) -> None:
         self._looked_ns = now_ns
         self._files.look()
         self._finisher.look()
@@ -384,7 +384,7 @@ class Store:
         self.problem = problem
 
 
-def _discard(writer: SpoolWriter) -> None:
+def _discard_spool(writer: SpoolWriter) -> None:
     writer.close()
     with suppress(OSError):
         writer.path.unlink(missing_ok=True)
@@ -397,7 +397,7 @@ def _folders(options: CaptureOptions, place: parquet.CapturePlace, spool: Path) 
     return folders if place.folder is None else [("capture.to", place.folder), *folders]
 
 
-def _probe(key: str, folder: Path) -> list[Path]:
+def _probe_folder(key: str, folder: Path) -> list[Path]:
     """Create the folder, write to it, return the new folders. A full disk is no error. Raises ConfigError."""
     made: list[Path] = []
     try:
@@ -417,7 +417,7 @@ def _probe(key: str, folder: Path) -> list[Path]:
     return made
 
 
-def _lock(options: CaptureOptions, folder: Path, supervisor: int | None = None) -> int | None:
+def _lock_folder(options: CaptureOptions, folder: Path, supervisor: int | None = None) -> int | None:
     """Lock the folder until the descriptor is closed; None if a child of process `supervisor` holds the lock.
 
     Raises ConfigError if another llmtap holds it.

@@ -210,7 +210,7 @@ class _MetricDelivery:
         self._receiver, self._totals, self._origin = receiver, totals, origin
         self._clock, self._closing = clock, closing
         self._delta = exporter._preferred_temporality[Histogram] is AggregationTemporality.DELTA
-        self._interval_s = _number("OTEL_METRIC_EXPORT_INTERVAL", 60_000.0) / 1e3
+        self._interval_s = _number_of_variable("OTEL_METRIC_EXPORT_INTERVAL", 60_000.0) / 1e3
 
     def run(self) -> None:
         last = False
@@ -256,15 +256,15 @@ class OtlpExporter:
         self._closing = Event()
         self._handed = self._full = 0
         logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # `_Receiver` logs the answers
-        with _environment(options.endpoint):
-            resource = _resource(version, reader)
+        with _endpoint_in_environment(options.endpoint):
+            resource = _resource_attributes(version, reader)
             self._traces, self._metrics = _is_wanted("TRACES"), _is_wanted("METRICS")
             spans, metrics, receivers = _exporters(options.protocol)
             self._ids = ExchangeIds()
             self._provider = TracerProvider(resource=resource, shutdown_on_exit=False, id_generator=self._ids)
             self._tracer = self._provider.get_tracer("llmtap", version, schema_url=self._names.schema_url)
             self._spans = _SpanDelivery(spans, receivers[0], self._closing)
-            self._queue_max = max(1, round(_number("OTEL_BSP_MAX_QUEUE_SIZE", QUEUE_MAX)))
+            self._queue_max = max(1, round(_number_of_variable("OTEL_BSP_MAX_QUEUE_SIZE", QUEUE_MAX)))
             self._provider.add_span_processor(
                 BatchSpanProcessor(
                     self._spans,
@@ -348,7 +348,7 @@ def _exporters(protocol: str) -> tuple[SpanExporter, Any, tuple[_Receiver, _Rece
     return exporters[0], exporters[1], receivers
 
 
-def _resource(version: str, reader: Benefit) -> Resource:
+def _resource_attributes(version: str, reader: Benefit) -> Resource:
     """Return llmtap's resource attributes; those of the operator take precedence."""
     named = Resource.create()
     if str(named.attributes[SERVICE_NAME]).startswith("unknown_service"):
@@ -370,7 +370,7 @@ def _is_wanted(signal: str) -> bool:
     return not off and bool(endpoint) and environ.get(f"OTEL_{signal}_EXPORTER", "otlp").strip() != "none"
 
 
-def _number(variable: str, default: float) -> float:
+def _number_of_variable(variable: str, default: float) -> float:
     try:
         value = float(os.environ.get(variable) or default)
     except ValueError:
@@ -379,7 +379,7 @@ def _number(variable: str, default: float) -> float:
 
 
 @contextmanager
-def _environment(endpoint: str | None) -> Iterator[None]:
+def _endpoint_in_environment(endpoint: str | None) -> Iterator[None]:
     """Let the SDK read this endpoint from the environment; None: keep the present variable."""
     name = "OTEL_EXPORTER_OTLP_ENDPOINT"
     before = os.environ.get(name)

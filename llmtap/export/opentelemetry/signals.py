@@ -84,8 +84,8 @@ def terms_of(x: Exchange, m: Measured, host: str | None, provider: str | None) -
     return Terms(
         operation=operation,
         provider=None if operation is None else provider or semconv.provider_of(host, x.dialect),
-        model=_cut(x.model),
-        response_model=_cut(x.response_model),
+        model=_cut_text(x.model),
+        response_model=_cut_text(x.response_model),
         error_type=error_type(x),
         end_ns=end_ns,
         duration_ns=end_ns - t.arrival_ns,
@@ -142,7 +142,7 @@ def _cache_write_tokens(usage: Mapping[str, object]) -> int | None:
     return None
 
 
-def _cut(text: str | None) -> str | None:
+def _cut_text(text: str | None) -> str | None:
     return None if text is None else text[:TEXT_MAX]
 
 
@@ -189,9 +189,13 @@ def start_span(
             int(parent.trace_id, 16), int(parent.span_id, 16), True, trace.TraceFlags(parent.flags)
         )
         context = trace.set_span_in_context(trace.NonRecordingSpan(caller), context)
-    attributes = {k: _clean(v) for k, v in _attributes(x, terms, names, server) if v is not None}
+    attributes = {k: _clean_value(v) for k, v in _attributes(x, terms, names, server) if v is not None}
     span = tracer.start_span(
-        _text(_name(x, terms)), context, trace.SpanKind.CLIENT, attributes, start_time=x.arrival_wall_ns
+        _attribute_text(_span_name(x, terms)),
+        context,
+        trace.SpanKind.CLIENT,
+        attributes,
+        start_time=x.arrival_wall_ns,
     )
     if not span.is_recording():
         return span
@@ -206,22 +210,22 @@ def start_span(
         if t_ns is not None:
             span.add_event(name, timestamp=t_ns + x.arrival_wall_ns - t.arrival_ns)
     if terms.error_type is not None:
-        span.set_status(trace.Status(trace.StatusCode.ERROR, _text(x.error or terms.error_type)))
+        span.set_status(trace.Status(trace.StatusCode.ERROR, _attribute_text(x.error or terms.error_type)))
     return span
 
 
-def _text(text: str) -> str:
+def _attribute_text(text: str) -> str:
     # Text from traffic may contain half a surrogate pair (from a JSON escape), which UTF-8 cannot encode.
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def _clean(value: Value) -> Value:
+def _clean_value(value: Value) -> Value:
     if isinstance(value, str):
-        return _text(value)
-    return [_text(text) for text in value] if isinstance(value, list) else value
+        return _attribute_text(value)
+    return [_attribute_text(text) for text in value] if isinstance(value, list) else value
 
 
-def _name(x: Exchange, terms: Terms) -> str:
+def _span_name(x: Exchange, terms: Terms) -> str:
     if terms.operation is None:
         return x.method[:TEXT_MAX] or "HTTP"
     return terms.operation if terms.model is None else f"{terms.operation} {terms.model}"

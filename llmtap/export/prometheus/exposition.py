@@ -89,7 +89,7 @@ _OF_STREAMS: Final = tuple(
 _stream_values: Final = values_of(_OF_STREAMS)
 
 
-def _place(metric: catalogue.Metric, reading: str) -> _Key:
+def _histogram_key(metric: catalogue.Metric, reading: str) -> _Key:
     """Return the histogram of a metric, and the values of its own labels."""
     assert metric.family is not None
     own = (reading,) if metric.family.reading else ()
@@ -97,7 +97,8 @@ def _place(metric: catalogue.Metric, reading: str) -> _Key:
 
 
 _STREAM_PLACES: Final = {
-    reading.value: tuple(_place(metric, reading.value) for metric in _OF_STREAMS) for reading in Reading
+    reading.value: tuple(_histogram_key(metric, reading.value) for metric in _OF_STREAMS)
+    for reading in Reading
 }
 """Places where the values of `_OF_STREAMS` are counted, by reading."""
 GUARDRAILS_MAX: Final = 32

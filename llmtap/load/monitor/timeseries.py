@@ -129,16 +129,16 @@ class TimeSeries:
         return {
             **self.about,
             "window": [None if t is None else to_seconds(t - self.start_ns) for t in window],
-            "system": _figures(self.system, window),
+            "system": _series_figures(self.system, window),
             "server": None if self.server is None else _server_figures(self.server, window),
-            "energy": _energy(self.system, window, tokens, gap_ns_max),
+            "energy": _gpu_energy(self.system, window, tokens, gap_ns_max),
         }
 
 
 _Window = tuple[int | None, int | None]
 
 
-def _figures(columns: Columns, window: _Window) -> dict[str, dict[str, Any]]:
+def _series_figures(columns: Columns, window: _Window) -> dict[str, dict[str, Any]]:
     times_ns = columns.times_ns()
     first = 0 if window[0] is None else bisect_left(times_ns, window[0])
     last = len(times_ns) if window[1] is None else bisect_right(times_ns, window[1])
@@ -148,7 +148,7 @@ def _figures(columns: Columns, window: _Window) -> dict[str, dict[str, Any]]:
         series, values = columns.series[name], columns.column(name)[within]
         figure: dict[str, Any] = {"unit": series.unit, "kind": series.kind}
         if series.kind == "counter":
-            figure |= _growth(times_ns[within], values)
+            figure |= _counter_growth(times_ns[within], values)
         else:
             known = [value for value in values if value is not None]
             ordered = sorted(known)
@@ -173,7 +173,7 @@ def _interval_mean(times_ns: Sequence[int], values: Sequence[float | None], firs
     return weighed / weight_ns if weight_ns else None
 
 
-def _growth(times_ns: Sequence[int], values: Sequence[float | None]) -> dict[str, Any]:
+def _counter_growth(times_ns: Sequence[int], values: Sequence[float | None]) -> dict[str, Any]:
     """Return the growth of a counter. After a restart it counts from 0 again."""
     known = [(t_ns, value) for t_ns, value in zip(times_ns, values, strict=True) if value is not None]
     grown, restarts = 0.0, 0
@@ -190,7 +190,7 @@ def _growth(times_ns: Sequence[int], values: Sequence[float | None]) -> dict[str
 
 
 def _server_figures(columns: Columns, window: _Window) -> dict[str, Any]:
-    figures: dict[str, Any] = _figures(columns, window)
+    figures: dict[str, Any] = _series_figures(columns, window)
     queries = (figures.get("prefix_queries") or {}).get("total")
     hits = (figures.get("prefix_hits") or {}).get("total")
     if queries and hits is not None:
@@ -202,7 +202,9 @@ def _server_figures(columns: Columns, window: _Window) -> dict[str, Any]:
     return figures
 
 
-def _energy(system: Columns, window: _Window, tokens: int | None, gap_ns_max: int) -> dict[str, Any] | None:
+def _gpu_energy(
+    system: Columns, window: _Window, tokens: int | None, gap_ns_max: int
+) -> dict[str, Any] | None:
     """Return the energy of all GPUs with known power over the window; None if there are none."""
     used: dict[str, Energy] = {}
     for name in system.known():

@@ -26,8 +26,8 @@ from llmtap.net.server_metrics import (
     SERIES,
     failure_reason,
     metrics_url,
-    parse_metrics,
     read_body,
+    read_metrics_in_thread,
 )
 from llmtap.units import NS_PER_S, to_seconds
 
@@ -122,7 +122,7 @@ class ServerScraper:
                     self._answered = True
                     body = await read_body(response)
             after_ns = self._clock.mono_ns()
-            values = await parse_metrics(body)
+            values = await read_metrics_in_thread(body)
         except SCRAPE_ERRORS as exc:
             self._fail(failure_reason(exc))
             return

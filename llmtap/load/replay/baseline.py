@@ -159,7 +159,7 @@ class Baseline:
 
     def _pair_figures(self, name: str) -> dict[str, object]:
         n = self._sides["difference"][name].n
-        sides = {side: _shares(histograms[name]) for side, histograms in self._sides.items()}
+        sides = {side: _finish_shares(histograms[name]) for side, histograms in self._sides.items()}
         return {"n": n, **sides, "slower": self._slower[name] / n if n else None}
 
     def _notes(self, missing: int, info: CaptureInfo, *, comparable: bool | None) -> Iterator[str]:
@@ -246,6 +246,6 @@ def _figures(x: Exchange) -> dict[str, int | None]:
     }  # fmt: skip
 
 
-def _shares(histogram: Histogram) -> dict[str, float | None]:
+def _finish_shares(histogram: Histogram) -> dict[str, float | None]:
     values = histogram.percentiles(tuple(SHARES.values()))
     return {name: None if v is None else v / NS_PER_S for name, v in zip(SHARES, values, strict=True)}

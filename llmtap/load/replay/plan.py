@@ -112,7 +112,7 @@ def _of_workload(schedule: ScheduleOptions, counter: TokenCounter) -> ReplayPlan
         _refuse_arrivals(schedule)
     else:
         process = schedule.arrivals or str(description.get("arrivals") or "poisson")
-        arrivals = _arrange(requests, process, schedule)
+        arrivals = _set_arrivals(requests, process, schedule)
     source = workload.prompts(requests, schedule.seed)
     prompts: PromptSource = source
     if hasattr(source, "sized"):
@@ -187,7 +187,7 @@ def _of_trace(
             "rate_rps": own_rate and own_rate * scale,
         }  # fmt: skip
     elif schedule.arrivals is not None:
-        arrivals = _arrange(requests, schedule.arrivals, schedule)
+        arrivals = _set_arrivals(requests, schedule.arrivals, schedule)
     # The same description as that of a workload's lengths (IETF draft, 4.3.1).
     input_lengths, output_lengths = (
         recorded_lengths([*filter(None, column)]) for column in (requests.input, requests.output)
@@ -219,7 +219,7 @@ def _of_trace(
     return ReplayPlan(requests, prompts, about, notes, counter.tokenizer.decode, baseline)
 
 
-def _arrange(requests: Requests, process: str, schedule: ScheduleOptions) -> dict[str, Any]:
+def _set_arrivals(requests: Requests, process: str, schedule: ScheduleOptions) -> dict[str, Any]:
     """Set the arrivals of conversations' first requests; later turns get that of their first."""
     after = requests.after
     if process == AT_ONCE:
@@ -298,12 +298,12 @@ class _Reversed:
     def prompt(self, row: int) -> Prompt:
         prompt = self.source.prompt(row)
         return Prompt(
-            text=_reversed(prompt.text), ids=prompt.ids[::-1], system=_reversed(prompt.system),
-            history=tuple((role, _reversed(content)) for role, content in prompt.history),
+            text=_reversed_text(prompt.text), ids=prompt.ids[::-1], system=_reversed_text(prompt.system),
+            history=tuple((role, _reversed_text(content)) for role, content in prompt.history),
         )  # fmt: skip
 
 
-def _reversed(text: str) -> str:
+def _reversed_text(text: str) -> str:
     words = _WORD.findall(text)
     if len(text) > LETTERS_MAX * len(words):
         return text[::-1]

@@ -379,14 +379,14 @@ def result_of(
     seconds = (outcome.ended_ns - outcome.began_ns) / NS_PER_S
     window = {
         "name": "replay", "seconds": seconds,
-        "start": _date(anchor, outcome.began_ns), "end": _date(anchor, outcome.ended_ns),
+        "start": _date_text(anchor, outcome.began_ns), "end": _date_text(anchor, outcome.ended_ns),
     }  # fmt: skip
     mode = "closed" if closed else "open"
     result = tally.summary.to_dict(window, seconds, mode, percentiles=percentiles)
     planned_ns = array("q") if closed else seen.planned_ns()
     plan_counts = tally.plan_dict()
     result["load"] = {
-        **_dict(result["load"]), **_load(outcome, seen, planned_ns),
+        **_document_of(result["load"]), **_load_document(outcome, seen, planned_ns),
         **{name: plan_counts[name] for name in _KEPT},
     }  # fmt: skip
     # A load generator is no proxy: it adds no latency to the requests of others.
@@ -402,14 +402,14 @@ def result_of(
     result["ttft_uncertainties"] = summarise_ns(tally.ttft_uncertainties)
     result["dispatch_lateness"] = summarise_ns(tally.lateness)
     result["corrected"] = tally.corrected_dict()
-    result["quantiles"] = _quantiles(tally)
+    result["quantiles"] = _quantile_document(tally)
     result["hdr_histograms"] = tally.summary.hdr_histograms()
     result["timeline"] = timeline_of(
         seen.sent_ns, seen.ended_ns, began_ns=outcome.began_ns, until_ns=outcome.ended_ns,
         planned_ns=planned_ns,
     )  # fmt: skip
     result["plan"] = dict(plan)
-    result["sender"] = _sender(outcome, clock, seconds)
+    result["sender"] = _sender_document(outcome, clock, seconds)
     result.update(details)
     problems = findings(
         result, lateness=tally.lateness, uncertainties=tally.summary.histogram("uncertainties"),
@@ -419,7 +419,9 @@ def result_of(
     return result
 
 
-def _load(outcome: LoadResult, seen: RunObservations, planned_ns: Sequence[int]) -> dict[str, object]:
+def _load_document(
+    outcome: LoadResult, seen: RunObservations, planned_ns: Sequence[int]
+) -> dict[str, object]:
     """Return what was planned and how much of it was sent in time.
 
     Rates and the share are of requests that wait for no answer: the times of the others depend on the server.
@@ -454,7 +456,7 @@ GRACE_NS: Final = 10_000_000
 """Allowed lateness of the last request."""
 
 
-def _quantiles(tally: LoadTally) -> dict[str, object]:
+def _quantile_document(tally: LoadTally) -> dict[str, object]:
     """Return quantiles in seconds, one for each of `shares`; null without values."""
 
     def quantiles(histogram: Histogram) -> list[float] | None:
@@ -468,11 +470,11 @@ def _quantiles(tally: LoadTally) -> dict[str, object]:
     }
 
 
-def _sender(outcome: LoadResult, clock: str, seconds: float) -> dict[str, object]:
+def _sender_document(outcome: LoadResult, clock: str, seconds: float) -> dict[str, object]:
     done = outcome.done
     cpu_s = sum(d.cpu_ns for d in done) / NS_PER_S
     tokens = outcome.tally.summary.to_dict({}, 0)["tokens"]
-    output = _dict(tokens).get("output") or 0
+    output = _document_of(tokens).get("output") or 0
     return {
         "clock": clock,
         "llmtap": __version__,
@@ -492,12 +494,12 @@ def _sender(outcome: LoadResult, clock: str, seconds: float) -> dict[str, object
     }  # fmt: skip
 
 
-def _dict(value: object) -> dict[str, Any]:
+def _document_of(value: object) -> dict[str, Any]:
     assert isinstance(value, dict)
     return value
 
 
-def _date(anchor: WallAnchor, mono_ns: int) -> str:
+def _date_text(anchor: WallAnchor, mono_ns: int) -> str:
     """Return a date in UTC, to the millisecond."""
     moment = _EPOCH + timedelta(microseconds=anchor.to_wall_ns(mono_ns) // 1_000)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -40,11 +40,11 @@ LIMITS: Final = {
 """Lateness: p99 of dispatch in seconds, or as a share of the TTFT p50, whichever is larger, but at most
 `lateness_most`. Rate: sent / planned in the time of the plan, if more than one or two requests are missing.
 CPU: share of one CPU of a sending process. Uncertainty: of the first token by the TTFT p50 or the E2E p50, of
-the others by the time between chunks, or per token (`_limit`); `error_seen` in seconds, or as a share of the
-p50, is an error that makes a figure doubtful. Clocks: seconds between sending hosts (IETF 4.7.2). Prompt
-tokens: sum of absolute differences between the server's and our counts by our sum. Up to the first limit it
-is a token at the start of a prompt or of the template; beyond the second the server had to prefill another
-load than planned."""
+the others by the time between chunks, or per token (`_chunk_error_limit`); `error_seen` in seconds, or as a
+share of the p50, is an error that makes a figure doubtful. Clocks: seconds between sending hosts (IETF
+4.7.2). Prompt tokens: sum of absolute differences between the server's and our counts by our sum. Up to the
+first limit it is a token at the start of a prompt or of the template; beyond the second the server had to
+prefill another load than planned."""
 
 
 CAUTION_SHARE: Final = 0.07
@@ -121,7 +121,7 @@ def verdict_of(problems: Sequence[Finding], result: Mapping[str, Any]) -> dict[s
     requested = REQUESTED | bounds.keys()
     figures: dict[str, dict[str, Any]] = {}
     for name in FIGURES:
-        if not _exists(name, result):
+        if not _has_figure(name, result):
             continue
         spoiled = [one for one in problems if name in one.spoils]
         doubted = [one for one in problems if name in one.doubts]
@@ -145,7 +145,7 @@ def verdict_of(problems: Sequence[Finding], result: Mapping[str, Any]) -> dict[s
     }  # fmt: skip
 
 
-def _exists(name: str, result: Mapping[str, Any]) -> bool:
+def _has_figure(name: str, result: Mapping[str, Any]) -> bool:
     """Whether the result has a value of this figure."""
     if name in FROM_SCHEDULE:
         return bool(at(result, "corrected", name.removesuffix("_scheduled"), "n"))
@@ -205,16 +205,20 @@ def findings(
     The histograms have all values of the figure in ns: `dispatch_lateness`, `uncertainties`,
     `ttft_uncertainties`.
     """
-    late, unsure = partial(_late, values=lateness), partial(_unsure, values=uncertainties)
+    late, unsure = (
+        partial(_find_late_sends, values=lateness),
+        partial(_find_unsure_timestamps, values=uncertainties),
+    )
     ends = partial(_unsure_ends, values=ttft_uncertainties)
     rules = (
-        _lost, _left_out, _silent, _by_chunks, late, _slow, _busy, ends, unsure, _limited, _failed, _apart,
-        _miscounted,
+        _find_lost_results, _left_out, _find_missing_output, _by_chunks, late, _find_unsent_requests,
+        _find_busy_sender, ends, unsure, _find_host_limits, _find_failed_requests, _find_clock_errors,
+        _find_miscounted_tokens,
     )  # fmt: skip
     return [finding for rule in rules for finding in rule(result)]
 
 
-def _lost(result: Mapping[str, Any]) -> Iterator[Finding]:
+def _find_lost_results(result: Mapping[str, Any]) -> Iterator[Finding]:
     lost = len(result["sender"]["lost"])
     if lost:
         died, they = ("1 sending process", "it") if lost == 1 else (f"{lost} sending processes", "they")
@@ -244,7 +248,7 @@ def _left_out(result: Mapping[str, Any]) -> Iterator[Finding]:
     # A generated plan is longer than the duration that was set; the rest was never meant to be sent.
     as_set = load.get("stopped") == TIME_UP and "trace" not in plan
     if load.get("stopped") and load.get("unsent") and not as_set:
-        unsent = _part(load["unsent"], load["planned"], "planned requests")
+        unsent = _part_text(load["unsent"], load["planned"], "planned requests")
         why = load.get("stop_condition") or "it was stopped"
         yield Finding(
             "stopped", load["unsent"] / load["planned"], 0, f"{unsent} were not sent: {why}", partial=True
@@ -252,7 +256,7 @@ def _left_out(result: Mapping[str, Any]) -> Iterator[Finding]:
     if estimated := plan.get("rows_estimated") or 0:
         yield Finding(
             "estimated", estimated / rows, 0,
-            f"{_part(estimated, rows, 'rows')} of the trace have no token count: the lengths of prompts"
+            f"{_part_text(estimated, rows, 'rows')} of the trace have no token count: the lengths of prompts"
             " and answers are estimated, so compare latencies with the original only roughly",
             doubts=("input_tokens",), share=estimated / rows,
         )  # fmt: skip
@@ -263,7 +267,7 @@ _KINDS: Final = {
 }  # fmt: skip
 
 
-def _silent(result: Mapping[str, Any]) -> Iterator[Finding]:
+def _find_missing_output(result: Mapping[str, Any]) -> Iterator[Finding]:
     """Answers without output, without content, or in one piece; requests for other things have no output."""
     body = (result.get("plan") or {}).get("body") or {}
     answers = result.get("answers") or {}
@@ -281,22 +285,22 @@ def _silent(result: Mapping[str, Any]) -> Iterator[Finding]:
         kinds = ", ".join(f"{name} {answers[key]:,}" for key, name in _KINDS.items() if answers[key])
         yield Finding(
             "no_content", without / n, 0,
-            f"{_part(without, n, 'answers')} have output and no content{f' ({kinds})' if kinds else ''}:"
+            f"{_part_text(without, n, 'answers')} have output and no content{f' ({kinds})' if kinds else ''}:"
             " TTFT is of the others, and TTFT-any, to the first token of any kind, is of all",
             doubts=("ttft",), share=without / n,
         )  # fmt: skip
     if body["stream"] and (whole := n - answers["streamed"]):
         yield Finding(
             "whole", whole / n, 0,
-            f"{_part(whole, n, 'answers')} came in one piece although a stream was requested: TTFT, TPOT and"
-            " the times between tokens are of the others",
+            f"{_part_text(whole, n, 'answers')} came in one piece although a stream was requested: TTFT, TPOT"
+            " and the times between tokens are of the others",
             share=whole / n,
         )  # fmt: skip
 
 
 def _by_chunks(result: Mapping[str, Any]) -> Iterator[Finding]:
     """A chunk may hold several tokens, so that figures from counts of chunks are not of tokens."""
-    # Count answers that ended well: a failed one has no usage, and `_failed` reports it.
+    # Count answers that ended well: a failed one has no usage, and `_find_failed_requests` reports it.
     answers = result.get("answers") or {}
     n, counted = answers.get("by_chunks", 0), answers.get("output", 0)
     if not n:
@@ -306,32 +310,32 @@ def _by_chunks(result: Mapping[str, Any]) -> Iterator[Finding]:
     grave = n / counted > CAUTION_SHARE
     yield Finding(
         "by_chunks", n / counted, 0,
-        f"the output tokens of {_part(n, counted, 'answers')} are counted by chunks, because the server sent"
-        " no usage: --tokenizer counts them",
+        f"the output tokens of {_part_text(n, counted, 'answers')} are counted by chunks, because the server"
+        " sent no usage: --tokenizer counts them",
         figures if grave else (), () if grave else figures, share=n / counted,
     )  # fmt: skip
 
 
-def _late(result: Mapping[str, Any], values: Histogram | None) -> Iterator[Finding]:
+def _find_late_sends(result: Mapping[str, Any], values: Histogram | None) -> Iterator[Finding]:
     lateness = result.get("dispatch_lateness") or {}
-    p99, ttft = lateness.get("p99"), _ttft(result)
+    p99, ttft = lateness.get("p99"), _median_ttft(result)
     if p99 is None:
         return
     by_ttft = min(LIMITS["lateness_most"], LIMITS["lateness_of_ttft"] * (ttft or 0))
     limit = max(LIMITS["lateness_p99"], by_ttft)
     if p99 > limit:
-        beyond, share = _beyond(values, lateness["n"], limit)
+        beyond, share = _count_above(values, lateness["n"], limit)
         yield Finding(
             "dispatch_lateness", p99, limit,
-            f"the p99 of the lateness of {lateness['n']:,} requests is {_ms(p99)}, and {beyond:,} of them"
-            f" left later than {_ms(limit)}; send from a machine with free CPUs, or with more"
+            f"the p99 of the lateness of {lateness['n']:,} requests is {_ms_text(p99)}, and {beyond:,} of"
+            f" them left later than {_ms_text(limit)}; send from a machine with free CPUs, or with more"
             " --processes",
             LOAD if share > CAUTION_SHARE else (), LATENCIES if share > CAUTION_SHARE else LOAD, error=p99,
             share=share,
         )  # fmt: skip
 
 
-def _slow(result: Mapping[str, Any]) -> Iterator[Finding]:
+def _find_unsent_requests(result: Mapping[str, Any]) -> Iterator[Finding]:
     load = result["load"]
     share = load.get("sent_share")
     if share is None:
@@ -340,13 +344,13 @@ def _slow(result: Mapping[str, Any]) -> Iterator[Finding]:
     if share < LIMITS["rate_share"] and due - in_time >= LIMITS["rate_missing"]:
         yield Finding(
             "rate", share, LIMITS["rate_share"],
-            f"{_part(in_time, due, 'requests')} that were planned until then had been sent when the plan"
+            f"{_part_text(in_time, due, 'requests')} that were planned until then had been sent when the plan"
             " ended",
             (*LOAD, *LATENCIES, "tokens"),
         )  # fmt: skip
 
 
-def _busy(result: Mapping[str, Any]) -> Iterator[Finding]:
+def _find_busy_sender(result: Mapping[str, Any]) -> Iterator[Finding]:
     if result["window"]["seconds"] < CPU_SECONDS_MIN:
         return
     busiest = max((p["cpu_share"] for p in result["sender"]["processes"]), default=0.0)
@@ -358,20 +362,20 @@ def _busy(result: Mapping[str, Any]) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _unsure(result: Mapping[str, Any], values: Histogram | None) -> Iterator[Finding]:
+def _find_unsure_timestamps(result: Mapping[str, Any], values: Histogram | None) -> Iterator[Finding]:
     """Find whether chunks may have got one timestamp.
 
     Kernel timestamps are correct however late data is read, but data read together gets one timestamp.
     """
     p99, n = (at(result, "uncertainties", name) for name in ("p99", "n"))
-    name, limit = _limit(result)
+    name, limit = _chunk_error_limit(result)
     if p99 is not None and limit and p99 > limit:
-        beyond, of_all = _beyond(values, n, limit)
+        beyond, of_all = _count_above(values, n, limit)
         grave = of_all > CAUTION_SHARE
         yield Finding(
             "uncertainty", p99, limit,
-            f"{_MERGED}: the p99 of this error over {n:,} exchanges is {_ms(p99)}, and"
-            f" {beyond:,} of them have one above {_ms(limit)}, the limit by the {name.upper()} p50;"
+            f"{_MERGED}: the p99 of this error over {n:,} exchanges is {_ms_text(p99)}, and"
+            f" {beyond:,} of them have one above {_ms_text(limit)}, the limit by the {name.upper()} p50;"
             " send from a machine with free CPUs",
             SPACING if grave else (), () if grave else SPACING, error=p99, share=of_all,
         )  # fmt: skip
@@ -383,7 +387,7 @@ def _unsure_ends(result: Mapping[str, Any], values: Histogram | None) -> Iterato
     An error that could be seen in a figure makes it doubtful; too many large ones make it not valid.
     """
     p99, n = (at(result, "ttft_uncertainties", name) for name in ("p99", "n"))
-    ttft, e2e = _ttft(result), at(result, "metrics", "e2e", "p50")
+    ttft, e2e = _median_ttft(result), at(result, "metrics", "e2e", "p50")
     if p99 is None:
         return
     for name, p50, figures in (("ttft", ttft, _OF_ENDS), ("e2e", e2e, ("e2e", "tpot"))):
@@ -392,13 +396,13 @@ def _unsure_ends(result: Mapping[str, Any], values: Histogram | None) -> Iterato
         seen = max(LIMITS["error_seen"], LIMITS["error_seen_share"] * p50)
         limit = max(LIMITS["error_seen"], LIMITS["uncertainty_of_ttft"] * p50)
         if p99 > seen:
-            beyond, of_all = _beyond(values, n, limit)
+            beyond, of_all = _count_above(values, n, limit)
             grave = of_all > CAUTION_SHARE
             yield Finding(
                 f"{name}_uncertainty", p99, limit if grave else seen,
                 f"a request or a first token may have a late stamp: the p99 of this error over {n:,}"
-                f" exchanges is {_ms(p99)}, and {beyond:,} of them have one above {_ms(limit)}, the limit by"
-                f" the {name.upper()} p50; send from a machine with free CPUs",
+                f" exchanges is {_ms_text(p99)}, and {beyond:,} of them have one above {_ms_text(limit)}, the"
+                f" limit by the {name.upper()} p50; send from a machine with free CPUs",
                 figures if grave else (), () if grave else figures, error=p99, share=of_all,
             )  # fmt: skip
 
@@ -410,7 +414,7 @@ _OF_ENDS: Final = (
 """Figures from the submission to the first token."""
 
 
-def _limit(result: Mapping[str, Any]) -> tuple[str, float]:
+def _chunk_error_limit(result: Mapping[str, Any]) -> tuple[str, float]:
     """Return the metric that limits the error of the times between chunks, and the limit in seconds; 0 if
     there is none.
 
@@ -427,24 +431,24 @@ def _limit(result: Mapping[str, Any]) -> tuple[str, float]:
 def unchecked(result: Mapping[str, Any]) -> list[str]:
     """Return what could not be checked, each with the reason."""
     streams = at(result, "metrics", "ttft", "n") and at(result, "uncertainties", "p99") is not None
-    if streams and not _limit(result)[1]:
+    if streams and not _chunk_error_limit(result)[1]:
         return [_UNLIMITED]
     return []
 
 
-def _limited(result: Mapping[str, Any]) -> Iterator[Finding]:
+def _find_host_limits(result: Mapping[str, Any]) -> Iterator[Finding]:
     """Requests that this host could not send are no failures of the server."""
     n = sum((result.get("outcomes") or {}).values())
     for error, remedy in HOST_LIMITS.items():
         if failed := (result.get("errors") or {}).get(error, 0):
             yield Finding(
                 "host_limit", failed / n, 0,
-                f"{_part(failed, n, 'requests')} could not be sent ({error}): {remedy}",
+                f"{_part_text(failed, n, 'requests')} could not be sent ({error}): {remedy}",
                 LOAD, LATENCIES, share=failed / n, failed=True,
             )  # fmt: skip
 
 
-def _failed(result: Mapping[str, Any]) -> Iterator[Finding]:
+def _find_failed_requests(result: Mapping[str, Any]) -> Iterator[Finding]:
     outcomes = result.get("outcomes") or {}
     n = sum(outcomes.values())
     failed = n - sum(outcomes.get(name, 0) for name in _NOT_FAILED)
@@ -461,7 +465,7 @@ def _failed(result: Mapping[str, Any]) -> Iterator[Finding]:
 _OF_WHOLE_ANSWERS: Final = ("ttft", "ttft_any", "e2e", "ttft_scheduled", "e2e_scheduled", "tokens")
 """Figures that lack the requests that failed, and may be better for it."""
 _NOT_FAILED: Final = ("complete", "refused", "tap_error")
-"""`tap_error` is a fault on our side: see `_lost` and `_limited`."""
+"""`tap_error` is a fault on our side: see `_find_lost_results` and `_find_host_limits`."""
 
 
 def _of_requests(result: Mapping[str, Any]) -> str:
@@ -477,7 +481,7 @@ def _of_requests(result: Mapping[str, Any]) -> str:
     return f"; {sum(blamed.values()):,} of them by answers that blame the request: status {statuses}"
 
 
-def _apart(result: Mapping[str, Any]) -> Iterator[Finding]:
+def _find_clock_errors(result: Mapping[str, Any]) -> Iterator[Finding]:
     """Clocks are compared by a round trip, accurate to half of it."""
     others = [clock for clock in result["sender"].get("clocks") or () if not clock["shared"]]
     hosts = len({clock["host"] for clock in others})
@@ -485,14 +489,14 @@ def _apart(result: Mapping[str, Any]) -> Iterator[Finding]:
     if apart > LIMITS["clocks"]:
         yield Finding(
             "clocks", apart, LIMITS["clocks"],
-            f"the clocks of other hosts ({hosts}) are known within {_ms(apart)},"
+            f"the clocks of other hosts ({hosts}) are known within {_ms_text(apart)},"
             " and IETF 4.7.2 asks for 10 ms: when they sent is no surer than that (latencies are: each is of"
             " one clock)",
             LOAD, error=apart,
         )  # fmt: skip
 
 
-def _miscounted(result: Mapping[str, Any]) -> Iterator[Finding]:
+def _find_miscounted_tokens(result: Mapping[str, Any]) -> Iterator[Finding]:
     """Two tokenizers or templates differ. Without `--tokenizer` exact lengths were not requested."""
     lengths = result.get("lengths") or {}
     counted, usage = lengths.get("input_counted") or 0, lengths.get("input_usage") or 0
@@ -515,22 +519,22 @@ def _miscounted(result: Mapping[str, Any]) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _beyond(values: Histogram | None, n: int, limit: float) -> tuple[int, float]:
+def _count_above(values: Histogram | None, n: int, limit: float) -> tuple[int, float]:
     """Return the number and share of `n` values above a limit in seconds; all of them if they are unknown."""
     beyond = n if values is None else values.above(limit * NS_PER_S)
     return beyond, beyond / n
 
 
-def _ttft(result: Mapping[str, Any]) -> float | None:
+def _median_ttft(result: Mapping[str, Any]) -> float | None:
     """Return the TTFT p50, or that of TTFT-any if no answer has content."""
     values = (at(result, "metrics", name, "p50") for name in ("ttft", "ttft_any"))
     return next((value for value in values if value is not None), None)
 
 
-def _ms(seconds: float) -> str:
+def _ms_text(seconds: float) -> str:
     return f"{seconds * 1e3:,.1f} ms"
 
 
-def _part(k: int, n: int, things: str) -> str:
+def _part_text(k: int, n: int, things: str) -> str:
     """Format `78 of 80 requests`, or `97.51 % of the 12,000 requests`."""
     return f"{k:,} of {n:,} {things}" if n < SHARE_OF_MIN else f"{format_share(k, n)} of the {n:,} {things}"

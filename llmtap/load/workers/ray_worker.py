@@ -172,11 +172,11 @@ class RayMember:
         actor, self._actor = self._actor, None
         with contextlib.suppress(self._ray.exceptions.RayError, TimeoutError):
             if self.pid is not None:
-                await asyncio.wait_for(_result(actor.kill.remote()), CLOSED_WITHIN_S)
+                await asyncio.wait_for(_result_of(actor.kill.remote()), CLOSED_WITHIN_S)
         self._ray.kill(actor)
 
     async def _ask(self, name: str, *args: Any) -> Any:
-        return await _result(getattr(self._actor, name).remote(*args))
+        return await _result_of(getattr(self._actor, name).remote(*args))
 
     def _compare(self) -> HostClock:
         trips: list[Trip] = []
@@ -196,7 +196,7 @@ class RayMember:
             self.spill_error = exc.strerror
 
 
-async def _result(ref: Any) -> Any:
+async def _result_of(ref: Any) -> Any:
     return await asyncio.wrap_future(ref.future())
 
 

@@ -67,12 +67,12 @@ def main() -> int:
 async def work(setup: WorkerSetup, script: WorkerScript, commands_fd: int, reports_fd: int) -> None:
     """Run one load by commands of `commands_fd` and report on `reports_fd`."""
     loop = asyncio.get_running_loop()
-    sender = _sender(loop, setup)
+    sender = _make_sender(loop, setup)
     requests = Requests(
-        _column(script.arrival_ns), after=_column(script.after), think_ns=_column(script.think_ns),
+        _unpacked(script.arrival_ns), after=_unpacked(script.after), think_ns=_unpacked(script.think_ns),
         joins=script.joins, tenants=script.tenants,
     )  # fmt: skip
-    rows = _column(script.rows)
+    rows = _unpacked(script.rows)
     load = setup.load
     schedule = Schedule(requests, rows, load.schedule.closed)
     slo = load.measuring.slo
@@ -86,7 +86,7 @@ async def work(setup: WorkerSetup, script: WorkerScript, commands_fd: int, repor
     start_ns = await _get_ready(sender, setup.open, commands, reports_fd)
     if start_ns is not None:
         run = LoadRun(
-            sender, schedule, _bodies(setup.bodies_fd, script),
+            sender, schedule, _body_reader(setup.bodies_fd, script),
             lambda row, x: later.add(partial(keeper.keep, row, x)), start_ns=start_ns,
             duration_ns=_or_never(load.schedule.duration), drain_ns=_or_never(load.schedule.drain),
             headers=_row_headers(setup, requests.tenants), paths=_row_paths(sender, script.paths),
@@ -122,7 +122,7 @@ async def work(setup: WorkerSetup, script: WorkerScript, commands_fd: int, repor
     _write_frame(reports_fd, frame(done), wait=True)
 
 
-def _sender(loop: asyncio.AbstractEventLoop, setup: WorkerSetup) -> LoadSender | PromptSender:
+def _make_sender(loop: asyncio.AbstractEventLoop, setup: WorkerSetup) -> LoadSender | PromptSender:
     load, url = setup.load, setup.load.target.url
     tls = client_context(load.target.ca, not load.target.insecure) if check_target(setup) else None
     if protocol_of(url) != "http":
@@ -174,16 +174,16 @@ class _Commands:
         data = os.read(self._fd, 4096)
         if not data:
             asyncio.get_running_loop().remove_reader(self._fd)
-            self._obey("cut", "its parent is gone")
+            self._run_command("cut", "its parent is gone")
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             word, _, rest = line.decode().partition(" ")
             if word != "go":
-                self._obey(word, rest)
+                self._run_command(word, rest)
             elif not self.start.done():
                 self.start.set_result(int(rest))
 
-    def _obey(self, word: str, reason: str) -> None:
+    def _run_command(self, word: str, reason: str) -> None:
         self.ended = self.ended or reason
         if self.run is not None:
             self.run.stop(reason, drain_ns=CUT_NS if word == "cut" else None)
@@ -245,8 +245,8 @@ class _Keeper:
         )  # fmt: skip
 
 
-def _bodies(fd: int, script: WorkerScript) -> Callable[[int], bytes]:
-    begins, ends = _column(script.body_begins), _column(script.body_ends)
+def _body_reader(fd: int, script: WorkerScript) -> Callable[[int], bytes]:
+    begins, ends = _unpacked(script.body_begins), _unpacked(script.body_ends)
     return lambda row: os.pread(fd, ends[row] - begins[row], begins[row])
 
 
@@ -275,7 +275,7 @@ def _or_never(ns: int | None) -> int:
     return NEVER if ns is None else ns
 
 
-def _column(packed: bytes) -> "array[int]":
+def _unpacked(packed: bytes) -> "array[int]":
     column = array("q")
     column.frombytes(packed)
     return column

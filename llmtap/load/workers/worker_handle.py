@@ -160,7 +160,7 @@ Trip = tuple[int, int, ClockReading]
 
 def read_clocks(clock: Clock | None = None) -> ClockReading:
     anchor = WallAnchor.sample(SystemClock() if clock is None else clock)
-    return ClockReading(socket.gethostname(), _boot(), anchor.mono_ns, anchor.wall_ns)
+    return ClockReading(socket.gethostname(), _boot_id(), anchor.mono_ns, anchor.wall_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +217,7 @@ class HostClock:
         }  # fmt: skip
 
 
-def _boot() -> str:
+def _boot_id() -> str:
     """Return kernel boot id and time namespace (Linux)."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()

@@ -129,7 +129,7 @@ class WorkerPool:
     async def run(self, progress: Callable[[Progress], None] | None = None) -> LoadResult:
         """Start all processes and wait for their end; `progress` is called with sums. Raises ConfigError for
         an invalid target, header or certificate, LlmtapError if a process cannot be started."""
-        _check(self._setup)
+        _check_setup(self._setup)
         sums: list[Progress | None] = [None] * len(self._assigned_rows)
         growth = QueueGrowth() if self._setup.load.sending.stop_when.saturated else None
 
@@ -139,7 +139,7 @@ class WorkerPool:
                 # If one process gives up, stop all.
                 self._stop_reason = part.gave_up
                 self.stop(part.gave_up)
-            total = _sum([p for p in sums if p is not None])
+            total = _sum_progress([p for p in sums if p is not None])
             # Wait until all processes have reported: before, the sums would jump.
             if growth is not None and self._stopping is None and None not in sums:
                 self._stop_reason = growth.add(self._clock.mono_ns(), total.sent, total.waiting)
@@ -150,7 +150,9 @@ class WorkerPool:
 
         loop = asyncio.get_running_loop()
         ready: list[asyncio.Future[None]] = [loop.create_future() for _ in self._assigned_rows]
-        serving = [loop.create_task(self._serve(i, r, partial(on_progress, i))) for i, r in enumerate(ready)]
+        serving = [
+            loop.create_task(self._serve_process(i, r, partial(on_progress, i))) for i, r in enumerate(ready)
+        ]
         try:
             await asyncio.gather(*ready)
             began_ns = self._clock.mono_ns() + max((m.lead_ns for m in self._members), default=0)
@@ -164,7 +166,7 @@ class WorkerPool:
             await asyncio.gather(*(member.kill() for member in self._members))
             for future in ready:
                 future.cancel()
-        return self._outcome(began_ns, reports)
+        return self._result_of(began_ns, reports)
 
     @property
     def pids(self) -> list[int]:
@@ -195,19 +197,19 @@ class WorkerPool:
     def _setup_of(self, i: int) -> WorkerSetup:
         setup, n = self._setup, len(self._assigned_rows)
         schedule = setup.load.schedule
-        closed = None if schedule.closed is None else _share(schedule.closed, i, n)
+        closed = None if schedule.closed is None else _share_of(schedule.closed, i, n)
         schedule = msgspec.structs.replace(schedule, closed=closed)
         load = msgspec.structs.replace(setup.load, schedule=schedule)
         return msgspec.structs.replace(
-            setup, load=load, name=f"{setup.name}{i}", open=_share(setup.open, i, n)
+            setup, load=load, name=f"{setup.name}{i}", open=_share_of(setup.open, i, n)
         )
 
-    async def _serve(
+    async def _serve_process(
         self, i: int, ready: "asyncio.Future[None]", on_progress: Callable[[Progress], None]
     ) -> "Done | Lost | None":
         member = self._members[i]
         try:
-            if not await self._start(i, member):
+            if not await self._start_process(i, member):
                 ready.set_result(None)
                 return None
             done: Done | None = None
@@ -237,7 +239,7 @@ class WorkerPool:
                 ready.set_exception(LlmtapError(f"a sending process ended right after its start, {how}"))
         return Lost(status) if done is None else done
 
-    async def _start(self, i: int, member: Member) -> bool:
+    async def _start_process(self, i: int, member: Member) -> bool:
         requests, rows = self._requests, self._assigned_rows[i]
         script = WorkerScript(
             array("q", rows).tobytes(), requests.arrival_ns.tobytes(), requests.after.tobytes(),
@@ -261,7 +263,7 @@ class WorkerPool:
         self._started.append(member)
         return True
 
-    def _outcome(self, began_ns: int, reports: "Sequence[Done | Lost | None]") -> LoadResult:
+    def _result_of(self, began_ns: int, reports: "Sequence[Done | Lost | None]") -> LoadResult:
         setup = self._setup
         measuring = setup.load.measuring
         objectives = Objectives.parse(measuring.slo) if measuring.slo else None
@@ -297,7 +299,7 @@ class Lost:
     status: int | None
 
 
-def _check(setup: WorkerSetup) -> None:
+def _check_setup(setup: WorkerSetup) -> None:
     """Raise the ConfigErrors that every sending process would raise."""
     if check_target(setup):
         try:
@@ -308,12 +310,12 @@ def _check(setup: WorkerSetup) -> None:
         Objectives.parse(setup.load.measuring.slo)
 
 
-def _share(whole: int, i: int, shares: int) -> int:
+def _share_of(whole: int, i: int, shares: int) -> int:
     each, more = divmod(whole, shares)
     return each + (i < more)
 
 
-def _sum(parts: Sequence[Progress]) -> Progress:
+def _sum_progress(parts: Sequence[Progress]) -> Progress:
     """Add counts; of percentiles take the worst."""
     total = msgspec.structs.replace(parts[0])
     for part in parts[1:]:

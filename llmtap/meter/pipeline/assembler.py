@@ -251,7 +251,7 @@ class Assembler:
         return next((a for a in reversed(self._anchors) if t_ns > a.since_ns), self._anchors[0])
 
     def _open(self, seq: int, t_ns: int, whole_ns: int, data: bytes) -> None:
-        head, body = _split(data) if whole_ns else (data, b"")
+        head, body = _split_message(data) if whole_ns else (data, b"")
         self.reckoning.opened(seq)
         self._forget(seq)
         observer, steps = self._observe(seq, t_ns, head)
@@ -304,7 +304,7 @@ class Assembler:
     def _read_sliced(self, observer: Observer, frame: Frame) -> Iterator[None]:
         kind, seq, t_ns, extra_ns, data = frame
         if kind == _ANSWER:
-            head, body = _split(data)
+            head, body = _split_message(data)
             observer.response_head(head, t_ns, extra_ns)
             if body:
                 yield from observer.response_slices(body, t_ns, extra_ns)
@@ -421,7 +421,7 @@ class Assembler:
             self._sink.forgot()
 
 
-def _split(message: bytes) -> tuple[bytes, bytes]:
+def _split_message(message: bytes) -> tuple[bytes, bytes]:
     end = message.find(b"\r\n\r\n") + 4
     return message[:end], message[end:]
 

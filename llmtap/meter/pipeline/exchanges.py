@@ -346,7 +346,7 @@ class Streams:
         events_max = STREAM_EVENTS_MAX // query.limit
         for looked, one in enumerate(self._newest_first(), 1):
             if query.matches(one):
-                copies.append(_copy(one, self._clock.mono_ns(), query.window_ns, events_max))
+                copies.append(_copy_stream(one, self._clock.mono_ns(), query.window_ns, events_max))
                 if len(copies) == query.limit:
                     break
             if looked % SLICE == 0:
@@ -397,7 +397,7 @@ def thinned(points: list[tuple[int, int]], since_ns: int, now_ns: int) -> list[t
     return out
 
 
-def _copy(one: OpenExchange, now_ns: int, window_ns: int, events_max: int) -> _Copied:
+def _copy_stream(one: OpenExchange, now_ns: int, window_ns: int, events_max: int) -> _Copied:
     observer, arm = one
     now = observer.under_way()
     x = now.exchange

@@ -217,15 +217,15 @@ class SocketFile:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._identity = _identity(path)
+        self._identity = _file_identity(path)
 
     def remove(self) -> None:
         """Remove the file, unless another meter has put its own in its place."""
-        if self._identity is not None and _identity(self._path) == self._identity:
+        if self._identity is not None and _file_identity(self._path) == self._identity:
             os.unlink(self._path)
 
 
-def _identity(path: str) -> tuple[int, int] | None:
+def _file_identity(path: str) -> tuple[int, int] | None:
     """Return device and inode of a file, or None without one."""
     try:
         status = os.lstat(path)

@@ -439,8 +439,8 @@ class Recorder:
             self._batch_bytes -= batch.nbytes
             self._batch_rows -= batch.num_rows
             self._captured += batch.num_rows
-            self._owes_counts = not _settled(ledger)
-        if self._owes_counts and _settled(ledger) and not self._rows and not self._inbox:
+            self._owes_counts = not _is_settled(ledger)
+        if self._owes_counts and _is_settled(ledger) and not self._rows and not self._inbox:
             # Without traffic, no row carries these counts into a file: write a batch without rows.
             self._owes_counts = not self._store.append(self._nothing, ledger)
 
@@ -465,7 +465,7 @@ class Recorder:
             log.warning("event=capture_error kind=%s further=counted", kind, exc_info=error)
 
 
-def _settled(ledger: CaptureLedger) -> bool:
+def _is_settled(ledger: CaptureLedger) -> bool:
     return not any(count.unsettled for count in ledger.relays.values())
 
 

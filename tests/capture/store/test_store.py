@@ -311,7 +311,7 @@ def test_what_is_not_finished_in_time_is_found_at_the_next_start(tmp_path, monke
     at = store(tmp_path)
     append(at, thin(1))
     with monkeypatch.context() as failing:
-        failing.setattr(Finisher, "_make", no_room)
+        failing.setattr(Finisher, "_make_file", no_room)
         at.close(10)
     assert f"event=capture_files_left spools=1 spool={tmp_path}/.spool reason=" in caplog.text
     assert at.state().files_waiting == 1
