@@ -108,7 +108,7 @@ class Decoder:
                 f"the body has {len(names)} content codings, and at most {CODINGS_MAX} are allowed"
             )
         # RFC 9110 8.4: codings are listed in the order they were applied; the last comes off first.
-        self._stages = [_stage(n) for n in reversed(names)]
+        self._stages = [_stage_of(n) for n in reversed(names)]
         self._window_bytes_max = sum(stage.window_bytes_max for stage in self._stages)
         self._budget = DecodingBudget(decoded_bytes_max, ratio_max)
 
@@ -146,7 +146,7 @@ class Decoder:
                 yield b""
 
 
-def _stage(name: bytes) -> _Stage:
+def _stage_of(name: bytes) -> _Stage:
     if name in (b"gzip", b"x-gzip"):  # RFC 9110 8.4.1.3: a recipient treats them as one
         return _Gzip()
     if name == b"deflate":

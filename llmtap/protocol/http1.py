@@ -198,14 +198,14 @@ def _tokenise_request(raw: bytes, method: bytes) -> _Fields:
         except httptools.HttpParserError as exc:
             # llhttp accepts only a fixed list of methods, which HTTP does not have (RFC 9110 9.1). Let llhttp
             # parse the rest with a usual method.
-            if "nvalid method" not in _reason(exc):
+            if "nvalid method" not in _error_reason(exc):
                 raise
             fields = _Fields()
             httptools.HttpRequestParser(fields).feed_data(b"POST" + raw[len(method) :])
     except httptools.HttpParserUpgrade:
         pass  # Raised after the head of a request for an upgrade, when all fields have been read.
     except httptools.HttpParserError as exc:
-        raise PeerProtocolError(f"malformed request head: {_reason(exc)}") from None
+        raise PeerProtocolError(f"malformed request head: {_error_reason(exc)}") from None
     if not fields.complete:
         raise PeerProtocolError("malformed request head")
     return fields
@@ -249,7 +249,7 @@ def _parse_request_head(raw: bytes) -> RequestHead:
     if b"#" in target:
         raise PeerProtocolError("the request target must not have a fragment")  # RFC 9112 3.2
 
-    lengths, codings, options, hosts, upgrades, expectations = _routing(fields.headers)
+    lengths, codings, options, hosts, upgrades, expectations = _routing_values(fields.headers)
     connection = tuple(options)
     # RFC 9112 3.2: 400 to a 1.1 request without Host, and to any request with more than one.
     if len(hosts) > 1 or (is_11 and not hosts):
@@ -283,7 +283,7 @@ def _parse_request_head(raw: bytes) -> RequestHead:
     )
 
 
-def _routing(headers: Headers, status: int = 400) -> tuple[list[bytes], ...]:
+def _routing_values(headers: Headers, status: int = 400) -> tuple[list[bytes], ...]:
     """Return the values of Content-Length, Transfer-Encoding, Connection (its options in lower case), Host,
     Upgrade and Expect. Raises PeerProtocolError with `status`."""
     values: tuple[list[bytes], ...] = ([], [], [], [], [], [])
@@ -298,7 +298,7 @@ def _routing(headers: Headers, status: int = 400) -> tuple[list[bytes], ...]:
             raise PeerProtocolError("the Transfer-Encoding field contains a tab", status)
         # RFC 9110 5.5: white space after a value, which llhttp keeps, is not part of it.
         value = value.rstrip(b" \t")
-        values[kind].extend(_options(value) if kind == _CONNECTION else (value,))
+        values[kind].extend(_connection_options(value) if kind == _CONNECTION else (value,))
     return values
 
 
@@ -335,7 +335,7 @@ def _parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
     except httptools.HttpParserUpgrade:
         pass
     except httptools.HttpParserError as exc:
-        what = _reason(exc)
+        what = _error_reason(exc)
         if raw[9:12] == b"101" and "Upgrade" in what:
             # llhttp stops after each 101 response, but continues if both fields are present.
             what = "status 101 without the fields Connection: Upgrade and Upgrade (RFC 9110 7.8)"
@@ -350,7 +350,7 @@ def _parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
     if _REASON.fullmatch(raw, 12, raw.find(b"\r\n")) is None:
         raise PeerProtocolError("malformed response status line", 502)
 
-    lengths, codings, options, *_ = _routing(headers, 502)
+    lengths, codings, options, *_ = _routing_values(headers, 502)
     connection = tuple(options)
     if codings:
         if lengths:
@@ -380,11 +380,11 @@ def _parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
     )
 
 
-def _reason(exc: Exception) -> str:
+def _error_reason(exc: Exception) -> str:
     return str(exc) or type(exc).__name__
 
 
-def _options(value: bytes) -> list[bytes]:
+def _connection_options(value: bytes) -> list[bytes]:
     return [o for part in value.lower().split(b",") if (o := part.strip(b" \t"))]
 
 

@@ -414,7 +414,7 @@ class MessageStreamParser:
         parts = self._parts
         events = [] if parts is None else parts.close()
         if not isinstance(parts, SseParser):
-            events = [event for event in events if _object(event.data or b"")]
+            events = [event for event in events if _payload_object(event.data or b"")]
         return self._placed(events)
 
     def _placed(self, events: list[SseEvent]) -> list[SseEvent]:
@@ -425,7 +425,7 @@ class MessageStreamParser:
 
     def _events(self, message: bytes, headers: int) -> list[SseEvent]:
         start, self.offset = self.offset, self.offset + len(message)
-        names = _headers(message[_PRELUDE : _PRELUDE + headers])
+        names = _message_headers(message[_PRELUDE : _PRELUDE + headers])
         payload = message[_PRELUDE + headers : -4]
         if names is None:
             self._skipped += 1
@@ -437,7 +437,7 @@ class MessageStreamParser:
             payload, self._opening = (self._opening + payload).lstrip(), b""
             if payload.startswith(_FIELDS):
                 self._parts, self._opening = SseParser(), None
-            elif payload.startswith(b"{") and _object(payload):
+            elif payload.startswith(b"{") and _payload_object(payload):
                 return [SseEvent(start, self.offset, payload.rstrip())]
             elif payload.startswith((b"{", b"[")):
                 self._parts, self._opening = LineParser(), None
@@ -452,7 +452,7 @@ class MessageStreamParser:
         kind = names.get(b":event-type") or None
         failed = names.get(b":exception-type") or names.get(b":error-code")
         if failed:
-            return SseEvent(start, self.offset, _failure(failed, names, payload), b"error")
+            return SseEvent(start, self.offset, _failure_payload(failed, names, payload), b"error")
         if kind != b"chunk":
             return SseEvent(start, self.offset, payload or b"{}", kind)
         try:
@@ -464,7 +464,7 @@ class MessageStreamParser:
         return SseEvent(start, self.offset, part)  # The part is an event of the model's own dialect.
 
 
-def _headers(data: bytes) -> dict[bytes, bytes] | None:
+def _message_headers(data: bytes) -> dict[bytes, bytes] | None:
     out: dict[bytes, bytes] = {}
     at = 0
     try:
@@ -484,7 +484,7 @@ def _headers(data: bytes) -> dict[bytes, bytes] | None:
     return out if at == len(data) else None
 
 
-def _object(payload: bytes) -> dict[str, Any]:
+def _payload_object(payload: bytes) -> dict[str, Any]:
     try:
         value = _decode(payload)
     except (ValueError, RecursionError):
@@ -492,8 +492,8 @@ def _object(payload: bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _failure(kind: bytes, names: dict[bytes, bytes], payload: bytes) -> bytes:
-    message = _object(payload).get("message")
+def _failure_payload(kind: bytes, names: dict[bytes, bytes], payload: bytes) -> bytes:
+    message = _payload_object(payload).get("message")
     if not isinstance(message, str):
         message = names.get(b":error-message", b"").decode("utf-8", "replace")
     return json.dumps({"error": {"type": kind.decode("latin-1"), "message": message}}).encode()

@@ -198,7 +198,7 @@ class MessageParser:
             self._too_long = True
             kept.clear()
         else:
-            kept += _unmasked(part, self._key, self._taken) if self._key else part
+            kept += _unmask(part, self._key, self._taken) if self._key else part
         self._taken += len(part)
 
     def _end_frame(self, out: list[WebSocketMessage]) -> None:
@@ -292,7 +292,7 @@ def negotiates_deflate(values: Iterable[bytes]) -> bool:
     return _EXTENSION in names
 
 
-def _unmasked(part: bytes, key: bytes, taken: int) -> bytes:
+def _unmask(part: bytes, key: bytes, taken: int) -> bytes:
     """RFC 6455 5.3: each byte XOR the one of the key at its place in the payload, modulo 4."""
     size = len(part)
     turn = taken % 4
@@ -316,7 +316,7 @@ def frame(payload: bytes, opcode: Opcode = Opcode.TEXT, *, key: bytes = b"") -> 
         head = struct.pack("!BBH", first, mask | 126, size)
     else:
         head = struct.pack("!BBQ", first, mask | 127, size)
-    return head + key + (_unmasked(payload, key, 0) if key else payload)
+    return head + key + (_unmask(payload, key, 0) if key else payload)
 
 
 def accept_key(key: bytes) -> bytes:

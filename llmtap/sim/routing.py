@@ -67,7 +67,7 @@ class PrefixAware:
         if not self._blocks_max:
             return least_loaded(open_requests)
         blocks = requests.blocks[request][: requests.input[request] // requests.block_tokens]
-        matches = [_leading(blocks, sent) for sent in self._sent]
+        matches = [_leading_blocks_sent(blocks, sent) for sent in self._sent]
         longest = max(matches)
         candidates = [server for server, match in enumerate(matches) if match == longest]
         best = min(candidates, key=open_requests.__getitem__)
@@ -87,7 +87,7 @@ def least_loaded(open_requests: Sequence[int]) -> int:
     return min(range(len(open_requests)), key=open_requests.__getitem__)
 
 
-def _leading(blocks: Sequence[int], sent: OrderedDict[int, None]) -> int:
+def _leading_blocks_sent(blocks: Sequence[int], sent: OrderedDict[int, None]) -> int:
     """Return the number of leading blocks that were sent."""
     count = 0
     for block in blocks:

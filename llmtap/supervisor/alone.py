@@ -49,14 +49,14 @@ def run_meter(settings: Settings, announce: Callable[[str, str], None]) -> None:
     need_no_meter(path)
     (admin,) = bind_for("meter.admin", settings.meter.admin, 1)
     address = name_of(admin)
-    sock = _listen(path)
+    sock = _listen_at(path)
     set_up(settings.log)
     if replaceable(path):
         log.warning("event=meter_socket_exposed socket=%s hint=%r", path, "chmod 700 its directory")
     serve(fresh_meter_setup(settings, path, admin.detach()), sock, lambda: announce(path, address))
 
 
-def _listen(path: str) -> socket.socket:
+def _listen_at(path: str) -> socket.socket:
     try:
         return listen_on(path)
     except OSError as exc:

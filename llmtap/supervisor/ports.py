@@ -45,7 +45,7 @@ def take_sockets(environ: MutableMapping[str, str], pid: int) -> Handed:
     admin: socket.socket | None = None
     for i in range(count):
         name = names[i] if i < len(names) else ""
-        sock = _listening(_FIRST_FD + i, name)
+        sock = _listening_socket(_FIRST_FD + i, name)
         if name != _ADMIN:
             clients.append(sock)
         elif admin is None:
@@ -55,7 +55,7 @@ def take_sockets(environ: MutableMapping[str, str], pid: int) -> Handed:
     return Handed(clients, admin)
 
 
-def _listening(fd: int, name: str) -> socket.socket:
+def _listening_socket(fd: int, name: str) -> socket.socket:
     about = f"file descriptor {fd}" + (f" ({name})" if name else "")
     try:
         sock = socket.socket(fileno=fd)

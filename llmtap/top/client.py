@@ -98,7 +98,7 @@ class Admin:
         except aiohttp.ClientConnectorCertificateError as exc:
             raise Untrusted(failure_text(exc)) from None
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
-            raise Trouble(failure_text(exc), _hint(exc, self._url)) from None
+            raise Trouble(failure_text(exc), _error_hint(exc, self._url)) from None
         try:
             document = msgspec.json.decode(body)
         except (ValueError, RecursionError):
@@ -129,7 +129,7 @@ class Admin:
         return Trouble(f"the server answered status {status}" + (f": {message}" if message else ""))
 
 
-def _hint(exc: Exception, url: str) -> str | None:
+def _error_hint(exc: Exception, url: str) -> str | None:
     """Return a hint for this error, or None."""
     scheme, _, rest = url.partition("://")
     inner = getattr(exc, "os_error", None) or exc
@@ -235,17 +235,17 @@ def read_token(
                 raw = opened.read(TOKEN_BYTES_MAX + 1)
         except OSError as exc:
             raise ConfigError("--token-file", f"{file} cannot be read: {exc.strerror}") from None
-        return _checked(raw.decode("utf-8", "replace"), "--token-file", f"the content of {file}")
+        return _checked_token(raw.decode("utf-8", "replace"), "--token-file", f"the content of {file}")
     token = environ.get(name or TOKEN_ENV, "")
     if not token.strip():
         if name is not None:
             problem = f"the environment variable {name} is not set, or is empty"
             raise ConfigError("--token-env", problem, "set it, or use --token-file")
         return None
-    return _checked(token, "--token-env", f"the value of ${name or TOKEN_ENV}")
+    return _checked_token(token, "--token-env", f"the value of ${name or TOKEN_ENV}")
 
 
-def _checked(text: str, option: str, what: str) -> str:
+def _checked_token(text: str, option: str, what: str) -> str:
     token = text.strip()
     if not token or len(token) > TOKEN_BYTES_MAX or not token.isascii() or not token.isprintable():
         raise ConfigError(option, f"{what} is not a token", "expected visible ASCII characters, in one line")

@@ -72,7 +72,7 @@ def render_once(documents: dict[str, Any], width: int) -> list[RenderableType]:
         if table.rows or notes:
             parts += [Text(f"\n{view.title}", style="bold"), *map(Text, notes)]
         if table.rows:
-            parts += _table(table, len(table.rows) if view.name == "tap" else ROWS_MAX)
+            parts += _plain_table(table, len(table.rows) if view.name == "tap" else ROWS_MAX)
     return parts
 
 
@@ -95,7 +95,7 @@ def print_once(documents: dict[str, Any], *, terminal: bool) -> None:
             )
 
 
-def _table(table: ViewTable, rows_max: int) -> Iterator[RenderableType]:
+def _plain_table(table: ViewTable, rows_max: int) -> Iterator[RenderableType]:
     drawn = RichTable(box=None, pad_edge=False, padding=(0, _APART, 0, 0), header_style="bold")
     for column in table.columns:
         title = column.title.strip().replace("-\n", "").replace("/\n", "/").replace("\n", " ")

@@ -98,8 +98,8 @@ def request_columns(body: dict[str, Any]) -> dict[str, Any]:
     row: dict[str, Any] = {
         "model": body["model"] if isinstance(body.get("model"), str) and body["model"] else None,
         "max_tokens": next((n for n in limits if _is_int(n)), None),
-        "temperature": _number(body.get("temperature")),
-        "top_p": _number(body.get("top_p")),
+        "temperature": _number_of(body.get("temperature")),
+        "top_p": _number_of(body.get("top_p")),
         "n": body["n"] if _is_int(body.get("n"), 31) else None,
         "tools": len(tools) if isinstance(tools, list) else None,
         "images": sum(kind in _MEDIA for kind in types) or None,
@@ -123,7 +123,7 @@ def _is_int(value: Any, bits: int = 63) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << bits
 
 
-def _number(value: Any) -> float | None:
+def _number_of(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 

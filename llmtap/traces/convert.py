@@ -83,7 +83,7 @@ def convert(
         _check_could(read_format, wanted)
         report = Report(shown_name(source), read_format.name, shown_name(target, output=True), wanted.name)
         counts = dict.fromkeys(format.ASPECTS, 0)
-        redacted = _Redacted(_counted(rows.batches, report, counts), redact)
+        redacted = _Redacted(_count_batches(rows.batches, report, counts), redact)
         try:
             with new_file(target, replace=force) as out:
                 written = wanted.write(out.stream, rows.info, redacted)
@@ -99,14 +99,14 @@ def convert(
         report.bytes_in = trace.bytes
     report.rows_written = written.rows
     redacted.report(written)
-    report.aspects = [_aspect(name, n, wanted, written) for name, n in counts.items()]
+    report.aspects = [_aspect_of(name, n, wanted, written) for name, n in counts.items()]
     report.dropped = written.dropped
     report.notes_read, report.notes_written = rows.notes, written.notes
     report.seconds = (SystemClock.mono_ns() - began_ns) / 1e9
     return report
 
 
-def _counted(
+def _count_batches(
     batches: Iterator[pa.RecordBatch], report: Report, counts: dict[str, int]
 ) -> Iterator[pa.RecordBatch]:
     """Yield the batches; count their rows, and the rows with each aspect."""
@@ -171,15 +171,15 @@ def _check_did(
                 "--to", f"{written.name} needs {aspect}, and no row of {report.source} has it", hint
             )
     if not written.rows:
-        reasons = _reasons(written) or "no row fits"
+        reasons = _reasons_text(written) or "no row fits"
         raise ConfigError("--to", f"{written.name} cannot hold any row of {report.source}: {reasons}")
 
 
-def _reasons(written: format.TraceWriter) -> str:
+def _reasons_text(written: format.TraceWriter) -> str:
     return ", ".join(f"{reason} ({n:,})" for reason, n in written.dropped.items())
 
 
-def _aspect(name: str, rows: int, wanted: format.TraceFormat, written: format.TraceWriter) -> Aspect:
+def _aspect_of(name: str, rows: int, wanted: format.TraceFormat, written: format.TraceWriter) -> Aspect:
     if not rows:
         return Aspect(name, 0, 0, "absent")
     reason = wanted.why.get(name)
@@ -193,7 +193,7 @@ def _aspect(name: str, rows: int, wanted: format.TraceFormat, written: format.Tr
         fate, reason = "changed", written.changed[name]
     keep = None
     if written_rows < rows and written.dropped:
-        reason = "; ".join(filter(None, (f"left out: {_reasons(written)}", reason)))
+        reason = "; ".join(filter(None, (f"left out: {_reasons_text(written)}", reason)))
         keep = _formats_with("outcome and status", wanted)
     elif not written_rows:
         keep = _formats_with(name, wanted)

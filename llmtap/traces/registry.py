@@ -128,7 +128,7 @@ def open_trace(
 ) -> Iterator[OpenedTrace]:  # fmt: skip
     """Open a trace or capture; `option` is the place of errors of `source_format`. Raises ConfigError."""
     with ExitStack() as stack:
-        with _blamed(place):
+        with _errors_naming(place):
             if _is_many(place):
                 trace_format = parquet_capture.FORMAT
                 if source_format not in (None, trace_format.name):
@@ -143,7 +143,7 @@ def open_trace(
                 else:
                     source = trace_format.read(file.stream)
                 trace = OpenedTrace(source, trace_format, file)
-        trace.source.batches = _batches(trace.source.batches, place)
+        trace.source.batches = _read_batches(trace.source.batches, place)
         yield trace
 
 
@@ -161,13 +161,13 @@ def _format_of(place: str, name: str | None, head: bytes, option: str) -> TraceF
         raise ConfigError(option, str(exc)) from None
 
 
-def _batches(batches: Iterator[pa.RecordBatch], place: str) -> Iterator[pa.RecordBatch]:
-    with _blamed(place):
+def _read_batches(batches: Iterator[pa.RecordBatch], place: str) -> Iterator[pa.RecordBatch]:
+    with _errors_naming(place):
         yield from batches
 
 
 @contextmanager
-def _blamed(place: str) -> Iterator[None]:
+def _errors_naming(place: str) -> Iterator[None]:
     """Turn errors of reading into ConfigErrors that name the place."""
     try:
         yield

@@ -109,7 +109,7 @@ def json_rows(
     lenient = msgspec.json.Decoder(row, dec_hook=read_count).decode
     known = {field.encode_name for field in msgspec.structs.fields(row)}
     unknown = Counter[str]()
-    for block in _blocks(read_lines(stream, bytes_max)):
+    for block in _line_blocks(read_lines(stream, bytes_max)):
         try:
             rows = strict.decode_lines(b"\n".join(line for _, line in block))
         except (ValueError, RecursionError):
@@ -123,7 +123,7 @@ def json_rows(
                 one = lenient(line)
             except (ValueError, RecursionError) as exc:
                 raise error_of(exc, number) from None
-            for name in _object(line):
+            for name in _line_object(line):
                 if name not in known and (name in unknown or len(unknown) < _UNKNOWN_NAMES_MAX):
                     unknown[name] += 1
             yield one, number
@@ -143,7 +143,7 @@ def read_count(kind: type, value: object) -> Count:
 _JSON_NAMES: Final[dict[type, str]] = {list: "array", dict: "object"}
 
 
-def _blocks(lines: Iterable[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
+def _line_blocks(lines: Iterable[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
     block: list[tuple[int, bytes]] = []
     size = 0
     for line in lines:
@@ -187,7 +187,7 @@ def first_objects(head: bytes) -> list[dict[str, object]]:
     for number, line in enumerate(lines[:_FIRST_OBJECTS], 1):
         if line.strip():
             try:
-                objects.append(_object(line))
+                objects.append(_line_object(line))
             except RecursionError as exc:
                 raise error_of(exc, number) from None
     return objects if all(objects) else []
@@ -219,7 +219,7 @@ def first_problem(head: bytes) -> str | None:
     return None
 
 
-def _object(line: bytes) -> dict[str, object]:
+def _line_object(line: bytes) -> dict[str, object]:
     try:
         decoded = msgspec.json.decode(line)
     except ValueError:
@@ -258,17 +258,17 @@ def _seconds_ns(texts: pa.StringArray) -> pa.Int64Array:
     )
 
 
-def _quoted(value: str) -> str:
+def _quoted_field(value: str) -> str:
     """Return a text as a field, in quotes where it needs them; line breaks become spaces."""
     value = value.replace("\r", " ").replace("\n", " ")
     return '"' + value.replace('"', '""') + '"' if '"' in value or "," in value else value
 
 
-def _counts(texts: pa.StringArray) -> pa.Int64Array:
+def _parse_counts(texts: pa.StringArray) -> pa.Int64Array:
     return pc.replace_substring_regex(texts, r"\.0*$", "").cast(pa.int64())
 
 
-COUNT: Final = CsvKind(r"\d{1,18}(\.0*)?", "a whole number of at most 18 digits", _counts, str)
+COUNT: Final = CsvKind(r"\d{1,18}(\.0*)?", "a whole number of at most 18 digits", _parse_counts, str)
 SECONDS: Final = CsvKind(
     r"\d{1,10}(\.\d{1,9})?", "seconds, with at most nine digits after the point", _seconds_ns,
     lambda ns: decimal_text(ns, 9, point=True),
@@ -278,7 +278,7 @@ SECONDS_US: Final = CsvKind(
     SECONDS.pattern, SECONDS.wanted, lambda texts: pc.divide(_seconds_ns(texts), 1_000),
     lambda us: decimal_text(us, 6),
 )  # fmt: skip
-TEXT: Final = CsvKind(r"[^\r\n]*", "text without line breaks", lambda texts: texts, _quoted)
+TEXT: Final = CsvKind(r"[^\r\n]*", "text without line breaks", lambda texts: texts, _quoted_field)
 
 
 def read_csv(
@@ -286,7 +286,7 @@ def read_csv(
 ) -> Iterator[tuple[int, dict[str, pa.Array]]]:
     """Yield blocks of rows: their number, and the known columns by name in a capture. Raises FormatError."""
     first = stream.readline(LINE_BYTES_MAX)
-    header = _fields(first.removeprefix(_BOM), 1)
+    header = _split_fields(first.removeprefix(_BOM), 1)
     for c in columns:
         if header.count(c.name) > 1:
             raise FormatError(f"line 1: {c.name}: the column occurs twice")
@@ -309,16 +309,16 @@ def read_csv(
         if block.strip(b"\r\n"):
             try:
                 table = arrow_csv.read_csv(pa.BufferReader(block), read, convert_options=convert)
-                values = {c.column: _parsed(c, table.column(c.name).combine_chunks()) for c in known}
+                values = {c.column: _parse_column(c, table.column(c.name).combine_chunks()) for c in known}
             except pa.ArrowException:
-                raise _misfit(block, number, header, known) from None
+                raise _first_misfit(block, number, header, known) from None
             yield table.num_rows, values
         number += block.count(b"\n")
     if unknown := [name for name in header if name not in {c.name for c in columns}]:
         notes.append(f"columns that are not kept: {', '.join(unknown)}")
 
 
-def _parsed(c: CsvColumn, texts: pa.StringArray) -> pa.Array:
+def _parse_column(c: CsvColumn, texts: pa.StringArray) -> pa.Array:
     """Return the values of a column. Raises pa.ArrowInvalid for a text that is not of its kind."""
     pattern = f"^({c.kind.pattern}{'|' if c.empty else ''})$"
     if not pc.all(pc.match_substring_regex(texts, pattern)).as_py():
@@ -326,14 +326,14 @@ def _parsed(c: CsvColumn, texts: pa.StringArray) -> pa.Array:
     return c.kind.parse(pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts))
 
 
-def _misfit(block: bytes, number: int, header: list[str], known: Sequence[CsvColumn]) -> FormatError:
+def _first_misfit(block: bytes, number: int, header: list[str], known: Sequence[CsvColumn]) -> FormatError:
     """Return the error of the first line that does not fit; `number`: of the block's first line."""
     rows: list[tuple[int, list[str]]] = []
     error = FormatError(f"line {number}: is not valid CSV")
     for at, line in enumerate(block.split(b"\n"), number):
         if line.strip(b"\r"):
             try:
-                fields = _fields(line, at)
+                fields = _split_fields(line, at)
             except FormatError as exc:
                 error = exc
                 break
@@ -344,7 +344,7 @@ def _misfit(block: bytes, number: int, header: list[str], known: Sequence[CsvCol
     for c in known:
         values = [fields[header.index(c.name)] for _, fields in rows]
         # By halves: the values of one line take a millisecond to check.
-        first = bisect_left(range(len(values)), True, key=lambda n: not _fits(c, values[: n + 1]))
+        first = bisect_left(range(len(values)), True, key=lambda n: not _values_fit(c, values[: n + 1]))
         if first < len(values):
             wanted = c.kind.wanted + (", or nothing" if c.empty else "")
             got = clipped(values[first])
@@ -353,9 +353,9 @@ def _misfit(block: bytes, number: int, header: list[str], known: Sequence[CsvCol
     return error
 
 
-def _fits(c: CsvColumn, values: list[str]) -> bool:
+def _values_fit(c: CsvColumn, values: list[str]) -> bool:
     try:
-        _parsed(c, pa.array(values, pa.string()))
+        _parse_column(c, pa.array(values, pa.string()))
     except pa.ArrowException:
         return False
     return True
@@ -364,12 +364,12 @@ def _fits(c: CsvColumn, values: list[str]) -> bool:
 def csv_header(head: bytes) -> set[str]:
     """Return the column names in the first bytes of a file, for sniffing."""
     try:
-        return set(_fields(head.removeprefix(_BOM).partition(b"\n")[0], 1))
+        return set(_split_fields(head.removeprefix(_BOM).partition(b"\n")[0], 1))
     except FormatError:
         return set()
 
 
-def _fields(line: bytes, number: int) -> list[str]:
+def _split_fields(line: bytes, number: int) -> list[str]:
     try:
         fields: list[str] = next(csv.reader([line.decode().rstrip("\r\n")], strict=True), [])
     except UnicodeDecodeError as exc:

@@ -211,13 +211,13 @@ class _Words:
         self, name: str, minimum: float = 0.0, maximum: float = _RATE_MAX, default: str | None = None
     ) -> float:
         text = self.get(name)
-        value = _number(name, _given(name, default if text is None else text))
+        value = _read_number(name, _required_text(name, default if text is None else text))
         if not minimum <= value <= maximum:
             raise ValueError(f"{name}: expected a number from {minimum:g} to {maximum:g}, got {value:g}")
         return value
 
     def length_ns(self, name: str) -> int:
-        return _length_ns(name, _given(name, self.get(name)))
+        return _length_ns(name, _required_text(name, self.get(name)))
 
     def check_all_read(self) -> None:
         """Raise ValueError if there is anything else."""
@@ -231,13 +231,13 @@ class _Words:
             raise ValueError(f"expected name=value, got {self.bare[0]!r}")
 
 
-def _given(name: str, text: str | None) -> str:
+def _required_text(name: str, text: str | None) -> str:
     if text is None:
         raise ValueError(f"{name}: is not given")
     return text
 
 
-def _number(name: str, text: str) -> float:
+def _read_number(name: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
@@ -264,7 +264,7 @@ def _check_rate(name: str, rate_rps: float) -> None:
 # ---------------------------------------------------------------- processes
 
 
-def _summed(gaps: Iterator[float], mean_ns: float) -> Iterator[int]:
+def _running_sum(gaps: Iterator[float], mean_ns: float) -> Iterator[int]:
     """Yield the running sum of gaps given in means, rounded down."""
     at_ns, carry = 0, 0.0
     for gap in gaps:
@@ -276,7 +276,7 @@ def _summed(gaps: Iterator[float], mean_ns: float) -> Iterator[int]:
 
 
 def _poisson(words: _Words, rate_rps: float) -> Offsets:
-    return lambda random: _summed(exponential(random), NS_PER_S / rate_rps)
+    return lambda random: _running_sum(exponential(random), NS_PER_S / rate_rps)
 
 
 def _uniform(words: _Words, rate_rps: float) -> Offsets:
@@ -293,7 +293,7 @@ def _gamma(words: _Words, rate_rps: float) -> Offsets:
         shape = words.number("burstiness", 1e-6, 1e6)
     else:
         shape = words.number("cv", 1e-3, 1e3) ** -2
-    return lambda random: _summed(
+    return lambda random: _running_sum(
         (random.gammavariate(shape, 1 / shape) for _ in count()), NS_PER_S / rate_rps
     )
 
@@ -321,7 +321,7 @@ def _steps(words: _Words, rate_rps: float) -> Offsets:
         rate, times, length = word.partition("x")
         if not times:
             raise ValueError(f"step {i}: expected a rate, x and a time such as 10x30s, got {word!r}")
-        step_rps = _number(f"step {i}", rate)
+        step_rps = _read_number(f"step {i}", rate)
         if not 0 <= step_rps <= _RATE_MAX:
             raise ValueError(f"step {i}: expected a number from 0 to {_RATE_MAX:g}, got {step_rps:g}")
         steps.append(Slope(_length_ns(f"step {i}", length), step_rps, step_rps))

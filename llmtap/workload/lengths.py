@@ -110,7 +110,7 @@ class LogNormal(_Bounded, frozen=True, kw_only=True, tag="lognormal"):
 
     def quantile(self, p: float) -> int:
         mu, sigma = self.logarithm
-        return self._whole(_exp(mu + sigma * _STANDARD.inv_cdf(p)))
+        return self._whole(_bounded_exp(mu + sigma * _STANDARD.inv_cdf(p)))
 
 
 class Percentiles(_Bounded, frozen=True, kw_only=True, tag="percentiles"):
@@ -136,7 +136,7 @@ class Percentiles(_Bounded, frozen=True, kw_only=True, tag="percentiles"):
         (low, a), (high, b) = self.points[i - 1], self.points[i]
         score, first, last = (_STANDARD.inv_cdf(share) for share in (p, low / 100, high / 100))
         slope = math.log(b / a) / (last - first)
-        return self._whole(_exp(math.log(a) + slope * (score - first)))
+        return self._whole(_bounded_exp(math.log(a) + slope * (score - first)))
 
 
 class Empirical(_Bounded, frozen=True, kw_only=True, tag="empirical"):
@@ -212,5 +212,5 @@ def recorded_lengths(tokens: Sequence[int]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _exp(x: float) -> float:
+def _bounded_exp(x: float) -> float:
     return math.exp(min(x, 64.0))  # exp(64) is above every bound, and does not overflow

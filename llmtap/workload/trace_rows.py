@@ -261,14 +261,14 @@ class TraceRows:
             batch = batch.select(sorted(wanted))
             rows: Iterable[int] = range(begin, begin + batch.num_rows)
             begin += batch.num_rows
-            batch, rows = _chosen(batch, rows, pc.invert(self._for_no_model(batch)))
+            batch, rows = _filter_rows(batch, rows, pc.invert(self._for_no_model(batch)))
             if self._bodies:
-                batch, rows = _chosen(batch, rows, self._sendable(batch))
+                batch, rows = _filter_rows(batch, rows, self._sendable(batch))
             batch = self._filled(batch)
             for name in self._without:
                 self._without[name] += batch.column(name).null_count
             known = (batch.column(name).is_valid() for name in self._without)
-            batch, rows = _chosen(batch, rows, pc.and_(*known))
+            batch, rows = _filter_rows(batch, rows, pc.and_(*known))
             batch = batch.slice(0, self._left)
             self._add(batch)
             if self._placed:
@@ -440,7 +440,7 @@ def tie_note(arrivals_ns: Sequence[int]) -> list[str]:
     return [f"{share:.1%} of the gaps between arrivals are 0{steps}: such rows stay together"]
 
 
-def _chosen(
+def _filter_rows(
     batch: pa.RecordBatch, rows: Iterable[int], chosen: pa.BooleanArray
 ) -> tuple[pa.RecordBatch, Iterable[int]]:
     """Filter a batch and the numbers of its rows."""

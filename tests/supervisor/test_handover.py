@@ -60,7 +60,7 @@ def put(data: bytes) -> dict[str, str]:
 
 
 def test_what_is_left_is_found_again_whole(left: Handover) -> None:
-    fd = module._written(left)
+    fd = module._write_handover(left)
     environ = {"LLMTAP_HANDOVER": str(fd), "HOME": "/x"}
     assert left.run.experiment is not None
     assert take_handover(environ, os.getpid()) == left

@@ -17,7 +17,7 @@ from llmtap.protocol.server_times import object_times
 from llmtap.protocol.sse import SseEvent
 
 
-def _traced(trace: Any) -> Verdict | None:
+def _trace_verdict(trace: Any) -> Verdict | None:
     """Return what a guardrail's trace says; None where nothing in it acted."""
     guardrail = trace.get("guardrail") if isinstance(trace, dict) else None
     phase, acted = verdicts.phase_of_trace(guardrail)
@@ -59,8 +59,8 @@ class BedrockText(shapes.ObjectReader):
         if all(value.get(name) is None for name in _TEXTS):
             return shapes.failure_in(value, event.event)
         everything = part | {name: v for name, v in value.items() if v is not None}
-        text = shapes.text_of(_first(everything, ("outputText", "generation", "text")))
-        reason = _first(everything, ("completionReason", "stop_reason"))
+        text = shapes.text_of(_first_member(everything, ("outputText", "generation", "text")))
+        reason = _first_member(everything, ("completionReason", "stop_reason"))
         delta = shapes.gather(
             [(EventClass.CONTENT, text)] if text else [], reason=reason, signal="stop_reason"
         )
@@ -68,8 +68,10 @@ class BedrockText(shapes.ObjectReader):
         if added:
             delta.output, delta.choices = True, shapes.FIRST
             delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
-        self._input |= _members(value, ("inputTextTokenCount", "prompt_token_count"))
-        output = _members(everything, ("totalOutputTextTokenCount", "generation_token_count", "tokenCount"))
+        self._input |= _object_with(value, ("inputTextTokenCount", "prompt_token_count"))
+        output = _object_with(
+            everything, ("totalOutputTextTokenCount", "generation_token_count", "tokenCount")
+        )
         invoked = value[_INVOCATION] if isinstance(value.get(_INVOCATION), dict) else {}
         counts = shapes.counted(
             invoked.get("inputTokenCount", next(iter(self._input.values()), None)),
@@ -85,12 +87,12 @@ class BedrockText(shapes.ObjectReader):
         return self.read_event(SseEvent(0, len(body), body))
 
 
-def _members(value: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+def _object_with(value: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     return {name: value[name] for name in names if value.get(name)}
 
 
-def _first(value: dict[str, Any], names: tuple[str, ...]) -> Any:
-    return next(iter(_members(value, names).values()), None)
+def _first_member(value: dict[str, Any], names: tuple[str, ...]) -> Any:
+    return next(iter(_object_with(value, names).values()), None)
 
 
 GUARDRAIL_ACTION: Final = b"guardrail"
@@ -111,7 +113,7 @@ def add_guardrail(delta: Delta, data: bytes) -> None:
     verdict = verdicts.of_guardrail_action(action, trace)
     if verdict is None:
         end = root["metadata"] if isinstance(root.get("metadata"), dict) else root
-        verdict = _traced(end.get("trace") or (trace if "stopReason" in root else None))
+        verdict = _trace_verdict(end.get("trace") or (trace if "stopReason" in root else None))
     if verdict is None and "stopReason" in root and delta.verdict is not None:
         verdict = delta.verdict if delta.verdict.substituted else None
     if verdict is None:

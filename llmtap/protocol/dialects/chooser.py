@@ -88,7 +88,7 @@ class _Candidate:
         """Read a kept event; `before`: the dialect did not claim it, so it does not count as unread."""
         if stored.delta is not None or stored.event is None:
             return
-        delta = _read(self.reader, stored.event)
+        delta = _read_safely(self.reader, stored.event)
         self.deltas.append(delta)
         if not _is_data(stored.event):
             return
@@ -184,7 +184,7 @@ class DialectChooser:
     def offer(self, event: SseEvent, size: int, t_ns: int) -> list[Released]:
         """Take an event of `size` bytes, complete at `t_ns`; return the events whose meaning is now known."""
         if not self._stored and not _is_data(event):
-            delta = _read(None, event)
+            delta = _read_safely(None, event)
             delta.size = size
             return [Released(delta, event, t_ns)]
         stored = _StoredEvent(event, None, size, t_ns)
@@ -301,7 +301,7 @@ class DialectChooser:
         out = []
         for event, delta, size, t_ns in self._stored:
             if event is not None:
-                delta = _read(reader, event) if by is None else next(deltas)
+                delta = _read_safely(reader, event) if by is None else next(deltas)
                 delta.size = size
                 self._output_read |= delta.output
             assert delta is not None
@@ -318,7 +318,7 @@ class DialectChooser:
         claims = self._dialects.claims_of(read_json(event.data), self._path, event.event)
         for order, _ in islice(claims, CANDIDATES_MAX):
             reader = self._dialects.all[order]()
-            other = _read(reader, event)
+            other = _read_safely(reader, event)
             if not other.output:
                 continue
             self._outputs_of_another += 1
@@ -364,7 +364,7 @@ def _is_weak_evidence(delta: Delta) -> bool:
     return delta.counts is not None or delta.verdict is not None or delta.event_class is EventClass.ERROR
 
 
-def _read(reader: Reader | None, event: SseEvent) -> Delta:
+def _read_safely(reader: Reader | None, event: SseEvent) -> Delta:
     delta = _read_unclaimed(event) if reader is None else reader.read_event(event)
     if event.data is not None and bedrock.GUARDRAIL_ACTION in event.data:
         bedrock.add_guardrail(delta, event.data)

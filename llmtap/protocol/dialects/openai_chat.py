@@ -160,7 +160,7 @@ class OpenAIChat(ChoicesReader):
         elif type(thought) is str and thought and not text and not calls:
             out = Delta(EventClass.REASONING, 0, True, False, False, True, thought, where, also)
         elif type(calls) is list and len(calls) == 1 and not text and not thought:
-            fragment = _fragment(calls[0])
+            fragment = _arguments_fragment(calls[0])
             if fragment is None:
                 return None
             out = Delta(EventClass.TOOL_CALL, 0, True, False, False, False, fragment, where, also)
@@ -249,7 +249,7 @@ class OpenAIChat(ChoicesReader):
                 findings.piece(index, EventClass.REASONING, thought)
                 if findings.cut:
                     break
-        if reasoning := text_of(_reasoning(delta)):
+        if reasoning := text_of(_reasoning_text_of(delta)):
             findings.piece(index, EventClass.REASONING, reasoning)
         if content and not replaced:
             if isinstance(content, str):
@@ -263,7 +263,7 @@ class OpenAIChat(ChoicesReader):
         if isinstance(audio, dict) and (audio.get("transcript") or audio.get("data")):
             findings.piece(index, EventClass.CONTENT, text_of(audio.get("transcript")), audio=True)
         if delta.tool_calls or delta.function_call:
-            for call in _calls(delta):
+            for call in _called_functions(delta):
                 name, arguments = call.get("name"), call.get("arguments") or call.get("input")
                 output = bool(name or arguments)
                 findings.piece(index, EventClass.TOOL_CALL, text_of(arguments), output=output)
@@ -309,7 +309,7 @@ class OpenAIChat(ChoicesReader):
                 break
             if not isinstance(part, dict):
                 continue
-            for kind, text in _part(part):
+            for kind, text in _part_outputs(part):
                 findings.piece(index, kind, text)
                 if kind is EventClass.CONTENT:
                     self._settle(index)
@@ -327,7 +327,7 @@ def _is_thought(extra: Any) -> bool:
     return isinstance(google, dict) and google.get("thought") is True
 
 
-def _reasoning(delta: _Delta) -> Any:
+def _reasoning_text_of(delta: _Delta) -> Any:
     """Return the thinking beside the content, in whichever field a server puts it."""
     thinking = delta.reasoning_content or delta.reasoning or delta.reasoning_text or delta.thinking
     if thinking or not isinstance(delta.reasoning_details, list):
@@ -336,7 +336,7 @@ def _reasoning(delta: _Delta) -> Any:
     return "".join(map(text_of, parts))
 
 
-def _part(part: dict[str, Any]) -> Iterator[tuple[EventClass, str]]:
+def _part_outputs(part: dict[str, Any]) -> Iterator[tuple[EventClass, str]]:
     thinking = part.get("thinking")
     for inner in thinking if isinstance(thinking, list) else ({"text": thinking},):
         if thought := text_of(inner.get("text") if isinstance(inner, dict) else None):
@@ -346,7 +346,7 @@ def _part(part: dict[str, Any]) -> Iterator[tuple[EventClass, str]]:
             yield kind, text
 
 
-def _fragment(call: Any) -> str | None:
+def _arguments_fragment(call: Any) -> str | None:
     """The arguments in the usual piece of a call, or "" beside its name; None if it is no usual one."""
     function = call.get("function") if type(call) is dict else None
     if type(function) is not dict:
@@ -355,7 +355,7 @@ def _fragment(call: Any) -> str | None:
     return arguments if type(arguments) is str and (arguments or function.get("name")) else None
 
 
-def _calls(delta: _Delta) -> Iterator[dict[str, Any]]:
+def _called_functions(delta: _Delta) -> Iterator[dict[str, Any]]:
     """The functions, as far as this delta names them, of its calls."""
     if isinstance(delta.tool_calls, list):
         for call in delta.tool_calls:

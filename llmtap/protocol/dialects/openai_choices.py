@@ -61,7 +61,7 @@ def is_flat_error(value: dict[str, Any]) -> bool:
     return is_marked and bool(value.get("message")) and "choices" not in value
 
 
-def _replaced(value: dict[str, Any]) -> Verdict | None:
+def _guardrail_verdict(value: dict[str, Any]) -> Verdict | None:
     """Return NeMo's verdict. Bedrock's is that of `bedrock.add_guardrail`."""
     candidates = (
         verdicts.of_rails(value.get(name), name, value.get("status"))
@@ -70,7 +70,7 @@ def _replaced(value: dict[str, Any]) -> Verdict | None:
     return next(filter(None, candidates), None)
 
 
-def _counted(value: dict[str, Any]) -> tuple[Any, str]:
+def _usage_and_place(value: dict[str, Any]) -> tuple[Any, str]:
     """Return the usage of a chunk, and its place."""
     usage, groq, invoked = value.get("usage"), value.get("x_groq"), value.get(_INVOCATION)
     if usage is None and isinstance(groq, dict):
@@ -87,9 +87,9 @@ def _counted(value: dict[str, Any]) -> tuple[Any, str]:
     return usage, "usage"
 
 
-def _times(value: dict[str, Any]) -> tuple[ServerTime, ...]:
+def _server_times(value: dict[str, Any]) -> tuple[ServerTime, ...]:
     """Durations of the server's own work, `timings` left out."""
-    usage, place = _counted(value)
+    usage, place = _usage_and_place(value)
     nvext = value.get("nvext")
     out = object_times(place, usage)
     for place, times in (
@@ -116,12 +116,12 @@ def add_beside(
     get = value.get
     if name is None and _USUAL.issuperset(value) and get("object") != "error":
         if get("usage") is not None:
-            findings.delta.server_times += _times(value)
+            findings.delta.server_times += _server_times(value)
         return
     findings.verdict(verdicts.of_hook_results(get("hook_results")))
     findings.verdict(verdicts.of_moderation(get("moderation")))
     findings.verdict(verdicts.of_warnings(get("warnings"), get("detections"), answered=findings.chose))
-    findings.verdict(_replaced(value))
+    findings.verdict(_guardrail_verdict(value))
     findings.verdict(verdicts.of_block_reason(get("promptFeedback"), "promptFeedback"))
     verdict = verdicts.of_prompt_filter_results(get("prompt_filter_results") or get("prompt_annotations"))
     if verdict is not None:
@@ -134,7 +134,7 @@ def add_beside(
             # stream, too late to withhold anything (BerriAI/litellm#39036).
             verdict = Verdict("error.code", verdicts.OUTPUT, "blocked", "output", "medium", "400")
         findings.error(error, verdict)
-    findings.delta.server_times += _times(value)
+    findings.delta.server_times += _server_times(value)
 
 
 class ChunkFields(msgspec.Struct, gc=False):
@@ -181,7 +181,7 @@ class ChoicesReader:
             value = openai_shapes.read_json(data)
             if not isinstance(value, dict):
                 return openai_shapes.unknown(name)
-            chunk = msgspec.convert(_fitting(value), self.chunk_type)
+            chunk = msgspec.convert(_without_misfits(value), self.chunk_type)
         return self._read(chunk, data, name, streamed=streamed)
 
     def _read(self, chunk: Any, data: bytes, name: bytes | None, *, streamed: bool) -> Delta:
@@ -192,7 +192,7 @@ class ChoicesReader:
         value = None if is_plain(chunk, name) else openai_shapes.read_json(data)
         if choices:
             self._begin(chunk, data)
-            verdict = None if value is None or _USUAL.issuperset(value) else _replaced(value)
+            verdict = None if value is None or _USUAL.issuperset(value) else _guardrail_verdict(value)
             replaced = verdict is not None and verdict.substituted
             if verdict is not None and verdict.confidence == "high":
                 findings.verdict(verdict)  # Added first, because it is more precise than the finish reason.
@@ -204,7 +204,7 @@ class ChoicesReader:
         known = chunk.choices is not None
         if value is not None:
             add_beside(findings, value, len(data), name, finished=self._finished)
-            usage = _counted(value)[0]
+            usage = _usage_and_place(value)[0]
             known = known or any(value.get(name) is not None for name in _KNOWN)
             if not known and value.get("type") == "ping":
                 return Delta(EventClass.KEEPALIVE)
@@ -261,7 +261,7 @@ def is_alone(chunk: Any) -> bool:
     )
 
 
-def _fitting(value: dict[str, Any]) -> dict[str, Any]:
+def _without_misfits(value: dict[str, Any]) -> dict[str, Any]:
     """Return a chunk that the typed decode refused, without the values whose types do not fit."""
     choices, model, usage = value.get("choices"), value.get("model"), value.get("usage")
     return value | {

@@ -81,20 +81,20 @@ def read_json(data: bytes) -> Any:
     if len(data) > _LENIENT_BYTES_MAX:
         return None
     try:
-        return _clean(json.loads(data.decode("utf-8", "replace")))
+        return _without_surrogates(json.loads(data.decode("utf-8", "replace")))
     except BAD_JSON:
         return None
 
 
-def _clean(value: Any) -> Any:
+def _without_surrogates(value: Any) -> Any:
     """Return the value with lone surrogates replaced, because UTF-8 cannot encode them."""
     match value:
         case str():
             return value.encode("utf-8", "replace").decode()
         case list():
-            return [_clean(v) for v in value]
+            return [_without_surrogates(v) for v in value]
         case dict():
-            return {_clean(k): _clean(v) for k, v in value.items()}
+            return {_without_surrogates(k): _without_surrogates(v) for k, v in value.items()}
     return value
 
 
@@ -265,7 +265,7 @@ _RANKED: Final[dict[int, tuple[EventClass, ...]]] = {}
 """Classes in their order, by the bits of a mask; at most 2^11 of them."""
 
 
-def _ranked(mask: int) -> tuple[EventClass, ...]:
+def _ranked_classes(mask: int) -> tuple[EventClass, ...]:
     classes = _RANKED.get(mask)
     if classes is None:
         classes = _RANKED[mask] = tuple(c for c in EventClass if mask >> c & 1)
@@ -416,9 +416,9 @@ class Findings:
         # The role is the event's class only if the event has no output, no count and no finish reason.
         counted = delta.counts is not None and bool(delta.counts.output) and not self._markers
         if self._role and (counted or delta.finish_reason is not None):
-            classes = (*_ranked(mask or 1 << EventClass.METADATA), EventClass.ROLE)
+            classes = (*_ranked_classes(mask or 1 << EventClass.METADATA), EventClass.ROLE)
         else:
-            classes = _ranked(mask | self._role << EventClass.ROLE)
+            classes = _ranked_classes(mask | self._role << EventClass.ROLE)
         if classes:
             first = delta.event_class = classes[0]
             delta.also = classes[1:]

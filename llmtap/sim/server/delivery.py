@@ -213,8 +213,8 @@ def fixed_schedule(options: SimOptions, chance: random.Random) -> Iterator[int]:
     Token i is due at `ttft + i * itl`, counted from the request and not from the previous token, so that
     lateness does not accumulate. Each answer has its own `chance`, so answers do not depend on each other.
     """
-    ttft_ns = round(options.ttft * _vary(options.spread, chance))
-    itl_ns = round(options.itl * _vary(options.spread, chance))
+    ttft_ns = round(options.ttft * _random_factor(options.spread, chance))
+    itl_ns = round(options.itl * _random_factor(options.spread, chance))
     sigma = options.pacing.jitter
     if not sigma:
         return count(ttft_ns, itl_ns)
@@ -225,7 +225,7 @@ def fixed_schedule(options: SimOptions, chance: random.Random) -> Iterator[int]:
     return accumulate(chain((ttft_ns,), gaps))
 
 
-def _vary(spread: float, chance: random.Random) -> float:
+def _random_factor(spread: float, chance: random.Random) -> float:
     return 1 + chance.uniform(-spread, spread)
 
 
@@ -302,7 +302,7 @@ class EngineSource:
         self._made_ns = made_ns
         self.tickets: Sequence[Ticket] = ()
         self.given_up = False
-        self.on_news: Callable[[], None] = _nobody
+        self.on_news: Callable[[], None] = _do_nothing
 
     @property
     def cached_tokens(self) -> int | None:
@@ -320,7 +320,7 @@ class EngineSource:
 
     def close(self, now_ns: int) -> None:
         self._live.leave(now_ns, self.tickets)
-        self.on_news = _nobody
+        self.on_news = _do_nothing
 
     def token(self, choice: int, at_ns: int) -> None:
         self._made_ns[choice].append(at_ns)
@@ -337,5 +337,5 @@ class EngineSource:
         self.on_news()
 
 
-def _nobody() -> None:
+def _do_nothing() -> None:
     """Default for `on_news`: do nothing."""

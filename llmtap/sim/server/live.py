@@ -163,7 +163,7 @@ class LiveEngine:
                 self._arrivals = [entry for entry in self._arrivals if entry[2] is not ticket]
                 heapify(self._arrivals)
             elif self._open.pop(ticket.number, None) is not None:
-                self._note(now_ns, self._engine.leave(now_ns, ticket.number))
+                self._note_step(now_ns, self._engine.leave(now_ns, ticket.number))
                 self._forget_later(ticket.number)
         self._look_ahead()
 
@@ -180,7 +180,7 @@ class LiveEngine:
             elif arrives_ns <= now_ns and arrives_ns <= ends_ns:
                 self._arrive()
             elif ends_ns < now_ns:  # not yet if equal, since arrivals at that time come first
-                self._end()
+                self._finish_run()
             else:
                 break
         self._look_ahead()
@@ -202,13 +202,13 @@ class LiveEngine:
         ticket.predicted = self._predict(requests, Random(f"{self._seed}/{number}"))[0]
         self._served.predicted[number] = ticket.predicted
         self._open[number] = ticket
-        self._note(now_ns, self._engine.arrive(now_ns, number))
+        self._note_step(now_ns, self._engine.arrive(now_ns, number))
 
-    def _end(self) -> None:
+    def _finish_run(self) -> None:
         end_ns, began, run = heappop(self._runs)
         step = self._engine.done(end_ns, run)
         if not isinstance(run.work, Batch):
-            self._made(end_ns, step)
+            self._report_tokens(end_ns, step)
         for number in step.made.finished:
             ticket = self._open.pop(number, None)
             if ticket is not None and isinstance(run.work, Batch):
@@ -217,9 +217,9 @@ class LiveEngine:
                     ticket.listener.over(ticket.choice, end_ns)
         self._served.forget(step.made.finished)
         self._served.forget(self._gone.pop(began, ()))
-        self._note(end_ns, step)
+        self._note_step(end_ns, step)
 
-    def _made(self, now_ns: int, step: Step) -> None:
+    def _report_tokens(self, now_ns: int, step: Step) -> None:
         """Report the tokens of an iteration, now or at their due times."""
         made, open_, shares = step.made, self._open, self._shares
         for i, number in enumerate(made.tokens):
@@ -231,41 +231,41 @@ class LiveEngine:
             due_ns = now_ns if made.due_ns is None else made.due_ns[i]
             ticket.last_ns = due_ns
             if due_ns <= now_ns:
-                self._token(ticket, due_ns)
+                self._send_token(ticket, due_ns)
             else:
-                self._later(due_ns, partial(self._token, ticket, due_ns))
+                self._call_later(due_ns, partial(self._send_token, ticket, due_ns))
 
-    def _note(self, now_ns: int, step: Step) -> None:
+    def _note_step(self, now_ns: int, step: Step) -> None:
         for number in step.given_up:
             ticket = self._open.pop(number, None)
             self._forget_later(number)
             if ticket is not None:
                 # Tokens that are already made leave before the end.
                 at_ns = max(now_ns, ticket.last_ns)
-                self._later(at_ns, partial(self._give_up, ticket, at_ns))
+                self._call_later(at_ns, partial(self._give_up, ticket, at_ns))
         for run in step.started:
             self._began += 1
             heappush(self._runs, (run.end_ns, self._began, run))
             if isinstance(run.work, Batch):
                 for number in run.work.members:
                     ticket = self._open[number]
-                    self._follow(ticket, iter(run.work.token_times(run.start_ns, ticket.output)))
+                    self._schedule_next_token(ticket, iter(run.work.token_times(run.start_ns, ticket.output)))
             elif self._shares:
                 for number, tokens in run.work.prefill:
                     self._open[number].prefilled += tokens
 
-    def _follow(self, ticket: Ticket, times: Iterator[int]) -> None:
+    def _schedule_next_token(self, ticket: Ticket, times: Iterator[int]) -> None:
         """Schedule the next token of a batch, whose times are known."""
         at_ns = next(times, None)
         if at_ns is not None:
-            self._later(at_ns, partial(self._batch_token, ticket, at_ns, times))
+            self._call_later(at_ns, partial(self._batch_token, ticket, at_ns, times))
 
     def _batch_token(self, ticket: Ticket, at_ns: int, times: Iterator[int]) -> None:
         if not ticket.over:
-            self._token(ticket, at_ns)
-            self._follow(ticket, times)
+            self._send_token(ticket, at_ns)
+            self._schedule_next_token(ticket, times)
 
-    def _token(self, ticket: Ticket, at_ns: int) -> None:
+    def _send_token(self, ticket: Ticket, at_ns: int) -> None:
         if ticket.listener is not None:
             ticket.listener.token(ticket.choice, at_ns)
 
@@ -274,7 +274,7 @@ class LiveEngine:
         if ticket.listener is not None:
             ticket.listener.refused(at_ns)
 
-    def _later(self, at_ns: int, act: Callable[[], None]) -> None:
+    def _call_later(self, at_ns: int, act: Callable[[], None]) -> None:
         heappush(self._leaving, (at_ns, next(self._order), act))
 
     def _forget_later(self, number: int) -> None:

@@ -201,15 +201,15 @@ class ExoBenchShape(OpenAIChatShape):
         answer = self._answer
         given, made, cached = answer.prompt_tokens, answer.output_tokens, answer.cached_tokens or 0
         stats = {
-            "prompt_tps": _rate(given - cached, answer.prompt_ns),
-            "generation_tps": _rate(made - 1, answer.output_ns),
+            "prompt_tps": _tokens_per_second(given - cached, answer.prompt_ns),
+            "generation_tps": _tokens_per_second(made - 1, answer.output_ns),
             "prompt_tokens": given, "generation_tokens": made,
             "prefix_cache_hit": "none" if not cached else "partial" if cached < given else "exact",
         }  # fmt: skip
         return {**super().whole(), "generation_stats": stats}
 
 
-def _rate(tokens: int, ns: int) -> float:
+def _tokens_per_second(tokens: int, ns: int) -> float:
     """Return tokens per second; 0 without a duration."""
     return max(tokens, 0) * 1e9 / ns if ns > 0 else 0.0
 

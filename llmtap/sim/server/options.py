@@ -148,15 +148,15 @@ class Key(NamedTuple):
     meaning: str
 
 
-def _options(kind: type[Struct], table: str = "") -> Iterator[tuple[str, Option]]:
+def _options_of(kind: type[Struct], table: str = "") -> Iterator[tuple[str, Option]]:
     for option in options_of(kind):
         if isinstance(option.default, Struct):
-            yield from _options(option.kind, f"{option.name}.")
+            yield from _options_of(option.kind, f"{option.name}.")
         else:
             yield f"{table}{option.name}", option
 
 
-_OPTIONS: Final = dict(_options(SimOptions))
+_OPTIONS: Final = dict(_options_of(SimOptions))
 """Each option by its key."""
 _BY_HEADER: Final = {
     option.name: (key.rpartition(".")[0], option)

@@ -85,7 +85,7 @@ def choose(
         count, finish = TOKENS_MAX, "length"
     choice = Choice(list(say(count, key)), finish)
     if request.stop:
-        _stop(choice, request)
+        _cut_at_stop(choice, request)
     return choice
 
 
@@ -99,7 +99,7 @@ def block(choice: Choice, after: int, options: SimOptions) -> None:
         choice.finish, choice.stop_text = "content_filter", None
 
 
-def _stop(choice: Choice, request: SimulatedRequest) -> None:
+def _cut_at_stop(choice: Choice, request: SimulatedRequest) -> None:
     """End the choice where a stop string is complete, not before `min_tokens`. Tokens of the stop string
     count but are not sent."""
     text = choice.text

@@ -248,10 +248,15 @@ class SimulatedResponsesSession(SimulatedSession):
             if before not in self._texts:
                 raise _UnknownResponse(f"there is no response {before!r} in this session")
             plan = replace(plan, prompts=(f"{self._texts[before]}\n{plan.prompts[0]}",))
-        return replace(plan, stream=True), lambda answer: _MessagesShape(answer, _lane(event)), None
+        return replace(plan, stream=True), lambda answer: _MessagesShape(answer, _lane_field(event)), None
 
     def _refuse(self, event: _ClientEvent, status: int, code: str, message: str) -> None:
-        error = {"type": "error", "status": status, **openai_error(status, code, message), **_lane(event)}
+        error = {
+            "type": "error",
+            "status": status,
+            **openai_error(status, code, message),
+            **_lane_field(event),
+        }
         self._write(frame(msgspec.json.encode(error)))
 
     def _remember(self, turn: SessionTurn) -> None:
@@ -262,5 +267,5 @@ class SimulatedResponsesSession(SimulatedSession):
             self._texts.popitem(last=False)
 
 
-def _lane(event: _ClientEvent) -> dict[str, str]:
+def _lane_field(event: _ClientEvent) -> dict[str, str]:
     return {} if event.stream_id is None else {"stream_id": event.stream_id}

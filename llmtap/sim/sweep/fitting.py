@@ -205,7 +205,7 @@ def load_grid(path: str | Path) -> list[GridPoint]:
     points: list[GridPoint] = []
     with open(path, newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
-        reader.fieldnames = _head(reader)
+        reader.fieldnames = _header_names(reader)
         for name in _COLUMNS:
             if name not in (reader.fieldnames or ()):
                 raise GridError(f"line 1: expected a column {name}")
@@ -224,7 +224,7 @@ def load_grid(path: str | Path) -> list[GridPoint]:
     return points
 
 
-def _head(reader: "csv.DictReader[str]") -> list[str]:
+def _header_names(reader: "csv.DictReader[str]") -> list[str]:
     return [name.strip().lower() for name in reader.fieldnames or ()]
 
 
@@ -235,7 +235,7 @@ def length_counted(path: str | Path) -> str | None:
     """
     with open(path, newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
-        reader.fieldnames = _head(reader)
+        reader.fieldnames = _header_names(reader)
         try:
             counts = [
                 (int(row["max_seq_len"]), int(row["prompt_tokens"]), int(row["output_tokens"]))
@@ -330,21 +330,21 @@ def fit_exchanges(
             their own.
         memory: of the engine; None: unknown.
     """
-    rows = [row for row in map(_row, exchanges) if row is not None]
+    rows = [row for row in map(_row_of, exchanges) if row is not None]
     answered = [row for row in rows if row.last_ns is not None]
     if not answered:
         raise FitError("no row has the times of arrival, first and last token: capture streamed answers")
     if all(row.prompt is None for row in answered):
         raise FitError("no row has a count of input tokens, which the fit of prefill needs")
     load = _Load(rows, memory)
-    alone, decode, answers, constants = _fitted(answered, load, chunk)
+    alone, decode, answers, constants = _fit_all(answered, load, chunk)
     beta_ns = constants["beta"]
     gamma = constants.get("step", 0.0) / beta_ns
     model = IterationModel(beta_ns, gamma, constants["prefill"], constants.get("context", 0.0))
     prefilled, decoded = alone or answers, decode or answers
     assert prefilled is not None
     assert decoded is not None
-    prefill_unseen, decode_unseen = _unseen(
+    prefill_unseen, decode_unseen = _unseen_errors(
         answered, load, chunk, alone=alone is not None, gaps=decode is not None
     )
     if prefill_unseen is None and alone is not None:
@@ -378,7 +378,7 @@ class _Points:
         return part_of(self.source, self.took_ns, self.predicted(constants))
 
 
-def _fitted(
+def _fit_all(
     rows: Sequence["_Row"], load: "_Load", chunk: int | None
 ) -> tuple[_Points | None, _Points | None, _Points | None, _Constants]:
     """Return the points used for prefill, decode and whole answers, and all constants; `base` only if a
@@ -400,7 +400,7 @@ def _fitted(
     return alone, decode, answers, constants
 
 
-def _unseen(
+def _unseen_errors(
     rows: Sequence["_Row"], load: "_Load", chunk: int | None, *, alone: bool, gaps: bool
 ) -> tuple[Unseen | None, Unseen | None]:
     """Fit one half of the time and predict the durations of the other: prefill, and decode.
@@ -416,7 +416,7 @@ def _unseen(
     running_max = [max((load.running(row.first_ns or 0) for row in half), default=0) for half in halves]
     fitted, other = halves if running_max[0] >= running_max[1] else halves[::-1]
     try:
-        constants = _fitted(fitted, load, chunk)[-1]
+        constants = _fit_all(fitted, load, chunk)[-1]
     except FitError:
         return None, None
     prefill = _alone_points(other, load, chunk) if alone and "base" in constants else None
@@ -454,7 +454,7 @@ class _Row:
     """Time of each token; empty if unknown."""
 
 
-def _row(x: Exchange) -> _Row | None:
+def _row_of(x: Exchange) -> _Row | None:
     t, tokens = x.timeline, x.tokens
     if t.submit_ns is None and t.first_token_ns is None:
         return None

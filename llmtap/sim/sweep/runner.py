@@ -112,7 +112,7 @@ def in_processes(jobs: Sequence[SweepJob], traces: Traces, workers: int) -> Gene
     left = {job.id: job for job in jobs}
     while left:
         suspects: list[SweepJob] = []
-        with _pool(traces, workers) as submit:
+        with _process_pool(traces, workers) as submit:
             for job, attempt_ in _as_they_end(list(left.values()), submit, workers + 1):
                 if attempt_ is None:
                     suspects.append(job)
@@ -120,7 +120,7 @@ def in_processes(jobs: Sequence[SweepJob], traces: Traces, workers: int) -> Gene
                     del left[job.id]
                     yield attempt_
         for job in suspects:
-            with _pool(traces, 1) as submit:
+            with _process_pool(traces, 1) as submit:
                 [(_, attempt_)] = _as_they_end([job], submit, 1)
             del left[job.id]
             yield attempt_ or SweepAttempt(job.id, job.to_dict(), error=_DIED)
@@ -155,18 +155,18 @@ def _as_they_end(
 
 
 @contextmanager
-def _pool(traces: Traces, workers: int) -> Iterator[Callable[[SweepJob], "Future[SweepAttempt]"]]:
+def _process_pool(traces: Traces, workers: int) -> Iterator[Callable[[SweepJob], "Future[SweepAttempt]"]]:
     others = set(multiprocessing.active_children())
     # A fork would copy locks held by threads, such as Arrow's.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(traces,))
+    pool = ProcessPoolExecutor(workers, context, initializer=_set_traces, initargs=(traces,))
 
     def submit(job: SweepJob) -> "Future[SweepAttempt]":
         # `submit` starts processes, which inherit the mask: no signal reaches them before they are ready.
         with _signals_later():
             before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
             try:
-                return pool.submit(_attempt, job)
+                return pool.submit(_run_job, job)
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -205,7 +205,7 @@ def _signals_later() -> Iterator[None]:
 _traces: Traces = {}
 
 
-def _begin(traces: Traces) -> None:
+def _set_traces(traces: Traces) -> None:
     global _traces
     _traces = traces
     # Ctrl-C reaches the whole process group; the parent decides when to end.
@@ -222,7 +222,7 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _attempt(job: SweepJob, trace: Trace | None = None) -> SweepAttempt:
+def _run_job(job: SweepJob, trace: Trace | None = None) -> SweepAttempt:
     return attempt(job, _traces[job.rows] if trace is None else trace, SystemClock.mono_ns)
 
 
@@ -233,7 +233,7 @@ def on_ray(
     one with `workers` CPUs on loopback. Raises ConfigError without Ray or a cluster."""
     with ray_cluster(address, workers) as ray:
         stored = {digest: ray.put(trace) for digest, trace in traces.items()}
-        task = ray.remote(max_retries=1)(_attempt)
+        task = ray.remote(max_retries=1)(_run_job)
         running = {task.options(name=job.name).remote(job, stored[job.rows]): job for job in jobs}
         # Do not cancel tasks when the iterator is closed: they end with this driver, and Ray 2.60 aborts the
         # driver if a task that was cancelled by force ends nevertheless.
@@ -243,7 +243,7 @@ def on_ray(
                 try:
                     attempt: SweepAttempt = ray.get(ref)
                 except ray.exceptions.RayTaskError as exc:
-                    # `_attempt` never raises, so a node has no llmtap, or another version.
+                    # `_run_job` never raises, so a node has no llmtap, or another version.
                     attempt = SweepAttempt(job.id, job.to_dict(), error=str(exc).strip().splitlines()[-1])
                 except ray.exceptions.RayError as exc:
                     attempt = SweepAttempt(
@@ -310,12 +310,12 @@ class SweepRunner:
         traces = {job.rows: self._traces[job.rows] for job in jobs}
         if self._ray is not None:
             return on_ray(jobs, traces, self._ray, workers=self._workers)
-        workers = min(self._workers or _worthwhile(jobs), len(jobs))
+        workers = min(self._workers or _useful_workers(jobs), len(jobs))
         if workers > 1:
             return in_processes(jobs, traces, workers)
         return in_turn(jobs, traces, progress=self._listener.under_way)
 
 
-def _worthwhile(jobs: Sequence[SweepJob]) -> int:
+def _useful_workers(jobs: Sequence[SweepJob]) -> int:
     effort = sum(job.effort for job in jobs)
     return max(1, min(len(os.sched_getaffinity(0)), effort // _EFFORT_PER_PROCESS))

@@ -137,12 +137,12 @@ def _write(writer: format.TraceWriter) -> None:
         batch = format.replaced(batch, "blocks", pc.if_else(bodied, pa.scalar(None, blocks.type), blocks))
         columns = [batch.column(name).to_pylist() for name in _WANTED]
         for row in zip(*columns, ids.of(batch), strict=True):
-            writer.out.write(_line(*row))
+            writer.out.write(_row_line(*row))
     ids.missing = 0  # rows with a body need no ids, and AIPerf accepts the others without ids
     ids.report()
 
 
-def _line(
+def _row_line(
     arrival_ns: int | None, think_us: int | None, session: str | None, read: int | None,
     output_tokens: int | None, body: str | None, blocks: list[int] | None,
 ) -> bytes:  # fmt: skip

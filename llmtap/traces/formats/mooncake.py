@@ -4,7 +4,7 @@ JSON Lines `{"timestamp": ms, "input_length": tokens, "output_length": tokens, "
 one id per block of 512 tokens, also for a partial last block. `guidellm` is the input of guidellm's
 `--profile kind=replay`: times in seconds, and an optional `duration` of the whole answer. A row with a
 `duration` is guidellm's. Otherwise the values of the times decide, not their spelling, and a file whose times
-may be either is claimed by both formats, so that its reader must choose (`_units`).
+may be either is claimed by both formats, so that its reader must choose (`_possible_units`).
 
 `aiperf.py` uses `block_columns` (the columns of a capture for ids that were read) and `BlockIds` (the ids to
 write), too.
@@ -68,7 +68,7 @@ def _batches(places: int, stream: BinaryIO, notes: list[str]) -> Iterator[pa.Rec
             **block_columns(ids),
         }
         bare += ids.count(None)
-        broken += sum(_broken(row.hash_ids, row.input_length) for row, _ in rows)
+        broken += sum(_is_inconsistent(row.hash_ids, row.input_length) for row, _ in rows)
         if places == _MS:
             finer += sum(row.timestamp != row.timestamp // 1 for row, _ in rows)
         yield format.batch_of(len(rows), columns)
@@ -80,7 +80,7 @@ def _batches(places: int, stream: BinaryIO, notes: list[str]) -> Iterator[pa.Rec
         notes.append(f"{broken:,} rows have another number of hash_ids than blocks of {SIZE} tokens")
 
 
-def _broken(ids: Sequence[int] | None, tokens: int | None) -> bool:
+def _is_inconsistent(ids: Sequence[int] | None, tokens: int | None) -> bool:
     """Return whether the number of block ids does not fit the number of prompt tokens."""
     return ids is not None and tokens is not None and len(ids) != -(-tokens // SIZE)
 
@@ -133,7 +133,7 @@ class BlockIds:
             numbers = self._numbers
             lists = [None if ids is None else [numbers[i] for i in ids] for ids in lists]
         self.missing += lists.count(None)
-        self._broken += sum(map(_broken, lists, batch.column("input_tokens").to_pylist()))
+        self._broken += sum(map(_is_inconsistent, lists, batch.column("input_tokens").to_pylist()))
         return lists
 
     def _resize(self, batch: pa.RecordBatch, lists: list[list[int] | None]) -> None:
@@ -193,10 +193,10 @@ def _sniff(places: int, head: bytes, name: str) -> bool:
         return False
     if any("duration" in o for o in objects):
         return places == _SECONDS
-    return places in _units([o["timestamp"] for o in objects], with_blocks="hash_ids" in objects[0])
+    return places in _possible_units([o["timestamp"] for o in objects], with_blocks="hash_ids" in objects[0])
 
 
-def _units(times: Sequence[object], *, with_blocks: bool) -> tuple[int, ...]:
+def _possible_units(times: Sequence[object], *, with_blocks: bool) -> tuple[int, ...]:
     """Return the possible units of times; both if the values do not decide.
 
     Whole times that are close together are taken for Mooncake's if there are block ids: its traces have both.

@@ -31,17 +31,17 @@ def _read(file: BinaryIO) -> format.TraceSource:
     copy.flush()
 
     def batches(given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with copy, _unnamed():
+        with copy, _without_copy_name():
             yield from given
 
-    with _unnamed():
+    with _without_copy_name():
         source, _ = read_many(copy.name)
     source.batches = batches(source.batches)
     return source
 
 
 @contextmanager
-def _unnamed() -> Iterator[None]:
+def _without_copy_name() -> Iterator[None]:
     """Raise a CaptureError as a FormatError without the name of the copy."""
     try:
         yield

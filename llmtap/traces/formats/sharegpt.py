@@ -159,7 +159,7 @@ def _write(writer: TraceWriter) -> None:
     count = branched = 0
     for group in grouped(turns()):
         branch = 0
-        for branch, (name, history) in enumerate(_branches(group)):
+        for branch, (name, history) in enumerate(_session_branches(group)):
             name = f"conversation-{count}" if name is None else name
             talk = {
                 "id": f"{name}-branch-{branch}" if branch else name,
@@ -187,7 +187,7 @@ def _messages_of(body: str) -> Messages | None:
 _decode_record: Final = msgspec.json.Decoder(tuple[str | None, Messages, str]).decode
 
 
-def _branches(records: Iterator[bytes]) -> Iterator[tuple[str | None, Messages]]:
+def _session_branches(records: Iterator[bytes]) -> Iterator[tuple[str | None, Messages]]:
     """Yield name and messages of the conversations of a session. Prompts that repeat the messages before
     belong to one conversation; an edited or repeated question begins another one."""
     history: Messages = []

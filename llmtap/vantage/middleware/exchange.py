@@ -104,7 +104,7 @@ class Emitter(Reporter):
     def _warn_without_meter(self) -> None:
         if not self.tap.connected:
             event, hint = "no_meter", f"llmtap meter --listen-socket {self._path}"
-            if _denied(self._path):
+            if _is_denied(self._path):
                 event = "meter_denied"
                 hint = f"run `llmtap meter` as the user of this application (uid {os.geteuid()})"
             warn("event=%s socket=%s exchanges=unmeasured hint=%r", event, self._path, hint)
@@ -120,7 +120,7 @@ class Emitter(Reporter):
             self.failed(exc)
 
 
-def _denied(path: str) -> bool:
+def _is_denied(path: str) -> bool:
     """Return whether permissions keep this user from using a socket."""
     try:
         os.stat(path)

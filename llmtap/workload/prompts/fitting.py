@@ -216,11 +216,13 @@ class ElasticPrompts:
                 prompts_[row] = (first, Fitted("", len(first.ids), wanted, TOKEN_IDS))
             else:
                 makers[row] = maker
-                drafts.append(Draft(wanted, maker.make, self._overheads.get(_shape(first), self._overhead)))
+                drafts.append(
+                    Draft(wanted, maker.make, self._overheads.get(_prompt_shape(first), self._overhead))
+                )
         for (row, maker), (prompt, fitted) in zip(makers.items(), fit(drafts, self._counter), strict=True):
             prompts_[row] = (prompt, fitted)
             if fitted.exact and prompt is maker.prompt:
-                self._overhead = self._overheads[_shape(prompt)] = fitted.tokens - maker.words
+                self._overhead = self._overheads[_prompt_shape(prompt)] = fitted.tokens - maker.words
         return [prompts_[row] for row in rows]
 
 
@@ -238,7 +240,7 @@ class _Maker:
         return self.prompt
 
 
-def _shape(prompt: Prompt) -> tuple[bool, int]:
+def _prompt_shape(prompt: Prompt) -> tuple[bool, int]:
     return bool(prompt.system), len(prompt.history)
 
 

@@ -146,7 +146,7 @@ class DialectTable(_Table, frozen=True, kw_only=True):
     ] = {}
 
     def __post_init__(self) -> None:
-        raise_all(_mistakes(self, f"dialects.{self.name}"))
+        raise_all(_table_mistakes(self, f"dialects.{self.name}"))
 
     @property
     def end_certain(self) -> bool:
@@ -193,7 +193,9 @@ def parse_path(path: str) -> tuple[Step, ...]:
         if match["member"]:
             steps.append(match["member"])
         else:
-            steps.append(Each(match["key"], match["op"] != "!=", match["key"] and _literal(match["value"])))
+            steps.append(
+                Each(match["key"], match["op"] != "!=", match["key"] and _condition_value(match["value"]))
+            )
     if not 0 < len(steps) <= STEPS_MAX:
         raise ValueError(
             f"expected a path of 1 to {STEPS_MAX} members and at most {PATH_CHARS_MAX} characters"
@@ -201,7 +203,7 @@ def parse_path(path: str) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def _literal(text: str) -> Any:
+def _condition_value(text: str) -> Any:
     """Return the JSON value in a condition of a path, or the text as it stands."""
     try:
         return msgspec.json.decode(text)
@@ -237,7 +239,7 @@ def count_paths(table: DialectTable) -> tuple[str, ...]:
     return tuple(path for key in Counts.__struct_fields__ for path in listed(getattr(table.counts, key)))
 
 
-def _mistakes(table: DialectTable, place: str) -> Iterator[ConfigError]:
+def _table_mistakes(table: DialectTable, place: str) -> Iterator[ConfigError]:
     rules = table.rules
     names = [
         name for texts in (*(rule.event for rule in rules), *table.events.values()) for name in listed(texts)

@@ -308,9 +308,9 @@ class TableReader(shapes.ObjectReader):
             if findings.reason is not None:  # Another choice of this event has ended, too.
                 findings.judge(verdicts.of_finish_reason(findings.reason, findings.signal))
             findings.reason = reason
-        added, source = _length(tokens), TokenSource.TOKEN_IDS
+        added, source = _text_length(tokens), TokenSource.TOKEN_IDS
         if not added:
-            added, source = _length(logprobs), TokenSource.LOGPROBS
+            added, source = _text_length(logprobs), TokenSource.LOGPROBS
         self._listed = self._listed or added > 0
         if (total := count(running)) is not None:
             # The first value of a running count belongs to this event if the event has a text (empty for a
@@ -365,7 +365,7 @@ class TableReader(shapes.ObjectReader):
         reason, beside, pieces = findings.reason, findings.beside, findings.pieces
         meaning = None if reason is None else self._dialect.table.finish_reasons.get(reason)
         if meaning is not None and reason is not None:
-            findings.judge(_meant(meaning, reason, findings.signal))
+            findings.judge(_verdict_of(meaning, reason, findings.signal))
             beside += [EventClass.ERROR] if meaning == "failed" else []
         if any(kind is EventClass.REFUSAL for kind, _ in pieces):
             findings.judge(verdicts.of_refusal("content.refusal"))
@@ -400,11 +400,11 @@ class TableReader(shapes.ObjectReader):
         return delta
 
 
-def _length(value: Any) -> int:
+def _text_length(value: Any) -> int:
     return len(value) if isinstance(value, list) else 1 if isinstance(value, dict) else count(value) or 0
 
 
-def _meant(meaning: str, reason: str, signal: str) -> Verdict | None:
+def _verdict_of(meaning: str, reason: str, signal: str) -> Verdict | None:
     """Return the verdict of a finish reason with this meaning."""
     if meaning == "refusal":
         return Verdict(signal, verdicts.MODEL_REFUSAL, value=reason)
