@@ -200,7 +200,7 @@ def _run(
     need_extra("llmtap bench", "scipy", "bench")
     from llmtap.gates.requirements import Requirements, exit_code
 
-    outputs = files.opened()
+    outputs = files.outputs()
     requirements = Requirements.parse(how.require)
     if requirements and system.against is not None:
         raise ConfigError("--require", "cannot be combined with --against")

@@ -103,7 +103,7 @@ def replay(
     csv, capture = load.measuring.csv, load.measuring.capture
     figures_csv_file = None if csv is None else figures_place(csv)
     Outputs(csv=csv)
-    files = outputs.opened(csv=figures_csv_file)
+    files = outputs.outputs(csv=figures_csv_file)
     from llmtap.cli.progress import watching_progress
     from llmtap.gates.requirements import Requirements, exit_code
     from llmtap.load.replay.options import refuse_meaningless

@@ -126,7 +126,7 @@ class _ReportOutputs(Struct, frozen=True, kw_only=True):
         ),
     ] = None
 
-    def opened(self, csv: str | None = None) -> Outputs:
+    def outputs(self, csv: str | None = None) -> Outputs:
         return Outputs(json=self.json, html=self.html, markdown=self.markdown, csv=csv)
 
 
@@ -189,7 +189,7 @@ def report(
         _compare(
             places,
             comparison.compare,
-            outputs.opened(),
+            outputs.outputs(),
             tolerances,
         )
         return
@@ -202,7 +202,7 @@ def report(
     if len(places) == 1 and (Path(places[0]) / "bench.json").is_file():
         _show_bench(
             Path(places[0]),
-            outputs.opened(),
+            outputs.outputs(),
             requirements,
         )
         return
@@ -218,7 +218,7 @@ def report(
         for option in flags_given(source, goals, reader):
             if option not in ("--from", "--require"):
                 raise ConfigError(option, "applies to captures only, not to the result of a replay")
-        files = outputs.opened(outputs.csv)
+        files = outputs.outputs(outputs.csv)
         with _stored_result(places[0]):
             rows = requirements.add_to(result)
             show_replay(files, result)

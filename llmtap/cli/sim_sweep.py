@@ -287,13 +287,13 @@ class SweepProgress:
         self._bar = bar
         self._lines = lines
         self._task = bar.add_task("reading", total=None)
-        self._jobs = self._ended = self._effort = 0
+        self._jobs = self._ended_jobs = self._effort = 0
 
     def reading(self, done: int, of: int | None) -> None:
         self._bar.update(self._task, completed=done, total=of)
 
     def planned(self, jobs: Sequence[SweepJob], done_before: int) -> None:
-        self._jobs, self._ended, self._effort = len(jobs), 0, 0
+        self._jobs, self._ended_jobs, self._effort = len(jobs), 0, 0
         self._bar.reset(self._task, total=sum(job.effort for job in jobs), description="simulating")
         if done_before:
             self._say(f"{done_before:,} done before and taken from the results, {len(jobs):,} left")
@@ -302,9 +302,9 @@ class SweepProgress:
         self._bar.update(self._task, completed=self._effort + job.effort * arrived // job.count)
 
     def ended(self, job: SweepJob, attempt: SweepAttempt) -> None:
-        self._ended += 1
+        self._ended_jobs += 1
         self._effort += job.effort
-        progress = f"{self._ended:,} of {self._jobs:,}"
+        progress = f"{self._ended_jobs:,} of {self._jobs:,}"
         self._bar.update(self._task, completed=self._effort, description=progress)
         how = f"{attempt.seconds:.2f} s" if attempt.error is None else f"failed: {attempt.error}"
         self._say(f"{progress}: {job.name} ({attempt.id}): {how}")

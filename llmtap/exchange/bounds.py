@@ -166,26 +166,26 @@ class Budget:
 class Share:
     """Bytes of a budget that one exchange has taken; without a budget there is no limit."""
 
-    __slots__ = ("_budget", "_taken")
+    __slots__ = ("_budget", "_taken_bytes")
 
     def __init__(self, budget: Budget | None = None) -> None:
         self._budget = budget
-        self._taken = 0
+        self._taken_bytes = 0
 
     def take(self, n: int) -> bool:
         if self._budget is not None and not self._budget.take(n):
             return False
-        self._taken += n
+        self._taken_bytes += n
         return True
 
     def give(self, n: int) -> None:
         if self._budget is not None:
             self._budget.give(n)
-        self._taken -= n
+        self._taken_bytes -= n
 
     def resize(self, n: int) -> bool:
         """Take or return bytes so that `n` are taken. Return False, without a change, if that is too much."""
-        return self.change(n - self._taken)
+        return self.change(n - self._taken_bytes)
 
     def change(self, more: int) -> bool:
         """Take `more` bytes (negative: return). Return False, without a change, if that is too much."""
@@ -196,4 +196,4 @@ class Share:
 
     def close(self) -> None:
         """Return all bytes at the end of the exchange. A second call does nothing."""
-        self.give(self._taken)
+        self.give(self._taken_bytes)

@@ -106,7 +106,7 @@ class RequestReader:
         "_path",
         "_share",
         "_size",
-        "_taken",
+        "_taken_bytes",
         "_x",
         "method",
         "offers_deflate",
@@ -128,7 +128,7 @@ class RequestReader:
         self._body: list[bytes] = []
         self._keeps = False
         self._size = 0
-        self._taken = 0
+        self._taken_bytes = 0
         self._identify = identify
         self._on_request = on_request
         self._head: RequestHead | None = None
@@ -185,7 +185,7 @@ class RequestReader:
         if self._size > REQUEST_BYTES_MAX or not self._share.take(taken):
             self._let_go()
             return
-        self._taken += taken
+        self._taken_bytes += taken
         self._body.append(data)
 
     def end(self) -> None:
@@ -223,8 +223,8 @@ class RequestReader:
     def _let_go(self) -> None:
         self._keeps = False
         self._body.clear()
-        self._share.give(self._taken)
-        self._taken = 0
+        self._share.give(self._taken_bytes)
+        self._taken_bytes = 0
 
     def _payload(self, *, chunked: bool) -> bytes:
         body = b"".join(self._body)

@@ -207,7 +207,14 @@ class TokenLadder:
     text."""
 
     __slots__ = (
-        "_counted", "_declared", "_declared_sum", "_tokenizer", "_total", "chunks", "counts", "textless",
+        "_declared_counts",
+        "_declared_sum",
+        "_tokenized_count",
+        "_tokenizer",
+        "_total",
+        "chunks",
+        "counts",
+        "textless",
     )  # fmt: skip
 
     def __init__(self, tokenizer: Callable[[str], int] | None) -> None:
@@ -217,10 +224,14 @@ class TokenLadder:
         only if `chunks` is 0: besides a transcript or arguments as text they add no tokens."""
         self.counts = UsageCounts()
         self._total = False
-        self._declared = {TokenSource.TOKEN_IDS: 0, TokenSource.LOGPROBS: 0, TokenSource.RUNNING_USAGE: 0}
+        self._declared_counts = {
+            TokenSource.TOKEN_IDS: 0,
+            TokenSource.LOGPROBS: 0,
+            TokenSource.RUNNING_USAGE: 0,
+        }
         self._declared_sum = 0
         self._tokenizer = tokenizer
-        self._counted = 0
+        self._tokenized_count = 0
 
     @property
     def tokenizes(self) -> bool:
@@ -228,8 +239,8 @@ class TokenLadder:
 
     @property
     def so_far(self) -> int:
-        declared = next((n for n in self._declared.values() if n), 0)
-        return declared or self._counted or self.chunks or self.textless
+        declared = next((n for n in self._declared_counts.values() if n), 0)
+        return declared or self._tokenized_count or self.chunks or self.textless
 
     def add(self, delta: Delta) -> int:
         """Count an event that declares tokens, or has a text; return its tokens, -1 if they are unknown."""
@@ -238,7 +249,7 @@ class TokenLadder:
             self._declared_sum += tokens
             if self._declared_sum > TOKENS_MAX:
                 return -1
-            self._declared[delta.token_source] += tokens
+            self._declared_counts[delta.token_source] += tokens
         elif delta.text:
             return self.tokenize(delta.text)
         return tokens
@@ -252,9 +263,9 @@ class TokenLadder:
             n = tokenizer(text)
         except Exception:  # a tokenizer that fails must not end the measurement
             self._tokenizer = None
-            self._counted = 0
+            self._tokenized_count = 0
             return -1
-        self._counted += n
+        self._tokenized_count += n
         return n
 
     def count(self, counts: UsageCounts, *, total: bool) -> None:
@@ -267,8 +278,8 @@ class TokenLadder:
             tokens.output, tokens.source = counts.output, TokenSource.USAGE
             return tokens
         for source, n in (
-            *self._declared.items(),
-            (TokenSource.TOKENIZER, self._counted if stream else 0),
+            *self._declared_counts.items(),
+            (TokenSource.TOKENIZER, self._tokenized_count if stream else 0),
             (TokenSource.CHUNKS, (self.chunks or self.textless) if stream else 0),
         ):
             if n:
@@ -369,44 +380,53 @@ class Interventions:
     """Refusals and guardrail interventions of one answer. Its first words are stored only until they are
     judged."""
 
-    __slots__ = ("_acted", "_flagged", "_opening", "_patterns", "_refused", "_words", "applied", "reading")
+    __slots__ = (
+        "_acted_signal",
+        "_flagged_signal",
+        "_opening_text",
+        "_patterns",
+        "_refusal_signal",
+        "_words",
+        "applied",
+        "reading",
+    )
 
     def __init__(self, patterns: tuple[re.Pattern[str], ...] = TEXT_PATTERNS) -> None:
         self.applied: bytes | None = None
         self.reading = bool(patterns)
         self._patterns = patterns
-        self._opening = ""
+        self._opening_text = ""
         self._words: str | None = None
-        self._refused: _Signal | None = None  # refusal by the model
-        self._acted: _Signal | None = None
-        self._flagged: _Signal | None = None
+        self._refusal_signal: _Signal | None = None  # refusal by the model
+        self._acted_signal: _Signal | None = None
+        self._flagged_signal: _Signal | None = None
 
     def add(self, verdict: Verdict, event: int, tokens_before: int) -> None:
         """Add the verdict of the event with this index; `tokens_before`: number of tokens before it."""
         if verdict.kind == MODEL_REFUSAL:
-            self._refused = self._refused or _Signal(verdict, event, tokens_before)
+            self._refusal_signal = self._refusal_signal or _Signal(verdict, event, tokens_before)
         elif verdict.action in PASSED_ON:
-            self._flagged = self._flagged or _Signal(verdict, event, tokens_before)
-            acted = self._acted
+            self._flagged_signal = self._flagged_signal or _Signal(verdict, event, tokens_before)
+            acted = self._acted_signal
             if verdict.action == "redacted" and acted is not None and acted.verdict.confidence == "medium":
                 # Bedrock's trace shows that the guardrail named in the stop reason only masked text.
-                self._acted = None
+                self._acted_signal = None
         else:
-            acted = self._acted
+            acted = self._acted_signal
             # A later trace has details that a stop reason lacks.
             if acted is None or (acted.verdict.confidence == "medium" and verdict.confidence == "high"):
-                self._acted = _Signal(verdict, event, tokens_before)
+                self._acted_signal = _Signal(verdict, event, tokens_before)
 
     def read(self, text: str) -> None:
         self.read_all((text[:_OPENING_CHARS],))
 
     def read_all(self, texts: Iterable[str]) -> None:
-        self._opening = (self._opening + "".join(texts)).lstrip()
-        if len(self._opening) >= _OPENING_CHARS:
+        self._opening_text = (self._opening_text + "".join(texts)).lstrip()
+        if len(self._opening_text) >= _OPENING_CHARS:
             self._judge_words()
 
     def _judge_words(self) -> None:
-        opening, self._opening = self._opening[:_OPENING_CHARS], ""
+        opening, self._opening_text = self._opening_text[:_OPENING_CHARS], ""
         self.reading = False
         for pattern in self._patterns:
             m = pattern.search(opening)
@@ -418,7 +438,7 @@ class Interventions:
     def judge(self, x: Exchange) -> None:
         if self.reading:
             self._judge_words()
-        acted, flagged = self._acted, self._flagged
+        acted, flagged = self._acted_signal, self._flagged_signal
         if acted is None and x.status == _HOOKS_FAILED:
             acted = _Signal(Verdict("error.type", None, "blocked"), 0, 0)
         if x.status == _HOOKS_FLAGGED:
@@ -427,7 +447,7 @@ class Interventions:
         if acted is not None:
             self._settle(acted, x)
             x.guardrail = _guardrail(acted)
-        refused = self._refused
+        refused = self._refusal_signal
         if acted is not None and (refused is None or acted.event < refused.event):
             refused = acted
         if refused is not None:

@@ -58,7 +58,7 @@ class GrpcTarget:
         address, tls = parse_grpc(url)
         self._metadata = metadata_of(headers)
         self.model = model
-        self._exact = exact_output
+        self._exact_output = exact_output
         self._timeout_ns = timeout_ns
         self._name = name
         self._seq = 0
@@ -91,7 +91,8 @@ class GrpcTarget:
         message = write_request(
             GrpcRequest(
                 request_id, text="" if prompt.ids else as_text(prompt), ids=prompt.ids,
-                max_tokens=output, min_tokens=output if self._exact else 0, ignore_eos=self._exact,
+                max_tokens=output, min_tokens=output if self._exact_output else 0,
+                ignore_eos=self._exact_output,
             )
         )  # fmt: skip
         began_ns = mono_ns()
@@ -167,7 +168,7 @@ class _Answer:
         self.outcome = Outcome.COMPLETE
         self.error: str | None = None
         self._usage: GrpcUsage | None = None
-        self._declared = 0
+        self._declared_tokens = 0
         self._writing: asyncio.Task[Any] | None = None
         self._called_off = False
         self._submit_width_ns = 0
@@ -216,9 +217,9 @@ class _Answer:
     def _add_chunk(self, chunk: GrpcChunk, size: int, t_ns: int) -> None:
         x, t = self._x, self._x.timeline
         # vLLM's last message repeats ids of the last chunk.
-        count = 0 if chunk.usage is not None and self._declared else len(chunk.ids)
+        count = 0 if chunk.usage is not None and self._declared_tokens else len(chunk.ids)
         # Bounds the memory of what is counted per token.
-        tokens = count if self._declared + count <= TOKENS_MAX else 0
+        tokens = count if self._declared_tokens + count <= TOKENS_MAX else 0
         x.reads += 1
         x.response_bytes += size
         if x.response_bytes > ANSWER_BYTES_MAX:
@@ -231,7 +232,7 @@ class _Answer:
             t.last_token_ns = t_ns
             if t.first_token_ns is None:
                 t.first_token_ns = t.first_content_ns = t_ns
-            self._declared += tokens
+            self._declared_tokens += tokens
         elif chunk.usage is not None:
             event_class = EventClass.USAGE
         before = len(t.events)
@@ -241,7 +242,7 @@ class _Answer:
             x.finish_reason = chunk.finish
             verdict = of_finish_reason(chunk.finish)
             if verdict is not None:
-                self._interventions.add(verdict, before, self._declared)
+                self._interventions.add(verdict, before, self._declared_tokens)
         self._usage = chunk.usage or self._usage
 
     def _set_outcome(self, code: grpc.StatusCode, details: str) -> None:
@@ -278,14 +279,14 @@ class _Answer:
         x.uncertainty_ns = x.ttft_uncertainty_ns = max(lag_ns, self._submit_width_ns)
         usage = self._usage
         if usage is not None:
-            output = max(self._declared, usage.output_tokens)
+            output = max(self._declared_tokens, usage.output_tokens)
             x.tokens = Tokens(usage.prompt_tokens, output, None, usage.cached_tokens, TokenSource.USAGE)
             x.usage = {
                 "prompt_tokens": usage.prompt_tokens, "output_tokens": output,
                 "cached_tokens": usage.cached_tokens,
             }  # fmt: skip
-        elif self._declared:
-            x.tokens = Tokens(output=self._declared, source=TokenSource.RUNNING_USAGE)
+        elif self._declared_tokens:
+            x.tokens = Tokens(output=self._declared_tokens, source=TokenSource.RUNNING_USAGE)
         remove_implausible(x)
         x.outcome, x.error = self.outcome, self.error
         self._interventions.judge(x)

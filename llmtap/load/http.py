@@ -257,7 +257,7 @@ class Call:
         "_on_answer",
         "_quiet_ns",
         "_request",
-        "_rest",
+        "_rest_of_answer",
         "_retry_plan",
         "_scanner",
         "_sender",
@@ -299,7 +299,7 @@ class Call:
         self._request = b""
         """The whole request, if it may be retried."""
         self._unsent = b""
-        self._rest = b""
+        self._rest_of_answer = b""
         self._lag_ns = 0
         """Error in ns of timestamps of reads that end with their event."""
         self._stamped = False
@@ -559,7 +559,7 @@ class Call:
     def _answered(self, data: bytes, t_ns: int) -> None:
         """End an accepted answer; parse its last part when there is time."""
         self.over = True
-        self.last_ns, self._rest = t_ns, data
+        self.last_ns, self._rest_of_answer = t_ns, data
         sender = self._sender
         self._lag_ns = self._error_ns()
         sender.calls.pop(self, None)
@@ -568,9 +568,9 @@ class Call:
         sender.later.add(self._finish_answer)
 
     def _finish_answer(self) -> None:
-        observer, data = self._observer, self._rest
+        observer, data = self._observer, self._rest_of_answer
         assert observer is not None
-        self._rest = b""
+        self._rest_of_answer = b""
         if data:
             observer.response_data(data, self.last_ns, 0)
         observer.response_end(self.last_ns)

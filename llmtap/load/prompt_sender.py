@@ -86,7 +86,9 @@ class PromptMaker:
 
     def captured(self, body: bytes, path: str = "") -> bytes:
         raise ConfigError(
-            "--target", "the trace has HTTP request bodies", "use a target with http:// or https://"
+            "--target",
+            "the trace has HTTP request bodies, which need an HTTP target",
+            "use a target with http:// or https://",
         )
 
 

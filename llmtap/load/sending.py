@@ -54,36 +54,36 @@ class Later:
         """`gathers`: late reads have correct timestamps (kernel)."""
         self._loop = loop
         self._may_gather = gathers
-        self._gathers = False
-        self._reads = 0
+        self._is_gathering = False
+        self._reads_counted = 0
         self._judged_ns = mono_ns()
-        self._urgent: deque[Callable[[], None]] = deque()
-        self._waiting: deque[Callable[[], None]] = deque()
+        self._urgent_work: deque[Callable[[], None]] = deque()
+        self._waiting_work: deque[Callable[[], None]] = deque()
         self._called = False
-        self._behind = False
+        self._is_behind = False
         """Whether the last read was late, so that more data is waiting."""
         self.pacer: Pacer | None = None
         """Pacer of the run; due requests wait for neither work nor sleep."""
 
     def add(self, work: Callable[[], None], *, urgent: bool = False) -> None:
         if urgent:
-            self._urgent.append(work)
+            self._urgent_work.append(work)
         else:
-            self._waiting.append(work)
-            if len(self._waiting) > WAITING_MAX:
-                self._waiting.popleft()()
+            self._waiting_work.append(work)
+            if len(self._waiting_work) > WAITING_MAX:
+                self._waiting_work.popleft()()
         self._call()
 
     def is_behind(self, t_ns: int) -> bool:
         """Whether data that arrived at `t_ns` should be parsed later because there is more to read."""
-        self._reads += 1
+        self._reads_counted += 1
         if mono_ns() - t_ns > BEHIND_NS:
-            self._behind = True
-        return self._behind
+            self._is_behind = True
+        return self._is_behind
 
     def after_read(self) -> None:
         """Called after each read: gather more, and send what is due."""
-        if self._gathers and not self._called:
+        if self._is_gathering and not self._called:
             self._call()
         if self.pacer is not None:
             self.pacer.catch_up()
@@ -91,12 +91,12 @@ class Later:
     def judge(self, streams: int) -> None:
         """Decide from the recent read rate whether gathering pays."""
         now_ns = mono_ns()
-        rate = self._reads * NS_PER_S / max(1, now_ns - self._judged_ns)
-        self._reads, self._judged_ns = 0, now_ns
-        self._gathers = self._may_gather and READS_MIN <= rate <= READS_OF_STREAM_MAX * streams
+        rate = self._reads_counted * NS_PER_S / max(1, now_ns - self._judged_ns)
+        self._reads_counted, self._judged_ns = 0, now_ns
+        self._is_gathering = self._may_gather and READS_MIN <= rate <= READS_OF_STREAM_MAX * streams
 
     def finish(self) -> None:
-        urgent, waiting = self._urgent, self._waiting
+        urgent, waiting = self._urgent_work, self._waiting_work
         while urgent or waiting:
             (urgent or waiting).popleft()()
 
@@ -107,17 +107,17 @@ class Later:
 
     def _schedule_turn(self) -> None:
         self._called = False
-        if self._urgent or self._waiting:
-            if self._behind:
-                self._behind = False
+        if self._urgent_work or self._waiting_work:
+            if self._is_behind:
+                self._is_behind = False
                 self._call()
             else:
                 self._work()
-        elif self._gathers:
+        elif self._is_gathering:
             self._sleep()
 
     def _work(self) -> None:
-        urgent, waiting, pacer = self._urgent, self._waiting, self.pacer
+        urgent, waiting, pacer = self._urgent_work, self._waiting_work, self.pacer
         end_ns = mono_ns() + SLICE_NS
         while urgent or waiting:
             (urgent or waiting).popleft()()

@@ -123,16 +123,16 @@ class WebSocketSession:
         self._all = all_of_them
         self._attempt: Attempt | None = None
         self._stream: Stream | None = None
-        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._opened_future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._head: bytes | None = b""
         self._parser = MessageParser("the server", masked=False)
-        self._fed = 0
+        self._fed_bytes = 0
         """Bytes given to the parser and bytes of whole messages: equal between two messages."""
-        self._whole = 0
+        self._whole_bytes = 0
         self._answer: ResponseWait | None = None
         self._began_ns = 0
         self._submit_ns: int | None = None
-        self._broken: str | None = None
+        self._break_reason: str | None = None
         self._last_ns = 0
 
     @property
@@ -140,8 +140,8 @@ class WebSocketSession:
         answer = self._answer
         return (
             self._stream is not None
-            and self._opened.done()
-            and self._fed == self._whole
+            and self._opened_future.done()
+            and self._fed_bytes == self._whole_bytes
             and (answer is None or (answer.done.done() and answer.outcome is Outcome.COMPLETE))
         )
 
@@ -156,20 +156,20 @@ class WebSocketSession:
     async def open(self) -> None:
         """Connect, upgrade and wait for the server's greeting. Raises OpeningFailed."""
         self._attempt = self._pool.connect(self)
-        if self._stream is not None or self._opened.done():
+        if self._stream is not None or self._opened_future.done():
             self._attempt = None
-        await self._opened
+        await self._opened_future
 
     def send(self, data: bytes) -> None:
         """Write a request at once. The caller must call `listen` before the loop reads the socket."""
         assert self._stream is not None
-        self._answer = self._submit_ns = self._broken = None
+        self._answer = self._submit_ns = self._break_reason = None
         self._began_ns = self._last_ns = mono_ns()
         try:
             if self._stream.write(data):
                 self._submit_ns = mono_ns()
         except OSError as exc:
-            self._broken = f"the session broke as we wrote ({failure_text(exc)})"
+            self._break_reason = f"the session broke as we wrote ({failure_text(exc)})"
 
     def listen(self, answer: ResponseWait) -> None:
         """Assign all data from now on to `answer`."""
@@ -178,8 +178,8 @@ class WebSocketSession:
         if self._submit_ns is not None:
             # The earlier time, as over HTTP: a local server may answer before this process runs again.
             answer.submitted(self._began_ns, self._began_ns, self._submit_ns - self._began_ns)
-        if self._broken is not None:
-            self._end(Outcome.UPSTREAM_RESET, self._broken)
+        if self._break_reason is not None:
+            self._end(Outcome.UPSTREAM_RESET, self._break_reason)
 
     def call_off(self) -> None:
         self._fail_opening(Outcome.CLIENT_CANCELLED, "the run was over")
@@ -222,8 +222,8 @@ class WebSocketSession:
         self._fail_opening(Outcome.UPSTREAM_ERROR, f"cannot connect ({failure_text(error)})")
 
     def _fail_opening(self, outcome: Outcome, problem: str, status: int | None = None) -> None:
-        if not self._opened.done():
-            self._opened.set_exception(OpeningFailed(outcome, problem, status))
+        if not self._opened_future.done():
+            self._opened_future.set_exception(OpeningFailed(outcome, problem, status))
 
     # The methods of `Handler`, for the open connection.
 
@@ -240,9 +240,9 @@ class WebSocketSession:
             if answer.response_bytes > ANSWER_BYTES_MAX:
                 self._end(Outcome.UPSTREAM_ERROR, TOO_LONG)
                 return
-        self._fed += len(data)
+        self._fed_bytes += len(data)
         for message in self._parser.feed(data):
-            self._whole += message.size
+            self._whole_bytes += message.size
             self._on_message(message, t_ns)
         if self._parser.broken is not None:
             self._end(Outcome.UPSTREAM_ERROR, f"the server broke WebSocket: {self._parser.broken}")
@@ -281,8 +281,8 @@ class WebSocketSession:
                 Outcome.UPSTREAM_ERROR, "the Sec-WebSocket-Accept of the server is not that of the key sent"
             )
             return b""
-        if not self._realtime and not self._opened.done():
-            self._opened.set_result(None)
+        if not self._realtime and not self._opened_future.done():
+            self._opened_future.set_result(None)
         return data[end:]
 
     def _on_message(self, message: WebSocketMessage, t_ns: int) -> None:
@@ -297,8 +297,8 @@ class WebSocketSession:
                 self._send_frame(Opcode.CLOSE, payload[:2])
                 self._on_lost(None)
             case Opcode.TEXT:
-                if not self._opened.done():
-                    self._opened.set_result(None)  # The first message of a session is the greeting.
+                if not self._opened_future.done():
+                    self._opened_future.set_result(None)  # The first message of a session is the greeting.
                 elif self._answer is not None and not self._answer.done.done():
                     self._answer.observer.message(message, t_ns, 0)
                     self._read_event(self._answer, payload, t_ns)
@@ -381,7 +381,7 @@ class WebSocketTarget:
         self._path = (path + query).encode()
         self._authority = origin.authority
         self._headers = list(headers)
-        self._exact = exact_output
+        self._exact_output = exact_output
         self._count_tokens = count_tokens
         self._timeout_ns = timeout_ns
         self._name = name
@@ -393,7 +393,7 @@ class WebSocketTarget:
             loop, origin, self.lateness.timebase, clock=self.clock, idle_max=0, idle_ns=0,
             connect_ns=connect_timeout_ns, tls=tls,
         )  # fmt: skip
-        self._idle: list[WebSocketSession] = []
+        self._idle_sessions: list[WebSocketSession] = []
         self._sessions: set[WebSocketSession] = set()
         self._under_way: dict[str, tuple[WebSocketSession, ResponseWait]] = {}
         self.connects = 0
@@ -401,14 +401,14 @@ class WebSocketTarget:
         self._timer = loop.call_later(SWEEP_S, self._sweep)
 
     async def open(self, sessions: int) -> int:
-        fresh = [self._new_session() for _ in range(sessions - len(self._idle))]
+        fresh = [self._new_session() for _ in range(sessions - len(self._idle_sessions))]
         done = await asyncio.gather(*(one.open() for one in fresh), return_exceptions=True)
         for one, failed in zip(fresh, done, strict=True):
             if failed is None:
-                self._idle.append(one)
+                self._idle_sessions.append(one)
             else:
                 one.drop()  # Each request will report the failure.
-        return len(self._idle)
+        return len(self._idle_sessions)
 
     async def ask(
         self, prompt: Prompt, output_tokens: int, scheduled_ns: int | None, request_id: str
@@ -449,7 +449,7 @@ class WebSocketTarget:
         finally:
             del self._under_way[request_id]
             if session.reusable:
-                self._idle.append(session)
+                self._idle_sessions.append(session)
             else:
                 session.drop()
         x = self._finish_exchange(answer, began_ns, len(data) + (len(session.upgrade) if fresh else 0))
@@ -499,8 +499,8 @@ class WebSocketTarget:
         return x
 
     def _idle_session(self) -> WebSocketSession | None:
-        while self._idle:
-            session = self._idle.pop()
+        while self._idle_sessions:
+            session = self._idle_sessions.pop()
             if session.reusable and session.is_alive():
                 return session
             session.drop()
@@ -532,12 +532,12 @@ class WebSocketTarget:
         }
         if prompt.system:
             response["instructions"] = prompt.system
-        if self._exact:
+        if self._exact_output:
             response["ignore_eos"] = True
         if not self._realtime:
             model = {"model": self.model} if self.model else {}
             return _encode({"type": "response.create", **model, **response})
-        if self._exact:
+        if self._exact_output:
             response["min_tokens"] = max(1, output_tokens)
         response |= {"conversation": "none", "output_modalities": ["text"]}
         return _encode({"type": "response.create", "event_id": request_id, "response": response})

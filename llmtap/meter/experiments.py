@@ -116,15 +116,15 @@ class Experiments:
         self._by = "config"
         self._since_ns = clock.wall_ns()
         self.experiment = experiment
-        self._on = experiment is not None and experiment.enabled
+        self._is_on = experiment is not None and experiment.enabled
         arms = [] if experiment is None else experiment.arms
         single = experiment is None or experiment.unit == "request"
         self._arms = {arm.name: _Arm(ArmSample((*METRICS, *SHARES), single=single)) for arm in arms}
         self._units: set[int] | None = None if single else set()
-        self._counted = 0
+        self._counted_exchanges = 0
         self._ratio_p = 1.0
-        self._ended = 0
-        self._stopped: dict[str, object] | None = None
+        self._ended_exchanges = 0
+        self._stop_report: dict[str, object] | None = None
 
     @property
     def state(self) -> str:
@@ -133,20 +133,20 @@ class Experiments:
             return "none"
         if self.experiment.over(self._clock.wall_ns()):
             return "ended"
-        return "running" if self._on else "off"
+        return "running" if self._is_on else "off"
 
     @property
     def word(self) -> int:
         """Return the state of the switch for the next meter; 0: as configured."""
         if self.experiment is None or self._by == "config":
             return 0
-        return switch_word(self.experiment.id, self._on)
+        return switch_word(self.experiment.id, self._is_on)
 
     def switch(self, on: bool, by: str = "api") -> None:
         """Send the switch word to every relay, now and when it connects."""
         assert self.experiment is not None
         log.warning("event=experiment_switched name=%s on=%s by=%s", self.experiment.name, on, by)
-        self._on, self._by, self._since_ns = on, by, self._clock.wall_ns()
+        self._is_on, self._by, self._since_ns = on, by, self._clock.wall_ns()
         for send in self._sends:
             send(switch_word(self.experiment.id, on))
 
@@ -156,10 +156,10 @@ class Experiments:
             return
         self._sends.append(send)
         experiment_id, on = read_switch(word)
-        if word and experiment_id == self.experiment.id and self._by == "config" and on != self._on:
+        if word and experiment_id == self.experiment.id and self._by == "config" and on != self._is_on:
             self.switch(on, "relay")
         else:
-            send(switch_word(self.experiment.id, self._on))
+            send(switch_word(self.experiment.id, self._is_on))
 
     def leave(self, send: Send) -> None:
         if send in self._sends:
@@ -178,8 +178,8 @@ class Experiments:
                 return
             self._units.add(number)
         counts.units += 1
-        self._counted += 1
-        if self._counted % RATIO_EVERY == 0:
+        self._counted_exchanges += 1
+        if self._counted_exchanges % RATIO_EVERY == 0:
             self._watch_ratio()
 
     def _watch_ratio(self) -> None:
@@ -210,8 +210,8 @@ class Experiments:
         values["failed"] = (int(x.outcome in _FAILED),)
         values["cancelled"] = (int(x.outcome is Outcome.CLIENT_CANCELLED),)
         arm.sample.add(int(x.unit, 16), values, x.request_bytes)
-        self._ended += 1
-        if self._ended % WORSE_EVERY == 0:
+        self._ended_exchanges += 1
+        if self._ended_exchanges % WORSE_EVERY == 0:
             self._stop_worse()
         if x.stream:
             sizes = m.tokens_per_chunk or ()
@@ -241,7 +241,7 @@ class Experiments:
                     d = mean_difference(arm, control, alpha, adjust=e.covariate != "none")
                 if d is not None and _is_worse(d, alpha):
                     log.warning("event=experiment_stopped name=%s arm=%s figure=%s", e.name, name, figure)
-                    self._stopped = {
+                    self._stop_report = {
                         "arm": name, "figure": figure, "at": _rfc3339_text(self._clock.wall_ns()),
                         **_difference_document(d, METRICS.get(metric, 1)),
                     }  # fmt: skip
@@ -253,10 +253,11 @@ class Experiments:
         if e is None:
             return lambda: {"state": "none"}
         about: dict[str, object] = {
-            "name": e.name, "state": self.state, "enabled": self._on, "switched_by": self._by,
+            "name": e.name, "state": self.state, "enabled": self._is_on, "switched_by": self._by,
             "since": _rfc3339_text(self._since_ns), "until": _rfc3339_text(e.until_wall_ns),
             "unit": e.unit, "aa": e.aa, "control": e.control, "key_fingerprint": e.key_fingerprint,
-            "alpha": e.alpha, "covariate": e.covariate, "stop_worse": e.stop_worse, "stopped": self._stopped,
+            "alpha": e.alpha, "covariate": e.covariate, "stop_worse": e.stop_worse,
+            "stopped": self._stop_report,
         }  # fmt: skip
         arms = {name: arm.copy() for name, arm in self._arms.items()}
         ratio_p, capped = self._ratio_p, self._units is not None and len(self._units) >= UNITS_MAX

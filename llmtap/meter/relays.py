@@ -47,30 +47,30 @@ class Reckoning:
     `opened = measured + dropped + running`; the running ones are lost if the relay dies.
     """
 
-    __slots__ = ("_dropped", "_last", "_opened", "_seq_max", "running")
+    __slots__ = ("_dropped_count", "_last", "_opened_count", "_seq_max", "running")
 
     def __init__(self) -> None:
         self.running = 0
         self._last: RelayStatus | None = None
         self._seq_max = 0
-        self._opened = 0
-        self._dropped = 0
+        self._opened_count = 0
+        self._dropped_count = 0
 
     def opened(self, seq: int) -> None:
         self.running += 1
         self._seq_max = seq
         if self._last is None or seq > self._last.opened:
-            self._opened += 1
+            self._opened_count += 1
 
     def settled(self, *, dropped: bool) -> None:
         """Count an exchange that is over; `dropped`: the relay gave it up, as the channel was full."""
         self.running -= 1
-        self._dropped += dropped
+        self._dropped_count += dropped
 
     def update(self, status: RelayStatus) -> None:
         """Replace the counts by those of a status, which stands between two frames."""
         self._last = status
-        self._opened = self._dropped = 0
+        self._opened_count = self._dropped_count = 0
 
     def final(self) -> RelayStatus | None:
         """Return the last status, updated to the last frame; None if this connection had no status."""
@@ -79,7 +79,7 @@ class Reckoning:
             return None
         opened = max(last.opened, self._seq_max)
         # A missing sequence number is an exchange for which the channel was full.
-        overflow = self._dropped + opened - last.opened - self._opened
+        overflow = self._dropped_count + opened - last.opened - self._opened_count
         dropped = dict(last.dropped)
         if overflow:
             dropped["overflow"] = dropped.get("overflow", 0) + overflow

@@ -105,11 +105,11 @@ class Tenants:
     def __init__(self, options: TenantOptions, salt: str) -> None:
         self._names = options.names
         self._salt = blake2b(salt.encode(), digest_size=32).digest()
-        self._finds = [self._compile(rule) for rule in options.rules]
+        self._finders = [self._compile(rule) for rule in options.rules]
 
     def identify(self, head: RequestHead, path: str, body: Body) -> str:
         """Return the tenant of a request; never raises for its content."""
-        for find in self._finds:
+        for find in self._finders:
             value = find(head, path, body)
             if value is not None:
                 named = self._names.get(value)

@@ -48,7 +48,7 @@ class Figure:
     """
 
     __slots__ = (
-        "_grown",
+        "_has_several_values",
         "_nn",
         "_nx",
         "_order",
@@ -74,7 +74,7 @@ class Figure:
         self._ss = self._sn = self._nn = 0
         # With the covariate X: sums of X, X X, S X and N X.
         self._x = self._xx = self._sx = self._nx = 0
-        self._grown = False  # a unit has more than one value
+        self._has_several_values = False  # a unit has more than one value
         # The units with the smallest ids: a random sample, because ids are hashes.
         self._sampled: dict[int, tuple[list[int], array[int]]] = {}
         self._order: list[int] = []
@@ -111,7 +111,7 @@ class Figure:
         self.units_with += bool(s) and not s0
         self.histogram.record_many(values)
         if n > 1:
-            self._grown = True
+            self._has_several_values = True
         self._sample(unit, values, new=not n0)
         return n, s
 
@@ -148,7 +148,7 @@ class Figure:
 
         Source: Kish, by the linearised variance of the ratio over the sampled units.
         """
-        if not self._grown or len(self._sampled) < 2:
+        if not self._has_several_values or len(self._sampled) < 2:
             return 1.0
         below, sizes = [], []
         for (n,), values in self._sampled.values():
@@ -166,7 +166,18 @@ class Figure:
         """Return a copy for another thread."""
         twin = Figure()
         twin.histogram = self.histogram.copy()
-        for name in ("_grown", "_nn", "_nx", "_sn", "_ss", "_sx", "_x", "_xx", "units", "units_with"):
+        for name in (
+            "_has_several_values",
+            "_nn",
+            "_nx",
+            "_sn",
+            "_ss",
+            "_sx",
+            "_x",
+            "_xx",
+            "units",
+            "units_with",
+        ):
             setattr(twin, name, getattr(self, name))
         twin._sampled = {unit: (n[:], values[:]) for unit, (n, values) in self._sampled.items()}
         return twin

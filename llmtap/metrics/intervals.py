@@ -157,11 +157,11 @@ class _Pool:
         self._owner = np.repeat(np.arange(k), [len(part) for part in parts])[order]
         self._edges = np.linspace(0, len(values), CHECKPOINTS + 1).astype(int)
         counts = [np.bincount(self._owner[a:b], minlength=k) for a, b in pairwise(self._edges)]
-        self._below: Values = np.cumsum([np.zeros(k), *counts], axis=0)
+        self._counts_below: Values = np.cumsum([np.zeros(k), *counts], axis=0)
 
     def quantile(self, times: NDArray[np.int_], p: float) -> float:
         """Return the quantile, by the rule of `percentile`, of the pool with group i `times[i]` times."""
-        reached: Values = self._below @ times
+        reached: Values = self._counts_below @ times
         last = int(reached[-1]) - 1
         rank = last * p
         low, high = (self._at(i, times, reached) for i in (int(rank), min(int(rank) + 1, last)))

@@ -190,8 +190,8 @@ class Summary:
     """
 
     __slots__ = (
-        *_COUNTERS, "_added", "_burst_hold_max_ns", "_chunk_tokens", "_clocks", "_inferred", "_metrics",
-        "_reader", "_readers", "_uncertainty_ns", "_without_dialect", "benefit", "goodput", "n",
+        *_COUNTERS, "_added_latency", "_burst_hold_max_ns", "_chunk_tokens", "_clocks", "_inferred",
+        "_metrics", "_reader", "_readers", "_uncertainty_ns", "_without_dialect", "benefit", "goodput", "n",
         "objectives", "opened",
     )  # fmt: skip
 
@@ -209,7 +209,7 @@ class Summary:
         self._metrics: dict[str, Histogram] = {}
         self._inferred: dict[str, Histogram] = {}
         """Metrics of streams that were read by their structure."""
-        self._added: dict[str, Histogram] = {}
+        self._added_latency: dict[str, Histogram] = {}
         self._clocks: dict[str, Histogram] = {}
         """Our duration minus the server's, by name; may be below 0."""
         self._chunk_tokens = Histogram()
@@ -329,9 +329,9 @@ class Summary:
         added = x.added
         for name, ns in (("request", added.request_ns), ("first_chunk", added.first_chunk_ns)):
             if ns is not None:
-                _histogram_in(self._added, name).record(ns)
+                _histogram_in(self._added_latency, name).record(ns)
         if added.chunks_ns:
-            _histogram_in(self._added, "chunk").record_many(added.chunks_ns)
+            _histogram_in(self._added_latency, "chunk").record_many(added.chunks_ns)
 
     def saw_uncertainty(self, ns: int) -> None:
         """Record how long a byte may have waited before it was stamped."""
@@ -344,7 +344,7 @@ class Summary:
             self.opened = (self.opened or 0) + other.opened
         for mine, others in (
             (self._metrics, other._metrics),
-            (self._added, other._added),
+            (self._added_latency, other._added_latency),
             (self._clocks, other._clocks),
             (self._inferred, other._inferred),
         ):
@@ -380,7 +380,7 @@ class Summary:
                 self.n, self.opened, self.benefit,
                 [(r.alpha, r.reader_ns_per_token, r.f, r.grace_tokens) for r in self._readers],
                 {name: h.to_bytes() for name, h in self._metrics.items()},
-                {name: h.to_bytes() for name, h in self._added.items()},
+                {name: h.to_bytes() for name, h in self._added_latency.items()},
                 {name: h.to_bytes() for name, h in self._clocks.items()},
                 self._chunk_tokens.to_bytes(),
                 [getattr(self, name) or None for name in _COUNTERS],
@@ -400,7 +400,7 @@ class Summary:
         if p.opened is not None:
             self.opened = (self.opened or 0) + p.opened
         for mine, others in (
-            (self._metrics, p.metrics), (self._added, p.added), (self._clocks, p.clocks),
+            (self._metrics, p.metrics), (self._added_latency, p.added), (self._clocks, p.clocks),
             (self._inferred, p.inferred),
         ):  # fmt: skip
             for name, histogram in others.items():
@@ -459,7 +459,7 @@ class Summary:
                 "achieved_rps": _rate_of(self.n, seconds),
             },
             "metrics": metrics,
-            "added": {point: summarise_ns(self._added.get(point, _NOTHING)) for point in _ADDED},
+            "added": {point: summarise_ns(self._added_latency.get(point, _NOTHING)) for point in _ADDED},
             "outcomes": dict(sorted(self._outcomes.items())),
             "readings": dict(sorted(self._readings.items())),
             "without_dialect": self._without_dialect.to_dicts(),

@@ -41,12 +41,12 @@ class Mistakes:
         wrong: set[str] = set()
         for error in errors:
             if not any(_names_key(f"{error.place} {error.problem}", key) for key in self.wrong):
-                self.found.append(self.placed(error))
+                self.found.append(self.with_place(error))
             if key := _KEY.match(error.place):
                 wrong.add(key[0])
         self.wrong |= wrong
 
-    def placed(self, error: ConfigError) -> ConfigError:
+    def with_place(self, error: ConfigError) -> ConfigError:
         """Return a mistake with the place where its key was set."""
         name = error.place
         while name and name not in self.places:
@@ -256,5 +256,5 @@ class OptionTables:
         keys = [key for key in self.mistakes.places if key.startswith(f"{error.place}.")]
         if error.place in self.mistakes.places or not keys:
             return error
-        places = [self.mistakes.placed(ConfigError(key, "")).place for key in keys]
+        places = [self.mistakes.with_place(ConfigError(key, "")).place for key in keys]
         return ConfigError(", ".join(places), error.problem, error.hint)

@@ -172,16 +172,16 @@ def inflated(inflater: "zlib._Decompress", data: bytes, budget: DecodingBudget) 
 
 
 class _Gzip:
-    __slots__ = ("_head", "_inflater", "_over")
+    __slots__ = ("_has_ended", "_head", "_inflater")
     window_bytes_max = _DEFLATE_WINDOW_MAX
 
     def __init__(self) -> None:
         self._inflater: zlib._Decompress | None = zlib.decompressobj(31)
         self._head = b""
-        self._over = False
+        self._has_ended = False
 
     def decode(self, data: bytes, budget: DecodingBudget) -> Iterator[bytes]:
-        while data and not self._over:
+        while data and not self._has_ended:
             if self._inflater is None:
                 data = self._head + data
                 if len(data) < len(_GZIP_MAGIC):
@@ -189,7 +189,7 @@ class _Gzip:
                     return
                 # Ignore bytes after a member that do not begin another member, as the program gzip does.
                 if not data.startswith(_GZIP_MAGIC):
-                    self._over = True
+                    self._has_ended = True
                     return
                 self._inflater, self._head = zlib.decompressobj(31), b""
             try:
@@ -268,7 +268,7 @@ class _Zstd:
             try:
                 output = self._decompressor.decompress(data[i : i + _ZSTD_INPUT_BYTES])
             except zstandard.ZstdError:
-                raise DecodeError("the body cannot be decoded as zstd with a window of 8 MiB") from None
+                raise DecodeError("the body is not valid zstd with a window of at most 8 MiB") from None
             budget.take(len(output))
             for start in range(0, len(output), PIECE_BYTES):
                 yield output[start : start + PIECE_BYTES]

@@ -207,7 +207,7 @@ def _tokenise_request(raw: bytes, method: bytes) -> _Fields:
     except httptools.HttpParserError as exc:
         raise PeerProtocolError(f"malformed request head: {_error_reason(exc)}") from None
     if not fields.complete:
-        raise PeerProtocolError("malformed request head")
+        raise PeerProtocolError("the request head is incomplete")
     return fields
 
 
@@ -440,7 +440,7 @@ class ChunkedScanner:
     by their `spelling_key`; `refused_words`: so are names with one of these words."""
 
     __slots__ = (
-        "_extension_bytes", "_refused", "_refused_words", "_trailer_bytes", "left", "line_part",
+        "_extension_bytes", "_refused_names", "_refused_words", "_trailer_bytes", "left", "line_part",
         "trailer_lines", "trailers",
     )  # fmt: skip
 
@@ -451,7 +451,7 @@ class ChunkedScanner:
         refused: frozenset[bytes] = frozenset(),
         refused_words: frozenset[bytes] = frozenset(),
     ) -> None:
-        self._refused = refused
+        self._refused_names = refused
         self._refused_words = refused_words
         self._extension_bytes = 0
         """Bytes of chunk extensions that exceed the payload of their chunks."""
@@ -570,9 +570,9 @@ class ChunkedScanner:
     def _check_trailer_name(self, line: bytes) -> None:
         """Raise PeerProtocolError if this trailer is refused; `line` may end anywhere."""
         name, colon, _ = line.partition(b":")
-        if self._refused and colon:
+        if self._refused_names and colon:
             name = spelling_key(name)
-            if name in self._refused or not self._refused_words.isdisjoint(name.split(b"-")):
+            if name in self._refused_names or not self._refused_words.isdisjoint(name.split(b"-")):
                 raise PeerProtocolError("the trailer section has a field that is not allowed there")
 
 

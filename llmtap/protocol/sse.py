@@ -277,7 +277,7 @@ class LineParser:
     """Splits one body into lines (NDJSON; the last may lack its end, an empty one is a keep-alive). A line
     beyond `line_bytes_max` is skipped and counted."""
 
-    __slots__ = ("_dropped", "_line_bytes_max", "_size", "_tail", "offset", "skipped")
+    __slots__ = ("_is_dropped", "_line_bytes_max", "_size", "_tail", "offset", "skipped")
 
     def __init__(self, line_bytes_max: int = EVENT_BYTES_MAX) -> None:
         self.offset = 0
@@ -286,7 +286,7 @@ class LineParser:
         self._tail = bytearray()
         self._size = 0
         """Bytes of the unfinished line, including those that were dropped."""
-        self._dropped = False
+        self._is_dropped = False
 
     @property
     def kept_bytes(self) -> int:
@@ -294,7 +294,7 @@ class LineParser:
 
     def drop(self) -> None:
         """Release the memory of the unfinished line, which is then skipped and counted."""
-        self._dropped = self._size > 0
+        self._is_dropped = self._size > 0
         self._tail.clear()
 
     def feed(self, data: bytes) -> list[SseEvent]:
@@ -316,20 +316,20 @@ class LineParser:
     def _keep(self, part: bytes) -> None:
         self.offset += len(part)
         self._size += len(part)
-        if self._size > self._line_bytes_max or self._dropped:
+        if self._size > self._line_bytes_max or self._is_dropped:
             self._tail.clear()
         else:
             self._tail += part
 
     def _end(self, out: list[SseEvent]) -> None:
-        if self._size > self._line_bytes_max or self._dropped:
+        if self._size > self._line_bytes_max or self._is_dropped:
             self.skipped += 1
         else:
             line = bytes(self._tail).rstrip(b"\r\n")
             out.append(SseEvent(self.offset - self._size, self.offset, line))
         self._tail.clear()
         self._size = 0
-        self._dropped = False
+        self._is_dropped = False
 
 
 _PRELUDE: Final = 12
@@ -351,14 +351,14 @@ _FIELDS: Final = (b"data:", b"event:", b"id:", b"retry:", b":")
 
 
 class MessageStreamParser:
-    __slots__ = ("_buffer", "_opening", "_parts", "_skipped", "broken", "offset")
+    __slots__ = ("_buffer", "_first_payloads", "_parts", "_skipped", "broken", "offset")
 
     def __init__(self) -> None:
         self.offset = 0
         self._skipped = 0
         self._parts: SseParser | LineParser | None = None
         """Parser of the stream in the payloads of PayloadPart; None: not known, or no such stream."""
-        self._opening: bytes | None = b""
+        self._first_payloads: bytes | None = b""
         """Payloads until their stream is known; None afterwards."""
         self.broken = False
         """A checksum or a length was wrong, so the rest is not parsed."""
@@ -372,13 +372,13 @@ class MessageStreamParser:
     @property
     def kept_bytes(self) -> int:
         parts = 0 if self._parts is None else self._parts.kept_bytes
-        return len(self._buffer) + len(self._opening or b"") + parts
+        return len(self._buffer) + len(self._first_payloads or b"") + parts
 
     def drop(self) -> None:
         """Release the memory of the unfinished message. Nothing marks the beginning of the next one."""
         self.broken = True
         self._buffer.clear()
-        self._opening = None
+        self._first_payloads = None
         if self._parts is not None:
             self._parts.drop()
 
@@ -432,17 +432,17 @@ class MessageStreamParser:
             return [SseEvent(start, self.offset, payload)]
         if names.get(b":event-type") != _PART:
             return [self._event(names, payload, start)]
-        if self._opening is not None:
+        if self._first_payloads is not None:
             # At the start of a line, a part that is a whole JSON value is an event, even without a line end.
-            payload, self._opening = (self._opening + payload).lstrip(), b""
+            payload, self._first_payloads = (self._first_payloads + payload).lstrip(), b""
             if payload.startswith(_FIELDS):
-                self._parts, self._opening = SseParser(), None
+                self._parts, self._first_payloads = SseParser(), None
             elif payload.startswith(b"{") and _payload_object(payload):
                 return [SseEvent(start, self.offset, payload.rstrip())]
             elif payload.startswith((b"{", b"[")):
-                self._parts, self._opening = LineParser(), None
+                self._parts, self._first_payloads = LineParser(), None
             elif any(field.startswith(payload) for field in _FIELDS):
-                self._opening = payload
+                self._first_payloads = payload
                 return []
         if self._parts is None:
             return [SseEvent(start, self.offset, payload or b"{}", _PART)]
@@ -507,13 +507,13 @@ class ArrayParser:
     """Splits a JSON array into its elements (objects), each reported when its last byte came. Any cut of
     the bytes gives the same ones."""
 
-    __slots__ = ("_begun", "_buffer", "_depth", "_text", "offset", "skipped")
+    __slots__ = ("_buffer", "_depth", "_element_start", "_text", "offset", "skipped")
 
     def __init__(self) -> None:
         self.offset = 0
         self.skipped = 0
         self._buffer = bytearray()
-        self._begun = -1
+        self._element_start = -1
         """Place in the buffer where the element begins; -1: between elements."""
         self._depth = 0
         self._text = 0
@@ -526,10 +526,10 @@ class ArrayParser:
     def drop(self) -> None:
         """Release the memory of the unfinished element, which is then skipped and counted; its depth
         continues to be counted."""
-        self.skipped += self._begun >= 0
+        self.skipped += self._element_start >= 0
         self.offset += len(self._buffer)
         self._buffer.clear()
-        self._begun = -1
+        self._element_start = -1
 
     def feed(self, data: bytes) -> list[SseEvent]:
         """Return the elements of the array that these bytes complete."""
@@ -552,14 +552,14 @@ class ArrayParser:
             elif mark in b"{[":
                 self._depth += 1
                 if self._depth == 2 and mark == b"{":
-                    self._begun = at - 1
+                    self._element_start = at - 1
             else:
                 self._depth -= 1
-                if self._depth == 1 and self._begun >= 0:
+                if self._depth == 1 and self._element_start >= 0:
                     start, self.offset = self.offset, self.offset + at
-                    out.append(SseEvent(start, self.offset, bytes(buffer[self._begun : at])))
+                    out.append(SseEvent(start, self.offset, bytes(buffer[self._element_start : at])))
                     del buffer[:at]
-                    at, self._begun = 0, -1
+                    at, self._element_start = 0, -1
         if len(buffer) > EVENT_BYTES_MAX:
             self.drop()
         return out

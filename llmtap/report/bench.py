@@ -472,7 +472,7 @@ def _compare_document(comparison: _Json) -> ReportDocument:
             *(Note(text, lead="Caution:") for text in cautions), Tiles(tiles),
             *(Note(f"{text}.") for text in _left_out(comparison)),
         ],
-        _compare_settings(comparison),
+        _systems_table(comparison),
         [
             Section(test["test"], _heading_text(test), list(_comparison_page(test)))
             for test in comparison["tests"]
@@ -480,7 +480,7 @@ def _compare_document(comparison: _Json) -> ReportDocument:
     )  # fmt: skip
 
 
-def _compare_settings(comparison: _Json) -> list[Block]:
+def _systems_table(comparison: _Json) -> list[Block]:
     first = {one["label"]: one for test in comparison["tests"] for one in test["systems"]}
     rows = []
     for one in comparison["systems"]:

@@ -101,7 +101,7 @@ def read_sweep(results: Sequence[Result]) -> Sweep:
     axis = max(numeric, key=lambda d: len(d.texts), default=None)
     by = [d for d in varied if d is not axis]
 
-    def texts(result: Result) -> dict[str, str]:
+    def line_settings(result: Result) -> dict[str, str]:
         return {d.name: text for d in by if (text := d.text_at(result)) is not None}
 
     def rank(result: Result) -> list[int]:
@@ -110,7 +110,7 @@ def read_sweep(results: Sequence[Result]) -> Sweep:
     lines = []
     for _, group in groupby(sorted(results, key=rank), key=rank):
         runs = list(group)
-        of = texts(runs[0])
+        of = line_settings(runs[0])
         label = ", ".join(of.values()) or str(runs[0].get("scheduler") or "all runs")
         lines.append(Line(label, of, _line_points(runs, axis)))
     return Sweep(axis, by, lines)

@@ -107,7 +107,7 @@ async def try_out(handover: Handover, argv: list[str]) -> str | None:
     return text or f"--check ended with {process.returncode}"
 
 
-def become(handover: Handover, argv: list[str]) -> NoReturn:
+def replace_process(handover: Handover, argv: list[str]) -> NoReturn:
     """Replace this process by the installed program. If it raises OSError, nothing has changed."""
     fd = _write_handover(handover)
     ports = handover.ports

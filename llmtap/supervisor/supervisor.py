@@ -386,7 +386,7 @@ class Supervisor:
                     if not child.is_ready:  # its report of being ready would be lost
                         child.signal(signal.SIGKILL)
                 try:
-                    handover.become(self._to_leave(), argv)
+                    handover.replace_process(self._to_leave(), argv)
                 except OSError as exc:
                     problem = f"{argv[0]} cannot be run: {exc.strerror}"
                 handover.let_signals_in()

@@ -299,7 +299,7 @@ class Feed:
         self.paused = False
         self.shown = Shown()
         self.trouble: str | None = None
-        self._tries = 0
+        self._failed_tries = 0
         self._fetched_ns: int | None = None
         self._fetched_wall_ns = 0
         self._lost_ns = 0
@@ -311,16 +311,16 @@ class Feed:
             summary = await self._admin.summary(self.window, view.by)
             details = None if view.path is None else await self._admin.get(view.path, **view.query)
         except Trouble as exc:
-            if not self._tries:
+            if not self._failed_tries:
                 self._lost_ns = now_ns
             self.trouble = str(exc)
-            self._due_ns = self._clock.mono_ns() + RETRY_NS[min(self._tries, len(RETRY_NS) - 1)]
-            self._tries += 1
+            self._due_ns = self._clock.mono_ns() + RETRY_NS[min(self._failed_tries, len(RETRY_NS) - 1)]
+            self._failed_tries += 1
             return
         self.shown.summary = summary
         if view.path is not None and details is not None:
             self.shown.details[view.path] = details
-        self.trouble, self._tries = None, 0
+        self.trouble, self._failed_tries = None, 0
         self._fetched_ns, self._fetched_wall_ns = self._clock.mono_ns(), self._clock.wall_ns()
         self._due_ns = self._fetched_ns + self._interval_ns
 

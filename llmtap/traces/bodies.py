@@ -169,13 +169,13 @@ class _CountedReader:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._begun = False
+        self._has_begun = False
         self.left = BODY_BYTES_MAX
 
     def read(self, n: int) -> bytes:
         data = self._file.read(n)
-        if not self._begun and n:
-            self._begun = True
+        if not self._has_begun and n:
+            self._has_begun = True
             data = data.removeprefix(b"\xef\xbb\xbf") or self._file.read(n)
         self.left -= len(data)
         if self.left < 0:

@@ -191,7 +191,7 @@ class _Words:
     """Comma-separated `name=value` pairs and bare words. Raises ValueError, which begins with the name."""
 
     def __init__(self, text: str) -> None:
-        self._known: list[str] = []
+        self._known_names: list[str] = []
         self._named: dict[str, str] = {}
         self.bare: list[str] = []
         for part in text.split(",") if text.strip() else ():
@@ -204,7 +204,7 @@ class _Words:
                 self._named[name] = value
 
     def get(self, name: str) -> str | None:
-        self._known.append(name)
+        self._known_names.append(name)
         return self._named.get(name)
 
     def number(
@@ -221,10 +221,12 @@ class _Words:
 
     def check_all_read(self) -> None:
         """Raise ValueError if there is anything else."""
-        for name in [name for name in self._named if name not in self._known]:
-            near = get_close_matches(name, self._known, 1)
+        for name in [name for name in self._named if name not in self._known_names]:
+            near = get_close_matches(name, self._known_names, 1)
             meant = (
-                f"did you mean {near[0]}?" if near else f"known fields: {', '.join(self._known) or 'none'}"
+                f"did you mean {near[0]}?"
+                if near
+                else f"known fields: {', '.join(self._known_names) or 'none'}"
             )
             raise ValueError(f"{name}: unknown field ({meant})")
         if self.bare:

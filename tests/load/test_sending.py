@@ -147,7 +147,7 @@ async def test_when_it_pays_to_gather(
         later.is_behind(now_ns)
     now_ns = NS_PER_S
     later.judge(streams)
-    assert later._gathers is gathers
+    assert later._is_gathering is gathers
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from llmtap.config import load_settings
 from llmtap.errors import ConfigError
 from llmtap.supervisor import handover as module
 from llmtap.supervisor.child import Child, HandedChild
-from llmtap.supervisor.handover import Handover, become, hold_signals, let_signals_in, take_handover, try_out
+from llmtap.supervisor.handover import Handover, replace_process, hold_signals, let_signals_in, take_handover, try_out
 from llmtap.supervisor.ports import HandedPorts
 from llmtap.supervisor.run import ProxyRun
 from tests.support.waiting import PATIENCE_S
@@ -86,7 +86,7 @@ def test_a_program_that_cannot_be_run_changes_nothing(
 
     monkeypatch.setattr(os, "execve", fails)
     with pytest.raises(OSError, match="gone"):
-        become(left, ["/nowhere/python", "-m", "llmtap.cli"])
+        replace_process(left, ["/nowhere/python", "-m", "llmtap.cli"])
     assert seen == [[True] * 4]
     assert not any(os.get_inheritable(fd) for fd in fds_of(left))
 

@@ -306,14 +306,14 @@ class BenchSession:
     def _is_stopped(self) -> bool:
         return self._stopped
 
-    async def reach(self, arm: str = BASELINE) -> None:
+    async def check_reachable(self, arm: str = BASELINE) -> None:
         """Raise ConfigError if the server of an arm cannot be reached or lacks the endpoint."""
         # The body has no model name, so that the check queries the list of models in any case.
         requests = Requests(bodies=[b"{}"], paths=["/"])
         replay = self._replay_of(Load(plan=ReplayPlan(requests, None, {})), self._overlay(arm))
         bodies = BodyOptions(endpoint=replay.load.bodies.endpoint)
         replay.load = msgspec.structs.replace(replay.load, bodies=bodies)
-        await replay.reach()
+        await replay.check_reachable()
 
     async def measure(
         self,

@@ -96,7 +96,7 @@ async def started(
             check_all()
             await asyncio.sleep(POLL_S)
         open_ns = clock.mono_ns()
-        while (models := await _models(target)) is None:
+        while (models := await _listed_models(target)) is None:
             check_all()
             await asyncio.sleep(POLL_S)
         ready_ns = clock.mono_ns()
@@ -105,7 +105,7 @@ async def started(
             failed += 1
             if failed:
                 await asyncio.sleep(RETRY_S)
-            x = await _answer(target, models, check_all)
+            x = await _first_answer(target, models, check_all)
         ttft_ns = ttft_any_ns(x.timeline)
         yield ModelLoad(
             port_open=to_seconds(open_ns - began_ns), ready=to_seconds(ready_ns - began_ns),
@@ -113,7 +113,7 @@ async def started(
             ttft=None if ttft_ns is None else to_seconds(ttft_ns), failed_before=failed,
         )  # fmt: skip
     finally:
-        await _stop(process)
+        await _stop_process(process)
 
 
 def model_load_text(load: ModelLoad) -> str:
@@ -123,7 +123,7 @@ def model_load_text(load: ModelLoad) -> str:
     return f"{load.first_token:.3g} s to the first token ({steps}){first}"
 
 
-async def _models(target: BenchTarget) -> list[str] | None:
+async def _listed_models(target: BenchTarget) -> list[str] | None:
     """Return the models that the server lists; None while it is not ready."""
     try:
         async with (
@@ -139,7 +139,7 @@ async def _models(target: BenchTarget) -> list[str] | None:
         return None
 
 
-async def _answer(target: BenchTarget, models: list[str], check: Callable[[], None]) -> Exchange:
+async def _first_answer(target: BenchTarget, models: list[str], check: Callable[[], None]) -> Exchange:
     """Send one request from this process, and return its exchange."""
     loop = asyncio.get_running_loop()
     fields = [*read_headers([], None, target.key_env), *target.headers.items()]
@@ -164,7 +164,7 @@ async def _answer(target: BenchTarget, models: list[str], check: Callable[[], No
         sender.close()
 
 
-async def _stop(process: asyncio.subprocess.Process) -> None:
+async def _stop_process(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         process.terminate()
         with suppress(TimeoutError):

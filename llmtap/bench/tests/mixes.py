@@ -118,8 +118,8 @@ class ClassMix(PlannedWorkload):
             deviations.append({"section": "4.3.2.2", "says": "random token sequences", "here": here})
         return description(
             self.name,
-            _described(_INPUT, "the prompt"),
-            _described(_OUTPUT, "the answer"),
+            _lengths_document(_INPUT, "the prompt"),
+            _lengths_document(_OUTPUT, "the answer"),
             self.content.describe(),
             about="requests of classes, mixed by share",
             source="IETF draft, 5.6.2, 4.3.2.2 and A.2",
@@ -143,8 +143,8 @@ class ClassMix(PlannedWorkload):
         input_random, output_random = Random(f"{seed}/input"), Random(f"{seed}/output")
         turns = (
             PlannedTurn(
-                _length(_INPUT, one.input, uniform_draw(input_random)),
-                _length(_OUTPUT, one.output, uniform_draw(output_random)),
+                _length_quantile(_INPUT, one.input, uniform_draw(input_random)),
+                _length_quantile(_OUTPUT, one.output, uniform_draw(output_random)),
             )
             for one in self._drawn(seed)
         )
@@ -159,7 +159,7 @@ class ClassMix(PlannedWorkload):
             yield random.choices(self.classes, shares)[0]
 
 
-def _length(skewed: LogNormal, span: tuple[int, int], u: float) -> int:
+def _length_quantile(skewed: LogNormal, span: tuple[int, int], u: float) -> int:
     """Return quantile `u` of the lengths within a span that includes both ends."""
     low, high = span
     mu, sigma = skewed.logarithm
@@ -169,10 +169,10 @@ def _length(skewed: LogNormal, span: tuple[int, int], u: float) -> int:
 
 
 def _mean_length(skewed: LogNormal, span: tuple[int, int]) -> float:
-    return math.fsum(_length(skewed, span, (i + 0.5) / _STEPS) for i in range(_STEPS)) / _STEPS
+    return math.fsum(_length_quantile(skewed, span, (i + 0.5) / _STEPS) for i in range(_STEPS)) / _STEPS
 
 
-def _described(skewed: LogNormal, of: str) -> dict[str, Any]:
+def _lengths_document(skewed: LogNormal, of: str) -> dict[str, Any]:
     mu, sigma = skewed.logarithm
     scope = {"of": of, "unit": "tokens", "within": "the class's range"}
     return {"distribution": "lognormal, truncated", "mu": mu, "sigma": sigma, **scope}

@@ -196,7 +196,7 @@ class _PastExchange:
 
     keys: tuple[bytes, ...]
     session: str
-    number: int
+    turn: int
     id: str
     relay: str
     ended_ns: int | None
@@ -273,7 +273,7 @@ class Sessions:
             session = self._digest(own, _NAME_BYTES).hex()
         else:
             session = secrets.token_hex(_NAME_BYTES)
-        number = 0 if parent is None else parent.number + 1
+        number = 0 if parent is None else parent.turn + 1
         if parent is None and not siblings and keys.starter not in (None, keys.named):
             parent = _latest_ended(self._by_key.get(tag + keys.starter, ()), x)
         chained = tag + keys.chain[-1] if keys.chain else None

@@ -40,7 +40,7 @@ class CapturedWorkload:
         self._tokens: dict[str, list[pa.Array]] = {"input": [], "output": []}
         self._counts: dict[str, dict[str, int]] = {}
         self._scheduled = 0
-        self._ended = 0
+        self._ended_rows = 0
         self._blocks: dict[tuple[Any, ...], tuple[int, pa.Array]] = {}
         self._sessions: list[pa.Table] = []
         self._think: list[pa.Table] = []
@@ -58,7 +58,7 @@ class CapturedWorkload:
         for name, values in self._tokens.items():
             values.append(batch.column(f"{name}_tokens").drop_null())
         self._scheduled += batch.num_rows - batch.column("scheduled_us").null_count
-        self._ended += batch.num_rows - ended.null_count
+        self._ended_rows += batch.num_rows - ended.null_count
         for name in ("input_token_source", "token_source", "session_source", "turn_by"):
             counts = self._counts.setdefault(name, {})
             for one in pc.value_counts(batch.column(name).drop_null()).to_pylist():
@@ -96,7 +96,7 @@ class CapturedWorkload:
 
     @property
     def ends_known(self) -> bool:
-        return self._ended > 0
+        return self._ended_rows > 0
 
     def window(self) -> dict[str, object]:
         """Return the span in the form of a Summary's window."""

@@ -67,14 +67,14 @@ class _Prefixed(io.RawIOBase):
 
     def __init__(self, head: bytes, rest: BinaryIO) -> None:
         self._head = head
-        self._rest = rest
+        self._file = rest
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         data, self._head = self._head[: len(buffer)], self._head[len(buffer) :]
-        data = data or self._rest.read(len(buffer))
+        data = data or self._file.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
 

@@ -75,17 +75,17 @@ class Finisher:
         self._folder = place.folder or spool_folder
         self._on_delivered = on_delivered
         self._queue: deque[ClosedSpool] = deque()
-        self._left: list[ClosedSpool] = []
+        self._faulty_spools: list[ClosedSpool] = []
         """Faulty spools, which stay where they are."""
         self._wake = threading.Condition()
-        self._stopping = self._abandoned = self._kicked = False
+        self._stopping = self._abandoned = self._retry_now = False
         self._thread = threading.Thread(target=self._run, name="llmtap-capture", daemon=True)
 
     @property
     def waiting(self) -> tuple[int, int]:
         """Number and bytes of spools that are not files yet, faulty ones included."""
         with self._wake:
-            spools = (*self._queue, *self._left)
+            spools = (*self._queue, *self._faulty_spools)
             return len(spools), sum(spool.bytes for spool in spools)
 
     @property
@@ -102,15 +102,15 @@ class Finisher:
             self._queue.append(spool)
             self._wake.notify()
 
-    def kick(self) -> None:
+    def retry_soon(self) -> None:
         with self._wake:
-            self._kicked = True
+            self._retry_now = True
             self._wake.notify()
 
     def look(self) -> None:
         """Forget faulty spools that were removed."""
         with self._wake:
-            self._left = [spool for spool in self._left if spool.path.exists()]
+            self._faulty_spools = [spool for spool in self._faulty_spools if spool.path.exists()]
 
     def close(self, timeout_s: float) -> bool:
         """Finish spools until the time-out or the first failure; return whether the thread has ended."""
@@ -158,8 +158,8 @@ class Finisher:
         """Pause before the next attempt; return whether to stop instead."""
         with self._wake:
             if not self._stopping:
-                self._wake.wait_for(lambda: self._stopping or self._kicked, pause_s)
-                self._kicked = False
+                self._wake.wait_for(lambda: self._stopping or self._retry_now, pause_s)
+                self._retry_now = False
                 return False
             parquet_path = self._queue[0].parquet_path
         if parquet_path is not None:
@@ -182,7 +182,7 @@ class Finisher:
         log.error("event=capture_spool_left spool=%s reason=%r", spool.path, str(exc))
         with self._wake:
             self.counts.failures += 1
-            self._left.append(spool)
+            self._faulty_spools.append(spool)
 
     def _finish_spool(self, spool: ClosedSpool) -> tuple[str, int] | None:
         """Make and place the file of a spool; return its name and bytes, or None if it needs no file."""
@@ -265,7 +265,7 @@ class LocalFiles:
         self._folder = folder
         self._tag = f"-{tag}-"
         self._sizes: dict[str, int] = {}
-        self._new: dict[str, int] = {}
+        self._new_files: dict[str, int] = {}
         """Files added during `look`."""
         self._guard = threading.Lock()
 
@@ -273,7 +273,7 @@ class LocalFiles:
         """List the folder: others may have moved files away."""
         sizes = {}
         with self._guard:
-            self._new = {}
+            self._new_files = {}
         if self._folder is not None:
             with suppress(OSError), os.scandir(self._folder) as entries:
                 for entry in entries:
@@ -281,13 +281,13 @@ class LocalFiles:
                         with suppress(OSError):
                             sizes[entry.name] = entry.stat().st_size
         with self._guard:
-            self._sizes = sizes | self._new
+            self._sizes = sizes | self._new_files
             self.bytes = sum(self._sizes.values())
 
     def add(self, name: str, size: int) -> None:
         if self._folder is not None:
             with self._guard:
-                self._sizes[name] = self._new[name] = size
+                self._sizes[name] = self._new_files[name] = size
                 self.bytes = sum(self._sizes.values())
 
     def delete_oldest(self) -> bool:

@@ -132,7 +132,7 @@ class Store:
         self._writer: SpoolWriter | None = None
         self._began_ns = 0
         self._looked_ns = 0
-        self._noted: CaptureLedger | None = None
+        self._noted_ledger: CaptureLedger | None = None
         self._number = 0
         self._rows = self._bytes = 0
         self._packing = 0.5
@@ -239,7 +239,7 @@ class Store:
         if self._files.deleted_rows:
             dropped = {**ledger.dropped, "deleted": self._files.deleted_rows}
             ledger = msgspec.structs.replace(ledger, dropped=dropped)
-        if batch.num_rows == 0 and ledger == self._noted:
+        if batch.num_rows == 0 and ledger == self._noted_ledger:
             return True
         try:
             self._write(batch, ledger)
@@ -253,7 +253,7 @@ class Store:
         if self.problem is not None and (batch.num_rows or self.problem == "folder"):
             log.info("event=capture_resumed after=%s", self.problem)
             self.problem = None
-            self._finisher.kick()
+            self._finisher.retry_soon()
         if self._writer is not None and self._writer.bytes >= self._options.rotate_bytes:
             self.rotate()
         return True
@@ -274,7 +274,7 @@ class Store:
         writer = self._begin_spool() if old is None or grown else old
         before = writer.bytes
         # Write the ledger to each spool, so that each file shows which exchanges are missing.
-        news = ledger if ledger != self._noted or not writer.notes else None
+        news = ledger if ledger != self._noted_ledger or not writer.notes else None
         sync = self._options.fsync == "batch"
         try:
             if batch.num_rows:
@@ -285,7 +285,7 @@ class Store:
             if writer is not old:
                 _discard_spool(writer)
             raise
-        self._writer, self._noted = writer, ledger
+        self._writer, self._noted_ledger = writer, ledger
         self._bytes += writer.bytes - before
         if batch.num_rows:
             # The worst ratio of the latest batches: older ones lose weight.

@@ -80,7 +80,7 @@ class _Receiver(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]  # grpc
     def __init__(self) -> None:
         self.answer: Answer | None = None
         self.rejected = 0
-        self._logged: set[str] = set()
+        self._logged_events: set[str] = set()
 
     def expect(self) -> None:
         self.answer, self.rejected = None, 0
@@ -110,8 +110,8 @@ class _Receiver(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]  # grpc
 
     def log(self, event: str, problem: str) -> None:
         """Log the first problem of a kind; later ones are only counted."""
-        if event not in self._logged:
-            self._logged.add(event)
+        if event not in self._logged_events:
+            self._logged_events.add(event)
             log.warning("event=%s error=%r further=counted", event, problem)
 
 
@@ -254,7 +254,7 @@ class OtlpExporter:
         self._servers = servers or {}
         self._names = VERSIONS[options.semconv]
         self._closing = Event()
-        self._handed = self._full = 0
+        self._handed_spans = self._queue_full_drops = 0
         logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # `_Receiver` logs the answers
         with _endpoint_in_environment(options.endpoint):
             resource = _resource_attributes(version, reader)
@@ -294,18 +294,18 @@ class OtlpExporter:
         if not span.is_recording():
             return
         if self._waiting() >= self._queue_max:
-            self._full += 1
+            self._queue_full_drops += 1
             return
-        self._handed += 1
+        self._handed_spans += 1
         span.end(x.arrival_wall_ns + terms.end_ns - x.timeline.arrival_ns)
 
     def _waiting(self) -> int:
-        return self._handed - self._spans.sent - sum(self._spans.dropped.values())
+        return self._handed_spans - self._spans.sent - sum(self._spans.dropped.values())
 
     def state(self) -> ExporterState:
         dropped = dict(self._spans.dropped)
-        if self._full:
-            dropped["queue_full"] = self._full
+        if self._queue_full_drops:
+            dropped["queue_full"] = self._queue_full_drops
         failures = self._spans.failures + self._totals.failures
         return ExporterState("otlp", self._spans.sent, max(0, self._waiting()), failures, dropped)
 

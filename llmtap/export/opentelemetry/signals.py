@@ -295,16 +295,16 @@ class MetricRecorder:
             first = len(self.measures)
             self.measures += measures
             self._of[quantity] = tuple(range(first, len(self.measures)))
-        self._known: list[set[Key]] = [set() for _ in self.measures]
+        self._known_keys: list[set[Key]] = [set() for _ in self.measures]
         self._series_max = series_max
         self._lock = Lock()
-        self._fresh: dict[tuple[int, Key], Buckets | ExponentialBuckets] = {}
+        self._new_values: dict[tuple[int, Key], Buckets | ExponentialBuckets] = {}
         self._exponential = exponential
 
     def take(self) -> dict[tuple[int, Key], Buckets | ExponentialBuckets]:
         """Return what was counted since the last call; for any thread."""
         with self._lock:
-            fresh, self._fresh = self._fresh, {}
+            fresh, self._new_values = self._new_values, {}
         return fresh
 
     def record(self, x: Exchange, m: Measured, terms: Terms) -> None:
@@ -353,10 +353,10 @@ class MetricRecorder:
                 self._cell(i, key).record_many(values)  # type: ignore[arg-type]  # no other is None
 
     def _cell(self, i: int, key: Key) -> Buckets | ExponentialBuckets:
-        cell = self._fresh.get((i, key))
+        cell = self._new_values.get((i, key))
         if cell is not None:
             return cell
-        known = self._known[i]
+        known = self._known_keys[i]
         if key not in known:
             if len(known) < self._series_max:
                 known.add(key)
@@ -364,8 +364,8 @@ class MetricRecorder:
                 key = ()
         instrument = self.measures[i].instrument
         if self._exponential and instrument.edges:
-            return self._fresh.setdefault((i, key), ExponentialBuckets(instrument.scale))
-        return self._fresh.setdefault((i, key), Buckets(instrument.edges))
+            return self._new_values.setdefault((i, key), ExponentialBuckets(instrument.scale))
+        return self._new_values.setdefault((i, key), Buckets(instrument.edges))
 
 
 class Totals:

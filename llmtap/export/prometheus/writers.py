@@ -52,10 +52,10 @@ def is_preferred(accept: str) -> bool:
 
 class ProtobufWriter:
     def __init__(self) -> None:
-        self._out: list[bytes] = []
+        self._pieces: list[bytes] = []
 
     def bytes(self) -> bytes:
-        return b"".join(self._out)
+        return b"".join(self._pieces)
 
     def histogram(
         self,
@@ -99,7 +99,7 @@ class ProtobufWriter:
             return
         head = _message(1, name.encode()) + _message(2, text.encode()) + _uint(3, kind)
         body = head + b"".join([_message(4, metric) for metric in metrics])
-        self._out += (_varint(len(body)), body)
+        self._pieces += (_varint(len(body)), body)
 
 
 def _native_histogram(buckets: ExponentialBuckets) -> bytes:
@@ -170,10 +170,10 @@ def _escape_label(value: str) -> str:
 class TextWriter:
     def __init__(self, *, openmetrics: bool) -> None:
         self._openmetrics = openmetrics
-        self._out: list[str] = []
+        self._pieces: list[str] = []
 
     def bytes(self) -> bytes:
-        return "".join(self._out).encode()
+        return "".join(self._pieces).encode()
 
     def histogram(
         self,
@@ -196,7 +196,7 @@ class TextWriter:
                 *chain.from_iterable(zip(repeat(prefix), upto)), braced, upto[-1], braced, total / family.unit
             )  # fmt: skip
             series_exemplars = exemplars.get(values) if exemplars and self._openmetrics else None
-            self._out.append(_with_exemplars(filled, series_exemplars) if series_exemplars else filled)
+            self._pieces.append(_with_exemplars(filled, series_exemplars) if series_exemplars else filled)
 
     def counter(self, family: CounterFamily, rows: Iterable[tuple[Labels, float]]) -> None:
         order = _sorted_labels(family.labels)
@@ -204,12 +204,12 @@ class TextWriter:
         start = f"{family.name}_total"
         for values, count in rows:
             labels = _labels_text(order, values)
-            self._out.append(
+            self._pieces.append(
                 f"{start}{{{labels}}} {float(count)!r}\n" if labels else f"{start} {float(count)!r}\n"
             )
 
     def _head(self, name: str, text: str, kind: str) -> None:
-        self._out.append(f"# HELP {name} {text}\n# TYPE {name} {kind}\n")
+        self._pieces.append(f"# HELP {name} {text}\n# TYPE {name} {kind}\n")
 
 
 def _sorted_labels(names: Sequence[str]) -> list[tuple[int, str]]:

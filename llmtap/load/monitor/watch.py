@@ -61,7 +61,7 @@ class ServerScraper:
         self._optional = optional
         self._answered = False
         self._gave_up = False
-        self._skipped = 0
+        self._skipped_scrapes = 0
         self._failures: Counter[str] = Counter()
         self._task: asyncio.Task[None] | None = None
         self._session: aiohttp.ClientSession | None = None
@@ -95,7 +95,7 @@ class ServerScraper:
             "gave_up": self._gave_up,
             "period": to_seconds(self._period_ns),
             "scrapes": len(self.columns) + self.columns.dropped + self._failures.total(),
-            "skipped": self._skipped,
+            "skipped": self._skipped_scrapes,
             "failed": self._failures.total(),
             "failures": dict(self._failures),
             "missing": sorted(SERIES.keys() - set(self.columns.known())) if len(self.columns) else [],
@@ -109,7 +109,7 @@ class ServerScraper:
                 self._gave_up = True
                 return
             wait_s, skipped = ticks.next(self._clock.mono_ns())
-            self._skipped += skipped
+            self._skipped_scrapes += skipped
             await asyncio.sleep(wait_s)
 
     async def _scrape(self, timeout_ns: int) -> None:

@@ -215,7 +215,7 @@ class Replay:
             percentiles=measuring.percentiles,
         )  # fmt: skip
 
-    async def reach(self) -> None:
+    async def check_reachable(self) -> None:
         """Check that there is a usable server. Raises as `run`."""
         check_target(self._setup(-1, self.load.bodies))
         await self._complete_by_server(self.load.bodies)

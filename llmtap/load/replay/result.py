@@ -77,16 +77,16 @@ class _Turn:
 class TaskTimes:
     def __init__(self, after: Sequence[int]) -> None:
         """`after`: preceding row of each row, always a smaller one; -1 for the first of a task."""
-        self._first, self._number = array("q"), array("q")
+        self._first_rows, self._number = array("q"), array("q")
         self._tasks: dict[int, _Task] = {}
         self._turns: list[_Turn] = []
         for row, before in enumerate(after):
-            self._first.append(row if before < 0 else self._first[before])
+            self._first_rows.append(row if before < 0 else self._first_rows[before])
             self._number.append(0 if before < 0 else self._number[before] + 1)
-            self._tasks.setdefault(self._first[row], _Task()).requests += 1
+            self._tasks.setdefault(self._first_rows[row], _Task()).requests += 1
 
     def add(self, row: int, x: Exchange) -> None:
-        t, task = x.timeline, self._tasks[self._first[row]]
+        t, task = x.timeline, self._tasks[self._first_rows[row]]
         number = min(self._number[row], TURNS_MAX - 1)
         self._turns += [_Turn() for _ in range(number + 1 - len(self._turns))]
         first_ns, whole_ns = ttft_ns(t), e2e_ns(t)

@@ -165,7 +165,7 @@ class _Commands:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._rest = b""
+        self._unread_bytes = b""
         self.start: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         self.run: LoadRun | None = None
         self.ended: str | None = None
@@ -175,7 +175,7 @@ class _Commands:
         if not data:
             asyncio.get_running_loop().remove_reader(self._fd)
             self._run_command("cut", "its parent is gone")
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, self._unread_bytes = (self._unread_bytes + data).split(b"\n")
         for line in lines:
             word, _, rest = line.decode().partition(" ")
             if word != "go":
@@ -198,10 +198,10 @@ class _Keeper:
         self._tally = tally
         self._tenants = tenants
         self._fd = spill_fd
-        self._aside = bytearray()
+        self._buffer = bytearray()
         self._failed = 0
         self._tokens = 0
-        self._latest = {name: deque[int](maxlen=LATEST) for name in ("late", "ttft", "tbc")}
+        self._latest_times = {name: deque[int](maxlen=LATEST) for name in ("late", "ttft", "tbc")}
         self.spill_error: str | None = None
 
     def keep(self, row: int, x: Exchange) -> None:
@@ -210,32 +210,32 @@ class _Keeper:
         m = self._tally.add(x)
         self._tokens += x.tokens.output or 0
         if x.dispatch_late_ns is not None:
-            self._latest["late"].append(x.dispatch_late_ns)
+            self._latest_times["late"].append(x.dispatch_late_ns)
         if m.ttft_ns is not None and x.stream:
-            self._latest["ttft"].append(m.ttft_ns)
+            self._latest_times["ttft"].append(m.ttft_ns)
         if m.tbc_ns:
-            self._latest["tbc"].extend(m.tbc_ns)
+            self._latest_times["tbc"].extend(m.tbc_ns)
         if x.outcome not in ENDED_WELL:
             self._failed += 1
         if self._fd is not None:
-            self._aside += pickle.dumps((row, x), pickle.HIGHEST_PROTOCOL)
-            if len(self._aside) >= SPILL_BYTES:
+            self._buffer += pickle.dumps((row, x), pickle.HIGHEST_PROTOCOL)
+            if len(self._buffer) >= SPILL_BYTES:
                 self.flush()
 
     def flush(self) -> None:
         try:
-            while self._aside and self._fd is not None:
-                del self._aside[: os.write(self._fd, self._aside)]
+            while self._buffer and self._fd is not None:
+                del self._buffer[: os.write(self._fd, self._buffer)]
         except OSError as exc:
             self._fd = None
             self.spill_error = exc.strerror
-            self._aside.clear()
+            self._buffer.clear()
 
     def progress(
         self, sender: LoadSender | PromptSender, schedule: Schedule, run: LoadRun | None
     ) -> Progress:
         tally = self._tally
-        late, ttft, tbc = map(sorted, self._latest.values())
+        late, ttft, tbc = map(sorted, self._latest_times.values())
         return Progress(
             sender.sent, len(sender.calls), tally.summary.n, self._failed, schedule.left, self._tokens,
             percentile(late, 0.99), percentile(ttft, 0.5), percentile(ttft, 0.99), percentile(tbc, 0.5),

@@ -126,10 +126,10 @@ def frame(message: WorkerReady | Progress | Done) -> bytes:
 
 class Frames:
     def __init__(self) -> None:
-        self._rest = bytearray()
+        self._unread_bytes = bytearray()
 
     def feed(self, data: bytes) -> Iterator[WorkerReady | Progress | Done]:
-        rest = self._rest
+        rest = self._unread_bytes
         rest += data
         while len(rest) >= 4:
             end = 4 + _LENGTH.unpack_from(rest)[0]

@@ -114,10 +114,10 @@ class WorkerPool:
             self._files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (`__exit__` closes it)
             for _ in (self._assigned_rows if keep else ())
         ]
-        self._started: list[Member] = []
+        self._started_members: list[Member] = []
         self._commands: list[str] = []
         self._stopping: str | None = None
-        self._cutting = asyncio.Event()
+        self._cut_event = asyncio.Event()
         self._stop_reason: str | None = None
 
     def __enter__(self) -> "WorkerPool":
@@ -156,7 +156,7 @@ class WorkerPool:
         try:
             await asyncio.gather(*ready)
             began_ns = self._clock.mono_ns() + max((m.lead_ns for m in self._members), default=0)
-            for member in self._started:
+            for member in self._started_members:
                 member.send_command(f"go {member.clock.theirs(began_ns)}")
             reports = await asyncio.gather(*serving)
         finally:
@@ -176,10 +176,10 @@ class WorkerPool:
         """Send no more and let answers end; at the second call, cut them."""
         command = f"{'stop' if self._stopping is None else 'cut'} {reason}"
         if self._stopping is not None:
-            self._cutting.set()
+            self._cut_event.set()
         self._stopping = self._stopping or reason
         self._commands.append(command)
-        for member in self._started:
+        for member in self._started_members:
             member.send_command(command)
 
     def exchanges(self) -> Iterator[tuple[int, Exchange]]:
@@ -248,7 +248,7 @@ class WorkerPool:
         )  # fmt: skip
         spill = self._spills[i] if self._keep else None
         starting = asyncio.ensure_future(member.start(self._setup_of(i), script, spill))
-        cutting = asyncio.ensure_future(self._cutting.wait())
+        cutting = asyncio.ensure_future(self._cut_event.wait())
         try:
             await asyncio.wait((starting, cutting), return_when=asyncio.FIRST_COMPLETED)
             if not starting.done():
@@ -260,7 +260,7 @@ class WorkerPool:
             await asyncio.gather(starting, cutting, return_exceptions=True)
         for command in self._commands:
             member.send_command(command)
-        self._started.append(member)
+        self._started_members.append(member)
         return True
 
     def _result_of(self, began_ns: int, reports: "Sequence[Done | Lost | None]") -> LoadResult:

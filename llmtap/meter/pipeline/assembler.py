@@ -88,7 +88,7 @@ class Assembler:
     def __init__(self, hello: Hello, sink: Sink) -> None:
         self._hello = hello
         self._sink = sink
-        self._live: dict[int, Observer] = {}
+        self._open_exchanges: dict[int, Observer] = {}
         first = _Anchor(hello.anchor_mono_ns, hello.anchor_wall_ns, 0, hello.anchor_steps)
         self._anchors = deque([first], ANCHORS_MAX)
         self._steps: dict[int, int] = {}
@@ -103,12 +103,12 @@ class Assembler:
 
     def __len__(self) -> int:
         """Number of open exchanges, including tunnels and the responses in them."""
-        return len(self._live) + sum(len(session.observers) for session in self._sessions.values())
+        return len(self._open_exchanges) + sum(len(session.observers) for session in self._sessions.values())
 
     def under_way(self) -> list[tuple[Observer, str | None]]:
         arms, sessions = {seq: a.arm for seq, a in self._arms.items()}, self._sessions
         running: list[tuple[Observer, str | None]] = []
-        for seq, observer in reversed(self._live.items()):
+        for seq, observer in reversed(self._open_exchanges.items()):
             session = sessions.get(seq)
             own = [observer] if session is None or not session.began else reversed(session.observers)
             running += [(open_one, arms.get(seq)) for open_one in own]
@@ -116,7 +116,7 @@ class Assembler:
 
     def unrecognised(self, frames: PythonFrameBatch) -> Iterator[Frame]:
         """Return the frames of a batch for `digest`, without token events recognised by their bytes."""
-        return frames.unrecognised(self._live)
+        return frames.unrecognised(self._open_exchanges)
 
     def digest(self, frames: Iterable[Frame]) -> None:
         """Process the frames of a batch, in order, at once."""
@@ -129,7 +129,7 @@ class Assembler:
         Yields when `turns` reports that the event loop must run; `turns` also measures the CPU time of
         slices. Until the iterator ends, no other frames of this relay may be processed.
         """
-        live = self._live
+        live = self._open_exchanges
         for frame in frames:
             if turns is not None and turns.loop_is_due:
                 yield
@@ -193,7 +193,7 @@ class Assembler:
 
     def _charge(self, frame: Frame, over_ns: int) -> None:
         _, seq, t_ns, _, _ = frame
-        observer = self._live.get(seq)
+        observer = self._open_exchanges.get(seq)
         if over_ns <= 0 or observer is None:
             return
         used_ns = self._cpu_ns[seq] = self._cpu_ns.get(seq, 0) + over_ns
@@ -205,17 +205,24 @@ class Assembler:
 
     def discard(self) -> None:
         """Discard all open exchanges: the relay is alive, and counts those that were not acknowledged."""
-        self._sink.forgot(len(self._live))
-        for observer in self._live.values():
+        self._sink.forgot(len(self._open_exchanges))
+        for observer in self._open_exchanges.values():
             observer.abandon()
         for session in self._sessions.values():
             session.abandon()
-        for table in (self._live, self._arms, self._steps, self._cpu_ns, self._heads, self._sessions):
+        for table in (
+            self._open_exchanges,
+            self._arms,
+            self._steps,
+            self._cpu_ns,
+            self._heads,
+            self._sessions,
+        ):
             table.clear()
 
     def lose(self) -> None:
         """End all open exchanges as `tap_error`: the relay died."""
-        for seq, observer in list(self._live.items()):
+        for seq, observer in list(self._open_exchanges.items()):
             try:
                 if self._close_session(seq, None, Outcome.TAP_ERROR, _DIED, LAG_FLOOR_NS):
                     self._forget(seq)
@@ -255,7 +262,7 @@ class Assembler:
         self.reckoning.opened(seq)
         self._forget(seq)
         observer, steps = self._observe(seq, t_ns, head)
-        self._live[seq] = observer
+        self._open_exchanges[seq] = observer
         if steps:
             self._steps[seq] = steps
         if b"pgrade" in head and observer.exchange.endpoint in SESSION_ENDPOINTS:
@@ -381,7 +388,7 @@ class Assembler:
         if self._close_session(seq, t_ns or None, closing.outcome, closing.error, closing.lag_ns):
             self._forget(seq)
             return
-        observer = self._live[seq]
+        observer = self._open_exchanges[seq]
         x = observer.exchange
         x.resent, x.added.connect_ns = closing.retries, closing.connect_ns
         if closing.arm is not None:
@@ -404,7 +411,7 @@ class Assembler:
         self._cpu_ns.pop(seq, None)
         self._heads.pop(seq, None)
         self._sessions.pop(seq, None)
-        del self._live[seq]
+        del self._open_exchanges[seq]
         self._sink.ended(exchange)
 
     def _forget(self, seq: int) -> None:
@@ -415,7 +422,7 @@ class Assembler:
         session = self._sessions.pop(seq, None)
         if session is not None:
             session.abandon()
-        observer = self._live.pop(seq, None)
+        observer = self._open_exchanges.pop(seq, None)
         if observer is not None:
             observer.abandon()
             self._sink.forgot()

@@ -194,7 +194,7 @@ class RecentExchanges:
         self._exchanges_max = exchanges_max
         self._bytes_max = bytes_max
         self.weight_bytes = 0
-        self._next = 1
+        self._next_number = 1
 
     def __len__(self) -> int:
         return len(self._ring)
@@ -202,8 +202,8 @@ class RecentExchanges:
     def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
         ring = self._ring
         weight = weight_bytes(x)
-        ring.append((self._next, weight, x, m.benefit))
-        self._next += 1
+        ring.append((self._next_number, weight, x, m.benefit))
+        self._next_number += 1
         self.weight_bytes += weight
         while len(ring) > self._exchanges_max or (self.weight_bytes > self._bytes_max and ring):
             self.weight_bytes -= ring.popleft()[1]

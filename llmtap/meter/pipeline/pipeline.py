@@ -182,7 +182,7 @@ class ExchangePipeline:
         if self.relays.is_elsewhere(relay):
             return  # another meter measures and captures its exchanges
         self.windows.skipped(skipped)
-        self.windows.lagged(status.lag_ns_max)
+        self.windows.record_lag(status.lag_ns_max)
         if self.recorder is not None:
             self.recorder.note_relay(
                 relay, status.opened, status.dropped, status.unsettled, status.packets, status.watched

@@ -262,7 +262,7 @@ class Windows:
     def skipped(self, n: int) -> None:
         self._slices.current(self._clock.mono_ns()).sums["skipped"] += n
 
-    def lagged(self, lag_ns: int) -> None:
+    def record_lag(self, lag_ns: int) -> None:
         tile = self._slices.current(self._clock.mono_ns())
         tile.lag_ns = max(tile.lag_ns, lag_ns)
         self._tidy(TIDY_EACH_STATUS)

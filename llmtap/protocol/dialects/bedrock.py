@@ -39,13 +39,13 @@ class BedrockText(shapes.ObjectReader):
     claim_max = 4
     end_certain = True
 
-    __slots__ = ("_input", "_running")
+    __slots__ = ("_input", "_running_count")
 
     def __init__(self) -> None:
         super().__init__()
         self._input: dict[str, Any] = {}
         """Tokens of the prompt, which only the first event counts."""
-        self._running = RunningCount()
+        self._running_count = RunningCount()
 
     @staticmethod
     def claim(value: dict[str, Any], path: str) -> int:
@@ -64,7 +64,7 @@ class BedrockText(shapes.ObjectReader):
         delta = shapes.gather(
             [(EventClass.CONTENT, text)] if text else [], reason=reason, signal="stop_reason"
         )
-        added = self._running.step(0, count(value.get("generation_token_count")) or 0)
+        added = self._running_count.step(0, count(value.get("generation_token_count")) or 0)
         if added:
             delta.output, delta.choices = True, shapes.FIRST
             delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE

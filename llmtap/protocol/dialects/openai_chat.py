@@ -168,7 +168,7 @@ class OpenAIChat(ChoicesReader):
         else:
             return None
         if usage is None:
-            if self._running.running is None:
+            if self._running_count.running is None:
                 return None
             if not choice.token_ids:
                 out.repeatable = True
@@ -181,10 +181,10 @@ class OpenAIChat(ChoicesReader):
 
     def _count(self, delta: Delta, index: int, usage: dict[str, Any]) -> bool:
         """Add a running usage; return False if this one may be something else."""
-        counts = read_usage(usage) if self._running.running and not delta.also else None
+        counts = read_usage(usage) if self._running_count.running and not delta.also else None
         if counts is None or not counts.output:
             return False
-        added = self._running.step(index, counts.output)
+        added = self._running_count.step(index, counts.output)
         if added:
             delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
         delta.also = _USAGE_TOO
@@ -193,10 +193,10 @@ class OpenAIChat(ChoicesReader):
 
     def _begin(self, chunk: _Chunk, data: bytes) -> None:
         self._repeated = None if chunk.usage is None else _repeats(data)
-        if self._running.running is None:  # No choice of the answer was read yet.
+        if self._running_count.running is None:  # No choice of the answer was read yet.
             self._id = _id_of(data)
             if chunk.model is not None and _GEMINI in chunk.model[:_MODEL_PREFIX_CHARS]:
-                self._running.running = False  # Gemini's running totals are not in step with the text.
+                self._running_count.running = False  # Gemini's running totals are not in step with the text.
 
     def _end(self, delta: Delta, chunk: _Chunk, data: bytes) -> None:
         if self._repeated is not None:
@@ -374,23 +374,23 @@ class InlineThinking:
     reasoning parser (llama.cpp, MLX) and Gemini's compatible form send it. The markers are no text, nor is a
     part of one until it is known to be something else. A marker that comes later is text."""
 
-    __slots__ = ("_closing", "_held", "settled")
+    __slots__ = ("_end_marker", "_held_text", "settled")
 
     def __init__(self) -> None:
         self.settled = False
         """Treat the rest of this choice as content."""
-        self._closing = ""
+        self._end_marker = ""
         """Marker that ends the current thinking; empty outside of thinking."""
-        self._held = ""
+        self._held_text = ""
         """Text that may be the beginning of a marker."""
 
     def feed(self, text: str) -> tuple[str, str]:
         """`(reasoning, content)` in the next piece of content."""
         if self.settled:
             return "", text
-        text = self._held + text
-        self._held = ""
-        if self._closing:
+        text = self._held_text + text
+        self._held_text = ""
+        if self._end_marker:
             return self._inside(text)
         rest = text.lstrip()
         if not rest:
@@ -398,22 +398,22 @@ class InlineThinking:
         blank = text[: len(text) - len(rest)]
         for marker in _OPENING:
             if rest.startswith(marker):
-                self._closing = f"</{marker[1:]}"
+                self._end_marker = f"</{marker[1:]}"
                 reasoning, content = self._inside(rest[len(marker) :])
                 return reasoning, blank + content
         if any(marker.startswith(rest) for marker in _OPENING):
-            self._held = rest
+            self._held_text = rest
             return "", blank
         self.settled = True
         return "", text
 
     def close(self) -> tuple[str, str]:
         """As `feed`, for what is held at the end: an unfinished marker is text."""
-        held, self._held = self._held, ""
-        return (held, "") if self._closing else ("", held)
+        held, self._held_text = self._held_text, ""
+        return (held, "") if self._end_marker else ("", held)
 
     def _inside(self, text: str) -> tuple[str, str]:
-        closing = self._closing
+        closing = self._end_marker
         at = text.find(closing)
         if at >= 0:
             self.settled = True
@@ -421,6 +421,6 @@ class InlineThinking:
         # Hold the longest end of the text that is a beginning of the marker.
         for size in range(min(len(closing) - 1, len(text)), 0, -1):
             if text.endswith(closing[:size]):
-                self._held = text[-size:]
+                self._held_text = text[-size:]
                 return text[:-size], ""
         return text, ""

@@ -155,13 +155,13 @@ class ChunkFields(msgspec.Struct, gc=False):
 class ChoicesReader:
     """Base of the two dialects: reads a chunk, and what stands beside its choices where something may."""
 
-    __slots__ = ("_finished", "_model", "_predicted", "_running")
+    __slots__ = ("_finished", "_model", "_predicted", "_running_count")
     chunk_type: ClassVar[type[ChunkFields]]
     decode: ClassVar[Any]
 
     def __init__(self) -> None:
         self._model: str | None = None
-        self._running = openai_shapes.RunningCount()
+        self._running_count = openai_shapes.RunningCount()
         self._predicted = openai_shapes.RunningCount()
         self._finished = False
 
@@ -216,7 +216,7 @@ class ChoicesReader:
         self._finished |= findings.delta.finish_reason is not None
         if usage is None and choices:
             usage = getattr(choices[0], "usage", None)
-        findings.usage(usage, self._running)
+        findings.usage(usage, self._running_count)
         if chunk.timings is not None:
             findings.timings(chunk.timings, self._predicted)
         delta = findings.ranked()

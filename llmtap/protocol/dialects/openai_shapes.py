@@ -276,8 +276,18 @@ class Findings:
     """Merges the content of all choices of one event, and of the members beside them, into one Delta."""
 
     __slots__ = (
-        "_carrying", "_ids", "_indexes", "_logprobs", "_markers", "_mask", "_pieces", "_role", "_texts",
-        "cut", "delta", "railed",
+        "_ids",
+        "_indexes",
+        "_logprobs",
+        "_markers",
+        "_mask",
+        "_output_choices",
+        "_pieces",
+        "_role",
+        "_texts",
+        "cut",
+        "delta",
+        "railed",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -288,7 +298,7 @@ class Findings:
         self.cut = False
         self.railed = False
         """NeMo Guardrails reported beside the choices, so the text of a filtered answer is its own."""
-        self._carrying: dict[int, None] = {}
+        self._output_choices: dict[int, None] = {}
         self._indexes: list[int] = []
         self._markers: list[int] = []
         self._ids = self._logprobs = 0
@@ -301,7 +311,7 @@ class Findings:
         self._role |= role
         if ids:
             self._ids += ids
-            self._carrying[index] = None
+            self._output_choices[index] = None
 
     def piece(
         self, index: int, kind: EventClass, text: str, *, output: bool = True, audio: bool = False
@@ -314,7 +324,7 @@ class Findings:
         self._mask |= 1 << kind
         self._texts.setdefault(kind, []).append(text)
         if output:
-            self._carrying[index] = None
+            self._output_choices[index] = None
         delta = self.delta
         if kind is EventClass.CONTENT:
             delta.content |= audio or not text.isspace()
@@ -385,7 +395,7 @@ class Findings:
     def timings(self, timings: Any, predicted: RunningCount) -> None:
         """llama.cpp's `timings`, which may run along with the output; call it last."""
         indexes = self._indexes
-        runs = bool(self._carrying) or (len(indexes) == 1 and predicted.runs(indexes[0]))
+        runs = bool(self._output_choices) or (len(indexes) == 1 and predicted.runs(indexes[0]))
         add_timings(self.delta, timings, indexes if runs else [], predicted)
 
     def usage(self, usage: Any, running: RunningCount) -> None:
@@ -407,7 +417,7 @@ class Findings:
             delta.tokens, delta.token_source = self._logprobs, TokenSource.LOGPROBS
         elif added:
             delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
-            self._carrying[self._indexes[0]] = None  # The counted tokens are output, also without text.
+            self._output_choices[self._indexes[0]] = None  # The counted tokens are output, also without text.
 
     def ranked(self) -> Delta:
         """Return the Delta of all findings: its class is the first in the order of EventClass."""
@@ -425,8 +435,8 @@ class Findings:
             if self._texts:
                 spoken = EventClass.CONTENT if first <= EventClass.ERROR else first
                 delta.text = "".join(self._texts.get(spoken, ()))
-        if self._carrying:
-            delta.choices = tuple(self._carrying)
+        if self._output_choices:
+            delta.choices = tuple(self._output_choices)
             delta.output = True
         elif self._markers:
             delta.choices = tuple(self._markers)

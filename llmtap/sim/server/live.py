@@ -77,14 +77,14 @@ class ServedRequests:
         self.predicted: dict[int, int] = {}
         self.blocks: dict[int, tuple[int, ...]] = {}
         self.block_tokens = block_tokens
-        self._next = 0
+        self._next_number = 0
 
     def __len__(self) -> int:
         return len(self.arrival_ns)
 
     def add(self, ticket: Ticket) -> None:
-        number = ticket.number = self._next
-        self._next += 1
+        number = ticket.number = self._next_number
+        self._next_number += 1
         self.arrival_ns[number] = ticket.arrival_ns
         self.input[number] = ticket.input
         self.output[number] = ticket.output
@@ -108,29 +108,29 @@ class LiveEngine:
         block_tokens: int = 0,
     ) -> None:
         """`block_tokens`: tokens in the blocks of tickets; 0: no prefix cache."""
-        self._served = ServedRequests(block_tokens)
+        self._served_requests = ServedRequests(block_tokens)
         # A cast: schedulers only index the columns, so dicts suffice.
-        self._scheduler = build(cast(Requests, self._served))
+        self._scheduler = build(cast(Requests, self._served_requests))
         self._engine = Engine(self._scheduler, servers)
         self._alarm = alarm
         self._predict = PREDICTORS[predictor]
         self._seed = seed
         self._shares = block_tokens > 0
         self._order = count()
-        self._began = 0
+        self._begin_ns = 0
         self._arrivals: list[tuple[int, int, Ticket]] = []
         """Requests that have not arrived, since the input filter holds them."""
         self._runs: list[tuple[int, int, EngineRun]] = []
-        self._leaving: list[tuple[int, int, Callable[[], None]]] = []
+        self._later_calls: list[tuple[int, int, Callable[[], None]]] = []
         """Calls for tokens (and ends) that leave later."""
         self._open: dict[int, Ticket] = {}
-        self._gone: dict[int, list[int]] = {}
+        self._ended_requests: dict[int, list[int]] = {}
         """Requests to remove at the end of a run, which may refer to them until then."""
         self.next_ns = NEVER
         """Time of the next event, if no request arrives before."""
 
     def __len__(self) -> int:
-        return len(self._served)
+        return len(self._served_requests)
 
     def state(self) -> IterationState:
         """Return the scheduler's state; for whole batches, the counts known to the driver."""
@@ -172,11 +172,11 @@ class LiveEngine:
         if now_ns < self.next_ns:
             return
         while True:
-            leaves_ns = self._leaving[0][0] if self._leaving else NEVER
+            leaves_ns = self._later_calls[0][0] if self._later_calls else NEVER
             arrives_ns = self._arrivals[0][0] if self._arrivals else NEVER
             ends_ns = self._runs[0][0] if self._runs else NEVER
             if leaves_ns <= now_ns and leaves_ns <= arrives_ns and leaves_ns <= ends_ns:
-                heappop(self._leaving)[2]()
+                heappop(self._later_calls)[2]()
             elif arrives_ns <= now_ns and arrives_ns <= ends_ns:
                 self._arrive()
             elif ends_ns < now_ns:  # not yet if equal, since arrivals at that time come first
@@ -187,7 +187,7 @@ class LiveEngine:
 
     def _look_ahead(self) -> None:
         self.next_ns = min(
-            self._leaving[0][0] if self._leaving else NEVER,
+            self._later_calls[0][0] if self._later_calls else NEVER,
             self._arrivals[0][0] if self._arrivals else NEVER,
             self._runs[0][0] + 1 if self._runs else NEVER,
         )
@@ -195,12 +195,12 @@ class LiveEngine:
 
     def _arrive(self) -> None:
         now_ns, _, ticket = heappop(self._arrivals)
-        self._served.add(ticket)
+        self._served_requests.add(ticket)
         number = ticket.number
         arrival_ns, inputs, outputs = (array("q", [n]) for n in (now_ns, ticket.input, ticket.output))
         requests = Requests(arrival_ns, inputs, outputs)
         ticket.predicted = self._predict(requests, Random(f"{self._seed}/{number}"))[0]
-        self._served.predicted[number] = ticket.predicted
+        self._served_requests.predicted[number] = ticket.predicted
         self._open[number] = ticket
         self._note_step(now_ns, self._engine.arrive(now_ns, number))
 
@@ -215,8 +215,8 @@ class LiveEngine:
                 ticket.over = True
                 if ticket.listener is not None:
                     ticket.listener.over(ticket.choice, end_ns)
-        self._served.forget(step.made.finished)
-        self._served.forget(self._gone.pop(began, ()))
+        self._served_requests.forget(step.made.finished)
+        self._served_requests.forget(self._ended_requests.pop(began, ()))
         self._note_step(end_ns, step)
 
     def _report_tokens(self, now_ns: int, step: Step) -> None:
@@ -244,8 +244,8 @@ class LiveEngine:
                 at_ns = max(now_ns, ticket.last_ns)
                 self._call_later(at_ns, partial(self._give_up, ticket, at_ns))
         for run in step.started:
-            self._began += 1
-            heappush(self._runs, (run.end_ns, self._began, run))
+            self._begin_ns += 1
+            heappush(self._runs, (run.end_ns, self._begin_ns, run))
             if isinstance(run.work, Batch):
                 for number in run.work.members:
                     ticket = self._open[number]
@@ -275,14 +275,14 @@ class LiveEngine:
             ticket.listener.refused(at_ns)
 
     def _call_later(self, at_ns: int, act: Callable[[], None]) -> None:
-        heappush(self._leaving, (at_ns, next(self._order), act))
+        heappush(self._later_calls, (at_ns, next(self._order), act))
 
     def _forget_later(self, number: int) -> None:
         """Remove an ended request after the running runs, which may refer to it."""
         if not self._runs:
-            self._served.forget((number,))
+            self._served_requests.forget((number,))
         else:
-            self._gone.setdefault(max(self._runs)[1], []).append(number)
+            self._ended_requests.setdefault(max(self._runs)[1], []).append(number)
 
 
 def live_of(options: EngineOptions, seed: int, alarm: Callable[[int], None]) -> LiveEngine:

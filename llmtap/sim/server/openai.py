@@ -184,7 +184,7 @@ class OpenAIChatShape(shape.Shape):
         # vLLM sends its end marker also after an error.
         return shape.sse({"error": error}) + (_DONE if self._vllm else b"")
 
-    def whole(self) -> dict[str, Any]:
+    def full_answer(self) -> dict[str, Any]:
         choices = [
             {"index": i, **self._full(choice), "logprobs": None, **self._how(choice)}
             for i, choice in enumerate(self._answer.choices)
@@ -197,7 +197,7 @@ class ExoBenchShape(OpenAIChatShape):
     """Writes a chat completion with exo's rates: prompt tokens that were not cached by the time to the first
     token, and the gaps between tokens by the time from the first to the last (exo-bench methodology)."""
 
-    def whole(self) -> dict[str, Any]:
+    def full_answer(self) -> dict[str, Any]:
         answer = self._answer
         given, made, cached = answer.prompt_tokens, answer.output_tokens, answer.cached_tokens or 0
         stats = {
@@ -206,7 +206,7 @@ class ExoBenchShape(OpenAIChatShape):
             "prompt_tokens": given, "generation_tokens": made,
             "prefix_cache_hit": "none" if not cached else "partial" if cached < given else "exact",
         }  # fmt: skip
-        return {**super().whole(), "generation_stats": stats}
+        return {**super().full_answer(), "generation_stats": stats}
 
 
 def _tokens_per_second(tokens: int, ns: int) -> float:
@@ -325,6 +325,6 @@ class OpenAIResponsesShape(shape.Shape):
         error = {"type": "server_error", "code": "server_error", "message": shape.BROKEN, "param": None}
         return self._event("error", error=error)
 
-    def whole(self) -> dict[str, Any]:
+    def full_answer(self) -> dict[str, Any]:
         self._answer.sent[0] = len(self._choice.pieces)
         return self._response(*self._status())

@@ -137,7 +137,7 @@ class SimServer:
         since = request.query.get("since", "0")
         if not since.isdigit():
             return _json_response({"error": "since is the number of a request"}, 400)
-        return _json_response(self._truths.since(int(since)))
+        return _json_response(self._truths.page_since(int(since)))
 
     async def _handle(self, api: Endpoint, request: web.Request) -> web.StreamResponse:
         body = await request.read()
@@ -152,7 +152,7 @@ class SimServer:
             return _json_response(api.error(400, "invalid_request", str(exc)), 400)
         headers = {"x-request-id": job.truth.id}
         try:
-            match job.door:
+            match job.rejection_status:
                 case 400:
                     await reception.filtered(job)
                     job.turned_away(400)
@@ -171,7 +171,7 @@ class SimServer:
     ) -> web.StreamResponse:
         sender = self.reception.sender(job)
         try:
-            if not await self.reception.begins(job, sender):
+            if not await self.reception.wait_to_begin(job, sender):
                 return _turned_away(api, job, 503, headers)
             media_type = f"{job.shape.media_type}; charset=utf-8"
             response = web.StreamResponse(
@@ -191,7 +191,7 @@ class SimServer:
         self, request: web.Request, api: Endpoint, job: ServerJob, headers: dict[str, str]
     ) -> web.Response:
         truth, shape, fault = job.truth, job.shape, job.faults.fault
-        due_ns = await self.reception.gathered(job)
+        due_ns = await self.reception.wait_until_complete(job)
         if due_ns is None:
             return _turned_away(api, job, 503, headers)
         transport = request.transport
@@ -199,7 +199,7 @@ class SimServer:
             return web.Response()
         first_ns = min((made[0] for made in truth.made_ns if made), default=due_ns)
         job.complete(first_ns, due_ns)
-        body = msgspec.json.encode(shape.whole())
+        body = msgspec.json.encode(shape.full_answer())
         truth.outcome = job.outcome
         if fault in BREAKS:
             if fault == "error":

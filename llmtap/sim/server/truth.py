@@ -103,7 +103,7 @@ class TruthLog:
         if self._file is not None:
             self._put(truth)
 
-    def since(self, seq: int) -> dict[str, Any]:
+    def page_since(self, seq: int) -> dict[str, Any]:
         """Return a page of requests that ended after number `seq`, oldest first, and the next `seq`."""
         page = list(itertools.islice((truth for truth in self._ended if truth.seq > seq), PAGE_MAX))
         return {"anchor": self._anchor(), "next": page[-1].seq if page else seq, "truths": page}

@@ -143,7 +143,7 @@ class SimulatedSession:
             parsed, shape_of, path=self.path, headers=self._request.headers, accepted_ns=now_ns,
             request_id=request_id,
         )  # fmt: skip
-        if job.door is None:
+        if job.rejection_status is None:
             self._reception.submit(job)  # at once: when the task runs, the engine's time may have passed
         turn = SessionTurn(event, job)
         task = asyncio.create_task(self._respond(turn))
@@ -166,14 +166,14 @@ class SimulatedSession:
 
     async def _answer(self, turn: SessionTurn) -> None:
         job, reception = turn.job, self._reception
-        if (status := job.door) is not None:
+        if (status := job.rejection_status) is not None:
             if status == 400:
                 await reception.filtered(job)
             self._turn_away(turn, status)
             return
         sender = turn.sender = reception.sender(job)
         try:
-            if not await reception.begins(job, sender):
+            if not await reception.wait_to_begin(job, sender):
                 self._turn_away(turn, 503)
                 return
             if self._transport is not None:

@@ -485,14 +485,15 @@ class _Load:
     def __init__(self, rows: Sequence[_Row], memory: KvMemory | None = None) -> None:
         running = [row for row in rows if row.first_ns is not None and row.last_ns is not None]
         self._arrivals = sorted(row.arrival_ns for row in rows)
-        self._ends = sorted(row.end_ns for row in rows)
+        self._end_times = sorted(row.end_ns for row in rows)
         self._taken_up = sorted(row.start_ns for row in rows)
-        self._settled = sorted(row.end_ns if row.first_ns is None else row.first_ns for row in rows)
+        self._settled_times = sorted(row.end_ns if row.first_ns is None else row.first_ns for row in rows)
         firsts = sorted((row.first_ns or 0, row.context, row.prompt or 0) for row in running)
         lasts = sorted((row.last_ns or 0, row.context, row.output) for row in running)
-        self._firsts, self._lasts = [t for t, _, _ in firsts], [t for t, _, _ in lasts]
+        self._first_times, self._last_times = [t for t, _, _ in firsts], [t for t, _, _ in lasts]
         is_later = (
-            t - previous_ns > _ROUNDED_NS for previous_ns, t in pairwise([-3 * _ROUNDED_NS, *self._firsts])
+            t - previous_ns > _ROUNDED_NS
+            for previous_ns, t in pairwise([-3 * _ROUNDED_NS, *self._first_times])
         )
         self._taken_in = [0, *accumulate(is_later)]
         self._prompts_begun = [0, *accumulate(n for _, n, _ in firsts)]
@@ -500,7 +501,7 @@ class _Load:
         self._prompts_over = [0, *accumulate(n for _, n, _ in lasts)]
         self._tokens_over = [0, *accumulate(n for _, _, n in lasts)]
         self._tokens = sorted(t for row in running for t in row.times_ns)
-        self._means = _Means(running)
+        self._running_means = _Means(running)
         self.timed = all(row.times_ns for row in running)
         self._memory = memory if self.timed else None
         if self._memory is not None:
@@ -512,7 +513,7 @@ class _Load:
             (row.start_ns, row.end_ns if row.first_ns is None else row.first_ns, row.context) for row in rows
         ]
         waits.sort(key=lambda one: one[1])
-        self._settled = [end_ns for _, end_ns, _ in waits]
+        self._settled_times = [end_ns for _, end_ns, _ in waits]
         self._waiting = [(start_ns, tokens) for start_ns, _, tokens in waits]
         # At any time, the request that settles next is the head of the queue, if it waits by then.
         absent = [(a, b) for row in running for a, b in pairwise(row.times_ns) if self.is_full(a)]
@@ -527,18 +528,18 @@ class _Load:
 
     def running(self, t_ns: int) -> int:
         """Return the number of requests that decode at a time."""
-        return bisect_left(self._firsts, t_ns) - bisect_left(self._lasts, t_ns)
+        return bisect_left(self._first_times, t_ns) - bisect_left(self._last_times, t_ns)
 
     def alone(self, row: _Row) -> bool:
         """Return whether no other request was running from its arrival to its first token."""
         assert row.first_ns is not None
         come = bisect_left(self._arrivals, row.first_ns)
-        return come - bisect_right(self._ends, row.arrival_ns) == 1
+        return come - bisect_right(self._end_times, row.arrival_ns) == 1
 
     def undisturbed(self, t_ns: int) -> bool:
         """Return whether no request waits or is in prefill at a time."""
         later_ns = t_ns + _ROUNDED_NS
-        settled = bisect_right(self._settled, later_ns)
+        settled = bisect_right(self._settled_times, later_ns)
         nobody_waits = bisect_right(self._taken_up, later_ns) <= settled
         if self._memory is None:
             return nobody_waits
@@ -556,7 +557,7 @@ class _Load:
     def decoding(self, t_ns: int) -> tuple[int, int]:
         """Return the number of requests that decode at a time and, if all tokens have times, their
         context."""
-        begun, over = bisect_left(self._firsts, t_ns), bisect_left(self._lasts, t_ns)
+        begun, over = bisect_left(self._first_times, t_ns), bisect_left(self._last_times, t_ns)
         tokens_made = bisect_left(self._tokens, t_ns) - self._tokens_over[over]
         # The newest token of each request is not in memory yet: the iteration adds it.
         context = self._prompts_begun[begun] - self._prompts_over[over] + tokens_made - (begun - over)
@@ -564,7 +565,7 @@ class _Load:
 
     def taken_in(self, start_ns: int, end_ns: int) -> tuple[int, int]:
         """Return the iterations that ended with a first token in a period, and their prompt tokens."""
-        low, high = (bisect_right(self._firsts, t_ns + _ROUNDED_NS) for t_ns in (start_ns, end_ns))
+        low, high = (bisect_right(self._first_times, t_ns + _ROUNDED_NS) for t_ns in (start_ns, end_ns))
         prompts = self._prompts_taken[high] - self._prompts_taken[low]
         return self._taken_in[high] - self._taken_in[low], prompts
 
@@ -577,8 +578,8 @@ class _Load:
             loads = [self.decoding(t_ns - _ROUNDED_NS) for t_ns in row.times_ns[1:]]
             n = len(loads)
             return sum((d - 1) / d for d, _ in loads if d) / n, sum(context for _, context in loads) / n
-        share, context = self._means.until(row.last_ns)
-        share_before, context_before = self._means.until(row.first_ns)
+        share, context = self._running_means.until(row.last_ns)
+        share_before, context_before = self._running_means.until(row.first_ns)
         length_ns = row.last_ns - row.first_ns
         return (share - share_before) / length_ns, (context - context_before) / length_ns
 
@@ -675,8 +676,8 @@ def _answer_points(rows: Sequence[_Row], load: _Load, chunk: int | None) -> _Poi
         took.append((last_ns - first_ns) / n)
     if len(took) < ANSWERS_MIN:
         raise FitError(
-            f"only {len(took)} answers have {TOKENS_MIN} tokens or more with their times, and too few gaps "
-            "between tokens were undisturbed: capture more traffic"
+            f"too few data for the time per token: {len(took)} answers with {TOKENS_MIN} tokens "
+            f"or more and their times, where {ANSWERS_MIN} are needed: capture more traffic"
         )
     return _Points("whole answers, from first token to last", columns, took)
 

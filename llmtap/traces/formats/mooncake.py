@@ -121,7 +121,7 @@ class BlockIds:
         self._numbers: defaultdict[int, int] = defaultdict()
         self._numbers.default_factory = self._numbers.__len__
         self.missing = 0
-        self._broken = self._coarser = 0
+        self._broken_rows = self._coarser_rows = 0
         self._foreign: dict[tuple[int | None, str | None], None] = {}
         """Block sizes and units that cannot be joined to SIZE."""
 
@@ -133,7 +133,7 @@ class BlockIds:
             numbers = self._numbers
             lists = [None if ids is None else [numbers[i] for i in ids] for ids in lists]
         self.missing += lists.count(None)
-        self._broken += sum(map(_is_inconsistent, lists, batch.column("input_tokens").to_pylist()))
+        self._broken_rows += sum(map(_is_inconsistent, lists, batch.column("input_tokens").to_pylist()))
         return lists
 
     def _resize(self, batch: pa.RecordBatch, lists: list[list[int] | None]) -> None:
@@ -148,25 +148,27 @@ class BlockIds:
             if unit == "tokens" and size and SIZE % size == 0:
                 every = SIZE // size
                 lists[row] = ids[every - 1 :: every] + (ids[-1:] if len(ids) % every else [])
-                self._coarser += 1
+                self._coarser_rows += 1
             else:
                 self._foreign[size, unit] = None
 
     def report(self) -> None:
         ways, writer = [], self._writer
         broken = f"rows have another number of ids than ceil(input_length / {SIZE})"
-        if self._coarser:
-            ways.append(f"{self._coarser:,} rows had smaller blocks: of their ids every n-th, and the last")
+        if self._coarser_rows:
+            ways.append(
+                f"{self._coarser_rows:,} rows had smaller blocks: of their ids every n-th, and the last"
+            )
         if self._foreign:
             sizes = " or ".join(f"{n or 0:,} {unit}" for n, unit in self._foreign)
-            ways.append(f"blocks of {sizes} go out as ids of {SIZE} tokens: {self._broken:,} {broken}")
+            ways.append(f"blocks of {sizes} go out as ids of {SIZE} tokens: {self._broken_rows:,} {broken}")
         if any(unit == "bytes" for _, unit in self._foreign):
             ways.append("with meter.tokenizer set, a capture's blocks are of tokens")
         if ways:
             writer.changed["prefix blocks"] = "; ".join(ways)
         writer.note(self.missing, "rows have no prefix blocks, and are written without them")
         if not self._foreign:
-            writer.note(self._broken, broken)
+            writer.note(self._broken_rows, broken)
 
 
 def int_lists(column: pa.ListArray) -> list[list[int] | None]:

@@ -65,7 +65,7 @@ class Emitter(Reporter):
         )
         self.closed = False
         self._path = path
-        self._missing: asyncio.TimerHandle | None = None
+        self._missing_timer: asyncio.TimerHandle | None = None
         self._had_meter = False
         self._failures: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -76,7 +76,7 @@ class Emitter(Reporter):
             warn("event=meter_socket_exposed socket=%s hint=%r", self._path, "chmod 700 its directory")
         self.tap.connect()
         self._timer = self._loop.call_later(STATUS_S, self._on_report)
-        self._missing = self._loop.call_later(NO_METER_S, self._warn_without_meter)
+        self._missing_timer = self._loop.call_later(NO_METER_S, self._warn_without_meter)
 
     def pass_unmeasured(self, reason: str) -> None:
         """Number and count an exchange that is not measured."""
@@ -93,7 +93,7 @@ class Emitter(Reporter):
     async def close(self) -> None:
         """Send the last status, wait up to DRAIN_S for the meter's acknowledgement, and disconnect."""
         self.closed = self.draining = True
-        for timer in (self._timer, self._missing):
+        for timer in (self._timer, self._missing_timer):
             if timer is not None:
                 timer.cancel()
         self.stop_probe()
@@ -112,7 +112,7 @@ class Emitter(Reporter):
     def _on_report(self) -> None:
         self._timer = self._loop.call_later(STATUS_S, self._on_report)
         if self._had_meter and not self.tap.connected:
-            self._missing = self._loop.call_later(NO_METER_S, self._warn_without_meter)
+            self._missing_timer = self._loop.call_later(NO_METER_S, self._warn_without_meter)
         self._had_meter = self.tap.connected
         try:
             self.report()

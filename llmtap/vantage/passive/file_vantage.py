@@ -105,7 +105,7 @@ class PacketFile:
         while len(head := self._read(16)) == 16:
             seconds, fraction, captured, _ = record.unpack(head)
             if captured > BLOCK_BYTES_MAX:
-                raise self._damaged(f"a packet of {captured:,} bytes")
+                raise self._damaged(f"a packet with a declared length of {captured:,} bytes")
             if len(frame := self._body(captured)) < captured:
                 return
             yield seconds * 1_000_000_000 + fraction * unit_ns, link, frame
@@ -123,7 +123,7 @@ class PacketFile:
                 (length,) = struct.unpack(order + "I", head[4:])
                 read = 12
             if not 12 <= length <= BLOCK_BYTES_MAX or length % 4 or length < read + 4:
-                raise self._damaged(f"a block of {length:,} bytes")
+                raise self._damaged(f"a block with a declared length of {length:,} bytes")
             if len(body := self._body(length - read)) < length - read:
                 return
             try:

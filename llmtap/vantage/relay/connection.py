@@ -40,7 +40,7 @@ class ClientConnection:
     """State of one client connection; the handler of the client's stream."""
 
     __slots__ = (
-        "_ahead_ns", "_ahead_paused", "_arrival_ns", "_buffer", "_context", "_flow", "_lingered",
+        "_ahead_ns", "_ahead_paused", "_arrival_ns", "_buffer", "_context", "_flow", "_lingered_bytes",
         "_on_closed", "_served", "_since_ns", "_skipped", "_state", "_stream", "address", "is_11",
     )  # fmt: skip
 
@@ -56,7 +56,7 @@ class ClientConnection:
         self._buffer = b""
         self._arrival_ns = 0  # time of the first byte of the head that is being read
         self._since_ns = 0  # start of the present wait
-        self._lingered = 0
+        self._lingered_bytes = 0
         self._ahead_paused = False
         self._ahead_ns = 0  # time of the last read of the bytes in `_buffer`
         self._served = False
@@ -83,8 +83,8 @@ class ClientConnection:
         elif state == AHEAD:
             self._keep_ahead(data, t_ns)
         else:
-            self._lingered += len(data)
-            if self._lingered > LINGER_BYTES:
+            self._lingered_bytes += len(data)
+            if self._lingered_bytes > LINGER_BYTES:
                 self._close()
 
     def on_eof(self) -> None:

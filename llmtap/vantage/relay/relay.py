@@ -311,7 +311,7 @@ class Relay:
 
     # ---------------------------------------------------------------- the end
 
-    def hurry(self) -> None:
+    def end_drain(self) -> None:
         """End the drain, present or future, at once: running exchanges are cut."""
         self._drained.set()
 
@@ -384,8 +384,8 @@ async def _run(setup: RelaySetup) -> int:
     )  # fmt: skip
     stop = asyncio.Event()
 
-    def bereave() -> None:
-        loop.call_later(ORPHAN_DRAIN_S, relay.hurry)
+    def on_supervisor_lost() -> None:
+        loop.call_later(ORPHAN_DRAIN_S, relay.end_drain)
         stop.set()
 
     def end(*, replaced: bool) -> None:
@@ -398,7 +398,7 @@ async def _run(setup: RelaySetup) -> int:
     # Ignore these: a hang-up (or a signal to a service) reaches the whole group, and the supervisor acts.
     for number in (signal.SIGHUP, signal.SIGUSR2):
         loop.add_signal_handler(number, lambda: None)
-    on_orphaned(loop, setup, bereave)
+    on_orphaned(loop, setup, on_supervisor_lost)
     if setup.experiment is not None:
         await relay.briefed()  # connections wait in the kernel meanwhile
     relay.start(socks)
