@@ -14,7 +14,14 @@ from llmtap.config import load_settings
 from llmtap.errors import ConfigError
 from llmtap.supervisor import handover as module
 from llmtap.supervisor.child import Child, HandedChild
-from llmtap.supervisor.handover import Handover, replace_process, hold_signals, let_signals_in, take_handover, try_out
+from llmtap.supervisor.handover import (
+    Handover,
+    hold_signals,
+    let_signals_in,
+    replace_process,
+    take_handover,
+    try_out,
+)
 from llmtap.supervisor.ports import HandedPorts
 from llmtap.supervisor.run import ProxyRun
 from tests.support.waiting import PATIENCE_S
