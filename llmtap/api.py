@@ -150,7 +150,7 @@ class ComparisonResult:
 
     def to_pandas(self) -> "pd.DataFrame":
         """Return a data frame with a row for each change."""
-        return _frame(self.changes, Change)
+        return _data_frame(self.changes, Change)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +254,7 @@ def replay(
 
         return keep
 
-    result = _run(Replay(plan, load, _Silent(), start_recording=start_recording).run)
+    result = _run_coroutine(Replay(plan, load, _Silent(), start_recording=start_recording).run)
     batch, failed = to_batch(exchanges, capture="", level="shape")
     if failed:
         raise failed[0]
@@ -331,12 +331,12 @@ def simulate(
     from llmtap.metrics.latency import DEFAULT_BENEFIT
 
     given = AxesRead()
-    given.schedulers(_listed(scheduler))
+    given.schedulers(_option_text(scheduler))
     for name, values, kind in (
         ("scale", scale, float), ("rate", rate, float), ("requests", requests, int),
         ("servers", servers, int), ("seed", seed, int),
     ):  # fmt: skip
-        given.numbers(name, None if values is None else _listed(values), kind)
+        given.numbers(name, None if values is None else _option_text(values), kind)
     for option, settings in (("--serving", serving), ("--reading", readings)):
         given.settings([f"{name}={value}" for name, value in (settings or {}).items()], option)
     axes = given.whole(None, "")
@@ -349,7 +349,7 @@ def simulate(
         str(trace), None, axes, None, common, results=None, workers=jobs, ray=None, loud=False, sweepers=[],
     )  # fmt: skip
     if failed:
-        raise LlmtapError("a simulation failed: the messages above say why")
+        raise LlmtapError("a simulation failed; the messages above give the reason")
     return SimulationResults([Result(one) for one in runs], notes)
 
 
@@ -367,7 +367,7 @@ class _Silent:
     def comparing(self, done: int, of: int | None) -> None: ...
 
 
-def _run(make: Callable[[], Awaitable[_T]]) -> _T:
+def _run_coroutine(make: Callable[[], Awaitable[_T]]) -> _T:
     """Run a coroutine to its end. If this thread runs an event loop, as in a notebook,
     use a separate thread."""
 
@@ -424,14 +424,14 @@ def _json_of(result: "ReplayResult | Mapping[str, Any] | str | Path") -> Mapping
     return found
 
 
-def _listed(values: Any) -> str:
+def _option_text(values: Any) -> str:
     """Return one or several values as a text, in the form that options of the commands have."""
     if isinstance(values, str):
         return values
     return ",".join(map(str, values if isinstance(values, Sequence) else [values]))
 
 
-def _frame(rows: Sequence[Any], kind: type) -> "pd.DataFrame":
+def _data_frame(rows: Sequence[Any], kind: type) -> "pd.DataFrame":
     import pandas as pd
 
     names = list(kind.__dataclass_fields__)  # type: ignore[attr-defined]

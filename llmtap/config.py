@@ -118,16 +118,16 @@ def read_settings(file: Path | None, environ: Mapping[str, str], flags: Mapping[
             table, _, name = variable.removeprefix(ENV_PREFIX).lower().partition("_")
             if table in _SCHEMA:
                 name = ".".join(name.rsplit("_", 1)) if table == SLO else name
-                _put(tables, f"{table}.{name}", value, f"environment variable {variable}")
+                _set_key(tables, f"{table}.{name}", value, f"environment variable {variable}")
     for key, value in flags.items():
         if value is not None:
-            _put(tables, key, value, "command line")
+            _set_key(tables, key, value, "command line")
     made = tables.read()
     mistakes.add(failures(check_slos, made[SLO]))
     return Loaded(Settings(**made, dialects=dialects), mistakes)
 
 
-def _put(tables: OptionTables, key: str, value: Any, place: str) -> None:
+def _set_key(tables: OptionTables, key: str, value: Any, place: str) -> None:
     """Set a key. If only a table is named, such as by `LLMTAP_CAPTURE`, add an error with an
     example of a variable."""
     table, _, name = key.rstrip(".").partition(".")

@@ -49,7 +49,7 @@ def read_file(path: Path, place: str, bytes_max: int) -> bytes:
     except OSError as exc:
         raise ConfigError(place, f"{path} cannot be read: {exc.strerror}") from None
     if len(raw) > bytes_max:
-        raise ConfigError(place, f"{path} is longer than {bytes_max >> 10:,} KiB", "is it the right file?")
+        raise ConfigError(place, f"{path} is longer than {bytes_max >> 10:,} KiB", "is this the right file?")
     return raw
 
 
@@ -66,7 +66,7 @@ def read_toml(path: Path, place: str | None = None) -> dict[str, Any]:
         what = f"{path} cannot be read" if place else "cannot be read"
         raise ConfigError(place or str(path), f"{what}: {exc.strerror}") from None
     if len(raw) > TOML_BYTES_MAX:
-        raise ConfigError(str(path), f"is longer than {TOML_BYTES_MAX >> 10} KiB", "is it the right file?")
+        raise ConfigError(str(path), f"is longer than {TOML_BYTES_MAX >> 10} KiB", "is this the right file?")
     try:
         # Do the same as tomllib.load, which accepts only files: TOML is UTF-8.
         text = raw.decode().replace("\r\n", "\n")

@@ -99,7 +99,7 @@ async def run_selftest(load: SelftestLoad) -> dict[str, Any]:
         replay.start_recording = lambda _: lambda row, x: exchanges.append(x)
         result = await replay.run()
         truths: list[Truth] = []
-        while page := server.reception.truths.since(len(truths))["truths"]:
+        while page := server.reception.truths.page_since(len(truths))["truths"]:
             truths += page
     finally:
         await runner.cleanup()
@@ -135,10 +135,10 @@ def measurement_errors(exchanges: Iterable[Exchange], truths: Iterable[Truth]) -
         submitted_ns = min(x.timeline.submit_ns or x.timeline.arrival_ns, truth.accepted_ns)
         ttft.append(abs(measured - (sent[0] - submitted_ns)))
         itl += (abs(got - true) for got, true in zip(tbc_ns(times), tbc_ns(sent), strict=True))
-    return {"n": n, "unmatched": n - len(ttft), "ttft": _error(ttft), "itl": _error(itl)}
+    return {"n": n, "unmatched": n - len(ttft), "ttft": _error_figures(ttft), "itl": _error_figures(itl)}
 
 
-def _error(errors_ns: list[int]) -> dict[str, Any]:
+def _error_figures(errors_ns: list[int]) -> dict[str, Any]:
     errors_ns.sort()
     shares = {"p50": 0.5, "p99": 0.99, "max": 1.0}
     figures = {name: percentile(errors_ns, share) for name, share in shares.items()}

@@ -77,11 +77,11 @@ class Column:
         return attrgetter(self.path) if self.path else self.of
 
 
-def _offset(name: str, path: str) -> Column:
+def _offset_column(name: str, path: str) -> Column:
     return Column(name, INT, path, Unit.OFFSET, coarse=Coarse.TIME, distinct=True)
 
 
-def _duration(name: str, path: str, *, coarse: Coarse = Coarse.SAME, distinct: bool = True) -> Column:
+def _duration_column(name: str, path: str, *, coarse: Coarse = Coarse.SAME, distinct: bool = True) -> Column:
     return Column(name, INT, path, Unit.DURATION, coarse=coarse, distinct=distinct)
 
 
@@ -137,36 +137,36 @@ COLUMNS: Final = (
     Column("blocks", "list of int64", level="shape", distinct=True),
     Column("block_size", SMALL, "shape.block_size", level="shape"),
     Column("block_unit", STRING, "shape.block_unit", level="shape"),
-    _duration("slo_ttft_us", "slo_ttft_ns", distinct=False),
-    _duration("slo_tpot_us", "slo_tpot_ns", distinct=False),
+    _duration_column("slo_ttft_us", "slo_ttft_ns", distinct=False),
+    _duration_column("slo_tpot_us", "slo_tpot_ns", distinct=False),
     # The turn of the conversation.
     Column("session", STRING, "turn.session", statistics=True, by=True),
     Column("session_source", STRING, "turn.source"),
     Column("turn", SMALL, "turn.number"),
     Column("parent", STRING, "turn.parent", distinct=True),
-    _duration("think_us", "turn.think_ns", coarse=Coarse.TIME),
+    _duration_column("think_us", "turn.think_ns", coarse=Coarse.TIME),
     Column("turn_by", STRING, "turn.by"),
     # The timeline.
-    _offset("scheduled_us", "scheduled_ns"),
-    _offset("request_end_us", "timeline.request_end_ns"),
-    _offset("submit_us", "timeline.submit_ns"),
-    _offset("head_us", "timeline.head_ns"),
-    _offset("first_byte_us", "timeline.first_byte_ns"),
-    _offset("first_any_us", "timeline.first_any_ns"),
-    _offset("first_token_us", "timeline.first_token_ns"),
-    _offset("first_reasoning_us", "timeline.first_reasoning_ns"),
-    _offset("first_tool_call_us", "timeline.first_tool_call_ns"),
-    _offset("first_refusal_us", "timeline.first_refusal_ns"),
-    _offset("first_content_us", "timeline.first_content_ns"),
-    _offset("last_token_us", "timeline.last_token_ns"),
-    _offset("response_end_us", "timeline.response_end_ns"),
-    _offset("delivered_us", "timeline.delivered_ns"),
-    _duration("paused_us", "timeline.paused_ns", coarse=Coarse.TIME),
-    _duration("dispatch_late_us", "dispatch_late_ns"),
-    _duration("added_request_us", "added.request_ns"),
-    _duration("connect_us", "added.connect_ns"),
-    _duration("added_first_chunk_us", "added.first_chunk_ns"),
-    _duration("added_chunk_max_us", "added.chunk_max_ns"),
+    _offset_column("scheduled_us", "scheduled_ns"),
+    _offset_column("request_end_us", "timeline.request_end_ns"),
+    _offset_column("submit_us", "timeline.submit_ns"),
+    _offset_column("head_us", "timeline.head_ns"),
+    _offset_column("first_byte_us", "timeline.first_byte_ns"),
+    _offset_column("first_any_us", "timeline.first_any_ns"),
+    _offset_column("first_token_us", "timeline.first_token_ns"),
+    _offset_column("first_reasoning_us", "timeline.first_reasoning_ns"),
+    _offset_column("first_tool_call_us", "timeline.first_tool_call_ns"),
+    _offset_column("first_refusal_us", "timeline.first_refusal_ns"),
+    _offset_column("first_content_us", "timeline.first_content_ns"),
+    _offset_column("last_token_us", "timeline.last_token_ns"),
+    _offset_column("response_end_us", "timeline.response_end_ns"),
+    _offset_column("delivered_us", "timeline.delivered_ns"),
+    _duration_column("paused_us", "timeline.paused_ns", coarse=Coarse.TIME),
+    _duration_column("dispatch_late_us", "dispatch_late_ns"),
+    _duration_column("added_request_us", "added.request_ns"),
+    _duration_column("connect_us", "added.connect_ns"),
+    _duration_column("added_first_chunk_us", "added.first_chunk_ns"),
+    _duration_column("added_chunk_max_us", "added.chunk_max_ns"),
     Column("clock", STRING, "clock"),
     Column("uncertainty_us", INT, coarse=Coarse.OWN, distinct=True, of=_uncertainty_us),
     Column("uncertain", BOOL, "uncertain", coarse=Coarse.OWN),

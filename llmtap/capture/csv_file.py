@@ -26,12 +26,12 @@ def write_csv(path: Path, batches: Iterable[pa.RecordBatch]) -> int:
         writer.writerow([*SCHEMA.names, *PHASES])
         for batch in batches:
             for row in batch.to_pylist():
-                writer.writerow([*map(_cell, row.values()), *map(_cell, _phases(row))])
+                writer.writerow([*map(_cell_value, row.values()), *map(_cell_value, _phase_durations(row))])
                 rows += 1
     return rows
 
 
-def _cell(value: Any) -> Any:
+def _cell_value(value: Any) -> Any:
     match value:
         case list() | dict():
             return json.dumps(value, default=str)
@@ -40,7 +40,7 @@ def _cell(value: Any) -> Any:
     return value
 
 
-def _phases(row: dict[str, Any]) -> Iterator[int | None]:
+def _phase_durations(row: dict[str, Any]) -> Iterator[int | None]:
     submit, first, end = (row[name] for name in ("submit_us", "first_byte_us", "response_end_us"))
     yield None if submit is None else max(0, submit - (row["connect_us"] or 0))
     yield None if submit is None or first is None else first - submit

@@ -139,32 +139,37 @@ class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def __post_init__(self) -> None:
         if self.full_tenants and self.level != "full":
             raise ConfigError(
-                "capture.full_tenants", f"names tenants, but capture.level is {self.level}", 'level = "full"'
+                "capture.full_tenants",
+                f"names tenants, but capture.level is {self.level}",
+                'set capture.level = "full", or leave out capture.full_tenants',
             )
         if self.level == "full" and not self.full_tenants:
             raise ConfigError(
-                "capture.full_tenants", "is empty. The level full needs tenants who agreed to it",
+                "capture.full_tenants", "is empty, but capture.level is full, which needs tenants who agreed",
                 'name tenants, or ["*"] for all',
             )  # fmt: skip
         for i, rule in enumerate(self.redact):
             _check_rule(f"capture.redact[{i}]", rule)
         if self.to is not None and not self.to.strip():
-            raise ConfigError("capture.to", "is empty", "a folder, or leave it out")
+            raise ConfigError(
+                "capture.to", "is empty", "set capture.to to a folder or a URL, or leave it out"
+            )
         for key, least in (("flush", 1_000_000), ("rotate_every", _S)):
             if getattr(self, key) < least:
                 raise ConfigError(f"capture.{key}", f"must be at least {least / 1e9:g} s")
         if self.flush > FLUSH_NS_MAX:
             raise ConfigError(
                 "capture.flush", f"must be at most {FLUSH_NS_MAX / 1e9:g} s",
-                "a kill costs what is not in the spool yet; how often files come is capture.rotate_every",
+                "a crash loses exchanges since the last flush; for fewer files, set capture.rotate_every",
             )  # fmt: skip
         for key, least in (("rotate_bytes", 64 << 10), ("block_bytes", 16), ("memory_bytes", _MIB)):
             if getattr(self, key) < least:
                 raise ConfigError(f"capture.{key}", f"must be at least {least} bytes")
         if self.total_bytes < 2 * self.rotate_bytes:
             raise ConfigError(
-                "capture.total_bytes", "is less than two of capture.rotate_bytes",
-                "one spool is written while another becomes a file",
+                "capture.total_bytes",
+                f"is {self.total_bytes:,}, less than twice capture.rotate_bytes ({self.rotate_bytes:,})",
+                "increase capture.total_bytes, or reduce capture.rotate_bytes",
             )  # fmt: skip
 
 
@@ -176,15 +181,15 @@ def _check_rule(place: str, rule: str) -> None:
         near = difflib.get_close_matches(rule.lower(), _RULES, 1, 0.5)
         raise ConfigError(
             place, f"expected one of {', '.join(_RULES)}, got {rule!r}",
-            f"did you mean {near[0]!r}?" if near else f"a regular expression is written {OWN_RULE + rule!r}",
+            f"did you mean {near[0]!r}?" if near else f"for a regular expression, write {OWN_RULE + rule!r}",
         )  # fmt: skip
     pattern = rule.removeprefix(OWN_RULE)
     if not pattern:
-        raise ConfigError(place, f"{rule!r} has no pattern")
+        raise ConfigError(place, f"{rule!r} has no regular expression after {OWN_RULE!r}")
     try:
         re.compile(pattern)
     except re.error as exc:
-        raise ConfigError(place, f"{pattern!r} is no regular expression: {exc}") from None
+        raise ConfigError(place, f"{pattern!r} is not a regular expression: {exc}") from None
 
 
 def redacted(url: str) -> str:

@@ -42,14 +42,16 @@ def open_tiktoken(name: str, place: str) -> Any:
         raise ConfigError(place, "the package tiktoken is not installed", _INSTALL) from None
     if name not in tiktoken.list_encoding_names():
         known = ", ".join(sorted(tiktoken.list_encoding_names()))
-        raise ConfigError(place, f"tiktoken has no encoding {name!r}", f"it has {known}")
+        raise ConfigError(
+            place, f"tiktoken has no encoding {name!r}", f"the encodings of tiktoken are {known}"
+        )
     folder = os.environ.get("TIKTOKEN_CACHE_DIR", "")
     read_file = tiktoken.load.read_file
 
     def refuse(blobpath: str) -> bytes:
         cached = hashlib.sha1(blobpath.encode()).hexdigest()  # The file name in tiktoken's cache.
         raise ConfigError(
-            place, f"the encoding {name} is not on this machine, and nothing is fetched",
+            place, f"the encoding {name} is not on this machine, and llmtap downloads nothing",
             f"put {blobpath} as {cached} into the folder that TIKTOKEN_CACHE_DIR names ({folder or 'unset'})",
         )  # fmt: skip
 
@@ -63,7 +65,9 @@ def open_tiktoken(name: str, place: str) -> Any:
 def open_tokenizer_file(path: Path, place: str) -> Any:
     """Return a `tokenizers.Tokenizer` that cuts and fills nothing. Raises ConfigError of `place`."""
     if not path.is_file():
-        raise ConfigError(place, f"there is no file {path}", "tiktoken:NAME, or the path of a tokenizer.json")
+        raise ConfigError(
+            place, f"there is no file {path}", "give tiktoken:NAME, or the path of a tokenizer.json"
+        )
     try:
         from tokenizers import Tokenizer
     except ImportError:
@@ -71,7 +75,7 @@ def open_tokenizer_file(path: Path, place: str) -> Any:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as exc:  # The package raises a bare Exception.
-        raise ConfigError(place, f"{path} is no tokenizer.json: {exc}") from None
+        raise ConfigError(place, f"{path} is not a valid tokenizer.json: {exc}") from None
     # Some files request truncation or padding of texts, which is meant for training.
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -38,7 +38,7 @@ SOCKET_PATH_BYTES_MAX: Final = 107
 
 
 class Ledger:
-    __slots__ = ("_closed", "dropped", "live", "measured", "opened")
+    __slots__ = ("_closing_batches", "dropped", "live", "measured", "opened")
 
     def __init__(self) -> None:
         self.opened = 0
@@ -46,11 +46,11 @@ class Ledger:
         self.dropped: dict[str, int] = {}
         self.live: set[int] = set()
         """Exchanges whose frames are sent to the meter."""
-        self._closed: dict[int, int] = {}
+        self._closing_batches: dict[int, int] = {}
 
     @property
     def unsettled(self) -> int:
-        return len(self.live) + sum(self._closed.values())
+        return len(self.live) + sum(self._closing_batches.values())
 
     def counts(self) -> dict[str, Any]:
         """Return the counts as fields of RelayStatus."""
@@ -71,7 +71,7 @@ class Ledger:
     def close(self, seq: int, batch_no: int) -> None:
         """Note that the last frame of the exchange is in batch `batch_no`."""
         self.live.discard(seq)
-        self._closed[batch_no] = self._closed.get(batch_no, 0) + 1
+        self._closing_batches[batch_no] = self._closing_batches.get(batch_no, 0) + 1
 
     def drop(self, seq: int, reason: str) -> None:
         """Count the exchange as not measured."""
@@ -80,14 +80,14 @@ class Ledger:
 
     def acknowledge(self, batch_no: int) -> None:
         """Count the exchanges in batches up to this one as measured."""
-        for number in [n for n in self._closed if n <= batch_no]:
-            self.measured += self._closed.pop(number)
+        for number in [n for n in self._closing_batches if n <= batch_no]:
+            self.measured += self._closing_batches.pop(number)
 
     def lose_meter(self) -> None:
         """Drop all running exchanges, and all exchanges that the meter has not acknowledged."""
         lost = self.unsettled
         self.live.clear()
-        self._closed.clear()
+        self._closing_batches.clear()
         if lost:
             self.dropped["meter_lost"] = self.dropped.get("meter_lost", 0) + lost
 
@@ -142,7 +142,7 @@ class Tap:
         self._timer: asyncio.TimerHandle | None = None
         self._writing = False
         self._closed = False
-        self._settled = asyncio.Event()
+        self._all_settled = asyncio.Event()
 
     @property
     def pending_bytes(self) -> int:
@@ -219,9 +219,9 @@ class Tap:
         """Wait until the meter has acknowledged everything, or until the time is over."""
         self._flush()
         if self._outstanding:
-            self._settled.clear()
+            self._all_settled.clear()
             try:
-                await asyncio.wait_for(self._settled.wait(), timeout_s)
+                await asyncio.wait_for(self._all_settled.wait(), timeout_s)
             except TimeoutError:
                 pass
 
@@ -300,7 +300,7 @@ class Tap:
             self._bound()
             self.ledger.acknowledge(batch_no)
             if not self._outstanding:
-                self._settled.set()
+                self._all_settled.set()
 
     def _lost(self) -> None:
         """Handle the loss of the meter: unacknowledged exchanges are not measured."""
@@ -325,7 +325,7 @@ class Tap:
         self._outstanding = 0
         self._bound()
         self._acks = b""
-        self._settled.set()
+        self._all_settled.set()
         self.ledger.lose_meter()
 
     def connect(self) -> None:

@@ -158,13 +158,13 @@ class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def __post_init__(self) -> None:
         if _NAME.fullmatch(self.name) is None:
             raise ConfigError(
-                "experiment.name", f"{self.name!r} is not a valid name", "letters, digits and _ . - only"
+                "experiment.name", f"{self.name!r} is not a valid name", "use only letters, digits and _ . -"
             )
         if not 0 < self.alpha <= ALPHA_MAX:
             raise ConfigError(
                 "experiment.alpha",
                 f"must be above 0 and at most {ALPHA_MAX:g}, got {self.alpha:g}",
-                "0.05 is usual",
+                "such as 0.05",
             )
         for name in self.stop_worse:
             if _WORSE.fullmatch(name) is None:
@@ -173,7 +173,11 @@ class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
                     "a time such as ttft (its mean) or ttft.p95, or refused, failed, cancelled",
                 )  # fmt: skip
         if self.key is not None and not self.key:
-            raise ConfigError("experiment.key", "is empty", "try: openssl rand -hex 16, or leave it out")
+            raise ConfigError(
+                "experiment.key",
+                "is empty",
+                "set a random key (openssl rand -hex 16), or leave out experiment.key",
+            )
         for key in _HEADER_KEYS:
             for name in getattr(self, key):
                 if _FIELD.fullmatch(name) is None:
@@ -190,28 +194,40 @@ class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
         for i, arm in enumerate(self.arms):
             _check_arm(arm, f"experiment.arms[{i}]")
             if names.index(arm.name) < i:
-                raise ConfigError(f"experiment.arms[{i}].name", f"{arm.name!r} already exists")
+                raise ConfigError(f"experiment.arms[{i}].name", f"another arm is called {arm.name!r}, too")
         changing = [arm.name for arm in self.arms if arm.changes]
         if not self.aa:
             if not changing:
                 raise ConfigError(
-                    "experiment.arms", "no arm changes anything", "set aa = true to try out the split itself"
+                    "experiment.arms",
+                    "no arm changes anything",
+                    "to test only the assignment (an A/A test), set experiment.aa = true",
                 )
             if len(changing) == len(self.arms):
-                raise ConfigError("experiment.arms", "one arm must be a control that changes nothing")
+                raise ConfigError(
+                    "experiment.arms",
+                    "no arm is without changes, but one arm must be the control, which changes nothing",
+                )
         if self.control is not None and self.control not in names:
             raise ConfigError("experiment.control", f"there is no arm {self.control!r}")
         if self.control in changing and not self.aa:
-            raise ConfigError("experiment.control", f"{self.control!r} changes something")
+            raise ConfigError(
+                "experiment.control",
+                f"the arm {self.control!r} changes requests, but the control must change nothing",
+            )
 
 
 def _check_arm(arm: Arm, place: str) -> None:
     if _NAME.fullmatch(arm.name) is None:
         raise ConfigError(
-            f"{place}.name", f"{arm.name!r} is not a valid name", "letters, digits and _ . - only"
+            f"{place}.name", f"{arm.name!r} is not a valid name", "use only letters, digits and _ . -"
         )
     if not 0 < arm.weight < float("inf"):
-        raise ConfigError(f"{place}.weight", f"must be above 0, got {arm.weight:g}", "omit the arm instead")
+        raise ConfigError(
+            f"{place}.weight",
+            f"must be above 0, got {arm.weight:g}",
+            "to send no requests to an arm, leave the arm out",
+        )
     changes = [what for what in ("upstream", "headers", "body") if getattr(arm, what) not in (None, {})]
     if len(changes) > 1:
         raise ConfigError(place, f"changes {' and '.join(changes)}", "change one thing per arm")
@@ -223,7 +239,7 @@ def _check_arm(arm: Arm, place: str) -> None:
     try:
         # Find values that the encoder would change to null (nan, inf) or cannot write.
         if msgspec.json.decode(msgspec.json.encode(arm.body)) != msgspec.to_builtins(arm.body):
-            raise ValueError("JSON cannot represent a number in it, such as nan or inf")
+            raise ValueError("JSON has no numbers nan and inf")
     except (ValueError, TypeError) as exc:
         raise ConfigError(f"{place}.body", f"cannot be written as JSON: {exc}") from None
 

@@ -145,7 +145,9 @@ class _SystemOptions(Struct, frozen=True, kw_only=True):
         if (objectives := read_objectives(None, self.goodput)) is not None:
             if not any("slo" in test_named(name).params.__struct_fields__ for name in tests):
                 raise ConfigError(
-                    "--goodput", f"has no effect on {', '.join(tests)}", "llmtap bench throughput"
+                    "--goodput",
+                    f"has no effect on {', '.join(tests)}",
+                    "use --goodput with `llmtap bench throughput`",
                 )
             if any(item.partition("=")[0].strip() in ("slo", "throughput.slo") for item in given):
                 raise ConfigError("--goodput", "cannot be combined with --set slo")
@@ -198,7 +200,7 @@ def _run(
     need_extra("llmtap bench", "scipy", "bench")
     from llmtap.gates.requirements import Requirements, exit_code
 
-    outputs = files.opened()
+    outputs = files.outputs()
     requirements = Requirements.parse(how.require)
     if requirements and system.against is not None:
         raise ConfigError("--require", "cannot be combined with --against")
@@ -216,7 +218,7 @@ def _run(
     sets = system.sets(names)
     file = load_bench(system.config, target=system.target, sets=sets, tests=names)
     place = system.results if system.results is not None else _new_folder(name)
-    resume_command = _command(place)
+    resume_command = _resume_command(place)
     signals = ReceivedSignals()
     options: dict[str, Any] = {
         "seed": how.seed,
@@ -232,7 +234,7 @@ def _run(
             "b": load_bench(system.against, target=None, sets=sets, tests=names),
         }
         with watching_progress() as watcher:
-            _alternate(
+            _measure_alternately(
                 systems, place, names, watcher, signals, runs=max(how.runs, 3), again=system.again, **options
             )
         if signals.code is not None:
@@ -379,7 +381,7 @@ def init(
         raise ConfigError("--target", "is missing", "such as --target http://127.0.0.1:8000")
     to_stdout = str(file) == "-"
     if not to_stdout and file.exists() and not force:
-        raise ConfigError(str(file), "already exists", "--force replaces it")
+        raise ConfigError(str(file), "already exists", "to replace the file, use --force")
     from llmtap.bench.sut.detect import detect, starter_text
     from llmtap.bench.sut.sut import BenchTarget
 
@@ -406,7 +408,7 @@ async def _perform(
     return await bench_run.run(names)
 
 
-def _alternate(
+def _measure_alternately(
     systems: "dict[str, BenchFile]",
     place: Path,
     names: list[str],
@@ -484,7 +486,7 @@ def _new_folder(name: str) -> Path:
     return Path("bench-results") / f"{now:%Y%m%dT%H%M%SZ}-{name}"
 
 
-def _command(place: Path) -> str:
+def _resume_command(place: Path) -> str:
     """Return the command line that resumes this run: the same one with the results
     folder and without --again."""
     arguments = [arg for arg in sys.argv[1:] if arg != "--again"]

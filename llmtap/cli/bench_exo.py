@@ -71,7 +71,7 @@ Examples:
 """ + exit_codes(*CODES)
 
 
-def _numbers(flag: str, text: str) -> list[int]:
+def _read_numbers(flag: str, text: str) -> list[int]:
     """Return the numbers of a text such as `512,4096`, each once. Raises ConfigError."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     for word in words:
@@ -81,7 +81,7 @@ def _numbers(flag: str, text: str) -> list[int]:
 
 
 def _numbers_opt(text: str, flag: str, shown: str = "") -> Any:
-    return opt(text, "N...", parse=partial(_numbers, flag), shown=shown)
+    return opt(text, "N...", parse=partial(_read_numbers, flag), shown=shown)
 
 
 PromptLengths = Annotated[
@@ -192,7 +192,7 @@ def exo(
         placement=PlacementFilter(**filters) if filters else None,
     )
     outputs.tell({"--json": result.to_json}, lambda: print_rich(terminal(exo_blocks(result))))
-    _end(signals, result, not_valid=any(run.not_valid for run in result.runs))
+    _exit_with(signals, result, not_valid=any(run.not_valid for run in result.runs))
 
 
 class _GridCells(Struct, frozen=True, kw_only=True):
@@ -262,7 +262,7 @@ def grid(
     }
     texts = {"--json": lambda: json_text(document), "--csv": lambda: measured.to_csv().rstrip("\n")}
     outputs.tell(texts, lambda: print_rich(terminal(grid_blocks(measured, result))))
-    _end(signals, result, not_valid=any(cell.problem for cell in measured.cells))
+    _exit_with(signals, result, not_valid=any(cell.problem for cell in measured.cells))
 
 
 def _run_grid(
@@ -290,7 +290,7 @@ async def _run(bench: "ExoBench", signals: ReceivedSignals) -> "ExoResult":
     return await bench.run()
 
 
-def _end(signals: ReceivedSignals, result: "ExoResult", *, not_valid: bool) -> None:
+def _exit_with(signals: ReceivedSignals, result: "ExoResult", *, not_valid: bool) -> None:
     from llmtap.metrics.summary import ENDED_WELL
 
     failed = any(run.outcome not in ENDED_WELL for run in result.runs)
@@ -312,11 +312,11 @@ def exo_blocks(result: "ExoResult") -> "Iterator[Note | Table]":
         "tg": [f"{row.tg:,}" for row in rows],
         "x": [f"{row.concurrency:,}" for row in rows],
         "n": [f"{row.repeats:,}" for row in rows],
-        "prefill": [_spread(row.figures["prompt_tps"]) for row in rows],
-        "generation": [_spread(row.figures["per_req_tps"]) for row in rows],
-        "agg": [_spread(row.figures["agg_gen_tps"]) if row.concurrency > 1 else "" for row in rows],
-        "wall": [_spread(row.figures["wall_s"]) for row in rows],
-        "energy": [_spread(row.figures["joules"]) for row in rows],
+        "prefill": [_spread_text(row.figures["prompt_tps"]) for row in rows],
+        "generation": [_spread_text(row.figures["per_req_tps"]) for row in rows],
+        "agg": [_spread_text(row.figures["agg_gen_tps"]) if row.concurrency > 1 else "" for row in rows],
+        "wall": [_spread_text(row.figures["wall_s"]) for row in rows],
+        "energy": [_spread_text(row.figures["joules"]) for row in rows],
         "peak memory": ["" if row.memory_bytes is None else format_bytes(row.memory_bytes) for row in rows],
         "cache hits": [joined(row.hits) for row in rows],
         "clock": [row.timing for row in rows],
@@ -346,9 +346,12 @@ def grid_blocks(measured: "MeasuredGrid", result: "ExoResult") -> "Iterator[Note
             "pp": [f"{cell.prompt_tokens:,}" for cell in cells],
             "tg": [f"{cell.output_tokens:,}" for cell in cells],
             "n": [f"{cell.n:,}" for cell in cells],
-            "time": [f"{_ms(cell.median_s)} ({_ms(cell.min_s)} - {_ms(cell.max_s)})" for cell in cells],
-            "uncertainty": [_ms(cell.uncertainty_s) for cell in cells],
-            "model": [_ms(cell.model_s) for cell in cells],
+            "time": [
+                f"{_ms_text(cell.median_s)} ({_ms_text(cell.min_s)} - {_ms_text(cell.max_s)})"
+                for cell in cells
+            ],
+            "uncertainty": [_ms_text(cell.uncertainty_s) for cell in cells],
+            "model": [_ms_text(cell.model_s) for cell in cells],
         }
     )
     yield Note("times in ms: the median, and the range of the n batches", "dim")
@@ -398,11 +401,11 @@ def _notes(result: "ExoResult") -> "Iterator[Note]":
         yield Note("verdict: all figures are valid" + " or doubtful" * bool(findings))
 
 
-def _ms(seconds: float | None) -> str:
+def _ms_text(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1e3:,.4g}"
 
 
-def _spread(spread: "Spread | None") -> str:
+def _spread_text(spread: "Spread | None") -> str:
     from llmtap.report.values import number
 
     if spread is None:

@@ -181,7 +181,7 @@ def demo_plan(source: str, *, speed: float, seconds: float) -> "ReplayPlan":
     try:
         plan = make_plan(question)
     except ConfigError as exc:
-        hint = "the demo plays a trace in its own times; `llmtap replay` can give it others"
+        hint = "the demo sends a trace at its own times; to set other times, use `llmtap replay`"
         raise ConfigError(exc.place, exc.problem, hint if exc.problem == NO_TIMES else exc.hint) from None
     requests = plan.requests
     for i, tokens in enumerate(requests.output):
@@ -200,8 +200,8 @@ class DemoStage:
         self._reader = reader
         self._log = folder / "log"
         self._children: list[subprocess.Popen[bytes]] = []
-        self._kept = [keep_port() for _ in range(3)]
-        self._addresses = [f"127.0.0.1:{sock.getsockname()[1]}" for sock in self._kept]
+        self._kept_ports = [keep_port() for _ in range(3)]
+        self._addresses = [f"127.0.0.1:{sock.getsockname()[1]}" for sock in self._kept_ports]
         self.engine, self.proxy, self.admin = (f"http://{address}" for address in self._addresses)
 
     def __enter__(self) -> Self:
@@ -236,7 +236,7 @@ class DemoStage:
             except subprocess.TimeoutExpired:
                 os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
-        for sock in self._kept:
+        for sock in self._kept_ports:
             sock.close()
 
     def check(self) -> None:
@@ -244,7 +244,9 @@ class DemoStage:
         for child in self._children:
             if child.poll() is not None:
                 text = self._log.read_text(encoding="utf-8", errors="replace")[-LOG_CHARS_MAX:]
-                raise LlmtapError(f"a process of the demo ended with {child.returncode}\n{text}".strip())
+                raise LlmtapError(
+                    f"a process of the demo ended with status {child.returncode}\n{text}".strip()
+                )
 
     async def ready(self, session: Any) -> None:
         """Wait until both processes answer. Raises LlmtapError after READY_S."""
@@ -267,7 +269,7 @@ class DemoStage:
         while (raw := await _get(session, url)) is None:
             self.check()
             if SystemClock.mono_ns() > end_ns:
-                raise LlmtapError(f"{url} was not answered within {READY_S} s")
+                raise LlmtapError(f"{url} did not answer within {READY_S} s")
             await asyncio.sleep(LOOK_S)
         return msgspec.json.decode(raw, type=dict[str, Any])
 
@@ -311,11 +313,11 @@ class _Demo:
             plan = await self._unless_over(asyncio.to_thread(self._plan)) if self.source else None
             with DemoStage(self.folder, self.reader) as stage:
                 async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
-                    code = await self._play(stage, session, plan)
+                    code = await self._send_load(stage, session, plan)
                     if self.keep and not self._over.is_set():
                         self._say(f"Both arms: {stage.admin}/#experiment")
                         self._say("The proxy runs and the load repeats until Ctrl-C.")
-                        await self._repeat(stage)
+                        await self._repeat_load(stage)
                         self._say(f"stopped by {signal.Signals(self._signal or signal.SIGINT).name}")
         except _Over:
             self._say("stopped before the first request")
@@ -333,7 +335,7 @@ class _Demo:
     def _say(self, text: str) -> None:
         print_line(text, sys.stderr)
 
-    async def _play(self, stage: DemoStage, session: Any, plan: "ReplayPlan | None") -> int:
+    async def _send_load(self, stage: DemoStage, session: Any, plan: "ReplayPlan | None") -> int:
         """Send the load and print the result. Raises _Over if a signal arrives before the first request."""
         from llmtap.load.replay.perform import ReplayStopped as Unsent
 
@@ -348,7 +350,7 @@ class _Demo:
         if note := native.missing_build():
             self._say(f"note: {note}")
         # Make the prompts while the processes start.
-        made = asyncio.gather(asyncio.to_thread(self._make, stage.proxy, plan), stage.ready(session))
+        made = asyncio.gather(asyncio.to_thread(self._make_replay, stage.proxy, plan), stage.ready(session))
         self._replay = (await self._unless_over(made))[0]
         sending = asyncio.ensure_future(self._replay.run())
         try:
@@ -359,31 +361,33 @@ class _Demo:
         finally:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
-        summary = await self._settled(session, stage, result["load"]["sent"])
+        summary = await self._settled_summary(session, stage, result["load"]["sent"])
         await self._show(session, stage, summary, result)
-        ours = _ours(summary, self._tenants)
+        ours = _own_requests(summary, self._tenants)
         if ours["n"] < summary["n"]:
             self._say("other clients sent requests, too; the figures contain them")
-        problems = _problems(ours, result)
+        problems = _measurement_problems(ours, result)
         for problem in problems:
             self._say(f"failed: {problem}")
         self._say(_NEXT)
         return 1 if problems else 0
 
-    async def _repeat(self, stage: DemoStage) -> None:
+    async def _repeat_load(self, stage: DemoStage) -> None:
         """Repeat the load until a signal arrives. Raises LlmtapError if a process has ended."""
         from llmtap.load.replay.perform import ReplayStopped as Unsent
 
         with suppress(_Over, Unsent):
             while not self._over.is_set():
-                self._replay = await self._unless_over(asyncio.to_thread(self._make, stage.proxy, None))
+                self._replay = await self._unless_over(
+                    asyncio.to_thread(self._make_replay, stage.proxy, None)
+                )
                 await self._replay.run()
                 stage.check()
 
     def _plan(self) -> "ReplayPlan":
         return demo_plan(self.source or WORKLOAD, speed=self.speed, seconds=self.seconds / NS_PER_S)
 
-    def _make(self, target: str, plan: "ReplayPlan | None") -> "Replay":
+    def _make_replay(self, target: str, plan: "ReplayPlan | None") -> "Replay":
         from llmtap.load.options import LoadPlan
         from llmtap.load.replay.perform import Replay
 
@@ -427,10 +431,10 @@ class _Demo:
             if SystemClock.mono_ns() >= next_ns:
                 summary = await _summary(session, stage)
                 if summary is not None and summary["n"]:
-                    self._say(self._line(summary))
+                    self._say(self._figures_line(summary))
                     next_ns = SystemClock.mono_ns() + LINE_NS
 
-    def _line(self, summary: Mapping[str, Any]) -> str:
+    def _figures_line(self, summary: Mapping[str, Any]) -> str:
         from llmtap.report.values import figure_text
 
         passed_s = (SystemClock.mono_ns() - self._began_ns) / 1e9
@@ -442,7 +446,7 @@ class _Demo:
                 text.append(f"{title} p50 {figure_text(figures, 'p50')} p99 {figure_text(figures, 'p99')} ms")
         return "  ".join(text)
 
-    async def _settled(self, session: Any, stage: DemoStage, sent: int) -> dict[str, Any]:
+    async def _settled_summary(self, session: Any, stage: DemoStage, sent: int) -> dict[str, Any]:
         """Return the summary when the meter has measured all requests, or after SETTLE_S."""
         end_ns = SystemClock.mono_ns() + SETTLE_S * NS_PER_S
         while True:
@@ -450,7 +454,7 @@ class _Demo:
             summary = await _summary(session, stage)
             if summary is not None:
                 unsettled = any(relay.get("unsettled", 1) for relay in summary["relays"].values())
-                settled = _ours(summary, self._tenants)["n"] >= sent and not unsettled
+                settled = _own_requests(summary, self._tenants)["n"] >= sent and not unsettled
                 if settled or SystemClock.mono_ns() > end_ns:
                     return summary
             await asyncio.sleep(0.1)
@@ -493,7 +497,7 @@ async def _get(session: Any, url: str) -> bytes | None:
         return None
 
 
-def _ours(summary: Mapping[str, Any], tenants: Collection[str]) -> dict[str, Any]:
+def _own_requests(summary: Mapping[str, Any], tenants: Collection[str]) -> dict[str, Any]:
     """Return the number and the outcomes of the demo's own requests.
 
     Requests of the tenant DEFAULT are left out, unless it is one of `tenants`: other clients sent them.
@@ -504,7 +508,7 @@ def _ours(summary: Mapping[str, Any], tenants: Collection[str]) -> dict[str, Any
     return {"n": summary["n"] - others.get("n", 0), "outcomes": outcomes}
 
 
-def _problems(ours: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]:
+def _measurement_problems(ours: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]:
     """Return texts on faults: broken streams that clients or proxy counted, and exchanges not measured."""
     found = [
         f"{n:,} {name} (counted by the {side})"

@@ -39,8 +39,10 @@ def read_fixture(file: str, data: bytes) -> tuple[dict[str, Any], Saved] | None:
         return doc, saved_of(doc, place.read_bytes())
     except OSError as exc:
         raise ConfigError(f"body.file in {file}", f"cannot be read: {exc.strerror}") from None
-    except (KeyError, TypeError, AttributeError) as exc:
-        raise ConfigError(file, f"is no whole fixture: {exc} is missing or of another type") from None
+    except KeyError as exc:
+        raise ConfigError(file, f"is an incomplete fixture: the field {exc} is missing") from None
+    except (TypeError, AttributeError) as exc:
+        raise ConfigError(file, f"is a malformed fixture: a field has a wrong type ({exc})") from None
 
 
 def write_draft(
@@ -97,7 +99,11 @@ def write_fixture(
     `known`: description of an existing fixture, for which only `NAME.json` is written.
     """
     if not _FIXTURE_NAME.fullmatch(name):
-        raise ConfigError("--fixture", f"{name!r} is no file name", "letters, digits, `_`, `-` and `.`")
+        raise ConfigError(
+            "--fixture",
+            f"{name!r} is not a valid name for the files of a fixture",
+            "use only letters, digits, `_`, `-` and `.`",
+        )
     folder = Path(out or ".")
     if not folder.is_dir():
         raise ConfigError("--out", f"the folder {folder} does not exist")

@@ -87,20 +87,22 @@ def convert(
             _show_formats(json)
         return
     if not source or not target:
-        raise ConfigError("IN OUT" if not source else "OUT", "is missing", "llmtap convert --help")
+        raise ConfigError(
+            "IN OUT" if not source else "OUT", "is missing", "`llmtap convert --help` shows the arguments"
+        )
     from llmtap.traces.convert import convert as convert_file
 
     with _quiet_pipe(), _ended_in_order(), _progress() as progress:
         report = convert_file(
             source, target, source_format=source_format, target_format=target_format,
-            redact=_rules(redact or []), force=force, progress=progress,
+            redact=_read_rules(redact or []), force=force, progress=progress,
         )  # fmt: skip
     # Print the report on standard output, or on stderr if the trace itself goes to standard output (`-`).
     with _quiet_pipe():
         _show_report(report, json=json, to_stderr=target == "-")
 
 
-def _rules(given: list[str]) -> tuple[str, ...]:
+def _read_rules(given: list[str]) -> tuple[str, ...]:
     """Return the rules of all options. Commas separate names, but not regular expressions."""
     from llmtap.capture.options import OWN_RULE
 
@@ -266,18 +268,20 @@ def inspect(
     if fixture is not None and json is not None:
         raise ConfigError("--fixture", "cannot be combined with --json")
     if out is not None and draft is None and fixture is None:
-        raise ConfigError("--out", "needs --draft or --fixture")
+        raise ConfigError("--out", "has no effect without --draft or --fixture")
     name = "standard input" if file == "-" else file
     known = Dialects(dialects)
     measured: Exchange | None = None
-    data = _read(file)
+    data = _read_file(file)
     if is_packet_file(data):
         found = _exchanges_in(name, data, dialects)
         if entry is None:
-            _list(found, json=json)
+            _list_exchanges(found, json=json)
             return
         if entry >= len(found):
-            raise ConfigError("--entry", f"there are {len(found)} exchanges, counted from 0")
+            raise ConfigError(
+                "--entry", f"there is no exchange {entry}: {name} has {len(found)}, numbered from 0"
+            )
         measured, data = found[entry]
         path = measured.path
     described = read_fixture(file, data)
@@ -344,7 +348,7 @@ def _exchanges_in(name: str, data: bytes, tables: "Sequence[DialectTable]") -> "
     return found
 
 
-def _list(found: "list[tuple[Exchange, bytes]]", *, json: str | None) -> None:
+def _list_exchanges(found: "list[tuple[Exchange, bytes]]", *, json: str | None) -> None:
     """Print a list of the exchanges of a packet capture."""
     from llmtap.errors import printable
     from llmtap.metrics.latency import chunking_of, measure, metrics_of
@@ -367,7 +371,7 @@ def _list(found: "list[tuple[Exchange, bytes]]", *, json: str | None) -> None:
     print_table(Table(columns, rows))
 
 
-def _read(file: str) -> bytes:
+def _read_file(file: str) -> bytes:
     name = "standard input" if file == "-" else file
     try:
         if file == "-":

@@ -61,7 +61,7 @@ def with_flags(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(**values: Any) -> Any:
-        made = {name: _made(kind, values) for name, kind in structs.items()}
+        made = {name: _make_struct(kind, values) for name, kind in structs.items()}
         made |= {name: _value_or_default(option, values[name]) for name, option in options.items()}
         return function(**made, **{name: values[name] for name in given if name not in made})
 
@@ -78,12 +78,12 @@ def _flags_of(kind: type[msgspec.Struct]) -> Iterator[Option]:
             yield option
 
 
-def _made(kind: type[msgspec.Struct], values: dict[str, Any]) -> Any:
+def _make_struct(kind: type[msgspec.Struct], values: dict[str, Any]) -> Any:
     """Return a struct with the values of flags. Raises ConfigError that names the flag."""
     fields: dict[str, Any] = {}
     for option in options_of(kind):
         if is_struct(option.kind):
-            fields[option.name] = _made(option.kind, values)
+            fields[option.name] = _make_struct(option.kind, values)
         elif option.meaning:
             fields[option.name] = _value_or_default(option, values[option.name])
     return kind(**fields)

@@ -160,5 +160,5 @@ class OutputOptions(Struct, frozen=True, kw_only=True):
     html: Annotated[str | None, opt("File for an HTML report with charts; - is stdout.", "FILE")] = None
     markdown: Annotated[str | None, opt("File for the full report as Markdown; - is stdout.", "FILE")] = None
 
-    def opened(self, csv: str | None = None) -> Outputs:
+    def outputs(self, csv: str | None = None) -> Outputs:
         return Outputs(json=self.json, html=self.html, markdown=self.markdown, csv=csv)

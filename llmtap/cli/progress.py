@@ -32,7 +32,7 @@ class ProgressLines:
     def __init__(self) -> None:
         self._began_ns = self._printed_ns = SystemClock.mono_ns()
         self._under_way = 0
-        self._stops = 0
+        self._stop_requests = 0
         self._load_ns = 0
         """Start of the current load in monotonic ns; 0 before its first report."""
         self._load_s: float | None = None
@@ -69,12 +69,12 @@ class ProgressLines:
 
     def stopping(self) -> None:
         """Report a request to stop. A second request cancels the responses in flight."""
-        self._stops += 1
+        self._stop_requests += 1
         answers = f"{self._under_way:,} answer{'' if self._under_way == 1 else 's'}"
-        if self._stops == 1:
+        if self._stop_requests == 1:
             in_flight = f": {answers} in flight, signal again to cancel them" if self._under_way else ""
             self._print(f"stopping{in_flight}")
-        elif self._stops == 2 and self._under_way:
+        elif self._stop_requests == 2 and self._under_way:
             self._print(f"cancelling {answers}")
 
     def step(self, name: str, message: str, seconds: float | None = None) -> None:

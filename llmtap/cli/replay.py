@@ -97,13 +97,13 @@ def replay(
         _show_workloads()
         return
     if not load.schedule.source:
-        raise ConfigError("TRACE", "is missing", "llmtap replay --help")
+        raise ConfigError("TRACE", "is missing", "`llmtap replay --help` shows the arguments")
     if not load.target.url:
         raise ConfigError("--target", "is missing", "such as --target http://127.0.0.1:8000")
     csv, capture = load.measuring.csv, load.measuring.capture
     figures_csv_file = None if csv is None else figures_place(csv)
     Outputs(csv=csv)
-    files = outputs.opened(csv=figures_csv_file)
+    files = outputs.outputs(csv=figures_csv_file)
     from llmtap.cli.progress import watching_progress
     from llmtap.gates.requirements import Requirements, exit_code
     from llmtap.load.replay.options import refuse_meaningless

@@ -128,7 +128,7 @@ class _ReportOutputs(Struct, frozen=True, kw_only=True):
         ),
     ] = None
 
-    def opened(self, csv: str | None = None) -> Outputs:
+    def outputs(self, csv: str | None = None) -> Outputs:
         return Outputs(json=self.json, html=self.html, markdown=self.markdown, csv=csv)
 
 
@@ -185,21 +185,27 @@ def report(
         raise ConfigError("--from", "applies to one trace only")
     if comparison.compare:
         if requirements:
-            raise ConfigError("--require", "applies to one result; --fail-if-worse is for --compare")
+            raise ConfigError(
+                "--require", "cannot be combined with --compare", "to check a comparison, use --fail-if-worse"
+            )
         tolerances = None if comparison.fail_if_worse is None else Tolerances.parse(comparison.fail_if_worse)
         _compare(
             places,
             comparison.compare,
-            outputs.opened(),
+            outputs.outputs(),
             tolerances,
         )
         return
     if comparison.fail_if_worse is not None:
-        raise ConfigError("--fail-if-worse", "needs --compare", "llmtap report BEFORE --compare AFTER")
+        raise ConfigError(
+            "--fail-if-worse",
+            "has no effect without --compare",
+            "such as llmtap report BEFORE --compare AFTER",
+        )
     if len(places) == 1 and (Path(places[0]) / "bench.json").is_file():
         _show_bench(
             Path(places[0]),
-            outputs.opened(),
+            outputs.outputs(),
             requirements,
         )
         return
@@ -210,19 +216,19 @@ def report(
         raise ConfigError(
             stored[0],
             "is a stored result, and a report shows one result only",
-            f"llmtap report {stored[0]}; a file for --json is --json=FILE",
+            f"use `llmtap report {stored[0]}`; to write JSON to a file, use --json=FILE",
         )
     if experiment is not None:
         for option in (*flags_given(source, goals, reader), *(["--csv"] if outputs.csv is not None else [])):
             raise ConfigError(option, "applies to captures only, not to the result of an experiment")
         with _stored_result(places[0]):
-            show_experiment(outputs.opened(), experiment)
+            show_experiment(outputs.outputs(), experiment)
         return
     if result is not None:
         for option in flags_given(source, goals, reader):
             if option not in ("--from", "--require"):
                 raise ConfigError(option, "applies to captures only, not to the result of a replay")
-        files = outputs.opened(outputs.csv)
+        files = outputs.outputs(outputs.csv)
         with _stored_result(places[0]):
             rows = requirements.add_to(result)
             show_replay(files, result)
@@ -472,9 +478,9 @@ def result_place(capture: str, result: Mapping[str, Any] | None = None) -> Path 
     The result is not in the folder itself: this has only Parquet files, so that other tools can read it as
     one dataset. The name contains the start time of `result`.
     """
-    from llmtap.capture.store.parquet import open_place
+    from llmtap.capture.store.parquet import place_of
 
-    folder = open_place(capture).folder
+    folder = place_of(capture).folder
     if folder is None:
         return None
     time_text = "" if result is None else re.sub(r"\W", "", str(result["window"]["start"]))
@@ -522,7 +528,7 @@ def _refuse_bench(places: list[str]) -> None:
         results = [place] if (place / "bench.json").is_file() else []
         results += [path.parent for path in sorted(place.glob("*/bench.json"))]
         if results:
-            hint = f"llmtap report {shlex.quote(str(results[0]))}; --compare names other results"
+            hint = f"use `llmtap report {shlex.quote(str(results[0]))}`, with --compare for the other results"
             raise ConfigError("CAPTURE", f"{results[0]} has benchmark results", hint)
 
 
@@ -546,7 +552,7 @@ def _compare(
         raise ConfigError(
             "--compare",
             f"got {len(places)} base results, expected one",
-            "one, then --compare for each of the others; a file for --json is --json=FILE",
+            "give one result, then --compare RESULT for each other; to write JSON to a file, use --json=FILE",
         )
     need_extra("--compare", "scipy", "bench")
     results = {place: load_result(place) for place in (places[0], *others)}
@@ -579,10 +585,11 @@ def _compare_replays(
         if not Path(missing[0]).exists():
             place = "CAPTURE" if missing[0] == places[0] else "--compare"
             raise ConfigError(place, f"there is no file {missing[0]}")
-        hint = "results of llmtap replay --json are compared with each other only"
+        hint = "compare results of `llmtap replay --json` only with each other"
         raise ConfigError("--compare", f"{missing[0]} is not a result of llmtap replay", hint)
     if len(results) < len(places):
-        raise ConfigError("--compare", "a result is named twice")
+        twice = next(place for place in places if places.count(place) > 1)
+        raise ConfigError("--compare", f"{twice} is given twice", "give each result once")
     names = [Path(place).stem for place in places]
     labels = names if len(set(names)) == len(names) else places
     named = {label: stored for label, place in zip(labels, places, strict=True) if (stored := results[place])}

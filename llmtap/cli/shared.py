@@ -107,7 +107,7 @@ def need_capture(to: str) -> None:
     from llmtap.capture.store.parquet import check_place
 
     if not to:
-        raise ConfigError("--capture", "expected a folder or a URL")
+        raise ConfigError("--capture", "is empty; expected a folder or a URL")
     try:
         check_place(to)
     except ConfigError as exc:
@@ -214,14 +214,14 @@ def need_extra(place: str, module: str, extra: str, hint: str = "") -> None:
     from importlib.util import find_spec
 
     if find_spec(module) is None:
-        raise ConfigError(place, f"needs {module}", install_hint(extra) + hint)
+        raise ConfigError(place, f"needs the Python package {module}", install_hint(extra) + hint)
 
 
 def check_known(option: str, kind: str, name: str, known: Collection[str]) -> None:
     """Raise ConfigError if `name` is not in `known`, with the nearest known name as a hint."""
     if name not in known:
         near = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+        hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(known)}"
         raise ConfigError(option, f"no {kind} is called {name!r}; {hint}")
 
 
@@ -351,5 +351,9 @@ class SeveralValues(TyperCommand):
 def figures_place(csv: str) -> str:
     """Return the file for the figures, beside the CSV file of requests: `a.figures.csv` beside `a.csv`."""
     if csv == STDOUT:
-        raise ConfigError("--csv", "needs a file: it is two tables", "such as --csv result.csv")
+        raise ConfigError(
+            "--csv",
+            "cannot be written to standard output, because the result has two tables",
+            "such as --csv result.csv",
+        )
     return str(Path(csv).with_suffix("")) + ".figures.csv"

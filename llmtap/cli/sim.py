@@ -196,10 +196,10 @@ def serve(
     from llmtap.net.listener import bind, is_free, parse_address
     from llmtap.sim.server.server import SimServer
 
-    with _listening("--listen", listening.listen):
+    with _naming_option("--listen", listening.listen):
         sock = bind(*parse_address(listening.listen, "--listen"), shared=False)
     if listening.grpc is not None:
-        with _listening("--grpc", listening.grpc):
+        with _naming_option("--grpc", listening.grpc):
             grpc_host, grpc_port = parse_address(listening.grpc, "--grpc")
             is_free(grpc_host, grpc_port)
     try:
@@ -253,13 +253,16 @@ def _pem_pair(certificate: Path | None, key: Path | None) -> tuple[bytes, bytes]
     if certificate is None or key is None:
         if certificate is key:
             return None
-        raise ConfigError("--grpc-key", "--grpc-certificate and --grpc-key go together")
+        given, missing = ("key", "certificate") if certificate is None else ("certificate", "key")
+        raise ConfigError(
+            f"--grpc-{given}", f"is given, but --grpc-{missing} is missing", "for TLS, give both of them"
+        )
     server_context(str(certificate), str(key), "--grpc-")
     return certificate.read_bytes(), key.read_bytes()
 
 
 @contextmanager
-def _listening(option_name: str, address: str) -> Iterator[None]:
+def _naming_option(option_name: str, address: str) -> Iterator[None]:
     """Convert an OSError to a ConfigError naming the option, for an address that cannot be used."""
     try:
         yield
@@ -559,7 +562,7 @@ def run(
     named = preset_named(axes.preset)
     trace = work.trace or (named.trace if named is not None else "")
     if not trace:
-        raise ConfigError("TRACE", "is missing", "llmtap sim run --help")
+        raise ConfigError("TRACE", "is missing", "`llmtap sim run --help` shows the arguments")
     given = AxesRead()
     given.schedulers(axes.scheduler)
     given.routers(axes.router)
@@ -613,15 +616,15 @@ def run(
     if runs.ray is not None and runs.ray != "local" and runs.jobs is not None:
         raise ConfigError("--jobs", "cannot be combined with --ray")
     if goals.capacity is not None and "slo" in bounds and not common["objectives"]:
-        raise ConfigError("--capacity-by", "slo needs objectives", "such as --slo ttft:1s")
+        raise ConfigError("--capacity-by", "the value slo needs objectives", "such as --slo ttft:1s")
     outputs = Outputs(json=runs.json, html=runs.html)
     if runs.capture is not None:
         if runs.ray in (None, "local"):
             need_capture(runs.capture)
         elif "://" not in runs.capture and not Path(runs.capture).is_absolute():
             raise ConfigError(
-                "--capture", f"each node of --ray has a folder {runs.capture} of its own",
-                "a URL, or an absolute path of a folder that all nodes share",
+                "--capture", f"{runs.capture} is a different folder on each node of --ray",
+                "give a URL, or the absolute path of a folder that all nodes share",
             )  # fmt: skip
     sla = (
         named is not None
@@ -659,7 +662,7 @@ def run(
             figure = figure_of(axes.preset, results)
             texts = {
                 "--json": lambda: json_text(results),
-                "--html": lambda: _page(results, sla=sla, figure=figure),
+                "--html": lambda: _page_html(results, sla=sla, figure=figure),
             }
             outputs.tell(texts, lambda: _show(results, notes, sla=sla, figure=figure))
     except Stopped as exc:
@@ -677,7 +680,7 @@ def run(
         raise typer.Exit(code)
 
 
-def _page(runs: list[dict[str, Any]], *, sla: bool, figure: "SweepFigure | None") -> str:
+def _page_html(runs: list[dict[str, Any]], *, sla: bool, figure: "SweepFigure | None") -> str:
     from llmtap.report.sweep_page import sweep_html
 
     return sweep_html(runs, sla=sla, figure=figure)

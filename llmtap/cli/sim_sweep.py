@@ -48,7 +48,7 @@ _AT_MOST: Final = {
     "rate": 1_000_000_000,  # More than one per ns would all arrive at one time.
     "seed": (1 << 63) - 1,
 }
-_LISTING: Final = "llmtap sim run --readings lists readings and options of serving"
+_LISTING: Final = "`llmtap sim run --readings` lists the readings and options of serving"
 _DEFAULT_SCHEDULERS: Final = ("static_fifo", "dynamic_no_bins", "multi_bin_dynamic")
 _ELSEWHERE: Final = {
     "--reading": (SERVING, "an option of serving", "--serving"),
@@ -78,7 +78,7 @@ class AxesRead:
             return
         option = f"--{name}"
         values = []
-        for part in _parts(text):
+        for part in _split_list(text):
             try:
                 value = kind(part)
             except ValueError:
@@ -108,8 +108,8 @@ class AxesRead:
                 shape = "NAME=VALUE,VALUE" if several else "NAME=VALUE"
                 raise ConfigError(option, f"expected {shape}, got {one!r}", _LISTING)
             if name in others:
-                raise ConfigError(option, f"{name} is {what}", f"{theirs} {name}={text.strip()}")
-            values = _parts(text, "|" if "|" in text else ",") if several else [text.strip()]
+                raise ConfigError(option, f"{name} is {what}", f"use {theirs} {name}={text.strip()}")
+            values = _split_list(text, "|" if "|" in text else ",") if several else [text.strip()]
             if not values:
                 raise ConfigError(option, f"{name} has no values")
             read = read_serving if option == "--serving" or name in SERVING else read_model_options
@@ -133,7 +133,7 @@ class AxesRead:
         fixed = {name for variant in variants for name in variant}
         for name, option in self._options.items():
             if name in fixed:
-                raise ConfigError(option, f"the preset {preset_name} varies {name}")
+                raise ConfigError(option, f"the preset {preset_name} already varies {name}")
         if preset is not None:
             loaded = any(name in axes for name in LOADS)
             axes = {n: v for n, v in preset.axes.items() if not (loaded and n in LOADS)} | axes
@@ -142,14 +142,18 @@ class AxesRead:
         if "bin_edges" in axes and "bins" in axes:
             raise ConfigError(
                 self._options["bin_edges"],
-                "cannot give edges if the number of bins is set",
+                "bin_edges cannot be combined with bins",
                 "for several numbers of bins: --vary bins=4,8",
             )
         used = scheduler_names(axes, preset)
         if "router" in axes:
             most = max(axes.get("servers", (1,)))
             if most == 1:
-                raise ConfigError("--router", "one server needs no router", "several servers: --servers 2")
+                raise ConfigError(
+                    "--router",
+                    "has no effect with one server",
+                    "to simulate several servers, use --servers 2",
+                )
             if not any(SCHEDULERS[name].iterates for name in used):
                 iterating = ", ".join(name for name, kind in SCHEDULERS.items() if kind.iterates)
                 raise ConfigError(
@@ -174,7 +178,11 @@ class AxesRead:
         """
         sizes = axes.get("block", (str(Serving().block),))
         if len(sizes) > 1:
-            raise ConfigError("--fit-kv-blocks", "requires one size of the blocks", "--serving block=16")
+            raise ConfigError(
+                "--fit-kv-blocks",
+                "requires one size of the blocks, got several",
+                "such as --serving block=16",
+            )
         block_tokens = int(sizes[0])
         axes.setdefault("kv_tokens", (str(blocks * block_tokens),))
         return KvMemory(blocks, block_tokens)
@@ -182,15 +190,15 @@ class AxesRead:
     def _set(self, name: str, values: Sequence[Any], option: str) -> None:
         before = self._options.get(name)
         if before is not None:
-            again = "twice" if before == option else f"by {before} as well"
-            raise ConfigError(option, f"{name} is set {again}")
+            again = "twice" if before == option else f"also by {before}"
+            raise ConfigError(option, f"{name} is set {again}", "set each name once")
         self._options[name] = option
         self._axes[name] = tuple(dict.fromkeys(values))
 
 
 def names_in(text: str, option: str, kind: str, known: Collection[str]) -> tuple[str, ...]:
     """Return the known names in a text, separated by commas. Raises ConfigError."""
-    names = tuple(dict.fromkeys(_parts(text)))
+    names = tuple(dict.fromkeys(_split_list(text)))
     for name in names:
         check_known(option, kind, name, known)
     if not names:
@@ -237,14 +245,16 @@ def models_fitted(
     options = {"--fit-chunk": chunk, "--fit-kv-blocks": memory, "--latency-from": source_format}
     for option, value in options.items():
         if value is not None and (place is None or is_grid):
-            raise ConfigError(option, "requires a capture as --latency")
+            raise ConfigError(option, "has no effect without --latency CAPTURE")
     if place is None:
         return {}
     for name in schedulers:
         if SCHEDULERS[name].iterates is is_grid:
             kind = "whole batches, not of iterations" if is_grid else "iterations"
-            serves = "composes iterations" if is_grid else "serves whole batches"
-            raise ConfigError("--latency", f"{place} has the durations of {kind}, and {name} {serves}")
+            serves = "works in iterations" if is_grid else "works in whole batches"
+            raise ConfigError(
+                "--latency", f"{place} has the durations of {kind}, but the scheduler {name} {serves}"
+            )
     if not is_grid:
         capture = fit_capture(
             place, source_format=source_format, option="--latency-from", chunk=chunk, memory=memory
@@ -275,7 +285,7 @@ def _trust_in(parts: Mapping[str, Unseen | None]) -> dict[str, Any]:
     return {"valid": not poor, "caution": caution_of(parts)}
 
 
-def _parts(text: str, mark: str = ",") -> list[str]:
+def _split_list(text: str, mark: str = ",") -> list[str]:
     return [part.strip() for part in text.split(mark) if part.strip()]
 
 
@@ -288,13 +298,13 @@ class SweepProgress:
         self._bar = bar
         self._lines = lines
         self._task = bar.add_task("reading", total=None)
-        self._jobs = self._ended = self._effort = 0
+        self._jobs = self._ended_jobs = self._effort = 0
 
     def reading(self, done: int, of: int | None) -> None:
         self._bar.update(self._task, completed=done, total=of)
 
     def planned(self, jobs: Sequence[SweepJob], done_before: int) -> None:
-        self._jobs, self._ended, self._effort = len(jobs), 0, 0
+        self._jobs, self._ended_jobs, self._effort = len(jobs), 0, 0
         self._bar.reset(self._task, total=sum(job.effort for job in jobs), description="simulating")
         if done_before:
             self._say(f"{done_before:,} done before and taken from the results, {len(jobs):,} left")
@@ -303,9 +313,9 @@ class SweepProgress:
         self._bar.update(self._task, completed=self._effort + job.effort * arrived // job.count)
 
     def ended(self, job: SweepJob, attempt: SweepAttempt) -> None:
-        self._ended += 1
+        self._ended_jobs += 1
         self._effort += job.effort
-        progress = f"{self._ended:,} of {self._jobs:,}"
+        progress = f"{self._ended_jobs:,} of {self._jobs:,}"
         self._bar.update(self._task, completed=self._effort, description=progress)
         how = f"{attempt.seconds:.2f} s" if attempt.error is None else f"failed: {attempt.error}"
         self._say(f"{progress}: {job.name} ({attempt.id}): {how}")

@@ -135,11 +135,11 @@ def announce(what: str, admin: str, settings: "Settings") -> None:
 
 def capture_places(options: "CaptureOptions") -> tuple[str, str]:
     """Return the target of the capture and its spool folder, as texts without secrets."""
-    from llmtap.capture.store.parquet import open_place
+    from llmtap.capture.store.parquet import place_of
     from llmtap.capture.store.store import spool_folder
 
     assert options.to is not None
-    return open_place(options.to).name, str(spool_folder(options))
+    return place_of(options.to).name, str(spool_folder(options))
 
 
 _METER_EPILOG = """Examples:
@@ -219,9 +219,9 @@ def generate(
     if not settings.slo:
         if config is None:
             raise ConfigError(
-                "--config", "is missing: no objectives are configured", "config/slo.toml shows how"
+                "--config", "is missing: no objectives are configured", "config/slo.toml is an example"
             )
-        raise ConfigError(str(config), "has no objectives ([slo.NAME])", "config/slo.toml shows how")
+        raise ConfigError(str(config), "has no objectives ([slo.NAME])", "config/slo.toml is an example")
     classes = [SloClass.of(name, options).with_tickets() for name, options in settings.slo.items()]
     for slo in classes:
         for warning in missing_alarms(slo):

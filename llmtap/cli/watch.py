@@ -100,7 +100,7 @@ def watch(
     from llmtap.supervisor.watching import packet_problems, watching_problems
     from llmtap.supervisor.watching import watch as run
 
-    ports = None if port is None else _ports(port)
+    ports = None if port is None else _read_ports(port)
     flags: dict[str, Any] = {
         "watch.interfaces": interface, "watch.ports": ports, "watch.upstream_hosts": upstream_host,
         "watch.timestamps": timestamps, "meter.admin": admin, "capture.to": capture,
@@ -118,10 +118,12 @@ def watch(
         if check:
             print(f"ok (config {fingerprint(settings)})")
         else:
-            _read(settings, read, json=json)
+            _read_packets(settings, read, json=json)
         return
     if json is not None:
-        raise ConfigError("--json", "requires --read", "a running llmtap has /api/v1/summary")
+        raise ConfigError(
+            "--json", "requires --read", "for a running llmtap, read /api/v1/summary of its admin port"
+        )
     problems = [watching_problems(settings), packet_problems(settings)]
     if check:
         loaded.checked(*problems, measuring_problems(settings))
@@ -134,7 +136,7 @@ def watch(
     raise typer.Exit(run(settings, lambda admin: announce(what, admin, settings)))
 
 
-def _ports(texts: list[str]) -> list[int]:
+def _read_ports(texts: list[str]) -> list[int]:
     ports = []
     for text in ",".join(texts).split(","):
         if not (text.isascii() and text.isdigit() and 0 < int(text) < 65_536):
@@ -146,7 +148,7 @@ def _ports(texts: list[str]) -> list[int]:
 # ---------------------------------------------------------------- a file
 
 
-def _read(settings: "Settings", name: str, *, json: str | None) -> None:
+def _read_packets(settings: "Settings", name: str, *, json: str | None) -> None:
     from llmtap.meter.process import OfflineMeter
     from llmtap.report.summary import render_summary
     from llmtap.supervisor.run import fresh_meter_setup
@@ -178,15 +180,17 @@ def read_packets(vantage: "FileVantage", name: str) -> None:
 
     where = "standard input" if name == "-" else name
     try:
-        with _opened(name) as file:
+        with _open_packets(name) as file:
             vantage.read(file)
     except OSError as exc:
         raise ConfigError(where, f"cannot be read: {exc.strerror}") from None
     except PcapError as exc:
-        raise ConfigError(where, str(exc), "write it with: tcpdump -s 0 -w FILE tcp port N") from None
+        raise ConfigError(
+            where, str(exc), "to capture packets, use: tcpdump -s 0 -w FILE tcp port N"
+        ) from None
 
 
-def _opened(name: str) -> AbstractContextManager[BinaryIO]:
+def _open_packets(name: str) -> AbstractContextManager[BinaryIO]:
     """Open a file. If stderr is a terminal, show a progress bar of the bytes read."""
     if name == "-":
         return nullcontext(sys.stdin.buffer)
@@ -198,11 +202,11 @@ def _opened(name: str) -> AbstractContextManager[BinaryIO]:
     shown = open_shown(
         name, "rb", buffering=0, description="reading", console=Console(stderr=True), transient=True
     )
-    return _buffered(shown)
+    return _buffered_file(shown)
 
 
 @contextmanager
-def _buffered(file: AbstractContextManager[BinaryIO]) -> Iterator[BinaryIO]:
+def _buffered_file(file: AbstractContextManager[BinaryIO]) -> Iterator[BinaryIO]:
     """Read in large pieces, because each read redraws the progress bar."""
     with file as raw:
         yield cast(BinaryIO, io.BufferedReader(cast(io.RawIOBase, raw), 1 << 20))

@@ -76,7 +76,7 @@ class AnswerReader:
         "_first_line",
         "_first_line_ns",
         "_had_output",
-        "_held",
+        "_held_bytes",
         "_keeps",
         "_lines",
         "_messages",
@@ -85,7 +85,7 @@ class AnswerReader:
         "_path",
         "_share",
         "_size",
-        "_taken",
+        "_taken_bytes",
         "_type",
         "broken",
         "dialect",
@@ -117,9 +117,9 @@ class AnswerReader:
         them."""
         self._lines: _Lines | None = None
         self._messages: MessageParser | None = None
-        self._held = b""  # bytes read while the kind is undecided
+        self._held_bytes = b""  # bytes read while the kind is undecided
         self._share = Share() if share is None else share
-        self._taken = 0  # bytes of the share taken for events kept until the dialect is known
+        self._taken_bytes = 0  # bytes of the share taken for events kept until the dialect is known
         self.late: list[tuple[int, Delta]] = []
         """Events of earlier reads whose meaning is known only now, with the time of their read, in order.
         They precede all events that the last call returned."""
@@ -158,7 +158,7 @@ class AnswerReader:
             parser = self._parser
             return 0 if parser.idle else parser.kept_bytes
         part = self._lines if self._messages is None else self._messages
-        return len(self._held) if part is None else part.kept_bytes
+        return len(self._held_bytes) if part is None else part.kept_bytes
 
     def drop_part(self) -> None:
         """Release the memory of the unfinished event, which is skipped and counted."""
@@ -240,7 +240,7 @@ class AnswerReader:
 
     def _close(self, whole: bool, t_ns: int) -> list[Delta]:
         if self.kind is BodyKind.UNDECIDED:
-            held, self._held = self._held, b""
+            held, self._held_bytes = self._held_bytes, b""
             if not held.strip():
                 return []
             self.kind = BodyKind.SSE if self._type == b"text/event-stream" else BodyKind.OPAQUE
@@ -273,7 +273,7 @@ class AnswerReader:
         self._release(self.dialect.conclude(), None, [])
         self.kind = BodyKind.OPAQUE
         self.repeats.repetition = None
-        self._held = b""
+        self._held_bytes = b""
         self._lines = self._messages = None
         self._parser.drop()
         self._let_go()
@@ -284,7 +284,7 @@ class AnswerReader:
 
     def _release(self, released: list[Released], t_ns: int | None, out: list[Delta]) -> None:
         """Add events whose meaning is now known to those of this read, or to `late`."""
-        if self.dialect.kept_bytes != self._taken and not self._fits():
+        if self.dialect.kept_bytes != self._taken_bytes and not self._fits():
             released += self.dialect.conclude(whole=False)
             self._fits()
         for delta, event, at_ns in released:
@@ -299,12 +299,12 @@ class AnswerReader:
 
     def _fits(self) -> bool:
         """Return whether there is memory for the events that are kept until the dialect is known."""
-        more = self.dialect.kept_bytes - self._taken
+        more = self.dialect.kept_bytes - self._taken_bytes
         if more > 0 and not self._share.take(more):
             return False
         if more < 0:
             self._share.give(-more)
-        self._taken += more
+        self._taken_bytes += more
         return True
 
     def _keep(self, payload: bytes, t_ns: int) -> list[Delta]:
@@ -426,7 +426,7 @@ class AnswerReader:
             return self._begin_lines(payload, MessageStreamParser(), t_ns)
         is_json = self._type == b"application/json" or self._type.endswith(b"+json")
         out: list[Delta] = []
-        held = self._held + payload
+        held = self._held_bytes + payload
         text = held.lstrip()
         marked = text.startswith(BOM)
         text = text.removeprefix(BOM)
@@ -442,7 +442,7 @@ class AnswerReader:
             lines = self._type.endswith(_LINES)
             array = text.startswith(b"[") and self._path.endswith(_ARRAY_PATH) and not self._failed
             if lines or array:
-                self._held = b""
+                self._held_bytes = b""
                 return out + self._begin_lines(
                     text if marked else held, LineParser() if lines else ArrayParser(), t_ns
                 )
@@ -454,9 +454,9 @@ class AnswerReader:
         elif (text and is_sse) or text.startswith((b"data:", b"event:", b"id:", b"retry:", b":")):
             self.kind = BodyKind.SSE
         elif len(text) < _PREFIX_BYTES and len(held) <= _HELD_BYTES_MAX:
-            self._held = held
+            self._held_bytes = held
             return out
         else:
             self.kind = BodyKind.SSE if is_sse else BodyKind.OPAQUE
-        self._held = b""
+        self._held_bytes = b""
         return out + self.feed(held, t_ns)

@@ -67,12 +67,12 @@ def bound(x: Exchange) -> None:
         if value is None:
             continue
         if type(value) is not str:
-            setattr(x, name, _fitted(name, value, [limits.members]))
+            setattr(x, name, _fitted_value(name, value, [limits.members]))
         elif value not in unchanged and (fitted := bounded(name, value)) is not value:
             setattr(x, name, fitted)
 
 
-def _fitted(field: str, value: Any, room: list[int]) -> Any:
+def _fitted_value(field: str, value: Any, room: list[int]) -> Any:
     if isinstance(value, str):
         return bounded(field, value)
     if isinstance(value, dict):
@@ -81,7 +81,7 @@ def _fitted(field: str, value: Any, room: list[int]) -> Any:
             if not room[0]:
                 break
             room[0] -= 1
-            fitted[bounded(field, name)] = _fitted(field, one, room)
+            fitted[bounded(field, name)] = _fitted_value(field, one, room)
         return fitted
     if isinstance(value, list | tuple):
         listed = []
@@ -89,7 +89,7 @@ def _fitted(field: str, value: Any, room: list[int]) -> Any:
             if not room[0]:
                 break
             room[0] -= 1
-            listed.append(_fitted(field, one, room))
+            listed.append(_fitted_value(field, one, room))
         return listed
     return value
 
@@ -167,26 +167,26 @@ class Budget:
 class Share:
     """Bytes of a budget that one exchange has taken; without a budget there is no limit."""
 
-    __slots__ = ("_budget", "_taken")
+    __slots__ = ("_budget", "_taken_bytes")
 
     def __init__(self, budget: Budget | None = None) -> None:
         self._budget = budget
-        self._taken = 0
+        self._taken_bytes = 0
 
     def take(self, n: int) -> bool:
         if self._budget is not None and not self._budget.take(n):
             return False
-        self._taken += n
+        self._taken_bytes += n
         return True
 
     def give(self, n: int) -> None:
         if self._budget is not None:
             self._budget.give(n)
-        self._taken -= n
+        self._taken_bytes -= n
 
     def resize(self, n: int) -> bool:
         """Take or return bytes so that `n` are taken. Return False, without a change, if that is too much."""
-        return self.change(n - self._taken)
+        return self.change(n - self._taken_bytes)
 
     def change(self, more: int) -> bool:
         """Take `more` bytes (negative: return). Return False, without a change, if that is too much."""
@@ -197,4 +197,4 @@ class Share:
 
     def close(self) -> None:
         """Return all bytes at the end of the exchange. A second call does nothing."""
-        self.give(self._taken)
+        self.give(self._taken_bytes)

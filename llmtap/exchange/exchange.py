@@ -314,7 +314,7 @@ class Exchange:
         t, s = self.timeline, self.since_arrival
         out: dict[str, object] = {
             "id": self.id, "relay": self.relay, "seq": self.seq,
-            "arrival": _rfc3339(self.arrival_wall_ns),
+            "arrival": _rfc3339_text(self.arrival_wall_ns),
             "tenant": self.tenant, "model": self.model, "service_tier": self.service_tier,
             "service_tier_requested": self.service_tier_requested, "route": self.route, "arm": self.arm,
             "unit": self.unit, "excluded": self.excluded,
@@ -360,5 +360,5 @@ class Exchange:
         ]
 
 
-def _rfc3339(wall_ns: int) -> str:
+def _rfc3339_text(wall_ns: int) -> str:
     return datetime.fromtimestamp(wall_ns / 1e9, UTC).isoformat().replace("+00:00", "Z")

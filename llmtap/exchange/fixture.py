@@ -82,7 +82,7 @@ def make_fixture(
     framing, events = events_of(saved)
     doc = dict(known) if known is not None else _describe(name, saved, explained, framing, source)
     names = {event.start: event.event for event in events if event.event is not None and framing == "sse"}
-    doc["expect"] = _expect(doc, saved, explained, names, framing)
+    doc["expect"] = _expected_values(doc, saved, explained, names, framing)
     return doc
 
 
@@ -141,7 +141,7 @@ def _describe(name: str, saved: Saved, explained: Explained, framing: str, sourc
     }
 
 
-def _expect(
+def _expected_values(
     doc: dict[str, Any], saved: Saved, explained: Explained, names: Mapping[int, bytes], framing: str
 ) -> dict[str, Any]:
     arrivals = [(c.get("decoded_after", c["off"] + c["n"]), c["t_ms"]) for c in doc["chunks"]]
@@ -156,7 +156,9 @@ def _expect(
         return next((t for e, t in list(zip(events, times, strict=True))[::order] if test(e)), None)
 
     return {
-        "events": [_event(i, e, reads[i], times[i], names.get(e.start)) for i, e in enumerate(events)],
+        "events": [
+            _event_document(i, e, reads[i], times[i], names.get(e.start)) for i, e in enumerate(events)
+        ],
         "first_byte_ms": doc["chunks"][0]["t_ms"] if doc["chunks"] else None,
         "first_any_ms": times[0] if times else None,
         "first_token_ms": first(lambda e: e.delta.output),
@@ -180,11 +182,11 @@ def _expect(
     }
 
 
-def _event(i: int, event: SavedEvent, read: int, t_ms: float, name: bytes | None) -> dict[str, Any]:
+def _event_document(i: int, event: SavedEvent, read: int, t_ms: float, name: bytes | None) -> dict[str, Any]:
     d = event.delta
     out: dict[str, Any] = {
         "i": i,
-        "class": _name(d.event_class),
+        "class": _class_name(d.event_class),
         "start": event.start,
         "end": event.end,
         "read": read,
@@ -199,7 +201,7 @@ def _event(i: int, event: SavedEvent, read: int, t_ms: float, name: bytes | None
     if d.tokens > 0:
         out |= {"tokens": d.tokens, "tokens_from": _SOURCES[d.token_source]}
     if d.also:
-        out["also"] = [_name(also) for also in d.also]
+        out["also"] = [_class_name(also) for also in d.also]
     return out
 
 
@@ -267,5 +269,5 @@ def _trailing(saved: Saved, events: Sequence[SavedEvent], framing: str) -> dict[
     return {"start": end, "end": len(saved.body)}
 
 
-def _name(event_class: EventClass) -> str:
+def _class_name(event_class: EventClass) -> str:
     return event_class.name.lower()

@@ -154,7 +154,7 @@ class Observer:
         self._decoder: Decoder | None = None
         self._answer: AnswerReader | None = None
         self._lines_left = LINES_FREE
-        self._lost: str | None = None
+        self._loss_reason: str | None = None
         self._closed = False
         self._waited = waited
         self._shared_ns = 0
@@ -164,7 +164,7 @@ class Observer:
         """Value of `_shared_ns` at the read with the first token."""
         self._emptied_ns: int | None = None
         """Time of the last read that emptied the socket: later bytes arrived after it."""
-        self._crowded = False
+        self._may_have_waited = False
         """Whether a read may have left bytes in the socket, which then waited for more than one round of the
         loop."""
         self._last_read_ns = arrival_ns
@@ -302,7 +302,7 @@ class Observer:
             for piece in slices:
                 if fed_bytes:
                     yield
-                    if self._lost is not None:
+                    if self._loss_reason is not None:
                         break
                 elif not piece:
                     yield
@@ -310,7 +310,9 @@ class Observer:
                 if decoder is not None:
                     self._lines_left -= piece.count(b"\n") + piece.count(b"\r")
                     if self._lines_left < 0:
-                        raise PeerProtocolError(f"it decodes to more than {LINES_PER_BYTE} lines per byte")
+                        raise PeerProtocolError(
+                            f"the body decodes to more than {LINES_PER_BYTE} lines per byte"
+                        )
                 fed_bytes += len(piece)
                 deltas = self._feed(answer, piece, t_ns)
                 if deltas:
@@ -318,7 +320,7 @@ class Observer:
                     last = deltas[-1]
         except PeerProtocolError as exc:
             self._lose(exc)
-        if self._lost is not None:
+        if self._loss_reason is not None:
             rest = data[fed_bytes:] if decoder is None else data
             if rest:
                 self._feed(answer, rest, t_ns)
@@ -345,7 +347,7 @@ class Observer:
         if size < READ_BYTES_MAX:
             self._emptied_ns = t_ns
         else:
-            self._crowded = True
+            self._may_have_waited = True
 
     def _weigh(self, answer: AnswerReader) -> None:
         """Count the memory of the response against the common limit."""
@@ -419,7 +421,7 @@ class Observer:
             self._share_read(t_ns)
         self._count_read(t_ns, added_ns)
         answer = self._answer
-        if answer is not None and self._lost is None:
+        if answer is not None and self._loss_reason is None:
             deltas = answer.read_message(message, t_ns)
             self._add_late(answer)
             for delta in deltas:
@@ -444,8 +446,8 @@ class Observer:
             answer = self._answer
             if answer is not None:
                 self._feed(answer, data_down, t_ns)
-                if answer.broken is not None and self._lost is None:
-                    self._lost = answer.broken
+                if answer.broken is not None and self._loss_reason is None:
+                    self._loss_reason = answer.broken
 
     def finish(
         self,
@@ -480,7 +482,7 @@ class Observer:
             if self._waited is None:
                 # `paused_ns` already reports the time in which back-pressure of the client held the stream.
                 wait_ns = max(0, wait_ns - paused_ns)
-                if not self._crowded:
+                if not self._may_have_waited:
                     wait_ns = min(wait_ns, lag_ns + UNSEEN_NS)
             x.uncertainty_ns = max(lag_ns, wait_ns)
             x.ttft_uncertainty_ns = max(lag_ns, self._first_shared_ns)
@@ -511,7 +513,9 @@ class Observer:
             ended = Outcome.COMPLETE
         remove_implausible(x)
         cut_off = self._end_certain and not self._done and x.finish_reason is None
-        x.outcome, reason = judge(x, ended, cut_off=cut_off, lost=self._lost, error_type=self._error_type)
+        x.outcome, reason = judge(
+            x, ended, cut_off=cut_off, lost=self._loss_reason, error_type=self._error_type
+        )
         x.error = (error if x.outcome is reported else None) or reason
         if x.outcome in UPSTREAM_FAILED and t.first_token_ns is None:
             # Most servers answer the failed request for a stream with JSON: count it as a stream, too.
@@ -525,7 +529,7 @@ class Observer:
 
     def give_up(self, reason: str) -> bool:
         """Stop parsing the response; its reads are still timed. Return False if it was not being parsed."""
-        if self._answer is None or self._closed or self._lost is not None:
+        if self._answer is None or self._closed or self._loss_reason is not None:
             return False
         self._expect_nothing()
         self._lose(PeerProtocolError(reason))
@@ -559,7 +563,7 @@ class Observer:
             self._set_keeps_texts()
 
     def _lose(self, reason: PeerProtocolError) -> None:
-        self._lost = str(reason)
+        self._loss_reason = str(reason)
         self._dechunk = self._decoder = None
         if self._answer is None:
             self._answer = AnswerReader(None, "")
@@ -614,7 +618,7 @@ class Observer:
         if since_ns is None:
             since_ns = self._emptied_ns or self._t.submit_ns or self._t.arrival_ns
         wait_ns = t_ns - since_ns
-        if self._waited is not None and not self._crowded:
+        if self._waited is not None and not self._may_have_waited:
             wait_ns = min(wait_ns, self._waited(since_ns, t_ns))
         self._shared_ns = max(self._shared_ns, wait_ns)
         if t_ns in (self._t.first_token_ns, self._t.first_content_ns):
@@ -761,7 +765,7 @@ class Observer:
     def _is_expected(self) -> bool:
         """Whether to report an unparsed answer. False for imported files, which may be incomplete."""
         streamed = self._answer is not None and self._answer.streamed
-        return streamed or self._lost is not None or self._x.endpoint is not None
+        return streamed or self._loss_reason is not None or self._x.endpoint is not None
 
     def _close(self, *, whole: bool) -> None:
         self._expect_nothing()
@@ -787,7 +791,7 @@ class Observer:
             # endpoint.
             self._x.endpoint = A2A
         # A body that could not be parsed to its end may contain unknown events.
-        self._x.reading = dialect.reading if self._lost is None else Reading.NONE
+        self._x.reading = dialect.reading if self._loss_reason is None else Reading.NONE
         self._x.reading_limits = dialect.limits
         self._end_certain = dialect.end_certain
 

@@ -93,7 +93,7 @@ def read_prompt(body: bytes, endpoint: str | None) -> PromptShape | None:
     reader = _Reader()
     messages: list[PromptMessage] = []
     chat = False
-    for read, converses in _order(endpoint):
+    for read, converses in _readers_for(endpoint):
         messages = read(reader, value)
         if messages:
             chat = converses
@@ -184,7 +184,7 @@ class _Reader:
     def _message(self, message: Any) -> PromptMessage:
         if not isinstance(message, dict):
             return self._make("other", message)
-        role = _word(message.get("role"))
+        role = _role_word(message.get("role"))
         builder = _MessageBuilder(self)
         if message.get("name") and role != "tool":
             builder.mark(b"name", message["name"])
@@ -217,7 +217,7 @@ class _Reader:
         builder = _MessageBuilder(self)
         if kind == "message" or "role" in item:
             builder.content(item.get("content"))
-            return builder.build(_word(item.get("role", "user")))
+            return builder.build(_role_word(item.get("role", "user")))
         if kind == "text" and isinstance(item.get("content"), str):  # an item of LM Studio
             builder.text(item["content"])
             return builder.build("user")
@@ -364,7 +364,7 @@ _FIRST: Final = {
 """Members of a body that are read first, by endpoint; other endpoints begin with `messages`."""
 
 
-def _order(endpoint: str | None) -> Iterable[tuple[_Read, bool]]:
+def _readers_for(endpoint: str | None) -> Iterable[tuple[_Read, bool]]:
     first = _FIRST.get(endpoint or "")
     return _BY_WHAT_IS_THERE if first is None else (first, *_BY_WHAT_IS_THERE)
 
@@ -374,11 +374,11 @@ def _parameters(value: dict[str, Any]) -> RequestShape:
     places = [value, *(_dict(value.get(key)) for key in ("options", "parameters", "sampling_params"))]
     tools = value.get("tools", value.get("functions"))
     return RequestShape(
-        max_tokens=_whole(places, "max_completion_tokens", "max_tokens", "max_output_tokens",
+        max_tokens=_first_count(places, "max_completion_tokens", "max_tokens", "max_output_tokens",
                           "max_new_tokens", "num_predict", "n_predict"),
-        temperature=_real(places, "temperature"),
-        top_p=_real(places, "top_p", "p"),
-        n=_whole(places, "n"),
+        temperature=_first_number(places, "temperature"),
+        top_p=_first_number(places, "top_p", "p"),
+        n=_first_count(places, "n"),
         tools=len(tools) if isinstance(tools, list) else None,
         response_format=_response_format(value),
     )  # fmt: skip
@@ -392,26 +392,26 @@ def _response_format(value: dict[str, Any]) -> str | None:
         _dict(value.get("parameters")).get("grammar"),  # in TGI's API
     ):
         if isinstance(wanted, dict) and wanted.get("type"):
-            return _word(wanted["type"])
+            return _role_word(wanted["type"])
     wanted = value.get("format")  # Ollama: "json", or the schema itself
     if isinstance(wanted, dict):
         return "json_schema"
-    return _word(wanted) if isinstance(wanted, str) and wanted else None
+    return _role_word(wanted) if isinstance(wanted, str) and wanted else None
 
 
-def _whole(places: list[dict[str, Any]], *names: str) -> int | None:
+def _first_count(places: list[dict[str, Any]], *names: str) -> int | None:
     """Return the first number that is a count; skip -1, which some servers read as "no limit"."""
-    for number in _numbers(places, names):
+    for number in _numbers_at(places, names):
         if 0 <= number <= _INT_MAX and number == int(number):
             return int(number)
     return None
 
 
-def _real(places: list[dict[str, Any]], *names: str) -> float | None:
-    return next((float(number) for number in _numbers(places, names) if abs(number) < _INT_MAX), None)
+def _first_number(places: list[dict[str, Any]], *names: str) -> float | None:
+    return next((float(number) for number in _numbers_at(places, names) if abs(number) < _INT_MAX), None)
 
 
-def _numbers(places: list[dict[str, Any]], names: tuple[str, ...]) -> Iterator[int | float]:
+def _numbers_at(places: list[dict[str, Any]], names: tuple[str, ...]) -> Iterator[int | float]:
     for name in names:
         for place in places:
             number = place.get(name)
@@ -419,7 +419,7 @@ def _numbers(places: list[dict[str, Any]], names: tuple[str, ...]) -> Iterator[i
                 yield number
 
 
-def _word(value: Any) -> str:
+def _role_word(value: Any) -> str:
     """Return the name of a role or format; `other` if it is not a word, since clients may put text there."""
     if not isinstance(value, str) or not _is_word(value) or looks_secret(value):
         return "other"

@@ -106,7 +106,7 @@ class RequestReader:
         "_path",
         "_share",
         "_size",
-        "_taken",
+        "_taken_bytes",
         "_x",
         "method",
         "offers_deflate",
@@ -128,7 +128,7 @@ class RequestReader:
         self._body: list[bytes] = []
         self._keeps = False
         self._size = 0
-        self._taken = 0
+        self._taken_bytes = 0
         self._identify = identify
         self._on_request = on_request
         self._head: RequestHead | None = None
@@ -162,9 +162,9 @@ class RequestReader:
                 case b"traceparent":
                     x.trace_parent = bounded("trace_parent", value.decode("latin-1"))
                 case b"x-llm-d-slo-ttft-ms":
-                    x.slo_ttft_ns = _ms(value)
+                    x.slo_ttft_ns = _ms_to_ns(value)
                 case b"x-llm-d-slo-tpot-ms":
-                    x.slo_tpot_ns = _ms(value)
+                    x.slo_tpot_ns = _ms_to_ns(value)
                 case b"content-encoding":
                     self._coding = value
                 case b"sec-websocket-extensions":
@@ -175,7 +175,7 @@ class RequestReader:
                     self._mcp_fields[lower] = value.decode("latin-1")
         if self._mcp_fields and (x.endpoint is None or x.endpoint == A2A):
             self._keeps = False
-            x.endpoint, x.call = "mcp", bounded("call", _call(self._mcp_fields, x.method))
+            x.endpoint, x.call = "mcp", bounded("call", _call_name(self._mcp_fields, x.method))
 
     def feed(self, data: bytes) -> None:
         if not self._keeps:
@@ -185,7 +185,7 @@ class RequestReader:
         if self._size > REQUEST_BYTES_MAX or not self._share.take(taken):
             self._let_go()
             return
-        self._taken += taken
+        self._taken_bytes += taken
         self._body.append(data)
 
     def end(self) -> None:
@@ -208,7 +208,7 @@ class RequestReader:
         elif self._mcp_fields and self._x.call is None:
             # Old MCP transports POST to `/messages`. Count the request as one of MCP only if its body has no
             # model: a client must not be able to remove a request from the figures by adding an MCP field.
-            self._x.call = bounded("call", _call(self._mcp_fields, self._x.method))
+            self._x.call = bounded("call", _call_name(self._mcp_fields, self._x.method))
         self._x.service_tier_requested = tier_of(request.service_tier, request.speed)
         self.wants_stream = (
             request.stream is True
@@ -223,8 +223,8 @@ class RequestReader:
     def _let_go(self) -> None:
         self._keeps = False
         self._body.clear()
-        self._share.give(self._taken)
-        self._taken = 0
+        self._share.give(self._taken_bytes)
+        self._taken_bytes = 0
 
     def _payload(self, *, chunked: bool) -> bytes:
         body = b"".join(self._body)
@@ -236,7 +236,7 @@ class RequestReader:
             return b""
 
 
-def _call(fields: dict[bytes, str], method: str) -> str:
+def _call_name(fields: dict[bytes, str], method: str) -> str:
     """Return the method and name of an MCP request; without the header `mcp-method`, the HTTP method."""
     called, name = fields.get(b"mcp-method", method), fields.get(b"mcp-name", "")
     if b"mcp-method" in fields and not _method(called):
@@ -258,7 +258,7 @@ def _model_in(path: str) -> str | None:
     return None if match is None else (match[1] or match[2]).replace("%2F", "/")
 
 
-def _ms(value: bytes) -> int | None:
+def _ms_to_ns(value: bytes) -> int | None:
     """Return a header's milliseconds (whole or decimal) in ns; None if it is not a positive number."""
     try:
         ms = float(value)

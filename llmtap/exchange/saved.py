@@ -181,7 +181,7 @@ def read_saved(data: bytes, *, path: str = "/", request_body: bytes = b"", entry
         if isinstance(har.get("request"), dict) and isinstance(har.get("response"), dict):
             return _read_entry(har, 0)
     if entry is not None:
-        raise SavedError("this is not a HAR file, so it has no entries", "omit --entry")
+        raise SavedError("the file is not a HAR file, so it has no entries", "leave out --entry")
     what, content_type = _kind_of(data)
     if content_type == b"text/event-stream":
         data = marked  # keep the mark: the positions of events count from the start of the file
@@ -210,10 +210,10 @@ def _kind_of(body: bytes) -> tuple[str, bytes]:
         if len(lines) > 1:
             return "NDJSON", b"application/x-ndjson"
         if body.lstrip().startswith((b"{", b"[")):
-            raise SavedError("the JSON in it is not valid, or was cut off")
+            raise SavedError("the JSON document cannot be parsed to its end")
     raise SavedError(
-        "neither an event stream, nor NDJSON, nor JSON, nor an HTTP response, nor a HAR file",
-        "save the head with it: `curl -si --raw`",
+        "the content is not an event stream, NDJSON, JSON, an HTTP response or a HAR file",
+        "save a response together with its head: `curl -si --raw`",
     )
 
 
@@ -232,7 +232,7 @@ def _read_http(data: bytes, request_head: bytes) -> Saved:
     if not head.startswith((b"HTTP/1.1 ", b"HTTP/1.0 ")):
         # curl saves answers over HTTP/2 and 3 without framing.
         head = b"HTTP/1.1 " + status[1] + (status[2] or b" ") + b"\r\n" + head.split(b"\r\n", 1)[1]
-        head = _without(head, {b"transfer-encoding"})
+        head = _without_fields(head, {b"transfer-encoding"})
     try:
         parsed = parse_response_head(head, b"POST")
     except PeerProtocolError as exc:
@@ -240,7 +240,7 @@ def _read_http(data: bytes, request_head: bytes) -> Saved:
     payload, whole = _unframe(parsed, rest)
     if payload is None:
         notes.append("the head says chunked, but the body is not: its framing was taken off before")
-        head, payload, whole = _without(head, {b"transfer-encoding"}), rest, True
+        head, payload, whole = _without_fields(head, {b"transfer-encoding"}), rest, True
         rest = payload
     codings = b",".join(value for name, value in parsed.headers if name.lower() == b"content-encoding")
     try:
@@ -249,7 +249,7 @@ def _read_http(data: bytes, request_head: bytes) -> Saved:
         if not _SSE_LINE.search(payload[:4096]) and _read_json(payload) is None:
             raise SavedError(str(exc)) from None
         notes.append(f"the head says {codings.decode('latin-1')}, but the body was decoded before")
-        head, rest, body = _without(head, _DECODED_BY_OTHERS), payload, payload
+        head, rest, body = _without_fields(head, _DECODED_BY_OTHERS), payload, payload
     if not whole:
         notes.append("the body ends before its framing does: it was cut off")
     return Saved("HTTP response", head, rest, body, request_head, whole=whole, notes=notes)
@@ -258,14 +258,14 @@ def _read_http(data: bytes, request_head: bytes) -> Saved:
 def _cut_head(data: bytes) -> tuple[bytes, bytes, re.Match[bytes]]:
     head, end, rest = data.partition(b"\r\n\r\n")
     if not end:
-        raise SavedError("an HTTP response whose head does not end")
+        raise SavedError("the HTTP response is cut off in its head")
     status = _STATUS_LINE.match(head + end)
     if status is None:
-        raise SavedError("an HTTP response without a valid status line")
+        raise SavedError("the HTTP response has no valid status line")
     return head + end, rest, status
 
 
-def _without(head: bytes, names: Set[bytes]) -> bytes:
+def _without_fields(head: bytes, names: Set[bytes]) -> bytes:
     lines = head.split(b"\r\n")
     return b"\r\n".join(line for line in lines if line.partition(b":")[0].strip().lower() not in names)
 
@@ -294,15 +294,17 @@ def _pick_entry(entries: list[Any], entry: int | None) -> tuple[dict[str, Any], 
         listed = [f"  {i}: {_entry_line(e)}" for i, e in usable.items()][:_ENTRIES_LISTED]
         listed += [f"  and {len(usable) - len(listed)} more"] if len(usable) > len(listed) else []
         raise SavedError(
-            f"the HAR file has {len(usable)} entries", "pick one by --entry N\n" + "\n".join(listed)
+            f"the HAR file has {len(usable)} entries", "choose one with --entry N\n" + "\n".join(listed)
         )
     entry = next(iter(usable)) if entry is None else entry
     if entry not in usable:
-        raise SavedError(f"the HAR file has no entry {entry}", f"it has {len(entries)}, counted from 0")
+        raise SavedError(
+            f"the HAR file has no entry {entry}", f"the file has {len(entries)} entries, numbered from 0"
+        )
     return usable[entry], entry
 
 
-def _member(value: dict[str, Any], name: str) -> dict[str, Any]:
+def _object_member(value: dict[str, Any], name: str) -> dict[str, Any]:
     member = value.get(name)
     return member if isinstance(member, dict) else {}
 
@@ -316,25 +318,25 @@ def _path_of(request: dict[str, Any]) -> str:
 
 
 def _entry_line(entry: dict[str, Any]) -> str:
-    request, response = _member(entry, "request"), entry["response"]
-    mime = _member(response, "content").get("mimeType")
+    request, response = _object_member(entry, "request"), entry["response"]
+    mime = _object_member(response, "content").get("mimeType")
     return f"{request.get('method')} {_path_of(request)} {response.get('status')} {mime}"
 
 
 def _read_entry(entry: dict[str, Any], number: int) -> Saved:
-    request, response = _member(entry, "request"), entry["response"]
-    content = _member(response, "content")
+    request, response = _object_member(entry, "request"), entry["response"]
+    content = _object_member(response, "content")
     text = content.get("text")
     status, error = har_status(response), har_error(entry)
     if not isinstance(text, str) or not text:
         if status is None:
             raise SavedError(
-                f"HAR entry {number} has no answer: status {response.get('status')}, {error or 'no error'}",
-                "the request failed before an answer came",
+                f"HAR entry {number} has no response: status {response.get('status')}, {error or 'no error'}",
+                "the request failed before the server responded",
             )
         raise SavedError(
             f"HAR entry {number} has no content text",
-            "browsers leave it out of event streams: export with content, or save by `curl -i -N`",
+            "browsers leave out event streams: export with content, or save the response with `curl -i -N`",
         )
     body = text.encode()
     if content.get("encoding") == "base64":
@@ -342,12 +344,12 @@ def _read_entry(entry: dict[str, Any], number: int) -> Saved:
             body = base64.b64decode(text, validate=True)
         except binascii.Error:
             raise SavedError(f"HAR entry {number}: the content is not valid base64") from None
-    sent = str(_member(request, "postData").get("text") or "").encode()
+    sent = str(_object_member(request, "postData").get("text") or "").encode()
     saved = Saved(
         f"HAR entry {number}", _har_head(response, content), body, body,
         _request_head(str(request.get("method") or "POST"), _path_of(request), len(sent)), sent,
         whole=status is not None and error is None, status_known=status is not None,
-        arrival_wall_ns=_wall_ns(entry.get("startedDateTime")), totals=_totals(entry),
+        arrival_wall_ns=_wall_ns(entry.get("startedDateTime")), totals=_total_times(entry),
     )  # fmt: skip
     try:
         parse_response_head(saved.head, b"POST")
@@ -368,7 +370,7 @@ def har_status(response: dict[str, Any]) -> int | None:
 
 def har_error(entry: dict[str, Any]) -> str | None:
     """Return the browser's error in an entry, such as `net::ERR_ABORTED`; None: no error."""
-    errors = (place.get("_error") for place in (_member(entry, "response"), entry))
+    errors = (place.get("_error") for place in (_object_member(entry, "response"), entry))
     return next((error for error in errors if isinstance(error, str) and error), None)
 
 
@@ -388,9 +390,9 @@ def _har_head(response: dict[str, Any], content: dict[str, Any]) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode("latin-1", "replace")
 
 
-def _totals(entry: dict[str, Any]) -> dict[str, float]:
+def _total_times(entry: dict[str, Any]) -> dict[str, float]:
     """Return the times in seconds; a HAR has milliseconds, and -1 for phases that do not apply."""
-    timings = _member(entry, "timings")
+    timings = _object_member(entry, "timings")
     times = {"total": entry.get("time"), **{name: timings.get(name) for name in _HAR_TIMES}}
     return {
         name: ms / 1e3

@@ -59,7 +59,8 @@ class Session:
     `t_ns`, `ended` takes a complete exchange, `forgot` is called for a discarded one."""
 
     __slots__ = (
-        "_cause", "_down", "_ended", "_forgot", "_model", "_observe", "_open", "_realtime", "_share", "_up",
+        "_cause", "_client_parser", "_ended", "_forgot", "_model", "_observe", "_open_responses", "_realtime",
+        "_server_parser", "_share",
         "began", "lost",
     )  # fmt: skip
 
@@ -82,9 +83,9 @@ class Session:
         self._ended = ended
         self._forgot = forgot
         self._share = Share() if share is None else share
-        self._up = MessageParser("client", masked=True, deflates=deflates)
-        self._down = MessageParser("upstream", masked=False, deflates=deflates)
-        self._open: list[_Response] = []
+        self._client_parser = MessageParser("client", masked=True, deflates=deflates)
+        self._server_parser = MessageParser("upstream", masked=False, deflates=deflates)
+        self._open_responses: list[_Response] = []
         self._cause: dict[str, tuple[int, int, bytes]] = {}
         """Latest message by stream that may cause a response: time of its read, added latency, and
         content."""
@@ -94,100 +95,110 @@ class Session:
 
     @property
     def observers(self) -> list[Observer]:
-        return [r.observer for r in self._open]
+        return [r.observer for r in self._open_responses]
 
     def sent(self, data: bytes, t_ns: int, added_ns: int) -> None:
         """Take bytes from the client, read at `t_ns` and written `added_ns` later."""
-        for message in () if self.lost else self._up.feed(data):
-            event = _read(message)
-            kind, stream, payload = _text(event, "type"), _text(event, "stream_id"), message.payload or b""
+        for message in () if self.lost else self._client_parser.feed(data):
+            event = _read_event(message)
+            kind, stream, payload = (
+                _text_member(event, "type"),
+                _text_member(event, "stream_id"),
+                message.payload or b"",
+            )
             if kind == "response.create":
-                self._begin(stream, t_ns, added_ns, payload, _text(event, "event_id"), message.size)
+                self._begin_response(
+                    stream, t_ns, added_ns, payload, _text_member(event, "event_id"), message.size
+                )
             elif kind in _CAUSES:
                 # `response.steer` belongs to the stream of the response that it names.
-                steered = _text(event, "previous_response_id")
-                stream = next((r.stream for r in self._open if steered and r.id == steered), stream)
+                steered = _text_member(event, "previous_response_id")
+                stream = next((r.stream for r in self._open_responses if steered and r.id == steered), stream)
                 self._note(stream, t_ns, added_ns, payload)
         self._weigh()
 
     def received(self, data: bytes, t_ns: int, added_ns: int) -> None:
-        for message in () if self.lost else self._down.feed(data):
-            event = _read(message)
-            kind, stream = _text(event, "type"), _text(event, "stream_id")
+        for message in () if self.lost else self._server_parser.feed(data):
+            event = _read_event(message)
+            kind, stream = _text_member(event, "type"), _text_member(event, "stream_id")
             if kind.startswith("response."):
-                self._event(event, kind.removeprefix("response."), stream, message, t_ns, added_ns)
+                self._take_event(event, kind.removeprefix("response."), stream, message, t_ns, added_ns)
             elif kind == "error":
-                self._failed(event, stream, message, t_ns, added_ns)
+                self._fail_response(event, stream, message, t_ns, added_ns)
             elif kind in _COMMITTED and stream not in self._cause:
                 self._note(stream, t_ns, added_ns, b"")
             elif kind.startswith("session."):
-                self._model = _text(_object(event, "session"), "model") or self._model
+                self._model = _text_member(_object_member(event, "session"), "model") or self._model
         self._weigh()
 
     @property
     def broken(self) -> str | None:
         """Reason why the messages of a side cannot be parsed."""
-        return self._up.broken or self._down.broken
+        return self._client_parser.broken or self._server_parser.broken
 
     def _weigh(self) -> None:
         """Count the unfinished messages against the common limit; drop them if it is reached."""
         causes = self._cause.values()
-        kept_bytes = self._up.kept_bytes + self._down.kept_bytes + sum(len(cause[2]) for cause in causes)
+        kept_bytes = (
+            self._client_parser.kept_bytes
+            + self._server_parser.kept_bytes
+            + sum(len(cause[2]) for cause in causes)
+        )
         if not self._share.resize(kept_bytes):
-            self._up.drop()
-            self._down.drop()
+            self._client_parser.drop()
+            self._server_parser.drop()
             self._cause = {stream: (*cause[:2], b"") for stream, cause in self._cause.items()}
 
     def close(self, delivered_ns: int | None, outcome: str, error: str | None, lag_ns: int = 0) -> None:
         """End all running responses: the session has ended, or its relay died."""
         self._share.close()
         ended_as = Outcome.TRUNCATED if outcome == Outcome.COMPLETE else Outcome(outcome)
-        for response in list(self._open):
-            self._end(response, delivered_ns, ended_as, error or _CUT_OFF, lag_ns)
+        for response in list(self._open_responses):
+            self._end_response(response, delivered_ns, ended_as, error or _CUT_OFF, lag_ns)
 
     def give_up(self, reason: str) -> None:
         self.lost = True
-        self._up.drop()
-        self._down.drop()
+        self._client_parser.drop()
+        self._server_parser.drop()
         self._weigh()
-        for response in self._open:
+        for response in self._open_responses:
             response.observer.give_up(reason)
 
     def abandon(self) -> None:
         self._share.close()
-        for response in self._open:
+        for response in self._open_responses:
             response.observer.abandon()
             self._forgot()
-        self._open.clear()
+        self._open_responses.clear()
 
     def _note(self, stream: str, t_ns: int, added_ns: int, payload: bytes) -> None:
         if stream in self._cause or len(self._cause) < RESPONSES_MAX:
             self._cause[stream] = (t_ns, added_ns, payload if len(payload) <= _CAUSE_BYTES_MAX else b"")
 
-    def _begin(
+    def _begin_response(
         self, stream: str, t_ns: int, added_ns: int, payload: bytes, event_id: str = "", size: int = 0
     ) -> _Response | None:
         self._cause.pop(stream, None)
-        if len(self._open) >= RESPONSES_MAX:
+        if len(self._open_responses) >= RESPONSES_MAX:
             return None
         observer = self._observe(t_ns)
         observer.begin_response(payload, t_ns, added_ns)
         response = _Response(observer, stream, event_id, size)
-        self._open.append(response)
+        self._open_responses.append(response)
         self.began = True
         return response
 
-    def _of(self, event: _Event, stream: str) -> _Response | None:
+    def _response_of(self, event: _Event, stream: str) -> _Response | None:
         """Return the response that a message names, else the running response of its stream, else the next
         one to begin."""
-        name = _text(_object(event, "response"), "id") or _text(event, "response_id")
-        response = next((r for r in self._open if name and r.id == name), None)
+        name = _text_member(_object_member(event, "response"), "id") or _text_member(event, "response_id")
+        response = next((r for r in self._open_responses if name and r.id == name), None)
         if response is not None:
             return response
-        here = [r for r in self._open if r.stream == stream and not (name and r.began and r.id)]
+        here = [r for r in self._open_responses if r.stream == stream and not (name and r.began and r.id)]
         return next((r for r in here if r.began), here[0] if here else None)
 
-    def _event(
+    def _take_event(
         self,
         event: _Event,
         kind: str,
@@ -198,43 +209,43 @@ class Session:
     ) -> None:
         response = None
         if kind == "created":
-            response = next((r for r in self._open if r.stream == stream and not r.began), None)
+            response = next((r for r in self._open_responses if r.stream == stream and not r.began), None)
             if response is None:
                 since_ns, held_ns, payload = self._cause.get(stream, (t_ns, added_ns, b""))
-                response = self._begin(stream, since_ns, held_ns, payload)
+                response = self._begin_response(stream, since_ns, held_ns, payload)
             if response is not None:
                 response.began = True
-                response.id = _text(_object(event, "response"), "id")
+                response.id = _text_member(_object_member(event, "response"), "id")
         elif "." not in kind or kind.partition(".")[0] not in ("steer", "inject"):
-            response = self._of(event, stream)
+            response = self._response_of(event, stream)
         if response is None:
             return
         response.bytes += message.size
         response.observer.message(message, t_ns, added_ns)
         if kind in _ENDS:
-            self._end(response, t_ns + added_ns, Outcome.COMPLETE, None, end_ns=t_ns)
+            self._end_response(response, t_ns + added_ns, Outcome.COMPLETE, None, end_ns=t_ns)
 
-    def _failed(
+    def _fail_response(
         self, event: _Event, stream: str, message: WebSocketMessage, t_ns: int, added_ns: int
     ) -> None:
         """End a response with an error. The error replaces a response that has not begun. A running response
         of a Realtime session continues; a stream of the Responses API ends."""
-        name = _text(_object(event, "error"), "event_id")
-        waiting = [r for r in self._open if not r.began and r.stream == stream]
+        name = _text_member(_object_member(event, "error"), "event_id")
+        waiting = [r for r in self._open_responses if not r.began and r.stream == stream]
         if name:
             waiting = [r for r in waiting if not r.event_id or r.event_id == name]
         response = waiting[0] if waiting else None
         if response is None and not self._realtime:
-            response = next((r for r in self._open if r.stream == stream), None)
+            response = next((r for r in self._open_responses if r.stream == stream), None)
         if response is None:
             return
         response.bytes += message.size
         response.observer.message(message, t_ns, added_ns)
         # Pass COMPLETE: then `judge` decides by the events whether this is a refusal or an error, as over
         # HTTP.
-        self._end(response, t_ns + added_ns, Outcome.COMPLETE, None, end_ns=t_ns, failed=True)
+        self._end_response(response, t_ns + added_ns, Outcome.COMPLETE, None, end_ns=t_ns, failed=True)
 
-    def _end(
+    def _end_response(
         self,
         response: _Response,
         delivered_ns: int | None,
@@ -245,7 +256,7 @@ class Session:
         end_ns: int | None = None,
         failed: bool = False,
     ) -> None:
-        self._open.remove(response)
+        self._open_responses.remove(response)
         observer = response.observer
         if end_ns is not None:
             observer.response_end(end_ns)
@@ -264,16 +275,16 @@ class Session:
         self._ended(x)
 
 
-def _read(message: WebSocketMessage) -> _Event:
+def _read_event(message: WebSocketMessage) -> _Event:
     value = None if message.opcode is not Opcode.TEXT else read_json(message.payload or b"")
     return value if isinstance(value, dict) else {}
 
 
-def _object(message: _Event, name: str) -> _Event:
+def _object_member(message: _Event, name: str) -> _Event:
     member = message.get(name)
     return member if isinstance(member, dict) else {}
 
 
-def _text(message: _Event, name: str) -> str:
+def _text_member(message: _Event, name: str) -> str:
     member = message.get(name)
     return member[:128] if isinstance(member, str) else ""

@@ -114,15 +114,15 @@ def holds_key(name: str) -> bool:
 
 
 def clean_path(path: str) -> str:
-    return _clean_known(path) if len(path) <= PATH_CHARS_MAX else _clean(path)
+    return _clean_known(path) if len(path) <= PATH_CHARS_MAX else _clean_path(path)
 
 
-def _clean(path: str) -> str:
+def _clean_path(path: str) -> str:
     segments: list[str] = []
     size = 0
     announced = False
     for segment in path.split("/"):
-        text = _decoded(segment)
+        text = _decode_segment(segment)
         is_value = announced and segment and segment.lower() not in _WORDS_AFTER
         shown = "*" if is_value or not _may_stay(segment, text) else segment
         announced = text is not None and bool(_announces(text))
@@ -135,7 +135,7 @@ def _clean(path: str) -> str:
 
 
 # Cache the results: clients request the same few paths again and again, and cleaning a path takes 60 us.
-_clean_known = lru_cache(maxsize=512)(_clean)
+_clean_known = lru_cache(maxsize=512)(_clean_path)
 
 
 def _may_stay(segment: str, text: str | None) -> bool:
@@ -159,7 +159,7 @@ def _is_name(name: str) -> bool:
     return not looks_secret(name)
 
 
-def _decoded(segment: str) -> str | None:
+def _decode_segment(segment: str) -> str | None:
     """Return text without percent-encoding, applied any number of times; None if decoding does not end."""
     for _ in range(_DECODINGS_MAX):
         if "%" not in segment:
@@ -168,7 +168,7 @@ def _decoded(segment: str) -> str | None:
     return None if "%" in segment else segment
 
 
-def _cut(text: str, chars_max: int) -> str:
+def _cut_text(text: str, chars_max: int) -> str:
     return text[:chars_max]
 
 
@@ -182,7 +182,7 @@ class Bound(NamedTuple):
     chars: int
     chosen_by: str
     """Source of the text: `client`, `upstream`, `operator` or `llmtap`."""
-    fit: Callable[[str, int], str] = _cut
+    fit: Callable[[str, int], str] = _cut_text
     members: int = 1
     """Maximum number of members, including those of nested lists and objects."""
 

@@ -90,7 +90,7 @@ def figures_of(usage: dict[str, Any], depth: int = 1) -> dict[str, Any]:
         if isinstance(value, dict):
             if depth < _USAGE_DEPTH_MAX:
                 out[key] = figures_of(value, depth + 1)
-        elif value is None or _is_figure(value) or (isinstance(value, str) and is_word(value)):
+        elif value is None or _is_json_number(value) or (isinstance(value, str) and is_word(value)):
             out[key] = value
     return out
 
@@ -105,7 +105,7 @@ def is_word(text: str) -> bool:
     return _WORD.fullmatch(text) is not None and not holds_key(text)
 
 
-def _is_figure(value: Any) -> bool:
+def _is_json_number(value: Any) -> bool:
     # Accept only numbers that every JSON reader can represent: not NaN, and within 2^53.
     return isinstance(value, int | float) and -_FIGURE_MAX <= value <= _FIGURE_MAX
 
@@ -137,7 +137,7 @@ def remove_implausible(x: Exchange) -> None:
         n = getattr(tokens, name)
         if n is not None and not 0 <= n <= USAGE_TOKENS_MAX:
             setattr(tokens, name, None)
-            _count(x, TOKEN_COUNT)
+            _add_count(x, TOKEN_COUNT)
             if name == "output":
                 tokens.source = TokenSource.NONE
 
@@ -147,25 +147,25 @@ def _check_times(x: Exchange) -> None:
     limit_ns = None if lasted_ns is None else lasted_ns + x.uncertainty_ns
     valid: list[dict[str, Any]] = []
     for entry in x.server_timing or ():
-        reason = _reason(entry.get("ms"), limit_ns)
+        reason = _reason_text(entry.get("ms"), limit_ns)
         if reason is None:
             valid.append(entry)
         else:
-            _count(x, reason)
+            _add_count(x, reason)
     # Sum the first duration of each name, because the metrics use that one.
     first = {entry["name"]: entry["ms"] for entry in reversed(valid) if entry.get("name") in _PARTS}
     if limit_ns is not None and sum(first.values()) * 1e6 > limit_ns + len(_PARTS) * ROUNDING_NS:
         others = [entry for entry in valid if entry.get("name") not in _PARTS]
-        _count(x, TOO_LONG, len(valid) - len(others))
+        _add_count(x, TOO_LONG, len(valid) - len(others))
         valid = others
     x.server_timing = valid or None
     gaps_ns = x.server_gaps_ns
     if gaps_ns is not None and limit_ns is not None and sum(gaps_ns) > limit_ns + ROUNDING_NS:
         x.server_gaps_ns = None
-        _count(x, TOO_LONG)
+        _add_count(x, TOO_LONG)
 
 
-def _reason(ms: Any, limit_ns: int | None) -> str | None:
+def _reason_text(ms: Any, limit_ns: int | None) -> str | None:
     if not isinstance(ms, int | float) or not isfinite(ms):
         return NOT_FINITE
     if ms < 0:
@@ -187,7 +187,7 @@ def _lasted_ns(t: Timeline) -> int | None:
     return end_ns - began_ns if end_ns > began_ns else None
 
 
-def _count(x: Exchange, reason: str, n: int = 1) -> None:
+def _add_count(x: Exchange, reason: str, n: int = 1) -> None:
     x.invalid_values = x.invalid_values or {}
     x.invalid_values[reason] = x.invalid_values.get(reason, 0) + n
 
@@ -207,7 +207,14 @@ class TokenLadder:
     text."""
 
     __slots__ = (
-        "_counted", "_declared", "_declared_sum", "_tokenizer", "_total", "chunks", "counts", "textless",
+        "_declared_counts",
+        "_declared_sum",
+        "_tokenized_count",
+        "_tokenizer",
+        "_total",
+        "chunks",
+        "counts",
+        "textless",
     )  # fmt: skip
 
     def __init__(self, tokenizer: Callable[[str], int] | None) -> None:
@@ -217,10 +224,14 @@ class TokenLadder:
         only if `chunks` is 0: beside a transcript or arguments as text, these chunks add no tokens."""
         self.counts = UsageCounts()
         self._total = False
-        self._declared = {TokenSource.TOKEN_IDS: 0, TokenSource.LOGPROBS: 0, TokenSource.RUNNING_USAGE: 0}
+        self._declared_counts = {
+            TokenSource.TOKEN_IDS: 0,
+            TokenSource.LOGPROBS: 0,
+            TokenSource.RUNNING_USAGE: 0,
+        }
         self._declared_sum = 0
         self._tokenizer = tokenizer
-        self._counted = 0
+        self._tokenized_count = 0
 
     @property
     def tokenizes(self) -> bool:
@@ -228,8 +239,8 @@ class TokenLadder:
 
     @property
     def so_far(self) -> int:
-        declared = next((n for n in self._declared.values() if n), 0)
-        return declared or self._counted or self.chunks or self.textless
+        declared = next((n for n in self._declared_counts.values() if n), 0)
+        return declared or self._tokenized_count or self.chunks or self.textless
 
     def add(self, delta: Delta) -> int:
         """Count an event that declares tokens, or has a text; return its tokens, -1 if they are unknown."""
@@ -238,7 +249,7 @@ class TokenLadder:
             self._declared_sum += tokens
             if self._declared_sum > TOKENS_MAX:
                 return -1
-            self._declared[delta.token_source] += tokens
+            self._declared_counts[delta.token_source] += tokens
         elif delta.text:
             return self.tokenize(delta.text)
         return tokens
@@ -252,9 +263,9 @@ class TokenLadder:
             n = tokenizer(text)
         except Exception:  # a tokenizer that fails must not end the measurement
             self._tokenizer = None
-            self._counted = 0
+            self._tokenized_count = 0
             return -1
-        self._counted += n
+        self._tokenized_count += n
         return n
 
     def count(self, counts: UsageCounts, *, total: bool) -> None:
@@ -267,8 +278,8 @@ class TokenLadder:
             tokens.output, tokens.source = counts.output, TokenSource.USAGE
             return tokens
         for source, n in (
-            *self._declared.items(),
-            (TokenSource.TOKENIZER, self._counted if stream else 0),
+            *self._declared_counts.items(),
+            (TokenSource.TOKENIZER, self._tokenized_count if stream else 0),
             (TokenSource.CHUNKS, (self.chunks or self.textless) if stream else 0),
         ):
             if n:
@@ -315,8 +326,8 @@ class ServerTiming:
         self._clock_ns = clock_ns
 
     def entries(self) -> list[dict[str, object]] | None:
-        events = [_public(time) | {"event": i, "path": time.path} for i, time in self._by_event.values()]
-        head, trailer = (map(_public, part[:_ENTRIES_MAX]) for part in (self._by_head, self._by_trailer))
+        events = [_public_row(time) | {"event": i, "path": time.path} for i, time in self._by_event.values()]
+        head, trailer = (map(_public_row, part[:_ENTRIES_MAX]) for part in (self._by_head, self._by_trailer))
         return [*head, *events, *trailer] or None
 
     def gaps_ns(self) -> "array[int] | None":
@@ -325,7 +336,7 @@ class ServerTiming:
         return self._gaps_ns or None
 
 
-def _public(reported: ServerTime) -> dict[str, object]:
+def _public_row(reported: ServerTime) -> dict[str, object]:
     return {"name": reported.name, "ms": reported.ms, "where": reported.where, "unit": reported.unit}
 
 
@@ -369,44 +380,53 @@ class Interventions:
     """Refusals and guardrail interventions of one answer. Its first words are stored only until they are
     judged."""
 
-    __slots__ = ("_acted", "_flagged", "_opening", "_patterns", "_refused", "_words", "applied", "reading")
+    __slots__ = (
+        "_acted_signal",
+        "_flagged_signal",
+        "_opening_text",
+        "_patterns",
+        "_refusal_signal",
+        "_words",
+        "applied",
+        "reading",
+    )
 
     def __init__(self, patterns: tuple[re.Pattern[str], ...] = TEXT_PATTERNS) -> None:
         self.applied: bytes | None = None
         self.reading = bool(patterns)
         self._patterns = patterns
-        self._opening = ""
+        self._opening_text = ""
         self._words: str | None = None
-        self._refused: _Signal | None = None  # refusal by the model
-        self._acted: _Signal | None = None
-        self._flagged: _Signal | None = None
+        self._refusal_signal: _Signal | None = None  # refusal by the model
+        self._acted_signal: _Signal | None = None
+        self._flagged_signal: _Signal | None = None
 
     def add(self, verdict: Verdict, event: int, tokens_before: int) -> None:
         """Add the verdict of the event with this index; `tokens_before`: number of tokens before it."""
         if verdict.kind == MODEL_REFUSAL:
-            self._refused = self._refused or _Signal(verdict, event, tokens_before)
+            self._refusal_signal = self._refusal_signal or _Signal(verdict, event, tokens_before)
         elif verdict.action in PASSED_ON:
-            self._flagged = self._flagged or _Signal(verdict, event, tokens_before)
-            acted = self._acted
+            self._flagged_signal = self._flagged_signal or _Signal(verdict, event, tokens_before)
+            acted = self._acted_signal
             if verdict.action == "redacted" and acted is not None and acted.verdict.confidence == "medium":
                 # Bedrock's trace shows that the guardrail named in the stop reason only masked text.
-                self._acted = None
+                self._acted_signal = None
         else:
-            acted = self._acted
+            acted = self._acted_signal
             # A later trace has details that a stop reason lacks.
             if acted is None or (acted.verdict.confidence == "medium" and verdict.confidence == "high"):
-                self._acted = _Signal(verdict, event, tokens_before)
+                self._acted_signal = _Signal(verdict, event, tokens_before)
 
     def read(self, text: str) -> None:
         self.read_all((text[:_OPENING_CHARS],))
 
     def read_all(self, texts: Iterable[str]) -> None:
-        self._opening = (self._opening + "".join(texts)).lstrip()
-        if len(self._opening) >= _OPENING_CHARS:
+        self._opening_text = (self._opening_text + "".join(texts)).lstrip()
+        if len(self._opening_text) >= _OPENING_CHARS:
             self._judge_words()
 
     def _judge_words(self) -> None:
-        opening, self._opening = self._opening[:_OPENING_CHARS], ""
+        opening, self._opening_text = self._opening_text[:_OPENING_CHARS], ""
         self.reading = False
         for pattern in self._patterns:
             m = pattern.search(opening)
@@ -418,7 +438,7 @@ class Interventions:
     def judge(self, x: Exchange) -> None:
         if self.reading:
             self._judge_words()
-        acted, flagged = self._acted, self._flagged
+        acted, flagged = self._acted_signal, self._flagged_signal
         if acted is None and x.status == _HOOKS_FAILED:
             acted = _Signal(Verdict("error.type", None, "blocked"), 0, 0)
         if x.status == _HOOKS_FLAGGED:
@@ -427,7 +447,7 @@ class Interventions:
         if acted is not None:
             self._settle(acted, x)
             x.guardrail = _guardrail(acted)
-        refused = self._refused
+        refused = self._refusal_signal
         if acted is not None and (refused is None or acted.event < refused.event):
             refused = acted
         if refused is not None:

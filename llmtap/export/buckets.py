@@ -19,7 +19,9 @@ from llmtap.errors import ConfigError
 
 def check_edges(kind: str, seconds: Sequence[float], place: str) -> None:
     if kind not in KINDS:
-        raise ConfigError(place, f"no kind of histogram is called {kind!r}", f"there are {', '.join(KINDS)}")
+        raise ConfigError(
+            place, f"no kind of histogram is called {kind!r}", f"expected one of {', '.join(KINDS)}"
+        )
     ns = edges_ns(*seconds)
     if not 1 <= len(ns) <= EDGES_MAX or ns[0] < 1 or list(ns) != sorted(set(ns)):
         raise ConfigError(place, f"expected 1 to {EDGES_MAX} ascending numbers of seconds above 0")

@@ -84,7 +84,7 @@ def _complete_share(result: _Json) -> float | None:
     return (at(result, "outcomes", "complete") or 0) / n if n else None
 
 
-def _path(*names: str) -> Callable[[_Json], float | None]:
+def _at(*names: str) -> Callable[[_Json], float | None]:
     return lambda result: at(result, *names)
 
 
@@ -93,32 +93,32 @@ SCALARS: Final = {
     for figure in (
         FigureRow("error_rate", FigureUnit.SHARE, "lower", "", _error_rate),
         FigureRow("complete_share", FigureUnit.SHARE, "higher", "", _complete_share),
-        FigureRow("attainment", FigureUnit.SHARE, "higher", "goodput", _path("goodput", "attainment")),
-        FigureRow("goodput", FigureUnit.NUMBER, "higher", "goodput", _path("goodput", "requests_per_second")),
-        FigureRow("refusal_rate", FigureUnit.SHARE, "lower", "", _path("refusals", "share")),
-        FigureRow("requests", FigureUnit.NUMBER, "higher", "", _path("n")),
-        FigureRow("sent_share", FigureUnit.SHARE, "higher", "load", _path("load", "sent_share")),
-        FigureRow("offered_rps", FigureUnit.NUMBER, "higher", "load", _path("load", "offered_rps")),
-        FigureRow("achieved_rps", FigureUnit.NUMBER, "higher", "load", _path("load", "achieved_rps")),
+        FigureRow("attainment", FigureUnit.SHARE, "higher", "goodput", _at("goodput", "attainment")),
+        FigureRow("goodput", FigureUnit.NUMBER, "higher", "goodput", _at("goodput", "requests_per_second")),
+        FigureRow("refusal_rate", FigureUnit.SHARE, "lower", "", _at("refusals", "share")),
+        FigureRow("requests", FigureUnit.NUMBER, "higher", "", _at("n")),
+        FigureRow("sent_share", FigureUnit.SHARE, "higher", "load", _at("load", "sent_share")),
+        FigureRow("offered_rps", FigureUnit.NUMBER, "higher", "load", _at("load", "offered_rps")),
+        FigureRow("achieved_rps", FigureUnit.NUMBER, "higher", "load", _at("load", "achieved_rps")),
         FigureRow(
             "output_tokens_per_second", FigureUnit.NUMBER, "higher", "tokens",
-            _path("tokens", "output_per_second"),
+            _at("tokens", "output_per_second"),
         ),
         FigureRow(
             "input_tokens_per_second", FigureUnit.NUMBER, "higher", "input_tokens",
-            _path("tokens", "input_per_second"),
+            _at("tokens", "input_per_second"),
         ),
         FigureRow(
             "user_tokens_per_second", FigureUnit.NUMBER, "higher", "tpot",
-            _path("concurrency", "user_tokens_per_second"),
+            _at("concurrency", "user_tokens_per_second"),
         ),
-        FigureRow("concurrency", FigureUnit.NUMBER, "lower", "load", _path("concurrency", "mean")),
+        FigureRow("concurrency", FigureUnit.NUMBER, "lower", "load", _at("concurrency", "mean")),
         FigureRow(
-            "concurrency_effective", FigureUnit.NUMBER, "lower", "load", _path("concurrency", "effective")
+            "concurrency_effective", FigureUnit.NUMBER, "lower", "load", _at("concurrency", "effective")
         ),
         FigureRow(
             "smooth_goodput", FigureUnit.NUMBER, "higher", "smooth_goodput",
-            _path("smooth_goodput", "tokens_per_second"),
+            _at("smooth_goodput", "tokens_per_second"),
         ),
     )
 }  # fmt: skip
@@ -151,7 +151,9 @@ def figure_named(name: str, place: str) -> FigureRow:
         known = [*SCALARS, *(f"{metric}_{part}" for metric in METRICS for part in ("p50", "p99", "mean"))]
         near = difflib.get_close_matches(name, known, 1)
         statistics = "a metric with a statistic, such as ttft_p99, tpot_mean or e2e_max"
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(SCALARS)}, and {statistics}"
+        hint = (
+            f"did you mean {near[0]}?" if near else f"the figures are {', '.join(SCALARS)}, and {statistics}"
+        )
         raise ConfigError(place, f"unknown figure {name!r}", hint)
     metric, statistic = match[1], match[2]
     percentiles: dict[str, float] = {}
@@ -160,7 +162,7 @@ def figure_named(name: str, place: str) -> FigureRow:
         (statistic,) = percentiles
     path = METRICS[metric]
     return FigureRow(
-        name, FigureUnit.TIME, "lower", _VALID_WITH.get(metric, metric), _path(*path, statistic),
+        name, FigureUnit.TIME, "lower", _VALID_WITH.get(metric, metric), _at(*path, statistic),
         lambda result: statistic in (at(result, *path, "marks") or ()), percentiles,
     )  # fmt: skip
 
@@ -218,7 +220,7 @@ class FigureValidity:
 def validity_of(figure: FigureRow, result: _Json) -> FigureValidity:
     """Return the validity of a figure of a result, and the reason if it is not valid."""
     if figure.value(result) is None:
-        return FigureValidity("not_valid", _absent(figure, result))
+        return FigureValidity("not_valid", _absence_reason(figure, result))
     needed = {figure.valid_with} - {""}
     if figure.name in NEEDS_OBJECTIVES:
         needed |= bounded_figures(result).keys()
@@ -252,7 +254,7 @@ def _validity_of_summary(figure: FigureRow, result: _Json, needed: set[str]) -> 
     return FigureValidity("valid")
 
 
-def _absent(figure: FigureRow, result: _Json) -> str:
+def _absence_reason(figure: FigureRow, result: _Json) -> str:
     if figure.name in NEEDS_OBJECTIVES and not bounded_figures(result):
         return "the result has no objectives (--slo)"
     match = _STATISTIC.fullmatch(figure.name)

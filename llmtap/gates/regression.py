@@ -75,10 +75,10 @@ def judge_replays(
     for name in tolerances.shares:
         figure_named(name, "--fail-if-worse")
     plain = _replay_rows(compare(results), results)
-    chosen = {id(row) for row in _chosen(plain, tolerances)}
+    chosen = {id(row) for row in _rows_to_judge(plain, tolerances)}
     places = [i for i, row in enumerate(plain) if id(row) in chosen]
     together = _replay_rows(compare(results, level=1 - ALPHA / max(1, len(places))), results)
-    return [_judged(together[i], tolerances) for i in places]
+    return [_judged_change(together[i], tolerances) for i in places]
 
 
 def judge_tests(tolerances: Tolerances, document: _Json) -> list[dict[str, Any]]:
@@ -95,7 +95,7 @@ def judge_tests(tolerances: Tolerances, document: _Json) -> list[dict[str, Any]]
         for test in document["tests"]
         for row in test["comparisons"]
     ]  # fmt: skip
-    return [_judged(row, tolerances) for row in _chosen(rows, tolerances)]
+    return [_judged_change(row, tolerances) for row in _rows_to_judge(rows, tolerances)]
 
 
 def _replay_rows(document: _Json, results: Mapping[str, _Json]) -> list[dict[str, Any]]:
@@ -116,7 +116,7 @@ def _replay_rows(document: _Json, results: Mapping[str, _Json]) -> list[dict[str
     return rows
 
 
-def _chosen(rows: Sequence[dict[str, Any]], tolerances: Tolerances) -> Iterator[dict[str, Any]]:
+def _rows_to_judge(rows: Sequence[dict[str, Any]], tolerances: Tolerances) -> Iterator[dict[str, Any]]:
     """Yield the rows to judge: the named figures, or the main figures with a usable interval.
 
     Raises ConfigError if a named figure is not compared.
@@ -124,23 +124,23 @@ def _chosen(rows: Sequence[dict[str, Any]], tolerances: Tolerances) -> Iterator[
     known = dict.fromkeys(row["figure"] for row in rows)
     for name in tolerances.shares:
         if name not in known:
-            hint = f"compared are {', '.join(known)}"
-            raise ConfigError("--fail-if-worse", f"{name} is not compared", hint)
+            hint = f"its figures are {', '.join(known)}"
+            raise ConfigError("--fail-if-worse", f"the comparison has no figure {name}", hint)
     for row in rows:
-        by_default = not tolerances.shares and row["main"] and _decides(row) is not None
+        by_default = not tolerances.shares and row["main"] and _deciding_end(row) is not None
         if by_default or row["figure"] in tolerances.shares:
             yield row
 
 
-def _decides(row: _Json) -> float | None:
+def _deciding_end(row: _Json) -> float | None:
     """Return the end of the interval that decides: the one at which the figure has become worse the least."""
     end: float | None = row["low"] if row["better"] == "lower" else row["high"]
     return end
 
 
-def _judged(row: dict[str, Any], tolerances: Tolerances) -> dict[str, Any]:
+def _judged_change(row: dict[str, Any], tolerances: Tolerances) -> dict[str, Any]:
     """Return public JSON: the row, with `tolerance` (as a share of `a`), `state` and `reason` added."""
-    share, end, reason = tolerances.share(row["figure"]), _decides(row), row["reason"]
+    share, end, reason = tolerances.share(row["figure"]), _deciding_end(row), row["reason"]
     if not reason and end is None:
         reason = _NO_INTERVAL if row["low"] is None and row["high"] is None else _OPEN
     if reason or end is None:

@@ -113,7 +113,7 @@ class Requirements:
         (seconds, shares or numbers), `unit` (unit in texts: `ms`, `%` or empty), `state` (`met`, `missed`,
         `not_valid`), `validity` of the figure, `reason`, and `few` (whether there are too few samples).
         """
-        return [_judged(one, result, label) for one in self.conditions]
+        return [_judged_requirement(one, result, label) for one in self.conditions]
 
     def add_to(self, result: dict[str, Any], label: str = "") -> list[dict[str, Any]]:
         """Add the judged requirements to a result as `requirements`, if there are any, and return them."""
@@ -138,7 +138,7 @@ def _main_load(test: _Json) -> _Json:
     return loads[0] if loads else {}
 
 
-def _judged(one: Condition, result: _Json, label: str) -> dict[str, Any]:
+def _judged_requirement(one: Condition, result: _Json, label: str) -> dict[str, Any]:
     value, validity = one.figure.value(result), validity_of(one.figure, result)
     if value is None or validity.state == "not_valid":
         state = "not_valid"

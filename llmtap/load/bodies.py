@@ -87,7 +87,7 @@ class BodyMaker:
     @property
     def output_exact(self) -> bool:
         """Whether the answers to generated bodies will have exactly the requested number of tokens."""
-        return self._limit not in self._constant and self._sent("ignore_eos") is True
+        return self._limit not in self._constant and self._sent_value("ignore_eos") is True
 
     def describe(self, *, made: bool = True, streamed: bool = True) -> dict[str, object]:
         """Return the fields of the bodies as JSON, without values of the user's fields: they may be secret.
@@ -96,20 +96,20 @@ class BodyMaker:
         is a prompt of a data set, so it gets the streaming mode of the run; recorded bodies keep theirs. A
         field that no body has is None.
         """
-        options = self._sent("stream_options")
+        options = self._sent_value("stream_options")
         limit = None if self._limit in self._constant or not made else self._limit
         return {
             "endpoint": self.endpoint if streamed else None, "server": self.options.server,
             "model": self.options.model, "output_limit": limit,
             "output_control": output_control(
-                limit or (None if self._sent(self._limit) is None else self._limit),
-                ignores_end=self._sent("ignore_eos") is True,
-                stops=self._sent("stop") not in (None, [], ""),
+                limit or (None if self._sent_value(self._limit) is None else self._limit),
+                ignores_end=self._sent_value("ignore_eos") is True,
+                stops=self._sent_value("stop") not in (None, [], ""),
             ) if made else None,
-            "ignore_eos": made and self._sent("ignore_eos") is True,
+            "ignore_eos": made and self._sent_value("ignore_eos") is True,
             "min_tokens": made and self._min_tokens, "stream": self.options.streams if streamed else None,
             "include_usage": streamed and isinstance(options, dict) and options.get("include_usage") is True,
-            "temperature": self._sent("temperature") if made else None,
+            "temperature": self._sent_value("temperature") if made else None,
             "settings": {
                 name: value
                 for name, value in (self.options.settings if made else {}).items()
@@ -118,9 +118,9 @@ class BodyMaker:
             "fields": sorted(self.options.fields),
         }  # fmt: skip
 
-    def _sent(self, name: str) -> Any:
+    def _sent_value(self, name: str) -> Any:
         value = self._constant.get(name)
-        return _decoded(value) if isinstance(value, msgspec.Raw) else value
+        return _decode_json(value) if isinstance(value, msgspec.Raw) else value
 
     def body(self, prompt: Prompt, output: int) -> bytes:
         """Return the body of a request for `output` tokens; 0 becomes 1.
@@ -160,7 +160,9 @@ class BodyMaker:
         if stream and endpoint in _STREAMED:
             wanted["stream"] = True
             if endpoint in _INCLUDE_USAGE:
-                recorded_options = _decoded(fields["stream_options"]) if "stream_options" in fields else None
+                recorded_options = (
+                    _decode_json(fields["stream_options"]) if "stream_options" in fields else None
+                )
                 options = recorded_options if isinstance(recorded_options, dict) else {}
                 wanted["stream_options"] = options | {"include_usage": True}
         elif stream is False and "stream" in fields:
@@ -170,7 +172,7 @@ class BodyMaker:
         changed = {
             name: msgspec.Raw(_encode(value))
             for name, value in wanted.items()
-            if name not in fields or _decoded(fields[name]) != value
+            if name not in fields or _decode_json(fields[name]) != value
         }
         theirs = self.options.fields.items()
         changed |= {name: raw for name, raw in theirs if bytes(fields.get(name, b"")) != bytes(raw)}
@@ -204,7 +206,7 @@ class BodyMaker:
         text = None if self._decode is None else self._decode(ids)
         if text is None:
             raise ConfigError(
-                "--endpoint", f"the prompts are token ids, which {self.endpoint} does not take",
+                "--endpoint", f"the prompts are token ids, which {self.endpoint} does not accept",
                 "use --endpoint completions, or give the --tokenizer whose ids they are",
             )  # fmt: skip
         return text
@@ -219,17 +221,17 @@ def parse_body_fields(texts: Sequence[str]) -> dict[str, msgspec.Raw]:
         name, equals, value = text.partition("=")
         name = name.strip()
         if not equals or not name:
-            raise ConfigError(place, f"{text!r} is not NAME=JSON", "for instance top_p=0.9")
+            raise ConfigError(place, f"expected NAME=JSON, got {text!r}", "such as top_p=0.9")
         if name in SET_BY and name not in _LIMITS:
-            raise ConfigError(place, f"{name} cannot be set here: it is set by {SET_BY[name]}")
+            raise ConfigError(place, f"{name} cannot be set by {place}, because {SET_BY[name]} sets it")
         if name in fields:
-            raise ConfigError(place, f"{name} comes twice")
+            raise ConfigError(place, f"{name} is given twice")
         try:
             decoded = msgspec.json.decode(value)
         except (ValueError, RecursionError):
             raise ConfigError(
                 place, f"the value of {name} is not JSON",
-                f"""a text needs quotes of its own: '{name}="text"'""",
+                f"""write a text with quotes of its own: '{name}="text"'""",
             ) from None  # fmt: skip
         fields[name] = msgspec.Raw(_encode(decoded))
     return fields
@@ -241,12 +243,12 @@ def server_of(models: bytes) -> Server:
         "vllm": "vllm", "sglang": "sglang", "llmtap": "vllm", "openai": "openai", "system": "openai",
         "openai-internal": "openai",
     }  # fmt: skip
-    owners = {known.get(str(model.owned_by).lower(), "auto") for model in _models(models)}
+    owners = {known.get(str(model.owned_by).lower(), "auto") for model in _models_in(models)}
     return owners.pop() if len(owners) == 1 else "auto"
 
 
 def model_ids(models: bytes) -> list[str]:
-    return [model.id for model in _models(models) if model.id]
+    return [model.id for model in _models_in(models) if model.id]
 
 
 class _Model(msgspec.Struct):
@@ -258,14 +260,14 @@ class _Models(msgspec.Struct):
     data: list[_Model] = []
 
 
-def _models(raw: bytes) -> list[_Model]:
+def _models_in(raw: bytes) -> list[_Model]:
     try:
         return msgspec.json.decode(raw, type=_Models).data
     except (ValueError, RecursionError):
         return []
 
 
-def _decoded(raw: msgspec.Raw) -> Any:
+def _decode_json(raw: msgspec.Raw) -> Any:
     return msgspec.json.decode(raw)
 
 
@@ -419,5 +421,5 @@ def _bodies(
 def _no_room(exc: OSError) -> ConfigError:
     return ConfigError(
         "TMPDIR", f"cannot hold the prepared bodies in {tempfile.gettempdir()}: {exc.strerror or exc}",
-        "set it to a folder with more room, or ask for fewer requests",
+        "set TMPDIR to a folder with more free space, or send fewer requests",
     )  # fmt: skip

@@ -59,7 +59,7 @@ class GrpcTarget:
         address, tls = parse_grpc(url)
         self._metadata = metadata_of(headers)
         self.model = model
-        self._exact = exact_output
+        self._exact_output = exact_output
         self._timeout_ns = timeout_ns
         self._name = name
         self._seq = 0
@@ -92,7 +92,8 @@ class GrpcTarget:
         message = write_request(
             GrpcRequest(
                 request_id, text="" if prompt.ids else as_text(prompt), ids=prompt.ids,
-                max_tokens=output, min_tokens=output if self._exact else 0, ignore_eos=self._exact,
+                max_tokens=output, min_tokens=output if self._exact_output else 0,
+                ignore_eos=self._exact_output,
             )
         )  # fmt: skip
         began_ns = mono_ns()
@@ -147,7 +148,7 @@ def parse_grpc(url: str) -> tuple[str, bool]:
     try:
         port = parts.port
     except ValueError as exc:
-        raise ConfigError("--target", f"{url!r} is no URL: {exc}") from None
+        raise ConfigError("--target", f"{url!r} is not a URL: {exc}") from None
     if parts.scheme not in ("grpc", "grpcs") or not parts.hostname or port is None or parts.path.strip("/"):
         raise ConfigError(
             "--target", f"expected a gRPC address, got {url!r}", "such as grpc://127.0.0.1:8001"
@@ -160,7 +161,9 @@ def metadata_of(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[str, str]]
         # RFC 9113 8.2: names are in lower case.
         return [(key.decode("ascii").lower(), value.decode("ascii")) for key, value in headers]
     except UnicodeDecodeError:
-        raise ConfigError("--header", "metadata of gRPC is ASCII") from None
+        raise ConfigError(
+            "--header", "a header has characters outside ASCII, which gRPC cannot send"
+        ) from None
 
 
 class _Answer:
@@ -169,7 +172,7 @@ class _Answer:
         self.outcome = Outcome.COMPLETE
         self.error: str | None = None
         self._usage: GrpcUsage | None = None
-        self._declared = 0
+        self._declared_tokens = 0
         self._writing: asyncio.Task[Any] | None = None
         self._called_off = False
         self._submit_width_ns = 0
@@ -195,11 +198,11 @@ class _Answer:
             await call.done_writing()
             while (message := await call.read()) is not grpc.aio.EOF:
                 t_ns = mono_ns()
-                self._add(read_chunk(message), len(message), t_ns)
+                self._add_chunk(read_chunk(message), len(message), t_ns)
             t.response_end_ns = mono_ns()
             code, details = await call.code(), await call.details()
         except ValueError as exc:
-            self.outcome, self.error = Outcome.UPSTREAM_ERROR, f"upstream sent {exc}"
+            self.outcome, self.error = Outcome.UPSTREAM_ERROR, f"the server sent {exc}"
             return
         except grpc.aio.AioRpcError as exc:
             t.response_end_ns = mono_ns()
@@ -213,18 +216,18 @@ class _Answer:
             if task is None or task.cancelling():
                 raise  # The task itself was cancelled, not only the call.
             code, details = grpc.StatusCode.CANCELLED, None
-        self._judge(code, details or "")
+        self._set_outcome(code, details or "")
 
-    def _add(self, chunk: GrpcChunk, size: int, t_ns: int) -> None:
+    def _add_chunk(self, chunk: GrpcChunk, size: int, t_ns: int) -> None:
         x, t = self._x, self._x.timeline
         # vLLM's last message, which has the usage, repeats the token ids of the last chunk.
-        count = 0 if chunk.usage is not None and self._declared else len(chunk.ids)
+        count = 0 if chunk.usage is not None and self._declared_tokens else len(chunk.ids)
         # Keep no data per token beyond TOKENS_MAX, so that the memory of an exchange is bounded.
-        tokens = count if self._declared + count <= TOKENS_MAX else 0
+        tokens = count if self._declared_tokens + count <= TOKENS_MAX else 0
         x.reads += 1
         x.response_bytes += size
         if x.response_bytes > ANSWER_BYTES_MAX:
-            raise ValueError("an answer that is too long")
+            raise ValueError(f"an answer of more than {ANSWER_BYTES_MAX} bytes")
         if t.first_byte_ns is None:
             t.first_byte_ns = t.first_any_ns = t_ns
         event_class, flags = EventClass.METADATA, 0
@@ -233,7 +236,7 @@ class _Answer:
             t.last_token_ns = t_ns
             if t.first_token_ns is None:
                 t.first_token_ns = t.first_content_ns = t_ns
-            self._declared += tokens
+            self._declared_tokens += tokens
         elif chunk.usage is not None:
             event_class = EventClass.USAGE
         before = len(t.events)
@@ -243,10 +246,10 @@ class _Answer:
             x.finish_reason = chunk.finish
             verdict = of_finish_reason(chunk.finish)
             if verdict is not None:
-                self._interventions.add(verdict, before, self._declared)
+                self._interventions.add(verdict, before, self._declared_tokens)
         self._usage = chunk.usage or self._usage
 
-    def _judge(self, code: grpc.StatusCode, details: str) -> None:
+    def _set_outcome(self, code: grpc.StatusCode, details: str) -> None:
         x = self._x
         begun = x.timeline.first_byte_ns is not None
         match code:
@@ -280,14 +283,14 @@ class _Answer:
         x.uncertainty_ns = x.ttft_uncertainty_ns = max(lag_ns, self._submit_width_ns)
         usage = self._usage
         if usage is not None:
-            output = max(self._declared, usage.output_tokens)
+            output = max(self._declared_tokens, usage.output_tokens)
             x.tokens = Tokens(usage.prompt_tokens, output, None, usage.cached_tokens, TokenSource.USAGE)
             x.usage = {
                 "prompt_tokens": usage.prompt_tokens, "output_tokens": output,
                 "cached_tokens": usage.cached_tokens,
             }  # fmt: skip
-        elif self._declared:
-            x.tokens = Tokens(output=self._declared, source=TokenSource.RUNNING_USAGE)
+        elif self._declared_tokens:
+            x.tokens = Tokens(output=self._declared_tokens, source=TokenSource.RUNNING_USAGE)
         remove_implausible(x)
         x.outcome, x.error = self.outcome, self.error
         self._interventions.judge(x)

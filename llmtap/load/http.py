@@ -257,7 +257,7 @@ class Call:
         "_on_answer",
         "_quiet_ns",
         "_request",
-        "_rest",
+        "_rest_of_answer",
         "_retry_plan",
         "_scanner",
         "_sender",
@@ -299,7 +299,7 @@ class Call:
         self._request = b""
         """Bytes of the whole request if retries are allowed; else empty."""
         self._unsent = b""
-        self._rest = b""
+        self._rest_of_answer = b""
         self._lag_ns = 0
         """Largest error, in ns, of the timestamp of a read in which nothing follows the event."""
         self._stamped = False
@@ -429,7 +429,7 @@ class Call:
         except OSError as exc:
             stream.close()
             self._stream = None
-            message = f"the connection broke as we wrote ({type(exc).__name__})"
+            message = f"the connection broke while the request was sent ({type(exc).__name__})"
             self._later(Outcome.UPSTREAM_RESET, message, "closed")
 
     def on_connect_failed(self, error: OSError) -> None:
@@ -439,7 +439,7 @@ class Call:
             self._later(Outcome.TAP_ERROR, limit, None)
             return
         if isinstance(error, TimeoutError):
-            self._later(Outcome.UPSTREAM_TIMEOUT, "no connection in time", None)
+            self._later(Outcome.UPSTREAM_TIMEOUT, "the server did not accept a connection in time", None)
             return
         reason = "refused" if isinstance(error, ConnectionError) else None
         message = f"cannot connect ({error.strerror or type(error).__name__})"
@@ -512,7 +512,10 @@ class Call:
                     return
                 head, start, end = next_head
                 if head.status == 101:
-                    raise PeerProtocolError("the server switched protocols without a request", 502)
+                    raise PeerProtocolError(
+                        "the server answered 101 (Switching Protocols), but no upgrade was requested",
+                        502,
+                    )
                 observer.response_head(data[start:end], t_ns, 0)
                 if head.status >= 200:
                     break
@@ -560,7 +563,7 @@ class Call:
     def _answered(self, data: bytes, t_ns: int) -> None:
         """End the call after a complete answer. Parse its last piece later, when there is time."""
         self.over = True
-        self.last_ns, self._rest = t_ns, data
+        self.last_ns, self._rest_of_answer = t_ns, data
         sender = self._sender
         self._lag_ns = self._error_ns()
         sender.calls.pop(self, None)
@@ -569,9 +572,9 @@ class Call:
         sender.later.add(self._finish_answer)
 
     def _finish_answer(self) -> None:
-        observer, data = self._observer, self._rest
+        observer, data = self._observer, self._rest_of_answer
         assert observer is not None
-        self._rest = b""
+        self._rest_of_answer = b""
         if data:
             observer.response_data(data, self.last_ns, 0)
         observer.response_end(self.last_ns)
@@ -595,7 +598,7 @@ class Call:
         how = "reset" if error is not None else "closed"
         if self._answer_began:
             outcome = Outcome.UPSTREAM_RESET if error is not None else Outcome.TRUNCATED
-            self._fail(outcome, f"the server {how} the connection within its answer", None)
+            self._fail(outcome, f"the server {how} the connection in the middle of its answer", None)
         else:
             message = f"the server {how} the connection without an answer"
             self._fail(Outcome.UPSTREAM_RESET, message, "closed")
@@ -638,7 +641,7 @@ class Call:
 
     def time_out(self) -> None:
         if self._stream is None:
-            self._end(Outcome.UPSTREAM_TIMEOUT, "no connection in time")
+            self._end(Outcome.UPSTREAM_TIMEOUT, "the server did not accept a connection in time")
         else:
             self._end(Outcome.UPSTREAM_TIMEOUT, "no end of the answer in time")
 

@@ -51,7 +51,7 @@ class Window(NamedTuple):
         return bool(self.from_ns) or self.for_ns is not None
 
 
-def _window(text: str) -> Window:
+def _read_window(text: str) -> Window:
     begin, plus, length = text.partition("+")
     try:
         return Window(read_text(Duration, begin), read_text(Duration, length) if plus else None)
@@ -59,7 +59,7 @@ def _window(text: str) -> Window:
         raise ConfigError("--window", str(exc)) from None
 
 
-def _endpoint(name: str) -> Endpoint:
+def _read_endpoint(name: str) -> Endpoint:
     if name not in ENDPOINTS:
         raise ConfigError("--endpoint", f"expected one of chat, completions, responses, got {name!r}")
     return ENDPOINTS[name]
@@ -78,7 +78,7 @@ def _body_fields(texts: Sequence[str]) -> dict[str, msgspec.Raw]:
     return parse_body_fields(texts)
 
 
-def _dialects(files: Sequence[str]) -> tuple[DialectTable, ...]:
+def _read_dialects(files: Sequence[str]) -> tuple[DialectTable, ...]:
     return tuple(table for file in files for table in read_dialects(Path(file)))
 
 
@@ -119,7 +119,7 @@ OwnDialects = Annotated[
         "TOML file with tables of dialects, as in the configuration ([dialects.NAME]); may be repeated.",
         "FILE",
         "--dialect",
-        parse=_dialects,
+        parse=_read_dialects,
     ),
 ]
 Seed = Annotated[int, opt("Random seed.", "N", ge=0)]
@@ -144,7 +144,7 @@ class ScheduleOptions(Struct, frozen=True, kw_only=True):
         opt(
             "Part of the trace to send: start and length, for example 10m+5m (default length: to the end).",
             "FROM[+FOR]",
-            parse=_window,
+            parse=_read_window,
         ),
     ] = Window()
     share: Annotated[
@@ -255,7 +255,7 @@ class BodyOptions(Struct, frozen=True, kw_only=True):
         opt(
             "API endpoint (a recorded request of a trace is sent to its own path).",
             "chat|completions|responses",
-            parse=_endpoint,
+            parse=_read_endpoint,
             shown="chat",
         ),
     ] = "chat.completions"
@@ -448,8 +448,10 @@ class LoadPlan(Struct, frozen=True, kw_only=True):
 
         closed = self.schedule.closed is not None
         if self.sending.stop_when.saturated and (closed or protocol_of(self.target.url) != "http"):
-            why = "a closed loop bounds the queue" if closed else "it needs a target of HTTP"
-            raise ConfigError("--stop-when", f"saturated has no meaning: {why}", "leave it out")
+            why = "a closed loop has no queue that grows" if closed else "it needs an HTTP target"
+            raise ConfigError(
+                "--stop-when", f"the condition saturated cannot be used here: {why}", "leave out saturated"
+            )
 
 
 def _check_ca(place: str) -> None:
@@ -460,7 +462,7 @@ def _check_ca(place: str) -> None:
     try:
         client_context(place, True)
     except ConfigError:
-        raise ConfigError("--ca", f"{place} holds no certificate in PEM") from None
+        raise ConfigError("--ca", f"{place} contains no certificate in PEM format") from None
 
 
 def _check_metrics(url: str) -> None:
@@ -471,4 +473,4 @@ def _check_metrics(url: str) -> None:
         known = False
     if not known:
         hint = "such as http://127.0.0.1:8000/metrics, or none"
-        raise ConfigError("--metrics", f"expected the URL of metrics, got {url!r}", hint)
+        raise ConfigError("--metrics", f"expected the URL of a page of metrics, got {url!r}", hint)

@@ -32,12 +32,20 @@ def read_tables(tables: Any, mistakes: Mistakes) -> dict[str, DialectTable]:
     """Return the valid dialects in these tables, by name. Errors of invalid ones go to `mistakes`."""
     dialects = {}
     if isinstance(tables, dict) and len(tables) > DIALECTS_MAX:
-        mistakes.add([ConfigError(DIALECTS, f"has more than {DIALECTS_MAX} dialects")])
+        mistakes.add(
+            [ConfigError(DIALECTS, f"has {len(tables)} dialects, and at most {DIALECTS_MAX} are allowed")]
+        )
         return {}
     for name, table in (tables if isinstance(tables, dict) else {"": tables}).items():
         if not isinstance(table, dict):
-            hint = f'write [{DIALECTS}.NAME] before it, for example [{DIALECTS}."acme.chat"]'
-            mistakes.add([ConfigError(f"{DIALECTS}.{name}".rstrip("."), "is outside a dialect", hint)])
+            hint = f'write a line [{DIALECTS}.NAME] before the key, such as [{DIALECTS}."acme.chat"]'
+            mistakes.add(
+                [
+                    ConfigError(
+                        f"{DIALECTS}.{name}".rstrip("."), "is a key outside the table of a dialect", hint
+                    )
+                ]
+            )
             continue
         try:
             dialects[name] = decode_table(table, name)

@@ -80,7 +80,7 @@ class PromptMaker:
             decoded_text = None if self._decode is None else self._decode(ids)
             if decoded_text is None:
                 raise ConfigError(
-                    "--target", "the prompts are token ids, which a WebSocket target does not take",
+                    "--target", "the prompts are token ids, which a WebSocket target does not accept",
                     "give the --tokenizer whose ids they are",
                 )  # fmt: skip
             text, ids = decoded_text, ()
@@ -91,7 +91,9 @@ class PromptMaker:
 
     def captured(self, body: bytes, path: str = "") -> bytes:
         raise ConfigError(
-            "--target", "the trace has HTTP request bodies", "use a target with http:// or https://"
+            "--target",
+            "the trace has HTTP request bodies, which need an HTTP target",
+            "use a target with http:// or https://",
         )
 
 
@@ -205,10 +207,10 @@ def check_target(setup: WorkerSetup) -> bool:
         case "http":
             return parse_target(url, setup.endpoint, headers).origin.tls
         case "responses" | "realtime":
-            from llmtap.load.websocket import parse_websocket
+            from llmtap.load.websocket import parse_websocket_url
 
             check_fields(headers)
-            return parse_websocket(url)[0].tls
+            return parse_websocket_url(url)[0].tls
         case "grpc":
             from llmtap.load.grpc_target import metadata_of, parse_grpc
 

@@ -47,16 +47,16 @@ class Schedule:
         after = requests.after
         self._arrival_ns = requests.arrival_ns
         self._think_ns = requests.think_ns
-        self._firsts = deque(row for row in rows if not after or after[row] < 0)
-        self._free = slots
+        self._first_rows = deque(row for row in rows if not after or after[row] < 0)
+        self._free_slots = slots
         """Number of free slots; negative while several turns that follow one turn exceed the slots."""
         self._followers: dict[int, list[int]] = {}
         self._joiners: dict[int, list[int]] = {}
         """By row: the rows that wait for it but are not the next turn of its conversation."""
-        self._awaited: dict[int, tuple[int, int]] = {}
+        self._awaited_ends: dict[int, tuple[int, int]] = {}
         """By row that waits for several rows: number of these that have not ended, and latest end so far."""
         self._heap: list[tuple[int, int]] = []
-        self._left = len(rows)
+        self._rows_left = len(rows)
         self.dropped = 0
         """Number of turns that were not sent because an earlier turn failed."""
         if after:
@@ -69,33 +69,33 @@ class Schedule:
                     self._followers.setdefault(before, []).append(row)
                 for other in requests.joins.get(row, ()):
                     self._joiners.setdefault(other, []).append(row)
-                    self._awaited[row] = len(requests.joins[row]) + 1, 0
+                    self._awaited_ends[row] = len(requests.joins[row]) + 1, 0
 
     @property
     def next_ns(self) -> int:
         turn_ns = self._heap[0][0] if self._heap else NEVER
-        if not self._firsts or (self._free is not None and self._free <= 0):
+        if not self._first_rows or (self._free_slots is not None and self._free_slots <= 0):
             return turn_ns
-        return min(turn_ns, self._arrival_ns[self._firsts[0]] if self._free is None else 0)
+        return min(turn_ns, self._arrival_ns[self._first_rows[0]] if self._free_slots is None else 0)
 
     @property
     def left(self) -> int:
-        return self._left - self.dropped
+        return self._rows_left - self.dropped
 
     def take(self, now_ns: int) -> tuple[int, int | None] | None:
         """Return a row that is due with its scheduled time (None in a closed loop); None if none is due."""
         due_ns = self.next_ns
         if due_ns > now_ns:
             return None
-        self._left -= 1
+        self._rows_left -= 1
         heap = self._heap
-        if heap and heap[0][0] <= (due_ns if self._free is None else now_ns):
+        if heap and heap[0][0] <= (due_ns if self._free_slots is None else now_ns):
             due_ns, row = heapq.heappop(heap)
             return row, due_ns
-        if self._free is None:
-            return self._firsts.popleft(), due_ns
-        self._free -= 1
-        return self._firsts.popleft(), None
+        if self._free_slots is None:
+            return self._first_rows.popleft(), due_ns
+        self._free_slots -= 1
+        return self._first_rows.popleft(), None
 
     def followed(self, row: int) -> bool:
         """Whether other rows depend on the result of this one."""
@@ -104,8 +104,8 @@ class Schedule:
     def ended(self, row: int, end_ns: int, *, served: bool) -> None:
         """Record the end of an answer. `served`: it was successful, so its conversation continues."""
         followers = self._followers.pop(row, [])
-        if self._free is not None:
-            self._free += 1 - (len(followers) if served else 0)
+        if self._free_slots is not None:
+            self._free_slots += 1 - (len(followers) if served else 0)
         over = [row]
         for follower in followers if served else ():
             self._may_begin(follower, end_ns)
@@ -118,10 +118,10 @@ class Schedule:
 
     def _may_begin(self, row: int, end_ns: int) -> None:
         """Schedule a row after one of the rows that it waits for has ended, unless others have not."""
-        left, latest_ns = self._awaited.get(row, (1, end_ns))
+        left, latest_ns = self._awaited_ends.get(row, (1, end_ns))
         latest_ns = max(latest_ns, end_ns)
         if left > 1:
-            self._awaited[row] = left - 1, latest_ns
+            self._awaited_ends[row] = left - 1, latest_ns
         else:
             heapq.heappush(self._heap, (latest_ns + self._think_ns[row], row))
 
@@ -167,7 +167,7 @@ class LoadRun:
         self._sender = sender
         self._schedule = schedule
         self._body = body
-        self._keep = keep
+        self._keep_exchange = keep
         self._headers = headers
         self._paths = paths
         self.start_ns = start_ns
@@ -181,10 +181,10 @@ class LoadRun:
         """For the row of each checked request: whether the answer shows that the endpoint is unusable."""
         self._pacer = Pacer(SystemClock(), pause_ns=0)
         self._waker = Waker(self._pacer, self._send_due)
-        self._over = sender.loop.create_future()
+        self._end = sender.loop.create_future()
         self._drain: asyncio.TimerHandle | None = None
         self._drain_end_ns = NEVER
-        self._free: set[int] = set()
+        self._freed_rows: set[int] = set()
         """Rows whose end was reported to the schedule before their answer was parsed."""
         self.gave_up: str | None = None
         self.stopped: str | None = None
@@ -197,9 +197,9 @@ class LoadRun:
         if self._last_ns != NEVER:
             delay_s = max(0, self._last_ns - mono_ns()) / NS_PER_S
             ending = self._sender.loop.call_later(delay_s, self.stop, TIME_UP)
-        self._settle()
+        self._check_end()
         try:
-            await self._over
+            await self._end
             self._sender.later.finish()
         finally:
             self._sender.later.pacer = None
@@ -218,7 +218,7 @@ class LoadRun:
         self._last_ns = min(self._last_ns, mono_ns())
         self._sender.stop_retrying()
         self._start_drain(self._drain_ns if drain_ns is None else drain_ns, reason)
-        self._settle()
+        self._check_end()
 
     def _due_ns(self) -> int:
         due_ns = self._schedule.next_ns
@@ -241,36 +241,36 @@ class LoadRun:
             if len(self._checked) < self._checks:
                 self._checked[row] = False
             sender.send(
-                self._body(row), self._done, row=row,
+                self._body(row), self._on_done, row=row,
                 scheduled_ns=None if due_ns is None else start_ns + due_ns,
                 headers=() if self._headers is None else self._headers(row),
-                path=self._paths[row] if self._paths else b"", on_answer=self._answered,
+                path=self._paths[row] if self._paths else b"", on_answer=self._on_answered,
             )  # fmt: skip
             now_ns = mono_ns()
-        self._settle()
+        self._check_end()
         return self._due_ns()
 
-    def _answered(self, call: Call | PromptCall, end_ns: int) -> None:
+    def _on_answered(self, call: Call | PromptCall, end_ns: int) -> None:
         """Free the slot of a request that no other row depends on as soon as its answer has arrived."""
         row = call.row
         if not self._schedule.followed(row):
-            self._free.add(row)
+            self._freed_rows.add(row)
             self._schedule.ended(row, end_ns - self.start_ns, served=True)
             self._waker.sooner(self._due_ns())
-            self._settle()
+            self._check_end()
 
-    def _done(self, call: Call | PromptCall, x: Exchange) -> None:
-        if call.row in self._free:
-            self._free.remove(call.row)
+    def _on_done(self, call: Call | PromptCall, x: Exchange) -> None:
+        if call.row in self._freed_rows:
+            self._freed_rows.remove(call.row)
         else:
             now_ns = mono_ns()
             # Count think time from the end of the answer: it may be parsed later.
             end_ns = min(now_ns, x.timeline.response_end_ns or now_ns)
             self._schedule.ended(call.row, end_ns - self.start_ns, served=x.outcome in _SERVED)
-        self._keep(call.row, x)
+        self._keep_exchange(call.row, x)
         if self._checks and call.row in self._checked:
             self._check_endpoint(call.row, x)
-        if self._over.done():
+        if self._end.done():
             return
         if self._stop_errors is not None and x.outcome is not Outcome.CLIENT_CANCELLED:
             self._failed.append(x.outcome not in _SERVED)
@@ -280,7 +280,7 @@ class LoadRun:
                 self.gave_up = f"{failed} of the latest {LATEST} answers failed"
                 self.stop(self.gave_up)
         self._waker.sooner(self._due_ns())
-        self._settle()
+        self._check_end()
 
     def _check_endpoint(self, row: int, x: Exchange) -> None:
         if not is_unanswerable(x):
@@ -301,22 +301,22 @@ class LoadRun:
         self._drain_end_ns = end_ns
         if self._drain is not None:
             self._drain.cancel()
-        self._drain = self._sender.loop.call_later(drain_ns / NS_PER_S, self._cut, reason)
+        self._drain = self._sender.loop.call_later(drain_ns / NS_PER_S, self._cut_requests, reason)
 
-    def _cut(self, reason: str) -> None:
+    def _cut_requests(self, reason: str) -> None:
         if self._sender.calls and self.stopped is None:
             self.stopped = reason
         calls: list[Call | PromptCall] = [*self._sender.calls]
         for call in calls:
             call.cancel("the run was over")
-        self._settle()
+        self._check_end()
 
-    def _settle(self) -> None:
-        if self._over.done():
+    def _check_end(self) -> None:
+        if self._end.done():
             return
         if self._schedule.left and mono_ns() < self._last_ns:
             return
         if not self._sender.calls:
-            self._over.set_result(None)
+            self._end.set_result(None)
         elif not self._schedule.left:
             self._start_drain(self._drain_ns, "the time to drain was up")

@@ -56,37 +56,37 @@ class Later:
         """`gathers`: the loop may sleep to gather data, because timestamps come from the kernel."""
         self._loop = loop
         self._may_gather = gathers
-        self._gathers = False
-        self._reads = 0
+        self._is_gathering = False
+        self._reads_counted = 0
         self._judged_ns = mono_ns()
-        self._urgent: deque[Callable[[], None]] = deque()
-        self._waiting: deque[Callable[[], None]] = deque()
+        self._urgent_work: deque[Callable[[], None]] = deque()
+        self._waiting_work: deque[Callable[[], None]] = deque()
         self._called = False
-        self._behind = False
+        self._is_behind = False
         """Whether the last read was late, so that other sockets probably have data too."""
         self.pacer: Pacer | None = None
         """Pacer of the run, so that neither work nor sleep delays a request that is due."""
 
     def add(self, work: Callable[[], None], *, urgent: bool = False) -> None:
         if urgent:
-            self._urgent.append(work)
+            self._urgent_work.append(work)
         else:
-            self._waiting.append(work)
-            if len(self._waiting) > WAITING_MAX:
-                self._waiting.popleft()()
+            self._waiting_work.append(work)
+            if len(self._waiting_work) > WAITING_MAX:
+                self._waiting_work.popleft()()
         self._call()
 
     def is_behind(self, t_ns: int) -> bool:
         """Return whether data that arrived at `t_ns` must be parsed later, because other data waits."""
-        self._reads += 1
+        self._reads_counted += 1
         if mono_ns() - t_ns > BEHIND_NS:
-            self._behind = True
-        return self._behind
+            self._is_behind = True
+        return self._is_behind
 
     def after_read(self) -> None:
         """Plan a sleep to gather more data, if useful, and send the requests that are due. Call this after
         each read."""
-        if self._gathers and not self._called:
+        if self._is_gathering and not self._called:
             self._call()
         if self.pacer is not None:
             self.pacer.catch_up()
@@ -94,33 +94,33 @@ class Later:
     def judge(self, streams: int) -> None:
         """Decide from the recent read rate whether the loop sleeps to gather data."""
         now_ns = mono_ns()
-        rate = self._reads * NS_PER_S / max(1, now_ns - self._judged_ns)
-        self._reads, self._judged_ns = 0, now_ns
-        self._gathers = self._may_gather and READS_MIN <= rate <= READS_OF_STREAM_MAX * streams
+        rate = self._reads_counted * NS_PER_S / max(1, now_ns - self._judged_ns)
+        self._reads_counted, self._judged_ns = 0, now_ns
+        self._is_gathering = self._may_gather and READS_MIN <= rate <= READS_OF_STREAM_MAX * streams
 
     def finish(self) -> None:
-        urgent, waiting = self._urgent, self._waiting
+        urgent, waiting = self._urgent_work, self._waiting_work
         while urgent or waiting:
             (urgent or waiting).popleft()()
 
     def _call(self) -> None:
         if not self._called:
             self._called = True
-            self._loop.call_soon(self._turn)
+            self._loop.call_soon(self._schedule_turn)
 
-    def _turn(self) -> None:
+    def _schedule_turn(self) -> None:
         self._called = False
-        if self._urgent or self._waiting:
-            if self._behind:
-                self._behind = False
+        if self._urgent_work or self._waiting_work:
+            if self._is_behind:
+                self._is_behind = False
                 self._call()
             else:
                 self._work()
-        elif self._gathers:
+        elif self._is_gathering:
             self._sleep()
 
     def _work(self) -> None:
-        urgent, waiting, pacer = self._urgent, self._waiting, self.pacer
+        urgent, waiting, pacer = self._urgent_work, self._waiting_work, self.pacer
         end_ns = mono_ns() + SLICE_NS
         while urgent or waiting:
             (urgent or waiting).popleft()()
@@ -304,9 +304,13 @@ def check_fields(headers: Headers, place: str = "--header") -> None:
     """Raise ConfigError naming `place` if a field cannot be sent; the message never contains its value."""
     for name, value in headers:
         if not name or not _TOKEN.issuperset(name):
-            raise ConfigError(place, "a field's name has letters, digits and hyphens")
+            raise ConfigError(
+                place,
+                "the name of a header is not valid",
+                "use only letters, digits and hyphens",
+            )
         if name.lower() in _OURS:
-            raise ConfigError(place, f"{name.decode()} is set by llmtap")
+            raise ConfigError(place, f"llmtap itself sets {name.decode()}")
         if any((byte < 0x20 and byte != 0x09) or byte == 0x7F for byte in value):
             raise ConfigError(place, f"the value of {name.decode()} has control characters")
 

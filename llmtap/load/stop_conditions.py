@@ -51,7 +51,7 @@ def parse_stop_when(text: str) -> StopConditions:
             hint = f"such as {EXAMPLE!r}"
             raise ConfigError(PLACE, f"{condition.text!r} is not a condition that ends a load", hint)
         if condition.bound >= 1:
-            raise ConfigError(PLACE, f"{condition.text!r} is never met", "a share below 100%")
+            raise ConfigError(PLACE, f"{condition.text!r} is never met", "use a share below 100%")
         rate = condition.bound
     if not words:
         raise ConfigError(PLACE, "has no condition", f"such as {EXAMPLE!r}")
@@ -71,11 +71,11 @@ class QueueGrowth:
     """Detects a queue that grows without end, from counts that are added in the order of time."""
 
     def __init__(self) -> None:
-        self._first: QueueTurn | None = None
+        self._first_turn: QueueTurn | None = None
         """Turn at which the growth began."""
-        self._latest: QueueTurn | None = None
-        self._turns = 0
-        """Number of turns since `_first`."""
+        self._latest_turn: QueueTurn | None = None
+        self._turn_count = 0
+        """Number of turns since `_first_turn`."""
 
     def add(self, t_ns: int, sent: int, waiting: int) -> str | None:
         """Return the reason to stop, or None.
@@ -83,16 +83,16 @@ class QueueGrowth:
         `sent`: number of requests so far. `waiting`: number of these that wait for their first token.
         """
         now = QueueTurn(t_ns, sent, sent - waiting, waiting)
-        if self._first is None or self._latest is None:
+        if self._first_turn is None or self._latest_turn is None:
             self._begin(now)
             return None
-        if now.served >= self._latest.served + self._latest.queue:
-            if now.queue <= self._latest.queue:
+        if now.served >= self._latest_turn.served + self._latest_turn.queue:
+            if now.queue <= self._latest_turn.queue:
                 self._begin(now)
                 return None
-            self._latest, self._turns = now, self._turns + 1
-        first = self._first
-        if self._turns < TURNS or t_ns - first.t_ns < GROWS_NS or now.queue < self._latest.queue:
+            self._latest_turn, self._turn_count = now, self._turn_count + 1
+        first = self._first_turn
+        if self._turn_count < TURNS or t_ns - first.t_ns < GROWS_NS or now.queue < self._latest_turn.queue:
             return None
         chance = sqrt((sent - first.sent) + (now.served - first.served))
         if now.queue - first.queue <= DEVIATIONS * chance:
@@ -103,5 +103,5 @@ class QueueGrowth:
         )
 
     def _begin(self, now: QueueTurn) -> None:
-        self._first = self._latest = now if now.queue >= QUEUE_MIN else None
-        self._turns = 0
+        self._first_turn = self._latest_turn = now if now.queue >= QUEUE_MIN else None
+        self._turn_count = 0

@@ -117,19 +117,19 @@ async def warm_up(
     async def send(
         rows: Sequence[int], slots: int, listener: Callable[[Progress], None] | None = None
     ) -> list[Exchange]:
-        return await _exchanges(setup, requests, (body_begins, body_ends), paths, rows, slots, listener)
+        return await _send_rows(setup, requests, (body_begins, body_ends), paths, rows, slots, listener)
 
     result = WarmUp()
     if options.probe:
-        (result.before,) = await _probe(send, 1)
+        (result.before,) = await _send_probes(send, 1)
     sent = 0
     for _ in range(ROUNDS_MAX):
-        n = min(_missing(result, options), options.requests_max - sent)
+        n = min(_missing_requests(result, options), options.requests_max - sent)
         if n <= 0:
             break
         began_ns = SystemClock.mono_ns()
         rows = [number % len(body_begins) for number in range(sent, sent + n)]
-        for x in await send(rows, options.slots, partial(_round, progress, sent, sent + n)):
+        for x in await send(rows, options.slots, partial(_round_listener, progress, sent, sent + n)):
             if x.outcome in ENDED_WELL:
                 result.requests += 1
                 result.tokens += x.tokens.output or 0
@@ -139,7 +139,7 @@ async def warm_up(
         sent += n
         if not result.requests:
             break
-    result.enough = _missing(result, options) == 0
+    result.enough = _missing_requests(result, options) == 0
     if not result.requests:
         result.problem = f"none of {result.failed} requests was answered as it should be"
         return result
@@ -149,13 +149,13 @@ async def warm_up(
             f"{options.tokens} after {sent} requests"
         )
     if options.probe:
-        await _settle(send, result, options, progress)
+        await _send_until_stable(send, result, options, progress)
         if not result.stable and result.problem is None:
             result.problem = f"latency still varies after {len(result.probes)} probes"
     return result
 
 
-def _missing(result: WarmUp, options: WarmUpOptions) -> int:
+def _missing_requests(result: WarmUp, options: WarmUpOptions) -> int:
     """Return the number of requests still to send, estimated from the answers so far."""
     by_requests = options.requests - result.requests
     tokens_missing = options.tokens - result.tokens
@@ -165,18 +165,20 @@ def _missing(result: WarmUp, options: WarmUpOptions) -> int:
     return max(by_requests, 1, math.ceil(tokens_missing / each) if each else options.requests)
 
 
-def _round(listener: WarmUpProgress, before: int, of: int, progress: Progress) -> None:
+def _round_listener(listener: WarmUpProgress, before: int, of: int, progress: Progress) -> None:
     listener(before + progress.ended, of, "requests")
 
 
-async def _settle(send: _Send, result: WarmUp, options: WarmUpOptions, progress: WarmUpProgress) -> None:
+async def _send_until_stable(
+    send: _Send, result: WarmUp, options: WarmUpOptions, progress: WarmUpProgress
+) -> None:
     while len(result.probes) < options.probes_max:
         progress(len(result.probes), options.probes_max, "probes")
-        for probe in await _probe(send, min(IN_A_ROW, options.probes_max - len(result.probes))):
+        for probe in await _send_probes(send, min(IN_A_ROW, options.probes_max - len(result.probes))):
             result.probes.append(probe)
             latest = result.probes[-IN_A_ROW:]
-            result.variation_ttft = _variation([probe.ttft_ns for probe in latest])
-            result.variation_e2e = _variation([probe.e2e_ns for probe in latest])
+            result.variation_ttft = _relative_range([probe.ttft_ns for probe in latest])
+            result.variation_e2e = _relative_range([probe.e2e_ns for probe in latest])
             known = [v for v in (result.variation_ttft, result.variation_e2e) if v is not None]
             well = all(probe.outcome in ENDED_WELL for probe in latest)
             if len(latest) == IN_A_ROW and well and known and max(known) < options.variation:
@@ -184,7 +186,7 @@ async def _settle(send: _Send, result: WarmUp, options: WarmUpOptions, progress:
                 return
 
 
-def _variation(latest: Sequence[int | None]) -> float | None:
+def _relative_range(latest: Sequence[int | None]) -> float | None:
     """Return (longest - shortest) / mean; None if there are too few values."""
     known = [ns for ns in latest if ns is not None]
     if len(known) < IN_A_ROW or not sum(known):
@@ -192,7 +194,7 @@ def _variation(latest: Sequence[int | None]) -> float | None:
     return (max(known) - min(known)) / (sum(known) / len(known))
 
 
-async def _probe(send: _Send, n: int) -> list[Probe]:
+async def _send_probes(send: _Send, n: int) -> list[Probe]:
     probes = []
     for x in await send([0] * n, 1):
         m = measure(x)
@@ -200,7 +202,7 @@ async def _probe(send: _Send, n: int) -> list[Probe]:
     return probes
 
 
-async def _exchanges(
+async def _send_rows(
     setup: WorkerSetup, requests: Requests, places: "tuple[array[int], array[int]]", paths: Sequence[str],
     rows: Sequence[int], slots: int, listener: Callable[[Progress], None] | None,
 ) -> list[Exchange]:  # fmt: skip

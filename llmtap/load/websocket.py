@@ -123,16 +123,16 @@ class WebSocketSession:
         self._all = all_of_them
         self._attempt: Attempt | None = None
         self._stream: Stream | None = None
-        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._opened_future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._head: bytes | None = b""
         self._parser = MessageParser("the server", masked=False)
-        self._fed = 0
+        self._fed_bytes = 0
         """Bytes given to the parser; equal to `_whole` (bytes of complete messages) between two messages."""
-        self._whole = 0
+        self._whole_bytes = 0
         self._answer: ResponseWait | None = None
         self._began_ns = 0
         self._submit_ns: int | None = None
-        self._broken: str | None = None
+        self._break_reason: str | None = None
         self._last_ns = 0
 
     @property
@@ -140,8 +140,8 @@ class WebSocketSession:
         answer = self._answer
         return (
             self._stream is not None
-            and self._opened.done()
-            and self._fed == self._whole
+            and self._opened_future.done()
+            and self._fed_bytes == self._whole_bytes
             and (answer is None or (answer.done.done() and answer.outcome is Outcome.COMPLETE))
         )
 
@@ -156,20 +156,20 @@ class WebSocketSession:
     async def open(self) -> None:
         """Connect, upgrade and wait for the server's greeting. Raises OpeningFailed."""
         self._attempt = self._pool.connect(self)
-        if self._stream is not None or self._opened.done():
+        if self._stream is not None or self._opened_future.done():
             self._attempt = None
-        await self._opened
+        await self._opened_future
 
     def send(self, data: bytes) -> None:
         """Write a request at once. The caller must call `listen` before the loop reads the socket."""
         assert self._stream is not None
-        self._answer = self._submit_ns = self._broken = None
+        self._answer = self._submit_ns = self._break_reason = None
         self._began_ns = self._last_ns = mono_ns()
         try:
             if self._stream.write(data):
                 self._submit_ns = mono_ns()
         except OSError as exc:
-            self._broken = f"the session broke as we wrote ({failure_text(exc)})"
+            self._break_reason = f"the session broke as we wrote ({failure_text(exc)})"
 
     def listen(self, answer: ResponseWait) -> None:
         """Assign all data from now on to `answer`."""
@@ -179,8 +179,8 @@ class WebSocketSession:
             # Use the time before the write, as over HTTP: a local server may answer before this process runs
             # again.
             answer.submitted(self._began_ns, self._began_ns, self._submit_ns - self._began_ns)
-        if self._broken is not None:
-            self._end(Outcome.UPSTREAM_RESET, self._broken)
+        if self._break_reason is not None:
+            self._end(Outcome.UPSTREAM_RESET, self._break_reason)
 
     def call_off(self) -> None:
         self._fail_opening(Outcome.CLIENT_CANCELLED, "the run was over")
@@ -216,15 +216,15 @@ class WebSocketSession:
         try:
             stream.write(self.upgrade)
         except OSError as exc:
-            self._gone(exc)
+            self._on_lost(exc)
 
     def on_connect_failed(self, error: OSError) -> None:
         self._attempt = None
         self._fail_opening(Outcome.UPSTREAM_ERROR, f"cannot connect ({failure_text(error)})")
 
     def _fail_opening(self, outcome: Outcome, problem: str, status: int | None = None) -> None:
-        if not self._opened.done():
-            self._opened.set_exception(OpeningFailed(outcome, problem, status))
+        if not self._opened_future.done():
+            self._opened_future.set_exception(OpeningFailed(outcome, problem, status))
 
     # Methods of the protocol `Handler`: they report on the open connection.
 
@@ -241,18 +241,18 @@ class WebSocketSession:
             if answer.response_bytes > ANSWER_BYTES_MAX:
                 self._end(Outcome.UPSTREAM_ERROR, TOO_LONG)
                 return
-        self._fed += len(data)
+        self._fed_bytes += len(data)
         for message in self._parser.feed(data):
-            self._whole += message.size
+            self._whole_bytes += message.size
             self._on_message(message, t_ns)
         if self._parser.broken is not None:
             self._end(Outcome.UPSTREAM_ERROR, f"the server broke WebSocket: {self._parser.broken}")
 
     def on_eof(self) -> None:
-        self._gone(None)
+        self._on_lost(None)
 
     def on_lost(self, error: OSError | None) -> None:
-        self._gone(error)
+        self._on_lost(error)
 
     def on_drained(self) -> None:
         if self._answer is not None and self._answer.submit_ns is None:
@@ -273,15 +273,17 @@ class WebSocketSession:
             return b""
         head, _, end = next_head
         if head.status != 101:
-            problem = f"the server answered {head.status} in place of a WebSocket"
+            problem = f"the server refused to open a WebSocket: status {head.status}"
             self._fail_opening(Outcome.UPSTREAM_ERROR, problem, head.status)
             return b""
         # RFC 6455 4.1: a wrong key means that the server did not understand the upgrade.
         if header_value(head.headers, b"sec-websocket-accept") != accept_key(self._key):
-            self._fail_opening(Outcome.UPSTREAM_ERROR, "the server accepted another WebSocket's key")
+            self._fail_opening(
+                Outcome.UPSTREAM_ERROR, "the Sec-WebSocket-Accept of the server is not that of the key sent"
+            )
             return b""
-        if not self._realtime and not self._opened.done():
-            self._opened.set_result(None)
+        if not self._realtime and not self._opened_future.done():
+            self._opened_future.set_result(None)
         return data[end:]
 
     def _on_message(self, message: WebSocketMessage, t_ns: int) -> None:
@@ -295,10 +297,10 @@ class WebSocketSession:
             case Opcode.CLOSE:
                 # RFC 6455 5.5.1: answer a close frame with the same status code.
                 self._send_frame(Opcode.CLOSE, payload[:2])
-                self._gone(None)
+                self._on_lost(None)
             case Opcode.TEXT:
-                if not self._opened.done():
-                    self._opened.set_result(None)  # The first message of a session is the greeting.
+                if not self._opened_future.done():
+                    self._opened_future.set_result(None)  # The first message of a session is the greeting.
                 elif self._answer is not None and not self._answer.done.done():
                     self._answer.observer.message(message, t_ns, 0)
                     self._read_event(self._answer, payload, t_ns)
@@ -326,12 +328,12 @@ class WebSocketSession:
                     answer.refused = str(error.code or error.type or "error")[:64]
                     answer.end(t_ns)
 
-    def _gone(self, error: OSError | None) -> None:
+    def _on_lost(self, error: OSError | None) -> None:
         how = "closed" if error is None else "reset"
         answer = self._answer
         if answer is not None and answer.response_bytes:
             outcome = Outcome.TRUNCATED if error is None else Outcome.UPSTREAM_RESET
-            self._end(outcome, f"the server {how} the connection within its answer")
+            self._end(outcome, f"the server {how} the connection in the middle of its answer")
         else:
             self._end(Outcome.UPSTREAM_RESET, f"the server {how} the connection without an answer")
 
@@ -371,10 +373,10 @@ class WebSocketTarget:
         is Responses, else Realtime; without a path, the path of Realtime is used. `headers` are
         sent only with the upgrade. `exact_output`: also send `ignore_eos` and `min_tokens`.
         Raises ConfigError naming `--target`."""
-        origin, path, named = parse_websocket(url)
+        origin, path, named = parse_websocket_url(url)
         self.model = model or named
         if origin.tls and tls is None:
-            raise ConfigError("--target", "wss needs a TLS context")
+            raise ConfigError("--target", "a wss:// target needs a TLS context")
         kernel = clock == "kernel" and not origin.tls
         self.clock = "kernel" if kernel else "mono"
         self._realtime = protocol_of(url) == "realtime"
@@ -382,7 +384,7 @@ class WebSocketTarget:
         self._path = (path + query).encode()
         self._authority = origin.authority
         self._headers = list(headers)
-        self._exact = exact_output
+        self._exact_output = exact_output
         self._count_tokens = count_tokens
         self._timeout_ns = timeout_ns
         self._name = name
@@ -394,7 +396,7 @@ class WebSocketTarget:
             loop, origin, self.lateness.timebase, clock=self.clock, idle_max=0, idle_ns=0,
             connect_ns=connect_timeout_ns, tls=tls,
         )  # fmt: skip
-        self._idle: list[WebSocketSession] = []
+        self._idle_sessions: list[WebSocketSession] = []
         self._sessions: set[WebSocketSession] = set()
         self._under_way: dict[str, tuple[WebSocketSession, ResponseWait]] = {}
         self.connects = 0
@@ -402,27 +404,27 @@ class WebSocketTarget:
         self._timer = loop.call_later(SWEEP_S, self._sweep)
 
     async def open(self, sessions: int) -> int:
-        fresh = [self._new() for _ in range(sessions - len(self._idle))]
+        fresh = [self._new_session() for _ in range(sessions - len(self._idle_sessions))]
         done = await asyncio.gather(*(one.open() for one in fresh), return_exceptions=True)
         for one, failed in zip(fresh, done, strict=True):
             if failed is None:
-                self._idle.append(one)
+                self._idle_sessions.append(one)
             else:
                 one.drop()  # Each request will report the failure.
-        return len(self._idle)
+        return len(self._idle_sessions)
 
     async def ask(
         self, prompt: Prompt, output_tokens: int, scheduled_ns: int | None, request_id: str
     ) -> Exchange:
         """Send one request and return its Exchange. Raises ConfigError for a prompt of token ids."""
         self._seq += 1
-        message = self._message(prompt, output_tokens, request_id)
+        message = self._request_message(prompt, output_tokens, request_id)
         data = frame(message, key=os.urandom(4))
         began_ns = mono_ns()
-        session = self._take()
+        session = self._idle_session()
         fresh = session is None
         if session is None:
-            session = self._new()
+            session = self._new_session()
         else:
             self.reuses += session.used
             session.send(data)
@@ -445,15 +447,15 @@ class WebSocketTarget:
             answer.fail(exc.outcome, str(exc))
             answer.status = exc.status
         except TimeoutError:
-            what = "connection" if answer.submit_ns is None else "end of the answer"
-            answer.fail(Outcome.UPSTREAM_TIMEOUT, f"no {what} in time")
+            what = "accept a connection" if answer.submit_ns is None else "end its answer"
+            answer.fail(Outcome.UPSTREAM_TIMEOUT, f"the server did not {what} in time")
         finally:
             del self._under_way[request_id]
             if session.reusable:
-                self._idle.append(session)
+                self._idle_sessions.append(session)
             else:
                 session.drop()
-        x = self._finished(answer, began_ns, len(data) + (len(session.upgrade) if fresh else 0))
+        x = self._finish_exchange(answer, began_ns, len(data) + (len(session.upgrade) if fresh else 0))
         if scheduled_ns is not None:
             x.scheduled_ns, x.dispatch_late_ns = scheduled_ns, began_ns - scheduled_ns
         return x
@@ -479,7 +481,7 @@ class WebSocketTarget:
             session.look_again(now_ns)
         self._timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
 
-    def _finished(self, answer: ResponseWait, began_ns: int, request_bytes: int) -> Exchange:
+    def _finish_exchange(self, answer: ResponseWait, began_ns: int, request_bytes: int) -> Exchange:
         x = answer.observer.finish(
             None, answer.outcome.value, answer.status, answer.error, 0, self.lateness.worst_since(began_ns),
             request_bytes, answer.response_bytes,
@@ -499,15 +501,15 @@ class WebSocketTarget:
                 x.tokens.output, x.tokens.source = chunks, TokenSource.CHUNKS
         return x
 
-    def _take(self) -> WebSocketSession | None:
-        while self._idle:
-            session = self._idle.pop()
+    def _idle_session(self) -> WebSocketSession | None:
+        while self._idle_sessions:
+            session = self._idle_sessions.pop()
             if session.reusable and session.is_alive():
                 return session
             session.drop()
         return None
 
-    def _new(self) -> WebSocketSession:
+    def _new_session(self) -> WebSocketSession:
         key = base64.b64encode(os.urandom(16))
         lines = [
             b"GET " + self._path + b" HTTP/1.1", b"Host: " + self._authority, b"Upgrade: websocket",
@@ -520,28 +522,31 @@ class WebSocketTarget:
         self._sessions.add(session)
         return session
 
-    def _message(self, prompt: Prompt, output_tokens: int, request_id: str) -> bytes:
+    def _request_message(self, prompt: Prompt, output_tokens: int, request_id: str) -> bytes:
         if prompt.ids:
             raise ConfigError(
-                "--target", "a WebSocket target takes text, and the prompts are token ids",
+                "--target", "the prompts are token ids, and a WebSocket target accepts only text",
                 "use an http:// target with --endpoint completions",
             )  # fmt: skip
         messages = [*prompt.history, *((("user", prompt.text),) if prompt.text else ())]
-        response: dict[str, Any] = {"input": _items(messages), "max_output_tokens": max(1, output_tokens)}
+        response: dict[str, Any] = {
+            "input": _message_items(messages),
+            "max_output_tokens": max(1, output_tokens),
+        }
         if prompt.system:
             response["instructions"] = prompt.system
-        if self._exact:
+        if self._exact_output:
             response["ignore_eos"] = True
         if not self._realtime:
             model = {"model": self.model} if self.model else {}
             return _encode({"type": "response.create", **model, **response})
-        if self._exact:
+        if self._exact_output:
             response["min_tokens"] = max(1, output_tokens)
         response |= {"conversation": "none", "output_modalities": ["text"]}
         return _encode({"type": "response.create", "event_id": request_id, "response": response})
 
 
-def parse_websocket(url: str) -> tuple[Origin, str, str | None]:
+def parse_websocket_url(url: str) -> tuple[Origin, str, str | None]:
     """Return the origin, path and model of `ws://host:port[/path][?model=NAME]`.
 
     Raises ConfigError naming `--target`.
@@ -556,7 +561,7 @@ def parse_websocket(url: str) -> tuple[Origin, str, str | None]:
     return origin, parts.path.rstrip("/") or _PATH, next(iter(parse_qs(parts.query).get("model", ())), None)
 
 
-def _items(messages: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+def _message_items(messages: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
     return [
         {
             "type": "message", "role": role,

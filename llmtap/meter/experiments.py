@@ -117,15 +117,15 @@ class Experiments:
         self._by = "config"
         self._since_ns = clock.wall_ns()
         self.experiment = experiment
-        self._on = experiment is not None and experiment.enabled
+        self._is_on = experiment is not None and experiment.enabled
         arms = [] if experiment is None else experiment.arms
         single = experiment is None or experiment.unit == "request"
         self._arms = {arm.name: _Arm(ArmSample((*METRICS, *SHARES), single=single)) for arm in arms}
         self._units: set[int] | None = None if single else set()
-        self._counted = 0
+        self._counted_exchanges = 0
         self._ratio_p = 1.0
-        self._ended = 0
-        self._stopped: dict[str, object] | None = None
+        self._ended_exchanges = 0
+        self._stop_report: dict[str, object] | None = None
 
     @property
     def state(self) -> str:
@@ -134,20 +134,20 @@ class Experiments:
             return "none"
         if self.experiment.over(self._clock.wall_ns()):
             return "ended"
-        return "running" if self._on else "off"
+        return "running" if self._is_on else "off"
 
     @property
     def word(self) -> int:
         """Return the state of the switch for the next meter; 0: as configured."""
         if self.experiment is None or self._by == "config":
             return 0
-        return switch_word(self.experiment.id, self._on)
+        return switch_word(self.experiment.id, self._is_on)
 
     def switch(self, on: bool, by: str = "api") -> None:
         """Send the switch word to every relay, now and when it connects."""
         assert self.experiment is not None
         log.warning("event=experiment_switched name=%s on=%s by=%s", self.experiment.name, on, by)
-        self._on, self._by, self._since_ns = on, by, self._clock.wall_ns()
+        self._is_on, self._by, self._since_ns = on, by, self._clock.wall_ns()
         for send in self._sends:
             send(switch_word(self.experiment.id, on))
 
@@ -157,10 +157,10 @@ class Experiments:
             return
         self._sends.append(send)
         experiment_id, on = read_switch(word)
-        if word and experiment_id == self.experiment.id and self._by == "config" and on != self._on:
+        if word and experiment_id == self.experiment.id and self._by == "config" and on != self._is_on:
             self.switch(on, "relay")
         else:
-            send(switch_word(self.experiment.id, self._on))
+            send(switch_word(self.experiment.id, self._is_on))
 
     def leave(self, send: Send) -> None:
         if send in self._sends:
@@ -179,8 +179,8 @@ class Experiments:
                 return
             self._units.add(number)
         counts.units += 1
-        self._counted += 1
-        if self._counted % RATIO_EVERY == 0:
+        self._counted_exchanges += 1
+        if self._counted_exchanges % RATIO_EVERY == 0:
             self._watch_ratio()
 
     def _watch_ratio(self) -> None:
@@ -207,13 +207,13 @@ class Experiments:
         if x.excluded is not None:
             arm.excluded[x.excluded] += 1
         arm.uncertainty_ns = max(arm.uncertainty_ns, x.uncertainty_ns)
-        values = dict(_values(x, m))
+        values = dict(_metric_values(x, m))
         values["refused"] = (int(refused),)
         values["failed"] = (int(x.outcome in _FAILED),)
         values["cancelled"] = (int(x.outcome is Outcome.CLIENT_CANCELLED),)
         arm.sample.add(int(x.unit, 16), values, x.request_bytes)
-        self._ended += 1
-        if self._ended % WORSE_EVERY == 0:
+        self._ended_exchanges += 1
+        if self._ended_exchanges % WORSE_EVERY == 0:
             self._stop_worse()
         if x.stream:
             sizes = m.tokens_per_chunk or ()
@@ -243,9 +243,9 @@ class Experiments:
                     d = mean_difference(arm, control, alpha, adjust=e.covariate != "none")
                 if d is not None and _is_worse(d, alpha):
                     log.warning("event=experiment_stopped name=%s arm=%s figure=%s", e.name, name, figure)
-                    self._stopped = {
-                        "arm": name, "figure": figure, "at": _rfc3339(self._clock.wall_ns()),
-                        **_difference(d, METRICS.get(metric, 1)),
+                    self._stop_report = {
+                        "arm": name, "figure": figure, "at": _rfc3339_text(self._clock.wall_ns()),
+                        **_difference_document(d, METRICS.get(metric, 1)),
                     }  # fmt: skip
                     self.switch(False, "stop_worse")
                     return
@@ -255,17 +255,18 @@ class Experiments:
         if e is None:
             return lambda: {"state": "none"}
         about: dict[str, object] = {
-            "name": e.name, "state": self.state, "enabled": self._on, "switched_by": self._by,
-            "since": _rfc3339(self._since_ns), "until": _rfc3339(e.until_wall_ns),
+            "name": e.name, "state": self.state, "enabled": self._is_on, "switched_by": self._by,
+            "since": _rfc3339_text(self._since_ns), "until": _rfc3339_text(e.until_wall_ns),
             "unit": e.unit, "aa": e.aa, "control": e.control, "key_fingerprint": e.key_fingerprint,
-            "alpha": e.alpha, "covariate": e.covariate, "stop_worse": e.stop_worse, "stopped": self._stopped,
+            "alpha": e.alpha, "covariate": e.covariate, "stop_worse": e.stop_worse,
+            "stopped": self._stop_report,
         }  # fmt: skip
         arms = {name: arm.copy() for name, arm in self._arms.items()}
         ratio_p, capped = self._ratio_p, self._units is not None and len(self._units) >= UNITS_MAX
-        return lambda: {**about, **_results(e, arms, ratio_p, capped)}
+        return lambda: {**about, **_experiment_result(e, arms, ratio_p, capped)}
 
 
-def _values(x: Exchange, m: Measured) -> Iterator[tuple[str, Sequence[int]]]:
+def _metric_values(x: Exchange, m: Measured) -> Iterator[tuple[str, Sequence[int]]]:
     if m.e2e_ns is not None and x.outcome in ENDED_WELL:
         yield "e2e", (m.e2e_ns,)
     if x.tokens.output is not None:
@@ -280,11 +281,13 @@ def _values(x: Exchange, m: Measured) -> Iterator[tuple[str, Sequence[int]]]:
     yield "tokens_per_chunk", m.tokens_per_chunk or ()
 
 
-def _results(e: Experiment, arms: dict[str, _Arm], ratio_p: float, capped: bool) -> dict[str, object]:
+def _experiment_result(
+    e: Experiment, arms: dict[str, _Arm], ratio_p: float, capped: bool
+) -> dict[str, object]:
     control = arms[e.control]
     others = {name: arm for name, arm in arms.items() if name != e.control}
     comparisons = len(others) * (len(METRICS) + len(SHARES))
-    differences = {name: _differences(e, name, arm, control) for name, arm in others.items()}
+    differences = {name: _differences_document(e, name, arm, control) for name, arm in others.items()}
     findings: list[dict[str, object]] = []
     for arm_name, by_metric in differences.items():
         for metric, statistics in by_metric.items():
@@ -295,7 +298,7 @@ def _results(e: Experiment, arms: dict[str, _Arm], ratio_p: float, capped: bool)
     units = {name: arm.units for name, arm in arms.items()}
     ratio_p = min(ratio_p, _ratio_p(units, e.shares))
     return {
-        "arms": {arm.name: _arm(e, arm.name, arm.weight, arm.changes, arms[arm.name]) for arm in e.arms},
+        "arms": {arm.name: _arm_json(e, arm.name, arm.weight, arm.changes, arms[arm.name]) for arm in e.arms},
         "differences": differences,
         "compared": [{"name": name, "title": title} for name, title in TITLES.items()],
         "units_needed": FIRST_LOOK,
@@ -330,7 +333,9 @@ def _events_per_read(arm: _Arm) -> float | None:
     return c["events"] / c["reads"] if c.get("reads") else None
 
 
-def _arm(e: Experiment, name: str, weight: float, changes: dict[str, object], arm: _Arm) -> dict[str, object]:
+def _arm_json(
+    e: Experiment, name: str, weight: float, changes: dict[str, object], arm: _Arm
+) -> dict[str, object]:
     c = arm.chunking
     sized = c.get("sized_chunks", 0)
     metrics: dict[str, object] = {}
@@ -340,11 +345,11 @@ def _arm(e: Experiment, name: str, weight: float, changes: dict[str, object], ar
         shares = dict(zip(QUANTILES, h.percentiles(tuple(QUANTILES.values())), strict=True))
         intervals = {q: quantile_interval(figure, share, e.alpha) for q, share in QUANTILES.items()}
         metrics[metric] = {
-            "n": figure.n, "units": figure.units, "mean": _scaled(h.mean, scale),
-            **{q: _scaled(value, scale) for q, value in shares.items()},
+            "n": figure.n, "units": figure.units, "mean": _scaled_value(h.mean, scale),
+            **{q: _scaled_value(value, scale) for q, value in shares.items()},
             "intervals": {
-                "mean": _ends(mean_interval(figure, e.alpha), scale),
-                **{q: _ends(interval, scale) for q, interval in intervals.items()},
+                "mean": _scaled_interval(mean_interval(figure, e.alpha), scale),
+                **{q: _scaled_interval(interval, scale) for q, interval in intervals.items()},
             },
             "marks": marks(figure.n) if figure.n else [],
         }  # fmt: skip
@@ -371,7 +376,7 @@ def _arm(e: Experiment, name: str, weight: float, changes: dict[str, object], ar
     }  # fmt: skip
 
 
-def _differences(
+def _differences_document(
     e: Experiment, name: str, arm: _Arm, control: _Arm
 ) -> dict[str, dict[str, dict[str, object]]]:
     out: dict[str, dict[str, dict[str, object]]] = {}
@@ -380,19 +385,21 @@ def _differences(
         differences = {"mean": mean_difference(mine, theirs, e.alpha, adjust=e.covariate != "none")}
         for q, share in QUANTILES.items():
             differences[q] = quantile_difference(mine, theirs, share, e.alpha)
-        out[metric] = {what: _difference(d, scale) for what, d in differences.items() if d is not None}
+        out[metric] = {
+            what: _difference_document(d, scale) for what, d in differences.items() if d is not None
+        }
     weights = e.shares[name], e.shares[e.control]
     for s in SHARES:
         d = share_difference(arm.figures[s], control.figures[s], weights, e.alpha)
-        out[s] = {} if d is None else {"share": _difference(d, 1)}
+        out[s] = {} if d is None else {"share": _difference_document(d, 1)}
     return out
 
 
-def _difference(d: Difference, scale: float) -> dict[str, object]:
-    anytime = _ends(d.anytime, scale)
+def _difference_document(d: Difference, scale: float) -> dict[str, object]:
+    anytime = _scaled_interval(d.anytime, scale)
     out: dict[str, object] = {
         "difference": d.estimate / scale,
-        "interval": _ends(d.interval, scale),
+        "interval": _scaled_interval(d.interval, scale),
         "anytime_interval": anytime,
         "different": None if anytime is None else not anytime[0] <= 0 <= anytime[1],
     }
@@ -414,15 +421,15 @@ def _ratio_p(units: Mapping[str, int], shares: Mapping[str, float]) -> float:
     return anytime_p(multinomial_e_log(list(units.values()), [shares[name] for name in units]))
 
 
-def _scaled(value: float | None, scale: float) -> float | None:
+def _scaled_value(value: float | None, scale: float) -> float | None:
     return None if value is None else value / scale
 
 
-def _ends(interval: Interval | None, scale: float) -> Interval | None:
+def _scaled_interval(interval: Interval | None, scale: float) -> Interval | None:
     return None if interval is None else (interval[0] / scale, interval[1] / scale)
 
 
-def _rfc3339(wall_ns: int | None) -> str | None:
+def _rfc3339_text(wall_ns: int | None) -> str | None:
     if wall_ns is None:
         return None
     return datetime.fromtimestamp(wall_ns / NS_PER_S, UTC).isoformat().replace("+00:00", "Z")

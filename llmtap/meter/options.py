@@ -164,12 +164,14 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if self.window not in WINDOWS.values():
             raise ConfigError(
                 "meter.window", f"there is no window of {self.window / NS_PER_S:g} s",
-                f"there are {', '.join(WINDOWS)}",
+                f"expected one of {', '.join(WINDOWS)}",
             )  # fmt: skip
         raise_all(self._access_problems(open_to_others=not is_loopback(host)))
         if self.admin_token is not None and not (self.admin_token.isascii() and self.admin_token.strip()):
             raise ConfigError(
-                "meter.admin_token", "must be visible ASCII characters", "try: openssl rand -hex 24"
+                "meter.admin_token",
+                "must consist of visible ASCII characters",
+                "such as the output of openssl rand -hex 24",
             )
         _check_metrics_url(self.upstream_metrics)
         for kind, edges in self.buckets.items():
@@ -189,14 +191,16 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 "set a long random token, or bind to 127.0.0.1",
             )
         if bool(self.admin_tls_certificate) != bool(self.admin_tls_key):
+            given, missing = ("certificate", "key") if self.admin_tls_certificate else ("key", "certificate")
             yield ConfigError(
-                "meter.admin_tls_key", "meter.admin_tls_certificate and meter.admin_tls_key go together"
-            )
+                f"meter.admin_tls_{given}", f"is set, but meter.admin_tls_{missing} is missing",
+                "set both for TLS, or neither",
+            )  # fmt: skip
         if not (self.admin_tls_certificate or self.admin_plaintext) and open_to_others:
             yield ConfigError(
                 "meter.admin_tls_certificate",
                 f"required because {self.admin} can be reached from other machines: the token could be read",
-                "set it and meter.admin_tls_key, or meter.admin_plaintext = true where the network encrypts",
+                "set also meter.admin_tls_key; or, if the network encrypts, set meter.admin_plaintext = true",
             )
 
     @property
@@ -282,7 +286,11 @@ class TenantOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         for i, rule in enumerate(self.rules):
             yield from _rule_mistakes(rule, f"tenants.rules[{i}]")
         if self.salt is not None and not self.salt:
-            yield ConfigError("tenants.salt", "is empty", "try: openssl rand -hex 16, or leave it out")
+            yield ConfigError(
+                "tenants.salt",
+                "is empty",
+                "set a random text (openssl rand -hex 16), or leave out tenants.salt",
+            )
         for value, name in self.names.items():
             if not name.strip() or not name.isprintable() or len(name) > TENANT_CHARS_MAX:
                 yield ConfigError(
@@ -312,7 +320,9 @@ def _rule_mistakes(rule: TenantRule, place: str) -> Iterator[ConfigError]:
     keys = [key for key in ("header", "api_key", "body", "path") if getattr(rule, key)]
     if len(keys) != 1:
         yield ConfigError(
-            place, f"has {' and '.join(keys) or 'nothing to look at'}", "one of header, api_key, body, path"
+            place,
+            f"expected exactly one of header, api_key, body and path, got {' and '.join(keys) or 'none'}",
+            "write a rule for each of them",
         )
     if rule.header is not None and not _HEADER.fullmatch(rule.header):
         yield ConfigError(f"{place}.header", f"{rule.header!r} is not a header name")
@@ -323,8 +333,8 @@ def _rule_mistakes(rule: TenantRule, place: str) -> Iterator[ConfigError]:
         yield from mistakes
         if not mistakes and not re.compile(rule.path).groups and rule.name is None:
             yield ConfigError(
-                f"{place}.path", "has no group to take the tenant from",
-                "such as /teams/([^/]+)/, or give the rule a name",
+                f"{place}.path", "has no group, so the tenant is not known",
+                "add a group, such as /teams/([^/]+)/, or give the rule a name",
             )  # fmt: skip
 
 

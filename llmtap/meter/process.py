@@ -99,7 +99,7 @@ def _start_tokenizer(text: str | None) -> Encode | None:
         return None
 
 
-def _counter(encode: Encode | None) -> Callable[[str], int] | None:
+def _token_counter(encode: Encode | None) -> Callable[[str], int] | None:
     return None if encode is None else lambda text: len(encode(text))
 
 
@@ -113,7 +113,7 @@ def make_pipeline(setup: MeterSetup, clock: Clock) -> tuple[ExchangePipeline, En
         salt=setup.salt,
         slos=setup.slo,
         price=setup.cost.price,
-        count_tokens=_counter(encode),
+        count_tokens=_token_counter(encode),
         dialects=Dialects(setup.dialects.values()),
     )
     return pipeline, encode

@@ -19,7 +19,7 @@ import msgspec
 from llmtap.channel.frames import Hello
 from llmtap.channel.status import RelayStatus
 from llmtap.counts import fields_of
-from llmtap.net.server_metrics import ACCEPT, SCRAPE_ERRORS, failure_reason, parse_metrics, read_body
+from llmtap.net.server_metrics import ACCEPT, SCRAPE_ERRORS, failure_reason, read_body, read_metrics_in_thread
 from llmtap.units import NS_PER_S
 
 STATUS_FRESH_NS: Final = 5 * NS_PER_S
@@ -47,30 +47,30 @@ class Reckoning:
     `opened = measured + dropped + running`; the running ones are lost if the relay dies.
     """
 
-    __slots__ = ("_dropped", "_last", "_opened", "_seq_max", "running")
+    __slots__ = ("_dropped_count", "_last", "_opened_count", "_seq_max", "running")
 
     def __init__(self) -> None:
         self.running = 0
         self._last: RelayStatus | None = None
         self._seq_max = 0
-        self._opened = 0
-        self._dropped = 0
+        self._opened_count = 0
+        self._dropped_count = 0
 
     def opened(self, seq: int) -> None:
         self.running += 1
         self._seq_max = seq
         if self._last is None or seq > self._last.opened:
-            self._opened += 1
+            self._opened_count += 1
 
     def settled(self, *, dropped: bool) -> None:
         """Count an exchange that is over; `dropped`: the relay gave it up, as the channel was full."""
         self.running -= 1
-        self._dropped += dropped
+        self._dropped_count += dropped
 
     def update(self, status: RelayStatus) -> None:
         """Replace the counts by those of a status, which stands between two frames."""
         self._last = status
-        self._opened = self._dropped = 0
+        self._opened_count = self._dropped_count = 0
 
     def final(self) -> RelayStatus | None:
         """Return the last status, updated to the last frame; None if this connection had no status."""
@@ -79,7 +79,7 @@ class Reckoning:
             return None
         opened = max(last.opened, self._seq_max)
         # A missing sequence number is an exchange for which the channel was full.
-        overflow = self._dropped + opened - last.opened - self._opened
+        overflow = self._dropped_count + opened - last.opened - self._opened_count
         dropped = dict(last.dropped)
         if overflow:
             dropped["overflow"] = dropped.get("overflow", 0) + overflow
@@ -188,13 +188,20 @@ class RelayBook:
 
     def states(self, now_ns: int) -> list[RelayState]:
         return [
-            RelayState(name, r.connected, r.status, _lost(r, now_ns), r.hello.implementation, r.hello.vantage)
+            RelayState(
+                name,
+                r.connected,
+                r.status,
+                _lost_exchanges(r, now_ns),
+                r.hello.implementation,
+                r.hello.vantage,
+            )
             for name, r in self._relays.items()
         ]
 
     def to_dict(self, now_ns: int) -> dict[str, object]:
         """Return by name the last status (seconds and bytes) and its age; no counts before the first."""
-        return dict(_described(self._relays, now_ns))
+        return dict(_relay_documents(self._relays, now_ns))
 
     def _forget_some(self) -> None:
         gone = [name for name, relay in self._relays.items() if not relay.connected]
@@ -209,16 +216,16 @@ def _is_older(status: RelayStatus, than: RelayStatus | None) -> bool:
     return (status.t_ns, status.opened - status.unsettled) < (than.t_ns, than.opened - than.unsettled)
 
 
-def _lost(relay: _Relay, now_ns: int) -> int:
+def _lost_exchanges(relay: _Relay, now_ns: int) -> int:
     """Return the number of exchanges lost with the relay, which the relay cannot count any more."""
     if relay.connected or now_ns - relay.left_at_ns <= GONE_NS:
         return 0
     return relay.open_when_left
 
 
-def _described(relays: dict[str, _Relay], now_ns: int) -> Iterator[tuple[str, dict[str, object]]]:
+def _relay_documents(relays: dict[str, _Relay], now_ns: int) -> Iterator[tuple[str, dict[str, object]]]:
     for name, relay in relays.items():
-        s, lost = relay.status, _lost(relay, now_ns)
+        s, lost = relay.status, _lost_exchanges(relay, now_ns)
         about: dict[str, object] = {
             "connected": relay.connected,
             "pid": relay.hello.pid,
@@ -263,8 +270,8 @@ class UpstreamLoad:
         try:
             async with session.get(self._url) as response:
                 body = await read_body(response)
-            values = await parse_metrics(body)
-            problem = None if values else "no metric of vLLM, SGLang or TGI"
+            values = await read_metrics_in_thread(body)
+            problem = None if values else "the page has no metric of vLLM, SGLang or TGI"
         except SCRAPE_ERRORS as exc:
             values, problem = {}, failure_reason(exc)
         self.values, self.problem = values, problem

@@ -70,10 +70,10 @@ class MeterSetup(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether a meter started with this setup can serve `wanted` after `Changeable` settings
         change.
         """
-        return _lasting(self) == _lasting(wanted)
+        return _fixed_settings(self) == _fixed_settings(wanted)
 
 
-def _lasting(setup: MeterSetup) -> dict[str, object]:
+def _fixed_settings(setup: MeterSetup) -> dict[str, object]:
     """Return the settings that are fixed until a meter's end; an inherited socket decides the admin port."""
     settings = msgspec.structs.asdict(setup)
     for name in ("changeable", "capture_after", "takes_over"):  # the last two matter at the start only

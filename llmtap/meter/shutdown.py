@@ -61,7 +61,7 @@ class Ending:
     ) -> None:
         self._loop = loop
         self._change = change
-        self._rest = b""
+        self._unread_bytes = b""
         self._limit_s = drain_s + GRACE_S
         self._end_event = asyncio.Event()
         self._terminating = False
@@ -102,7 +102,7 @@ class Ending:
         data = os.read(sys.stdin.fileno(), LINE_BYTES)
         if not data:
             self._on_orphaned()
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, self._unread_bytes = (self._unread_bytes + data).split(b"\n")
         for line in lines:
             self._on_line(line)
 
@@ -138,14 +138,14 @@ class Successor:
     def __init__(self, path: str, pipeline: ExchangePipeline) -> None:
         self._pipeline = pipeline
         self._lines = {name: _Line(path) for name in pipeline.relays.connected()}
-        self._over = asyncio.Event()
+        self._ended_event = asyncio.Event()
         self._reports: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         self._reports = asyncio.get_running_loop().create_task(self._report_until_over())
 
     async def finish(self) -> None:
-        self._over.set()
+        self._ended_event.set()
         if self._reports is not None:
             await self._reports
         await self._report()
@@ -153,10 +153,10 @@ class Successor:
             line.close()
 
     async def _report_until_over(self) -> None:
-        while not self._over.is_set():
+        while not self._ended_event.is_set():
             await self._report()
             try:
-                await asyncio.wait_for(self._over.wait(), TELL_S)
+                await asyncio.wait_for(self._ended_event.wait(), TELL_S)
             except TimeoutError:
                 pass
 
@@ -175,16 +175,16 @@ class _Line:
         self._path = path
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._batch_no = 0
-        self._acknowledged = False
-        self._useless = False
+        self._is_acknowledged = False
+        self._is_useless = False
 
     async def report(self, hello: Hello, status: RelayStatus) -> bool:
         """Send a relay's hello and status. Return whether the other meter processed them.
 
         If the other meter cannot be reached, the next report includes these counts.
         """
-        while not self._useless:
-            known = self._acknowledged
+        while not self._is_useless:
+            known = self._is_acknowledged
             try:
                 async with asyncio.timeout(ANSWER_S):
                     await self._send(hello, status)
@@ -194,11 +194,11 @@ class _Line:
                 return False
             except (OSError, EOFError):
                 # A peer that hangs up without an answer does not know our frames: stop sending.
-                self._useless = self._streams is not None and not self._acknowledged
+                self._is_useless = self._streams is not None and not self._is_acknowledged
                 self.close()
                 if not known:
                     return False
-            self._acknowledged = False  # that meter has gone; another one may listen now
+            self._is_acknowledged = False  # that meter has gone; another one may listen now
         return False
 
     async def _send(self, hello: Hello, status: RelayStatus) -> None:
@@ -213,7 +213,7 @@ class _Line:
         # Skip the control words of an experiment, which are for relays.
         while ACK.unpack(await reader.readexactly(ACK.size)) != (self._batch_no,):
             pass
-        self._acknowledged = True
+        self._is_acknowledged = True
 
     def close(self) -> None:
         if self._streams is not None:

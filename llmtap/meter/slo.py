@@ -67,7 +67,7 @@ class SloBook:
         self.classes = {name: SloClass.of(name, slo) for name, slo in options.items()}
         self._by_tenant = TenantClasses(self.classes.values())
         self.of = self._by_tenant.of
-        self._slices: Slices[_Counts] = Slices(_LEVELS, clock.mono_ns(), dict, _merge, past=False)
+        self._slices: Slices[_Counts] = Slices(_LEVELS, clock.mono_ns(), dict, _merge_tables, past=False)
         self._total: _Counts = {}
         for slo in self.classes.values():
             for alarm in slo.unreachable:
@@ -120,7 +120,7 @@ class FrozenSlos:
     _seconds: Mapping[str, float]
 
     def windows(self) -> dict[str, _Counts]:
-        return {name: _sum(tables) for name, tables in self._windows.items()}
+        return {name: _sum_tables(tables) for name, tables in self._windows.items()}
 
     def burn_rates(self) -> dict[tuple[str, str], float]:
         """Return burn rates by class and window, of all tenants together; none where no exchange counted."""
@@ -182,7 +182,7 @@ def _window_to_dict(slo: SloClass, seconds: float, count: SloCount) -> dict[str,
 def _alarm_to_dict(
     slo: SloClass, alarm: Alarm, windows: Mapping[str, Mapping[str, object]]
 ) -> dict[str, object]:
-    long, short = _hours(alarm.long_ns), _hours(alarm.short_ns)
+    long, short = _hours_text(alarm.long_ns), _hours_text(alarm.short_ns)
     long_rate, short_rate = windows[long]["burn_rate"], windows[short]["burn_rate"]
     assert long_rate is None or isinstance(long_rate, float)
     assert short_rate is None or isinstance(short_rate, float)
@@ -201,7 +201,7 @@ def _alarm_to_dict(
     }
 
 
-def _hours(ns: int) -> str:
+def _hours_text(ns: int) -> str:
     return f"{ns // (60 * _MINUTE)}h" if ns % (60 * _MINUTE) == 0 else f"{ns // _MINUTE}m"
 
 
@@ -213,7 +213,7 @@ def _of_class(counts: _Counts, name: str) -> SloCount:
     return total
 
 
-def _sum(tables: Sequence[_Counts]) -> _Counts:
+def _sum_tables(tables: Sequence[_Counts]) -> _Counts:
     total: _Counts = {}
     for table in tables:
         for key, count in table.items():
@@ -221,6 +221,6 @@ def _sum(tables: Sequence[_Counts]) -> _Counts:
     return total
 
 
-def _merge(tables: Sequence[_Counts], level: int) -> Merging[_Counts]:
+def _merge_tables(tables: Sequence[_Counts], level: int) -> Merging[_Counts]:
     yield
-    return _sum(tables)
+    return _sum_tables(tables)

@@ -59,7 +59,7 @@ class Labels:
         self, tenant: str, model: str | None, arm: str | None = None, *, trusted: bool = True
     ) -> tuple[str, str, str]:
         """Return the label values of an exchange; `tenant` is a result of `tenant()`."""
-        model = UNKNOWN if model is None else _visible(model)
+        model = UNKNOWN if model is None else _visible_text(model)
         key = (tenant, model, arm or "")
         if key in self._series:
             return key
@@ -81,7 +81,7 @@ class Labels:
         return key[0], OTHER, key[2]
 
 
-def _visible(name: str) -> str:
+def _visible_text(name: str) -> str:
     if len(name) > MODEL_CHARS_MAX:
         name = name[:MODEL_CHARS_MAX]
     return name if name.isprintable() else "".join(c if c.isprintable() else "_" for c in name)
@@ -105,11 +105,11 @@ class Tenants:
     def __init__(self, options: TenantOptions, salt: str) -> None:
         self._names = options.names
         self._salt = blake2b(salt.encode(), digest_size=32).digest()
-        self._finds = [self._compile(rule) for rule in options.rules]
+        self._finders = [self._compile(rule) for rule in options.rules]
 
     def identify(self, head: RequestHead, path: str, body: Body) -> str:
         """Return the tenant of a request; never raises for its content."""
-        for find in self._finds:
+        for find in self._finders:
             value = find(head, path, body)
             if value is not None:
                 named = self._names.get(value)
@@ -131,7 +131,7 @@ class Tenants:
     def _compile(self, rule: TenantRule) -> Find:
         find = self._find(rule)
         if rule.name is not None:
-            return _named(find, rule.name)
+            return _named_finder(find, rule.name)
         return self._hashed(find) if rule.hashed else find
 
     def _find(self, rule: TenantRule) -> Find:
@@ -142,7 +142,7 @@ class Tenants:
             return lambda head, path, body: self._key(head)
         if rule.body is not None:
             steps = rule.body.split(".")
-            return lambda head, path, body: self._clean(_at(body(), steps))
+            return lambda head, path, body: self._clean(_value_at(body(), steps))
         assert rule.path is not None
         match = re.compile(rule.path).match
         return lambda head, path, body: self._of_path(match(path))
@@ -211,11 +211,11 @@ def host_salt() -> str | None:
     return hmac.digest(machine, b"llmtap tenants", "sha256").hex() if machine else None
 
 
-def _named(find: Find, name: str) -> Find:
+def _named_finder(find: Find, name: str) -> Find:
     return lambda head, path, body: None if find(head, path, body) is None else name
 
 
-def _at(value: Any, steps: list[str]) -> object:
+def _value_at(value: Any, steps: list[str]) -> object:
     for step in steps:
         if not isinstance(value, dict):
             return None

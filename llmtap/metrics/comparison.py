@@ -218,7 +218,7 @@ def compare_paired(
     pairs p is exact, with ties by 9,999 random signs. Source: Wilcoxon 1945; Pratt 1959; Kerby 2014.
     """
     assert len(a) == len(b)
-    x, y = _sample(a), _sample(b)
+    x, y = _sample_array(a), _sample_array(b)
     differences = y - x
     shift = paired_shift(differences, level)
     if shift is None:
@@ -262,7 +262,7 @@ def compare_unpaired(a: Sequence[float], b: Sequence[float], *, level: float = 0
     """
     if min(len(a), len(b)) < EACH_MIN:
         return None
-    x, y = _sample(a), _sample(b)
+    x, y = _sample_array(a), _sample_array(b)
     shift = unpaired_shift(x, y, level)
     _, below = placements(np.sort(x), np.sort(y))
     delta = 2 * float(below.mean()) - 1
@@ -301,7 +301,7 @@ def compare_quantile(
     fewest = min(len(a), len(b))
     if round(fewest * min(p, 1 - p), 6) < BEYOND_MIN:
         return None
-    x, y = _sample(a), _sample(b)
+    x, y = _sample_array(a), _sample_array(b)
 
     def step(one: Values, other: Values, axis: int = -1) -> Values:
         difference: Values = np.quantile(other, p, axis=axis) - np.quantile(one, p, axis=axis)
@@ -320,7 +320,7 @@ def compare_quantile(
     ends = drawn.confidence_interval
     return Comparison(
         len(x), len(y), quantile_a, quantile_b, quantile_b - quantile_a, float(ends.low), float(ends.high),
-        min(1.0, 2 * (rarer + 1) / (resamples + 1)), _ratio(quantile_b - quantile_a, quantile_a),
+        min(1.0, 2 * (rarer + 1) / (resamples + 1)), _ratio_of(quantile_b - quantile_a, quantile_a),
         "share of a", paired, f"bootstrap of the difference of P{100 * p:g}",
     )  # fmt: skip
 
@@ -335,7 +335,7 @@ def compare_runs(
     n, m = len(a_runs), len(b_runs)
     if min(n, m) < RUNS_MIN:
         return None
-    x, y = _sample(a_runs), _sample(b_runs)
+    x, y = _sample_array(a_runs), _sample_array(b_runs)
     mean_a, mean_b = float(x.mean()), float(y.mean())
     difference = mean_b - mean_a
     spread = sqrt(((n - 1) * x.var(ddof=1) + (m - 1) * y.var(ddof=1)) / (n + m - 2))
@@ -348,7 +348,7 @@ def compare_runs(
         test = stats.ttest_ind(y, x, equal_var=False)
         p, ends = float(test.pvalue), test.confidence_interval(level)
         low, high = float(ends.low), float(ends.high)
-    hedges = (1 - 3 / (4 * (n + m) - 9)) * _ratio(difference, spread)
+    hedges = (1 - 3 / (4 * (n + m) - 9)) * _ratio_of(difference, spread)
     return Comparison(
         n, m, mean_a, mean_b, difference, low, high, p, hedges, "Hedges' g", False, "Welch's t over runs"
     )
@@ -372,11 +372,11 @@ def adjusted(ps: Sequence[float], method: Literal["holm", "bh"] = "holm") -> lis
     return corrected
 
 
-def _sample(values: Sequence[float]) -> Values:
+def _sample_array(values: Sequence[float]) -> Values:
     return np.asarray(values, dtype=float)
 
 
-def _ratio(part: float, whole: float) -> float:
+def _ratio_of(part: float, whole: float) -> float:
     if whole:
         return part / whole
     return 0.0 if not part else inf if part > 0 else -inf

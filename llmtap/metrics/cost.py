@@ -49,7 +49,7 @@ class Cost:
 
 def tokens_per_gpu_second(output_tokens: int, seconds: float, gpus: int) -> float | None:
     """Return output tokens per second and GPU; None without GPUs or time. Source: IETF draft, 5.2.4.2."""
-    return _ratio(output_tokens, seconds * gpus)
+    return _ratio_of(output_tokens, seconds * gpus)
 
 
 def cost_of(
@@ -66,15 +66,15 @@ def cost_of(
         currency=price.currency,
         spent=spent,
         gpu_seconds=gpu_seconds,
-        per_output_token=_ratio(spent, output_tokens),
-        per_good_token=None if good_tokens is None else _ratio(spent, good_tokens),
-        per_gpu_second=_ratio(spent, gpu_seconds),
+        per_output_token=_ratio_of(spent, output_tokens),
+        per_good_token=None if good_tokens is None else _ratio_of(spent, good_tokens),
+        per_gpu_second=_ratio_of(spent, gpu_seconds),
         output_tokens_per_gpu_second=tokens_per_gpu_second(output_tokens, seconds, price.gpus),
-        output_tokens_per_unit=_ratio(output_tokens, spent),
+        output_tokens_per_unit=_ratio_of(output_tokens, spent),
     )
 
 
-def _ratio(amount: float, by: float) -> float | None:
+def _ratio_of(amount: float, by: float) -> float | None:
     return amount / by if by else None
 
 

@@ -70,7 +70,7 @@ class Benefit:
         if self.reader_ns_per_token <= 0:
             raise ValueError("the reader's time per token must be above 0")
         if self.f not in IDLE_COSTS:
-            raise ValueError(f"f is {' or '.join(IDLE_COSTS)}, got {self.f!r}")
+            raise ValueError(f"f must be {' or '.join(IDLE_COSTS)}, got {self.f!r}")
 
     @classmethod
     def at_speed(

@@ -50,7 +50,7 @@ class Figure:
     """
 
     __slots__ = (
-        "_grown",
+        "_has_several_values",
         "_nn",
         "_nx",
         "_order",
@@ -76,7 +76,7 @@ class Figure:
         self._ss = self._sn = self._nn = 0
         # With the covariate X: sums of X, X X, S X and N X.
         self._x = self._xx = self._sx = self._nx = 0
-        self._grown = False  # whether a unit has more than one value
+        self._has_several_values = False  # whether a unit has more than one value
         # The units with the smallest ids: a random sample, because ids are hashes.
         self._sampled: dict[int, tuple[list[int], array[int]]] = {}
         self._order: list[int] = []
@@ -113,7 +113,7 @@ class Figure:
         self.units_with += bool(s) and not s0
         self.histogram.record_many(values)
         if n > 1:
-            self._grown = True
+            self._has_several_values = True
         self._sample(unit, values, new=not n0)
         return n, s
 
@@ -150,7 +150,7 @@ class Figure:
 
         Source: Kish, by the linearised variance of the ratio over the sampled units.
         """
-        if not self._grown or len(self._sampled) < 2:
+        if not self._has_several_values or len(self._sampled) < 2:
             return 1.0
         below, sizes = [], []
         for (n,), values in self._sampled.values():
@@ -168,7 +168,18 @@ class Figure:
         """Return a copy for another thread."""
         twin = Figure()
         twin.histogram = self.histogram.copy()
-        for name in ("_grown", "_nn", "_nx", "_sn", "_ss", "_sx", "_x", "_xx", "units", "units_with"):
+        for name in (
+            "_has_several_values",
+            "_nn",
+            "_nx",
+            "_sn",
+            "_ss",
+            "_sx",
+            "_x",
+            "_xx",
+            "units",
+            "units_with",
+        ):
             setattr(twin, name, getattr(self, name))
         twin._sampled = {unit: (n[:], values[:]) for unit, (n, values) in self._sampled.items()}
         return twin
@@ -328,7 +339,7 @@ def quantile_difference(arm: Figure, control: Figure, share: float, alpha: float
     if a is None or c is None:
         return None
     one = quantile_interval(arm, share, alpha), quantile_interval(control, share, alpha)
-    interval = None if one[0] is None or one[1] is None else _mover(a, one[0], c, one[1])
+    interval = None if one[0] is None or one[1] is None else _difference_interval(a, one[0], c, one[1])
     all_ = (
         quantile_interval(arm, share, alpha / 2, anytime=True),
         quantile_interval(control, share, alpha / 2, anytime=True),
@@ -367,7 +378,7 @@ def share_difference(
     if a is None or c is None:
         return None
     one = share_interval(arm, alpha), share_interval(control, alpha)
-    interval = None if one[0] is None or one[1] is None else _mover(a, one[0], c, one[1])
+    interval = None if one[0] is None or one[1] is None else _difference_interval(a, one[0], c, one[1])
     total = sum(weights)
     counts = (arm.units_with, control.units_with)
     p = statistics.anytime_p(statistics.multinomial_e_log(counts, [w / total for w in weights]))
@@ -377,7 +388,7 @@ def share_difference(
     return Difference(a - c, interval, anytime, p)
 
 
-def _mover(
+def _difference_interval(
     a: float, around_a: statistics.Interval, c: float, around_c: statistics.Interval
 ) -> statistics.Interval:
     """Return the interval of a - c from the intervals of each (Zou and Donner 2008)."""

@@ -94,7 +94,7 @@ class Histogram:
         if not values:
             return
         self._pending = []
-        self._add_sums(len(values), *_count(values, self._open()))
+        self._add_sums(len(values), *_count_by_bucket(values, self._open()))
 
     def _add_sums(self, n: int, total: int, low: int, high: int) -> None:
         self._n += n
@@ -135,8 +135,8 @@ class Histogram:
         assert self._max is not None
         counts = self._open()
         indices = sorted(counts)
-        steps, step_code = _narrow([indices[0], *(b - a for a, b in pairwise(indices))])
-        sizes, size_code = _narrow([counts[i] for i in indices])
+        steps, step_code = _pack_numbers([indices[0], *(b - a for a, b in pairwise(indices))])
+        sizes, size_code = _pack_numbers([counts[i] for i in indices])
         total = self._total.to_bytes(16, "little", signed=True)
         head = _PACKED.pack(size_code, step_code, self._n, self._min, self._max, total, len(indices))
         return head + steps + sizes
@@ -164,13 +164,13 @@ class Histogram:
         counts: Counter[int] = Counter()
         if self._min is not None and self._max is not None:
             for index, count in self._open().items():
-                value = round(min(max(_middle(index), self._min), self._max))
+                value = round(min(max(_bucket_middle(index), self._min), self._max))
                 counts[_hdr_index(min(max(value, 0), _HDR_HIGHEST))] += count
         payload, reached = bytearray(), 0
         for index in sorted(counts):
             if zeros := index - reached:
-                payload += _zigzag(-zeros if zeros > 1 else 0)
-            payload += _zigzag(counts[index])
+                payload += _zigzag_bytes(-zeros if zeros > 1 else 0)
+            payload += _zigzag_bytes(counts[index])
             reached = index + 1
         head = _HDR_HEAD.pack(_HDR_COOKIE, len(payload), 0, _HDR_DIGITS, 1, _HDR_HIGHEST, 1.0)
         packed = compress(head + payload)
@@ -245,10 +245,10 @@ class Histogram:
             return self._min
         if k == self._n - 1:
             return self._max
-        return min(max(_middle(indices[bisect_right(ends, k)]), self._min), self._max)
+        return min(max(_bucket_middle(indices[bisect_right(ends, k)]), self._min), self._max)
 
 
-def _count(values: list[int], counts: Counter[int]) -> tuple[int, int, int]:
+def _count_by_bucket(values: list[int], counts: Counter[int]) -> tuple[int, int, int]:
     """Count values by bucket. Return their sum, the smallest and the largest."""
     figures: tuple[int, int, int] | None = None
     if native.compiled is not None:
@@ -268,7 +268,7 @@ def _buckets(values: list[int]) -> Sequence[int]:
     return memoryview(shifted.to_bytes(len(floats), byteorder)).cast("I")
 
 
-def _narrow(values: list[int]) -> tuple[bytes, bytes]:
+def _pack_numbers(values: list[int]) -> tuple[bytes, bytes]:
     """Pack whole numbers, 0 or more, in as few bytes each as the largest needs. Return bytes and type."""
     largest = max(values)
     code = next(code for code in "BHIQ" if largest < 1 << 8 * array(code).itemsize)
@@ -281,7 +281,7 @@ def _hdr_index(value: int) -> int:
     return (octave << 10) + (value >> octave)
 
 
-def _zigzag(number: int) -> bytes:
+def _zigzag_bytes(number: int) -> bytes:
     """Encode as ZigZag LEB128, as HdrHistogram does: 7 bits a byte, the ninth byte has 8."""
     left = number << 1 if number >= 0 else (-number << 1) - 1
     out = bytearray()
@@ -304,7 +304,7 @@ def hdr_values(text: str) -> Iterator[tuple[float, int]]:
         more = True
         while more:
             if at >= len(payload):
-                raise ValueError("an HdrHistogram ends within a count")
+                raise ValueError("the HdrHistogram is cut off in the middle of a count")
             byte = payload[at]
             more = byte > 0x7F and shift < 56
             number |= (byte & 0x7F if more else byte) << shift
@@ -314,7 +314,7 @@ def hdr_values(text: str) -> Iterator[tuple[float, int]]:
             index += -number or 1
             continue
         if index > _hdr_index(_HDR_HIGHEST):
-            raise ValueError("an HdrHistogram has a value beyond its highest")
+            raise ValueError("the HdrHistogram has a value above its declared maximum")
         octave = max(0, (index >> 10) - 1)
         yield (((index - (octave << 10)) << octave) + ((1 << octave) - 1) / 2, number)
         index += 1
@@ -329,16 +329,16 @@ def _hdr_payload(text: str) -> bytes:
         body = inflater.decompress(raw[_HDR_COMPRESSED.size :], _HDR_BYTES_MAX)
         inner, length, offset, digits, lowest, highest, ratio = _HDR_HEAD.unpack_from(body)
     except (ValueError, StructError, zlib_error) as exc:
-        raise ValueError(f"not an HdrHistogram in base64: {exc}") from None
+        raise ValueError(f"expected an HdrHistogram in base64: {exc}") from None
     if (outer, inner) != (_HDR_COOKIE_COMPRESSED, _HDR_COOKIE):
-        raise ValueError("an HdrHistogram of another encoding than V2, compressed")
+        raise ValueError("the HdrHistogram does not have the encoding V2, compressed")
     if (offset, digits, lowest, ratio) != (0, _HDR_DIGITS, 1, 1.0) or highest > _HDR_HIGHEST:
         raise ValueError(
-            f"an HdrHistogram of {digits} digits, {lowest} to {highest}, offset {offset}, ratio {ratio:g};"
+            f"the HdrHistogram has {digits} digits, {lowest} to {highest}, offset {offset}, ratio {ratio:g};"
             f" only {_HDR_DIGITS} digits from 1 to at most {_HDR_HIGHEST}, offset 0, ratio 1 can be read"
         )
     if size != len(raw) - _HDR_COMPRESSED.size or not inflater.eof or length != len(body) - _HDR_HEAD.size:
-        raise ValueError("an HdrHistogram whose length is not that of its header")
+        raise ValueError("the HdrHistogram does not have the length that its header gives")
     return body[_HDR_HEAD.size :]
 
 
@@ -348,15 +348,15 @@ def _by_value(index: int) -> int:
     return index if index < _SIGN else _SIGN - 1 - index
 
 
-def _middle(index: int) -> float:
+def _bucket_middle(index: int) -> float:
     """Return the middle of the whole numbers that belong to the bucket."""
     if index >= _SIGN:
-        return -_middle(index - _SIGN)
-    lower = _edge(index)
-    width = _edge(index + 1) - lower
+        return -_bucket_middle(index - _SIGN)
+    lower = _bucket_edge(index)
+    width = _bucket_edge(index + 1) - lower
     return lower + max(0.0, (width - 1) / 2)
 
 
-def _edge(index: int) -> float:
+def _bucket_edge(index: int) -> float:
     value: float = _FLOAT.unpack(_BITS.pack(index << _DROPPED))[0]
     return value

@@ -67,7 +67,7 @@ def quantile_interval(ordered: Sequence[float], p: float, level: float = 0.95) -
     if value is None:
         return None
     n = len(ordered)
-    low, high = _ranks(n, p, level)
+    low, high = _enclosing_ranks(n, p, level)
     missing = [side for side, gone in (("below", low == 0), ("above", high > n)) if gone]
     method = "order statistics" + (f", open {' and '.join(missing)}" if missing else "")
     # With two or three values, the interpolated quantile may lie outside the interval.
@@ -78,7 +78,7 @@ def quantile_interval(ordered: Sequence[float], p: float, level: float = 0.95) -
 
 
 @lru_cache(4_096)
-def _ranks(n: int, p: float, level: float) -> tuple[int, int]:
+def _enclosing_ranks(n: int, p: float, level: float) -> tuple[int, int]:
     """Return the ranks, from 1, of the order statistics that enclose the quantile; 0 and n + 1 are no bounds.
 
     With B ~ Bin(n, p) values below the quantile, it is enclosed if low <= B < high. Among the ranks near
@@ -158,11 +158,11 @@ class _Pool:
         self._owner = np.repeat(np.arange(k), [len(part) for part in parts])[order]
         self._edges = np.linspace(0, len(values), CHECKPOINTS + 1).astype(int)
         counts = [np.bincount(self._owner[a:b], minlength=k) for a, b in pairwise(self._edges)]
-        self._below: Values = np.cumsum([np.zeros(k), *counts], axis=0)
+        self._counts_below: Values = np.cumsum([np.zeros(k), *counts], axis=0)
 
     def quantile(self, times: NDArray[np.int_], p: float) -> float:
         """Return the quantile, by the rule of `percentile`, of the pool with group i `times[i]` times."""
-        reached: Values = self._below @ times
+        reached: Values = self._counts_below @ times
         last = int(reached[-1]) - 1
         rank = last * p
         low, high = (self._at(i, times, reached) for i in (int(rank), min(int(rank) + 1, last)))
@@ -209,11 +209,11 @@ def modes(values: Sequence[float]) -> list[float]:
     enough = max(MODE_VALUES_MIN, MODE_SHARE_MIN * len(data))
     positive = data[data > 0]
     if len(positive) and (data == 0).sum() >= enough:
-        return [0.0, *_places(positive, enough)]
-    return _places(data, enough)
+        return [0.0, *_mode_places(positive, enough)]
+    return _mode_places(data, enough)
 
 
-def _places(data: Values, enough: float) -> list[float]:
+def _mode_places(data: Values, enough: float) -> list[float]:
     low, high = (
         np.quantile(data, OUTERMOST, method="lower"),
         np.quantile(data, 1 - OUTERMOST, method="higher"),

@@ -126,12 +126,12 @@ class Objectives:
             name, colon, duration = pair.partition(":")
             problem = hint = None
             if name not in _FIGURES:
-                problem, hint = f"unknown objective {name!r} in {pair!r}", f"known are {known}"
+                problem, hint = f"unknown objective {name!r} in {pair!r}", f"known objectives: {known}"
             elif name in bounds:
                 problem = f"objective {name!r} is given twice"
             elif not colon or duration[-1:].isdigit() or not duration:
                 problem = f"{pair!r} needs a duration with a unit"
-                hint = f"such as {name}:200ms, without a blank"
+                hint = f"such as {name}:200ms, without a space"
             else:
                 try:
                     bounds[name] = parse_duration_ns(duration)
@@ -142,10 +142,10 @@ class Objectives:
             if problem is not None:
                 wrong.append(ConfigError(place, problem, hint))
         if not bounds and not wrong:
-            hint = f"such as ttft:200ms tpot:50ms; known are {known}"
+            hint = f"such as ttft:200ms tpot:50ms; known objectives: {known}"
             wrong.append(ConfigError(place, "no objective is given", hint))
         raise_all(wrong)
-        return cls(_ordered(bounds))
+        return cls(_ordered_bounds(bounds))
 
     @classmethod
     def parse_vllm(cls, text: str, place: str = "--goodput") -> "Objectives":
@@ -158,14 +158,14 @@ class Objectives:
         for pair in text.replace(",", " ").split():
             name, colon, number = pair.partition(":")
             if name not in _VLLM or not colon or not number.replace(".", "", 1).isdigit():
-                hint = f"such as {place} ttft:200 tpot:50, in ms; known are {', '.join(_VLLM)}"
+                hint = f"such as {place} ttft:200 tpot:50, in ms; known objectives: {', '.join(_VLLM)}"
                 raise ConfigError(place, f"expected an objective, got {pair!r}", hint)
             pairs.append(f"{_VLLM[name]}:{number}ms")
         return cls.parse(" ".join(pairs), place)
 
     @property
     def text(self) -> str:
-        return " ".join(f"{name}:{_duration(ns)}" for name, ns in self.bounds)
+        return " ".join(f"{name}:{_duration_text(ns)}" for name, ns in self.bounds)
 
     @property
     def streams_only(self) -> bool:
@@ -176,12 +176,12 @@ class Objectives:
         """Return a copy with some bounds set (ns); None leaves a bound unchanged."""
         replacements = {name: ns for name, ns in bounds_ns.items() if ns is not None}
         assert replacements.keys() <= _FIGURES.keys()
-        return Objectives(_ordered(dict(self.bounds) | replacements)) if replacements else self
+        return Objectives(_ordered_bounds(dict(self.bounds) | replacements)) if replacements else self
 
     def from_schedule(self) -> "Objectives":
         """Return a copy whose bounds count from the scheduled time where they can."""
         bounds = {SCHEDULED_BOUNDS.get(name, name): ns for name, ns in self.bounds}
-        return Objectives(_ordered(bounds | {n: ns for n, ns in self.bounds if n in bounds}))
+        return Objectives(_ordered_bounds(bounds | {n: ns for n, ns in self.bounds if n in bounds}))
 
     def broken(self, m: Measured, x: Exchange) -> tuple[str, ...]:
         """Return the names of the bounds that known figures break, whether or not the exchange counts."""
@@ -268,11 +268,11 @@ def _ended_figure(name: str, m: Measured) -> float | None:
     return m.ttft_any_ns if figure is None and name == "ttft" else figure
 
 
-def _ordered(bounds: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+def _ordered_bounds(bounds: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
     return tuple((name, bounds[name]) for name in BOUNDS if name in bounds)
 
 
-def _duration(ns: int) -> str:
+def _duration_text(ns: int) -> str:
     unit, scale = next((unit, scale) for unit, scale in _UNITS if ns % scale == 0)
     return f"{ns // scale}{unit}"
 
@@ -477,7 +477,7 @@ def experience_of(x: Exchange, m: Measured, objectives: Objectives) -> Experienc
     `tpot`. None without these two bounds, without output or without a time of submission. A chunk with
     unknown tokens counts as one token.
     """
-    bounded = _bounded(x, m, objectives)
+    bounded = _bounded_stamps(x, m, objectives)
     if bounded is None:
         return None
     times_ns, submit_ns, ttft_ns, tbt_ns = bounded
@@ -488,11 +488,13 @@ def experience_of(x: Exchange, m: Measured, objectives: Objectives) -> Experienc
 
 def fluidity_of(x: Exchange, m: Measured, objectives: Objectives) -> Fluidity | None:
     """Return the token deadlines of a stream alone, by the bounds that `experience_of` names."""
-    bounded = _bounded(x, m, objectives)
+    bounded = _bounded_stamps(x, m, objectives)
     return None if bounded is None else fluidity(*bounded)
 
 
-def _bounded(x: Exchange, m: Measured, objectives: Objectives) -> tuple[list[int], int, int, int] | None:
+def _bounded_stamps(
+    x: Exchange, m: Measured, objectives: Objectives
+) -> tuple[list[int], int, int, int] | None:
     """Return the stamps of the tokens, the time of submission, and the bounds of the first and later gaps."""
     bounds = dict(objectives.bounds)
     ttft_ns = bounds.get("ttft", bounds.get("ttft_any"))

@@ -41,7 +41,7 @@ def knee(levels: Sequence[SaturationLevel], times: float = 2.0) -> float | None:
     if not levels:
         return None
     limit = times * min(level.p99 for level in levels)
-    return _first(levels, lambda level: level.p99 > limit)
+    return _first_level(levels, lambda level: level.p99 > limit)
 
 
 def saturation_point(levels: Sequence[SaturationLevel]) -> float | None:
@@ -61,7 +61,7 @@ def peak(levels: Sequence[SaturationLevel]) -> float | None:
 
 def incomplete(levels: Sequence[SaturationLevel], share: float = 0.9) -> float | None:
     """Return the first load at which fewer than `share` of the requests completed (5.2.3.1)."""
-    return _first(levels, lambda level: level.success < share)
+    return _first_level(levels, lambda level: level.success < share)
 
 
 def heavy_tail(levels: Sequence[SaturationLevel], times: float = 10.0, *, of: str = "lowest") -> float | None:
@@ -89,7 +89,9 @@ def capacity(completion: Sequence[tuple[float, float]], share: float = 0.99) -> 
     return max((load for load, completed in completion if completed >= share), default=None)
 
 
-def _first(levels: Sequence[SaturationLevel], broken: Callable[[SaturationLevel], bool]) -> float | None:
+def _first_level(
+    levels: Sequence[SaturationLevel], broken: Callable[[SaturationLevel], bool]
+) -> float | None:
     return next((level.offered_rps for level in levels if broken(level)), None)
 
 

@@ -86,7 +86,7 @@ def reachable(objective: float, factor: float) -> bool:
 def check_objective(objective: float, place: str) -> None:
     """Check that an objective is above 0 and below 1. Raises ConfigError naming `place`."""
     if not 0 < objective < 1:
-        hint = f"{objective:g} % is written {objective / 100:g}" if 2 <= objective < 100 else None
+        hint = f"for {objective:g} %, write {objective / 100:g}" if 2 <= objective < 100 else None
         raise ConfigError(place, f"expected a share between 0 and 1, got {objective!r}", hint)
 
 
@@ -255,7 +255,9 @@ def _check_objectives(text: str, place: str) -> None:
     for name, scheduled in SCHEDULED_BOUNDS.items():
         if scheduled in bounds:
             raise ConfigError(
-                place, f"{scheduled} needs scheduled times, which only a load has", f"use {name} for traffic"
+                place,
+                f"{scheduled} applies only to a load generator, which has scheduled times",
+                f"for traffic of clients, use {name}",
             )
 
 
@@ -267,7 +269,7 @@ def _problems(classes: dict[str, SloOptions]) -> Iterator[ConfigError]:
         place = f"slo.{name}"
         if not _CLASS.fullmatch(name):
             yield ConfigError(
-                place, f"{name!r} is not a valid name of a class", "letters, digits and _ . - only"
+                place, f"{name!r} is not a valid name of a class", "use only letters, digits and _ . -"
             )
         yield from failures(_check_objectives, slo.objectives, f"{place}.objectives")
         wrong_target = list(failures(check_objective, slo.target, f"{place}.target"))

@@ -189,7 +189,7 @@ PRIOR_WEIGHT: Final = 100.0
 any experiment, and large enough not to see a mismatch in the first ten."""
 
 
-def _spread(alpha: float) -> float:
+def _mixture_variance(alpha: float) -> float:
     """Return rho^2, the mixture's variance for the narrowest interval at TIGHTEST_AT.
 
     In units of one observation's variance. Source: Waudby-Smith et al., the closed form below their equation
@@ -205,7 +205,7 @@ def mixture_width(n: int, alpha: float) -> float:
 
     sqrt(2 (n rho^2 + 1) / (n rho^2) log(sqrt(n rho^2 + 1) / alpha)).
     """
-    v = n * _spread(alpha)
+    v = n * _mixture_variance(alpha)
     return sqrt(2 * (v + 1) / v * log(sqrt(v + 1) / alpha))
 
 
@@ -215,7 +215,7 @@ def mixture_e_log(z: float, n: int, alpha: float) -> float:
     z^2 n rho^2 / (2 (n rho^2 + 1)) - log(n rho^2 + 1) / 2. It passes log(1 / alpha) exactly when the
     sequence of `mixture_width` leaves 0 out. `alpha` is only the level for which the mixture is tuned.
     """
-    v = n * _spread(alpha)
+    v = n * _mixture_variance(alpha)
     return z * z * v / (2 * (v + 1)) - log(v + 1) / 2
 
 

@@ -194,8 +194,8 @@ class Summary:
     """
 
     __slots__ = (
-        *_COUNTERS, "_added", "_burst_hold_max_ns", "_chunk_tokens", "_clocks", "_inferred", "_metrics",
-        "_reader", "_readers", "_uncertainty_ns", "_without_dialect", "benefit", "goodput", "n",
+        *_COUNTERS, "_added_latency", "_burst_hold_max_ns", "_chunk_tokens", "_clocks", "_inferred",
+        "_metrics", "_reader", "_readers", "_uncertainty_ns", "_without_dialect", "benefit", "goodput", "n",
         "objectives", "opened",
     )  # fmt: skip
 
@@ -213,7 +213,7 @@ class Summary:
         self._metrics: dict[str, Histogram] = {}
         self._inferred: dict[str, Histogram] = {}
         """Metrics of streams that were read by their structure."""
-        self._added: dict[str, Histogram] = {}
+        self._added_latency: dict[str, Histogram] = {}
         self._clocks: dict[str, Histogram] = {}
         """Our duration minus the server's, by name; may be below 0."""
         self._chunk_tokens = Histogram()
@@ -240,14 +240,14 @@ class Summary:
         if x.refusal is not None or x.outcome is Outcome.REFUSED:
             self._refusals[str((x.refusal or {}).get("kind") or "unknown")] += 1
         self.saw_uncertainty(x.uncertainty_ns)
-        _in(self._metrics, _UNCERTAINTIES).record(x.uncertainty_ns)
+        _histogram_in(self._metrics, _UNCERTAINTIES).record(x.uncertainty_ns)
         self.goodput.add(self.objectives, m, x)
         self._add_tokens(x)
         self._add_added(x)
         if m.ttfb_ns is not None:
-            _in(self._metrics, "ttfb").record(m.ttfb_ns)
+            _histogram_in(self._metrics, "ttfb").record(m.ttfb_ns)
         if m.e2e_ns is not None and x.outcome in ENDED_WELL:
-            _in(self._metrics, "e2e").record(m.e2e_ns)
+            _histogram_in(self._metrics, "e2e").record(m.e2e_ns)
         if not m.output_events and (reason := no_token_reason(x, m)) is not None:
             self._no_token[reason] += 1
         if x.outcome is Outcome.CLIENT_CANCELLED:
@@ -256,7 +256,7 @@ class Summary:
             self._counts["cancelled_tokens_after"] += after
         if x.server_timing:
             for name, ns in clock_disagreement(x, m).items():
-                _in(self._clocks, name).record(ns)
+                _histogram_in(self._clocks, name).record(ns)
         if x.stream:
             self._add_stream(x, m)
 
@@ -267,25 +267,25 @@ class Summary:
         metrics = self._metrics
         for name, value in zip(_STREAM_NAMES, _stream_terms(m), strict=True):
             if value is not None:
-                _in(metrics, name).record(round(value))
+                _histogram_in(metrics, name).record(round(value))
         if m.tpot_ns is not None:
             # A stream that did not end well has no end of its generation but its last token.
             to_end_ns = m.tpot_to_end_ns if x.outcome in ENDED_WELL else None
-            _in(metrics, _TPOT_TO_END).record(round(m.tpot_ns if to_end_ns is None else to_end_ns))
+            _histogram_in(metrics, _TPOT_TO_END).record(round(m.tpot_ns if to_end_ns is None else to_end_ns))
         if m.smooth_benefit is not None:
             # Record billionths of a token, because the histogram holds integers.
-            _in(metrics, "smooth_benefit").record(round(m.smooth_benefit * 1e9))
+            _histogram_in(metrics, "smooth_benefit").record(round(m.smooth_benefit * 1e9))
             self.benefit += m.smooth_benefit
             if m.benefit not in self._readers:
                 self._readers = (*self._readers, m.benefit)
         if m.tbc_ns:
-            _in(metrics, "tbc").record_many(m.tbc_ns)
+            _histogram_in(metrics, "tbc").record_many(m.tbc_ns)
             option, gaps = ("A", m.tbc_ns) if m.itl_even_ns is None else ("B-even", m.itl_even_ns)
-            _in(metrics, "itl").record_many(gaps)
+            _histogram_in(metrics, "itl").record_many(gaps)
             self._itl_samples[option] += len(gaps)
             self._itl_policies[m.itl_policy] += 1
         if m.itl_c_ns:
-            _in(metrics, "itl_server").record_many(m.itl_c_ns)
+            _histogram_in(metrics, "itl_server").record_many(m.itl_c_ns)
         if self.objectives is not None:
             experience = experience_of(x, m, self.objectives)
             if experience is not None:
@@ -294,15 +294,15 @@ class Summary:
                     ("fluidity_index_code", experience.fluidity.code),
                     ("qoe_area_step", experience.qoe_area_step),
                 ):
-                    _in(metrics, name).record(round(share * 1e9))
+                    _histogram_in(metrics, name).record(round(share * 1e9))
         self._add_chunking(x, m)
 
     def _add_inferred(self, m: Measured) -> None:
         for name, value in zip(_STREAM_NAMES, _stream_terms(m), strict=True):
             if value is not None:
-                _in(self._inferred, name).record(round(value))
+                _histogram_in(self._inferred, name).record(round(value))
         if m.tbc_ns:
-            _in(self._inferred, "tbc").record_many(m.tbc_ns)
+            _histogram_in(self._inferred, "tbc").record_many(m.tbc_ns)
 
     def _add_chunking(self, x: Exchange, m: Measured) -> None:
         log, counts = x.timeline.events, self._counts
@@ -337,9 +337,9 @@ class Summary:
         added = x.added
         for name, ns in (("request", added.request_ns), ("first_chunk", added.first_chunk_ns)):
             if ns is not None:
-                _in(self._added, name).record(ns)
+                _histogram_in(self._added_latency, name).record(ns)
         if added.chunks_ns:
-            _in(self._added, "chunk").record_many(added.chunks_ns)
+            _histogram_in(self._added_latency, "chunk").record_many(added.chunks_ns)
 
     def saw_uncertainty(self, ns: int) -> None:
         """Record how long a byte may have waited before it was stamped."""
@@ -352,12 +352,12 @@ class Summary:
             self.opened = (self.opened or 0) + other.opened
         for mine, others in (
             (self._metrics, other._metrics),
-            (self._added, other._added),
+            (self._added_latency, other._added_latency),
             (self._clocks, other._clocks),
             (self._inferred, other._inferred),
         ):
             for name, histogram in others.items():
-                _in(mine, name).merge(histogram)
+                _histogram_in(mine, name).merge(histogram)
         self._chunk_tokens.merge(other._chunk_tokens)
         for name in _COUNTERS:
             getattr(self, name).update(getattr(other, name))
@@ -389,7 +389,7 @@ class Summary:
                 self.n, self.opened, self.benefit,
                 [(r.alpha, r.reader_ns_per_token, r.f, r.grace_tokens) for r in self._readers],
                 {name: h.to_bytes() for name, h in self._metrics.items()},
-                {name: h.to_bytes() for name, h in self._added.items()},
+                {name: h.to_bytes() for name, h in self._added_latency.items()},
                 {name: h.to_bytes() for name, h in self._clocks.items()},
                 self._chunk_tokens.to_bytes(),
                 [getattr(self, name) or None for name in _COUNTERS],
@@ -409,11 +409,11 @@ class Summary:
         if p.opened is not None:
             self.opened = (self.opened or 0) + p.opened
         for mine, others in (
-            (self._metrics, p.metrics), (self._added, p.added), (self._clocks, p.clocks),
+            (self._metrics, p.metrics), (self._added_latency, p.added), (self._clocks, p.clocks),
             (self._inferred, p.inferred),
         ):  # fmt: skip
             for name, histogram in others.items():
-                _in(mine, name).merge_bytes(histogram)
+                _histogram_in(mine, name).merge_bytes(histogram)
         self._chunk_tokens.merge_bytes(p.chunk_tokens)
         for name, counts in zip(_COUNTERS, p.counters, strict=True):
             if counts:
@@ -467,11 +467,11 @@ class Summary:
             "window": dict(window),
             "load": {
                 "mode": mode,
-                "offered_rps": None if self.opened is None else _rate(self.opened, seconds),
-                "achieved_rps": _rate(self.n, seconds),
+                "offered_rps": None if self.opened is None else _rate_of(self.opened, seconds),
+                "achieved_rps": _rate_of(self.n, seconds),
             },
             "metrics": metrics,
-            "added": {point: summarise_ns(self._added.get(point, _NOTHING)) for point in _ADDED},
+            "added": {point: summarise_ns(self._added_latency.get(point, _NOTHING)) for point in _ADDED},
             "outcomes": dict(sorted(self._outcomes.items())),
             "readings": dict(sorted(self._readings.items())),
             "without_dialect": self._without_dialect.to_dicts(),
@@ -482,10 +482,10 @@ class Summary:
             "tokens": {
                 # A name that was never counted is missing from a Counter: null, not 0.
                 **{name: self._tokens.get(name) for name in _TOKENS},
-                "input_per_second": _rate(self._tokens["input"], seconds)
+                "input_per_second": _rate_of(self._tokens["input"], seconds)
                 if "input" in self._tokens
                 else None,
-                "output_per_second": _rate(self._tokens["output"], seconds) if self._sources else None,
+                "output_per_second": _rate_of(self._tokens["output"], seconds) if self._sources else None,
                 "source": dict(sorted(self._sources.items())),
                 "cancelled": self._counts.get("cancelled_tokens"),
                 "after_cancel": self._counts.get("cancelled_tokens_after"),
@@ -515,7 +515,7 @@ class Summary:
         one = readers[0] if len(readers) == 1 else None
         due = {reader.due_text for reader in readers}
         out: dict[str, object] = {
-            "tokens_per_second": _rate(self.benefit, seconds) if self.benefit_n else None,
+            "tokens_per_second": _rate_of(self.benefit, seconds) if self.benefit_n else None,
             "n": self.benefit_n,
             "alpha": None if one is None else one.alpha,
             "speed_tokens_per_second": None if one is None else one.speed,
@@ -553,7 +553,7 @@ class Summary:
         return asdict(cost_of(price, seconds, self._tokens["output"], good, self._tokens["input"]))
 
 
-def _in(histograms: dict[str, Histogram], name: str) -> Histogram:
+def _histogram_in(histograms: dict[str, Histogram], name: str) -> Histogram:
     histogram = histograms.get(name)
     if histogram is None:
         histogram = histograms[name] = Histogram()
@@ -567,5 +567,5 @@ def _differ(tpot: Histogram, to_end: Histogram) -> bool:
     return to_end.mean > tpot.mean * (1 + TPOT_DIFFERENCE_MIN)
 
 
-def _rate(amount: float, seconds: float) -> float | None:
+def _rate_of(amount: float, seconds: float) -> float | None:
     return amount / seconds if seconds > 0 else None

@@ -48,10 +48,10 @@ def ray_cluster(address: str, workers: int | None) -> Iterator[Any]:
     try:
         import ray
     except ImportError:
-        raise ConfigError("--ray", "needs Ray", install_hint("ray")) from None
+        raise ConfigError("--ray", "needs the Python package ray", install_hint("ray")) from None
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if not local:
-        _reach(address)
+        _check_reachable(address)
         try:
             with _signals_kept():
                 ray.init(address, **quiet)
@@ -60,7 +60,9 @@ def ray_cluster(address: str, workers: int | None) -> Iterator[Any]:
             # only.
             refused = isinstance(exc, ConnectionError) and address != "auto"
             raise ConfigError(
-                "--ray", f"no Ray at {address}: {str(exc).splitlines()[0]}", _TOKEN_HINT if refused else None
+                "--ray",
+                f"no Ray cluster answers at {address}: {str(exc).splitlines()[0]}",
+                _TOKEN_HINT if refused else None,
             ) from None
         try:
             yield ray
@@ -76,7 +78,7 @@ def ray_cluster(address: str, workers: int | None) -> Iterator[Any]:
         }  # fmt: skip
         try:
             with _on_loopback_only(ray):
-                _start(ray, settings)
+                _start_ray(ray, settings)
             yield ray
         finally:
             _shut_down(ray, folder)
@@ -98,7 +100,7 @@ def _on_loopback_only(ray: Any) -> Iterator[None]:
         )
 
 
-def _start(ray: Any, settings: dict[str, Any]) -> None:
+def _start_ray(ray: Any, settings: dict[str, Any]) -> None:
     """Start Ray; try twice, since a start on a busy machine may exceed Ray's limit of 30 s. Raises
     ConfigError."""
     message = ""
@@ -110,13 +112,13 @@ def _start(ray: Any, settings: dict[str, Any]) -> None:
         except Exception as exc:  # After a time-out, Ray raises a bare Exception.
             message = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
             _shut_down(ray, settings["_temp_dir"])
-    raise ConfigError("--ray", f"Ray did not start on this machine, {_STARTS} times: {message}")
+    raise ConfigError("--ray", f"Ray did not start on this machine in {_STARTS} attempts: {message}")
 
 
 def _shut_down(ray: Any, folder: str) -> None:
     """End our Ray and its remaining processes: Ray kills its node after a second, and workers that are just
     starting would look for the node for minutes."""
-    started = _processes(folder)
+    started = _ray_processes(folder)
     ray.shutdown()
     for process in started:
         with suppress(psutil.NoSuchProcess):
@@ -124,7 +126,7 @@ def _shut_down(ray: Any, folder: str) -> None:
     psutil.wait_procs(started, timeout=_KILLED_WITHIN_S)
 
 
-def _processes(folder: str) -> list[psutil.Process]:
+def _ray_processes(folder: str) -> list[psutil.Process]:
     """Return the processes of the Ray that was started with this folder."""
     processes: list[psutil.Process] = []
     for child in psutil.Process().children():
@@ -153,7 +155,7 @@ def _signals_kept() -> Iterator[None]:
             signal.raise_signal(signal.SIGTERM)
 
 
-def _reach(address: str) -> None:
+def _check_reachable(address: str) -> None:
     """Raise ConfigError if no process listens at `address`: Ray itself would retry for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not port.isdecimal():
@@ -163,7 +165,7 @@ def _reach(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), _REACHED_WITHIN_S).close()
     except (OSError, OverflowError) as exc:
-        raise ConfigError("--ray", f"no Ray at {address}: {exc}") from None
+        raise ConfigError("--ray", f"no Ray cluster answers at {address}: {exc}") from None
 
 
 def _import_path() -> str:

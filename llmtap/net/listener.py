@@ -47,7 +47,7 @@ def parse_address(text: str, place: str) -> tuple[str, int]:
     bracketed = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if bracketed else host
     if not colon or (":" in host and not bracketed):
-        raise ConfigError(place, f"expected HOST:PORT, got {text!r}", "write [::1]:80 for IPv6")
+        raise ConfigError(place, f"expected HOST:PORT, got {text!r}", "for IPv6, write [::1]:80")
     if not (port.isascii() and port.isdigit() and int(port) <= 65_535):
         raise ConfigError(place, f"port {port!r} is not a number from 0 to 65535")
     return host, int(port)

@@ -34,7 +34,7 @@ class Pacer:
         self._alarm: _Alarm | None = None
         self._armed_ns = 0
         """Time of the alarm; 0: none."""
-        self._turning = False
+        self._in_turn = False
         """Whether callbacks are running: then the alarm is set only once, at the end of the turn."""
         self._closed = False
 
@@ -57,7 +57,7 @@ class Pacer:
 
     def catch_up(self) -> None:
         """Call due wakers now, for a caller that does other work in between."""
-        if 0 < self._armed_ns <= self._mono_ns() and not self._turning:
+        if 0 < self._armed_ns <= self._mono_ns() and not self._in_turn:
             self._turn()
 
     def close(self) -> None:
@@ -72,7 +72,7 @@ class Pacer:
         if self._closed:
             return
         heapq.heappush(self._heap, (due_ns, next(self._order), waker))
-        if not self._turning and (not self._armed_ns or due_ns < self._armed_ns):
+        if not self._in_turn and (not self._armed_ns or due_ns < self._armed_ns):
             self._arm(due_ns)
 
     def _arm(self, at_ns: int) -> None:
@@ -84,11 +84,11 @@ class Pacer:
     def _turn(self) -> None:
         self._armed_ns = 0
         heap = self._heap
-        self._turning = True
+        self._in_turn = True
         try:
             now_ns = self._call_due()
         finally:
-            self._turning = False
+            self._in_turn = False
         if heap:
             # Callbacks that are due now wait until the loop has read its sockets, but not for the pause.
             self._arm(now_ns if heap[0][0] <= now_ns else max(heap[0][0], now_ns + self._pause_ns))
@@ -133,10 +133,10 @@ class Waker:
 
     def close(self) -> None:
         """Make no more calls, and break the reference cycle."""
-        self.act = _nobody
+        self.act = _do_nothing
 
 
-def _nobody(now_ns: int) -> int:
+def _do_nothing(now_ns: int) -> int:
     return NEVER
 
 

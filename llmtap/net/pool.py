@@ -136,7 +136,7 @@ class Pool:
         self._connect_ns = connect_ns
         self._idle_max = idle_max
         self._idle_ns = idle_ns
-        self._idle: list[_Idle] = []
+        self._idle_connections: list[_Idle] = []
         """Idle connections, the youngest last: the upstream is least likely to close that one."""
         self._addresses: list[Address] = []
         self.resolved_ns = -RESOLVED_FOR_NS
@@ -155,12 +155,12 @@ class Pool:
 
     @property
     def idle(self) -> int:
-        return len(self._idle)
+        return len(self._idle_connections)
 
     def take(self, handler: Handler) -> Stream | None:
         """Return an idle connection that is still open and has nothing to read, or None."""
-        while self._idle:
-            idle = self._idle.pop()
+        while self._idle_connections:
+            idle = self._idle_connections.pop()
             stream = idle.stream
             if idle.may_be_used():
                 stream.handler = handler
@@ -172,17 +172,17 @@ class Pool:
 
     def give_back(self, stream: Stream, now_ns: int, *, used: bool = True) -> None:
         """Keep a connection whose last answer ended cleanly, or that is not `used` yet, if there is room."""
-        if len(self._idle) >= self._idle_max or self._idle_ns == 0 or stream.closed:
+        if len(self._idle_connections) >= self._idle_max or self._idle_ns == 0 or stream.closed:
             stream.close()
             return
         idle = _Idle(self, stream, now_ns, used)
         stream.handler = idle
-        self._idle.append(idle)
+        self._idle_connections.append(idle)
 
     def discard(self, idle: _Idle) -> None:
         idle.stream.close()
         try:
-            self._idle.remove(idle)
+            self._idle_connections.remove(idle)
         except ValueError:
             pass  # The connection was taken from the pool in the same turn of the loop.
 
@@ -191,8 +191,8 @@ class Pool:
         for attempt in [a for a in self.attempts if now_ns - a.began_ns > self._connect_ns]:
             attempt.cancel()
             attempt.fail(TimeoutError("no connection in time"))
-        while self._idle and now_ns - self._idle[0].since_ns > self._idle_ns:
-            self._idle.pop(0).stream.close()
+        while self._idle_connections and now_ns - self._idle_connections[0].since_ns > self._idle_ns:
+            self._idle_connections.pop(0).stream.close()
 
     def close(self) -> None:
         """Close every idle connection and every attempt to connect."""
@@ -200,9 +200,9 @@ class Pool:
             attempt.cancel()
         if self._looking_up is not None:
             self._looking_up.cancel()
-        for idle in self._idle:
+        for idle in self._idle_connections:
             idle.stream.close()
-        self._idle.clear()
+        self._idle_connections.clear()
 
     def connect(self, waiter: Waiter) -> "Attempt":
         """Open a connection for `waiter`, which is called with the result, maybe before this returns."""
@@ -267,7 +267,7 @@ class Attempt:
             return  # The attempt was cancelled in the meantime.
         if error is None:
             self._addresses = list(addresses)
-            self._next(OSError("the name has no address"))
+            self._next(OSError("the host name has no address"))
         else:
             self.fail(error)
 

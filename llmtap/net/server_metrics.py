@@ -3,7 +3,8 @@
 `read_metrics` parses a page; `meter/relays.py` and `load/monitor/` request it. Metric names of vLLM,
 SGLang, TGI, llm-d's router and llmtap's simulated server, present and former ones, are known. Other lines are
 not parsed, so that a scrape is cheap. The parser is our own and takes linear time (prometheus_client's is
-quadratic in the length of a line), because servers are not trusted. `parse_metrics` runs it in a thread.
+quadratic in the length of a line), because servers are not trusted. `read_metrics_in_thread` runs it in a
+thread.
 
 Sources: vLLM, vllm/v1/metrics/loggers.py, docs/usage/metrics.md, pull requests 29330 and 32661 (removed
 names); SGLang, python/sglang/srt/metrics/collector.py and its "Production Metrics"; TGI, "Metrics" of its
@@ -113,7 +114,7 @@ class _Sample(NamedTuple):
     value: float
 
 
-async def parse_metrics(body: bytes) -> dict[str, float]:
+async def read_metrics_in_thread(body: bytes) -> dict[str, float]:
     """Run `read_metrics` in a worker thread, so that the loop does not wait for a page of many MB."""
     return await asyncio.to_thread(read_metrics, body)
 
@@ -123,12 +124,12 @@ def read_metrics(body: bytes) -> dict[str, float]:
     samples: dict[str, list[_Sample]] = {}
     for number, line in enumerate(io.BytesIO(body)):
         if number >= LINES_MAX:
-            raise ValueError(f"more than {LINES_MAX:,} lines")
+            raise ValueError(f"the page has more than {LINES_MAX:,} lines")
         name = _NAME.match(line)
         if name is not None:
             if len(line) > LINE_BYTES_MAX:
-                raise ValueError(f"more than {LINE_BYTES_MAX >> 10} KiB in a line")
-            samples.setdefault(name[0].decode(), []).append(_sample(line, name.end()))
+                raise ValueError(f"a line has more than {LINE_BYTES_MAX >> 10} KiB")
+            samples.setdefault(name[0].decode(), []).append(_read_sample(line, name.end()))
     values = {}
     for ours, names in _NAMES.items():
         source_name = next((name for name in names if name in samples), None)
@@ -139,7 +140,7 @@ def read_metrics(body: bytes) -> dict[str, float]:
     return values
 
 
-def _sample(line: bytes, at: int) -> _Sample:
+def _read_sample(line: bytes, at: int) -> _Sample:
     """Read a line after the name of its metric. Raises ValueError."""
     line.decode()
     labels: dict[bytes, bytes] = {}
@@ -148,12 +149,12 @@ def _sample(line: bytes, at: int) -> _Sample:
         at = brace.end()
         while (label := _LABEL.match(line, at)) is not None:
             if label[1] in labels:
-                raise ValueError("a label is there twice")
+                raise ValueError("a line has the same label twice")
             labels[label[1]] = label[2]
             at = label.end()
         end = _CLOSE.match(line, at)
         if end is None:
-            raise ValueError("the labels do not end")
+            raise ValueError("the labels of a line are malformed")
         at = end.end()
     value = _VALUE.fullmatch(line, at)
     if value is None:

@@ -20,14 +20,14 @@ class TlsStream(asyncio.Protocol):
     close; the stream only looks at it.
     """
 
-    __slots__ = ("_full", "_sock", "_transport", "closed", "handler", "resumed_ns")
+    __slots__ = ("_is_full", "_sock", "_transport", "closed", "handler", "resumed_ns")
 
     def __init__(self, handler: Handler, sock: socket.socket) -> None:
         self.handler = handler
         self._sock = sock
         self.closed = False
         self.resumed_ns = 0  # Always 0, because timestamps are taken on reading.
-        self._full = False
+        self._is_full = False
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -51,17 +51,17 @@ class TlsStream(asyncio.Protocol):
             self.handler.on_lost(exc if isinstance(exc, OSError) else None)
 
     def pause_writing(self) -> None:
-        self._full = True
+        self._is_full = True
 
     def resume_writing(self) -> None:
-        self._full = False
+        self._is_full = False
         if not self.closed:
             self.handler.on_drained()
 
     @property
     def pending(self) -> int:
         """Bytes in asyncio's buffer while it is above the high-water mark; else 0."""
-        if self.closed or not self._full or self._transport is None:
+        if self.closed or not self._is_full or self._transport is None:
             return 0
         return self._transport.get_write_buffer_size()
 
@@ -82,7 +82,7 @@ class TlsStream(asyncio.Protocol):
         if self.closed or self._transport is None or self._transport.is_closing():
             raise ConnectionResetError("connection is closed")
         self._transport.write(data)
-        return not self._full
+        return not self._is_full
 
     @property
     def paused(self) -> bool:

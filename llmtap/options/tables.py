@@ -40,13 +40,13 @@ class Mistakes:
         """Add mistakes, without those that follow from the missing value of a wrong key."""
         wrong: set[str] = set()
         for error in errors:
-            if not any(_names(f"{error.place} {error.problem}", key) for key in self.wrong):
-                self.found.append(self.placed(error))
+            if not any(_names_key(f"{error.place} {error.problem}", key) for key in self.wrong):
+                self.found.append(self.with_place(error))
             if key := _KEY.match(error.place):
                 wrong.add(key[0])
         self.wrong |= wrong
 
-    def placed(self, error: ConfigError) -> ConfigError:
+    def with_place(self, error: ConfigError) -> ConfigError:
         """Return a mistake with the place where its key was set."""
         name = error.place
         while name and name not in self.places:
@@ -62,7 +62,7 @@ class Mistakes:
 _KEY: Final = re.compile(r"[^.\s\[]+(\.[^.\s\[]+)+")
 
 
-def _names(text: str, key: str) -> bool:
+def _names_key(text: str, key: str) -> bool:
     return re.search(rf"\b{re.escape(key)}\b", text) is not None
 
 
@@ -122,7 +122,9 @@ class OptionTables:
                 report(name, what, nearest(name, self.schema))
                 continue
             if not isinstance(keys, dict):
-                report(name, f"{name!r} is outside a table", f"write [{name}] above it")
+                report(
+                    name, f"{name!r} is outside a table", f"write a line [{name}] above the keys of the table"
+                )
                 continue
             tables = {name: keys}
             if not is_struct(self.schema[name]):
@@ -181,7 +183,7 @@ class OptionTables:
         if get_origin(inner) is dict:
             return get_args(inner)[1], name
         if not is_struct(inner):
-            self.mistakes.found.append(ConfigError(place, f"{path} is no table"))
+            self.mistakes.found.append(ConfigError(place, f"{path} is not a table"))
             return None, name
         types = {field.name: field.type for field in msgspec.structs.fields(inner)}
         known = name.replace("-", "_")
@@ -240,7 +242,9 @@ class OptionTables:
             except ConfigError as exc:
                 errors = list(exc.each())
             self.mistakes.add(errors)
-            wrong_names = [n for n in good if any(_names(error.place, f"{table}.{n}") for error in errors)]
+            wrong_names = [
+                n for n in good if any(_names_key(error.place, f"{table}.{n}") for error in errors)
+            ]
             if not wrong_names:
                 break
             for name in wrong_names:
@@ -253,5 +257,5 @@ class OptionTables:
         keys = [key for key in self.mistakes.places if key.startswith(f"{error.place}.")]
         if error.place in self.mistakes.places or not keys:
             return error
-        places = [self.mistakes.placed(ConfigError(key, "")).place for key in keys]
+        places = [self.mistakes.with_place(ConfigError(key, "")).place for key in keys]
         return ConfigError(", ".join(places), error.problem, error.hint)

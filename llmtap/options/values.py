@@ -106,7 +106,7 @@ def _with_raw(kind: Any, value: Any) -> Any:
     if isinstance(value, dict) and get_origin(inner) is dict:
         return {name: _with_raw(get_args(inner)[1], one) for name, one in value.items()}
     if isinstance(value, dict) and is_struct(inner):
-        members, _ = _members(inner)
+        members, _ = _table_members(inner)
         return {name: _with_raw(members.get(name), one) for name, one in value.items()}
     return value
 
@@ -119,11 +119,11 @@ def mistakes_in(
     `strict`: a number is no text. `given`: text that the user wrote, if it differs from the content.
     """
     secret = secret or _is_secret(kind)
-    inside = list(_inside(content, kind, place))
+    inside = list(_values_inside(content, kind, place))
     unknown: list[ConfigError] = []
     parts = parts_of(kind)
     if isinstance(content, dict) and len(parts) == 1 and is_struct(parts[0]):
-        members, required = _members(parts[0])
+        members, required = _table_members(parts[0])
         unknown = [
             ConfigError(place, f"there is no key `{key}`", nearest(key, members))
             for key in content
@@ -156,7 +156,7 @@ def mistakes_in(
         yield from exc.each()
 
 
-def _inside(content: Any, kind: Any, place: str) -> Iterator[tuple[Any, Any, str]]:
+def _values_inside(content: Any, kind: Any, place: str) -> Iterator[tuple[Any, Any, str]]:
     """Yield the items of a list and the known values of a table, with their types and places."""
     parts = parts_of(kind)
     if len(parts) != 1:
@@ -169,14 +169,14 @@ def _inside(content: Any, kind: Any, place: str) -> Iterator[tuple[Any, Any, str
         for key, value in content.items():
             yield value, get_args(parts[0])[1], f"{place}.{key}"
     elif isinstance(content, dict) and is_struct(parts[0]):
-        members, _ = _members(parts[0])
+        members, _ = _table_members(parts[0])
         yield from (
             (value, members[key], f"{place}.{key}") for key, value in content.items() if key in members
         )
 
 
 @functools.cache
-def _members(kind: type[msgspec.Struct]) -> tuple[dict[str, Any], list[str]]:
+def _table_members(kind: type[msgspec.Struct]) -> tuple[dict[str, Any], list[str]]:
     """Return the types of a table's keys, and its required keys.
 
     Cached, because every meter checks its tables of dialects with it when it starts.
@@ -215,23 +215,23 @@ def wanted(info: Type) -> str:
         case IntType() | FloatType() as number:
             what = "a whole number" if isinstance(number, IntType) else "a number"
             if number.ge is not None and number.le is not None:
-                return f"{what} from {_limit(number.ge)} to {_limit(number.le)}"
+                return f"{what} from {_limit_text(number.ge)} to {_limit_text(number.le)}"
             if number.ge is not None:
-                what += f" of at least {_limit(number.ge)}"
+                what += f" of at least {_limit_text(number.ge)}"
             elif number.gt is not None:
-                what += f" above {_limit(number.gt)}"
+                what += f" above {_limit_text(number.gt)}"
             limits = {"at most": number.le, "below": number.lt}
-            return what + "".join(f", {word} {_limit(n)}" for word, n in limits.items() if n is not None)
+            return what + "".join(f", {word} {_limit_text(n)}" for word, n in limits.items() if n is not None)
         case CollectionType():
-            return "a list" if info.min_length is None else f"a list of at least {info.min_length:,}"
+            return "a list" if info.min_length is None else f"a list with at least {info.min_length:,} values"
         case TupleType():
-            return f"a list of {len(info.item_types):,}"
+            return f"a list of {len(info.item_types):,} values"
         case StructType() | DictType():
             return "a table"
     return "a value of another type"
 
 
-def _limit(number: float) -> str:
+def _limit_text(number: float) -> str:
     return f"{number:,.0f}" if number == int(number) else f"{number:,g}"
 
 
@@ -240,7 +240,7 @@ def nearest(name: str, known: Collection[str], prefix: str = "", *, few: bool = 
     near = difflib.get_close_matches(name, known, 1, 0.7)
     if near:
         return f"did you mean '{prefix}{near[0]}'?"
-    return f"one of {', '.join(known)}" if few and 0 < len(known) <= _NAMED_MAX else None
+    return f"expected one of {', '.join(known)}" if few and 0 < len(known) <= _NAMED_MAX else None
 
 
 def missing(table: str, name: str) -> ConfigError:

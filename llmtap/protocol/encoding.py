@@ -104,9 +104,11 @@ class Decoder:
         names = [n for part in (encoding or b"").lower().split(b",") if (n := part.strip(b" \t"))]
         names = [n for n in names if n != b"identity"]
         if len(names) > CODINGS_MAX:
-            raise DecodeError(f"{len(names)} content codings on one body (limit {CODINGS_MAX})")
+            raise DecodeError(
+                f"the body has {len(names)} content codings, and at most {CODINGS_MAX} are allowed"
+            )
         # RFC 9110 8.4: codings are listed in the order they were applied; the last comes off first.
-        self._stages = [_stage(n) for n in reversed(names)]
+        self._stages = [_stage_of(n) for n in reversed(names)]
         self._window_bytes_max = sum(stage.window_bytes_max for stage in self._stages)
         self._budget = DecodingBudget(decoded_bytes_max, ratio_max)
 
@@ -144,7 +146,7 @@ class Decoder:
                 yield b""
 
 
-def _stage(name: bytes) -> _Stage:
+def _stage_of(name: bytes) -> _Stage:
     if name in (b"gzip", b"x-gzip"):  # RFC 9110 8.4.1.3: a recipient treats them as one
         return _Gzip()
     if name == b"deflate":
@@ -153,7 +155,7 @@ def _stage(name: bytes) -> _Stage:
         return _Brotli()
     if name == b"zstd":
         return _Zstd()
-    raise DecodeError("unknown content coding")
+    raise DecodeError("the body has an unknown content coding")
 
 
 def inflated(inflater: "zlib._Decompress", data: bytes, budget: DecodingBudget) -> Iterator[bytes]:
@@ -170,16 +172,16 @@ def inflated(inflater: "zlib._Decompress", data: bytes, budget: DecodingBudget) 
 
 
 class _Gzip:
-    __slots__ = ("_head", "_inflater", "_over")
+    __slots__ = ("_has_ended", "_head", "_inflater")
     window_bytes_max = _DEFLATE_WINDOW_MAX
 
     def __init__(self) -> None:
         self._inflater: zlib._Decompress | None = zlib.decompressobj(31)
         self._head = b""
-        self._over = False
+        self._has_ended = False
 
     def decode(self, data: bytes, budget: DecodingBudget) -> Iterator[bytes]:
-        while data and not self._over:
+        while data and not self._has_ended:
             if self._inflater is None:
                 data = self._head + data
                 if len(data) < len(_GZIP_MAGIC):
@@ -187,7 +189,7 @@ class _Gzip:
                     return
                 # Ignore bytes after a member that do not begin another member, as the program gzip does.
                 if not data.startswith(_GZIP_MAGIC):
-                    self._over = True
+                    self._has_ended = True
                     return
                 self._inflater, self._head = zlib.decompressobj(31), b""
             try:
@@ -267,9 +269,7 @@ class _Zstd:
             try:
                 output = self._decompressor.decompress(data[i : i + _ZSTD_INPUT_BYTES])
             except zstandard.ZstdError:
-                raise DecodeError(
-                    "the body is not valid zstd, or needs a window of more than 8 MiB"
-                ) from None
+                raise DecodeError("the body is not valid zstd with a window of at most 8 MiB") from None
             budget.take(len(output))
             for start in range(0, len(output), PIECE_BYTES):
                 yield output[start : start + PIECE_BYTES]

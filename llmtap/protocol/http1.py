@@ -200,16 +200,16 @@ def _tokenise_request(raw: bytes, method: bytes) -> _Fields:
         except httptools.HttpParserError as exc:
             # llhttp accepts only a fixed list of methods, which HTTP does not have (RFC 9110 9.1). Let llhttp
             # parse the rest with a usual method.
-            if "nvalid method" not in _reason(exc):
+            if "nvalid method" not in _error_reason(exc):
                 raise
             fields = _Fields()
             httptools.HttpRequestParser(fields).feed_data(b"POST" + raw[len(method) :])
     except httptools.HttpParserUpgrade:
         pass  # Raised after the head of a request for an upgrade, when all fields have been read.
     except httptools.HttpParserError as exc:
-        raise PeerProtocolError(f"malformed request head: {_reason(exc)}") from None
+        raise PeerProtocolError(f"malformed request head: {_error_reason(exc)}") from None
     if not fields.complete:
-        raise PeerProtocolError("malformed request head")
+        raise PeerProtocolError("the request head is incomplete")
     return fields
 
 
@@ -234,38 +234,38 @@ def _parse_request_head(raw: bytes) -> RequestHead:
     if method not in _USUAL_METHODS:
         # RFC 9110 9.1: a method is a token. llhttp skips line ends before it.
         if _TOKEN.fullmatch(method) is None:
-            raise PeerProtocolError("the method is not a token")
+            raise PeerProtocolError("the method has characters that are not allowed")
         if len(method) > METHOD_CHARS_MAX:
             raise PeerProtocolError("the method is too long", 501)
     if raw.startswith(b"PRI * HTTP/2"):  # RFC 9113 3.4; llhttp would report it as malformed.
-        raise PeerProtocolError("HTTP/2 is not spoken here: use HTTP/1.1", 505)
+        raise PeerProtocolError("HTTP/2 is not supported: use HTTP/1.1", 505)
     if method == b"CONNECT":
-        raise PeerProtocolError("CONNECT is not offered: this is a reverse proxy", 405)
+        raise PeerProtocolError("the method CONNECT is not supported: this is a reverse proxy", 405)
     fields = _tokenise_request(raw, method)
     target = fields.target
     # Compare the bytes themselves: llhttp also accepts the protocols ICE/ and RTSP/, and other versions.
     protocol_at = len(method) + 1 + len(target)
     is_11 = raw.startswith(b" HTTP/1.1\r\n", protocol_at)
     if not is_11 and not raw.startswith(b" HTTP/1.0\r\n", protocol_at):
-        raise PeerProtocolError("only HTTP/1.1 and HTTP/1.0 are spoken here", 505)
+        raise PeerProtocolError("the HTTP version is not supported: use HTTP/1.1 or HTTP/1.0", 505)
     if b"#" in target:
-        raise PeerProtocolError("a request target has no fragment")  # RFC 9112 3.2
+        raise PeerProtocolError("the request target must not have a fragment")  # RFC 9112 3.2
 
-    lengths, codings, options, hosts, upgrades, expectations = _routing(fields.headers)
+    lengths, codings, options, hosts, upgrades, expectations = _routing_values(fields.headers)
     connection = tuple(options)
     # RFC 9112 3.2: answer 400 to an HTTP/1.1 request without Host, and to any request with two or more.
     if len(hosts) > 1 or (is_11 and not hosts):
-        raise PeerProtocolError("a request has exactly one Host field")
+        raise PeerProtocolError("the request must have exactly one Host field")
     if hosts and hosts[0] not in _seen_hosts:
         _check_host(hosts[0])
     framing, length = _NONE, 0
     if codings:
         if lengths:
-            raise PeerProtocolError("both Content-Length and Transfer-Encoding")
+            raise PeerProtocolError("the request has both Content-Length and Transfer-Encoding")
         if not is_11:
-            raise PeerProtocolError("Transfer-Encoding in an HTTP/1.0 request")  # RFC 9112 6.1
+            raise PeerProtocolError("an HTTP/1.0 request must not have Transfer-Encoding")  # RFC 9112 6.1
         if len(codings) > 1 or codings[0].lower() != b"chunked":
-            raise PeerProtocolError("a transfer coding other than chunked", 501)
+            raise PeerProtocolError("the request has a transfer coding other than chunked", 501)
         framing = _CHUNKED
     elif lengths:
         length = _content_length(lengths)
@@ -285,7 +285,7 @@ def _parse_request_head(raw: bytes) -> RequestHead:
     )
 
 
-def _routing(headers: Headers, status: int = 400) -> tuple[list[bytes], ...]:
+def _routing_values(headers: Headers, status: int = 400) -> tuple[list[bytes], ...]:
     """Return the values of Content-Length, Transfer-Encoding, Connection (its options in lower case), Host,
     Upgrade and Expect. Raises PeerProtocolError with `status`."""
     values: tuple[list[bytes], ...] = ([], [], [], [], [], [])
@@ -297,10 +297,10 @@ def _routing(headers: Headers, status: int = 400) -> tuple[list[bytes], ...]:
             continue
         if kind == _CODING and b"\t" in value:
             # RFC 9110 5.5 allows a tab around a value, but llhttp reads `chunked` with it as another coding.
-            raise PeerProtocolError("a tab in Transfer-Encoding", status)
+            raise PeerProtocolError("the Transfer-Encoding field contains a tab", status)
         # RFC 9110 5.5: white space after a value, which llhttp keeps, is not part of it.
         value = value.rstrip(b" \t")
-        values[kind].extend(_options(value) if kind == _CONNECTION else (value,))
+        values[kind].extend(_connection_options(value) if kind == _CONNECTION else (value,))
     return values
 
 
@@ -337,7 +337,7 @@ def _parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
     except httptools.HttpParserUpgrade:
         pass
     except httptools.HttpParserError as exc:
-        what = _reason(exc)
+        what = _error_reason(exc)
         if raw[9:12] == b"101" and "Upgrade" in what:
             # llhttp stops after each 101 response. With both fields it raises HttpParserUpgrade, without one
             # of them this error.
@@ -353,10 +353,15 @@ def _parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
     if _REASON.fullmatch(raw, 12, raw.find(b"\r\n")) is None:
         raise PeerProtocolError("malformed response status line", 502)
 
-    lengths, codings, options, *_ = _routing(headers, 502)
+    lengths, codings, options, *_ = _routing_values(headers, 502)
     connection = tuple(options)
-    if codings and (lengths or not is_11 or len(codings) > 1 or codings[0].lower() != b"chunked"):
-        raise PeerProtocolError("ambiguous framing of the response", 502)
+    if codings:
+        if lengths:
+            raise PeerProtocolError("the response has both Content-Length and Transfer-Encoding", 502)
+        if not is_11:
+            raise PeerProtocolError("an HTTP/1.0 response must not have Transfer-Encoding", 502)
+        if len(codings) > 1 or codings[0].lower() != b"chunked":
+            raise PeerProtocolError("the response has a transfer coding other than chunked", 502)
     length = _content_length(lengths, 502) if lengths else 0
     if method == b"HEAD" or status < 200 or status in (204, 304):
         framing = _NONE
@@ -378,11 +383,11 @@ def _parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
     )
 
 
-def _reason(exc: Exception) -> str:
+def _error_reason(exc: Exception) -> str:
     return str(exc) or type(exc).__name__
 
 
-def _options(value: bytes) -> list[bytes]:
+def _connection_options(value: bytes) -> list[bytes]:
     return [o for part in value.lower().split(b",") if (o := part.strip(b" \t"))]
 
 
@@ -439,7 +444,7 @@ class ChunkedScanner:
     are refused, too."""
 
     __slots__ = (
-        "_extension_bytes", "_refused", "_refused_words", "_trailer_bytes", "left", "line_part",
+        "_extension_bytes", "_refused_names", "_refused_words", "_trailer_bytes", "left", "line_part",
         "trailer_lines", "trailers",
     )  # fmt: skip
 
@@ -450,7 +455,7 @@ class ChunkedScanner:
         refused: frozenset[bytes] = frozenset(),
         refused_words: frozenset[bytes] = frozenset(),
     ) -> None:
-        self._refused = refused
+        self._refused_names = refused
         self._refused_words = refused_words
         self._extension_bytes = 0
         """Bytes of chunk extensions that exceed the payload of their chunks."""
@@ -523,7 +528,7 @@ class ChunkedScanner:
                     raise PeerProtocolError("a trailer line is malformed")
                 self._trailer_bytes += len(line)
                 if self.trailer_lines > TRAILER_LINES_MAX or self._trailer_bytes > TRAILER_BYTES_MAX:
-                    raise PeerProtocolError("too many trailer lines")
+                    raise PeerProtocolError("the trailer section is too long")
                 self._check_trailer_name(line)
                 if self.trailers is not None:
                     self.trailers.append(line)
@@ -552,7 +557,7 @@ class ChunkedScanner:
         if extension:
             self._extension_bytes = max(0, self._extension_bytes + extension - size)
             if self._extension_bytes > EXTENSION_BYTES_MAX:
-                raise PeerProtocolError("too many bytes of chunk extensions")
+                raise PeerProtocolError("the chunk extensions have too many bytes")
         elif len(line) <= 10 and len(_SIZES) < _SIZES_MAX:
             _SIZES[line] = size
         return size
@@ -569,10 +574,10 @@ class ChunkedScanner:
     def _check_trailer_name(self, line: bytes) -> None:
         """Raise PeerProtocolError if this trailer is refused; `line` may end anywhere."""
         name, colon, _ = line.partition(b":")
-        if self._refused and colon:
+        if self._refused_names and colon:
             name = spelling_key(name)
-            if name in self._refused or not self._refused_words.isdisjoint(name.split(b"-")):
-                raise PeerProtocolError("a field that is not allowed as a trailer")
+            if name in self._refused_names or not self._refused_words.isdisjoint(name.split(b"-")):
+                raise PeerProtocolError("the trailer section has a field that is not allowed there")
 
 
 class ChunkedDecoder:

@@ -30,24 +30,28 @@ _STREAM: Final = re.compile(r"(?:^|&)stream=(?:true|1)(?:&|$)", re.IGNORECASE)
 
 
 class SkipRules:
-    __slots__ = ("_below", "_exact", "_methods", "_methods_sent", "_rule_of_target")
+    __slots__ = ("_exact_paths", "_methods", "_methods_sent", "_prefixes", "_rule_of_target")
 
     def __init__(self, rules: Collection[str], place: str = "skip") -> None:
         if isinstance(
             rules, str
         ):  # A string is a collection of letters, so no type check finds this mistake.
-            raise ConfigError(place, "expected a list of rules, got text", f"skip=({rules!r},)")
+            raise ConfigError(place, "expected a list of rules, got text", f"write skip=({rules!r},)")
         paths = [rule for rule in rules if not _METHOD.fullmatch(rule)]
         for path in paths:
             if not path.startswith("/"):
-                hint = "/health, or a method in capitals such as GET"
+                hint = "write a path such as /health, or a method in capitals such as GET"
                 raise ConfigError(place, f"{path!r} must begin with /", hint)
             if "*" in path or "?" in path:
-                raise ConfigError(place, f"{path!r} is a pattern or has a query", "a path holds all below it")
+                raise ConfigError(
+                    place,
+                    f"{path!r} must not contain * or ?",
+                    "write only the path: it includes all paths below it",
+                )
         self._methods = frozenset(rules) - frozenset(paths)
         self._methods_sent = frozenset(method.encode() for method in self._methods)
-        self._exact = {path.rstrip("/") or "/": path for path in paths}
-        self._below = tuple(f"{path}/" for path in self._exact if path != "/")
+        self._exact_paths = {path.rstrip("/") or "/": path for path in paths}
+        self._prefixes = tuple(f"{path}/" for path in self._exact_paths if path != "/")
         self._rule_of_target = lru_cache(TARGETS_KEPT)(self._by_target)
 
     def rule_of(
@@ -61,10 +65,12 @@ class SkipRules:
         self, method: str, path: str | None, query: str, fields: Iterable[tuple[bytes, bytes]]
     ) -> str | None:
         if path is not None:
-            if path in self._exact:
-                return self._exact[path]
-            if path.startswith(self._below):
-                return next(self._exact[below[:-1]] for below in self._below if path.startswith(below))
+            if path in self._exact_paths:
+                return self._exact_paths[path]
+            if path.startswith(self._prefixes):
+                return next(
+                    self._exact_paths[below[:-1]] for below in self._prefixes if path.startswith(below)
+                )
         if method not in self._methods or _STREAM.search(unquote(query)):
             return None
         for name, value in fields:

@@ -40,7 +40,7 @@ def check_memory(data: bytes) -> None:
 
 def value_bytes(data: bytes) -> int:
     """Return an upper limit of the memory, in which brackets and commas in strings count, too."""
-    return _weight(data.count(b"{") + data.count(b"["), data.count(b","), data.count(b'"'))
+    return _memory_bytes(data.count(b"{") + data.count(b"["), data.count(b","), data.count(b'"'))
 
 
 def exact_value_bytes(data: bytes) -> int:
@@ -56,10 +56,10 @@ def exact_value_bytes(data: bytes) -> int:
         inside ^= bool(len(parts) % 2 == 0)
         commas += (n := bare.count(b","))
         brackets += len(bare) - n
-    return _weight(brackets, commas, quotes)
+    return _memory_bytes(brackets, commas, quotes)
 
 
-def _weight(brackets: int, commas: int, quotes: int) -> int:
+def _memory_bytes(brackets: int, commas: int, quotes: int) -> int:
     return _BRACKET_BYTES * brackets + _COMMA_BYTES * commas + _STRING_BYTES * (quotes // 2)
 
 

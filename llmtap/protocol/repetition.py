@@ -140,7 +140,7 @@ def find_repetition(
                 return None
             if names_read is None or last is None:
                 return candidate
-            return _loosen(candidate, last, names_read, read_event) or candidate
+            return _with_loose_values(candidate, last, names_read, read_event) or candidate
     return None
 
 
@@ -154,7 +154,7 @@ def _is_read(probe: bytes, candidate: Repetition, read_event: Callable[[SseEvent
     return delta == _replace(candidate.delta, text=_PROBE)
 
 
-def _members(block: bytes) -> dict[str, bytes]:
+def _member_spans(block: bytes) -> dict[str, bytes]:
     """Return the members of the object in a block, each value as its bytes; none if there is no object."""
     events = SseParser().feed(block)
     if len(events) != 1 or events[0].data is None:
@@ -165,7 +165,7 @@ def _members(block: bytes) -> dict[str, bytes]:
         return {}
 
 
-def _loosen(
+def _with_loose_values(
     candidate: Repetition,
     last: Repetition,
     names_read: frozenset[str],
@@ -174,7 +174,7 @@ def _loosen(
     """Return the candidate with loose values: those in which it differs from the last repetition. None if
     there are none or too many, or if one of them cannot be replaced."""
     sample, edge = candidate.opening + candidate.closing, len(candidate.opening)
-    was, now = _members(last.sample or last.opening + last.closing), _members(sample)
+    was, now = _member_spans(last.sample or last.opening + last.closing), _member_spans(sample)
     loose = {
         name: value
         for name, value in now.items()
@@ -184,7 +184,7 @@ def _loosen(
     }
     if not 0 < len(loose) <= LOOSE_MAX:
         return None
-    places = [_place(sample, name, value) for name, value in loose.items()]
+    places = [_value_place(sample, name, value) for name, value in loose.items()]
     text = edge, edge, True
     if any(start <= edge <= end for start, end, _ in places):
         return None  # A value was not found, or is the text itself.
@@ -196,10 +196,10 @@ def _loosen(
     changed = {
         name: b'"x' + value[1:] if value.startswith(b'"') else b"1" + value for name, value in loose.items()
     }
-    if _members(_insert(sample, values, more)) != now | changed:
+    if _member_spans(_insert_bytes(sample, values, more)) != now | changed:
         return None
     more[values.index(text)] = _PROBE.encode()
-    if not _is_read(_insert(sample, values, more), candidate, read_event):
+    if not _is_read(_insert_bytes(sample, values, more), candidate, read_event):
         return None
     ends, starts = [0, *(end for _, end, _ in values)], [*(start for start, _, _ in values), len(sample)]
     opening, *fixed, closing = (sample[a:b] for a, b in zip(ends, starts, strict=True))
@@ -213,7 +213,7 @@ def _loosen(
     )  # fmt: skip
 
 
-def _place(sample: bytes, name: str, value: bytes) -> tuple[int, int, bool]:
+def _value_place(sample: bytes, name: str, value: bytes) -> tuple[int, int, bool]:
     """Return where a member's value starts and ends, without its quotes, and whether it is a string; all of
     the sample if the value does not stand in exactly one place."""
     is_string = value.startswith(b'"')
@@ -224,7 +224,7 @@ def _place(sample: bytes, name: str, value: bytes) -> tuple[int, int, bool]:
     return end - len(value) + is_string, end - is_string, is_string
 
 
-def _insert(sample: bytes, values: list[tuple[int, int, bool]], more: list[bytes]) -> bytes:
+def _insert_bytes(sample: bytes, values: list[tuple[int, int, bool]], more: list[bytes]) -> bytes:
     """Return the sample with the bytes of `more` inserted where these values start."""
     starts = [start for start, _, _ in values]
     parts = [sample[a:b] for a, b in zip([0, *starts], [*starts, len(sample)], strict=True)]

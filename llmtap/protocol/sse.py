@@ -279,7 +279,7 @@ class LineParser:
     """Splits one body into lines (NDJSON; the last may lack its end, an empty one is a keep-alive). A line
     beyond `line_bytes_max` is skipped and counted."""
 
-    __slots__ = ("_dropped", "_line_bytes_max", "_size", "_tail", "offset", "skipped")
+    __slots__ = ("_is_dropped", "_line_bytes_max", "_size", "_tail", "offset", "skipped")
 
     def __init__(self, line_bytes_max: int = EVENT_BYTES_MAX) -> None:
         self.offset = 0
@@ -288,7 +288,7 @@ class LineParser:
         self._tail = bytearray()
         self._size = 0
         """Bytes of the unfinished line, including those that were dropped."""
-        self._dropped = False
+        self._is_dropped = False
 
     @property
     def kept_bytes(self) -> int:
@@ -296,7 +296,7 @@ class LineParser:
 
     def drop(self) -> None:
         """Release the memory of the unfinished line, which is then skipped and counted."""
-        self._dropped = self._size > 0
+        self._is_dropped = self._size > 0
         self._tail.clear()
 
     def feed(self, data: bytes) -> list[SseEvent]:
@@ -318,20 +318,20 @@ class LineParser:
     def _keep(self, part: bytes) -> None:
         self.offset += len(part)
         self._size += len(part)
-        if self._size > self._line_bytes_max or self._dropped:
+        if self._size > self._line_bytes_max or self._is_dropped:
             self._tail.clear()
         else:
             self._tail += part
 
     def _end(self, out: list[SseEvent]) -> None:
-        if self._size > self._line_bytes_max or self._dropped:
+        if self._size > self._line_bytes_max or self._is_dropped:
             self.skipped += 1
         else:
             line = bytes(self._tail).rstrip(b"\r\n")
             out.append(SseEvent(self.offset - self._size, self.offset, line))
         self._tail.clear()
         self._size = 0
-        self._dropped = False
+        self._is_dropped = False
 
 
 _PRELUDE: Final = 12
@@ -353,14 +353,14 @@ _FIELDS: Final = (b"data:", b"event:", b"id:", b"retry:", b":")
 
 
 class MessageStreamParser:
-    __slots__ = ("_buffer", "_opening", "_parts", "_skipped", "broken", "offset")
+    __slots__ = ("_buffer", "_first_payloads", "_parts", "_skipped", "broken", "offset")
 
     def __init__(self) -> None:
         self.offset = 0
         self._skipped = 0
         self._parts: SseParser | LineParser | None = None
         """Parser of the stream in the payloads of PayloadPart; None: not known, or no such stream."""
-        self._opening: bytes | None = b""
+        self._first_payloads: bytes | None = b""
         """Payloads so far, until the format of their stream is known; None afterwards."""
         self.broken = False
         """A checksum or a length was wrong, so the rest is not parsed."""
@@ -374,14 +374,14 @@ class MessageStreamParser:
     @property
     def kept_bytes(self) -> int:
         parts = 0 if self._parts is None else self._parts.kept_bytes
-        return len(self._buffer) + len(self._opening or b"") + parts
+        return len(self._buffer) + len(self._first_payloads or b"") + parts
 
     def drop(self) -> None:
         """Release the memory of the unfinished message and stop parsing: nothing marks where the next message
         begins."""
         self.broken = True
         self._buffer.clear()
-        self._opening = None
+        self._first_payloads = None
         if self._parts is not None:
             self._parts.drop()
 
@@ -417,7 +417,7 @@ class MessageStreamParser:
         parts = self._parts
         events = [] if parts is None else parts.close()
         if not isinstance(parts, SseParser):
-            events = [event for event in events if _object(event.data or b"")]
+            events = [event for event in events if _payload_object(event.data or b"")]
         return self._placed(events)
 
     def _placed(self, events: list[SseEvent]) -> list[SseEvent]:
@@ -428,24 +428,24 @@ class MessageStreamParser:
 
     def _events(self, message: bytes, headers: int) -> list[SseEvent]:
         start, self.offset = self.offset, self.offset + len(message)
-        names = _headers(message[_PRELUDE : _PRELUDE + headers])
+        names = _message_headers(message[_PRELUDE : _PRELUDE + headers])
         payload = message[_PRELUDE + headers : -4]
         if names is None:
             self._skipped += 1
             return [SseEvent(start, self.offset, payload)]
         if names.get(b":event-type") != _PART:
             return [self._event(names, payload, start)]
-        if self._opening is not None:
+        if self._first_payloads is not None:
             # At the start of a line, a part that is a whole JSON value is an event, even without a line end.
-            payload, self._opening = (self._opening + payload).lstrip(), b""
+            payload, self._first_payloads = (self._first_payloads + payload).lstrip(), b""
             if payload.startswith(_FIELDS):
-                self._parts, self._opening = SseParser(), None
-            elif payload.startswith(b"{") and _object(payload):
+                self._parts, self._first_payloads = SseParser(), None
+            elif payload.startswith(b"{") and _payload_object(payload):
                 return [SseEvent(start, self.offset, payload.rstrip())]
             elif payload.startswith((b"{", b"[")):
-                self._parts, self._opening = LineParser(), None
+                self._parts, self._first_payloads = LineParser(), None
             elif any(field.startswith(payload) for field in _FIELDS):
-                self._opening = payload
+                self._first_payloads = payload
                 return []
         if self._parts is None:
             return [SseEvent(start, self.offset, payload or b"{}", _PART)]
@@ -455,7 +455,7 @@ class MessageStreamParser:
         kind = names.get(b":event-type") or None
         failed = names.get(b":exception-type") or names.get(b":error-code")
         if failed:
-            return SseEvent(start, self.offset, _failure(failed, names, payload), b"error")
+            return SseEvent(start, self.offset, _failure_payload(failed, names, payload), b"error")
         if kind != b"chunk":
             return SseEvent(start, self.offset, payload or b"{}", kind)
         try:
@@ -467,7 +467,7 @@ class MessageStreamParser:
         return SseEvent(start, self.offset, part)  # The part is an event of the model's own dialect.
 
 
-def _headers(data: bytes) -> dict[bytes, bytes] | None:
+def _message_headers(data: bytes) -> dict[bytes, bytes] | None:
     out: dict[bytes, bytes] = {}
     at = 0
     try:
@@ -487,7 +487,7 @@ def _headers(data: bytes) -> dict[bytes, bytes] | None:
     return out if at == len(data) else None
 
 
-def _object(payload: bytes) -> dict[str, Any]:
+def _payload_object(payload: bytes) -> dict[str, Any]:
     try:
         value = _decode(payload)
     except (ValueError, RecursionError):
@@ -495,8 +495,8 @@ def _object(payload: bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _failure(kind: bytes, names: dict[bytes, bytes], payload: bytes) -> bytes:
-    message = _object(payload).get("message")
+def _failure_payload(kind: bytes, names: dict[bytes, bytes], payload: bytes) -> bytes:
+    message = _payload_object(payload).get("message")
     if not isinstance(message, str):
         message = names.get(b":error-message", b"").decode("utf-8", "replace")
     return json.dumps({"error": {"type": kind.decode("latin-1"), "message": message}}).encode()
@@ -510,13 +510,13 @@ class ArrayParser:
     """Splits a JSON array into its elements (objects); each is returned when its last byte has come. Any cut
     of the bytes gives the same elements."""
 
-    __slots__ = ("_begun", "_buffer", "_depth", "_text", "offset", "skipped")
+    __slots__ = ("_buffer", "_depth", "_element_start", "_text", "offset", "skipped")
 
     def __init__(self) -> None:
         self.offset = 0
         self.skipped = 0
         self._buffer = bytearray()
-        self._begun = -1
+        self._element_start = -1
         """Place in the buffer where the element begins; -1: between elements."""
         self._depth = 0
         self._text = 0
@@ -529,10 +529,10 @@ class ArrayParser:
     def drop(self) -> None:
         """Release the memory of the unfinished element, which is then skipped and counted. The depth of
         brackets is still counted, to find the next element."""
-        self.skipped += self._begun >= 0
+        self.skipped += self._element_start >= 0
         self.offset += len(self._buffer)
         self._buffer.clear()
-        self._begun = -1
+        self._element_start = -1
 
     def feed(self, data: bytes) -> list[SseEvent]:
         """Return the elements of the array that these bytes complete."""
@@ -555,14 +555,14 @@ class ArrayParser:
             elif mark in b"{[":
                 self._depth += 1
                 if self._depth == 2 and mark == b"{":
-                    self._begun = at - 1
+                    self._element_start = at - 1
             else:
                 self._depth -= 1
-                if self._depth == 1 and self._begun >= 0:
+                if self._depth == 1 and self._element_start >= 0:
                     start, self.offset = self.offset, self.offset + at
-                    out.append(SseEvent(start, self.offset, bytes(buffer[self._begun : at])))
+                    out.append(SseEvent(start, self.offset, bytes(buffer[self._element_start : at])))
                     del buffer[:at]
-                    at, self._begun = 0, -1
+                    at, self._element_start = 0, -1
         if len(buffer) > EVENT_BYTES_MAX:
             self.drop()
         return out

@@ -76,29 +76,31 @@ def of_finish_reason(reason: str, signal: str = "finish_reason") -> Verdict | No
 def of_filter_results(results: Any, place: str = "content_filter_results") -> Verdict | None:
     """Read Azure's results for one choice: `filtered` acts, `detected` alone flags."""
     for key, kind, action in (("filtered", OUTPUT, "blocked"), ("detected", None, "flagged")):
-        category = _category(results, key)
+        category = _category_name(results, key)
         if category is not None:
             return Verdict(f"{place}.{key}", kind, action, "output", category=category or None)
     return None
 
 
 def of_prompt_filter_results(results: Any) -> Verdict | None:
-    filters = (r.get("content_filter_results") or r.get("content_filter_result") for r in _dicts(results))
-    verdict = _strongest(of_filter_results(f, "prompt_filter_results") for f in filters)
+    filters = (
+        r.get("content_filter_results") or r.get("content_filter_result") for r in _objects_in(results)
+    )
+    verdict = _strongest_verdict(of_filter_results(f, "prompt_filter_results") for f in filters)
     return None if verdict is None else _of_input(verdict)
 
 
 def of_content_filters(filters: Any) -> Verdict | None:
     """Read Azure's filters of a response in the Responses API: `blocked` or a `filtered` result acts,
     `detected` alone only flags. `source_type` names the phase."""
-    return _strongest(map(_of_content_filter, _dicts(filters)))
+    return _strongest_verdict(map(_of_content_filter, _objects_in(filters)))
 
 
 def _of_content_filter(entry: dict[str, Any]) -> Verdict | None:
     results = entry.get("content_filter_results")
     verdict = of_filter_results(results, "content_filters")
     if entry.get("blocked") is True and (verdict is None or verdict.kind is None):
-        category = _category(results, "detected") or None
+        category = _category_name(results, "detected") or None
         verdict = Verdict("content_filters.blocked", OUTPUT, "blocked", "output", category=category)
     return verdict if verdict is None or entry.get("source_type") != "prompt" else _of_input(verdict)
 
@@ -109,13 +111,13 @@ def _of_input(verdict: Verdict) -> Verdict:
     return verdict
 
 
-def _strongest(verdicts: Iterable[Verdict | None]) -> Verdict | None:
+def _strongest_verdict(verdicts: Iterable[Verdict | None]) -> Verdict | None:
     """Return the first verdict that acts, else the first one."""
     present = [v for v in verdicts if v is not None]
     return next((v for v in present if v.kind is not None), present[0] if present else None)
 
 
-def _category(results: Any, key: str) -> str | None:
+def _category_name(results: Any, key: str) -> str | None:
     """Return the name of the first result with `key` true; "" if the name is no word, None if there is none.
     A result is an object or an array of them (`custom_blocklists`)."""
     if isinstance(results, dict):
@@ -123,7 +125,7 @@ def _category(results: Any, key: str) -> str | None:
             if i == _ITEMS_MAX:
                 break
             details = result.get("details") if isinstance(result, dict) else result
-            if any(entry.get(key) is True for entry in (*_dicts([result]), *_dicts(details))):
+            if any(entry.get(key) is True for entry in (*_objects_in([result]), *_objects_in(details))):
                 return word(name) or ""
     return None
 
@@ -133,7 +135,7 @@ def of_hook_results(results: Any) -> Verdict | None:
     a request."""
     hooks = results if isinstance(results, dict) else {}
     for name, phase in (("before_request_hooks", "input"), ("after_request_hooks", "output")):
-        for i, hook in _enumerated(hooks.get(name)):
+        for i, hook in _numbered_objects(hooks.get(name)):
             if hook.get("verdict") is False:
                 return Verdict(f"hook_results.{name}[{i}].verdict", None, "flagged", phase)
     return None
@@ -146,7 +148,7 @@ def of_moderation(moderation: Any) -> Verdict | None:
         part = moderation.get(name) if isinstance(moderation, dict) else None
         if isinstance(part, dict) and part.get("flagged") is True:
             return Verdict(f"moderation.{name}.flagged", None, "flagged", name)
-        for i, result in _enumerated(part.get("results") if isinstance(part, dict) else None):
+        for i, result in _numbered_objects(part.get("results") if isinstance(part, dict) else None):
             if result.get("flagged") is True:
                 return Verdict(f"moderation.{name}.results[{i}].flagged", None, "flagged", name)
     return None
@@ -157,24 +159,24 @@ _UNSUITABLE: Final = {"UNSUITABLE_INPUT": "input", "UNSUITABLE_OUTPUT": "output"
 
 def of_warnings(warnings: Any, detections: Any, *, answered: bool) -> Verdict | None:
     """Read the FMS orchestrator's warnings. If there is an answer (`answered`), they only flag."""
-    for i, warning in _enumerated(warnings):
+    for i, warning in _numbered_objects(warnings):
         kind = warning.get("type")
         phase = _UNSUITABLE.get(kind) if isinstance(kind, str) else None
         if phase is not None:
             known: dict[str, Any] = {
                 "value": kind,
-                "category": _detected(detections, phase),
+                "category": _detection_type(detections, phase),
                 "path": f"warnings[{i}].type",
             }
             if answered:
                 return Verdict("body_field", None, "flagged", phase, **known)
-            return _blocked("body_field", phase, **known)
+            return _block_verdict("body_field", phase, **known)
     return None
 
 
-def _detected(detections: Any, phase: str) -> str | None:
-    for detection in _dicts(detections.get(phase) if isinstance(detections, dict) else None):
-        for result in _dicts(detection.get("results")):
+def _detection_type(detections: Any, phase: str) -> str | None:
+    for detection in _objects_in(detections.get(phase) if isinstance(detections, dict) else None):
+        for result in _objects_in(detection.get("results")):
             if kind := word(result.get("detection_type")):
                 return kind
     return None
@@ -214,13 +216,13 @@ def phase_of_trace(trace: Any) -> tuple[str | None, str | None]:
     strengths: dict[str, int] = {}
     for name, part in guardrail.items():
         if part and (phase := _ASSESSED.get(name)) is not None:
-            strengths[phase] = max(strengths.get(phase, 0), _acted(part))
+            strengths[phase] = max(strengths.get(phase, 0), _action_level(part))
     strongest = max(strengths.values(), default=0)
     phases = [phase for phase, acted in strengths.items() if acted == strongest]
     return phases[0] if len(phases) == 1 else None, (None, "redacted", "replaced")[strongest]
 
 
-def _acted(value: Any, depth: int = 0) -> int:
+def _action_level(value: Any, depth: int = 0) -> int:
     """Return the strongest action in a part of a trace: 2 blocked, 1 masked, 0 none."""
     own = 0
     if isinstance(value, dict):
@@ -229,7 +231,7 @@ def _acted(value: Any, depth: int = 0) -> int:
         value = list(value.values())
     if depth == _TRACE_DEPTH_MAX or not isinstance(value, list):
         return own
-    return max((own, *(_acted(v, depth + 1) for v in value[:_ITEMS_MAX])))
+    return max((own, *(_action_level(v, depth + 1) for v in value[:_ITEMS_MAX])))
 
 
 def of_rails(data: Any, place: str, status: Any = None) -> Verdict | None:
@@ -245,7 +247,7 @@ def of_rails(data: Any, place: str, status: Any = None) -> Verdict | None:
         phase = kind if kind in ("input", "output") else _phase_of(name)
         path = f"{place}.log.activated_rails[{i}]"
         detail = {"rail": name} if _NAME.fullmatch(name) else None
-        verdict = _blocked("body_field", phase, path=path, detail=detail)
+        verdict = _block_verdict("body_field", phase, path=path, detail=detail)
         verdict.action, verdict.substituted = "replaced", True
         return verdict
     return None
@@ -326,7 +328,7 @@ def _error_in(value: dict[str, Any]) -> tuple[dict[str, Any], str]:
     return value, ""
 
 
-def _blocked(signal: str, phase: str | None, **known: Any) -> Verdict:
+def _block_verdict(signal: str, phase: str | None, **known: Any) -> Verdict:
     kind = None if phase is None else INPUT if phase == "input" else OUTPUT
     return Verdict(signal, kind, "blocked", phase, **known)
 
@@ -336,8 +338,8 @@ def _of_policy_gateway(message: Any, place: str) -> Verdict | None:
         return None
     phase = {"REQUEST": "input", "RESPONSE": "output"}.get(str(message.get("direction")))
     if message.get("action") == "GUARDRAIL_INTERVENED":
-        return _blocked("error.message", phase, value=message["action"], path=f"{place}message.action")
-    return _blocked("error.message", phase) if "interveningGuardrail" in message else None
+        return _block_verdict("error.message", phase, value=message["action"], path=f"{place}message.action")
+    return _block_verdict("error.message", phase) if "interveningGuardrail" in message else None
 
 
 def _of_code(error: dict[str, Any], value: dict[str, Any], text: str, place: str) -> Verdict | None:
@@ -351,15 +353,15 @@ def _of_code(error: dict[str, Any], value: dict[str, Any], text: str, place: str
             return None  # NeMo: the error's type is more precise, and is read below.
         keys = ("content_filter_result", "content_filter_results")
         filters = (holder.get(key) for holder in (inner, error) for key in keys)
-        category = next((c for f in filters if (c := _category(f, "filtered"))), None)
+        category = next((c for f in filters if (c := _category_name(f, "filtered"))), None)
         azure = of_content_filters(error.get("content_filters")) or Verdict("")
         phase = _CODES[code.lower()] or azure.phase or _filtered_role(value) or _phase_of(text)
-        return _blocked("error.code", phase, value=code, path=path, category=category or azure.category)
+        return _block_verdict("error.code", phase, value=code, path=path, category=category or azure.category)
     return None
 
 
 def _filtered_role(value: dict[str, Any]) -> str | None:
-    for entry in _dicts(value.get("contentFilter") or value.get("content_filter")):
+    for entry in _objects_in(value.get("contentFilter") or value.get("content_filter")):
         if (role := entry.get("role")) in ("user", "history", "system", "assistant"):
             return "output" if role == "assistant" else "input"
     return None
@@ -378,7 +380,7 @@ def _of_type(error: dict[str, Any], value: dict[str, Any], place: str) -> Verdic
     elif kind == "hooks_failed":
         hooks = of_hook_results(value.get("hook_results") or error.get("hook_results"))
         phase = None if hooks is None else hooks.phase
-    return _blocked("error.type", phase, value=kind, path=f"{place}type", detail=detail)
+    return _block_verdict("error.type", phase, value=kind, path=f"{place}type", detail=detail)
 
 
 def _of_metadata(error: dict[str, Any], place: str) -> Verdict | None:
@@ -389,19 +391,19 @@ def _of_metadata(error: dict[str, Any], place: str) -> Verdict | None:
     if not isinstance(reasons, list) and "flagged_input" not in metadata:
         return None
     category = word(reasons[0]) if isinstance(reasons, list) and reasons else None
-    return _blocked("error.metadata", "input", path=f"{place}metadata.reasons", category=category)
+    return _block_verdict("error.metadata", "input", path=f"{place}metadata.reasons", category=category)
 
 
 def _of_message(text: str) -> Verdict | None:
     for phrase in _DECISIVE_PHRASES:
         if phrase in text:
-            return _blocked("error.message", None, value=phrase)
+            return _block_verdict("error.message", None, value=phrase)
     low = text.lower()
     for phrase in _PHRASES:
         if phrase.lower() in low:
             check = _SAFETY_CHECK.search(text)
             detail = {"why": phrase} | ({} if check is None else {"category": check[0]})
-            return _blocked("error.message", _phase_of(text), detail=detail)
+            return _block_verdict("error.message", _phase_of(text), detail=detail)
     return None
 
 
@@ -413,11 +415,11 @@ def _phase_of(text: str) -> str | None:
     return "output" if of_input is None else "input"
 
 
-def _dicts(value: Any) -> Iterator[dict[str, Any]]:
-    return (item for _, item in _enumerated(value))
+def _objects_in(value: Any) -> Iterator[dict[str, Any]]:
+    return (item for _, item in _numbered_objects(value))
 
 
-def _enumerated(value: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+def _numbered_objects(value: Any) -> Iterator[tuple[int, dict[str, Any]]]:
     if isinstance(value, list):
         for i, item in enumerate(value[:_ITEMS_MAX]):
             if isinstance(item, dict):

@@ -27,7 +27,7 @@ REQUEST_ID: Final = "x-request-id"
 """Metadata key of the simulated server's response."""
 
 
-def _messages() -> tuple[Any, Any]:
+def _message_types() -> tuple[Any, Any]:
     with warnings.catch_warnings():
         # The package was generated for an older protobuf. It works, but warns.
         warnings.simplefilter("ignore")
@@ -40,7 +40,7 @@ def _messages() -> tuple[Any, Any]:
     return vllm_engine_pb2, sglang_scheduler_pb2
 
 
-_pb, _sglang = _messages()
+_pb, _sglang = _message_types()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +90,14 @@ def write_request(request: GrpcRequest) -> bytes:
 def read_request(data: bytes, service: str = SERVICE) -> GrpcRequest:
     """Decode a request to a service. Raises ValueError for anything else."""
     if service == SGLANG_SERVICE:
-        m = _parsed(_sglang.GenerateRequest, data)
+        m = _parse_message(_sglang.GenerateRequest, data)
         p = m.sampling_params
         return GrpcRequest(
             m.request_id, m.tokenized.original_text, tuple(m.tokenized.input_ids),
             p.max_new_tokens if p.HasField("max_new_tokens") else None, p.min_new_tokens, p.ignore_eos,
             stop=tuple(p.stop),
         )  # fmt: skip
-    m = _parsed(_pb.GenerateRequest, data)
+    m = _parse_message(_pb.GenerateRequest, data)
     p = m.sampling_params
     limit, seed = (getattr(p, name) if p.HasField(name) else None for name in ("max_tokens", "seed"))
     return GrpcRequest(
@@ -126,7 +126,7 @@ def write_chunk(chunk: GrpcChunk, service: str = SERVICE, request_id: str = "") 
 
 def read_chunk(data: bytes) -> GrpcChunk:
     """Decode a message of an answer. Raises ValueError for anything else."""
-    m = _parsed(_pb.GenerateResponse, data)
+    m = _parse_message(_pb.GenerateResponse, data)
     if m.WhichOneof("response") != "complete":
         return GrpcChunk(tuple(m.chunk.token_ids))
     last = m.complete
@@ -134,10 +134,10 @@ def read_chunk(data: bytes) -> GrpcChunk:
     return GrpcChunk(tuple(last.output_ids), last.finish_reason, usage)
 
 
-def _parsed(kind: Any, data: bytes) -> Any:
+def _parse_message(kind: Any, data: bytes) -> Any:
     message = kind()
     try:
         message.ParseFromString(data)
     except DecodeError as exc:
-        raise ValueError(f"no {kind.DESCRIPTOR.name}: {exc}") from None
+        raise ValueError(f"bytes that are not a {kind.DESCRIPTOR.name} message: {exc}") from None
     return message

@@ -66,8 +66,22 @@ class MessageParser:
     errors; `deflates`: permessage-deflate was negotiated."""
 
     __slots__ = (
-        "_begun", "_compressed", "_fin", "_head", "_inflater", "_key", "_left", "_masked",
-        "_message_bytes_max", "_opcode", "_parts", "_size", "_taken", "_too_long", "_who", "broken",
+        "_begun_opcode",
+        "_compressed",
+        "_fin",
+        "_head",
+        "_inflater",
+        "_key",
+        "_masked",
+        "_message_bytes_max",
+        "_opcode",
+        "_parts",
+        "_payload_left",
+        "_payload_taken",
+        "_sender",
+        "_size",
+        "_too_long",
+        "broken",
     )  # fmt: skip
 
     def __init__(
@@ -75,18 +89,18 @@ class MessageParser:
     ) -> None:
         self.broken: str | None = None
         """Reason why no more messages can be read: the bytes are no valid frame. None: no error."""
-        self._who = who
+        self._sender = who
         self._masked = masked
         self._message_bytes_max = message_bytes_max
         # The frame being read.
         self._head = bytearray()
-        self._left = -1  # Remaining bytes of the payload; -1 while the head is incomplete.
-        self._taken = 0  # Bytes of the payload read so far.
+        self._payload_left = -1  # Remaining bytes of the payload; -1 while the head is incomplete.
+        self._payload_taken = 0  # Bytes of the payload read so far.
         self._fin = False
         self._opcode = Opcode.CONTINUATION
         self._key = b""
         # The message being read, which control frames may interrupt, and the control frame.
-        self._begun: Opcode | None = None
+        self._begun_opcode: Opcode | None = None
         self._compressed = False
         # Key of both: True for the control frame, False for the message that it may interrupt.
         self._parts: dict[bool, bytearray] = {False: bytearray(), True: bytearray()}
@@ -102,7 +116,7 @@ class MessageParser:
 
     def drop(self) -> None:
         """Release the memory of the unfinished message, which then comes without its payload."""
-        self._too_long = self._begun is not None
+        self._too_long = self._begun_opcode is not None
         self._parts[False].clear()
 
     def feed(self, data: bytes) -> list[WebSocketMessage]:
@@ -111,22 +125,22 @@ class MessageParser:
         at = 0
         try:
             while at < len(data) and self.broken is None:
-                if self._left < 0:
-                    if self._begun is not None and not (self._masked or self._head):
+                if self._payload_left < 0:
+                    if self._begun_opcode is not None and not (self._masked or self._head):
                         at = self._skip_empty(data, at)
                     at = self._read_head(data, at)
                 else:
-                    part = data[at : at + self._left]
+                    part = data[at : at + self._payload_left]
                     at += len(part)
                     self._take(part)
-                if self._left == 0:
+                if self._payload_left == 0:
                     self._end_frame(out)
         except PeerProtocolError as exc:
             self.broken = str(exc)
         return out
 
     def _fail(self, what: str) -> PeerProtocolError:
-        return PeerProtocolError(f"{self._who} sent {what}")
+        return PeerProtocolError(f"{self._sender} sent {what}")
 
     def _skip_empty(self, data: bytes, at: int) -> int:
         """Skip empty continuation frames (two zero bytes each) together: one by one, a million of them would
@@ -161,57 +175,63 @@ class MessageParser:
         if first & _RSV23 or code not in _OPCODES or (first & _RSV1 and self._inflater is None):
             raise self._fail(f"a WebSocket frame that begins with 0x{first:02x}")
         if bool(second & _MASKED) is not self._masked:
-            raise self._fail(f"{'an unmasked' if self._masked else 'a masked'} WebSocket frame")
+            raise self._fail(
+                f"{'an unmasked' if self._masked else 'a masked'} WebSocket frame (RFC 6455 5.1)"
+            )
         end = len(head) - (4 if self._masked else 0)
         length = int.from_bytes(head[2:end], "big") if end > 2 else second & 0x7F
         opcode, fin = Opcode(code), bool(first & _FIN)
         control = bool(code & _CONTROL)
-        if control and (not fin or length > _CONTROL_BYTES_MAX or first & _RSV1):
-            raise self._fail("a WebSocket control frame that is cut, compressed or too long")
+        if control and not fin:
+            raise self._fail("a fragmented WebSocket control frame")
+        if control and length > _CONTROL_BYTES_MAX:
+            raise self._fail(f"a WebSocket control frame of more than {_CONTROL_BYTES_MAX} bytes")
+        if control and first & _RSV1:
+            raise self._fail("a compressed WebSocket control frame")
         if length >> 63:
-            raise self._fail("a WebSocket frame of more than 63 bits")
+            raise self._fail("a WebSocket frame whose length has more than 63 bits")
         # RFC 6455 5.2: the length must be written in the minimal number of bytes.
         if (end == 4 and length < 126) or (end == 10 and length < 1 << 16):
             raise self._fail("a WebSocket frame whose length is not minimal")
         if not control:
             continues = opcode is Opcode.CONTINUATION
-            if continues is (self._begun is None):
-                what = "continuation of nothing" if continues else "message inside another"
+            if continues is (self._begun_opcode is None):
+                what = "continuation without a message" if continues else "message in the middle of another"
                 raise self._fail(f"a WebSocket {what}")
             if continues and first & _RSV1:
-                raise self._fail("a WebSocket continuation that says it is compressed")
+                raise self._fail("a WebSocket continuation frame with the bit of compression (RSV1)")
             if not continues:
-                self._begun, self._compressed = opcode, bool(first & _RSV1)
+                self._begun_opcode, self._compressed = opcode, bool(first & _RSV1)
         self._opcode, self._fin, self._key = opcode, fin, head[end:]
-        self._left, self._taken = length, 0
+        self._payload_left, self._payload_taken = length, 0
         self._size[control] += len(head)
 
     def _take(self, part: bytes) -> None:
         control = bool(self._opcode & _CONTROL)
-        self._left -= len(part)
+        self._payload_left -= len(part)
         self._size[control] += len(part)
         kept = self._parts[control]
         if not control and (self._too_long or len(kept) + len(part) > self._message_bytes_max):
             self._too_long = True
             kept.clear()
         else:
-            kept += _unmasked(part, self._key, self._taken) if self._key else part
-        self._taken += len(part)
+            kept += _unmask(part, self._key, self._payload_taken) if self._key else part
+        self._payload_taken += len(part)
 
     def _end_frame(self, out: list[WebSocketMessage]) -> None:
-        self._left = -1
+        self._payload_left = -1
         control = bool(self._opcode & _CONTROL)
         if not (self._fin or control):
             return
         payload: bytes | None = bytes(self._parts[control])
         opcode = self._opcode
-        if not control and self._begun is not None:
-            opcode = self._begun
+        if not control and self._begun_opcode is not None:
+            opcode = self._begun_opcode
             if self._too_long:
                 payload = None
             if self._compressed and self._inflater is not None:
                 payload = self._inflater.message(payload, self._message_bytes_max)
-            self._begun, self._too_long = None, False
+            self._begun_opcode, self._too_long = None, False
         out.append(WebSocketMessage(opcode, self._size[control], payload))
         self._parts[control].clear()
         self._size[control] = 0
@@ -291,7 +311,7 @@ def negotiates_deflate(values: Iterable[bytes]) -> bool:
     return _EXTENSION in names
 
 
-def _unmasked(part: bytes, key: bytes, taken: int) -> bytes:
+def _unmask(part: bytes, key: bytes, taken: int) -> bytes:
     """Return the payload without its mask: each byte XOR the byte of the key at its place modulo 4 (RFC 6455
     5.3)."""
     size = len(part)
@@ -316,7 +336,7 @@ def frame(payload: bytes, opcode: Opcode = Opcode.TEXT, *, key: bytes = b"") -> 
         head = struct.pack("!BBH", first, mask | 126, size)
     else:
         head = struct.pack("!BBQ", first, mask | 127, size)
-    return head + key + (_unmasked(payload, key, 0) if key else payload)
+    return head + key + (_unmask(payload, key, 0) if key else payload)
 
 
 def accept_key(key: bytes) -> bytes:

@@ -77,7 +77,7 @@ def compliance_text(report: _Json) -> str:
     unmet = list(compliance["why"])
     more = f" and {len(unmet) - UNMET_SHOWN:,} more" if len(unmet) > UNMET_SHOWN else ""
     lacking = f"; lacking: {', '.join(unmet[:UNMET_SHOWN])}{more}" if unmet else ""
-    return f"{compliance['level']} ({_counts(compliance)}){lacking}"
+    return f"{compliance['level']} ({_counts_text(compliance)}){lacking}"
 
 
 def deviation_texts(document: _Json) -> list[str]:
@@ -101,7 +101,7 @@ def deviation_texts(document: _Json) -> list[str]:
     return quick * bool(document.get("quick")) + texts
 
 
-def _counts(compliance: _Json) -> str:
+def _counts_text(compliance: _Json) -> str:
     kinds = {"must": "MUST", "conditions": "conditions", "should": "SHOULD"}
     # Results of earlier versions have no conditions.
     counts = ((title, compliance[name]) for name, title in kinds.items() if name in compliance)
@@ -127,7 +127,7 @@ def validity_table(report: _Json) -> Table | None:
     return Table(heads, rows, "Figures that are not valid or doubtful") if rows else None
 
 
-def _unmet(row: _Json, what: str) -> Note:
+def _unmet_note(row: _Json, what: str) -> Note:
     return Note(f"  {row['id']} {what}: {row['says']} {row['evidence']}", "yellow")
 
 
@@ -170,7 +170,7 @@ def _test_blocks(report: _Json) -> Iterator[Note | Table]:
     # Leave out the identifiers of unmet requirements: each of them gets a separate line below.
     yield Note(compliance_text({"compliance": compliance | {"why": ()}}), "bold")
     rows = [row for row in compliance["rows"] if row["id"] in compliance["why"]]
-    yield from (_unmet(row, f"{row['level']}, {row['status']}") for row in rows[:UNMET_SHOWN])
+    yield from (_unmet_note(row, f"{row['level']}, {row['status']}") for row in rows[:UNMET_SHOWN])
     if len(rows) > UNMET_SHOWN:
         yield Note(f"  and {len(rows) - UNMET_SHOWN:,} more: they are in report.md and on the page", "yellow")
 
@@ -184,8 +184,8 @@ def bench_html(document: _Json) -> str:
     ]
     if reports:
         sections.append(Section("loads", "Every load", list(load_tables(reports))))
-        sections.append(Section("compliance", "Compliance", _compliance(reports)))
-        sections.append(Section("again", "To do it again", list(_reproduction(document))))
+        sections.append(Section("compliance", "Compliance", _compliance_blocks(reports)))
+        sections.append(Section("again", "To do it again", list(_reproduction_blocks(document))))
     setup = [[name, str(document.get(name))] for name in ("seed", "warmup", "quick", "made")]
     blocks = [*identification(document), TermTable(setup)]
     sections.append(Section("settings", "What was run", [DetailsBlock("Set-up", blocks)]))
@@ -194,16 +194,16 @@ def bench_html(document: _Json) -> str:
         titles = f"{len(reports)} tests"
     model = at(document, "sut", "model") or at(document, "target", "model")
     title = f"Benchmark of {model or 'a server'}: {titles or 'no test was run'}"
-    page = ReportDocument(title, list(_summary(document)), sections=sections)
+    page = ReportDocument(title, list(_summary_blocks(document)), sections=sections)
     return page_html(page, *_ASSETS, "bench_page.js")
 
 
-def _summary(document: _Json) -> Iterator[Block]:
-    yield from _verdict(document)
+def _summary_blocks(document: _Json) -> Iterator[Block]:
+    yield from _verdict_blocks(document)
     yield from requirements_blocks(document.get("requirements"))
 
 
-def _verdict(document: _Json) -> Iterator[Block]:
+def _verdict_blocks(document: _Json) -> Iterator[Block]:
     verdict = document.get("verdict") or {}
     texts = [
         *(f"objective missed: {one}" for one in verdict.get("missed") or ()),
@@ -221,7 +221,7 @@ def _verdict(document: _Json) -> Iterator[Block]:
             " against the figures.",
         )  # fmt: skip
     yield from (Note(f"Not checked: {text}") for text in finding_texts(verdict.get("unchecked") or ()))
-    results = [tile for report in document.get("tests") or () for tile in _headlines(report)]
+    results = [tile for report in document.get("tests") or () for tile in _main_tiles(report)]
     if results:
         yield Tiles(results)
     if document.get("quick"):
@@ -229,7 +229,7 @@ def _verdict(document: _Json) -> Iterator[Block]:
     for one in document.get("not_run") or ():
         yield Note(f"Not run: {one['test']}, because {one['why']}.")
     tiles = [
-        Tile(report["title"], compliance["level"], _counts(compliance), report["test"])
+        Tile(report["title"], compliance["level"], _counts_text(compliance), report["test"])
         for report in document.get("tests") or ()
         if (compliance := report.get("compliance"))
     ]
@@ -252,7 +252,7 @@ _HEADLINES: Final[Mapping[str, Sequence[tuple[int, str, str]]]] = {
 column ("": the last column)."""
 
 
-def _headlines(report: _Json) -> Iterator[Tile]:
+def _main_tiles(report: _Json) -> Iterator[Tile]:
     """Yield tiles with the main figures of a test: cells of its tables, without their intervals."""
     slots = at(report, "measurements", "max_concurrency")
     if slots is not None:
@@ -287,19 +287,19 @@ def identification(document: _Json) -> list[Block]:
         "Software": sut.get("software"),
         "SUT boundary": BOUNDARIES.get(sut.get("boundary") or ""),
         "Address": target.get("url"),
-        "Tokenizer": _declared(tokenizer, ("name", "vocabulary", "source")),
-        "Token counting": _declared(tokenizer, ("counting", "special", "system_prompt", "tools")),
-        "Streaming": _declared(sut, ("protocol", "chunking")),
+        "Tokenizer": _declared_text(tokenizer, ("name", "vocabulary", "source")),
+        "Token counting": _declared_text(tokenizer, ("counting", "special", "system_prompt", "tools")),
+        "Streaming": _declared_text(sut, ("protocol", "chunking")),
         "Prefix caching": {True: "on", False: "off"}.get(sut.get("prefix_cache")),  # type: ignore[arg-type]
         "Largest batch": sut.get("max_batch"),
         "Guardrails": guardrails_text(sut),
-        "Clocks": _declared(clock, ("placement", "synchronization", "accuracy")),
+        "Clocks": _declared_text(clock, ("placement", "synchronization", "accuracy")),
     }
     rows = TermTable([[name, str(value or NOT_DECLARED)] for name, value in declarations.items()])
     return [rows, *([ItemList(notes)] if (notes := sut.get("notes")) else [])]
 
 
-def _declared(section: _Json, names: Sequence[str]) -> str:
+def _declared_text(section: _Json, names: Sequence[str]) -> str:
     """Return the named fields that have a value in the declarations, as `name: value, ...`."""
     return ", ".join(
         f"{name.replace('_', ' ')}: {section[name]}" for name in names if section.get(name) is not None
@@ -393,7 +393,7 @@ def load_tables(reports: Sequence[_Json]) -> Iterator[Note | Table]:
         )  # fmt: skip
 
 
-def _compliance(reports: Sequence[_Json]) -> list[Block]:
+def _compliance_blocks(reports: Sequence[_Json]) -> list[Block]:
     rows = [(report["test"], row) for report in reports for row in at(report, "compliance", "rows") or ()]
     about = (
         "Every demand of the methodology that binds these tests, and what shows whether it was met. A test"
@@ -404,7 +404,7 @@ def _compliance(reports: Sequence[_Json]) -> list[Block]:
     return [Note(about), Compliance([row for _, row in rows], tests=[test for test, _ in rows])]
 
 
-def _reproduction(document: _Json) -> Iterator[Block]:
+def _reproduction_blocks(document: _Json) -> Iterator[Block]:
     """Yield the command, versions and exact requests with which the benchmark can be repeated."""
     if document.get("command"):
         yield Preformatted(document["command"])
@@ -422,7 +422,7 @@ def render_compare(comparison: _Json) -> RenderableType:
     """Render a comparison of systems for a terminal."""
     blocks: list[Note | Table] = []
     for test in comparison["tests"]:
-        blocks += [Note(_heading(test), "bold"), *_comparison(test), Note("")]
+        blocks += [Note(_heading_text(test), "bold"), *_comparison(test), Note("")]
     blocks += [Note(text, "yellow") for text in _left_out(comparison)]
     return terminal([*blocks, *regression_blocks(comparison.get("regression"))])
 
@@ -430,9 +430,9 @@ def render_compare(comparison: _Json) -> RenderableType:
 def _comparison(test: _Json) -> Iterator[Note | Table]:
     unmet = _unmet_rows(test)
     yield from (Note(text, "bold red") for text in _objections(test))
-    yield from (Note(f"caution: {text}", "yellow") for text in _bursts(test))
-    yield Note(f"fair comparison: {_fairness(test)}", "yellow" if unmet else "none")
-    yield from (_unmet(row, row["status"]) for row in unmet)
+    yield from (Note(f"caution: {text}", "yellow") for text in _burst_cautions(test))
+    yield Note(f"fair comparison: {_fairness_text(test)}", "yellow" if unmet else "none")
+    yield from (_unmet_note(row, row["status"]) for row in unmet)
     if not test["tables"]:
         yield Note("nothing could be compared: no load in common, or too few requests")
     yield from _tables(test)
@@ -451,7 +451,8 @@ def _compare_document(comparison: _Json) -> ReportDocument:
     base, *others = (one["label"] for one in comparison["systems"])
     fair = not any(test.get("invalid") or _unmet_rows(test) for test in comparison["tests"])
     items = [
-        f"{test['title']}: {'; '.join((*_objections(test), _fairness(test)))}" for test in comparison["tests"]
+        f"{test['title']}: {'; '.join((*_objections(test), _fairness_text(test)))}"
+        for test in comparison["tests"]
     ]
     tiles = []
     for test in comparison["tests"]:
@@ -469,7 +470,7 @@ def _compare_document(comparison: _Json) -> ReportDocument:
             title = f"{other['label']}: {test['title']}"
             tiles.append(Tile(title, ", ".join(counts) or "nothing in common", about, test["test"]))
     lead = "Fair." if fair else "Not to be published as it is."
-    cautions = dict.fromkeys(text for test in comparison["tests"] for text in _bursts(test))
+    cautions = dict.fromkeys(text for test in comparison["tests"] for text in _burst_cautions(test))
     return ReportDocument(
         f"{', '.join(others)} against {base}",
         [
@@ -477,12 +478,15 @@ def _compare_document(comparison: _Json) -> ReportDocument:
             *(Note(text, lead="Caution:") for text in cautions), Tiles(tiles),
             *(Note(f"{text}.") for text in _left_out(comparison)),
         ],
-        _compare_settings(comparison),
-        [Section(test["test"], _heading(test), list(_comparison_page(test))) for test in comparison["tests"]],
+        _systems_table(comparison),
+        [
+            Section(test["test"], _heading_text(test), list(_comparison_page(test)))
+            for test in comparison["tests"]
+        ],
     )  # fmt: skip
 
 
-def _compare_settings(comparison: _Json) -> list[Block]:
+def _systems_table(comparison: _Json) -> list[Block]:
     first = {one["label"]: one for test in comparison["tests"] for one in test["systems"]}
     rows = []
     for one in comparison["systems"]:
@@ -504,13 +508,13 @@ def _comparison_page(test: _Json) -> Iterator[Block]:
     yield ItemList(test["notes"], "notes")
     if test["charts"]:
         yield chart_figure(test["test"], test["charts"])
-    if rates := _normalised(test):
+    if rates := _normalised_tables(test):
         yield from rates
         yield Note(test["normalised"][0]["method"], css="words")
     yield Compliance(test["checklist"]["rows"], "Fair comparison checklist (6)")
 
 
-def _normalised(test: _Json) -> list[Table]:
+def _normalised_tables(test: _Json) -> list[Table]:
     rates = test["normalised"]
     if all(one["tokens_per_gpu_second"] is None and one["tokens_per_currency"] is None for one in rates):
         return []
@@ -525,7 +529,7 @@ def _normalised(test: _Json) -> list[Table]:
     return [Table(heads, rows, "Output rates, normalised (6.2)")]
 
 
-def _fairness(test: _Json) -> str:
+def _fairness_text(test: _Json) -> str:
     """Return the state of the checklist: `4 of 4 MUST, 9 of 13 procedures; lacking: 6.3-p2, 6.4-p6`."""
     checklist, unmet = test["checklist"], _unmet_rows(test)
     levels = ("condition", "procedure")
@@ -544,7 +548,7 @@ def _objections(test: _Json) -> list[str]:
     return objections
 
 
-def _bursts(test: _Json) -> list[str]:
+def _burst_cautions(test: _Json) -> list[str]:
     """Return a caution for each system whose chunks come in bursts."""
     cautions = test.get("cautions") or ()
     sentences = [burst_sentences(one["events_per_read"], one["system"])[0] for one in cautions]
@@ -562,6 +566,6 @@ def _left_out(comparison: _Json) -> list[str]:
     ]
 
 
-def _heading(test: _Json) -> str:
+def _heading_text(test: _Json) -> str:
     others = [f"{one['label']} ({counted(one['runs'], 'run')})" for one in test["systems"]]
     return f"{test['section']} {test['title']}: {', '.join(others[1:])} against {others[0]}"

@@ -33,8 +33,8 @@ _Json = Mapping[str, Any]
 
 
 def render_capture(summary: _Json) -> RenderableType:
-    blocks: list[Note | Table] = [Note(line, "bold") for line in _heading(summary)]
-    blocks += [*summary_blocks(summary), *map(Note, _workload(summary.get("workload") or {}))]
+    blocks: list[Note | Table] = [Note(line, "bold") for line in _heading_lines(summary)]
+    blocks += [*summary_blocks(summary), *map(Note, _workload_lines(summary.get("workload") or {}))]
     if summary.get("integrity"):
         blocks.append(Note(f"integrity  {_integrity_text(summary['integrity'])}"))
     blocks += map(Note, _unreadable_lines(at(summary, "capture", "broken") or ()))
@@ -46,7 +46,7 @@ def render_capture(summary: _Json) -> RenderableType:
     return terminal(blocks)
 
 
-def _heading(summary: _Json) -> Iterator[str]:
+def _heading_lines(summary: _Json) -> Iterator[str]:
     capture, window = summary.get("capture") or {}, summary.get("window") or {}
     parts = [f"{capture.get('rows', 0):,} exchanges"]
     if "files" in capture:
@@ -62,12 +62,12 @@ def _heading(summary: _Json) -> Iterator[str]:
         yield f"{window['start']} to {window['end']}"
 
 
-def _workload(workload: _Json) -> Iterator[str]:
+def _workload_lines(workload: _Json) -> Iterator[str]:
     arrivals = workload.get("arrivals") or {}
     if arrivals.get("rate_rps") is not None:
         # Show this rate even though the summary has a rate: that one counts ended exchanges until the last
         # end.
-        span = f"{_duration(arrivals['seconds'])}, first to last"
+        span = f"{_duration_text(arrivals['seconds'])}, first to last"
         parts = [f"{arrivals['rate_rps']:.3g} req/s arrived in {span}"]
         if arrivals["gap_cv"] is not None:
             parts.append(f"CV of gaps {arrivals['gap_cv']:.3g}")
@@ -83,10 +83,10 @@ def _workload(workload: _Json) -> Iterator[str]:
         size = f"{prefix['block_size'] or '?'} {prefix['unit'] or ''}".strip()
         yield f"prefixes   {prefix['share']:.1%} shared, in a cache without end: {ratio} of {size}"
     if sessions := workload.get("sessions"):
-        yield from _sessions(sessions)
+        yield from _session_lines(sessions)
 
 
-def _sessions(sessions: _Json) -> Iterator[str]:
+def _session_lines(sessions: _Json) -> Iterator[str]:
     turns = sessions["turns"]
     parts = [
         f"{sessions['n']:,} conversations",
@@ -99,7 +99,7 @@ def _sessions(sessions: _Json) -> Iterator[str]:
     for author, title in (("human", "people"), ("tool", "tools")):
         times = sessions["think"].get(author) or {}
         if times.get("n"):
-            spread = ", ".join(f"{name} {_duration(times[name])}" for name in ("p50", "p90", "p99"))
+            spread = ", ".join(f"{name} {_duration_text(times[name])}" for name in ("p50", "p90", "p99"))
             yield f"think time {title}: {spread} (n {times['n']:,})"
 
 
@@ -109,7 +109,7 @@ def _group_table(label: str, groups: _Json) -> Table:
         output, attained = summary["tokens"]["output"], at(summary, "goodput", "attainment")
         rows.append([
             printable(name)[:_NAME_CHARS], f"{summary['n']:,}",
-            *(_figure(summary["metrics"][metric], figure) for _, metric, figure in _GROUP_COLUMNS),
+            *(_figure_text(summary["metrics"][metric], figure) for _, metric, figure in _GROUP_COLUMNS),
             "-" if output is None else f"{output:,}", "-" if attained is None else f"{attained:.1%}",
             f"{at(summary, 'goodput', 'not_judged') or 0:,}",
         ])  # fmt: skip
@@ -117,11 +117,11 @@ def _group_table(label: str, groups: _Json) -> Table:
     return Table(heads, rows, nowrap=True)
 
 
-def _figure(figures: _Json, name: str) -> str:
-    return _duration(figures[name]) + MARK * (name in figures["marks"])
+def _figure_text(figures: _Json, name: str) -> str:
+    return _duration_text(figures[name]) + MARK * (name in figures["marks"])
 
 
-def _duration(seconds: float | None) -> str:
+def _duration_text(seconds: float | None) -> str:
     """Return a duration in the unit that suits its length: `12.3 ms`, `4.5 s`, `3 h 20 min`."""
     if seconds is None:
         return "-"
@@ -157,7 +157,7 @@ def _integrity_text(integrity: _Json) -> str:
         parts.append("none missing")
     else:
         share = missing / (present + missing)
-        missing_text = f"{missing:,} missing ({_percent(share)})"
+        missing_text = f"{missing:,} missing ({_percent_text(share)})"
         if unexplained:
             at_least = "" if all(capture["exact"] for capture in captures) else "at least "
             parts.append(f"{missing_text}, {at_least}{unexplained:,} of them unexplained")
@@ -224,6 +224,6 @@ def _capture_lines(capture: _Json) -> Iterator[str]:
             yield f"    there twice: {relay['duplicates']:,}"
 
 
-def _percent(share: float) -> str:
+def _percent_text(share: float) -> str:
     """Return a share in percent; a share above 0 is not rounded to 0 %, and one below 1 not to 100 %."""
     return "under 0.1%" if share < 0.001 else f"{min(share, 0.999):.1%}" if share < 1 else "all"

@@ -356,7 +356,7 @@ def chart_figure(key: str, charts: Sequence[_Chart]) -> FigureBlock:
 
 
 def chart_panel(chart: _Chart) -> Panel:
-    series = [_series(chart, one, i) for i, one in enumerate(chart["series"])]
+    series = [_chart_series(chart, one, i) for i, one in enumerate(chart["series"])]
     legend = [LegendKey(one.name, Look(one.ink, one.dash, bar=one.bars, hatch=one.hatch)) for one in series]
     hover = f"{chart['x_title']}: {{x}}\n{chart['y_title']}: {{y}}".removeprefix(": ")
     plot = Plot(
@@ -367,7 +367,7 @@ def chart_panel(chart: _Chart) -> Panel:
         [Mark(mark["x"], mark["says"]) for mark in chart.get("marks") or ()],
         overlay=chart["kind"] == "histogram",
     )
-    return Panel(chart["title"], _words(chart), plot, legend if len(series) > 1 else [])
+    return Panel(chart["title"], _chart_text(chart), plot, legend if len(series) > 1 else [])
 
 
 def chart_table(chart: _Chart, rows_max: int = ROWS_MAX) -> Table:
@@ -395,7 +395,7 @@ def interval_text(low: float | None, high: float | None) -> str:
     return "" if high is None else f"{number(high)} or less"
 
 
-def _series(chart: _Chart, one: Mapping[str, Any], i: int) -> Series:
+def _chart_series(chart: _Chart, one: Mapping[str, Any], i: int) -> Series:
     kind = chart["kind"]
     look: dict[str, Any] = {"dash": DASHES[i % len(DASHES)], "symbols": [SYMBOLS[i % len(SYMBOLS)]]}
     if kind in _BARS:
@@ -437,7 +437,7 @@ def _y_axis(chart: _Chart) -> Axis:
     return Axis(title, zero=True, share=share, range=SHARES_RANGE if chart["kind"] == "cdf" else None)
 
 
-def _words(chart: _Chart) -> str:
+def _chart_text(chart: _Chart) -> str:
     sentences = []
     for series in chart["series"]:
         points = [(y, plain_text(x)) for x, y in zip(series["x"], series["y"], strict=True) if y is not None]

@@ -56,14 +56,14 @@ def experiment_lines(experiment: _Json) -> list[str]:
             " so most gaps are 0: its TBC, ITL and TPOT flatter it, its TTFT and longest pause do not"
         )
     if stopped := experiment.get("stopped"):
-        more = _signed(stopped["figure"].partition(".")[0], stopped.get("difference"))
+        more = _signed_text(stopped["figure"].partition(".")[0], stopped.get("difference"))
         lines.append(
             f"stopped: {stopped['arm']} was worse in {stopped['figure']} ({more}) at {stopped['at']}"
         )
     if not ratio.get("alarm"):
         lines.append(f"split: {units} units, as configured" + ("" if p is None else f" (p {p:.2g})"))
     findings = experiment.get("findings") or []
-    lines += [_finding(experiment, finding) for finding in findings]
+    lines += [_finding_text(experiment, finding) for finding in findings]
     pending = [f"{name} has {arm['units']:,}" for name, arm in arms.items() if arm["units"] < FIRST_LOOK]
     if pending:
         lines.append(f"means are compared from {FIRST_LOOK} units an arm on: {', '.join(pending)}")
@@ -72,22 +72,22 @@ def experiment_lines(experiment: _Json) -> list[str]:
     return lines
 
 
-def _finding(experiment: _Json, finding: _Json) -> str:
+def _finding_text(experiment: _Json, finding: _Json) -> str:
     arm, metric = finding["arm"], finding["metric"]
     name = "share" if metric in _SHARES else "mean"
     difference = experiment["differences"][arm][metric].get(name) or {}
-    text = f"{arm}: {_TITLES.get(metric, metric)} {_signed(metric, difference.get('difference'))}"
+    text = f"{arm}: {_TITLES.get(metric, metric)} {_signed_text(metric, difference.get('difference'))}"
     if name == "mean":
         text += " in the mean"
     if difference.get("anytime_interval") is not None:
-        low, high = (_signed(metric, end) for end in difference["anytime_interval"])
+        low, high = (_signed_text(metric, end) for end in difference["anytime_interval"])
         text += f" ({100 * (1 - experiment.get('alpha', 0.05)):g} %: {low} to {high})"
     # A smaller p-value may be 0 only by rounding: floats near 1 differ by about 1e-16.
     p = f"{finding['p']:.1g}" if finding["p"] >= _P_MIN else f"< {_P_MIN:g}"
     return f"{text}, p {p} at every look"
 
 
-def _signed(metric: str, value: float | None) -> str:
+def _signed_text(metric: str, value: float | None) -> str:
     return "?" if value is None else metric_text(metric, value, signed=True)
 
 

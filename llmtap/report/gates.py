@@ -39,11 +39,11 @@ def requirements_blocks(rows: Sequence[_Json] | None) -> Iterator[Table | Note]:
         ])  # fmt: skip
     heads = [*(["of"] if labelled else []), "requirement", "value", "state"]
     yield Table(heads, cells, "Requirements", label="Requirements", nowrap=True)
-    yield from _reasons(rows)
-    yield _summary("requirements", rows, _STATES)
+    yield from _reason_notes(rows)
+    yield _summary_note("requirements", rows, _STATES)
 
 
-def _reasons(rows: Sequence[_Json]) -> Iterator[Note]:
+def _reason_notes(rows: Sequence[_Json]) -> Iterator[Note]:
     """Yield each reason why figures are doubtful or not valid, once, with the names of the figures."""
     figures: dict[str, dict[str, None]] = {}
     for row in rows:
@@ -65,28 +65,28 @@ def regression_blocks(rows: Sequence[_Json] | None) -> Iterator[Table | Note]:
     cells = [
         [
             row["of"], row["figure"], gate_text(row["a"], row["unit"]), gate_text(row["b"], row["unit"]),
-            f"{_end(row['low'], row['unit'])} to {_end(row['high'], row['unit'])}",
+            f"{_bound_text(row['low'], row['unit'])} to {_bound_text(row['high'], row['unit'])}",
             f"{number(row['tolerance'] * 100)} %", _CHANGES[row["state"]],
         ]
         for row in rows
     ]  # fmt: skip
     heads = ["of", "figure", "before", "after", "difference, interval", "tolerance", "state"]
     yield Table(heads, cells, "Changes", label="Changes", nowrap=True)
-    yield from _reasons(rows)
+    yield from _reason_notes(rows)
     yield Note(
         "A figure is worse if the whole interval of its difference is beyond the tolerance; the intervals"
         " hold together with 95 %."
     )
-    yield _summary("changes", rows, _CHANGES)
+    yield _summary_note("changes", rows, _CHANGES)
 
 
-def _end(value: float | None, unit: str) -> str:
+def _bound_text(value: float | None, unit: str) -> str:
     if value is None:
         return "…"
     return f"{'+' if value > 0 else ''}{gate_text(value, unit)}"
 
 
-def _summary(name: str, rows: Sequence[_Json], titles: Mapping[str, str]) -> Note:
+def _summary_note(name: str, rows: Sequence[_Json], titles: Mapping[str, str]) -> Note:
     counts = {state: sum(row["state"] == state for row in rows) for state in titles}
     text = ", ".join(f"{n:,} {titles[state]}" for state, n in counts.items() if n)
     good = counts[next(iter(titles))] == len(rows)

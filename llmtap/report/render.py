@@ -188,37 +188,37 @@ def page_html(document: ReportDocument, *assets: str) -> str:
         for figure in document.figures()
         for i, panel in enumerate(figure.panels)
     }
-    return _template().render(
+    return _page_template().render(
         doc=document,
-        style=_parts("curves.css", "plot.css", *(name for name in assets if name.endswith(".css"))),
-        script=_parts("plot.js", "curves.js", *(name for name in assets if name.endswith(".js"))),
-        figures=_json({"lines": [line.of for line in document.lines], "plots": plots}),
+        style=_page_parts("curves.css", "plot.css", *(name for name in assets if name.endswith(".css"))),
+        script=_page_parts("plot.js", "curves.js", *(name for name in assets if name.endswith(".js"))),
+        figures=_json_markup({"lines": [line.of for line in document.lines], "plots": plots}),
     )
 
 
 @cache
-def _template() -> "Template":
+def _page_template() -> "Template":
     from jinja2 import Environment, PackageLoader
 
     environment = Environment(
         loader=PackageLoader("llmtap.report", ""), autoescape=True, trim_blocks=True, lstrip_blocks=True,
-        keep_trailing_newline=True, finalize=_escaped,
+        keep_trailing_newline=True, finalize=_escape_html,
     )  # fmt: skip
-    environment.filters["json"] = lambda value: str(_json(value))
+    environment.filters["json"] = lambda value: str(_json_markup(value))
     return environment.get_template("page.html")
 
 
-def _escaped(value: object) -> Markup:
+def _escape_html(value: object) -> Markup:
     """Escape text for HTML. `html.escape` is used because MarkupSafe writes other entities for quotes."""
     return value if isinstance(value, Markup) else Markup(escape(str(value)))
 
 
-def _parts(*names: str) -> Markup:
+def _page_parts(*names: str) -> Markup:
     return Markup(
         "".join(files("llmtap.report").joinpath(name).read_text(encoding="utf-8") for name in names)
     )
 
 
-def _json(value: object) -> Markup:
+def _json_markup(value: object) -> Markup:
     """Return JSON that is safe in a script element: a `<` could begin the tag that ends the element."""
     return Markup(msgspec.json.encode(value).decode().replace("<", "\\u003c"))

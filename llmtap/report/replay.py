@@ -151,22 +151,22 @@ def _document(result: _Json, known: Mapping[str, str]) -> ReportDocument:
     summary: list[Block] = [
         _verdict(result["verdict"]), *([Note(caution, "yellow", lead="Caution:")] if caution else []),
         *(Note(f"Note: {note}") for note in notes), *requirements_blocks(result.get("requirements")),
-        Tiles(list(_tiles(result))),
+        Tiles(list(_headline_tiles(result))),
     ]  # fmt: skip
-    sections = [Section("figures-table", "Figures", list(_figures(result, known)))]
+    sections = [Section("figures-table", "Figures", list(_figure_blocks(result, known)))]
     if result["baseline"] is not None:
-        sections.append(Section("baseline", "Then and now", list(_baseline(result))))
+        sections.append(Section("baseline", "Then and now", list(_baseline_blocks(result))))
     if system:
         sections.append(Section("system", "During the run", list(system_blocks(system))))
     if result["outcomes"]:
-        sections.append(Section("outcomes", "Outcomes", list(_outcomes(result))))
+        sections.append(Section("outcomes", "Outcomes", list(_outcome_blocks(result))))
     settings: list[Block] = [TermTable(plan_rows(result)), Note(RATES)]
     name = plan.get("trace") or at(plan, "workload", "name") or "?"
     return ReportDocument(f"Replay of {name} to {plan['target']}", summary, settings, sections)
 
 
 def _verdict(verdict: _Json) -> VerdictBox:
-    items = [_finding(finding) for finding in verdict["findings"]]
+    items = [_finding_text(finding) for finding in verdict["findings"]]
     items += [f"Not checked: {text}" for text in verdict["unchecked"]]
     says = verdict.get("says") or ""
     text = f"{says[:1].upper()}{says[1:]}." if says else ""  # Older results have no sentence.
@@ -183,7 +183,7 @@ def _verdict(verdict: _Json) -> VerdictBox:
     return VerdictBox(verdict["valid"] and not verdict["partial"], lead, text, items)
 
 
-def _finding(finding: _Json) -> str:
+def _finding_text(finding: _Json) -> str:
     """Return the sentence of a finding, with the limit that was exceeded."""
     limit, kind = finding["limit"], finding["what"]
     if kind in _FINDINGS_IN_MS:
@@ -193,7 +193,7 @@ def _finding(finding: _Json) -> str:
     return f"{finding['says']} (limit {limit_text})"
 
 
-def _tiles(result: _Json) -> Iterator[Tile]:
+def _headline_tiles(result: _Json) -> Iterator[Tile]:
     load, tokens, goodput = result["load"], result["tokens"], result.get("goodput") or {}
     if load["planned_rps"] is not None:
         planned = f"of {number(load['planned_rps'])} planned"
@@ -213,7 +213,7 @@ def _tiles(result: _Json) -> Iterator[Tile]:
             p50, p99 = (number(figures[p] * factor, 3) + MARK * (p in marks) for p in ("p50", "p99"))
             option = f", option {figures['option']}" if figures.get("option") else ""
             yield Tile(title, f"{p50} / {p99} {unit}", f"p50 / p99 of {figures['n']:,}{option}")
-    states = {name: _state(one) for name, one in (at(result, "verdict", "figures") or {}).items()}
+    states = {name: _state_text(one) for name, one in (at(result, "verdict", "figures") or {}).items()}
     if tokens["output_per_second"] is not None:
         basis = f"tokens, by {', '.join(tokens['source'])}"
         basis += f" ({states['tokens']})" if states.get("tokens") else ""
@@ -228,7 +228,7 @@ def _tiles(result: _Json) -> Iterator[Tile]:
         yield Tile("Smooth goodput", rate, f"tokens, of {smooth['n']:,} answers")
 
 
-def _figures(result: _Json, known: Mapping[str, str]) -> Iterator[Block]:
+def _figure_blocks(result: _Json, known: Mapping[str, str]) -> Iterator[Block]:
     metrics, shown = result["metrics"], percentile_titles(result["metrics"], known)
     candidates: list[tuple[str, str, _Json]] = []
     for metric in shown_on(Surface.REPORT):
@@ -239,7 +239,7 @@ def _figures(result: _Json, known: Mapping[str, str]) -> Iterator[Block]:
             candidates.append((f"{name}_scheduled", f"{title}, from schedule", result["corrected"][name]))
     candidates.append(("", "dispatch lateness", result["dispatch_lateness"]))
     candidates.append(("", "task, whole conversation", at(result, "tasks", "duration") or {"n": 0}))
-    states = {name: _state(one) for name, one in (at(result, "verdict", "figures") or {}).items()}
+    states = {name: _state_text(one) for name, one in (at(result, "verdict", "figures") or {}).items()}
     stated = any(states.values())
     rows = [
         [
@@ -265,13 +265,13 @@ def _figures(result: _Json, known: Mapping[str, str]) -> Iterator[Block]:
     ]
     if phases:
         yield Table(heads, phases, "Phases of a request, ms", nowrap=True)
-    yield from map(Note, _throughput(result))
+    yield from map(Note, _throughput_line(result))
     turns = at(result, "tasks", "turns") or []
     if len(turns) > 1:
         yield Table(_TURN_HEADS, list(map(_turn_row, turns)), "By turn of the conversation, ms")
 
 
-def _throughput(result: _Json) -> Iterator[str]:
+def _throughput_line(result: _Json) -> Iterator[str]:
     """Yield the line with the throughput and the concurrency."""
     concurrency = result.get("concurrency")
     if not concurrency or concurrency["mean"] is None:
@@ -291,7 +291,7 @@ def _throughput(result: _Json) -> Iterator[str]:
     yield "throughput     " + " · ".join(parts)
 
 
-def _state(figure: _Json) -> str:
+def _state_text(figure: _Json) -> str:
     """Return the state of a figure and its error; empty if it is valid."""
     if figure["state"] == "valid":
         return ""
@@ -319,7 +319,7 @@ def _turn_row(turn: _Json) -> list[str]:
     return [title, f"{turn['e2e']['n']:,}", *cells]
 
 
-def _baseline(result: _Json) -> Iterator[Block]:
+def _baseline_blocks(result: _Json) -> Iterator[Block]:
     baseline = result["baseline"]
     pairs = baseline["pairs"]
     rows = []
@@ -348,7 +348,7 @@ def _baseline(result: _Json) -> Iterator[Block]:
     yield Note(" · ".join(parts))
 
 
-def _outcomes(result: _Json) -> Iterator[Block]:
+def _outcome_blocks(result: _Json) -> Iterator[Block]:
     outcomes, load = result["outcomes"], result["load"]
     whole = sum(outcomes.values())
     tables = [

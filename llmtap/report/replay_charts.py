@@ -150,13 +150,13 @@ def time_sections(result: _Json) -> Iterator[Section]:
         result, "load", "Requests over time",
         "Asked: requests that the plan has in each second. Sent: requests that left in it. In an open loop"
         " both are the same, also if the server is slow. In flight: the largest number at one moment.",
-        [_panel(title, unit, lines, end) for title, unit, lines in _load_lines(result, series)],
+        [_panel_of(title, unit, lines, end) for title, unit, lines in _load_lines(result, series)],
         _timeline_table(timeline), f"counts of each {'second' if period == 1 else f'{number(period)} s'}",
     )  # fmt: skip
-    groups = _groups(series, end)
+    groups = _panel_lines(series, end)
     for owner, (heading, about) in _HEADINGS.items():
         panels = [
-            _panel(lines[0].name if len(lines) == 1 else title, unit, lines, end)
+            _panel_of(lines[0].name if len(lines) == 1 else title, unit, lines, end)
             for (panel_owner, title, unit), lines in groups.items()
             if panel_owner == owner
         ]
@@ -215,7 +215,7 @@ def _load_lines(result: _Json, series: _Json) -> Iterator[tuple[str, str, list[S
     server = series.get("server") or {}
     for i, name in enumerate(("running", "waiting"), 1):
         if values := at(server, "series", name, "values"):
-            times, values = _within(server["t"], values, end)
+            times, values = _samples_within(server["t"], values, end)
             if any(v is not None for v in values):
                 title = f"{name}, says the server"
                 lines.append(Series(name=title, x=times, y=values, ink=ink(i), dash=DASHES[i]))
@@ -223,7 +223,7 @@ def _load_lines(result: _Json, series: _Json) -> Iterator[tuple[str, str, list[S
         yield "In flight", "requests", lines
 
 
-def _groups(series: _Json, end: float) -> dict[tuple[str, str, str], list[Series]]:
+def _panel_lines(series: _Json, end: float) -> dict[tuple[str, str, str], list[Series]]:
     """Return the lines of each panel, by owner (host, server or gpu), title and unit."""
     groups: dict[tuple[str, str, str], list[Series]] = {}
     for part in ("system", "server"):
@@ -236,9 +236,9 @@ def _groups(series: _Json, end: float) -> dict[tuple[str, str, str], list[Series
             if name == "host_memory":
                 title = "Memory of this host, GiB"  # A separate panel: its values are much larger.
             if is_counter:
-                times, values = _rates(times, values)
+                times, values = _growth_per_second(times, values)
             averaged = metric["kind"] != "gauge"
-            times, values = _within(times, values, end, averaged=averaged)
+            times, values = _samples_within(times, values, end, averaged=averaged)
             if any(v is not None for v in values):
                 owner = "server" if part == "server" else "gpu" if name.startswith("gpu") else "host"
                 lines = groups.setdefault((owner, title, unit), [])
@@ -256,7 +256,7 @@ def _groups(series: _Json, end: float) -> dict[tuple[str, str, str], list[Series
     return groups
 
 
-def _within(
+def _samples_within(
     t: Sequence[float], y: Sequence[float | None], end: float, *, averaged: bool = False
 ) -> tuple[Sequence[float], Sequence[float | None]]:
     """Return the samples within the run. If they are averages, the first one after its end is included."""
@@ -264,7 +264,9 @@ def _within(
     return t[first:last], y[first:last]
 
 
-def _rates(t: Sequence[float], values: Sequence[float | None]) -> tuple[list[float], list[float | None]]:
+def _growth_per_second(
+    t: Sequence[float], values: Sequence[float | None]
+) -> tuple[list[float], list[float | None]]:
     """Return the growth of a counter per second, and the end of each period.
 
     A counter that became smaller was reset to 0. A sample less than half of the usual period after the
@@ -283,7 +285,7 @@ def _rates(t: Sequence[float], values: Sequence[float | None]) -> tuple[list[flo
     return times, rates
 
 
-def _panel(title: str, unit: str, lines: Sequence[Series], end: float) -> Panel:
+def _panel_of(title: str, unit: str, lines: Sequence[Series], end: float) -> Panel:
     words, largest = [], 0.0
     for line in lines:
         values = [v for v in line.y if v is not None]
@@ -294,12 +296,12 @@ def _panel(title: str, unit: str, lines: Sequence[Series], end: float) -> Panel:
     share = unit == "share"
     y_axis = Axis(zero=True, share=share, range=SHARES_RANGE if share and largest > 0.5 else None)
     hover = "{y} at {x} s" if share else f"{{y}} {unit} at {{x}} s"
-    plot = Plot(list(map(_thinned, lines)), Axis("s", range=(0, end)), y_axis, hover, timed=True)
+    plot = Plot(list(map(_thinned_line, lines)), Axis("s", range=(0, end)), y_axis, hover, timed=True)
     legend = [LegendKey(line.name, Look(line.ink, line.dash)) for line in lines] if len(lines) > 1 else []
     return Panel(title, " ".join(words), plot, legend)
 
 
-def _thinned(line: Series) -> Series:
+def _thinned_line(line: Series) -> Series:
     """Return a line with at most _POINTS_MAX points: the lowest and the highest value of each section."""
     n, y = len(line.x), line.y
     if n <= _POINTS_MAX:

@@ -27,28 +27,28 @@ def plan_rows(result: _Json) -> list[tuple[str, str]]:
     plan, load, sender = result["plan"], result["load"], result["sender"]
     body, uncertainty = plan["body"], result["uncertainty"]
     rows = [
-        ("sent to", _list(
+        ("sent to", _joined_parts(
             plan["target"], body["endpoint"], body["model"] and f"model {body['model']}",
             f"connections {plan['connections']}",
         )),
-        ("requests", _requests(load, plan.get("conversations"))),
-        ("retries", _retries(load["retries"])),
-        ("arrivals", _arrivals(plan)),
-        ("load", _load(load)),
-        ("window", _window(result["window"])),
+        ("requests", _requests_text(load, plan.get("conversations"))),
+        ("retries", _retries_text(load["retries"])),
+        ("arrivals", _arrivals_text(plan)),
+        ("load", _load_text(load)),
+        ("window", _window_text(result["window"])),
         ("seed", str(plan.get("seed", ""))),
-        ("prompts", _prompts(plan["prompts"])),
-        ("answers", _answers(body)),
-        ("lengths", _lengths(result["lengths"])),
+        ("prompts", _prompts_text(plan["prompts"])),
+        ("answers", _answers_text(body)),
+        ("lengths", _lengths_text(result["lengths"])),
         ("warm-up", _warm_up(result["warmup"])),
         ("TPOT", tpot_text(result["metrics"]["tpot"])),
-        ("ITL", _itl(result["metrics"]["itl"])),
-        ("chunks", _chunks(result["chunking"])),
-        ("tokens", _tokens(result["tokens"])),
+        ("ITL", _itl_text(result["metrics"]["itl"])),
+        ("chunks", _chunks_text(result["chunking"])),
+        ("tokens", _tokens_text(result["tokens"])),
         ("goodput", goodput_text(result) or str(at(result, "goodput", "objectives") or "")),
-        ("smooth goodput", _smooth(result["smooth_goodput"])),
-        ("sender", _sender(sender)),
-        ("clocks", _clocks(sender)),
+        ("smooth goodput", _smooth_goodput_text(result["smooth_goodput"])),
+        ("sender", _sender_text(sender)),
+        ("clocks", _clocks_text(sender)),
         ("server metrics", scrape_text(at(result, "system", "summary") or {})),
         ("uncertainty", uncertainty and f"{milliseconds(uncertainty)} ms, stamps by {sender['clock']}"),
         ("our own error", selftest_text(result.get("selftest"))),
@@ -97,12 +97,12 @@ def tpot_text(tpot: _Json) -> str:
     )
 
 
-def _list(*parts: object) -> str:
+def _joined_parts(*parts: object) -> str:
     return ", ".join(str(part) for part in parts if part)
 
 
-def _requests(load: _Json, conversations: int | None) -> str:
-    return _list(
+def _requests_text(load: _Json, conversations: int | None) -> str:
+    return _joined_parts(
         f"{load['sent']:,} of {load['planned']:,} sent",
         conversations and f"{conversations:,} conversations, whose later turns wait for the answer before",
         *(f"{load[name]:,} {name}" for name in ("dropped", "unsent") if load[name]),
@@ -110,14 +110,14 @@ def _requests(load: _Json, conversations: int | None) -> str:
     )
 
 
-def _retries(retries: _Json) -> str:
+def _retries_text(retries: _Json) -> str:
     return retries["n"] and (
         f"{retries['n']:,} ({joined(retries['reasons'])}); lateness is of first attempts, latencies count"
         " from the last ones; those from schedule have the waits in them"
     )
 
 
-def _arrivals(plan: _Json) -> str:
+def _arrivals_text(plan: _Json) -> str:
     """Return the arrival process as the user wrote it, with its rate and parameters, and its
     name if this differs."""
     if "arrivals" not in plan:
@@ -133,19 +133,19 @@ def _arrivals(plan: _Json) -> str:
     if scale is not None and (scale != 1 or speed is not None):
         faster = f"--speed {number(speed)}" if speed is not None else f"times divided by {number(scale)}"
         faster += f" of {number(recorded)} req/s recorded" if recorded else ""
-    return _list(
+    return _joined_parts(
         process if user_text in (None, process) else f"{user_text} ({process})",
         rate is not None and f"{number(rate)} req/s asked", faster,
         *(f"{name} {value}" for name, value in parameters.items() if value is not None),
     )  # fmt: skip
 
 
-def _load(load: _Json) -> str:
+def _load_text(load: _Json) -> str:
     offered, planned = load.get("offered_rps"), load["planned_rps"]
     sent = offered is not None and f"{number(offered)} req/s sent"
     if planned is not None:
         sent = f"{number(offered)} of {number(planned)} req/s planned were sent"
-    return _list(
+    return _joined_parts(
         f"{load['mode']} loop", sent,
         load["achieved_rps"] is not None and f"{number(load['achieved_rps'])} req/s ended over the window",
         "sending" in load
@@ -153,24 +153,24 @@ def _load(load: _Json) -> str:
     )  # fmt: skip
 
 
-def _window(window: _Json) -> str:
+def _window_text(window: _Json) -> str:
     return f"{number(window['seconds'])} s, {window['start']} to {window['end']}"
 
 
-def _prompts(prompts: _Json) -> str:
+def _prompts_text(prompts: _Json) -> str:
     low, high = prompts["missed_min"], prompts["missed_max"]
-    return prompts["n"] and _list(
+    return prompts["n"] and _joined_parts(
         f"{prompts['exact']:,} of {prompts['n']:,} of exact length by {', '.join(prompts['ways'])}",
         (low or high) and f"others off by {low:,} to {high:,} tokens",
     )
 
 
-def _answers(body: _Json) -> str:
+def _answers_text(body: _Json) -> str:
     limit, temperature = body.get("output_limit"), body.get("temperature")
     kinds = body.get("kinds") or {}
     recorded = kinds.get("recorded", 0)
     others = recorded < sum(kinds.values()) or not recorded
-    return _list(
+    return _joined_parts(
         others and ("streamed" if body["stream"] else "in one piece"),
         recorded and f"{recorded:,} recorded requests sent as recorded",
         body.get("paths") and f"to {joined(body['paths'])}",
@@ -180,7 +180,7 @@ def _answers(body: _Json) -> str:
     )
 
 
-def _lengths(lengths: _Json) -> str:
+def _lengths_text(lengths: _Json) -> str:
     """Return a text on the number of prompts and answers that had the planned length."""
     parts = []
     if lengths["input_told"]:
@@ -190,14 +190,14 @@ def _lengths(lengths: _Json) -> str:
     if lengths["output_told"]:
         parts.append(f"{lengths['output_exact']:,} of {lengths['output_told']:,} answers")
         parts[-1] += "" if lengths["output_wanted"] else " (which the server was not required to keep)"
-    return _list(*parts, parts and "by the server's own count")
+    return _joined_parts(*parts, parts and "by the server's own count")
 
 
 def _warm_up(warmup: _Json) -> str:
     if not warmup["requests"]:
-        return _list("none", warmup["skipped"], warmup.get("problem"))
+        return _joined_parts("none", warmup["skipped"], warmup.get("problem"))
     stable = "stable" if warmup["stable"] else "not stable" if warmup["probes"] else "not probed"
-    return _list(
+    return _joined_parts(
         f"{warmup['requests']:,} requests", f"{warmup['tokens']:,} tokens",
         f"{number(warmup['duration'], 3)} s", f"latency {stable}",
         *(
@@ -209,40 +209,40 @@ def _warm_up(warmup: _Json) -> str:
     )  # fmt: skip
 
 
-def _itl(itl: _Json) -> str:
+def _itl_text(itl: _Json) -> str:
     policies = "; ".join(f"{policy}: {n:,}" for policy, n in (itl.get("policy") or {}).items())
     return itl["option"] and f"ITL option {itl['option']}" + (f" ({policies})" if policies else "")
 
 
-def _chunks(chunking: _Json) -> str:
+def _chunks_text(chunking: _Json) -> str:
     if chunking["events_per_read"] is None:
         return ""
     text = f"{chunking['content_events']:,} of {chunking['events']:,} events carry output"
     return f"{text}, {number(chunking['events_per_read'], 3)} events a read"
 
 
-def _tokens(tokens: _Json) -> str:
+def _tokens_text(tokens: _Json) -> str:
     sources = ", ".join(f"{source} ({n:,})" for source, n in tokens["source"].items())
     counts = (f"{tokens[name]:,} {name}" for name in ("input", "output") if tokens[name] is not None)
-    return _list(*counts, sources and f"counted by {sources}")
+    return _joined_parts(*counts, sources and f"counted by {sources}")
 
 
-def _smooth(smooth: _Json) -> str:
+def _smooth_goodput_text(smooth: _Json) -> str:
     if smooth["alpha"] is None:
         readers = len(smooth.get("readers") or ())
         return f"{readers} readers of different speed" if readers else ""
-    return _list(
+    return _joined_parts(
         f"alpha {number(smooth['alpha'])}", f"reader of {number(smooth['speed_tokens_per_second'])} tokens/s",
         smooth.get("idle") and f"idle {smooth['idle']}",
     )  # fmt: skip
 
 
-def _sender(sender: _Json) -> str:
+def _sender_text(sender: _Json) -> str:
     processes, cpu_s_per_1000_tokens = sender["processes"], sender["cpu_seconds_per_1000_tokens"]
     if not processes:
         return ""
     opened_before = sum(p["connections_opened_before"] for p in processes)
-    return _list(
+    return _joined_parts(
         counted(len(processes), "process", "processes"),
         f"at most {number(max(p['cpu_share'] for p in processes) * 100, 3)} % of a CPU each",
         f"{format_bytes(sum(p['rss_bytes'] for p in processes))} in all",
@@ -252,7 +252,7 @@ def _sender(sender: _Json) -> str:
     )
 
 
-def _clocks(sender: _Json) -> str:
+def _clocks_text(sender: _Json) -> str:
     """Return the error and the offset of the clocks of other sending hosts; empty if all share this clock."""
     hosts: dict[str, _Json] = {}
     for clock in sorted(sender["clocks"], key=lambda clock: float(clock["rtt"])):

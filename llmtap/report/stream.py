@@ -44,7 +44,7 @@ def explained_to_dict(saved: Saved, explained: Explained, *, text: bool = True) 
     for event, e in zip(document["events"], explained.events, strict=False):
         d = e.delta
         event |= {
-            "start": e.start, "end": e.end, "also": [_name(also) for also in d.also],
+            "start": e.start, "end": e.end, "also": [_class_name(also) for also in d.also],
             "text": (d.text or None) if text else None, "finish_reason": d.finish_reason, "parsed": d.parsed,
         }  # fmt: skip
     document["saved"] = {
@@ -92,14 +92,15 @@ def event_cells(explained: Explained, *, text: bool = True) -> Iterator[tuple[st
         ms = f"{(times_ns[i] - (line.submit_ns or 0)) / 1e6:.3f}" if i < len(times_ns) else "-"
         yield (
             str(i), *((ms,) if explained.timed else ()), f"{e.start}-{e.end}",
-            " +".join([_name(d.event_class), *map(_name, d.also)]), f"{d.tokens}" if d.tokens >= 0 else "",
-            printable("  ".join(_adds(d, text=text))),
+            " +".join([_class_name(d.event_class), *map(_class_name, d.also)]),
+            f"{d.tokens}" if d.tokens >= 0 else "",
+            printable("  ".join(_delta_texts(d, text=text))),
         )  # fmt: skip
 
 
-def _adds(d: Delta, *, text: bool) -> Iterator[str]:
+def _delta_texts(d: Delta, *, text: bool) -> Iterator[str]:
     if d.text:
-        yield _quoted(d.text) if text else f"{len(d.text):,} characters"
+        yield _quoted_text(d.text) if text else f"{len(d.text):,} characters"
     if any(d.choices):
         yield f"choice {','.join(map(str, d.choices))}"
     if d.finish_reason is not None:
@@ -115,7 +116,7 @@ def _adds(d: Delta, *, text: bool) -> Iterator[str]:
         running = "running " if d.usage_running else ""
         yield running + "usage " + " ".join(f"{name}={n}" for name, n in counts if n is not None)
     if d.error_type is not None or d.error_message is not None:
-        message = f" {_quoted(d.error_message)}" if d.error_message and text else ""
+        message = f" {_quoted_text(d.error_message)}" if d.error_message and text else ""
         yield f"error {d.error_type or ''}{message}".strip()
     if d.verdict is not None:
         verdict = d.verdict
@@ -133,7 +134,7 @@ def _adds(d: Delta, *, text: bool) -> Iterator[str]:
         yield "(shape not known)"
 
 
-def _quoted(text: str) -> str:
+def _quoted_text(text: str) -> str:
     """Return a text as a JSON string, cut to TEXT_SHOWN characters."""
     more = f"... ({len(text):,} characters)" if len(text) > TEXT_SHOWN else ""
     return msgspec.json.encode(text[:TEXT_SHOWN].encode("utf-8", "replace").decode()).decode() + more
@@ -141,11 +142,11 @@ def _quoted(text: str) -> str:
 
 def story(saved: Saved, explained: Explained) -> Iterator[tuple[str, str]]:
     """Yield facts on the whole response, each as a subject and a text."""
-    for subject, fact in _facts(saved, explained):
+    for subject, fact in _response_facts(saved, explained):
         yield subject, printable(fact)
 
 
-def _facts(saved: Saved, explained: Explained) -> Iterator[tuple[str, str]]:
+def _response_facts(saved: Saved, explained: Explained) -> Iterator[tuple[str, str]]:
     def json(value: object) -> str:
         return "none" if value is None else msgspec.json.encode(value).decode()
 
@@ -159,7 +160,7 @@ def _facts(saved: Saved, explained: Explained) -> Iterator[tuple[str, str]]:
     counted = [f"{name} {n:,}" for name, n in counts if n is not None]
     yield "tokens", "  ".join([*counted, f"output by {t.source.value}"]) if counted else "none"
     yield "usage", json(x.usage)
-    yield "chunking", _chunking(explained)
+    yield "chunking", _chunking_text(explained)
     if x.no_token_reason is not None:
         yield "no token", x.no_token_reason
     if x.retries:
@@ -170,12 +171,12 @@ def _facts(saved: Saved, explained: Explained) -> Iterator[tuple[str, str]]:
     yield "server timing", "  ".join(times) or "none"
     if x.unparsed_events:
         yield "not understood", f"{x.unparsed_events:,} events; they count for timing only"
-    yield "times", _times(saved, explained)
+    yield "times", _times_text(saved, explained)
     for note in saved.notes:
         yield "note", note
 
 
-def _chunking(explained: Explained) -> str:
+def _chunking_text(explained: Explained) -> str:
     chunking = chunking_of(explained.exchange)
     parts = [f"{chunking['events']:,} events, {chunking['content_events']:,} with output"]
     mean, share = chunking["tokens_per_chunk_mean"], chunking["single_token_share"]
@@ -186,7 +187,7 @@ def _chunking(explained: Explained) -> str:
     return ", ".join(parts)
 
 
-def _times(saved: Saved, explained: Explained) -> str:
+def _times_text(saved: Saved, explained: Explained) -> str:
     if explained.timed:
         m = metrics_of(explained.exchange)
         return "  ".join(f"{name} {milliseconds(m[name])} ms" for name in ("ttft", "e2e"))
@@ -196,5 +197,5 @@ def _times(saved: Saved, explained: Explained) -> str:
     return f"{text}  (the HAR's totals; it has no times of events)"
 
 
-def _name(event_class: EventClass) -> str:
+def _class_name(event_class: EventClass) -> str:
     return event_class.name.lower()

@@ -64,7 +64,7 @@ def render_summary(summary: _Json) -> RenderableType:
 
 def summary_blocks(summary: _Json) -> Iterator[Note | Table]:
     """Yield the headline, the latencies, and further lines; omit parts that the summary does not have."""
-    yield Note(_headline(summary), "bold")
+    yield Note(_headline_text(summary), "bold")
     rows = []
     shown = percentile_titles(summary.get("metrics") or {}, {name: name for name in _FIGURES})
     metrics = {metric.name: metric.title for metric in shown_on(Surface.TABLE)}
@@ -77,14 +77,14 @@ def summary_blocks(summary: _Json) -> Iterator[Note | Table]:
                 if to_end := figures.get("to_end"):
                     rows.append([f"{title}, to the end", *figures_text(to_end, shown)])
     yield Table(("ms", "n", *shown.values()), rows, nowrap=True)
-    yield from map(Note, _lines(summary))
+    yield from map(Note, _summary_lines(summary))
     if caution := bursts_caution(summary):
         yield Note(f"caution: {caution}", "yellow")
     if is_marked(rows) or at(summary, "uncertainties", "marks"):
         yield Note(FEW, "yellow")
 
 
-def _headline(summary: _Json) -> str:
+def _headline_text(summary: _Json) -> str:
     window, load = summary.get("window") or {}, summary.get("load") or {}
     parts = [f"window {window.get('name', '?')} ({window.get('seconds', 0.0):.1f} s)", f"n {summary['n']:,}"]
     if load.get("achieved_rps") is not None:
@@ -97,7 +97,7 @@ def _headline(summary: _Json) -> str:
     return " · ".join(parts)
 
 
-def _lines(summary: _Json) -> Iterator[str]:
+def _summary_lines(summary: _Json) -> Iterator[str]:
     if summary.get("outcomes"):
         yield "outcomes   " + joined(summary["outcomes"], " · ")
     tokens = summary.get("tokens") or {}
@@ -139,7 +139,7 @@ def _lines(summary: _Json) -> Iterator[str]:
         ]
         yield "upstream   " + (" · ".join(parts) or f"not known: {upstream['problem']}")
     for name, relay in (summary.get("relays") or {}).items():
-        yield f"relay      {name}: {_relay(relay)}"
+        yield f"relay      {name}: {_relay_text(relay)}"
 
 
 def bursts_caution(summary: _Json) -> str:
@@ -194,7 +194,7 @@ def goodput_text(summary: _Json) -> str:
     )
 
 
-def _relay(relay: _Json) -> str:
+def _relay_text(relay: _Json) -> str:
     if "opened" not in relay:
         return "no status yet"
     dropped = sum(relay["dropped"].values())
@@ -220,7 +220,7 @@ def system_blocks(resources: _Json) -> Iterator[Note | Table]:
     samples, with the reasons."""
     yield system_table(resources)
     if energy := resources.get("energy"):
-        yield Note("energy     " + " · ".join(_energy(energy)))
+        yield Note("energy     " + " · ".join(_energy_lines(energy)))
     for side, processes in (resources.get("processes") or {}).items():
         if processes:
             names = ", ".join(dict.fromkeys(process["name"] for process in processes))
@@ -256,7 +256,7 @@ def system_table(resources: _Json, owner: str = "", caption: str = "") -> Table:
     return Table(("", "n", *_SERIES_FIGURES, "in all"), rows, caption, nowrap=True)
 
 
-def _energy(energy: _Json) -> Iterator[str]:
+def _energy_lines(energy: _Json) -> Iterator[str]:
     yield f"{number(energy['joules'], 3)} J in {format_ns(energy['seconds'] * 1e9)}"
     yield f"{number(energy['power'], 3)} W on average"
     if energy.get("joules_per_token") is not None:

@@ -97,13 +97,13 @@ class Sweep:
 def read_sweep(results: Sequence[Result]) -> Sweep:
     """Find the axis and the lines of the runs. Raises ValueError if there are no runs."""
     if not results:
-        raise ValueError("no results: there is nothing to draw")
-    varied = _varied(results)
+        raise ValueError("there are no results to draw")
+    varied = _varied_settings(results)
     numeric = [d for d in varied if d.name != "seed" and all(map(is_number, d.texts))]
     axis = max(numeric, key=lambda d: len(d.texts), default=None)
     by = [d for d in varied if d is not axis]
 
-    def texts(result: Result) -> dict[str, str]:
+    def line_settings(result: Result) -> dict[str, str]:
         return {d.name: text for d in by if (text := d.text_at(result)) is not None}
 
     def rank(result: Result) -> list[int]:
@@ -112,9 +112,9 @@ def read_sweep(results: Sequence[Result]) -> Sweep:
     lines = []
     for _, group in groupby(sorted(results, key=rank), key=rank):
         runs = list(group)
-        of = texts(runs[0])
+        of = line_settings(runs[0])
         label = ", ".join(of.values()) or str(runs[0].get("scheduler") or "all runs")
-        lines.append(Line(label, of, _points(runs, axis)))
+        lines.append(Line(label, of, _line_points(runs, axis)))
     return Sweep(axis, by, lines)
 
 
@@ -135,7 +135,7 @@ def settings_of(result: Result) -> dict[str, Hashable]:
     return settings
 
 
-def _varied(results: Sequence[Result]) -> list[Dimension]:
+def _varied_settings(results: Sequence[Result]) -> list[Dimension]:
     """Return the settings with at least two values, except settings that follow from the scheduler."""
     runs_by_setting: dict[str, dict[Hashable, list[Result]]] = defaultdict(lambda: defaultdict(list))
     for result in results:
@@ -150,7 +150,7 @@ def _varied(results: Sequence[Result]) -> list[Dimension]:
         pairs = {(run.get("scheduler"), value) for value, runs in values.items() for run in runs}
         decided = name != "scheduler" and len(pairs) == len({scheduler for scheduler, _ in pairs})
         if len(values) > 1 and not decided:
-            varied.append(Dimension(name, {v: _named(name, v, values[v]) for v in ordered(values)}))
+            varied.append(Dimension(name, {v: _setting_text(name, v, values[v]) for v in ordered(values)}))
     return varied
 
 
@@ -167,7 +167,7 @@ def _load_key(result: Result) -> Hashable:
     return None if offered is None else float(f"{offered:.4g}")
 
 
-def _points(runs: list[Result], axis: Dimension | None) -> list[tuple[Any, Result]]:
+def _line_points(runs: list[Result], axis: Dimension | None) -> list[tuple[Any, Result]]:
     if axis is None:
         return [(str(run.get("scheduler") or "all runs"), run) for run in runs]
     points: list[tuple[Any, Result]] = []
@@ -179,7 +179,7 @@ def _points(runs: list[Result], axis: Dimension | None) -> list[tuple[Any, Resul
     return sorted(points, key=itemgetter(0))
 
 
-def _named(name: str, value: Hashable, runs: list[Result]) -> str:
+def _setting_text(name: str, value: Hashable, runs: list[Result]) -> str:
     if name in ("scheduler", "trace"):
         return str(value)
     if name == "load":
@@ -232,10 +232,10 @@ def sweep_table(results: Sequence[Result], *, sla: bool = False) -> Table:
 
     `sla`: whether to add the shares of requests outside their SLA.
     """
-    columns = [_Column("scheduler", lambda result: str(result["scheduler"])), *_varying(results)]
+    columns = [_Column("scheduler", lambda result: str(result["scheduler"])), *_varying_columns(results)]
     keys = len(columns)
     columns += _figure_columns(results, sla=sla)
-    marked = {(row, i) for i, won in _wins(results, columns).items() for rows in won for row in rows}
+    marked = {(row, i) for i, won in _best_runs(results, columns).items() for rows in won for row in rows}
 
     def cell(row: int, i: int) -> str:
         doubtful = DOUBTFUL * (i >= keys and at(results[row], "fit", "caution") is not None)
@@ -245,48 +245,48 @@ def sweep_table(results: Sequence[Result], *, sla: bool = False) -> Table:
     return Table([column.title for column in columns], rows, keys=keys, nowrap=True)
 
 
-def _varying(results: Sequence[Result]) -> Iterator[_Column]:
-    for d in _varied(results):
+def _varying_columns(results: Sequence[Result]) -> Iterator[_Column]:
+    for d in _varied_settings(results):
         if d.name == "load":
-            yield _rate("offered req/s", "", 0, "load", "offered_rps")
+            yield _rate_column("offered req/s", "", 0, "load", "offered_rps")
         elif d.name == "requests":
             yield _Column(d.name, lambda result: f"{result['n']:,}")
         elif d.name not in ("scheduler", "trace", "objectives"):
-            yield _Column(d.name, partial(_option, d.name))
+            yield _Column(d.name, partial(_option_text, d.name))
 
 
 def _figure_columns(results: Sequence[Result], *, sla: bool) -> Iterator[_Column]:
     for title in ("refused", "given up"):
-        if any(_unserved(title, result) != "0" for result in results):
-            yield _Column(title, partial(_unserved, title))
-    yield _rate("req/s", "throughput", 1, "throughput_rps")
-    yield _rate("in+out tok/s", "tokens per second, prompts and answers", 1, "throughput_tps")
-    yield from (_ms(f"E2E {name}", "latency", name) for name in _PERCENTILES)
+        if any(_unserved_text(title, result) != "0" for result in results):
+            yield _Column(title, partial(_unserved_text, title))
+    yield _rate_column("req/s", "throughput", 1, "throughput_rps")
+    yield _rate_column("in+out tok/s", "tokens per second, prompts and answers", 1, "throughput_tps")
+    yield from (_ms_column(f"E2E {name}", "latency", name) for name in _PERCENTILES)
     if sla:
-        yield _share("late", "request_sla_violation", better=-1)
-        yield _share("slow", "token_sla_violation", better=-1)
+        yield _share_column("late", "request_sla_violation", better=-1)
+        yield _share_column("slow", "token_sla_violation", better=-1)
     if any(at(result, "metrics", "ttft") for result in results):
-        yield _ms("TTFT p50", "metrics", "ttft", "p50")
-        yield _ms("TTFT p99", "metrics", "ttft", "p99")
+        yield _ms_column("TTFT p50", "metrics", "ttft", "p50")
+        yield _ms_column("TTFT p99", "metrics", "ttft", "p99")
     if any(result.get("decode_tbt") for result in results):
-        yield _ms("TBT p99", "decode_tbt", "p99")
+        yield _ms_column("TBT p99", "decode_tbt", "p99")
     if any(at(result, "metrics", "itl") for result in results):
         option = values_text(at(result, "metrics", "itl", "option") for result in results)
-        yield _ms(f"ITL ({option}) p99" if option else "ITL p99", "metrics", "itl", "p99")
-        yield _ms("idle p99", "metrics", "user_idle", "p99")
-        yield _rate("smooth tok/s", "smooth goodput", 1, "smooth_goodput", "tokens_per_second")
-    yield _ms("queue p50", "queueing", "p50")
-    yield _share("busy", "utilization", digits=0)
+        yield _ms_column(f"ITL ({option}) p99" if option else "ITL p99", "metrics", "itl", "p99")
+        yield _ms_column("idle p99", "metrics", "user_idle", "p99")
+        yield _rate_column("smooth tok/s", "smooth goodput", 1, "smooth_goodput", "tokens_per_second")
+    yield _ms_column("queue p50", "queueing", "p50")
+    yield _share_column("busy", "utilization", digits=0)
     yield _Column("batch", lambda result: number(at(result, "batch_mean"), 3))
     if any(result.get("goodput") for result in results):
-        yield _rate("goodput req/s", "goodput", 1, "goodput", "requests_per_second")
-    bounds = _each(name for result in results for name in at(result, "capacity", "by") or ())
+        yield _rate_column("goodput req/s", "goodput", 1, "goodput", "requests_per_second")
+    bounds = _distinct(name for result in results for name in at(result, "capacity", "by") or ())
     for by in bounds:
         path, name = ("capacity", "by", by), "capacity" if bounds == ["request"] else f"capacity ({by})"
-        yield _Column(f"{name} req/s", partial(_capacity, path), path, 1, name)
+        yield _Column(f"{name} req/s", partial(_capacity_text, path), path, 1, name)
 
 
-def _repeats(results: Sequence[Result]) -> list[dict[Hashable, dict[Any, int]]]:
+def _comparable_runs(results: Sequence[Result]) -> list[dict[Hashable, dict[Any, int]]]:
     """Return groups of runs to compare. A group has, for each combination of settings, the rows by seed.
 
     The runs of a group have the same load, trace, and numbers of servers and requests. If each of these
@@ -304,14 +304,14 @@ def _repeats(results: Sequence[Result]) -> list[dict[Hashable, dict[Any, int]]]:
     return list(groups.values())
 
 
-def _wins(results: Sequence[Result], columns: Sequence[_Column]) -> dict[int, list[list[int]]]:
+def _best_runs(results: Sequence[Result], columns: Sequence[_Column]) -> dict[int, list[list[int]]]:
     """Return for each column the best runs: for each group that has one, its rows (one row for each seed).
 
     A run is the best if it is better than every other run of the group: over SEEDS_MIN seeds or more, the
     95 % interval of the mean difference (Student's t, paired by seed) does not contain 0.
     """
     wins: dict[int, list[list[int]]] = defaultdict(list)
-    for group in _repeats(results):
+    for group in _comparable_runs(results):
         seeds = set.intersection(*(set(rows) for rows in group.values()))
         if len(group) < 2 or len(seeds) < SEEDS_MIN:
             continue
@@ -343,18 +343,18 @@ def _is_better(a: Sequence[float], b: Sequence[float], sign: int) -> bool:
 
 def best_runs_text(results: Sequence[Result], *, sla: bool = False) -> str:
     """Return sentences on the best runs and their figures, or on how to find them; empty for one run."""
-    groups = [group for group in _repeats(results) if len(group) > 1]
+    groups = [group for group in _comparable_runs(results) if len(group) > 1]
     if not groups:
         return ""
     columns = list(_figure_columns(results, sla=sla))
     labels = run_labels(results)
     by_label: dict[str, list[str]] = defaultdict(list)
-    for i, won in _wins(results, columns).items():
+    for i, won in _best_runs(results, columns).items():
         label, n = Counter(labels[rows[0]] for rows in won).most_common(1)[0]
         name = columns[i].name or columns[i].title
         by_label[label].append(name if n == len(groups) else f"{name} ({n} of {len(groups)})")
     ranked = sorted(by_label.items(), key=lambda item: -len(item[1]))
-    if parts := [f"{label} by {_listed(names)}" for label, names in ranked]:
+    if parts := [f"{label} by {_list_text(names)}" for label, names in ranked]:
         text = "; ".join(parts).replace(" by ", " was best by ", 1)
         return f"{text}. {BEST} marks the best: the 95 % interval of the difference over seeds excludes 0."
     if all(len(set.intersection(*map(set, group.values()))) < SEEDS_MIN for group in groups):
@@ -367,13 +367,13 @@ def best_runs_text(results: Sequence[Result], *, sla: bool = False) -> str:
 
 def run_labels(results: Sequence[Result]) -> list[str]:
     """Return a label for each run: its scheduler or, if all runs have the same, the settings that differ."""
-    varied = _varied(results)
+    varied = _varied_settings(results)
     if not varied or varied[0].name == "scheduler":
         return [str(result["scheduler"]) for result in results]
     return [", ".join(text for d in varied if (text := d.text_at(result)) is not None) for result in results]
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list_text(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
@@ -382,13 +382,13 @@ def sweep_lines(results: Sequence[Result], *, sla: bool = False) -> Iterator[str
     yield from cautions(results)
     if best := best_runs_text(results, sla=sla):
         yield best
-    counts, offered = {f"{result['n']:,}" for result in results}, set(map(_offered, results))
+    counts, offered = {f"{result['n']:,}" for result in results}, set(map(_offered_load_text, results))
     same = [f"{counts.pop()} requests"] if len(counts) == 1 else []
     same += [f"offered {offered.pop()}"] if len(offered) == 1 else []
     yield "; ".join(
         [*same, "times in ms; busy: share of the time that servers work; batch: mean requests in it"]
     )
-    for router in _each(result.get("router") for result in results):
+    for router in _distinct(result.get("router") for result in results):
         shares = values_text(
             n
             for result in results
@@ -405,11 +405,11 @@ def sweep_lines(results: Sequence[Result], *, sla: bool = False) -> Iterator[str
         if affected := [result for result in results if at(result, "unserved", reason)]:
             counted = values_text(at(result, "unserved", reason) for result in affected)
             limits = ", ".join(
-                f"{name} {', '.join(_each(option_text(name, run['serving'][name]) for run in affected))}"
+                f"{name} {', '.join(_distinct(option_text(name, run['serving'][name]) for run in affected))}"
                 for name in options
             )
             yield f"{column}: {counted} requests {meaning} ({limits}); they count as late"
-    for allowed in _each(at(result, "capacity", "allowed") for result in results):
+    for allowed in _distinct(at(result, "capacity", "allowed") for result in results):
         yield (
             f"capacity: the highest rate at which {1 - allowed:.4g} of the requests are within their bounds"
             " (request SLA, token SLA, or slo); 0: there is none; no limit: all may come at once. It falls"
@@ -417,7 +417,7 @@ def sweep_lines(results: Sequence[Result], *, sla: bool = False) -> Iterator[str
         )
     if objectives := values_text(at(result, "goodput", "objectives") for result in results):
         yield f"goodput: requests that met {objectives}"
-    for reader in _each(reader_text(result) for result in results):
+    for reader in _distinct(reader_text(result) for result in results):
         yield f"smooth: goodput for {reader}; idle: what such a reader waited with nothing to read"
     yield from dict.fromkeys(unreliable_texts(results))
     labels = run_labels(results)
@@ -431,7 +431,7 @@ def sweep_lines(results: Sequence[Result], *, sla: bool = False) -> Iterator[str
         followed = result["followed"]
         size = f"request {followed['row']} ({followed['input']:,} + {followed['output']:,} tokens)"
         yield f"{size}, {label}: {', '.join(f'{k} {v} ms' for k, v in followed_figures(followed).items())}"
-    yield from (f"model: {text}" for text in _each(map(model_text, results)))
+    yield from (f"model: {text}" for text in _distinct(map(model_text, results)))
 
 
 _LONGEST_MAX: Final = 8
@@ -466,7 +466,8 @@ def _longest_lines(results: Sequence[Result]) -> Iterator[str]:
 def cautions(results: Sequence[Result]) -> list[str]:
     """Return the reasons why figures are marked as DOUBTFUL."""
     return [
-        f"caution: {DOUBTFUL} {text}" for text in _each(at(result, "fit", "caution") for result in results)
+        f"caution: {DOUBTFUL} {text}"
+        for text in _distinct(at(result, "fit", "caution") for result in results)
     ]
 
 
@@ -548,26 +549,26 @@ def _unseen_r2(unseen: Mapping[str, Any] | None) -> float | None:
     return None if None in values else min(values)
 
 
-def _offered(result: Result) -> str:
+def _offered_load_text(result: Result) -> str:
     rate = result["load"]["offered_rps"]
     return "all at once" if rate is None else f"{rate:.4g} requests/s on average"
 
 
-def _option(name: str, result: Result) -> str:
+def _option_text(name: str, result: Result) -> str:
     return option_text(name, settings_of(result).get(name))
 
 
-def _unserved(column: str, result: Result) -> str:
+def _unserved_text(column: str, result: Result) -> str:
     counts = (at(result, "unserved", reason) or 0 for reason, of in _UNSERVED.items() if of[0] == column)
     return f"{sum(counts):,}"
 
 
-def _capacity(path: tuple[str, ...], result: Result) -> str:
+def _capacity_text(path: tuple[str, ...], result: Result) -> str:
     known = path[-1] in (at(result, *path[:-1]) or ())
     return "no limit" if known and at(result, *path) is None else number(at(result, *path))
 
 
-def _each(values: Iterable[Any]) -> list[Any]:
+def _distinct(values: Iterable[Any]) -> list[Any]:
     distinct: list[Any] = []
     for value in values:
         if value is not None and value not in distinct:
@@ -575,7 +576,7 @@ def _each(values: Iterable[Any]) -> list[Any]:
     return distinct
 
 
-def _ms(title: str, *path: str) -> _Column:
+def _ms_column(title: str, *path: str) -> _Column:
     def text(result: Result) -> str:
         # In the JSON, quantiles over requests have no `marks`: compute them from the number of requests.
         return figure_text({"marks": marks(result["n"]), **(at(result, *path[:-1]) or {})}, path[-1])
@@ -583,14 +584,14 @@ def _ms(title: str, *path: str) -> _Column:
     return _Column(title, text, path, -1)
 
 
-def _share(title: str, *path: str, digits: int = 2, better: int = 0) -> _Column:
+def _share_column(title: str, *path: str, digits: int = 2, better: int = 0) -> _Column:
     def text(result: Result) -> str:
         return "-" if (value := at(result, *path)) is None else f"{value:.{digits}%}"
 
     return _Column(title, text, path, better)
 
 
-def _rate(title: str, name: str, better: int, *path: str) -> _Column:
+def _rate_column(title: str, name: str, better: int, *path: str) -> _Column:
     def text(result: Result) -> str:
         return number(None if (value := at(result, *path)) is None else float(value))
 

@@ -84,7 +84,7 @@ def _knee_table(results: Sequence[Result]) -> Table:
 
 def _knee_panels(results: Sequence[Result]) -> list[Panel]:
     loads, simulated, expected = zip(*waits(results), strict=True)
-    series = [_series(_SIMULATED, loads, simulated), _series(_MM1, loads, expected)]
+    series = [_figure_series(_SIMULATED, loads, simulated), _figure_series(_MM1, loads, expected)]
     words = f"{number(simulated[0])} s at {loads[0]:.0%}, {number(simulated[-1])} s at {loads[-1]:.0%}."
     plot = Plot(series, Axis("utilisation", share=True), Axis(zero=True), "{y} s at {x}")
     return [Panel("Mean wait, s", words, plot)]
@@ -112,17 +112,17 @@ def _batch_panels(results: Sequence[Result]) -> list[Panel]:
         Panel(
             "Output tokens/s",
             words,
-            Plot([_series(_SIMULATED, sizes, rates)], axis, Axis(zero=True), "{y} tokens/s at {x}"),
+            Plot([_figure_series(_SIMULATED, sizes, rates)], axis, Axis(zero=True), "{y} tokens/s at {x}"),
         ),
         Panel(
             "ITL, s",
             f"From {milliseconds(itls[0])} to {milliseconds(itls[-1])} ms.",
-            Plot([_series(_SIMULATED, sizes, itls)], axis, Axis(zero=True), "{y} s at {x}"),
+            Plot([_figure_series(_SIMULATED, sizes, itls)], axis, Axis(zero=True), "{y} s at {x}"),
         ),
     ]
 
 
-def _series(key: LegendKey, x: Sequence[float], y: Sequence[float | None]) -> Series:
+def _figure_series(key: LegendKey, x: Sequence[float], y: Sequence[float | None]) -> Series:
     look = key.look
     symbols = [look.symbol] * len(x) if look.symbol else None
     return Series(name=key.name, x=list(x), y=list(y), ink=look.ink, dash=look.dash, symbols=symbols)

@@ -171,14 +171,14 @@ def sweep_html(
         ]  # fmt: skip
         if not quantities:
             continue
-        panels = [_curves(sweep, lines, quantity) for quantity in quantities]
+        panels = [_curves_panel(sweep, lines, quantity) for quantity in quantities]
         offered = any(one.line is None for panel in panels for one in panel.plot.series)
         block = FigureBlock(
             chart.key,
             chart.heading,
             panels,
             [],
-            [_samples(quantities, results)],
+            [_samples_text(quantities, results)],
             [_OFFERED] if offered else [],
             lines_legend=True,
         )
@@ -187,8 +187,8 @@ def sweep_html(
     if followed := followed_requests(results):
         sections.append(_followed_section(sweep, followed))
     page = ReportDocument(
-        title, _summary(sweep, results, sla=sla), _settings(results, sla=sla), sections,
-        settings_linked=False, lines=lines, choices=_choices(sweep),
+        title, _summary_blocks(sweep, results, sla=sla), _settings_blocks(results, sla=sla), sections,
+        settings_linked=False, lines=lines, choices=_menus(sweep),
     )  # fmt: skip
     return page_html(page)
 
@@ -224,7 +224,7 @@ def _followed_section(sweep: Sweep, followed: Sequence[tuple[str, Result]]) -> S
     )
 
 
-def _summary(sweep: Sweep, results: Sequence[Result], *, sla: bool) -> list[Block]:
+def _summary_blocks(sweep: Sweep, results: Sequence[Result], *, sla: bool) -> list[Block]:
     parts = [counted(len(results), "run")]
     if sweep.axis is not None:
         parts.append(f"along {sweep.axis.title} ({len(sweep.axis.texts):,} values)")
@@ -239,28 +239,28 @@ def _summary(sweep: Sweep, results: Sequence[Result], *, sla: bool) -> list[Bloc
     return [*blocks, table, Note("Times in ms.")]
 
 
-def _settings(results: Sequence[Result], *, sla: bool) -> list[Block]:
+def _settings_blocks(results: Sequence[Result], *, sla: bool) -> list[Block]:
     """Return the settings of the runs, with the options that at least one of their schedulers reads."""
     sources = [source for r in results for source in at(r, "tokens", "source") or ()]
     rows = {
         "scheduler": values_text((r.get("scheduler") for r in results), limit=99),
         "trace": values_text((r.get("trace") for r in results), limit=99),
-        "requests": _values(results, "n"),
-        "load": _values(results, "load", "offered_rps", before="open loop, offered ", after=" req/s"),
-        "window": _values(results, "window", "name"),
-        "duration": _values(results, "window", "seconds", after=" s"),
-        "servers": _values(results, "servers"),
-        "seed": _values(results, "seed"),
-        "model": _either(map(model_text, results)),
-        "ITL": _values(results, "metrics", "itl", "option", before="option "),
+        "requests": _values_text(results, "n"),
+        "load": _values_text(results, "load", "offered_rps", before="open loop, offered ", after=" req/s"),
+        "window": _values_text(results, "window", "name"),
+        "duration": _values_text(results, "window", "seconds", after=" s"),
+        "servers": _values_text(results, "servers"),
+        "seed": _values_text(results, "seed"),
+        "model": _join_reasons(map(model_text, results)),
+        "ITL": _values_text(results, "metrics", "itl", "option", before="option "),
         "tokens": f"counted by {values_text(sources)}" if sources else "",
-        "smooth goodput": _either(map(reader_text, results)),
-        "user idle": _either(at(r, "smooth_goodput", "idle") for r in results),
-        "objectives": _either(at(r, "goodput", "objectives") for r in results),
-        "request SLA": _values(results, "readings", "request_sla", after=" s") if sla else "",
-        "token SLA": _values(results, "readings", "token_sla", after=" s") if sla else "",
-        "capacity": _values(results, "capacity", "allowed", before="share of late requests at most "),
-        "uncertainty": _values(results, "uncertainty", after=" s"),
+        "smooth goodput": _join_reasons(map(reader_text, results)),
+        "user idle": _join_reasons(at(r, "smooth_goodput", "idle") for r in results),
+        "objectives": _join_reasons(at(r, "goodput", "objectives") for r in results),
+        "request SLA": _values_text(results, "readings", "request_sla", after=" s") if sla else "",
+        "token SLA": _values_text(results, "readings", "token_sla", after=" s") if sla else "",
+        "capacity": _values_text(results, "capacity", "allowed", before="share of late requests at most "),
+        "uncertainty": _values_text(results, "uncertainty", after=" s"),
     }
     blocks: list[Block] = [TermTable([(name, text) for name, text in rows.items() if text])]
     options = []
@@ -274,18 +274,18 @@ def _settings(results: Sequence[Result], *, sla: bool) -> list[Block]:
     return blocks
 
 
-def _values(results: Iterable[Result], *path: str, before: str = "", after: str = "") -> str:
+def _values_text(results: Iterable[Result], *path: str, before: str = "", after: str = "") -> str:
     """Return the values at a path with text around them; empty if there are none."""
     values = (at(r, *path) for r in results)
     text = values_text(float(f"{v:.4g}") if isinstance(v, float) else v for v in values)
     return f"{before}{text}{after}" if text else ""
 
 
-def _either(texts: Iterable[str | None]) -> str:
+def _join_reasons(texts: Iterable[str | None]) -> str:
     return "; or ".join(dict.fromkeys(text for text in texts if text))
 
 
-def _samples(quantities: Sequence[Quantity], results: Sequence[Result]) -> str:
+def _samples_text(quantities: Sequence[Quantity], results: Sequence[Result]) -> str:
     by_text: dict[str, list[str]] = {}
     for q in quantities:
         text = values_text(q.n(result) for result in results if q.of(result) is not None)
@@ -295,7 +295,7 @@ def _samples(quantities: Sequence[Quantity], results: Sequence[Result]) -> str:
     return "n " + "; ".join(f"{text} ({', '.join(names)})" for text, names in by_text.items())
 
 
-def _choices(sweep: Sweep) -> list[tuple[str, str, list[tuple[str, bool]]]]:
+def _menus(sweep: Sweep) -> list[tuple[str, str, list[tuple[str, bool]]]]:
     """Return a menu for each dimension, if there are several: title, name, and values with their selection.
 
     Only some values are selected if there are more lines than _LINES_SHOWN.
@@ -321,7 +321,7 @@ def _line_choices(sweep: Sweep) -> list[LineChoice]:
     return looks
 
 
-def _curves(sweep: Sweep, looks: Sequence[LineChoice], quantity: Quantity) -> Panel:
+def _curves_panel(sweep: Sweep, looks: Sequence[LineChoice], quantity: Quantity) -> Panel:
     series = []
     points: list[tuple[float, Line, Any]] = []
     for i, (line, choice) in enumerate(zip(sweep.lines, looks, strict=True)):
@@ -336,7 +336,7 @@ def _curves(sweep: Sweep, looks: Sequence[LineChoice], quantity: Quantity) -> Pa
                 for _, result in line.points
             ]
             shape = {"dash": look.dash, "symbols": symbols, "x": [x for x, _ in line.points]}
-        texts = [_hover(sweep, quantity, line, x, result) for x, result in line.points]
+        texts = [_hover_text(sweep, quantity, line, x, result) for x, result in line.points]
         series.append(Series(name=line.label, line=i, ink=look.ink, y=values, texts=texts, **shape))
     places = sorted({x for _, _, x in points})
     low, high = min(points, key=lambda one: one[0]), max(points, key=lambda one: one[0])
@@ -354,7 +354,7 @@ def _curves(sweep: Sweep, looks: Sequence[LineChoice], quantity: Quantity) -> Pa
     elif quantity.unit == "s" and sweep.axis is not None and is_wide([v for v, _, _ in points]):
         y_axis = Axis(kind="log")
         title += " (log)"
-    words = f"{quantity.name}: {_where(sweep, quantity, low)} to {_where(sweep, quantity, high)}."
+    words = f"{quantity.name}: {_point_text(sweep, quantity, low)} to {_point_text(sweep, quantity, high)}."
     if low[0] == high[0]:
         words = f"{quantity.name}: {quantity.text(low[0])}{' throughout' if len(points) > 1 else ''}."
     return Panel(title, words, Plot(series, _x_axis(sweep, places), y_axis), of={})
@@ -366,14 +366,14 @@ def _place_text(axis: Dimension, place: Any) -> str:
     return axis.texts.get(place, number(place))
 
 
-def _where(sweep: Sweep, quantity: Quantity, point: tuple[float, Line, Any]) -> str:
+def _point_text(sweep: Sweep, quantity: Quantity, point: tuple[float, Line, Any]) -> str:
     value, line, x = point
     place = [] if sweep.axis is None else [_place_text(sweep.axis, x)]
     label = [line.label] if len(sweep.lines) > 1 else []
     return f"{quantity.text(value)} ({', '.join([*label, *place]) or line.label})"
 
 
-def _hover(sweep: Sweep, quantity: Quantity, line: Line, x: Any, result: Result) -> str:
+def _hover_text(sweep: Sweep, quantity: Quantity, line: Line, x: Any, result: Result) -> str:
     n = quantity.n(result)
     rows = [
         line.label,

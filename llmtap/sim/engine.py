@@ -162,12 +162,14 @@ class Engine:
         """`first`: number of the first server."""
         assert servers >= 1
         self._scheduler = scheduler
-        self._free = list(range(first, first + servers))  # A heap, so that the lowest number is used next.
+        self._free_servers = list(
+            range(first, first + servers)
+        )  # A heap, so that the lowest number is used next.
         self._now_ns: int | None = None
 
     @property
     def idle(self) -> bool:
-        return bool(self._free)
+        return bool(self._free_servers)
 
     def arrive(self, now_ns: int, request: int, *, more: bool = False) -> Step:
         """Add a request. `more`: other requests arrive at the same time, so do not start work before them."""
@@ -179,7 +181,7 @@ class Engine:
         self._at(now_ns)
         assert now_ns >= run.end_ns
         made = self._scheduler.done(now_ns, run.work)
-        heappush(self._free, run.server)
+        heappush(self._free_servers, run.server)
         step = self.dispatch(now_ns)
         return Step(step.started, made, step.given_up)
 
@@ -196,11 +198,11 @@ class Engine:
     def dispatch(self, now_ns: int) -> Step:
         """Start work on the free servers, at the time of an arrival or of a completed run."""
         started = []
-        while self._free:
+        while self._free_servers:
             work = self._scheduler.form(now_ns)
             if work is None:
                 break
-            started.append(EngineRun(heappop(self._free), work, now_ns, now_ns + work.duration_ns))
+            started.append(EngineRun(heappop(self._free_servers), work, now_ns, now_ns + work.duration_ns))
         given_up = self._scheduler.given_up()
         return Step(started, given_up=given_up) if started or given_up else _NOTHING
 
@@ -257,7 +259,7 @@ class _Recorder:
         self._watch = watch
         self._tokens: dict[int, list[int]] = {}
         """Departure times of the tokens of each open request, for schedulers that iterate."""
-        self._began = 0
+        self._begin_ns = 0
 
     def note(self, now_ns: int, step: Step, run: EngineRun | None = None) -> None:
         if run is not None:
@@ -269,8 +271,8 @@ class _Recorder:
             self._record.reasons[request] = reason
             self._end(now_ns, request, served=False)
         for started in step.started:
-            self._began += 1
-            heappush(self.runs, (started.end_ns, self._began, started))
+            self._begin_ns += 1
+            heappush(self.runs, (started.end_ns, self._begin_ns, started))
             self._start(started)
 
     def _start(self, run: EngineRun) -> None:

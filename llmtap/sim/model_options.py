@@ -286,7 +286,7 @@ def _of_prompts(requests: Requests, factor: Callable[[], float]) -> "array[int]"
     return array("q", [max(1, min(int(length), _LENGTH_MAX)) for length in lengths])
 
 
-def _shuffled(requests: Requests, random: Random) -> "array[int]":
+def _shuffled_outputs(requests: Requests, random: Random) -> "array[int]":
     lengths = list(requests.output)
     random.shuffle(lengths)
     return array("q", lengths)
@@ -296,5 +296,5 @@ PREDICTORS: Final[dict[str, Callable[[Requests, Random], "array[int]"]]] = {
     "perfect": lambda requests, random: array("q", requests.output),
     "prompt": lambda requests, random: _of_prompts(requests, lambda: 1.0),
     "noisy": lambda requests, random: _of_prompts(requests, lambda: random.lognormvariate(0, _SIGMA)),
-    "shuffled": _shuffled,
+    "shuffled": _shuffled_outputs,
 }

@@ -31,12 +31,12 @@ class RoundRobin:
     """Sends the requests to the servers in turn."""
 
     def __init__(self, requests: Requests, servers: int, kv_tokens: int) -> None:
-        self._next = -1
+        self._next_server = -1
         self._servers = servers
 
     def server(self, request: int, open_requests: Sequence[int]) -> int:
-        self._next = (self._next + 1) % self._servers
-        return self._next
+        self._next_server = (self._next_server + 1) % self._servers
+        return self._next_server
 
 
 class LeastLoaded:
@@ -60,7 +60,7 @@ class PrefixAware:
     def __init__(self, requests: Requests, servers: int, kv_tokens: int) -> None:
         self._requests = requests
         self._blocks_max = kv_tokens // requests.block_tokens if requests.block_tokens else 0
-        self._sent: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(servers)]
+        self._sent_blocks: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(servers)]
         """Blocks sent to each server; the least recently sent is first, and is forgotten next."""
 
     def server(self, request: int, open_requests: Sequence[int]) -> int:
@@ -68,13 +68,13 @@ class PrefixAware:
         if not self._blocks_max:
             return least_loaded(open_requests)
         blocks = requests.blocks[request][: requests.input[request] // requests.block_tokens]
-        matches = [_leading(blocks, sent) for sent in self._sent]
+        matches = [_leading_blocks_sent(blocks, sent) for sent in self._sent_blocks]
         longest = max(matches)
         candidates = [server for server, match in enumerate(matches) if match == longest]
         best = min(candidates, key=open_requests.__getitem__)
         if open_requests[best] - min(open_requests) >= IMBALANCE_MAX:
             best = least_loaded(open_requests)
-        sent = self._sent[best]
+        sent = self._sent_blocks[best]
         # Add the blocks in reverse order, so that the later blocks of a prompt are forgotten before the
         # earlier.
         for block in reversed(blocks):
@@ -89,7 +89,7 @@ def least_loaded(open_requests: Sequence[int]) -> int:
     return min(range(len(open_requests)), key=open_requests.__getitem__)
 
 
-def _leading(blocks: Sequence[int], sent: OrderedDict[int, None]) -> int:
+def _leading_blocks_sent(blocks: Sequence[int], sent: OrderedDict[int, None]) -> int:
     """Return the number of blocks at the start of a prompt that are all in `sent`."""
     count = 0
     for block in blocks:
@@ -119,7 +119,7 @@ class RoutedEngine:
         self._open = [0] * len(schedulers)
         self._server: dict[int, int] = {}
         """Server of each open request."""
-        self._waiting: set[int] = set()
+        self._waiting_servers: set[int] = set()
         """Servers that wait for the last of several arrivals at the current time (`arrive`)."""
 
     @property
@@ -139,9 +139,9 @@ class RoutedEngine:
         self._open[server] += 1
         step = self._engines[server].arrive(now_ns, request, more=more)
         if more:
-            self._waiting.add(server)
+            self._waiting_servers.add(server)
             return step
-        others, self._waiting = self._waiting - {server}, set()
+        others, self._waiting_servers = self._waiting_servers - {server}, set()
         steps = [step, *(self._engines[other].dispatch(now_ns) for other in sorted(others))]
         return self._joined(steps)
 

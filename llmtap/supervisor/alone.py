@@ -28,7 +28,9 @@ def alone_problems(settings: Settings) -> Iterator[ConfigError]:
     """Yield what is wrong with the settings of a meter without relays."""
     if settings.meter.socket is None:
         yield ConfigError(
-            "meter.socket", "the path that applications connect to is missing", "give --listen-socket PATH"
+            "meter.socket",
+            "the path that applications connect to is missing",
+            "set it with --listen-socket PATH",
         )
     if settings.experiment.enabled:
         yield ConfigError(
@@ -47,14 +49,14 @@ def run_meter(settings: Settings, announce: Callable[[str, str], None]) -> None:
     need_no_meter(path)
     (admin,) = bind_for("meter.admin", settings.meter.admin, 1)
     address = name_of(admin)
-    sock = _listen(path)
+    sock = _listen_at(path)
     set_up(settings.log)
     if replaceable(path):
         log.warning("event=meter_socket_exposed socket=%s hint=%r", path, "chmod 700 its directory")
     serve(fresh_meter_setup(settings, path, admin.detach()), sock, lambda: announce(path, address))
 
 
-def _listen(path: str) -> socket.socket:
+def _listen_at(path: str) -> socket.socket:
     try:
         return listen_on(path)
     except OSError as exc:

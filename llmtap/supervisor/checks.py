@@ -56,12 +56,18 @@ def problems_of(settings: Settings, supervisor: int | None = None) -> Iterator[C
             continue
         if (origin.host, origin.port) == listen:
             yield ConfigError(
-                place, "is the address of the proxy (relay.listen): it would forward requests to itself"
+                place,
+                "is the address of the proxy (relay.listen): the proxy would forward requests to itself",
             )
         if place == "relay.upstream" and (origin.tls or relay.upstream_ca):
             yield from failures(client_context, relay.upstream_ca, relay.upstream_verify)
     if bool(relay.tls_certificate) != bool(relay.tls_key):
-        yield ConfigError("relay.tls_key", "relay.tls_certificate and relay.tls_key go together")
+        given, missing = ("certificate", "key") if relay.tls_certificate else ("key", "certificate")
+        yield ConfigError(
+            f"relay.tls_{given}",
+            f"is set, but relay.tls_{missing} is missing",
+            "set both for TLS, or neither",
+        )
     if relay.tls_certificate and relay.tls_key:
         yield from failures(server_context, relay.tls_certificate, relay.tls_key)
     yield from failures(SkipRules, relay.skip, "relay.skip")
@@ -103,7 +109,7 @@ def measuring_problems(settings: Settings, supervisor: int | None = None) -> Ite
     if settings.cost.gpu_hour and not settings.cost.gpus:
         yield ConfigError("cost.gpus", "is 0, but cost.gpu_hour has a price", "set the number of GPUs")
     if settings.capture.level == "full" and settings.capture.to is None:
-        hint = "--capture DIR, or capture.to"
+        hint = "set capture.to, or give --capture DIR"
         yield ConfigError("capture.to", "is not set, but capture.level is full: nothing is captured", hint)
     if meter.tokenizer is not None:
         yield from failures(load_tokenizer, meter.tokenizer)

@@ -181,7 +181,7 @@ class _Adopted:
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._status: int | None = None
-        self._look()
+        self._check_exit()
 
     @property
     def pid(self) -> int:
@@ -191,15 +191,15 @@ class _Adopted:
         # Poll instead of using a pidfd, which kernels before 5.3 do not have.
         while self._status is None:
             await asyncio.sleep(LOOK_S)
-            self._look()
+            self._check_exit()
         return self._status
 
     def send_signal(self, signal: int) -> None:
-        self._look()
+        self._check_exit()
         if self._status is None:
             os.kill(self._pid, signal)
 
-    def _look(self) -> None:
+    def _check_exit(self) -> None:
         """Store the exit status if the process has ended."""
         if self._status is not None:
             return

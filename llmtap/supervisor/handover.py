@@ -81,14 +81,14 @@ async def try_out(handover: Handover, argv: list[str]) -> str | None:
     """Let the installed program check configuration and handover. Return its message, or None if it
     passes."""
     try:
-        fd = _written(handover)
+        fd = _write_handover(handover)
     except OSError as exc:
         return f"the handover cannot be written: {exc.strerror}"
     try:
         process = await asyncio.create_subprocess_exec(
             *argv, "--check",
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE, env=_environment(fd), pass_fds=(fd,),
+            stderr=asyncio.subprocess.PIPE, env=_new_environment(fd), pass_fds=(fd,),
         )  # fmt: skip
     except OSError as exc:
         return f"{argv[0]} cannot be run: {exc.strerror}"
@@ -107,14 +107,14 @@ async def try_out(handover: Handover, argv: list[str]) -> str | None:
     return text or f"--check ended with {process.returncode}"
 
 
-def become(handover: Handover, argv: list[str]) -> NoReturn:
+def replace_process(handover: Handover, argv: list[str]) -> NoReturn:
     """Replace this process by the installed program. If it raises OSError, nothing has changed."""
-    fd = _written(handover)
+    fd = _write_handover(handover)
     ports = handover.ports
     fds = [fd, ports.admin, *ports.clients, *(child.stdin for child in handover.children)]
     try:
         _let_inherit(fds, True)
-        os.execve(argv[0], argv, _environment(fd))
+        os.execve(argv[0], argv, _new_environment(fd))
     except OSError:
         _let_inherit(fds, False)
         os.close(fd)
@@ -131,14 +131,14 @@ def let_signals_in() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)
 
 
-def _written(handover: Handover) -> int:
+def _write_handover(handover: Handover) -> int:
     fd = os.memfd_create("llmtap-handover")
     with open(fd, "wb", closefd=False) as file:
         file.write(msgspec.json.encode(handover, enc_hook=encode_special))
     return fd
 
 
-def _environment(fd: int) -> dict[str, str]:
+def _new_environment(fd: int) -> dict[str, str]:
     return {**os.environ, _VARIABLE: str(fd)}
 
 

@@ -45,7 +45,7 @@ def take_sockets(environ: MutableMapping[str, str], pid: int) -> Handed:
     admin: socket.socket | None = None
     for i in range(count):
         name = names[i] if i < len(names) else ""
-        sock = _listening(_FIRST_FD + i, name)
+        sock = _listening_socket(_FIRST_FD + i, name)
         if name != _ADMIN:
             clients.append(sock)
         elif admin is None:
@@ -55,7 +55,7 @@ def take_sockets(environ: MutableMapping[str, str], pid: int) -> Handed:
     return Handed(clients, admin)
 
 
-def _listening(fd: int, name: str) -> socket.socket:
+def _listening_socket(fd: int, name: str) -> socket.socket:
     about = f"file descriptor {fd}" + (f" ({name})" if name else "")
     try:
         sock = socket.socket(fileno=fd)
@@ -65,7 +65,9 @@ def _listening(fd: int, name: str) -> socket.socket:
     if not listens or sock.family not in (socket.AF_INET, socket.AF_INET6):
         sock.detach()
         raise ConfigError(
-            "LISTEN_FDS", f"{about} is not a listening TCP socket", "ListenStream=PORT, Accept=no"
+            "LISTEN_FDS",
+            f"{about} is not a listening TCP socket",
+            "in the .socket unit, set ListenStream=PORT and Accept=no",
         )
     sock.setblocking(False)
     sock.set_inheritable(False)
@@ -221,5 +223,5 @@ def bind_for(key: str, text: str, copies: int) -> list[socket.socket]:
 def not_bound(key: str, text: str, error: OSError) -> ConfigError:
     """Return the error for an address (the value of `key`) that cannot be bound."""
     option = "--admin" if key == "meter.admin" else "--listen"
-    hint = f"another address: {option} HOST:PORT" if error.errno == errno.EADDRINUSE else None
+    hint = f"choose another address with {option} HOST:PORT" if error.errno == errno.EADDRINUSE else None
     return ConfigError(f"{key} ({option})", f"cannot listen on {text}: {error.strerror}", hint)

@@ -68,7 +68,7 @@ class ProxyRun(msgspec.Struct, kw_only=True):
 
     def follow(self, settings: Settings) -> None:
         """Start a new experiment or capture, if these settings change them."""
-        of = _digest(settings.experiment)
+        of = _options_digest(settings.experiment)
         if of != self.experiment_of:
             self.experiment_of = of
             self.experiment = resolve(settings.experiment, self.experiment_key, SystemClock.wall_ns())
@@ -78,7 +78,7 @@ class ProxyRun(msgspec.Struct, kw_only=True):
                     self.experiment.name, self.experiment.enabled, self.experiment.unit,
                     len(self.experiment.arms), self.experiment.key_fingerprint,
                 )  # fmt: skip
-        of = _digest(settings.capture)
+        of = _options_digest(settings.capture)
         if of != self.capture_of:
             self.capture_of = of
             self.capture_id = _new_capture_id(SystemClock.wall_ns())
@@ -118,7 +118,7 @@ class ProxyRun(msgspec.Struct, kw_only=True):
             capture_salt=self.capture_salt,
             experiment=None if self.experiment is None else self.experiment.without_key(),
             # Exported totals name the server, so that totals of different servers are not mixed.
-            servers=_servers(settings) if settings.otlp.exports(os.environ) else {},
+            servers=_upstream_addresses(settings) if settings.otlp.exports(os.environ) else {},
             capture_after=0 if self.capture_met else self.relays,
             takes_over=takes_over,
         )
@@ -150,12 +150,12 @@ def fresh_meter_setup(settings: Settings, socket: str = "", admin_fd: int | None
     )  # fmt: skip
 
 
-def _digest(options: msgspec.Struct) -> str:
+def _options_digest(options: msgspec.Struct) -> str:
     text = msgspec.json.encode(options, enc_hook=encode_special, order="sorted")
     return blake2b(text, digest_size=8).hexdigest()
 
 
-def _servers(settings: Settings) -> dict[str, tuple[str, int]]:
+def _upstream_addresses(settings: Settings) -> dict[str, tuple[str, int]]:
     """Return host and port of the upstream by arm; under "" for arms without an upstream of their own."""
     urls = {"": settings.relay.upstream}
     urls |= {arm.name: arm.upstream for arm in settings.experiment.arms if arm.upstream is not None}

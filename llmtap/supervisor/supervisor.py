@@ -103,7 +103,7 @@ class Supervisor:
             await self._unless_stopped(self._start() if left is None else self._take_over(left))
             if not self._stopping.is_set():
                 notify(f"READY=1\nSTATUS=forwarding to {settings.relay.upstream}")
-                self._spawn(self._obey_for_ever())
+                self._run_task(self._obey_for_ever())
             await self._stopping.wait()
             await self._stop()
         finally:
@@ -152,7 +152,7 @@ class Supervisor:
         self._wants_restart = True
         self._change_wanted.set()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _run_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a task; if it fails, the proxy ends."""
         task = self._begin(work)
         task.add_done_callback(self._look_at)
@@ -185,11 +185,11 @@ class Supervisor:
 
     async def _start(self) -> None:
         """Start the first meter and the first relays."""
-        self._spawn(self._keep_meter(None))
+        self._run_task(self._keep_meter(None))
         with suppress(TimeoutError):
             # Wait for the meter, so that the first exchanges are measured, too.
             await asyncio.wait_for(self._meter_came.wait(), METER_S)
-        fresh, _ = await self._start_relays(self._plan())
+        fresh, _ = await self._start_relays(self._current_plan())
         if len(fresh) < self._settings.relay.workers:
             raise ConfigError("relay.workers", f"only {len(fresh)} relays could be started", "see the log")
         self._go_on_with(fresh)
@@ -211,7 +211,7 @@ class Supervisor:
         self._generation += 1
         before, self._relays = self._relays, relays
         for index, child in relays.items():
-            self._spawn(self._keep_relay(index, self._generation, child))
+            self._run_task(self._keep_relay(index, self._generation, child))
         return before
 
     async def _keep_relay(self, index: int, generation: int, child: Child) -> None:
@@ -226,7 +226,7 @@ class Supervisor:
                 return
             child = await start_at_last("relay", partial(self._start_relay, index))
             if generation != self._generation:
-                self._retire(child)
+                self._drain_relay(child)
                 return
             self._relays[index] = child
             await is_ready(child)
@@ -251,7 +251,7 @@ class Supervisor:
 
     async def _start_relay(self, index: int, plan: _Plan | None = None) -> Child:
         async with self._starting:
-            settings, ports, run = plan or self._plan()
+            settings, ports, run = plan or self._current_plan()
             fds = [sock.fileno() for sock in ports.of(index, settings.relay.workers)]
             self._run.relays += 1  # count in `_run`, not in the plan's copy, so that all names are unique
             setup = run.relay_setup(settings, index, self._run.relays, fds)
@@ -261,7 +261,7 @@ class Supervisor:
 
     async def _start_meter(self, plan: _Plan | None = None, *, takes_over: bool = False) -> Child:
         async with self._starting:
-            settings, ports, run = plan or self._plan()
+            settings, ports, run = plan or self._current_plan()
             fd = ports.admin.fileno()
             setup = run.meter_setup(settings, fd, takes_over=takes_over)
             child = self._register(await Child.start("meter", "meter", 0, setup, [fd]))
@@ -269,27 +269,27 @@ class Supervisor:
             run.capture_met = True
             return child
 
-    def _plan(self) -> _Plan:
+    def _current_plan(self) -> _Plan:
         """Return the settings, sockets and run state in force."""
         return _Plan(self._settings, self._ports, self._run)
 
     def _register(self, child: Child) -> Child:
         self._children.add(child)
-        self._spawn(self._bury(child))
+        self._run_task(self._forget_child(child))
         return child
 
-    async def _bury(self, child: Child) -> None:
+    async def _forget_child(self, child: Child) -> None:
         await child.wait_and_close()
         self._children.discard(child)
 
-    def _retire(self, child: Child) -> None:
+    def _drain_relay(self, child: Child) -> None:
         """Let a replaced relay drain, within its own limit."""
         child.signal(signal.SIGUSR1)
         self._await_end(child, child.drain_s + GRACE_S)
 
     def _await_end(self, child: Child, limit_s: float) -> None:
         child.until_s = time.monotonic() + limit_s
-        task = self._spawn(child.end_within(limit_s))
+        task = self._run_task(child.end_within(limit_s))
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
 
@@ -305,7 +305,7 @@ class Supervisor:
 
     async def _reload(self) -> None:
         """Start relays with new settings on the same sockets. Until they are ready, nothing changes."""
-        with self._moving() as ports:
+        with self._changed_ports() as ports:
             old, run = self._settings, msgspec.structs.replace(self._run)
             try:
                 settings = self._read_again()
@@ -321,10 +321,10 @@ class Supervisor:
             fresh, ready = await self._start_relays(plan)
             if not ready:
                 for child in fresh.values():
-                    self._retire(child)
+                    self._drain_relay(child)
                 log.error("event=reload_failed hint='the old relays continue with their settings'")
                 return
-            self._enforce(plan)
+            self._apply_plan(plan)
         set_up(settings.log)
         if settings.relay.listen != old.relay.listen and ports.listen_at is None:
             log.warning("event=reload_partial key=relay.listen hint='its sockets came from outside'")
@@ -332,12 +332,12 @@ class Supervisor:
             log.warning("event=reload_partial key=meter.admin hint='needs a restart: SIGUSR2'")
         retiring = self._go_on_with(fresh)
         for child in retiring.values():
-            self._retire(child)
+            self._drain_relay(child)
         self._update_meter()
         log.info("event=reloaded config=%s retiring=%d", fingerprint(settings), len(retiring))
 
     @contextmanager
-    def _moving(self) -> Iterator[Ports]:
+    def _changed_ports(self) -> Iterator[Ports]:
         """Yield a copy of the sockets to change; at the end, close new sockets that are not in use."""
         ports = self._ports.copy()
         try:
@@ -346,7 +346,7 @@ class Supervisor:
             if ports is not self._ports:
                 ports.close_but(self._ports)
 
-    def _enforce(self, plan: _Plan) -> None:
+    def _apply_plan(self, plan: _Plan) -> None:
         """Put a plan in force: later children start with it."""
         before = self._ports
         plan.run.catch_up(self._run)
@@ -388,7 +388,7 @@ class Supervisor:
                     if not child.is_ready:  # the new program would not receive its `ready`
                         child.signal(signal.SIGKILL)
                 try:
-                    handover.become(self._to_leave(), argv)
+                    handover.replace_process(self._to_leave(), argv)
                 except OSError as exc:
                     problem = f"{argv[0]} cannot be run: {exc.strerror}"
                 handover.let_signals_in()
@@ -411,7 +411,7 @@ class Supervisor:
             os.rename(left.tap_path, left.tap_path + ASIDE)
         fresh: dict[int, Child] = {}
         meter, ready = None, False
-        with self._moving() as ports:
+        with self._changed_ports() as ports:
             for move in (ports.move_clients, ports.move_admin):
                 try:
                     move(self._settings)
@@ -425,18 +425,18 @@ class Supervisor:
             if meter is not None and await is_ready(meter):
                 fresh, ready = await self._start_relays(plan)
             if ready:
-                self._enforce(plan)
+                self._apply_plan(plan)
         if meter is None or not ready:
             for child in fresh.values():
-                self._retire(child)
+                self._drain_relay(child)
             await self._fall_back(left, meter)
             return
         old, self._meter = self._meter, meter
-        self._spawn(self._keep_meter(meter))
+        self._run_task(self._keep_meter(meter))
         if old is not None:
             old.write_line(HAND_OVER + self._run.tap_path(self._settings).encode())
         for child in self._go_on_with(fresh).values():
-            self._retire(child)
+            self._drain_relay(child)
         if old is not None:
             # The old meter ends after its relays, and then writes its last files.
             self._await_end(old, self._draining_s() + 2 * GRACE_S)
@@ -461,7 +461,7 @@ class Supervisor:
             if index not in self._relays:  # it had died before the restart
                 self._relays[index] = await start_at_last("relay", partial(self._start_relay, index))
         self._go_on_with(self._relays)
-        self._spawn(self._keep_meter(self._meter))
+        self._run_task(self._keep_meter(self._meter))
 
     # ---------------------------------------------------------------- the end
 

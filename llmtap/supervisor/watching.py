@@ -67,7 +67,7 @@ def packet_problems(settings: Settings) -> Iterator[ConfigError]:
         try:
             pack_addresses([host])
         except ValueError:
-            yield ConfigError(f"watch.upstream_hosts[{i}]", f"{host!r} is no IP address")
+            yield ConfigError(f"watch.upstream_hosts[{i}]", f"{host!r} is not an IP address")
     yield from failures(SkipRules, settings.watch.skip, "watch.skip")
 
 
@@ -156,8 +156,8 @@ class _Processes:
         await is_ready(watcher)
         notify("READY=1\nSTATUS=watching " + ", ".join(self._settings.watch.interfaces))
         tasks = [
-            loop.create_task(self._keep(meter, self._start_meter)),
-            loop.create_task(self._keep(watcher, self._start_watcher)),
+            loop.create_task(self._keep_running(meter, self._start_meter)),
+            loop.create_task(self._keep_running(watcher, self._start_watcher)),
         ]
         await stop.wait()
         notify("STOPPING=1")
@@ -170,7 +170,7 @@ class _Processes:
                 await self._at_work[kind].stop(STOP_S)
         return 0
 
-    async def _keep(self, child: Child, start: Callable[[], Awaitable[Child]]) -> None:
+    async def _keep_running(self, child: Child, start: Callable[[], Awaitable[Child]]) -> None:
         """Start a child again whenever it dies."""
         failures = 0
         while True:

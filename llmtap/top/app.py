@@ -184,7 +184,7 @@ class EventScreen(Screen[None]):
     def __init__(self, feed: Feed, id_: str, v_ns: int) -> None:
         super().__init__()
         self._feed = feed
-        self._wanted = id_
+        self._exchange_id = id_
         self._v_ns = v_ns
 
     def compose(self) -> ComposeResult:
@@ -193,20 +193,20 @@ class EventScreen(Screen[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        self._show_notes([f"{shown(self._wanted)}: requesting"])
+        self._show_notes([f"{shown(self._exchange_id)}: requesting"])
         self.query_one("#events", TextTable).focus()
         self.run_worker(self._load(), name="ask")
 
     async def _load(self) -> None:
         while True:
             try:
-                x = await self._feed.exchange(self._wanted)
+                x = await self._feed.exchange(self._exchange_id)
                 break
             except Trouble as exc:
-                self._show_notes([f"{shown(self._wanted)}: {shown(str(exc), 200)}"])
+                self._show_notes([f"{shown(self._exchange_id)}: {shown(str(exc), 200)}"])
                 await asyncio.sleep(RETRY_S)
         if x is None:
-            self._show_notes([f"{shown(self._wanted)} is not kept any more"])
+            self._show_notes([f"{shown(self._exchange_id)} is not kept any more"])
             return
         table = self.query_one("#events", TextTable)
         table.show(inspected(x, self._v_ns))

@@ -99,7 +99,7 @@ class Admin:
         except aiohttp.ClientConnectorCertificateError as exc:
             raise Untrusted(failure_text(exc)) from None
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
-            raise Trouble(failure_text(exc), _hint(exc, self._url)) from None
+            raise Trouble(failure_text(exc), _error_hint(exc, self._url)) from None
         try:
             document = msgspec.json.decode(body)
         except (ValueError, RecursionError):
@@ -124,12 +124,14 @@ class Admin:
                 # accepted names, so show it.
                 return Denied((status == 403 and _message_in(body)) or "a token is required")
             case 404:
-                return Trouble("the path does not exist: no admin port of llmtap, or of another version")
+                return Trouble(
+                    "the path does not exist: the server is not an admin port of this version of llmtap"
+                )
         message = _message_in(body)
-        return Trouble(f"the answer is status {status}" + (f": {message}" if message else ""))
+        return Trouble(f"the server answered status {status}" + (f": {message}" if message else ""))
 
 
-def _hint(exc: Exception, url: str) -> str | None:
+def _error_hint(exc: Exception, url: str) -> str | None:
     """Return a hint for this error, or None."""
     scheme, _, rest = url.partition("://")
     inner = getattr(exc, "os_error", None) or exc
@@ -190,7 +192,7 @@ class TopOptions(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.window not in WINDOWS:
             raise ConfigError(
-                "--window", f"there is no window {self.window!r}", f"one of {', '.join(WINDOWS)}"
+                "--window", f"there is no window {self.window!r}", f"expected one of {', '.join(WINDOWS)}"
             )
         if not INTERVAL_NS_MIN <= self.interval_ns <= INTERVAL_NS_MAX:
             raise ConfigError("--interval", f"{self.interval} is not between 200ms and 1h")
@@ -236,16 +238,17 @@ def read_token(
                 raw = opened.read(TOKEN_BYTES_MAX + 1)
         except OSError as exc:
             raise ConfigError("--token-file", f"{file} cannot be read: {exc.strerror}") from None
-        return _checked(raw.decode("utf-8", "replace"), "--token-file", f"what {file} holds")
+        return _checked_token(raw.decode("utf-8", "replace"), "--token-file", f"the content of {file}")
     token = environ.get(name or TOKEN_ENV, "")
     if not token.strip():
         if name is not None:
-            raise ConfigError("--token-env", f"the environment has no {name}")
+            problem = f"the environment variable {name} is not set, or is empty"
+            raise ConfigError("--token-env", problem, "set it, or use --token-file")
         return None
-    return _checked(token, "--token-env", f"what ${name or TOKEN_ENV} holds")
+    return _checked_token(token, "--token-env", f"the value of ${name or TOKEN_ENV}")
 
 
-def _checked(text: str, option: str, what: str) -> str:
+def _checked_token(text: str, option: str, what: str) -> str:
     token = text.strip()
     if not token or len(token) > TOKEN_BYTES_MAX or not token.isascii() or not token.isprintable():
         raise ConfigError(option, f"{what} is not a token", "expected visible ASCII characters, in one line")
@@ -299,7 +302,7 @@ class Feed:
         self.paused = False
         self.shown = Shown()
         self.trouble: str | None = None
-        self._tries = 0
+        self._failed_tries = 0
         self._fetched_ns: int | None = None
         self._fetched_wall_ns = 0
         self._lost_ns = 0
@@ -311,16 +314,16 @@ class Feed:
             summary = await self._admin.summary(self.window, view.by)
             details = None if view.path is None else await self._admin.get(view.path, **view.query)
         except Trouble as exc:
-            if not self._tries:
+            if not self._failed_tries:
                 self._lost_ns = now_ns
             self.trouble = str(exc)
-            self._due_ns = self._clock.mono_ns() + RETRY_NS[min(self._tries, len(RETRY_NS) - 1)]
-            self._tries += 1
+            self._due_ns = self._clock.mono_ns() + RETRY_NS[min(self._failed_tries, len(RETRY_NS) - 1)]
+            self._failed_tries += 1
             return
         self.shown.summary = summary
         if view.path is not None and details is not None:
             self.shown.details[view.path] = details
-        self.trouble, self._tries = None, 0
+        self.trouble, self._failed_tries = None, 0
         self._fetched_ns, self._fetched_wall_ns = self._clock.mono_ns(), self._clock.wall_ns()
         self._due_ns = self._fetched_ns + self._interval_ns
 

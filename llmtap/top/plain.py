@@ -32,12 +32,12 @@ async def probe(options: TopOptions, admin: Admin) -> Document:
     except Denied as exc:
         raise ConfigError(
             "--token-env", f"{options.url}: {exc}",
-            f"put the tap's meter.admin_token into ${TOKEN_ENV}, or name another variable, or --token-file",
+            f"put the value of meter.admin_token into ${TOKEN_ENV}, or use --token-env or --token-file",
         ) from None  # fmt: skip
     except Untrusted as exc:
         raise ConfigError(
             "--ca", f"{options.url}: {exc}",
-            "give the CA that signed its certificate (--ca FILE), and use a host name of the certificate",
+            "give the CA of the server's certificate with --ca FILE, and use a host name of the certificate",
         ) from None  # fmt: skip
     except Trouble as exc:
         raise ConfigError("--admin", f"{options.url}: {exc}", exc.hint) from None
@@ -72,7 +72,7 @@ def render_once(documents: dict[str, Any], width: int) -> list[RenderableType]:
         if table.rows or notes:
             parts += [Text(f"\n{view.title}", style="bold"), *map(Text, notes)]
         if table.rows:
-            parts += _table(table, len(table.rows) if view.name == "tap" else ROWS_MAX)
+            parts += _plain_table(table, len(table.rows) if view.name == "tap" else ROWS_MAX)
     return parts
 
 
@@ -96,7 +96,7 @@ def print_once(documents: dict[str, Any], *, terminal: bool) -> None:
             )
 
 
-def _table(table: ViewTable, rows_max: int) -> Iterator[RenderableType]:
+def _plain_table(table: ViewTable, rows_max: int) -> Iterator[RenderableType]:
     drawn = RichTable(box=None, pad_edge=False, padding=(0, _APART, 0, 0), header_style="bold")
     for column in table.columns:
         title = column.title.strip().replace("-\n", "").replace("/\n", "/").replace("\n", " ")

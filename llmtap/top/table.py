@@ -53,21 +53,21 @@ def row_of(key: object, columns: Iterable[Column], part: object) -> Row:
 def ordered(rows: Iterable[Row], column: int, *, largest_first: bool) -> list[Row]:
     known = [row for row in rows if row.cells[column].value is not None]
     rest = [row for row in rows if row.cells[column].value is None]
-    known.sort(key=lambda row: _rank(row.cells[column].value), reverse=largest_first)
+    known.sort(key=lambda row: _sort_key(row.cells[column].value), reverse=largest_first)
     return known + rest
 
 
-def _rank(value: float | str | None) -> tuple[float, str]:
+def _sort_key(value: float | str | None) -> tuple[float, str]:
     return (0.0, value.casefold()) if isinstance(value, str) else (value or 0.0, "")
 
 
 def filtered(rows: Iterable[Row], text: str) -> list[Row]:
     """Return the rows with this text in a cell. The part of a name that is cut off is searched as well."""
     wanted = text.casefold()
-    return [row for row in rows if any(wanted in cell.casefold() for cell in _texts(row))]
+    return [row for row in rows if any(wanted in cell.casefold() for cell in _searched_texts(row))]
 
 
-def _texts(row: Row) -> Iterator[str]:
+def _searched_texts(row: Row) -> Iterator[str]:
     for cell in row.cells:
         yield cell.text
         if isinstance(cell.value, str):
@@ -138,9 +138,9 @@ def facts(summary: Mapping[str, Any]) -> Iterator[str]:
     rate = at(summary, "load", "achieved_rps")
     yield "req/s -" if rate is None else f"{number(rate, 3)} req/s"
     yield f"n {summary['n']:,}"
-    yield _latency("TTFT", at(summary, "metrics", "ttft"))
+    yield _latency_text("TTFT", at(summary, "metrics", "ttft"))
     option = at(summary, "metrics", "itl", "option")
-    yield _latency(f"ITL ({shown(option)})", at(summary, "metrics", "itl"))
+    yield _latency_text(f"ITL ({shown(option)})", at(summary, "metrics", "itl"))
     goodput, smooth = at(summary, "goodput"), at(summary, "smooth_goodput")
     unknown = at(goodput, "not_judged") or 0
     unjudged = f", {unknown:,} not judged" if unknown else ""
@@ -153,7 +153,7 @@ def facts(summary: Mapping[str, Any]) -> Iterator[str]:
     rate, speed = at(smooth, "tokens_per_second"), at(smooth, "speed_tokens_per_second")
     of = "several readers" if speed is None else f"alpha {smooth['alpha']:g}, reader {speed:g} tok/s"
     yield "smooth goodput -" if rate is None else f"smooth goodput {number(rate, 3)} tok/s ({of})"
-    yield _latency("uncertainty", at(summary, "uncertainties"))
+    yield _latency_text("uncertainty", at(summary, "uncertainties"))
     places = at(summary, "without_dialect") or []
     if places:
         n, most = sum(place["n"] for place in places), places[0]
@@ -164,7 +164,7 @@ def facts(summary: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _latency(title: str, figures: Any) -> str:
+def _latency_text(title: str, figures: Any) -> str:
     if not at(figures, "n"):
         return f"{title} -"
     return (
@@ -194,10 +194,10 @@ def alarms(summary: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any],
     """Yield each burn-rate alarm: class of tenants, alarm, and texts on its burn rates in both windows."""
     for name, slo in (at(summary, "slo") or {}).items():
         for alarm in at(slo, "alarms") or ():
-            yield name, alarm, *(_burn(slo, alarm[window]) for window in ("long", "short"))
+            yield name, alarm, *(_burn_rate_text(slo, alarm[window]) for window in ("long", "short"))
 
 
-def _burn(slo: object, name: str) -> str:
+def _burn_rate_text(slo: object, name: str) -> str:
     rate, seconds = at(slo, "windows", name, "burn_rate"), at(slo, "windows", name, "seconds")
     measured = isinstance(seconds, int | float) and seconds < _COMPLETE * _WINDOW_S.get(name, 0)
     over = f"the {seconds:.0f} s measured" if measured else name

@@ -69,15 +69,15 @@ def _column(key: str, title: str, cell: Callable[[Any], Cell], *path: str, numbe
     return Column(key, title, lambda part: cell(at(part, *path)), number)
 
 
-def _text(key: str, title: str, *path: str, chars: int = NAME_CHARS) -> Column:
+def _text_column(key: str, title: str, *path: str, chars: int = NAME_CHARS) -> Column:
     return _column(key, title, partial(name_cell, chars=chars), *path, number=False)
 
 
-def _percentile(key: str, title: str, metric: str, statistic: str) -> Column:
+def _percentile_column(key: str, title: str, metric: str, statistic: str) -> Column:
     return _column(key, title, partial(figure_cell, statistic=statistic), "metrics", metric)
 
 
-def _failed(part: object) -> Cell:
+def _failed_cell(part: object) -> Cell:
     outcomes = at(part, "outcomes")
     return count_cell(outcomes and sum(n for name, n in outcomes.items() if name in FAILED))
 
@@ -85,36 +85,36 @@ def _failed(part: object) -> Cell:
 _FIGURES: Final = (
     _column("n", "\nn", count_cell, "n"),
     _column("rps", "\nreq/s", number_cell, "load", "achieved_rps"),
-    _percentile("ttft_p50", "TTFT\np50", "ttft", "p50"),
-    _percentile("ttft_p99", "TTFT\np99", "ttft", "p99"),
-    _percentile("itl_p50", "ITL\np50", "itl", "p50"),
-    _percentile("itl_p99", "ITL\np99", "itl", "p99"),
-    _percentile("idle_p99", "idle\np99", "user_idle", "p99"),
+    _percentile_column("ttft_p50", "TTFT\np50", "ttft", "p50"),
+    _percentile_column("ttft_p99", "TTFT\np99", "ttft", "p99"),
+    _percentile_column("itl_p50", "ITL\np50", "itl", "p50"),
+    _percentile_column("itl_p99", "ITL\np99", "itl", "p99"),
+    _percentile_column("idle_p99", "idle\np99", "user_idle", "p99"),
     _column("good", "SLO\nmet", share_cell, "goodput", "attainment"),
     _column("smooth", "smooth\ntok/s", number_cell, "smooth_goodput", "tokens_per_second"),
-    Column("failed", "\nfail", _failed),
+    Column("failed", "\nfail", _failed_cell),
     _column("refused", "re-\nfused", count_cell, "refusals", "n"),
     _column("output", "output\ntok/s", number_cell, "tokens", "output_per_second"),
 )
 
 
-def _series(documents: Shown, label: str) -> ViewTable:
+def _series_table(documents: Shown, label: str) -> ViewTable:
     summary = documents.summary
-    columns = (_text("name", f"\n{label}", "name"), *_FIGURES)
+    columns = (_text_column("name", f"\n{label}", "name"), *_FIGURES)
     parts = at(summary, "by", label) or {}
     rows = [row_of(name, columns, {"name": name, **part}) for name, part in parts.items()]
-    return ViewTable(columns, ordered(rows, 1, largest_first=True), (_caption(summary),))
+    return ViewTable(columns, ordered(rows, 1, largest_first=True), (_caption_text(summary),))
 
 
-def _arms(documents: Shown) -> ViewTable:
-    table = _series(documents, "arm")
+def _arms_table(documents: Shown) -> ViewTable:
+    table = _series_table(documents, "arm")
     if EXPERIMENT not in documents.details:
         return table
     lines = (shown(line, 400) for line in experiment_lines(documents.details[EXPERIMENT]))
     return ViewTable(table.columns, table.rows, (*lines, *(table.notes if table.rows else ())))
 
 
-def _caption(summary: Mapping[str, Any]) -> str:
+def _caption_text(summary: Mapping[str, Any]) -> str:
     speed = at(summary, "smooth_goodput", "speed_tokens_per_second")
     reader = "several speeds" if speed is None else f"{speed:g} tok/s"
     option, window = at(summary, "metrics", "itl", "option"), at(summary, "window", "name")
@@ -129,7 +129,7 @@ SILENT: Final = "·"
 SPARK_CELLS: Final = 24
 
 
-def _spark(one: Any) -> Cell:
+def _sparkline_cell(one: Any) -> Cell:
     age, window = one.get("age"), one.get("window")
     if age is None or window is None:
         return Cell("")
@@ -150,12 +150,14 @@ def sparkline(timeline: Sequence[Any], cells: int, since: float, until: float) -
 
 
 _STREAM_COLUMNS: Final = (
-    _text("tenant", "\ntenant", "tenant"), _text("model", "\nmodel", "model"),
+    _text_column("tenant", "\ntenant", "tenant"), _text_column("model", "\nmodel", "model"),
     _column("age", "age\ns", number_cell, "age"), _column("ttft", "TTFT\nms", ms_cell, "ttft"),
-    _column("events", "\nevents", count_cell, "events"), _column("tokens", "\ntokens", count_cell, "tokens"),
+    _column("events", "\nevents", count_cell, "events"),
+    _column("tokens", "\ntokens", count_cell, "tokens"),
     _column("silent", "silent\nms", ms_cell, "since_last"),
-    Column("timeline", "\ntokens over time", _spark, number=False), _text("arm", "\narm", "arm"),
-    _text("dialect", "\ndialect", "dialect"), _text("id", "\nid", "id"),
+    Column("timeline", "\ntokens over time", _sparkline_cell, number=False),
+    _text_column("arm", "\narm", "arm"),
+    _text_column("dialect", "\ndialect", "dialect"), _text_column("id", "\nid", "id"),
 )  # fmt: skip
 
 
@@ -173,7 +175,7 @@ def streams_table(documents: Shown) -> ViewTable:
     return ViewTable(_STREAM_COLUMNS, rows, (note,))
 
 
-def _arrival(x: Any) -> Cell:
+def _arrival_cell(x: Any) -> Cell:
     try:
         wall_s = datetime.fromisoformat(str(x.get("arrival"))).timestamp()
     except (ValueError, OverflowError):
@@ -187,50 +189,50 @@ def _token_time(key: str, title: str) -> Column:
 
 
 _EXCHANGE_COLUMNS: Final = (
-    Column("arrival", "\narrival", _arrival, number=False), _text("tenant", "\ntenant", "tenant"),
-    _text("model", "\nmodel", "model"), _text("outcome", "\noutcome", "outcome"),
+    Column("arrival", "\narrival", _arrival_cell, number=False), _text_column("tenant", "\ntenant", "tenant"),
+    _text_column("model", "\nmodel", "model"), _text_column("outcome", "\noutcome", "outcome"),
     _token_time("ttft", "TTFT\nms"), _token_time("tpot", "TPOT\nms"),
     _column("idle", "idle\nms", ms_cell, "metrics", "user_idle"),
     _column("e2e", "E2E\nms", ms_cell, "metrics", "e2e"),
     _column("tokens", "\ntokens", count_cell, "tokens", "output"),
-    _column("status", "\nstatus", count_cell, "status"), _text("path", "\npath", "path"),
-    _text("arm", "\narm", "arm"), _text("refusal", "\nrefused by", "refusal", "kind"),
-    _text("finish", "\nfinish", "finish_reason"), _text("id", "\nid", "id", chars=48),
+    _column("status", "\nstatus", count_cell, "status"), _text_column("path", "\npath", "path"),
+    _text_column("arm", "\narm", "arm"), _text_column("refusal", "\nrefused by", "refusal", "kind"),
+    _text_column("finish", "\nfinish", "finish_reason"), _text_column("id", "\nid", "id", chars=48),
 )  # fmt: skip
 
 
-def _exchanges(documents: Shown) -> ViewTable:
+def _exchanges_table(documents: Shown) -> ViewTable:
     exchanges = at(documents.details.get(EXCHANGES), "exchanges") or ()
     return ViewTable(_EXCHANGE_COLUMNS, [row_of(x.get("id"), _EXCHANGE_COLUMNS, x) for x in exchanges])
 
 
-def _kinds(part: Any) -> Cell:
+def _kinds_cell(part: Any) -> Cell:
     kinds = at(part, "refusals", "kinds") or {}
     return name_cell(", ".join(f"{kind} {n:,}" for kind, n in kinds.items()), 48)
 
 
 _CUT_COLUMNS: Final = (
-    _text("name", "\ntenant", "name"), _column("n", "\nn", count_cell, "n"),
+    _text_column("name", "\ntenant", "name"), _column("n", "\nn", count_cell, "n"),
     _column("refused", "re-\nfused", count_cell, "refusals", "n"),
     _column("share", "\nshare", share_cell, "refusals", "share"),
-    Column("kinds", "\nby whom", _kinds, number=False),
+    Column("kinds", "\nby whom", _kinds_cell, number=False),
     _column("tokens_chunk", "tokens/\nchunk", number_cell, "chunking", "tokens_per_chunk_mean"),
     _column("single", "single\ntoken", share_cell, "chunking", "single_token_share"),
     _column("events_read", "events/\nread", number_cell, "chunking", "events_per_read"),
     _column("bursts", "\nbursts", count_cell, "chunking", "bursts", "n"),
     _column("held", "held\nms", ms_cell, "chunking", "bursts", "hold_max"),
-    _percentile("tbc_p99", "TBC\np99", "tbc", "p99"),
+    _percentile_column("tbc_p99", "TBC\np99", "tbc", "p99"),
 )  # fmt: skip
 
 
-def _refusals(documents: Shown) -> ViewTable:
+def _refusals_table(documents: Shown) -> ViewTable:
     summary = documents.summary
     # Use an empty key for the row `all`, since a tenant may also be called `all`.
     rows = [row_of("", _CUT_COLUMNS, {**summary, "name": "all"})] if "refusals" in summary else []
     for name, part in (at(summary, "by", "tenant") or {}).items():
         rows.append(row_of(f"tenant {name}", _CUT_COLUMNS, {"name": name, **part}))
     held = "held: longest silence before a burst of events"
-    return ViewTable(_CUT_COLUMNS, rows, (f"{_caption(summary)}; {held}",))
+    return ViewTable(_CUT_COLUMNS, rows, (f"{_caption_text(summary)}; {held}",))
 
 
 TEXT_CHARS: Final = 160
@@ -259,13 +261,13 @@ _COUNTS: Final = {
 }  # fmt: skip
 
 
-def _tap(documents: Shown) -> ViewTable:
-    rows = [row_of(f"{line[0]}/{line[1]}", _TAP_COLUMNS, line) for line in _lines(documents.summary)]
+def _tap_table(documents: Shown) -> ViewTable:
+    rows = [row_of(f"{line[0]}/{line[1]}", _TAP_COLUMNS, line) for line in _tap_lines(documents.summary)]
     note = "added: latency added by llmtap, in ms; lag: delay of its event loops"
     return ViewTable(_TAP_COLUMNS, rows, (note,))
 
 
-def _lines(summary: Mapping[str, Any]) -> Iterator[Line]:
+def _tap_lines(summary: Mapping[str, Any]) -> Iterator[Line]:
     for point, about in _POINTS.items():
         figures = at(summary, "added", point)
         for statistic in ("p50", "p99", "max"):
@@ -276,7 +278,7 @@ def _lines(summary: Mapping[str, Any]) -> Iterator[Line]:
     yield "stamps", "uncertain", count_cell(uncertain), f"exchanges above {milliseconds(limit)} ms"
     yield "loops", "lag max", ms_cell(at(summary, "window", "lag_max")), "ms; of any relay in the window"
     for name, relay in (summary.get("relays") or {}).items():
-        for what, value, about in _relay(relay):
+        for what, value, about in _relay_lines(relay):
             yield f"{at(relay, 'vantage') or 'relay'} {name}", what, value, about
     for kind, n in (summary.get("meter_errors") or {}).items():
         yield "meter", f"errors: {kind}", count_cell(n), "exchanges or values not measured"
@@ -285,7 +287,7 @@ def _lines(summary: Mapping[str, Any]) -> Iterator[Line]:
             yield "capture", name, Cell(shown(value, TEXT_CHARS), str(value)), ""
 
 
-def _relay(relay: Mapping[str, Any]) -> Iterator[tuple[str, Cell, str]]:
+def _relay_lines(relay: Mapping[str, Any]) -> Iterator[tuple[str, Cell, str]]:
     connected, age = relay.get("connected"), relay.get("status_age")
     spoke = "no report yet" if age is None else f"reported {age:.1f} s ago"
     clock = f"{relay.get('clock') or '?'} clock, pid {relay.get('pid') or '?'}"
@@ -320,18 +322,18 @@ def _relay(relay: Mapping[str, Any]) -> Iterator[tuple[str, Cell, str]]:
 
 
 _ALARM_COLUMNS: Final = (
-    _text("class", "\nclass", "class"), _text("state", "\nstate", "state", chars=40),
-    _text("severity", "\nseverity", "severity"), _column("limit", "\nlimit", number_cell, "burn_rate"),
-    _text("long", "burn rate,\nlong window", "long_rate", chars=40),
-    _text("short", "burn rate,\nshort window", "short_rate", chars=40),
+    _text_column("class", "\nclass", "class"), _text_column("state", "\nstate", "state", chars=40),
+    _text_column("severity", "\nseverity", "severity"), _column("limit", "\nlimit", number_cell, "burn_rate"),
+    _text_column("long", "burn rate,\nlong window", "long_rate", chars=40),
+    _text_column("short", "burn rate,\nshort window", "short_rate", chars=40),
     _column("counted", "counted,\nlong window", count_cell, "counted"),
     _column("not_judged", "not judged,\nlong window", count_cell, "not_judged"),
-    _text("objectives", "\nobjectives", "objectives", chars=TEXT_CHARS),
+    _text_column("objectives", "\nobjectives", "objectives", chars=TEXT_CHARS),
     _column("target", "\ntarget", share_cell, "target"),
 )  # fmt: skip
 
 
-def _slo(documents: Shown) -> ViewTable:
+def _slo_table(documents: Shown) -> ViewTable:
     """Return a row for each burn-rate alarm of each class of tenants; firing alarms first."""
     rows = []
     for name, alarm, long, short in alarms(documents.summary):
@@ -358,14 +360,14 @@ def _slo(documents: Shown) -> ViewTable:
 
 _NEWEST: Final = {"limit": "200"}
 VIEWS: Final = (
-    View("tenants", "Tenants", partial(_series, label="tenant"), by="tenant"),
-    View("models", "Models", partial(_series, label="model"), by="model"),
-    View("arms", "Arms", _arms, by="arm", path=EXPERIMENT),
+    View("tenants", "Tenants", partial(_series_table, label="tenant"), by="tenant"),
+    View("models", "Models", partial(_series_table, label="model"), by="model"),
+    View("arms", "Arms", _arms_table, by="arm", path=EXPERIMENT),
     View("streams", "Streams", streams_table, path=STREAMS, query=_NEWEST),
-    View("exchanges", "Exchanges", _exchanges, path=EXCHANGES, query=_NEWEST, inspects=True),
-    View("refusals", "Refusals", _refusals, by="tenant"),
-    View("tap", "Tap", _tap),
-    View("slo", "SLO", _slo),
+    View("exchanges", "Exchanges", _exchanges_table, path=EXCHANGES, query=_NEWEST, inspects=True),
+    View("refusals", "Refusals", _refusals_table, by="tenant"),
+    View("tap", "Tap", _tap_table),
+    View("slo", "SLO", _slo_table),
 )
 
 
@@ -383,7 +385,7 @@ def reader_ns(summary: Mapping[str, Any]) -> int:
 
 _EVENT_COLUMNS: Final = (
     _column("i", "\n#", count_cell, "i"), _column("t", "since\nsubmit ms", ms_cell, "since"),
-    _column("gap", "gap\nms", ms_cell, "gap"), _text("class", "\nclass", "class"),
+    _column("gap", "gap\nms", ms_cell, "gap"), _text_column("class", "\nclass", "class"),
     Column("tokens", "\ntokens", lambda event: event["tokens"]),
     _column("bytes", "\nbytes", count_cell, "bytes"), _column("due", "needed\nat ms", ms_cell, "due"),
     Column("reader", "\nreader", lambda event: text_cell(event["reader"]), number=False),
@@ -396,7 +398,7 @@ def inspected(x: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> ViewTabl
     `v_ns`: reading time of the assumed reader per token, in ns.
     """
     events, submit = x.get("events") or [], at(x, "timeline", "submit")
-    origin_ns, first = _ns(submit or 0), at(x, "timeline", "first_token")
+    origin_ns, first = _seconds_to_ns(submit or 0), at(x, "timeline", "first_token")
     due_ns: dict[int, int] = {}
     if submit is not None and first is not None:
         places = [i for i, e in enumerate(events) if e["class"] in OUTPUT and e["t"] >= first]
@@ -404,14 +406,14 @@ def inspected(x: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> ViewTabl
     by_chunks = at(x, "tokens", "source") == "chunks"
     rows, waited_ns, before = [], 0, None
     for i, event in enumerate(events[:EVENTS_MAX]):
-        since_ns, tokens = _ns(event["t"]) - origin_ns, count_cell(event["tokens"])
+        since_ns, tokens = _seconds_to_ns(event["t"]) - origin_ns, count_cell(event["tokens"])
         values = {**event, "i": i, "since": since_ns / 1e9, "reader": ""}
         values["gap"] = None if before is None else event["t"] - before
         before = event["t"]
         if i in due_ns:
             needed_ns = due_ns[i] + waited_ns
             waited_ns += max(0, since_ns - needed_ns)
-            values |= {"due": needed_ns / 1e9, "reader": _reader(needed_ns - since_ns)}
+            values |= {"due": needed_ns / 1e9, "reader": _reader_text(needed_ns - since_ns)}
             if by_chunks and event["tokens"] is None:
                 tokens = Cell("~1", 1)
         rows.append(row_of(i, _EVENT_COLUMNS, values | {"tokens": tokens}))
@@ -441,13 +443,13 @@ def _due_ns(x: Mapping[str, Any], output: Sequence[Mapping[str, Any]], v_ns: int
     return (round(v_ns * pace) * i for i in range(len(output)))
 
 
-def _reader(ahead_ns: int) -> str:
+def _reader_text(ahead_ns: int) -> str:
     if ahead_ns < 0:
         return f"WAITS {milliseconds(-ahead_ns / 1e9)} ms"
     return f"{milliseconds(ahead_ns / 1e9)} ms ahead" if ahead_ns else "just in time"
 
 
-def _ns(seconds: float) -> int:
+def _seconds_to_ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 

@@ -98,8 +98,8 @@ def request_columns(body: dict[str, Any]) -> dict[str, Any]:
     row: dict[str, Any] = {
         "model": body["model"] if isinstance(body.get("model"), str) and body["model"] else None,
         "max_tokens": next((n for n in limits if _is_int(n)), None),
-        "temperature": _number(body.get("temperature")),
-        "top_p": _number(body.get("top_p")),
+        "temperature": _number_of(body.get("temperature")),
+        "top_p": _number_of(body.get("top_p")),
         "n": body["n"] if _is_int(body.get("n"), 31) else None,
         "tools": len(tools) if isinstance(tools, list) else None,
         "images": sum(kind in _MEDIA for kind in types) or None,
@@ -123,7 +123,7 @@ def _is_int(value: Any, bits: int = 63) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << bits
 
 
-def _number(value: Any) -> float | None:
+def _number_of(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
@@ -143,7 +143,7 @@ def read_elements(file: BinaryIO, path: str = "", *, floats: bool = False) -> It
         for one in ijson.basic_parse(counted, buf_size=_READ_BYTES, use_float=floats):
             depth += _DEPTH_STEP.get(one[0], 0)
             if depth > _DEPTH_MAX:
-                raise FormatError(f"element {count_}: nested too deeply")
+                raise FormatError(f"element {count_}: is nested too deeply")
             yield one
 
     def events() -> Iterator[tuple[str, str, Any]]:
@@ -172,13 +172,13 @@ class _CountedReader:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._begun = False
+        self._has_begun = False
         self.left = BODY_BYTES_MAX
 
     def read(self, n: int) -> bytes:
         data = self._file.read(n)
-        if not self._begun and n:
-            self._begun = True
+        if not self._has_begun and n:
+            self._has_begun = True
             data = data.removeprefix(b"\xef\xbb\xbf") or self._file.read(n)
         self.left -= len(data)
         if self.left < 0:

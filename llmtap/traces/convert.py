@@ -83,7 +83,7 @@ def convert(
         _check_could(read_format, wanted)
         report = Report(shown_name(source), read_format.name, shown_name(target, output=True), wanted.name)
         counts = dict.fromkeys(format.ASPECTS, 0)
-        redacted = _Redacted(_counted(rows.batches, report, counts), redact)
+        redacted = _Redacted(_count_batches(rows.batches, report, counts), redact)
         try:
             with new_file(target, replace=force) as out:
                 written = wanted.write(out.stream, rows.info, redacted)
@@ -99,14 +99,14 @@ def convert(
         report.bytes_in = trace.bytes
     report.rows_written = written.rows
     redacted.report(written)
-    report.aspects = [_aspect(name, n, wanted, written) for name, n in counts.items()]
+    report.aspects = [_aspect_of(name, n, wanted, written) for name, n in counts.items()]
     report.dropped = written.dropped
     report.notes_read, report.notes_written = rows.notes, written.notes
     report.seconds = (SystemClock.mono_ns() - began_ns) / 1e9
     return report
 
 
-def _counted(
+def _count_batches(
     batches: Iterator[pa.RecordBatch], report: Report, counts: dict[str, int]
 ) -> Iterator[pa.RecordBatch]:
     """Yield the batches; count their rows, and the rows with each aspect."""
@@ -122,7 +122,9 @@ def _counted(
 
 def _target_format(target: str, name: str | None) -> format.TraceFormat:
     if URL in target:
-        raise ConfigError(target, "is a URL", "write a local file, and copy that")
+        raise ConfigError(
+            target, "is a URL, and only local files can be written", "write a local file, and copy that file"
+        )
     if name is None and target == STANDARD:
         raise ConfigError("--to", "is required if the output is standard output")
     try:
@@ -143,13 +145,13 @@ def _check_could(read_format: format.TraceFormat, wanted: format.TraceFormat) ->
             )
 
 
-_FULL: Final = 'a capture has text only of the tenants for whom capture.level is "full"'
-_COUNTED: Final = (
-    "clients must send stream_options.include_usage, or meter.tokenizer be set, before it is captured"
+_FULL: Final = (
+    'a capture has text only if capture.level is "full", and only of the tenants in capture.full_tenants'
 )
+_COUNTED: Final = "before the capture, set meter.tokenizer, or let clients send stream_options.include_usage"
 _HINTS: Final = {
     "input tokens": _COUNTED, "output tokens": _COUNTED, "request body": _FULL, "response text": _FULL,
-    "prefix blocks": 'a capture has them with capture.level "shape" or "full"',
+    "prefix blocks": 'a capture has prefix blocks if capture.level is "shape" or "full"',
 }  # fmt: skip
 """Settings of a capture that add an aspect to it, by the aspect that a target needs."""
 
@@ -171,15 +173,15 @@ def _check_did(
                 "--to", f"{written.name} needs {aspect}, and no row of {report.source} has it", hint
             )
     if not written.rows:
-        reasons = _reasons(written) or "no row fits"
+        reasons = _reasons_text(written) or "no row fits"
         raise ConfigError("--to", f"{written.name} cannot hold any row of {report.source}: {reasons}")
 
 
-def _reasons(written: format.TraceWriter) -> str:
+def _reasons_text(written: format.TraceWriter) -> str:
     return ", ".join(f"{reason} ({n:,})" for reason, n in written.dropped.items())
 
 
-def _aspect(name: str, rows: int, wanted: format.TraceFormat, written: format.TraceWriter) -> Aspect:
+def _aspect_of(name: str, rows: int, wanted: format.TraceFormat, written: format.TraceWriter) -> Aspect:
     if not rows:
         return Aspect(name, 0, 0, "absent")
     reason = wanted.why.get(name)
@@ -194,7 +196,7 @@ def _aspect(name: str, rows: int, wanted: format.TraceFormat, written: format.Tr
         fate, reason = "changed", written.changed[name]
     keep = None
     if written_rows < rows and written.dropped:
-        reason = "; ".join(filter(None, (f"left out: {_reasons(written)}", reason)))
+        reason = "; ".join(filter(None, (f"left out: {_reasons_text(written)}", reason)))
         keep = _formats_with("outcome and status", wanted)
     elif not written_rows:
         keep = _formats_with(name, wanted)

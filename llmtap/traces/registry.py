@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from llmtap.capture.read.streams import STANDARD, InputFile, opened
+from llmtap.capture.read.streams import STANDARD, InputFile, open_input
 from llmtap.errors import ConfigError
 from llmtap.traces.format import FormatError, TraceFormat, TraceSource
 from llmtap.traces.formats import (
@@ -60,11 +60,11 @@ def by_name(name: str, *, writing: bool = False) -> TraceFormat:
     format_ = next((f for f in FORMATS if f.name == name), None)
     if format_ is not None:
         if writing and format_.writes is None:
-            raise FormatError(f"{name} can only be read")
+            raise FormatError(f"llmtap can read the format {name}, but cannot write it")
         return format_
     names = [f.name for f in FORMATS if not writing or f.writes is not None]
     near = [n for n in names if name and n.startswith(name)] or difflib.get_close_matches(name, names, 1)
-    meant = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
+    meant = f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join(names)}"
     raise FormatError(f"no format to {'write' if writing else 'read'} is called {name!r}; {meant}")
 
 
@@ -72,21 +72,19 @@ def detect(name: str, head: bytes) -> TraceFormat:
     """Return the format of a file by its beginning and name. Raises FormatError
     unless exactly one matches."""
     if not head.strip():
-        raise FormatError("the file is empty" if not head else "there is nothing but white space in the file")
+        raise FormatError("the file is empty" if not head else "the file contains only white space")
     claims = [f for f in FORMATS if f.sniff(head, name)]
     if not claims:
         problem = first_problem(head)
         raise FormatError(
             (f"{problem}; " if problem else "")
-            + "its content is that of none of the formats known (`llmtap convert --list`); "
-            "if it is one of them, `llmtap convert --from` reads it"
+            + "the format of the file is not known; `llmtap convert --list` shows the known formats, and "
+            "`--from FORMAT` selects one"
         )
     if len(claims) > 1:
         names = " or ".join(f"{f.name}: {f.title}" for f in claims)
         options = " or ".join(f"`--from {f.name}`" for f in claims)
-        raise FormatError(
-            f"it may be either {names}; {options} of convert, replay, report and sim run selects one"
-        )
+        raise FormatError(f"the file may have the format {names}; select one with {options}")
     return claims[0]
 
 
@@ -98,9 +96,11 @@ def for_target(name: str) -> TraceFormat:
         return fits[0]
     if not fits:
         raise FormatError(
-            f"the format is not known from the name; give --to: {', '.join(f.name for f in written)}"
+            f"the file name does not show the format; set --to to one of {', '.join(f.name for f in written)}"
         )
-    raise FormatError(f"its name may mean {', '.join(f.name for f in fits)}; give --to")
+    raise FormatError(
+        f"the file name fits several formats; set --to to one of {', '.join(f.name for f in fits)}"
+    )
 
 
 URL: Final = "://"
@@ -129,22 +129,22 @@ def open_trace(
 ) -> Iterator[OpenedTrace]:  # fmt: skip
     """Open a trace or capture. Raises ConfigError, which names `option` if `source_format` is wrong."""
     with ExitStack() as stack:
-        with _blamed(place):
+        with _errors_naming(place):
             if _is_many(place):
                 trace_format = parquet_capture.FORMAT
                 if source_format not in (None, trace_format.name):
-                    raise ConfigError(option, f"only {trace_format.name} can be many files")
+                    raise ConfigError(option, f"several files can only be read as {trace_format.name}")
                 source, size = parquet_capture.read_many(place, progress)
                 trace = OpenedTrace(source, trace_format, None, size)
             else:
-                file = stack.enter_context(opened(place, SNIFF_BYTES, progress))
+                file = stack.enter_context(open_input(place, SNIFF_BYTES, progress))
                 trace_format = _format_of(place, source_format, file.head, option)
                 if trace_format is parquet_capture.FORMAT and file.seekable:
                     source, _ = parquet_capture.read_many(place, progress)
                 else:
                     source = trace_format.read(file.stream)
                 trace = OpenedTrace(source, trace_format, file)
-        trace.source.batches = _batches(trace.source.batches, place)
+        trace.source.batches = _read_batches(trace.source.batches, place)
         yield trace
 
 
@@ -163,13 +163,13 @@ def _format_of(place: str, name: str | None, head: bytes, option: str) -> TraceF
         raise ConfigError(option, str(exc)) from None
 
 
-def _batches(batches: Iterator[pa.RecordBatch], place: str) -> Iterator[pa.RecordBatch]:
-    with _blamed(place):
+def _read_batches(batches: Iterator[pa.RecordBatch], place: str) -> Iterator[pa.RecordBatch]:
+    with _errors_naming(place):
         yield from batches
 
 
 @contextmanager
-def _blamed(place: str) -> Iterator[None]:
+def _errors_naming(place: str) -> Iterator[None]:
     """Convert errors of reading to ConfigErrors that name the place."""
     try:
         yield

@@ -39,12 +39,12 @@ def sorted_by(
             size += run[-1].nbytes
             if size > run_bytes:
                 # The file has no name, so that no file remains, however this process ends.
-                runs.append(_spilled(files.enter_context(tempfile.TemporaryFile()), _sorted(run)))
+                runs.append(_spill_run(files.enter_context(tempfile.TemporaryFile()), _sorted_table(run)))
                 run, size = [], 0
         if run:
-            table = _sorted(run)
+            table = _sorted_table(run)
             runs.append(iter(table.to_batches(max_chunksize=_piece_rows(table))))
-        for batch in _merged(runs):
+        for batch in _merge_runs(runs):
             yield batch.drop_columns([_KEY])
 
 
@@ -79,7 +79,7 @@ def grouped(records: Iterable[tuple[object, int, bytes]]) -> Iterator[Iterator[b
         yield map(itemgetter(1), group)
 
 
-def _sorted(held: list[pa.RecordBatch]) -> pa.Table:
+def _sorted_table(held: list[pa.RecordBatch]) -> pa.Table:
     table = pa.Table.from_batches(held)
     keys = table.column(_KEY)
     if len(keys) < 2 or pc.all(pc.less_equal(keys.slice(0, len(keys) - 1), keys.slice(1))).as_py():
@@ -92,7 +92,7 @@ def _piece_rows(table: pa.Table) -> int:
     return max(1, min(_PIECE_ROWS, _PIECE_BYTES // max(1, row_bytes)))
 
 
-def _spilled(file: Any, table: pa.Table) -> Iterator[pa.RecordBatch]:
+def _spill_run(file: Any, table: pa.Table) -> Iterator[pa.RecordBatch]:
     """Write a run to a file, and return an iterator that reads it back."""
     with pa.ipc.new_stream(file, table.schema) as out:
         out.write_table(table, max_chunksize=_piece_rows(table))
@@ -100,9 +100,9 @@ def _spilled(file: Any, table: pa.Table) -> Iterator[pa.RecordBatch]:
     return iter(pa.ipc.open_stream(file))
 
 
-def _merged(runs: list[Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+def _merge_runs(runs: list[Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
     """Merge sorted runs, range by range of keys. Rows with equal keys are in the order of the runs."""
-    heads = [(i, batch) for i, run in enumerate(runs) if (batch := _next(run)) is not None]
+    heads = [(i, batch) for i, run in enumerate(runs) if (batch := _next_batch(run)) is not None]
     while heads:
         bound, at = min((batch.column(_KEY)[-1].as_py(), i) for i, batch in heads)
         taken, rest = [], []
@@ -110,12 +110,12 @@ def _merged(runs: list[Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
             below = (pc.less_equal if i <= at else pc.less)(batch.column(_KEY), bound)
             taken.append(batch.slice(0, below.true_count))
             remains = batch.slice(below.true_count)
-            left = remains if remains.num_rows else _next(runs[i])
+            left = remains if remains.num_rows else _next_batch(runs[i])
             if left is not None:
                 rest.append((i, left))
         heads = rest
-        yield from _sorted(taken).to_batches()
+        yield from _sorted_table(taken).to_batches()
 
 
-def _next(run: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
+def _next_batch(run: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
     return next((batch for batch in run if batch.num_rows), None)

@@ -40,7 +40,7 @@ def read_lines(file: BinaryIO, bytes_max: int = BODY_BYTES_MAX) -> Iterator[tupl
     while line := file.readline(bytes_max + 1):
         number += 1
         if len(line) > bytes_max:
-            raise FormatError(f"line {number}: longer than {bytes_max >> 20} MiB")
+            raise FormatError(f"line {number}: is longer than {bytes_max >> 20} MiB")
         line = line.removeprefix(_BOM).strip() if number == 1 else line.strip()
         if line:
             yield number, line
@@ -68,7 +68,7 @@ def number_ns(number: Number, places: int, line: int, field: str) -> int:
     fits = value.is_finite() and (not value or value.adjusted() + places <= 19)
     ns = round(value.scaleb(places)) if fits else 1 << 63
     if ns >= 1 << 63:
-        raise FormatError(f"line {line}: {field}: is no number of this size")
+        raise FormatError(f"line {line}: {field}: is not a finite number below 2^63")
     if ns < 0:
         raise FormatError(f"line {line}: {field}: is negative")
     return ns
@@ -112,7 +112,7 @@ def json_rows(
     lenient = msgspec.json.Decoder(row, dec_hook=read_count).decode
     known = {field.encode_name for field in msgspec.structs.fields(row)}
     unknown = Counter[str]()
-    for block in _blocks(read_lines(stream, bytes_max)):
+    for block in _line_blocks(read_lines(stream, bytes_max)):
         try:
             rows = strict.decode_lines(b"\n".join(line for _, line in block))
         except (ValueError, RecursionError):
@@ -127,7 +127,7 @@ def json_rows(
                 one = lenient(line)
             except (ValueError, RecursionError) as exc:
                 raise error_of(exc, number) from None
-            for name in _object(line):
+            for name in _line_object(line):
                 if name not in known and (name in unknown or len(unknown) < _UNKNOWN_NAMES_MAX):
                     unknown[name] += 1
             yield one, number
@@ -148,7 +148,7 @@ def read_count(kind: type, value: object) -> Count:
 _JSON_NAMES: Final[dict[type, str]] = {list: "array", dict: "object"}
 
 
-def _blocks(lines: Iterable[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
+def _line_blocks(lines: Iterable[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
     block: list[tuple[int, bytes]] = []
     size = 0
     for line in lines:
@@ -165,9 +165,9 @@ def error_of(exc: ValueError | RecursionError, number: int) -> FormatError:
     """Return the error of a decoder with line and field, but without the value, which may
     be a user's text."""
     if isinstance(exc, UnicodeDecodeError):
-        return FormatError(f"line {number}: not UTF-8")
+        return FormatError(f"line {number}: is not UTF-8")
     if isinstance(exc, RecursionError):
-        return FormatError(f"line {number}: nested too deeply")
+        return FormatError(f"line {number}: is nested too deeply")
     match = _WHERE.fullmatch(str(exc))
     assert match is not None
     what, field = match[1].replace("`", ""), match[2]
@@ -175,7 +175,7 @@ def error_of(exc: ValueError | RecursionError, number: int) -> FormatError:
         return FormatError(f"line {number}: {f'{field}.' if field else ''}{missing[1]}: is missing")
     what = what[:1].lower() + what[1:]
     if not isinstance(exc, msgspec.ValidationError):
-        what = f"not JSON: {what.removeprefix('jSON is malformed: ')}"
+        what = f"is not valid JSON: {what.removeprefix('jSON is malformed: ')}"
     return FormatError(f"line {number}: {f'{field}: ' if field else ''}{what}")
 
 
@@ -193,7 +193,7 @@ def first_objects(head: bytes) -> list[dict[str, object]]:
     for number, line in enumerate(lines[:_FIRST_OBJECTS], 1):
         if line.strip():
             try:
-                objects.append(_object(line))
+                objects.append(_line_object(line))
             except RecursionError as exc:
                 raise error_of(exc, number) from None
     return objects if all(objects) else []
@@ -228,7 +228,7 @@ def first_problem(head: bytes) -> str | None:
     return None
 
 
-def _object(line: bytes) -> dict[str, object]:
+def _line_object(line: bytes) -> dict[str, object]:
     try:
         decoded = msgspec.json.decode(line)
     except ValueError:
@@ -267,17 +267,17 @@ def _seconds_ns(texts: pa.StringArray) -> pa.Int64Array:
     )
 
 
-def _quoted(value: str) -> str:
+def _quoted_field(value: str) -> str:
     """Return a text as a field of CSV, in quotes if it needs them. Line breaks become spaces."""
     value = value.replace("\r", " ").replace("\n", " ")
     return '"' + value.replace('"', '""') + '"' if '"' in value or "," in value else value
 
 
-def _counts(texts: pa.StringArray) -> pa.Int64Array:
+def _parse_counts(texts: pa.StringArray) -> pa.Int64Array:
     return pc.replace_substring_regex(texts, r"\.0*$", "").cast(pa.int64())
 
 
-COUNT: Final = CsvKind(r"\d{1,18}(\.0*)?", "a whole number of at most 18 digits", _counts, str)
+COUNT: Final = CsvKind(r"\d{1,18}(\.0*)?", "a whole number of at most 18 digits", _parse_counts, str)
 SECONDS: Final = CsvKind(
     r"\d{1,10}(\.\d{1,9})?", "seconds, with at most nine digits after the point", _seconds_ns,
     lambda ns: decimal_text(ns, 9, point=True),
@@ -287,7 +287,7 @@ SECONDS_US: Final = CsvKind(
     SECONDS.pattern, SECONDS.wanted, lambda texts: pc.divide(_seconds_ns(texts), 1_000),
     lambda us: decimal_text(us, 6),
 )  # fmt: skip
-TEXT: Final = CsvKind(r"[^\r\n]*", "text without line breaks", lambda texts: texts, _quoted)
+TEXT: Final = CsvKind(r"[^\r\n]*", "text without line breaks", lambda texts: texts, _quoted_field)
 
 
 def read_csv(
@@ -298,10 +298,10 @@ def read_csv(
     Raises FormatError.
     """
     first = stream.readline(LINE_BYTES_MAX)
-    header = _fields(first.removeprefix(_BOM), 1)
+    header = _split_fields(first.removeprefix(_BOM), 1)
     for c in columns:
         if header.count(c.name) > 1:
-            raise FormatError(f"line 1: {c.name}: is there twice")
+            raise FormatError(f"line 1: {c.name}: the column occurs twice")
         if c.required and c.name not in header:
             raise FormatError(f"line 1: {c.name}: the column is missing")
     known = [c for c in columns if c.name in header]
@@ -317,20 +317,20 @@ def read_csv(
         block += (rest := stream.readline(LINE_BYTES_MAX))
         if len(rest) == LINE_BYTES_MAX:
             number += block.count(b"\n")
-            raise FormatError(f"line {number}: longer than {LINE_BYTES_MAX >> 20} MiB")
+            raise FormatError(f"line {number}: is longer than {LINE_BYTES_MAX >> 20} MiB")
         if block.strip(b"\r\n"):
             try:
                 table = arrow_csv.read_csv(pa.BufferReader(block), read, convert_options=convert)
-                values = {c.column: _parsed(c, table.column(c.name).combine_chunks()) for c in known}
+                values = {c.column: _parse_column(c, table.column(c.name).combine_chunks()) for c in known}
             except pa.ArrowException:
-                raise _misfit(block, number, header, known) from None
+                raise _first_misfit(block, number, header, known) from None
             yield table.num_rows, values
         number += block.count(b"\n")
     if unknown := [name for name in header if name not in {c.name for c in columns}]:
         notes.append(f"columns that are not kept: {', '.join(unknown)}")
 
 
-def _parsed(c: CsvColumn, texts: pa.StringArray) -> pa.Array:
+def _parse_column(c: CsvColumn, texts: pa.StringArray) -> pa.Array:
     """Return the values of a column. Raises pa.ArrowInvalid if a text does not match the
     kind of the column."""
     pattern = f"^({c.kind.pattern}{'|' if c.empty else ''})$"
@@ -339,14 +339,14 @@ def _parsed(c: CsvColumn, texts: pa.StringArray) -> pa.Array:
     return c.kind.parse(pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts))
 
 
-def _misfit(block: bytes, number: int, header: list[str], known: Sequence[CsvColumn]) -> FormatError:
+def _first_misfit(block: bytes, number: int, header: list[str], known: Sequence[CsvColumn]) -> FormatError:
     """Return the error of the first line of a block that does not fit. `number`: number of its first line."""
     rows: list[tuple[int, list[str]]] = []
-    error = FormatError(f"line {number}: cannot be read as CSV")
+    error = FormatError(f"line {number}: is not valid CSV")
     for at, line in enumerate(block.split(b"\n"), number):
         if line.strip(b"\r"):
             try:
-                fields = _fields(line, at)
+                fields = _split_fields(line, at)
             except FormatError as exc:
                 error = exc
                 break
@@ -357,7 +357,7 @@ def _misfit(block: bytes, number: int, header: list[str], known: Sequence[CsvCol
     for c in known:
         values = [fields[header.index(c.name)] for _, fields in rows]
         # Search by bisection, because a check of each line alone would take a millisecond.
-        first = bisect_left(range(len(values)), True, key=lambda n: not _fits(c, values[: n + 1]))
+        first = bisect_left(range(len(values)), True, key=lambda n: not _values_fit(c, values[: n + 1]))
         if first < len(values):
             wanted = c.kind.wanted + (", or nothing" if c.empty else "")
             got = clipped(values[first])
@@ -366,9 +366,9 @@ def _misfit(block: bytes, number: int, header: list[str], known: Sequence[CsvCol
     return error
 
 
-def _fits(c: CsvColumn, values: list[str]) -> bool:
+def _values_fit(c: CsvColumn, values: list[str]) -> bool:
     try:
-        _parsed(c, pa.array(values, pa.string()))
+        _parse_column(c, pa.array(values, pa.string()))
     except pa.ArrowException:
         return False
     return True
@@ -377,18 +377,18 @@ def _fits(c: CsvColumn, values: list[str]) -> bool:
 def csv_header(head: bytes) -> set[str]:
     """Return the column names in the first bytes of a file, to detect its format."""
     try:
-        return set(_fields(head.removeprefix(_BOM).partition(b"\n")[0], 1))
+        return set(_split_fields(head.removeprefix(_BOM).partition(b"\n")[0], 1))
     except FormatError:
         return set()
 
 
-def _fields(line: bytes, number: int) -> list[str]:
+def _split_fields(line: bytes, number: int) -> list[str]:
     try:
         fields: list[str] = next(csv.reader([line.decode().rstrip("\r\n")], strict=True), [])
     except UnicodeDecodeError as exc:
         raise FormatError(f"line {number}: byte {exc.start + 1} is not UTF-8") from None
     except csv.Error as exc:
-        raise FormatError(f"line {number}: {exc}") from None
+        raise FormatError(f"line {number}: is not valid CSV: {exc}") from None
     return fields
 
 

@@ -63,12 +63,12 @@ def begin_child(kind: type[S]) -> S:
 def on_orphaned(loop: asyncio.AbstractEventLoop, setup: ChildSetup, end: Callable[[], None]) -> None:
     """Call `end` when stdin closes, because the supervisor is gone."""
 
-    def orphaned() -> None:
+    def on_supervisor_lost() -> None:
         loop.remove_reader(sys.stdin.fileno())
         log.error("event=supervisor_lost name=%s", setup.name)
         end()
 
-    loop.add_reader(sys.stdin.fileno(), orphaned)
+    loop.add_reader(sys.stdin.fileno(), on_supervisor_lost)
 
 
 class Reporter:

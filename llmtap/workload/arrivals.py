@@ -177,23 +177,25 @@ def parse_arrivals(text: str, *, rate_rps: float | None, seed: int, place: str =
     name = name.strip()
     if name not in FORMS:
         near = get_close_matches(name, FORMS, 1)
-        meant = f"did you mean {FORMS[near[0]]}?" if near else f"one of {', '.join(FORMS)}"
+        meant = f"did you mean {FORMS[near[0]]}?" if near else f"expected one of {', '.join(FORMS)}"
         raise ConfigError(place, f"no arrival process is called {name!r}", meant)
     own_rates = name in OWN_RATES
     try:
         if own_rates and rate_rps is not None:
-            problem = f"it contains its rates and takes no mean rate (got {rate_rps:g})"
-            raise ValueError(f"rate: {problem}")
+            raise ValueError(
+                f"the rates are part of this process, so a mean rate ({rate_rps:g}) cannot be set"
+            )
         if not own_rates and rate_rps is None:
-            raise ValueError("rate: is missing; this process needs a mean rate")
+            problem = f"{name}: no mean rate is given, and this arrival process needs one"
+            raise ConfigError(place, problem, "set the mean rate with --rate")
         if rate_rps is not None:
             _check_rate("rate", rate_rps)
         words = _Words(rest)
         offsets = _PROCESSES[name](words, rate_rps or 0.0)
         words.check_all_read()
     except ValueError as exc:
-        more = "" if own_rates else ", and needs a mean rate"
-        raise ConfigError(place, f"{name}: {exc}", f"its syntax is {FORMS[name]}{more}") from None
+        more = "" if own_rates else ", with a mean rate"
+        raise ConfigError(place, f"{name}: {exc}", f"the syntax is {FORMS[name]}{more}") from None
     return Arrivals(text.strip(), rate_rps, seed, offsets)
 
 
@@ -201,7 +203,7 @@ class _Words:
     """Comma-separated `name=value` pairs and bare words. Raises ValueError, which begins with the name."""
 
     def __init__(self, text: str) -> None:
-        self._known: list[str] = []
+        self._known_names: list[str] = []
         self._named: dict[str, str] = {}
         self.bare: list[str] = []
         for part in text.split(",") if text.strip() else ():
@@ -214,38 +216,42 @@ class _Words:
                 self._named[name] = value
 
     def get(self, name: str) -> str | None:
-        self._known.append(name)
+        self._known_names.append(name)
         return self._named.get(name)
 
     def number(
         self, name: str, minimum: float = 0.0, maximum: float = _RATE_MAX, default: str | None = None
     ) -> float:
         text = self.get(name)
-        value = _number(name, _given(name, default if text is None else text))
+        value = _read_number(name, _required_text(name, default if text is None else text))
         if not minimum <= value <= maximum:
             raise ValueError(f"{name}: expected a number from {minimum:g} to {maximum:g}, got {value:g}")
         return value
 
     def length_ns(self, name: str) -> int:
-        return _length_ns(name, _given(name, self.get(name)))
+        return _length_ns(name, _required_text(name, self.get(name)))
 
     def check_all_read(self) -> None:
         """Raise ValueError if there is a name or a word that was not read."""
-        for name in [name for name in self._named if name not in self._known]:
-            near = get_close_matches(name, self._known, 1)
-            meant = f"did you mean {near[0]}?" if near else f"it has {', '.join(self._known) or 'none'}"
+        for name in [name for name in self._named if name not in self._known_names]:
+            near = get_close_matches(name, self._known_names, 1)
+            meant = (
+                f"did you mean {near[0]}?"
+                if near
+                else f"known fields: {', '.join(self._known_names) or 'none'}"
+            )
             raise ValueError(f"{name}: unknown field ({meant})")
         if self.bare:
             raise ValueError(f"expected name=value, got {self.bare[0]!r}")
 
 
-def _given(name: str, text: str | None) -> str:
+def _required_text(name: str, text: str | None) -> str:
     if text is None:
         raise ValueError(f"{name}: is not given")
     return text
 
 
-def _number(name: str, text: str) -> float:
+def _read_number(name: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
@@ -272,7 +278,7 @@ def _check_rate(name: str, rate_rps: float) -> None:
 # ---------------------------------------------------------------- processes
 
 
-def _summed(gaps: Iterator[float], mean_ns: float) -> Iterator[int]:
+def _running_sum(gaps: Iterator[float], mean_ns: float) -> Iterator[int]:
     """Yield the running sum of gaps in whole ns, rounded down. `gaps`: as multiples of the mean gap."""
     at_ns, carry = 0, 0.0
     for gap in gaps:
@@ -284,7 +290,7 @@ def _summed(gaps: Iterator[float], mean_ns: float) -> Iterator[int]:
 
 
 def _poisson(words: _Words, rate_rps: float) -> Offsets:
-    return lambda random: _summed(exponential(random), NS_PER_S / rate_rps)
+    return lambda random: _running_sum(exponential(random), NS_PER_S / rate_rps)
 
 
 def _uniform(words: _Words, rate_rps: float) -> Offsets:
@@ -297,12 +303,12 @@ def _gamma(words: _Words, rate_rps: float) -> Offsets:
     """Return arrivals with gamma gaps: shape burstiness, scale 1 / (rate burstiness), as
     in `vllm bench serve`."""
     if (words.get("burstiness") is None) == (words.get("cv") is None):
-        raise ValueError("burstiness or cv: exactly one of them must be given")
+        raise ValueError("expected exactly one of burstiness and cv")
     if words.get("cv") is None:
         shape = words.number("burstiness", 1e-6, 1e6)
     else:
         shape = words.number("cv", 1e-3, 1e3) ** -2
-    return lambda random: _summed(
+    return lambda random: _running_sum(
         (random.gammavariate(shape, 1 / shape) for _ in count()), NS_PER_S / rate_rps
     )
 
@@ -330,13 +336,13 @@ def _steps(words: _Words, rate_rps: float) -> Offsets:
         rate, times, length = word.partition("x")
         if not times:
             raise ValueError(f"step {i}: expected a rate, x and a time such as 10x30s, got {word!r}")
-        step_rps = _number(f"step {i}", rate)
+        step_rps = _read_number(f"step {i}", rate)
         if not 0 <= step_rps <= _RATE_MAX:
             raise ValueError(f"step {i}: expected a number from 0 to {_RATE_MAX:g}, got {step_rps:g}")
         steps.append(Slope(_length_ns(f"step {i}", length), step_rps, step_rps))
     words.bare = []
     if not steps:
-        raise ValueError("no step is given")
+        raise ValueError("expected at least one step")
     _check_rate("last step", steps[-1].to_rps)
     return _poisson_of(tuple(steps), (replace(steps[-1], length_ns=_STAY_NS),))
 

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
-from llmtap.capture.read.streams import opened
+from llmtap.capture.read.streams import open_input
 from llmtap.errors import ConfigError
 from llmtap.traces.bodies import messages_of, read_object
 from llmtap.traces.format import FormatError
@@ -132,7 +132,7 @@ class _AsRecorded(ConversationScript):
 def reading(path: Path, place: str) -> Iterator[BinaryIO]:
     """Open the file and decompress it. Raises ConfigError naming `place`."""
     try:
-        with opened(str(path), 1, None) as file:
+        with open_input(str(path), 1, None) as file:
             yield file.stream
     except FormatError as exc:
         raise ConfigError(place, f"{path}: {exc}") from None

@@ -42,16 +42,16 @@ _INPUT: Final = Percentiles(
 _OUTPUT: Final = LogNormal(mu=4.0, sigma=1.5, max=2_048)
 
 
-def _deviation(section: str, requirement: str, used: str) -> dict[str, str]:
+def _deviation_document(section: str, requirement: str, used: str) -> dict[str, str]:
     return {"section": section, "says": requirement, "here": used}
 
 
 _DEVIATIONS: Final = (
-    _deviation(
+    _deviation_document(
         "4.3.2.4", "output lognormal(4.0, 1.5) without bounds",
         "at least 1 and at most 2,048 tokens, the cap of 4.3.2.2, which limits 0.8 % of the lengths",
     ),
-    _deviation(
+    _deviation_document(
         "A.4.2", "no rule whether the prefix is part of the input length",
         "the tokens of the prefix are added to those of the message",
     ),
@@ -63,7 +63,7 @@ CODE_COMPLETION: Final = Composed(
     about=_ABOUT | {
         "about": "code to complete; 80 % share one of 10 contexts of 512 to 1,024 tokens, Zipf s=1.5",
         "deviations": [
-            _deviation(
+            _deviation_document(
                 "A.4.1",
                 "The Stack (Python, JavaScript, TypeScript), function-level completions",
                 "lengths have the percentiles of the code part of Azure's LLM inference trace 2023 (its first"
@@ -86,7 +86,7 @@ def code_completion_of(path: Path, place: str) -> datasets.RecordedDataset:
         about=_ABOUT | {
             "about": f"functions of {path.name} to complete; 80 % share one of 10 contexts, Zipf s=1.5",
             "deviations": [
-                _deviation(
+                _deviation_document(
                     "A.4.1", "function-level completions",
                     "the output length is the lognormal of 4.3.2.4, not the length of the function",
                 ),
@@ -99,7 +99,7 @@ def code_completion_of(path: Path, place: str) -> datasets.RecordedDataset:
 _CHAT_SHARING: Final = Sharing(fraction=0.5, tokens=200)
 _CHAT_INPUT: Final = Percentiles(points=((50, 156), (95, 892), (99, 2_134)), max=8_192)
 _CHAT_OUTPUT: Final = Percentiles(points=((50, 234), (95, 789), (99, 1_567)), max=4_096)
-_SYSTEM_PROMPT: Final = _deviation(
+_SYSTEM_PROMPT: Final = _deviation_document(
     "A.3.2, 4.3.2.3", "no rule whether input tokens include the system prompt",
     "they do not, because more than half of the documented lengths are below its 200 tokens",
 )  # fmt: skip
@@ -110,12 +110,12 @@ CONVERSATION: Final = Composed(
     about=_CHAT_ABOUT | {
         "about": "chats with A.3.2's percentiles of lengths; half share a system prompt of 200 tokens",
         "deviations": [
-            _deviation(
+            _deviation_document(
                 "A.3.1", "ShareGPT, vicuna_cleaned subset of 2023-04-12",
                 "lengths have the percentiles of A.3.2, and texts are random words;"
                 " conversation:FILE uses the data set in FILE instead",
             ),
-            _deviation(
+            _deviation_document(
                 "A.3.2", "P50, P95 and P99",
                 "the quantile function has all three values. Between and beyond them, the logarithm of the"
                 " length is linear in the normal score, because one lognormal through P50 and P95 has another"
@@ -140,7 +140,7 @@ def conversation_of(path: Path, place: str) -> datasets.RecordedDataset:
 
 
 TARGETS: Final = (8_192, 16_384, 32_768, 65_536, 131_072)
-_QUESTION: Final = _deviation(
+_QUESTION: Final = _deviation_document(
     "A.5.1", "document of the target length minus 100 tokens, question of ~100 tokens",
     "the question has 100 tokens in the default tokenizer, with the blank line before it. With another"
     " tokenizer, the document has the tokens that the question leaves",
@@ -157,7 +157,7 @@ LONG_CONTEXT: Final = _long_context(
     {
         "about": "documents of 8,192 to 131,072 tokens with a question, output of 256 (A.5)",
         "deviations": [
-            _deviation(
+            _deviation_document(
                 "4.3.2.5", "input Uniform(8192, 32768)",
                 "the five target lengths of A.5.1 with equal probability; long-context-uniform has the"
                 " uniform distribution",
@@ -171,7 +171,7 @@ LONG_CONTEXT_UNIFORM: Final = _long_context(
     {
         "about": "the same with inputs uniform between 8,192 and 32,768 tokens (4.3.2.5)",
         "deviations": [
-            _deviation(
+            _deviation_document(
                 "A.5.1", "uniform over five target lengths up to 131,072",
                 "Uniform(8192, 32768) of 4.3.2.5",
             ),
@@ -270,17 +270,17 @@ _SKEWED_INPUT: Final = LogNormal(mu=5.5, sigma=1.0, min=32, max=4_096)
 _SKEWED_OUTPUT: Final = LogNormal(mu=4.5, sigma=1.2, min=16, max=2_048)
 
 
-def _uniform(random: Random) -> tuple[int, int]:
+def _uniform_pair(random: Random) -> tuple[int, int]:
     return random.randint(128, 512), random.randint(64, 256)
 
 
-def _skewed(random: Random) -> tuple[int, int]:
+def _skewed_pair(random: Random) -> tuple[int, int]:
     input_tokens, output_tokens = random.lognormvariate(5.5, 1.0), random.lognormvariate(4.5, 1.2)
     return max(32, min(4_096, round(input_tokens))), max(16, min(2_048, round(output_tokens)))
 
 
 UNIFORM: Final = SyntheticWorkload(
-    "synthetic-uniform", _UNIFORM_INPUT, _UNIFORM_OUTPUT, _uniform,
+    "synthetic-uniform", _UNIFORM_INPUT, _UNIFORM_OUTPUT, _uniform_pair,
     {
         "about": "random tokens, lengths uniform: a controlled baseline",
         "source": "IETF draft, 4.3.2.1 and A.1",
@@ -288,20 +288,20 @@ UNIFORM: Final = SyntheticWorkload(
     },
 )  # fmt: skip
 SKEWED: Final = SyntheticWorkload(
-    "synthetic-skewed", _SKEWED_INPUT, _SKEWED_OUTPUT, _skewed,
+    "synthetic-skewed", _SKEWED_INPUT, _SKEWED_OUTPUT, _skewed_pair,
     {
         "about": "random tokens, lengths lognormal: scheduling with high variance of lengths",
         "source": "IETF draft, 4.3.2.2 and A.2",
         "deviations": [
-            _deviation(
+            _deviation_document(
                 "A.2", "no generation method",
                 "the method of A.1.4, with rounded values of lognormvariate for the two lengths",
             ),
-            _deviation(
+            _deviation_document(
                 "4.3.2.2", "upper limits, but no lower limits",
                 "also the lower limits 32 and 16 of A.2",
             ),
-            _deviation(
+            _deviation_document(
                 "A.2.1", "mean ~405",
                 "the mean is 403.4 before the limits and 399.6 after them: a length beyond a limit is set to"
                 " the limit, not drawn again",

@@ -111,7 +111,7 @@ class LogNormal(_Bounded, frozen=True, kw_only=True, tag="lognormal"):
 
     def quantile(self, p: float) -> int:
         mu, sigma = self.logarithm
-        return self._whole(_exp(mu + sigma * _STANDARD.inv_cdf(p)))
+        return self._whole(_bounded_exp(mu + sigma * _STANDARD.inv_cdf(p)))
 
 
 class Percentiles(_Bounded, frozen=True, kw_only=True, tag="percentiles"):
@@ -125,7 +125,7 @@ class Percentiles(_Bounded, frozen=True, kw_only=True, tag="percentiles"):
         _Bounded.__post_init__(self)
         percents = [percent for percent, _ in self.points]
         if len(percents) < 2:
-            raise ValueError("points: expected at least two")
+            raise ValueError("points: expected at least two points")
         if any(a >= b for a, b in itertools.pairwise(percents)) or not 0 < percents[0] < percents[-1] < 100:
             raise ValueError("points: percents must ascend, and be between 0 and 100")
         if any(a > b for (_, a), (_, b) in itertools.pairwise(self.points)):
@@ -137,7 +137,7 @@ class Percentiles(_Bounded, frozen=True, kw_only=True, tag="percentiles"):
         (low, a), (high, b) = self.points[i - 1], self.points[i]
         score, first, last = (_STANDARD.inv_cdf(share) for share in (p, low / 100, high / 100))
         slope = math.log(b / a) / (last - first)
-        return self._whole(_exp(math.log(a) + slope * (score - first)))
+        return self._whole(_bounded_exp(math.log(a) + slope * (score - first)))
 
 
 class Empirical(_Bounded, frozen=True, kw_only=True, tag="empirical"):
@@ -216,5 +216,5 @@ def recorded_lengths(tokens: Sequence[int]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _exp(x: float) -> float:
+def _bounded_exp(x: float) -> float:
     return math.exp(min(x, 64.0))  # exp(64) exceeds every bound and does not overflow.

@@ -425,7 +425,7 @@ class Composed(PlannedWorkload):
 
 def check_rows(planned: Requests, requests: Requests) -> None:
     if planned.input != requests.input or planned.output != requests.output:
-        raise ValueError("these are not the first requests of the workload with this seed")
+        raise ValueError("the requests are not the first requests of the workload with this seed")
 
 
 @dataclass(frozen=True, slots=True)

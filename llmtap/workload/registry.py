@@ -61,7 +61,9 @@ _BURSTGPT_OUTPUT: Final = Percentiles(
 and the correlation of 0.5, are fitted to the means and to the statistics of the total length."""
 
 
-def _simulated(name: str, inputs: Lengths, outputs: Lengths, about: str, **arrivals: Any) -> Composed:
+def _simulated_workload(
+    name: str, inputs: Lengths, outputs: Lengths, about: str, **arrivals: Any
+) -> Composed:
     meta = {"about": about, "source": "llmtap sim run", "arrivals": "poisson", "rate_rps": 1.0, **arrivals}
     return Composed(name, inputs, outputs, about=meta)
 
@@ -69,26 +71,26 @@ def _simulated(name: str, inputs: Lengths, outputs: Lengths, about: str, **arriv
 SIMULATED: Final[Mapping[str, Composed]] = {
     workload.name: workload
     for workload in (
-        _simulated(
+        _simulated_workload(
             "chat", _CHAT_INPUT, _CHAT_OUTPUT,
             "chats: input of median 156 and p95 892, output of 234 and 789 (IETF draft, A.3); Poisson"
             " arrivals",
         ),
-        _simulated(
+        _simulated_workload(
             "long-chat", _of_mean(1_400, 1_600, 8_192), _CHAT_OUTPUT,
             "chats with prompts of 1,600 tokens on average, outputs as in chat; Poisson arrivals",
         ),
-        _simulated(
+        _simulated_workload(
             "mm1", Fixed(tokens=1), ExponentialLengths(mean=1_000, max=1 << 20),
             "prompts of 1 token, answers of exponential length with mean 1,000; Poisson arrivals: served one"
             " by one, nearly an M/M/1 queue",
         ),
-        _simulated(
+        _simulated_workload(
             "equal-lengths", Fixed(tokens=1), Fixed(tokens=256),
             "prompts of 1 token, answers of 256 tokens; Poisson arrivals",
         ),
         replace(
-            _simulated(
+            _simulated_workload(
                 "bursty", _BURSTGPT_INPUT, _BURSTGPT_OUTPUT,
                 "as in BurstGPT: input of median 251, mean 611 and p95 2,461, output of 34, 123 and 460, both"
                 " together 327, 734 and 2,801; 80 % ChatGPT, 20 % GPT-4; gaps with a CV of 13.28",
@@ -124,7 +126,7 @@ def workload_named(text: str, place: str) -> Workload:
     if colon and kind in _OF_FILES:
         return _OF_FILES[kind][0](Path(file), place)
     near = difflib.get_close_matches(text, _NAMED, 1, 0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(workloads())}"
+    hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(workloads())}"
     raise ConfigError(place, f"no workload is called {text!r}", hint)
 
 
@@ -205,7 +207,7 @@ def load_workload(path: Path) -> Composed:
     try:
         file = msgspec.convert(read_toml(path), WorkloadFile, dec_hook=read_special)
     except msgspec.ValidationError as exc:
-        raise _wrong(str(exc), path) from None
+        raise _workload_error(str(exc), path) from None
     if file.arrivals:
         own_rates = file.arrivals.partition(":")[0].strip() in OWN_RATES
         rate = None if own_rates else 1.0
@@ -213,7 +215,9 @@ def load_workload(path: Path) -> Composed:
     request = {k: v for k, v in msgspec.to_builtins(file.request).items() if v is not None and k != "extra"}
     if fixed := sorted({*SET_BY, *_OF_REQUEST} & file.request.extra.keys()):
         by = SET_BY.get(fixed[0], f"request.{fixed[0]}")
-        raise ConfigError(f"request.extra.{fixed[0]} in {path}", f"is not set here, but by {by}")
+        raise ConfigError(
+            f"request.extra.{fixed[0]} in {path}", f"cannot be set in request.extra, because {by} sets it"
+        )
     about = {
         "about": file.about or f"the workload of {path.name}",
         "source": {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()},
@@ -228,13 +232,13 @@ def load_workload(path: Path) -> Composed:
     )  # fmt: skip
 
 
-def _wrong(text: str, path: Path) -> ConfigError:
+def _workload_error(text: str, path: Path) -> ConfigError:
     """Convert a message of msgspec (`problem - at `$.key``) to a ConfigError."""
     problem, _, at = text.partition(" - at `$")
     key = at.rstrip("`").lstrip(".")
     for pattern, problem_of in (
         (r"Object contains unknown field `(.*)`", "there is no such key"),
-        (r"Object missing required field `(.*)`", "is not given"),
+        (r"Object missing required field `(.*)`", "is missing"),
     ):
         if match := re.fullmatch(pattern, problem):
             key, problem = ".".join(filter(None, (key, match[1]))), problem_of

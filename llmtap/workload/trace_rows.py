@@ -235,7 +235,7 @@ class TraceRows:
         self.requests = Requests()
         self.links = Links()
         self.places = array("q")
-        self._left = count
+        self._rows_left = count
         self._blocks = _Blocks()
         self._turns = TraceTurns() if conversations else None
         self._names, self._bodies, self._timed, self._placed = names, bodies, timed, places
@@ -264,22 +264,22 @@ class TraceRows:
             batch = batch.select(sorted(wanted))
             rows: Iterable[int] = range(begin, begin + batch.num_rows)
             begin += batch.num_rows
-            batch, rows = _chosen(batch, rows, pc.invert(self._for_no_model(batch)))
+            batch, rows = _filter_rows(batch, rows, pc.invert(self._for_no_model(batch)))
             if self._bodies:
-                batch, rows = _chosen(batch, rows, self._sendable(batch))
+                batch, rows = _filter_rows(batch, rows, self._sendable(batch))
             batch = self._filled(batch)
             for name in self._without:
                 self._without[name] += batch.column(name).null_count
             known = (batch.column(name).is_valid() for name in self._without)
-            batch, rows = _chosen(batch, rows, pc.and_(*known))
-            batch = batch.slice(0, self._left)
+            batch, rows = _filter_rows(batch, rows, pc.and_(*known))
+            batch = batch.slice(0, self._rows_left)
             self._add(batch)
             if self._placed:
                 self.places.extend(islice(rows, batch.num_rows))
                 self.answered = self.answered or any(rows_with(batch, aspect) for aspect in _ANSWERS)
-            if self._left is not None:
-                self._left -= batch.num_rows
-                if not self._left:
+            if self._rows_left is not None:
+                self._rows_left -= batch.num_rows
+                if not self._rows_left:
                     break
         arrivals = self.requests.arrival_ns
         first_ns = next((at_ns for at_ns in arrivals if at_ns != _NOT_YET), 0)
@@ -445,7 +445,7 @@ def tie_note(arrivals_ns: Sequence[int]) -> list[str]:
     return [f"{share:.1%} of the gaps between arrivals are 0{steps}: such rows stay together"]
 
 
-def _chosen(
+def _filter_rows(
     batch: pa.RecordBatch, rows: Iterable[int], chosen: pa.BooleanArray
 ) -> tuple[pa.RecordBatch, Iterable[int]]:
     """Return the chosen rows of a batch, and their numbers."""
@@ -459,7 +459,7 @@ class _TokenEstimate:
 
     def __init__(self, bytes_per_token: float) -> None:
         """`bytes_per_token`: assumed value if no row has a count; 0: estimate 0 tokens in this case."""
-        self._assumed = bytes_per_token
+        self._assumed_bytes_per_token = bytes_per_token
         self._tokens = self._bytes = 0
         self._rows: dict[int, int] = {}
         """By row to estimate: its number of bytes."""
@@ -477,7 +477,7 @@ class _TokenEstimate:
         return wanted
 
     def fill(self, column: "array[int]") -> None:
-        per_token = self._bytes / self._tokens if self._tokens else self._assumed
+        per_token = self._bytes / self._tokens if self._tokens else self._assumed_bytes_per_token
         for row, size in self._rows.items():
             column[row] = max(1, round(size / per_token)) if per_token else 0
 
@@ -491,7 +491,7 @@ class _Blocks:
         """Size and unit of the first blocks. Ids of blocks with another size or unit are ignored."""
         self._bytes: dict[int, int] = {}
         """By row: prompt bytes, if the size of its blocks is given in bytes."""
-        self._other = 0
+        self._other_sizes = 0
 
     def take(self, columns: Sequence[pa.Array]) -> None:
         lists = columns[0]
@@ -504,7 +504,7 @@ class _Blocks:
                 if self._kind is None:
                     self._kind = kind
                 if kind != self._kind:
-                    self._other += 1
+                    self._other_sizes += 1
                     ids = ()
                 elif kind[1] == "bytes" and n_bytes:
                     self._bytes[len(self._ids)] = n_bytes
@@ -519,8 +519,10 @@ class _Blocks:
         if self._kind is None:
             return 0, []
         size, unit = self._kind
-        if self._other:
-            self.notes.append(f"{self._other:,} rows have prompt blocks of another size: taken for unknown")
+        if self._other_sizes:
+            self.notes.append(
+                f"{self._other_sizes:,} rows have prompt blocks of another size: taken for unknown"
+            )
         if unit == "bytes":
             n_bytes = sum(self._bytes.values())
             tokens = sum(inputs[row] for row in self._bytes)

@@ -40,7 +40,7 @@ S = 1_000_000_000
     "rule, hint",
     [
         ("Email", "did you mean 'email'?"),
-        (r"ACME-\d+", r"a regular expression is written 're:ACME-\\d+'"),
+        (r"ACME-\d+", r"for a regular expression, write 're:ACME-\\d+'"),
         ("re:(", None),
         ("re:", None),
     ],

@@ -34,7 +34,7 @@ def test_a_file_that_is_not_there_or_is_no_tokenizer_is_named(tmp_path: Path) ->
         load_tokenizer(str(tmp_path / "none.json"))
     if has("tokenizers"):
         (tmp_path / "tokenizer.json").write_text("{}")
-        with pytest.raises(ConfigError, match=r"is no tokenizer\.json"):
+        with pytest.raises(ConfigError, match=r"is not a valid tokenizer\.json"):
             load_tokenizer(str(tmp_path / "tokenizer.json"))
 
 
@@ -59,5 +59,5 @@ def test_an_encoding_that_is_not_there_is_not_fetched(
     with pytest.raises(ConfigError, match="no encoding 'klingon'"):
         load_tokenizer("tiktoken:klingon")
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
-    with pytest.raises(ConfigError, match="not on this machine, and nothing is fetched"):
+    with pytest.raises(ConfigError, match="not on this machine, and llmtap downloads nothing"):
         load_tokenizer("tiktoken:cl100k_base")

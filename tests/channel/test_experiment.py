@@ -61,7 +61,7 @@ TWO = '[[experiment.arms]]\nname = "a"\n[[experiment.arms]]\nname = "b"\n'
         (TWO + "wieght = 1", "experiment.arms[1]", "wieght"),
         (TWO + "weight = 'x'", "experiment.arms[1].weight", "expected a number"),
         ("control = 'c'\n" + TWO + "body = {n = 1}", "experiment.control", "'c'"),
-        ("control = 'b'\n" + TWO + "body = {n = 1}", "experiment.control", "changes something"),
+        ("control = 'b'\n" + TWO + "body = {n = 1}", "experiment.control", "changes requests"),
         ("unit = 'user'\n" + TWO, "experiment.unit", "user"),
         ("until = 'tomorrow'\n" + TWO, "experiment.until", "tomorrow"),
         ("until = 2026-03-01T12:00:00\n" + TWO, "experiment.until", "time zone"),
@@ -72,12 +72,12 @@ TWO = '[[experiment.arms]]\nname = "a"\n[[experiment.arms]]\nname = "b"\n'
         ("stop_worse = ['output_tokens']\n" + TWO, "experiment.stop_worse", "'output_tokens'"),
         ("tenant_headers = ['a b']\n", "experiment.tenant_headers", "'a b'"),
         ("aa = true\n[[experiment.arms]]\nname = 'a'\n", "experiment.arms", "got 1"),
-        ("aa = true\n" + TWO.replace('"b"', '"a"'), "experiment.arms[1].name", "already exists"),
+        ("aa = true\n" + TWO.replace('"b"', '"a"'), "experiment.arms[1].name", "another arm is called"),
         ("aa = true\n" + "[[experiment.arms]]\nname='x'\n" * 9, "experiment.arms", "got 9"),
         (
             "[[experiment.arms]]\nname='a'\nbody={n=1}\n[[experiment.arms]]\nname='b'\nbody={n=2}\n",
             "experiment.arms",
-            "a control",
+            "the control",
         ),
     ],
 )

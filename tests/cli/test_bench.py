@@ -137,7 +137,7 @@ def test_a_comparison_with_runs_that_are_not_valid_fails(
         results_folder(place / "b", place_in_turn=1, changes=changes)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bench_command, "_alternate", measured)
+    monkeypatch.setattr(bench_command, "_measure_alternately", measured)
     (tmp_path / "b.toml").write_text(f'[target]\nurl = "{NOBODY}"\n')
     options = ("--target", NOBODY, "--set", "rate=1", "--against", "b.toml", "--results", "r")
     done = CliRunner().invoke(app, ["bench", "ttft", *options])

@@ -15,7 +15,16 @@ from urllib.request import urlopen
 
 import pytest
 
-from llmtap.cli.demo import MORE, RATE_RPS, TENANTS, TOKENS_MAX, WORKLOAD, _ours, _problems, demo_plan
+from llmtap.cli.demo import (
+    MORE,
+    RATE_RPS,
+    TENANTS,
+    TOKENS_MAX,
+    WORKLOAD,
+    _measurement_problems,
+    _own_requests,
+    demo_plan,
+)
 from llmtap.errors import ConfigError
 from llmtap.workload.registry import SIMULATED
 from tests.support.waiting import block_until
@@ -145,15 +154,15 @@ def test_problems_of_a_demo(
     problems: list[str],
 ) -> None:
     by = {"default": {"n": sum(others.values()), "outcomes": others}} if others else {}
-    ours = _ours({"n": sum(measured.values()), "outcomes": measured, "by": {"tenant": by}}, {"a"})
-    assert _problems(ours, {"outcomes": sent, "errors": errors, "load": {"sent": 5}}) == problems
+    ours = _own_requests({"n": sum(measured.values()), "outcomes": measured, "by": {"tenant": by}}, {"a"})
+    assert _measurement_problems(ours, {"outcomes": sent, "errors": errors, "load": {"sent": 5}}) == problems
 
 
 def test_requests_without_a_tenant_are_of_others_unless_the_plan_has_them() -> None:
     rows = {"n": 5, "outcomes": OK}
     summary = {**rows, "by": {"tenant": {"default": rows}}}
-    assert _ours(summary, {"a"})["n"] == 0
-    assert _ours(summary, {"default"}) == rows
+    assert _own_requests(summary, {"a"})["n"] == 0
+    assert _own_requests(summary, {"default"}) == rows
 
 
 def test_the_rate_and_the_tenants_are_those_of_the_plan(tmp_path: Path) -> None:

@@ -68,10 +68,10 @@ def test_what_cannot_be_drafted_is_named(tmp_path: Path, sse: Path, call: Call) 
     silent = save(tmp_path / "..", next(s for s in SILENT if s.name == "k8s_watch"))
     for args, problem in (
         ((silent, "--draft", "acme"), "no generated text was found in 4 events"),
-        ((sse, "--draft", "Ac me"), "'Ac me' is no name"),
+        ((sse, "--draft", "Ac me"), "got 'Ac me'"),
         ((sse, "--draft", "acme", "--fixture", "acme"), "cannot be combined"),
-        ((sse, "--out", "x"), "needs --draft or --fixture"),
-        ((sse, "--fixture", "../x"), "is no file name"),
+        ((sse, "--out", "x"), "no effect without --draft or --fixture"),
+        ((sse, "--fixture", "../x"), "is not a valid name"),
         ((sse, "--fixture", "x", "--out", tmp_path / "none"), "does not exist"),
     ):
         code, out, err = call("inspect", *args)

@@ -39,7 +39,7 @@ def test_a_grid_with_another_length_is_refused(trace: Path, tmp_path: Path, call
     )
     options = ("sim", "run", trace, "--scheduler", "static_fifo", "--latency", grid)
     code, _, err = call(*options)
-    assert (code, err.splitlines()[-1]) == (2, "hint: --reading length=output")
+    assert (code, err.splitlines()[-1]) == (2, "hint: use --reading length=output")
     assert call(*options, "--reading", "length=output")[0] == 0
 
 
@@ -147,7 +147,7 @@ def test_each_router_is_a_run_of_several_servers(trace: Path, tmp_path: Path, ca
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (("--scheduler", "continuous_batching", "--router", "least-loaded"), "one server needs no router"),
+        (("--scheduler", "continuous_batching", "--router", "least-loaded"), "has no effect with one server"),
         (("--scheduler", "static_fifo", "--servers", "2", "--router", "round-robin"), "one queue"),
         (("--scheduler", "continuous_batching", "--servers", "2", "--router", "x"), "round-robin"),
     ],

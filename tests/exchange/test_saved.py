@@ -147,11 +147,11 @@ def test_one_of_several_entries_is_picked_by_its_number() -> None:
     ("data", "problem"),
     [
         (b"", "empty"),
-        (b"hello there\n", "neither an event stream"),
-        (b"\x00\x01\x02" * 40, "neither an event stream"),
-        (b'{"a": 1', "cut off"),
-        (b'{"a": 1}\nhello\n{"a": 2}\n', "neither an event stream"),
-        (b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n", "head does not end"),
+        (b"hello there\n", "the content is not an event stream"),
+        (b"\x00\x01\x02" * 40, "the content is not an event stream"),
+        (b'{"a": 1', "cannot be parsed to its end"),
+        (b'{"a": 1}\nhello\n{"a": 2}\n', "the content is not an event stream"),
+        (b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n", "cut off in its head"),
         (b"HTTP/1.1 200 OK\r\nno colon\r\n\r\ndata: x\n\n", "malformed response head"),
         (http("Content-Encoding: gzip\r\n", b"\x00\x01garbage"), "not valid gzip"),
         (http("Content-Encoding: rot13\r\n", b"\x00\x01garbage"), "unknown content coding"),
@@ -223,7 +223,7 @@ def test_a_har_entry_without_an_answer_has_no_status(status: object) -> None:
         response = {"status": status, "_error": "net::ERR_FAILED", "content": {"text": text}}
         return json.dumps({"request": {"method": "POST", "url": "/v1/x"}, "response": response}).encode()
 
-    with pytest.raises(SavedError, match=r"has no answer: status .*, net::ERR_FAILED"):
+    with pytest.raises(SavedError, match=r"has no response: status .*, net::ERR_FAILED"):
         read_saved(entry(""))
     x = explain(read_saved(entry("{}"))).exchange
     assert (x.status, x.outcome) == (None, Outcome.TRUNCATED)

@@ -101,9 +101,10 @@ def test_the_users_fields_come_last_and_win() -> None:
 @pytest.mark.parametrize(
     ("texts", "problem"),
     [
-        (["top_p"], "is not NAME=JSON"), (["=1"], "is not NAME=JSON"), (["user=me"], "of user is not JSON"),
-        (["a=1", "a=2"], "a comes twice"), (["messages=[]"], "is set by the workload"),
-        (["model=1"], "is set by --model"), (["stream=true"], "is set by --stream or --no-stream"),
+        (["top_p"], "expected NAME=JSON"), (["=1"], "expected NAME=JSON"),
+        (["user=me"], "of user is not JSON"),
+        (["a=1", "a=2"], "a is given twice"), (["messages=[]"], "the workload sets it"),
+        (["model=1"], "--model sets it"), (["stream=true"], "--stream or --no-stream sets it"),
         (["x=[1"], "is not JSON"),
     ],
 )  # fmt: skip

@@ -119,9 +119,9 @@ async def test_behind_in_reading_work_waits_a_turn() -> None:
     later.add(lambda: done.append(1))
     assert not later.is_behind(SystemClock.mono_ns())
     assert later.is_behind(SystemClock.mono_ns() - 2 * BEHIND_NS)
-    later._turn()
+    later._schedule_turn()
     assert not done
-    later._turn()
+    later._schedule_turn()
     assert done == [1]
 
 
@@ -147,7 +147,7 @@ async def test_when_it_pays_to_gather(
         later.is_behind(now_ns)
     now_ns = NS_PER_S
     later.judge(streams)
-    assert later._gathers is gathers
+    assert later._is_gathering is gathers
 
 
 @pytest.mark.parametrize(

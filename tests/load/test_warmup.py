@@ -15,7 +15,7 @@ from llmtap.load.warmup import (
     WarmUp,
     WarmUpOptions,
     WarmUpProgress,
-    _missing,
+    _missing_requests,
     warm_up,
 )
 from llmtap.workload.requests import Requests
@@ -160,4 +160,4 @@ def test_a_server_that_cannot_be_warmed(
 )  # fmt: skip
 def test_missing(requests: int, tokens: int, missing: int) -> None:
     """As the seed has it: 100 requests or 10,000 tokens, whichever is greater."""
-    assert _missing(WarmUp(requests=requests, tokens=tokens), WarmUpOptions()) == missing
+    assert _missing_requests(WarmUp(requests=requests, tokens=tokens), WarmUpOptions()) == missing

@@ -142,7 +142,7 @@ async def test_a_session_that_breaks_off_is_not_used_again(fault: str, outcome: 
             x = await ask(target)
             assert x.outcome is outcome
             assert (x.tokens.output, x.tokens.source) == (3, TokenSource.CHUNKS)
-            assert "within its answer" in (x.error or "")
+            assert "in the middle of its answer" in (x.error or "")
         assert [truth["outcome"] for truth in await e.ended(2)] == [fault] * 2
 
 
@@ -160,7 +160,7 @@ async def test_no_server_and_no_websocket_are_told() -> None:
         x = await ask(target)
         await target.close()
     assert (x.outcome, x.status) == (Outcome.UPSTREAM_ERROR, 200)
-    assert x.error == "the server answered 200 in place of a WebSocket"
+    assert x.error == "the server refused to open a WebSocket: status 200"
 
 
 @asynccontextmanager
@@ -266,7 +266,7 @@ async def test_a_server_that_accepts_another_key_is_none() -> None:
         target = WebSocketTarget(url)
         x = await ask(target)
         await target.close()
-    assert x.error == "the server accepted another WebSocket's key"
+    assert x.error == "the Sec-WebSocket-Accept of the server is not that of the key sent"
 
 
 @scene

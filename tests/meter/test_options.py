@@ -16,9 +16,12 @@ def test_an_admin_port_that_others_reach_wants_a_token(admin: str) -> None:
     assert MeterOptions(admin=admin, admin_token="s3cret", **tls).admin == admin
 
 
-@pytest.mark.parametrize("one", ["admin_tls_certificate", "admin_tls_key"])
-def test_a_certificate_and_its_key_go_together(one: str) -> None:
-    with pytest.raises(ConfigError, match="go together"):
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("admin_tls_certificate", "admin_tls_key"), ("admin_tls_key", "admin_tls_certificate")],
+)
+def test_a_certificate_and_its_key_go_together(one: str, other: str) -> None:
+    with pytest.raises(ConfigError, match=rf"meter\.{one}: is set, but meter\.{other} is missing"):
         MeterOptions(**{one: "file.pem"})  # type: ignore[arg-type]
 
 

@@ -19,7 +19,7 @@ from tests.support.waiting import block_until
 @pytest.mark.parametrize(
     ("address", "told"),
     [
-        *((there, "no Ray at ") for there in ("127.0.0.1:1", "ray://127.0.0.1:1", "[::1]:1")),
+        *((there, "no Ray cluster answers at ") for there in ("127.0.0.1:1", "ray://127.0.0.1:1", "[::1]:1")),
         *((wrong, "expected auto, local") for wrong in ("somewhere", "host:", "host:port", "ray://host", "")),
     ],
 )
@@ -31,7 +31,10 @@ def test_nobody_there_or_no_address(address: str, told: str, monkeypatch: pytest
 
 def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"--ray: needs Ray\nhint: .*\[ray\]"), ray_cluster("auto", 1):
+    with (
+        pytest.raises(ConfigError, match=r"--ray: needs the Python package ray\nhint: .*\[ray\]"),
+        ray_cluster("auto", 1),
+    ):
         pass
 
 
@@ -46,14 +49,19 @@ def test_a_cluster_that_lets_nobody_in_may_want_a_token(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "ray", Closed())
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        told = rf"--ray: no Ray at {address}: Failed to connect .*\nhint: .*RAY_AUTH_MODE=token and RAY_AUTH"
-        with pytest.raises(ConfigError, match=told), ray_cluster(address, None):
+        answer = (
+            rf"--ray: no Ray cluster answers at {address}: Failed to connect .*\nhint: .*RAY_AUTH_MODE=token"
+        )
+        with pytest.raises(ConfigError, match=answer), ray_cluster(address, None):
             pass
 
 
 def test_where_nothing_was_found_a_token_is_no_help(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", Closed())
-    with pytest.raises(ConfigError, match="--ray: no Ray at auto: ") as refused, ray_cluster("auto", None):
+    with (
+        pytest.raises(ConfigError, match="--ray: no Ray cluster answers at auto: ") as refused,
+        ray_cluster("auto", None),
+    ):
         pass
     assert refused.value.hint is None
 
@@ -77,8 +85,10 @@ class Busy:
 
 def test_a_ray_that_does_not_start_is_said() -> None:
     busy = Busy(2)
-    with pytest.raises(ConfigError, match="--ray: Ray did not start on this machine, 2 times: The current"):
-        cluster._start(busy, {"_temp_dir": "/folder-of-no-process"})
+    with pytest.raises(
+        ConfigError, match="--ray: Ray did not start on this machine in 2 attempts: The current"
+    ):
+        cluster._start_ray(busy, {"_temp_dir": "/folder-of-no-process"})
     assert busy.calls == ["init", "shutdown"] * 2
 
 

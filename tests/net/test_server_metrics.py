@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 import llmtap.net.server_metrics as module
-from llmtap.net.server_metrics import LINE_BYTES_MAX, LINES_MAX, parse_metrics, read_metrics
+from llmtap.net.server_metrics import LINE_BYTES_MAX, LINES_MAX, read_metrics, read_metrics_in_thread
 from tests.support.servers.peer import scene
 
 NAME = "vllm:num_requests_running"
@@ -46,12 +46,12 @@ def test_labels_tell_engines_apart() -> None:
 @pytest.mark.parametrize(
     ("page", "reason"),
     [
-        (NAME.encode() + b"{" + b",".join(b'l%d="x"' % i for i in range(128_000)) + b"} 1\n", "in a line"),
-        (NAME.encode() + b'{a="' + b"x" * LINE_BYTES_MAX + b'"} 1\n', "in a line"),
+        (NAME.encode() + b"{" + b",".join(b'l%d="x"' % i for i in range(128_000)) + b"} 1\n", "more than"),
+        (NAME.encode() + b'{a="' + b"x" * LINE_BYTES_MAX + b'"} 1\n', "a line has more than"),
         (b"\n" * (LINES_MAX + 1), "lines"),
         (b"a 1\n" * (LINES_MAX + 1), "lines"),
         (NAME.encode() + b'{a="1",a="2"} 1\n', "twice"),
-        (NAME.encode() + b'{a="1" b="2"} 1\n', "end"),
+        (NAME.encode() + b'{a="1" b="2"} 1\n', "malformed"),
         (NAME.encode() + b'{a="1"} 1 2 3\n', "value"),
         (NAME.encode() + b"{} 1_000\n", "value"),
     ],
@@ -71,5 +71,5 @@ async def test_a_page_is_parsed_outside_the_loop() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "read_metrics", record)
-        await parse_metrics(b"")
+        await read_metrics_in_thread(b"")
     assert threads and threads[0] is not threading.main_thread()

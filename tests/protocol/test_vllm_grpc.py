@@ -52,7 +52,7 @@ def test_a_request_and_a_chunk_come_back(request_: GrpcRequest, chunk: GrpcChunk
 
 @pytest.mark.parametrize("data", [b"\xff", b"\x0a\x05a"])
 def test_anything_else_is_an_error(data: bytes) -> None:
-    with pytest.raises(ValueError, match="no GenerateResponse"):
+    with pytest.raises(ValueError, match="not a GenerateResponse message"):
         read_chunk(data)
-    with pytest.raises(ValueError, match="no GenerateRequest"):
+    with pytest.raises(ValueError, match="not a GenerateRequest message"):
         read_request(data)

@@ -14,7 +14,14 @@ from llmtap.config import load_settings
 from llmtap.errors import ConfigError
 from llmtap.supervisor import handover as module
 from llmtap.supervisor.child import Child, HandedChild
-from llmtap.supervisor.handover import Handover, become, hold_signals, let_signals_in, take_handover, try_out
+from llmtap.supervisor.handover import (
+    Handover,
+    hold_signals,
+    let_signals_in,
+    replace_process,
+    take_handover,
+    try_out,
+)
 from llmtap.supervisor.ports import HandedPorts
 from llmtap.supervisor.run import ProxyRun
 from tests.support.waiting import PATIENCE_S
@@ -60,7 +67,7 @@ def put(data: bytes) -> dict[str, str]:
 
 
 def test_what_is_left_is_found_again_whole(left: Handover) -> None:
-    fd = module._written(left)
+    fd = module._write_handover(left)
     environ = {"LLMTAP_HANDOVER": str(fd), "HOME": "/x"}
     assert left.run.experiment is not None
     assert take_handover(environ, os.getpid()) == left
@@ -86,7 +93,7 @@ def test_a_program_that_cannot_be_run_changes_nothing(
 
     monkeypatch.setattr(os, "execve", fails)
     with pytest.raises(OSError, match="gone"):
-        become(left, ["/nowhere/python", "-m", "llmtap.cli"])
+        replace_process(left, ["/nowhere/python", "-m", "llmtap.cli"])
     assert seen == [[True] * 4]
     assert not any(os.get_inheritable(fd) for fd in fds_of(left))
 

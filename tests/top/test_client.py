@@ -45,9 +45,9 @@ async def test_each_refusal_says_what_it_is() -> None:
         fake.status = 404
         assert "does not exist" in str(await refused(fake))
         fake.status = 503
-        assert str(await refused(fake)) == "the answer is status 503: said so"
+        assert str(await refused(fake)) == "the server answered status 503: said so"
         fake.status, fake.body = 302, b"elsewhere"
-        assert str(await refused(fake, "t")) == "the answer is status 302"
+        assert str(await refused(fake, "t")) == "the server answered status 302"
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b"\xff", b'{"a": ' * 100_000])
@@ -180,7 +180,7 @@ async def test_tries_grow_rarer_and_figures_stay() -> None:
             before = clock.now_ns
             text = feed.status()
             assert text.startswith("DISCONNECTED ")
-            assert "the answer is status 503: said so" in text
+            assert "the server answered status 503: said so" in text
             assert "figures of " in text
             pauses.append(int(text.split("again in ")[1].split(" s")[0]) * S)
             clock.advance(pauses[-1])
@@ -208,7 +208,7 @@ async def test_figures_that_nobody_renewed_are_stale() -> None:
         assert feed.link is FeedLink.PAUSED
         fake.status = 503
         await feed.poll(VIEWS[0])
-        assert feed.status().startswith("PAUSED; the last request failed: the answer is status 503")
+        assert feed.status().startswith("PAUSED; the last request failed: the server answered status 503")
 
 
 class PagedAdmin:

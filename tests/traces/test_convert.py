@@ -77,7 +77,7 @@ def test_a_folder_is_a_capture(tmp_path: Path) -> None:
     report = convert(str(folder), str(tmp_path / "all.jsonl"), target_format="mooncake")
     assert (report.rows_read, report.source_format) == (150, "llmtap")
     assert report.bytes_in == sum(path.stat().st_size for path in folder.iterdir())
-    with pytest.raises(ConfigError, match="only llmtap can be many files"):
+    with pytest.raises(ConfigError, match="several files can only be read as llmtap"):
         convert(str(folder), str(tmp_path / "x.parquet"), source_format="azure")
 
 
@@ -90,7 +90,7 @@ def test_a_compressed_capture_is_read_from_its_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "options", "problem"),
     [
-        ("a.bin", bytes(range(256)) * 9, {}, "a.bin: its content is that of none of the formats"),
+        ("a.bin", bytes(range(256)) * 9, {}, "a.bin: the format of the file is not known"),
         ("a.jsonl", gzip.compress(MOONCAKE, mtime=0)[:-9], {}, "a.jsonl: .*runcated"),
         ("a.parquet", b"PAR1 and no more", {}, "a.parquet: cannot be read as Parquet"),
         ("a.jsonl", MOONCAKE, {"source_format": "azure"}, "a.jsonl: "),
@@ -109,10 +109,10 @@ def test_what_cannot_be_read_is_told_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("source", "target", "problem"),
     [
-        ("a.jsonl", "x.csv", "x.csv: its name may mean azure"),
+        ("a.jsonl", "x.csv", "x.csv: the file name fits several formats; set --to to one of azure"),
         ("a.jsonl", "no/x.parquet", "no/x.parquet: cannot be written: No such file"),
-        ("a.jsonl", "there.parquet", "there.parquet: already exists\nhint: --force"),
-        ("a.jsonl", "s3://bucket/x.parquet", "is a URL\nhint: "),
+        ("a.jsonl", "there.parquet", "there.parquet: already exists\nhint: to replace the file, use --force"),
+        ("a.jsonl", "s3://bucket/x.parquet", "is a URL, and only local files"),
         ("a.jsonl", "-", "--to: is required"),
     ],
 )
@@ -202,8 +202,11 @@ def test_where_no_row_has_what_is_needed_it_is_said_how_a_capture_gets_it(tmp_pa
     columns = {"arrival_ns": [1, 2], "outcome": ["client_cancelled", "upstream_error"], "status": [200, 503]}
     write_parquet(source, CaptureInfo(capture="c"), [batch_of(2, columns)])
     for target, hint in (
-        ("mooncake", "needs input tokens, .*\nhint: clients must send stream_options.include_usage, or"),
-        ("openai-batch", "needs request body, .*\nhint: a capture has text only of the tenants"),
+        (
+            "mooncake",
+            "needs input tokens, .*\nhint: before the capture, set meter.tokenizer, or let clients send",
+        ),
+        ("openai-batch", "needs request body, .*\nhint: a capture has text only if capture.level is"),
     ):
         with pytest.raises(ConfigError, match=hint):
             convert(str(source), str(tmp_path / "b"), target_format=target)

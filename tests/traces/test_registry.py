@@ -117,12 +117,12 @@ def test_every_format_that_reads_has_a_sample_or_shares_one() -> None:
     ("data", "problem"),
     [
         (b"", "the file is empty"),
-        (b"\x00\x01\x02\x03" * 100, "none of the formats"),
-        (b"Whose woods these are\n", "none of the formats"),
-        (b"null", "none of the formats"),
-        (b"a,b,c\n1,2,3\n", "none of the formats"),
-        (b'{"log": "INFO started"}\n', "none of the formats"),
-        (b"{" * 10_000, "none of the formats"),
+        (b"\x00\x01\x02\x03" * 100, "the format of the file is not known"),
+        (b"Whose woods these are\n", "the format of the file is not known"),
+        (b"null", "the format of the file is not known"),
+        (b"a,b,c\n1,2,3\n", "the format of the file is not known"),
+        (b'{"log": "INFO started"}\n', "the format of the file is not known"),
+        (b"{" * 10_000, "the format of the file is not known"),
     ],
 )
 def test_what_is_nothing_is_told(data: bytes, problem: str) -> None:
@@ -138,9 +138,14 @@ def test_content_decides_over_the_name() -> None:
 
 @pytest.mark.parametrize(
     ("name", "problem"),
-    [("x.csv", "azure, inference-perf, burstgpt; give"), ("x.jsonl", "mooncake, .*openai-batch.*give --to"),
-     ("x", "known from the name; give --to"), ("x.txt", "not known from"), ("parquet", "not known from")],
-)  # fmt: skip
+    [
+        ("x.csv", "set --to to one of azure, inference-perf, burstgpt"),
+        ("x.jsonl", "set --to to one of mooncake, .*openai-batch"),
+        ("x", "does not show the format; set --to"),
+        ("x.txt", "does not show the format"),
+        ("parquet", "does not show the format"),
+    ],
+)
 def test_a_target_whose_name_may_mean_several_is_asked_for(name: str, problem: str) -> None:
     with pytest.raises(FormatError, match=problem):
         for_target(name)
@@ -156,12 +161,12 @@ def test_what_begins_like_a_name_is_offered_first() -> None:
     [
         (
             lines(MOONCAKE) + b'{"timestamp": NaN, "input_length": 1, "output_length": 1}\n',
-            "line 2: not JSON",
+            "line 2: is not valid JSON",
         ),
         (b"[" + one(MOONCAKE) + b"]\n", "line 1: expected a JSON object, got a JSON array"),
         (lines(MOONCAKE) + b"null\n", "line 2: expected a JSON object"),
-        (one(MOONCAKE) + one(MOONCAKE) + b"\n", "line 1: not JSON"),
-        (lines(MOONCAKE).replace(b"\n", b"\r") * 2, "line 1: not JSON"),
+        (one(MOONCAKE) + one(MOONCAKE) + b"\n", "line 1: is not valid JSON"),
+        (lines(MOONCAKE).replace(b"\n", b"\r") * 2, "line 1: is not valid JSON"),
     ],
 )
 def test_a_line_that_is_no_json_object_is_named(head: bytes, problem: str) -> None:

@@ -29,7 +29,7 @@ from llmtap.traces.text import (
 def test_lines_are_numbered_as_an_editor_does() -> None:
     data = b"\xef\xbb\xbfa\r\n\n  \n b \nc"
     assert list(read_lines(io.BytesIO(data))) == [(1, b"a"), (4, b"b"), (5, b"c")]
-    with pytest.raises(FormatError, match="line 2: longer than 1 MiB"):
+    with pytest.raises(FormatError, match="line 2: is longer than 1 MiB"):
         list(read_lines(io.BytesIO(b"a\n" + b"x" * 3_000_000), 1 << 20))
 
 
@@ -48,7 +48,7 @@ def test_nanoseconds_survive(ns: int, point: bool) -> None:
 
 @pytest.mark.parametrize("text", ["NaN", "Infinity", "1e999999999", "9" * 10_000])
 def test_a_number_that_fits_no_column_is_refused(text: str) -> None:
-    with pytest.raises(FormatError, match="line 1: t: is no number of this size"):
+    with pytest.raises(FormatError, match="line 1: t: is not a finite number"):
         number_ns(Decimal(text), 9, 1, "t")
 
 
@@ -73,10 +73,10 @@ def test_rows_have_their_lines_and_unknown_fields_are_counted() -> None:
         (b'{"n": 1, "text": 4111111111111111}', "line 2: text: expected str | null, got int"),
         (b'{"n": 1000000000000000000}', "line 2: n: expected int <= 999999999999999999"),
         (b'{"text": "a"}', "line 2: n: is missing"),
-        (b'{"n": 1, "text": "\xff"}', "line 2: not UTF-8"),
-        (b'{"n": 1, ', "line 2: not JSON: input data was truncated"),
-        (b'{"n": 1} {"n": 2}', "line 2: not JSON: trailing characters"),
-        (b'{"n": 1, "x": ' + b"[" * 100_000, "line 2: nested too deeply"),
+        (b'{"n": 1, "text": "\xff"}', "line 2: is not UTF-8"),
+        (b'{"n": 1, ', "line 2: is not valid JSON: input data was truncated"),
+        (b'{"n": 1} {"n": 2}', "line 2: is not valid JSON: trailing characters"),
+        (b'{"n": 1, "x": ' + b"[" * 100_000, "line 2: is nested too deeply"),
     ],
 )
 def test_an_error_of_json_names_line_and_field(line: bytes, result: str) -> None:
@@ -131,10 +131,10 @@ def test_columns_are_found_by_name_in_blocks_of_any_size(monkeypatch: pytest.Mon
     ("data", "result"),
     [
         (b"text\n", "line 1: n: the column is missing"),
-        (b"n,n\n", "line 1: n: is there twice"),
+        (b"n,n\n", "line 1: n: the column occurs twice"),
         (b"n,text\n1,a,b\n", "line 2: expected 2 columns, got 3"),
         (b"n,text\n1,a\n\n\xff,b\n", "line 4: byte 1 is not UTF-8"),
-        (b'n,text\n1,"a\nb"\n', "line 2: unexpected end of data"),
+        (b'n,text\n1,"a\nb"\n', "line 2: is not valid CSV: unexpected end of data"),
         ("n,text\n\u0661,a\n".encode(), "line 2: n: expected a whole number"),
         (b"n,text\n 1,a\n", "line 2: n: expected a whole number"),
         (b"n,t\n1,1.0000000001\n", "line 2: t: expected seconds, with at most nine digits after"),

@@ -157,14 +157,14 @@ def test_contents_are_of_their_kind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "place", "problem"),
     [
-        ("input = 3", "output", "is not given"),
+        ("input = 3", "output", "is missing"),
         (LEAST + "inptu = 3", "inptu", "there is no such key"),
-        ("input = {}\noutput = 1", "input.distribution", "is not given"),
+        ("input = {}\noutput = 1", "input.distribution", "is missing"),
         (A + '"fixed", tokns = 1}', "input.tokns", "no such key"),
         (A + '"empirical", values = []}', "input.values", "length >= 1"),
         (A + '"uniform", min = 5, max = 3}', "input", "min 5 is more than max 3"),
         ('input = 1\noutput = {distribution = "lognormal", mu = 1.0}', "output", "mu and sigma, or"),
-        (LEAST + "[sharing]\nfraction = 0.5", "sharing.tokens", "is not given"),
+        (LEAST + "[sharing]\nfraction = 0.5", "sharing.tokens", "is missing"),
         (
             LEAST + '[conversations]\nturns = 3\nthink = {distribution = "exponential", mean = "8 potatoes"}',
             "conversations.think.mean", "expected a duration",

@@ -70,7 +70,7 @@ def test_compression_and_folders_of_captures_are_read(kind: str, tmp_path: Path)
     [
         ("empty.csv", "", "the file is empty"),
         ("header.csv", HEADER, "has no rows"),
-        ("odd.csv", "a,b\n1,2\n", "none of the formats known"),
+        ("odd.csv", "a,b\n1,2\n", "the format of the file is not known"),
         ("broken.csv", HEADER + "1,x,2,y,4,z\n", "line 2"),
         ("lengths.json", SHAREGPT, "has an arrival time"),
     ],

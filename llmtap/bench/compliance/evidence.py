@@ -322,12 +322,12 @@ def table(report: Report, number: int) -> Mapping[str, Any] | None:
 def cell(report_table: Mapping[str, Any] | None, label: str) -> str | None:
     """Return the value of a label in a table of two columns, or None."""
     for cells in () if report_table is None else report_table["rows"]:
-        if len(cells) > 1 and _same(label, cells[0]):
+        if len(cells) > 1 and _is_same(label, cells[0]):
             return None if cells[1].strip() in ("", "-") else cells[1]
     return None
 
 
-def _same(wanted: str, own: str) -> bool:
+def _is_same(wanted: str, own: str) -> bool:
     def plain(label: str) -> str:
         return label.replace("\u2019", "'").strip().lower()
 
@@ -538,7 +538,7 @@ def table_has(number: int, heads: Iterable[str] = (), labels: Iterable[str] = ()
             return not_met(f"the report has no Table {number}")
         firsts = [cells[0] for cells in report_table["rows"]]
         parts = ((heads, report_table["heads"]), (labels, firsts))
-        lacking = [one for wanted, own in parts for one in wanted if not any(_same(one, o) for o in own)]
+        lacking = [one for wanted, own in parts for one in wanted if not any(_is_same(one, o) for o in own)]
         if lacking:
             return not_met(f"Table {number} lacks {', '.join(lacking)}")
         return verdict(

@@ -80,14 +80,14 @@ def _production_traffic(report: Report) -> ComplianceVerdict:
 # ---------------------------------------------------------------- comparisons
 
 
-def _reports(report: Report) -> Sequence[Report]:
+def _reports_of(report: Report) -> Sequence[Report]:
     return report.get("reports") or ()
 
 
-def _systems(report: Report) -> list[Sequence[Report]]:
+def _reports_by_system(report: Report) -> list[Sequence[Report]]:
     """Return the reports of each system, which follow one another in the list of all reports."""
     ends = [0, *accumulate(one["runs"] for one in at(report, "comparison.systems") or ())]
-    return [_reports(report)[begin:end] for begin, end in pairwise(ends)]
+    return [_reports_of(report)[begin:end] for begin, end in pairwise(ends)]
 
 
 def sequence(step: Step) -> str:
@@ -104,7 +104,7 @@ def sequence(step: Step) -> str:
     return f"{source}, {n} requests, seed {seed}{texts_part}, {arrivals}"
 
 
-def _loads(runs: Sequence[Report]) -> dict[str, set[str]]:
+def _loads_by_run(runs: Sequence[Report]) -> dict[str, set[str]]:
     by_name: dict[str, set[str]] = {}
     for report in runs:
         for step in measured_steps(report):
@@ -113,7 +113,7 @@ def _loads(runs: Sequence[Report]) -> dict[str, set[str]]:
 
 
 def _same_requests(report: Report) -> ComplianceVerdict:
-    loads = [_loads(runs) for runs in _systems(report)]
+    loads = [_loads_by_run(runs) for runs in _reports_by_system(report)]
     if len(loads) < 2:
         return cannot_tell("there is one system, or none")
     names = {name for one in loads for name in one}
@@ -129,14 +129,14 @@ def _same_requests(report: Report) -> ComplianceVerdict:
     return met(f"{len(shared)} of {len(names)} loads in common, with equal requests: {sample}")
 
 
-def _equal(path: str, what: str, *, needed: bool = True) -> Check:
+def _check_equal_values(path: str, what: str, *, needed: bool = True) -> Check:
     """Return a check that all reports have an equal value at `path`.
 
     `needed`: if a report has no value, the verdict is cannot tell.
     """
 
     def check(report: Report) -> ComplianceVerdict:
-        values = [at(one, path) for one in _reports(report)]
+        values = [at(one, path) for one in _reports_of(report)]
         if not values:
             return cannot_tell("there are no reports")
         if needed and not all(text(value) for value in values):
@@ -159,20 +159,20 @@ _COUNT: Final = "sut.hardware.count"
 
 
 def _equal_hardware(report: Report) -> ComplianceVerdict:
-    result = _equal(_ACCELERATOR, "accelerator")(report)
+    result = _check_equal_values(_ACCELERATOR, "accelerator")(report)
     if result.status == "met":
-        result = _equal(_COUNT, "accelerators", needed=False)(report)
+        result = _check_equal_values(_COUNT, "accelerators", needed=False)(report)
     if result.status == "not met" and _per_gpu(report).status == "met":
         return met(f"{result.evidence}; normalised by accelerators")
     return result
 
 
-def _normalised(name: str, what: str) -> Check:
+def _check_normalised(name: str, what: str) -> Check:
     """Return a check that each system reports a normalised figure if the hardware of the systems differs."""
 
     def check(report: Report) -> ComplianceVerdict:
         paths = (_ACCELERATOR, _COUNT)
-        same = [_equal(path, path.rpartition(".")[2], needed=False)(report) for path in paths]
+        same = [_check_equal_values(path, path.rpartition(".")[2], needed=False)(report) for path in paths]
         if all(one.status == "met" for one in same):
             return not_applicable(f"equal hardware: {', '.join(one.evidence for one in same)}")
         systems = at(report, "comparison.normalised") or ()
@@ -184,11 +184,11 @@ def _normalised(name: str, what: str) -> Check:
     return check
 
 
-_per_gpu: Final = _normalised("tokens_per_gpu_second", "tokens per GPU-second")
+_per_gpu: Final = _check_normalised("tokens_per_gpu_second", "tokens per GPU-second")
 
 
-def _runs(report: Report) -> ComplianceVerdict:
-    runs = [len(one) for one in _systems(report)]
+def _judge_runs(report: Report) -> ComplianceVerdict:
+    runs = [len(one) for one in _reports_by_system(report)]
     if not runs:
         return cannot_tell("there are no reports")
     evidence = f"{' and '.join(map(count, runs))} runs, {RUNS_MIN} of each system wanted"
@@ -199,12 +199,12 @@ def _differences_with(report: Report, name: str) -> list[Mapping[str, Any]]:
     return [one for one in at(report, "comparison.comparisons") or () if one.get(name) is not None]
 
 
-def _intervals(report: Report) -> ComplianceVerdict:
+def _judge_intervals(report: Report) -> ComplianceVerdict:
     n = len(_differences_with(report, "low"))
     return verdict(n, f"{n} differences with intervals", if_not_met="figures without confidence intervals")
 
 
-def _significance(report: Report) -> ComplianceVerdict:
+def _judge_significance(report: Report) -> ComplianceVerdict:
     differences = _differences_with(report, "p")
     methods = ", ".join(sorted({str(one["method"]) for one in differences if one.get("method")}))
     return verdict(
@@ -214,11 +214,11 @@ def _significance(report: Report) -> ComplianceVerdict:
     )
 
 
-def _specification(report: Report) -> ComplianceVerdict:
+def _judge_specification(report: Report) -> ComplianceVerdict:
     own = ("sha256", "seed", "requests")
     descriptions: list[set[bytes]] = []
     names = set()
-    for one in _reports(report):
+    for one in _reports_of(report):
         loads = [workload(step) for step in measured_steps(one)]
         names |= {str(load.get("name")) for load in loads}
         described = [{k: v for k, v in load.items() if k not in own} for load in loads]
@@ -234,17 +234,17 @@ def _specification(report: Report) -> ComplianceVerdict:
     )
 
 
-def _duration(report: Report) -> ComplianceVerdict:
+def _judge_duration(report: Report) -> ComplianceVerdict:
     """Compare the parameter duration, or for a test without it, the number of requests."""
-    by_duration = _equal("params.duration", "duration (s)", needed=False)(report)
-    if by_duration.status != "met" or at(_reports(report)[0], "params.duration") is not None:
+    by_duration = _check_equal_values("params.duration", "duration (s)", needed=False)(report)
+    if by_duration.status != "met" or at(_reports_of(report)[0], "params.duration") is not None:
         return by_duration
-    return _equal("params.requests", "requests", needed=False)(report)
+    return _check_equal_values("params.requests", "requests", needed=False)(report)
 
 
 def _run_gaps(report: Report) -> ComplianceVerdict:
-    spans = sorted(span for one in _reports(report) if (span := _run_span(one)) is not None)
-    if len(spans) < max(2, len(_reports(report))):
+    spans = sorted(span for one in _reports_of(report) if (span := _run_span(one)) is not None)
+    if len(spans) < max(2, len(_reports_of(report))):
         return cannot_tell("the reports do not report when they were made")
     gap_s = max((b[0] - a[1]).total_seconds() for a, b in pairwise(spans))
     evidence = f"at most {max(0.0, gap_s) / 60:.0f} min between two runs, from {spans[0][0]:%Y-%m-%d %H:%M}"
@@ -262,14 +262,16 @@ def _run_span(report: Report) -> tuple[datetime, datetime] | None:
 
 
 def _production_configuration(report: Report) -> ComplianceVerdict:
-    notes = [note_with(runs[0], *_PRODUCTION) for runs in _systems(report)]
+    notes = [note_with(runs[0], *_PRODUCTION) for runs in _reports_by_system(report)]
     if not notes or None in notes:
         return cannot_tell("no note of each system that it is configured as in production (sut.notes)")
     return met("; ".join(map(str, notes)))
 
 
-def _differences(report: Report) -> ComplianceVerdict:
-    firsts = [{"sut": runs[0].get("sut"), "target": runs[0].get("target")} for runs in _systems(report)]
+def _judge_differences(report: Report) -> ComplianceVerdict:
+    firsts = [
+        {"sut": runs[0].get("sut"), "target": runs[0].get("target")} for runs in _reports_by_system(report)
+    ]
     if not firsts:
         return cannot_tell("there are no reports")
     leaf_values = [{path: _value_text(value) for path, value in leaves(one)} for one in firsts]
@@ -282,22 +284,22 @@ def _differences(report: Report) -> ComplianceVerdict:
 ROWS: Final = requirements(
     {
         "6.1-1a": _same_requests,
-        "6.1-1b": _equal("sut.boundary", "boundary"),
+        "6.1-1b": _check_equal_values("sut.boundary", "boundary"),
         "6.1-1c": _equal_hardware,
-        "6.1-1d": _equal("params", "parameters"),
+        "6.1-1d": _check_equal_values("params", "parameters"),
         "6.2-p1": _per_gpu,
-        "6.2-p2": _normalised("tokens_per_currency", "tokens per unit of money"),
-        "6.2-p3": _normalised("method", "is how"),
-        "6.3-p1": _intervals,
-        "6.3-p2": _runs,
-        "6.3-p3": _significance,
-        "6.4-p1": _specification,
-        "6.4-p2": _duration,
-        "6.4-p3": _equal("warmup", "warm-up"),
-        "6.4-p4": _equal("params", "parameters, criteria among them"),
+        "6.2-p2": _check_normalised("tokens_per_currency", "tokens per unit of money"),
+        "6.2-p3": _check_normalised("method", "is how"),
+        "6.3-p1": _judge_intervals,
+        "6.3-p2": _judge_runs,
+        "6.3-p3": _judge_significance,
+        "6.4-p1": _judge_specification,
+        "6.4-p2": _judge_duration,
+        "6.4-p3": _check_equal_values("warmup", "warm-up"),
+        "6.4-p4": _check_equal_values("params", "parameters, criteria among them"),
         "6.4-p5": _run_gaps,
         "6.4-p6": _production_configuration,
-        "6.4-p7": _differences,
+        "6.4-p7": _judge_differences,
         "7.1-1": _note_check("whether to publish was considered", "publish", "publication"),
         "7.2-1": _production_traffic,
         "7.4-1a": _note_check("that the system was isolated", "isolated"),

@@ -96,7 +96,7 @@ _clock_source: Final = states(
 
 
 @each_load()
-def _streaming(report: Report, step: Step) -> ComplianceVerdict:
+def _judge_streaming(report: Report, step: Step) -> ComplianceVerdict:
     if at(step, "result.plan.body.stream") is False:
         return not_met("answers were requested in one piece")
     events = at(step, "result.chunking.events")
@@ -179,7 +179,7 @@ def _dispatch_lateness(report: Report, step: Step) -> ComplianceVerdict:
     return verdict(not waited, f"requests left {seconds(late)} after their time at p99{comparison}")
 
 
-def _concurrency(report: Report) -> ComplianceVerdict:
+def _judge_concurrency(report: Report) -> ComplianceVerdict:
     processes = max((len(at(step, "result.sender.processes") or ()) for step in steps(report)), default=0)
     if not processes:
         return cannot_tell("the report does not report its sending processes")
@@ -225,17 +225,19 @@ def _each_custom(judge: LoadJudge) -> Check:
 
 
 @_each_custom
-def _custom(report: Report, step: Step) -> ComplianceVerdict:
+def _judge_custom_workload(report: Report, step: Step) -> ComplianceVerdict:
     return met(f"{workload_name(step)}: {'; '.join(departures(report, step))}")
 
 
 def fully_specified(report: Report, step: Step) -> ComplianceVerdict:
-    worst_part = worst([part(report, step) for part in (_input, _output, _contents, _sharing)], "")
+    worst_part = worst(
+        [part(report, step) for part in (_judge_input, _judge_output, _judge_contents, _judge_sharing)], ""
+    )
     evidence = f"workload {workload_name(step)}: lengths, contents and sharing are reported"
     return met(evidence) if worst_part.status == "met" else worst_part
 
 
-def _lengths(step: Step, side: str, fixed: object) -> ComplianceVerdict:
+def _judge_lengths(step: Step, side: str, fixed: object) -> ComplianceVerdict:
     """Judge the distribution, parameters and unit of lengths. `fixed`: one length for all requests."""
     description = _description(step)
     if fixed:
@@ -268,12 +270,12 @@ def _lengths_text(lengths: Mapping[str, Any]) -> str:
     return " ".join([str(lengths.get("distribution")), *figures, f"in {lengths.get('unit')}"])
 
 
-def _input(report: Report, step: Step) -> ComplianceVerdict:
-    return _lengths(step, "input", at(step, "result.plan.input_tokens"))
+def _judge_input(report: Report, step: Step) -> ComplianceVerdict:
+    return _judge_lengths(step, "input", at(step, "result.plan.input_tokens"))
 
 
-def _output(report: Report, step: Step) -> ComplianceVerdict:
-    lengths = _lengths(step, "output", at(report, "params.output_tokens"))
+def _judge_output(report: Report, step: Step) -> ComplianceVerdict:
+    lengths = _judge_lengths(step, "output", at(report, "params.output_tokens"))
     if lengths.status != "met":
         return lengths
     control = at(step, "result.plan.body.output_control")
@@ -282,7 +284,7 @@ def _output(report: Report, step: Step) -> ComplianceVerdict:
     )
 
 
-def _contents(report: Report, step: Step) -> ComplianceVerdict:
+def _judge_contents(report: Report, step: Step) -> ComplianceVerdict:
     content = workload(step).get("content")
     if not isinstance(content, Mapping) or not content.get("domain"):
         return not_met("neither domain nor language of the contents is reported")
@@ -291,7 +293,7 @@ def _contents(report: Report, step: Step) -> ComplianceVerdict:
     return met(f"{content['domain']}, {content.get('language') or 'no language'}; {system}")
 
 
-def _sharing(report: Report, step: Step) -> ComplianceVerdict:
+def _judge_sharing(report: Report, step: Step) -> ComplianceVerdict:
     if "sharing" not in workload(step):
         return not_met("whether prompts share a prefix is not reported")
     sharing = workload(step)["sharing"]
@@ -305,14 +307,14 @@ def _sharing(report: Report, step: Step) -> ComplianceVerdict:
 
 
 @each_load()
-def _seed(report: Report, step: Step) -> ComplianceVerdict:
+def _judge_seed(report: Report, step: Step) -> ComplianceVerdict:
     seed, digest = at(step, "result.plan.seed"), workload(step).get("sha256")
     if seed is None:
         return not_met("the load has no seed")
     return met(f"seed {seed}" + (f", sequence sha256 {digest[:12]}" if digest else ""))
 
 
-def _publication(report: Report) -> ComplianceVerdict:
+def _judge_publication(report: Report) -> ComplianceVerdict:
     def judge(report: Report, step: Step) -> ComplianceVerdict:
         description = workload(step)
         if not description.get("generation") or description.get("seed") is None:
@@ -340,7 +342,7 @@ def _of_data(part: str) -> Check:
 # ---------------------------------------------------------------- 4.4: tokens
 
 
-def _method(report: Report) -> ComplianceVerdict:
+def _judge_method(report: Report) -> ComplianceVerdict:
     counting = str(at(report, "sut.tokenizer.counting"))
     option = {"native": "A (native)", "reference": "B (reference)"}.get(counting)
     if option is None:
@@ -357,7 +359,7 @@ def _method(report: Report) -> ComplianceVerdict:
     return met(f"option {option}" + (f"; counts by {sources_text}" if sources_text else ""))
 
 
-def _reference(report: Report) -> ComplianceVerdict:
+def _judge_reference(report: Report) -> ComplianceVerdict:
     """Judge a comparison of systems with different tokenizers."""
     reports = report.get("reports")
     if reports is None:
@@ -425,7 +427,7 @@ def _warmup_size(warmup: WarmUp) -> ComplianceVerdict:
     )
 
 
-def _drain(warmup: WarmUp) -> ComplianceVerdict:
+def _judge_drain(warmup: WarmUp) -> ComplianceVerdict:
     probes, n = warmup.get("probes"), warmup.get("requests")
     if probes:
         return met(f"all its answers had come: {len(probes)} probes followed, one at a time")
@@ -434,7 +436,7 @@ def _drain(warmup: WarmUp) -> ComplianceVerdict:
     return cannot_tell("nothing shows that its answers had all come")
 
 
-def _prefixes(report: Report) -> ComplianceVerdict:
+def _judge_prefixes(report: Report) -> ComplianceVerdict:
     """Judge whether each load with a filled cache was prepared with its prefixes, or had cached tokens."""
     warm = [step for step in steps(report) if name_of(step).endswith("/warm")]
     if not warm:
@@ -448,7 +450,7 @@ def _prefixes(report: Report) -> ComplianceVerdict:
     return met(evidence) if all(primed) or all(hits) else cannot_tell(evidence)
 
 
-def _probes(warmup: WarmUp) -> ComplianceVerdict:
+def _judge_probes(warmup: WarmUp) -> ComplianceVerdict:
     probes = warmup.get("probes") or ()
     before, after = at(warmup, "before.ttft"), at(probes[-1], "ttft") if probes else None
     if before is None or after is None:
@@ -456,7 +458,7 @@ def _probes(warmup: WarmUp) -> ComplianceVerdict:
     return met(f"a probe's TTFT was {before * 1e3:.1f} ms before and {after * 1e3:.1f} ms after")
 
 
-def _stability(warmup: WarmUp) -> ComplianceVerdict:
+def _judge_stability(warmup: WarmUp) -> ComplianceVerdict:
     variation = warmup.get("variation") or {}
     parts = [f"{name.upper()} {value:.1%}" for name, value in variation.items() if value is not None]
     if not parts:
@@ -502,7 +504,7 @@ def _protocol_is(wanted: str) -> Check:
     return check
 
 
-def _protocol(report: Report) -> ComplianceVerdict:
+def _judge_protocol(report: Report) -> ComplianceVerdict:
     declared_protocol, used_protocol = at(report, "sut.protocol"), protocol(report)
     if declared_protocol and used_protocol and used_protocol.lower() not in str(declared_protocol).lower():
         return not_met(f"{declared_protocol} is declared, and {used_protocol} was spoken")
@@ -514,7 +516,7 @@ def _protocol(report: Report) -> ComplianceVerdict:
 
 
 @each_load()
-def _chunking(report: Report, step: Step) -> ComplianceVerdict:
+def _judge_chunking(report: Report, step: Step) -> ComplianceVerdict:
     declared_chunking, share = at(report, "sut.chunking"), at(step, "result.chunking.single_token_share")
     if share is None:
         return verdict(
@@ -530,14 +532,14 @@ def _chunking(report: Report, step: Step) -> ComplianceVerdict:
 
 
 @each_load()
-def _handling(report: Report, step: Step) -> ComplianceVerdict:
+def _judge_handling(report: Report, step: Step) -> ComplianceVerdict:
     policies = at(step, "result.metrics.itl.policy") or {}
     if not policies:
         return cannot_tell("no gap between tokens was measured")
     return met("; ".join(f"{policy}: {several(n, 'answer')}" for policy, n in policies.items()))
 
 
-def _option(report: Report) -> ComplianceVerdict:
+def _judge_itl_option(report: Report) -> ComplianceVerdict:
     """Judge the declared option: `A`, `A (direct)`, `B`, `C`, or several: `A + C`. No variant is met."""
     declared_option = report.get("itl_option")
     options = [one.strip().removesuffix(" (direct)") for one in str(declared_option or "").split("+")]
@@ -600,7 +602,7 @@ def _accuracy_s(declared_accuracy: str) -> float | None:
 
 
 @_only_remote
-def _ntp(report: Report, method: str, accuracy: str) -> ComplianceVerdict:
+def _judge_ntp(report: Report, method: str, accuracy: str) -> ComplianceVerdict:
     accuracy_s = _accuracy_s(accuracy)
     if not method:
         return cannot_tell("how clocks are synchronised is not declared (sut.clock.synchronization)")
@@ -617,7 +619,7 @@ def _ntp(report: Report, method: str, accuracy: str) -> ComplianceVerdict:
 
 
 @_only_remote
-def _ptp(report: Report, method: str, accuracy: str) -> ComplianceVerdict:
+def _judge_ptp(report: Report, method: str, accuracy: str) -> ComplianceVerdict:
     accuracy_s = _accuracy_s(accuracy)
     if "ptp" in method.lower():
         return met(method)
@@ -636,7 +638,7 @@ def _clock_statement(report: Report, method: str, accuracy: str) -> ComplianceVe
 
 @only_at("application gateway")
 @_only_remote
-def _rtt(report: Report, method: str, accuracy: str) -> ComplianceVerdict:
+def _judge_rtt(report: Report, method: str, accuracy: str) -> ComplianceVerdict:
     line = _line_with(report, "rtt", "round trip")
     return verdict(line, str(line), if_not_met="no round trip time of the network is in the report")
 
@@ -657,7 +659,7 @@ def _line_with(report: Report, *words: str) -> str | None:
 
 
 @each_load()
-def _timestamps(report: Report, step: Step) -> ComplianceVerdict:
+def _judge_timestamps(report: Report, step: Step) -> ComplianceVerdict:
     start = at(step, "result.window.start")
     if not isinstance(start, str):
         return cannot_tell("no load has the time of its start")
@@ -667,12 +669,12 @@ def _timestamps(report: Report, step: Step) -> ComplianceVerdict:
 # ---------------------------------------------------------------- 4.8: guardrails
 
 
-def _state(report: Report) -> dict[str, bool | None]:
+def _filter_states(report: Report) -> dict[str, bool | None]:
     return {name: at(report, f"sut.guardrails.{name}_filter") for name in ("input", "output")}
 
 
 def _guardrail_names(report: Report) -> ComplianceVerdict:
-    names, state = text(at(report, "sut.guardrails.names")), _state(report)
+    names, state = text(at(report, "sut.guardrails.names")), _filter_states(report)
     if names:
         return met(names)
     if None in state.values():
@@ -680,7 +682,7 @@ def _guardrail_names(report: Report) -> ComplianceVerdict:
     return not_applicable("there are none" if not any(state.values()) else "no name is known")
 
 
-def _refusals(report: Report) -> ComplianceVerdict:
+def _judge_refusals(report: Report) -> ComplianceVerdict:
     refused = report.get("refused")
     if refused is None:
         return not_met("how many requests were refused is not reported")
@@ -688,11 +690,11 @@ def _refusals(report: Report) -> ComplianceVerdict:
     return met(f"{count(refused)} of {several(sent, 'request')} were refused")
 
 
-def _filters(undeclared: Status, all_on: Status, one_on: Status, none_on: Status) -> Check:
+def _check_filters(undeclared: Status, all_on: Status, one_on: Status, none_on: Status) -> Check:
     """Return a check of the declared guardrail filters, with a status for each of the four results."""
 
     def check(report: Report) -> ComplianceVerdict:
-        state = _state(report)
+        state = _filter_states(report)
         words = {True: "on", False: "off", None: "not declared"}
         shown = ", ".join(f"{name} filter {words[value]}" for name, value in state.items())
         on = [*state.values()].count(True)
@@ -703,7 +705,7 @@ def _filters(undeclared: Status, all_on: Status, one_on: Status, none_on: Status
 
 
 @only_at("application gateway")
-def _configurations(report: Report) -> ComplianceVerdict:
+def _judge_configurations(report: Report) -> ComplianceVerdict:
     arm_names = arms(steps(report))
     return verdict(len(arm_names) > 1, f"configurations measured: {', '.join(arm_names) or 'none'}")
 
@@ -715,14 +717,14 @@ ROWS: Final = requirements(
         "4.2-1": _all_abilities,
         "4.2.1-1": _clock_source,
         "4.2.1-2": _clock_source,
-        "4.2.2-1": _streaming,
+        "4.2.2-1": _judge_streaming,
         "4.2.2-2": _chunk_times,
         "4.2.3-1": _open_loop,
         "4.2.3-2": _poisson_possible,
         "4.2.3-3": _other_arrivals,
         "4.2.4-1": _closed_loop,
         "4.2.5-1": _dispatch_lateness,
-        "4.2.5-2": _concurrency,
+        "4.2.5-2": _judge_concurrency,
         "4.2.6-1a": _in_capture("time of submission", "metrics.ttfb.n", "metrics.ttft.n"),
         "4.2.6-1b": _in_capture("first tokens", "metrics.ttft.n", of="answers"),
         "4.2.6-1c": _in_capture("later tokens", "metrics.tbc.n", of="chunks"),
@@ -730,61 +732,61 @@ ROWS: Final = requirements(
         "4.2.6-1e": _in_capture("input tokens", "tokens.input", of="in all"),
         "4.2.6-1f": _in_capture("output tokens", "tokens.output", of="in all"),
         "4.2.6-1g": _in_capture("outcome", "outcomes"),
-        "4.3-1": _custom,
+        "4.3-1": _judge_custom_workload,
         "4.3-2": _each_custom(fully_specified),
-        "4.3.1-1a": each_load()(_input),
-        "4.3.1-1b": each_load()(_output),
-        "4.3.1-1c": each_load()(_contents),
-        "4.3.1-1d": each_load()(_sharing),
+        "4.3.1-1a": each_load()(_judge_input),
+        "4.3.1-1b": each_load()(_judge_output),
+        "4.3.1-1c": each_load()(_judge_contents),
+        "4.3.1-1d": each_load()(_judge_sharing),
         "4.3.2.1-1": only_at("model engine")(workload_is("synthetic-uniform")),
         "4.3.2.3-1": only_at("application gateway")(workload_is("conversation")),
         "4.3.2.5-1": workload_is("long-context", "long-context-uniform"),
-        "4.3.3-1": _seed,
+        "4.3.3-1": _judge_seed,
         "4.3.3-2": declared("seed", "seed"),
-        "4.3.3-3": _publication,
+        "4.3.3-3": _judge_publication,
         "4.3.3-4a": _of_data("version"),
         "4.3.3-4b": _of_data("subset"),
         "4.3.3-4c": _of_data("preprocessing"),
         "4.4.1-1a": declared("sut.tokenizer.name", "tokenizer"),
         "4.4.1-1b": declared("sut.tokenizer.vocabulary", "vocabulary"),
         "4.4.1-1c": declared("sut.tokenizer.source", "source"),
-        "4.4.2-1": _method,
-        "4.4.2-2": _reference,
+        "4.4.2-1": _judge_method,
+        "4.4.2-2": _judge_reference,
         "4.4.3-1a": declared("sut.tokenizer.special", "BOS and EOS"),
         "4.4.3-1b": declared("sut.tokenizer.system_prompt", "system prompt"),
         "4.4.3-1c": declared("sut.tokenizer.tools", "tool calls"),
         "4.5.1-1a": _each_warmup(_model_loading),
         "4.5.1-1b": _each_warmup(_warmup_size),
-        "4.5.1-1c": _each_warmup(_drain),
-        "4.5.1-1d": _prefixes,
-        "4.5.2-1a": _each_warmup(_probes),
-        "4.5.2-1b": _each_warmup(_stability),
+        "4.5.1-1c": _each_warmup(_judge_drain),
+        "4.5.1-1d": _judge_prefixes,
+        "4.5.2-1a": _each_warmup(_judge_probes),
+        "4.5.2-1b": _each_warmup(_judge_stability),
         "4.5.3-1": _cold_start,
         "4.5.3-2": _cold_start_label,
         "4.6.1-1": only_at("application gateway")(_protocol_is("SSE")),
         "4.6.1-2": only_at("model engine")(_protocol_is("gRPC")),
-        "4.6.2-1a": _protocol,
-        "4.6.2-1b": _chunking,
-        "4.6.2-1c": _handling,
-        "4.6.3-1": _option,
+        "4.6.2-1a": _judge_protocol,
+        "4.6.2-1b": _judge_chunking,
+        "4.6.2-1c": _judge_handling,
+        "4.6.3-1": _judge_itl_option,
         "4.6.3-2": _server_side,
         "4.7.1-1": _same_machine,
-        "4.7.2-1": _ntp,
-        "4.7.2-2": _ptp,
+        "4.7.2-1": _judge_ntp,
+        "4.7.2-2": _judge_ptp,
         "4.7.2-3": _clock_statement,
-        "4.7.3-1": _rtt,
+        "4.7.3-1": _judge_rtt,
         "4.7.3-2": _rtt_subtraction,
         "4.7.3-3": _rtt_subtraction,
-        "4.7.4-1": _timestamps,
-        "4.7.4-2": _timestamps,
-        "4.8-1": _filters("not met", "met", "met", "met"),
+        "4.7.4-1": _judge_timestamps,
+        "4.7.4-2": _judge_timestamps,
+        "4.8-1": _check_filters("not met", "met", "met", "met"),
         "4.8.1-1a": declared("sut.guardrails.input_filter", "input filter"),
         "4.8.1-1b": declared("sut.guardrails.output_filter", "output filter"),
         "4.8.1-1c": _guardrail_names,
-        "4.8.1-1d": _refusals,
-        "4.8.2-1": only_at("application gateway")(_filters("cannot tell", "met", "met", "not met")),
-        "4.8.2-2": only_at("application gateway")(_filters("not met", "not applicable", "met", "met")),
+        "4.8.1-1d": _judge_refusals,
+        "4.8.2-1": only_at("application gateway")(_check_filters("cannot tell", "met", "met", "not met")),
+        "4.8.2-2": only_at("application gateway")(_check_filters("not met", "not applicable", "met", "met")),
         # Judge only by the test of 5.10, which compares configurations: a report covers one test.
-        "4.8.2-3": _configurations,
+        "4.8.2-3": _judge_configurations,
     }
 )

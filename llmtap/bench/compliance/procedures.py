@@ -84,19 +84,19 @@ load_model: Final = states("result.load.mode", "{} loop", "the load model is not
 
 
 @each_load(is_open, NO_OPEN)
-def _rate(report: Report, step: Step) -> ComplianceVerdict:
+def _judge_rate(report: Report, step: Step) -> ComplianceVerdict:
     rate = at(step, "result.plan.arrivals.rate_rps") or at(step, "result.load.planned_rps")
     return met(f"{rate:g} requests/s") if rate else not_met("no rate")
 
 
 @each_load(is_closed, NO_CLOSED)
-def _concurrency(report: Report, step: Step) -> ComplianceVerdict:
+def _judge_concurrency(report: Report, step: Step) -> ComplianceVerdict:
     slots = slots_of(report, step)
     missing = "how many requests at a time is not reported"
     return verdict(slots, f"{count(slots)} at a time", if_not_met=missing)
 
 
-def _hardware(report: Report) -> ComplianceVerdict:
+def _judge_hardware(report: Report) -> ComplianceVerdict:
     hardware = at(report, "sut.hardware") or {}
     if text(hardware.get("accelerator")) == "none":
         return met("no accelerator")
@@ -107,7 +107,7 @@ def _hardware(report: Report) -> ComplianceVerdict:
 
 
 @each_load(is_open, NO_OPEN)
-def _poisson(report: Report, step: Step) -> ComplianceVerdict:
+def _judge_poisson(report: Report, step: Step) -> ComplianceVerdict:
     process = arrivals_of(step)
     evidence = f"arrivals {process}"
     return verdict(process == "poisson", evidence, if_not_met=f"{evidence}, not poisson")
@@ -127,7 +127,7 @@ def _other_tokens(report: Report) -> ComplianceVerdict:
     return verdict(matching_notes, "".join(matching_notes[:1]), if_not_met=missing)
 
 
-def _percentiles(report: Report) -> ComplianceVerdict:
+def _judge_percentiles(report: Report) -> ComplianceVerdict:
     values = {name: cell(table(report, 1), f"TTFT {name}") for name in _PERCENTILES}
     lacking = [name for name, value in values.items() if value is None]
     return verdict(
@@ -137,13 +137,13 @@ def _percentiles(report: Report) -> ComplianceVerdict:
     )
 
 
-def _varies(report: Report) -> bool:
+def _inputs_vary(report: Report) -> bool:
     distributions = [at(workload(step), "input.distribution") for step in measured_steps(report)]
     return any(name != "fixed" for name in distributions) or not distributions
 
 
-def _buckets(report: Report) -> ComplianceVerdict:
-    if not _varies(report):
+def _judge_buckets(report: Report) -> ComplianceVerdict:
+    if not _inputs_vary(report):
         return not_applicable("all inputs have one length")
     table_2 = table(report, 2)
     if table_2 is None:
@@ -153,7 +153,7 @@ def _buckets(report: Report) -> ComplianceVerdict:
 
 
 def _by_length(report: Report) -> ComplianceVerdict:
-    if not _varies(report):
+    if not _inputs_vary(report):
         return not_applicable("all inputs have one length")
     return table_has(2, ("Input Tokens", "P50", "P95", "P99"))(report)
 
@@ -166,7 +166,7 @@ def _sample_count(report: Report) -> ComplianceVerdict:
     return met(f"{requests} requests" if samples is None else f"{count(samples)} samples")
 
 
-def _line(what: str, *words: str) -> Check:
+def _check_configuration_line(what: str, *words: str) -> Check:
     """Return a check for a line of the configuration that begins with each of `words`."""
 
     def check(report: Report) -> ComplianceVerdict:
@@ -210,7 +210,7 @@ def _ttft_charts(report: Report) -> ComplianceVerdict:
 # ---------------------------------------------------------------- 5.2 and 5.3: throughput, trade-off
 
 
-def _params(step_filter: StepFilter | None, if_none: str, *names: str) -> Check:
+def _check_parameters(step_filter: StepFilter | None, if_none: str, *names: str) -> Check:
     """Return a check that the setup parameters `names` have values, if the filter selects a load."""
 
     def check(report: Report) -> ComplianceVerdict:
@@ -255,7 +255,7 @@ def _all_open(report: Report, step: Step) -> ComplianceVerdict:
     return verdict(is_open(step), f"{at(step, 'result.load.mode') or 'unknown'} loop")
 
 
-def _percents(report: Report) -> list[float]:
+def _level_percents(report: Report) -> list[float]:
     return sorted(float(one["percent"]) for one in levels_of(report) if one.get("percent") is not None)
 
 
@@ -264,8 +264,8 @@ def _enough_levels(levels: Any) -> ComplianceVerdict:
     return verdict(len(levels) >= _LEVELS_MIN, f"{len(levels)} levels, {_LEVELS_MIN} needed")
 
 
-def _span(report: Report) -> ComplianceVerdict:
-    percents = _percents(report)
+def _judge_span(report: Report) -> ComplianceVerdict:
+    percents = _level_percents(report)
     if not percents:
         return cannot_tell("what share of capacity the levels are is not reported")
     evidence = f"from {percents[0]:g} to {percents[-1]:g} % of capacity"
@@ -279,7 +279,7 @@ def _span(report: Report) -> ComplianceVerdict:
 
 
 def _all_levels(report: Report) -> ComplianceVerdict:
-    percents = _percents(report)
+    percents = _level_percents(report)
     if not percents:
         return cannot_tell("what share of capacity the levels are is not reported")
     return all_levels(percents, range(10, 121, 10))
@@ -318,14 +318,14 @@ def _without_ttft(report: Report, step: Step) -> ComplianceVerdict:
 
 
 @each_load(is_measured)
-def _gaps(report: Report, step: Step) -> ComplianceVerdict:
+def _judge_gaps(report: Report, step: Step) -> ComplianceVerdict:
     n = at(step, "result.metrics.tbc.n")
     if n is None:
         return cannot_tell("the number of gaps is not reported")
     return verdict(n >= _GAPS_MIN, f"{count(n)} gaps between tokens, {count(_GAPS_MIN)} wanted")
 
 
-def _criteria(report: Report) -> ComplianceVerdict:
+def _judge_criteria(report: Report) -> ComplianceVerdict:
     criteria = at(report, "measurements.criteria") or {}
     completion, ttft, memory = (criteria.get(name) for name in ("completion", "ttft_p99", "memory_errors"))
     if completion is None or ttft is None:
@@ -385,7 +385,7 @@ def _per_class(classes: Any) -> ComplianceVerdict:
 
 
 @reads("measurements.classes", "no classes are reported")
-def _isolation(classes: Any) -> ComplianceVerdict:
+def _judge_isolation(classes: Any) -> ComplianceVerdict:
     lacking = [name for name, one in classes.items() if not at(one, "alone.sent")]
     if lacking:
         return not_met(f"not measured alone: {', '.join(lacking)}")
@@ -421,7 +421,7 @@ def _identical_requests(report: Report) -> ComplianceVerdict:
 
 
 @reads("params.levels", "levels are not reported")
-def _oversubscription(levels: Any) -> ComplianceVerdict:
+def _judge_oversubscription(levels: Any) -> ComplianceVerdict:
     evidence = f"{', '.join(f'{float(level):g} %' for level in levels)} of capacity"
     return verdict(max(map(float, levels)) > 100, evidence, if_not_met=f"{evidence}: none is above it")
 
@@ -471,35 +471,35 @@ ROWS: Final = requirements(
         "5.1.2-1a": workload_defined,
         "5.1.2-1b": states("result.plan.requests", "{:,} requests planned", "no number of requests"),
         "5.1.2-1c": load_model,
-        "5.1.2-1d": _rate,
+        "5.1.2-1d": _judge_rate,
         "5.1.2-1e": states(
             "result.plan.arrivals.arrivals", "arrivals {}", "no arrival distribution", is_open, NO_OPEN
         ),
-        "5.1.2-1f": _concurrency,
+        "5.1.2-1f": _judge_concurrency,
         "5.1.2-1g": declared("sut.boundary", "boundary"),
         "5.1.2-1h": declared("sut.model", "model"),
-        "5.1.2-1i": _hardware,
+        "5.1.2-1i": _judge_hardware,
         "5.1.2-1j": declared("sut.prefix_cache", "prefix caching"),
         "5.1.2.1-1a": has_requests(1_000, " for P99"),
         # Require this of every report, since 5.1.4.1 requires P99.9.
         "5.1.2.1-1b": has_requests(10_000, " for P99.9"),
-        "5.1.2.2-1": _poisson,
+        "5.1.2.2-1": _judge_poisson,
         "5.1.3.1-1": _other_tokens,
-        "5.1.4.1-1": _percentiles,
-        "5.1.4.2-1": _buckets,
+        "5.1.4.1-1": _judge_percentiles,
+        "5.1.4.2-1": _judge_buckets,
         "5.1.4.3-1": _sample_count,
         "5.1.5-1a": declared("sut.boundary", "boundary"),
-        "5.1.5-1b": _all_of(declared("sut.model", "model"), _hardware),
-        "5.1.5-1c": _line("the workload", "workload"),
-        "5.1.5-1d": _line("the load model", "load model"),
-        "5.1.5-1e": _line("requests or duration", "request", "test duration"),
+        "5.1.5-1b": _all_of(declared("sut.model", "model"), _judge_hardware),
+        "5.1.5-1c": _check_configuration_line("the workload", "workload"),
+        "5.1.5-1d": _check_configuration_line("the load model", "load model"),
+        "5.1.5-1e": _check_configuration_line("requests or duration", "request", "test duration"),
         "5.1.5-1f": _warmup_size,
         "5.1.5-1g": declared("sut.prefix_cache", "prefix caching"),
         "5.1.5-1h": _all_of(
             declared("sut.guardrails.input_filter", "guardrails: input filter"),
             declared("sut.guardrails.output_filter", "output filter"),
         ),
-        "5.1.5-1i": _percentiles,
+        "5.1.5-1i": _judge_percentiles,
         "5.1.5-1j": _by_length,
         "5.1.5.2-1": table_has(
             1,
@@ -508,12 +508,12 @@ ROWS: Final = requirements(
         ),
         "5.1.5.4-1": _ttft_charts,
         "5.2.2-1a": workload_defined,
-        "5.2.2-1b": _params(None, "", "duration"),
+        "5.2.2-1b": _check_parameters(None, "", "duration"),
         "5.2.2-1c": load_model,
-        "5.2.2-1d": _params(is_open, NO_OPEN, "rate_min", "rate_max"),
-        "5.2.2-1e": _params(is_open, NO_OPEN, "rate_step"),
-        "5.2.2-1f": _params(is_closed, NO_CLOSED, "concurrency_min", "concurrency_max"),
-        "5.2.2-1g": _params(is_closed, NO_CLOSED, "concurrency_step"),
+        "5.2.2-1d": _check_parameters(is_open, NO_OPEN, "rate_min", "rate_max"),
+        "5.2.2-1e": _check_parameters(is_open, NO_OPEN, "rate_step"),
+        "5.2.2-1f": _check_parameters(is_closed, NO_CLOSED, "concurrency_min", "concurrency_max"),
+        "5.2.2-1g": _check_parameters(is_closed, NO_CLOSED, "concurrency_step"),
         "5.2.2.1-1": lasts(300),
         "5.2.2.1-p1": lasts(_DURATION_MIN_S),
         "5.2.3.1-p1": _search_limit,
@@ -533,7 +533,7 @@ ROWS: Final = requirements(
         "5.3.2-1": _all_open,
         "5.3.2-p1": lasts(_DURATION_MIN_S),
         "5.3.2-p2": _enough_levels,
-        "5.3.2-p3": _span,
+        "5.3.2-p3": _judge_span,
         "5.3.3-p1": _all_levels,
         "5.3.5-p1": table_has(
             5,
@@ -543,19 +543,19 @@ ROWS: Final = requirements(
         "5.4.2-2": _response_lengths,
         "5.4.2-3": has_levels((25, 50, 75, 90), "saturation"),
         "5.4.2-p1": has_requests(100),
-        "5.4.2-p2": _gaps,
+        "5.4.2-p2": _judge_gaps,
         "5.4.3-1": _without_ttft,
         "5.4.5-p1": table_has(6, ("Metric",), ("P99/P50 Ratio",)),
         "5.5.2-1": workload_is("synthetic-uniform"),
         "5.5.2-p1": declared("params.output_tokens", "answer length"),
-        "5.5.2-p2": _criteria,
+        "5.5.2-p2": _judge_criteria,
         "5.5.3-p1": _long_levels,
         "5.5.5-p1": table_has(7, ("Concurrency", "Completion", "TTFT P99", "TPOT P99", "Errors", "Status")),
         "5.6.2-1": _skewed_workload,
         "5.6.2-2": _share_of_saturation,
         "5.6.2-p1": _two_classes,
         "5.6.2-p2": _per_class,
-        "5.6.3-p1": _isolation,
+        "5.6.3-p1": _judge_isolation,
         "5.6.3-p2": lasts(300, _is_mix),
         "5.6.5-p1": table_has(8, ("Class", "Count", "TTFT P50", "TTFT P99", "TPOT P50", "TPOT P99")),
         "5.6.5-p2": table_has(9, ("Metric", "Value"), ("Jain's Fairness Index",)),
@@ -568,7 +568,7 @@ ROWS: Final = requirements(
             ("Cache Disabled", "Cache (Cold)", "Cache (Warm)"),
         ),
         "5.8.2-1": workload_is("long-context", "long-context-uniform"),
-        "5.8.2-p1": _oversubscription,
+        "5.8.2-p1": _judge_oversubscription,
         "5.8.3-p1": _capacity_known,
         "5.8.3-p2": lasts(120),
         "5.8.5-p1": table_has(11, ("Oversub Level", "Complete", "Preempt", "Fail Rate", "TTFT P99")),

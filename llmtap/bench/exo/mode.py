@@ -80,12 +80,14 @@ class ExoGrid(msgspec.Struct, frozen=True, kw_only=True):
             if not values:
                 raise ConfigError(option, "is missing", f"such as {option} 512,4096")
             if min(values) < 1 or max(values) > most:
-                raise ConfigError(option, f"expected numbers from 1 to {most:,}")
+                raise ConfigError(
+                    option, f"expected numbers from 1 to {most:,}, got {','.join(map(str, values))}"
+                )
         if min(self.tg) < 2:
             raise ConfigError(
                 "--tg",
-                "1 has no rate: generation is timed from the first token to the last",
-                "2 or more; the time to the first token alone is `llmtap bench ttft`",
+                "expected 2 or more tokens, got 1: the rate is measured from the first token to the last",
+                "to measure only the time to the first token, use `llmtap bench ttft`",
             )
 
     def cells(self) -> list[ExoCell]:
@@ -214,7 +216,7 @@ class ExoBench:
             try:
                 placed = await self._placement
             except asyncio.CancelledError:
-                raise LlmtapError("stopped while the model was placed") from None
+                raise LlmtapError("exo: interrupted while a server was loading the model") from None
             try:
                 server = await self._detect(server.model, placed.id)
                 return await self._measure_grid(server, counter, placed)
@@ -352,7 +354,7 @@ class ExoBench:
         except ConfigError as exc:
             if exc.place != "--endpoint":
                 raise
-            hint = "expected chat completions at --target; --server exo uses the endpoint of exo"
+            hint = "give the URL of a server with chat completions; for an exo server, add --server exo"
             raise ConfigError("--target", exc.problem, hint) from None
         finally:
             self._replay = None

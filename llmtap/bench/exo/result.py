@@ -409,10 +409,10 @@ class ExoRow:
 
 
 def rows_of(runs: Iterable[ExoRun]) -> list[ExoRow]:
-    return [_row(cell, repeats) for cell, repeats in by_cell(runs).items()]
+    return [_row_of_cell(cell, repeats) for cell, repeats in by_cell(runs).items()]
 
 
-def _row(cell: ExoCell, repeats: Sequence[Sequence[ExoRun]]) -> ExoRow:
+def _row_of_cell(cell: ExoCell, repeats: Sequence[Sequence[ExoRun]]) -> ExoRow:
     runs = [run for repeat in repeats for run in repeat]
     prefill = [
         [run.stats.prompt_tps for run in repeat if run.stats.prompt_tps and not run.prompt_tps_stored]
@@ -543,7 +543,7 @@ def _cell(cell: ExoCell, batches: Sequence[Sequence[ExoRun]], length: LengthOf) 
         output_tokens=cell.tg,
         n=len(batches),
         length=cell.tg if length == "output" else prompt + cell.tg,
-        problem=next((problem for batch in batches for problem in _problems(batch)), None),
+        problem=next((problem for batch in batches for problem in _batch_problems(batch)), None),
     )
     if grid_cell.problem:
         return grid_cell
@@ -562,7 +562,7 @@ def _cell(cell: ExoCell, batches: Sequence[Sequence[ExoRun]], length: LengthOf) 
     )
 
 
-def _problems(batch: Sequence[ExoRun]) -> Iterator[str]:
+def _batch_problems(batch: Sequence[ExoRun]) -> Iterator[str]:
     failed = [run.outcome for run in batch if run.outcome not in ENDED_WELL]
     if failed:
         yield f"{len(failed):,} of {len(batch):,} requests failed: {failed[0]}"

@@ -109,14 +109,14 @@ async def detect_server(
     root = url.removesuffix("/v1")
     try:
         async with side_session(headers, tls) as session:
-            raw = await _get(session, f"{root}/v1/models")
-            models = _decoded(raw, _Listed, _Listed()).data
+            raw = await _get_body(session, f"{root}/v1/models")
+            models = _decode_json(raw, _Listed, _Listed()).data
             owners = {str(entry.get("owned_by") or "") for entry in models}
             owner = owners.pop() or None if len(owners) == 1 else None
             if kind == "auto":
                 kind = "exo" if (owner or "").lower() == "exo" else server_of(raw)
             model_name = model or _only_model(models)
-            state = _decoded(await _get(session, f"{root}/state"), dict, {}) if kind == "exo" else {}
+            state = _decode_json(await _get_body(session, f"{root}/state"), dict, {}) if kind == "exo" else {}
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
         raise ConfigError("--target", f"{shown_url(root)} cannot be reached: {failure_text(exc)}") from None
     server = ExoServer(
@@ -142,7 +142,7 @@ async def detect_server(
     )
 
 
-def _decoded(raw: bytes, kind: Any, default: Any) -> Any:
+def _decode_json(raw: bytes, kind: Any, default: Any) -> Any:
     try:
         return msgspec.json.decode(raw, type=kind)
     except (ValueError, RecursionError):
@@ -160,10 +160,10 @@ def _only_model(models: Sequence[Mapping[str, Any]]) -> str:
 def placement_of(instances: Any, model: str, instance: str | None = None) -> Placement:
     """Return the placement of this instance, or of the first instance of the model in exo's state."""
     for tagged in instances.values() if isinstance(instances, dict) else ():
-        meta, inner = _untag(tagged)
+        meta, inner = _untag_variant(tagged)
         shards = _shards(tagged)
         if shards.get("modelId") == model and instance in (None, inner.get("instanceId")):
-            sharding, _ = _untag(next(iter((shards.get("runnerToShard") or {}).values()), None))
+            sharding, _ = _untag_variant(next(iter((shards.get("runnerToShard") or {}).values()), None))
             return Placement(
                 sharding.removesuffix("ShardMetadata") or None,
                 meta.removesuffix("Instance") or None,
@@ -172,7 +172,7 @@ def placement_of(instances: Any, model: str, instance: str | None = None) -> Pla
     return Placement()
 
 
-def _untag(tagged: Any) -> tuple[str, Mapping[str, Any]]:
+def _untag_variant(tagged: Any) -> tuple[str, Mapping[str, Any]]:
     """Return the key and the value of an object with one key: exo encodes variants in this form."""
     if not isinstance(tagged, dict) or len(tagged) != 1:
         return "", {}
@@ -181,7 +181,7 @@ def _untag(tagged: Any) -> tuple[str, Mapping[str, Any]]:
 
 
 def _shards(instance: Any) -> Mapping[str, Any]:
-    shards = _untag(instance)[1].get("shardAssignments")
+    shards = _untag_variant(instance)[1].get("shardAssignments")
     return shards if isinstance(shards, dict) else {}
 
 
@@ -194,7 +194,7 @@ def side_session(headers: Sequence[tuple[str, str]], tls: ssl.SSLContext | None)
     )
 
 
-async def _get(session: aiohttp.ClientSession, url: str) -> bytes:
+async def _get_body(session: aiohttp.ClientSession, url: str) -> bytes:
     async with session.get(url) as response:
         return await read_at_most(response) if response.status == 200 else b""
 
@@ -226,7 +226,9 @@ class NodeMetrics:
         while True:
             began_ns = self._clock.mono_ns()
             try:
-                node_values = msgspec.json.decode(await _get(self._session, self._url), type=dict[str, Any])
+                node_values = msgspec.json.decode(
+                    await _get_body(self._session, self._url), type=dict[str, Any]
+                )
                 ended_ns = self._clock.mono_ns()
                 self._add(node_values, (began_ns + ended_ns) // 2, ended_ns - began_ns)
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
@@ -254,10 +256,10 @@ class Power:
 
     def __init__(self, local: Columns | None, nodes: Mapping[str, Columns]) -> None:
         self._local = local
-        self._known = [] if local is None else local.known()
+        self._known_series = [] if local is None else local.known()
         # The power of a node includes its GPUs. Add the power of this host's GPUs only if there are no nodes.
         self._sources = [(one, "power") for one in nodes.values() if "power" in one.known()] or [
-            (local, name) for name in self._known if local is not None and name.endswith("_power")
+            (local, name) for name in self._known_series if local is not None and name.endswith("_power")
         ]
 
     def energy(self, from_ns: int, to_ns: int) -> Energy | None:
@@ -283,7 +285,7 @@ class Power:
         """
         if self._local is None:
             return None
-        gpus = [name for name in self._known if name.startswith("gpu") and name.endswith("_memory")]
+        gpus = [name for name in self._known_series if name.startswith("gpu") and name.endswith("_memory")]
         times_ns = self._local.times_ns()
         within = slice(max(0, bisect_right(times_ns, from_ns) - 1), bisect_left(times_ns, to_ns) + 1)
         columns = [self._local.column(name)[within] for name in gpus or ["server_memory"]]
@@ -315,7 +317,7 @@ class PlacementFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     def fits(self, preview: Mapping[str, Any]) -> bool:
         """Return whether a preview has no error and matches this filter."""
-        meta, sharding, nodes = _rank(preview)
+        meta, sharding, nodes = _preview_rank(preview)
         meta, sharding = meta.lower(), sharding.lower()
         if preview.get("error") is not None or not self.nodes_min <= nodes <= self.nodes_max:
             return False
@@ -353,12 +355,14 @@ class ExoCluster:
         if not previews:
             hint = "see --sharding, --min-nodes and --max-nodes"
             raise ConfigError("--instance-meta", f"no placement of {model} fits", hint)
-        instance = max(previews, key=_rank)["instance"]
+        instance = max(previews, key=_preview_rank)["instance"]
         shards = _shards(instance)
         download_s = await self._download(model, shards)
         await self._request("POST", "/instance", body={"instance": instance})
         placed = PlacedInstance(
-            id=str(_untag(instance)[1].get("instanceId")), others=len(previews) - 1, download_s=download_s
+            id=str(_untag_variant(instance)[1].get("instanceId")),
+            others=len(previews) - 1,
+            download_s=download_s,
         )
         try:
             await self._ready(placed.id, list(shards.get("runnerToShard") or {}))
@@ -385,8 +389,8 @@ class ExoCluster:
 
     async def _has(self, node: str, model: str) -> bool:
         for tagged in await self._request("GET", f"/state/downloads/{node}") or ():
-            state, download = _untag(tagged)
-            if _untag(download.get("shardMetadata"))[1].get("modelCard", {}).get("modelId") != model:
+            state, download = _untag_variant(tagged)
+            if _untag_variant(download.get("shardMetadata"))[1].get("modelCard", {}).get("modelId") != model:
                 continue
             if state == "DownloadCompleted":
                 return True
@@ -418,12 +422,12 @@ class ExoCluster:
                 if response.status == 404:
                     return None
                 if response.status >= 400:
-                    raise LlmtapError(f"exo: {method} {path} was answered with {response.status}")
+                    raise LlmtapError(f"exo: {method} {path} returned status {response.status}")
                 return msgspec.json.decode(raw) if raw else None
         except (aiohttp.ClientError, TimeoutError, ValueError) as exc:
             raise LlmtapError(f"exo: {method} {url} failed: {exc}") from None
 
 
-def _rank(preview: Mapping[str, Any]) -> tuple[str, str, int]:
+def _preview_rank(preview: Mapping[str, Any]) -> tuple[str, str, int]:
     nodes = len(_shards(preview.get("instance")).get("nodeToRunner") or ())
     return str(preview.get("instance_meta")), str(preview.get("sharding")), nodes

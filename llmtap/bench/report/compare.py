@@ -115,7 +115,7 @@ def compare_results(base: Path, others: Sequence[Path]) -> dict[str, Any]:
         if not is_results(place):
             raise ConfigError("--compare", f"{place} is not a results folder of llmtap bench")
         if place.resolve() in [other.resolve() for other in places[:i]]:
-            raise ConfigError("--compare", f"{place} is named twice")
+            raise ConfigError("--compare", f"{place} is given twice")
     names = [place.resolve().name for place in places]
     labels = names if len(set(names)) == len(names) else [str(place) for place in places]
     folders = dict(zip(labels, map(Folder, places), strict=True))
@@ -162,7 +162,7 @@ def _read_system(label: str, folder: Folder) -> System:
             try:
                 steps[step["name"]] = Measurement.load(step_path, step["name"], step["arm"], step["result"])
             except FileNotFoundError:
-                hint = "the command that measured it resumes it"
+                hint = "run the same llmtap bench command again: it continues the unfinished tests"
                 raise ConfigError(str(step_path), "has no requests.parquet", hint) from None
         runs.append(ComparedRun(report, steps))
     return System(label, runs)
@@ -180,28 +180,32 @@ def compare(base: System, *others: System) -> dict[str, Any]:
     """
     systems, exclusions = _in_common([base, *others])
     base, *rest = systems
-    shared = _shared(systems)
+    shared = _shared_loads(systems)
     unlike: list[str] = []
     figures: list[tuple[dict[str, Any], _AtLevel]] = []
     cautions: list[dict[str, Any]] = []
     for other in rest:
-        bursty = list(_bursty(base, other, shared))
+        bursty = list(_bursty_systems(base, other, shared))
         cautions += bursty
         bursty_steps = {step for caution in bursty for step in caution["steps"]}
         param_differences = _unlike_params(base, other)
         loads = (
             {}
             if param_differences
-            else {step: difference for step in shared if (difference := _unlike(base, other, step))}
+            else {
+                step: difference
+                for step in shared
+                if (difference := _load_difference_text(base, other, step))
+            }
         )
         unlike += param_differences + [f"{step}: {difference}" for step, difference in loads.items()]
         for row, at_level in _comparisons(base, other, shared):
             flattered = row["step"] in bursty_steps and row["figure"].split()[0].lower() in FLATTERED
             untested = param_differences or row["step"] in loads or flattered
             figures.append((row | _NOTHING if untested else row, at_level))
-    _judge(figures)
+    _judge_figures(figures)
     rows = [row for row, _ in figures]
-    normalised = [_normalised(system) for system in systems]
+    normalised = [_normalised_throughput(system) for system in systems]
     summary = {
         "systems": [_system_json(system) for system in systems],
         "comparisons": rows,
@@ -213,7 +217,7 @@ def compare(base: System, *others: System) -> dict[str, Any]:
         "section": report["section"],
         "title": report["title"],
         "unlike": unlike,
-        "invalid": list(_invalid(systems)),
+        "invalid": list(_invalid_run_notes(systems)),
         "cautions": cautions,
         **summary,
         "checklist": judge_comparison(
@@ -226,7 +230,7 @@ def compare(base: System, *others: System) -> dict[str, Any]:
             *_figure_notes(rows),
         ],
         "tables": msgspec.to_builtins(list(_tables(base.label, rows))),
-        "charts": msgspec.to_builtins(list(_distributions(report["test"], systems, shared))),
+        "charts": msgspec.to_builtins(list(_distribution_charts(report["test"], systems, shared))),
     }
 
 
@@ -250,7 +254,7 @@ def _in_common(systems: Sequence[System]) -> tuple[list[System], list[str]]:
     return chosen, notes
 
 
-def _shared(systems: Sequence[System]) -> list[str]:
+def _shared_loads(systems: Sequence[System]) -> list[str]:
     runs = [run for system in systems for run in system.runs]
     return [name for name in runs[0].steps if all(name in run.steps for run in runs)]
 
@@ -265,7 +269,7 @@ def _unlike_params(base: System, other: System) -> list[str]:
     ]
 
 
-def _unlike(base: System, other: System, step: str) -> str | None:
+def _load_difference_text(base: System, other: System, step: str) -> str | None:
     """Return how the requests of a load, or their send times, differ between the systems, or None."""
     runs = None if min(len(base.runs), len(other.runs)) >= RUNS_MIN else 1
     ours, theirs = (
@@ -283,7 +287,7 @@ def _unlike(base: System, other: System, step: str) -> str | None:
     return f"{first} of {base.label}, {second} of {other.label}"
 
 
-def _bursty(base: System, other: System, shared: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _bursty_systems(base: System, other: System, shared: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield each of the two systems whose chunks come in bursts compared with the other, with the loads."""
     for system, reference in ((base, other), (other, base)):
         numbers = {
@@ -341,7 +345,7 @@ def _comparisons(
             yield {**row, "a": median(a), "b": median(b)} if row["p"] is None else row, at_any_level
     for step in shared:
         for label, (column, share) in _FIGURES.items():
-            a, b = ([_values(run.steps[step], column) for run in one.runs] for one in (base, other))
+            a, b = ([_column_values(run.steps[step], column) for run in one.runs] for one in (base, other))
             if not all((*a, *b)):
                 continue
             at_level: _AtLevel
@@ -362,7 +366,7 @@ def _comparisons(
             yield _row(base, other, step, _RATE, "tok/s", rate), at_level
 
 
-def _values(step: Measurement, column: str) -> list[float]:
+def _column_values(step: Measurement, column: str) -> list[float]:
     return sorted(step.gaps()) if column == _GAPS else step.values(column)
 
 
@@ -399,7 +403,7 @@ def _row(
     }
 
 
-def _judge(figures: Sequence[tuple[dict[str, Any], _AtLevel]]) -> None:
+def _judge_figures(figures: Sequence[tuple[dict[str, Any], _AtLevel]]) -> None:
     """Correct the p-values, widen the intervals of main figures, and add the findings."""
     for key in (True, False):
         family = [(row, at_level) for row, at_level in figures if row["key"] is key and row["p"] is not None]
@@ -419,7 +423,7 @@ def _judge(figures: Sequence[tuple[dict[str, Any], _AtLevel]]) -> None:
             row["finding"] = "better" if (difference < 0) == (row["better"] == "lower") else "worse"
 
 
-def _normalised(system: System) -> dict[str, Any]:
+def _normalised_throughput(system: System) -> dict[str, Any]:
     """Return output tokens per GPU-second and per unit of money; None if undeclared (6.2)."""
     hardware = system.runs[0].report["sut"].get("hardware") or {}
     rates = [max(map(_output_tps, run.steps.values()), default=0.0) for run in system.runs]
@@ -441,7 +445,7 @@ def _output_tps(step: Measurement) -> float:
     return sum(tokens) / step.seconds if step.seconds else 0.0
 
 
-def _invalid(systems: Sequence[System]) -> Iterator[str]:
+def _invalid_run_notes(systems: Sequence[System]) -> Iterator[str]:
     for system in systems:
         invalid_runs = [
             (number, findings[0]["says"])
@@ -499,18 +503,18 @@ def _tables(base: str, all_rows: Sequence[_Row]) -> Iterator[ReportTable]:
                 yield table_of(f"{other} against {base}: {family}", rows, columns)
 
 
-def _interval(row: _Row) -> str:
+def _interval_text(row: _Row) -> str:
     if row["low"] is None:
         return _ABSENT
     return f"{_value_text(row['low'], row['unit'])} to {_value_text(row['high'], row['unit'])}"
 
 
-def _difference(row: _Row) -> str:
+def _difference_text(row: _Row) -> str:
     share_text = "" if row["share"] is None else f" ({row['share']:+.1%})"
     return _value_text(row["difference"], row["unit"]) + share_text
 
 
-def _p(row: _Row) -> str:
+def _p_value_text(row: _Row) -> str:
     p = row["p_adjusted"]
     return _ABSENT if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
 
@@ -526,14 +530,14 @@ COLUMNS: Final[Mapping[str, Cell]] = {
     "Load": lambda row: row["step"] or "all",
     "a": lambda row: _value_text(row["a"], row["unit"]),
     "b": lambda row: _value_text(row["b"], row["unit"]),
-    "Difference": _difference,
-    "Interval": _interval,
-    "p": _p,
+    "Difference": _difference_text,
+    "Interval": _interval_text,
+    "p": _p_value_text,
     "Finding": lambda row: row["finding"],
 }
 
 
-def _distributions(test: str, systems: Sequence[System], shared: Sequence[str]) -> Iterator[ChartSpec]:
+def _distribution_charts(test: str, systems: Sequence[System], shared: Sequence[str]) -> Iterator[ChartSpec]:
     """Yield the distributions of gaps (ITL test) or TTFT in some of the loads."""
     gaps = test == "itl"
     metric, population = ("TBC", "gaps") if gaps else ("TTFT", "requests")
@@ -541,7 +545,7 @@ def _distributions(test: str, systems: Sequence[System], shared: Sequence[str]) 
         series = []
         for system in systems:
             steps = [run.steps[name] for run in system.runs]
-            values = [v for step in steps for v in _values(step, _GAPS if gaps else "ttft_ns")]
+            values = [v for step in steps for v in _column_values(step, _GAPS if gaps else "ttft_ns")]
             if values:
                 label = f"{system.label} ({len(steps)} runs)" if len(steps) > 1 else system.label
                 series.append(cdf_series(label, values))

@@ -142,7 +142,7 @@ def report_of(
     clock_offset: ClockOffset | None = None,
 ) -> dict[str, Any]:
     """Return the report of one test with its compliance. `began_ns` and `ended_ns` are wall-clock times."""
-    steps = _steps(session)
+    steps = _step_documents(session)
     option = _itl_option(result, steps)
     trip = next(
         (round_trip for step in steps if (round_trip := step["result"].get("round_trip")) is not None), None
@@ -262,9 +262,9 @@ def document_of(
     """Return the document of all tests. `setup`: content of `SETUP_FILE`."""
     return {
         **setup,
-        "tests": [report for report in reports if _run(report) == 1],
+        "tests": [report for report in reports if _run_number(report) == 1],
         "repeats": [
-            {name: report[name] for name in _REPEAT_FIELDS} for report in reports if _run(report) > 1
+            {name: report[name] for name in _REPEAT_FIELDS} for report in reports if _run_number(report) > 1
         ],
         "not_run": list(not_run),
         "verdict": document_verdict(reports),
@@ -287,7 +287,7 @@ def _workload_deviations(steps: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(texts))
 
 
-def _run(report: Mapping[str, Any]) -> int:
+def _run_number(report: Mapping[str, Any]) -> int:
     return int(report.get("run", 1))
 
 
@@ -310,7 +310,9 @@ def load_document(folder: Path) -> dict[str, Any]:
     ]
     if not reports:
         raise ConfigError(
-            str(folder), "has no result of a complete test", "the command that measured it resumes it"
+            str(folder),
+            "has no result of a complete test",
+            "run the same llmtap bench command again: it continues the unfinished tests",
         )
     return document_of(setup, reports)
 
@@ -336,7 +338,7 @@ def date_of(wall_ns: int) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _steps(session: BenchSession) -> list[dict[str, Any]]:
+def _step_documents(session: BenchSession) -> list[dict[str, Any]]:
     steps = []
     for step in session.steps:
         stored = session.folder.read_json(f"steps/{step.name}/step.json") or {}
@@ -347,13 +349,13 @@ def _steps(session: BenchSession) -> list[dict[str, Any]]:
                 "load": stored.get("load") or {},
                 "cached": step.cached,
                 "requests": stored.get("requests"),
-                "result": _short(step.result),
+                "result": _short_result(step.result),
             }
         )
     return steps
 
 
-def _short(result: Mapping[str, Any]) -> dict[str, Any]:
+def _short_result(result: Mapping[str, Any]) -> dict[str, Any]:
     short = {name: part for name, part in result.items() if name not in _LONG_FIELDS}
     if system := short.get("system"):
         short["system"] = {name: part for name, part in system.items() if name != "series"}

@@ -91,10 +91,10 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
         row = {} if main is None else _rows_of(*main)[0].get(metric) or {}
         for name in ("p50", "p99"):
             mark = "" if main is None else mark_of(main[1], metric)
-            yield f"- {title} {name.upper()}: {_ms(_figure(row, name))}{mark}"
+            yield f"- {title} {name.upper()}: {_ms_text(_figure_value(row, name))}{mark}"
     highest, within_bound = throughputs(document)
-    yield f"- Max Throughput: {_tps(highest)}"
-    yield f"- Throughput at P99 TTFT < 500ms: {_tps(within_bound)}"
+    yield f"- Max Throughput: {_tps_text(highest)}"
+    yield f"- Throughput at P99 TTFT < 500ms: {_tps_text(within_bound)}"
     yield ""
     yield "Notes:"
     yield from (f"- {note}" for note in _notes(document, main))
@@ -157,13 +157,13 @@ def throughputs(document: Mapping[str, Any]) -> tuple[Rate | None, Rate | None]:
             within_bound = [
                 rate
                 for rate, ttft in levels
-                if (p99 := _figure(ttft, "p99")) is not None and p99 < TTFT_P99_MAX
+                if (p99 := _figure_value(ttft, "p99")) is not None and p99 < TTFT_P99_MAX
             ]
             return max(rate for rate, _ in levels), max(within_bound, default=None)
     return None, None
 
 
-def _figure(row: Mapping[str, Any], name: str) -> float | None:
+def _figure_value(row: Mapping[str, Any], name: str) -> float | None:
     figure = row.get(name)
     value: float | None = figure["value"] if isinstance(figure, Mapping) else figure
     return value
@@ -199,11 +199,11 @@ def _notes(document: Mapping[str, Any], main: _MainLoad | None) -> Iterator[str]
     yield f"Requests refused by guardrails: {refused}"
 
 
-def _ms(seconds: float | None) -> str:
+def _ms_text(seconds: float | None) -> str:
     return NOT_MEASURED if seconds is None else f"{milliseconds(seconds)} ms"
 
 
-def _tps(rate: Rate | None) -> str:
+def _tps_text(rate: Rate | None) -> str:
     return NOT_MEASURED if rate is None else f"{number(rate.tps)} tok/s{rate.mark}"
 
 

@@ -75,7 +75,7 @@ def verdict_of_test(
         "failed": failed,
         "missed": list(missed_objectives),
         "figures": figures,
-        "says": _sentence(figures, failed=failed, missed_objectives=missed_objectives),
+        "says": _validity_text(figures, failed=failed, missed_objectives=missed_objectives),
         **by_kind,
         "unchecked": [
             {"step": name, "what": "unchecked", "says": reason}
@@ -116,7 +116,7 @@ def _figures(test: BenchTest[Any], verdicts: Sequence[tuple[str, _Json]]) -> dic
     return figures
 
 
-def _sentence(figures: _Json, *, failed: bool, missed_objectives: Sequence[str]) -> str:
+def _validity_text(figures: _Json, *, failed: bool, missed_objectives: Sequence[str]) -> str:
     prefix = "".join(f"{text}; " for text in missed_objectives)
     requested = {name: text for name, text in figures.items() if text["requested"]}
     return prefix + verdict_sentence(requested, failed=failed)

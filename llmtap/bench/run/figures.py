@@ -167,7 +167,7 @@ def ms(seconds: float | None, *, doubtful: bool = False, unit: bool = True) -> s
     """Format a time as `127 ms` or `3.42 ms`; `doubtful` adds a mark for too few samples."""
     if seconds is None:
         return _ABSENT
-    return _ms(seconds, _places(seconds)) + " ms" * unit + f" {MARK}" * doubtful
+    return _ms_text(seconds, _decimal_places(seconds)) + " ms" * unit + f" {MARK}" * doubtful
 
 
 def ms_with_interval(figure: Mapping[str, Any] | None, *, doubtful: bool = False, unit: bool = True) -> str:
@@ -175,16 +175,16 @@ def ms_with_interval(figure: Mapping[str, Any] | None, *, doubtful: bool = False
     if figure is None or figure["value"] is None:
         return _ABSENT
     low, high = figure["low"], figure["high"]
-    places = _places(figure["value"])
+    places = _decimal_places(figure["value"])
     if low is not None and high is not None:
         if high > low:
             places = max(places, min(_PLACES_MAX, 1 - floor(log10((high - low) * MS))))
-        span = f" ({_ms(low, places)} to {_ms(high, places)})"
+        span = f" ({_ms_text(low, places)} to {_ms_text(high, places)})"
     elif low is not None:
         span = f" ({ms(low, unit=unit)} or more)"
     else:
         span = "" if high is None else f" ({ms(high, unit=unit)} or less)"
-    return _ms(figure["value"], places) + " ms" * unit + f" {MARK}" * doubtful + span
+    return _ms_text(figure["value"], places) + " ms" * unit + f" {MARK}" * doubtful + span
 
 
 def with_interval(figure: Mapping[str, Any] | None, form: str) -> str:
@@ -194,12 +194,12 @@ def with_interval(figure: Mapping[str, Any] | None, form: str) -> str:
     return str(value) + ("" if low is None else f" ({low} to {high})")
 
 
-def _places(seconds: float) -> int:
+def _decimal_places(seconds: float) -> int:
     value = abs(seconds) * MS
     return 0 if value >= 99.95 else 1 if value >= 9.995 else _PLACES_MAX
 
 
-def _ms(seconds: float, places: int) -> str:
+def _ms_text(seconds: float, places: int) -> str:
     return f"{seconds * MS:,.{places}f}"
 
 

@@ -306,9 +306,11 @@ def check_duration(session: BenchSession, duration: Duration, duration_min: Dura
     """Raise ConfigError if a level is shorter than the draft demands, except in a quick run."""
     if duration < duration_min and not session.quick:
         problem = (
-            f"is {to_seconds(duration):g} s, and {section} requires {to_seconds(duration_min):g} s at least"
+            f"is {to_seconds(duration):g} s, and {section} requires at least {to_seconds(duration_min):g} s"
         )
-        raise ConfigError("duration", problem, "--quick allows it, and the report lists the deviation")
+        raise ConfigError(
+            "duration", problem, "set a longer duration, or use --quick: the report then lists the deviation"
+        )
     if duration <= 0:
         raise ConfigError("duration", "is 0; expected more than 0 s", "such as duration = 60s")
 

@@ -143,9 +143,9 @@ class MeasurementRecorder:
         judgement = None if self.objectives is None else self.objectives.judge(m, x)
         values = {
             "row": row,
-            "sent_ns": _since(began_ns, t.submit_ns),
-            "scheduled_ns": _since(began_ns, x.scheduled_ns),
-            "end_ns": _since(began_ns, t.response_end_ns),
+            "sent_ns": _ns_since(began_ns, t.submit_ns),
+            "scheduled_ns": _ns_since(began_ns, x.scheduled_ns),
+            "end_ns": _ns_since(began_ns, t.response_end_ns),
             **{metric.field: value for metric, value in zip(_METRICS, _values(m), strict=True)},
             "input_tokens": tokens.input,
             "output_tokens": tokens.output,
@@ -171,7 +171,7 @@ class MeasurementRecorder:
         return pa.table(columns).sort_by("sent_ns")
 
 
-def _since(began_ns: int, ns: int | None) -> int | None:
+def _ns_since(began_ns: int, ns: int | None) -> int | None:
     return None if ns is None else ns - began_ns
 
 
@@ -363,7 +363,7 @@ def steady_of(measured: Measurement, duration_s: float | None = None) -> SteadyP
         if has_input
         else None,
         in_flight=tuple(
-            float(_overlap(requests.sent_s, requests.end_s, a, b).sum() / (b - a)) if b > a else 0.0
+            float(_overlap_seconds(requests.sent_s, requests.end_s, a, b).sum() / (b - a)) if b > a else 0.0
             for a, b in pairwise(edges)
         ),
         at_begin=int(((requests.sent_s < from_s) & (from_s <= requests.end_s)).sum()),
@@ -425,7 +425,7 @@ def _unqueued_duration_s(completed: _Requests, ramp_up_s: float) -> float:
     return float(np.median(early)) if len(early) else 0.0
 
 
-def _overlap(a: _Values, b: _Values, from_s: float, to_s: float) -> _Values:
+def _overlap_seconds(a: _Values, b: _Values, from_s: float, to_s: float) -> _Values:
     seconds: _Values = np.maximum(0.0, np.minimum(b, to_s) - np.maximum(a, from_s))
     return seconds
 
@@ -434,7 +434,7 @@ def _generated_share(requests: _Requests, from_s: float, to_s: float) -> _Values
     """Return the share of each response that was generated between two times."""
     durations_s = requests.end_s - requests.first_s
     ends_within = (from_s <= requests.end_s) & (requests.end_s < to_s)
-    overlap_share = _overlap(requests.first_s, requests.end_s, from_s, to_s) / np.where(
+    overlap_share = _overlap_seconds(requests.first_s, requests.end_s, from_s, to_s) / np.where(
         durations_s > 0, durations_s, 1
     )
     share: _Values = np.where(durations_s > 0, overlap_share, ends_within)
@@ -445,7 +445,9 @@ def _held_tokens(completed: _Requests, from_s: float, to_s: float) -> float:
     """Return the time average of tokens in flight: prompts, and the generated part of responses."""
     if to_s <= from_s:
         return 0.0
-    prompts = np.nan_to_num(completed.input) * _overlap(completed.sent_s, completed.end_s, from_s, to_s)
+    prompts = np.nan_to_num(completed.input) * _overlap_seconds(
+        completed.sent_s, completed.end_s, from_s, to_s
+    )
     middle_s = (np.maximum(completed.first_s, from_s) + np.minimum(completed.end_s, to_s)) / 2
     grown = (middle_s - completed.first_s) * _generated_share(completed, from_s, to_s)
     return float((prompts + np.nan_to_num(completed.output) * grown).sum()) / (to_s - from_s)

@@ -140,7 +140,7 @@ class Bench:
         not_ready: dict[str, ConfigError] = {}
         for test in tests:
             session, params = self._prepare(test)
-            _check_values(test, params)
+            _check_workload_and_arrivals(test, params)
             try:
                 _check(test, session, params)
             except ConfigError as exc:
@@ -258,7 +258,7 @@ class Bench:
                 if url not in by_url:
                     try:
                         by_url[url] = None
-                        await session.reach(name)
+                        await session.check_reachable(name)
                     except ConfigError as exc:
                         place = f"[arms.{name}] url" if url != session.target.url else exc.place
                         by_url[url] = ConfigError(place, exc.problem, exc.hint)
@@ -437,7 +437,7 @@ def _value_text(value: Any) -> str:
     return "none" if value is None else msgspec.json.encode(value).decode()
 
 
-def _check_values(test: BenchTest[Any], params: msgspec.Struct) -> None:
+def _check_workload_and_arrivals(test: BenchTest[Any], params: msgspec.Struct) -> None:
     """Raise ConfigError if the workload or the arrivals of a test do not exist."""
     workload, arrivals = getattr(params, "workload", None), getattr(params, "arrivals", None)
     place = f"tests.{test.name}"

@@ -87,7 +87,9 @@ class Folder:
         try:
             temporary.parent.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
-            raise ConfigError("--results", f"cannot make {temporary.parent}: {exc.strerror}") from None
+            raise ConfigError(
+                "--results", f"cannot create the folder {temporary.parent}: {exc.strerror}"
+            ) from None
         temporary.write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
         os.replace(temporary, self.path / name)
 
@@ -310,14 +312,14 @@ class BenchSession:
     def _is_stopped(self) -> bool:
         return self._stopped
 
-    async def reach(self, arm: str = BASELINE) -> None:
+    async def check_reachable(self, arm: str = BASELINE) -> None:
         """Raise ConfigError if the server of an arm cannot be reached or lacks the endpoint."""
         # Leave out the model name, so that the check always requests the list of models.
         requests = Requests(bodies=[b"{}"], paths=["/"])
         replay = self._replay_of(Load(plan=ReplayPlan(requests, None, {})), self._overlay(arm))
         bodies = BodyOptions(endpoint=replay.load.bodies.endpoint)
         replay.load = msgspec.structs.replace(replay.load, bodies=bodies)
-        await replay.reach()
+        await replay.check_reachable()
 
     async def measure(
         self,
@@ -460,7 +462,7 @@ class BenchSession:
         _, errors = await process.communicate()
         if process.returncode:
             last = errors.decode(errors="replace").strip().splitlines()[-1:] or [f"exit {process.returncode}"]
-            raise ConfigError(f"[arms.{arm}] apply", f"failed: {last[0]}")
+            raise ConfigError(f"[arms.{arm}] apply", f"the command failed: {last[0]}")
         self._active_arm = arm
         self._warm_arms.clear()
 

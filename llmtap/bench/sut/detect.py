@@ -80,7 +80,7 @@ class Detected:
     """Hints by key: what is known about a value that could not be detected completely."""
     notes: list[str] = field(default_factory=list)
 
-    def know(self, key: str, value: Any, source: str) -> None:
+    def add_fact(self, key: str, value: Any, source: str) -> None:
         """Add a value for a key, with its source, unless the key has one already or the value is empty."""
         if value not in (None, "", []):
             self.facts.setdefault(key, Fact(value, source))
@@ -93,13 +93,17 @@ async def detect(target: BenchTarget) -> Detected:
     """Detect the values of bench-file keys from a server. Raises ConfigError if it cannot be reached."""
     parts = urlsplit(target.url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError("--target", "expected http://host:port or https://host", "other protocols by hand")
+        raise ConfigError(
+            "--target",
+            "expected http://host:port or https://host",
+            "for a server with another protocol, write the file of --config by hand",
+        )
     async with aiohttp.ClientSession() as session:
         one = _Detector(session, target)
         await one.identify()
         await one.read_metrics()
         await one.choose_endpoint()
-    await _place(one.detected, parts.hostname, parts.port or (443 if parts.scheme == "https" else 80))
+    await _detect_place(one.detected, parts.hostname, parts.port or (443 if parts.scheme == "https" else 80))
     return one.detected
 
 
@@ -132,7 +136,7 @@ class _Detector:
         self.detected = Detected(target.url)
 
     async def identify(self) -> None:
-        know = self.detected.know
+        know = self.detected.add_fact
         try:
             status, _, body = await self._ask(f"{self._base}/v1/models")
         except (aiohttp.ClientError, TimeoutError, OSError):
@@ -166,7 +170,7 @@ class _Detector:
             know("sut.model", listed[0], "GET /v1/models; add version and quantization")
 
     async def _sglang(self) -> None:
-        know, source = self.detected.know, "SGLang's server info"
+        know, source = self.detected.add_fact, "SGLang's server info"
         info = await self._json("/server_info") or await self._json("/get_server_info")
         model = await self._json("/get_model_info")
         know("sut.software", f"SGLang {info.get('version') or ''}".strip(), source)
@@ -187,9 +191,13 @@ class _Detector:
         for one in listed:
             mode = (one.get("litellm_params") or {}).get("mode")
             modes |= set(mode if isinstance(mode, list) else [mode])
-        self.detected.know("sut.guardrails.names", [str(one.get("guardrail_name")) for one in listed], source)
-        self.detected.know("sut.guardrails.input_filter", bool(modes & {"pre_call", "during_call"}), source)
-        self.detected.know("sut.guardrails.output_filter", "post_call" in modes, source)
+        self.detected.add_fact(
+            "sut.guardrails.names", [str(one.get("guardrail_name")) for one in listed], source
+        )
+        self.detected.add_fact(
+            "sut.guardrails.input_filter", bool(modes & {"pre_call", "during_call"}), source
+        )
+        self.detected.add_fact("sut.guardrails.output_filter", "post_call" in modes, source)
 
     async def read_metrics(self) -> None:
         """Read whether the prefix cache is on, which vLLM and SGLang report as a label of a gauge."""
@@ -198,18 +206,18 @@ class _Detector:
         except (aiohttp.ClientError, TimeoutError, OSError):
             return
         if match := _CACHE.search(body.decode(errors="replace")):
-            self.detected.know("sut.prefix_cache", match[1] == "True", "cache_config_info in /metrics")
+            self.detected.add_fact("sut.prefix_cache", match[1] == "True", "cache_config_info in /metrics")
 
     async def choose_endpoint(self) -> None:
         """Choose the endpoint: completions for an engine, whose workload is token
         ids; else chat completions."""
         if self.detected.value("sut.boundary") == "model engine" and await self._probe("completions"):
             source = "an engine's workload (4.3.2.1) is token ids, which a chat takes only by a tokenizer"
-            self.detected.know("target.endpoint", "completions", source)
+            self.detected.add_fact("target.endpoint", "completions", source)
         elif await self._probe(CHAT):
-            self.detected.know("target.endpoint", CHAT, "it answers there, and that is what users ask")
+            self.detected.add_fact("target.endpoint", CHAT, "it answers there, and that is what users ask")
         elif await self._probe("completions"):
-            self.detected.know("target.endpoint", "completions", "it has no chat completions")
+            self.detected.add_fact("target.endpoint", "completions", "it has no chat completions")
         else:
             self.detected.notes.append("it has neither /v1/chat/completions nor /v1/completions")
 
@@ -236,14 +244,14 @@ class _Detector:
             detected.notes.append(f"the probe failed, so chunks are not known: {exc or type(exc).__name__}")
             return True
         if head.get("Content-Type", "").startswith("text/event-stream"):
-            detected.know("sut.protocol", "SSE", "the probe's content type")
+            detected.add_fact("sut.protocol", "SSE", "the probe's content type")
         measured = measure(x)
         tokens, output, events = measured.tokens_per_chunk or [], x.tokens.output, measured.output_events
         source = f"the probe: {output or 'unknown'} tokens in {events} chunks"
         single = bool(tokens) and tokens.count(1) / len(tokens) > SINGLE_SHARE
         if tokens or (output and 0 < events < output):
             chunking = "one token per chunk" if single else "several tokens per chunk"
-            detected.know("sut.chunking", chunking, source)
+            detected.add_fact("sut.chunking", chunking, source)
         else:
             detected.hints["sut.chunking"] = source
         return True
@@ -272,36 +280,36 @@ class _Detector:
             return response.status, response.headers, bytes(read)
 
 
-async def _place(detected: Detected, host: str, port: int) -> None:
+async def _detect_place(detected: Detected, host: str, port: int) -> None:
     """Detect where the load generator runs (4.7), and the hardware of its machine."""
     try:
         addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
         addresses = []
     if not any(_is_ours(str(one[4][0]), port) for one in addresses):
-        detected.know("sut.clock.placement", "remote", f"{host} is no address of this machine")
+        detected.add_fact("sut.clock.placement", "remote", f"{host} is no address of this machine")
         clock = await read_clock_offset()
         if clock is None:
             detected.notes.append(f"the NTP offset of this machine is {NOT_KNOWN}")
         else:
-            detected.know(
+            detected.add_fact(
                 "sut.clock.synchronization", clock.method, "this machine's; see that the SUT's is equal"
             )
-            detected.know(
+            detected.add_fact(
                 "sut.clock.accuracy", f"{clock.accuracy * 1e3:.3g}ms", f"this machine: {clock.text}"
             )
         rtt_ns = await round_trip_ns(detected.url, SystemClock())
         if rtt_ns is not None:
             detected.notes.append(f"network round trip {format_ns(rtt_ns)} (4.7.3; quickest of {TRIPS})")
         return
-    detected.know("sut.clock.placement", "same machine", f"{host} is an address of this one")
+    detected.add_fact("sut.clock.placement", "same machine", f"{host} is an address of this one")
     gpus, _ = open_gpus()
     if gpus is not None:
         kinds = ", ".join(dict.fromkeys(gpus.names))
-        detected.know("sut.hardware.accelerator", kinds, "this machine's, by NVML")
-        detected.know("sut.hardware.count", len(gpus.names), "this machine's; fewer may be in use")
+        detected.add_fact("sut.hardware.accelerator", kinds, "this machine's, by NVML")
+        detected.add_fact("sut.hardware.count", len(gpus.names), "this machine's; fewer may be in use")
         gpus.close()
-    detected.know("sut.hardware.cpu", _cpu(), "this machine's")
+    detected.add_fact("sut.hardware.cpu", _cpu_model(), "this machine's")
 
 
 def _is_ours(address: str, port: int) -> bool:
@@ -320,7 +328,7 @@ def _is_ours(address: str, port: int) -> bool:
         return False
 
 
-def _cpu() -> str | None:
+def _cpu_model() -> str | None:
     try:
         names = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text("utf-8"), re.MULTILINE)
     except OSError:
@@ -377,29 +385,29 @@ def starter_text(detected: Detected) -> str:
         "# Bench file, written by `llmtap bench init`. Comments name the source of detected values.",
         "# Unknown declarations are comments, with the section of the IETF draft that asks for them.",
     ]
-    lines += [line for note in detected.notes for line in _comment(f"Noted: {note}.")]
+    lines += [line for note in detected.notes for line in _comment_lines(f"Noted: {note}.")]
     for table, kind in _TABLES.items():
-        lines += ["", f"[{table}]", *_table(table, kind, detected)]
+        lines += ["", f"[{table}]", *_table_lines(table, kind, detected)]
     return "\n".join(lines) + "\n" + _ARMS.replace("{tests}", ", ".join(TESTS))
 
 
-def _table(table: str, kind: type[msgspec.Struct], detected: Detected) -> Iterator[str]:
-    detected.know("target.url", detected.url, "--target")
+def _table_lines(table: str, kind: type[msgspec.Struct], detected: Detected) -> Iterator[str]:
+    detected.add_fact("target.url", detected.url, "--target")
     for one in msgspec.structs.fields(kind):
         key = f"{table}.{one.name}"
         if key in _TABLES:
             continue
         if key in detected.facts:
             fact = detected.facts[key]
-            yield f"{one.name} = {_toml(fact.value)}  # {fact.source}"
+            yield f"{one.name} = {_toml_value(fact.value)}  # {fact.source}"
             continue
-        yield from _comment(_meaning(one.type))
+        yield from _comment_lines(_meaning_text(one.type))
         if key in detected.hints:
-            yield from _comment(f"found: {detected.hints[key]}")
-        yield f"# {one.name} = {_toml(_EXAMPLES[key])}"
+            yield from _comment_lines(f"found: {detected.hints[key]}")
+        yield f"# {one.name} = {_toml_value(_EXAMPLES[key])}"
 
 
-def _meaning(kind: Any) -> str:
+def _meaning_text(kind: Any) -> str:
     info = type_info(kind)
     assert isinstance(info, Metadata) and info.extra_json_schema is not None
     inner = get_args(kind)[0]
@@ -410,14 +418,14 @@ def _meaning(kind: Any) -> str:
     return description + (f": {' | '.join(filter(None, choices))}" if choices else "")
 
 
-def _comment(text: str) -> list[str]:
+def _comment_lines(text: str) -> list[str]:
     return textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
 
 
-def _toml(value: Any) -> str:
+def _toml_value(value: Any) -> str:
     """Format a value as TOML. JSON strings are valid TOML basic strings, except for the character DEL."""
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{name} = {_toml(item)}" for name, item in value.items()) + " }"
+        return "{ " + ", ".join(f"{name} = {_toml_value(item)}" for name, item in value.items()) + " }"
     if isinstance(value, list):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
+        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
     return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")

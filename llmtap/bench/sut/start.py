@@ -68,11 +68,13 @@ async def started(
     if protocol_of(target.url) != "http":
         raise ConfigError(_KEY, f"requires an HTTP target, got {target.url}")
     if await round_trip_ns(target.url, clock) is not None:
-        raise ConfigError(_KEY, f"a server already listens at {target.url}", "stop it, or remove the key")
+        raise ConfigError(
+            _KEY, f"a server already listens at {target.url}", "stop that server, or remove the key"
+        )
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
-        raise ConfigError("--results", f"cannot make {log.parent}: {exc.strerror}") from None
+        raise ConfigError("--results", f"cannot create the folder {log.parent}: {exc.strerror}") from None
     began_ns = clock.mono_ns()
     with log.open("wb") as out:
         try:
@@ -87,16 +89,16 @@ async def started(
         check()
         if process.returncode is not None:
             last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["no output"]
-            raise ConfigError(_KEY, f"the server ended with {process.returncode}: {last[0]}")
+            raise ConfigError(_KEY, f"the server ended with status {process.returncode}: {last[0]}")
         if clock.mono_ns() - began_ns > START_S_MAX * NS_PER_S:
-            raise ConfigError(_KEY, f"no answer within {START_S_MAX} s")
+            raise ConfigError(_KEY, f"the server did not answer within {START_S_MAX} s")
 
     try:
         while await round_trip_ns(target.url, clock) is None:
             check_all()
             await asyncio.sleep(POLL_S)
         open_ns = clock.mono_ns()
-        while (models := await _models(target)) is None:
+        while (models := await _listed_models(target)) is None:
             check_all()
             await asyncio.sleep(POLL_S)
         ready_ns = clock.mono_ns()
@@ -105,7 +107,7 @@ async def started(
             failed += 1
             if failed:
                 await asyncio.sleep(RETRY_S)
-            x = await _answer(target, models, check_all)
+            x = await _first_answer(target, models, check_all)
         ttft_ns = ttft_any_ns(x.timeline)
         yield ModelLoad(
             port_open=to_seconds(open_ns - began_ns), ready=to_seconds(ready_ns - began_ns),
@@ -113,7 +115,7 @@ async def started(
             ttft=None if ttft_ns is None else to_seconds(ttft_ns), failed_before=failed,
         )  # fmt: skip
     finally:
-        await _stop(process)
+        await _stop_process(process)
 
 
 def model_load_text(load: ModelLoad) -> str:
@@ -124,7 +126,7 @@ def model_load_text(load: ModelLoad) -> str:
     return f"{load.first_token:.3g} s to the first token ({steps}){first}"
 
 
-async def _models(target: BenchTarget) -> list[str] | None:
+async def _listed_models(target: BenchTarget) -> list[str] | None:
     """Return the models that the server lists; None while it is not ready."""
     try:
         async with (
@@ -140,7 +142,7 @@ async def _models(target: BenchTarget) -> list[str] | None:
         return None
 
 
-async def _answer(target: BenchTarget, models: list[str], check: Callable[[], None]) -> Exchange:
+async def _first_answer(target: BenchTarget, models: list[str], check: Callable[[], None]) -> Exchange:
     """Send one request from this process, and return its exchange."""
     loop = asyncio.get_running_loop()
     fields = [*read_headers([], None, target.key_env), *target.headers.items()]
@@ -165,7 +167,7 @@ async def _answer(target: BenchTarget, models: list[str], check: Callable[[], No
         sender.close()
 
 
-async def _stop(process: asyncio.subprocess.Process) -> None:
+async def _stop_process(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         process.terminate()
         with suppress(TimeoutError):

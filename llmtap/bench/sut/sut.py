@@ -225,7 +225,9 @@ def load_bench(
     for item in sets:
         key, equals, text = item.partition("=")
         if not equals or not key:
-            raise ConfigError(FLAG, f"expected NAME=VALUE, got {item!r}", "llmtap bench list")
+            raise ConfigError(
+                FLAG, f"expected NAME=VALUE, got {item!r}", "`llmtap bench list` shows the parameters"
+            )
         for path in _set_by(key.strip(), tests):
             tables.put(path, text.strip(), f"{FLAG} {key}")
     if "url" not in tables.values.get("target", {}):

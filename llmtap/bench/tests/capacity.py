@@ -85,20 +85,20 @@ def check(session: BenchSession, params: CapacityParams) -> None:
 
 async def run(session: BenchSession, params: CapacityParams) -> TestResult:
     """Search for the highest concurrency that meets the success criteria (5.5.3), and return it."""
-    search = _search(params)
+    search = _new_search(params)
     attempts: list[LevelAttempt] = []
     while (slots := search.next) is not None:
         session.report_remaining(remaining_text(search.attempts_max, to_seconds(params.duration)))
-        attempts.append(await _attempt(session, params, attempts, slots))
+        attempts.append(await _attempt_level(session, params, attempts, slots))
         search.record(slots, attempts[-1].holds)
     return _result(params, search, attempts)
 
 
-def _search(params: CapacityParams) -> RateSearch:
+def _new_search(params: CapacityParams) -> RateSearch:
     return RateSearch(1, params.maximum, params.initial, params.resolution)
 
 
-async def _attempt(
+async def _attempt_level(
     session: BenchSession, params: CapacityParams, attempts: Sequence[LevelAttempt], slots: int
 ) -> LevelAttempt:
     """Send a level, and again with more requests if it ended too soon."""
@@ -131,7 +131,7 @@ def _is_short(params: CapacityParams, attempt: LevelAttempt) -> bool:
 
 def _violations(params: CapacityParams, measured: Measurement) -> list[str]:
     texts = []
-    completed, bound = _completion(measured), _bound_s(params)
+    completed, bound = _completed_share(measured), _bound_s(params)
     if completed < params.completion:
         texts.append(f"{share(completed)} completed, {share(params.completion)} needed")
     p99 = percentile(measured.values("ttft_ns"), 0.99)
@@ -147,7 +147,7 @@ def _bound_s(params: CapacityParams) -> float:
     return to_seconds(params.ttft_p99)
 
 
-def _completion(measured: Measurement) -> float:
+def _completed_share(measured: Measurement) -> float:
     return len(measured.ended_well()) / measured.n if measured.n else 0.0
 
 
@@ -183,7 +183,7 @@ def _result(params: CapacityParams, search: RateSearch, attempts: Sequence[Level
     result.charts = _charts(params, attempts, best)
     if best is None:
         result.missed_objectives.append("not even one request at a time meets the success criteria")
-    _remark(result, params, search, attempts)
+    _add_notes(result, params, search, attempts)
     return result
 
 
@@ -256,7 +256,7 @@ def _charts(params: CapacityParams, attempts: Sequence[LevelAttempt], best: int 
     ]
 
 
-def _remark(
+def _add_notes(
     result: TestResult, params: CapacityParams, search: RateSearch, attempts: Sequence[LevelAttempt]
 ) -> None:
     notes = result.notes
@@ -278,8 +278,8 @@ def _remark(
         )
 
 
-def _expected(session: BenchSession, params: CapacityParams) -> ExpectedLoads:
-    levels = min(_search(params).attempts_max, LEVELS_EXPECTED)
+def _expected_loads(session: BenchSession, params: CapacityParams) -> ExpectedLoads:
+    levels = min(_new_search(params).attempts_max, LEVELS_EXPECTED)
     return ExpectedLoads(levels, seconds=levels * to_seconds(params.duration))
 
 
@@ -289,7 +289,7 @@ TEST: Final = BenchTest(
     run=run,
     figures=("tokens", "ttft", "tpot"),
     overloads=True,
-    expected=_expected,
+    expected=_expected_loads,
     quick={
         "ttft_p99": Duration(2 * NS_PER_S),
         "output_tokens": 64,

@@ -124,13 +124,13 @@ async def run(session: BenchSession, params: FairnessParams) -> TestResult:
         "load_share": None if capacity is None else rate / capacity.rps,
         "tokens_per_second": rate * mix.mean_tokens(),
         "isolation": "tokens",
-        "classes": {one.name: _figures(one) for one in classes},
+        "classes": {one.name: _class_figures(one) for one in classes},
         "jain": _jain(classes, session.seed),
     }
     result.configuration |= _configuration(mix, result.measurements)
     result.tables = _tables(result.measurements)
     result.charts = _charts(classes)
-    _remark(result, mixed, classes, capacity)
+    _add_notes(result, mixed, classes, capacity)
     return result
 
 
@@ -164,7 +164,7 @@ async def _capacity(
     )
 
 
-def _figures(one: _Class) -> dict[str, Any]:
+def _class_figures(one: _Class) -> dict[str, Any]:
     mixed, alone = one.mixed, one.alone
     ttft, ttft_alone = mixed.values("ttft_ns"), alone.values("ttft_ns")
     waits = starvation(ttft)
@@ -230,13 +230,13 @@ def _jain_intervals(
     samples: dict[str, list[float]] = {"per_request": [], "per_class": []}
     for _ in range(RESAMPLES):
         normal = [random.choice(a, len(a)) / np.median(random.choice(b, len(b))) for a, b in class_samples]
-        samples["per_request"].append(_index(np.concatenate(normal)))
-        samples["per_class"].append(_index(np.array([one.mean() for one in normal])))
+        samples["per_request"].append(_jain_index(np.concatenate(normal)))
+        samples["per_class"].append(_jain_index(np.array([one.mean() for one in normal])))
     ends = {name: np.percentile(values, (2.5, 97.5)) for name, values in samples.items()}
     return {name: (float(low), float(high)) for name, (low, high) in ends.items()}
 
 
-def _index(x: NDArray[np.float64]) -> float:
+def _jain_index(x: NDArray[np.float64]) -> float:
     return float(x.sum() ** 2 / (len(x) * (x**2).sum()))
 
 
@@ -283,7 +283,7 @@ def _tables(measurements: Mapping[str, Any]) -> list[ReportTable]:
         figures.table_of("Table 8: Per-Class Results", classes, TABLE_8),
         figures.metric_table("Table 9: Fairness Metrics", metrics),
         ReportTable("TTFT alone and in the mix, and latency inflation (5.6.4)", heads, rows),
-        *([] if jain is None else [_readings(jain)]),
+        *([] if jain is None else [_readings_table(jain)]),
     ]
 
 
@@ -294,7 +294,7 @@ TABLE_8: Final[Mapping[str, figures.Cell]] = {
 }
 
 
-def _readings(jain: Mapping[str, Any]) -> ReportTable:
+def _readings_table(jain: Mapping[str, Any]) -> ReportTable:
     slowdown = ", ".join(f"{name} {x:.2f}" for name, x in jain["slowdown"].items())
     rows = [
         ["by request: TTFT / median of its class alone", figures.with_interval(jain["headline"], ".3f")],
@@ -316,7 +316,7 @@ def _charts(classes: Sequence[_Class]) -> list[ChartSpec]:
     return [chart] if series else []
 
 
-def _remark(
+def _add_notes(
     result: TestResult,
     mixed: Measurement,
     classes: Sequence[_Class],
@@ -360,7 +360,7 @@ def _remark(
         result.notes.append(f"{statement}: significant unfairness (5.6.4)")
 
 
-def _expected(session: BenchSession, params: FairnessParams) -> ExpectedLoads:
+def _expected_loads(session: BenchSession, params: FairnessParams) -> ExpectedLoads:
     n = len(params.classes) + 1
     loads = ExpectedLoads(n, seconds=n * params.duration / NS_PER_S)
     return loads if params.rate is not None else loads.plus(expected_search(ROUNDS))
@@ -371,7 +371,7 @@ TEST: Final = BenchTest(
     params=FairnessParams,
     run=run,
     figures=("load", "ttft", "tpot", "e2e"),
-    expected=_expected,
+    expected=_expected_loads,
     quick={"requests_per_class": 20, "duration": Duration(15 * NS_PER_S), "slots_max": 32},
     forfeits=("5.6.2-p2", "5.6.3-p2"),
     check=check,

@@ -79,27 +79,29 @@ class GuardrailParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 def check(session: BenchSession, params: GuardrailParams) -> None:
     """Raise ConfigError if the baseline or all filters are missing."""
-    hint = "add it to the file of --config with what differs from [target]: url, headers, body or apply"
+    hint = "add it to the file of --config, with keys that differ from [target] (url, headers, body, apply)"
     filter_arms = "[arms.input_filter], [arms.output_filter] or [arms.full]"
     if BASELINE not in session.arms:
         problem = f"is missing: the configuration without guardrails (5.10.2), the base of {filter_arms}"
         raise ConfigError(f"[arms.{BASELINE}]", problem, hint)
-    if not _filters(session):
+    if not _filter_arms(session):
         raise ConfigError(
-            filter_arms, f"is missing: at least one of them is compared with [arms.{BASELINE}] (5.10.2)", hint
+            filter_arms,
+            f"one of these tables is required, to compare it with [arms.{BASELINE}] (5.10.2)",
+            hint,
         )
 
 
 async def run(session: BenchSession, params: GuardrailParams) -> test.TestResult:
     """Send equal blocks of requests to all configurations, and return the overheads (5.10.3, 5.10.4)."""
     longer = msgspec.structs.replace(params, output_tokens=WARM_TOKENS)
-    warm_by = _closed(session, longer, slots=8, requests=32, seed=session.seed - 1)
+    warm_by = _closed_load(session, longer, slots=8, requests=32, seed=session.seed - 1)
     capacity = known_capacity(
         session, params.max_rate, params.workload if params.output_tokens is None else None
     )
     if capacity is None:
         capacity = await _capacity(session, params, BASELINE, warm_by)
-    arms = [BASELINE, *_filters(session), BASELINE_REPEATED]
+    arms = [BASELINE, *_filter_arms(session), BASELINE_REPEATED]
     levels = sorted(params.levels)
     switches = any(session.arms[name].switches for name in arms if name != BASELINE_REPEATED)
     order = blocks(arms, levels, params.repeats, session.seed, together=switches)
@@ -121,7 +123,7 @@ async def run(session: BenchSession, params: GuardrailParams) -> test.TestResult
             arm=BASELINE if arm == BASELINE_REPEATED else arm,
             warm_by=warm_by,
         )
-    peaks = await _peaks(session, params, capacity, warm_by) if params.search else None
+    peaks = await _peak_capacities(session, params, capacity, warm_by) if params.search else None
     result = test.TestResult(configuration=figures.load_lines(load, session.steps[-1]))
     result.main = f"{levels[-1]:g}-percent/0/{BASELINE}"
     measurements = result.measurements = guardrail_figures(cells, arms, levels, capacity, peaks)
@@ -138,7 +140,7 @@ async def run(session: BenchSession, params: GuardrailParams) -> test.TestResult
     }
     result.tables = _tables(measurements)
     result.charts = _charts(cells, measurements)
-    _remark(result, session, params, cells)
+    _add_notes(result, session, params, cells)
     return result
 
 
@@ -161,11 +163,13 @@ def blocks(
     return order
 
 
-def _filters(session: BenchSession) -> list[str]:
+def _filter_arms(session: BenchSession) -> list[str]:
     return [name for name in ARMS if name != BASELINE and name in session.arms]
 
 
-def _closed(session: BenchSession, params: GuardrailParams, *, slots: int, requests: int, seed: int) -> Load:
+def _closed_load(
+    session: BenchSession, params: GuardrailParams, *, slots: int, requests: int, seed: int
+) -> Load:
     return make_load(
         params.workload,
         slots=slots,
@@ -180,17 +184,17 @@ async def _capacity(session: BenchSession, params: GuardrailParams, arm: str, wa
     first = session.seed + _SEED_STEP // 2
 
     def load_of(slots: int, requests: int) -> Load:
-        return _closed(session, params, slots=slots, requests=requests, seed=first + slots)
+        return _closed_load(session, params, slots=slots, requests=requests, seed=first + slots)
 
     name = f"capacity/{arm}"
     return await find_capacity(session, load_of, params.slots_max, arm=arm, name=name, warm_by=warm_by)
 
 
-async def _peaks(
+async def _peak_capacities(
     session: BenchSession, params: GuardrailParams, capacity: Capacity, warm_by: Load
 ) -> dict[str, Capacity]:
     peaks = {}
-    for arm in (BASELINE, *_filters(session)):
+    for arm in (BASELINE, *_filter_arms(session)):
         is_known = arm == BASELINE and capacity.tps is not None
         peaks[arm] = capacity if is_known else await _capacity(session, params, arm, warm_by)
     return peaks
@@ -210,7 +214,7 @@ def guardrail_figures(
             {
                 "level": level,
                 "rate_rps": capacity.rps * level / 100,
-                "arms": {arm: _arm(cells, arm, level) for arm in arms},
+                "arms": {arm: _arm_results(cells, arm, level) for arm in arms},
             }
             for level in levels
         ],
@@ -246,7 +250,7 @@ def _values(cell: Cell, metric: str) -> list[float]:
     return [value for one in cell.values() for value in one.by_row(f"{metric}_ns").values()]
 
 
-def _arm(cells: Cells, arm: str, level: float) -> dict[str, Any]:
+def _arm_results(cells: Cells, arm: str, level: float) -> dict[str, Any]:
     cell, base = cells[arm, level], cells[BASELINE, level]
     outcomes = Counter(outcome for one in cell.values() for outcome in one.table["outcome"].to_pylist())
     return {
@@ -271,7 +275,9 @@ def _overhead(base: Cell, other: Cell, column: str) -> dict[str, Any]:
     ours, theirs = figures.pairs(blocks_compared, column)
     shift = compare_paired(ours, theirs)
     shifts = [
-        value for one in blocks_compared if (value := _shift(*figures.pairs([one], column))) is not None
+        value
+        for one in blocks_compared
+        if (value := _median_shift(*figures.pairs([one], column))) is not None
     ]
     overall = figures.over_repeats(shifts)
     if overall is None and shift is not None:
@@ -295,7 +301,7 @@ def _overhead(base: Cell, other: Cell, column: str) -> dict[str, Any]:
     }
 
 
-def _shift(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
+def _median_shift(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
     """Return the shift between two blocks: Hodges and Lehmann's estimate or, for very
     few pairs, the median."""
     comparison = compare_paired(ours, theirs)
@@ -327,7 +333,7 @@ def _overheads(levels: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
             yield {**row, "metric": label, **row["overhead"][metric]}
 
 
-def _at(share: str) -> figures.Cell:
+def _percentile_cell(share: str) -> figures.Cell:
     """Return a function that formats the overhead at a percentile; a dash if it has no interval."""
 
     def cell(row: Mapping[str, Any]) -> str:
@@ -341,7 +347,7 @@ def _at(share: str) -> figures.Cell:
     return cell
 
 
-def _p(row: Mapping[str, Any]) -> str:
+def _p_value_text(row: Mapping[str, Any]) -> str:
     overall = row["overall"]
     if overall is None:
         return "-"
@@ -357,8 +363,8 @@ OVERHEAD_COLUMNS: Final[Mapping[str, figures.Cell]] = {
     "Configuration": figures.text("name"),
     "Metric": figures.text("metric"),
     "Overhead": lambda row: figures.ms_with_interval(row["overall"]),
-    **{f"at {share.upper()}": _at(share) for share in figures.KEY_SHARES},
-    "p (Holm)": _p,
+    **{f"at {share.upper()}": _percentile_cell(share) for share in figures.KEY_SHARES},
+    "p (Holm)": _p_value_text,
 }
 TABLE_14: Final[Mapping[str, figures.Cell]] = {
     "Configuration": figures.text("name"),
@@ -428,7 +434,7 @@ def _charts(cells: Cells, measurements: Mapping[str, Any]) -> list[test.ChartSpe
     return charts
 
 
-def _remark(result: test.TestResult, session: BenchSession, params: GuardrailParams, cells: Cells) -> None:
+def _add_notes(result: test.TestResult, session: BenchSession, params: GuardrailParams, cells: Cells) -> None:
     measurements = result.measurements
     capacity, rows = measurements["capacity"], list(_rows(measurements["levels"]))
     result.notes.append(f"capacity of the baseline: {capacity['rps']:.4g} requests/s ({capacity['how']})")
@@ -473,8 +479,8 @@ def _shortfalls(measurements: Mapping[str, Any], params: GuardrailParams) -> Ite
             )
 
 
-def _expected(session: BenchSession, params: GuardrailParams) -> ExpectedLoads:
-    arms = 1 + len(_filters(session))
+def _expected_loads(session: BenchSession, params: GuardrailParams) -> ExpectedLoads:
+    arms = 1 + len(_filter_arms(session))
     # Add one arm, because the baseline is measured twice (A/A).
     shares = [level / 100 for level in params.levels] * params.repeats * (arms + 1)
     capacity = known_capacity(
@@ -491,7 +497,7 @@ TEST: Final = test.BenchTest(
     name="guardrail-overhead",
     params=GuardrailParams,
     run=run,
-    expected=_expected,
+    expected=_expected_loads,
     figures=("load", "tokens", "ttft", "tpot", "e2e"),
     quick={
         "levels": (25.0, 75.0),

@@ -83,8 +83,8 @@ def check(session: BenchSession, params: ItlParams) -> None:
     if shortest < OUTPUT_MIN:
         raise ConfigError(
             "output_tokens",
-            f"is not given, and {params.workload} has answers of {shortest} tokens; 5.4.2 wants {OUTPUT_MIN}",
-            "output_tokens = 128, or another workload",
+            f"is missing, and {params.workload} has answers of {shortest} tokens; 5.4.2 needs {OUTPUT_MIN}",
+            "set output_tokens = 128, or use another workload",
         )
 
 
@@ -101,7 +101,7 @@ async def run(session: BenchSession, params: ItlParams) -> test.TestResult:
         rate = capacity.rps * percentage / 100
         load = _load(session, params, rate)
         measured = await session.measure(f"{percentage:g}-percent", load)
-        gaps, level_figures = _level(measured, params.option)
+        gaps, level_figures = _level_figures(measured, params.option)
         samples.append(gaps)
         levels.append({"level": percentage, "rate_rps": rate, **level_figures})
         result.configuration = figures.load_lines(load, measured)
@@ -118,7 +118,7 @@ async def run(session: BenchSession, params: ItlParams) -> test.TestResult:
     result.measurements = {"max_rate_rps": capacity.rps, "max_rate_from": capacity.how, "levels": levels}
     result.tables = _tables(levels)
     result.charts = _charts(levels, [[gap for group in groups for gap in group] for groups in samples])
-    _remark(result, levels)
+    _add_notes(result, levels)
     return result
 
 
@@ -146,14 +146,14 @@ def _load(session: BenchSession, params: ItlParams, rate: float) -> Load:
     )
 
 
-def _level(
+def _level_figures(
     measured: Measurement, option: Literal["auto", "A", "B", "C"]
 ) -> tuple[list[list[float]], dict[str, Any]]:
     """Return the gaps of each response that is long enough (`OUTPUT_MIN`), and the figures of a level."""
     columns = ["gaps_ns", "server_gaps_ns", "output_tokens", "itl_policy"]
     columns += ["chunk_tokens"] * (option == "B")
     rows = measured.ended_well().select(columns).to_pylist()
-    answers = [row for row in rows if _tokens(row) >= OUTPUT_MIN]
+    answers = [row for row in rows if _output_tokens(row) >= OUTPUT_MIN]
     by_server = [row for row in answers if row["server_gaps_ns"]]
     server = bool(by_server) and (option == "C" or (option == "auto" and len(by_server) == len(answers)))
     direct = sum("direct" in (row["itl_policy"] or "") for row in answers) > DIRECT_SHARE * len(answers)
@@ -195,7 +195,7 @@ def _option_b_gaps(row: dict[str, Any]) -> list[float]:
     return [ns / 1e9 for ns in itl_ns(times_ns, row["chunk_tokens"])]
 
 
-def _tokens(row: dict[str, Any]) -> int:
+def _output_tokens(row: dict[str, Any]) -> int:
     tokens = row["output_tokens"]
     return len(row["gaps_ns"] or ()) + 1 if tokens is None else int(tokens)
 
@@ -207,7 +207,7 @@ def _modality(gaps: Sequence[float]) -> dict[str, Any] | None:
 
 
 def _tables(levels: Sequence[dict[str, Any]]) -> list[test.ReportTable]:
-    loads = [f"{_name(one)} ({one['rate_rps']:.3g}/s)" for one in levels]
+    loads = [f"{_level_name(one)} ({one['rate_rps']:.3g}/s)" for one in levels]
     terms = "/".join(dict.fromkeys(one["term"] for one in levels))
     rows = [[name, *cells] for name, *cells in zip(_RESULTS, *map(_results, levels), strict=True)]
     heads = ["Metric", *loads] if len(loads) > 1 else ["Metric", "Value"]
@@ -222,7 +222,7 @@ def _tables(levels: Sequence[dict[str, Any]]) -> list[test.ReportTable]:
 def _results(one: dict[str, Any]) -> list[str]:
     itl = one["itl"]
     cells = [figures.ms_of(itl, key) for key in (*_ROWS, "mean")]
-    return [f"{itl['n']}", *cells, figures.ms(one["std"]), _number(one["p99_p50"])]
+    return [f"{itl['n']}", *cells, figures.ms(one["std"]), _number_text(one["p99_p50"])]
 
 
 def _modes_cell(cell: figures.Cell) -> figures.Cell:
@@ -230,33 +230,33 @@ def _modes_cell(cell: figures.Cell) -> figures.Cell:
     return lambda one: "-" if one["modality"] is None else cell(one["modality"])
 
 
-def _name(one: dict[str, Any]) -> str:
+def _level_name(one: dict[str, Any]) -> str:
     return f"{one['level']:g} %"
 
 
-def _number(value: float | None) -> str:
+def _number_text(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def _percentile(what: str, share: str) -> figures.Cell:
+def _percentile_cell(what: str, share: str) -> figures.Cell:
     return lambda one: figures.ms_of(one[what], share)
 
 
 REQUEST_COLUMNS: Final[Mapping[str, figures.Cell]] = {
-    "Load": _name,
+    "Load": _level_name,
     "Answers": figures.text("answers"),
     **{
-        f"{head} {share.upper()}": _percentile(what, share)
+        f"{head} {share.upper()}": _percentile_cell(what, share)
         for what, head in (("jitter", "Jitter"), ("max_pause", "Max Pause"))
         for share in figures.KEY_SHARES
     },
 }
 SHAPE_COLUMNS: Final[Mapping[str, figures.Cell]] = {
-    "Load": _name,
+    "Load": _level_name,
     "Modality": _modes_cell(lambda found: "unimodal" if found["unimodal"] else "multimodal"),
     "Modes": _modes_cell(lambda found: ", ".join(map(figures.ms, found["modes"])) or "-"),
     "Tail": lambda one: one["tail"]["kind"] or "-",
-    "P99/P50 Ratio": lambda one: _number(one["p99_p50"]),
+    "P99/P50 Ratio": lambda one: _number_text(one["p99_p50"]),
 }
 
 
@@ -266,7 +266,7 @@ def _charts(levels: Sequence[dict[str, Any]], samples: Sequence[Sequence[float]]
     if histogram_max is None:
         return []
     term = " and ".join(dict.fromkeys(one["term"] for one in levels))
-    named = [(_name(one), gaps) for one, gaps in zip(levels, samples, strict=True) if gaps]
+    named = [(_level_name(one), gaps) for one, gaps in zip(levels, samples, strict=True) if gaps]
     percentages: list[float | str] = [one["level"] for one in levels]
     x_title, cdfs = f"{term} (ms)", [figures.cdf_series(name, gaps) for name, gaps in named]
     histograms = [
@@ -284,7 +284,7 @@ def _charts(levels: Sequence[dict[str, Any]], samples: Sequence[Sequence[float]]
     ]
 
 
-def _remark(result: test.TestResult, levels: Sequence[dict[str, Any]]) -> None:
+def _add_notes(result: test.TestResult, levels: Sequence[dict[str, Any]]) -> None:
     notes = result.notes
     notes.append("the time before an answer's first token is in no figure (5.4.3)")
     notes.append(f"saturation: {result.measurements['max_rate_from']}")
@@ -299,22 +299,24 @@ def _remark(result: test.TestResult, levels: Sequence[dict[str, Any]]) -> None:
             mean, share = chunks["tokens_per_chunk_mean"], chunks["single_token_share"]
             size = "unknown sizes" if mean is None else f"{mean:.2f} tokens on average"
             single = "" if share is None else f", {share:.0%} of one token"
-            notes.append(f"{_name(one)}: chunks have {size}{single}, so the figures are times between chunks")
+            notes.append(
+                f"{_level_name(one)}: chunks have {size}{single}, so the figures are times between chunks"
+            )
         if one["too_short"]:
             notes.append(
-                f"{_name(one)}: {several(one['too_short'], 'answer')} had fewer than {OUTPUT_MIN} tokens:"
-                " left out"
+                f"{_level_name(one)}: {several(one['too_short'], 'answer')} had fewer than {OUTPUT_MIN}"
+                " tokens: left out"
             )
         if one["answers"] < REQUESTS_MIN or one["itl"]["n"] < SAMPLES_MIN:
             result.deviations.append(
-                f"5.4.2: {several(one['answers'], 'answer')} with {one['itl']['n']:,} gaps at {_name(one)} of"
-                f" saturation, where {REQUESTS_MIN} with {SAMPLES_MIN:,} are wanted"
+                f"5.4.2: {several(one['answers'], 'answer')} with {one['itl']['n']:,} gaps at"
+                f" {_level_name(one)} of saturation, where {REQUESTS_MIN} with {SAMPLES_MIN:,} are wanted"
             )
     if any(one["option"] == "B" for one in levels):
         notes.append("option B: answers whose tokens per chunk are unknown are left out")
 
 
-def _expected(session: BenchSession, params: ItlParams) -> ExpectedLoads:
+def _expected_loads(session: BenchSession, params: ItlParams) -> ExpectedLoads:
     capacity = known_capacity(session, params.max_rate, params.workload)
     shares = [level / 100 for level in params.levels]
     return expected_at(params.requests, shares, None if capacity is None else capacity.rps)
@@ -324,7 +326,7 @@ TEST: Final = test.BenchTest(
     name="itl",
     params=ItlParams,
     run=run,
-    expected=_expected,
+    expected=_expected_loads,
     figures=("load", "tbc", "itl", "tbc_max", "jitter"),
     quick={"requests": 40, "levels": (25.0, 75.0)},
     forfeits=("5.4.2-3", "5.4.2-p1"),

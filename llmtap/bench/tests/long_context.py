@@ -101,10 +101,10 @@ async def run(session: BenchSession, params: LongContextParams) -> TestResult:
         load = _load(session, params, length, slots=params.concurrency, requests=params.requests)
         measured = await session.measure(f"{length}-tokens", load, warm_by=short)
         if not measured.values("ttft_ns"):
-            result.notes.append(_refusal(length, measured))
+            result.notes.append(_refusal_text(length, measured))
             break
         throughput, is_saturated = await _seek_throughput(session, params, length, measured, warm_by=short)
-        by_length.append(_length(length, measured, throughput, is_saturated=is_saturated))
+        by_length.append(_length_results(length, measured, throughput, is_saturated=is_saturated))
         result.main = measured.name
         points += [(by_length[-1]["context"], ttft) for ttft in measured.values("ttft_ns")]
         result.configuration = figures.load_lines(load, measured)
@@ -123,7 +123,7 @@ async def run(session: BenchSession, params: LongContextParams) -> TestResult:
     result.measurements = {"lengths": by_length, **_fit_figures(fits, len(by_length))}
     result.tables = _tables(by_length, fits)
     result.charts = _charts(by_length, fits)
-    _remark(result, by_length, fits)
+    _add_notes(result, by_length, fits)
     return result
 
 
@@ -181,7 +181,7 @@ def _load(
     return load
 
 
-def _length(
+def _length_results(
     length: int, measured: Measurement, throughput: list[dict[str, Any]], *, is_saturated: bool
 ) -> dict[str, Any]:
     ttft = measured.values("ttft_ns")
@@ -217,7 +217,7 @@ def _throughput(measured: Measurement, slots: int) -> dict[str, Any]:
     }
 
 
-def _refusal(length: int, measured: Measurement) -> str:
+def _refusal_text(length: int, measured: Measurement) -> str:
     outcomes = measured.result.get("outcomes") or {}
     counts = ", ".join(f"{name}: {n}" for name, n in outcomes.items() if n)
     errors = measured.result.get("errors") or {}
@@ -284,7 +284,7 @@ def _fit_figures(fits: Sequence[_Fit], lengths: int) -> dict[str, Any]:
     }
 
 
-def _best(fits: Sequence[_Fit]) -> str:
+def _best_fit_text(fits: Sequence[_Fit]) -> str:
     """Format as in 5.9.5: `Best fit: Linear (R^2 = 0.9987), ~68 microseconds per input token`."""
     best = fits[0]
     text = f"Best fit: {best.name} (R^2 = {best.r2:.4f})"
@@ -293,7 +293,7 @@ def _best(fits: Sequence[_Fit]) -> str:
     return f"{text}, TTFT = {best.formula}"
 
 
-def _most(name: str, form: str) -> figures.Cell:
+def _maximum_cell(name: str, form: str) -> figures.Cell:
     return lambda one: format(one["throughput_max"][name], form)
 
 
@@ -308,10 +308,10 @@ THROUGHPUT_COLUMNS: Final[Mapping[str, figures.Cell]] = {
     "Requests": figures.text("requests"),
     **figures.latency_columns("ttft p50"),
     "E2E Mean": lambda one: figures.ms_of(one["e2e"], "mean"),
-    "Requests/s": _most("requests_per_s", ".3g"),
-    "Input tok/s": _most("input_tokens_per_s", ".0f"),
-    "Output tok/s": _most("output_tokens_per_s", ".0f"),
-    "At a time": _most("concurrency", ""),
+    "Requests/s": _maximum_cell("requests_per_s", ".3g"),
+    "Input tok/s": _maximum_cell("input_tokens_per_s", ".0f"),
+    "Output tok/s": _maximum_cell("output_tokens_per_s", ".0f"),
+    "At a time": _maximum_cell("concurrency", ""),
     "More": lambda one: "no gain" if one["throughput_saturated"] else "not tried",
 }
 FIT_COLUMNS: Final[Mapping[str, figures.Cell]] = {
@@ -337,7 +337,7 @@ def _charts(by_length: Sequence[Mapping[str, Any]], fits: Sequence[_Fit]) -> lis
         return []
     contexts: list[float | str] = [float(one["context"]) for one in by_length]
     series = [figures.line_series("mean TTFT", contexts, [one["ttft_mean"] for one in by_length])]
-    series += [_curve(one, float(contexts[0]), float(contexts[-1])) for one in fits]
+    series += [_fit_curve(one, float(contexts[0]), float(contexts[-1])) for one in fits]
     rates = [one["throughput_max"]["input_tokens_per_s"] for one in by_length]
     x_title = "context (tokens)"
     return [
@@ -355,7 +355,7 @@ def _charts(by_length: Sequence[Mapping[str, Any]], fits: Sequence[_Fit]) -> lis
     ]
 
 
-def _curve(fit: _Fit, first: float, last: float) -> ChartSeries:
+def _fit_curve(fit: _Fit, first: float, last: float) -> ChartSeries:
     """Return points of a fit, evenly on a logarithmic axis; None below 0."""
     steps = _CURVE_POINTS - 1
     xs = [first * exp(log(last / first) * i / steps) for i in range(_CURVE_POINTS)]
@@ -363,10 +363,10 @@ def _curve(fit: _Fit, first: float, last: float) -> ChartSeries:
     return ChartSeries(f"{fit.name}: {fit.formula}", list(xs), [y if y > 0 else None for y in ys])
 
 
-def _remark(result: TestResult, by_length: Sequence[Mapping[str, Any]], fits: Sequence[_Fit]) -> None:
+def _add_notes(result: TestResult, by_length: Sequence[Mapping[str, Any]], fits: Sequence[_Fit]) -> None:
     notes = result.notes
     if fits:
-        notes.insert(0, _best(fits))
+        notes.insert(0, _best_fit_text(fits))
         exponent = result.measurements["scaling_exponent"]
         within = figures.with_interval(exponent, ".3f")
         notes.insert(1, f"scaling exponent k = {within}, R^2 of the logarithms {exponent['r2_log']:.4f}")
@@ -397,7 +397,7 @@ def _remark(result: TestResult, by_length: Sequence[Mapping[str, Any]], fits: Se
         result.deviations.append(f"5.9.2: fewer than 20 answers at {', '.join(few)} tokens")
 
 
-def _expected(session: BenchSession, params: LongContextParams) -> ExpectedLoads:
+def _expected_loads(session: BenchSession, params: LongContextParams) -> ExpectedLoads:
     n, search = len(params.lengths), _slots_of_search(params)[:SEARCH_LOADS]
     answers = [max(params.requests / slots, _REQUESTS_PER_SLOT) for slots in search]
     loads = ExpectedLoads(n, answers=n * params.requests / params.concurrency)
@@ -408,7 +408,7 @@ TEST: Final = BenchTest(
     name="long-context",
     params=LongContextParams,
     run=run,
-    expected=_expected,
+    expected=_expected_loads,
     figures=("ttft", "tokens"),
     quick={
         "lengths": (1_024, 2_048, 4_096, 8_192),

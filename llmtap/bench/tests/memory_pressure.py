@@ -150,7 +150,7 @@ async def run(session: BenchSession, params: MemoryPressureParams) -> TestResult
         table_of("How it degrades", levels, DEGRADATION_COLUMNS),
     ]
     result.charts = _charts(levels)
-    _remark(result, params, pressure)
+    _add_notes(result, params, pressure)
     return result
 
 
@@ -159,7 +159,7 @@ async def _apply_pressure(session: BenchSession, params: MemoryPressureParams) -
     assert capacity is not None  # `check` raised an error for None.
     seconds = to_seconds(params.duration)
     session.report_remaining(WARNING)
-    before = await _probe(session, params, "before")
+    before = await _send_probe(session, params, "before")
     pressure = _PressureRun(*capacity, before)
     rate = (1.0, before.n / before.seconds if before.seconds else 0.0)
     for done, percent in enumerate(params.levels):
@@ -184,13 +184,13 @@ async def _apply_pressure(session: BenchSession, params: MemoryPressureParams) -
             pressure.ended_early.append(measured.name)
         rate = (slots, steady.completed_rps)
     try:
-        pressure.after = await _probe(session, params, "after")
+        pressure.after = await _send_probe(session, params, "after")
     except ConfigError as exc:
         pressure.failure = f"after the last level: {exc.problem}"
     return pressure
 
 
-async def _probe(session: BenchSession, params: MemoryPressureParams, name: str) -> Measurement:
+async def _send_probe(session: BenchSession, params: MemoryPressureParams, name: str) -> Measurement:
     load = level_load(
         session, name, params.workload, slots=1, requests=PROBES, output_tokens=params.output_tokens
     )
@@ -247,12 +247,12 @@ def _level_json(level: _Level, base: _Level) -> dict[str, Any]:
         "completed_rps": steady.completed_rps,
         "output_tps": steady.output_tps,
         "drain": max(0.0, measured.seconds - steady.to_s),
-        "pattern": _pattern(level, base, 1 - completed / max(1, n)),
+        "pattern": _degradation_pattern(level, base, 1 - completed / max(1, n)),
         **latency_rows(measured),
     }
 
 
-def _pattern(level: _Level, base: _Level, failed: float) -> str:
+def _degradation_pattern(level: _Level, base: _Level, failed: float) -> str:
     """Return the most severe degradation compared with the base level."""
     if failed > FAILURE_SHARE_MAX:
         return "requests fail"
@@ -265,25 +265,25 @@ def _pattern(level: _Level, base: _Level, failed: float) -> str:
     return "requests wait" if ttft is not None and ttft > TTFT_FACTOR_MAX - 1 else "as at the base"
 
 
-def _name(level: Mapping[str, Any]) -> str:
+def _level_name(level: Mapping[str, Any]) -> str:
     percent: int = level["percent"]
     return f"{percent}%" + " (base)" * (percent == 100)
 
 
-def _preempted(level: Mapping[str, Any]) -> str:
+def _preempted_text(level: Mapping[str, Any]) -> str:
     most = level["preemption_rate_max"]
     if most is None:
         return _NOT_MEASURABLE
     return share(most) + " at most" * bool(most and level["preempted_requests"] is None)
 
 
-def _amount(value: float | None) -> str:
+def _amount_text(value: float | None) -> str:
     if value is None:
         return _NOT_MEASURABLE
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
 
 
-def _recovery(level: Mapping[str, Any]) -> str:
+def _recovery_text(level: Mapping[str, Any]) -> str:
     if level["preemption_events"] == 0:
         return "nothing to recover"
     rate: float | None = level["preemption_recovery_rate"]
@@ -291,23 +291,23 @@ def _recovery(level: Mapping[str, Any]) -> str:
 
 
 TABLE_11: Final[Mapping[str, Cell]] = {
-    "Oversub Level": _name,
+    "Oversub Level": _level_name,
     "Complete": lambda level: share(1 - level["fail_rate"]),
-    "Preempt": _preempted,
+    "Preempt": _preempted_text,
     "Fail Rate": lambda level: share(level["fail_rate"]),
     **latency_columns("ttft p99"),
 }
 PREEMPTION_COLUMNS: Final[Mapping[str, Cell]] = {
-    "Oversub Level": _name,
-    "Events": lambda level: _amount(level["preemption_events"]),
-    "Recovery": _recovery,
-    "Tokens lost per event": lambda level: _amount(level["preemption_loss_tokens"]),
-    "Tokens swapped out": lambda level: _amount(level["swapped_tokens"]),
-    "Requests swapped out, mean": lambda level: _amount(level["swapped_mean"]),
+    "Oversub Level": _level_name,
+    "Events": lambda level: _amount_text(level["preemption_events"]),
+    "Recovery": _recovery_text,
+    "Tokens lost per event": lambda level: _amount_text(level["preemption_loss_tokens"]),
+    "Tokens swapped out": lambda level: _amount_text(level["swapped_tokens"]),
+    "Requests swapped out, mean": lambda level: _amount_text(level["swapped_mean"]),
     "Recovery time": lambda level: f"{level['drain']:.1f} s",
 }
 DEGRADATION_COLUMNS: Final[Mapping[str, Cell]] = {
-    "Oversub Level": _name,
+    "Oversub Level": _level_name,
     "Concurrency": text("concurrency"),
     "Completed (req/s)": lambda level: number(level["completed_rps"]),
     "Output (tok/s)": lambda level: number(level["output_tps"]),
@@ -330,7 +330,7 @@ def _charts(levels: Sequence[Mapping[str, Any]]) -> list[ChartSpec]:
     ]
 
 
-def _remark(result: TestResult, params: MemoryPressureParams, pressure: _PressureRun) -> None:
+def _add_notes(result: TestResult, params: MemoryPressureParams, pressure: _PressureRun) -> None:
     measurements, notes = result.measurements, result.notes
     notes.append(WARNING)
     if measurements["preemption_is_told"]:
@@ -367,7 +367,7 @@ def _remark(result: TestResult, params: MemoryPressureParams, pressure: _Pressur
         )
 
 
-def _expected(session: BenchSession, params: MemoryPressureParams) -> ExpectedLoads:
+def _expected_loads(session: BenchSession, params: MemoryPressureParams) -> ExpectedLoads:
     n = len(params.levels)
     # Before and after the levels, single requests show the latency without pressure.
     return ExpectedLoads(n + 2, seconds=n * to_seconds(params.duration), answers=2 * PROBES)
@@ -379,7 +379,7 @@ TEST: Final = BenchTest(
     run=run,
     figures=("tokens", "ttft", "tpot", "e2e"),
     overloads=True,
-    expected=_expected,
+    expected=_expected_loads,
     quick={"workload": "synthetic-uniform", "duration": Duration(5 * NS_PER_S), "output_tokens": 64},
     forfeits=("5.8.2-1", "5.8.3-p2"),
     check=check,

@@ -85,12 +85,12 @@ def check_classes(classes: Sequence[RequestClass], place: str = "classes") -> No
         raise ConfigError(place, "expected at least two classes (5.6.2)")
     names = [one.name for one in classes]
     if len(set(names)) < len(names):
-        raise ConfigError(place, f"has a name twice: {', '.join(names)}")
+        raise ConfigError(place, f"two classes have the same name: {', '.join(names)}")
     for one in classes:
         for what, (low, high) in (("input", one.input), ("output", one.output)):
             if low > high:
                 raise ConfigError(
-                    place, f"{one.name}: the range of {what} ends at {high:,}, below its begin {low:,}"
+                    place, f"{one.name}: the range of {what} ends at {high:,}, below its start {low:,}"
                 )
     shares = sum(one.share for one in classes)
     if not math.isclose(shares, 1, abs_tol=1e-6):
@@ -125,8 +125,8 @@ class ClassMix(PlannedWorkload):
             deviations.append({"section": "4.3.2.2", "says": "random token sequences", "here": here})
         return description(
             self.name,
-            _described(_INPUT, "the prompt"),
-            _described(_OUTPUT, "the answer"),
+            _lengths_document(_INPUT, "the prompt"),
+            _lengths_document(_OUTPUT, "the answer"),
             self.content.describe(),
             about="requests of classes, mixed by share",
             source="IETF draft, 5.6.2, 4.3.2.2 and A.2",
@@ -150,8 +150,8 @@ class ClassMix(PlannedWorkload):
         input_random, output_random = Random(f"{seed}/input"), Random(f"{seed}/output")
         turns = (
             PlannedTurn(
-                _length(_INPUT, one.input, uniform_draw(input_random)),
-                _length(_OUTPUT, one.output, uniform_draw(output_random)),
+                _length_quantile(_INPUT, one.input, uniform_draw(input_random)),
+                _length_quantile(_OUTPUT, one.output, uniform_draw(output_random)),
             )
             for one in self._drawn(seed)
         )
@@ -229,7 +229,7 @@ def _probability(lengths: LogNormal, span: tuple[int, int]) -> float:
     return last - first
 
 
-def _length(skewed: LogNormal, span: tuple[int, int], u: float) -> int:
+def _length_quantile(skewed: LogNormal, span: tuple[int, int], u: float) -> int:
     """Return the quantile `u` of the log-normal lengths within a span, which includes both ends."""
     low, high = span
     mu, sigma = skewed.logarithm
@@ -239,10 +239,10 @@ def _length(skewed: LogNormal, span: tuple[int, int], u: float) -> int:
 
 
 def _mean_length(skewed: LogNormal, span: tuple[int, int]) -> float:
-    return math.fsum(_length(skewed, span, (i + 0.5) / _STEPS) for i in range(_STEPS)) / _STEPS
+    return math.fsum(_length_quantile(skewed, span, (i + 0.5) / _STEPS) for i in range(_STEPS)) / _STEPS
 
 
-def _described(skewed: LogNormal, of: str) -> dict[str, Any]:
+def _lengths_document(skewed: LogNormal, of: str) -> dict[str, Any]:
     mu, sigma = skewed.logarithm
     scope = {"of": of, "unit": "tokens", "within": "the class's range"}
     return {"distribution": "lognormal, truncated", "mu": mu, "sigma": sigma, **scope}
@@ -420,7 +420,7 @@ def prefixes_of(
     if not isinstance(workload, Composed) or isinstance(workload.content, RandomIds):
         raise ConfigError(
             "workload",
-            f"cannot make variants of {name!r} with other texts, which no cache has",
+            f"cannot make variants of {name!r} with new texts that no cache has",
             "expected code-completion, conversation, or a FILE.toml with generated texts",
         )
     if workload.conversations is not None:
@@ -430,7 +430,7 @@ def prefixes_of(
         raise ConfigError(
             "prefix_tokens",
             f"is not given, and the requests of {name} share no prefix",
-            "prefix_tokens = [512, 1024]",
+            "such as prefix_tokens = [512, 1024]",
         )
     if sharing is None:
         assert tokens is not None

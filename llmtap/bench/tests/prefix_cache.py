@@ -161,7 +161,7 @@ async def run(session: BenchSession, params: PrefixCacheParams) -> test.TestResu
     result.configuration |= _configuration(params, prefixes, runs, result.measurements, texts)
     result.tables = _tables(result.measurements)
     result.charts = _charts(runs)
-    _remark(result, params, runs, capacity, cold_first)
+    _add_notes(result, params, runs, capacity, cold_first)
     return result
 
 
@@ -279,7 +279,7 @@ def prefix_figures(
         "capacity": None if capacity is None else msgspec.to_builtins(capacity),
         "ttft": {state: figures.latency_row(_ttfts(runs, state), figures.KEY_SHARES) for state in STATES},
         "reduction": {state: _reductions(runs, state) for state in ("cold", "warm")},
-        "hit_rate": {state: _hits(runs, state) for state in STATES},
+        "hit_rate": {state: _hit_share(runs, state) for state in STATES},
         "throughput": rates,
     }
 
@@ -311,7 +311,7 @@ def _reduction_of_ratio(ratio: Mapping[str, Any] | None) -> dict[str, Any] | Non
     return {**ratio, **{to: None if ratio[end] is None else 1 - ratio[end] for to, end in ends.items()}}
 
 
-def _hits(runs: Sequence[PrefixRun], state: str) -> dict[str, Any] | None:
+def _hit_share(runs: Sequence[PrefixRun], state: str) -> dict[str, Any] | None:
     """Return the share of prefix tokens that came from the cache; None if the server never reports them."""
     cached = prefix = reported = 0
     for prefix_run in runs:
@@ -384,7 +384,7 @@ def _tables(measurements: Mapping[str, Any]) -> list[test.ReportTable]:
     ]
 
 
-def _reduction(at: str) -> figures.Cell:
+def _reduction_cell(at: str) -> figures.Cell:
     return lambda one: figures.with_interval(one[at], ".1%")
 
 
@@ -394,8 +394,8 @@ TABLE_10: Final[Mapping[str, figures.Cell]] = {
 }
 REDUCTION_COLUMNS: Final[Mapping[str, figures.Cell]] = {
     "": lambda one: f"TTFT reduction, {one['state']}",
-    **{f"at {share.upper()}": _reduction(share) for share in figures.KEY_SHARES},
-    "at P50, over repeats": _reduction("by_repeats"),
+    **{f"at {share.upper()}": _reduction_cell(share) for share in figures.KEY_SHARES},
+    "at P50, over repeats": _reduction_cell("by_repeats"),
 }
 
 
@@ -410,7 +410,7 @@ def _charts(runs: Sequence[PrefixRun]) -> list[test.ChartSpec]:
     return [chart] if series else []
 
 
-def _remark(
+def _add_notes(
     result: test.TestResult,
     params: PrefixCacheParams,
     runs: Sequence[PrefixRun],
@@ -451,7 +451,7 @@ def _remark(
                 )
 
 
-def _expected(session: BenchSession, params: PrefixCacheParams) -> ExpectedLoads:
+def _expected_loads(session: BenchSession, params: PrefixCacheParams) -> ExpectedLoads:
     n = 3 * params.repeats
     share, rate = (params.share, params.max_rate) if params.rate is None else (1.0, params.rate)
     loads = expected_at(params.requests, [share] * n, rate)._replace(warmups=2)
@@ -466,7 +466,7 @@ TEST: Final = test.BenchTest(
     name="prefix-cache",
     params=PrefixCacheParams,
     run=run,
-    expected=_expected,
+    expected=_expected_loads,
     figures=("load", "ttft", "tokens"),
     quick={
         "requests": 24,

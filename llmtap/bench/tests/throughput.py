@@ -131,7 +131,7 @@ def _check_range(name: str, low: float, high: float, step: float) -> None:
         raise ConfigError(f"{name}_max", f"is {high:g}, below {name}_min ({low:g})")
 
 
-def _search(params: ThroughputParams) -> SearchResult:
+def _new_search(params: ThroughputParams) -> SearchResult:
     if params.mode == "open":
         step, low, high = params.rate_step, params.rate_min, params.rate_max
     else:
@@ -142,7 +142,7 @@ def _search(params: ThroughputParams) -> SearchResult:
 
 async def seek(session: BenchSession, params: ThroughputParams) -> SearchResult:
     """Send loads (names such as `search/16rps`) until the limit is known to within one increment."""
-    result = _search(params)
+    result = _new_search(params)
     search, seconds = result.search, to_seconds(params.duration)
     while (index := search.next) is not None:
         session.report_remaining(remaining_text(search.attempts_max, seconds))
@@ -192,7 +192,7 @@ async def run(session: BenchSession, params: ThroughputParams) -> test.TestResul
     result = test.TestResult(
         measurements, configuration=_configuration(params), main=(best or search.attempts[0]).measured.name
     )
-    result.tables = [_summary(measurements)]
+    result.tables = [_summary_table(measurements)]
     if best is not None:
         result.tables.append(latency_table("Table 4: Latency at Maximum Throughput", best.steady.sent))
     levels = sorted(zip(search.attempts, measurements["levels"], strict=True), key=lambda pair: pair[0].level)
@@ -206,7 +206,7 @@ async def run(session: BenchSession, params: ThroughputParams) -> test.TestResul
     result.charts = _charts(params, search)
     if best is None and params.bounds:
         result.missed_objectives.append(f"no level meets the objectives ({params.bounds.text})")
-    _remark(result, params, search)
+    _add_notes(result, params, search)
     return result
 
 
@@ -297,7 +297,7 @@ _RESULT_KEYS: Final = (
 are None if no level is sustained."""
 
 
-def _summary(measurements: Mapping[str, Any]) -> test.ReportTable:
+def _summary_table(measurements: Mapping[str, Any]) -> test.ReportTable:
     sustained = number(measurements["sustainable_load_rps"], "req/s")
     if measurements["sent"] is not None:
         planned = number(measurements["planned_rps"], "req/s")
@@ -338,7 +338,7 @@ def _charts(params: ThroughputParams, search: SearchResult) -> list[test.ChartSp
     ]
 
 
-def _remark(result: test.TestResult, params: ThroughputParams, search: SearchResult) -> None:
+def _add_notes(result: test.TestResult, params: ThroughputParams, search: SearchResult) -> None:
     best, notes = search.best, result.notes
     notes.append(
         "throughput: output tokens made in the last 90 % of a level's time, by that time; an answer's tokens"
@@ -385,8 +385,8 @@ def _remark(result: test.TestResult, params: ThroughputParams, search: SearchRes
         )
 
 
-def _expected(session: BenchSession, params: ThroughputParams) -> ExpectedLoads:
-    levels = min(_search(params).search.attempts_max, LEVELS_EXPECTED)
+def _expected_loads(session: BenchSession, params: ThroughputParams) -> ExpectedLoads:
+    levels = min(_new_search(params).search.attempts_max, LEVELS_EXPECTED)
     return ExpectedLoads(levels, seconds=levels * to_seconds(params.duration))
 
 
@@ -396,7 +396,7 @@ TEST: Final = test.BenchTest(
     run=run,
     figures=("load", "tokens", "ttft", "tpot", "e2e", "goodput"),
     overloads=True,
-    expected=_expected,
+    expected=_expected_loads,
     quick={"duration": Duration(6 * NS_PER_S)},
     forfeits=("5.2.2.1-1", "5.2.2.1-p1"),
     check=check,

@@ -115,7 +115,7 @@ async def run(session: BenchSession, params: TradeoffParams) -> test.TestResult:
     result.charts = _charts(measurements)
     if params.bounds and measurements["operating_point_rps"] is None:
         result.missed_objectives.append(f"no level meets the objectives ({params.bounds.text})")
-    _remark(result, params, attempts)
+    _add_notes(result, params, attempts)
     return result
 
 
@@ -247,7 +247,7 @@ def _charts(measurements: Mapping[str, Any]) -> list[test.ChartSpec]:
     ]
 
 
-def _remark(result: test.TestResult, params: TradeoffParams, attempts: Sequence[LevelAttempt]) -> None:
+def _add_notes(result: test.TestResult, params: TradeoffParams, attempts: Sequence[LevelAttempt]) -> None:
     measurements, notes = result.measurements, result.notes
     notes.append(
         "the knee is of TTFT P99, as in the draft's example; throughput is of tokens made in the last 90 % of"
@@ -267,7 +267,7 @@ def _remark(result: test.TestResult, params: TradeoffParams, attempts: Sequence[
     notes += figures.legend(measurements["levels"], "ttft")
 
 
-def _expected(session: BenchSession, params: TradeoffParams) -> ExpectedLoads:
+def _expected_loads(session: BenchSession, params: TradeoffParams) -> ExpectedLoads:
     levels = len(params.levels)
     loads = ExpectedLoads(levels, seconds=levels * to_seconds(params.duration))
     known = known_capacity(session, params.max_rate, params.workload) is not None
@@ -280,7 +280,7 @@ TEST: Final = test.BenchTest(
     run=run,
     figures=("load", "tokens", "ttft", "tpot", "e2e"),
     overloads=True,
-    expected=_expected,
+    expected=_expected_loads,
     quick={
         "duration": Duration(5 * NS_PER_S),
         "levels": (10, 40, 70, 90, 100, 120),

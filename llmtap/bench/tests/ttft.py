@@ -76,7 +76,7 @@ async def run(session: BenchSession, params: TtftParams) -> test.TestResult:
         main=measured.name,
     )
     result.charts = _charts(ttft, measured, measurements["ttft_any"] is not None)
-    _remark(result)
+    _add_notes(result)
     return result
 
 
@@ -104,7 +104,7 @@ def _load(session: BenchSession, params: TtftParams) -> Load:
     )
 
 
-def _expected(session: BenchSession, params: TtftParams) -> ExpectedLoads:
+def _expected_loads(session: BenchSession, params: TtftParams) -> ExpectedLoads:
     if params.concurrency is not None:
         return ExpectedLoads(1, answers=params.requests / params.concurrency)
     rate = _rate(session, params)
@@ -174,23 +174,23 @@ def _tables(measurements: dict[str, Any]) -> list[test.ReportTable]:
     return tables
 
 
-def _range(row: dict[str, Any]) -> str:
+def _range_text(row: dict[str, Any]) -> str:
     return f"{row['from']}+" if row["below"] is None else f"{row['from']}-{row['below']}"
 
 
-def _percentile(share: str, *, unit: bool = True) -> figures.Cell:
+def _percentile_cell(share: str, *, unit: bool = True) -> figures.Cell:
     return lambda row: figures.ms_of(row, share, unit=unit)
 
 
 TABLE_2: Final[Mapping[str, figures.Cell]] = {
-    "Input Tokens": _range,
-    **{f"{share.upper()} (ms)": _percentile(share, unit=False) for share in figures.KEY_SHARES},
+    "Input Tokens": _range_text,
+    **{f"{share.upper()} (ms)": _percentile_cell(share, unit=False) for share in figures.KEY_SHARES},
 }
 COMPONENT_COLUMNS: Final[Mapping[str, figures.Cell]] = {
     "Component": figures.text("name"),
     "Samples": figures.text("n"),
-    "Mean": _percentile("mean"),
-    **{name: _percentile(share) for share, name in _ROWS.items()},
+    "Mean": _percentile_cell("mean"),
+    **{name: _percentile_cell(share) for share, name in _ROWS.items()},
 }
 
 
@@ -219,7 +219,7 @@ def _charts(ttft: list[float], measured: Measurement, has_others: bool) -> list[
     ]
 
 
-def _remark(result: test.TestResult) -> None:
+def _add_notes(result: test.TestResult) -> None:
     measurements = result.measurements
     result.notes.append(
         f"TTFT is of {several(measurements['ttft']['n'], 'answer')}, to the first content token"
@@ -232,7 +232,9 @@ def _remark(result: test.TestResult) -> None:
             f" tool calls), the first after {figures.ms_of(measurements['ttft_any'], 'mean')} on average"
         )
     if measurements["ttft_by_input"] is not None:
-        counts = ", ".join(f"{_range(bucket)}: {bucket['n']:,}" for bucket in measurements["ttft_by_input"])
+        counts = ", ".join(
+            f"{_range_text(bucket)}: {bucket['n']:,}" for bucket in measurements["ttft_by_input"]
+        )
         result.notes.append(f"requests by input tokens: {counts}")
     if measurements["answered"] < measurements["requests"]:
         failed = measurements["requests"] - measurements["answered"]
@@ -251,7 +253,7 @@ TEST: Final = test.BenchTest(
     run=run,
     figures=("load", "ttft"),
     quick={"requests": 200},
-    expected=_expected,
+    expected=_expected_loads,
     forfeits=("5.1.2.1-1a", "5.1.2.1-1b"),
     check=check,
 )

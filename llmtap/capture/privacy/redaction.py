@@ -58,7 +58,7 @@ class Redactor:
     __slots__ = ("_chars_min", "_keys", "_rules")
 
     def __init__(self, rules: tuple[str, ...]) -> None:
-        own = [_own(re.compile(rule.removeprefix(OWN_RULE))) for rule in rules if rule not in BUILT_IN]
+        own = [_own_rule(re.compile(rule.removeprefix(OWN_RULE))) for rule in rules if rule not in BUILT_IN]
         # The operator's own patterns come first, because they are the most specific. The rule `key` is next,
         # because a key may contain digits that look like a phone number.
         self._rules = [*own, *(rule for name, rule in BUILT_IN.items() if name in rules)]
@@ -69,7 +69,7 @@ class Redactor:
         """Return the text with a mark in place of each hit, and the number of hits."""
         if len(text) < self._chars_min:
             return text, 0
-        text, hits = _media(text)
+        text, hits = _redact_media(text)
         for rule in self._rules:
             text, more = rule(text)
             hits += more
@@ -98,49 +98,49 @@ class _Walk:
 
     def value(self, value: Any) -> Any:
         if isinstance(value, str):
-            return self._str(value)
+            return self._redacted_text(value)
         if isinstance(value, dict):
-            return self._object(value)
+            return self._redacted_object(value)
         if isinstance(value, list):
             return [self.value(one) for one in value]
         # The number may be that of a card or a phone, written as a JSON number.
         if isinstance(value, int) and value > 10**11:
-            shown = self._str(str(value))
+            shown = self._redacted_text(str(value))
             return value if shown == str(value) else shown
         return value
 
-    def _object(self, value: dict[str, Any], *, schema: bool = False) -> dict[str, Any]:
+    def _redacted_object(self, value: dict[str, Any], *, schema: bool = False) -> dict[str, Any]:
         out: dict[str, Any] = {}
         # {"name": "Authorization", "value": "..."}, as in lists of header fields.
         value_is_secret = self._names and any(_is_secret(value.get(key)) for key in ("name", "key"))
         for name, inner in value.items():
-            shown = self._str(name)
+            shown = self._redacted_text(name)
             if shown in out:  # Two names became equal by redaction, for example two e-mail addresses.
                 shown = f"{shown}#{len(out)}"
             if self._names and (_is_secret(name) or (value_is_secret and name == "value")):
-                out[shown] = self._secret(inner, schema=schema)
+                out[shown] = self._secret_mark(inner, schema=schema)
             elif name == "properties" and isinstance(inner, dict):
-                out[shown] = self._object(inner, schema=True)
+                out[shown] = self._redacted_object(inner, schema=True)
             else:
                 out[shown] = self.value(inner)
         return out
 
-    def _secret(self, value: Any, *, schema: bool) -> Any:
+    def _secret_mark(self, value: Any, *, schema: bool) -> Any:
         """Return the mark that replaces a value whose name shows that it is secret."""
         if value is None or isinstance(value, bool) or value in ("", [], {}, "[key]"):
             return value
         # A tool has a parameter of this name. Its schema is not a secret value.
         if schema and isinstance(value, dict):
             return {
-                self._str(name): self.value(inner)
+                self._redacted_text(name): self.value(inner)
                 if name in _SCHEMA_WORDS
-                else self._secret(inner, schema=False)
+                else self._secret_mark(inner, schema=False)
                 for name, inner in value.items()
             }
         self.hits += 1
         return "[key]"
 
-    def _str(self, text: str) -> str:
+    def _redacted_text(self, text: str) -> str:
         text, hits = self._text(text)
         self.hits += hits
         return text
@@ -174,7 +174,7 @@ _data_url = re.compile(
 _base64 = re.compile(r"(?=[a-z0-9+/_-]*[A-Z])(?=[A-Z0-9+/_-]*[a-z])[A-Za-z0-9+/_-]+={0,2}").fullmatch
 
 
-def _media(text: str) -> tuple[str, int]:
+def _redact_media(text: str) -> tuple[str, int]:
     if len(text) < _MEDIA_CHARS_MIN:
         return text, 0
     # A text of a single repeated character is the filler of a load generator, not a file.
@@ -206,13 +206,13 @@ _cookie = re.compile(
 _cookie_more = re.compile(r""";\s{0,3}[^\s;"'\\]+""").match
 
 
-def _group(pattern: str) -> Callable[[str], Iterator[_Span]]:
+def _group_finder(pattern: str) -> Callable[[str], Iterator[_Span]]:
     """Return a function that finds what the group of a pattern matches."""
     find = re.compile(pattern).finditer
     return lambda text: (m.span(1) for m in find(text))
 
 
-def _pems(text: str) -> Iterator[_Span]:
+def _pem_spans(text: str) -> Iterator[_Span]:
     """Find private keys, to their end or to the end of the text."""
     end = 0
     for m in _pem_begin(text):
@@ -226,7 +226,7 @@ def _pems(text: str) -> Iterator[_Span]:
         yield m.start(), end
 
 
-def _cookies(text: str) -> Iterator[_Span]:
+def _cookie_spans(text: str) -> Iterator[_Span]:
     end = 0
     for m in _cookie(text):
         if m.start() < end:
@@ -238,13 +238,13 @@ def _cookies(text: str) -> Iterator[_Span]:
 
 
 _KEYS: Final = (
-    ("private key", _pems),
-    ("authorization", _group(_authorization)),
-    ("bearer", _group(_bearer)),
-    ("cookie", _cookies),
-    ("://", _group(_in_url)),
-    ("=", _group(_in_query)),
-    ("", _group(rf"(?<![A-Za-z0-9])({KEY_PATTERN})")),
+    ("private key", _pem_spans),
+    ("authorization", _group_finder(_authorization)),
+    ("bearer", _group_finder(_bearer)),
+    ("cookie", _cookie_spans),
+    ("://", _group_finder(_in_url)),
+    ("=", _group_finder(_in_query)),
+    ("", _group_finder(rf"(?<![A-Za-z0-9])({KEY_PATTERN})")),
 )
 """Each pattern with a substring, in lower case, that a text must contain; other texts are not searched."""
 _assigned = re.compile(
@@ -263,17 +263,17 @@ _no_value = re.compile(
 _odd = re.compile(r"[0-9!@#$%^*+/]").search
 
 
-def _key(text: str) -> tuple[str, int]:
+def _redact_keys(text: str) -> tuple[str, int]:
     hits = 0
     lower = text.lower()
     for needle, find in _KEYS:
         if needle in lower:
-            text, more = _cut(text, "[key]", find(text))
+            text, more = _replace_spans(text, "[key]", find(text))
             hits += more
     if not any(name in lower for name in _ASSIGNED_NEEDLES):
         return text, hits
     spans = (m.span(5 if m[5] else 6) for m in _assigned.finditer(text) if _is_assignment(m))
-    text, more = _cut(text, "[key]", spans)
+    text, more = _replace_spans(text, "[key]", spans)
     return text, hits + more
 
 
@@ -297,11 +297,11 @@ def _is_assignment(m: "re.Match[str]") -> bool:
 # Addresses.
 
 # A match can begin only at the start of a name, so that no name is read twice.
-_emails = _group(r"(?<![\w.%+-])([\w.%+-]+@(?:[\w-]{1,63}\.){1,8}[^\W\d_]{2,24})")
+_emails = _group_finder(r"(?<![\w.%+-])([\w.%+-]+@(?:[\w-]{1,63}\.){1,8}[^\W\d_]{2,24})")
 
 
-def _email(text: str) -> tuple[str, int]:
-    return _cut(text, "[email]", _emails(text)) if "@" in text else (text, 0)
+def _redact_emails(text: str) -> tuple[str, int]:
+    return _replace_spans(text, "[email]", _emails(text)) if "@" in text else (text, 0)
 
 
 # Cards.
@@ -315,11 +315,11 @@ _VALUES: Final = bytes.maketrans(b"0123456789", bytes(range(10)))
 _DOUBLED: Final = bytes.maketrans(b"0123456789", bytes(sum(divmod(2 * digit, 10)) for digit in range(10)))
 
 
-def _card(text: str) -> tuple[str, int]:
-    return _cut(text, "[card]", _cards(text))
+def _redact_cards(text: str) -> tuple[str, int]:
+    return _replace_spans(text, "[card]", _card_spans(text))
 
 
-def _cards(text: str) -> Iterator[_Span]:
+def _card_spans(text: str) -> Iterator[_Span]:
     """Find where groups of digits make a card: `2024-01-15 4111 1111 1111 1111` has one behind a date.
 
     Each digit is read once. There are two sums of all digits since the first group, `even` and `odd`, by the
@@ -402,20 +402,20 @@ _seven_digits = re.compile(r"\d(?:[ ./()\u00a0-]{0,3}\d){6}").search
 _DIGITS_MAX: Final = 15
 
 
-def _phone(text: str) -> tuple[str, int]:
+def _redact_phones(text: str) -> tuple[str, int]:
     # Digits without separators are a quantity, unless they are long and follow a word such as "call".
     if text.isdigit() or not _seven_digits(text):
         return text, 0
     called = (m.span(1) for m in _called(text) if len(m[1]) >= 9 or not m[1].isdigit())
-    phones = (_phones(text, find, least) for needle, find, least in _PHONE_FINDS if needle in text)
-    return _cut(text, "[phone]", merge(called, *phones))
+    phones = (_phone_spans(text, find, least) for needle, find, least in _PHONE_FINDS if needle in text)
+    return _replace_spans(text, "[phone]", merge(called, *phones))
 
 
-def _phones(text: str, find: Callable[[str], Iterator["re.Match[str]"]], least: int) -> Iterator[_Span]:
+def _phone_spans(text: str, find: Callable[[str], Iterator["re.Match[str]"]], least: int) -> Iterator[_Span]:
     return (m.span() for m in find(text) if least <= sum(map(str.isdigit, m[0])) <= _DIGITS_MAX)
 
 
-def _cut(text: str, mark: str, spans: Iterable[_Span]) -> tuple[str, int]:
+def _replace_spans(text: str, mark: str, spans: Iterable[_Span]) -> tuple[str, int]:
     """Return the text with a mark in place of each span, and the number of marks. The spans come in the order
     of their beginnings; overlapping spans get one mark."""
     out, at, hits = None, 0, 0
@@ -433,12 +433,17 @@ def _cut(text: str, mark: str, spans: Iterable[_Span]) -> tuple[str, int]:
     return out.getvalue(), hits
 
 
-def _own(pattern: "re.Pattern[str]") -> _Rule:
+def _own_rule(pattern: "re.Pattern[str]") -> _Rule:
     def rule(text: str) -> tuple[str, int]:
         # Ignore empty matches, which a pattern such as `x*` has everywhere.
-        return _cut(text, "[redacted]", (m.span() for m in pattern.finditer(text) if m[0]))
+        return _replace_spans(text, "[redacted]", (m.span() for m in pattern.finditer(text) if m[0]))
 
     return rule
 
 
-BUILT_IN: Final[dict[str, _Rule]] = {"key": _key, "email": _email, "card": _card, "phone": _phone}
+BUILT_IN: Final[dict[str, _Rule]] = {
+    "key": _redact_keys,
+    "email": _redact_emails,
+    "card": _redact_cards,
+    "phone": _redact_phones,
+}

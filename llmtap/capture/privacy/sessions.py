@@ -88,7 +88,7 @@ class BlockHasher:
             self.skipped += 1
             return None
         tokens = None if self._tokenize is None else len(content) // ID_BYTES
-        return Blocks(self._hashed(content, marks), tokens)
+        return Blocks(self._block_hashes(content, marks), tokens)
 
     def _laid_out(self, prompt: PromptShape) -> tuple[bytearray, list[tuple[int, bytes]]]:
         """Return all text as bytes, and the marks with their places in it."""
@@ -98,12 +98,12 @@ class BlockHasher:
             marks.append((len(content), b"role" + message.role.encode()))
             if message.thinking:
                 marks.append((len(content), b"thinking"))
-                content += self._row(message.thinking)
+                content += self._text_bytes(message.thinking)
                 # The word `said` is part of the hash: another word would change the ids of all such blocks.
                 marks.append((len(content), b"said"))
             for part in message.parts:
                 if isinstance(part, str):
-                    content += self._row(part)
+                    content += self._text_bytes(part)
                 elif isinstance(part, bytes):
                     marks.append((len(content), part))
                 else:
@@ -113,14 +113,16 @@ class BlockHasher:
                     content += part.tobytes()
         return content, marks
 
-    def _row(self, text: str) -> bytes:
+    def _text_bytes(self, text: str) -> bytes:
         if self._tokenize is None:
             return text.encode()
         if len(text) > _TOKENISE_CHARS_MAX:
-            raise ValueError("too long for a tokenizer")
+            raise ValueError(
+                f"the text has more than {_TOKENISE_CHARS_MAX:,} characters, too many for a tokenizer"
+            )
         return array("I", self._tokenize(text)).tobytes()
 
-    def _hashed(self, content: bytearray, marks: list[tuple[int, bytes]]) -> "array[int]":
+    def _block_hashes(self, content: bytearray, marks: list[tuple[int, bytes]]) -> "array[int]":
         ids = array("q")
         size, salt = self._size, self._salt
         last = bytes(_ID_BYTES)
@@ -144,12 +146,12 @@ def chain(prompt: PromptShape, salt: bytes) -> list[bytes]:
     digests = []
     for message in prompt.messages:
         if message.parts or not message.thinking:
-            state.update(_spelled(message))
+            state.update(_message_bytes(message))
         digests.append(state.copy().digest())
     return digests
 
 
-def _spelled(message: PromptMessage) -> bytes:
+def _message_bytes(message: PromptMessage) -> bytes:
     """Encode a message as bytes that differ from those of any other message."""
     role = message.role.encode()
     pieces = [len(role).to_bytes(4), role, len(message.parts).to_bytes(4)]
@@ -197,7 +199,7 @@ class _PastExchange:
 
     keys: tuple[bytes, ...]
     session: str
-    number: int
+    turn: int
     id: str
     relay: str
     ended_ns: int | None
@@ -250,7 +252,7 @@ class Sessions:
             if isinstance(before, str) and before:
                 keys.before = self._digest_id(before.encode("utf-8", "surrogatepass"))
             keys.chain = chain(prompt, self._salt) if keys.before is None else []
-            keys.by = _by(prompt.messages)
+            keys.by = _author_of(prompt.messages)
         return keys
 
     def turn(self, x: Exchange, keys: Keys) -> Turn | None:
@@ -275,7 +277,7 @@ class Sessions:
             session = self._digest(own, _NAME_BYTES).hex()
         else:
             session = secrets.token_hex(_NAME_BYTES)
-        number = 0 if parent is None else parent.number + 1
+        number = 0 if parent is None else parent.turn + 1
         if parent is None and not siblings and keys.starter not in (None, keys.named):
             parent = _latest_ended(self._by_key.get(tag + keys.starter, ()), x)
         chained = tag + keys.chain[-1] if keys.chain else None
@@ -305,7 +307,7 @@ class Sessions:
                 candidates = [past for past in candidates if own and past.session == own[0].session]
             if candidates:
                 answer = links[k + 1]  # The answer of the parent follows the parent's messages.
-                parent = max(candidates, key=lambda past: _preference(past, answer, x))
+                parent = max(candidates, key=lambda past: _parent_preference(past, answer, x))
                 parent.followed = parent.followed or answer
                 return parent
         return _latest_ended(own or (), x)
@@ -367,7 +369,7 @@ def _latest_ended(candidates: Sequence[_PastExchange], x: Exchange) -> _PastExch
     return max(ended, key=_ended_wall_ns, default=None)
 
 
-def _preference(past: _PastExchange, answer: bytes, x: Exchange) -> tuple[int, int]:
+def _parent_preference(past: _PastExchange, answer: bytes, x: Exchange) -> tuple[int, int]:
     if past.followed is None:
         rank = 3 if past.answered and _think_ns(past, x) is not None else 1
     else:
@@ -403,7 +405,7 @@ def _think_ns(parent: _PastExchange, x: Exchange) -> int | None:
     return max(0, passed_ns) if passed_ns >= -parent.closing_ns else None
 
 
-def _by(messages: list[PromptMessage]) -> str | None:
+def _author_of(messages: list[PromptMessage]) -> str | None:
     """Return the author of the last messages, `tool` or `human`; messages that the operator's program added
     do not count."""
     last = None

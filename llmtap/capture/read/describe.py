@@ -40,7 +40,7 @@ class CapturedWorkload:
         self._tokens: dict[str, list[pa.Array]] = {"input": [], "output": []}
         self._counts: dict[str, dict[str, int]] = {}
         self._scheduled = 0
-        self._ended = 0
+        self._ended_rows = 0
         self._blocks: dict[tuple[Any, ...], tuple[int, pa.Array]] = {}
         self._sessions: list[pa.Table] = []
         self._think: list[pa.Table] = []
@@ -58,7 +58,7 @@ class CapturedWorkload:
         for name, values in self._tokens.items():
             values.append(batch.column(f"{name}_tokens").drop_null())
         self._scheduled += batch.num_rows - batch.column("scheduled_us").null_count
-        self._ended += batch.num_rows - ended.null_count
+        self._ended_rows += batch.num_rows - ended.null_count
         for name in ("input_token_source", "token_source", "session_source", "turn_by"):
             counts = self._counts.setdefault(name, {})
             for one in pc.value_counts(batch.column(name).drop_null()).to_pylist():
@@ -96,13 +96,13 @@ class CapturedWorkload:
 
     @property
     def ends_known(self) -> bool:
-        return self._ended > 0
+        return self._ended_rows > 0
 
     def window(self) -> dict[str, object]:
         """Return the span in the form of a Summary's window."""
         return {
-            "name": "capture", "seconds": self.span_s, "start": self._date(self._first_ns()),
-            "end": self._date(self._last_end_ns),
+            "name": "capture", "seconds": self.span_s, "start": self._date_text(self._first_ns()),
+            "end": self._date_text(self._last_end_ns),
         }  # fmt: skip
 
     def to_dict(self) -> dict[str, object]:
@@ -120,7 +120,7 @@ class CapturedWorkload:
         firsts = [pc.min(part).as_py() for part in self._arrivals if len(part)]
         return min(firsts, default=None)
 
-    def _date(self, ns: int | None) -> str | None:
+    def _date_text(self, ns: int | None) -> str | None:
         if ns is None or not self._wall:
             return None
         return (_EPOCH + timedelta(microseconds=ns // 1_000)).isoformat().replace("+00:00", "Z")

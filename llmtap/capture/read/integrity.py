@@ -157,14 +157,14 @@ def check(
             CaptureIntegrity(
                 capture,
                 [
-                    _relay(
+                    _relay_integrity(
                         relay, pa.chunked_array(numbers_of.get((capture, relay), []), pa.int64()),
                         ledger.relays.get(relay), closed=ledger.closed,
                     )
                     for relay in relays
                 ],
                 len({info.ledger.meter for info in of_it if info.ledger.meter}),
-                ledger.dropped, _summed(info.damaged for info in of_it), ledger.closed,
+                ledger.dropped, _summed_counts(info.damaged for info in of_it), ledger.closed,
             )
         )  # fmt: skip
     return Integrity(checked, unnumbered, list(broken))
@@ -177,7 +177,7 @@ def latest_ledger(infos: Sequence[CaptureInfo]) -> CaptureLedger:
     meters: dict[str, dict[str, int]] = {}
     for ledger in (info.ledger for info in infos):
         for name, count in ledger.relays.items():
-            if name not in relays or _progress(count) > _progress(relays[name]):
+            if name not in relays or _progress_key(count) > _progress_key(relays[name]):
                 relays[name] = count
             # Only the ledger of a capture's first meter has the numbers from before the capture (`since`).
             if name not in began or count.since > began[name].since:
@@ -188,10 +188,10 @@ def latest_ledger(infos: Sequence[CaptureInfo]) -> CaptureLedger:
     for name, count in relays.items():
         first = began[name]
         relays[name] = msgspec.structs.replace(count, since=first.since, before=first.before)
-    return CaptureLedger(relays, _summed(meters.values()), closed=_closed(infos))
+    return CaptureLedger(relays, _summed_counts(meters.values()), closed=_ended_in_order(infos))
 
 
-def _closed(infos: Sequence[CaptureInfo]) -> bool:
+def _ended_in_order(infos: Sequence[CaptureInfo]) -> bool:
     """Return whether the last meter ended in order. After a hot restart, the previous meter may write its
     last file later than the new one."""
     files: dict[str, list[tuple[int, bool]]] = {}
@@ -203,12 +203,12 @@ def _closed(infos: Sequence[CaptureInfo]) -> bool:
     return closed
 
 
-def _progress(count: RelayCount) -> tuple[int, int, int]:
+def _progress_key(count: RelayCount) -> tuple[int, int, int]:
     """Return a key that grows with time: exchanges begun, settled and dropped."""
     return count.opened, count.opened - count.unsettled, sum(count.dropped.values())
 
 
-def _summed(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+def _summed_counts(counts: Iterable[dict[str, int]]) -> dict[str, int]:
     out: dict[str, int] = {}
     for one in counts:
         for name, n in one.items():
@@ -216,14 +216,14 @@ def _summed(counts: Iterable[dict[str, int]]) -> dict[str, int]:
     return out
 
 
-def _relay(
+def _relay_integrity(
     relay: str, numbers: pa.ChunkedArray, reported: RelayCount | None, *, closed: bool
 ) -> RelayIntegrity:
     count = RelayCount(0) if reported is None else reported
     distinct = pc.unique(numbers)
     ordered = distinct.take(pc.array_sort_indices(distinct))
     opened = max(count.opened, ordered[-1].as_py() if len(ordered) else 0)
-    ranges = list(_gaps(ordered.filter(pc.greater(ordered, count.since)), count.since, opened))
+    ranges = list(_missing_ranges(ordered.filter(pc.greater(ordered, count.since)), count.since, opened))
     absent = sum(last - first + 1 for first, last in ranges)
     since = sum(last - max(first, count.opened + 1) + 1 for first, last in ranges if last > count.opened)
     dropped = {reason: n - count.before.get(reason, 0) for reason, n in count.dropped.items()}
@@ -241,7 +241,7 @@ def _relay(
     )  # fmt: skip
 
 
-def _gaps(ordered: pa.Array, before: int, last: int) -> Iterable[tuple[int, int]]:
+def _missing_ranges(ordered: pa.Array, before: int, last: int) -> Iterable[tuple[int, int]]:
     """Yield first and last of each range of numbers after `before`, up to `last`, that are not in
     `ordered`."""
     edges = pa.concat_arrays([pa.array([before], pa.int64()), ordered, pa.array([last + 1], pa.int64())])

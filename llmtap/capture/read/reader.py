@@ -129,18 +129,18 @@ class Capture:
     @property
     def info(self) -> schema.CaptureInfo:
         """Metadata of all files: highest level, first beginning, total damage, last ledger, shared values."""
-        return _merged([file.info for file in self.files])
+        return _merged_info([file.info for file in self.files])
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Yield all rows, with these columns or all. Raises CaptureError."""
         wanted = schema.SCHEMA if columns is None else _schema_of(columns)
         for file in self.files:
             try:
-                yield from self._spooled(file, wanted) if file.spool else _batches(file, wanted)
+                yield from self._spool_batches(file, wanted) if file.spool else _file_batches(file, wanted)
             except FileNotFoundError:
-                self._break(file.name, "was moved or deleted while it was read")
+                self._skip_broken_file(file.name, "was moved or deleted while it was read")
             except (*_READ_ERRORS, SpoolError, msgspec.MsgspecError) as exc:
-                self._break(file.name, f"is damaged: {_first_line(exc)}")
+                self._skip_broken_file(file.name, f"is damaged: {_first_line(exc)}")
 
     def table(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return all rows as an Arrow table with the metadata of the files."""
@@ -158,7 +158,7 @@ class Capture:
         # Pass `broken` itself, not a copy: reading the batches may add to it.
         return integrity.check([file.info for file in self.files], batches, self.broken)
 
-    def _spooled(self, file: CaptureFile, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def _spool_batches(self, file: CaptureFile, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield a spool's rows, or the same number of rows of its later Parquet file. Raises
         FileNotFoundError."""
         assert file.contents is not None
@@ -168,11 +168,11 @@ class Capture:
         except SpoolError:
             if os.path.exists(file.path):
                 raise
-            later = _finished(Path(file.path).stem, self._places)
+            later = _parquet_of_spool(Path(file.path).stem, self._places)
             if later is None:
                 raise FileNotFoundError(file.path) from None
             # The Parquet file has all rows of the spool, in the same order.
-            first, batches = None, _batches(_opened(later), schema.SCHEMA)
+            first, batches = None, _file_batches(_open_entry(later), schema.SCHEMA)
         left = file.rows
         for batch in chain([] if first is None else [first], batches):
             yield batch.select(wanted.names).cast(wanted).slice(0, left)
@@ -180,7 +180,7 @@ class Capture:
             if not left:
                 return
 
-    def _break(self, name: str, problem: str) -> None:
+    def _skip_broken_file(self, name: str, problem: str) -> None:
         if not self._skip_broken:
             raise CaptureError(name, problem, _SKIP) from None
         if (name, problem) not in self.broken:
@@ -188,7 +188,7 @@ class Capture:
 
 
 _SKIP: Final = "skip_broken=True reads the rest; so does `llmtap report --skip-broken`"
-_CONVERT: Final = "`llmtap convert` reads traces of other tools"
+_CONVERT: Final = "to read a trace of another tool, convert it with `llmtap convert`"
 
 
 def read(where: Where | Sequence[Where], *, skip_broken: bool = False) -> Capture:
@@ -204,9 +204,11 @@ def read(where: Where | Sequence[Where], *, skip_broken: bool = False) -> Captur
     """
     places = [os.fspath(where)] if isinstance(where, str | os.PathLike) else [os.fspath(w) for w in where]
     if not places:
-        raise CaptureError("capture", "nothing to read was named")
+        raise CaptureError("capture", "no file, folder or URL to read is given")
     if not all(place.strip() for place in places):
-        raise CaptureError("capture", "the place to read is an empty name", "a variable that is not set?")
+        raise CaptureError(
+            "capture", "the name of the capture to read is empty", "is a shell variable not set?"
+        )
     opened_files: dict[str, CaptureFile] = {}
     broken: list[tuple[str, str]] = []
     for file in _all_entries(places):
@@ -220,18 +222,18 @@ def read(where: Where | Sequence[Where], *, skip_broken: bool = False) -> Captur
             if opened is not None:
                 opened_files[opened.name] = opened
     if not opened_files and not broken:
-        raise CaptureError(redacted(places[0]), "the Parquet files were removed", "they went a moment ago")
+        raise CaptureError(redacted(places[0]), "the Parquet files were removed while llmtap read the folder")
     return Capture(list(opened_files.values()), broken, places, skip_broken=skip_broken)
 
 
 def _opened_or_later(file: _FileEntry, places: Sequence[str]) -> CaptureFile | None:
     """Open the file, or the Parquet file that a spool has become; None if it was deleted."""
     with suppress(FileNotFoundError):
-        return _opened(file)
-    later = _finished(file.stem, places) if file.spool else None
+        return _open_entry(file)
+    later = _parquet_of_spool(file.stem, places) if file.spool else None
     if later is not None:
         with suppress(FileNotFoundError):
-            return _opened(later)
+            return _open_entry(later)
     return None
 
 
@@ -253,7 +255,7 @@ def _all_entries(places: Sequence[str]) -> list[_FileEntry]:
     return [file for file in files.values() if not (file.spool and file.stem in finished)]
 
 
-def _finished(stem: str, places: Sequence[str]) -> _FileEntry | None:
+def _parquet_of_spool(stem: str, places: Sequence[str]) -> _FileEntry | None:
     """Return the Parquet file that a spool has become."""
     for place in places:
         with suppress(CaptureError):  # The place may be the path of the spool itself, which is gone.
@@ -297,7 +299,7 @@ def _store_of(place: str) -> tuple[Any, str, str]:
     except (pa.ArrowException, ValueError) as exc:
         # Arrow repeats the URL in its errors, with all that it carries.
         why = f": {_first_line(exc)}" if redacted(place) == place else ""
-        raise CaptureError(redacted(place), f"is no URL that can be read{why}") from None
+        raise CaptureError(redacted(place), f"is not a URL that llmtap can read{why}") from None
     return store, path, place[: place.index("://") + 3]
 
 
@@ -319,7 +321,7 @@ def _in_folder(store: Any, folder: str) -> list[Any]:
 # ---------------------------------------------------------------- reading them
 
 
-def _opened(entry: _FileEntry) -> CaptureFile:
+def _open_entry(entry: _FileEntry) -> CaptureFile:
     """Open a file. Raises FileNotFoundError if it was deleted, else CaptureError."""
     name, path, store, size = entry
     if entry.spool:
@@ -333,9 +335,11 @@ def _opened(entry: _FileEntry) -> CaptureFile:
     except _READ_ERRORS as exc:
         raise CaptureError(name, f"cannot be read as Parquet: {_first_line(exc)}", _CONVERT) from None
     except msgspec.MsgspecError as exc:
-        raise CaptureError(name, f"what it says of itself is not as it should be: {exc}") from None
+        raise CaptureError(
+            name, f"its llmtap metadata is invalid: {exc}", "the file is damaged, or another program wrote it"
+        ) from None
     if info is None:
-        raise CaptureError(name, "is Parquet, but no capture of llmtap's", _CONVERT)
+        raise CaptureError(name, "is a Parquet file, but not a capture of llmtap", _CONVERT)
     if info.schema_version > schema.VERSION:
         raise schema.CaptureVersionError(name, info.schema_version)
     return CaptureFile(name, rows, size, info, path, store)
@@ -362,7 +366,7 @@ def _opened_spool(entry: _FileEntry) -> CaptureFile:
     return CaptureFile(entry.name, contents.rows, entry.size, info, entry.path, entry.store, contents)
 
 
-def _batches(file: CaptureFile, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _file_batches(file: CaptureFile, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
     # Open it without read-ahead: a row group may be larger than the memory that we want to use.
     with (
         file.store.open_input_file(file.path) as source,
@@ -390,12 +394,12 @@ def _schema_of(columns: Sequence[str]) -> pa.Schema:
     for name in columns:
         if name not in schema.SCHEMA.names:
             raise CaptureError(
-                f"column {name}", "is not a column of captures", "capture/FORMAT.md lists them"
+                f"column {name}", "is not a column of captures", "capture/FORMAT.md lists the columns"
             )
     return pa.schema([schema.SCHEMA.field(name) for name in columns])
 
 
-def _merged(infos: Sequence[schema.CaptureInfo]) -> schema.CaptureInfo:
+def _merged_info(infos: Sequence[schema.CaptureInfo]) -> schema.CaptureInfo:
     if len(infos) < 2:
         return infos[0] if infos else schema.CaptureInfo()
     first = infos[0]

@@ -67,14 +67,14 @@ class _Prefixed(io.RawIOBase):
 
     def __init__(self, head: bytes, rest: BinaryIO) -> None:
         self._head = head
-        self._rest = rest
+        self._file = rest
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         data, self._head = self._head[: len(buffer)], self._head[len(buffer) :]
-        data = data or self._rest.read(len(buffer))
+        data = data or self._file.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
@@ -97,7 +97,7 @@ class InputFile:
 
 
 @contextmanager
-def opened(source: str, head_bytes: int, progress: Progress | None = None) -> Iterator[InputFile]:
+def open_input(source: str, head_bytes: int, progress: Progress | None = None) -> Iterator[InputFile]:
     """Context of a file, or standard input, that is open for reading from its beginning. Raises OSError."""
     with open(0 if source == STANDARD else source, "rb", closefd=source != STANDARD) as file:
         regular = source != STANDARD and Path(source).is_file()
@@ -164,7 +164,7 @@ def new_file(target: str, *, replace: bool) -> Iterator[NewFile]:
     _check_free(path, replace=replace)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with open(part, "xb", opener=_private) as file:
+        with open(part, "xb", opener=_open_private) as file:
             if path.exists():
                 os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
             output = NewFile(file)
@@ -183,7 +183,7 @@ def new_file(target: str, *, replace: bool) -> Iterator[NewFile]:
         part.unlink(missing_ok=True)
 
 
-def _private(path: str, flags: int) -> int:
+def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
@@ -191,6 +191,6 @@ def _check_free(path: Path, *, replace: bool) -> None:
     if path.is_dir():
         raise ConfigError(str(path), "is a folder")
     if path.exists() and not path.is_file():
-        raise ConfigError(str(path), "is no regular file", "- writes to standard output")
+        raise ConfigError(str(path), "is not a regular file", "to write to standard output, use -")
     if path.exists() and not replace:
-        raise ConfigError(str(path), "already exists", "--force replaces it")
+        raise ConfigError(str(path), "already exists", "to replace the file, use --force")

@@ -75,17 +75,17 @@ class Finisher:
         self._folder = place.folder or spool_folder
         self._on_delivered = on_delivered
         self._queue: deque[ClosedSpool] = deque()
-        self._left: list[ClosedSpool] = []
+        self._faulty_spools: list[ClosedSpool] = []
         """Faulty spools, which stay where they are."""
         self._wake = threading.Condition()
-        self._stopping = self._abandoned = self._kicked = False
+        self._stopping = self._abandoned = self._retry_now = False
         self._thread = threading.Thread(target=self._run, name="llmtap-capture", daemon=True)
 
     @property
     def waiting(self) -> tuple[int, int]:
         """Number and bytes of spools that are not files yet, faulty ones included."""
         with self._wake:
-            spools = (*self._queue, *self._left)
+            spools = (*self._queue, *self._faulty_spools)
             return len(spools), sum(spool.bytes for spool in spools)
 
     @property
@@ -102,15 +102,15 @@ class Finisher:
             self._queue.append(spool)
             self._wake.notify()
 
-    def kick(self) -> None:
+    def retry_soon(self) -> None:
         with self._wake:
-            self._kicked = True
+            self._retry_now = True
             self._wake.notify()
 
     def look(self) -> None:
         """Forget faulty spools that were removed."""
         with self._wake:
-            self._left = [spool for spool in self._left if spool.path.exists()]
+            self._faulty_spools = [spool for spool in self._faulty_spools if spool.path.exists()]
 
     def close(self, timeout_s: float) -> bool:
         """Finish spools until the time-out or the first failure; return whether the thread has ended."""
@@ -128,15 +128,15 @@ class Finisher:
         while (spool := self._next()) is not None:
             delivered = None
             try:
-                delivered = self._finish(spool)
+                delivered = self._finish_spool(spool)
             except (PlaceError, OSError) as exc:
-                self._failed(spool, exc)
+                self._note_failure(spool, exc)
                 if self._wait(pause_s):
                     return
                 pause_s = min(2 * pause_s, BACK_OFF_S_MAX)
                 continue
             except (SpoolError, CaptureVersionError, pa.ArrowException, msgspec.MsgspecError) as exc:
-                self._leave(spool, exc)
+                self._leave_spool(spool, exc)
             if self.problem is not None:
                 log.info("event=capture_files_resumed place=%s", self._place.name)
                 self.problem = None
@@ -158,15 +158,15 @@ class Finisher:
         """Pause before the next attempt; return whether to stop instead."""
         with self._wake:
             if not self._stopping:
-                self._wake.wait_for(lambda: self._stopping or self._kicked, pause_s)
-                self._kicked = False
+                self._wake.wait_for(lambda: self._stopping or self._retry_now, pause_s)
+                self._retry_now = False
                 return False
             parquet_path = self._queue[0].parquet_path
         if parquet_path is not None:
             parquet_path.unlink(missing_ok=True)
         return True
 
-    def _failed(self, spool: ClosedSpool, exc: PlaceError | OSError) -> None:
+    def _note_failure(self, spool: ClosedSpool, exc: PlaceError | OSError) -> None:
         reason = str(exc) if isinstance(exc, PlaceError) else f"{self._folder}: {exc.strerror or exc}"
         self.counts.failures += 1
         if self.problem is None:
@@ -178,13 +178,13 @@ class Finisher:
             )
         self.problem = reason
 
-    def _leave(self, spool: ClosedSpool, exc: Exception) -> None:
+    def _leave_spool(self, spool: ClosedSpool, exc: Exception) -> None:
         log.error("event=capture_spool_left spool=%s reason=%r", spool.path, str(exc))
         with self._wake:
             self.counts.failures += 1
-            self._left.append(spool)
+            self._faulty_spools.append(spool)
 
-    def _finish(self, spool: ClosedSpool) -> tuple[str, int] | None:
+    def _finish_spool(self, spool: ClosedSpool) -> tuple[str, int] | None:
         """Make and place the file of a spool; return its name and bytes, or None if it needs no file."""
         if not spool.path.exists():
             self.counts.lost_rows += spool.rows or 0
@@ -193,9 +193,9 @@ class Finisher:
         file = None
         contents = read_spool(spool.path)
         name = f"{spool.path.stem}.parquet"
-        if contents.rows or _tells(contents):
+        if contents.rows or _shows_losses(contents):
             if spool.parquet_path is None or not spool.parquet_path.exists():
-                spool.parquet_path = self._make(contents, name)
+                spool.parquet_path = self._make_file(contents, name)
             size = spool.parquet_path.stat().st_size
             self._place.put(spool.parquet_path, name)
             file = name, size
@@ -218,7 +218,7 @@ class Finisher:
         sync_folder(spool.path.parent)
         return file
 
-    def _make(self, contents: SpoolContents, name: str) -> Path:
+    def _make_file(self, contents: SpoolContents, name: str) -> Path:
         """Make the Parquet file under its temporary name, or leave nothing."""
         info = msgspec.structs.replace(
             contents.info, schema_version=VERSION, ledger=contents.ledger, damaged=contents.damaged
@@ -235,7 +235,7 @@ class Finisher:
         return parquet_path
 
 
-def _tells(contents: SpoolContents) -> bool:
+def _shows_losses(contents: SpoolContents) -> bool:
     """Return whether the ledger or damage of a spool without rows shows missing exchanges."""
     ledger = contents.ledger
     return bool(
@@ -265,7 +265,7 @@ class LocalFiles:
         self._folder = folder
         self._tag = f"-{tag}-"
         self._sizes: dict[str, int] = {}
-        self._new: dict[str, int] = {}
+        self._new_files: dict[str, int] = {}
         """Files added during `look`."""
         self._guard = threading.Lock()
 
@@ -273,7 +273,7 @@ class LocalFiles:
         """List the folder: other programs may have moved files away."""
         sizes = {}
         with self._guard:
-            self._new = {}
+            self._new_files = {}
         if self._folder is not None:
             with suppress(OSError), os.scandir(self._folder) as entries:
                 for entry in entries:
@@ -281,13 +281,13 @@ class LocalFiles:
                         with suppress(OSError):
                             sizes[entry.name] = entry.stat().st_size
         with self._guard:
-            self._sizes = sizes | self._new
+            self._sizes = sizes | self._new_files
             self.bytes = sum(self._sizes.values())
 
     def add(self, name: str, size: int) -> None:
         if self._folder is not None:
             with self._guard:
-                self._sizes[name] = self._new[name] = size
+                self._sizes[name] = self._new_files[name] = size
                 self.bytes = sum(self._sizes.values())
 
     def delete_oldest(self) -> bool:

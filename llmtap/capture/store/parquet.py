@@ -1,7 +1,7 @@
 """Write Parquet files of captures, and deliver them to a local folder or an object store.
 
 `finisher.py` makes files of the meter's spools with `write_parquet`. Replays, benchmarks and simulations add
-their exchanges to a `RunWriter`. `open_place` turns a path or a URL into a `CapturePlace`, whose `put` stores
+their exchanges to a `RunWriter`. `place_of` turns a path or a URL into a `CapturePlace`, whose `put` stores
 a file. URLs may carry keys (`s3://access:secret@bucket/...`): no message and no log line has them
 (`redacted`).
 
@@ -90,11 +90,13 @@ class CapturePlace(Protocol):
         ...
 
 
-def open_place(to: str) -> CapturePlace:
+def place_of(to: str) -> CapturePlace:
     """Return the place of that name without access to it. Raises ConfigError for an invalid URL."""
     if "://" not in to:
         if (slip := _SLIP.match(to)) is not None:
-            raise ConfigError("capture.to", f"expected a URL, got {slip[0]!r}", f"{slip[0]}//bucket/prefix")
+            raise ConfigError(
+                "capture.to", f"expected a URL, got {slip[0]!r}", f"such as {slip[0]}//bucket/prefix"
+            )
         return LocalPlace(Path(to))
     if to.startswith("file://"):
         return LocalPlace(Path(unquote(to.removeprefix("file://"))))
@@ -157,7 +159,7 @@ class LocalPlace:
             os.replace(source, self._folder / name)
             sync_folder(self._folder)
         except OSError as exc:
-            raise PlaceError(f"{self._folder / name}: {exc.strerror}") from None
+            raise PlaceError(f"{self._folder / name} cannot be written: {exc.strerror}") from None
 
 
 class RemotePlace:
@@ -169,7 +171,7 @@ class RemotePlace:
         """Raises ConfigError for an invalid URL."""
         self.name = redacted(url)
         self._secrets = _secrets_of(url)
-        self._connect, self._prefix = _s3(url) if url.startswith("s3://") else self._other(url)
+        self._connect, self._prefix = _s3_store(url) if url.startswith("s3://") else self._other_store(url)
         self._store: FileSystem | None = None
 
     def store(self) -> "FileSystem":
@@ -186,9 +188,9 @@ class RemotePlace:
             # A store may lose the end of a file without an error. Compare the size: cheap beside an upload.
             there = store.get_file_info(path).size
         except (OSError, pa.ArrowException) as exc:
-            raise PlaceError(f"{name} to {self.name}: {self._clean(exc)}") from None
+            raise PlaceError(f"{name} cannot be uploaded to {self.name}: {self._clean_text(exc)}") from None
         if there != size:
-            raise PlaceError(f"{name} to {self.name}: {there} bytes of {size} are there after the upload")
+            raise PlaceError(f"{name} was not uploaded completely to {self.name}: {there} of {size} bytes")
 
     @staticmethod
     def _upload(store: "FileSystem", source: Path, path: str) -> int:
@@ -207,7 +209,7 @@ class RemotePlace:
         out.close()
         return size
 
-    def _other(self, url: str) -> tuple[Callable[[], "FileSystem"], str]:
+    def _other_store(self, url: str) -> tuple[Callable[[], "FileSystem"], str]:
         """Return a function that opens the store, and the path in it, as pyarrow reads the URL."""
         from pyarrow.fs import FileSystem
 
@@ -217,12 +219,12 @@ class RemotePlace:
             store, prefix = FileSystem.from_uri(url)
         except (ValueError, OSError, pa.ArrowException, NotImplementedError) as exc:
             # Some file systems (hdfs) connect at once. If that fails, do not begin the capture.
-            raise ConfigError("capture.to", f"{self.name}: {self._clean(exc)}") from None
+            raise ConfigError("capture.to", f"{self.name} cannot be used: {self._clean_text(exc)}") from None
         if not prefix.strip("/"):
-            raise ConfigError("capture.to", f"{self.name}: names no bucket or folder")
+            raise ConfigError("capture.to", f"{self.name} names no bucket or folder")
         return (lambda: store), prefix.rstrip("/")
 
-    def _clean(self, exc: Exception) -> str:
+    def _clean_text(self, exc: Exception) -> str:
         """Return the error's text on one line, bounded, without our secrets in any spelling."""
         text = " ".join(str(exc).split())
         for secret in self._secrets:
@@ -230,7 +232,7 @@ class RemotePlace:
         return text[:_REASON_LENGTH] or type(exc).__name__
 
 
-def _s3(url: str) -> tuple[Callable[[], "FileSystem"], str]:
+def _s3_store(url: str) -> tuple[Callable[[], "FileSystem"], str]:
     """Return a function that opens an S3 store with time-outs, and the path in it. With pyarrow's defaults,
     the store would hang without a network."""
     from pyarrow import fs
@@ -243,11 +245,12 @@ def _s3(url: str) -> tuple[Callable[[], "FileSystem"], str]:
         user, _, secret = keys.partition(":")
     bucket = rest.partition("/")[0]
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", bucket):
-        raise ConfigError("capture.to", f"{shown}: names no bucket", "s3://bucket/prefix")
+        raise ConfigError("capture.to", f"{shown} names no bucket", "such as s3://bucket/prefix")
     fields = dict(parse_qsl(query))
     for name in fields:
         if name not in _S3_KNOWN:
-            raise ConfigError("capture.to", f"{shown}: unknown {name!r}", ", ".join(sorted(_S3_KNOWN)))
+            problem = f"the URL {shown} has an unknown field {name!r} after the ?"
+            raise ConfigError("capture.to", problem, f"known fields: {', '.join(sorted(_S3_KNOWN))}")
     endpoint = fields.get("endpoint_override", "")
     scheme, separator, host = endpoint.partition("://")
     options: dict[str, Any] = {
@@ -300,11 +303,11 @@ def write_parquet(where: Path | BinaryIO, info: CaptureInfo, batches: Iterable[p
     rows = 0
     writer = pq.ParquetWriter(
         where, SCHEMA, compression="zstd", compression_level=_LEVEL, store_schema=False,
-        use_dictionary=[_leaf(SCHEMA.field(column.name)) for column in COLUMNS if not column.distinct],
+        use_dictionary=[_leaf_path(SCHEMA.field(column.name)) for column in COLUMNS if not column.distinct],
         write_statistics=[column.name for column in COLUMNS if column.statistics], write_page_checksum=True,
     )  # fmt: skip
     try:
-        for group in _groups(batches):
+        for group in _row_groups(batches):
             rows += group.num_rows
             writer.write_table(group, row_group_size=group.num_rows)
         writer.add_key_value_metadata({META_KEY: msgspec.json.encode(info)})
@@ -313,7 +316,7 @@ def write_parquet(where: Path | BinaryIO, info: CaptureInfo, batches: Iterable[p
     return rows
 
 
-def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     group: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
@@ -328,7 +331,7 @@ def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(group, SCHEMA)
 
 
-def _leaf(field: pa.Field) -> str:
+def _leaf_path(field: pa.Field) -> str:
     """Return the path of a field's values in Parquet: those of a list are two levels down."""
     return f"{field.name}.list.element" if pa.types.is_list(field.type) else str(field.name)
 
@@ -343,7 +346,7 @@ def check_place(to: str | Path) -> CapturePlace:
     """Open the place of a capture; create and try a local folder. Raises ConfigError with the place `to`."""
     shown = redacted(str(to))
     try:
-        place = open_place(str(to))
+        place = place_of(str(to))
         if place.folder is not None:
             make_folder(place.folder)
             # Permissions do not show that a file system is read-only.

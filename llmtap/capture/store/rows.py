@@ -96,11 +96,11 @@ def _encode(xs: Sequence[exchange.Exchange], capture: str, level: str) -> pa.Rec
         return pa.RecordBatch.from_pylist([], SCHEMA)
     columns: dict[str, Any] = dict(zip(_SAME, zip(*map(_same_of, xs), strict=True), strict=True))
     columns |= {name: list(map(of, xs)) for name, of in _COMPUTED.items()}
-    arrivals = _times(xs, columns)
+    arrivals = _add_times(xs, columns)
     _event_lists(xs, arrivals, columns)
-    _request(xs, columns)
-    _turns(xs, columns, every=level != "none")
-    _answer(xs, columns)
+    _add_request(xs, columns)
+    _add_turns(xs, columns, every=level != "none")
+    _add_answer(xs, columns)
     if level == "full":
         columns |= {name: [x.text and getattr(x.text, at) for x in xs] for name, at in _OF_TEXT.items()}
     columns["level"] = [level if level != "full" or x.text is not None else "shape" for x in xs]
@@ -108,7 +108,7 @@ def _encode(xs: Sequence[exchange.Exchange], capture: str, level: str) -> pa.Rec
     columns["path"] = [_clean(x.path) for x in xs]
     stored = columns_at(level)
     arrays = {
-        field.name: _column(columns.get(field.name) if field.name in stored else None, n, field.type)
+        field.name: _arrow_column(columns.get(field.name) if field.name in stored else None, n, field.type)
         for field in SCHEMA
     }
     if level == "coarse":
@@ -116,14 +116,14 @@ def _encode(xs: Sequence[exchange.Exchange], capture: str, level: str) -> pa.Rec
     return pa.RecordBatch.from_arrays(list(arrays.values()), schema=SCHEMA)
 
 
-def _times(xs: Sequence[exchange.Exchange], columns: dict[str, Any]) -> pa.Array:
+def _add_times(xs: Sequence[exchange.Exchange], columns: dict[str, Any]) -> pa.Array:
     """Compute all points and durations as one long column; return the monotonic arrivals."""
     n = len(xs)
     arrived, *rest = zip(*map(_times_of, xs), strict=True)
     arrivals, zeros = pa.array(arrived, pa.int64()), pa.array(bytes(n), pa.int64())
     origins = pa.concat_arrays([arrivals] * len(_OFFSETS) + [zeros] * (len(_DURATIONS) + 1))
     wall = [x.arrival_wall_ns for x in xs]
-    us = _floor_us(pc.subtract(_column([*chain(*rest, wall)], len(origins), pa.int64()), origins))
+    us = _floor_us(pc.subtract(_arrow_column([*chain(*rest, wall)], len(origins), pa.int64()), origins))
     for i, name in enumerate((*_OFFSETS, *_DURATIONS)):
         columns[name] = us.slice(i * n, n)
     columns["arrival"] = us.slice(len(us) - n, n).cast(pa.timestamp("us", "UTC"))
@@ -135,29 +135,29 @@ def _event_lists(xs: Sequence[exchange.Exchange], arrivals: pa.Array, columns: d
     """Add the event logs."""
     logs = [x.timeline.events for x in xs]
     lengths = list(map(len, logs))
-    offsets = _offsets(lengths)
-    t_ns = _joined((log.t_ns for log in logs), pa.int64())
+    offsets = _list_offsets(lengths)
+    t_ns = _joined_column((log.t_ns for log in logs), pa.int64())
     rows = pc.list_parent_indices(pa.ListArray.from_arrays(offsets, t_ns))
     since_ns = pc.subtract(t_ns, arrivals.take(rows))
-    tokens = _joined((log.tokens for log in logs), _LONG).cast(pa.int64())
+    tokens = _joined_column((log.tokens for log in logs), _LONG).cast(pa.int64())
     values = {
         "event_us": _floor_us(since_ns),
-        "event_class": _NAMES.take(_joined((log.classes for log in logs), pa.uint8())),
+        "event_class": _NAMES.take(_joined_column((log.classes for log in logs), pa.uint8())),
         "event_tokens": pc.if_else(pc.less(tokens, 0), pa.scalar(None, pa.int64()), tokens),
-        "event_flags": _joined((log.flags for log in logs), pa.uint8()),
-        "event_bytes": _joined((log.sizes for log in logs), _LONG).cast(pa.int64()),
+        "event_flags": _joined_column((log.flags for log in logs), pa.uint8()),
+        "event_bytes": _joined_column((log.sizes for log in logs), _LONG).cast(pa.int64()),
     }
     for name, flat in values.items():
         assert len(flat) == len(t_ns), f"{name} is not as long as the other columns of the log"
         columns[name] = pa.ListArray.from_arrays(offsets, flat)
     gaps = [x.server_gaps_ns for x in xs]
     if any(gap is not None for gap in gaps):
-        columns["server_gap_us"] = _lists(
-            _floor_us(_joined((gap for gap in gaps if gap is not None), pa.int64())), gaps
+        columns["server_gap_us"] = _list_column(
+            _floor_us(_joined_column((gap for gap in gaps if gap is not None), pa.int64())), gaps
         )
 
 
-def _request(xs: Sequence[exchange.Exchange], columns: dict[str, Any]) -> None:
+def _add_request(xs: Sequence[exchange.Exchange], columns: dict[str, Any]) -> None:
     shapes = [x.shape or _NO_SHAPE for x in xs]
     columns |= {name: [getattr(a, attribute) for a in shapes] for name, attribute in _OF_SHAPE.items()}
     columns["prompt_bytes"] = [sum(a.sizes) if a.sizes else None for a in shapes]
@@ -171,12 +171,14 @@ def _request(xs: Sequence[exchange.Exchange], columns: dict[str, Any]) -> None:
     roles = [None if x.shape is None else x.shape.roles for x in xs]
     flat = list(chain.from_iterable(filter(None, roles)))
     words = {role: role if _ROLE.fullmatch(role) else "other" for role in set(flat)}
-    columns["message_roles"] = _lists(_column([words[role] for role in flat], len(flat), pa.string()), roles)
+    columns["message_roles"] = _list_column(
+        _arrow_column([words[role] for role in flat], len(flat), pa.string()), roles
+    )
     columns["message_bytes"] = _lists_of_ints([None if x.shape is None else x.shape.sizes for x in xs])
     columns["blocks"] = _lists_of_ints([None if a.block_size is None else a.blocks for a in shapes])
 
 
-def _turns(xs: Sequence[exchange.Exchange], columns: dict[str, Any], *, every: bool) -> None:
+def _add_turns(xs: Sequence[exchange.Exchange], columns: dict[str, Any], *, every: bool) -> None:
     """Add the turns; `every`: also those of sessions that were recognised by their messages, which are part
     of the shape."""
     turns = [x.turn or _NO_TURN for x in xs]
@@ -190,21 +192,21 @@ def _turns(xs: Sequence[exchange.Exchange], columns: dict[str, Any], *, every: b
     columns["turn_by"] = [turn.by for turn in turns]
 
 
-def _answer(xs: Sequence[exchange.Exchange], columns: dict[str, Any]) -> None:
+def _add_answer(xs: Sequence[exchange.Exchange], columns: dict[str, Any]) -> None:
     refusals = [x.refusal or _NO_REFUSAL for x in xs]
     if any(refusals):
         for name in _REFUSAL:
             columns[f"refusal_{name}"] = [refusal.get(name) for refusal in refusals]
-        columns["refusal_detail"] = [_json(refusal.get("detail")) for refusal in refusals]
-    columns["usage"] = [_json(x.usage, words=True) for x in xs]
-    columns["server_timing"] = [_json(x.server_timing, words=True) for x in xs]
-    columns["guardrail"] = [_json(x.guardrail) for x in xs]
+        columns["refusal_detail"] = [_json_text(refusal.get("detail")) for refusal in refusals]
+    columns["usage"] = [_json_text(x.usage, words=True) for x in xs]
+    columns["server_timing"] = [_json_text(x.server_timing, words=True) for x in xs]
+    columns["guardrail"] = [_json_text(x.guardrail) for x in xs]
 
 
 # ---------------------------------------------------------------- values
 
 
-def _column(values: Any, n: int, kind: pa.DataType) -> pa.Array:
+def _arrow_column(values: Any, n: int, kind: pa.DataType) -> pa.Array:
     if values is None:
         return pa.nulls(n, kind)
     if isinstance(values, pa.Array):
@@ -212,10 +214,10 @@ def _column(values: Any, n: int, kind: pa.DataType) -> pa.Array:
     try:
         return pa.array(values, kind)
     except (pa.ArrowException, ArithmeticError, TypeError, ValueError):
-        return pa.array([_fitting(value, kind) for value in values], kind)
+        return pa.array([_fitting_value(value, kind) for value in values], kind)
 
 
-def _fitting(value: Any, kind: pa.DataType) -> Any:
+def _fitting_value(value: Any, kind: pa.DataType) -> Any:
     """Return the value as the column can hold it, or None."""
     if value is None:
         return None
@@ -237,30 +239,30 @@ def _floor_us(ns: pa.Array) -> pa.Array:
     return floor_divide(ns, 1_000)
 
 
-def _joined(parts: Iterable[Any], kind: pa.DataType) -> pa.Array:
+def _joined_column(parts: Iterable[Any], kind: pa.DataType) -> pa.Array:
     """Join arrays and bytearrays to one column without nulls."""
     data = b"".join(parts)
     return pa.Array.from_buffers(kind, len(data) * 8 // kind.bit_width, [None, pa.py_buffer(data)])
 
 
-def _offsets(lengths: Iterable[int]) -> pa.Array:
+def _list_offsets(lengths: Iterable[int]) -> pa.Array:
     offsets = array("i", accumulate(lengths, initial=0))
     return pa.Array.from_buffers(pa.int32(), len(offsets), [None, pa.py_buffer(offsets)])
 
 
-def _lists(flat: pa.Array, parts: Sequence[Sequence[Any] | None]) -> pa.Array:
+def _list_column(flat: pa.Array, parts: Sequence[Sequence[Any] | None]) -> pa.Array:
     """Cut `flat` into lists as long as `parts`; null where there is none."""
-    offsets = _offsets(0 if part is None else len(part) for part in parts)
+    offsets = _list_offsets(0 if part is None else len(part) for part in parts)
     return pa.ListArray.from_arrays(
         offsets, flat, mask=pa.array([part is None for part in parts], pa.bool_())
     )
 
 
 def _lists_of_ints(parts: "Sequence[array[int] | None]") -> pa.Array:
-    return _lists(_joined((part for part in parts if part is not None), pa.int64()), parts)
+    return _list_column(_joined_column((part for part in parts if part is not None), pa.int64()), parts)
 
 
-def _json(value: object, *, words: bool = False) -> str | None:
+def _json_text(value: object, *, words: bool = False) -> str | None:
     """Return the value as JSON, or None if it cannot be written. `words`: without possible texts."""
     if value is None:
         return None
@@ -270,13 +272,13 @@ def _json(value: object, *, words: bool = False) -> str | None:
         except UnicodeError:
             data = json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
         if words and _SUSPECT.search(data):
-            data = _to_json(_wordy(_from_json(data), _DEPTH_MAX))
+            data = _to_json(_without_texts(_from_json(data), _DEPTH_MAX))
         return data.decode() if len(data) <= _JSON_BYTES_MAX else None
     except Exception:  # The value of the provider may be nested too deep, too large, or no JSON type.
         return None
 
 
-def _wordy(value: Any, depth: int) -> Any:
+def _without_texts(value: Any, depth: int) -> Any:
     """Keep numbers and single words, and replace the rest by null."""
     if isinstance(value, str):
         return value if _WORD.fullmatch(value) else None
@@ -285,8 +287,8 @@ def _wordy(value: Any, depth: int) -> Any:
     if not depth:
         return None
     if isinstance(value, list):
-        return [_wordy(one, depth - 1) for one in value]
-    return {name: _wordy(one, depth - 1) for name, one in value.items() if _WORD.fullmatch(name)}
+        return [_without_texts(one, depth - 1) for one in value]
+    return {name: _without_texts(one, depth - 1) for name, one in value.items() if _WORD.fullmatch(name)}
 
 
 # ---------------------------------------------------------------- and back
@@ -308,9 +310,9 @@ def exchanges_of(batch: pa.RecordBatch) -> Iterator[exchange.Exchange]:
     us = pa.concat_arrays([batch.column(name) for name in _OFFSETS])
     stamps = pc.add(pc.multiply(us, 1_000), pa.concat_arrays([arrivals] * len(_OFFSETS))).to_pylist()
     points = [stamps[i * n : (i + 1) * n] for i in range(len(_OFFSETS))]
-    logs = _logs(batch, arrivals)
-    gaps = _cut(batch.column("server_gap_us"), "q", lambda flat: pc.multiply(flat, 1_000))
-    blocks, sizes = (_cut(batch.column(name), "q") for name in ("blocks", "message_bytes"))
+    logs = _event_logs(batch, arrivals)
+    gaps = _lists_as_arrays(batch.column("server_gap_us"), "q", lambda flat: pc.multiply(flat, 1_000))
+    blocks, sizes = (_lists_as_arrays(batch.column(name), "q") for name in ("blocks", "message_bytes"))
     for i in range(n):
         row = {name: values[i] for name, values in rows.items()}
         arrival_ns = row["arrival_ns"] or 0
@@ -320,12 +322,12 @@ def exchanges_of(batch: pa.RecordBatch) -> Iterator[exchange.Exchange]:
         x.server_gaps_ns = gaps[i]
         for (part, attribute), point in zip(_POINTS, points, strict=True):
             setattr(t if part else x, attribute, point[i])
-        _fill(x, row)
+        _set_fields(x, row)
         x.shape = _shape_of(row, blocks[i], sizes[i])
         yield x
 
 
-def _fill(x: exchange.Exchange, row: dict[str, Any]) -> None:
+def _set_fields(x: exchange.Exchange, row: dict[str, Any]) -> None:
     """Set the fields of an Exchange that have one column each."""
     for name, part, attribute, in_us in _RESTORED:
         value = row[name]
@@ -333,7 +335,7 @@ def _fill(x: exchange.Exchange, row: dict[str, Any]) -> None:
             setattr(getattr(x, part) if part else x, attribute, value * 1_000 if in_us else value)
     x.path = row["path"] or ""
     x.outcome = Outcome(x.outcome)
-    x.reading = _reading(row["reading"], x)
+    x.reading = _reading_of(row["reading"], x)
     x.uncertainty_ns = (row["uncertainty_us"] or 0) * 1_000
     x.tokens.input = None if row["input_token_source"] == "tokenizer" else row["input_tokens"]
     x.tokens.source = TokenSource(row["token_source"] or "none")
@@ -348,14 +350,14 @@ def _fill(x: exchange.Exchange, row: dict[str, Any]) -> None:
     if row["session"] is not None:
         number = -1 if row["turn"] is None else row["turn"]
         x.turn = exchange.Turn(
-            row["session"], row["session_source"] or "", number, row["parent"], _ns(row["think_us"]),
+            row["session"], row["session_source"] or "", number, row["parent"], _us_to_ns(row["think_us"]),
             row["turn_by"],
         )  # fmt: skip
     if row["request_body"] is not None or row["response_text"] is not None or row["level"] == "full":
         x.text = exchange.CapturedText(row["request_body"], row["response_text"], row["redactions"] or 0)
 
 
-def _reading(word: str | None, x: exchange.Exchange) -> Reading:
+def _reading_of(word: str | None, x: exchange.Exchange) -> Reading:
     """Return the reading of a row. A row without it, of an older version or of a trace, was read if it has a
     dialect or the time of a token."""
     if word is not None:
@@ -378,14 +380,16 @@ def _shape_of(
     return None if shape == _NO_SHAPE and row["message_roles"] is None else shape
 
 
-def _logs(batch: pa.RecordBatch, arrivals: pa.Array) -> Iterator[exchange.EventLog]:
+def _event_logs(batch: pa.RecordBatch, arrivals: pa.Array) -> Iterator[exchange.EventLog]:
     column = batch.column("event_us")
     rows = pc.list_parent_indices(column)
-    t_ns = _cut(column, "q", lambda flat: pc.add(pc.multiply(flat, 1_000), arrivals.take(rows)))
-    classes = _cut(batch.column("event_class"), "B", _codes)
-    sizes = _cut(batch.column("event_bytes"), "l", lambda flat: pc.fill_null(flat, 0).cast(_LONG))
-    tokens = _cut(batch.column("event_tokens"), "l", lambda flat: pc.fill_null(flat, -1).cast(_LONG))
-    flags = _cut(batch.column("event_flags"), "B", lambda flat: pc.fill_null(flat, 0))
+    t_ns = _lists_as_arrays(column, "q", lambda flat: pc.add(pc.multiply(flat, 1_000), arrivals.take(rows)))
+    classes = _lists_as_arrays(batch.column("event_class"), "B", _class_codes)
+    sizes = _lists_as_arrays(batch.column("event_bytes"), "l", lambda flat: pc.fill_null(flat, 0).cast(_LONG))
+    tokens = _lists_as_arrays(
+        batch.column("event_tokens"), "l", lambda flat: pc.fill_null(flat, -1).cast(_LONG)
+    )
+    flags = _lists_as_arrays(batch.column("event_flags"), "B", lambda flat: pc.fill_null(flat, 0))
     for times, kinds, size, counted, flag in zip(t_ns, classes, sizes, tokens, flags, strict=True):
         if times is None:
             yield exchange.EventLog()
@@ -400,12 +404,12 @@ def _logs(batch: pa.RecordBatch, arrivals: pa.Array) -> Iterator[exchange.EventL
         )
 
 
-def _codes(names: pa.Array) -> pa.Array:
+def _class_codes(names: pa.Array) -> pa.Array:
     """Return class codes; an unknown name becomes metadata."""
     return pc.fill_null(pc.index_in(names, value_set=_NAMES), int(EventClass.METADATA)).cast(pa.uint8())
 
 
-def _cut(column: pa.Array, code: str, work: Any = None) -> "list[array[int] | None]":
+def _lists_as_arrays(column: pa.Array, code: str, work: Any = None) -> "list[array[int] | None]":
     """Return the lists of a column as arrays of type `code`; `work` runs once, on all their values."""
     flat = column.flatten()
     if work is not None:
@@ -432,5 +436,5 @@ def _read_json(text: str | None) -> Any:
         return None
 
 
-def _ns(us: int | None) -> int | None:
+def _us_to_ns(us: int | None) -> int | None:
     return None if us is None else us * 1_000

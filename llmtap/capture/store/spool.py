@@ -83,7 +83,7 @@ class SpoolWriter:
         # Arrow writes the schema before the first batch. Write an empty batch now and do not store it: the
         # head has the schema.
         self._stream.write_batch(pa.RecordBatch.from_pylist([], schema=schema))
-        self._fd = _create(path)
+        self._fd = _create_file(path)
         head = msgspec.json.encode(info)
         head = struct.pack("<I", len(head)) + head + schema.serialize().to_pybytes()
         try:
@@ -133,13 +133,13 @@ class SpoolWriter:
 
     def restore(self) -> None:
         """Write the removed file again from its open descriptor. Raises OSError."""
-        fd = _create(self.path)
+        fd = _create_file(self.path)
         try:
             at = 0
             while at < self.bytes:
                 part = os.pread(self._fd, min(_SCAN_BYTES, self.bytes - at), at)
                 if not part:
-                    raise OSError(f"{self.path.name}: ends at {at} of {self.bytes} bytes")
+                    raise OSError(f"{self.path.name}: is cut off at byte {at} of {self.bytes}")
                 _write_all(fd, part, at)
                 at += len(part)
             os.fdatasync(fd)
@@ -201,7 +201,7 @@ class SpoolContents:
             for at in self._frames:
                 frame = _frame_at(file, at, file.size)
                 if frame is None:
-                    raise SpoolError(f"{self.path.name}: the frame at byte {at} is not whole any more")
+                    raise SpoolError(f"{self.path.name}: the frame at byte {at} is damaged")
                 unpacked = _CODEC.decompress(frame.payload, decompressed_size=frame.unpacked)
                 batch = pa.ipc.read_record_batch(pa.ipc.read_message(unpacked), self._schema)
                 yield migrate(batch, self.info.schema_version, where=self.path.name)
@@ -274,7 +274,7 @@ class _File:
             self._fd = os.open(path, os.O_RDONLY)
             self.size = os.fstat(self._fd).st_size
         except OSError as exc:
-            raise SpoolError(f"{path.name}: {exc.strerror}") from None
+            raise SpoolError(f"{path.name} cannot be opened: {exc.strerror}") from None
 
     def at(self, at: int, length: int) -> bytes:
         """Return up to `length` bytes: fewer only at the end of the file."""
@@ -283,7 +283,7 @@ class _File:
             try:
                 part = os.pread(self._fd, length, at)
             except OSError as exc:
-                raise SpoolError(f"{self._name}: byte {at}: {exc.strerror}") from None
+                raise SpoolError(f"{self._name} cannot be read at byte {at}: {exc.strerror}") from None
             if not part:
                 break
             parts.append(part)
@@ -340,7 +340,7 @@ def _read_head(payload: bytes) -> tuple[CaptureInfo, pa.Schema]:
     return info, pa.ipc.read_schema(pa.py_buffer(payload[4 + length :]))
 
 
-def _create(path: Path) -> int:
+def _create_file(path: Path) -> int:
     # Open for reading, too: `restore` reads. Only the owner may read the file, because it describes the
     # traffic of users.
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)

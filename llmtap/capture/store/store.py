@@ -80,7 +80,7 @@ def spool_folder(options: CaptureOptions) -> Path:
     assert options.to is not None
     if options.spool is not None:
         return Path(options.spool)
-    place = parquet.open_place(options.to)
+    place = parquet.place_of(options.to)
     if place.folder is not None:
         return place.folder / ".spool"
     state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
@@ -94,13 +94,13 @@ def check(options: CaptureOptions, supervisor: int | None = None) -> None:
     A child of process `supervisor` (or of this one) may hold the lock: the settings are for a running proxy.
     """
     assert options.to is not None
-    place, spool = parquet.open_place(options.to), spool_folder(options)
+    place, spool = parquet.place_of(options.to), spool_folder(options)
     made = []
     try:
         for key, folder in _folders(options, place, spool):
-            made += _probe(key, folder)
+            made += _probe_folder(key, folder)
         if (spool / LOCK).exists():
-            holder = _lock(options, spool, os.getpid() if supervisor is None else supervisor)
+            holder = _lock_folder(options, spool, os.getpid() if supervisor is None else supervisor)
             if holder is not None:
                 os.close(holder)
     finally:
@@ -124,7 +124,7 @@ class Store:
         """Metadata of files that begin from now on; may be set from any thread."""
         self._options = options
         self._clock = clock
-        self._place = parquet.open_place(options.to)
+        self._place = parquet.place_of(options.to)
         self._folder = spool_folder(options)
         self._capture = info.capture
         self._files = LocalFiles(self._place.folder, parquet.capture_tag(info.capture))
@@ -133,7 +133,7 @@ class Store:
         self._writer: SpoolWriter | None = None
         self._began_ns = 0
         self._looked_ns = 0
-        self._noted: CaptureLedger | None = None
+        self._noted_ledger: CaptureLedger | None = None
         self._number = 0
         self._rows = self._bytes = 0
         self._packing = 0.5
@@ -141,11 +141,11 @@ class Store:
     def open(self) -> None:
         """Create the folders, take the lock, recover spools of an earlier process. Raises ConfigError."""
         for key, folder in _folders(self._options, self._place, self._folder):
-            _probe(key, folder)
-        self._lock = _lock(self._options, self._folder)
+            _probe_folder(key, folder)
+        self._lock = _lock_folder(self._options, self._folder)
         with suppress(OSError):  # The spools then wait for the next start.
             take_back(self._folder)
-        self._look(self._clock.mono_ns())
+        self._measure_folders(self._clock.mono_ns())
         for path in sorted(self._folder.glob("llmtap-*.spool")):
             self._finisher.add(ClosedSpool(path, path.stat().st_size))
         self._finisher.start()
@@ -168,10 +168,10 @@ class Store:
             self._pause("total_bytes", f"{self._options.total_bytes} bytes are the bound of the total")
             is_stored = False
         else:
-            is_stored = self._keep(batch, ledger)
+            is_stored = self._keep_batch(batch, ledger)
         if not is_stored and self._files.deleted_rows > deleted:
             # Files were deleted to make room, although the batch was not stored: record their loss.
-            self._keep(batch.slice(0, 0), ledger)
+            self._keep_batch(batch.slice(0, 0), ledger)
         return is_stored
 
     def tick(self) -> None:
@@ -183,7 +183,7 @@ class Store:
         if due and now_ns - self._began_ns >= self._options.rotate_every:
             self.rotate()
         if now_ns - self._looked_ns >= LOOK_NOW_AND_THEN_NS:
-            self._look(now_ns)
+            self._measure_folders(now_ns)
 
     def rotate(self) -> None:
         """Hand the current spool to the finisher; the next batch begins another."""
@@ -199,7 +199,7 @@ class Store:
         if writer.rows or writer.notes:
             self._finisher.add(ClosedSpool(writer.path, writer.bytes, writer.rows))
         else:
-            _discard(writer)
+            _discard_spool(writer)
 
     def ledger(self) -> CaptureLedger:
         """Return the ledger of the newest file made here. For any thread."""
@@ -236,11 +236,11 @@ class Store:
 
     # ---------------------------------------------------------------- writing
 
-    def _keep(self, batch: pa.RecordBatch, ledger: CaptureLedger) -> bool:
+    def _keep_batch(self, batch: pa.RecordBatch, ledger: CaptureLedger) -> bool:
         if self._files.deleted_rows:
             dropped = {**ledger.dropped, "deleted": self._files.deleted_rows}
             ledger = msgspec.structs.replace(ledger, dropped=dropped)
-        if batch.num_rows == 0 and ledger == self._noted:
+        if batch.num_rows == 0 and ledger == self._noted_ledger:
             return True
         try:
             self._write(batch, ledger)
@@ -255,7 +255,7 @@ class Store:
         if self.problem is not None and (batch.num_rows or self.problem == "folder"):
             log.info("event=capture_resumed after=%s", self.problem)
             self.problem = None
-            self._finisher.kick()
+            self._finisher.retry_soon()
         if self._writer is not None and self._writer.bytes >= self._options.rotate_bytes:
             self.rotate()
         return True
@@ -273,10 +273,10 @@ class Store:
             self._leave_room(batch)
         old = self._writer
         grown = old is not None and not (old.rows or batch.num_rows) and old.bytes >= NOTES_SPOOL_BYTES
-        writer = self._begin() if old is None or grown else old
+        writer = self._begin_spool() if old is None or grown else old
         before = writer.bytes
         # Write the ledger to each spool, so that each file shows which exchanges are missing.
-        news = ledger if ledger != self._noted or not writer.notes else None
+        news = ledger if ledger != self._noted_ledger or not writer.notes else None
         sync = self._options.fsync == "batch"
         try:
             if batch.num_rows:
@@ -285,21 +285,21 @@ class Store:
                 writer.note(news, sync=sync)
         except OSError:
             if writer is not old:
-                _discard(writer)
+                _discard_spool(writer)
             raise
-        self._writer, self._noted = writer, ledger
+        self._writer, self._noted_ledger = writer, ledger
         self._bytes += writer.bytes - before
         if batch.num_rows:
             # Use the worst ratio of the latest batches; the ratios of older batches lose weight.
             self._packing = min(1.0, max((writer.bytes - before) / batch.nbytes, 0.9 * self._packing))
         if old is not None and old is not writer:
-            _discard(old)  # Only the last ledger counts, and the new spool has it.
+            _discard_spool(old)  # Only the last ledger counts, and the new spool has it.
 
-    def _cost(self, batch: pa.RecordBatch) -> int:
+    def _spool_bytes(self, batch: pa.RecordBatch) -> int:
         """Estimate the bytes of the batch in the spool."""
         return _FRAME_BYTES + int(self._packing * batch.nbytes)
 
-    def _begin(self) -> SpoolWriter:
+    def _begin_spool(self) -> SpoolWriter:
         """Begin a spool. Raises OSError."""
         self._number += 1
         now_ns = self._clock.wall_ns()
@@ -309,7 +309,7 @@ class Store:
             try:
                 parquet.sync_folder(self._folder)
             except OSError:
-                _discard(writer)
+                _discard_spool(writer)
                 raise
         self._began_ns = self._clock.mono_ns()
         self._bytes += writer.bytes
@@ -320,7 +320,7 @@ class Store:
         parquet.make_folder(self._folder)
         old, self._lock = self._lock, None
         try:
-            self._lock = _lock(self._options, self._folder)
+            self._lock = _lock_folder(self._options, self._folder)
         except ConfigError as exc:
             self._lock = old
             raise OSError(errno.EBUSY, exc.problem) from None
@@ -334,7 +334,7 @@ class Store:
             return  # The file system does not report its size.
         largest = max(self._finisher.largest, 0 if self._writer is None else self._writer.bytes)
         # Count the batch twice: once for the spool, and at most as much again for the Parquet file.
-        needed = MARGIN_BYTES + largest + 2 * self._cost(batch)
+        needed = MARGIN_BYTES + largest + 2 * self._spool_bytes(batch)
         if disk.f_bavail * disk.f_frsize < needed:
             self._rotate_rows()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -345,22 +345,22 @@ class Store:
         if self._writer is None:
             bound -= _HEAD_BYTES
         # Bound the cost, so that a batch that never fits does not block all later ones.
-        bound -= min(self._cost(batch), self._options.total_bytes // 2 - NOTES_BYTES)
-        if self._taken() <= bound:
+        bound -= min(self._spool_bytes(batch), self._options.total_bytes // 2 - NOTES_BYTES)
+        if self._bytes_on_disk() <= bound:
             return True
         now_ns = self._clock.mono_ns()
         if self.problem != "total_bytes" or now_ns - self._looked_ns >= LOOK_AGAIN_NS:
-            self._look(now_ns)
+            self._measure_folders(now_ns)
         if self._options.when_full == "oldest":
-            while self._taken() > bound and self._files.delete_oldest():
+            while self._bytes_on_disk() > bound and self._files.delete_oldest():
                 pass
-        if self._taken() <= bound:
+        if self._bytes_on_disk() <= bound:
             return True
         # As a Parquet file the spool is smaller, and may be deleted at the limit.
         self._rotate_rows()
         return False
 
-    def _taken(self) -> int:
+    def _bytes_on_disk(self) -> int:
         return self._finisher.waiting[1] + self._files.bytes + self._open_bytes
 
     @property
@@ -373,7 +373,7 @@ class Store:
         if self._writer is not None and self._writer.rows:
             self.rotate()
 
-    def _look(self, now_ns: int) -> None:
+    def _measure_folders(self, now_ns: int) -> None:
         self._looked_ns = now_ns
         self._files.look()
         self._finisher.look()
@@ -386,7 +386,7 @@ class Store:
         self.problem = problem
 
 
-def _discard(writer: SpoolWriter) -> None:
+def _discard_spool(writer: SpoolWriter) -> None:
     writer.close()
     with suppress(OSError):
         writer.path.unlink(missing_ok=True)
@@ -399,7 +399,7 @@ def _folders(options: CaptureOptions, place: parquet.CapturePlace, spool: Path) 
     return folders if place.folder is None else [("capture.to", place.folder), *folders]
 
 
-def _probe(key: str, folder: Path) -> list[Path]:
+def _probe_folder(key: str, folder: Path) -> list[Path]:
     """Create the folder, write to it, return the new folders. A full disk is no error. Raises ConfigError."""
     made: list[Path] = []
     try:
@@ -412,12 +412,14 @@ def _probe(key: str, folder: Path) -> list[Path]:
     except OSError as exc:
         if exc.errno not in FULL:
             raise ConfigError(
-                key, f"{folder} cannot be written: {exc.strerror}", "a folder that this user may write to"
+                key,
+                f"{folder} cannot be written: {exc.strerror}",
+                "choose a folder that this user may write to",
             ) from None
     return made
 
 
-def _lock(options: CaptureOptions, folder: Path, supervisor: int | None = None) -> int | None:
+def _lock_folder(options: CaptureOptions, folder: Path, supervisor: int | None = None) -> int | None:
     """Lock the folder until the descriptor is closed; None if a child of process `supervisor` holds the lock.
 
     Raises ConfigError if another llmtap holds it.
@@ -427,7 +429,7 @@ def _lock(options: CaptureOptions, folder: Path, supervisor: int | None = None) 
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as exc:
-        raise ConfigError(key, f"{path}: {exc.strerror}") from None
+        raise ConfigError(key, f"{path} cannot be opened: {exc.strerror}") from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -436,7 +438,9 @@ def _lock(options: CaptureOptions, folder: Path, supervisor: int | None = None) 
         if supervisor is not None and holder[1:] == [b"%d" % supervisor]:
             return None
         raise ConfigError(
-            key, f"another llmtap captures in {folder}", "give each its own capture.to, or capture.spool"
+            key,
+            f"another llmtap process writes its capture into {folder}",
+            "give each process its own capture.to, or capture.spool",
         ) from None
     with suppress(OSError):  # On a full disk, only the pid of the holder is missing.
         path.write_bytes(b"%d %d\n" % (os.getpid(), os.getppid()))

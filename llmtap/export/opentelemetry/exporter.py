@@ -80,7 +80,7 @@ class _Receiver(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]  # grpc
     def __init__(self) -> None:
         self.answer: Answer | None = None
         self.rejected = 0
-        self._logged: set[str] = set()
+        self._logged_events: set[str] = set()
 
     def expect(self) -> None:
         self.answer, self.rejected = None, 0
@@ -110,8 +110,8 @@ class _Receiver(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]  # grpc
 
     def log(self, event: str, problem: str) -> None:
         """Log a problem if it is the first of its kind; later ones are only counted."""
-        if event not in self._logged:
-            self._logged.add(event)
+        if event not in self._logged_events:
+            self._logged_events.add(event)
             log.warning("event=%s error=%r further=counted", event, problem)
 
 
@@ -210,7 +210,7 @@ class _MetricDelivery:
         self._receiver, self._totals, self._origin = receiver, totals, origin
         self._clock, self._closing = clock, closing
         self._delta = exporter._preferred_temporality[Histogram] is AggregationTemporality.DELTA
-        self._interval_s = _number("OTEL_METRIC_EXPORT_INTERVAL", 60_000.0) / 1e3
+        self._interval_s = _number_of_variable("OTEL_METRIC_EXPORT_INTERVAL", 60_000.0) / 1e3
 
     def run(self) -> None:
         last = False
@@ -254,17 +254,17 @@ class OtlpExporter:
         self._servers = servers or {}
         self._names = VERSIONS[options.semconv]
         self._closing = Event()
-        self._handed = self._full = 0
+        self._handed_spans = self._queue_full_drops = 0
         logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # `_Receiver` logs the answers
-        with _environment(options.endpoint):
-            resource = _resource(version, reader)
+        with _endpoint_in_environment(options.endpoint):
+            resource = _resource_attributes(version, reader)
             self._traces, self._metrics = _is_wanted("TRACES"), _is_wanted("METRICS")
             spans, metrics, receivers = _exporters(options.protocol)
             self._ids = ExchangeIds()
             self._provider = TracerProvider(resource=resource, shutdown_on_exit=False, id_generator=self._ids)
             self._tracer = self._provider.get_tracer("llmtap", version, schema_url=self._names.schema_url)
             self._spans = _SpanDelivery(spans, receivers[0], self._closing)
-            self._queue_max = max(1, round(_number("OTEL_BSP_MAX_QUEUE_SIZE", QUEUE_MAX)))
+            self._queue_max = max(1, round(_number_of_variable("OTEL_BSP_MAX_QUEUE_SIZE", QUEUE_MAX)))
             self._provider.add_span_processor(
                 BatchSpanProcessor(
                     self._spans,
@@ -294,18 +294,18 @@ class OtlpExporter:
         if not span.is_recording():
             return
         if self._waiting() >= self._queue_max:
-            self._full += 1
+            self._queue_full_drops += 1
             return
-        self._handed += 1
+        self._handed_spans += 1
         span.end(x.arrival_wall_ns + terms.end_ns - x.timeline.arrival_ns)
 
     def _waiting(self) -> int:
-        return self._handed - self._spans.sent - sum(self._spans.dropped.values())
+        return self._handed_spans - self._spans.sent - sum(self._spans.dropped.values())
 
     def state(self) -> ExporterState:
         dropped = dict(self._spans.dropped)
-        if self._full:
-            dropped["queue_full"] = self._full
+        if self._queue_full_drops:
+            dropped["queue_full"] = self._queue_full_drops
         failures = self._spans.failures + self._totals.failures
         return ExporterState("otlp", self._spans.sent, max(0, self._waiting()), failures, dropped)
 
@@ -348,7 +348,7 @@ def _exporters(protocol: str) -> tuple[SpanExporter, Any, tuple[_Receiver, _Rece
     return exporters[0], exporters[1], receivers
 
 
-def _resource(version: str, reader: Benefit) -> Resource:
+def _resource_attributes(version: str, reader: Benefit) -> Resource:
     """Return the resource attributes of llmtap. Attributes that the operator sets take precedence."""
     named = Resource.create()
     if str(named.attributes[SERVICE_NAME]).startswith("unknown_service"):
@@ -370,7 +370,7 @@ def _is_wanted(signal: str) -> bool:
     return not off and bool(endpoint) and environ.get(f"OTEL_{signal}_EXPORTER", "otlp").strip() != "none"
 
 
-def _number(variable: str, default: float) -> float:
+def _number_of_variable(variable: str, default: float) -> float:
     try:
         value = float(os.environ.get(variable) or default)
     except ValueError:
@@ -379,7 +379,7 @@ def _number(variable: str, default: float) -> float:
 
 
 @contextmanager
-def _environment(endpoint: str | None) -> Iterator[None]:
+def _endpoint_in_environment(endpoint: str | None) -> Iterator[None]:
     """Set the environment variable from which the SDK reads the endpoint; None: leave it unchanged."""
     name = "OTEL_EXPORTER_OTLP_ENDPOINT"
     before = os.environ.get(name)

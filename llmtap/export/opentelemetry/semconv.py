@@ -105,28 +105,28 @@ class Semconv:
     """By quantity: the instruments that record it, each with its constant attributes."""
 
 
-def _seconds(name: str, text: str, edges: tuple[int, ...] = _SECONDS) -> tuple[Measure, ...]:
+def _time_measures(name: str, text: str, edges: tuple[int, ...] = _SECONDS) -> tuple[Measure, ...]:
     return (Measure(Instrument(name, text, "s", edges)),)
 
 
 _OWN: Final = {
     **{
-        metric.name: _seconds(metric.otlp.name, metric.otlp.description, KINDS[metric.family.edges])
+        metric.name: _time_measures(metric.otlp.name, metric.otlp.description, KINDS[metric.family.edges])
         for metric in METRICS
         if metric.otlp is not None and metric.family is not None
     },
     "exchanges": (Measure(Instrument("llmtap.exchanges", "Exchanges by outcome.", "{exchange}")),),
 }  # fmt: skip
 _SERVER: Final = {
-    "server_duration": _seconds(
+    "server_duration": _time_measures(
         "gen_ai.server.request.duration",
         "Generative AI server request duration such as time-to-last byte or last output token.",
     ),
-    "server_first_token": _seconds(
+    "server_first_token": _time_measures(
         "gen_ai.server.time_to_first_token", "Time to generate first token for successful responses.",
         _FIRST_TOKEN,
     ),
-    "server_per_token": _seconds(
+    "server_per_token": _time_measures(
         "gen_ai.server.time_per_output_token",
         "Time per output token generated after the first token for successful responses.", _PER_TOKEN,
     ),
@@ -137,7 +137,7 @@ so they include the network."""
 
 def _v1_41() -> Semconv:
     client = "gen_ai.client.operation."
-    duration = _seconds(client + "duration", "GenAI operation duration.")
+    duration = _time_measures(client + "duration", "GenAI operation duration.")
     usage = Instrument(
         "gen_ai.client.token.usage", "Number of input and output tokens used.", "{token}", _TOKENS
     )
@@ -149,8 +149,8 @@ def _v1_41() -> Semconv:
         measures={
             "duration": duration,
             "embeddings_duration": duration,
-            "first_chunk": _seconds(client + "time_to_first_chunk", "Time to receive the first chunk."),
-            "chunk_gap": _seconds(client + "time_per_output_chunk", "Time per output chunk."),
+            "first_chunk": _time_measures(client + "time_to_first_chunk", "Time to receive the first chunk."),
+            "chunk_gap": _time_measures(client + "time_per_output_chunk", "Time per output chunk."),
             "input_tokens": read,
             "embeddings_tokens": read,
             "output_tokens": (Measure(usage, (("gen_ai.token.type", "output"),)),),
@@ -174,9 +174,11 @@ def _v0_1_0() -> Semconv:
     return Semconv(
         version="0.1.0",
         measures={
-            "duration": _seconds(inference + "duration", "GenAI client inference operation duration."),
-            "first_chunk": _seconds(inference + "time_to_first_chunk", "Time to receive the first chunk."),
-            "chunk_gap": _seconds(inference + "time_per_output_chunk", "Time per output chunk."),
+            "duration": _time_measures(inference + "duration", "GenAI client inference operation duration."),
+            "first_chunk": _time_measures(
+                inference + "time_to_first_chunk", "Time to receive the first chunk."
+            ),
+            "chunk_gap": _time_measures(inference + "time_per_output_chunk", "Time per output chunk."),
             "input_tokens": (
                 counter("input_tokens", "Input tokens used, including cached tokens."),
                 tokens(inference + "operation.input_tokens", "Input tokens used per inference operation."),
@@ -188,7 +190,7 @@ def _v0_1_0() -> Semconv:
             "cached_tokens": (counter("cache_read.input_tokens", "Input tokens read from a cache."),),
             "cache_write_tokens": (counter("cache_write.input_tokens", "Input tokens written to a cache."),),
             "reasoning_tokens": (counter("reasoning.output_tokens", "Output tokens used for reasoning."),),
-            "embeddings_duration": _seconds(
+            "embeddings_duration": _time_measures(
                 embeddings + "duration", "GenAI client embeddings operation duration."
             ),
             "embeddings_tokens": (
@@ -200,14 +202,16 @@ def _v0_1_0() -> Semconv:
     )
 
 
-def _off() -> Semconv:
+def _disabled_semconv() -> Semconv:
     own = {
         f.name: f.default.replace("gen_ai.", "llmtap.") for f in fields(Semconv) if f.default is not MISSING
     }
     return Semconv(version="off", **own, measures=_OWN)
 
 
-VERSIONS: Final[Mapping[str, Semconv]] = {table.version: table for table in (_v0_1_0(), _v1_41(), _off())}
+VERSIONS: Final[Mapping[str, Semconv]] = {
+    table.version: table for table in (_v0_1_0(), _v1_41(), _disabled_semconv())
+}
 
 
 _OPERATIONS: Final = {

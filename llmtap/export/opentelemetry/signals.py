@@ -85,8 +85,8 @@ def terms_of(x: Exchange, m: Measured, host: str | None, provider: str | None) -
     return Terms(
         operation=operation,
         provider=None if operation is None else provider or semconv.provider_of(host, x.dialect),
-        model=_cut(x.model),
-        response_model=_cut(x.response_model),
+        model=_cut_text(x.model),
+        response_model=_cut_text(x.response_model),
         error_type=error_type(x),
         end_ns=end_ns,
         duration_ns=end_ns - t.arrival_ns,
@@ -143,7 +143,7 @@ def _cache_write_tokens(usage: Mapping[str, object]) -> int | None:
     return None
 
 
-def _cut(text: str | None) -> str | None:
+def _cut_text(text: str | None) -> str | None:
     return None if text is None else text[:TEXT_MAX]
 
 
@@ -192,9 +192,13 @@ def start_span(
             int(parent.trace_id, 16), int(parent.span_id, 16), True, trace.TraceFlags(parent.flags)
         )
         context = trace.set_span_in_context(trace.NonRecordingSpan(caller), context)
-    attributes = {k: _clean(v) for k, v in _attributes(x, terms, names, server) if v is not None}
+    attributes = {k: _clean_value(v) for k, v in _attributes(x, terms, names, server) if v is not None}
     span = tracer.start_span(
-        _text(_name(x, terms)), context, trace.SpanKind.CLIENT, attributes, start_time=x.arrival_wall_ns
+        _attribute_text(_span_name(x, terms)),
+        context,
+        trace.SpanKind.CLIENT,
+        attributes,
+        start_time=x.arrival_wall_ns,
     )
     if not span.is_recording():
         return span
@@ -209,23 +213,23 @@ def start_span(
         if t_ns is not None:
             span.add_event(name, timestamp=t_ns + x.arrival_wall_ns - t.arrival_ns)
     if terms.error_type is not None:
-        span.set_status(trace.Status(trace.StatusCode.ERROR, _text(x.error or terms.error_type)))
+        span.set_status(trace.Status(trace.StatusCode.ERROR, _attribute_text(x.error or terms.error_type)))
     return span
 
 
-def _text(text: str) -> str:
+def _attribute_text(text: str) -> str:
     # Replace characters that UTF-8 cannot encode: text from traffic may contain half a surrogate pair (from a
     # JSON escape).
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def _clean(value: Value) -> Value:
+def _clean_value(value: Value) -> Value:
     if isinstance(value, str):
-        return _text(value)
-    return [_text(text) for text in value] if isinstance(value, list) else value
+        return _attribute_text(value)
+    return [_attribute_text(text) for text in value] if isinstance(value, list) else value
 
 
-def _name(x: Exchange, terms: Terms) -> str:
+def _span_name(x: Exchange, terms: Terms) -> str:
     if terms.operation is None:
         return x.method[:TEXT_MAX] or "HTTP"
     return terms.operation if terms.model is None else f"{terms.operation} {terms.model}"
@@ -296,16 +300,16 @@ class MetricRecorder:
             first = len(self.measures)
             self.measures += measures
             self._of[quantity] = tuple(range(first, len(self.measures)))
-        self._known: list[set[Key]] = [set() for _ in self.measures]
+        self._known_keys: list[set[Key]] = [set() for _ in self.measures]
         self._series_max = series_max
         self._lock = Lock()
-        self._fresh: dict[tuple[int, Key], Buckets | ExponentialBuckets] = {}
+        self._new_values: dict[tuple[int, Key], Buckets | ExponentialBuckets] = {}
         self._exponential = exponential
 
     def take(self) -> dict[tuple[int, Key], Buckets | ExponentialBuckets]:
         """Return the counts since the last call. Any thread may call it."""
         with self._lock:
-            fresh, self._fresh = self._fresh, {}
+            fresh, self._new_values = self._new_values, {}
         return fresh
 
     def record(self, x: Exchange, m: Measured, terms: Terms) -> None:
@@ -355,10 +359,10 @@ class MetricRecorder:
                 self._cell(i, key).record_many(values)  # type: ignore[arg-type]  # no other is None
 
     def _cell(self, i: int, key: Key) -> Buckets | ExponentialBuckets:
-        cell = self._fresh.get((i, key))
+        cell = self._new_values.get((i, key))
         if cell is not None:
             return cell
-        known = self._known[i]
+        known = self._known_keys[i]
         if key not in known:
             if len(known) < self._series_max:
                 known.add(key)
@@ -366,8 +370,8 @@ class MetricRecorder:
                 key = ()
         instrument = self.measures[i].instrument
         if self._exponential and instrument.edges:
-            return self._fresh.setdefault((i, key), ExponentialBuckets(instrument.scale))
-        return self._fresh.setdefault((i, key), Buckets(instrument.edges))
+            return self._new_values.setdefault((i, key), ExponentialBuckets(instrument.scale))
+        return self._new_values.setdefault((i, key), Buckets(instrument.edges))
 
 
 class Totals:

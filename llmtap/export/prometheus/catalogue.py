@@ -79,7 +79,7 @@ _C, _G = CounterMetricFamily, GaugeMetricFamily
 _RELAY, _WINDOW = ("relay",), ("window",)
 
 
-def _labels(family: Family) -> tuple[str, ...]:
+def _label_names(family: Family) -> tuple[str, ...]:
     return (*(READ if family.reading else WHO), *(() if family.label is None else (family.label,)))
 
 
@@ -98,7 +98,7 @@ _SPAN = "; of a younger meter, since its start"
 
 HISTOGRAMS: Final[Mapping[str, HistogramFamily]] = {
     **{
-        one.key: HistogramFamily(one.name, one.help, KINDS[one.edges], labels=_labels(one))
+        one.key: HistogramFamily(one.name, one.help, KINDS[one.edges], labels=_label_names(one))
         for one in FAMILIES
     },
     "headers": HistogramFamily(

@@ -62,13 +62,13 @@ Place = tuple[str, tuple[str, ...], int]
 class Exemplars:
     def __init__(self, most: int = EXEMPLARS_MAX) -> None:
         self._last: OrderedDict[Place, Exemplar] = OrderedDict()
-        self._most = most
+        self._count_max = most
 
     def note(self, place: Place, value: float, parent: TraceParent, wall_ns: int) -> None:
         traced = {"trace_id": parent.trace_id, "span_id": parent.span_id}
         self._last[place] = Exemplar(traced, value, wall_ns / 1e9)
         self._last.move_to_end(place)
-        if len(self._last) > self._most:
+        if len(self._last) > self._count_max:
             self._last.popitem(last=False)
 
     def freeze(self) -> dict[Place, Exemplar]:
@@ -90,7 +90,7 @@ _OF_STREAMS: Final = tuple(
 _stream_values: Final = values_of(_OF_STREAMS)
 
 
-def _place(metric: catalogue.Metric, reading: str) -> _Key:
+def _histogram_key(metric: catalogue.Metric, reading: str) -> _Key:
     """Return the key of a metric's histogram, and the values of the labels that only this histogram has."""
     assert metric.family is not None
     own = (reading,) if metric.family.reading else ()
@@ -98,7 +98,8 @@ def _place(metric: catalogue.Metric, reading: str) -> _Key:
 
 
 _STREAM_PLACES: Final = {
-    reading.value: tuple(_place(metric, reading.value) for metric in _OF_STREAMS) for reading in Reading
+    reading.value: tuple(_histogram_key(metric, reading.value) for metric in _OF_STREAMS)
+    for reading in Reading
 }
 """By reading: the places in which the values of the metrics `_OF_STREAMS` are counted."""
 GUARDRAILS_MAX: Final = 32
@@ -210,11 +211,11 @@ class Series:
                 labels = ("other", "other")
         self._count("guardrail", 1, *labels)
 
-    def deadlines(self, fluidity: Fluidity) -> None:
+    def count_deadlines(self, fluidity: Fluidity) -> None:
         self._count("deadlines", fluidity.in_time, "met")
         self._count("deadlines", fluidity.missed, "missed")
 
-    def uncertain(self) -> None:
+    def count_uncertain(self) -> None:
         self._count("uncertain", 1)
 
     def _count(self, name: str, n: float, *labels: str) -> None:
@@ -259,7 +260,9 @@ class Exposition:
         bounds = [bound for one in self._objectives.values() for bound in one.bounds]
         self._families = families_for(bounds, edges)
         self._series: dict[_SeriesLabels, Series] = {}
-        self._added = {point: Buckets(ADDED_EDGES_NS) for point in ("request", "first_chunk", "chunk")}
+        self._added_latency = {
+            point: Buckets(ADDED_EDGES_NS) for point in ("request", "first_chunk", "chunk")
+        }
         self._calls: dict[tuple[str, str, str, str], Buckets] = {}
         self._unparsed = 0
         self._without_dialect = summary.AnswersWithoutDialect()
@@ -273,17 +276,17 @@ class Exposition:
         series.add(x, m)
         objectives = self._objectives.get(key.slo) if x.stream and m.tokens_known else None
         if objectives is not None and (fluidity := fluidity_of(x, m, objectives)) is not None:
-            series.deadlines(fluidity)
+            series.count_deadlines(fluidity)
         if x.uncertain:
-            series.uncertain()
+            series.count_uncertain()
         self._unparsed += x.unparsed_events
         self._without_dialect.add(x)
         added = x.added
         if added.request_ns is not None:
-            self._added["request"].record(added.request_ns)
+            self._added_latency["request"].record(added.request_ns)
         if added.first_chunk_ns is not None:
-            self._added["first_chunk"].record(added.first_chunk_ns)
-        self._added["chunk"].record_many(added.chunks_ns)
+            self._added_latency["first_chunk"].record(added.first_chunk_ns)
+        self._added_latency["chunk"].record_many(added.chunks_ns)
         if x.trace_parent is not None:
             self._note_trace(x, m, labels)
 
@@ -334,7 +337,7 @@ class Exposition:
         # Only copy here: sorting and formatting take longer and run in another thread.
         return Frozen(
             self._version, self._families, [(labels, s.freeze()) for labels, s in self._series.items()],
-            {point: buckets.read() for point, buckets in self._added.items()},
+            {point: buckets.read() for point, buckets in self._added_latency.items()},
             [(labels, *buckets.read()) for labels, buckets in self._calls.items()],
             {
                 "unparsed_events": self._unparsed,

@@ -52,10 +52,10 @@ def is_preferred(accept: str) -> bool:
 
 class ProtobufWriter:
     def __init__(self) -> None:
-        self._out: list[bytes] = []
+        self._pieces: list[bytes] = []
 
     def bytes(self) -> bytes:
-        return b"".join(self._out)
+        return b"".join(self._pieces)
 
     def histogram(
         self,
@@ -77,7 +77,7 @@ class ProtobufWriter:
                 traced = _exemplar(series_exemplars[i]) if i in series_exemplars else b""
                 parts.append(_message(3, _uint(1, count) + _double(2, edge) + traced))
             if native and native[0] is not None:
-                parts.append(_native(native[0]))
+                parts.append(_native_histogram(native[0]))
             metrics.append(_labels(family.labels, values) + _message(7, b"".join(parts)))
         self._family(family.name, family.help, _HISTOGRAM, metrics)
 
@@ -99,10 +99,10 @@ class ProtobufWriter:
             return
         head = _message(1, name.encode()) + _message(2, text.encode()) + _uint(3, kind)
         body = head + b"".join([_message(4, metric) for metric in metrics])
-        self._out += (_varint(len(body)), body)
+        self._pieces += (_varint(len(body)), body)
 
 
-def _native(buckets: ExponentialBuckets) -> bytes:
+def _native_histogram(buckets: ExponentialBuckets) -> bytes:
     """Return the fields of a native histogram: spans of consecutive buckets, differences of counts."""
     spans: list[tuple[int, int]] = []
     deltas: list[int] = []
@@ -163,17 +163,17 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _escape(value: str) -> str:
+def _escape_label(value: str) -> str:
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
 class TextWriter:
     def __init__(self, *, openmetrics: bool) -> None:
         self._openmetrics = openmetrics
-        self._out: list[str] = []
+        self._pieces: list[str] = []
 
     def bytes(self) -> bytes:
-        return "".join(self._out).encode()
+        return "".join(self._pieces).encode()
 
     def histogram(
         self,
@@ -186,13 +186,13 @@ class TextWriter:
         `cells`: `(label values, counts by bucket, sum)`; the last bucket has no upper edge. `exemplars`: by
         label values, then by bucket.
         """
-        name, order = family.name, _order(family.labels)
+        name, order = family.name, _sorted_labels(family.labels)
         edges = [repr(edge / family.unit) for edge in family.edges] + ["+Inf"]
         lines = [f'{name}_bucket{{%sle="{edge}"}} %d.0\n' for edge in edges]
         template = "".join(lines) + f"{name}_count%s %d.0\n{name}_sum%s %r\n"
         self._head(name, family.help, "histogram")
         for values, counts, total, *_ in cells:
-            labels = _text(order, values)
+            labels = _labels_text(order, values)
             prefix = f"{labels}," if labels else ""
             braced = f"{{{labels}}}" if labels else ""
             upto = list(accumulate(counts))
@@ -200,29 +200,29 @@ class TextWriter:
                 *chain.from_iterable(zip(repeat(prefix), upto)), braced, upto[-1], braced, total / family.unit
             )  # fmt: skip
             series_exemplars = exemplars.get(values) if exemplars and self._openmetrics else None
-            self._out.append(_with_exemplars(filled, series_exemplars) if series_exemplars else filled)
+            self._pieces.append(_with_exemplars(filled, series_exemplars) if series_exemplars else filled)
 
     def counter(self, family: CounterFamily, rows: Iterable[tuple[Labels, float]]) -> None:
-        order = _order(family.labels)
+        order = _sorted_labels(family.labels)
         self._head(family.name if self._openmetrics else f"{family.name}_total", family.help, "counter")
         start = f"{family.name}_total"
         for values, count in rows:
-            labels = _text(order, values)
-            self._out.append(
+            labels = _labels_text(order, values)
+            self._pieces.append(
                 f"{start}{{{labels}}} {float(count)!r}\n" if labels else f"{start} {float(count)!r}\n"
             )
 
     def _head(self, name: str, text: str, kind: str) -> None:
-        self._out.append(f"# HELP {name} {text}\n# TYPE {name} {kind}\n")
+        self._pieces.append(f"# HELP {name} {text}\n# TYPE {name} {kind}\n")
 
 
-def _order(names: Sequence[str]) -> list[tuple[int, str]]:
+def _sorted_labels(names: Sequence[str]) -> list[tuple[int, str]]:
     """Return label names in alphabetical order, as prometheus_client writes them, with their positions."""
     return sorted(enumerate(names), key=lambda pair: pair[1])
 
 
-def _text(order: Sequence[tuple[int, str]], values: Labels) -> str:
-    return ",".join([f'{name}="{_escape(value)}"' for i, name in order if (value := values[i])])
+def _labels_text(order: Sequence[tuple[int, str]], values: Labels) -> str:
+    return ",".join([f'{name}="{_escape_label(value)}"' for i, name in order if (value := values[i])])
 
 
 def _with_exemplars(lines: str, exemplars: Mapping[int, Exemplar]) -> str:

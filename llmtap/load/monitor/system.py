@@ -212,7 +212,7 @@ class SystemSampler:
         assert period_ns > 0
         self._clock = clock
         self._period_ns = period_ns
-        self._why: dict[str, str] = {}
+        self._reasons: dict[str, str] = {}
         self._roots = dict.fromkeys(sender, SENDER)
         if target is not None and not server:
             try:
@@ -223,14 +223,14 @@ class SystemSampler:
             if pids and not server:
                 why = "it is served by a process of the sender"
             if why is not None:
-                self._why[SERVER] = why
+                self._reasons[SERVER] = why
         self._roots |= dict.fromkeys(server, SERVER)
         self._named: dict[str, dict[int, str]] = {SENDER: {}, SERVER: {}}
-        self._before: tuple[int, Host | None, dict[str, int]] | None = None
-        self._skipped = 0
+        self._last_reading: tuple[int, Host | None, dict[str, int]] | None = None
+        self._skipped_samples = 0
         self._gpus, no_gpu = open_gpus(nvml)
         if no_gpu is not None:
-            self._why["gpu"] = no_gpu
+            self._reasons["gpu"] = no_gpu
         sides = (SENDER, SERVER)
         self.columns = Columns(
             {f"{side}_cpu": MonitorSeries("cpus", "interval") for side in sides}
@@ -259,13 +259,13 @@ class SystemSampler:
     def about(self) -> dict[str, Any]:
         return {
             "period": to_seconds(self._period_ns),
-            "skipped": self._skipped,
+            "skipped": self._skipped_samples,
             "processes": {
                 side: [{"pid": pid, "name": name} for pid, name in list(named.items())[:_NAMED_MAX]]
                 for side, named in self._named.items()
             },
             "gpu": None if self._gpus is None else {"devices": self._gpus.names, "unread": self._gpus.unread},
-            "why_not": dict(self._why),
+            "why_not": dict(self._reasons),
         }
 
     def _run(self) -> None:
@@ -274,13 +274,13 @@ class SystemSampler:
             try:
                 self._sample()
             except Exception as exc:  # The sampler must not end a run; `about` reports what is missing.
-                if "sampling" not in self._why:
-                    self._why["sampling"] = f"{type(exc).__name__}: {exc}"
+                if "sampling" not in self._reasons:
+                    self._reasons["sampling"] = f"{type(exc).__name__}: {exc}"
                     log.warning("system_sample error=%s", type(exc).__name__)
             if self._stop.is_set():
                 return
             wait_s, skipped = ticks.next(self._clock.mono_ns())
-            self._skipped += skipped
+            self._skipped_samples += skipped
             self._stop.wait(wait_s)
 
     def _sample(self) -> None:
@@ -291,7 +291,7 @@ class SystemSampler:
             host = read_host()
             values["host_memory"] = host.memory_used_bytes
         except (OSError, ValueError) as exc:
-            self._why.setdefault("host", failure_text(exc))
+            self._reasons.setdefault("host", failure_text(exc))
         groups = {side: group for side, group in groups_of(read_processes(), self._roots).items() if group}
         for side, group in groups.items():
             named = self._named[side]
@@ -302,8 +302,8 @@ class SystemSampler:
         cpu_ns = {side: sum(process.cpu_ns for process in group) for side, group in groups.items()}
         for side, group in groups.items():
             values[f"{side}_memory"] = sum(process.rss_bytes for process in group)
-        if self._before is not None:
-            before_ns, host_before, cpu_before_ns = self._before
+        if self._last_reading is not None:
+            before_ns, host_before, cpu_before_ns = self._last_reading
             for side, was_ns in cpu_before_ns.items():
                 # If the total of a side fell, one of its processes has ended, and its usage is unknown.
                 if t_ns > before_ns and cpu_ns.get(side, -1) >= was_ns:
@@ -312,7 +312,7 @@ class SystemSampler:
                 total_ns = host.total_ns - host_before.total_ns
                 values["host_cpu"] = (host.busy_ns - host_before.busy_ns) / total_ns
                 values["host_stolen"] = (host.stolen_ns - host_before.stolen_ns) / total_ns
-        self._before = (t_ns, host, cpu_ns)
+        self._last_reading = (t_ns, host, cpu_ns)
         if self._gpus is not None:
             values |= self._gpus.read()
         self.columns.add(t_ns, self._clock.mono_ns() - began_ns, values)

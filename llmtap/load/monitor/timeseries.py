@@ -131,16 +131,16 @@ class TimeSeries:
         return {
             **self.about,
             "window": [None if t is None else to_seconds(t - self.start_ns) for t in window],
-            "system": _figures(self.system, window),
+            "system": _series_figures(self.system, window),
             "server": None if self.server is None else _server_figures(self.server, window),
-            "energy": _energy(self.system, window, tokens, gap_ns_max),
+            "energy": _gpu_energy(self.system, window, tokens, gap_ns_max),
         }
 
 
 _Window = tuple[int | None, int | None]
 
 
-def _figures(columns: Columns, window: _Window) -> dict[str, dict[str, Any]]:
+def _series_figures(columns: Columns, window: _Window) -> dict[str, dict[str, Any]]:
     times_ns = columns.times_ns()
     first = 0 if window[0] is None else bisect_left(times_ns, window[0])
     last = len(times_ns) if window[1] is None else bisect_right(times_ns, window[1])
@@ -150,7 +150,7 @@ def _figures(columns: Columns, window: _Window) -> dict[str, dict[str, Any]]:
         series, values = columns.series[name], columns.column(name)[within]
         figure: dict[str, Any] = {"unit": series.unit, "kind": series.kind}
         if series.kind == "counter":
-            figure |= _growth(times_ns[within], values)
+            figure |= _counter_growth(times_ns[within], values)
         else:
             known = [value for value in values if value is not None]
             ordered = sorted(known)
@@ -175,7 +175,7 @@ def _interval_mean(times_ns: Sequence[int], values: Sequence[float | None], firs
     return weighed / weight_ns if weight_ns else None
 
 
-def _growth(times_ns: Sequence[int], values: Sequence[float | None]) -> dict[str, Any]:
+def _counter_growth(times_ns: Sequence[int], values: Sequence[float | None]) -> dict[str, Any]:
     """Return the growth of a counter. A value that falls is a restart: the counter began again at 0."""
     known = [(t_ns, value) for t_ns, value in zip(times_ns, values, strict=True) if value is not None]
     grown, restarts = 0.0, 0
@@ -192,7 +192,7 @@ def _growth(times_ns: Sequence[int], values: Sequence[float | None]) -> dict[str
 
 
 def _server_figures(columns: Columns, window: _Window) -> dict[str, Any]:
-    figures: dict[str, Any] = _figures(columns, window)
+    figures: dict[str, Any] = _series_figures(columns, window)
     queries = (figures.get("prefix_queries") or {}).get("total")
     hits = (figures.get("prefix_hits") or {}).get("total")
     if queries and hits is not None:
@@ -204,7 +204,9 @@ def _server_figures(columns: Columns, window: _Window) -> dict[str, Any]:
     return figures
 
 
-def _energy(system: Columns, window: _Window, tokens: int | None, gap_ns_max: int) -> dict[str, Any] | None:
+def _gpu_energy(
+    system: Columns, window: _Window, tokens: int | None, gap_ns_max: int
+) -> dict[str, Any] | None:
     """Return the energy used in the window by all GPUs with known power; None if there is no such GPU."""
     used: dict[str, Energy] = {}
     for name in system.known():

@@ -26,8 +26,8 @@ from llmtap.net.server_metrics import (
     SERIES,
     failure_reason,
     metrics_url,
-    parse_metrics,
     read_body,
+    read_metrics_in_thread,
 )
 from llmtap.units import NS_PER_S, to_seconds
 
@@ -61,7 +61,7 @@ class ServerScraper:
         self._optional = optional
         self._answered = False
         self._gave_up = False
-        self._skipped = 0
+        self._skipped_scrapes = 0
         self._failures: Counter[str] = Counter()
         self._task: asyncio.Task[None] | None = None
         self._session: aiohttp.ClientSession | None = None
@@ -96,7 +96,7 @@ class ServerScraper:
             "gave_up": self._gave_up,
             "period": to_seconds(self._period_ns),
             "scrapes": len(self.columns) + self.columns.dropped + self._failures.total(),
-            "skipped": self._skipped,
+            "skipped": self._skipped_scrapes,
             "failed": self._failures.total(),
             "failures": dict(self._failures),
             "missing": sorted(SERIES.keys() - set(self.columns.known())) if len(self.columns) else [],
@@ -110,7 +110,7 @@ class ServerScraper:
                 self._gave_up = True
                 return
             wait_s, skipped = ticks.next(self._clock.mono_ns())
-            self._skipped += skipped
+            self._skipped_scrapes += skipped
             await asyncio.sleep(wait_s)
 
     async def _scrape(self, timeout_ns: int) -> None:
@@ -123,12 +123,12 @@ class ServerScraper:
                     self._answered = True
                     body = await read_body(response)
             after_ns = self._clock.mono_ns()
-            values = await parse_metrics(body)
+            values = await read_metrics_in_thread(body)
         except SCRAPE_ERRORS as exc:
             self._fail(failure_reason(exc))
             return
         if not values:
-            self._fail("no metric of vLLM, SGLang, TGI or llm-d")
+            self._fail("the page has no metric of vLLM, SGLang, TGI or llm-d")
             return
         self.columns.add((before_ns + after_ns) // 2, after_ns - before_ns, values)
 

@@ -89,9 +89,9 @@ class Baseline:
         """Number of sent rows that were found again in the source."""
         self._repeated = self._unknown = 0
         self._has_times = False
-        self._ended = {"both": 0, "then": 0, "now": 0, "neither": 0}
+        self._ended_by_side = {"both": 0, "then": 0, "now": 0, "neither": 0}
         self._sides = {side: {name: Histogram() for name in FIGURES} for side in _SIDES}
-        self._slower: Counter[str] = Counter()
+        self._slower_counts: Counter[str] = Counter()
         self._uncertainty = Histogram()
         self._lengths = {"n": 0, "equal": 0, "near": 0}
         self._models: dict[str, set[str]] = {"then": set(), "now": set()}
@@ -121,9 +121,9 @@ class Baseline:
         self._has_times = self._has_times or any(then.get(name) is not None for name in FIGURES)
         well_then, well_now = x.outcome in ENDED_WELL, bool(self._state[row] & _WELL)
         if not (well_then and well_now):
-            self._ended["then" if well_then else "now" if well_now else "neither"] += 1
+            self._ended_by_side["then" if well_then else "now" if well_now else "neither"] += 1
             return
-        self._ended["both"] += 1
+        self._ended_by_side["both"] += 1
         if uncertainty and then["uncertainty"] is not None and now["uncertainty"] is not None:
             self._uncertainty.record(then["uncertainty"] + now["uncertainty"] + _MICROSECOND)
         old, new = then["output"], now["output"]
@@ -138,7 +138,7 @@ class Baseline:
             if before is not None and after is not None:
                 for side, ns in zip(_SIDES, (before, after, after - before), strict=True):
                     self._sides[side][name].record(ns)
-                self._slower[name] += after > before
+                self._slower_counts[name] += after > before
 
     def to_dict(self, info: CaptureInfo = _NO_INFO) -> dict[str, object] | None:
         """Return public JSON in seconds; None if no row has answer times. `info`: metadata of the source."""
@@ -149,7 +149,7 @@ class Baseline:
         comparable = n - near <= PAIRS_APART * n if n else None
         return {
             "requests": {"compared": self.matched, "not_found": missing, "repeated": self._repeated},
-            "ended_well": dict(self._ended),
+            "ended_well": dict(self._ended_by_side),
             "pairs": {name: self._pair_figures(name) for name in FIGURES},
             "output_tokens": {**self._lengths, "comparable": comparable},
             "uncertainty": summarise_ns(self._uncertainty) if self._uncertainty.n else None,
@@ -162,8 +162,8 @@ class Baseline:
 
     def _pair_figures(self, name: str) -> dict[str, object]:
         n = self._sides["difference"][name].n
-        sides = {side: _shares(histograms[name]) for side, histograms in self._sides.items()}
-        return {"n": n, **sides, "slower": self._slower[name] / n if n else None}
+        sides = {side: _finish_shares(histograms[name]) for side, histograms in self._sides.items()}
+        return {"n": n, **sides, "slower": self._slower_counts[name] / n if n else None}
 
     def _notes(self, missing: int, info: CaptureInfo, *, comparable: bool | None) -> Iterator[str]:
         if missing:
@@ -249,6 +249,6 @@ def _figures(x: Exchange) -> dict[str, int | None]:
     }  # fmt: skip
 
 
-def _shares(histogram: Histogram) -> dict[str, float | None]:
+def _finish_shares(histogram: Histogram) -> dict[str, float | None]:
     values = histogram.percentiles(tuple(SHARES.values()))
     return {name: None if v is None else v / NS_PER_S for name, v in zip(SHARES, values, strict=True)}

@@ -54,15 +54,15 @@ _RATES: Final = {
 """Title and unit by the name of a figure (`gates/figures.py`)."""
 
 
-def _counts(*paths: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[int, int]]:
+def _reader_of_counts(*paths: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[int, int]]:
     part, whole = paths
     return lambda result: (at(result, *part) or 0, at(result, *whole) or 0)
 
 
 _SHARES: Final = {
-    "complete_share": ("answers complete", _counts(("outcomes", "complete"), ("n",))),
+    "complete_share": ("answers complete", _reader_of_counts(("outcomes", "complete"), ("n",))),
     "error_rate": ("requests failed", failed_of),
-    "attainment": ("objectives met", _counts(("goodput", "met"), ("goodput", "counted"))),
+    "attainment": ("objectives met", _reader_of_counts(("goodput", "met"), ("goodput", "counted"))),
 }
 """Title, and the counts of the part and the whole, by the name of a figure."""
 _NOT_JUDGED: Final = ("goodput", "not_judged")
@@ -176,7 +176,9 @@ def _values(result: Mapping[str, Any], metric: str) -> Sequence[float]:
     values = list(hdr_values(histogram))
     n = sum(count for _, count in values)
     if n > VALUES_MAX:
-        raise ValueError(f"a histogram of {metric} with {n:,} values; at most {VALUES_MAX:,} can be compared")
+        raise ValueError(
+            f"the histogram of {metric} has {n:,} values, and at most {VALUES_MAX:,} can be compared"
+        )
     return [value_ns / NS_PER_S for value_ns, count in values for _ in range(count)]
 
 
@@ -254,7 +256,7 @@ def comparison_document(document: _Json) -> ReportDocument:
         for i, comparison in enumerate(document["comparisons"])
     ]
     title = f"Replays compared: {', '.join(comparison['label'] for comparison in document['results'])}"
-    summary = [*_verdicts(document), *regression_blocks(document.get("regression"))]
+    summary = [*_verdict_notes(document), *regression_blocks(document.get("regression"))]
     return ReportDocument(title, summary, sections=sections)
 
 
@@ -264,7 +266,7 @@ def render_replay_comparison(document: _Json) -> RenderableType:
     return terminal([*report.summary, *chain.from_iterable(sections)])
 
 
-def _verdicts(document: _Json) -> Iterator[Note]:
+def _verdict_notes(document: _Json) -> Iterator[Note]:
     for result in document["results"]:
         valid = result["verdict"]["valid"]
         says = [] if valid else [finding["says"] for finding in result["verdict"]["findings"]][:1]
@@ -283,7 +285,7 @@ def _comparison(comparison: _Json) -> Iterator[Note | Table]:
     for caution in comparison.get("cautions") or ():
         says = " ".join(burst_sentences(caution["events_per_read"], caution["label"]))
         yield Note(f"caution: {says} {_IN_BURSTS}", "yellow")
-    rows = [_cells(row) for row in comparison["figures"]]
+    rows = [_row_cells(row) for row in comparison["figures"]]
     heads = ["", "n", comparison["a"], "n", comparison["b"], "difference", "95 % interval", "relative"]
     yield Table(heads, rows, nowrap=True, label="Figures")
     yield Note(_ABOUT)
@@ -296,7 +298,7 @@ def _comparison(comparison: _Json) -> Iterator[Note | Table]:
         yield Note("The set-ups do not differ.")
 
 
-def _cells(row: _Json) -> list[str]:
+def _row_cells(row: _Json) -> list[str]:
     unit, ends = row["unit"], (row["low"], row["high"])
 
     def text(value: float | None) -> str:

@@ -41,13 +41,15 @@ def read_headers(texts: Sequence[str], file: Path | None, key_env: str | None) -
         try:
             text = read_file(file, "--header-file", HEADER_FILE_BYTES_MAX).decode()
         except UnicodeError:
-            raise ConfigError("--header-file", f"{file} cannot be read: is not UTF-8") from None
+            raise ConfigError("--header-file", f"{file} is not UTF-8") from None
         lines += [("--header-file", line) for line in text.splitlines() if line.strip()]
     fields: list[tuple[str, str]] = []
     for place, line in lines:
         name, colon, value = line.partition(":")
         if not colon or not name.strip():
-            raise ConfigError(place, "expected `Name: value`", "its value is not shown here: it may be a key")
+            raise ConfigError(
+                place, "expected `Name: value`", "the text is not shown here: it may contain a key"
+            )
         fields.append((name.strip(), value.strip()))
         check_fields([(name.strip().encode(), value.strip().encode())], place)
     if not any(name.lower() == "authorization" for name, _ in fields):
@@ -58,7 +60,11 @@ def read_headers(texts: Sequence[str], file: Path | None, key_env: str | None) -
             fields.append(("Authorization", f"Bearer {key}"))
             check_fields([(b"Authorization", key.encode())], "--api-key-env")
         elif key_env is not None:
-            raise ConfigError("--api-key-env", f"the environment has no {key_env}")
+            raise ConfigError(
+                "--api-key-env",
+                f"the environment variable {key_env} is not set, or is empty",
+                "set it, or name another variable",
+            )
     return fields
 
 
@@ -72,7 +78,7 @@ _NAMES: Final[Mapping[Spoken, str]] = {
     "responses": "Responses over WebSocket", "realtime": "Realtime", "grpc": "gRPC",
 }  # fmt: skip
 _NEITHER: Final = {
-    "--tenant-header": "no header goes with a request",
+    "--tenant-header": "a request has no headers",
     "--body-field": "there are no bodies",
     "--no-stream": "answers always come in pieces",
     "--retries": "nothing is sent again",
@@ -86,7 +92,7 @@ _MEANINGLESS: Final[Mapping[Spoken, Mapping[str, str]]] = {
     "http": {}, "responses": _OF_WEBSOCKETS, "realtime": _OF_WEBSOCKETS,
     "grpc": {
         "--endpoint": "there is one method", "--fresh": "one connection carries all calls", **_NEITHER,
-        "--server": "it is vLLM's engine service", "--ca": "it is spoken without TLS (grpcs:// has it)",
+        "--server": "the server is always vLLM's engine service", "--ca": "grpc:// has no TLS (use grpcs://)",
         "--insecure": "gRPC always verifies the certificate",
     },
 }  # fmt: skip
@@ -102,7 +108,7 @@ def refuse_meaningless(load: LoadPlan) -> None:
     for option, why in _MEANINGLESS[spoken].items():
         if option in flags and (scheme, option) != ("grpcs", "--ca"):
             raise ConfigError(
-                option, f"has no meaning for {scheme}:// ({_NAMES[spoken]}): {why}", "leave it out"
+                option, f"has no effect on {scheme}:// ({_NAMES[spoken]}): {why}", f"leave out {option}"
             )
 
 
@@ -112,7 +118,9 @@ def maker_for(target: str, body: BodyOptions, decode: Decode | None) -> AnyMaker
         return BodyMaker(body, decode=decode)
     if unsent := [name for name in body.settings if name != "ignore_eos"]:
         raise ConfigError(
-            f"request.{unsent[0]}", f"cannot be sent over {_NAMES[spoken]}", "leave it out of the workload"
+            f"request.{unsent[0]}",
+            f"cannot be sent over {_NAMES[spoken]}",
+            f"leave out request.{unsent[0]} of the workload",
         )
     # `known` has the servers that accept ignore_eos. Over gRPC this is any server, because it is vLLM's
     # service.

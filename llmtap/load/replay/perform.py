@@ -139,7 +139,7 @@ class Replay:
                 check_place(writer_place)
             except ConfigError as exc:
                 raise ConfigError("--capture", f"{exc.place}: {exc.problem}", exc.hint) from None
-        body = await self._served(load.bodies.with_settings(self.plan.settings))
+        body = await self._complete_by_server(load.bodies.with_settings(self.plan.settings))
         maker = maker_for(target.url, body, self.plan.decode)
         requests = self.plan.requests
         with (
@@ -150,7 +150,7 @@ class Replay:
                 self.on_prepared(prepared)
             exact = maker.output_exact and not requests.bodies
             setup = self._setup(prepared.fd, body, exact_output=exact)
-            warmed = await self._warmed(prepared, maker, body)
+            warmed = await self._run_warmup(prepared, maker, body)
             http_url = http_url_of(target.url)
             scraped = measuring.scrape != "none" and (measuring.scrape or http_url) is not None
             watch = Watch(
@@ -178,7 +178,7 @@ class Replay:
                 series = await watch.close(outcome.began_ns)
                 self.stage = ReplayStage.REPORTING
                 details: dict[str, object] = {"warmup": warmed}
-                tokens = _tokens(outcome)
+                tokens = _output_tokens(outcome)
                 summary = series.summary(tokens=tokens)
                 details["system"] = {"summary": summary, "series": series.to_dict()}
                 seen = RunObservations(requests, prepared.tokens, ObservedLengths(output_wanted=exact))
@@ -194,12 +194,16 @@ class Replay:
                         baseline.add_now(row, x)
                 details["unread"] = outcome.tally.summary.n - read
                 if writer_place is not None:
-                    details["capture"] = {"to": writer_place, "rows": self._write(pool, seen, writer_place)}
+                    details["capture"] = {
+                        "to": writer_place,
+                        "rows": self._write_capture(pool, seen, writer_place),
+                    }
                 if measuring.csv is not None:
                     self._write_csv(pool, measuring.csv)
-        details["baseline"] = None if baseline is None else self._compared(baseline)
+        details["baseline"] = None if baseline is None else self._compare_with(baseline)
         plan = {
-            **self.plan.describe(), "body": _bodies(maker, prepared), "prompts": prepared.lengths.describe(),
+            **self.plan.describe(), "body": _body_stats(maker, prepared),
+            "prompts": prepared.lengths.describe(),
             "target": shown_url(target.url), "connections": "fresh" if load.sending.fresh else "kept",
             "ray": load.sending.ray,
             "notes": [*self.plan.notes, *notes_of(target.url), *self.notes],
@@ -211,16 +215,16 @@ class Replay:
             percentiles=measuring.percentiles,
         )  # fmt: skip
 
-    async def reach(self) -> None:
+    async def check_reachable(self) -> None:
         """Check that there is a usable server. Raises the same errors as `run`."""
         check_target(self._setup(-1, self.load.bodies))
-        await self._served(self.load.bodies)
+        await self._complete_by_server(self.load.bodies)
 
     async def warm(self) -> dict[str, object]:
         """Run the warm-up alone and return its result. Raises the same errors as `run`."""
         check_target(self._setup(-1, self.load.bodies))
-        body = await self._served(self.load.bodies.with_settings(self.plan.settings))
-        return await self._warmed(None, maker_for(self.load.target.url, body, self.plan.decode), body)
+        body = await self._complete_by_server(self.load.bodies.with_settings(self.plan.settings))
+        return await self._run_warmup(None, maker_for(self.load.target.url, body, self.plan.decode), body)
 
     @contextmanager
     def _member_factory(self) -> Iterator[Callable[[], Member]]:
@@ -232,7 +236,7 @@ class Replay:
         with ray_cluster(address, self.load.sending.processes) as ray:
             yield partial(RayMember, ray)
 
-    async def _served(self, body: BodyOptions) -> BodyOptions:
+    async def _complete_by_server(self, body: BodyOptions) -> BodyOptions:
         """Return the options with the model and the server type from the server's own list of models."""
         if body.model is not None and body.server != "auto":
             return body
@@ -259,7 +263,7 @@ class Replay:
             if spoken != "http":
                 return body  # A gRPC or WebSocket server need not answer HTTP on the same port.
             message = failure_text(exc)
-            trust = "--ca FILE names whom to trust, --insecure trusts anybody"
+            trust = "give the CA of the server with --ca FILE, or use --insecure to accept every certificate"
             hint = trust if message.startswith("TLS: certificate") else None
             place = shown_url(target.url)
             raise ConfigError("--target", f"{place} cannot be reached: {message}", hint) from None
@@ -271,11 +275,15 @@ class Replay:
             if len(models) != 1 and spoken != "http":
                 return body  # The URL of the target may name the model.
             if len(models) != 1:
-                problem = "lists none" if status == 200 else f"answered {status} to a request for its models"
+                problem = (
+                    "lists no model"
+                    if status == 200
+                    else f"answered status {status} to a request for its models"
+                )
                 offered = f"offers {', '.join(models[:8])}" if models else problem
                 hint = f"the request was sent to {shown_url(url)}: is the path of the URL right?"
                 raise ConfigError(
-                    "--model", f"is needed: the server {offered}", hint if status == 404 else None
+                    "--model", f"is missing: the server {offered}", hint if status == 404 else None
                 )
             body = msgspec.structs.replace(body, model=models[0], replace_model=False)
         return body
@@ -346,7 +354,7 @@ class Replay:
             most = max(most, last - first + 1)
         return most
 
-    async def _warmed(
+    async def _run_warmup(
         self, prepared: Prepared | None, maker: AnyMaker, body: BodyOptions
     ) -> dict[str, object]:
         """Run the warm-up. `prepared`: bodies of the plan, used if the plan has no words to reorder."""
@@ -384,7 +392,7 @@ class Replay:
             )  # fmt: skip
         return warmup.to_dict()
 
-    def _compared(self, baseline: Baseline) -> dict[str, object] | None:
+    def _compare_with(self, baseline: Baseline) -> dict[str, object] | None:
         """Compare with the recorded answers. If the source cannot be read, add a note and return None."""
         try:
             info = read_then(baseline, self.plan.requests, self.listener.comparing)
@@ -399,7 +407,7 @@ class Replay:
             self.notes.append(f"no comparison with what was captured: no row that was sent {reason}")
         return comparison
 
-    def _write(self, pool: WorkerPool, seen: RunObservations, place: str) -> int:
+    def _write_capture(self, pool: WorkerPool, seen: RunObservations, place: str) -> int:
         requests = self.plan.requests
         info = CaptureInfo(
             level="shape", block_unit="tokens" if requests.blocks else "",
@@ -425,12 +433,12 @@ class Replay:
                 yield x
 
         try:
-            write_csv(Path(path), _batches(described()))
+            write_csv(Path(path), _capture_batches(described()))
         except OSError as exc:
             raise ConfigError("--csv", f"cannot write {path}: {exc.strerror}") from None
 
 
-def _batches(described: Iterator[Exchange]) -> Iterator[pa.RecordBatch]:
+def _capture_batches(described: Iterator[Exchange]) -> Iterator[pa.RecordBatch]:
     """Yield exchanges as rows of a capture."""
     for some in iter(lambda: list(islice(described, ROWS)), []):
         batch, failed = to_batch(some, capture="", level="shape")
@@ -439,7 +447,7 @@ def _batches(described: Iterator[Exchange]) -> Iterator[pa.RecordBatch]:
         yield batch
 
 
-def _bodies(maker: AnyMaker, prepared: Prepared) -> dict[str, object]:
+def _body_stats(maker: AnyMaker, prepared: Prepared) -> dict[str, object]:
     """Return a description of the bodies as JSON: their fields, the number of each kind, and their paths."""
     kinds = prepared.kinds
     return {
@@ -472,7 +480,7 @@ def describe(x: Exchange, row: int, requests: Requests) -> None:
         x.turn = Turn(f"row-{first}", "explicit", number, think_ns=think_ns)
 
 
-def _tokens(outcome: LoadResult) -> int | None:
+def _output_tokens(outcome: LoadResult) -> int | None:
     tokens: Any = outcome.tally.summary.to_dict({}, 0)["tokens"]
     output: int | None = tokens["output"]
     return output

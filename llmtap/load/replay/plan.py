@@ -98,7 +98,9 @@ def _of_workload(schedule: ScheduleOptions, counter: TokenCounter) -> ReplayPlan
         ("--window", schedule.window.is_part), ("--share", schedule.share),
     ):  # fmt: skip
         if value:
-            raise ConfigError(option, f"the workload {schedule.source} has no times")
+            raise ConfigError(
+                option, f"has no effect on the workload {schedule.source}, which has no arrival times"
+            )
     workload = workload_named(schedule.source, "TRACE")
     count = REQUESTS if schedule.requests is None else schedule.requests
     requests = workload.requests(count, schedule.seed)
@@ -110,7 +112,7 @@ def _of_workload(schedule: ScheduleOptions, counter: TokenCounter) -> ReplayPlan
         _refuse_arrivals(schedule)
     else:
         process = schedule.arrivals or str(description.get("arrivals") or "poisson")
-        arrivals = _arrange(requests, process, schedule)
+        arrivals = _set_arrivals(requests, process, schedule)
     source = workload.prompts(requests, schedule.seed)
     prompts: PromptSource = source
     if hasattr(source, "sized"):
@@ -152,9 +154,11 @@ def _of_trace(
         )  # fmt: skip
     except ConfigError as exc:
         if exc.hint is None and not Path(place).exists() and "://" not in place:
-            raise ConfigError(place, exc.problem, f"or a workload: {', '.join(workloads())}") from None
+            raise ConfigError(
+                place, exc.problem, f"or give the name of a workload: {', '.join(workloads())}"
+            ) from None
         if exc.problem == NO_TIMES and own_times:
-            hint = "say how they arrive: --arrivals poisson --rate R, or --closed N"
+            hint = "set the arrivals: --arrivals poisson --rate R, or --closed N"
             raise ConfigError(place, exc.problem, hint) from None
         raise
     try:
@@ -172,7 +176,7 @@ def _of_trace(
     own_rate = trace.first(count).rate_rps
     if own_times and schedule.rate is not None:
         if own_rate is None:
-            raise ConfigError("--rate", "all rows arrive at once, so no scale gives a rate")
+            raise ConfigError("--rate", "all rows of the trace arrive at once, so the rate cannot be changed")
         scale = schedule.rate / own_rate
     try:
         requests = trace.requests_at(count=count, scale=scale, think_scale=scale if schedule.speed else 1.0)
@@ -185,7 +189,7 @@ def _of_trace(
             "rate_rps": own_rate and own_rate * scale,
         }  # fmt: skip
     elif schedule.arrivals is not None:
-        arrivals = _arrange(requests, schedule.arrivals, schedule)
+        arrivals = _set_arrivals(requests, schedule.arrivals, schedule)
     # Describe the lengths in the form that a workload's lengths have (IETF draft, 4.3.1).
     input_lengths, output_lengths = (
         recorded_lengths([*filter(None, column)]) for column in (requests.input, requests.output)
@@ -213,12 +217,12 @@ def _of_trace(
     return ReplayPlan(requests, prompts, about, notes, counter.tokenizer.decode, baseline)
 
 
-def _arrange(requests: Requests, process: str, schedule: ScheduleOptions) -> dict[str, Any]:
+def _set_arrivals(requests: Requests, process: str, schedule: ScheduleOptions) -> dict[str, Any]:
     """Replace the arrivals of the first request of each conversation; its later turns get the same time."""
     after = requests.after
     if process == AT_ONCE:
         if schedule.rate is not None:
-            raise ConfigError("--rate", f"cannot be combined with --arrivals {AT_ONCE}", "leave it out")
+            raise ConfigError("--rate", f"cannot be combined with --arrivals {AT_ONCE}", "leave out --rate")
         requests.arrival_ns = array("q", bytes(8 * len(requests)))
         return {"arrivals": AT_ONCE, "given": schedule.arrivals, "rate_rps": None, "seed": schedule.seed}
     _check_rate(process, schedule)
@@ -239,8 +243,8 @@ def _check_rate(process: str, schedule: ScheduleOptions) -> None:
     """Raise ConfigError for `--rate` if it is missing but needed, or given but not used by the process."""
     name = process.partition(":")[0].strip()
     if name in OWN_RATES and schedule.rate is not None:
-        problem = f"cannot be combined with {name} arrivals, which name their own rates"
-        raise ConfigError("--rate", problem, "leave it out")
+        problem = f"cannot be combined with {name} arrivals, which contain their own rates"
+        raise ConfigError("--rate", problem, "leave out --rate")
     if name in FORMS and name not in OWN_RATES and schedule.rate is None:
         reason = f"{schedule.source} is a workload, which has no times of its own"
         if schedule.arrivals is not None:
@@ -294,12 +298,12 @@ class _Reversed:
     def prompt(self, row: int) -> Prompt:
         prompt = self.source.prompt(row)
         return Prompt(
-            text=_reversed(prompt.text), ids=prompt.ids[::-1], system=_reversed(prompt.system),
-            history=tuple((role, _reversed(content)) for role, content in prompt.history),
+            text=_reversed_text(prompt.text), ids=prompt.ids[::-1], system=_reversed_text(prompt.system),
+            history=tuple((role, _reversed_text(content)) for role, content in prompt.history),
         )  # fmt: skip
 
 
-def _reversed(text: str) -> str:
+def _reversed_text(text: str) -> str:
     words = _WORD.findall(text)
     if len(text) > LETTERS_MAX * len(words):
         return text[::-1]

@@ -78,16 +78,16 @@ class _Turn:
 class TaskTimes:
     def __init__(self, after: Sequence[int]) -> None:
         """`after`: for each row, the row before it in its task, always a smaller number; -1 for the first."""
-        self._first, self._number = array("q"), array("q")
+        self._first_rows, self._number = array("q"), array("q")
         self._tasks: dict[int, _Task] = {}
         self._turns: list[_Turn] = []
         for row, before in enumerate(after):
-            self._first.append(row if before < 0 else self._first[before])
+            self._first_rows.append(row if before < 0 else self._first_rows[before])
             self._number.append(0 if before < 0 else self._number[before] + 1)
-            self._tasks.setdefault(self._first[row], _Task()).requests += 1
+            self._tasks.setdefault(self._first_rows[row], _Task()).requests += 1
 
     def add(self, row: int, x: Exchange) -> None:
-        t, task = x.timeline, self._tasks[self._first[row]]
+        t, task = x.timeline, self._tasks[self._first_rows[row]]
         number = min(self._number[row], TURNS_MAX - 1)
         self._turns += [_Turn() for _ in range(number + 1 - len(self._turns))]
         first_ns, whole_ns = ttft_ns(t), e2e_ns(t)
@@ -384,14 +384,14 @@ def result_of(
     seconds = (outcome.ended_ns - outcome.began_ns) / NS_PER_S
     window = {
         "name": "replay", "seconds": seconds,
-        "start": _date(anchor, outcome.began_ns), "end": _date(anchor, outcome.ended_ns),
+        "start": _date_text(anchor, outcome.began_ns), "end": _date_text(anchor, outcome.ended_ns),
     }  # fmt: skip
     mode = "closed" if closed else "open"
     result = tally.summary.to_dict(window, seconds, mode, percentiles=percentiles)
     planned_ns = array("q") if closed else seen.planned_ns()
     plan_counts = tally.plan_dict()
     result["load"] = {
-        **_dict(result["load"]), **_load(outcome, seen, planned_ns),
+        **_document_of(result["load"]), **_load_document(outcome, seen, planned_ns),
         **{name: plan_counts[name] for name in _KEPT},
     }  # fmt: skip
     # A load generator is not a proxy, so it adds no latency to the requests of clients.
@@ -407,14 +407,14 @@ def result_of(
     result["ttft_uncertainties"] = summarise_ns(tally.ttft_uncertainties)
     result["dispatch_lateness"] = summarise_ns(tally.lateness)
     result["corrected"] = tally.corrected_dict()
-    result["quantiles"] = _quantiles(tally)
+    result["quantiles"] = _quantile_document(tally)
     result["hdr_histograms"] = tally.summary.hdr_histograms()
     result["timeline"] = timeline_of(
         seen.sent_ns, seen.ended_ns, began_ns=outcome.began_ns, until_ns=outcome.ended_ns,
         planned_ns=planned_ns,
     )  # fmt: skip
     result["plan"] = dict(plan)
-    result["sender"] = _sender(outcome, clock, seconds)
+    result["sender"] = _sender_document(outcome, clock, seconds)
     result.update(details)
     problems = findings(
         result, lateness=tally.lateness, uncertainties=tally.summary.histogram("uncertainties"),
@@ -424,7 +424,9 @@ def result_of(
     return result
 
 
-def _load(outcome: LoadResult, seen: RunObservations, planned_ns: Sequence[int]) -> dict[str, object]:
+def _load_document(
+    outcome: LoadResult, seen: RunObservations, planned_ns: Sequence[int]
+) -> dict[str, object]:
     """Return the planned load, and how much of it was sent in time.
 
     The rates and `sent_share` count only requests that do not wait for an earlier answer: the send times of
@@ -460,7 +462,7 @@ GRACE_NS: Final = 10_000_000
 """Allowed lateness of the last request of the plan, in ns."""
 
 
-def _quantiles(tally: LoadTally) -> dict[str, object]:
+def _quantile_document(tally: LoadTally) -> dict[str, object]:
     """Return the quantiles of each metric in seconds, at the shares in QUANTILES; null without values."""
 
     def quantiles(histogram: Histogram) -> list[float] | None:
@@ -474,11 +476,11 @@ def _quantiles(tally: LoadTally) -> dict[str, object]:
     }
 
 
-def _sender(outcome: LoadResult, clock: str, seconds: float) -> dict[str, object]:
+def _sender_document(outcome: LoadResult, clock: str, seconds: float) -> dict[str, object]:
     done = outcome.done
     cpu_s = sum(d.cpu_ns for d in done) / NS_PER_S
     tokens = outcome.tally.summary.to_dict({}, 0)["tokens"]
-    output = _dict(tokens).get("output") or 0
+    output = _document_of(tokens).get("output") or 0
     return {
         "clock": clock,
         "llmtap": __version__,
@@ -498,12 +500,12 @@ def _sender(outcome: LoadResult, clock: str, seconds: float) -> dict[str, object
     }  # fmt: skip
 
 
-def _dict(value: object) -> dict[str, Any]:
+def _document_of(value: object) -> dict[str, Any]:
     assert isinstance(value, dict)
     return value
 
 
-def _date(anchor: WallAnchor, mono_ns: int) -> str:
+def _date_text(anchor: WallAnchor, mono_ns: int) -> str:
     """Return a date in UTC, to the millisecond."""
     moment = _EPOCH + timedelta(microseconds=anchor.to_wall_ns(mono_ns) // 1_000)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

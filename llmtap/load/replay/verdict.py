@@ -41,8 +41,8 @@ LIMITS: Final = {
 """Limits of the findings. Lateness: p99 of the dispatch lateness in seconds, or as a share of the TTFT p50:
 the larger limit counts, but at most `lateness_most`. Rate: sent / planned in the time of the plan, if more
 than one or two requests are missing. CPU: share of one CPU that a sending process uses. Uncertainty: share of
-the TTFT p50 or the E2E p50 for the first token, and of the time between chunks or per token (`_limit`) for
-the other tokens. An error of `error_seen` seconds, or of this share of the p50, makes a figure doubtful.
+the TTFT p50 or the E2E p50 for the first token, and of the time between chunks or per token
+(`_chunk_error_limit`) for the other tokens. An error of `error_seen` seconds, or of this share of the p50, makes a figure doubtful.
 Clocks: seconds between sending hosts (IETF 4.7.2). Prompt tokens: sum of the absolute differences between the
 server's and llmtap's counts, as a share of llmtap's sum. Up to the first limit, a token at the start of a
 prompt or in the template explains the difference; beyond the second, the prompts that the server processed
@@ -124,7 +124,7 @@ def verdict_of(problems: Sequence[Finding], result: Mapping[str, Any]) -> dict[s
     requested = REQUESTED | bounds.keys()
     figures: dict[str, dict[str, Any]] = {}
     for name in FIGURES:
-        if not _exists(name, result):
+        if not _has_figure(name, result):
             continue
         spoiled = [one for one in problems if name in one.spoils]
         doubted = [one for one in problems if name in one.doubts]
@@ -148,7 +148,7 @@ def verdict_of(problems: Sequence[Finding], result: Mapping[str, Any]) -> dict[s
     }  # fmt: skip
 
 
-def _exists(name: str, result: Mapping[str, Any]) -> bool:
+def _has_figure(name: str, result: Mapping[str, Any]) -> bool:
     """Return whether the result has a value of this figure."""
     if name in FROM_SCHEDULE:
         return bool(at(result, "corrected", name.removesuffix("_scheduled"), "n"))
@@ -208,16 +208,20 @@ def findings(
     The histograms contain all values, in ns, of the result's `dispatch_lateness`, `uncertainties` and
     `ttft_uncertainties`.
     """
-    late, unsure = partial(_late, values=lateness), partial(_unsure, values=uncertainties)
+    late, unsure = (
+        partial(_find_late_sends, values=lateness),
+        partial(_find_unsure_timestamps, values=uncertainties),
+    )
     ends = partial(_unsure_ends, values=ttft_uncertainties)
     rules = (
-        _lost, _left_out, _silent, _by_chunks, late, _slow, _busy, ends, unsure, _limited, _failed, _apart,
-        _miscounted,
+        _find_lost_results, _left_out, _find_missing_output, _by_chunks, late, _find_unsent_requests,
+        _find_busy_sender, ends, unsure, _find_host_limits, _find_failed_requests, _find_clock_errors,
+        _find_miscounted_tokens,
     )  # fmt: skip
     return [finding for rule in rules for finding in rule(result)]
 
 
-def _lost(result: Mapping[str, Any]) -> Iterator[Finding]:
+def _find_lost_results(result: Mapping[str, Any]) -> Iterator[Finding]:
     lost = len(result["sender"]["lost"])
     if lost:
         died, they = ("1 sending process", "it") if lost == 1 else (f"{lost} sending processes", "they")
@@ -247,7 +251,7 @@ def _left_out(result: Mapping[str, Any]) -> Iterator[Finding]:
     # A generated plan is longer than the duration that the user set: the rest was not to be sent.
     as_set = load.get("stopped") == TIME_UP and "trace" not in plan
     if load.get("stopped") and load.get("unsent") and not as_set:
-        unsent = _part(load["unsent"], load["planned"], "planned requests")
+        unsent = _part_text(load["unsent"], load["planned"], "planned requests")
         why = load.get("stop_condition") or "it was stopped"
         yield Finding(
             "stopped", load["unsent"] / load["planned"], 0, f"{unsent} were not sent: {why}", partial=True
@@ -255,7 +259,7 @@ def _left_out(result: Mapping[str, Any]) -> Iterator[Finding]:
     if estimated := plan.get("rows_estimated") or 0:
         yield Finding(
             "estimated", estimated / rows, 0,
-            f"{_part(estimated, rows, 'rows')} of the trace have no token count: the lengths of prompts"
+            f"{_part_text(estimated, rows, 'rows')} of the trace have no token count: the lengths of prompts"
             " and answers are estimated, so compare latencies with the original only roughly",
             doubts=("input_tokens",), share=estimated / rows,
         )  # fmt: skip
@@ -266,7 +270,7 @@ _KINDS: Final = {
 }  # fmt: skip
 
 
-def _silent(result: Mapping[str, Any]) -> Iterator[Finding]:
+def _find_missing_output(result: Mapping[str, Any]) -> Iterator[Finding]:
     """Find answers without output, without content, or in one piece.
 
     Skip requests that generate no text, such as embeddings: their answers never have output.
@@ -287,22 +291,23 @@ def _silent(result: Mapping[str, Any]) -> Iterator[Finding]:
         kinds = ", ".join(f"{name} {answers[key]:,}" for key, name in _KINDS.items() if answers[key])
         yield Finding(
             "no_content", without / n, 0,
-            f"{_part(without, n, 'answers')} have output and no content{f' ({kinds})' if kinds else ''}:"
+            f"{_part_text(without, n, 'answers')} have output and no content{f' ({kinds})' if kinds else ''}:"
             " TTFT is of the others, and TTFT-any, to the first token of any kind, is of all",
             doubts=("ttft",), share=without / n,
         )  # fmt: skip
     if body["stream"] and (whole := n - answers["streamed"]):
         yield Finding(
             "whole", whole / n, 0,
-            f"{_part(whole, n, 'answers')} came in one piece although a stream was requested: TTFT, TPOT and"
-            " the times between tokens are of the others",
+            f"{_part_text(whole, n, 'answers')} came in one piece although a stream was requested: TTFT, TPOT"
+            " and the times between tokens are of the others",
             share=whole / n,
         )  # fmt: skip
 
 
 def _by_chunks(result: Mapping[str, Any]) -> Iterator[Finding]:
     """Find answers of which the output tokens are counted by chunks: a chunk may contain several tokens."""
-    # Look only at answers that ended well: a failed answer has no usage, and `_failed` reports it.
+    # Look only at answers that ended well: a failed answer has no usage, and `_find_failed_requests` reports
+    # it.
     answers = result.get("answers") or {}
     n, counted = answers.get("by_chunks", 0), answers.get("output", 0)
     if not n:
@@ -312,32 +317,32 @@ def _by_chunks(result: Mapping[str, Any]) -> Iterator[Finding]:
     grave = n / counted > CAUTION_SHARE
     yield Finding(
         "by_chunks", n / counted, 0,
-        f"the output tokens of {_part(n, counted, 'answers')} are counted by chunks, because the server sent"
-        " no usage: --tokenizer counts them",
+        f"the output tokens of {_part_text(n, counted, 'answers')} are counted by chunks, because the server"
+        " sent no usage: --tokenizer counts them",
         figures if grave else (), () if grave else figures, share=n / counted,
     )  # fmt: skip
 
 
-def _late(result: Mapping[str, Any], values: Histogram | None) -> Iterator[Finding]:
+def _find_late_sends(result: Mapping[str, Any], values: Histogram | None) -> Iterator[Finding]:
     lateness = result.get("dispatch_lateness") or {}
-    p99, ttft = lateness.get("p99"), _ttft(result)
+    p99, ttft = lateness.get("p99"), _median_ttft(result)
     if p99 is None:
         return
     by_ttft = min(LIMITS["lateness_most"], LIMITS["lateness_of_ttft"] * (ttft or 0))
     limit = max(LIMITS["lateness_p99"], by_ttft)
     if p99 > limit:
-        beyond, share = _beyond(values, lateness["n"], limit)
+        beyond, share = _count_above(values, lateness["n"], limit)
         yield Finding(
             "dispatch_lateness", p99, limit,
-            f"the p99 of the lateness of {lateness['n']:,} requests is {_ms(p99)}, and {beyond:,} of them"
-            f" left later than {_ms(limit)}; send from a machine with free CPUs, or with more"
+            f"the p99 of the lateness of {lateness['n']:,} requests is {_ms_text(p99)}, and {beyond:,} of"
+            f" them left later than {_ms_text(limit)}; send from a machine with free CPUs, or with more"
             " --processes",
             LOAD if share > CAUTION_SHARE else (), LATENCIES if share > CAUTION_SHARE else LOAD, error=p99,
             share=share,
         )  # fmt: skip
 
 
-def _slow(result: Mapping[str, Any]) -> Iterator[Finding]:
+def _find_unsent_requests(result: Mapping[str, Any]) -> Iterator[Finding]:
     load = result["load"]
     share = load.get("sent_share")
     if share is None:
@@ -346,13 +351,13 @@ def _slow(result: Mapping[str, Any]) -> Iterator[Finding]:
     if share < LIMITS["rate_share"] and due - in_time >= LIMITS["rate_missing"]:
         yield Finding(
             "rate", share, LIMITS["rate_share"],
-            f"{_part(in_time, due, 'requests')} that were planned until then had been sent when the plan"
+            f"{_part_text(in_time, due, 'requests')} that were planned until then had been sent when the plan"
             " ended",
             (*LOAD, *LATENCIES, "tokens"),
         )  # fmt: skip
 
 
-def _busy(result: Mapping[str, Any]) -> Iterator[Finding]:
+def _find_busy_sender(result: Mapping[str, Any]) -> Iterator[Finding]:
     if result["window"]["seconds"] < CPU_SECONDS_MIN:
         return
     busiest = max((p["cpu_share"] for p in result["sender"]["processes"]), default=0.0)
@@ -364,20 +369,20 @@ def _busy(result: Mapping[str, Any]) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _unsure(result: Mapping[str, Any], values: Histogram | None) -> Iterator[Finding]:
+def _find_unsure_timestamps(result: Mapping[str, Any], values: Histogram | None) -> Iterator[Finding]:
     """Find whether several chunks may share one timestamp.
 
     A kernel timestamp is correct even if the data is read late, but chunks that are read together share one.
     """
     p99, n = (at(result, "uncertainties", name) for name in ("p99", "n"))
-    name, limit = _limit(result)
+    name, limit = _chunk_error_limit(result)
     if p99 is not None and limit and p99 > limit:
-        beyond, of_all = _beyond(values, n, limit)
+        beyond, of_all = _count_above(values, n, limit)
         grave = of_all > CAUTION_SHARE
         yield Finding(
             "uncertainty", p99, limit,
-            f"{_MERGED}: the p99 of this error over {n:,} exchanges is {_ms(p99)}, and"
-            f" {beyond:,} of them have one above {_ms(limit)}, the limit by the {name.upper()} p50;"
+            f"{_MERGED}: the p99 of this error over {n:,} exchanges is {_ms_text(p99)}, and"
+            f" {beyond:,} of them have one above {_ms_text(limit)}, the limit by the {name.upper()} p50;"
             " send from a machine with free CPUs",
             SPACING if grave else (), () if grave else SPACING, error=p99, share=of_all,
         )  # fmt: skip
@@ -390,7 +395,7 @@ def _unsure_ends(result: Mapping[str, Any], values: Histogram | None) -> Iterato
     not valid.
     """
     p99, n = (at(result, "ttft_uncertainties", name) for name in ("p99", "n"))
-    ttft, e2e = _ttft(result), at(result, "metrics", "e2e", "p50")
+    ttft, e2e = _median_ttft(result), at(result, "metrics", "e2e", "p50")
     if p99 is None:
         return
     for name, p50, figures in (("ttft", ttft, _OF_ENDS), ("e2e", e2e, ("e2e", "tpot"))):
@@ -399,13 +404,13 @@ def _unsure_ends(result: Mapping[str, Any], values: Histogram | None) -> Iterato
         seen = max(LIMITS["error_seen"], LIMITS["error_seen_share"] * p50)
         limit = max(LIMITS["error_seen"], LIMITS["uncertainty_of_ttft"] * p50)
         if p99 > seen:
-            beyond, of_all = _beyond(values, n, limit)
+            beyond, of_all = _count_above(values, n, limit)
             grave = of_all > CAUTION_SHARE
             yield Finding(
                 f"{name}_uncertainty", p99, limit if grave else seen,
                 f"a request or a first token may have a late stamp: the p99 of this error over {n:,}"
-                f" exchanges is {_ms(p99)}, and {beyond:,} of them have one above {_ms(limit)}, the limit by"
-                f" the {name.upper()} p50; send from a machine with free CPUs",
+                f" exchanges is {_ms_text(p99)}, and {beyond:,} of them have one above {_ms_text(limit)}, the"
+                f" limit by the {name.upper()} p50; send from a machine with free CPUs",
                 figures if grave else (), () if grave else figures, error=p99, share=of_all,
             )  # fmt: skip
 
@@ -417,7 +422,7 @@ _OF_ENDS: Final = (
 """Figures that depend on the times of the submission and of the first token."""
 
 
-def _limit(result: Mapping[str, Any]) -> tuple[str, float]:
+def _chunk_error_limit(result: Mapping[str, Any]) -> tuple[str, float]:
     """Return the metric from which the limit of the uncertainty is computed, and this limit in seconds.
 
     The limit is 0 if the metric has no value. The metric is the time between chunks. If chunks come in
@@ -433,24 +438,24 @@ def _limit(result: Mapping[str, Any]) -> tuple[str, float]:
 def unchecked(result: Mapping[str, Any]) -> list[str]:
     """Return a sentence for each check that was not possible, with the reason."""
     streams = at(result, "metrics", "ttft", "n") and at(result, "uncertainties", "p99") is not None
-    if streams and not _limit(result)[1]:
+    if streams and not _chunk_error_limit(result)[1]:
         return [_UNLIMITED]
     return []
 
 
-def _limited(result: Mapping[str, Any]) -> Iterator[Finding]:
+def _find_host_limits(result: Mapping[str, Any]) -> Iterator[Finding]:
     """Find requests that failed because of a limit of this host, and not because of the server."""
     n = sum((result.get("outcomes") or {}).values())
     for error, remedy in HOST_LIMITS.items():
         if failed := (result.get("errors") or {}).get(error, 0):
             yield Finding(
                 "host_limit", failed / n, 0,
-                f"{_part(failed, n, 'requests')} could not be sent ({error}): {remedy}",
+                f"{_part_text(failed, n, 'requests')} could not be sent ({error}): {remedy}",
                 LOAD, LATENCIES, share=failed / n, failed=True,
             )  # fmt: skip
 
 
-def _failed(result: Mapping[str, Any]) -> Iterator[Finding]:
+def _find_failed_requests(result: Mapping[str, Any]) -> Iterator[Finding]:
     outcomes = result.get("outcomes") or {}
     n = sum(outcomes.values())
     failed = n - sum(outcomes.get(name, 0) for name in _NOT_FAILED)
@@ -467,8 +472,8 @@ def _failed(result: Mapping[str, Any]) -> Iterator[Finding]:
 _OF_WHOLE_ANSWERS: Final = ("ttft", "ttft_any", "e2e", "ttft_scheduled", "e2e_scheduled", "tokens")
 """Figures that exclude failed requests, so that failures may make them look better."""
 _NOT_FAILED: Final = ("complete", "refused", "tap_error")
-"""Outcomes that are no failures of the server. `tap_error` is a failure of llmtap or this host: `_lost` and
-`_limited` report it."""
+"""Outcomes that are no failures of the server. `tap_error` is a failure of llmtap or this host, which
+`_find_lost_results` and `_find_host_limits` report."""
 
 
 def _of_requests(result: Mapping[str, Any]) -> str:
@@ -484,7 +489,7 @@ def _of_requests(result: Mapping[str, Any]) -> str:
     return f"; {sum(blamed.values()):,} of them by answers that blame the request: status {statuses}"
 
 
-def _apart(result: Mapping[str, Any]) -> Iterator[Finding]:
+def _find_clock_errors(result: Mapping[str, Any]) -> Iterator[Finding]:
     """Find clocks that may differ too much. The comparison has an error of up to half its round trip."""
     others = [clock for clock in result["sender"].get("clocks") or () if not clock["shared"]]
     hosts = len({clock["host"] for clock in others})
@@ -492,14 +497,14 @@ def _apart(result: Mapping[str, Any]) -> Iterator[Finding]:
     if apart > LIMITS["clocks"]:
         yield Finding(
             "clocks", apart, LIMITS["clocks"],
-            f"the clocks of other hosts ({hosts}) are known within {_ms(apart)},"
+            f"the clocks of other hosts ({hosts}) are known within {_ms_text(apart)},"
             " and IETF 4.7.2 asks for 10 ms: when they sent is no surer than that (latencies are: each is of"
             " one clock)",
             LOAD, error=apart,
         )  # fmt: skip
 
 
-def _miscounted(result: Mapping[str, Any]) -> Iterator[Finding]:
+def _find_miscounted_tokens(result: Mapping[str, Any]) -> Iterator[Finding]:
     """Find prompts of which the server's token count differs from llmtap's: tokenizer or template differ.
 
     Without `--tokenizer`, llmtap counts no tokens and exact lengths were not requested, so a difference is
@@ -526,22 +531,22 @@ def _miscounted(result: Mapping[str, Any]) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _beyond(values: Histogram | None, n: int, limit: float) -> tuple[int, float]:
+def _count_above(values: Histogram | None, n: int, limit: float) -> tuple[int, float]:
     """Return the number and share of the `n` values above a limit in seconds; all if `values` is None."""
     beyond = n if values is None else values.above(limit * NS_PER_S)
     return beyond, beyond / n
 
 
-def _ttft(result: Mapping[str, Any]) -> float | None:
+def _median_ttft(result: Mapping[str, Any]) -> float | None:
     """Return the p50 of TTFT, or of TTFT-any if no answer has content."""
     values = (at(result, "metrics", name, "p50") for name in ("ttft", "ttft_any"))
     return next((value for value in values if value is not None), None)
 
 
-def _ms(seconds: float) -> str:
+def _ms_text(seconds: float) -> str:
     return f"{seconds * 1e3:,.1f} ms"
 
 
-def _part(k: int, n: int, things: str) -> str:
+def _part_text(k: int, n: int, things: str) -> str:
     """Format a part as `78 of 80 requests`, or for a large `n` as `97.51 % of the 12,000 requests`."""
     return f"{k:,} of {n:,} {things}" if n < SHARE_OF_MIN else f"{format_share(k, n)} of the {n:,} {things}"

@@ -115,7 +115,11 @@ class RayMember:
         Raises ConfigError if the cluster has no free CPU, or another version of llmtap.
         """
         if setup.load.target.ca is not None:
-            raise ConfigError("--ca", "cannot be combined with --ray", "the nodes trust their own CAs")
+            raise ConfigError(
+                "--ca",
+                "cannot be combined with --ray",
+                "each node of Ray trusts the CAs of its own system: add the CA there",
+            )
         self._spill = spill
         # SPREAD uses as many nodes as possible.
         self._actor = (
@@ -127,7 +131,8 @@ class RayMember:
             version, theirs = await asyncio.wait_for(self._ask("about"), STARTED_WITHIN_S)
             if version != llmtap.__version__:
                 raise ConfigError(
-                    "--ray", f"the node {theirs.host} has llmtap {version}, and this is {llmtap.__version__}"
+                    "--ray",
+                    f"the node {theirs.host} has llmtap {version}, but this machine has {llmtap.__version__}",
                 )
             # Measure the clock in a thread: on the loop, other tasks could make the round trip longer.
             self.clock = await asyncio.get_running_loop().run_in_executor(None, self._compare)
@@ -172,11 +177,11 @@ class RayMember:
         actor, self._actor = self._actor, None
         with contextlib.suppress(self._ray.exceptions.RayError, TimeoutError):
             if self.pid is not None:
-                await asyncio.wait_for(_result(actor.kill.remote()), CLOSED_WITHIN_S)
+                await asyncio.wait_for(_result_of(actor.kill.remote()), CLOSED_WITHIN_S)
         self._ray.kill(actor)
 
     async def _ask(self, name: str, *args: Any) -> Any:
-        return await _result(getattr(self._actor, name).remote(*args))
+        return await _result_of(getattr(self._actor, name).remote(*args))
 
     def _compare(self) -> HostClock:
         trips: list[Trip] = []
@@ -196,7 +201,7 @@ class RayMember:
             self.spill_error = exc.strerror
 
 
-async def _result(ref: Any) -> Any:
+async def _result_of(ref: Any) -> Any:
     return await asyncio.wrap_future(ref.future())
 
 

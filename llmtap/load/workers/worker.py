@@ -68,12 +68,12 @@ def main() -> int:
 async def work(setup: WorkerSetup, script: WorkerScript, commands_fd: int, reports_fd: int) -> None:
     """Run one load, controlled by the commands of `commands_fd`, and write the reports to `reports_fd`."""
     loop = asyncio.get_running_loop()
-    sender = _sender(loop, setup)
+    sender = _make_sender(loop, setup)
     requests = Requests(
-        _column(script.arrival_ns), after=_column(script.after), think_ns=_column(script.think_ns),
+        _unpacked(script.arrival_ns), after=_unpacked(script.after), think_ns=_unpacked(script.think_ns),
         joins=script.joins, tenants=script.tenants,
     )  # fmt: skip
-    rows = _column(script.rows)
+    rows = _unpacked(script.rows)
     load = setup.load
     schedule = Schedule(requests, rows, load.schedule.closed)
     slo = load.measuring.slo
@@ -87,7 +87,7 @@ async def work(setup: WorkerSetup, script: WorkerScript, commands_fd: int, repor
     start_ns = await _get_ready(sender, setup.open, commands, reports_fd)
     if start_ns is not None:
         run = LoadRun(
-            sender, schedule, _bodies(setup.bodies_fd, script),
+            sender, schedule, _body_reader(setup.bodies_fd, script),
             lambda row, x: later.add(partial(keeper.keep, row, x)), start_ns=start_ns,
             duration_ns=_or_never(load.schedule.duration), drain_ns=_or_never(load.schedule.drain),
             headers=_row_headers(setup, requests.tenants), paths=_row_paths(sender, script.paths),
@@ -123,7 +123,7 @@ async def work(setup: WorkerSetup, script: WorkerScript, commands_fd: int, repor
     _write_frame(reports_fd, frame(done), wait=True)
 
 
-def _sender(loop: asyncio.AbstractEventLoop, setup: WorkerSetup) -> LoadSender | PromptSender:
+def _make_sender(loop: asyncio.AbstractEventLoop, setup: WorkerSetup) -> LoadSender | PromptSender:
     load, url = setup.load, setup.load.target.url
     tls = client_context(load.target.ca, not load.target.insecure) if check_target(setup) else None
     if protocol_of(url) != "http":
@@ -172,7 +172,7 @@ class _Commands:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._rest = b""
+        self._unread_bytes = b""
         self.start: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         self.run: LoadRun | None = None
         self.ended: str | None = None
@@ -181,16 +181,16 @@ class _Commands:
         data = os.read(self._fd, 4096)
         if not data:
             asyncio.get_running_loop().remove_reader(self._fd)
-            self._obey("cut", "its parent is gone")
-        *lines, self._rest = (self._rest + data).split(b"\n")
+            self._run_command("cut", "its parent is gone")
+        *lines, self._unread_bytes = (self._unread_bytes + data).split(b"\n")
         for line in lines:
             word, _, rest = line.decode().partition(" ")
             if word != "go":
-                self._obey(word, rest)
+                self._run_command(word, rest)
             elif not self.start.done():
                 self.start.set_result(int(rest))
 
-    def _obey(self, word: str, reason: str) -> None:
+    def _run_command(self, word: str, reason: str) -> None:
         self.ended = self.ended or reason
         if self.run is not None:
             self.run.stop(reason, drain_ns=CUT_NS if word == "cut" else None)
@@ -205,10 +205,10 @@ class _Keeper:
         self._tally = tally
         self._tenants = tenants
         self._fd = spill_fd
-        self._aside = bytearray()
+        self._buffer = bytearray()
         self._failed = 0
         self._tokens = 0
-        self._latest = {name: deque[int](maxlen=LATEST) for name in ("late", "ttft", "tbc")}
+        self._latest_times = {name: deque[int](maxlen=LATEST) for name in ("late", "ttft", "tbc")}
         self.spill_error: str | None = None
 
     def keep(self, row: int, x: Exchange) -> None:
@@ -217,32 +217,32 @@ class _Keeper:
         m = self._tally.add(x)
         self._tokens += x.tokens.output or 0
         if x.dispatch_late_ns is not None:
-            self._latest["late"].append(x.dispatch_late_ns)
+            self._latest_times["late"].append(x.dispatch_late_ns)
         if m.ttft_ns is not None and x.stream:
-            self._latest["ttft"].append(m.ttft_ns)
+            self._latest_times["ttft"].append(m.ttft_ns)
         if m.tbc_ns:
-            self._latest["tbc"].extend(m.tbc_ns)
+            self._latest_times["tbc"].extend(m.tbc_ns)
         if x.outcome not in ENDED_WELL:
             self._failed += 1
         if self._fd is not None:
-            self._aside += pickle.dumps((row, x), pickle.HIGHEST_PROTOCOL)
-            if len(self._aside) >= SPILL_BYTES:
+            self._buffer += pickle.dumps((row, x), pickle.HIGHEST_PROTOCOL)
+            if len(self._buffer) >= SPILL_BYTES:
                 self.flush()
 
     def flush(self) -> None:
         try:
-            while self._aside and self._fd is not None:
-                del self._aside[: os.write(self._fd, self._aside)]
+            while self._buffer and self._fd is not None:
+                del self._buffer[: os.write(self._fd, self._buffer)]
         except OSError as exc:
             self._fd = None
             self.spill_error = exc.strerror
-            self._aside.clear()
+            self._buffer.clear()
 
     def progress(
         self, sender: LoadSender | PromptSender, schedule: Schedule, run: LoadRun | None
     ) -> Progress:
         tally = self._tally
-        late, ttft, tbc = map(sorted, self._latest.values())
+        late, ttft, tbc = map(sorted, self._latest_times.values())
         return Progress(
             sender.sent, len(sender.calls), tally.summary.n, self._failed, schedule.left, self._tokens,
             percentile(late, 0.99), percentile(ttft, 0.5), percentile(ttft, 0.99), percentile(tbc, 0.5),
@@ -252,8 +252,8 @@ class _Keeper:
         )  # fmt: skip
 
 
-def _bodies(fd: int, script: WorkerScript) -> Callable[[int], bytes]:
-    begins, ends = _column(script.body_begins), _column(script.body_ends)
+def _body_reader(fd: int, script: WorkerScript) -> Callable[[int], bytes]:
+    begins, ends = _unpacked(script.body_begins), _unpacked(script.body_ends)
     return lambda row: os.pread(fd, ends[row] - begins[row], begins[row])
 
 
@@ -282,7 +282,7 @@ def _or_never(ns: int | None) -> int:
     return NEVER if ns is None else ns
 
 
-def _column(packed: bytes) -> "array[int]":
+def _unpacked(packed: bytes) -> "array[int]":
     column = array("q")
     column.frombytes(packed)
     return column

@@ -128,10 +128,10 @@ def frame(message: WorkerReady | Progress | Done) -> bytes:
 
 class Frames:
     def __init__(self) -> None:
-        self._rest = bytearray()
+        self._unread_bytes = bytearray()
 
     def feed(self, data: bytes) -> Iterator[WorkerReady | Progress | Done]:
-        rest = self._rest
+        rest = self._unread_bytes
         rest += data
         while len(rest) >= 4:
             end = 4 + _LENGTH.unpack_from(rest)[0]
@@ -162,7 +162,7 @@ Trip = tuple[int, int, ClockReading]
 
 def read_clocks(clock: Clock | None = None) -> ClockReading:
     anchor = WallAnchor.sample(SystemClock() if clock is None else clock)
-    return ClockReading(socket.gethostname(), _boot(), anchor.mono_ns, anchor.wall_ns)
+    return ClockReading(socket.gethostname(), _boot_id(), anchor.mono_ns, anchor.wall_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ class HostClock:
         }  # fmt: skip
 
 
-def _boot() -> str:
+def _boot_id() -> str:
     """Return the boot id of the kernel and the time namespace (Linux); empty if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()

@@ -114,10 +114,10 @@ class WorkerPool:
             self._files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (`__exit__` closes it)
             for _ in (self._assigned_rows if keep else ())
         ]
-        self._started: list[Member] = []
+        self._started_members: list[Member] = []
         self._commands: list[str] = []
         self._stopping: str | None = None
-        self._cutting = asyncio.Event()
+        self._cut_event = asyncio.Event()
         self._stop_reason: str | None = None
 
     def __enter__(self) -> "WorkerPool":
@@ -133,7 +133,7 @@ class WorkerPool:
         Raises ConfigError for an invalid target, header or certificate, LlmtapError if a process cannot be
         started.
         """
-        _check(self._setup)
+        _check_setup(self._setup)
         sums: list[Progress | None] = [None] * len(self._assigned_rows)
         growth = QueueGrowth() if self._setup.load.sending.stop_when.saturated else None
 
@@ -143,7 +143,7 @@ class WorkerPool:
                 # The whole load ends if one process gives up, such as after too many errors.
                 self._stop_reason = part.gave_up
                 self.stop(part.gave_up)
-            total = _sum([p for p in sums if p is not None])
+            total = _sum_progress([p for p in sums if p is not None])
             # Judge the sums only after all processes have reported: before, each first report makes them
             # jump.
             if growth is not None and self._stopping is None and None not in sums:
@@ -155,11 +155,13 @@ class WorkerPool:
 
         loop = asyncio.get_running_loop()
         ready: list[asyncio.Future[None]] = [loop.create_future() for _ in self._assigned_rows]
-        serving = [loop.create_task(self._serve(i, r, partial(on_progress, i))) for i, r in enumerate(ready)]
+        serving = [
+            loop.create_task(self._serve_process(i, r, partial(on_progress, i))) for i, r in enumerate(ready)
+        ]
         try:
             await asyncio.gather(*ready)
             began_ns = self._clock.mono_ns() + max((m.lead_ns for m in self._members), default=0)
-            for member in self._started:
+            for member in self._started_members:
                 member.send_command(f"go {member.clock.theirs(began_ns)}")
             reports = await asyncio.gather(*serving)
         finally:
@@ -169,7 +171,7 @@ class WorkerPool:
             await asyncio.gather(*(member.kill() for member in self._members))
             for future in ready:
                 future.cancel()
-        return self._outcome(began_ns, reports)
+        return self._result_of(began_ns, reports)
 
     @property
     def pids(self) -> list[int]:
@@ -179,10 +181,10 @@ class WorkerPool:
         """Send no more requests and wait for the answers in progress; a second call ends these at once."""
         command = f"{'stop' if self._stopping is None else 'cut'} {reason}"
         if self._stopping is not None:
-            self._cutting.set()
+            self._cut_event.set()
         self._stopping = self._stopping or reason
         self._commands.append(command)
-        for member in self._started:
+        for member in self._started_members:
             member.send_command(command)
 
     def exchanges(self) -> Iterator[tuple[int, Exchange]]:
@@ -203,19 +205,19 @@ class WorkerPool:
     def _setup_of(self, i: int) -> WorkerSetup:
         setup, n = self._setup, len(self._assigned_rows)
         schedule = setup.load.schedule
-        closed = None if schedule.closed is None else _share(schedule.closed, i, n)
+        closed = None if schedule.closed is None else _share_of(schedule.closed, i, n)
         schedule = msgspec.structs.replace(schedule, closed=closed)
         load = msgspec.structs.replace(setup.load, schedule=schedule)
         return msgspec.structs.replace(
-            setup, load=load, name=f"{setup.name}{i}", open=_share(setup.open, i, n)
+            setup, load=load, name=f"{setup.name}{i}", open=_share_of(setup.open, i, n)
         )
 
-    async def _serve(
+    async def _serve_process(
         self, i: int, ready: "asyncio.Future[None]", on_progress: Callable[[Progress], None]
     ) -> "Done | Lost | None":
         member = self._members[i]
         try:
-            if not await self._start(i, member):
+            if not await self._start_process(i, member):
                 ready.set_result(None)
                 return None
             done: Done | None = None
@@ -241,11 +243,11 @@ class WorkerPool:
             if done is not None:
                 ready.set_result(None)  # The run was cancelled before this process was ready.
             else:
-                how = "with its host" if status is None else f"with status {status}"
-                ready.set_exception(LlmtapError(f"a sending process ended at once, {how}"))
+                how = "together with its host" if status is None else f"with status {status}"
+                ready.set_exception(LlmtapError(f"a sending process ended right after its start, {how}"))
         return Lost(status) if done is None else done
 
-    async def _start(self, i: int, member: Member) -> bool:
+    async def _start_process(self, i: int, member: Member) -> bool:
         requests, rows = self._requests, self._assigned_rows[i]
         script = WorkerScript(
             array("q", rows).tobytes(), requests.arrival_ns.tobytes(), requests.after.tobytes(),
@@ -254,7 +256,7 @@ class WorkerPool:
         )  # fmt: skip
         spill = self._spills[i] if self._keep else None
         starting = asyncio.ensure_future(member.start(self._setup_of(i), script, spill))
-        cutting = asyncio.ensure_future(self._cutting.wait())
+        cutting = asyncio.ensure_future(self._cut_event.wait())
         try:
             await asyncio.wait((starting, cutting), return_when=asyncio.FIRST_COMPLETED)
             if not starting.done():
@@ -266,10 +268,10 @@ class WorkerPool:
             await asyncio.gather(starting, cutting, return_exceptions=True)
         for command in self._commands:
             member.send_command(command)
-        self._started.append(member)
+        self._started_members.append(member)
         return True
 
-    def _outcome(self, began_ns: int, reports: "Sequence[Done | Lost | None]") -> LoadResult:
+    def _result_of(self, began_ns: int, reports: "Sequence[Done | Lost | None]") -> LoadResult:
         setup = self._setup
         measuring = setup.load.measuring
         objectives = Objectives.parse(measuring.slo) if measuring.slo else None
@@ -305,7 +307,7 @@ class Lost:
     status: int | None
 
 
-def _check(setup: WorkerSetup) -> None:
+def _check_setup(setup: WorkerSetup) -> None:
     """Raise here the ConfigErrors that every sending process would raise, before any process starts."""
     if check_target(setup):
         try:
@@ -316,12 +318,12 @@ def _check(setup: WorkerSetup) -> None:
         Objectives.parse(setup.load.measuring.slo)
 
 
-def _share(whole: int, i: int, shares: int) -> int:
+def _share_of(whole: int, i: int, shares: int) -> int:
     each, more = divmod(whole, shares)
     return each + (i < more)
 
 
-def _sum(parts: Sequence[Progress]) -> Progress:
+def _sum_progress(parts: Sequence[Progress]) -> Progress:
     """Return the sum over the processes: counts are added; of percentiles the worst is taken."""
     total = msgspec.structs.replace(parts[0])
     for part in parts[1:]:

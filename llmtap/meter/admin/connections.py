@@ -46,7 +46,7 @@ class AdminConnection(asyncio.Protocol):
     def __init__(self, inner: Any, owner: "AdminConnections") -> None:
         self.inner = inner
         self._owner = owner
-        self._opening: asyncio.Task[None] | None = None
+        self._opening_task: asyncio.Task[None] | None = None
         self.transport: asyncio.Transport | None = None
         """Transport; None before the end of the TLS handshake, and after the end of the connection."""
         self.since_s = owner.now()
@@ -57,7 +57,7 @@ class AdminConnection(asyncio.Protocol):
 
     def open(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
         """Begin the TLS handshake, if there is one, on an accepted socket."""
-        self._opening = asyncio.get_running_loop().create_task(self._open(sock, tls))
+        self._opening_task = asyncio.get_running_loop().create_task(self._open(sock, tls))
 
     async def _open(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
         loop = asyncio.get_running_loop()
@@ -68,7 +68,7 @@ class AdminConnection(asyncio.Protocol):
         except OSError:  # ssl.SSLError and TimeoutError are OSErrors
             self._owner.limits["tls_handshake"] += 1
         finally:
-            self._opening = None
+            self._opening_task = None
             if self.transport is None:
                 self._owner.forget(self)
                 sock.close()
@@ -104,8 +104,8 @@ class AdminConnection(asyncio.Protocol):
         self._owner.forget(self)
         if self.transport is not None:
             self.transport.abort()
-        elif self._opening is not None:
-            self._opening.cancel()
+        elif self._opening_task is not None:
+            self._opening_task.cancel()
 
     def begin(self) -> None:
         self.requests += 1
@@ -140,7 +140,7 @@ class AdminConnections:
     def __init__(self, limits: Counter[str]) -> None:
         """`limits`: number of times that each limit was reached, by its name."""
         self.limits = limits
-        self._open: dict[object, AdminConnection] = {}
+        self._open_connections: dict[object, AdminConnection] = {}
         """Connections by the object of aiohttp that handles them."""
         self._sending: dict[_Sending, None] = {}
         """Answers that are being sent, the oldest first."""
@@ -153,41 +153,41 @@ class AdminConnections:
 
     def admit(self, connection: AdminConnection) -> bool:
         """Register a new connection. If there is no room, close the one that has been idle longest."""
-        if len(self._open) >= self.connections_max:
-            idle = [one for one in self._open.values() if not one.requests]
+        if len(self._open_connections) >= self.connections_max:
+            idle = [one for one in self._open_connections.values() if not one.requests]
             self.limits["connections"] += 1
             if not idle:
                 return False
             min(idle, key=lambda one: one.since_s).abort()
-        self._open[connection.inner] = connection
+        self._open_connections[connection.inner] = connection
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
         return True
 
     def forget(self, connection: AdminConnection) -> None:
-        self._open.pop(connection.inner, None)
+        self._open_connections.pop(connection.inner, None)
 
     def abort_handshakes(self) -> None:
         """Close the connections whose TLS handshake has not ended; aiohttp does not know these."""
-        for connection in list(self._open.values()):
+        for connection in list(self._open_connections.values()):
             if connection.transport is None:
                 connection.abort()
 
     def _sweep(self) -> None:
         now_s = self.now()
-        for connection in list(self._open.values()):
+        for connection in list(self._open_connections.values()):
             limit = connection.late(now_s)
             if limit is not None:
                 self.limits[limit] += 1
                 connection.abort()
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(SWEEP_S, self._sweep) if self._open else None
+        self._timer = loop.call_later(SWEEP_S, self._sweep) if self._open_connections else None
 
     # Answers.
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        connection = self._open.get(request.protocol)
+        connection = self._open_connections.get(request.protocol)
         if connection is None:
             return await self._sent(request, await handler(request))
         connection.begin()
@@ -319,19 +319,19 @@ class SharedWork:
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
-        self._waiting: dict[Hashable, asyncio.Task[Any]] = {}
+        self._tasks: dict[Hashable, asyncio.Task[Any]] = {}
 
     async def get(self, key: Hashable, begin: Callable[[], Callable[[], T]]) -> T:
         """Return the result of `begin()()`: `begin` runs on the loop, the function that it returns in a
         thread."""
-        task = self._waiting.get(key)
+        task = self._tasks.get(key)
         if task is None:
-            task = self._waiting[key] = asyncio.ensure_future(self._run(key, begin))
+            task = self._tasks[key] = asyncio.ensure_future(self._run(key, begin))
         # A client that disconnects must not end the work for other clients.
         result: T = await asyncio.shield(task)
         return result
 
     async def _run(self, key: Hashable, begin: Callable[[], Callable[[], T]]) -> T:
         async with self._lock:
-            del self._waiting[key]
+            del self._tasks[key]
             return await asyncio.to_thread(begin())

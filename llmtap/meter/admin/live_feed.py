@@ -178,7 +178,9 @@ class LiveFeed:
                 batch = subscriber.take()
                 pieces.append(await asyncio.to_thread(_events_of, batch, events=subscriber.query.events))
             if subscriber.missed:
-                pieces.append(_event("missed", {"n": subscriber.missed, "total": subscriber.missed_total}))
+                pieces.append(
+                    _event_bytes("missed", {"n": subscriber.missed, "total": subscriber.missed_total})
+                )
                 subscriber.missed = 0
             if pieces:
                 async with asyncio.timeout(STALLED_S):
@@ -208,7 +210,7 @@ class LiveFeed:
                 }  # fmt: skip
                 work = summary_of(p, SUMMARY_WINDOW, by=())
                 self._summary = await asyncio.to_thread(
-                    lambda: _event("summary", {**about, **_key_figures(work())})
+                    lambda: _event_bytes("summary", {**about, **_key_figures(work())})
                 )
             return self._summary
 
@@ -232,7 +234,7 @@ def _read_query(request: web.Request) -> tuple[recent_api.Query, bool, bool]:
     fields = recent_api.read_fields(request.query.items())
     for field in ("limit", "next"):
         if field in fields:
-            raise recent_api.BadQuery(field, "a live stream has no pages")
+            raise recent_api.BadQuery(field, "cannot be used with a live stream, which has no pages")
     summaries = recent_api.read_flag("summary", fields.pop("summary", "1"))
     exchanges = recent_api.read_flag("exchanges", fields.pop("exchanges", "1"))
     return recent_api.Query.parse(fields), summaries, exchanges
@@ -243,15 +245,15 @@ def _events_of(batch: list[tuple[Exchange, Measured, int]], *, events: bool) -> 
     for x, m, _ in batch:
         about = x.to_dict(m.metrics(), chunking_of(x))
         data = recent_api.encode_with_events(about, x)[0] if events else msgspec.json.encode(about)
-        out.append(_framed("exchange", data))
+        out.append(_frame_event("exchange", data))
     return b"".join(out)
 
 
-def _event(name: str, data: object) -> bytes:
-    return _framed(name, msgspec.json.encode(data))
+def _event_bytes(name: str, data: object) -> bytes:
+    return _frame_event(name, msgspec.json.encode(data))
 
 
-def _framed(name: str, data: bytes) -> bytes:
+def _frame_event(name: str, data: bytes) -> bytes:
     # The data is JSON of one line (line ends in strings are escaped), so one `data:` field is enough.
     return b"event: %s\ndata: %s\n\n" % (name.encode(), data)
 

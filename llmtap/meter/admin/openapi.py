@@ -190,7 +190,7 @@ ROUTES: Final = (
 def document(*, token: bool = False) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:
-        paths.setdefault(route.path, {})[route.method] = _operation(route, token=token)
+        paths.setdefault(route.path, {})[route.method] = _operation_schema(route, token=token)
     components: dict[str, Any] = {"schemas": SCHEMAS}
     if token:
         components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
@@ -207,7 +207,7 @@ def document(*, token: bool = False) -> dict[str, Any]:
     }
 
 
-def _operation(route: ApiRoute, *, token: bool) -> dict[str, Any]:
+def _operation_schema(route: ApiRoute, *, token: bool) -> dict[str, Any]:
     content = {kind: {"schema": schema} for kind, schema in route.answers.items()}
     responses: dict[str, Any] = {"200": {"description": route.text, "content": content}}
     error: dict[str, Any] = {} if route.probe else {"content": {JSON: {"schema": reference("Error")}}}
@@ -217,8 +217,8 @@ def _operation(route: ApiRoute, *, token: bool) -> dict[str, Any]:
     out: dict[str, Any] = {"operationId": route.name, "summary": route.text, "responses": responses}
     if route.query or route.parts:
         out["parameters"] = [
-            *({**_described(p), "in": "path", "required": True} for p in route.parts),
-            *({**_described(p), "in": "query"} for p in route.query),
+            *({**_parameter_schema(p), "in": "path", "required": True} for p in route.parts),
+            *({**_parameter_schema(p), "in": "query"} for p in route.query),
         ]
     if route.body is not None:
         out["requestBody"] = {"required": True, "content": {JSON: {"schema": route.body}}}
@@ -228,7 +228,7 @@ def _operation(route: ApiRoute, *, token: bool) -> dict[str, Any]:
     return out
 
 
-def _described(parameter: Parameter) -> dict[str, Any]:
+def _parameter_schema(parameter: Parameter) -> dict[str, Any]:
     return {"name": parameter.name, "description": parameter.text, "schema": parameter.schema}
 
 

@@ -337,27 +337,27 @@ def reference(name: str) -> Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def _type(text: str) -> Schema:
+def _type_schema(text: str) -> Schema:
     """Return the schema of a type in the notation of `_OBJECTS`."""
     if text.endswith("?"):
-        return {"anyOf": [_type(text[:-1]), {"type": "null"}]}
+        return {"anyOf": [_type_schema(text[:-1]), {"type": "null"}]}
     kind, _, inner = text.partition(":")
     if kind == "list":
-        return {"type": "array", "items": _type(inner)}
+        return {"type": "array", "items": _type_schema(inner)}
     if kind == "map":
-        return {"type": "object", "additionalProperties": _type(inner)}
+        return {"type": "object", "additionalProperties": _type_schema(inner)}
     if "|" in text:
         return {"type": "string", "enum": text.split("|")}
     return _TYPES[text] if text in _TYPES else reference(text)
 
 
-def _object(text: str) -> Schema:
+def _object_schema(text: str) -> Schema:
     about, *lines = text.split("\n")
     properties, required = {}, []
     for line in lines:
         declared, _, description = line.strip().partition(": ")
         *names, kind = declared.split()
-        schema = _type(kind) | ({"description": description} if description else {})
+        schema = _type_schema(kind) | ({"description": description} if description else {})
         for name in names:
             properties[name.rstrip("*")] = schema
             required += [] if name.endswith("*") else [name]
@@ -365,4 +365,4 @@ def _object(text: str) -> Schema:
     return object_schema | ({"description": about} if about else {})
 
 
-SCHEMAS: Final[dict[str, Schema]] = {name: _object(text) for name, text in _OBJECTS.items()}
+SCHEMAS: Final[dict[str, Schema]] = {name: _object_schema(text) for name, text in _OBJECTS.items()}

@@ -57,7 +57,7 @@ def refuse_rebinding() -> Middleware:
         host = request.headers.get(hdrs.HOST)
         if host is not None and not _is_loopback(host):
             raise web.HTTPForbidden(
-                reason="without a token this port answers only requests with a loopback host name"
+                reason="meter.admin_token is not set, so this port accepts only a loopback host name"
                 " (localhost, 127.0.0.1, [::1]): use one of these names, or set meter.admin_token"
             )
         return await handler(request)
@@ -76,7 +76,7 @@ def refuse_cross_site() -> Middleware:
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         if _is_cross_origin(request) and not _opens_dashboard(request):
             raise web.HTTPForbidden(
-                reason="the browser sent this request for a page of another origin: only the dashboard's"
+                reason="a page of another origin sent this request: only the dashboard's"
                 " own page may use this API"
             )
         return await handler(request)
@@ -148,7 +148,9 @@ def add_experiment_routes(app: web.Application, experiments: Experiments, answer
         except TimeoutError:
             raise web.HTTPRequestTimeout from None
         except msgspec.MsgspecError as exc:
-            raise BadQuery("enabled", f'expected {{"enabled": true}} or false: {exc}') from None
+            raise BadQuery(
+                "enabled", f'expected {{"enabled": true}} or {{"enabled": false}}: {exc}'
+            ) from None
         if experiments.experiment is None:
             raise web.HTTPConflict(reason="no experiment is configured")
         if wish.enabled and experiments.state == "ended":
@@ -191,7 +193,7 @@ def takes_gzip(request: web.Request) -> bool:
     return False
 
 
-def _unzipped(zipped: bytes) -> Iterator[bytes]:
+def _unzip_slices(zipped: bytes) -> Iterator[bytes]:
     """Decompress a body in slices: only the compressed one is kept while a client reads slowly."""
     with gzip.GzipFile(fileobj=io.BytesIO(zipped)) as file:
         while part := file.read(SLICE_BYTES):
@@ -203,7 +205,7 @@ async def _page_part(request: web.Request) -> web.Response:
     hosts."""
     name = request.match_info.get("name", INDEX)
     if "name" in request.match_info and name not in ASSETS:
-        raise web.HTTPNotFound(reason="the page has no such part")
+        raise web.HTTPNotFound(reason="the dashboard has no such file")
     etag, zipped = await asyncio.to_thread(_read_part, name)
     # RFC 9110 8.8.1: the tag is weak, since it is the same with and without gzip.
     headers = {**_PAGE_HEADERS, hdrs.ETAG: f'W/"{etag}"'}
@@ -260,7 +262,7 @@ def admin_app(pipeline: ExchangePipeline, token: str | None = None) -> web.Appli
     api = _Admin(pipeline)
     names = [refuse_rebinding()] if token is None else []
     app = web.Application(
-        middlewares=[api.connections.middleware, _guard(token, pipeline), *names, refuse_cross_site()]
+        middlewares=[api.connections.middleware, _token_guard(token, pipeline), *names, refuse_cross_site()]
     )
     app[CONNECTIONS] = api.connections
     app.on_response_prepare.append(_add_headers)
@@ -320,18 +322,18 @@ class _Admin:
         if takes_gzip(request):
             headers[hdrs.CONTENT_ENCODING] = "gzip"
             return web.Response(body=zipped, headers=headers)
-        return await self.connections.send(request, headers, zipped, _unzipped(zipped), size)
+        return await self.connections.send(request, headers, zipped, _unzip_slices(zipped), size)
 
     async def summary(self, request: web.Request) -> web.Response:
         """Answer the Summary of `?window=`, split by `?by=`; `?certain=1`: without uncertain exchanges."""
         window, certain, by = self._read_window(request, "by")
-        labels = _by(",".join(BY) if by is None else by)
+        labels = _series_labels(",".join(BY) if by is None else by)
 
         def begin() -> Callable[[], bytes]:
             work = summary_of(self._pipeline, window, labels, certain=certain)
             return lambda: msgspec.json.encode(work())
 
-        return _json(await self.answers.get(("summary", window, labels, certain), begin))
+        return _json_response(await self.answers.get(("summary", window, labels, certain), begin))
 
     async def histograms(self, request: web.Request) -> web.Response:
         """Answer the latencies of the series in `?window=` as HdrHistograms; `?certain=1` as in `summary`."""
@@ -341,16 +343,18 @@ class _Admin:
             work = histograms_of(self._pipeline, window, certain=certain)
             return lambda: msgspec.json.encode(work())
 
-        return _json(await self.answers.get(("histograms", window, certain), begin))
+        return _json_response(await self.answers.get(("histograms", window, certain), begin))
 
     def _read_window(self, request: web.Request, more: str | None = None) -> tuple[str, bool, str | None]:
         """Return `window`, `certain` and another parameter of a request. Raises BadQuery."""
         fields = read_fields(request.query.items())
-        window = _window(fields.pop("window", self._pipeline.options.window_name))
+        window = _window_name(fields.pop("window", self._pipeline.options.window_name))
         certain = recent_api.read_flag("certain", fields.pop("certain", "0"))
         other = None if more is None else fields.pop(more, None)
         for field in fields:
-            raise BadQuery(field, f"no such field; known: window, {f'{more}, ' if more else ''}certain")
+            raise BadQuery(
+                field, f"is an unknown field; known fields: window, {f'{more}, ' if more else ''}certain"
+            )
         return window, certain, other
 
     async def exchanges(self, request: web.Request) -> web.Response:
@@ -363,7 +367,7 @@ class _Admin:
             matches = recent.find(query)
             return lambda: recent.to_json(matches, query)
 
-        return _json(await self.answers.get(key, begin))
+        return _json_response(await self.answers.get(key, begin))
 
     async def flush(self, request: web.Request) -> web.Response:
         """Make files of the exchanges captured so far; wait at most FLUSH_S."""
@@ -371,13 +375,13 @@ class _Admin:
             raise web.HTTPUnsupportedMediaType(reason="expected a POST without a body")
         recorder = self._pipeline.recorder
         if recorder is None:
-            raise web.HTTPConflict(reason="nothing is captured: set capture.to")
+            raise web.HTTPConflict(reason="no capture is configured: set capture.to")
         recorder.flush()
         with suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_S):
                 while recorder.flushing:
                     await asyncio.sleep(FLUSH_STEP_S)
-        return _json(msgspec.json.encode(recorder.state().to_dict()))
+        return _json_response(msgspec.json.encode(recorder.state().to_dict()))
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
@@ -387,7 +391,7 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
         response.headers.setdefault(name, value)
 
 
-def _guard(token: str | None, pipeline: ExchangePipeline) -> Middleware:
+def _token_guard(token: str | None, pipeline: ExchangePipeline) -> Middleware:
     """Check the token, and answer errors as JSON."""
     expected = None if token is None else f"Bearer {token}".encode()
 
@@ -396,17 +400,17 @@ def _guard(token: str | None, pipeline: ExchangePipeline) -> Middleware:
         if expected is not None and request.path not in _OPEN_TO_ALL:
             received = request.headers.get(hdrs.AUTHORIZATION, "").encode("utf-8", "surrogateescape")
             if not hmac.compare_digest(received, expected):
-                return _problem(
+                return _problem_response(
                     401, "this admin port asks for `Authorization: Bearer TOKEN`", authenticate=True
                 )
         try:
             return await handler(request)
         except BadQuery as error:
-            return _problem(400, str(error), field=error.field)
+            return _problem_response(400, str(error), field=error.field)
         except web.HTTPNotFound as error:
-            return _problem(404, _not_found(request.path, pipeline.relays.listen()) or error.reason)
+            return _problem_response(404, _not_found(request.path, pipeline.relays.listen()) or error.reason)
         except web.HTTPException as error:
-            return _problem(error.status, error.reason, allow=error.headers.get(hdrs.ALLOW))
+            return _problem_response(error.status, error.reason, allow=error.headers.get(hdrs.ALLOW))
 
     return guard
 
@@ -419,14 +423,14 @@ def _not_found(path: str, relay: str | None) -> str | None:
     return f"this is the admin port of llmtap; requests for models go to its relay{where}"
 
 
-def _window(text: str) -> str:
+def _window_name(text: str) -> str:
     name = window_name(text)
     if name is None:
         raise BadQuery("window", f"expected {', '.join(WINDOWS)} or all, got {shown(text)}")
     return name
 
 
-def _by(text: str) -> tuple[str, ...]:
+def _series_labels(text: str) -> tuple[str, ...]:
     labels = tuple(label for label in text.split(",") if label not in ("", "none"))
     for label in labels:
         if label not in BY:
@@ -434,11 +438,11 @@ def _by(text: str) -> tuple[str, ...]:
     return labels
 
 
-def _json(body: bytes) -> web.Response:
+def _json_response(body: bytes) -> web.Response:
     return web.Response(body=body, content_type="application/json")
 
 
-def _problem(
+def _problem_response(
     status: int,
     message: str,
     *,

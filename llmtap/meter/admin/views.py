@@ -84,11 +84,13 @@ def relay_values(relays: Sequence[RelayState]) -> Values:
     }
     for relay in relays:
         if relay.status is not None:
-            _add(values, relay.status, relay.name, vantage=relay.vantage, gauges=relay.connected)
+            _add_status(values, relay.status, relay.name, vantage=relay.vantage, gauges=relay.connected)
     return values
 
 
-def _add(values: _Samples, status: Hashable, *labels: str, vantage: str = "", gauges: bool = True) -> None:
+def _add_status(
+    values: _Samples, status: Hashable, *labels: str, vantage: str = "", gauges: bool = True
+) -> None:
     """Add the values of a status, under labels that begin with `labels`."""
     for one in fields_of(type(status)):
         metric = one.about.metric
@@ -127,7 +129,7 @@ def _slo_values(slos: FrozenSlos) -> Values:
 def exporter_values(exporters: Sequence[ExporterState]) -> Values:
     values: _Samples = {}
     for exporter in exporters:
-        _add(values, exporter, exporter.name)
+        _add_status(values, exporter, exporter.name)
     return values
 
 
@@ -137,7 +139,7 @@ def capture_values(state: CaptureState | None) -> Values:
         problems = (state.problem, "files" if state.files_problem else None)
         values["capture_paused"] = {(): int(state.problem is not None)}
         values["capture_problem"] = {(problem,): 1 for problem in problems if problem is not None}
-        _add(values, state)
+        _add_status(values, state)
     return values
 
 

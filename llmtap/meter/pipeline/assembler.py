@@ -90,7 +90,7 @@ class Assembler:
     def __init__(self, hello: Hello, sink: Sink) -> None:
         self._hello = hello
         self._sink = sink
-        self._live: dict[int, Observer] = {}
+        self._open_exchanges: dict[int, Observer] = {}
         first = _Anchor(hello.anchor_mono_ns, hello.anchor_wall_ns, 0, hello.anchor_steps)
         self._anchors = deque([first], ANCHORS_MAX)
         self._steps: dict[int, int] = {}
@@ -105,12 +105,12 @@ class Assembler:
 
     def __len__(self) -> int:
         """Number of open exchanges, including tunnels and the responses in them."""
-        return len(self._live) + sum(len(session.observers) for session in self._sessions.values())
+        return len(self._open_exchanges) + sum(len(session.observers) for session in self._sessions.values())
 
     def under_way(self) -> list[tuple[Observer, str | None]]:
         arms, sessions = {seq: a.arm for seq, a in self._arms.items()}, self._sessions
         running: list[tuple[Observer, str | None]] = []
-        for seq, observer in reversed(self._live.items()):
+        for seq, observer in reversed(self._open_exchanges.items()):
             session = sessions.get(seq)
             own = [observer] if session is None or not session.began else reversed(session.observers)
             running += [(open_one, arms.get(seq)) for open_one in own]
@@ -118,7 +118,7 @@ class Assembler:
 
     def unrecognised(self, frames: PythonFrameBatch) -> Iterator[Frame]:
         """Return the frames of a batch for `digest`, without token events recognised by their bytes."""
-        return frames.unrecognised(self._live)
+        return frames.unrecognised(self._open_exchanges)
 
     def digest(self, frames: Iterable[Frame]) -> None:
         """Process the frames of a batch, in order, at once."""
@@ -131,7 +131,7 @@ class Assembler:
         Yields when `turns` reports that the event loop must run; `turns` also measures the CPU time of
         slices. Until the iterator ends, no other frames of this relay may be processed.
         """
-        live = self._live
+        live = self._open_exchanges
         for frame in frames:
             if turns is not None and turns.loop_is_due:
                 yield
@@ -195,7 +195,7 @@ class Assembler:
 
     def _charge(self, frame: Frame, over_ns: int) -> None:
         _, seq, t_ns, _, _ = frame
-        observer = self._live.get(seq)
+        observer = self._open_exchanges.get(seq)
         if over_ns <= 0 or observer is None:
             return
         used_ns = self._cpu_ns[seq] = self._cpu_ns.get(seq, 0) + over_ns
@@ -207,17 +207,24 @@ class Assembler:
 
     def discard(self) -> None:
         """Discard all open exchanges: the relay is alive, and counts those that were not acknowledged."""
-        self._sink.forgot(len(self._live))
-        for observer in self._live.values():
+        self._sink.forgot(len(self._open_exchanges))
+        for observer in self._open_exchanges.values():
             observer.abandon()
         for session in self._sessions.values():
             session.abandon()
-        for table in (self._live, self._arms, self._steps, self._cpu_ns, self._heads, self._sessions):
+        for table in (
+            self._open_exchanges,
+            self._arms,
+            self._steps,
+            self._cpu_ns,
+            self._heads,
+            self._sessions,
+        ):
             table.clear()
 
     def lose(self) -> None:
         """End all open exchanges as `tap_error`: the relay died."""
-        for seq, observer in list(self._live.items()):
+        for seq, observer in list(self._open_exchanges.items()):
             try:
                 if self._close_session(seq, None, Outcome.TAP_ERROR, _DIED, LAG_FLOOR_NS):
                     self._forget(seq)
@@ -253,11 +260,11 @@ class Assembler:
         return next((a for a in reversed(self._anchors) if t_ns > a.since_ns), self._anchors[0])
 
     def _open(self, seq: int, t_ns: int, whole_ns: int, data: bytes) -> None:
-        head, body = _split(data) if whole_ns else (data, b"")
+        head, body = _split_message(data) if whole_ns else (data, b"")
         self.reckoning.opened(seq)
         self._forget(seq)
         observer, steps = self._observe(seq, t_ns, head)
-        self._live[seq] = observer
+        self._open_exchanges[seq] = observer
         if steps:
             self._steps[seq] = steps
         if b"pgrade" in head and observer.exchange.endpoint in SESSION_ENDPOINTS:
@@ -306,7 +313,7 @@ class Assembler:
     def _read_sliced(self, observer: Observer, frame: Frame) -> Iterator[None]:
         kind, seq, t_ns, extra_ns, data = frame
         if kind == _ANSWER:
-            head, body = _split(data)
+            head, body = _split_message(data)
             observer.response_head(head, t_ns, extra_ns)
             if body:
                 yield from observer.response_slices(body, t_ns, extra_ns)
@@ -383,7 +390,7 @@ class Assembler:
         if self._close_session(seq, t_ns or None, closing.outcome, closing.error, closing.lag_ns):
             self._forget(seq)
             return
-        observer = self._live[seq]
+        observer = self._open_exchanges[seq]
         x = observer.exchange
         x.resent, x.added.connect_ns = closing.retries, closing.connect_ns
         if closing.arm is not None:
@@ -406,7 +413,7 @@ class Assembler:
         self._cpu_ns.pop(seq, None)
         self._heads.pop(seq, None)
         self._sessions.pop(seq, None)
-        del self._live[seq]
+        del self._open_exchanges[seq]
         self._sink.ended(exchange)
 
     def _forget(self, seq: int) -> None:
@@ -417,13 +424,13 @@ class Assembler:
         session = self._sessions.pop(seq, None)
         if session is not None:
             session.abandon()
-        observer = self._live.pop(seq, None)
+        observer = self._open_exchanges.pop(seq, None)
         if observer is not None:
             observer.abandon()
             self._sink.forgot()
 
 
-def _split(message: bytes) -> tuple[bytes, bytes]:
+def _split_message(message: bytes) -> tuple[bytes, bytes]:
     end = message.find(b"\r\n\r\n") + 4
     return message[:end], message[end:]
 

@@ -67,7 +67,7 @@ def read_fields(query: Iterable[tuple[str, str]]) -> dict[str, str]:
     fields: dict[str, str] = {}
     for field, value in query:
         if field in fields:
-            raise BadQuery(field, "given more than once")
+            raise BadQuery(field, "is given more than once")
         fields[field] = value
     return fields
 
@@ -75,7 +75,7 @@ def read_fields(query: Iterable[tuple[str, str]]) -> dict[str, str]:
 def read_number(field: str, value: str, most: int) -> int:
     number = read_count(field, value)
     if not 1 <= number <= most:
-        raise BadQuery(field, f"expected 1 to {most}, got {shown(value)}")
+        raise BadQuery(field, f"expected a number from 1 to {most}, got {shown(value)}")
     return number
 
 
@@ -178,7 +178,8 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
                 wanted[field] = FILTERS[field](field, value)
             else:
                 raise BadQuery(
-                    field, f"no such field; known: limit, events, next, certain, {', '.join(FILTERS)}"
+                    field,
+                    f"is an unknown field; known fields: limit, events, next, certain, {', '.join(FILTERS)}",
                 )
         return cls(limit=limit, events=events, before=before, events_start=events_start, wanted=wanted)
 
@@ -193,7 +194,7 @@ class RecentExchanges:
         self._exchanges_max = exchanges_max
         self._bytes_max = bytes_max
         self.weight_bytes = 0
-        self._next = 1
+        self._next_number = 1
 
     def __len__(self) -> int:
         return len(self._ring)
@@ -201,8 +202,8 @@ class RecentExchanges:
     def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
         ring = self._ring
         weight = weight_bytes(x)
-        ring.append((self._next, weight, x, m.benefit))
-        self._next += 1
+        ring.append((self._next_number, weight, x, m.benefit))
+        self._next_number += 1
         self.weight_bytes += weight
         while len(ring) > self._exchanges_max or (self.weight_bytes > self._bytes_max and ring):
             self.weight_bytes -= ring.popleft()[1]
@@ -293,7 +294,7 @@ class StreamsQuery:
     def parse(cls, fields: Mapping[str, str]) -> "StreamsQuery":
         """Parse `limit`, `window` and `id`. Raises BadQuery for an unknown name or an invalid value."""
         for field in fields.keys() - {"limit", "window", "id"}:
-            raise BadQuery(field, "no such field; known: limit, window, id")
+            raise BadQuery(field, "is an unknown field; known fields: limit, window, id")
         return cls(
             read_number("limit", fields.get("limit", str(STREAMS_DEFAULT)), STREAMS_MAX),
             _window_ns(fields["window"]) if "window" in fields else WINDOW_DEFAULT_NS,
@@ -346,7 +347,7 @@ class Streams:
         events_max = STREAM_EVENTS_MAX // query.limit
         for looked, one in enumerate(self._newest_first(), 1):
             if query.matches(one):
-                copies.append(_copy(one, self._clock.mono_ns(), query.window_ns, events_max))
+                copies.append(_copy_stream(one, self._clock.mono_ns(), query.window_ns, events_max))
                 if len(copies) == query.limit:
                     break
             if looked % SLICE == 0:
@@ -397,7 +398,7 @@ def thinned(points: list[tuple[int, int]], since_ns: int, now_ns: int) -> list[t
     return out
 
 
-def _copy(one: OpenExchange, now_ns: int, window_ns: int, events_max: int) -> _Copied:
+def _copy_stream(one: OpenExchange, now_ns: int, window_ns: int, events_max: int) -> _Copied:
     observer, arm = one
     now = observer.under_way()
     x = now.exchange

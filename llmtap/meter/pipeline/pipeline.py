@@ -183,7 +183,7 @@ class ExchangePipeline:
         if self.relays.is_elsewhere(relay):
             return  # another meter measures and captures its exchanges
         self.windows.skipped(skipped)
-        self.windows.lagged(status.lag_ns_max)
+        self.windows.record_lag(status.lag_ns_max)
         if self.recorder is not None:
             self.recorder.note_relay(
                 relay, status.opened, status.dropped, status.unsettled, status.packets, status.watched
@@ -228,9 +228,9 @@ class _ExchangeLog:
             self._log.info(
                 "event=exchange id=%s tenant=%r model=%r path=%r status=%s outcome=%s ttft_ms=%s e2e_ms=%s",
                 x.id, x.tenant, x.model, x.path, x.status, x.outcome.value,
-                _ms(m.ttft_ns if x.stream else None), _ms(m.e2e_ns),
+                _ms_text(m.ttft_ns if x.stream else None), _ms_text(m.e2e_ns),
             )  # fmt: skip
 
 
-def _ms(ns: int | None) -> str:
+def _ms_text(ns: int | None) -> str:
     return "-" if ns is None else f"{ns / 1e6:.3f}"

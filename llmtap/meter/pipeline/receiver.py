@@ -67,10 +67,10 @@ class _Connection(asyncio.Protocol):
         self._epoch = 0
         self._acks = bytearray()
         self._hung_up = self._gone = self._paused = False
-        self._reads: deque[bytes] = deque()
+        self._unread_data: deque[bytes] = deque()
         self._work: Iterator[None] | None = None
         """Processing of the bytes read so far; None: finished."""
-        self._elsewhere = False
+        self._is_handed_over = False
         self.guest = False
         self.lost = asyncio.Event()
 
@@ -80,7 +80,7 @@ class _Connection(asyncio.Protocol):
         self._siblings.add(self)
 
     def data_received(self, data: bytes) -> None:
-        self._reads.append(data)
+        self._unread_data.append(data)
         if self._work is None:
             self._work = self._digest()
             self._go_on()
@@ -115,8 +115,8 @@ class _Connection(asyncio.Protocol):
 
     def _digest(self) -> Iterator[None]:
         turns = self._pipeline.turns
-        while self._reads:
-            for batch_no, frames in self._batches.feed(self._reads.popleft()):
+        while self._unread_data:
+            for batch_no, frames in self._batches.feed(self._unread_data.popleft()):
                 self._pipeline.frames += len(frames)
                 if self._assembler is None and len(frames):
                     self._join(next(frames))
@@ -175,7 +175,7 @@ class _Connection(asyncio.Protocol):
         reckoning = self._assembler.reckoning
         open_exchanges, final = reckoning.running, None
         again = self._pipeline.relays.has_reconnected(self._relay, self._epoch)
-        if self._hung_up or self._elsewhere or again:
+        if self._hung_up or self._is_handed_over or again:
             self._assembler.discard()
         else:
             final = reckoning.final()
@@ -198,10 +198,10 @@ class _Connection(asyncio.Protocol):
 
     def _join(self, frame: tuple[int, int, int, int, bytes]) -> None:
         if frame[0] != FrameKind.HELLO:
-            raise ValueError(f"the first frame is of kind {frame[0]}, not a hello")
+            raise ValueError(f"expected a hello as the first frame, got a frame of kind {frame[0]}")
         hello = msgspec.json.decode(frame[4], type=Hello)
         self._relay = hello.relay
-        self._elsewhere = hello.elsewhere
+        self._is_handed_over = hello.elsewhere
         self.guest = hello.guest or hello.elsewhere
         self._epoch = self._pipeline.relays.join(hello)
         self._pipeline.experiments.join(hello.switch, self._send_word)
@@ -221,15 +221,15 @@ class SocketFile:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._identity = _identity(path)
+        self._identity = _file_identity(path)
 
     def remove(self) -> None:
         """Remove the file, unless another meter has put its own in its place."""
-        if self._identity is not None and _identity(self._path) == self._identity:
+        if self._identity is not None and _file_identity(self._path) == self._identity:
             os.unlink(self._path)
 
 
-def _identity(path: str) -> tuple[int, int] | None:
+def _file_identity(path: str) -> tuple[int, int] | None:
     """Return device and inode of a file, or None without one."""
     try:
         status = os.lstat(path)

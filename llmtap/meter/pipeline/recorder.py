@@ -76,7 +76,7 @@ class _RequestData:
         self._held = held
         self._bytes = 0
 
-    def weigh(self, x: Exchange) -> None:
+    def count_memory(self, x: Exchange) -> None:
         """Count the body, the shape of the request and the keys of its conversation."""
         n_bytes = len(self.body or b"") + memory_bytes(self.keys) + memory_bytes(x.shape)
         self._held.add(n_bytes - self._bytes)
@@ -138,16 +138,16 @@ class Recorder:
         self._inbox: deque[tuple[Exchange, Headers | None, bytes, int]] = deque()
         self._taken_bytes = 0  # total of bytes appended, counted by the loop
         self._freed_bytes = 0  # total of bytes removed, counted by the thread
-        self._held = _Held()
+        self._held_memory = _Held()
         self._rows: list[Exchange] = []
         self._row_bytes = 0
         self._oldest_ns = 0
-        self._nothing = to_batch([], capture=info.capture, level=options.level)[0]
+        self._empty_batch = to_batch([], capture=info.capture, level=options.level)[0]
         self._batches: deque[Any] = deque()
         self._batch_bytes = 0
         self._batch_rows = 0
         self._captured = 0
-        self._dropped: dict[str, int] = {}
+        self._dropped_by_reason: dict[str, int] = {}
         self._left_out: dict[str, int] = {}
         self._unshaped = 0  # requests whose shape found no memory; counted by the loop
         self._cut = 0  # prompts with too many parts, or too large for the memory; counted by the thread
@@ -158,13 +158,13 @@ class Recorder:
         self._after = after
         self._meter = secrets.token_hex(4)
         self._whole = False
-        self._opened = False
+        self._is_open = False
         self._open_at_ns = 0
-        self._waits = waits
+        self._idle_waits = waits
         self._gives_way = False
         self._flushes_requested = 0  # number so far, counted by the loop
         self._flushes_done = 0  # number so far, counted by the thread
-        self._aside: Path | None = None
+        self._aside_folder: Path | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
 
@@ -242,10 +242,10 @@ class Recorder:
             level=self._options.level,
             exchanges=self._captured,
             waiting=len(self._inbox) + len(self._rows) + self._batch_rows,
-            dropped={**self._dropped, **deleted},
+            dropped={**self._dropped_by_reason, **deleted},
             unshaped=self._unshaped + self._cut + skipped,
             **{name: getattr(store, name) for name in _OF_STORE}
-            | ({} if self._opened else {"problem": "folder"}),
+            | ({} if self._is_open else {"problem": "folder"}),
         )
 
     def go_by(self, config: str) -> None:
@@ -278,21 +278,21 @@ class Recorder:
         left = len(self._inbox) + len(self._rows) + self._batch_rows
         if left:
             log.error("event=capture_closed_early exchanges_lost=%d", left)
-        if self._opened:
+        if self._is_open:
             self._store.close(max(0.0, (end_ns - self._clock.mono_ns()) / 1e9))
-        if self._aside is not None:
-            clear(self._aside)
+        if self._aside_folder is not None:
+            clear(self._aside_folder)
 
     @property
     def _pending_bytes(self) -> int:
         queued_bytes = self._taken_bytes - self._freed_bytes
-        return queued_bytes + self._row_bytes + self._batch_bytes + self._held.bytes
+        return queued_bytes + self._row_bytes + self._batch_bytes + self._held_memory.bytes
 
     def _is_full(self, tenant: str) -> bool:
         return any(fnmatchcase(tenant, pattern) for pattern in self._options.full_tenants)
 
     def _drop(self, reason: str, n: int) -> None:
-        self._dropped[reason] = self._dropped.get(reason, 0) + n
+        self._dropped_by_reason[reason] = self._dropped_by_reason.get(reason, 0) + n
 
     def _run(self) -> None:
         while not self._stop.wait(TURN_S):
@@ -310,11 +310,11 @@ class Recorder:
                 self._encode()
             if self._gives_way:
                 self._step_aside()
-            if self._opened or self._open():
+            if self._is_open or self._open():
                 self._write()
                 if last:
                     self._give_up()
-                    self._store.append(self._nothing, self._ledger(closed=self._whole))
+                    self._store.append(self._empty_batch, self._ledger(closed=self._whole))
                 if flush:
                     self._store.rotate()
                     self._flushes_done = requested
@@ -326,14 +326,14 @@ class Recorder:
         """Make files of the spools, and release the folder. Spools that are left are finished when the
         process ends."""
         self._gives_way = False
-        if self._opened:
-            self._store.append(self._nothing, self._ledger())
+        if self._is_open:
+            self._store.append(self._empty_batch, self._ledger())
             self._store.close(STEP_ASIDE_S)
         options = aside_of(self._options, spool_folder(self._options), os.getpid())
         self._store = Store(options, self._info, self._clock)
-        self._aside = spool_folder(options)
+        self._aside_folder = spool_folder(options)
         self._open_at_ns = 0
-        self._opened = False
+        self._is_open = False
         self._open()
 
     def _open(self) -> bool:
@@ -343,11 +343,11 @@ class Recorder:
         try:
             self._store.open()
         except LlmtapError as exc:
-            if not self._open_at_ns and not self._waits:
+            if not self._open_at_ns and not self._idle_waits:
                 log.error("event=capture_not_opened error=%r", str(exc))
             self._open_at_ns = now_ns + RETRY_OPEN_NS
             return False
-        self._opened = True
+        self._is_open = True
         return True
 
     def _digest(self) -> None:
@@ -373,8 +373,8 @@ class Recorder:
 
     def _read_request(self, x: Exchange, headers: Headers, body: bytes) -> None:
         full = self._redactor is not None and self._is_full(x.tenant)
-        x.capture_data = data = _RequestData(self._held, body if full else None)
-        data.weigh(x)
+        x.capture_data = data = _RequestData(self._held_memory, body if full else None)
+        data.count_memory(x)
         if self._pending_bytes > self._options.memory_bytes:
             self._cut += 1  # no memory left: a shape may take ten times the memory of its body
             return
@@ -388,7 +388,7 @@ class Recorder:
                 x.shape.blocks, x.shape.tokens = blocks
                 x.shape.block_size, x.shape.block_unit = hasher.size, hasher.unit
         data.keys = self._sessions.keys(headers, prompt)
-        data.weigh(x)
+        data.count_memory(x)
 
     def _finish(self, x: Exchange) -> None:
         data, x.capture_data = x.capture_data, None
@@ -441,10 +441,10 @@ class Recorder:
             self._batch_bytes -= batch.nbytes
             self._batch_rows -= batch.num_rows
             self._captured += batch.num_rows
-            self._owes_counts = not _settled(ledger)
-        if self._owes_counts and _settled(ledger) and not self._rows and not self._inbox:
+            self._owes_counts = not _is_settled(ledger)
+        if self._owes_counts and _is_settled(ledger) and not self._rows and not self._inbox:
             # Without traffic, no row carries these counts into a file: write a batch without rows.
-            self._owes_counts = not self._store.append(self._nothing, ledger)
+            self._owes_counts = not self._store.append(self._empty_batch, ledger)
 
     def _give_up(self) -> None:
         """Count the rows that could not be written as dropped, in the last ledger."""
@@ -457,7 +457,7 @@ class Recorder:
             log.error("event=capture_lost reason=%s exchanges=%d", reason, batch.num_rows)
 
     def _ledger(self, *, closed: bool = False) -> CaptureLedger:
-        return CaptureLedger(self._relays, {**self._dropped, **self._left_out}, self._meter, closed)
+        return CaptureLedger(self._relays, {**self._dropped_by_reason, **self._left_out}, self._meter, closed)
 
     def _failed(self, error: BaseException) -> None:
         kind = type(error).__name__
@@ -467,7 +467,7 @@ class Recorder:
             log.warning("event=capture_error kind=%s further=counted", kind, exc_info=error)
 
 
-def _settled(ledger: CaptureLedger) -> bool:
+def _is_settled(ledger: CaptureLedger) -> bool:
     return not any(count.unsettled for count in ledger.relays.values())
 
 

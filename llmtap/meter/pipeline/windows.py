@@ -241,7 +241,7 @@ class Windows:
         self._objectives = objectives or {}
         self._anchor = WallAnchor.sample(clock)
         self._start_ns = clock.mono_ns()
-        self._slices: Slices[_Tile] = Slices(LEVELS, self._start_ns, _Tile, _merge, past=True)
+        self._slices: Slices[_Tile] = Slices(LEVELS, self._start_ns, _Tile, _merge_tiles, past=True)
 
     def __len__(self) -> int:
         return len(self._slices)
@@ -271,7 +271,7 @@ class Windows:
     def skipped(self, n: int) -> None:
         self._slices.current(self._clock.mono_ns()).sums["skipped"] += n
 
-    def lagged(self, lag_ns: int) -> None:
+    def record_lag(self, lag_ns: int) -> None:
         tile = self._slices.current(self._clock.mono_ns())
         tile.lag_ns = max(tile.lag_ns, lag_ns)
         self._tidy(TIDY_EACH_STATUS)
@@ -397,7 +397,7 @@ class FrozenWindow:
         for key, parts in sorted(by_key.items(), key=itemgetter(0)):
             summary = Summary()
             for part in parts:
-                _add(summary, part)
+                _add_tile(summary, part)
             yield key, summary
 
 
@@ -428,14 +428,14 @@ def _of_tokens(price: Price) -> Price | None:
     return Price(0, 0.0, price.per_million_input, price.per_million_output, price.currency)
 
 
-def _add(into: Summary, part: Summary | bytes) -> None:
+def _add_tile(into: Summary, part: Summary | bytes) -> None:
     if isinstance(part, bytes):
         into.merge_bytes(part)
     else:
         into.merge(part)
 
 
-def _merge(tiles: Sequence[_Tile], level: int) -> Merging[_Tile]:
+def _merge_tiles(tiles: Sequence[_Tile], level: int) -> Merging[_Tile]:
     """Merge tiles to one; on the finest level the result stays unpacked, as it is merged again soon."""
     out = _Tile()
     for tile in tiles:
@@ -451,7 +451,7 @@ def _merge(tiles: Sequence[_Tile], level: int) -> Merging[_Tile]:
             continue
         summary = Summary()
         for part in parts if first is None else (first, *parts):
-            _add(summary, part)
+            _add_tile(summary, part)
         out.parts[key] = summary.to_bytes() if level else summary
         yield
     return out

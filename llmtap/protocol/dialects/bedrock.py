@@ -17,7 +17,7 @@ from llmtap.protocol.server_times import object_times
 from llmtap.protocol.sse import SseEvent
 
 
-def _traced(trace: Any) -> Verdict | None:
+def _trace_verdict(trace: Any) -> Verdict | None:
     """Return the verdict in a guardrail's trace; None if no part of the guardrail acted."""
     guardrail = trace.get("guardrail") if isinstance(trace, dict) else None
     phase, acted = verdicts.phase_of_trace(guardrail)
@@ -39,13 +39,13 @@ class BedrockText(shapes.ObjectReader):
     claim_max = 4
     end_certain = True
 
-    __slots__ = ("_input", "_running")
+    __slots__ = ("_input", "_running_count")
 
     def __init__(self) -> None:
         super().__init__()
         self._input: dict[str, Any] = {}
         """Tokens of the prompt, which only the first event counts."""
-        self._running = RunningCount()
+        self._running_count = RunningCount()
 
     @staticmethod
     def claim(value: dict[str, Any], path: str) -> int:
@@ -59,17 +59,19 @@ class BedrockText(shapes.ObjectReader):
         if all(value.get(name) is None for name in _TEXTS):
             return shapes.failure_in(value, event.event)
         everything = part | {name: v for name, v in value.items() if v is not None}
-        text = shapes.text_of(_first(everything, ("outputText", "generation", "text")))
-        reason = _first(everything, ("completionReason", "stop_reason"))
+        text = shapes.text_of(_first_member(everything, ("outputText", "generation", "text")))
+        reason = _first_member(everything, ("completionReason", "stop_reason"))
         delta = shapes.gather(
             [(EventClass.CONTENT, text)] if text else [], reason=reason, signal="stop_reason"
         )
-        added = self._running.step(0, count(value.get("generation_token_count")) or 0)
+        added = self._running_count.step(0, count(value.get("generation_token_count")) or 0)
         if added:
             delta.output, delta.choices = True, shapes.FIRST
             delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
-        self._input |= _members(value, ("inputTextTokenCount", "prompt_token_count"))
-        output = _members(everything, ("totalOutputTextTokenCount", "generation_token_count", "tokenCount"))
+        self._input |= _object_with(value, ("inputTextTokenCount", "prompt_token_count"))
+        output = _object_with(
+            everything, ("totalOutputTextTokenCount", "generation_token_count", "tokenCount")
+        )
         invoked = value[_INVOCATION] if isinstance(value.get(_INVOCATION), dict) else {}
         counts = shapes.counted(
             invoked.get("inputTokenCount", next(iter(self._input.values()), None)),
@@ -85,12 +87,12 @@ class BedrockText(shapes.ObjectReader):
         return self.read_event(SseEvent(0, len(body), body))
 
 
-def _members(value: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+def _object_with(value: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     return {name: value[name] for name in names if value.get(name)}
 
 
-def _first(value: dict[str, Any], names: tuple[str, ...]) -> Any:
-    return next(iter(_members(value, names).values()), None)
+def _first_member(value: dict[str, Any], names: tuple[str, ...]) -> Any:
+    return next(iter(_object_with(value, names).values()), None)
 
 
 GUARDRAIL_ACTION: Final = b"guardrail"
@@ -111,7 +113,7 @@ def add_guardrail(delta: Delta, data: bytes) -> None:
     verdict = verdicts.of_guardrail_action(action, trace)
     if verdict is None:
         end = root["metadata"] if isinstance(root.get("metadata"), dict) else root
-        verdict = _traced(end.get("trace") or (trace if "stopReason" in root else None))
+        verdict = _trace_verdict(end.get("trace") or (trace if "stopReason" in root else None))
     if verdict is None and "stopReason" in root and delta.verdict is not None:
         verdict = delta.verdict if delta.verdict.substituted else None
     if verdict is None:

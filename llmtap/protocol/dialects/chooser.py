@@ -91,7 +91,7 @@ class _Candidate:
         unread."""
         if stored.delta is not None or stored.event is None:
             return
-        delta = _read(self.reader, stored.event)
+        delta = _read_safely(self.reader, stored.event)
         self.deltas.append(delta)
         if not _is_data(stored.event):
             return
@@ -120,13 +120,13 @@ class DialectChooser:
         "_candidates",
         "_data_events",
         "_dialects",
-        "_full",
+        "_is_full",
         "_output_read",
         "_outputs_of_another",
         "_path",
         "_reading",
         "_revisions_left",
-        "_stored",
+        "_stored_events",
         "chosen",
         "kept_bytes",
         "open",
@@ -139,13 +139,13 @@ class DialectChooser:
         self.chosen: Reader | None = None
         self._reading = Reading.NONE
         self.kept_bytes = 0
-        self._stored: list[_StoredEvent] = []
+        self._stored_events: list[_StoredEvent] = []
         self._data_events = 0
         self._candidates: list[_Candidate] = []
         self._output_read = False
         self._outputs_of_another = 0
         self._revisions_left = REVISIONS_MAX
-        self._full = False
+        self._is_full = False
         """Whether the limit of kept events was reached before the dialect was certain."""
 
     @property
@@ -181,13 +181,13 @@ class DialectChooser:
     def limits(self) -> tuple[ReadingLimit, ...]:
         """Limits that the reading of this answer reached."""
         inferred: tuple[ReadingLimit, ...] = getattr(self.chosen, "limits", ())
-        limits = (ReadingLimit.KEPT_EVENTS,) if self._full else ()
+        limits = (ReadingLimit.KEPT_EVENTS,) if self._is_full else ()
         return limits + (() if self._revisions_left else (ReadingLimit.REVISIONS,)) + inferred
 
     def offer(self, event: SseEvent, size: int, t_ns: int) -> list[Released]:
         """Take an event of `size` bytes, complete at `t_ns`; return the events whose meaning is now known."""
-        if not self._stored and not _is_data(event):
-            delta = _read(None, event)
+        if not self._stored_events and not _is_data(event):
+            delta = _read_safely(None, event)
             delta.size = size
             return [Released(delta, event, t_ns)]
         stored = _StoredEvent(event, None, size, t_ns)
@@ -208,7 +208,7 @@ class DialectChooser:
 
     def pass_by(self, delta: Delta, t_ns: int) -> list[Released]:
         """Take an event whose meaning is known and that no dialect reads; keep its place in the order."""
-        if not self._stored:
+        if not self._stored_events:
             return [Released(delta, None, t_ns)]
         self._store(_StoredEvent(None, delta, delta.size, t_ns))
         return self.conclude(whole=False) if self.kept_bytes > BYTES_KEPT_MAX else []
@@ -218,21 +218,21 @@ class DialectChooser:
         kept."""
         if not self.open:
             return []
-        self._full = not whole
+        self._is_full = not whole
         likely = [c for c in self._candidates if c.strong or (c.evidence and c.understood >= c.unread)]
         if not likely:
             likely = [c for c in self._candidates if c.claim >= _NAMED and not c.unread]
         if not any(c.strong or c.on_path or c.claim >= _NAMED for c in likely):
             # Usage and errors look alike in many dialects, so they do not identify one. A text that the
             # structure of the events shows is better evidence.
-            events = [stored.event for stored in self._stored if stored.event is not None]
+            events = [stored.event for stored in self._stored_events if stored.event is not None]
             reader = structure.infer(events, whole=whole) if likely else None
             if reader is not None and reader.understood:
                 return self._settle(reader, Reading.INFERRED, None)
         if likely:
             best = max(likely, key=lambda c: (c.strong, c.evidence, c.rank))
             return self._settle(best.reader, Reading.DIALECT, best)
-        events = [stored.event for stored in self._stored if stored.event is not None]
+        events = [stored.event for stored in self._stored_events if stored.event is not None]
         owners = self._dialects.owners(self._path)
         if owners and self._data_events and all(map(_is_done, filter(_is_data, events))):
             return self._settle(self._dialects.all[owners[0]](), Reading.DIALECT, None)
@@ -265,7 +265,7 @@ class DialectChooser:
         return delta
 
     def _store(self, stored: _StoredEvent) -> None:
-        self._stored.append(stored)
+        self._stored_events.append(stored)
         self.kept_bytes += max(stored.size, _EVENT_BYTES_MIN)
 
     def _admit(self, event: SseEvent) -> _Candidate | None:
@@ -282,9 +282,9 @@ class DialectChooser:
                     return None
                 self._candidates.remove(weakest)
             candidate = _Candidate(self._dialects, order, claim, self._path)
-            for stored in self._stored[:-1]:
+            for stored in self._stored_events[:-1]:
                 candidate.read(stored, before=True)
-            candidate.read(self._stored[-1])
+            candidate.read(self._stored_events[-1])
             self._candidates.append(candidate)
             if self._is_decisive(candidate):
                 return candidate
@@ -305,14 +305,14 @@ class DialectChooser:
         self.chosen, self._reading = reader, reading
         deltas = iter(()) if by is None else iter(by.deltas)
         out = []
-        for event, delta, size, t_ns in self._stored:
+        for event, delta, size, t_ns in self._stored_events:
             if event is not None:
-                delta = _read(reader, event) if by is None else next(deltas)
+                delta = _read_safely(reader, event) if by is None else next(deltas)
                 delta.size = size
                 self._output_read |= delta.output
             assert delta is not None
             out.append(Released(delta, event, t_ns))
-        self._stored, self._candidates, self.kept_bytes = [], [], 0
+        self._stored_events, self._candidates, self.kept_bytes = [], [], 0
         return out
 
     def _revise(self, event: SseEvent, delta: Delta) -> Delta:
@@ -324,7 +324,7 @@ class DialectChooser:
         claims = self._dialects.claims_of(read_json(event.data), self._path, event.event)
         for order, _ in islice(claims, CANDIDATES_MAX):
             reader = self._dialects.all[order]()
-            other = _read(reader, event)
+            other = _read_safely(reader, event)
             if not other.output:
                 continue
             self._outputs_of_another += 1
@@ -372,7 +372,7 @@ def _is_weak_evidence(delta: Delta) -> bool:
     return delta.counts is not None or delta.verdict is not None or delta.event_class is EventClass.ERROR
 
 
-def _read(reader: Reader | None, event: SseEvent) -> Delta:
+def _read_safely(reader: Reader | None, event: SseEvent) -> Delta:
     delta = _read_unclaimed(event) if reader is None else reader.read_event(event)
     if event.data is not None and bedrock.GUARDRAIL_ACTION in event.data:
         bedrock.add_guardrail(delta, event.data)

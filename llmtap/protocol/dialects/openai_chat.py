@@ -161,7 +161,7 @@ class OpenAIChat(ChoicesReader):
         elif type(thought) is str and thought and not text and not calls:
             out = Delta(EventClass.REASONING, 0, True, False, False, True, thought, where, also)
         elif type(calls) is list and len(calls) == 1 and not text and not thought:
-            fragment = _fragment(calls[0])
+            fragment = _arguments_fragment(calls[0])
             if fragment is None:
                 return None
             out = Delta(EventClass.TOOL_CALL, 0, True, False, False, False, fragment, where, also)
@@ -169,7 +169,7 @@ class OpenAIChat(ChoicesReader):
         else:
             return None
         if usage is None:
-            if self._running.running is None:
+            if self._running_count.running is None:
                 return None
             if not choice.token_ids:
                 out.repeatable = True
@@ -183,10 +183,10 @@ class OpenAIChat(ChoicesReader):
     def _count(self, delta: Delta, index: int, usage: dict[str, Any]) -> bool:
         """Add a running usage to a Delta; return False if `usage` may be something other than a running
         count."""
-        counts = read_usage(usage) if self._running.running and not delta.also else None
+        counts = read_usage(usage) if self._running_count.running and not delta.also else None
         if counts is None or not counts.output:
             return False
-        added = self._running.step(index, counts.output)
+        added = self._running_count.step(index, counts.output)
         if added:
             delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
         delta.also = _USAGE_TOO
@@ -195,10 +195,10 @@ class OpenAIChat(ChoicesReader):
 
     def _begin(self, chunk: _Chunk, data: bytes) -> None:
         self._repeated = None if chunk.usage is None else _repeats(data)
-        if self._running.running is None:  # No choice of the answer was read yet.
+        if self._running_count.running is None:  # No choice of the answer was read yet.
             self._id = _id_of(data)
             if chunk.model is not None and _GEMINI in chunk.model[:_MODEL_PREFIX_CHARS]:
-                self._running.running = False  # Gemini's running totals are not in step with the text.
+                self._running_count.running = False  # Gemini's running totals are not in step with the text.
 
     def _end(self, delta: Delta, chunk: _Chunk, data: bytes) -> None:
         if self._repeated is not None:
@@ -251,7 +251,7 @@ class OpenAIChat(ChoicesReader):
                 findings.piece(index, EventClass.REASONING, thought)
                 if findings.cut:
                     break
-        if reasoning := text_of(_reasoning(delta)):
+        if reasoning := text_of(_reasoning_text_of(delta)):
             findings.piece(index, EventClass.REASONING, reasoning)
         if content and not replaced:
             if isinstance(content, str):
@@ -265,7 +265,7 @@ class OpenAIChat(ChoicesReader):
         if isinstance(audio, dict) and (audio.get("transcript") or audio.get("data")):
             findings.piece(index, EventClass.CONTENT, text_of(audio.get("transcript")), audio=True)
         if delta.tool_calls or delta.function_call:
-            for call in _calls(delta):
+            for call in _called_functions(delta):
                 name, arguments = call.get("name"), call.get("arguments") or call.get("input")
                 output = bool(name or arguments)
                 findings.piece(index, EventClass.TOOL_CALL, text_of(arguments), output=output)
@@ -312,7 +312,7 @@ class OpenAIChat(ChoicesReader):
                 break
             if not isinstance(part, dict):
                 continue
-            for kind, text in _part(part):
+            for kind, text in _part_outputs(part):
                 findings.piece(index, kind, text)
                 if kind is EventClass.CONTENT:
                     self._settle(index)
@@ -330,7 +330,7 @@ def _is_thought(extra: Any) -> bool:
     return isinstance(google, dict) and google.get("thought") is True
 
 
-def _reasoning(delta: _Delta) -> Any:
+def _reasoning_text_of(delta: _Delta) -> Any:
     """Return the thinking beside the content, from the field in which the server puts it."""
     thinking = delta.reasoning_content or delta.reasoning or delta.reasoning_text or delta.thinking
     if thinking or not isinstance(delta.reasoning_details, list):
@@ -339,7 +339,7 @@ def _reasoning(delta: _Delta) -> Any:
     return "".join(map(text_of, parts))
 
 
-def _part(part: dict[str, Any]) -> Iterator[tuple[EventClass, str]]:
+def _part_outputs(part: dict[str, Any]) -> Iterator[tuple[EventClass, str]]:
     thinking = part.get("thinking")
     for inner in thinking if isinstance(thinking, list) else ({"text": thinking},):
         if thought := text_of(inner.get("text") if isinstance(inner, dict) else None):
@@ -349,7 +349,7 @@ def _part(part: dict[str, Any]) -> Iterator[tuple[EventClass, str]]:
             yield kind, text
 
 
-def _fragment(call: Any) -> str | None:
+def _arguments_fragment(call: Any) -> str | None:
     """Return the arguments in a usual piece of a call ("" if it has only the name); None for any other
     piece."""
     function = call.get("function") if type(call) is dict else None
@@ -359,7 +359,7 @@ def _fragment(call: Any) -> str | None:
     return arguments if type(arguments) is str and (arguments or function.get("name")) else None
 
 
-def _calls(delta: _Delta) -> Iterator[dict[str, Any]]:
+def _called_functions(delta: _Delta) -> Iterator[dict[str, Any]]:
     """Yield the function of each call of this delta; {} if the call has none."""
     if isinstance(delta.tool_calls, list):
         for call in delta.tool_calls:
@@ -379,23 +379,23 @@ class InlineThinking:
     The possible beginning of a marker is held until it is known whether a marker follows. A marker after the
     start of the content is text."""
 
-    __slots__ = ("_closing", "_held", "settled")
+    __slots__ = ("_end_marker", "_held_text", "settled")
 
     def __init__(self) -> None:
         self.settled = False
         """Treat the rest of this choice as content."""
-        self._closing = ""
+        self._end_marker = ""
         """Marker that ends the current thinking; empty outside of thinking."""
-        self._held = ""
+        self._held_text = ""
         """Text that may be the beginning of a marker."""
 
     def feed(self, text: str) -> tuple[str, str]:
         """Return `(reasoning, content)` of the next piece of content."""
         if self.settled:
             return "", text
-        text = self._held + text
-        self._held = ""
-        if self._closing:
+        text = self._held_text + text
+        self._held_text = ""
+        if self._end_marker:
             return self._inside(text)
         rest = text.lstrip()
         if not rest:
@@ -403,22 +403,22 @@ class InlineThinking:
         blank = text[: len(text) - len(rest)]
         for marker in _OPENING:
             if rest.startswith(marker):
-                self._closing = f"</{marker[1:]}"
+                self._end_marker = f"</{marker[1:]}"
                 reasoning, content = self._inside(rest[len(marker) :])
                 return reasoning, blank + content
         if any(marker.startswith(rest) for marker in _OPENING):
-            self._held = rest
+            self._held_text = rest
             return "", blank
         self.settled = True
         return "", text
 
     def close(self) -> tuple[str, str]:
         """Return `(reasoning, content)` of the text that is held at the end: an unfinished marker is text."""
-        held, self._held = self._held, ""
-        return (held, "") if self._closing else ("", held)
+        held, self._held_text = self._held_text, ""
+        return (held, "") if self._end_marker else ("", held)
 
     def _inside(self, text: str) -> tuple[str, str]:
-        closing = self._closing
+        closing = self._end_marker
         at = text.find(closing)
         if at >= 0:
             self.settled = True
@@ -426,6 +426,6 @@ class InlineThinking:
         # Hold the longest end of the text that is a beginning of the marker.
         for size in range(min(len(closing) - 1, len(text)), 0, -1):
             if text.endswith(closing[:size]):
-                self._held = text[-size:]
+                self._held_text = text[-size:]
                 return text[:-size], ""
         return text, ""

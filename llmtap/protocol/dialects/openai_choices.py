@@ -62,7 +62,7 @@ def is_flat_error(value: dict[str, Any]) -> bool:
     return is_marked and bool(value.get("message")) and "choices" not in value
 
 
-def _replaced(value: dict[str, Any]) -> Verdict | None:
+def _guardrail_verdict(value: dict[str, Any]) -> Verdict | None:
     """Return the verdict of NeMo Guardrails. `bedrock.add_guardrail` reads that of Bedrock."""
     candidates = (
         verdicts.of_rails(value.get(name), name, value.get("status"))
@@ -71,7 +71,7 @@ def _replaced(value: dict[str, Any]) -> Verdict | None:
     return next(filter(None, candidates), None)
 
 
-def _counted(value: dict[str, Any]) -> tuple[Any, str]:
+def _usage_and_place(value: dict[str, Any]) -> tuple[Any, str]:
     """Return the usage of a chunk, and the path of the object in which it was found."""
     usage, groq, invoked = value.get("usage"), value.get("x_groq"), value.get(_INVOCATION)
     if usage is None and isinstance(groq, dict):
@@ -88,9 +88,9 @@ def _counted(value: dict[str, Any]) -> tuple[Any, str]:
     return usage, "usage"
 
 
-def _times(value: dict[str, Any]) -> tuple[ServerTime, ...]:
+def _server_times(value: dict[str, Any]) -> tuple[ServerTime, ...]:
     """Return the durations of the server's own work, except llama.cpp's `timings`."""
-    usage, place = _counted(value)
+    usage, place = _usage_and_place(value)
     nvext = value.get("nvext")
     out = object_times(place, usage)
     for place, times in (
@@ -117,12 +117,12 @@ def add_beside(
     get = value.get
     if name is None and _USUAL.issuperset(value) and get("object") != "error":
         if get("usage") is not None:
-            findings.delta.server_times += _times(value)
+            findings.delta.server_times += _server_times(value)
         return
     findings.verdict(verdicts.of_hook_results(get("hook_results")))
     findings.verdict(verdicts.of_moderation(get("moderation")))
     findings.verdict(verdicts.of_warnings(get("warnings"), get("detections"), answered=findings.chose))
-    findings.verdict(_replaced(value))
+    findings.verdict(_guardrail_verdict(value))
     findings.verdict(verdicts.of_block_reason(get("promptFeedback"), "promptFeedback"))
     verdict = verdicts.of_prompt_filter_results(get("prompt_filter_results") or get("prompt_annotations"))
     if verdict is not None:
@@ -135,7 +135,7 @@ def add_beside(
             # stream, too late to withhold anything (BerriAI/litellm#39036).
             verdict = Verdict("error.code", verdicts.OUTPUT, "blocked", "output", "medium", "400")
         findings.error(error, verdict)
-    findings.delta.server_times += _times(value)
+    findings.delta.server_times += _server_times(value)
 
 
 class ChunkFields(msgspec.Struct, gc=False):
@@ -157,13 +157,13 @@ class ChoicesReader:
     """Base of the readers of chat and completions: reads a chunk, and the members beside its choices if there
     may be any."""
 
-    __slots__ = ("_finished", "_model", "_predicted", "_running")
+    __slots__ = ("_finished", "_model", "_predicted", "_running_count")
     chunk_type: ClassVar[type[ChunkFields]]
     decode: ClassVar[Any]
 
     def __init__(self) -> None:
         self._model: str | None = None
-        self._running = openai_shapes.RunningCount()
+        self._running_count = openai_shapes.RunningCount()
         self._predicted = openai_shapes.RunningCount()
         self._finished = False
 
@@ -183,7 +183,7 @@ class ChoicesReader:
             value = openai_shapes.read_json(data)
             if not isinstance(value, dict):
                 return openai_shapes.unknown(name)
-            chunk = msgspec.convert(_fitting(value), self.chunk_type)
+            chunk = msgspec.convert(_without_misfits(value), self.chunk_type)
         return self._read(chunk, data, name, streamed=streamed)
 
     def _read(self, chunk: Any, data: bytes, name: bytes | None, *, streamed: bool) -> Delta:
@@ -194,7 +194,7 @@ class ChoicesReader:
         value = None if is_plain(chunk, name) else openai_shapes.read_json(data)
         if choices:
             self._begin(chunk, data)
-            verdict = None if value is None or _USUAL.issuperset(value) else _replaced(value)
+            verdict = None if value is None or _USUAL.issuperset(value) else _guardrail_verdict(value)
             replaced = verdict is not None and verdict.substituted
             if verdict is not None and verdict.confidence == "high":
                 findings.verdict(verdict)  # Added first, because it is more precise than the finish reason.
@@ -206,7 +206,7 @@ class ChoicesReader:
         known = chunk.choices is not None
         if value is not None:
             add_beside(findings, value, len(data), name, finished=self._finished)
-            usage = _counted(value)[0]
+            usage = _usage_and_place(value)[0]
             known = known or any(value.get(name) is not None for name in _KNOWN)
             if not known and value.get("type") == "ping":
                 return Delta(EventClass.KEEPALIVE)
@@ -218,7 +218,7 @@ class ChoicesReader:
         self._finished |= findings.delta.finish_reason is not None
         if usage is None and choices:
             usage = getattr(choices[0], "usage", None)
-        findings.usage(usage, self._running)
+        findings.usage(usage, self._running_count)
         if chunk.timings is not None:
             findings.timings(chunk.timings, self._predicted)
         delta = findings.ranked()
@@ -263,7 +263,7 @@ def is_alone(chunk: Any) -> bool:
     )
 
 
-def _fitting(value: dict[str, Any]) -> dict[str, Any]:
+def _without_misfits(value: dict[str, Any]) -> dict[str, Any]:
     """Return a chunk that the typed decoder refused, without the values that have a wrong type."""
     choices, model, usage = value.get("choices"), value.get("model"), value.get("usage")
     return value | {

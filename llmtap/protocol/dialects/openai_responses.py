@@ -107,7 +107,7 @@ class OpenAIResponses(shapes.ObjectReader):
             delta.repeatable = kind in _TEXTS and delta.tokens < 0 and delta.verdict is None
         elif response is not None:
             self._name(delta, response.get("model"))
-            now = _id(response)
+            now = _response_id(response)
             delta.retry = kind == "response.created" and self._spoken and now != self.answer_id
             self.answer_id = now or self.answer_id
         return delta
@@ -117,11 +117,11 @@ class OpenAIResponses(shapes.ObjectReader):
         if not isinstance(value, dict) or value.get("object") != "response":
             return shapes.failure_in(value)
         status = shapes.text_of(value.get("status"))
-        delta = _read_end(value, status if status in _OVER else "", list(_output(value.get("output"))))
+        delta = _read_end(value, status if status in _OVER else "", list(_output_pieces(value.get("output"))))
         if delta.refusal and delta.verdict is None:
             delta.verdict = of_refusal("content.refusal")
         self._name(delta, value.get("model"))
-        self.answer_id = _id(value)
+        self.answer_id = _response_id(value)
         return delta
 
 
@@ -163,7 +163,7 @@ class OpenAIRealtime(shapes.ObjectReader):
         return shapes.failure_in(openai_shapes.read_json(body))
 
 
-def _id(response: dict[str, Any]) -> str | None:
+def _response_id(response: dict[str, Any]) -> str | None:
     return shapes.text_of(response.get("id"))[: shapes.ID_CHARS_MAX] or None
 
 
@@ -224,13 +224,13 @@ def _read_item(item: Any) -> Delta:
     kind = shapes.text_of(item.get("type"))
     if not kind.endswith("_call"):
         return Delta(EventClass.ROLE if kind == "message" else EventClass.METADATA)
-    written = _written(item)
+    written = _written_text(item)
     if item.get("name") or written:
         return shapes.piece(EventClass.TOOL_CALL, written)
     return Delta(EventClass.TOOL_CALL)  # The call of a built-in tool has no name.
 
 
-def _written(item: dict[str, Any]) -> str:
+def _written_text(item: dict[str, Any]) -> str:
     """Return what the model wrote in a call: arguments, input, code, a patch, or shell commands."""
     operation, action = item.get("operation"), item.get("action")
     diff = operation.get("diff") if isinstance(operation, dict) else None
@@ -280,8 +280,8 @@ def _read_end(
     if counts is not None:
         # Responses and Realtime name the details after input and output tokens, not prompt and completion
         # tokens.
-        counts.reasoning = _detail(counts, usage, "output_token", "reasoning_tokens", counts.reasoning)
-        counts.cached = _detail(counts, usage, "input_token", "cached_tokens", counts.cached)
+        counts.reasoning = _usage_detail(counts, usage, "output_token", "reasoning_tokens", counts.reasoning)
+        counts.cached = _usage_detail(counts, usage, "input_token", "cached_tokens", counts.cached)
     delta = shapes.gather(pieces, beside, verdict=verdict, counts=counts, usage=usage)
     delta.done = done
     delta.verdict = delta.verdict or filter_verdict
@@ -292,7 +292,7 @@ def _read_end(
     return delta
 
 
-def _detail(counts: UsageCounts, usage: Any, part: str, name: str, known: int | None) -> int | None:
+def _usage_detail(counts: UsageCounts, usage: Any, part: str, name: str, known: int | None) -> int | None:
     details = usage.get(f"{part}s_details", usage.get(f"{part}_details"))
     value = details.get(name) if isinstance(details, dict) else None
     tokens = openai_shapes.count(value)
@@ -300,12 +300,12 @@ def _detail(counts: UsageCounts, usage: Any, part: str, name: str, known: int | 
     return known if tokens is None else tokens
 
 
-def _output(items: Any) -> Iterator[shapes.Piece]:
+def _output_pieces(items: Any) -> Iterator[shapes.Piece]:
     for item in items if isinstance(items, list) else ():
         if not isinstance(item, dict):
             continue
-        if shapes.text_of(item.get("type")).endswith("_call") and (item.get("name") or _written(item)):
-            yield EventClass.TOOL_CALL, _written(item)
+        if shapes.text_of(item.get("type")).endswith("_call") and (item.get("name") or _written_text(item)):
+            yield EventClass.TOOL_CALL, _written_text(item)
         for key in ("content", "summary"):
             parts = item.get(key)
             for part in parts if isinstance(parts, list) else ():

@@ -83,20 +83,20 @@ def read_json(data: bytes) -> Any:
     if len(data) > _LENIENT_BYTES_MAX:
         return None
     try:
-        return _clean(json.loads(data.decode("utf-8", "replace")))
+        return _without_surrogates(json.loads(data.decode("utf-8", "replace")))
     except BAD_JSON:
         return None
 
 
-def _clean(value: Any) -> Any:
+def _without_surrogates(value: Any) -> Any:
     """Return the value with lone surrogates replaced, because UTF-8 cannot encode them."""
     match value:
         case str():
             return value.encode("utf-8", "replace").decode()
         case list():
-            return [_clean(v) for v in value]
+            return [_without_surrogates(v) for v in value]
         case dict():
-            return {_clean(k): _clean(v) for k, v in value.items()}
+            return {_without_surrogates(k): _without_surrogates(v) for k, v in value.items()}
     return value
 
 
@@ -267,7 +267,7 @@ _RANKED: Final[dict[int, tuple[EventClass, ...]]] = {}
 """Cache: the classes in a mask of bits, in the order of EventClass; at most 2^11 entries."""
 
 
-def _ranked(mask: int) -> tuple[EventClass, ...]:
+def _ranked_classes(mask: int) -> tuple[EventClass, ...]:
     classes = _RANKED.get(mask)
     if classes is None:
         classes = _RANKED[mask] = tuple(c for c in EventClass if mask >> c & 1)
@@ -278,8 +278,18 @@ class Findings:
     """Merges the content of all choices of one event, and of the members beside them, into one Delta."""
 
     __slots__ = (
-        "_carrying", "_ids", "_indexes", "_logprobs", "_markers", "_mask", "_pieces", "_role", "_texts",
-        "cut", "delta", "railed",
+        "_ids",
+        "_indexes",
+        "_logprobs",
+        "_markers",
+        "_mask",
+        "_output_choices",
+        "_pieces",
+        "_role",
+        "_texts",
+        "cut",
+        "delta",
+        "railed",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -290,7 +300,7 @@ class Findings:
         self.cut = False
         self.railed = False
         """NeMo Guardrails has a report beside the choices, so the text of a filtered answer is NeMo's."""
-        self._carrying: dict[int, None] = {}
+        self._output_choices: dict[int, None] = {}
         self._indexes: list[int] = []
         self._markers: list[int] = []
         self._ids = self._logprobs = 0
@@ -303,7 +313,7 @@ class Findings:
         self._role |= role
         if ids:
             self._ids += ids
-            self._carrying[index] = None
+            self._output_choices[index] = None
 
     def piece(
         self, index: int, kind: EventClass, text: str, *, output: bool = True, audio: bool = False
@@ -317,7 +327,7 @@ class Findings:
         self._mask |= 1 << kind
         self._texts.setdefault(kind, []).append(text)
         if output:
-            self._carrying[index] = None
+            self._output_choices[index] = None
         delta = self.delta
         if kind is EventClass.CONTENT:
             delta.content |= audio or not text.isspace()
@@ -390,7 +400,7 @@ class Findings:
     def timings(self, timings: Any, predicted: RunningCount) -> None:
         """Add llama.cpp's `timings`, which may come with each piece of output. Call it after the choices."""
         indexes = self._indexes
-        runs = bool(self._carrying) or (len(indexes) == 1 and predicted.runs(indexes[0]))
+        runs = bool(self._output_choices) or (len(indexes) == 1 and predicted.runs(indexes[0]))
         add_timings(self.delta, timings, indexes if runs else [], predicted)
 
     def usage(self, usage: Any, running: RunningCount) -> None:
@@ -412,7 +422,7 @@ class Findings:
             delta.tokens, delta.token_source = self._logprobs, TokenSource.LOGPROBS
         elif added:
             delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
-            self._carrying[self._indexes[0]] = None  # The counted tokens are output, also without text.
+            self._output_choices[self._indexes[0]] = None  # The counted tokens are output, also without text.
 
     def ranked(self) -> Delta:
         """Return the Delta of all findings: its class is the first in the order of EventClass."""
@@ -421,17 +431,17 @@ class Findings:
         # The role is the event's class only if the event has no output, no count and no finish reason.
         counted = delta.counts is not None and bool(delta.counts.output) and not self._markers
         if self._role and (counted or delta.finish_reason is not None):
-            classes = (*_ranked(mask or 1 << EventClass.METADATA), EventClass.ROLE)
+            classes = (*_ranked_classes(mask or 1 << EventClass.METADATA), EventClass.ROLE)
         else:
-            classes = _ranked(mask | self._role << EventClass.ROLE)
+            classes = _ranked_classes(mask | self._role << EventClass.ROLE)
         if classes:
             first = delta.event_class = classes[0]
             delta.also = classes[1:]
             if self._texts:
                 spoken = EventClass.CONTENT if first <= EventClass.ERROR else first
                 delta.text = "".join(self._texts.get(spoken, ()))
-        if self._carrying:
-            delta.choices = tuple(self._carrying)
+        if self._output_choices:
+            delta.choices = tuple(self._output_choices)
             delta.output = True
         elif self._markers:
             delta.choices = tuple(self._markers)

@@ -76,14 +76,14 @@ class Dialects:
     """The dialects that an answer may have: those of the user's tables, and those that llmtap knows. A user's
     dialect wins over others if its table fits, and replaces one of the same name."""
 
-    __slots__ = ("_anywhere", "_limits", "_own", "all", "owners")
+    __slots__ = ("_limits", "_own_count", "_pathless", "all", "owners")
 
     def __init__(self, tables: Iterable[DialectTable] = ()) -> None:
         own = [TableDialect(table) for table in tables]
         names = {dialect.name for dialect in own}
         self.all: Final = (*own, *(d for d in DIALECTS if getattr(d, "name", None) not in names))
-        self._own = len(own)
-        self._anywhere = frozenset(i for i, dialect in enumerate(own) if not dialect.table.paths)
+        self._own_count = len(own)
+        self._pathless = frozenset(i for i, dialect in enumerate(own) if not dialect.table.paths)
         self.owners = lru_cache(_PATHS_CACHED)(self._owners)
         self._limits = lru_cache(_PATHS_CACHED)(self._find_limits)
 
@@ -115,11 +115,11 @@ class Dialects:
 
     def is_own(self, order: int, claim: int) -> bool:
         """Return whether this is a dialect of the user whose table fits."""
-        return order < self._own and claim >= _FITS
+        return order < self._own_count and claim >= _FITS
 
     def is_on_path(self, order: int, path: str) -> bool:
         """Return whether the path is one of this dialect. A user's table without paths fits all of them."""
-        return order in self.owners(path) or order in self._anywhere
+        return order in self.owners(path) or order in self._pathless
 
     def _find_limits(self, path: str) -> list[tuple[bool, int, int]]:
         """Return how sure each dialect can be on this path, the surest first: whether it is the user's, its
@@ -130,7 +130,7 @@ class Dialects:
             limit = getattr(dialect, "claim_max", _OFF_PATH)
             if isinstance(dialect, TableDialect) and order in owners:
                 limit = _ON_PATH
-            limits.append((order < self._own, limit, -order))
+            limits.append((order < self._own_count, limit, -order))
         return sorted(limits, reverse=True)
 
     def _owners(self, path: str) -> tuple[int, ...]:

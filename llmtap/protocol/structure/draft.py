@@ -32,14 +32,14 @@ def draft_table(structure: Structure, name: str, source: str, *, text: bool = Tr
     notes = {}
     for place in structure.outputs():
         texts = next(iter(place.texts.values()))
-        sample = f", the first {_value(texts[0][:_SAMPLE_CHARS])}" if text else ""
+        sample = f", the first {_toml_value(texts[0][:_SAMPLE_CHARS])}" if text else ""
         notes[output_path(place, structure)] = f"check: {place.count:,} texts{sample}"
-    return "\n".join(_lines(table, notes))
+    return "\n".join(_draft_lines(table, notes))
 
 
-def _lines(table: DialectTable, notes: Mapping[str, str]) -> Iterator[str]:
+def _draft_lines(table: DialectTable, notes: Mapping[str, str]) -> Iterator[str]:
     raw: dict[str, Any] = msgspec.to_builtins(table)
-    place = f"dialects.{table.name if _BARE_KEY.issuperset(table.name) else _value(table.name)}"
+    place = f"dialects.{table.name if _BARE_KEY.issuperset(table.name) else _toml_value(table.name)}"
     yield f"[{place}]"
     for key, value in raw.items():
         if key in ("name", "rules", "events", "counts"):
@@ -48,7 +48,7 @@ def _lines(table: DialectTable, notes: Mapping[str, str]) -> Iterator[str]:
             "source": "check: the page that documents the format",
             "end": f"check: {_END_NOTES[table.end]}",
         }
-        yield _line(key, value, note.get(key, ""))
+        yield _toml_line(key, value, note.get(key, ""))
     if "paths" not in raw:
         yield '# paths = "/v1/generate"  # check: end of the request path, if other paths have other formats'
     for rule in raw.get("rules", ()):
@@ -56,31 +56,31 @@ def _lines(table: DialectTable, notes: Mapping[str, str]) -> Iterator[str]:
         for key, value in rule.items():
             if key in _OUTPUTS:
                 yield from (f"# {notes[path]}" for path in listed(value) if path in notes)
-            yield _line(key, value)
+            yield _toml_line(key, value)
     for key, table_of in (
         ("events", "check: events without output and usage"),
         ("counts", "check: in the object of usage"),
     ):
         if raw.get(key):
             yield from ("", f"[{place}.{key}]  # {table_of}")
-            yield from (_line(name, value) for name, value in raw[key].items())
+            yield from (_toml_line(name, value) for name, value in raw[key].items())
 
 
-def _line(key: str, value: Any, note: str = "") -> str:
-    return f"{key} = {_value(value)}" + (f"  # {note}" if note else "")
+def _toml_line(key: str, value: Any, note: str = "") -> str:
+    return f"{key} = {_toml_value(value)}" + (f"  # {note}" if note else "")
 
 
-def _value(value: Any) -> str:
+def _toml_value(value: Any) -> str:
     """Return a value in TOML; a list of one text is the text."""
     if isinstance(value, list | tuple):
-        return _value(value[0]) if len(value) == 1 else "[" + ", ".join(map(_value, value)) + "]"
+        return _toml_value(value[0]) if len(value) == 1 else "[" + ", ".join(map(_toml_value, value)) + "]"
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + " }"
+        return "{ " + ", ".join(f"{_toml_key(k)} = {_toml_value(v)}" for k, v in value.items()) + " }"
     if isinstance(value, str):
         # A JSON string is a TOML string, except for the character DEL.
         return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
     return msgspec.json.encode(value).decode()
 
 
-def _key(key: str) -> str:
-    return key if key and _BARE_KEY.issuperset(key) else _value(key)
+def _toml_key(key: str) -> str:
+    return key if key and _BARE_KEY.issuperset(key) else _toml_value(key)

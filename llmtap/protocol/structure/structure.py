@@ -161,12 +161,12 @@ class Structure:
         holders = {place.path[:-1] for place in self.places.values() if place.holds_output}
         for place in self.places.values():
             if place.texts and place.holds_output is None:
-                _judge(place, counted=counted, beside_output=place.path[:-1] in holders)
+                _judge_place(place, counted=counted, beside_output=place.path[:-1] in holders)
                 place.holds_output = place.points >= ENOUGH and not self.filtered.issuperset(place.numbers)
         self._add_flagged()
         out: list[Place] = []
         for place in sorted((p for p in self.places.values() if p.holds_output), key=lambda p: -p.points):
-            place.holds_output = not _repeats(place, out)
+            place.holds_output = not _repeats_better(place, out)
             if place.holds_output:
                 out.append(place)
         return out
@@ -265,7 +265,7 @@ def value_of(data: bytes) -> Any:
     return value
 
 
-def _judge(place: Place, *, counted: bool, beside_output: bool) -> None:
+def _judge_place(place: Place, *, counted: bool, beside_output: bool) -> None:
     """Set the points of a place that has texts, its reasons and class, and whether the texts are
     cumulative."""
     own = names.words(place.path[-1]) if place.path and place.path[-1] != EACH else ()
@@ -374,7 +374,7 @@ def _class_of(name_words: list[tuple[str, ...]], *, flagged: bool) -> EventClass
     return EventClass.CONTENT
 
 
-def _repeats(place: Place, accepted: Sequence[Place]) -> bool:
+def _repeats_better(place: Place, accepted: Sequence[Place]) -> bool:
     """Return whether the texts of a place repeat those of a place with more points."""
     for other in accepted:
         if other.numbers == place.numbers and other.texts == place.texts:

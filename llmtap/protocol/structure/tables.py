@@ -88,7 +88,7 @@ def make_table(
     if quiet:
         events["metadata"] = tuple(quiet)
     rules = tuple(
-        _rules(drafts, [] if usage is None else [p for paths in usage.counts.values() for p in paths])
+        _rules_of(drafts, [] if usage is None else [p for paths in usage.counts.values() for p in paths])
     )
     try:
         return DialectTable(
@@ -241,7 +241,7 @@ def _end_of(
     return "finish_reason" if any(rule.finish_reason for rule in rules) else "none"
 
 
-def _rules(
+def _rules_of(
     drafts: dict[tuple[str | None, tuple[Mark, ...]], _Draft], names_of_counts: list[str]
 ) -> Iterator[Rule]:
     """Yield the rules, those with more conditions first. Events of several names with the same reading have
@@ -254,7 +254,7 @@ def _rules(
         else:
             merged.setdefault(repr(draft), ([], draft))[0].append(name)
     for events, draft in sorted(merged.values(), key=lambda m: -len(m[1].where)):
-        yield _rule(draft, event=tuple(sorted(events)))
+        yield _rule_of(draft, event=tuple(sorted(events)))
     for draft in sorted(unnamed, key=lambda d: -len(d.where)):
         outputs = [*draft.content, *draft.reasoning, *draft.tool_call, *draft.call]
         known: set[str] = set()
@@ -264,13 +264,13 @@ def _rules(
         others = [path for path in (*rest.usage, *rest.finish_reason, *rest.done) if path != "."]
         others += names_of_counts if "." in rest.usage else []
         for reading, paths in ((draft, outputs), (rest, others)):
-            for top in dict.fromkeys(map(_top, paths)):
+            for top in dict.fromkeys(map(_top_member, paths)):
                 if any(top in members and known.isdisjoint(members) for members in draft.members):
                     known.add(top)
-                    yield _rule(reading, has=top)
+                    yield _rule_of(reading, has=top)
 
 
-def _rule(draft: _Draft, *, event: tuple[str, ...] = (), has: str = "") -> Rule:
+def _rule_of(draft: _Draft, *, event: tuple[str, ...] = (), has: str = "") -> Rule:
     return Rule(
         event=event,
         has=has or (),
@@ -288,7 +288,7 @@ def _rule(draft: _Draft, *, event: tuple[str, ...] = (), has: str = "") -> Rule:
     )
 
 
-def _top(path: str) -> str:
+def _top_member(path: str) -> str:
     """Return the member at the top that a path begins with; "" for a list."""
     return path.partition(".")[0].partition("[")[0]
 

@@ -46,7 +46,7 @@ def look(texts: Sequence[str]) -> Sequel:
     n = len(texts)
     no_text = sum(_is_no_text(text) for text in texts)
     cumulative = _is_cumulative(texts)
-    joins = [_joins(a, b) for a, b in pairwise(texts)]
+    joins = [_continuation(a, b) for a, b in pairwise(texts)]
     good, bad = joins.count(1), joins.count(-1)
     pairs = len(joins)
     of_words = sum(" " in text.strip() for text in texts)
@@ -77,7 +77,7 @@ def _is_cumulative(texts: Sequence[str]) -> bool:
     return grows >= 2 or (grows == 1 and len(texts) == 2 and len(texts[0]) > 3)
 
 
-def _joins(a: str, b: str) -> int:
+def _continuation(a: str, b: str) -> int:
     """Return 1 if `b` continues `a` as within one text, -1 if a separator is missing, 0 if unknown."""
     last, first = a[-1], b[0]
     if last.isspace() or first.isspace():

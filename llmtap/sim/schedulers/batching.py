@@ -23,7 +23,7 @@ class BatchFormer:
     def __init__(self, requests: Requests, model: LatencyModel, readings: ModelOptions) -> None:
         self._requests = requests
         self._model = model
-        self._whole = readings.length == "prompt+output"
+        self._counts_output = readings.length == "prompt+output"
         self._kv_tokens = readings.safe_gb / readings.kv_gb_per_token
         self._checked = readings.memory_check == "hard"
         self._steps_ns = [0.0] + [model.step_ns(b) for b in range(1, readings.b_max + 1)]
@@ -40,7 +40,9 @@ class BatchFormer:
                 queue.appendleft(last)
         size = len(members)
         length = max(
-            [inputs[r] + outputs[r] for r in members] if self._whole else [outputs[r] for r in members]
+            [inputs[r] + outputs[r] for r in members]
+            if self._counts_output
+            else [outputs[r] for r in members]
         )
         step_ns = self._steps_ns[size] if size < len(self._steps_ns) else self._model.step_ns(size)
         first_ns = round(self._model.alpha_ns)
@@ -132,14 +134,14 @@ class Bins:
     def __init__(self, edges: Sequence[int], *, below: str = "last") -> None:
         assert edges and list(edges) == sorted(edges), edges
         self.edges = list(edges)
-        self._below = len(edges) - 1 if below == "last" else 0
+        self._bin_below = len(edges) - 1 if below == "last" else 0
 
     def __len__(self) -> int:
         return len(self.edges)
 
     def find(self, length: int) -> int:
         index = bisect_right(self.edges, length) - 1
-        return index if index >= 0 else self._below
+        return index if index >= 0 else self._bin_below
 
     @property
     def spans(self) -> list[tuple[int, int | None]]:
@@ -183,7 +185,7 @@ class _WholeBatches:
     ) -> None:
         self._requests = requests
         self._queues: list[deque[int]] = [deque() for _ in range(queues)]
-        self._former = BatchFormer(requests, model, readings)
+        self._batch_former = BatchFormer(requests, model, readings)
 
     def arrived(self, now_ns: int, request: int) -> None:
         self._queue_of(request).append(request)
@@ -210,17 +212,17 @@ class StaticFifo(_WholeBatches):
     def __init__(self, requests: Requests, model: LatencyModel, readings: ModelOptions) -> None:
         super().__init__(requests, model, readings)
         self._size = readings.static_batch
-        self._waits = readings.partial == "wait"
+        self._waits_for_full = readings.partial == "wait"
 
     def closed(self, now_ns: int) -> None:
         """Allow a last batch that is not full."""
-        self._waits = False
+        self._waits_for_full = False
 
     def form(self, now_ns: int) -> Batch | None:
         waiting = len(self._queues[0])
-        if not waiting or (self._waits and waiting < self._size):
+        if not waiting or (self._waits_for_full and waiting < self._size):
             return None
-        return self._former.take(self._queues[0], self._size)
+        return self._batch_former.take(self._queues[0], self._size)
 
 
 class DynamicNoBins(_WholeBatches):
@@ -245,7 +247,7 @@ class DynamicNoBins(_WholeBatches):
         if number is None:
             return None
         count = min(self._candidates, self._sizes[number].next(), self.limits[number])
-        return self._former.take(self._queues[number], count, number)
+        return self._batch_former.take(self._queues[number], count, number)
 
     def done(self, now_ns: int, work: Batch) -> EngineOutput:
         members, size = work.members, len(work.members)

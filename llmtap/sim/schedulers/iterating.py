@@ -62,10 +62,10 @@ class ChunkedPrefill(ContinuousBatching):
         room = self._serving.chunk - len(decode)
         pieces: list[tuple[int, int]] = []
         # Continue the prompt that was begun. `rest` is 0 if the request has left, or was preempted by `grow`.
-        if self._begun is not None and (rest := roster.rest(self._begun)) and room > 0:
+        if self._begun is not None and (rest := roster.prompt_tokens_left(self._begun)) and room > 0:
             pieces.append((self._begun, min(rest, room)))
             room -= rest
-        while room > 0 and (one := roster.seat()) is not None:
+        while room > 0 and (one := roster.admit_next()) is not None:
             request, rest = one
             pieces.append((request, min(rest, room)))
             room -= rest
@@ -85,9 +85,9 @@ class DecodePrepone(ContinuousBatching):
 
     def __init__(self, requests: Requests, setup: ServingSetup) -> None:
         super().__init__(requests, setup)
-        self._ahead = setup.serving.prepone
+        self._tokens_ahead = setup.serving.prepone
         self._prompts: list[tuple[int, int]] = []
-        self._made = 0
+        self._made_tokens = 0
         self._whole_ns = self._next_ns = 0
         """`_whole_ns`: time at which the prompts will be complete; `_next_ns`: time of the
         next token after it."""
@@ -100,18 +100,18 @@ class DecodePrepone(ContinuousBatching):
     def form(self, now_ns: int) -> Iteration | None:
         roster = self._roster
         roster.begin(now_ns)
-        if not all(roster.rest(request) for request, _ in self._prompts):
+        if not all(roster.prompt_tokens_left(request) for request, _ in self._prompts):
             # A request of the planned prefill has left, or was given up as late: plan the prefill again.
-            roster.unseat([request for request, _ in self._prompts if roster.rest(request)])
+            roster.put_back([request for request, _ in self._prompts if roster.prompt_tokens_left(request)])
             self._prompts = []
         if not self._prompts:
-            self._made = 0
-            self._prompts = roster.prompts(self._serving.tokens_max, steps=self._ahead)
+            self._made_tokens = 0
+            self._prompts = roster.prompts(self._serving.tokens_max, steps=self._tokens_ahead)
             if self._prompts:
-                whole_ns, next_ns = roster.forecast(self._ahead, self._prompts)
+                whole_ns, next_ns = roster.forecast(self._tokens_ahead, self._prompts)
                 self._whole_ns, self._next_ns = now_ns + whole_ns, now_ns + next_ns
                 self._from_ns = {r: self._left_ns.get(r, self._all_left_ns) for r in roster.running}
-        if self._prompts and (self._made >= self._ahead or not roster.running):
+        if self._prompts and (self._made_tokens >= self._tokens_ahead or not roster.running):
             prompts, self._prompts = self._prompts, []
             return roster.iteration(prompts)
         return roster.iteration((), roster.grow())
@@ -134,11 +134,11 @@ class DecodePrepone(ContinuousBatching):
 
     def _spread(self, now_ns: int, requests: Sequence[int]) -> dict[int, int]:
         """Return the departure times of the tokens that were just made ahead."""
-        self._made += 1
-        gaps, due_ns = self._ahead + 1, {}
+        self._made_tokens += 1
+        gaps, due_ns = self._tokens_ahead + 1, {}
         for request in requests:
             from_ns = self._from_ns.get(request, now_ns)
-            even_ns = from_ns + (self._next_ns - from_ns) * self._made // gaps
+            even_ns = from_ns + (self._next_ns - from_ns) * self._made_tokens // gaps
             due_ns[request] = max(now_ns, from_ns, min(even_ns, self._whole_ns))
         return due_ns
 

@@ -39,7 +39,7 @@ class SchedulerKind(NamedTuple):
     reads: frozenset[str] = ALL_OPTIONS
 
 
-def _batches(
+def _batch_kind(
     scheduler: type[StaticFifo] | type[DynamicNoBins] | type[MultiBinDynamic], reads: frozenset[str]
 ) -> SchedulerKind:
     return SchedulerKind(
@@ -47,27 +47,27 @@ def _batches(
     )
 
 
-def _iterations(scheduler: Callable[[Requests, ServingSetup], Iterating], *own: str) -> SchedulerKind:
+def _iteration_kind(scheduler: Callable[[Requests, ServingSetup], Iterating], *own: str) -> SchedulerKind:
     return SchedulerKind(scheduler, iterates=True, reads=_ITERATIONS | set(own))
 
 
 SCHEDULERS: Final[dict[str, SchedulerKind]] = {
-    "static_fifo": _batches(StaticFifo, _BATCHES | {"static_batch", "partial"}),
-    "dynamic_no_bins": _batches(DynamicNoBins, _DYNAMIC),
-    "multi_bin_dynamic": _batches(MultiBinDynamic, _DYNAMIC | {
+    "static_fifo": _batch_kind(StaticFifo, _BATCHES | {"static_batch", "partial"}),
+    "dynamic_no_bins": _batch_kind(DynamicNoBins, _DYNAMIC),
+    "multi_bin_dynamic": _batch_kind(MultiBinDynamic, _DYNAMIC | {
         "bins", "bin_edges", "edges", "below_first", "bin_choice", "bin_limit", "controller_limit",
         "controllers", "predictor",
     }),
-    "continuous_batching": _iterations(iterating.ContinuousBatching, "tokens_max"),
-    "chunked_prefill": _iterations(iterating.ChunkedPrefill, "chunk"),
-    "decode_prepone": _iterations(iterating.DecodePrepone, "tokens_max", "prepone"),
-    "output_delay": _iterations(
+    "continuous_batching": _iteration_kind(iterating.ContinuousBatching, "tokens_max"),
+    "chunked_prefill": _iteration_kind(iterating.ChunkedPrefill, "chunk"),
+    "decode_prepone": _iteration_kind(iterating.DecodePrepone, "tokens_max", "prepone"),
+    "output_delay": _iteration_kind(
         lambda requests, setup: iterating.OutputDelay(
             iterating.ContinuousBatching(requests, setup), setup.serving.output_delay
         ), "tokens_max", "output_delay",
     ),
     # The ranks order only requests that wait for the first time; preempted requests come before them.
-    "shortest_predicted_first": _iterations(
+    "shortest_predicted_first": _iteration_kind(
         lambda requests, setup: iterating.ContinuousBatching(requests, setup, requests.predicted),
         "tokens_max", "predictor",
     ),

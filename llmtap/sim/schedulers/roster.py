@@ -118,7 +118,7 @@ class Deadlines:
         self._ttft_ns = ttft_ns
         self._tbt_ns = tbt_ns
         self._next_ns: dict[int, int] = {}
-        self._missed: set[int] = set()
+        self._missed_requests: set[int] = set()
 
     def arrived(self, now_ns: int, request: int) -> None:
         self._next_ns[request] = now_ns + self._ttft_ns
@@ -127,7 +127,7 @@ class Deadlines:
         deadlines, next_ns = self._next_ns, now_ns + self._tbt_ns
         for request in requests:
             if deadlines[request] < now_ns:
-                self._missed.add(request)
+                self._missed_requests.add(request)
             deadlines[request] = next_ns
 
     def delayed(self, due_ns: Mapping[int, int]) -> None:
@@ -138,10 +138,10 @@ class Deadlines:
 
     def forget(self, request: int) -> None:
         del self._next_ns[request]
-        self._missed.discard(request)
+        self._missed_requests.discard(request)
 
     def missed(self, now_ns: int) -> list[int]:
-        missed = self._missed
+        missed = self._missed_requests
         return [r for r, next_ns in self._next_ns.items() if next_ns < now_ns or r in missed]
 
 
@@ -152,23 +152,23 @@ class Waiting:
         """`ranks`: rank of each request, 0 or more; None: all ranks are equal."""
         self._ranks = ranks
         self._heap: list[tuple[int, int]] = []
-        self._here: set[int] = set()
+        self._waiting_requests: set[int] = set()
         """Requests that wait. A removed request stays in the heap until it would be the next one."""
 
     def __len__(self) -> int:
-        return len(self._here)
+        return len(self._waiting_requests)
 
     def __contains__(self, request: int) -> bool:
-        return request in self._here
+        return request in self._waiting_requests
 
     def add(self, request: int, *, again: bool = False) -> None:
         rank = -1 if again else self._ranks[request] if self._ranks is not None else 0
         heappush(self._heap, (rank, request))
-        self._here.add(request)
+        self._waiting_requests.add(request)
 
     def remove(self, request: int) -> None:
-        self._here.remove(request)
-        heap, here = self._heap, self._here
+        self._waiting_requests.remove(request)
+        heap, here = self._heap, self._waiting_requests
         while heap and heap[0][1] not in here:
             heappop(heap)
 
@@ -207,9 +207,9 @@ class Roster:
         """Decoding requests, in the order in which they began. The list is replaced, never changed."""
         self._waiting = Waiting(ranks)
         self._seats: dict[int, _Seat] = {}
-        self._made: dict[int, int] = {}
+        self._made_tokens: dict[int, int] = {}
         self._preempted: set[int] = set()
-        self._swapped: set[int] = set()
+        self._swapped_requests: set[int] = set()
         self._swap_ns = 0
         """Time spent on swapping since the last iteration was composed, in ns."""
         self._step = 0
@@ -252,33 +252,33 @@ class Roster:
             for late in self._deadlines.missed(now_ns):
                 self._given_up[late] = GivenUp.LATE
                 self.left(now_ns, late)
-        while self._swapped:
+        while self._swapped_requests:
             request = self._waiting.head()
-            if request is None or request not in self._swapped:
+            if request is None or request not in self._swapped_requests:
                 return
-            names, made = self._names(request), self._made[request]
+            names, made = self._names(request), self._made_tokens[request]
             tokens = self._prompt(request) + made - 1
             # Require room for the next token as well: otherwise the request would be swapped out again at
             # once.
             if not self._room(tokens + 1, names, 1):
                 return
             seat = self._seat(request, tokens, names)
-            self._swapped.remove(request)
+            self._swapped_requests.remove(request)
             self._swap_ns += seat.rest * self._swap_token_ns
-            del self._made[request]
+            del self._made_tokens[request]
             self._join(request, seat, made)
 
-    def seat(self, limit: int | None = None, *, steps: int = 1) -> tuple[int, int] | None:
+    def admit_next(self, limit: int | None = None, *, steps: int = 1) -> tuple[int, int] | None:
         """Admit the next waiting request. Return its number and the number of tokens to process.
 
         Return None if no request waits, if it does not fit, or if it has more than `limit` tokens. Room for
         this number of `steps` is reserved for running requests.
         """
         request = self._waiting.head()
-        if request is None or request in self._swapped:
+        if request is None or request in self._swapped_requests:
             return None
         names = self._names(request)
-        tokens = self._prompt(request) + self._made.get(request, 0)
+        tokens = self._prompt(request) + self._made_tokens.get(request, 0)
         if limit is not None and max(1, tokens - self._cached_tokens(names)) > limit:
             return None
         if not self._room(tokens, names, steps):
@@ -294,12 +294,12 @@ class Roster:
         """Admit whole prompts with at most `tokens_max` tokens in total; a single prompt may have more."""
         taken: list[tuple[int, int]] = []
         limit: int | None = None
-        while (one := self.seat(limit, steps=steps)) is not None:
+        while (one := self.admit_next(limit, steps=steps)) is not None:
             taken.append(one)
             limit = (tokens_max if limit is None else limit) - one[1]
         return taken
 
-    def rest(self, request: int) -> int:
+    def prompt_tokens_left(self, request: int) -> int:
         seat = self._seats.get(request)
         return 0 if seat is None else seat.rest
 
@@ -353,12 +353,12 @@ class Roster:
         total_ns += duration_ns(sum([n for _, n in prefill]), 0) + self._attending_ns(prefill)
         whole_ns = total_ns
         for request, _ in prefill:
-            if self._made.get(request, 0) + 1 < self._requests.output[request]:
+            if self._made_tokens.get(request, 0) + 1 < self._requests.output[request]:
                 size += 1
                 context += self._seats[request].tokens
         return whole_ns, whole_ns + duration_ns(0, size, context)
 
-    def unseat(self, requests: Sequence[int]) -> None:
+    def put_back(self, requests: Sequence[int]) -> None:
         for request in requests:
             seat = self._seats.pop(request)
             # Do not cache the blocks of these requests: a block may build on a block of another of them,
@@ -414,7 +414,7 @@ class Roster:
             seat.rest -= tokens
             if seat.rest:
                 continue
-            made = self._made.pop(request, 0)
+            made = self._made_tokens.pop(request, 0)
             if not made:
                 self.state.prefix_hits += seat.cached
                 if cached is not None:
@@ -504,16 +504,16 @@ class Roster:
             self.running = [request for request in self.running if request in self._seats]
 
     def _preempt(self, request: int) -> None:
-        seat, state, made = self._seats[request], self.state, self._made.get(request, 0)
+        seat, state, made = self._seats[request], self.state, self._made_tokens.get(request, 0)
         tokens = seat.tokens - seat.rest
         if seat.until:
             tokens = self._held(seat, self._step)
             made = self._requests.output[request] - (seat.until - self._step)
         self._unseat([request])
         self._waiting.add(request, again=True)
-        self._made[request] = made
+        self._made_tokens[request] = made
         if seat.until and self._swaps:
-            self._swapped.add(request)
+            self._swapped_requests.add(request)
             self._swap_ns += tokens * self._swap_token_ns
             state.swapped_tokens += tokens
         else:
@@ -525,8 +525,8 @@ class Roster:
         self._preempted.add(request)
 
     def _over(self, request: int) -> None:
-        self._made.pop(request, None)
-        self._swapped.discard(request)
+        self._made_tokens.pop(request, None)
+        self._swapped_requests.discard(request)
         self._preempted.discard(request)
         if self._deadlines is not None:
             self._deadlines.forget(request)

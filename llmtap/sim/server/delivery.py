@@ -69,10 +69,10 @@ class Delivery:
         self._holds = [max(1, one.tokens if g.output_hold == "all" else g.output_hold) for one in texts]
         self._filter_ns = g.output_filter
         self._size = p.tokens_per_chunk
-        self._made = [0] * len(texts)
-        self._begun = [0] * len(texts)
+        self._made_tokens = [0] * len(texts)
+        self._chunked_tokens = [0] * len(texts)
         """Number of tokens of each choice that were put into chunks."""
-        self._over = [False] * len(texts)
+        self._ended_choices = [False] * len(texts)
         self._open = len(texts)
         """Number of choices that have not ended."""
         self._fault = fault
@@ -84,7 +84,7 @@ class Delivery:
         self._batch: list[Chunk] = []
         self._leave_ns = NEVER
         """Time at which the collected chunks are sent, unless the answer ends before."""
-        self._ready: deque[Write] = deque()
+        self._ready_writes: deque[Write] = deque()
         self._every_ns = p.keepalive
         self._spoke_ns = self._slow_ns if fault == "slow" else begin_ns
         self.closed = False
@@ -97,15 +97,15 @@ class Delivery:
 
     def made(self, choice: int, at_ns: int) -> None:
         """Record that the next token of a choice was made. Times must not decrease, also across choices."""
-        if self._over[choice] or self.closed:
+        if self._ended_choices[choice] or self.closed:
             return
-        n = self._made[choice] = self._made[choice] + 1
+        n = self._made_tokens[choice] = self._made_tokens[choice] + 1
         one, hold = self._texts[choice], self._holds[choice]
         last = n == one.tokens
         if n % hold and not last:
             return
         due_ns = at_ns + self._filter_ns
-        begun, size = self._begun[choice], self._size
+        begun, size = self._chunked_tokens[choice], self._size
         if one.block_after is not None and n > one.block_after:
             # The filter blocks the answer: discard the tokens that it holds, and write those before them.
             shown = one.block_after // hold * hold
@@ -122,11 +122,11 @@ class Delivery:
         if last and begun < n:
             chunk(Chunk(due_ns, choice, begun, n, ends))
             begun = n
-        self._begun[choice] = begun
+        self._chunked_tokens[choice] = begun
 
     def over(self, choice: int, at_ns: int) -> None:
         """End a choice after its last token."""
-        if self._over[choice] or self.closed:
+        if self._ended_choices[choice] or self.closed:
             return
         tokens = self._texts[choice].tokens
         self._chunk(Chunk(at_ns + self._filter_ns, choice, tokens, tokens, True))
@@ -138,13 +138,13 @@ class Delivery:
             return
         if self._batch:
             at_ns = max(at_ns, self._batch[-1].due_ns)
-        elif self._ready:
-            at_ns = max(at_ns, self._ready[-1].due_ns)
-        self._collect(Chunk(at_ns, 0, self._begun[0], self._begun[0], False, True))
+        elif self._ready_writes:
+            at_ns = max(at_ns, self._ready_writes[-1].due_ns)
+        self._collect(Chunk(at_ns, 0, self._chunked_tokens[0], self._chunked_tokens[0], False, True))
 
     def take(self, now_ns: int) -> Write | None:
         """Return the next write, if it is due. All tokens made until `now_ns` must have been reported."""
-        ready, every_ns = self._ready, self._every_ns
+        ready, every_ns = self._ready_writes, self._every_ns
         if not ready and self._batch and self._leave_ns <= now_ns:
             self._let_go()
         if ready:
@@ -163,7 +163,7 @@ class Delivery:
 
     def next_ns(self) -> int:
         """Return the time of the next `take`, if no token is made before."""
-        due_ns = self._ready[0].due_ns if self._ready else self._leave_ns
+        due_ns = self._ready_writes[0].due_ns if self._ready_writes else self._leave_ns
         if self._every_ns and not self.ended:
             return min(due_ns, self._spoke_ns + self._every_ns)
         return due_ns
@@ -195,7 +195,7 @@ class Delivery:
             self._leave_ns = chunk.due_ns + self._window_ns
         batch.append(chunk)
         if chunk.final:
-            self._over[chunk.choice] = True
+            self._ended_choices[chunk.choice] = True
             self._open -= 1
         if chunk.breaks or not self._open:
             self._leave_ns = chunk.due_ns  # The end of an answer flushes the buffer.
@@ -203,7 +203,7 @@ class Delivery:
             self.closed = True
 
     def _let_go(self) -> None:
-        self._ready.append(Write(self._leave_ns, tuple(self._batch)))
+        self._ready_writes.append(Write(self._leave_ns, tuple(self._batch)))
         self._batch.clear()
         self._leave_ns = NEVER
 
@@ -215,8 +215,8 @@ def fixed_schedule(options: SimOptions, chance: random.Random) -> Iterator[int]:
     lateness does not accumulate. `chance`: random generator of this answer alone, so that answers do not
     depend on each other.
     """
-    ttft_ns = round(options.ttft * _vary(options.spread, chance))
-    itl_ns = round(options.itl * _vary(options.spread, chance))
+    ttft_ns = round(options.ttft * _random_factor(options.spread, chance))
+    itl_ns = round(options.itl * _random_factor(options.spread, chance))
     sigma = options.pacing.jitter
     if not sigma:
         return count(ttft_ns, itl_ns)
@@ -227,7 +227,7 @@ def fixed_schedule(options: SimOptions, chance: random.Random) -> Iterator[int]:
     return accumulate(chain((ttft_ns,), gaps))
 
 
-def _vary(spread: float, chance: random.Random) -> float:
+def _random_factor(spread: float, chance: random.Random) -> float:
     return 1 + chance.uniform(-spread, spread)
 
 
@@ -271,7 +271,7 @@ class PlannedSource:
         self._begin_ns = begin_ns + wait_ns
         self._wait_ns = wait_ns
         self._times = [times for times, _ in plans]
-        self._left = [tokens for _, tokens in plans]
+        self._tokens_left = [tokens for _, tokens in plans]
         self._heads = [(self._begin_ns + next(times), i) for i, (times, tokens) in enumerate(plans) if tokens]
         """A heap with the time of the next token of each choice that has one."""
         heapify(self._heads)
@@ -283,8 +283,8 @@ class PlannedSource:
             at_ns, choice = heads[0]
             self._made_ns[choice].append(at_ns - self._wait_ns)
             delivery.made(choice, at_ns)
-            self._left[choice] -= 1
-            if self._left[choice]:
+            self._tokens_left[choice] -= 1
+            if self._tokens_left[choice]:
                 heapreplace(heads, (self._begin_ns + next(self._times[choice]), choice))
             else:
                 heappop(heads)
@@ -300,12 +300,12 @@ class EngineSource:
     next_ns = NEVER
 
     def __init__(self, live: LiveEngine, delivery: Delivery, made_ns: Sequence[list[int]]) -> None:
-        self._live = live
+        self._engine = live
         self._delivery = delivery
         self._made_ns = made_ns
         self.tickets: Sequence[Ticket] = ()
         self.given_up = False
-        self.on_news: Callable[[], None] = _nobody
+        self.on_news: Callable[[], None] = _do_nothing
 
     @property
     def cached_tokens(self) -> int | None:
@@ -316,14 +316,14 @@ class EngineSource:
 
     def submit(self, now_ns: int, arrival_ns: int) -> None:
         """Submit the answer to the engine, at once or after the input filter."""
-        self._live.submit(now_ns, arrival_ns, self.tickets)
+        self._engine.submit(now_ns, arrival_ns, self.tickets)
 
     def advance(self, now_ns: int) -> None:
-        self._live.advance(now_ns)
+        self._engine.advance(now_ns)
 
     def close(self, now_ns: int) -> None:
-        self._live.leave(now_ns, self.tickets)
-        self.on_news = _nobody
+        self._engine.leave(now_ns, self.tickets)
+        self.on_news = _do_nothing
 
     def token(self, choice: int, at_ns: int) -> None:
         self._made_ns[choice].append(at_ns)
@@ -340,5 +340,5 @@ class EngineSource:
         self.on_news()
 
 
-def _nobody() -> None:
+def _do_nothing() -> None:
     """Default for `on_news`: do nothing."""

@@ -102,7 +102,7 @@ class _Pipe:
     def __init__(self) -> None:
         self._messages: deque[bytes] = deque()
         self._bytes = 0
-        self._news = asyncio.Event()
+        self._news_event = asyncio.Event()
         self._ended = False
 
     # Methods of a transport, which the sender calls.
@@ -125,7 +125,7 @@ class _Pipe:
             self._messages.append(data[at + PREFIX.size : end])
             at = end
         self._bytes += len(data)
-        self._news.set()
+        self._news_event.set()
 
     def close(self) -> None:
         """Do nothing: `_stream` ends the call with a status."""
@@ -138,15 +138,15 @@ class _Pipe:
     def end(self, done: "asyncio.Future[None]") -> None:
         """Record that no more messages will be written."""
         self._ended = True
-        self._news.set()
+        self._news_event.set()
 
     async def next(self) -> bytes | None:
         """Return the next message; None at the end."""
         while not self._messages:
             if self._ended:
                 return None
-            self._news.clear()
-            await self._news.wait()
+            self._news_event.clear()
+            await self._news_event.wait()
         message = self._messages.popleft()
         self._bytes = self._bytes - len(message) - PREFIX.size if self._messages else 0
         return message
@@ -213,7 +213,7 @@ class GrpcService:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(exc))
             return
         try:
-            if (status := job.door) is not None:
+            if (status := job.rejection_status) is not None:
                 if status == 400:
                     await reception.filtered(job)
                 await self._turn_away(job, status, context)
@@ -226,7 +226,7 @@ class GrpcService:
         pipe = _Pipe()
         sender = self._reception.sender(job)
         try:
-            if not await self._reception.begins(job, sender):
+            if not await self._reception.wait_to_begin(job, sender):
                 await self._turn_away(job, 503, context)
             await context.send_initial_metadata(((REQUEST_ID, job.truth.id),))
             sender.done.add_done_callback(pipe.end)

@@ -78,14 +78,14 @@ class ServedRequests:
         self.predicted: dict[int, int] = {}
         self.blocks: dict[int, tuple[int, ...]] = {}
         self.block_tokens = block_tokens
-        self._next = 0
+        self._next_number = 0
 
     def __len__(self) -> int:
         return len(self.arrival_ns)
 
     def add(self, ticket: Ticket) -> None:
-        number = ticket.number = self._next
-        self._next += 1
+        number = ticket.number = self._next_number
+        self._next_number += 1
         self.arrival_ns[number] = ticket.arrival_ns
         self.input[number] = ticket.input
         self.output[number] = ticket.output
@@ -109,30 +109,30 @@ class LiveEngine:
         block_tokens: int = 0,
     ) -> None:
         """`block_tokens`: tokens in the blocks of tickets; 0: no prefix cache."""
-        self._served = ServedRequests(block_tokens)
+        self._served_requests = ServedRequests(block_tokens)
         # The cast is correct: schedulers only index the columns, and dicts can be indexed as well.
-        self._scheduler = build(cast(Requests, self._served))
+        self._scheduler = build(cast(Requests, self._served_requests))
         self._engine = Engine(self._scheduler, servers)
         self._alarm = alarm
         self._predict = PREDICTORS[predictor]
         self._seed = seed
         self._shares = block_tokens > 0
         self._order = count()
-        self._began = 0
+        self._begin_ns = 0
         self._arrivals: list[tuple[int, int, Ticket]] = []
         """Requests that have not arrived at the engine yet, since the input filter holds them."""
         self._runs: list[tuple[int, int, EngineRun]] = []
-        self._leaving: list[tuple[int, int, Callable[[], None]]] = []
+        self._later_calls: list[tuple[int, int, Callable[[], None]]] = []
         """Functions to call when tokens and ends leave later, with their times."""
         self._open: dict[int, Ticket] = {}
-        self._gone: dict[int, list[int]] = {}
+        self._ended_requests: dict[int, list[int]] = {}
         """Ended requests to remove at the end of a run (key), because the run may refer
         to them until then."""
         self.next_ns = NEVER
         """Time of the next event, unless a request arrives before."""
 
     def __len__(self) -> int:
-        return len(self._served)
+        return len(self._served_requests)
 
     def state(self) -> IterationState:
         """Return the scheduler's state. Schedulers of whole batches have none: return the driver's counts."""
@@ -165,7 +165,7 @@ class LiveEngine:
                 self._arrivals = [entry for entry in self._arrivals if entry[2] is not ticket]
                 heapify(self._arrivals)
             elif self._open.pop(ticket.number, None) is not None:
-                self._note(now_ns, self._engine.leave(now_ns, ticket.number))
+                self._note_step(now_ns, self._engine.leave(now_ns, ticket.number))
                 self._forget_later(ticket.number)
         self._look_ahead()
 
@@ -174,22 +174,22 @@ class LiveEngine:
         if now_ns < self.next_ns:
             return
         while True:
-            leaves_ns = self._leaving[0][0] if self._leaving else NEVER
+            leaves_ns = self._later_calls[0][0] if self._later_calls else NEVER
             arrives_ns = self._arrivals[0][0] if self._arrivals else NEVER
             ends_ns = self._runs[0][0] if self._runs else NEVER
             if leaves_ns <= now_ns and leaves_ns <= arrives_ns and leaves_ns <= ends_ns:
-                heappop(self._leaving)[2]()
+                heappop(self._later_calls)[2]()
             elif arrives_ns <= now_ns and arrives_ns <= ends_ns:
                 self._arrive()
             elif ends_ns < now_ns:  # If equal, wait: arrivals at that time come first.
-                self._end()
+                self._finish_run()
             else:
                 break
         self._look_ahead()
 
     def _look_ahead(self) -> None:
         self.next_ns = min(
-            self._leaving[0][0] if self._leaving else NEVER,
+            self._later_calls[0][0] if self._later_calls else NEVER,
             self._arrivals[0][0] if self._arrivals else NEVER,
             self._runs[0][0] + 1 if self._runs else NEVER,
         )
@@ -197,31 +197,31 @@ class LiveEngine:
 
     def _arrive(self) -> None:
         now_ns, _, ticket = heappop(self._arrivals)
-        self._served.add(ticket)
+        self._served_requests.add(ticket)
         number = ticket.number
         arrival_ns, inputs, outputs = (array("q", [n]) for n in (now_ns, ticket.input, ticket.output))
         requests = Requests(arrival_ns, inputs, outputs)
         ticket.predicted = self._predict(requests, Random(f"{self._seed}/{number}"))[0]
-        self._served.predicted[number] = ticket.predicted
+        self._served_requests.predicted[number] = ticket.predicted
         self._open[number] = ticket
-        self._note(now_ns, self._engine.arrive(now_ns, number))
+        self._note_step(now_ns, self._engine.arrive(now_ns, number))
 
-    def _end(self) -> None:
+    def _finish_run(self) -> None:
         end_ns, began, run = heappop(self._runs)
         step = self._engine.done(end_ns, run)
         if not isinstance(run.work, Batch):
-            self._made(end_ns, step)
+            self._report_tokens(end_ns, step)
         for number in step.made.finished:
             ticket = self._open.pop(number, None)
             if ticket is not None and isinstance(run.work, Batch):
                 ticket.over = True
                 if ticket.listener is not None:
                     ticket.listener.over(ticket.choice, end_ns)
-        self._served.forget(step.made.finished)
-        self._served.forget(self._gone.pop(began, ()))
-        self._note(end_ns, step)
+        self._served_requests.forget(step.made.finished)
+        self._served_requests.forget(self._ended_requests.pop(began, ()))
+        self._note_step(end_ns, step)
 
-    def _made(self, now_ns: int, step: Step) -> None:
+    def _report_tokens(self, now_ns: int, step: Step) -> None:
         """Report the tokens of an iteration, now or at their due times."""
         made, open_, shares = step.made, self._open, self._shares
         for i, number in enumerate(made.tokens):
@@ -233,41 +233,41 @@ class LiveEngine:
             due_ns = now_ns if made.due_ns is None else made.due_ns[i]
             ticket.last_ns = due_ns
             if due_ns <= now_ns:
-                self._token(ticket, due_ns)
+                self._send_token(ticket, due_ns)
             else:
-                self._later(due_ns, partial(self._token, ticket, due_ns))
+                self._call_later(due_ns, partial(self._send_token, ticket, due_ns))
 
-    def _note(self, now_ns: int, step: Step) -> None:
+    def _note_step(self, now_ns: int, step: Step) -> None:
         for number in step.given_up:
             ticket = self._open.pop(number, None)
             self._forget_later(number)
             if ticket is not None:
                 # Delay the end until the tokens that were already made have left.
                 at_ns = max(now_ns, ticket.last_ns)
-                self._later(at_ns, partial(self._give_up, ticket, at_ns))
+                self._call_later(at_ns, partial(self._give_up, ticket, at_ns))
         for run in step.started:
-            self._began += 1
-            heappush(self._runs, (run.end_ns, self._began, run))
+            self._begin_ns += 1
+            heappush(self._runs, (run.end_ns, self._begin_ns, run))
             if isinstance(run.work, Batch):
                 for number in run.work.members:
                     ticket = self._open[number]
-                    self._follow(ticket, iter(run.work.token_times(run.start_ns, ticket.output)))
+                    self._schedule_next_token(ticket, iter(run.work.token_times(run.start_ns, ticket.output)))
             elif self._shares:
                 for number, tokens in run.work.prefill:
                     self._open[number].prefilled += tokens
 
-    def _follow(self, ticket: Ticket, times: Iterator[int]) -> None:
+    def _schedule_next_token(self, ticket: Ticket, times: Iterator[int]) -> None:
         """Schedule the next token of a request in a whole batch, in which all times are known."""
         at_ns = next(times, None)
         if at_ns is not None:
-            self._later(at_ns, partial(self._batch_token, ticket, at_ns, times))
+            self._call_later(at_ns, partial(self._batch_token, ticket, at_ns, times))
 
     def _batch_token(self, ticket: Ticket, at_ns: int, times: Iterator[int]) -> None:
         if not ticket.over:
-            self._token(ticket, at_ns)
-            self._follow(ticket, times)
+            self._send_token(ticket, at_ns)
+            self._schedule_next_token(ticket, times)
 
-    def _token(self, ticket: Ticket, at_ns: int) -> None:
+    def _send_token(self, ticket: Ticket, at_ns: int) -> None:
         if ticket.listener is not None:
             ticket.listener.token(ticket.choice, at_ns)
 
@@ -276,15 +276,15 @@ class LiveEngine:
         if ticket.listener is not None:
             ticket.listener.refused(at_ns)
 
-    def _later(self, at_ns: int, act: Callable[[], None]) -> None:
-        heappush(self._leaving, (at_ns, next(self._order), act))
+    def _call_later(self, at_ns: int, act: Callable[[], None]) -> None:
+        heappush(self._later_calls, (at_ns, next(self._order), act))
 
     def _forget_later(self, number: int) -> None:
         """Remove an ended request when the current runs have ended, because they may refer to it."""
         if not self._runs:
-            self._served.forget((number,))
+            self._served_requests.forget((number,))
         else:
-            self._gone.setdefault(max(self._runs)[1], []).append(number)
+            self._ended_requests.setdefault(max(self._runs)[1], []).append(number)
 
 
 def live_of(options: EngineOptions, seed: int, alarm: Callable[[int], None]) -> LiveEngine:

@@ -186,7 +186,7 @@ class OpenAIChatShape(shape.Shape):
         # vLLM sends its end marker even after an error.
         return shape.sse({"error": error}) + (_DONE if self._vllm else b"")
 
-    def whole(self) -> dict[str, Any]:
+    def full_answer(self) -> dict[str, Any]:
         choices = [
             {"index": i, **self._full(choice), "logprobs": None, **self._how(choice)}
             for i, choice in enumerate(self._answer.choices)
@@ -202,19 +202,19 @@ class ExoBenchShape(OpenAIChatShape):
     the first to the last token.
     """
 
-    def whole(self) -> dict[str, Any]:
+    def full_answer(self) -> dict[str, Any]:
         answer = self._answer
         given, made, cached = answer.prompt_tokens, answer.output_tokens, answer.cached_tokens or 0
         stats = {
-            "prompt_tps": _rate(given - cached, answer.prompt_ns),
-            "generation_tps": _rate(made - 1, answer.output_ns),
+            "prompt_tps": _tokens_per_second(given - cached, answer.prompt_ns),
+            "generation_tps": _tokens_per_second(made - 1, answer.output_ns),
             "prompt_tokens": given, "generation_tokens": made,
             "prefix_cache_hit": "none" if not cached else "partial" if cached < given else "exact",
         }  # fmt: skip
-        return {**super().whole(), "generation_stats": stats}
+        return {**super().full_answer(), "generation_stats": stats}
 
 
-def _rate(tokens: int, ns: int) -> float:
+def _tokens_per_second(tokens: int, ns: int) -> float:
     """Return tokens per second; 0 without a duration."""
     return max(tokens, 0) * 1e9 / ns if ns > 0 else 0.0
 
@@ -330,6 +330,6 @@ class OpenAIResponsesShape(shape.Shape):
         error = {"type": "server_error", "code": "server_error", "message": shape.BROKEN, "param": None}
         return self._event("error", error=error)
 
-    def whole(self) -> dict[str, Any]:
+    def full_answer(self) -> dict[str, Any]:
         self._answer.sent[0] = len(self._choice.pieces)
         return self._response(*self._status())

@@ -149,15 +149,15 @@ class Key(NamedTuple):
     meaning: str
 
 
-def _options(kind: type[Struct], table: str = "") -> Iterator[tuple[str, Option]]:
+def _options_of(kind: type[Struct], table: str = "") -> Iterator[tuple[str, Option]]:
     for option in options_of(kind):
         if isinstance(option.default, Struct):
-            yield from _options(option.kind, f"{option.name}.")
+            yield from _options_of(option.kind, f"{option.name}.")
         else:
             yield f"{table}{option.name}", option
 
 
-_OPTIONS: Final = dict(_options(SimOptions))
+_OPTIONS: Final = dict(_options_of(SimOptions))
 """Each option by its key."""
 _BY_HEADER: Final = {
     option.name: (key.rpartition(".")[0], option)
@@ -221,7 +221,8 @@ def load_engine(
     if scheduler == FIXED:
         for option, given in (("--serving", serving), ("--reading", readings), ("--servers", servers != 1)):
             if given:
-                raise ConfigError(option, "belongs to an engine", "choose one with --scheduler")
+                problem = f"has no effect with --scheduler {FIXED}"
+                raise ConfigError(option, problem, "choose another scheduler")
         return None
     if scheduler not in SCHEDULERS:
         known = (FIXED, *SCHEDULERS)
@@ -230,7 +231,7 @@ def load_engine(
         if key.rpartition(".")[2] in _SCHEDULE:
             raise ConfigError(
                 (places or {}).get(key, key),
-                f"belongs to --scheduler {FIXED}: {scheduler} decides when tokens are made",
+                f"has no effect with --scheduler {scheduler}, which decides when tokens are generated",
             )
     kind = SCHEDULERS[scheduler]
     settings: list[Any] = []
@@ -242,12 +243,14 @@ def load_engine(
         try:
             settings.append(read(named))
         except ValueError as exc:
-            raise ConfigError(option, str(exc), f"{listed} lists them") from None
+            raise ConfigError(option, str(exc), f"`{listed}` lists the options") from None
         for name in named.keys() - (kind.reads - _OF_WHOLE_RUNS):
             raise ConfigError(f"{option} {name}", f"has no effect on {scheduler}")
     served, chosen = settings
     if chosen.predictor == "shuffled":
-        raise ConfigError("--reading", "predictor=shuffled needs all requests in advance", "use another one")
+        raise ConfigError(
+            "--reading", "predictor=shuffled needs all requests in advance", "choose another predictor"
+        )
     if scheduler == "multi_bin_dynamic" and not chosen.bin_edges:
         raise ConfigError(
             "--reading", "bin_edges is missing: bins of equal mass need all requests in advance",
@@ -289,11 +292,11 @@ def for_request(options: SimOptions, headers: Mapping[str, str], *, fixed: bool 
             name, value = name.removesuffix("_ms"), f"{value}ms"
         if not fixed and name in _SCHEDULE:
             raise ValueError(
-                f"{header}: needs --scheduler {FIXED}: with an engine, the engine decides the times"
+                f"{header}: applies only with --scheduler {FIXED}; here the scheduler decides the times"
             )
         if name == "fault":
             if value not in _RATES:
-                raise ValueError(f"{header}: there is no fault {value!r}; there are {', '.join(_RATES)}")
+                raise ValueError(f"{header}: expected one of {', '.join(_RATES)}, got {value!r}")
             none = dict.fromkeys(_RATES.values(), 0.0)
             tables.setdefault("faults", {}).update(none, **{_RATES[value]: 1.0})
             continue

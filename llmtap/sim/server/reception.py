@@ -87,7 +87,7 @@ def choose(
         count, finish = TOKENS_MAX, "length"
     choice = Choice(list(say(count, key)), finish)
     if request.stop:
-        _stop(choice, request)
+        _cut_at_stop(choice, request)
     return choice
 
 
@@ -101,7 +101,7 @@ def block(choice: Choice, after: int, options: SimOptions) -> None:
         choice.finish, choice.stop_text = "content_filter", None
 
 
-def _stop(choice: Choice, request: SimulatedRequest) -> None:
+def _cut_at_stop(choice: Choice, request: SimulatedRequest) -> None:
     """End the choice where the first stop string is complete, but not before `min_tokens`.
 
     The tokens of the stop string count as output, but are not sent.
@@ -158,12 +158,14 @@ class Reception:
         self.clock = clock or SystemClock()
         self.pacer = Pacer(self.clock)
         self._engine = engine
-        self._live: LiveEngine | None = None
+        self._live_engine: LiveEngine | None = None
         if engine is not None:
-            self._live = live_of(engine, options.seed, Waker(self.pacer, self._advance).sooner)
+            self._live_engine = live_of(engine, options.seed, Waker(self.pacer, self._advance).sooner)
         self.truths = TruthLog(self.clock, truth_file)
         self._count = 0
-        self.gauges = EngineMetrics(options.model, None if self._live is None else self._live.state)
+        self.gauges = EngineMetrics(
+            options.model, None if self._live_engine is None else self._live_engine.state
+        )
         say(1, "")  # Build the cached text now, not during the first request.
 
     def close(self) -> None:
@@ -171,9 +173,9 @@ class Reception:
         self.truths.close()
 
     def _advance(self, now_ns: int) -> int:
-        assert self._live is not None
-        self._live.advance(now_ns)
-        return self._live.next_ns
+        assert self._live_engine is not None
+        self._live_engine.advance(now_ns)
+        return self._live_engine.next_ns
 
     def take(
         self,
@@ -216,8 +218,8 @@ class Reception:
         delivery = Delivery(texts, options, faults.fault, accepted_ns)
         lengths = prompt_lengths(request)
         source: PlanSource
-        if self._live is not None:
-            source = EngineSource(self._live, delivery, made_ns)
+        if self._live_engine is not None:
+            source = EngineSource(self._live_engine, delivery, made_ns)
             source.tickets = self._tickets(request, texts, lengths, source)
         else:
             plans = [(fixed_schedule(options, chance), one.tokens) for one in texts]
@@ -284,7 +286,7 @@ class Reception:
         """Return the sender of a stream; the caller must call `abandon` at the end."""
         return ResponseSender(job, self.gauges, self.pacer, self.clock)
 
-    async def begins(self, job: ServerJob, sender: ResponseSender) -> bool:
+    async def wait_to_begin(self, job: ServerJob, sender: ResponseSender) -> bool:
         """Wait until the head of a stream may be sent. Return False if the engine gave
         up the request before."""
         source = job.source
@@ -299,7 +301,7 @@ class Reception:
                 return False
         return True
 
-    async def gathered(self, job: ServerJob) -> int | None:
+    async def wait_until_complete(self, job: ServerJob) -> int | None:
         """Wait until an answer is complete and due. Return the due time, or None if it was given up."""
         source = job.source
         gatherer = Gatherer(job, self.pacer)

@@ -53,7 +53,7 @@ class ServerJob:
     stamps: list[int]
 
     @property
-    def door(self) -> int | None:
+    def rejection_status(self) -> int | None:
         """HTTP status with which the request is rejected at once; None: it is answered."""
         if self.faults.fault in ("429", "503"):
             return int(self.faults.fault)

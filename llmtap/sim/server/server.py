@@ -126,11 +126,11 @@ class SimServer:
 
     async def _models(self, request: web.Request) -> web.Response:
         model = {"id": self._options.model, "object": "model", "created": 0, "owned_by": "llmtap"}
-        return _json({"object": "list", "data": [model]})
+        return _json_response({"object": "list", "data": [model]})
 
     async def _unknown(self, request: web.Request) -> web.Response:
         what = f"there is no {request.method} {request.path}"
-        return _json(openai_error(404, "unknown_url", what), 404)
+        return _json_response(openai_error(404, "unknown_url", what), 404)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         content_type = "text/plain; version=0.0.4; charset=utf-8"
@@ -139,8 +139,8 @@ class SimServer:
     async def _truth(self, request: web.Request) -> web.Response:
         since = request.query.get("since", "0")
         if not since.isdigit():
-            return _json({"error": "since is the number of a request"}, 400)
-        return _json(self._truths.since(int(since)))
+            return _json_response({"error": "since is the number of a request"}, 400)
+        return _json_response(self._truths.page_since(int(since)))
 
     async def _handle(self, api: Endpoint, request: web.Request) -> web.StreamResponse:
         body = await request.read()
@@ -152,14 +152,14 @@ class SimServer:
                 choices_max=api.choices_max, request_id=request.headers.get("x-request-id"),
             )  # fmt: skip
         except ValueError as exc:
-            return _json(api.error(400, "invalid_request", str(exc)), 400)
+            return _json_response(api.error(400, "invalid_request", str(exc)), 400)
         headers = {"x-request-id": job.truth.id}
         try:
-            match job.door:
+            match job.rejection_status:
                 case 400:
                     await reception.filtered(job)
                     job.turned_away(400)
-                    return _json(api.error(400, "content_filter", FILTERED), 400, headers)
+                    return _json_response(api.error(400, "content_filter", FILTERED), 400, headers)
                 case int(status):
                     return _turned_away(api, job, status, headers)
             reception.submit(job)
@@ -174,7 +174,7 @@ class SimServer:
     ) -> web.StreamResponse:
         sender = self.reception.sender(job)
         try:
-            if not await self.reception.begins(job, sender):
+            if not await self.reception.wait_to_begin(job, sender):
                 return _turned_away(api, job, 503, headers)
             media_type = f"{job.shape.media_type}; charset=utf-8"
             response = web.StreamResponse(
@@ -194,7 +194,7 @@ class SimServer:
         self, request: web.Request, api: Endpoint, job: ServerJob, headers: dict[str, str]
     ) -> web.Response:
         truth, shape, fault = job.truth, job.shape, job.faults.fault
-        due_ns = await self.reception.gathered(job)
+        due_ns = await self.reception.wait_until_complete(job)
         if due_ns is None:
             return _turned_away(api, job, 503, headers)
         transport = request.transport
@@ -202,12 +202,12 @@ class SimServer:
             return web.Response()
         first_ns = min((made[0] for made in truth.made_ns if made), default=due_ns)
         job.complete(first_ns, due_ns)
-        body = msgspec.json.encode(shape.whole())
+        body = msgspec.json.encode(shape.full_answer())
         truth.outcome = job.outcome
         if fault in BREAKS:
             if fault == "error":
                 truth.status = 500
-                return _json(api.error(500, "internal_error", BROKEN), 500, headers)
+                return _json_response(api.error(500, "internal_error", BROKEN), 500, headers)
             if fault == "reset":
                 reset(transport)
                 return web.Response()
@@ -247,9 +247,9 @@ class SimServer:
 def _turned_away(api: Endpoint, job: ServerJob, status: int, headers: dict[str, str]) -> web.Response:
     job.turned_away(status)
     retry = {"Retry-After": RETRY_AFTER_S}
-    return _json(api.error(status, *BUSY[status]), status, {**headers, **retry})
+    return _json_response(api.error(status, *BUSY[status]), status, {**headers, **retry})
 
 
-def _json(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+def _json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
     body = msgspec.json.encode(content)
     return web.Response(body=body, status=status, content_type="application/json", headers=headers)

@@ -139,7 +139,7 @@ class Shape:
         """Return the bytes that report a failure of the engine in the middle of an answer."""
         return b""
 
-    def whole(self) -> dict[str, Any]:
+    def full_answer(self) -> dict[str, Any]:
         """Return the answer as one object, for requests without streaming."""
         raise NotImplementedError
 
@@ -271,7 +271,7 @@ class AnthropicShape(Shape):
     def failure(self) -> bytes:
         return self._event("error", error={"type": "api_error", "message": BROKEN})
 
-    def whole(self) -> dict[str, Any]:
+    def full_answer(self) -> dict[str, Any]:
         content = [{"type": "text", "text": self._choice.text}] if self._choice.pieces else []
         return self._message(content, self._how(), len(self._choice.pieces))
 
@@ -353,7 +353,7 @@ class OllamaChat(Shape):
     def failure(self) -> bytes:
         return msgspec.json.encode(ollama_error(500, "", BROKEN)) + b"\n"
 
-    def whole(self) -> dict[str, Any]:
+    def full_answer(self) -> dict[str, Any]:
         self._answer.sent[0] = len(self._choice.pieces)
         return self._last_line(self._choice.text)
 

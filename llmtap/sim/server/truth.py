@@ -93,17 +93,17 @@ class TruthLog:
         self._seq += 1
         truth.seq = self._seq
         if len(self._ended) >= TRUTHS_MAX:
-            self._tokens -= _tokens(self._ended.popleft())
+            self._tokens -= _token_count(self._ended.popleft())
         self._ended.append(truth)
-        self._tokens += _tokens(truth)
+        self._tokens += _token_count(truth)
         while self._tokens > TOKENS_MAX and len(self._ended) > 1:
             oldest = self._ended.popleft()
-            self._tokens -= _tokens(oldest)
+            self._tokens -= _token_count(oldest)
             self.sent.pop(oldest.id, None)
         if self._file is not None:
             self._put(truth)
 
-    def since(self, seq: int) -> dict[str, Any]:
+    def page_since(self, seq: int) -> dict[str, Any]:
         """Return a page of requests that ended after number `seq`, oldest first, and the next `seq`."""
         page = list(itertools.islice((truth for truth in self._ended if truth.seq > seq), PAGE_MAX))
         return {"anchor": self._anchor(), "next": page[-1].seq if page else seq, "truths": page}
@@ -127,5 +127,5 @@ class TruthLog:
             self.close()
 
 
-def _tokens(truth: Truth) -> int:
+def _token_count(truth: Truth) -> int:
     return sum(map(len, truth.made_ns))

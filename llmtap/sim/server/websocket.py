@@ -147,7 +147,7 @@ class SimulatedSession:
             parsed, shape_of, path=self.path, headers=self._request.headers, accepted_ns=now_ns,
             request_id=request_id,
         )  # fmt: skip
-        if job.door is None:
+        if job.rejection_status is None:
             self._reception.submit(job)  # Not in the task: when it runs, the engine's time may be later.
         turn = SessionTurn(event, job)
         task = asyncio.create_task(self._respond(turn))
@@ -170,14 +170,14 @@ class SimulatedSession:
 
     async def _answer(self, turn: SessionTurn) -> None:
         job, reception = turn.job, self._reception
-        if (status := job.door) is not None:
+        if (status := job.rejection_status) is not None:
             if status == 400:
                 await reception.filtered(job)
             self._turn_away(turn, status)
             return
         sender = turn.sender = reception.sender(job)
         try:
-            if not await reception.begins(job, sender):
+            if not await reception.wait_to_begin(job, sender):
                 self._turn_away(turn, 503)
                 return
             if self._transport is not None:
@@ -252,10 +252,15 @@ class SimulatedResponsesSession(SimulatedSession):
             if before not in self._texts:
                 raise _UnknownResponse(f"there is no response {before!r} in this session")
             plan = replace(plan, prompts=(f"{self._texts[before]}\n{plan.prompts[0]}",))
-        return replace(plan, stream=True), lambda answer: _MessagesShape(answer, _lane(event)), None
+        return replace(plan, stream=True), lambda answer: _MessagesShape(answer, _lane_field(event)), None
 
     def _refuse(self, event: _ClientEvent, status: int, code: str, message: str) -> None:
-        error = {"type": "error", "status": status, **openai_error(status, code, message), **_lane(event)}
+        error = {
+            "type": "error",
+            "status": status,
+            **openai_error(status, code, message),
+            **_lane_field(event),
+        }
         self._write(frame(msgspec.json.encode(error)))
 
     def _remember(self, turn: SessionTurn) -> None:
@@ -266,5 +271,5 @@ class SimulatedResponsesSession(SimulatedSession):
             self._texts.popitem(last=False)
 
 
-def _lane(event: _ClientEvent) -> dict[str, str]:
+def _lane_field(event: _ClientEvent) -> dict[str, str]:
     return {} if event.stream_id is None else {"stream_id": event.stream_id}

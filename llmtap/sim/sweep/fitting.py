@@ -214,7 +214,7 @@ def load_grid(path: str | Path) -> list[GridPoint]:
     points: list[GridPoint] = []
     with open(path, newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
-        reader.fieldnames = _head(reader)
+        reader.fieldnames = _header_names(reader)
         for name in _COLUMNS:
             if name not in (reader.fieldnames or ()):
                 raise GridError(f"line 1: expected a column {name}")
@@ -227,13 +227,13 @@ def load_grid(path: str | Path) -> list[GridPoint]:
                 ) from None
             if b < 1 or length < 0 or not 0 < seconds < float("inf"):
                 raise GridError(
-                    f"line {reader.line_num}: impossible: a batch of {b} with {length} tokens in {seconds} s"
+                    f"line {reader.line_num}: impossible values: {b} requests, {length} tokens, {seconds} s"
                 )
             points.append((b, length, seconds))
     return points
 
 
-def _head(reader: "csv.DictReader[str]") -> list[str]:
+def _header_names(reader: "csv.DictReader[str]") -> list[str]:
     return [name.strip().lower() for name in reader.fieldnames or ()]
 
 
@@ -244,7 +244,7 @@ def length_counted(path: str | Path) -> str | None:
     """
     with open(path, newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
-        reader.fieldnames = _head(reader)
+        reader.fieldnames = _header_names(reader)
         try:
             counts = [
                 (int(row["max_seq_len"]), int(row["prompt_tokens"]), int(row["output_tokens"]))
@@ -343,21 +343,21 @@ def fit_exchanges(
             iterations.
         memory: KV memory of the engine; None: unknown.
     """
-    rows = [row for row in map(_row, exchanges) if row is not None]
+    rows = [row for row in map(_row_of, exchanges) if row is not None]
     answered = [row for row in rows if row.last_ns is not None]
     if not answered:
         raise FitError("no row has the times of arrival, first and last token: capture streamed answers")
     if all(row.prompt is None for row in answered):
         raise FitError("no row has a count of input tokens, which the fit of prefill needs")
     load = _Load(rows, memory)
-    alone, decode, answers, constants = _fitted(answered, load, chunk)
+    alone, decode, answers, constants = _fit_all(answered, load, chunk)
     beta_ns = constants["beta"]
     gamma = constants.get("step", 0.0) / beta_ns
     model = IterationModel(beta_ns, gamma, constants["prefill"], constants.get("context", 0.0))
     prefilled, decoded = alone or answers, decode or answers
     assert prefilled is not None
     assert decoded is not None
-    prefill_unseen, decode_unseen = _unseen(
+    prefill_unseen, decode_unseen = _unseen_errors(
         answered, load, chunk, alone=alone is not None, gaps=decode is not None
     )
     if prefill_unseen is None and alone is not None:
@@ -392,7 +392,7 @@ class _Points:
         return part_of(self.source, self.took_ns, self.predicted(constants))
 
 
-def _fitted(
+def _fit_all(
     rows: Sequence["_Row"], load: "_Load", chunk: int | None
 ) -> tuple[_Points | None, _Points | None, _Points | None, _Constants]:
     """Return the points used for prefill, decode and whole answers, and all constants. Raises FitError.
@@ -416,7 +416,7 @@ def _fitted(
     return alone, decode, answers, constants
 
 
-def _unseen(
+def _unseen_errors(
     rows: Sequence["_Row"], load: "_Load", chunk: int | None, *, alone: bool, gaps: bool
 ) -> tuple[Unseen | None, Unseen | None]:
     """Return the accuracy of a fit to one half of the time for the other half: of prefill, and of decode.
@@ -433,7 +433,7 @@ def _unseen(
     running_max = [max((load.running(row.first_ns or 0) for row in half), default=0) for half in halves]
     fitted, other = halves if running_max[0] >= running_max[1] else halves[::-1]
     try:
-        constants = _fitted(fitted, load, chunk)[-1]
+        constants = _fit_all(fitted, load, chunk)[-1]
     except FitError:
         return None, None
     prefill = _alone_points(other, load, chunk) if alone and "base" in constants else None
@@ -471,7 +471,7 @@ class _Row:
     """Time of each token; empty if unknown."""
 
 
-def _row(x: Exchange) -> _Row | None:
+def _row_of(x: Exchange) -> _Row | None:
     t, tokens = x.timeline, x.tokens
     if t.submit_ns is None and t.first_token_ns is None:
         return None
@@ -502,14 +502,15 @@ class _Load:
     def __init__(self, rows: Sequence[_Row], memory: KvMemory | None = None) -> None:
         running = [row for row in rows if row.first_ns is not None and row.last_ns is not None]
         self._arrivals = sorted(row.arrival_ns for row in rows)
-        self._ends = sorted(row.end_ns for row in rows)
+        self._end_times = sorted(row.end_ns for row in rows)
         self._taken_up = sorted(row.start_ns for row in rows)
-        self._settled = sorted(row.end_ns if row.first_ns is None else row.first_ns for row in rows)
+        self._settled_times = sorted(row.end_ns if row.first_ns is None else row.first_ns for row in rows)
         firsts = sorted((row.first_ns or 0, row.context, row.prompt or 0) for row in running)
         lasts = sorted((row.last_ns or 0, row.context, row.output) for row in running)
-        self._firsts, self._lasts = [t for t, _, _ in firsts], [t for t, _, _ in lasts]
+        self._first_times, self._last_times = [t for t, _, _ in firsts], [t for t, _, _ in lasts]
         is_later = (
-            t - previous_ns > _ROUNDED_NS for previous_ns, t in pairwise([-3 * _ROUNDED_NS, *self._firsts])
+            t - previous_ns > _ROUNDED_NS
+            for previous_ns, t in pairwise([-3 * _ROUNDED_NS, *self._first_times])
         )
         self._taken_in = [0, *accumulate(is_later)]
         self._prompts_begun = [0, *accumulate(n for _, n, _ in firsts)]
@@ -517,7 +518,7 @@ class _Load:
         self._prompts_over = [0, *accumulate(n for _, n, _ in lasts)]
         self._tokens_over = [0, *accumulate(n for _, _, n in lasts)]
         self._tokens = sorted(t for row in running for t in row.times_ns)
-        self._means = _Means(running)
+        self._running_means = _Means(running)
         self.timed = all(row.times_ns for row in running)
         self._memory = memory if self.timed else None
         if self._memory is not None:
@@ -529,7 +530,7 @@ class _Load:
             (row.start_ns, row.end_ns if row.first_ns is None else row.first_ns, row.context) for row in rows
         ]
         waits.sort(key=lambda one: one[1])
-        self._settled = [end_ns for _, end_ns, _ in waits]
+        self._settled_times = [end_ns for _, end_ns, _ in waits]
         self._waiting = [(start_ns, tokens) for start_ns, _, tokens in waits]
         # Each entry of `waits` ends when the request "settles": it gets its first token, or ends without one.
         # At any time, the request that settles next is the head of the queue, if it has already begun to
@@ -546,13 +547,13 @@ class _Load:
 
     def running(self, t_ns: int) -> int:
         """Return the number of requests that decode at a time."""
-        return bisect_left(self._firsts, t_ns) - bisect_left(self._lasts, t_ns)
+        return bisect_left(self._first_times, t_ns) - bisect_left(self._last_times, t_ns)
 
     def alone(self, row: _Row) -> bool:
         """Return whether no other request was open between the arrival of a request and its first token."""
         assert row.first_ns is not None
         come = bisect_left(self._arrivals, row.first_ns)
-        return come - bisect_right(self._ends, row.arrival_ns) == 1
+        return come - bisect_right(self._end_times, row.arrival_ns) == 1
 
     def undisturbed(self, t_ns: int) -> bool:
         """Return whether at this time no request is in prefill and none can begin it.
@@ -560,7 +561,7 @@ class _Load:
         Either no request waits, or the next one does not fit into the memory.
         """
         later_ns = t_ns + _ROUNDED_NS
-        settled = bisect_right(self._settled, later_ns)
+        settled = bisect_right(self._settled_times, later_ns)
         nobody_waits = bisect_right(self._taken_up, later_ns) <= settled
         if self._memory is None:
             return nobody_waits
@@ -582,7 +583,7 @@ class _Load:
 
         The second number is valid only if all tokens have times.
         """
-        begun, over = bisect_left(self._firsts, t_ns), bisect_left(self._lasts, t_ns)
+        begun, over = bisect_left(self._first_times, t_ns), bisect_left(self._last_times, t_ns)
         tokens_made = bisect_left(self._tokens, t_ns) - self._tokens_over[over]
         # Do not count the newest token of each request: the iteration adds it to the memory.
         context = self._prompts_begun[begun] - self._prompts_over[over] + tokens_made - (begun - over)
@@ -590,7 +591,7 @@ class _Load:
 
     def taken_in(self, start_ns: int, end_ns: int) -> tuple[int, int]:
         """Return the number of iterations in a period that made a first token, and of their prompt tokens."""
-        low, high = (bisect_right(self._firsts, t_ns + _ROUNDED_NS) for t_ns in (start_ns, end_ns))
+        low, high = (bisect_right(self._first_times, t_ns + _ROUNDED_NS) for t_ns in (start_ns, end_ns))
         prompts = self._prompts_taken[high] - self._prompts_taken[low]
         return self._taken_in[high] - self._taken_in[low], prompts
 
@@ -605,8 +606,8 @@ class _Load:
             loads = [self.decoding(t_ns - _ROUNDED_NS) for t_ns in row.times_ns[1:]]
             n = len(loads)
             return sum((d - 1) / d for d, _ in loads if d) / n, sum(context for _, context in loads) / n
-        share, context = self._means.until(row.last_ns)
-        share_before, context_before = self._means.until(row.first_ns)
+        share, context = self._running_means.until(row.last_ns)
+        share_before, context_before = self._running_means.until(row.first_ns)
         length_ns = row.last_ns - row.first_ns
         return (share - share_before) / length_ns, (context - context_before) / length_ns
 
@@ -707,8 +708,8 @@ def _answer_points(rows: Sequence[_Row], load: _Load, chunk: int | None) -> _Poi
         took.append((last_ns - first_ns) / n)
     if len(took) < ANSWERS_MIN:
         raise FitError(
-            f"only {len(took)} answers have {TOKENS_MIN} tokens or more with their times, and too few gaps "
-            "between tokens were undisturbed: capture more traffic"
+            f"too few data for the time per token: {len(took)} answers with {TOKENS_MIN} tokens "
+            f"or more and their times, where {ANSWERS_MIN} are needed: capture more traffic"
         )
     return _Points("whole answers, from first token to last", columns, took)
 
@@ -732,7 +733,7 @@ def _from_answers(points: _Points, known: Mapping[str, float]) -> _Constants:
     best = nearest(unknown, rest, [name for name in ("beta", "prefill") if name in unknown])
     if best is None:
         raise FitError(
-            "the durations of prompts and of tokens cannot be separated, or the model does not fit: "
+            "the durations of prompts and of tokens cannot be fitted separately: "
             "capture some prompts of different lengths one at a time"
         )
     return {**known, **best[0]}

@@ -238,14 +238,18 @@ class GridSource:
                 trace = Trace(drawn_requests(self.name, count or _DRAWN, seed, "TRACE"), "synthetic")
             else:
                 if self.name == "-" and self._digests:
-                    raise ConfigError("--requests", "standard input is read once: several sizes need a file")
+                    raise ConfigError(
+                        "--requests",
+                        "several sizes cannot be read from standard input, which is read only once",
+                        "give a file",
+                    )
                 try:
                     trace = load_trace(
                         self.name, count=count, source_format=self._format, progress=self._progress
                     )
                 except ConfigError as exc:
                     known = self.name == "-" or "://" in self.name or Path(self.name).exists()
-                    hint = None if known else "llmtap sim run --presets lists the synthetic workloads"
+                    hint = None if known else "`llmtap sim run --presets` lists the synthetic workloads"
                     raise ConfigError(exc.place, exc.problem, exc.hint or hint) from None
             self._digests[key] = digest_of(trace)
             self.traces.setdefault(self._digests[key], trace)
@@ -267,8 +271,8 @@ class SweepGrid:
         if count > len(trace) and not trace.span_ns:
             raise ConfigError(
                 "--requests",
-                f"{count:,} are more than {self.source.name} has, and its rows cannot be repeated, since all"
-                " arrive at once",
+                f"{self.source.name} has fewer than {count:,} requests, and its rows cannot be repeated,"
+                " since all arrive at once",
             )
         if self.common.get("capacity") is not None and trace.rate_rps is None:
             raise ConfigError("--capacity", _NO_RATE)
@@ -286,7 +290,7 @@ class SweepGrid:
                 f"the router prefix-aware works as least-loaded: {self.source.name} does not tell which"
                 " prompts begin alike"
             )
-        readings, serving = _options({k: v for k, v in point.items() if k in reads})
+        readings, serving = _options_at({k: v for k, v in point.items() if k in reads})
         fit = self.common.get("fit") or {}
         counted = fit.get("length")
         if counted is not None and "length" in reads and readings.length != counted:
@@ -294,12 +298,12 @@ class SweepGrid:
                 "--latency",
                 f"{fit['grid']} has the length of batches in {counted} tokens, the simulation in"
                 f" {readings.length} tokens",
-                f"--reading length={counted}",
+                f"use --reading length={counted}",
             )
         drawn = self.source.drawn or ("predictor" in reads and readings.predictor in SEEDED)
         return SweepJob(
             trace=self.source.name, rows=digest, count=count, scheduler=name,
-            scale=_scale(point, trace, count, capacity_rps),
+            scale=_scale_at(point, trace, count, capacity_rps),
             wanted_load=next((float(point[load]) for load in LOADS if load in point), None),
             servers=servers, router=router, seed=seed if drawn else None, readings=readings,
             serving=serving, **self.common,
@@ -335,7 +339,7 @@ class SweepGrid:
         jobs = {i: [self.job(p) for p in group] for i, group in points_tried.items()}
         attempts = run([job for group in jobs.values() for job in group])
         for i, point in enumerate(open_points):
-            summaries = [_summary(attempts[job.id]) for job in jobs[i]]
+            summaries = [_summary_of(attempts[job.id]) for job in jobs[i]]
             point |= best_of(points_tried[i], summaries)
         return grid
 
@@ -352,10 +356,10 @@ class SweepGrid:
             plain = replace(job, measure=False, objectives="", capacity=None, capture=None, follow=None)
             jobs.append(replace(plain, scale=float(max(span_ns, 1))))
         attempts = run(list({job.id: job for job in jobs}.values()))
-        return [_summary(attempts[job.id])["throughput_rps"] for job in jobs]
+        return [_summary_of(attempts[job.id])["throughput_rps"] for job in jobs]
 
 
-def _options(settings: Mapping[str, str]) -> tuple[ModelOptions, Serving]:
+def _options_at(settings: Mapping[str, str]) -> tuple[ModelOptions, Serving]:
     try:
         return (
             read_model_options({k: v for k, v in settings.items() if k in READINGS}),
@@ -376,13 +380,13 @@ def best_of(points: Sequence[Point], summaries: Sequence[Mapping[str, Any]]) -> 
     return min(enough, key=lambda p: (p["servers"], int(p["bins"])))
 
 
-def _summary(attempt: SweepAttempt) -> dict[str, Any]:
+def _summary_of(attempt: SweepAttempt) -> dict[str, Any]:
     if attempt.summary is None:
         raise LlmtapError(f"a run on which the preset depends failed: {attempt.error}")
     return attempt.summary
 
 
-def _scale(point: Point, trace: Trace, count: int, capacity_rps: float | None) -> float:
+def _scale_at(point: Point, trace: Trace, count: int, capacity_rps: float | None) -> float:
     rate, scale, option = point.get("rate"), float(point.get("scale", 1.0)), "--scale"
     if "share" in point:
         assert capacity_rps is not None

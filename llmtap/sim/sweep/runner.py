@@ -81,11 +81,11 @@ class Results:
                 self._keep(decode_json(line, SweepAttempt))
             except msgspec.DecodeError:
                 raise ConfigError(
-                    _PLACE, f"{self.path}, line {number}: expected the result of a sweep"
+                    _PLACE, f"{self.path}, line {number}: expected a result of llmtap sim run"
                 ) from None
         if whole < len(data):
             if not whole and not _BEGIN.startswith(data[: len(_BEGIN)]):
-                raise ConfigError(_PLACE, f"{self.path} is not a results file")
+                raise ConfigError(_PLACE, f"{self.path} is not a results file of llmtap sim run")
             self._file.truncate(whole)
 
     def _keep(self, attempt: SweepAttempt) -> None:
@@ -115,7 +115,7 @@ def in_processes(jobs: Sequence[SweepJob], traces: Traces, workers: int) -> Gene
     left = {job.id: job for job in jobs}
     while left:
         suspects: list[SweepJob] = []
-        with _pool(traces, workers) as submit:
+        with _process_pool(traces, workers) as submit:
             for job, attempt_ in _as_they_end(list(left.values()), submit, workers + 1):
                 if attempt_ is None:
                     suspects.append(job)
@@ -123,7 +123,7 @@ def in_processes(jobs: Sequence[SweepJob], traces: Traces, workers: int) -> Gene
                     del left[job.id]
                     yield attempt_
         for job in suspects:
-            with _pool(traces, 1) as submit:
+            with _process_pool(traces, 1) as submit:
                 [(_, attempt_)] = _as_they_end([job], submit, 1)
             del left[job.id]
             yield attempt_ or SweepAttempt(job.id, job.to_dict(), error=_DIED)
@@ -158,11 +158,11 @@ def _as_they_end(
 
 
 @contextmanager
-def _pool(traces: Traces, workers: int) -> Iterator[Callable[[SweepJob], "Future[SweepAttempt]"]]:
+def _process_pool(traces: Traces, workers: int) -> Iterator[Callable[[SweepJob], "Future[SweepAttempt]"]]:
     others = set(multiprocessing.active_children())
     # A fork would copy locks held by threads, such as Arrow's.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(traces,))
+    pool = ProcessPoolExecutor(workers, context, initializer=_set_traces, initargs=(traces,))
 
     def submit(job: SweepJob) -> "Future[SweepAttempt]":
         # `submit` starts processes. They inherit this signal mask, so no signal reaches them before they are
@@ -170,7 +170,7 @@ def _pool(traces: Traces, workers: int) -> Iterator[Callable[[SweepJob], "Future
         with _signals_later():
             before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
             try:
-                return pool.submit(_attempt, job)
+                return pool.submit(_run_job, job)
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -212,7 +212,7 @@ def _signals_later() -> Iterator[None]:
 _traces: Traces = {}
 
 
-def _begin(traces: Traces) -> None:
+def _set_traces(traces: Traces) -> None:
     global _traces
     _traces = traces
     # Ctrl-C reaches the whole process group. Ignore it here: the parent decides when this process ends.
@@ -229,7 +229,7 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _attempt(job: SweepJob, trace: Trace | None = None) -> SweepAttempt:
+def _run_job(job: SweepJob, trace: Trace | None = None) -> SweepAttempt:
     return attempt(job, _traces[job.rows] if trace is None else trace, SystemClock.mono_ns)
 
 
@@ -243,7 +243,7 @@ def on_ray(
     """
     with ray_cluster(address, workers) as ray:
         stored = {digest: ray.put(trace) for digest, trace in traces.items()}
-        task = ray.remote(max_retries=1)(_attempt)
+        task = ray.remote(max_retries=1)(_run_job)
         running = {task.options(name=job.name).remote(job, stored[job.rows]): job for job in jobs}
         # Do not cancel tasks when the iterator is closed: they end with this process anyway, and Ray 2.60
         # aborts this process if a task that was cancelled by force completes nevertheless.
@@ -253,7 +253,7 @@ def on_ray(
                 try:
                     attempt: SweepAttempt = ray.get(ref)
                 except ray.exceptions.RayTaskError as exc:
-                    # `_attempt` never raises, so the error means that a node has no llmtap, or another
+                    # `_run_job` never raises, so the error means that a node has no llmtap, or another
                     # version.
                     attempt = SweepAttempt(job.id, job.to_dict(), error=str(exc).strip().splitlines()[-1])
                 except ray.exceptions.RayError as exc:
@@ -322,12 +322,12 @@ class SweepRunner:
         traces = {job.rows: self._traces[job.rows] for job in jobs}
         if self._ray is not None:
             return on_ray(jobs, traces, self._ray, workers=self._workers)
-        workers = min(self._workers or _worthwhile(jobs), len(jobs))
+        workers = min(self._workers or _useful_workers(jobs), len(jobs))
         if workers > 1:
             return in_processes(jobs, traces, workers)
         return in_turn(jobs, traces, progress=self._listener.under_way)
 
 
-def _worthwhile(jobs: Sequence[SweepJob]) -> int:
+def _useful_workers(jobs: Sequence[SweepJob]) -> int:
     effort = sum(job.effort for job in jobs)
     return max(1, min(len(os.sched_getaffinity(0)), effort // _EFFORT_PER_PROCESS))

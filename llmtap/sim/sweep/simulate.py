@@ -163,7 +163,7 @@ class SimulationResult:
         cut = [r for r, tokens in given_up.items() if tokens]
         output_tokens = output_completed + sum(given_up.values())
         latencies_ns = self.latencies_ns()
-        latency = _figures(latencies_ns, readings.percentile)
+        latency = _figures_of(latencies_ns, readings.percentile)
         waited_ns = [at_ns - arrivals[r] for r, at_ns in enumerate(played.start_ns) if at_ns >= 0]
         busy_ns, batches = sum(played.busy_ns), played.sizes.total()
         step_ns: float = busy_ns
@@ -182,15 +182,15 @@ class SimulationResult:
             "window": {"name": f"first arrival to last {readings.window.removesuffix('s')}",
                        "seconds": to_seconds(window_ns)},
             "load": {
-                "mode": "open", "offered_rps": rate_rps(n, offered_ns), "achieved_rps": _rate(n, span_ns),
+                "mode": "open", "offered_rps": rate_rps(n, offered_ns), "achieved_rps": _rate_of(n, span_ns),
             },
             "metrics": {"e2e": latency},
             "outcomes": {outcome: k for outcome, k in outcomes.items() if k},
             "unserved": dict(sorted(unserved.items())),
             "tokens": {"input": input_tokens + sum(requests.input[r] for r in cut), "output": output_tokens,
-                       "output_per_second": _rate(output_tokens, window_ns)},
-            "throughput_rps": _rate(played.finished, window_ns),
-            "throughput_tps": _rate(counted, window_ns),
+                       "output_per_second": _rate_of(output_tokens, window_ns)},
+            "throughput_rps": _rate_of(played.finished, window_ns),
+            "throughput_tps": _rate_of(counted, window_ns),
             "latency": latency,
             "request_sla_violation": self.late_share(latencies_ns),
             "token_sla_violation": self.slow_share(),
@@ -198,7 +198,7 @@ class SimulationResult:
             "batch_mean": sum(b * k for b, k in played.sizes.items()) / batches if batches else None,
             "batches": batches,
             "batch_sizes": {str(b): k for b, k in sorted(played.sizes.items())},
-            "queueing": _figures(sorted(waited_ns), readings.percentile),
+            "queueing": _figures_of(sorted(waited_ns), readings.percentile),
             "decode_tbt": None,
             "longest_output": None,
             "seconds_per_output_token": to_seconds(busy_ns) / output_tokens if output_tokens else None,
@@ -215,10 +215,10 @@ class SimulationResult:
         }  # fmt: skip
         if self.iterates:
             out["serving"] = self._options(self.serving)
-            out["engine"] = None if self.state is None else _engine(self.state, n)
+            out["engine"] = None if self.state is None else _engine_document(self.state, n)
         else:
-            out["metrics"]["ttft"] = _figures(self.ttfts_ns(), readings.percentile)
-            out["decode_tbt"] = _figures(self.decode_tbts_ns(), readings.percentile)
+            out["metrics"]["ttft"] = _figures_of(self.ttfts_ns(), readings.percentile)
+            out["decode_tbt"] = _figures_of(self.decode_tbts_ns(), readings.percentile)
             out["longest_output"] = self._longest_outputs()
         if self.followed is not None:
             x, t = self.followed, self.followed.timeline
@@ -271,7 +271,7 @@ class SimulationResult:
         return {name: value if name in self.reads else None for name, value in out.items()}
 
 
-def _engine(state: IterationState, n: int) -> dict[str, Any]:
+def _engine_document(state: IterationState, n: int) -> dict[str, Any]:
     """Return counts and shares of preemption and of the prefix cache, for `n` requests
     (IETF draft, 5.7.4, 5.8.4)."""
     return {
@@ -288,7 +288,7 @@ def _engine(state: IterationState, n: int) -> dict[str, Any]:
     }
 
 
-def _figures(ordered_ns: list[int], rule: str) -> dict[str, Any]:
+def _figures_of(ordered_ns: list[int], rule: str) -> dict[str, Any]:
     n = len(ordered_ns)
     if not n:
         return {"n": 0, **dict.fromkeys(("mean", "min", "max", *SHARES)), "marks": marks(0)}
@@ -313,7 +313,7 @@ def _percentile_s(ordered_ns: list[int], p: float, rule: str) -> float | None:
     return percentile(near, share) if len(near) > 1 else near[0]
 
 
-def _rate(count: int, ns: int) -> float | None:
+def _rate_of(count: int, ns: int) -> float | None:
     return count * 10**9 / ns if ns else None
 
 

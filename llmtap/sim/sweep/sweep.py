@@ -253,7 +253,7 @@ _IN_COLUMNS: Final = frozenset({
 """Settings that need no further column, since `_COLUMNS` has them under another name."""
 
 
-def _varied(runs: Sequence[_Run]) -> dict[str, list[Any]]:
+def _varied_columns(runs: Sequence[_Run]) -> dict[str, list[Any]]:
     """Return a column for each further setting that differs between the runs. Durations are in ms."""
     columns: dict[str, list[Any]] = {}
     settings = [settings_of(run) for run in runs]
@@ -268,7 +268,7 @@ def _varied(runs: Sequence[_Run]) -> dict[str, list[Any]]:
     return columns
 
 
-def _cell(run: _Run, name: str, path: tuple[str, ...]) -> Any:
+def _cell_value(run: _Run, name: str, path: tuple[str, ...]) -> Any:
     value = at(run, *path)
     if path[0] == "bins":
         return len(value) if value else None
@@ -281,7 +281,9 @@ def _cell(run: _Run, name: str, path: tuple[str, ...]) -> Any:
 def run_columns(runs: Sequence[_Run]) -> dict[str, list[Any]]:
     """Return the columns of a table with a row for each run; None for an unknown figure."""
     paths = {name: tuple(path.split(".")) for name, path in _COLUMNS.items()}
-    return {name: [_cell(run, name, path) for run in runs] for name, path in paths.items()} | _varied(runs)
+    return {
+        name: [_cell_value(run, name, path) for run in runs] for name, path in paths.items()
+    } | _varied_columns(runs)
 
 
 def write_runs(place: Path, runs: Sequence[_Run]) -> None:
@@ -292,7 +294,7 @@ def write_runs(place: Path, runs: Sequence[_Run]) -> None:
     """
     columns = {
         name: cells for name, cells in run_columns(runs).items() if any(cell is not None for cell in cells)
-    } | _varied(runs)
+    } | _varied_columns(runs)
     try:
         if place.suffix == ".parquet":
             import pyarrow as pa

@@ -88,7 +88,7 @@ def _dynamo_rows(stream: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]
             "arrival_ns": number_ns(request.request_received_ms, 6, number, "request.request_received_ms"),
             "model": request.model, "input_tokens": request.input_tokens,
             "output_tokens": request.output_tokens, "cached_tokens": request.cached_tokens,
-            "first_token_us": _us(request.ttft_ms), "response_end_us": _us(request.total_time_ms),
+            "first_token_us": _ms_to_us(request.ttft_ms), "response_end_us": _ms_to_us(request.total_time_ms),
             "stream": request.ttft_ms is not None,
         }  # fmt: skip
         late += without_late_token(row)
@@ -116,7 +116,7 @@ def _dynamo_rows(stream: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]
         notes.append(f"{late:,} {LATE_TOKENS}")
 
 
-def _us(ms: float | None) -> int | None:
+def _ms_to_us(ms: float | None) -> int | None:
     return None if ms is None else round(ms * 1_000)
 
 
@@ -157,21 +157,21 @@ def _weka_rows(stream: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
     for place, (talk, number) in enumerate(talks, 1):
         # Add a number larger than all ids of a conversation, so that ids of different conversations differ.
         shift = place << 40 if talk.hash_id_scope == "local" else 0
-        for row in _session(talk, talk.requests, talk.id, None, number, shift):
+        for row in _session_rows(talk, talk.requests, talk.id, None, number, shift):
             late += without_late_token(row)
             yield row
     if late:
         notes.append(f"{late:,} {LATE_TOKENS}")
 
 
-def _session(
+def _session_rows(
     talk: _Conversation, entries: list[_Entry], session: str, parent: str | None, number: int, shift: int
 ) -> Iterator[dict[str, Any]]:
     turn = 0
     for i, entry in enumerate(entries):
         if entry.type == "subagent":
             child = f"{session}/{entry.agent_id or i}"
-            yield from _session(talk, entry.requests, child, parent, number, shift)
+            yield from _session_rows(talk, entry.requests, child, parent, number, shift)
             continue
         name = f"{session}#{turn}"
         row: dict[str, Any] = {

@@ -80,7 +80,7 @@ def _read(stream: BinaryIO, notes: list[str]) -> Iterator[Json]:
         there = (row.input_length, payload, row.messages, row.text_input)
         if sum(value is not None for value in there) != 1:
             names = ", ".join(_CONTENTS)
-            raise format.FormatError(f"line {number}: input_length: exactly one of {names} must be there")
+            raise format.FormatError(f"line {number}: expected exactly one of {names}")
         columns: Json = {
             "output_tokens": row.output_length,
             "session": row.session_id,
@@ -139,12 +139,12 @@ def _write(writer: format.TraceWriter) -> None:
         batch = format.replaced(batch, "blocks", pc.if_else(bodied, pa.scalar(None, blocks.type), blocks))
         columns = [batch.column(name).to_pylist() for name in _WANTED]
         for row in zip(*columns, ids.of(batch), strict=True):
-            writer.out.write(_line(*row))
+            writer.out.write(_row_line(*row))
     ids.missing = 0  # Do not report missing ids: AIPerf accepts rows without ids.
     ids.report()
 
 
-def _line(
+def _row_line(
     arrival_ns: int | None, think_us: int | None, session: str | None, read: int | None,
     output_tokens: int | None, body: str | None, blocks: list[int] | None,
 ) -> bytes:  # fmt: skip

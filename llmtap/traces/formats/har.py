@@ -53,7 +53,7 @@ def _row_of(entry: dict[str, Any], skipped: Counter[str]) -> dict[str, Any] | No
     content = response.get("content")
     if not isinstance(content, dict):
         content = response["content"] = {}
-    if (unsent := _unsent(entry, response)) is not None:
+    if (unsent := _unsent_reason(entry, response)) is not None:
         skipped[unsent] += 1
         return None
     silent = not content.get("text")
@@ -82,10 +82,10 @@ def _row_of(entry: dict[str, Any], skipped: Counter[str]) -> dict[str, Any] | No
         "model": x.model,
     }
     row |= {name: value for name, value in answer_columns(explained).items() if value is not None}
-    row |= _points(saved.totals)
+    row |= _timeline_points(saved.totals)
     if any(name not in saved.totals for name in ("send", "wait", "receive")):
         skipped["have negative or missing times: those are not known"] += 1
-    failure = _failure(entry, saved.status_known, x.status)
+    failure = _failure_of(entry, saved.status_known, x.status)
     if failure is not None:
         skipped["have no whole answer: read as failed or cancelled requests"] += 1
         row |= {"outcome": failure[0].value, "error": failure[1][:_ERROR_CHARS_MAX]}
@@ -116,7 +116,7 @@ _OF_CONTENT: Final = ("error", "no_token_reason", "dialect", "unparsed_events")
 _OF_ANSWERS: Final = (*_OF_CONTENT[1:], "stream", "head_us", "first_byte_us")
 
 
-def _unsent(entry: dict[str, Any], response: dict[str, Any]) -> str | None:
+def _unsent_reason(entry: dict[str, Any], response: dict[str, Any]) -> str | None:
     """Return a note if the response did not come from the server, such as one from a cache; else None."""
     if any(place.get(name) for name in _FROM_CACHE for place in (entry, response)):
         return "were answered by the browser's cache or a service worker: left out"
@@ -125,7 +125,7 @@ def _unsent(entry: dict[str, Any], response: dict[str, Any]) -> str | None:
     return None
 
 
-def _failure(entry: dict[str, Any], status_known: bool, status: int | None) -> tuple[Outcome, str] | None:
+def _failure_of(entry: dict[str, Any], status_known: bool, status: int | None) -> tuple[Outcome, str] | None:
     """Return the outcome and the error of an entry without a complete answer; None if it is complete."""
     error = har_error(entry)
     if error is not None and _ABORTED.search(error):
@@ -162,7 +162,7 @@ def _request_columns(body: bytes) -> dict[str, Any]:
         return {}
 
 
-def _points(totals: dict[str, float]) -> dict[str, Any]:
+def _timeline_points(totals: dict[str, float]) -> dict[str, Any]:
     """Return the columns of the timeline, from the timings of an entry that are known (not -1).
 
     `ssl` is not added, because it is part of `connect` (HAR 1.2, "timings").
@@ -170,15 +170,15 @@ def _points(totals: dict[str, float]) -> dict[str, Any]:
     before = sum(totals.get(name, 0.0) for name in ("blocked", "dns", "connect", "send"))
     row: dict[str, Any] = {}
     if "send" in totals:
-        row["submit_us"] = _us(before)
+        row["submit_us"] = _seconds_to_us(before)
     if "wait" in totals:
-        row["head_us"] = row["first_byte_us"] = _us(before + totals["wait"])
+        row["head_us"] = row["first_byte_us"] = _seconds_to_us(before + totals["wait"])
         if "receive" in totals:
-            row["response_end_us"] = _us(before + totals["wait"] + totals["receive"])
+            row["response_end_us"] = _seconds_to_us(before + totals["wait"] + totals["receive"])
     return row
 
 
-def _us(seconds: float) -> int:
+def _seconds_to_us(seconds: float) -> int:
     return round(min(seconds, 1e9) * _US_PER_S)
 
 

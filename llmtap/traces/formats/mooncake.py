@@ -4,7 +4,7 @@ JSON Lines `{"timestamp": ms, "input_length": tokens, "output_length": tokens, "
 one id for each block of 512 tokens, including a partial last block. `guidellm` is the input of guidellm's
 `--profile kind=replay`: times in seconds, and an optional `duration` of the whole answer. A file with a
 `duration` is guidellm's. Otherwise the values of the times decide. If they may be seconds or milliseconds,
-both formats match, so that the user must choose one (`_units`).
+both formats match, so that the user must choose one (`_possible_units`).
 
 `aiperf.py` also uses `block_columns` (columns of a capture for block ids that were read) and `BlockIds` (ids
 to write).
@@ -68,7 +68,7 @@ def _batches(places: int, stream: BinaryIO, notes: list[str]) -> Iterator[pa.Rec
             **block_columns(ids),
         }
         bare += ids.count(None)
-        broken += sum(_broken(row.hash_ids, row.input_length) for row, _ in rows)
+        broken += sum(_is_inconsistent(row.hash_ids, row.input_length) for row, _ in rows)
         if places == _MS:
             finer += sum(row.timestamp != row.timestamp // 1 for row, _ in rows)
         yield format.batch_of(len(rows), columns)
@@ -80,7 +80,7 @@ def _batches(places: int, stream: BinaryIO, notes: list[str]) -> Iterator[pa.Rec
         notes.append(f"{broken:,} rows have another number of hash_ids than blocks of {SIZE} tokens")
 
 
-def _broken(ids: Sequence[int] | None, tokens: int | None) -> bool:
+def _is_inconsistent(ids: Sequence[int] | None, tokens: int | None) -> bool:
     """Return whether the number of block ids does not fit the number of prompt tokens."""
     return ids is not None and tokens is not None and len(ids) != -(-tokens // SIZE)
 
@@ -122,7 +122,7 @@ class BlockIds:
         self._numbers: defaultdict[int, int] = defaultdict()
         self._numbers.default_factory = self._numbers.__len__
         self.missing = 0
-        self._broken = self._coarser = 0
+        self._broken_rows = self._coarser_rows = 0
         self._foreign: dict[tuple[int | None, str | None], None] = {}
         """Block sizes and units that cannot be joined to SIZE."""
 
@@ -134,7 +134,7 @@ class BlockIds:
             numbers = self._numbers
             lists = [None if ids is None else [numbers[i] for i in ids] for ids in lists]
         self.missing += lists.count(None)
-        self._broken += sum(map(_broken, lists, batch.column("input_tokens").to_pylist()))
+        self._broken_rows += sum(map(_is_inconsistent, lists, batch.column("input_tokens").to_pylist()))
         return lists
 
     def _resize(self, batch: pa.RecordBatch, lists: list[list[int] | None]) -> None:
@@ -149,25 +149,27 @@ class BlockIds:
             if unit == "tokens" and size and SIZE % size == 0:
                 every = SIZE // size
                 lists[row] = ids[every - 1 :: every] + (ids[-1:] if len(ids) % every else [])
-                self._coarser += 1
+                self._coarser_rows += 1
             else:
                 self._foreign[size, unit] = None
 
     def report(self) -> None:
         ways, writer = [], self._writer
         broken = f"rows have another number of ids than ceil(input_length / {SIZE})"
-        if self._coarser:
-            ways.append(f"{self._coarser:,} rows had smaller blocks: of their ids every n-th, and the last")
+        if self._coarser_rows:
+            ways.append(
+                f"{self._coarser_rows:,} rows had smaller blocks: of their ids every n-th, and the last"
+            )
         if self._foreign:
             sizes = " or ".join(f"{n or 0:,} {unit}" for n, unit in self._foreign)
-            ways.append(f"blocks of {sizes} go out as ids of {SIZE} tokens: {self._broken:,} {broken}")
+            ways.append(f"blocks of {sizes} go out as ids of {SIZE} tokens: {self._broken_rows:,} {broken}")
         if any(unit == "bytes" for _, unit in self._foreign):
             ways.append("with meter.tokenizer set, a capture's blocks are of tokens")
         if ways:
             writer.changed["prefix blocks"] = "; ".join(ways)
         writer.note(self.missing, "rows have no prefix blocks, and are written without them")
         if not self._foreign:
-            writer.note(self._broken, broken)
+            writer.note(self._broken_rows, broken)
 
 
 def int_lists(column: pa.ListArray) -> list[list[int] | None]:
@@ -195,10 +197,10 @@ def _sniff(places: int, head: bytes, name: str) -> bool:
         return False
     if any("duration" in o for o in objects):
         return places == _SECONDS
-    return places in _units([o["timestamp"] for o in objects], with_blocks="hash_ids" in objects[0])
+    return places in _possible_units([o["timestamp"] for o in objects], with_blocks="hash_ids" in objects[0])
 
 
-def _units(times: Sequence[object], *, with_blocks: bool) -> tuple[int, ...]:
+def _possible_units(times: Sequence[object], *, with_blocks: bool) -> tuple[int, ...]:
     """Return the possible units of times: both units if the values do not decide.
 
     Whole numbers that are close together count as milliseconds if there are block ids: Mooncake's traces have

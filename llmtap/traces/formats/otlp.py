@@ -92,14 +92,14 @@ def _rows(stream: BinaryIO, notes: list[str]) -> Iterator[Mapping[str, Any]]:
             if key in parents:
                 repeated += 1  # An exporter may send a batch again.
                 continue
-            values = {a.key: _value(a.value) for a in span.attributes}
+            values = {a.key: _attribute_value(a.value) for a in span.attributes}
             parents[key] = span.trace_id, span.parent_span_id
             operation = values.get("gen_ai.operation.name")
             if operation == "invoke_agent":
                 conversations[key] = values.get("gen_ai.conversation.id")
             if operation in _OPERATIONS or (operation is None and _has_tokens(values)):
                 start_ns, end_ns = (
-                    _ns(t, number) for t in (span.start_time_unix_nano, span.end_time_unix_nano)
+                    _time_ns(t, number) for t in (span.start_time_unix_nano, span.end_time_unix_nano)
                 )
                 spans.append((start_ns, end_ns, span, values))
             else:
@@ -113,9 +113,9 @@ def _rows(stream: BinaryIO, notes: list[str]) -> Iterator[Mapping[str, Any]]:
         chain = _agents_of((span.trace_id, span.span_id), parents, conversations)
         named = (values.get("gen_ai.conversation.id"), *map(conversations.get, chain))
         base = next(filter(None, named), None) or (span.trace_id if span.parent_span_id else None)
-        row = _row(start_ns, end_ns, span, values)
+        row = _row_of_span(start_ns, end_ns, span, values)
         late += without_late_token(row)
-        uncounted += any(name in values and _count(values[name]) is None for name in _COUNT_NAMES)
+        uncounted += any(name in values and _attribute_count(values[name]) is None for name in _COUNT_NAMES)
         reversed_ += end_ns < start_ns
         if base is not None:
             path = [
@@ -124,9 +124,9 @@ def _rows(stream: BinaryIO, notes: list[str]) -> Iterator[Mapping[str, Any]]:
             ]  # Without the outermost agent, which is the conversation itself.
             sessions = ["/".join(path[: n + 1]) for n in range(len(path))]
             mine = ended.setdefault(sessions[-1], [])
-            parent = _latest(mine, start_ns)
+            parent = _last_end_before(mine, start_ns)
             if not mine:
-                starters = (_latest(ended.get(name, ()), start_ns) for name in sessions[:-1])
+                starters = (_last_end_before(ended.get(name, ()), start_ns) for name in sessions[:-1])
                 parent = max(filter(None, starters), default=None)
             row |= {"session": sessions[-1], "session_source": "explicit", "turn": len(mine)}
             if parent is not None:
@@ -149,7 +149,7 @@ _Inference = tuple[int, int, _Span, dict[str, Any]]
 
 
 def _has_tokens(values: Mapping[str, Any]) -> bool:
-    return any(map(_count, map(values.get, _TOKENS)))
+    return any(map(_attribute_count, map(values.get, _TOKENS)))
 
 
 def _without_containers(spans: Sequence[_Inference], parents: Mapping[_Key, _Key]) -> list[_Inference]:
@@ -162,7 +162,7 @@ def _without_containers(spans: Sequence[_Inference], parents: Mapping[_Key, _Key
     around_counted: set[_Key] = set()
     around: set[_Key] = set()
     within_counted: set[_Key] = set()
-    outer = {key: [k for k in _ancestors(key, parents) if k in counted] for key in counted}
+    outer = {key: [k for k in _ancestor_keys(key, parents) if k in counted] for key in counted}
     for key, ancestors in outer.items():
         around.update(ancestors)
         if counted[key]:
@@ -174,7 +174,7 @@ def _without_containers(spans: Sequence[_Inference], parents: Mapping[_Key, _Key
     return [one for one in spans if (one[2].trace_id, one[2].span_id) not in containers]
 
 
-def _ancestors(key: _Key, parents: Mapping[_Key, _Key]) -> Iterator[_Key]:
+def _ancestor_keys(key: _Key, parents: Mapping[_Key, _Key]) -> Iterator[_Key]:
     """Yield the spans around a span, the innermost first; stop if the spans form a circle."""
     visited = {key}
     while (above := parents.get(key)) is not None and above[1] and above not in visited:
@@ -183,7 +183,7 @@ def _ancestors(key: _Key, parents: Mapping[_Key, _Key]) -> Iterator[_Key]:
         key = above
 
 
-def _row(start_ns: int, end_ns: int, span: _Span, values: dict[str, Any]) -> dict[str, Any]:
+def _row_of_span(start_ns: int, end_ns: int, span: _Span, values: dict[str, Any]) -> dict[str, Any]:
     row: dict[str, Any] = {
         "id": span.span_id, "arrival_ns": start_ns, "arrival": start_ns // 1_000,
         "response_end_us": (end_ns - start_ns) // 1_000 if end_ns >= start_ns else None,
@@ -193,7 +193,7 @@ def _row(start_ns: int, end_ns: int, span: _Span, values: dict[str, Any]) -> dic
     for column, names in _TEXTS.items():
         row[column] = next((v for v in map(values.get, names) if isinstance(v, str)), None)
     for column, names in _COUNTS.items():
-        row[column] = next((v for v in map(_count, map(values.get, names)) if v is not None), None)
+        row[column] = next((v for v in map(_attribute_count, map(values.get, names)) if v is not None), None)
     for column, name in (("temperature", "gen_ai.request.temperature"), ("top_p", "gen_ai.request.top_p")):
         if isinstance(values.get(name), int | float):
             row[column] = float(values[name])
@@ -206,7 +206,7 @@ def _row(start_ns: int, end_ns: int, span: _Span, values: dict[str, Any]) -> dic
     return row
 
 
-def _latest(ends: Sequence[tuple[int, str]], start_ns: int) -> tuple[int, str] | None:
+def _last_end_before(ends: Sequence[tuple[int, str]], start_ns: int) -> tuple[int, str] | None:
     """Return the last of the sorted ends that is not after `start_ns`; None if there is none."""
     n = bisect_right(ends, start_ns, key=itemgetter(0))
     return ends[n - 1] if n else None
@@ -214,10 +214,10 @@ def _latest(ends: Sequence[tuple[int, str]], start_ns: int) -> tuple[int, str] |
 
 def _agents_of(key: _Key, parents: Mapping[_Key, _Key], agents: Collection[_Key]) -> list[_Key]:
     """Return those spans around a span that are agents, the innermost first."""
-    return [above for above in _ancestors(key, parents) if above in agents]
+    return [above for above in _ancestor_keys(key, parents) if above in agents]
 
 
-def _count(value: Any) -> int | None:
+def _attribute_count(value: Any) -> int | None:
     """Return an attribute as a count, or None. Some programs write counts as doubles or texts."""
     if isinstance(value, str) and value.isdecimal() and len(value) <= _COUNT_DIGITS:
         value = int(value)
@@ -229,18 +229,22 @@ def _count(value: Any) -> int | None:
 _COUNT_DIGITS: Final = 18
 
 
-def _value(value: Mapping[str, Any]) -> Any:
+def _attribute_value(value: Mapping[str, Any]) -> Any:
     """Return the value of an AnyValue of OTLP, in which 64-bit integers are texts in JSON."""
     for kind, inner in value.items():
         if kind == "intValue":
             return int(inner) if isinstance(inner, int) or str(inner).lstrip("-").isdecimal() else None
         if kind == "arrayValue":
-            return [_value(one) for one in inner.get("values", [])] if isinstance(inner, dict) else None
+            return (
+                [_attribute_value(one) for one in inner.get("values", [])]
+                if isinstance(inner, dict)
+                else None
+            )
         return inner
     return None
 
 
-def _ns(text: int | str, line: int) -> int:
+def _time_ns(text: int | str, line: int) -> int:
     if not str(text).isdecimal() or int(text) >= 1 << 63:
         raise FormatError(f"line {line}: a time of a span is not a number of nanoseconds")
     return int(text)

@@ -32,17 +32,17 @@ def _read(file: BinaryIO) -> format.TraceSource:
     copy.flush()
 
     def batches(given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with copy, _unnamed():
+        with copy, _without_copy_name():
             yield from given
 
-    with _unnamed():
+    with _without_copy_name():
         source, _ = read_many(copy.name)
     source.batches = batches(source.batches)
     return source
 
 
 @contextmanager
-def _unnamed() -> Iterator[None]:
+def _without_copy_name() -> Iterator[None]:
     """Convert a CaptureError to a FormatError, without the name of the temporary copy."""
     try:
         yield
@@ -65,7 +65,7 @@ def read_many(
     info = capture.info
     if not info.arrivals:
         raise format.FormatError(
-            "some files count arrivals from 1970, others from a trace's zero: convert them apart"
+            "some files count arrivals from 1970, others from the start of a trace: convert them separately"
         )
     size = sum(file.bytes for file in capture.files)
 

@@ -160,7 +160,7 @@ def _write(writer: TraceWriter) -> None:
     count = branched = 0
     for group in grouped(turns()):
         branch = 0
-        for branch, (name, history) in enumerate(_branches(group)):
+        for branch, (name, history) in enumerate(_session_branches(group)):
             name = f"conversation-{count}" if name is None else name
             talk = {
                 "id": f"{name}-branch-{branch}" if branch else name,
@@ -188,7 +188,7 @@ def _messages_of(body: str) -> Messages | None:
 _decode_record: Final = msgspec.json.Decoder(tuple[str | None, Messages, str]).decode
 
 
-def _branches(records: Iterator[bytes]) -> Iterator[tuple[str | None, Messages]]:
+def _session_branches(records: Iterator[bytes]) -> Iterator[tuple[str | None, Messages]]:
     """Yield the name and the messages of each conversation in a session.
 
     A prompt that repeats the messages before it continues the conversation; an edited or repeated question

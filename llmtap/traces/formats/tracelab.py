@@ -80,10 +80,10 @@ class _Round(Struct):
     current_input_chars: Any = None
 
 
-def _rounds(stream: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
+def _round_rows(stream: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
     timeless = endless = with_tools = count = 0
     for one, number in json_rows(stream, _Round, notes, bytes_max=BODY_BYTES_MAX):
-        arrival_ns, end_ns = _times(one.timing_events, number)
+        arrival_ns, end_ns = _output_times(one.timing_events, number)
         timeless += arrival_ns is None
         endless += arrival_ns is not None and end_ns is None
         with_tools += bool(one.tools)
@@ -106,13 +106,13 @@ def _rounds(stream: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
     notes += [f"{n:,} {what}" for n, what in reported if n]
 
 
-def _times(events: list[_Event], number: int) -> tuple[int | None, int | None]:
+def _output_times(events: list[_Event], number: int) -> tuple[int | None, int | None]:
     """Return the time of the last input before the first output, and the time of the last output."""
     arrival_ns = end_ns = None
     for i, event in enumerate(events):
         if event.timestamp is None or event.event_type not in _INPUTS | _OUTPUTS:
             continue
-        at_ns = _ns(event.timestamp, f"line {number}: timing_events[{i}].timestamp")
+        at_ns = _date_ns(event.timestamp, f"line {number}: timing_events[{i}].timestamp")
         if event.event_type in _OUTPUTS:
             end_ns = at_ns if end_ns is None else max(end_ns, at_ns)
         elif end_ns is None:
@@ -122,7 +122,7 @@ def _times(events: list[_Event], number: int) -> tuple[int | None, int | None]:
     return arrival_ns, end_ns
 
 
-def _ns(date: str, where: str) -> int:
+def _date_ns(date: str, where: str) -> int:
     try:
         moment = datetime.fromisoformat(date)
     except ValueError:
@@ -194,7 +194,7 @@ FORMATS: Final = (
         why={"first token": "the log has the times of complete blocks"},
         sniff=_is_rounds,
         info={"arrivals": "wall"},
-        rows=_rounds,
+        rows=_round_rows,
     ),
     TraceFormat(
         name="tracelab-replay",

@@ -62,7 +62,7 @@ def _middleware(emitters: Emitters, skips: SkipRules) -> Middleware:
             if emitter is not None:
                 emitter.skip(rule)
             return await handler(request)
-        call = None if emitter is None else _watch(emitter, request, arrival_ns)
+        call = None if emitter is None else _wrap_writer(emitter, request, arrival_ns)
         try:
             return await handler(request)
         except BaseException as exc:
@@ -73,14 +73,14 @@ def _middleware(emitters: Emitters, skips: SkipRules) -> Middleware:
     return tapped
 
 
-def _watch(emitter: Emitter, request: web.Request, arrival_ns: int) -> "_Call | None":
+def _wrap_writer(emitter: Emitter, request: web.Request, arrival_ns: int) -> "_Call | None":
     """Wrap one request's writer; None if llmtap's code fails. Never raises."""
     exchange = None
     try:
         version = "1.0" if request.version <= HttpVersion10 else "1.1"
         # Remove Content-Encoding from the head: aiohttp decodes the body.
         fields = [(n, v) for n, v in request.raw_headers if n.lower() != b"content-encoding"]
-        head = request_head(request.method, _bytes(request.raw_path), version, fields)
+        head = request_head(request.method, _wire_bytes(request.raw_path), version, fields)
         exchange = AppExchange(emitter, request.method, head, arrival_ns)
         if not request.body_exists:
             exchange.request_without_body()
@@ -176,7 +176,7 @@ class _Call:
         if status == _SWITCHING:
             self._exchange.leave_unmeasured("websocket")
             return
-        fields = [(_bytes(name), _bytes(value)) for name, value in headers.items()]
+        fields = [(_wire_bytes(name), _wire_bytes(value)) for name, value in headers.items()]
         if self._compresses:
             # Remove Content-Encoding: the writer compresses after this wrapper, so the bytes here are not
             # coded.
@@ -225,6 +225,6 @@ class _Call:
             self._writer = None
 
 
-def _bytes(text: str) -> bytes:
+def _wire_bytes(text: str) -> bytes:
     """Return the bytes, as received, of a text that aiohttp has decoded."""
     return text.encode("utf-8", "surrogateescape")

@@ -62,14 +62,14 @@ class LlmtapMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["type"]
-        if kind in ("http", "websocket") and (rule := _rule(self._skips, scope)) is not None:
+        if kind in ("http", "websocket") and (rule := _skip_rule(self._skips, scope)) is not None:
             if (emitter := self._emitters.here()) is not None:
                 emitter.skip(rule)
             await self._app(scope, receive, send)
         elif kind == "http":
             arrival_ns = mono_ns()
             emitter = self._emitters.here()
-            call = None if emitter is None else _watch(emitter, scope, receive, send, arrival_ns)
+            call = None if emitter is None else _wrap_calls(emitter, scope, receive, send, arrival_ns)
             if call is None:
                 await self._app(scope, receive, send)
                 return
@@ -97,7 +97,7 @@ class LlmtapMiddleware:
         await self._app(scope, receive, last)
 
 
-def _rule(skips: SkipRules, scope: Scope) -> str | None:
+def _skip_rule(skips: SkipRules, scope: Scope) -> str | None:
     """Return the rule by which a request is not measured. Never raises."""
     try:
         query = scope.get("query_string", b"").decode("latin-1")
@@ -109,7 +109,9 @@ def _rule(skips: SkipRules, scope: Scope) -> str | None:
         return None  # measure the request; if that fails, too, the error is counted
 
 
-def _watch(emitter: Emitter, scope: Scope, receive: Receive, send: Send, arrival_ns: int) -> "_Call | None":
+def _wrap_calls(
+    emitter: Emitter, scope: Scope, receive: Receive, send: Send, arrival_ns: int
+) -> "_Call | None":
     """Return the app's `receive` and `send` for one request; None if llmtap's code fails. Never raises."""
     try:
         method = scope["method"]
@@ -117,7 +119,7 @@ def _watch(emitter: Emitter, scope: Scope, receive: Receive, send: Send, arrival
         query = scope.get("query_string")
         version, fields = scope.get("http_version", "1.1"), scope["headers"]
         if iter(fields) is fields:
-            raise TypeError("the headers are an iterator, which only the app may read")
+            raise TypeError("scope['headers'] is an iterator, which only the app may read")
         head = request_head(method, target + b"?" + query if query else target, version, fields)
         is_whole = not _may_have_body(method, fields)
     except Exception as exc:

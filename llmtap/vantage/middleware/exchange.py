@@ -65,7 +65,7 @@ class Emitter(Reporter):
         )
         self.closed = False
         self._path = path
-        self._missing: asyncio.TimerHandle | None = None
+        self._missing_timer: asyncio.TimerHandle | None = None
         self._had_meter = False
         self._failures: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -76,7 +76,7 @@ class Emitter(Reporter):
             warn("event=meter_socket_exposed socket=%s hint=%r", self._path, "chmod 700 its directory")
         self.tap.connect()
         self._timer = self._loop.call_later(STATUS_S, self._on_report)
-        self._missing = self._loop.call_later(NO_METER_S, self._warn_without_meter)
+        self._missing_timer = self._loop.call_later(NO_METER_S, self._warn_without_meter)
 
     def pass_unmeasured(self, reason: str) -> None:
         """Number and count an exchange that is not measured."""
@@ -93,7 +93,7 @@ class Emitter(Reporter):
     async def close(self) -> None:
         """Send the last status, wait up to DRAIN_S for the meter's acknowledgement, and disconnect."""
         self.closed = self.draining = True
-        for timer in (self._timer, self._missing):
+        for timer in (self._timer, self._missing_timer):
             if timer is not None:
                 timer.cancel()
         self.stop_probe()
@@ -104,7 +104,7 @@ class Emitter(Reporter):
     def _warn_without_meter(self) -> None:
         if not self.tap.connected:
             event, hint = "no_meter", f"llmtap meter --listen-socket {self._path}"
-            if _denied(self._path):
+            if _is_denied(self._path):
                 event = "meter_denied"
                 hint = f"run `llmtap meter` as the user of this application (uid {os.geteuid()})"
             warn("event=%s socket=%s exchanges=unmeasured hint=%r", event, self._path, hint)
@@ -112,7 +112,7 @@ class Emitter(Reporter):
     def _on_report(self) -> None:
         self._timer = self._loop.call_later(STATUS_S, self._on_report)
         if self._had_meter and not self.tap.connected:
-            self._missing = self._loop.call_later(NO_METER_S, self._warn_without_meter)
+            self._missing_timer = self._loop.call_later(NO_METER_S, self._warn_without_meter)
         self._had_meter = self.tap.connected
         try:
             self.report()
@@ -120,7 +120,7 @@ class Emitter(Reporter):
             self.failed(exc)
 
 
-def _denied(path: str) -> bool:
+def _is_denied(path: str) -> bool:
     """Return whether permissions keep this user from using a socket."""
     try:
         os.stat(path)
@@ -135,7 +135,7 @@ class Emitters:
     def __init__(self, socket: str, tap_bytes: int) -> None:
         """Raises ConfigError: invalid settings are reported here, and never later."""
         if not socket:
-            raise ConfigError("socket", "is empty", "the path given to `llmtap meter --listen-socket`")
+            raise ConfigError("socket", "is empty", "set it to the path of `llmtap meter --listen-socket`")
         if len(os.fsencode(socket)) > SOCKET_PATH_BYTES_MAX:
             raise ConfigError("socket", f"is longer than {SOCKET_PATH_BYTES_MAX} bytes, the system's limit")
         if tap_bytes < TAP_BYTES_MIN:

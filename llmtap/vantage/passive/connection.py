@@ -80,7 +80,7 @@ class Connection:
     """One TCP connection; `client` and `server` are its two byte streams."""
 
     __slots__ = (
-        "_conversation", "_counts", "_fresh", "_uncounted", "client", "clock_steps", "ignored", "last_ns",
+        "_conversation", "_counts", "_is_new", "_uncounted", "client", "clock_steps", "ignored", "last_ns",
         "over", "ring_lost", "server",
     )  # fmt: skip
 
@@ -99,7 +99,7 @@ class Connection:
         """Number of steps of the clock before the last packet of the connection."""
         self._counts = counts
         self._conversation = Conversation(sink)
-        self._fresh = True
+        self._is_new = True
         self._uncounted = kind  # key in WatchCounts, counted at the first request
 
     @property
@@ -236,8 +236,8 @@ class Connection:
 
     def _look(self, payload: bytes) -> None:
         """Look at the first payload of a connection that was joined in the middle."""
-        if self._fresh and payload:
-            self._fresh = False
+        if self._is_new and payload:
+            self._is_new = False
             if _TLS_RECORD.match(payload):
                 self._ignore("encrypted")
 
@@ -278,8 +278,8 @@ class ConnectionTable:
         self._ports = frozenset(port.to_bytes(2) for port in ports)
         self._hosts = hosts
         self._local = local
-        self._early = EarlyBytes()
-        self._ways: dict[bytes, tuple[Connection, TcpDirection]] = {}
+        self._early_bytes = EarlyBytes()
+        self._directions: dict[bytes, tuple[Connection, TcpDirection]] = {}
         self._silent_ones: OrderedDict[bytes, Connection] = OrderedDict()
         """Connections without a request at their last check, by the flow from the client, oldest first."""
         self._connections_max = connections_max
@@ -290,7 +290,7 @@ class ConnectionTable:
         """Newest time since the last step of the clock."""
 
     def __len__(self) -> int:
-        return len(self._ways) // 2
+        return len(self._directions) // 2
 
     def packet(self, buf: bytes | mmap, start: int, stop: int, t_ns: int) -> None:
         """Take the IP packet between `start` and `stop`, which passed at `t_ns`."""
@@ -298,7 +298,7 @@ class ConnectionTable:
         if segment is None:
             return
         flow, seq, ack, flags, window, start, stop = segment
-        member = self._ways.get(flow)
+        member = self._directions.get(flow)
         if member is None:
             member = self._begin(flow, flags, buf[start:stop])
             if member is None:
@@ -371,7 +371,7 @@ class ConnectionTable:
             self._forget(flow)
 
     def _connections(self) -> dict[bytes, Connection]:
-        return {flow: connection for flow, (connection, way) in self._ways.items() if way.is_up}
+        return {flow: connection for flow, (connection, way) in self._directions.items() if way.is_up}
 
     def _serves(self, address: bytes, port: bytes) -> bool:
         return (not self._ports or port in self._ports) and (not self._hosts or address in self._hosts)
@@ -390,17 +390,17 @@ class ConnectionTable:
             up = not (flags & SYN and flags & ACK)
         if not payload and not flags & SYN:
             return None
-        if len(self._ways) >= 2 * self._connections_max and not self._make_room():
+        if len(self._directions) >= 2 * self._connections_max and not self._make_room():
             self.counts.add("overflow")
             return None
         if not up:
             flow, source, target = reverse_flow(flow), target, source
         kind = "followed" if flags & SYN else "joined"
-        connection = Connection(self._sink, self.counts, self._early, kind)
+        connection = Connection(self._sink, self.counts, self._early_bytes, kind)
         connection.ring_lost = self._ring_lost
         connection.clock_steps = self._clock_steps
         from_client, from_server = (connection, connection.client), (connection, connection.server)
-        self._ways[flow], self._ways[reverse_flow(flow)] = from_client, from_server
+        self._directions[flow], self._directions[reverse_flow(flow)] = from_client, from_server
         self._silent_ones[flow] = connection
         if self._local:
             by_client, by_server = source in self._local, target in self._local
@@ -421,7 +421,7 @@ class ConnectionTable:
 
     def _forget(self, flow: bytes) -> None:
         """Forget a connection, given by the flow from its client."""
-        connection, _ = self._ways.pop(flow)
-        del self._ways[reverse_flow(flow)]
+        connection, _ = self._directions.pop(flow)
+        del self._directions[reverse_flow(flow)]
         self._silent_ones.pop(flow, None)
         connection.release()

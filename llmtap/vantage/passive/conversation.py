@@ -152,14 +152,14 @@ class Conversation:
         end = buffer.find(b"\r\n\r\n", searched) + 4
         if end < 4:
             if len(buffer) > HEAD_BYTES_MAX:
-                raise PeerProtocolError("the request head is too long")
+                raise PeerProtocolError(f"the request head is longer than {HEAD_BYTES_MAX} bytes")
             return b""
         whole = bytes(buffer)
         if whole.startswith(b"PRI * HTTP/2"):
             raise self._unexpected(whole)
         head = http1.parse_request_head(whole[:end])
         if len(self._pending) >= PIPELINED_MAX:
-            raise PeerProtocolError("too many pipelined requests")
+            raise PeerProtocolError(f"the client sent more than {PIPELINED_MAX} pipelined requests")
         buffer.clear()
         self.began = True
         x = _Exchange(head.method, self._head_ns)
@@ -224,7 +224,7 @@ class Conversation:
             self._offer(self._tunnel, FrameKind.TUNNEL_DOWN, t_ns, data)
             return b""
         if not self._pending:
-            raise PeerProtocolError("an answer without a request")
+            raise PeerProtocolError("the server sent an answer without a request")
         x, buffer = self._pending[0], self._response_head
         searched = max(0, len(buffer) - 3)
         buffer += data

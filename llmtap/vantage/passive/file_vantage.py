@@ -74,7 +74,7 @@ class PacketFile:
             unit_ns = _UNITS_NS.get(int.from_bytes(magic, "little" if order == "<" else "big"))
             if unit_ns is not None:
                 return self._pcap(order, unit_ns)
-        raise PcapError("it is neither a pcap nor a pcapng file")
+        raise PcapError("the file is neither a pcap nor a pcapng file")
 
     def _read(self, n: int) -> bytes:
         """Return `n` bytes, or fewer at the end of the file."""
@@ -93,7 +93,7 @@ class PacketFile:
         return body
 
     def _damaged(self, what: str) -> PcapError:
-        return PcapError(f"damaged before byte {self.read_bytes:,}: {what}")
+        return PcapError(f"the file is damaged before byte {self.read_bytes:,}: {what}")
 
     def _pcap(self, order: str, unit_ns: int) -> Iterator[tuple[int, int, bytes]]:
         head = self._body(20)
@@ -105,7 +105,7 @@ class PacketFile:
         while len(head := self._read(16)) == 16:
             seconds, fraction, captured, _ = record.unpack(head)
             if captured > BLOCK_BYTES_MAX:
-                raise self._damaged(f"a packet of {captured:,} bytes")
+                raise self._damaged(f"a packet with a declared length of {captured:,} bytes")
             if len(frame := self._body(captured)) < captured:
                 return
             yield seconds * 1_000_000_000 + fraction * unit_ns, link, frame
@@ -123,7 +123,7 @@ class PacketFile:
                 (length,) = struct.unpack(order + "I", head[4:])
                 read = 12
             if not 12 <= length <= BLOCK_BYTES_MAX or length % 4 or length < read + 4:
-                raise self._damaged(f"a block of {length:,} bytes")
+                raise self._damaged(f"a block with a declared length of {length:,} bytes")
             if len(body := self._body(length - read)) < length - read:
                 return
             try:
@@ -141,7 +141,7 @@ class PacketFile:
                     (link,) = struct.unpack_from(order + "H", body)
                     interfaces.append((link, *_clock_of(body[8:-4], order)))
                 elif kind == _SIMPLE:
-                    raise PcapError("its packets have no timestamps (simple packet blocks)")
+                    raise PcapError("the packets have no timestamps (simple packet blocks)")
             except (struct.error, IndexError):
                 raise self._damaged("a block that is too short") from None
             head = self._read(8)

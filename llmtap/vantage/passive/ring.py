@@ -64,7 +64,7 @@ def open_ring(interface: str, ports: Sequence[int], ring_bytes: int) -> socket.s
     try:
         sock.setblocking(False)
         sock.setsockopt(_SOL_PACKET, _VERSION, _TPACKET_V3)
-        _attach(sock, port_filter(ports, skip_loopback_out=interface == ANY))
+        _attach_filter(sock, port_filter(ports, skip_loopback_out=interface == ANY))
         blocks = ring_bytes // BLOCK_BYTES
         frames = BLOCK_BYTES // _FRAME_BYTES * blocks
         request = struct.pack("=7I", BLOCK_BYTES, blocks, _FRAME_BYTES, frames, RETIRE_MS, 0, 0)
@@ -153,29 +153,32 @@ def open_adapter_clock(sock: socket.socket, interface: str) -> int:
     info = ctypes.create_string_buffer(_TS_INFO.pack(_GET_TS_INFO, 0, -1, 0, 0), _TS_INFO.size)
     config = ctypes.create_string_buffer(_CONFIG.size)
     try:
-        _ask(sock, interface, _SIOCETHTOOL, info)
+        _interface_request(sock, interface, _SIOCETHTOOL, info)
         _, offers, number, _, filters = _TS_INFO.unpack(info.raw)
         if offers & _OFFERED != _OFFERED or number < 0 or not filters & 1 << _ALL_PACKETS:
             raise ConfigError(
-                "watch.timestamps", f"{interface} does not stamp all packets that it receives",
-                "leave out --timestamps adapter; `ethtool -T` shows what an interface offers",
+                "watch.timestamps",
+                f"the network adapter {interface} does not timestamp all received packets",
+                "leave out --timestamps adapter; `ethtool -T` shows the timestamps of an interface",
             )  # fmt: skip
-        _ask(sock, interface, _SIOCGHWTSTAMP, config)
+        _interface_request(sock, interface, _SIOCGHWTSTAMP, config)
         flags, sending, receiving = _CONFIG.unpack(config.raw)
         if receiving != _ALL_PACKETS:
             # Do not change the mode of sending, which PTP may use.
             config.raw = _CONFIG.pack(flags, sending, _ALL_PACKETS)
-            _ask(sock, interface, _SIOCSHWTSTAMP, config)
+            _interface_request(sock, interface, _SIOCSHWTSTAMP, config)
         sock.setsockopt(_SOL_PACKET, _TIMESTAMP, _RAW_HARDWARE)
         return os.open(f"/dev/ptp{number}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as exc:
         raise ConfigError(
-            "watch.timestamps", f"{interface} has no stamps of its adapter: {exc.strerror}",
-            "leave out --timestamps adapter, or run as root: it needs CAP_NET_ADMIN and /dev/ptpN",
+            "watch.timestamps", f"cannot switch on the timestamps of {interface}: {exc.strerror}",
+            "leave out --timestamps adapter, or run as root: the option needs CAP_NET_ADMIN and /dev/ptpN",
         ) from None  # fmt: skip
 
 
-def _ask(sock: socket.socket, interface: str, request: int, data: ctypes.Array[ctypes.c_char]) -> None:
+def _interface_request(
+    sock: socket.socket, interface: str, request: int, data: ctypes.Array[ctypes.c_char]
+) -> None:
     fcntl.ioctl(sock, request, struct.pack("16sP16x", interface.encode(), ctypes.addressof(data)))
 
 
@@ -248,7 +251,7 @@ def port_filter(ports: Sequence[int], *, skip_loopback_out: bool = False) -> lis
     ]
 
 
-def _attach(sock: socket.socket, program: Sequence[Instruction]) -> None:
+def _attach_filter(sock: socket.socket, program: Sequence[Instruction]) -> None:
     code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
     buffer = ctypes.create_string_buffer(code, len(code))
     sock.setsockopt(

@@ -41,7 +41,7 @@ class ClientConnection:
     """State of one client connection; the handler of the client's stream."""
 
     __slots__ = (
-        "_ahead_ns", "_ahead_paused", "_arrival_ns", "_buffer", "_context", "_flow", "_lingered",
+        "_ahead_ns", "_ahead_paused", "_arrival_ns", "_buffer", "_context", "_flow", "_lingered_bytes",
         "_on_closed", "_served", "_since_ns", "_skipped", "_state", "_stream", "address", "is_11",
     )  # fmt: skip
 
@@ -57,7 +57,7 @@ class ClientConnection:
         self._buffer = b""
         self._arrival_ns = 0  # time of the first byte of the head that is being read
         self._since_ns = 0  # start of the present wait
-        self._lingered = 0
+        self._lingered_bytes = 0
         self._ahead_paused = False
         self._ahead_ns = 0  # time of the last read of the bytes in `_buffer`
         self._served = False
@@ -84,8 +84,8 @@ class ClientConnection:
         elif state == AHEAD:
             self._keep_ahead(data, t_ns)
         else:
-            self._lingered += len(data)
-            if self._lingered > LINGER_BYTES:
+            self._lingered_bytes += len(data)
+            if self._lingered_bytes > LINGER_BYTES:
                 self._close()
 
     def on_eof(self) -> None:
@@ -150,7 +150,9 @@ class ClientConnection:
             return
         if len(self._context.running) >= options.streams:
             fields: Headers = [(b"Retry-After", b"1")]
-            self._reject(503, "tap_overloaded", "too many requests at a time", raw, t_ns, fields)
+            self._reject(
+                503, "tap_overloaded", "llmtap handles too many requests at the same time", raw, t_ns, fields
+            )
             return
         assert self._stream is not None
         flow = self._flow = Flow(self._context, self, self._stream)
@@ -170,9 +172,11 @@ class ClientConnection:
         left = int(value)
         if left == 0:
             if head.method == b"OPTIONS":
-                self._reject(200, "max_forwards", "this is as far as the request was to go", raw, t_ns)
+                self._reject(
+                    200, "max_forwards", "Max-Forwards is 0, so the request was not forwarded", raw, t_ns
+                )
             else:
-                self._reject(405, "max_forwards", "TRACE is not reflected here", raw, t_ns)
+                self._reject(405, "max_forwards", "the method TRACE is not supported", raw, t_ns)
             return False
         head.headers = [
             (n, b"%d" % (left - 1) if n.lower() == b"max-forwards" else v) for n, v in head.headers

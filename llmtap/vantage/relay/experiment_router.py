@@ -97,11 +97,11 @@ class Assignment:
             unit = named_unit(
                 head.headers, e.tenant_headers if e.unit == "tenant" else e.conversation_headers
             )
-        hindrance = _hindrance(head, e.body_bytes)
+        hindrance = _unchangeable_reason(head, e.body_bytes)
         if unit is None and e.unit == "conversation" and hindrance is None:
             self.holds = True
             return
-        plan = self._deal(unit, seq)
+        plan = self._assign(unit, seq)
         if plan.body:
             self.excluded = hindrance
             self.holds = hindrance is None
@@ -133,7 +133,7 @@ class Assignment:
             if hindrance is None:
                 sender = named_unit(head.headers, router.experiment.tenant_headers)
                 unit = opening_unit(body, sender or b"")
-            plan = self._deal(unit, seq)
+            plan = self._assign(unit, seq)
         if plan.headers:
             set_fields(head, plan.headers)
         elif plan.body:
@@ -144,7 +144,7 @@ class Assignment:
             self.excluded = hindrance or "not_json"
         return held
 
-    def _deal(self, unit: bytes | None, seq: int) -> _Plan:
+    def _assign(self, unit: bytes | None, seq: int) -> _Plan:
         """Assign a unit, or request `seq` by itself."""
         router = self._router
         place, self._unit = router.unit_of(unit, seq)
@@ -255,7 +255,7 @@ class ExperimentRouter:
         return self._assigner.assign(request_unit(self._relay, seq) if unit is None else unit)
 
 
-def _hindrance(head: RequestHead, bytes_max: int) -> str | None:
+def _unchangeable_reason(head: RequestHead, bytes_max: int) -> str | None:
     """Return the reason why this request's body cannot be read or changed, as far as its head shows."""
     if head.framing is Framing.NONE:
         return "no_body"

@@ -184,7 +184,10 @@ class Flow(FlowState):
                     interims=self._interims, waited_ns=t_ns - self.arrival_ns,
                 )  # fmt: skip
                 if match is not None and match[0].status == 101 and not self.upload.upgrade:
-                    raise PeerProtocolError("the upstream switched protocols without a request", 502)
+                    raise PeerProtocolError(
+                        "the upstream answered 101 (Switching Protocols), but no upgrade was requested",
+                        502,
+                    )
             except PeerProtocolError as exc:
                 if is_interim_flood(self._interims, t_ns - self.arrival_ns):
                     self._context.refuse("interim_heads")
@@ -460,7 +463,7 @@ class Flow(FlowState):
             self.fail(408, "request_timeout", "the request body did not arrive in time", Outcome.REJECTED)
         else:
             self.fail(
-                504, "upstream_timeout", "the upstream was silent for too long", Outcome.UPSTREAM_TIMEOUT
+                504, "upstream_timeout", "the upstream sent nothing for too long", Outcome.UPSTREAM_TIMEOUT
             )
 
     def _is_draining(self) -> bool:

@@ -132,7 +132,7 @@ class Relay:
                 for i, arm in enumerate(experiment.arms)
                 if arm.upstream is not None
             }
-            what = "experiment.held_bytes is used up: requests go the control arm's way, excluded"
+            what = "experiment.held_bytes is used up: requests go to the control arm, and are not counted"
             no_room = partial(self.context.warn, "no_room", what)
             self.context.router = ExperimentRouter(experiment, name, route, arm_routes, no_room)
             self.context.router.switch(experiment.enabled)
@@ -312,7 +312,7 @@ class Relay:
 
     # ---------------------------------------------------------------- the end
 
-    def hurry(self) -> None:
+    def end_drain(self) -> None:
         """End the drain, present or future, at once: running exchanges are cut."""
         self._drained.set()
 
@@ -385,8 +385,8 @@ async def _run(setup: RelaySetup) -> int:
     )  # fmt: skip
     stop = asyncio.Event()
 
-    def bereave() -> None:
-        loop.call_later(ORPHAN_DRAIN_S, relay.hurry)
+    def on_supervisor_lost() -> None:
+        loop.call_later(ORPHAN_DRAIN_S, relay.end_drain)
         stop.set()
 
     def end(*, replaced: bool) -> None:
@@ -399,7 +399,7 @@ async def _run(setup: RelaySetup) -> int:
     # Ignore these: a hang-up (or a signal to a service) reaches the whole group, and the supervisor acts.
     for number in (signal.SIGHUP, signal.SIGUSR2):
         loop.add_signal_handler(number, lambda: None)
-    on_orphaned(loop, setup, bereave)
+    on_orphaned(loop, setup, on_supervisor_lost)
     if setup.experiment is not None:
         await relay.briefed()  # connections wait in the kernel meanwhile
     relay.start(socks)

@@ -140,11 +140,11 @@ class Tunnel:
             pass  # complete: the client has received all, but does not close
         elif self.up.ended or self._upstream.pending:
             self._outcome = Outcome.UPSTREAM_TIMEOUT
-            self._error = "the upstream was silent for too long"
+            self._error = "the upstream sent nothing for too long"
         else:
             # It is unknown which side should have sent, so the outcome names neither.
             self._outcome = Outcome.TRUNCATED
-            self._error = "both sides of the tunnel were silent for too long"
+            self._error = "both sides of the tunnel sent nothing for too long"
         self._end()
 
     def _end(self) -> None:

@@ -125,9 +125,26 @@ class Upload:
     """
 
     __slots__ = (
-        "_attempt", "_client", "_context", "_detached", "_flow", "_held", "_route", "_scanner",
-        "_sent", "_stream", "again", "assignment", "broken", "bytes", "connect_ns", "end_ns", "retries",
-        "reused", "upgrade", "upstream",
+        "_attempt",
+        "_client",
+        "_context",
+        "_flow",
+        "_held",
+        "_is_detached",
+        "_maybe_sent",
+        "_route",
+        "_scanner",
+        "_stream",
+        "again",
+        "assignment",
+        "broken",
+        "bytes",
+        "connect_ns",
+        "end_ns",
+        "retries",
+        "reused",
+        "upgrade",
+        "upstream",
     )  # fmt: skip
 
     def __init__(
@@ -142,8 +159,8 @@ class Upload:
         self._scanner: BodyScanner | None = None
         self._attempt: Attempt | None = None
         self._held = b""  # request bytes that wait for a connection or an assignment
-        self._detached = False  # the exchange has ended
-        self._sent = False  # the upstream may have received a part of the request
+        self._is_detached = False  # the exchange has ended
+        self._maybe_sent = False  # the upstream may have received a part of the request
         self.upgrade = False
         self.upstream: Stream | None = None
         self.reused = False
@@ -230,7 +247,7 @@ class Upload:
             try:
                 if upstream.write(request):  # otherwise `drained` is called when the rest is taken
                     kind, extra_ns = SENT, submit_ns
-                self._sent = True
+                self._maybe_sent = True
             except OSError:
                 pass
         if not skipped:
@@ -240,7 +257,7 @@ class Upload:
             self._send(request)
         elif upstream is None:
             self._connect_for(request)
-        elif not self._sent:
+        elif not self._maybe_sent:
             self._retry(request)
         return rest
 
@@ -307,7 +324,7 @@ class Upload:
 
     def _settle_without_room(self) -> None:
         holds = self.assignment is not None and self.assignment.holds
-        if holds and not self._detached and not self._flow.over:
+        if holds and not self._is_detached and not self._flow.over:
             self._settle()
 
     # ---------------------------------------------------------------- to the upstream
@@ -338,14 +355,14 @@ class Upload:
         try:
             sent = upstream.write(data)
         except OSError:
-            if self.reused and not self._sent:
+            if self.reused and not self._maybe_sent:
                 # The kernel took no byte, so the upstream has not seen the request: retry with any method.
                 self._retry(data)
             else:
                 # An answer (such as 413) may already wait to be read; the reader finds it, or the end.
                 self.broken = True
             return
-        self._sent = True
+        self._maybe_sent = True
         if sent:
             if self.end_ns or self.assignment is not None:
                 self._taken(submit_ns)
@@ -397,7 +414,7 @@ class Upload:
             # This is a limit of llmtap and not of the upstream, so answer 503 and ask for a retry.
             context.refuse("tap_overloaded")
             context.warn("tap_overloaded", str(error))
-            what = f"no connection can be opened here: {failure_text(error)}"
+            what = f"llmtap cannot open another connection: {failure_text(error)}"
             flow.fail(503, "tap_overloaded", what, Outcome.REJECTED, [(b"Retry-After", b"1")])
         else:
             context.warn("upstream_connect", str(error))
@@ -434,7 +451,7 @@ class Upload:
     def detach(self) -> None:
         """Drop the reference to the finished exchange, so that no cycle is left."""
         del self._flow
-        self._detached = True
+        self._is_detached = True
         if self.assignment is not None:
             self.assignment.on_room_lost = None
 

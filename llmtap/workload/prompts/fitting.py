@@ -75,15 +75,15 @@ class _Search:
         self._draft = draft
         self._words = self._atoms = 0
         self.prompt = Prompt()
-        self._tried: dict[tuple[int, int], int] = {}
+        self._tokens_by_size: dict[tuple[int, int], int] = {}
         """Counted tokens by the number of words and atoms (filling words)."""
-        self._best: tuple[Prompt, int] | None = None
-        self._below: tuple[int, int, int] | None = None
+        self._best_prompt: tuple[Prompt, int] | None = None
+        self._longest_too_short: tuple[int, int, int] | None = None
         """Words, atoms and tokens of the longest prompt that is too short."""
 
     @property
     def _done(self) -> bool:
-        return self._best is not None and self._best[1] == self._draft.tokens
+        return self._best_prompt is not None and self._best_prompt[1] == self._draft.tokens
 
     def guess(self) -> bool:
         """Choose the next number of words. Return False if the length is exact, or the
@@ -91,29 +91,29 @@ class _Search:
         if self._done:
             return False
         wanted, overhead = self._draft.tokens, self._draft.overhead
-        if not self._tried:
+        if not self._tokens_by_size:
             return self._take(wanted - overhead, 0)
-        (words, last), *earlier = [(n, tokens) for (n, _), tokens in reversed(self._tried.items())]
+        (words, last), *earlier = [(n, tokens) for (n, _), tokens in reversed(self._tokens_by_size.items())]
         by_word = (last - overhead) / words
         if earlier and earlier[0][1] != last:
             by_word = (earlier[0][1] - last) / (earlier[0][0] - words)
         if by_word <= 0 or (not earlier and by_word < ONE_A_WORD):
             by_word = 1.0
         words += round((wanted - last) / by_word)
-        if (words, 0) in self._tried and self._below is None:
-            words = min(words for words, _ in self._tried) - 1  # Shorter, to be filled with atoms.
+        if (words, 0) in self._tokens_by_size and self._longest_too_short is None:
+            words = min(words for words, _ in self._tokens_by_size) - 1  # Shorter, to be filled with atoms.
         return self._take(words, 0)
 
     def guess_filled(self) -> bool:
         """Fill the longest prompt that is too short with atoms."""
-        if self._done or self._below is None:
+        if self._done or self._longest_too_short is None:
             return False
-        words, atoms, tokens = self._below
+        words, atoms, tokens = self._longest_too_short
         return self._take(words, atoms + self._draft.tokens - tokens)
 
     def _take(self, words: int, atoms: int) -> bool:
         words = max(1, words)
-        if (words, atoms) in self._tried:
+        if (words, atoms) in self._tokens_by_size:
             return False
         self._words, self._atoms = words, atoms
         prompt = self._draft.make(words)
@@ -122,15 +122,15 @@ class _Search:
 
     def take_count(self, count: int) -> None:
         wanted = self._draft.tokens
-        self._tried[self._words, self._atoms] = count
-        if self._best is None or abs(count - wanted) < abs(self._best[1] - wanted):
-            self._best = (self.prompt, count)
-        if count <= wanted and (self._below is None or self._below[2] < count):
-            self._below = (self._words, self._atoms, count)
+        self._tokens_by_size[self._words, self._atoms] = count
+        if self._best_prompt is None or abs(count - wanted) < abs(self._best_prompt[1] - wanted):
+            self._best_prompt = (self.prompt, count)
+        if count <= wanted and (self._longest_too_short is None or self._longest_too_short[2] < count):
+            self._longest_too_short = (self._words, self._atoms, count)
 
     def result(self, way: str) -> tuple[Prompt, Fitted]:
-        assert self._best is not None
-        prompt, tokens = self._best
+        assert self._best_prompt is not None
+        prompt, tokens = self._best_prompt
         return prompt, Fitted(prompt.text, tokens, self._draft.tokens, way)
 
 
@@ -175,8 +175,8 @@ class RowPrompts:
         self._counter = counter
         self._rows = RowText(requests, seed)
         self._system = system
-        self._before, behind = counter.overhead(Prompt(system=system))
-        self._overhead = self._before + behind
+        self._tokens_before, behind = counter.overhead(Prompt(system=system))
+        self._overhead = self._tokens_before + behind
 
     def prompt(self, row: int) -> Prompt:
         return self.prompts([row])[0][0]
@@ -185,7 +185,12 @@ class RowPrompts:
         return fit([self._draft(row) for row in rows], self._counter)
 
     def _draft(self, row: int) -> Draft:
-        text_of, key_of, before, system = self._counter.words.text, self._rows.key, self._before, self._system
+        text_of, key_of, before, system = (
+            self._counter.words.text,
+            self._rows.key,
+            self._tokens_before,
+            self._system,
+        )
         return Draft(
             self._requests.input[row],
             lambda words: Prompt(text=text_of(key_of(row, words, before)), system=system),
@@ -224,11 +229,13 @@ class ElasticPrompts:
                 prompts_[row] = (first, Fitted("", len(first.ids), wanted, TOKEN_IDS))
             else:
                 makers[row] = maker
-                drafts.append(Draft(wanted, maker.make, self._overheads.get(_shape(first), self._overhead)))
+                drafts.append(
+                    Draft(wanted, maker.make, self._overheads.get(_prompt_shape(first), self._overhead))
+                )
         for (row, maker), (prompt, fitted) in zip(makers.items(), fit(drafts, self._counter), strict=True):
             prompts_[row] = (prompt, fitted)
             if fitted.exact and prompt is maker.prompt:
-                self._overhead = self._overheads[_shape(prompt)] = fitted.tokens - maker.words
+                self._overhead = self._overheads[_prompt_shape(prompt)] = fitted.tokens - maker.words
         return [prompts_[row] for row in rows]
 
 
@@ -246,7 +253,7 @@ class _Maker:
         return self.prompt
 
 
-def _shape(prompt: Prompt) -> tuple[bool, int]:
+def _prompt_shape(prompt: Prompt) -> tuple[bool, int]:
     return bool(prompt.system), len(prompt.history)
 
 

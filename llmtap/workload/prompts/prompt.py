@@ -83,17 +83,17 @@ def random_ids(random: Random, count: int, below: int = CL100K_IDS) -> list[int]
     shift = _WORD_BITS - below.bit_length()
     ids: list[int] = []
     while len(ids) < count:
-        ids += [i for word in _words(random, count - len(ids)) if (i := word >> shift) < below]
+        ids += [i for word in _random_words(random, count - len(ids)) if (i := word >> shift) < below]
     return ids
 
 
 def count_ids(random: Random, count: int, below: int = CL100K_IDS) -> None:
     limit = below << (_WORD_BITS - below.bit_length())
     while count:
-        count -= sum(word < limit for word in _words(random, count))
+        count -= sum(word < limit for word in _random_words(random, count))
 
 
-def _words(random: Random, count: int) -> "array[int]":
+def _random_words(random: Random, count: int) -> "array[int]":
     # getrandbits() puts the first 32-bit word into the lowest bits, so the little-endian order is that of the
     # draws.
     words = array("I", random.getrandbits(_WORD_BITS * count).to_bytes(4 * count, "little"))

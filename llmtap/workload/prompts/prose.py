@@ -48,14 +48,14 @@ class ProseWriter(Protocol):
 
 def prose(tokens: int, key: str) -> str:
     """Return a text of `tokens` tokens with a beginning that is unique to `key`."""
-    opening = _opening(key)
+    opening = _opening_words(key)
     if tokens <= len(opening):
         return "".join(opening[:tokens])
     words = say(tokens - len(opening), key)
     return "".join(opening) + " " + "".join(words)
 
 
-def _opening(key: str) -> list[str]:
+def _opening_words(key: str) -> list[str]:
     first, *others = random.Random(key).choices(WORDS, k=_OPENING - 1)
     return [first.capitalize(), *(" " + word for word in others), "."]
 
@@ -150,13 +150,13 @@ def program(key: str, language: str) -> Iterator[tuple[str, int]]:
     path, words = chance.choices(WORDS, k=3), chance.choices(WORDS, k=5)
     head = f"{comment} {'/'.join(path)}: {' '.join(words)}\n\n"
     yield head, count_tokens(head)
-    known = _functions(language)
+    known = _code_functions(language)
     while True:
         yield chance.choice(known)
 
 
 @functools.cache
-def _functions(language: str) -> list[tuple[str, int]]:
+def _code_functions(language: str) -> list[tuple[str, int]]:
     """Return the functions of a language, each with its number of tokens."""
     chance = random.Random(language)
     templates = _PYTHON if language == "python" else _SCRIPT

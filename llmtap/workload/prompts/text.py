@@ -180,7 +180,7 @@ def _byte_letters() -> list[str]:
 _BYTES: Final = _byte_letters()
 
 
-def _spelt(text: str) -> str:
+def _spelled_bytes(text: str) -> str:
     return "".join(_BYTES[b] for b in text.encode())
 
 
@@ -188,15 +188,15 @@ _PAIRS: Final = [(a, b) for a in (*_LETTERS, _BYTES[0x20]) for b in _LETTERS]
 """Merges of the tokenizer, in their order."""
 
 
-def _vocabulary() -> dict[str, int]:
+def _word_ids() -> dict[str, int]:
     whole = [
         form for word in _WORDS for form in (word, " " + word, word.capitalize(), " " + word.capitalize())
     ]
-    texts = [*_BYTES, *(a + b for a, b in _PAIRS), *map(_spelt, (*_MARKS, *_SPACES, *whole))]
+    texts = [*_BYTES, *(a + b for a, b in _PAIRS), *map(_spelled_bytes, (*_MARKS, *_SPACES, *whole))]
     return {text: i for i, text in enumerate(dict.fromkeys(texts))}
 
 
-VOCABULARY: Final = _vocabulary()
+VOCABULARY: Final = _word_ids()
 _SPELLINGS: Final = list(VOCABULARY)
 _RANKS: Final = {pair: rank for rank, pair in enumerate(_PAIRS)}
 
@@ -207,7 +207,7 @@ def cut(text: str) -> list[str]:
 
 @functools.lru_cache(1 << 16)
 def _ids_of_piece(piece: str) -> tuple[int, ...]:
-    spelt = _spelt(piece)
+    spelt = _spelled_bytes(piece)
     if (known := VOCABULARY.get(spelt)) is not None:
         return (known,)
     parts = list(spelt)
@@ -234,7 +234,7 @@ def cut_tokens(text: str) -> list[str]:
 
 
 @functools.cache
-def _story() -> tuple[list[str], list[int]]:
+def _story_tokens() -> tuple[list[str], list[int]]:
     chance = random.Random("llmtap")
     tokens: list[str] = []
     starts: list[int] = []
@@ -255,7 +255,7 @@ def _story() -> tuple[list[str], list[int]]:
 def say(count: int, key: str) -> Sequence[str]:
     """Return a text of `count` tokens, with a string for each. A shorter text of the same
     key is its prefix."""
-    tokens, starts = _story()
+    tokens, starts = _story_tokens()
     start = starts[crc32(key.encode()) % len(starts)]
     tokens_ = tokens[start : start + count]
     while len(tokens_) < count:

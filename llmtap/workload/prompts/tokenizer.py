@@ -139,16 +139,18 @@ def fitting_words(tokenizer: Tokenizer) -> Words:
     common = list(dict.fromkeys(COMMON.table))
     if tokenizer.counts([" ".join(common), *common]) == [len(common)] + [1] * len(common):
         return COMMON
-    words = _single(tokenizer, [*common, *tokenizer.vocabulary()], " ")
+    words = _single_token_words(tokenizer, [*common, *tokenizer.vocabulary()], " ")
     if len(words) >= WORDS_MIN:
         return Words.made_of(words)
-    letters = _single(tokenizer, list("abcdefghijklmnopqrstuvwxyz0123456789"), "")  # One letter per token.
+    letters = _single_token_words(
+        tokenizer, list("abcdefghijklmnopqrstuvwxyz0123456789"), ""
+    )  # One letter per token.
     if len(letters) >= WORDS_MIN:
         return Words.made_of(letters, "")
     return replace(COMMON, exact=False)
 
 
-def _single(tokenizer: Tokenizer, words: Sequence[str], separator: str) -> list[str]:
+def _single_token_words(tokenizer: Tokenizer, words: Sequence[str], separator: str) -> list[str]:
     """Return the words that are one token both alone and in a sequence."""
     words = list(dict.fromkeys(words))
     in_a_row = tokenizer.counts([separator.join([word] * 8) for word in words])
@@ -168,7 +170,7 @@ def cut_text(tokenizer: Tokenizer, text: str, tokens: int) -> tuple[str, int]:
     for size in sorted(range(max(0, tokens - 8), tokens + 4), key=lambda size: abs(size - tokens)):
         cut = tokenizer.decode(ids[:size])
         if cut is None:
-            raise ValueError(f"the tokenizer {tokenizer.name} cannot decode tokens")
+            raise ValueError(f"the tokenizer {tokenizer.name} cannot turn tokens into text")
         cut = cut.rstrip("\ufffd")
         if not text.startswith(cut):
             continue
@@ -197,7 +199,7 @@ class ChatTemplate:
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
         )
         environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _refuse
+        environment.globals["raise_exception"] = _raise_template_error
         environment.globals["strftime_now"] = now.strftime
         self._place = place
         self._error = jinja2.TemplateError
@@ -205,7 +207,7 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as exc:
-            raise ConfigError(place, f"its chat template is not Jinja: {exc}") from None
+            raise ConfigError(place, f"the chat template is not valid Jinja: {exc}") from None
 
     @classmethod
     def load(cls, folder: Path, place: str) -> "ChatTemplate":
@@ -221,8 +223,8 @@ class ChatTemplate:
         try:
             text = read_file(alone, place, CONFIG_BYTES_MAX).decode() if alone.is_file() else None
         except UnicodeError:
-            raise ConfigError(place, f"{alone} cannot be read: is not UTF-8") from None
-        source = _default(config.get("chat_template")) if text is None else text
+            raise ConfigError(place, f"{alone} is not UTF-8") from None
+        source = _default_template(config.get("chat_template")) if text is None else text
         if source is None:
             raise ConfigError(
                 place, f"{folder} has no chat template",
@@ -247,10 +249,10 @@ class ChatTemplate:
                 messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._special
             )
         except self._error as exc:
-            raise ConfigError(self._place, f"its chat template refuses the prompt: {exc}") from None
+            raise ConfigError(self._place, f"the chat template refuses the prompt: {exc}") from None
 
 
-def _default(template: Any) -> str | None:
+def _default_template(template: Any) -> str | None:
     if isinstance(template, list):
         named = {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}
         template = named.get("default")
@@ -262,7 +264,7 @@ def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
-def _refuse(message: str) -> None:
+def _raise_template_error(message: str) -> None:
     import jinja2
 
     raise jinja2.TemplateError(message)

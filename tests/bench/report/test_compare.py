@@ -218,7 +218,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     a = results_folder(tmp_path / "a", runs=1)
     with pytest.raises(ConfigError, match="is not a results folder"):
         compare_results(a, [tmp_path])
-    with pytest.raises(ConfigError, match="is named twice"):
+    with pytest.raises(ConfigError, match="is given twice"):
         compare_results(a, [tmp_path / "a/../a"])
     with pytest.raises(ConfigError, match="no test in common: a has ttft; b has itl"):
         compare_results(a, [results_folder(tmp_path / "b", test="itl", runs=1)])

@@ -149,7 +149,7 @@ def test_every_example_in_a_comment_can_be_declared(tmp_path: Path) -> None:
 )
 def test_whatever_a_server_says_is_toml(tmp_path: Path, text: str) -> None:
     detected = Detected("http://127.0.0.1:1")
-    detected.know("sut.model", text, "it said so")
+    detected.add_fact("sut.model", text, "it said so")
     assert loaded(detected, tmp_path).sut.model == text
 
 

@@ -136,9 +136,9 @@ def other_table(meta: dict[bytes, bytes] | None) -> Callable[[Path], None]:
 BROKEN = [
     (replaced(b"\n"), "cannot be read as Parquet"),
     (replaced(b"PAR1" * 99), "cannot be read as Parquet"),
-    (other_table(None), "no capture of llmtap's"),
-    (other_table({META_KEY: b"{"}), "not as it should be"),
-    (other_table({META_KEY: b'{"level":7}'}), "not as it should be"),
+    (other_table(None), "not a capture of llmtap"),
+    (other_table({META_KEY: b"{"}), "metadata is invalid"),
+    (other_table({META_KEY: b'{"level":7}'}), "metadata is invalid"),
 ]
 
 
@@ -193,10 +193,10 @@ def test_where_nothing_is_the_error_says_where(tmp_path: Path, where: str, probl
 
 
 def test_a_url_that_cannot_be_is_an_error_without_its_keys() -> None:
-    with pytest.raises(CaptureError, match="no URL that can be read") as error:
+    with pytest.raises(CaptureError, match="not a URL that llmtap can read") as error:
         read("ftp://user:s3cr3t@host/captures")
     assert "s3cr3t" not in str(error.value)
-    with pytest.raises(CaptureError, match="nothing to read"):
+    with pytest.raises(CaptureError, match="no file, folder or URL to read"):
         read([])
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from llmtap.capture.read.streams import new_file, opened
+from llmtap.capture.read.streams import new_file, open_input
 from llmtap.errors import ConfigError
 
 DATA = random.Random(1).randbytes(200_000) + b"text\n" * 200_000
@@ -20,7 +20,7 @@ def test_what_is_compressed_is_undone_and_counted_as_it_lies(ending: str, tmp_pa
     path = tmp_path / "no-ending-tells"
     path.write_bytes(PACKED[ending])
     told: list[tuple[int, int | None]] = []
-    with opened(str(path), 1_000, lambda done, total: told.append((done, total))) as file:
+    with open_input(str(path), 1_000, lambda done, total: told.append((done, total))) as file:
         assert file.head == DATA[:1_000]
         assert file.stream.read() == DATA
         assert file.seekable == (not ending)
@@ -42,7 +42,7 @@ def test_a_pipe_is_read_from_its_beginning(ending: str, tmp_path: Path) -> None:
 
     feeder = threading.Thread(target=feed)
     feeder.start()
-    with opened(str(path), 100_000) as file:
+    with open_input(str(path), 100_000) as file:
         assert file.head == DATA[:100_000]
         assert file.stream.read() == DATA
         assert file.size == len(PACKED[ending])
@@ -54,14 +54,14 @@ def test_a_pipe_is_read_from_its_beginning(ending: str, tmp_path: Path) -> None:
 def test_a_stream_that_was_cut_off_is_an_error(ending: str, tmp_path: Path) -> None:
     path = tmp_path / "cut"
     path.write_bytes(PACKED[ending][:-9])
-    with opened(str(path), 100) as file, pytest.raises(OSError, match="Truncated"):
+    with open_input(str(path), 100) as file, pytest.raises(OSError, match="Truncated"):
         file.stream.read()
 
 
 def test_members_one_after_another_are_one_file(tmp_path: Path) -> None:
     path = tmp_path / "two"
     path.write_bytes(gzip.compress(b"a\n") + gzip.compress(b"b\n"))
-    with opened(str(path), 100) as file:
+    with open_input(str(path), 100) as file:
         assert file.stream.read() == b"a\nb\n"
 
 
@@ -72,7 +72,7 @@ def test_a_new_file_is_there_when_it_is_whole(ending: str, tmp_path: Path) -> No
         out.stream.write(DATA)
         assert not target.exists()
     assert out.bytes == target.stat().st_size
-    with opened(str(target), 10) as file:
+    with open_input(str(target), 10) as file:
         assert file.stream.read() == DATA
     assert (target.read_bytes() == DATA) == (not ending)
     assert os.listdir(tmp_path) == [target.name]
@@ -97,7 +97,7 @@ def test_what_is_there_is_replaced_only_when_asked(tmp_path: Path) -> None:
     target = tmp_path / "out"
     target.write_bytes(b"old")
     with (
-        pytest.raises(ConfigError, match="already exists\nhint: --force"),
+        pytest.raises(ConfigError, match="already exists\nhint: to replace the file, use --force"),
         new_file(str(target), replace=False),
     ):
         pytest.fail("it is told before anything is written")
@@ -134,7 +134,7 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with (
-        pytest.raises(ConfigError, match="is no regular file\nhint: - writes"),
+        pytest.raises(ConfigError, match="is not a regular file\nhint: to write"),
         new_file(str(pipe), replace=True),
     ):
         pytest.fail("it is told before anything is written")

@@ -15,7 +15,7 @@ from llmtap.capture.store.parquet import (
     LocalPlace,
     PlaceError,
     RemotePlace,
-    open_place,
+    place_of,
     redacted,
     write_parquet,
 )
@@ -157,7 +157,7 @@ def test_what_is_shown_of_a_url_holds_no_secret(url, shown):
 @pytest.mark.parametrize("to", ["{}", "file://{}"])
 def test_a_folder_may_be_a_path_or_a_file_url(tmp_path, to):
     folder = tmp_path / "with space"
-    place = open_place(to.format(folder).replace(" ", "%20" if to.startswith("file") else " "))
+    place = place_of(to.format(folder).replace(" ", "%20" if to.startswith("file") else " "))
     assert place.folder == folder
     assert isinstance(place, LocalPlace)
 
@@ -180,7 +180,7 @@ def test_a_local_file_is_moved_to_its_name_and_takes_the_place_of_an_older_try(t
 )  # fmt: skip
 def test_a_url_that_cannot_be_is_told_without_its_secrets(url):
     with pytest.raises(ConfigError) as caught:
-        open_place(url)
+        place_of(url)
     text = str(caught.value)
     assert text.startswith("capture.to: ")
     assert not any(secret in text for secret in (_KEY, _SECRET, "secret@", "wJalr"))
@@ -189,14 +189,14 @@ def test_a_url_that_cannot_be_is_told_without_its_secrets(url):
 @pytest.mark.parametrize("to", ["s3:/bucket/x", f"s3:/{_KEY}:{_SECRET}@bucket/x", "file:/var/x"])
 def test_a_url_that_lacks_a_slash_is_no_folder(to):
     with pytest.raises(ConfigError) as caught:
-        open_place(to)
+        place_of(to)
     assert caught.value.place == "capture.to"
     assert _KEY not in str(caught.value)
 
 
 @pytest.mark.parametrize("to", ["a:b", "./s3:/x", "x/y:/z", "s3", "s3/x", "c:/x"])
 def test_a_colon_is_no_url(to):
-    assert isinstance(open_place(to), LocalPlace)
+    assert isinstance(place_of(to), LocalPlace)
 
 
 def test_a_place_that_does_not_take_a_file_is_one_sentence_without_secrets(tmp_path):
@@ -204,8 +204,8 @@ def test_a_place_that_does_not_take_a_file_is_one_sentence_without_secrets(tmp_p
     made.write_bytes(b"x")
     url = f"s3://{_KEY}:{_SECRET}@bucket/p?endpoint_override=127.0.0.1:1&scheme=http&region=us-east-1"
     for place, named in (
-        (open_place(url), "x.parquet to s3://***@bucket/p"),
-        (LocalPlace(tmp_path / "gone"), f"{tmp_path}/gone/x.parquet: No such file or directory"),
+        (place_of(url), "x.parquet cannot be uploaded to s3://***@bucket/p"),
+        (LocalPlace(tmp_path / "gone"), f"{tmp_path}/gone/x.parquet cannot be written: No such file"),
     ):
         with pytest.raises(PlaceError) as caught:
             place.put(made, "x.parquet")
@@ -218,7 +218,7 @@ def test_a_place_that_does_not_take_a_file_is_one_sentence_without_secrets(tmp_p
 def test_a_store_that_pyarrow_knows_by_itself_takes_files_too(tmp_path):
     made = tmp_path / "made"
     made.write_bytes(b"12345")
-    place = open_place("mock:///folder")
+    place = place_of("mock:///folder")
     assert isinstance(place, RemotePlace)
     for content in (b"12345", b"again"):
         made.write_bytes(content)

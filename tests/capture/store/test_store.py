@@ -201,7 +201,9 @@ def test_a_second_store_on_the_same_spool_is_told_and_may_follow(tmp_path):
     before = sorted(tmp_path.rglob("*"))
     second = Store(options(tmp_path), INFO, SystemClock())
     for refused in (second.open, lambda: check(options(tmp_path))):
-        with pytest.raises(ConfigError, match=r"capture\.to: another llmtap captures in .*\.spool"):
+        with pytest.raises(
+            ConfigError, match=r"capture\.to: another llmtap process writes its capture into .*\.spool"
+        ):
             refused()
     assert sorted(tmp_path.rglob("*")) == before
     append(first, thin(1))
@@ -223,7 +225,7 @@ def test_a_supervisor_may_look_at_settings_anew_while_its_own_meter_captures(tmp
     try:
         assert meter.stdout.readline() == b"\n"
         check(options(tmp_path))
-        with pytest.raises(ConfigError, match="another llmtap captures"):
+        with pytest.raises(ConfigError, match="another llmtap process writes"):
             store(tmp_path)
     finally:
         meter.communicate(timeout=120)
@@ -309,7 +311,7 @@ def test_what_is_not_finished_in_time_is_found_at_the_next_start(tmp_path, monke
     at = store(tmp_path)
     append(at, thin(1))
     with monkeypatch.context() as failing:
-        failing.setattr(Finisher, "_make", no_room)
+        failing.setattr(Finisher, "_make_file", no_room)
         at.close(10)
     assert f"event=capture_files_left spools=1 spool={tmp_path}/.spool reason=" in caplog.text
     assert at.state().files_waiting == 1

@@ -6,7 +6,7 @@ import pytest
 
 from llmtap.capture.read.reader import read
 from llmtap.capture.store import finisher, parquet
-from llmtap.capture.store.parquet import RemotePlace, open_place
+from llmtap.capture.store.parquet import RemotePlace, place_of
 from llmtap.capture.store.store import NOTES_BYTES, spool_folder
 from llmtap.units import Bytes
 from tests.support.servers.object_store import Wire, object_store
@@ -69,7 +69,7 @@ def _spools(url):
 
 
 def test_a_file_of_many_parts_arrives_whole(server, wire, tmp_path):
-    place = open_place(_url(wire.port, "parts"))
+    place = place_of(_url(wire.port, "parts"))
     made = tmp_path / "made"
     made.write_bytes(bytes(range(256)) * (25 << 12))
     place.put(made, "big")

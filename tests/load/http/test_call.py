@@ -82,9 +82,9 @@ BADLY: dict[str, tuple[Script, Outcome, int | None, int | None, str]] = {
     "500 in chunks": (answers(b"oh", status=b"500 Oh", chunks=2), ERROR, 500, None, "upstream answered 500"),
     "closes": (says(then=CLOSE), GONE, None, None, "closed the connection without an answer"),
     "resets": (says(then=RESET), GONE, None, None, "reset the connection without an answer"),
-    "closes in its head": (says(b"HTTP/1.1 20", then=CLOSE), CUT, None, None, "within its answer"),
+    "closes in its head": (says(b"HTTP/1.1 20", then=CLOSE), CUT, None, None, "middle of its answer"),
     "closes before its length": (says(with_length(JSON[:50], 9), then=CLOSE), CUT, 200, None, "closed"),
-    "closes in a chunk": (says(*STREAM[:2], STREAM[2][:9], then=CLOSE), CUT, 200, 1, "within its answer"),
+    "closes in a chunk": (says(*STREAM[:2], STREAM[2][:9], then=CLOSE), CUT, 200, 1, "middle of its answer"),
     "closes before the last chunk's end": (says(*STREAM[:-1], b"0\r\n", then=CLOSE), CUT, 200, 3, "closed"),
     "a stream without an end": (
         says(STREAM[0], STREAM[1], b"0\r\n\r\n"), CUT, 200, 1, "without a finish reason or an end marker",
@@ -95,9 +95,9 @@ BADLY: dict[str, tuple[Script, Outcome, int | None, int | None, str]] = {
     "no chunk": (says(STREAM[0] + STREAM[1] + b"zz\r\n"), ERROR, 200, None, "broke HTTP"),
     "a chunk longer than its size": (says(STREAM[0], b"1\r\nabc"), ERROR, 200, None, "broke HTTP"),
     "a head without an end": (
-        says(HEAD + b"A: ", *[b"a" * 65_536] * (HEAD_BYTES_MAX // 65_536 + 1)), ERROR, None, None, "too long",
+        says(HEAD + b"A: ", *[b"a" * 65_536] * (HEAD_BYTES_MAX // 65_536 + 1)), ERROR, None, None, "longer",
     ),
-    "interim heads without an end": (says(*[INTERIM * 1_000] * 12), ERROR, None, None, "too long"),
+    "interim heads without an end": (says(*[INTERIM * 1_000] * 12), ERROR, None, None, "too many interim"),
 }  # fmt: skip
 
 
@@ -153,7 +153,7 @@ async def test_nobody_listens() -> None:
 async def test_the_whole_time_is_over_before_a_connection_is_there() -> None:
     async with unanswered_port() as port, sender_to(f"http://127.0.0.1:{port}", timeout_s=0.1) as to:
         x = await to.ask()
-        assert (x.outcome, x.error) == (LATE, "no connection in time")
+        assert (x.outcome, x.error) == (LATE, "the server did not accept a connection in time")
         assert not to.sender.pool.attempts
 
 

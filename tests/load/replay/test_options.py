@@ -62,8 +62,8 @@ def test_a_ca_is_a_file_of_certificates(tmp_path: Path) -> None:
     ca.cert_pem.write_to_path(good)
     for place, said in (
         (tmp_path, "cannot be read: Is a directory"),
-        (nonsense, "holds no certificate in PEM"),
-        (key, "holds no certificate in PEM"),
+        (nonsense, "contains no certificate in PEM format"),
+        (key, "contains no certificate in PEM format"),
     ):
         with pytest.raises(ConfigError) as refused:
             options(ca=str(place))  # also where the target is http://
@@ -132,8 +132,8 @@ def test_a_replay_of_twenty_requests(spoken: str, endpoint: str, workload: str, 
     async def work() -> tuple[dict[str, Any], list[Any]]:
         async with serving(spoken) as (url, log):
             found = await support.replayed(plan, url, capture=tmp_path, slo="ttft:1s")
-            await wait_until(lambda: len(log.since(0)["truths"]) == N)
-            return found, log.since(0)["truths"]
+            await wait_until(lambda: len(log.page_since(0)["truths"]) == N)
+            return found, log.page_since(0)["truths"]
 
     result, truths = play(work(), 200)
     assert (result["load"]["sent"], result["load"]["unsent"], result["outcomes"]) == (N, 0, {"complete": N})
@@ -171,7 +171,7 @@ def test_what_means_nothing_there_is_refused(target: str) -> None:
     }
     of_grpc = {"--server": {"server": "vllm"}, "--insecure": {"insecure": True}}
     for option, given in (named | (of_grpc if target.startswith("grpc") else {})).items():
-        with pytest.raises(ConfigError, match=f"^{option}: has no meaning for {target.partition(':')[0]}://"):
+        with pytest.raises(ConfigError, match=f"^{option}: has no effect on {target.partition(':')[0]}://"):
             refuse_meaningless(LoadPlan.of(url=target, **given))
         refuse_meaningless(LoadPlan.of(url="http://h:1", **given))
     refuse_meaningless(LoadPlan.of(url=target, rate=1.0))

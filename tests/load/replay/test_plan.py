@@ -104,7 +104,7 @@ def test_a_trace_without_times_is_told_how_to_give_it_some(tmp_path: Path) -> No
     with pytest.raises(ConfigError) as caught:
         plan_of(str(file))
     assert caught.value.place == str(file)
-    assert caught.value.hint == "say how they arrive: --arrivals poisson --rate R, or --closed N"
+    assert caught.value.hint == "set the arrivals: --arrivals poisson --rate R, or --closed N"
     assert len(plan_of(str(file), arrivals="poisson", rate=5.0).requests) == 2
 
 

@@ -122,9 +122,9 @@ def check(windows: Windows, name: str, rows: list[tuple[int, SeriesKey, Exchange
 def test_the_window_says_what_time_it_is_of_and_how_late_relays_ran() -> None:
     clock = ManualClock(now_ns=100 * S, wall_offset_ns=1_700_000_000 * S)
     windows = Windows(clock)
-    windows.lagged(3_000_000)
+    windows.record_lag(3_000_000)
     clock.advance(2 * S)
-    windows.lagged(2_000_000)
+    windows.record_lag(2_000_000)
     windows.skipped(3)
     out: Any = windows.freeze("1m").to_dict()
     assert out["window"] == {
@@ -150,7 +150,7 @@ def test_what_is_frozen_does_not_change() -> None:
     before = frozen.to_dict()
     for _ in range(30):
         windows.opened()
-        windows.lagged(9_000_000)
+        windows.record_lag(9_000_000)
         add(windows)
         clock.advance(4 * S)
     assert frozen.to_dict() == before

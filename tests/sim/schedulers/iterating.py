@@ -137,11 +137,12 @@ def _roster_of(scheduler: Any) -> Any:
 def check_nobody(scheduler: Any) -> None:
     """When all are over nothing is remembered of anybody."""
     roster = _roster_of(scheduler)
-    assert not (roster._seats or roster._made or roster._preempted or roster._swapped or roster._waiting)
+    assert not (roster._seats or roster._made_tokens or roster._preempted)
+    assert not (roster._swapped_requests or roster._waiting)
     assert not any(roster._ending.values())
     assert roster._context == 0
     if roster._deadlines is not None:
-        assert not (roster._deadlines._next_ns or roster._deadlines._missed)
+        assert not (roster._deadlines._next_ns or roster._deadlines._missed_requests)
     check_memory(scheduler)
 
 

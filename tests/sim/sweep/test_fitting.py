@@ -352,8 +352,8 @@ def test_a_grid_is_read_by_the_names_of_its_columns(tmp_path: Path) -> None:
         ("batch_size,max_seq_len\n1,2\n", "line 1: expected a column mean_latency_sec"),
         (f"{COLUMNS}1,2\n", "line 2: expected"),
         (f"{COLUMNS}1,2,3\nx,2,3\n", "line 3: expected"),
-        (f"{COLUMNS}0,2,3\n", "line 2: impossible: a batch of 0"),
-        (f"{COLUMNS}1,2,nan\n", "line 2: impossible: a batch of 1"),
+        (f"{COLUMNS}0,2,3\n", "line 2: impossible values: 0 requests"),
+        (f"{COLUMNS}1,2,nan\n", "line 2: impossible values: 1 requests"),
     ],
 )
 def test_a_grid_that_is_none_is_refused_with_the_line(text: str, problem: str, tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_a_workload_is_drawn_by_its_name_and_seed() -> None:
     ("axes", "common", "problem"),
     [
         ({"rate": (3.0,)}, {}, "--rate: all rows arrive at once"),
-        ({"requests": (3,)}, {}, "--requests: 3 are more than .* has, and its rows cannot be repeated"),
+        ({"requests": (3,)}, {}, "--requests: .* has fewer than 3 requests, and its rows cannot be repeated"),
         ({}, {"capacity": 0.1}, "--capacity: all rows arrive at once"),
         ({"memory_gb": ("4",)}, {}, "--reading: memory_gb: must be above"),
         ({"scale": (1e-12,), "requests": (2,)}, {}, "--scale: the last of 2 requests would arrive after 146"),

@@ -57,9 +57,9 @@ def test_wherever_a_line_was_torn_it_is_cut_off(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b"timestamp,model\n1,2\n", "line 1: expected the result of a sweep"),
-        (b'{"id":"1"}\n[]\n', "line 2: expected the result of a sweep"),
-        (b'{"id":"1"}\n{"id":2}\n{"id', "line 2: expected the result of a sweep"),
+        (b"timestamp,model\n1,2\n", "line 1: expected a result of llmtap sim run"),
+        (b'{"id":"1"}\n[]\n', "line 2: expected a result of llmtap sim run"),
+        (b'{"id":"1"}\n{"id":2}\n{"id', "line 2: expected a result of llmtap sim run"),
         (b"my only copy", "is not a results file"),
     ],
 )
@@ -281,7 +281,7 @@ def test_ray_agrees_and_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -
 @needs_ray
 @pytest.mark.filterwarnings("default")
 def test_without_a_cluster_at_the_address_that_is_said() -> None:
-    with pytest.raises(ConfigError, match=r"no Ray at 127\.0\.0\.1:1"):
+    with pytest.raises(ConfigError, match=r"no Ray cluster answers at 127\.0\.0\.1:1"):
         next(on_ray(JOBS, TRACES, "127.0.0.1:1"))
     with pytest.raises(ConfigError, match="expected auto, local, HOST:PORT"):
         next(on_ray(JOBS, TRACES, "somewhere"))

@@ -118,7 +118,7 @@ def test_a_time_that_is_none_is_named() -> None:
 
 def test_they_cannot_be_written() -> None:
     for name in ("weka", "otlp"):
-        with pytest.raises(FormatError, match=f"{name} can only be read"):
+        with pytest.raises(FormatError, match=f"can read the format {name}, but cannot write it"):
             by_name(name, writing=True)
 
 

@@ -53,8 +53,8 @@ def test_times_are_milliseconds() -> None:
 @pytest.mark.parametrize(
     ("line", "result"),
     [
-        (b'{"timestamp": 1}', "line 1: input_length: exactly one of input_length, payload, messages, text"),
-        (b'{"input_length": 1, "text_input": "a"}', "line 1: input_length: exactly one of"),
+        (b'{"timestamp": 1}', "line 1: expected exactly one of input_length, payload, messages, text"),
+        (b'{"input_length": 1, "text_input": "a"}', "line 1: expected exactly one of"),
         (b'{"payload": "text"}', "line 1: payload: expected a JSON object"),
     ],
 )

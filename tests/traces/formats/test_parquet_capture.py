@@ -86,7 +86,7 @@ def test_many_files_that_do_not_fit_together_are_told(tmp_path: Path) -> None:
     for name in ("wall", "trace"):
         info = CaptureInfo(arrivals=name)
         (tmp_path / f"{name}.parquet").write_bytes(written(batch_of(1, {}), info=info))
-    with pytest.raises(FormatError, match="convert them apart"):
+    with pytest.raises(FormatError, match="convert them separately"):
         read_many(str(tmp_path))
     newer = tmp_path / "newer"
     newer.mkdir()

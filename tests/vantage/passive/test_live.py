@@ -196,7 +196,7 @@ def test_an_adapter_that_stamps_is_told_to_stamp_all_packets_that_it_receives(
         else:
             asked.append((interface, rings._CONFIG.unpack(data.raw)))
 
-    monkeypatch.setattr(rings, "_ask", answer)
+    monkeypatch.setattr(rings, "_interface_request", answer)
     monkeypatch.setattr(rings.os, "open", lambda path, _flags: asked.append((path, "opened")) or 7)
     with open_ring("lo", [9], 512 << 10) as sock:
         assert open_adapter_clock(sock, "eth7") == 7

@@ -316,9 +316,9 @@ async def test_a_drain_can_be_cut_short_before_it_begins_and_while_it_runs(early
         await client.send(request("GET", up.on(Stream())))
         await client.head()
         if early:
-            tap.relay.hurry()
+            tap.relay.end_drain()
         else:
-            asyncio.get_running_loop().call_later(0.05, tap.relay.hurry)
+            asyncio.get_running_loop().call_later(0.05, tap.relay.end_drain)
         await asyncio.wait_for(tap.drain(), PATIENCE_S)
         assert (await client.to_end())[0] == chunk(b"begun")
         assert (await tap.closing()).outcome != "client_cancelled"

@@ -150,7 +150,7 @@ def test_a_template_that_refuses_is_a_sentence() -> None:
     made = template("{{ raise_exception('no system role') if messages[0].role == 'system' }}ok")
     assert made.render(Prompt(text="x")) == "ok"
     with pytest.raises(
-        ConfigError, match=r"^--tokenizer: its chat template refuses the prompt: no system role"
+        ConfigError, match=r"^--tokenizer: the chat template refuses the prompt: no system role"
     ):
         made.render(ASKED)
 
@@ -159,11 +159,11 @@ def test_a_template_that_refuses_is_a_sentence() -> None:
     ("source", "problem"),
     [
         ("{{ ''.__class__.__mro__ }}", "refuses"), ("{{ messages.append(1) }}", "refuses"),
-        ("{{ cycler.__init__.__globals__.os }}", "refuses"), ("{% for", "is not Jinja"),
+        ("{{ cycler.__init__.__globals__.os }}", "refuses"), ("{% for", "is not valid Jinja"),
     ],
 )  # fmt: skip
 def test_a_template_cannot_leave_its_sandbox_and_is_jinja(source: str, problem: str) -> None:
-    with pytest.raises(ConfigError, match=f"^--tokenizer: its chat template {problem}"):
+    with pytest.raises(ConfigError, match=f"^--tokenizer: the chat template {problem}"):
         template(source).render(ASKED)
 
 

@@ -147,7 +147,7 @@ class DialectTable(_Table, frozen=True, kw_only=True):
     ] = {}
 
     def __post_init__(self) -> None:
-        raise_all(_mistakes(self, f"dialects.{self.name}"))
+        raise_all(_table_mistakes(self, f"dialects.{self.name}"))
 
     @property
     def end_certain(self) -> bool:
@@ -189,18 +189,22 @@ def parse_path(path: str) -> tuple[Step, ...]:
     while at < len(path) <= PATH_CHARS_MAX:
         match = _STEP.match(path, at)
         if match is None or (match["member"] and bool(match["dot"]) is (at == 0)):
-            raise ValueError(f"{path!r} is no path")
+            raise ValueError(f"{path!r} is not a valid path")
         at = match.end()
         if match["member"]:
             steps.append(match["member"])
         else:
-            steps.append(Each(match["key"], match["op"] != "!=", match["key"] and _literal(match["value"])))
+            steps.append(
+                Each(match["key"], match["op"] != "!=", match["key"] and _condition_value(match["value"]))
+            )
     if not 0 < len(steps) <= STEPS_MAX:
-        raise ValueError(f"a path has 1 to {STEPS_MAX} members and {PATH_CHARS_MAX} characters")
+        raise ValueError(
+            f"expected a path of 1 to {STEPS_MAX} members and at most {PATH_CHARS_MAX} characters"
+        )
     return tuple(steps)
 
 
-def _literal(text: str) -> Any:
+def _condition_value(text: str) -> Any:
     """Return the JSON value in a condition of a path, or the text as it stands."""
     try:
         return msgspec.json.decode(text)
@@ -236,7 +240,7 @@ def count_paths(table: DialectTable) -> tuple[str, ...]:
     return tuple(path for key in Counts.__struct_fields__ for path in listed(getattr(table.counts, key)))
 
 
-def _mistakes(table: DialectTable, place: str) -> Iterator[ConfigError]:
+def _table_mistakes(table: DialectTable, place: str) -> Iterator[ConfigError]:
     rules = table.rules
     names = [
         name for texts in (*(rule.event for rule in rules), *table.events.values()) for name in listed(texts)
@@ -245,8 +249,8 @@ def _mistakes(table: DialectTable, place: str) -> Iterator[ConfigError]:
     if not _NAME.fullmatch(table.name):
         yield ConfigError(
             f"{place}.name",
-            f"{table.name!r} is no name of up to 32 letters, digits and . _ -",
-            "example: acme.chat",
+            f"expected a name of up to 32 letters, digits and . _ -, got {table.name!r}",
+            "such as acme.chat",
         )
     for key, n, limit in (
         ("rules", len(rules), RULES_MAX),
@@ -260,15 +264,24 @@ def _mistakes(table: DialectTable, place: str) -> Iterator[ConfigError]:
         if n > limit:
             yield ConfigError(place, f"has {n} {key}, and at most {limit} are allowed")
     if not (rules or table.plain_text):
-        yield ConfigError(place, "has no rules", "a table needs [[rules]], or plain_text")
+        yield ConfigError(place, "has no rules", "add [[rules]], or set plain_text")
     if table.end == "done" and "done" not in marks and not any(rule.done for rule in rules):
         yield ConfigError(
-            f"{place}.end", "is done, but no rule has it", 'add event_class = "done" to the last event'
+            f"{place}.end",
+            "is done, but no rule has the event class done",
+            'add event_class = "done" to the last event',
         )
     if table.end == "finish_reason" and not any(rule.finish_reason for rule in rules):
-        yield ConfigError(f"{place}.end", "is finish_reason, but no rule has one")
+        yield ConfigError(
+            f"{place}.end",
+            "is finish_reason, but no rule has the key finish_reason",
+            "add it to a rule, or choose another end",
+        )
     if table.counts != Counts() and not any(rule.usage for rule in rules):
-        yield ConfigError(f"{place}.counts", "are read in the usage of a rule, but no rule has it")
+        yield ConfigError(
+            f"{place}.counts", "is set, but no rule has the key usage, in which the counts are read",
+            "add usage to a rule, or leave out counts",
+        )  # fmt: skip
     for key in ("match", "model"):
         yield from _path_mistakes(f"{place}.{key}", *listed(getattr(table, key)))
     for key in Counts.__struct_fields__:
@@ -278,8 +291,12 @@ def _mistakes(table: DialectTable, place: str) -> Iterator[ConfigError]:
             yield from _path_mistakes(f"{place}.rules[{i}].{key}", path, lists=key not in _CONDITIONS)
         for name, path, unit in timed_paths(rule):
             if name not in SERVER_TIMES or unit not in UNITS:
-                hint = f"names: {', '.join(SERVER_TIMES)}; units: {', '.join(UNITS)}"
-                yield ConfigError(f"{place}.rules[{i}].times.{name}", f"{path!r} is no path and unit", hint)
+                hint = f"known names: {', '.join(SERVER_TIMES)}; known units: {', '.join(UNITS)}"
+                yield ConfigError(
+                    f"{place}.rules[{i}].times.{name}",
+                    f"expected a known name, and a path with a unit, got {path!r}",
+                    hint,
+                )
 
 
 def _path_mistakes(place: str, *paths: str, lists: bool = True) -> Iterator[ConfigError]:
@@ -287,9 +304,11 @@ def _path_mistakes(place: str, *paths: str, lists: bool = True) -> Iterator[Conf
         try:
             steps = parse_path(path)
         except ValueError as exc:
-            yield ConfigError(place, str(exc), "example: choices[].delta.content; . is the event itself")
+            yield ConfigError(place, str(exc), "such as choices[].delta.content, or . for the event itself")
         else:
             if not lists and any(isinstance(step, Each) for step in steps):
                 yield ConfigError(
-                    place, f"{path!r} goes into a list", "name the list itself, or another member"
+                    place,
+                    f"{path!r} selects elements of a list, which is not allowed here",
+                    "give the path of the list itself, or of another member",
                 )

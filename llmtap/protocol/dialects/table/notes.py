@@ -29,7 +29,7 @@ def notes_on(table: DialectTable, events: Iterable[SseEvent]) -> list[str]:
     fitting: Counter[int] = Counter()
     matches: set[tuple[int, str]] = set()
     usages: list[Any] = []
-    for name, value in _values(events):
+    for name, value in _event_values(events):
         compiled, inside = dialect.find_rule(value, name)
         number = None if compiled is None else numbers.get(id(compiled.source))
         if compiled is None or number is None:
@@ -43,7 +43,7 @@ def notes_on(table: DialectTable, events: Iterable[SseEvent]) -> list[str]:
     return [*_of_rules(table, fitting, matches), *_of_counts(table, usages)]
 
 
-def _values(events: Iterable[SseEvent]) -> Iterator[tuple[bytes | None, Any]]:
+def _event_values(events: Iterable[SseEvent]) -> Iterator[tuple[bytes | None, Any]]:
     """Yield name and value of each event; an array holds several."""
     for event in events:
         value = None if event.data is None else read_json(event.data)

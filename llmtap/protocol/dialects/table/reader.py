@@ -59,9 +59,9 @@ class TableDialect:
         self._match = first(table.match)
         marks = (Rule(event=names, event_class=mark) for mark, names in table.events.items())
         rules = [CompiledRule(rule, table) for rule in (*table.rules, *marks)]
-        self._others = [(name[:-1], rule) for rule in rules for name in rule.names if name.endswith("*")] + [
-            ("", rule) for rule in rules if not rule.names
-        ]
+        self._other_rules = [
+            (name[:-1], rule) for rule in rules for name in rule.names if name.endswith("*")
+        ] + [("", rule) for rule in rules if not rule.names]
         """Rules by a prefix of the event's name; "" for rules without names, which are tried on all
         events."""
         names = {name for rule in rules for name in rule.names if not name.endswith("*")} | {""}
@@ -122,7 +122,7 @@ class TableDialect:
         return name, root
 
     def _rules_of(self, name: str) -> list[CompiledRule]:
-        return [rule for start, rule in self._others if name.startswith(start)]
+        return [rule for start, rule in self._other_rules if name.startswith(start)]
 
     def find_rule(self, root: Any, event_name: bytes | None) -> tuple[CompiledRule | None, Any]:
         """Return the rule of an event, and the object to which its paths lead."""
@@ -140,8 +140,8 @@ class TableReader(shapes.ObjectReader):
     __slots__ = (
         "_answered",
         "_dialect",
-        "_listed",
-        "_running",
+        "_lists_tokens",
+        "_running_count",
         "_sample",
         "_samples_left",
         "_so_far",
@@ -158,10 +158,10 @@ class TableReader(shapes.ObjectReader):
         self._streamed = False
         """Whether a rule without `repeats` has read output."""
         self._answered = False
-        self._listed = False
+        self._lists_tokens = False
         """Whether events list their tokens. The running count is then not used: at the end it counts one
         token more."""
-        self._running = openai_shapes.RunningCount()
+        self._running_count = openai_shapes.RunningCount()
         self._sample: Sample | None = None
         self._samples_left = SAMPLES_MAX
         self._so_far = TextsSoFar()
@@ -205,7 +205,7 @@ class TableReader(shapes.ObjectReader):
             ):
                 delta.repeatable = False
                 shapes.add_counts(delta, *usage[:2])
-                delta.usage_running = self._running.several
+                delta.usage_running = self._running_count.several
             return delta
         rule, value = self._dialect.find_rule(root, event.event)
         if rule is None or (not rule.error and (root.get("error") or event.event == b"error")):
@@ -311,16 +311,16 @@ class TableReader(shapes.ObjectReader):
             if findings.reason is not None:  # Another choice of this event has ended, too.
                 findings.judge(verdicts.of_finish_reason(findings.reason, findings.signal))
             findings.reason = reason
-        added, source = _length(tokens), TokenSource.TOKEN_IDS
+        added, source = _text_length(tokens), TokenSource.TOKEN_IDS
         if not added:
-            added, source = _length(logprobs), TokenSource.LOGPROBS
-        self._listed = self._listed or added > 0
+            added, source = _text_length(logprobs), TokenSource.LOGPROBS
+        self._lists_tokens = self._lists_tokens or added > 0
         if (total := count(running)) is not None:
             # Count the first value of a running count for this event only if the event has a text and does
             # not end the choice. The text may be empty: a token may be only a part of a character.
-            runs = self._running.runs(index) and not self._listed
+            runs = self._running_count.runs(index) and not self._lists_tokens
             runs = runs or (findings.texts > 0 and not reason)
-            step = self._running.step(index, total)
+            step = self._running_count.step(index, total)
             if runs and not added:
                 added, source = step, TokenSource.RUNNING_USAGE
         if added and findings.reads_tokens:
@@ -351,7 +351,7 @@ class TableReader(shapes.ObjectReader):
             self._spoken = True
             self._answered = self._answered or delta.content or delta.blank or delta.tool_call
         if counts is not None:
-            delta.usage_running = self._running.several
+            delta.usage_running = self._running_count.several
             # The total has no tokens beside input and reasoning, so there was no output.
             nothing = counts.reasoning and (counts.input or 0) + counts.reasoning == count(findings.total)
             if findings.reason is not None and not self._answered and counts.output is None and nothing:
@@ -368,7 +368,7 @@ class TableReader(shapes.ObjectReader):
         reason, beside, pieces = findings.reason, findings.beside, findings.pieces
         meaning = None if reason is None else self._dialect.table.finish_reasons.get(reason)
         if meaning is not None and reason is not None:
-            findings.judge(_meant(meaning, reason, findings.signal))
+            findings.judge(_verdict_of(meaning, reason, findings.signal))
             beside += [EventClass.ERROR] if meaning == "failed" else []
         if any(kind is EventClass.REFUSAL for kind, _ in pieces):
             findings.judge(verdicts.of_refusal("content.refusal"))
@@ -403,11 +403,11 @@ class TableReader(shapes.ObjectReader):
         return delta
 
 
-def _length(value: Any) -> int:
+def _text_length(value: Any) -> int:
     return len(value) if isinstance(value, list) else 1 if isinstance(value, dict) else count(value) or 0
 
 
-def _meant(meaning: str, reason: str, signal: str) -> Verdict | None:
+def _verdict_of(meaning: str, reason: str, signal: str) -> Verdict | None:
     """Return the verdict of a finish reason with this meaning."""
     if meaning == "refusal":
         return Verdict(signal, verdicts.MODEL_REFUSAL, value=reason)

@@ -46,7 +46,7 @@ class CompiledRule:
             self.mark = EventClass.TOOL_CALL
         self.signal = next((path.rpartition(".")[2] for path in listed(rule.finish_reason)), "finish_reason")
         places = Place()
-        for steps, use in _uses(rule, table):
+        for steps, use in _path_visits(rule, table):
             places.at(steps).uses.append(use)
         choice = parse_path(rule.choice) if rule.choice is not None else ()
         lead = next((i for i in range(len(choice), 0, -1) if isinstance(choice[i - 1], Each)), 0)
@@ -71,7 +71,7 @@ class CompiledRule:
         return True
 
 
-def _uses(rule: Rule, table: DialectTable) -> Iterator[tuple[Sequence[Step], Visit]]:
+def _path_visits(rule: Rule, table: DialectTable) -> Iterator[tuple[Sequence[Step], Visit]]:
     """Yield the paths of a rule with the functions that use their values."""
     uses: dict[str, Visit] = {
         **{key: partial(findings.add_text, kind, rule.cumulative) for key, kind in OUTPUTS.items()},
