@@ -115,7 +115,7 @@ def test_packets_before_damage_are_measured(file: Path, command: str) -> None:
     else:
         done = CliRunner().invoke(app, ["inspect", str(file), "--json"])
         assert (done.exit_code, len(json.loads(done.stdout))) == (0, 1)
-    assert f"{file}: damaged before byte {file.stat().st_size:,}" in done.stderr
+    assert f"{file}: the file is damaged before byte {file.stat().st_size:,}" in done.stderr
 
 
 def test_inspect_lists_the_exchanges_of_a_file_and_explains_one(file: Path) -> None:

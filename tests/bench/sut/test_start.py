@@ -92,7 +92,10 @@ def test_each_step_of_the_start_is_timed(tmp_path: Path, port: int) -> None:
 @pytest.mark.parametrize(
     ("command", "problem"),
     [
-        ([sys.executable, "-c", "print('no GPU'); raise SystemExit(3)"], "the server ended with 3: no GPU"),
+        (
+            [sys.executable, "-c", "print('no GPU'); raise SystemExit(3)"],
+            "the server ended with status 3: no GPU",
+        ),
         (["/nowhere/engine"], "cannot start /nowhere/engine: No such file or directory"),
     ],
 )

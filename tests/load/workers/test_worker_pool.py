@@ -132,7 +132,7 @@ def test_a_torn_record_ends_what_a_lost_process_had_put_aside(torn: int) -> None
 
 def test_a_process_that_dies_before_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(LlmtapError, match="ended at once, with status 1"):
+    with pytest.raises(LlmtapError, match="ended right after its start, with status 1"):
         play(Load(ANSWER, requests([0, 0]), processes=2).run())
 
 
