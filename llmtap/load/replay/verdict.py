@@ -42,11 +42,11 @@ LIMITS: Final = {
 the larger limit counts, but at most `lateness_most`. Rate: sent / planned in the time of the plan, if more
 than one or two requests are missing. CPU: share of one CPU that a sending process uses. Uncertainty: share of
 the TTFT p50 or the E2E p50 for the first token, and of the time between chunks or per token
-(`_chunk_error_limit`) for the other tokens. An error of `error_seen` seconds, or of this share of the p50, makes a figure doubtful.
-Clocks: seconds between sending hosts (IETF 4.7.2). Prompt tokens: sum of the absolute differences between the
-server's and llmtap's counts, as a share of llmtap's sum. Up to the first limit, a token at the start of a
-prompt or in the template explains the difference; beyond the second, the prompts that the server processed
-were not those that were planned."""
+(`_chunk_error_limit`) for the other tokens. An error of `error_seen` seconds, or of this share of the p50,
+makes a figure doubtful. Clocks: seconds between sending hosts (IETF 4.7.2). Prompt tokens: sum of the
+absolute differences between the server's and llmtap's counts, as a share of llmtap's sum. Up to the first
+limit, a token at the start of a prompt or in the template explains the difference; beyond the second, the
+prompts that the server processed were not those that were planned."""
 
 
 CAUTION_SHARE: Final = 0.07
