@@ -68,8 +68,8 @@ class FrameKind:
     STATUS: Final = 15
     """Status of the relay itself, sent twice a second. data: RelayStatus as JSON."""
     SENT: Final = 17
-    """An exchange begins whose request was sent at once: OPEN, REQUEST_DATA, REQUEST_END and SUBMIT in one,
-    for a request that came in one read and that a waiting connection took at once. t: time of the read;
+    """Short form of OPEN, REQUEST_DATA, REQUEST_END and SUBMIT, for a request that came whole in one read and
+    was sent whole on an idle connection to the upstream. t: time of the read;
     extra: start of the send to the upstream; data: head and body as received."""
     ANSWER: Final = 16
     """A whole answer in one read. t: time of the read; extra: added latency; data: head and body as

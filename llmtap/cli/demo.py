@@ -81,6 +81,7 @@ TENANTS: Final = {"acme": 6, "globex": 3, "initech": 1}
 clients have no tenant."""
 DRAIN_S: Final = 15
 READY_S: Final = 120
+_BUSY_HINT: Final = "this machine may be too busy; stop other programs, and start the demo again"
 """Maximum time to wait for the processes, which start slowly on a busy machine. A process that ends is
 reported at once."""
 END_S: Final = 10.0
@@ -257,7 +258,9 @@ class DemoStage:
                 self.check()
                 now_ns = SystemClock.mono_ns()
                 if now_ns > began_ns + READY_S * NS_PER_S:
-                    raise LlmtapError(f"{url} was not ready within {READY_S} s")
+                    raise LlmtapError(
+                        f"the demo's process at {url} was not ready within {READY_S} s: {_BUSY_HINT}"
+                    )
                 if now_ns > line_ns:
                     line_ns += LINE_NS
                     print(f"waiting    for {url}, {(now_ns - began_ns) // NS_PER_S} s", file=sys.stderr)
@@ -269,7 +272,7 @@ class DemoStage:
         while (raw := await _get(session, url)) is None:
             self.check()
             if SystemClock.mono_ns() > end_ns:
-                raise LlmtapError(f"{url} did not answer within {READY_S} s")
+                raise LlmtapError(f"the demo's meter did not answer {url} within {READY_S} s: {_BUSY_HINT}")
             await asyncio.sleep(LOOK_S)
         return msgspec.json.decode(raw, type=dict[str, Any])
 

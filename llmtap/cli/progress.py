@@ -57,7 +57,8 @@ class ProgressLines:
 
     def sending(self, progress: Progress, planned: int | None) -> None:
         self._under_way = progress.under_way
-        remaining = self._remaining(progress, planned)  # The first report marks the start of the load.
+        # Call this even if nothing is printed: the first call notes the start of the load.
+        remaining = self._remaining(progress, planned)
         if self._is_due() or not (progress.left or progress.under_way):
             self._print(figures(progress, planned) + remaining)
 

@@ -614,7 +614,11 @@ def run(
     requirements = Requirements.parse(goals.require)
     requirements.check_objectives(common["objectives"])
     if runs.ray is not None and runs.ray != "local" and runs.jobs is not None:
-        raise ConfigError("--jobs", "cannot be combined with --ray")
+        raise ConfigError(
+            "--jobs",
+            f"cannot be combined with --ray {runs.ray}: the cluster has its own number of CPUs",
+            "leave out --jobs",
+        )
     if goals.capacity is not None and "slo" in bounds and not common["objectives"]:
         raise ConfigError("--capacity-by", "the value slo needs objectives", "such as --slo ttft:1s")
     outputs = Outputs(json=runs.json, html=runs.html)

@@ -374,8 +374,9 @@ class Observer:
         self._events_max = min(self._events_max, len(self._t.events.classes))
         self._text_chars_max = min(self._text_chars_max, self._text_chars)
         window_bytes = 0 if self._decoder is None else self._decoder.kept_bytes
-        # From now on, the memory can only grow by the events of one slice, or with the window of a decoder.
-        # Above the limit, a large window is given up, too: the response is not parsed further.
+        # From now on, the memory of this exchange can grow only by the events of one slice, or by the
+        # decoder's window. If there is still no room and the window is large, drop the decoder: the rest of
+        # the response is not parsed.
         if self._share.change(kept_bytes - self._taken_bytes):
             self._taken_bytes = kept_bytes
         elif window_bytes > SLICE_BYTES:

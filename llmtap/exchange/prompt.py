@@ -81,8 +81,8 @@ class PromptShape:
 
 def read_prompt(body: bytes, endpoint: str | None) -> PromptShape | None:
     """Return the prompt in a request's decoded body, at most MESSAGES_MAX messages of it. None if the body is
-    not a JSON object, or has no known prompt. Without an `endpoint`, or if the body does not fit it, the
-    members of the body decide."""
+    not a JSON object, or has no known prompt. The endpoint tells which kind of prompt to look for; without
+    it, or if the body has no such prompt, every known kind is looked for by the members of the body."""
     if body.lstrip()[:1] != b"{":
         return None
     try:
@@ -357,7 +357,7 @@ _FIRST: Final = {
     **dict.fromkeys(
         ("completions", "llamacpp.completion", "ollama.generate", "tgi.generate_stream"), _PROMPT
     ),
-    # The path of SGLang's own endpoint is also used by TGI and vLLM.
+    # TGI and vLLM also use `/generate`, the path of SGLang's own endpoint: look for the members of all three.
     "generate": _completion("prompt", "inputs", "text", "input_ids", "token_ids"),
     "responses": _INPUT, "lmstudio.chat": _INPUT, "embeddings": _completion("input", "inputs"),
 }  # fmt: skip

@@ -50,8 +50,10 @@ def parse_bound(text: str, figure: FigureRow, place: str) -> float:
             )
         try:
             return parse_duration_ns(text) / NS_PER_S
-        except ValueError as exc:
-            raise ConfigError(place, f"{figure.name}: {exc}") from None
+        except ValueError:
+            raise ConfigError(
+                place, f"{figure.name}: expected a duration with a unit, got {text!r}", "such as 500ms"
+            ) from None
     digits, percent, rest = text.partition("%")
     share = figure.unit is FigureUnit.SHARE
     # Compute with Decimal, because float("99.9") / 100 is greater than 999 / 1000.

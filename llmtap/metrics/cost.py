@@ -100,8 +100,9 @@ def energy_of(
 ) -> Energy | None:
     """Return the energy between two moments, by default those of the first and the last sample.
 
-    `times_ns` ascends; a sample of None failed and is ignored. A single sample counts for `GAP_NS_MAX` on
-    both sides. None if no sample is near enough to the window.
+    `times_ns` ascends; a sample of None failed and is ignored. Between two samples the power changes
+    linearly; a gap above `gap_ns_max` is left out. The first sample also counts for `gap_ns_max` before it,
+    and the last one for as long after it. None if no sample is near enough to the window.
     """
     assert len(times_ns) == len(power_w), "a power for each time"
     known = [(t_ns, power) for t_ns, power in zip(times_ns, power_w, strict=True) if power is not None]

@@ -323,7 +323,7 @@ class PlainStream:
         assert out is not None
         try:
             while out:
-                # The kernel takes many pieces in one call, and copies them only once.
+                # Join the waiting pieces: one call then sends them all.
                 first = out[0] if len(out) == 1 else b"".join(out)
                 sent = self._send(first)
                 self.pending -= sent

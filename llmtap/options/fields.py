@@ -42,6 +42,7 @@ class Option(NamedTuple):
 
     name: str
     kind: Any
+    """Type of the value, as annotated."""
     default: Any
     """NODEFAULT if it is required."""
     meaning: str

@@ -183,7 +183,13 @@ class OptionTables:
         if get_origin(inner) is dict:
             return get_args(inner)[1], name
         if not is_struct(inner):
-            self.mistakes.found.append(ConfigError(place, f"{path} is not a table"))
+            self.mistakes.found.append(
+                ConfigError(
+                    place,
+                    f"{path} has one value and is no table, so it has no key {name!r}",
+                    f"set {path} itself",
+                )
+            )
             return None, name
         types = {field.name: field.type for field in msgspec.structs.fields(inner)}
         known = name.replace("-", "_")

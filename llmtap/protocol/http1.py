@@ -229,7 +229,7 @@ def parse_request_head(raw: bytes) -> RequestHead:
 
 
 def _parse_request_head(raw: bytes) -> RequestHead:
-    """Parse any head; the reference of the compiled parser."""
+    """Parse a head that the compiled parser leaves to Python. For all others both give the same result."""
     method = raw[: raw.find(b" ")]
     if method not in _USUAL_METHODS:
         # RFC 9110 9.1: a method is a token. llhttp skips line ends before it.

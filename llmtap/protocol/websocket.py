@@ -238,7 +238,8 @@ class MessageParser:
 
 
 class _Inflater:
-    """Inflates the messages of one direction, which share a window and a limit of the ratio."""
+    """Inflates the messages of one direction. They share one window, and one limit of the ratio of inflated
+    to compressed bytes."""
 
     __slots__ = ("_budget", "_history", "_history_bytes", "_inflater")
 

@@ -58,7 +58,11 @@ def watching_problems(settings: Settings) -> Iterator[ConfigError]:
     if options.user is not None:
         yield from failures(_user_named, options.user)
     if settings.experiment.enabled:
-        yield ConfigError("experiment.enabled", "needs `llmtap proxy`: packets cannot be assigned to arms")
+        yield ConfigError(
+            "experiment.enabled",
+            "llmtap watch reads packets and cannot assign requests to arms",
+            "use llmtap proxy, or set it to false",
+        )
 
 
 def packet_problems(settings: Settings) -> Iterator[ConfigError]:
@@ -114,7 +118,11 @@ def drop_privileges(user: str | None) -> None:
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     none = (ctypes.c_uint32 * 6)()
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.capset(header, none):
-        raise ConfigError("watch.user", f"cannot drop privileges: {os.strerror(ctypes.get_errno())}")
+        raise ConfigError(
+            "watch",
+            f"cannot give up the capabilities of the process: {os.strerror(ctypes.get_errno())}",
+            "check the limits of the container",
+        )
 
 
 def _user_named(name: str) -> pwd.struct_passwd:

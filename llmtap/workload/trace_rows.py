@@ -111,7 +111,10 @@ class TraceTurns:
         return pa.array(arrivals, pa.int64())
 
     def linked(self, order: Sequence[int], arrivals_ns: Sequence[int]) -> Links:
-        """Link the rows. `order`: rows in the order of arrival. `arrivals_ns`: arrivals in the same order."""
+        """Return the links of the rows: the row before each one in its conversation.
+
+        `order`: rows in the order of arrival. `arrivals_ns`: arrivals in the same order.
+        """
         links = Links()
         by_id: dict[_Name, int] = {}
         sessions: dict[_Name, _Session] = {}
@@ -340,7 +343,7 @@ class TraceRows:
         return "has no rows"
 
     def _for_no_model(self, batch: pa.RecordBatch) -> pa.BooleanArray:
-        """Return which rows are requests to no model: they have no endpoint of one, no
+        """Return which rows are HTTP requests that are not for a model: they have no endpoint of a model, no
         prompt and no tokens."""
         names = ("input_tokens", "prompt_bytes", "endpoint", *(("request_body",) if self._bodies else ()))
         other = batch.column("method").is_valid()

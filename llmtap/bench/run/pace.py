@@ -29,7 +29,8 @@ class ExpectedLoads(NamedTuple):
     seconds: float = 0.0
     """Total time in seconds until the last request is sent, over the loads of known duration."""
     answers: float = 0.0
-    """Total number of responses that follow one another in a slot, over the loads of unknown duration."""
+    """Of the loads of unknown duration: number of responses that one slot (a client of a closed loop) gets
+    one after another, summed over the loads. Times the mean duration of a response, it is their time."""
     warmups: int = 1
 
     def plus(self, more: "ExpectedLoads") -> "ExpectedLoads":

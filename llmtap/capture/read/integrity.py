@@ -38,7 +38,7 @@ class RelayIntegrity:
     running: int
     """`unsettled`, if the capture is not closed; else 0. These exchanges are not counted as missing."""
     ranges: list[tuple[int, int]]
-    """First and last number of each range without rows."""
+    """First and last number of the exchanges in each gap: a range of numbers without rows."""
     dropped: dict[str, int]
     unsettled: int
     """Exchanges that were under way at the relay's last report, have no row since, and are not explained by

@@ -376,7 +376,8 @@ def _shape_of(
         shape.tokens = row["input_tokens"]
     shape.sizes = shape.sizes if sizes is None else sizes
     shape.blocks = shape.blocks if blocks is None else blocks
-    # At level "shape", an understood request has a list of messages, which may be empty.
+    # An empty shape has two meanings. With a list of roles, even an empty one, the request was understood;
+    # without it, the row has no shape.
     return None if shape == _NO_SHAPE and row["message_roles"] is None else shape
 
 

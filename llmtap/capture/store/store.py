@@ -344,7 +344,8 @@ class Store:
         bound = self._options.total_bytes - NOTES_BYTES
         if self._writer is None:
             bound -= _HEAD_BYTES
-        # Bound the cost, so that a batch that never fits does not block all later ones.
+        # Reserve at most half of total_bytes for a batch. A very large one would otherwise never fit, and all
+        # later batches would wait behind it.
         bound -= min(self._spool_bytes(batch), self._options.total_bytes // 2 - NOTES_BYTES)
         if self._bytes_on_disk() <= bound:
             return True

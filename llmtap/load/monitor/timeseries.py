@@ -91,7 +91,8 @@ class Columns:
             return [name for name, column in self._values.items() if any(map(isfinite, column))]
 
     def to_dict(self, start_ns: int) -> dict[str, Any]:
-        """Return arrays of equal length, in seconds since `start_ns`; a series without a value is omitted."""
+        """Return arrays of equal length: `t` has the times of the samples in seconds since `start_ns`, the
+        others have the values of each series. A series without a value is omitted."""
         series = {}
         for name in self.known():
             spec = self.series[name]

@@ -505,10 +505,10 @@ def _find_clock_errors(result: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _find_miscounted_tokens(result: Mapping[str, Any]) -> Iterator[Finding]:
-    """Find prompts of which the server's token count differs from llmtap's: tokenizer or template differ.
+    """Find that the server's token counts of prompts differ from the expected ones.
 
-    Without `--tokenizer`, llmtap counts no tokens and exact lengths were not requested, so a difference is
-    less serious.
+    The server then has another tokenizer or chat template. Without `--tokenizer`, the expected counts are
+    planned lengths, which the prompts need not have exactly, so a difference is less serious.
     """
     lengths = result.get("lengths") or {}
     counted, usage = lengths.get("input_counted") or 0, lengths.get("input_usage") or 0

@@ -127,7 +127,11 @@ class _Wish(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def add_experiment_routes(app: web.Application, experiments: Experiments, answers: SharedWork) -> None:
-    """Add GET and POST of the experiment. Middlewares have checked origin, and token or loopback name."""
+    """Add the routes GET and POST of the experiment.
+
+    Before them, middlewares check the origin of each request, and its token; if no token is set, its Host
+    must name loopback.
+    """
 
     async def results(request: web.Request) -> web.Response:
         def begin() -> Callable[[], bytes]:

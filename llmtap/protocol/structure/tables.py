@@ -107,10 +107,11 @@ def make_table(
 
 
 def member_path(path: Path, marks: Iterable[Mark] = (), but: Iterable[Path] = ()) -> str:
-    """Return a path as tables write it, with the marks on the way as conditions.
+    """Return a path in the notation of dialect tables.
 
     Args:
-        but: flags that must not be set on the way.
+        marks: members of objects on this path, with their values; each becomes a condition `[name=value]`.
+        but: flags of objects on this path that must not be true; each becomes `[name!=true]`.
     """
     out = ""
     for i, name in enumerate(path):

@@ -53,7 +53,10 @@ class SessionTurn:
 
 
 class SimulatedSession:
-    """Base class of both APIs over WebSocket. `event`: a message of the client, as parsed by the subclass."""
+    """One WebSocket session of a client; base class for the Realtime and the Responses API.
+
+    Parameter `event` of its methods: a message of the client, as the subclass has parsed it.
+    """
 
     path: ClassVar[str]
     protocols: ClassVar[tuple[str, ...]] = ()

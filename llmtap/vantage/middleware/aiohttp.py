@@ -186,7 +186,7 @@ class _Call:
     # ---------------------------------------------------------------- the request's body, and ends
 
     async def _read_request(self) -> None:
-        """Report the request once the handler has read it, without waiting for more."""
+        """Report the body of the request if the handler has read all of it. Do not wait for the rest."""
         exchange, request = self._exchange, self._request
         if exchange.over or exchange.request_over or request.can_read_body:
             return

@@ -56,8 +56,8 @@ class Emitter(Reporter):
     def __init__(
         self, loop: asyncio.AbstractEventLoop, path: str, tap_bytes: int, clock: Clock | None = None
     ) -> None:
-        # Timestamps are those of calls, not of reads: a stalled loop delays the app's own answer, too. So
-        # nothing is added for stalls between two probes.
+        # Timestamps are taken when the app calls us, not when a socket is read. A stall of the loop delays
+        # the app's answer as well, so it is real latency and no error of measurement: no `blind_ns`.
         lag = make_lag_meter(PROBE_GRAIN_NS)
         name = f"app-{secrets.token_hex(3)}-{os.getpid()}"
         super().__init__(

@@ -303,8 +303,8 @@ class Flow(FlowState):
             self._finish()
 
     def on_eof(self) -> None:
-        # The end of the connection completes only a body that has no other end. For an HTTP/1.0 client
-        # without chunks, the upstream must still send its last chunk.
+        # The end of the connection completes a body only if the upstream gave neither a length nor chunks.
+        # That holds, too, where chunks are removed for an HTTP/1.0 client: the last chunk must have come.
         if isinstance(self._scanner, http1.CloseScanner):
             self._body_complete(mono_ns())
         else:

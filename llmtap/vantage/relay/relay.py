@@ -106,9 +106,10 @@ class Relay:
     ) -> None:
         self.loop = loop
         self.options = options
-        # Probes can miss a stall that is shorter than the time between them. Such a stall affects a kernel
-        # timestamp only if two events wait in one socket; the meter detects that and adds UNSEEN_NS
-        # (`exchange/observer.py`).
+        # The lag probes can miss a stall of the event loop that is shorter than the time between two probes;
+        # `blind_ns` adds this time to the lag. Kernel timestamps do not need it: a missed stall affects them
+        # only if two events wait in one socket, and the meter allows for that (UNSEEN_NS in
+        # `exchange/observer.py`).
         if options.clock == "kernel":
             lag = make_lag_meter(KERNEL_FLOOR_NS)
         else:
