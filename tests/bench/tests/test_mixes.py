@@ -118,7 +118,7 @@ def test_an_open_mix_is_long_enough_and_has_enough_of_each() -> None:
     ("classes", "says"),
     [
         ((SHORT,), "at least two classes"),
-        ((SHORT, SHORT), "has a name twice"),
+        ((SHORT, SHORT), "two classes have the same name"),
         ((SHORT, RequestClass(name="x", share=0.5, input=(1, 2), output=(1, 2))), "add up to 1.3"),
         (
             (SHORT, RequestClass(name="x", share=0.2, input=(9, 2), output=(1, 2))),

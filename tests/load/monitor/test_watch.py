@@ -270,7 +270,7 @@ async def leaves(request: web.Request) -> web.Response:
     ("answer", "reason"),
     [
         (says("", 503), "status 503"),
-        (says("<html>"), "no metric of vLLM, SGLang, TGI or llm-d"),
+        (says("<html>"), "the page has no metric of vLLM, SGLang, TGI or llm-d"),
         (says("vllm:num_requests_running {{{"), "not Prometheus' text"),
         (says(VLLM * 40), "the answer is longer than 0 MiB"),
         (hangs, "no answer in time"),

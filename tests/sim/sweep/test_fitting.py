@@ -240,8 +240,8 @@ UNTELLING: list[tuple[list[Exchange], str]] = [
     ([], "no row has the times of arrival, first"),
     ([one(0, 5)], "no row has the times of arrival, first"),
     ([one(0, None, 1, 2, 3)], "no row has a count of input tokens"),
-    ([one(0, 5, 1, 2, 3)], "0 answers have 8 tokens or more"),
-    (SAME[:5], "5 answers have 8 tokens or more"),
+    ([one(0, 5, 1, 2, 3)], "0 answers with 8 tokens or more"),
+    (SAME[:5], "5 answers with 8 tokens or more"),
     (SAME, "was always 1, so its effect"),
 ]
 
