@@ -56,7 +56,7 @@ _ENDPOINTS: Final = (
 _STREAMED_PATHS: Final = (
     "/generate_stream", ":streamGenerateContent", "/converse-stream", "/invoke-with-response-stream",
 )  # fmt: skip
-"""Ends of paths whose answers are streams, whatever the body says."""
+"""Ends of paths whose answers are always streams; `stream` in the body has no effect."""
 _STREAMED_UNLESS: Final = frozenset({"ollama.chat", "ollama.generate"})
 """Endpoints that answer with a stream unless the body has `"stream": false`."""
 

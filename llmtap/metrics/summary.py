@@ -5,7 +5,7 @@ window that the caller states; `to_bytes` returns a packed form that `merge_byte
 The meter, the load generator, reports of captures and simulations each keep their own. The metrics of one
 exchange are in `latency.py`.
 
-Streamed answers, whatever their outcome, have the times to a first token or event, TPOT, TBC, ITL, pauses,
+Streamed answers of every outcome have the times to a first token or event, TPOT, TBC, ITL, pauses,
 jitter, user idle latency and smooth goodput; every answer has `ttfb`; answers that ended well have `e2e`.
 Metrics of answers that were read by their structure (`Exchange.reading`) are separate, under `inferred`.
 `itl` is `B-even` where the tokens of each chunk are known, elsewhere `A`; `itl_server` is option C (IETF

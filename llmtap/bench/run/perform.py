@@ -114,7 +114,7 @@ class Bench:
     _queue: list[tuple[BenchTest[Any], int]] = field(default_factory=list)
     """The current test with the number of its run, and the tests that follow."""
     _excluded: set[str] = field(default_factory=set)
-    """Tests that cannot run, whatever the results of earlier tests are."""
+    """Tests that cannot run. Results of other tests do not change that."""
     _began_ns: int = 0
     _test_began_ns: int = 0
     _is_announced: bool = False

@@ -356,7 +356,7 @@ def _configuration(
         "Test duration": f"{seconds:.0f} s in all",
         "Shared prefix": f"{prefixes.sharing.contexts} different ones, {lengths}",
         "Sharing fraction": f"{len(shared) / len(rows):.1%} of the requests"
-        f" ({prefixes.sharing.fraction:.0%} asked for)",
+        f" ({prefixes.sharing.fraction:.0%} requested)",
         "Load level": f"{measurements['rate_rps']:.3g} requests/s",
         "Seeds of the words": ", ".join(f"{step} {seed}" for step, seed in texts.seed_of.items()),
     }

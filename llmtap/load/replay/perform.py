@@ -385,7 +385,7 @@ class Replay:
                     prepare(plan.requests, plan.prompts, maker, self.listener.preparing)
                 )
             setup = self._setup(prepared.fd, body, exact_output=maker.output_exact)
-            # Send from one process of this host, whatever the load uses: only the server is warmed up.
+            # Send from one process of this host, also if the load uses more: only the server is warmed up.
             warmup = await warm_up(
                 setup, plan.requests, prepared.begins, prepared.ends, chosen,
                 progress=partial(self.listener.warming, kind), paths=prepared.paths,

@@ -70,7 +70,7 @@ def choose(
 ) -> Choice:
     """Return the text of a choice.
 
-    `exact`: the text has the number of tokens in the options, whatever the limit of the request is.
+    `exact`: the text has the number of tokens in the options; the limit of the request is ignored.
     """
     match faults.refusal:
         case "content_filter" | "error":
