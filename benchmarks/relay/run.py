@@ -24,7 +24,7 @@ from install import INSTALLERS
 from report import Round, markdown, terminal, write_results
 from running import NotReady, running
 from scenarios import SCENARIOS, Options, Sample
-from targets import TARGETS, installed, version_command
+from targets import TARGETS, add_other_llmtap, installed, version_command
 
 RESULTS = Path(__file__).resolve().parent / "results"
 USUAL = ["paced", "short", "idle", "gateway"]  # all but the soak
@@ -40,6 +40,9 @@ def read_arguments() -> argparse.Namespace:
     )
     names = ", ".join(TARGETS)
     parser.add_argument("--only", metavar="TARGET,..", help=f"these targets: {names}")
+    parser.add_argument(
+        "--other", type=Path, metavar="PROGRAM", help="an llmtap of another commit, as target llmtap-other"
+    )
     parser.add_argument(
         "--scenario", metavar="NAME,..", help=f"of {', '.join(SCENARIOS)}; default all but soak"
     )
@@ -161,6 +164,8 @@ def main() -> int:
     if (os.cpu_count() or 1) < 2:
         raise SystemExit("this takes two CPUs: one for the target, one for server and client")
 
+    if arguments.other:
+        add_other_llmtap(arguments.other)
     scenarios = chosen(arguments.scenario, SCENARIOS, USUAL, "scenario")
     names = present(chosen(arguments.only, TARGETS, list(TARGETS), "target"))
     rounds_wanted = arguments.rounds or (1 if arguments.quick or scenarios == ["soak"] else 5)

@@ -191,15 +191,15 @@ def _llmtap_program() -> str | None:
     return shutil.which("llmtap")
 
 
-def llmtap(*more: str) -> Callable[[Path, Ports], Command]:
+def llmtap(*more: str, program: str | None = None) -> Callable[[Path, Ports], Command]:
     def prepare(folder: Path, ports: Ports) -> Command:
-        program = _llmtap_program()
-        assert program, "find() comes before prepare()"
+        command = program or _llmtap_program()
+        assert command, "find() comes before prepare()"
         addresses = [
             f"--{name}=127.0.0.1:{port}" for name, port in (("listen", ports.listen), ("admin", ports.admin))
         ]
         return Command(
-            [program, "proxy", "--upstream", f"http://127.0.0.1:{ports.upstream}", *addresses, *more]
+            [command, "proxy", "--upstream", f"http://127.0.0.1:{ports.upstream}", *addresses, *more]
         )
 
     return prepare
@@ -309,6 +309,17 @@ TARGETS: dict[str, Target] = {
         ),
     )
 }
+
+
+def add_other_llmtap(program: Path) -> None:
+    """Add the target `llmtap-other`: an llmtap of another commit, measured in the same rounds."""
+    command = str(program.absolute())
+    TARGETS["llmtap-other"] = Target(
+        "llmtap-other",
+        llmtap(program=command),
+        lambda: None if program.exists() else f"no program {command}",
+        (command, "--version"),
+    )
 
 
 def installed(target: Target) -> str | None:
