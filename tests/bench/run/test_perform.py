@@ -20,6 +20,7 @@ from llmtap.report.bench import deviation_texts
 from tests.bench.support import SERVE, Silent, sim
 from tests.support.servers.peer import play
 
+EXAMPLE = Path(__file__).parents[3] / "config/bench-sim.toml"
 NOBODY = "http://127.0.0.1:9"
 QUICK = ("target.endpoint=completions", "target.metrics=none", "ttft.requests=12", "ttft.concurrency=4")
 
@@ -322,6 +323,14 @@ def test_a_path_that_the_server_has_not_is_what_it_is_told_by(tmp_path: Path, ur
     two = ("itl.max_rate=4", "itl.output_tokens=200")
     several, _ = refused_first(tmp_path / "r", RATE, *two, url=f"{url}/nope", tests=("ttft", "itl"))
     assert several.place == "target.model"
+
+
+def test_the_example_file_of_all_tests_passes_the_checks_before_the_load(tmp_path: Path) -> None:
+    """The first error is that nothing listens at the target: the parameters of all tests are right."""
+    file = load_bench(EXAMPLE, target=NOBODY, sets=(), tests=list(TESTS))
+    with pytest.raises(ConfigError) as caught:
+        run(Bench(file, Folder(tmp_path / "r"), Silent(), quick=True), *TESTS)
+    assert caught.value.place == "--target", caught.value
 
 
 @pytest.mark.parametrize(
