@@ -27,8 +27,9 @@ from typing import Any, Final
 
 HERE: Final = Path(__file__).resolve().parent
 REPOSITORY: Final = HERE.parent.parent
-sys.path.insert(0, str(REPOSITORY / "tests" / "e2e"))
+sys.path[:0] = [str(HERE), str(REPOSITORY / "tests" / "e2e")]
 
+import keep  # noqa: E402
 import run as e2e  # noqa: E402
 from parts import environments, guardrail, script  # noqa: E402
 from parts.servers import Failure, port_free  # noqa: E402
@@ -36,6 +37,8 @@ from parts.servers import Failure, port_free  # noqa: E402
 REPORTS: Final = REPOSITORY / "benchmarks/reports"
 PAGE_BYTES_MAX: Final = 200_000
 """A page that is larger is not kept."""
+MEASURED: Final = (0, 4)
+"""Exit codes of `bench` with a report; 4: a requested figure is not valid."""
 TEST_S_MAX: Final = 900
 KEY_VARIABLE: Final = "LLMTAP_REAL_KEY"
 ONE_SIDED: Final = {"real-input": "pre_call", "real-output": "post_call"}
@@ -273,7 +276,7 @@ def _tested(system: System, url: str, results: Path, args: argparse.Namespace) -
         began = time.monotonic()
         code, said = _run(command, folder, folder / f"{test}.log")
         _say(f"{system.name} {test}: exit {code}, {time.monotonic() - began:.0f} s")
-        if code not in (0, 1):  # 1: figures that the report itself doubts
+        if code not in MEASURED:
             failed.append(f"{system.name} {test}: exit {code}: {said}")
             continue
         _keep(test, folder, args.reports / f"real-{system.name}-{test}")
@@ -306,19 +309,9 @@ def _all_tested(urls: tuple[str, str], folder: Path, args: argparse.Namespace) -
         began = time.monotonic()
         code, said = _run(command, folder, folder / "all.log", limit_s=ALL_S_MAX)
     _say(f"all tests: exit {code}, {time.monotonic() - began:.0f} s")
-    if code not in (0, 1):
+    if code not in MEASURED:
         return [f"all tests: exit {code}: {said}"]
-    stem = args.reports / "real-all"
-    stem.with_suffix(".txt").write_bytes((folder / "results/minimum.txt").read_bytes())
-    found = {}
-    for path in sorted((folder / "results").glob("*/result.json")):
-        report = json.loads(path.read_text())
-        found[path.parent.name] = {
-            "verdict": report["verdict"]["grade"],
-            "findings": [finding["says"] for finding in report["verdict"]["findings"]],
-            "measurements": report["measurements"],
-        }
-    stem.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
+    keep.keep(folder / "results", args.reports / "real-all")
     return []
 
 
