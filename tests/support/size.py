@@ -1,4 +1,4 @@
-"""`make size`: count lines, modules, repeated names and import cycles, beside the limits that were agreed.
+"""`make size`: count lines, repeated names and import cycles, beside their limits; exit 1 above a ceiling.
 
 Needs only the standard library. The rules:
 
@@ -11,6 +11,7 @@ Needs only the standard library. The rules:
 """
 
 import ast
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,10 +22,9 @@ from typing import Final
 FOLDER_MODULES_MAX: Final = 15
 MODULE_LINES_MAX: Final = 500
 REASON: Final = "long because"
-LLMTAP_LINES_MAX: Final = 60_000
-LLMTAP_CODE_MAX: Final = 44_000
-LLMTAP_MODULES_MAX: Final = 330
-TESTS_LINES_MAX: Final = 50_000
+LLMTAP_LINES_MAX: Final = 0
+TESTS_LINES_MAX: Final = 0
+"""Ceilings that only fall: a change that makes the code shorter lowers them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +152,8 @@ def unexplained(modules: Iterable[Module]) -> list[Module]:
     return sorted(found, key=lambda m: -m.lines)
 
 
-def report(root: Path) -> str:
-    """Return the tables for the repository at `root`."""
+def report(root: Path) -> tuple[str, bool]:
+    """Return the tables for the repository at `root`, and whether the lines are within the ceilings."""
     product, tests = read_tree(root / "llmtap"), read_tree(root / "tests")
     both = [*product.values(), *tests.values()]
 
@@ -184,17 +184,16 @@ def report(root: Path) -> str:
         "import cycles": cycles(import_graph(product)),
         "import cycles with imports for types": cycles(import_graph(product, with_types=True)),
     }
-    (modules, lines, code), test_lines = counts["llmtap/"], counts["tests/"][1]
+    lines, test_lines = counts["llmtap/"][1], counts["tests/"][1]
     limits = [
         ("", "now", "limit"),
         ("lines of llmtap/", f"{lines:,}", f"{LLMTAP_LINES_MAX:,}"),
-        ("lines of code of llmtap/", f"{code:,}", f"{LLMTAP_CODE_MAX:,}"),
-        ("modules of llmtap/", f"{modules:,}", f"{LLMTAP_MODULES_MAX:,}"),
         ("lines of tests/", f"{test_lines:,}", f"{TESTS_LINES_MAX:,}"),
         *((what, f"{len(found):,}", "0") for what, found in offenders.items()),
     ]
     lists = [[f"{what}:", *(f"  {one}" for one in found)] for what, found in offenders.items() if found]
-    return "\n\n".join("\n".join(part) for part in (_aligned(rows), _aligned(limits), *lists))
+    text = "\n\n".join("\n".join(part) for part in (_aligned(rows), _aligned(limits), *lists))
+    return text, lines <= LLMTAP_LINES_MAX and test_lines <= TESTS_LINES_MAX
 
 
 def _group(module: Module, root: Path) -> str:
@@ -215,4 +214,6 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    print(report(Path(__file__).parents[2]))
+    tables, is_within = report(Path(__file__).parents[2])
+    print(tables)
+    sys.exit(0 if is_within else 1)
