@@ -25,6 +25,7 @@ import msgspec
 
 from llmtap.errors import ConfigError
 from llmtap.exchange.request import endpoint_of
+from llmtap.json_types import JsonObject
 from llmtap.load.options import BodyOptions, Server
 from llmtap.load.sending import PATHS
 from llmtap.workload.destinations import endpoint_of_body
@@ -72,7 +73,7 @@ class BodyMaker:
             "responses": "max_output_tokens",
         }[endpoint]
         self._min_tokens = options.min_tokens and endpoint in _KNOW_MIN.get(server, ())
-        self._constant: dict[str, Any] = {}
+        self._constant: JsonObject = {}
         """Fields that are the same in every generated body; model, prompt and lengths differ."""
         if options.temperature is not None:
             self._constant["temperature"] = options.temperature
@@ -128,7 +129,7 @@ class BodyMaker:
         Raises ConfigError for a prompt of token ids if the endpoint does not accept them.
         """
         output = max(1, output)
-        value: dict[str, Any] = {} if self.options.model is None else {"model": self.options.model}
+        value: JsonObject = {} if self.options.model is None else {"model": self.options.model}
         value |= self._prompt_fields(prompt)
         value[self._limit] = output
         if self._min_tokens:
@@ -154,7 +155,7 @@ class BodyMaker:
             return body
         endpoint = endpoint_of(path) if path else endpoint_of_body(body) or self.endpoint
         stream = self.options.stream if path else self.options.streams
-        wanted: dict[str, Any] = {}
+        wanted: JsonObject = {}
         if self.options.model is not None and self._sets_model("model" in fields, bool(path)):
             wanted["model"] = self.options.model
         if stream and endpoint in _STREAMED:
@@ -189,7 +190,7 @@ class BodyMaker:
         """
         return (named or not recorded) if self.options.replace_model else not (named or recorded)
 
-    def _prompt_fields(self, prompt: Prompt) -> dict[str, Any]:
+    def _prompt_fields(self, prompt: Prompt) -> JsonObject:
         if self.endpoint == "completions":
             return {"prompt": list(prompt.ids) if prompt.ids else as_text(prompt)}
         text = self._text(prompt.ids) if prompt.ids else prompt.text
@@ -199,7 +200,7 @@ class BodyMaker:
             if prompt.system:
                 messages.insert(0, {"role": "system", "content": prompt.system})
             return {"messages": messages}
-        fields: dict[str, Any] = {"instructions": prompt.system} if prompt.system else {}
+        fields: JsonObject = {"instructions": prompt.system} if prompt.system else {}
         return fields | {"input": messages if prompt.history else text}
 
     def _text(self, ids: Sequence[int]) -> str:

@@ -25,6 +25,7 @@ from llmtap.errors import ConfigError, PeerProtocolError
 from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome, TokenSource
+from llmtap.json_types import JsonObject
 from llmtap.load.sending import ANSWER_BYTES_MAX, TOO_LONG, Lateness, protocol_of
 from llmtap.net.listener import failure_text
 from llmtap.net.pool import Attempt, Origin, Pool, parse_origin
@@ -529,7 +530,7 @@ class WebSocketTarget:
                 "use an http:// target with --endpoint completions",
             )  # fmt: skip
         messages = [*prompt.history, *((("user", prompt.text),) if prompt.text else ())]
-        response: dict[str, Any] = {
+        response: JsonObject = {
             "input": _message_items(messages),
             "max_output_tokens": max(1, output_tokens),
         }
@@ -561,7 +562,7 @@ def parse_websocket_url(url: str) -> tuple[Origin, str, str | None]:
     return origin, parts.path.rstrip("/") or _PATH, next(iter(parse_qs(parts.query).get("model", ())), None)
 
 
-def _message_items(messages: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+def _message_items(messages: Sequence[tuple[str, str]]) -> list[JsonObject]:
     return [
         {
             "type": "message", "role": role,

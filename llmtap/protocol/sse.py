@@ -17,11 +17,12 @@ import binascii
 import json
 import re
 import struct
-from typing import Any, Final
+from typing import Final
 from zlib import crc32
 
 import msgspec
 
+from llmtap.json_types import JsonObject
 from llmtap.protocol.json_memory import bounded_decoder
 
 EVENT_BYTES_MAX: Final = 16 << 20
@@ -459,7 +460,7 @@ class MessageStreamParser:
         if kind != b"chunk":
             return SseEvent(start, self.offset, payload or b"{}", kind)
         try:
-            encoded = msgspec.convert(_decode(payload), dict[str, Any]).get("bytes")
+            encoded = msgspec.convert(_decode(payload), JsonObject).get("bytes")
             part = base64.b64decode(msgspec.convert(encoded, str | None) or "", validate=True)
         except (ValueError, TypeError, RecursionError, binascii.Error):
             self._skipped += 1
@@ -487,7 +488,7 @@ def _message_headers(data: bytes) -> dict[bytes, bytes] | None:
     return out if at == len(data) else None
 
 
-def _payload_object(payload: bytes) -> dict[str, Any]:
+def _payload_object(payload: bytes) -> JsonObject:
     try:
         value = _decode(payload)
     except (ValueError, RecursionError):

@@ -28,6 +28,7 @@ from llmtap.bench.sut.sut import BenchTarget, Guardrails, Hardware, Sut, SutCloc
 from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.saved import explain, read_saved
+from llmtap.json_types import JsonObject
 from llmtap.load.bodies import BodyMaker, model_ids, server_of
 from llmtap.load.monitor.system import open_gpus
 from llmtap.load.options import BodyOptions
@@ -256,7 +257,7 @@ class _Detector:
             detected.hints["sut.chunking"] = source
         return True
 
-    async def _json(self, path: str) -> dict[str, Any]:
+    async def _json(self, path: str) -> JsonObject:
         """Return the JSON object that the server returns for a path; {} if there is none."""
         try:
             status, _, body = await self._ask(self._root + path)

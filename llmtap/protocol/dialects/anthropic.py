@@ -8,6 +8,7 @@ Source: anthropics/anthropic-sdk-python types; docs.anthropic.com messages-strea
 from collections.abc import Iterator
 from typing import Any, Final
 
+from llmtap.json_types import JsonObject
 from llmtap.protocol.delta import Delta, EventClass, UsageCounts
 from llmtap.protocol.dialects import shapes
 from llmtap.protocol.dialects.openai_shapes import read_json, unknown
@@ -48,13 +49,13 @@ class Anthropic(shapes.ObjectReader):
         self._total = False
 
     @staticmethod
-    def claim(value: dict[str, Any], path: str) -> int:
+    def claim(value: JsonObject, path: str) -> int:
         kind = shapes.text_of(value.get("type"))
         if kind in _EVENTS or (kind == "message" and isinstance(value.get("content"), list)):
             return 3
         return int((kind in ("ping", "error") or "error" in value) and path.endswith("/messages"))
 
-    def _read(self, value: dict[str, Any], event: SseEvent) -> Delta:
+    def _read(self, value: JsonObject, event: SseEvent) -> Delta:
         match shapes.kind_of(value, event):
             case "content_block_delta":
                 delta = self._read_delta(value.get("delta"))

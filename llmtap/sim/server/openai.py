@@ -15,13 +15,14 @@ from typing import Any, Final
 
 import msgspec
 
+from llmtap.json_types import JsonObject
 from llmtap.sim.server import shapes as shape
 from llmtap.workload.prompts.text import token_ids
 
 _DONE: Final = b"data: [DONE]\n\n"
 
 
-def openai_error(status: int, code: str, message: str) -> dict[str, Any]:
+def openai_error(status: int, code: str, message: str) -> JsonObject:
     """Return the body of an error response in OpenAI's format."""
     kinds = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}
     kind = kinds.get(status, "invalid_request_error")
@@ -113,18 +114,18 @@ class OpenAIChatShape(shape.Shape):
             "model": self._request.model,
         }  # fmt: skip
 
-    def _delta(self, choice: shape.Choice, text: str) -> dict[str, Any]:
+    def _delta(self, choice: shape.Choice, text: str) -> JsonObject:
         """Return the fields of a choice with a piece of text."""
         return {"delta": {"refusal" if choice.refused else "content": text} if text else {}}
 
-    def _full(self, choice: shape.Choice) -> dict[str, Any]:
+    def _full(self, choice: shape.Choice) -> JsonObject:
         """Return the fields of a choice with the whole text."""
         content, refusal = (None, choice.text) if choice.refused else (choice.text, None)
         return {"message": {"role": "assistant", "content": content, "refusal": refusal}}
 
-    def _usage(self, output_tokens: int) -> dict[str, Any]:
+    def _usage(self, output_tokens: int) -> JsonObject:
         answer = self._answer
-        usage: dict[str, Any] = {
+        usage: JsonObject = {
             "prompt_tokens": answer.prompt_tokens, "completion_tokens": output_tokens,
             "total_tokens": answer.prompt_tokens + output_tokens,
         }  # fmt: skip
@@ -132,8 +133,8 @@ class OpenAIChatShape(shape.Shape):
             usage["prompt_tokens_details"] = {"cached_tokens": answer.cached_tokens}
         return usage
 
-    def _frame(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
-        frame: dict[str, Any] = {**self._head, "choices": choices}
+    def _frame(self, choices: list[JsonObject], usage: JsonObject | None = None) -> bytes:
+        frame: JsonObject = {**self._head, "choices": choices}
         if usage is not None:
             frame["usage"] = usage
         elif self._continuous:
@@ -145,7 +146,7 @@ class OpenAIChatShape(shape.Shape):
     def opening(self) -> bytes:
         frames = []
         for i, choice in enumerate(self._answer.choices):
-            delta: dict[str, Any] = {"role": "assistant", "content": None if choice.refused else ""}
+            delta: JsonObject = {"role": "assistant", "content": None if choice.refused else ""}
             if choice.refused:
                 delta["refusal"] = ""
             frames.append(
@@ -169,8 +170,8 @@ class OpenAIChatShape(shape.Shape):
             frames += self._frame([ended])
         return frames
 
-    def _how(self, choice: shape.Choice) -> dict[str, Any]:
-        how: dict[str, Any] = {"finish_reason": choice.finish}
+    def _how(self, choice: shape.Choice) -> JsonObject:
+        how: JsonObject = {"finish_reason": choice.finish}
         return {**how, "stop_reason": choice.stop_text} if self._vllm else how
 
     def ending(self) -> bytes:
@@ -186,7 +187,7 @@ class OpenAIChatShape(shape.Shape):
         # vLLM sends its end marker even after an error.
         return shape.sse({"error": error}) + (_DONE if self._vllm else b"")
 
-    def full_answer(self) -> dict[str, Any]:
+    def full_answer(self) -> JsonObject:
         choices = [
             {"index": i, **self._full(choice), "logprobs": None, **self._how(choice)}
             for i, choice in enumerate(self._answer.choices)
@@ -202,7 +203,7 @@ class ExoBenchShape(OpenAIChatShape):
     the first to the last token.
     """
 
-    def full_answer(self) -> dict[str, Any]:
+    def full_answer(self) -> JsonObject:
         answer = self._answer
         given, made, cached = answer.prompt_tokens, answer.output_tokens, answer.cached_tokens or 0
         stats = {
@@ -228,10 +229,10 @@ class OpenAICompletionsShape(OpenAIChatShape):
     def opening(self) -> bytes:
         return b""
 
-    def _delta(self, choice: shape.Choice, text: str) -> dict[str, Any]:
+    def _delta(self, choice: shape.Choice, text: str) -> JsonObject:
         return {"text": text}
 
-    def _full(self, choice: shape.Choice) -> dict[str, Any]:
+    def _full(self, choice: shape.Choice) -> JsonObject:
         return {"text": choice.text}
 
 
@@ -264,11 +265,11 @@ class OpenAIResponsesShape(shape.Shape):
         self._sequence += 1
         return self._sent_as(event, kind)
 
-    def _sent_as(self, event: dict[str, Any], kind: str) -> bytes:
+    def _sent_as(self, event: JsonObject, kind: str) -> bytes:
         """Return the bytes of an event: a server-sent event here, a message over WebSocket."""
         return shape.sse(event, kind)
 
-    def _response(self, status: str, reason: str | None = None) -> dict[str, Any]:
+    def _response(self, status: str, reason: str | None = None) -> JsonObject:
         ended = status != "in_progress"
         sent, given = self._answer.sent[0], self._answer.prompt_tokens
         usage = {
@@ -286,13 +287,13 @@ class OpenAIResponsesShape(shape.Shape):
             "tool_choice": "auto", "tools": [], "usage": usage if ended else None,
         }  # fmt: skip
 
-    def _item(self, status: str) -> dict[str, Any]:
+    def _item(self, status: str) -> JsonObject:
         content = [] if status == "in_progress" else [self._part(self.sent_text)]
         return {
             "id": self._item_id, "type": "message", "status": status, "role": "assistant", "content": content,
         }  # fmt: skip
 
-    def _part(self, text: str) -> dict[str, Any]:
+    def _part(self, text: str) -> JsonObject:
         if self._choice.refused:
             return {"type": "refusal", "refusal": text}
         return {"type": "output_text", "annotations": [], "logprobs": [], "text": text}
@@ -313,7 +314,7 @@ class OpenAIResponsesShape(shape.Shape):
             events = self._event(f"{kind}.delta", **self._place, delta=text, **more)
         if final and last:
             content = self.sent_text
-            whole: dict[str, Any] = {"refusal" if refused else "text": content, **more}
+            whole: JsonObject = {"refusal" if refused else "text": content, **more}
             events += self._event(f"{kind}.done", **self._place, **whole)
             events += self._event("content_part.done", **self._place, part=self._part(content))
             events += self._event("output_item.done", output_index=0, item=self._item(self._status()[0]))
@@ -330,6 +331,6 @@ class OpenAIResponsesShape(shape.Shape):
         error = {"type": "server_error", "code": "server_error", "message": shape.BROKEN, "param": None}
         return self._event("error", error=error)
 
-    def full_answer(self) -> dict[str, Any]:
+    def full_answer(self) -> JsonObject:
         self._answer.sent[0] = len(self._choice.pieces)
         return self._response(*self._status())

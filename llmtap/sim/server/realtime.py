@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 import msgspec
 from aiohttp import web
 
+from llmtap.json_types import JsonObject
 from llmtap.protocol.websocket import Opcode, frame
 from llmtap.sim.server.openai import openai_error
 from llmtap.sim.server.reception import Reception
@@ -120,14 +121,14 @@ class OpenAIRealtimeShape(Shape):
         }  # fmt: skip
         self._place_text = msgspec.json.encode(self._place)[1:-1]
 
-    def _item(self, status: str) -> dict[str, Any]:
+    def _item(self, status: str) -> JsonObject:
         content = [] if status == "in_progress" else [{"type": "output_text", "text": self.sent_text}]
         return {
             "id": self.item_id, "object": "realtime.item", "type": "message", "status": status,
             "role": "assistant", "content": content,
         }  # fmt: skip
 
-    def _item_event(self, kind: str, item: dict[str, Any]) -> bytes:
+    def _item_event(self, kind: str, item: JsonObject) -> bytes:
         """Return the events that report a change of the response's item, and of the conversation
         if there is one."""
         event = self._event(f"response.output_item.{kind}", response_id=self.id, output_index=0, item=item)
@@ -135,7 +136,7 @@ class OpenAIRealtimeShape(Shape):
             event += self._event(f"conversation.item.{kind}", previous_item_id=None, item=item)
         return event
 
-    def _response(self, status: str, details: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _response(self, status: str, details: JsonObject | None = None) -> JsonObject:
         sent, given, ended = self._answer.sent[0], self._answer.prompt_tokens, status != "in_progress"
         usage = {
             "total_tokens": given + sent, "input_tokens": given, "output_tokens": sent,
@@ -154,7 +155,7 @@ class OpenAIRealtimeShape(Shape):
             "usage": usage if ended else None, "metadata": None,
         }  # fmt: skip
 
-    def _done(self, status: str, details: dict[str, Any] | None = None) -> bytes:
+    def _done(self, status: str, details: JsonObject | None = None) -> bytes:
         return self._event("response.done", response=self._response(status, details))
 
     def opening(self) -> bytes:
@@ -211,7 +212,7 @@ class SimulatedRealtimeSession(SimulatedSession):
     def _put(self, kind: str, **fields: Any) -> None:
         self._write(self._events.event(kind, **fields))
 
-    def _session(self) -> dict[str, Any]:
+    def _session(self) -> JsonObject:
         return {
             "type": "realtime", "object": "realtime.session", "id": f"sess_sim{self._number}",
             "model": self._model, "output_modalities": ["text"],

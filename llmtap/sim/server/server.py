@@ -23,6 +23,7 @@ import msgspec
 from aiohttp import HttpVersion11, web
 
 from llmtap.clock import Clock
+from llmtap.json_types import JsonObject
 from llmtap.sim.server import openai, shapes
 from llmtap.sim.server.delivery import BREAKS
 from llmtap.sim.server.openai import openai_error
@@ -43,7 +44,7 @@ class Endpoint:
     path: str
     read: Callable[[bytes], SimulatedRequest]
     shape: Callable[[Answer], Shape]
-    error: Callable[[int, str, str], dict[str, Any]]
+    error: Callable[[int, str, str], JsonObject]
     choices_max: int = 1
 
 

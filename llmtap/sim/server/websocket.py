@@ -28,6 +28,7 @@ from typing import Any, ClassVar, Final
 import msgspec
 from aiohttp import WSCloseCode, WSMsgType, web
 
+from llmtap.json_types import JsonObject
 from llmtap.protocol.websocket import Opcode, frame
 from llmtap.sim.server.openai import OpenAIResponsesShape, openai_error, read_responses
 from llmtap.sim.server.reception import BUSY, FILTERED, Reception
@@ -221,7 +222,7 @@ class _MessagesShape(OpenAIResponsesShape):
         super().__init__(answer)
         self._lane = lane
 
-    def _sent_as(self, event: dict[str, Any], kind: str) -> bytes:
+    def _sent_as(self, event: JsonObject, kind: str) -> bytes:
         return frame(msgspec.json.encode(event | self._lane))
 
     def keepalive(self) -> bytes:

@@ -16,8 +16,9 @@ from typing import Any, BinaryIO, Final
 import msgspec
 import pyarrow as pa
 
+from llmtap.json_types import JsonObject
 from llmtap.traces.bodies import compact, messages_of, read_elements, read_object, request_columns
-from llmtap.traces.format import FormatError, TraceFormat, TraceWriter
+from llmtap.traces.format import FormatError, TraceFormat, TraceRow, TraceWriter
 from llmtap.traces.sorting import grouped
 from llmtap.traces.text import start_of
 
@@ -54,7 +55,7 @@ _UNKNOWN_NAMES_MAX: Final = 20
 # ---------------------------------------------------------------- reading
 
 
-def _read(file: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
+def _read(file: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
     without_answer = without_question = strange = silent = toolless = 0
     unknown: Counter[str] = Counter()
     for number, element in enumerate(read_elements(file)):
@@ -65,7 +66,7 @@ def _read(file: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
         for name in _unknown_names(element):
             if name in unknown or len(unknown) < _UNKNOWN_NAMES_MAX:
                 unknown[name] += 1
-        body: dict[str, Any] = {} if talk.model is None else {"model": talk.model}
+        body: JsonObject = {} if talk.model is None else {"model": talk.model}
         messages = body["messages"] = [{"role": "system", "content": talk.system}] if talk.system else []
         if (tools := _tools_of(talk.tools)) is not None:
             body["tools"] = tools
@@ -112,7 +113,7 @@ def _with_objects(element: Any) -> Any:
     return {**element, "conversations": objects}
 
 
-def _unknown_names(element: dict[str, Any]) -> set[str]:
+def _unknown_names(element: JsonObject) -> set[str]:
     """Return the names of fields, of a conversation or its turns, that this module does not read."""
     of_turns = (turn.keys() - _KNOWN_OF_TURN for turn in element["conversations"] if isinstance(turn, dict))
     return (element.keys() - _KNOWN).union(*of_turns)

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, Final
 import pyarrow as pa
 from msgspec import Struct
 
-from llmtap.traces.format import LENGTHS, FormatError, TraceFormat, batch_of
+from llmtap.traces.format import LENGTHS, FormatError, TraceFormat, TraceRow, batch_of
 from llmtap.traces.text import (
     BODY_BYTES_MAX,
     COUNT,
@@ -80,7 +80,7 @@ class _Round(Struct):
     current_input_chars: Any = None
 
 
-def _round_rows(stream: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
+def _round_rows(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
     timeless = endless = with_tools = count = 0
     for one, number in json_rows(stream, _Round, notes, bytes_max=BODY_BYTES_MAX):
         arrival_ns, end_ns = _output_times(one.timing_events, number)
@@ -88,7 +88,7 @@ def _round_rows(stream: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
         endless += arrival_ns is not None and end_ns is None
         with_tools += bool(one.tools)
         count += 1
-        row: dict[str, Any] = {
+        row: TraceRow = {
             "id": one.round_id, "session": one.session_id, "session_source": "explicit",
             "turn": one.round_index, "model": one.model, "input_tokens": one.input_tokens_total,
             "output_tokens": one.output_tokens, "cached_tokens": one.prefix_tokens,

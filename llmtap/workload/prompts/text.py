@@ -23,9 +23,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import shake_128
-from typing import Any, Final
+from typing import Final
 from zlib import crc32
 
+from llmtap.json_types import JsonObject
 from llmtap.workload.requests import Requests
 
 NAME_BYTES: Final = 9
@@ -265,7 +266,7 @@ def say(count: int, key: str) -> Sequence[str]:
     return tokens_
 
 
-def tokenizer_json() -> dict[str, Any]:
+def tokenizer_json() -> JsonObject:
     return {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
         "pre_tokenizer": {
