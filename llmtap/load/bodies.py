@@ -100,15 +100,20 @@ class BodyMaker:
         options = self._sent_value("stream_options")
         limit = None if self._limit in self._constant or not made else self._limit
         return {
-            "endpoint": self.endpoint if streamed else None, "server": self.options.server,
-            "model": self.options.model, "output_limit": limit,
+            "endpoint": self.endpoint if streamed else None,
+            "server": self.options.server,
+            "model": self.options.model,
+            "output_limit": limit,
             "output_control": output_control(
                 limit or (None if self._sent_value(self._limit) is None else self._limit),
                 ignores_end=self._sent_value("ignore_eos") is True,
                 stops=self._sent_value("stop") not in (None, [], ""),
-            ) if made else None,
+            )
+            if made
+            else None,
             "ignore_eos": made and self._sent_value("ignore_eos") is True,
-            "min_tokens": made and self._min_tokens, "stream": self.options.streams if streamed else None,
+            "min_tokens": made and self._min_tokens,
+            "stream": self.options.streams if streamed else None,
             "include_usage": streamed and isinstance(options, dict) and options.get("include_usage") is True,
             "temperature": self._sent_value("temperature") if made else None,
             "settings": {
@@ -117,7 +122,7 @@ class BodyMaker:
                 if name not in self.options.fields
             },
             "fields": sorted(self.options.fields),
-        }  # fmt: skip
+        }
 
     def _sent_value(self, name: str) -> Any:
         value = self._constant.get(name)
@@ -207,9 +212,10 @@ class BodyMaker:
         text = None if self._decode is None else self._decode(ids)
         if text is None:
             raise ConfigError(
-                "--endpoint", f"the prompts are token ids, which {self.endpoint} does not accept",
+                "--endpoint",
+                f"the prompts are token ids, which {self.endpoint} does not accept",
                 "use --endpoint completions, or give the --tokenizer whose ids they are",
-            )  # fmt: skip
+            )
         return text
 
 
@@ -231,9 +237,10 @@ def parse_body_fields(texts: Sequence[str]) -> dict[str, msgspec.Raw]:
             decoded = msgspec.json.decode(value)
         except (ValueError, RecursionError):
             raise ConfigError(
-                place, f"the value of {name} is not JSON",
+                place,
+                f"the value of {name} is not JSON",
                 f"""write a text with quotes of its own: '{name}="text"'""",
-            ) from None  # fmt: skip
+            ) from None
         fields[name] = msgspec.Raw(_encode(decoded))
     return fields
 
@@ -241,9 +248,13 @@ def parse_body_fields(texts: Sequence[str]) -> dict[str, msgspec.Raw]:
 def server_of(models: bytes) -> Server:
     """Return the type of the server that answered `GET /v1/models`, by its `owned_by`; `auto` if unknown."""
     known: Mapping[str, Server] = {
-        "vllm": "vllm", "sglang": "sglang", "llmtap": "vllm", "openai": "openai", "system": "openai",
+        "vllm": "vllm",
+        "sglang": "sglang",
+        "llmtap": "vllm",
+        "openai": "openai",
+        "system": "openai",
         "openai-internal": "openai",
-    }  # fmt: skip
+    }
     owners = {known.get(str(model.owned_by).lower(), "auto") for model in _models_in(models)}
     return owners.pop() if len(owners) == 1 else "auto"
 
@@ -421,6 +432,7 @@ def _bodies(
 
 def _no_room(exc: OSError) -> ConfigError:
     return ConfigError(
-        "TMPDIR", f"cannot hold the prepared bodies in {tempfile.gettempdir()}: {exc.strerror or exc}",
+        "TMPDIR",
+        f"cannot hold the prepared bodies in {tempfile.gettempdir()}: {exc.strerror or exc}",
         "set TMPDIR to a folder with more free space, or send fewer requests",
-    )  # fmt: skip
+    )
