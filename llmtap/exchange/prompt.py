@@ -360,8 +360,10 @@ _FIRST: Final = {
     ),
     # TGI and vLLM also use `/generate`, the path of SGLang's own endpoint: look for the members of all three.
     "generate": _completion("prompt", "inputs", "text", "input_ids", "token_ids"),
-    "responses": _INPUT, "lmstudio.chat": _INPUT, "embeddings": _completion("input", "inputs"),
-}  # fmt: skip
+    "responses": _INPUT,
+    "lmstudio.chat": _INPUT,
+    "embeddings": _completion("input", "inputs"),
+}
 """Members of a body that are read first, by endpoint; other endpoints begin with `messages`."""
 
 
@@ -375,14 +377,21 @@ def _parameters(value: JsonObject) -> RequestShape:
     places = [value, *(_dict(value.get(key)) for key in ("options", "parameters", "sampling_params"))]
     tools = value.get("tools", value.get("functions"))
     return RequestShape(
-        max_tokens=_first_count(places, "max_completion_tokens", "max_tokens", "max_output_tokens",
-                          "max_new_tokens", "num_predict", "n_predict"),
+        max_tokens=_first_count(
+            places,
+            "max_completion_tokens",
+            "max_tokens",
+            "max_output_tokens",
+            "max_new_tokens",
+            "num_predict",
+            "n_predict",
+        ),
         temperature=_first_number(places, "temperature"),
         top_p=_first_number(places, "top_p", "p"),
         n=_first_count(places, "n"),
         tools=len(tools) if isinstance(tools, list) else None,
         response_format=_response_format(value),
-    )  # fmt: skip
+    )
 
 
 def _response_format(value: JsonObject) -> str | None:
@@ -432,10 +441,16 @@ _is_word = re.compile(rf"[A-Za-z0-9_.-]{{1,{_WORD_CHARS_MAX}}}", re.ASCII).fullm
 
 def _only_results(content: Any) -> bool:
     """Return whether all parts are tool results: Anthropic sends these in messages with the role `user`."""
-    return isinstance(content, list) and bool(content) and all(
-        isinstance(part, dict) and isinstance(part.get("type"), str) and part["type"].endswith("tool_result")
-        for part in content
-    )  # fmt: skip
+    return (
+        isinstance(content, list)
+        and bool(content)
+        and all(
+            isinstance(part, dict)
+            and isinstance(part.get("type"), str)
+            and part["type"].endswith("tool_result")
+            for part in content
+        )
+    )
 
 
 def _list(value: Any) -> list[Any]:

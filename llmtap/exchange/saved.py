@@ -188,9 +188,14 @@ def read_saved(data: bytes, *, path: str = "/", request_body: bytes = b"", entry
         data = marked  # keep the mark: the positions of events count from the start of the file
     head = b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\n\r\n" % content_type
     return Saved(
-        what, head, data, data, _request_head("POST", path, len(request_body)), request_body,
+        what,
+        head,
+        data,
+        data,
+        _request_head("POST", path, len(request_body)),
+        request_body,
         status_known=False,
-    )  # fmt: skip
+    )
 
 
 def _request_head(method: str, target: str, length: int) -> bytes:
@@ -347,11 +352,17 @@ def _read_entry(entry: JsonObject, number: int) -> Saved:
             raise SavedError(f"HAR entry {number}: the content is not valid base64") from None
     sent = str(_object_member(request, "postData").get("text") or "").encode()
     saved = Saved(
-        f"HAR entry {number}", _har_head(response, content), body, body,
-        _request_head(str(request.get("method") or "POST"), _path_of(request), len(sent)), sent,
-        whole=status is not None and error is None, status_known=status is not None,
-        arrival_wall_ns=_wall_ns(entry.get("startedDateTime")), totals=_total_times(entry),
-    )  # fmt: skip
+        f"HAR entry {number}",
+        _har_head(response, content),
+        body,
+        body,
+        _request_head(str(request.get("method") or "POST"), _path_of(request), len(sent)),
+        sent,
+        whole=status is not None and error is None,
+        status_known=status is not None,
+        arrival_wall_ns=_wall_ns(entry.get("startedDateTime")),
+        totals=_total_times(entry),
+    )
     try:
         parse_response_head(saved.head, b"POST")
     except PeerProtocolError as exc:

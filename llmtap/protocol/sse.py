@@ -51,10 +51,25 @@ class SseParser:
     `event_bytes_max` is skipped and counted."""
 
     __slots__ = (
-        "_after_cr", "_bom", "_comment", "_cr_waits", "_crlf", "_data", "_data_bytes", "_event",
-        "_event_bytes_max", "_field", "_line_size", "_per_line", "_start", "_tail", "_too_long", "idle",
-        "offset", "skipped",
-    )  # fmt: skip
+        "_after_cr",
+        "_bom",
+        "_comment",
+        "_cr_waits",
+        "_crlf",
+        "_data",
+        "_data_bytes",
+        "_event",
+        "_event_bytes_max",
+        "_field",
+        "_line_size",
+        "_per_line",
+        "_start",
+        "_tail",
+        "_too_long",
+        "idle",
+        "offset",
+        "skipped",
+    )
 
     def __init__(self, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
         self.offset = 0

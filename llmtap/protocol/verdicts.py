@@ -42,13 +42,25 @@ def of_refusal(signal: str, path: str | None = None) -> Verdict:
 
 _FILTERED: Final = frozenset(
     {
-        "content_filter", "content-filter", "contentfilter", "sensitive", "moderation", "error_toxic",
+        "content_filter",
+        "content-filter",
+        "contentfilter",
+        "sensitive",
+        "moderation",
+        "error_toxic",
         # Gemini's reasons, which some gateways pass on.
-        "safety", "prohibited_content", "blocklist", "recitation", "spii", "image_safety",
-        "image_prohibited_content", "image_recitation", "model_armor",
+        "safety",
+        "prohibited_content",
+        "blocklist",
+        "recitation",
+        "spii",
+        "image_safety",
+        "image_prohibited_content",
+        "image_recitation",
+        "model_armor",
         "refusal",  # Anthropic's streaming classifier, through a gateway.
     }
-)  # fmt: skip
+)
 _INTERVENED: Final = frozenset({"guardrail_intervened", "content_filtered"})
 FAILED: Final = frozenset({"error", "insufficient_system_resource", "network_error", "timeout"})
 """Finish reasons that report a failure: `error` of OpenRouter and vLLM, and those of DeepSeek, Zhipu and
@@ -194,16 +206,28 @@ def of_guardrail_action(action: Any, trace: Any = None) -> Verdict | None:
         place = "amazon-bedrock-guardrailAction"
         return Verdict("body_field", None, acted, phase or "output", value=action, path=place)
     return Verdict(
-        "body_field", INPUT if phase == "input" else OUTPUT, "replaced", phase or "output",
-        "medium" if phase is None else "high", action, None, "amazon-bedrock-guardrailAction",
-        substituted=True, detail={"why": AMBIGUOUS} if phase is None else None,
-    )  # fmt: skip
+        "body_field",
+        INPUT if phase == "input" else OUTPUT,
+        "replaced",
+        phase or "output",
+        "medium" if phase is None else "high",
+        action,
+        None,
+        "amazon-bedrock-guardrailAction",
+        substituted=True,
+        detail={"why": AMBIGUOUS} if phase is None else None,
+    )
 
 
 _ASSESSED: Final = {
-    "input": "input", "inputAssessment": "input", "inputAssessments": "input",
-    "output": "output", "outputs": "output", "outputAssessments": "output", "outputAssessment": "output",
-}  # fmt: skip
+    "input": "input",
+    "inputAssessment": "input",
+    "inputAssessments": "input",
+    "output": "output",
+    "outputs": "output",
+    "outputAssessments": "output",
+    "outputAssessment": "output",
+}
 _TRACE_DEPTH_MAX: Final = 8
 _ACTED: Final = {"BLOCKED": 2, "ANONYMIZED": 1, "MASKED": 1}
 
@@ -264,13 +288,26 @@ def of_block_reason(feedback: Any, place: str) -> Verdict | None:
 
 
 _CODES: Final[dict[str, str | None]] = {
-    **dict.fromkeys((
-        "content_filter", "responsibleaipolicyviolation", "moderation_blocked", "bio_policy",
-        "image_content_policy_violation", "data_inspection_failed", "datainspectionfailed", "1301", "900514",
-        "content_blocked", "misalignment_policy_violation",
-    )),
-    "invalid_prompt": "input", "content_policy_violation": "input", "2016": "input", "2017": "output",
-}  # fmt: skip
+    **dict.fromkeys(
+        (
+            "content_filter",
+            "responsibleaipolicyviolation",
+            "moderation_blocked",
+            "bio_policy",
+            "image_content_policy_violation",
+            "data_inspection_failed",
+            "datainspectionfailed",
+            "1301",
+            "900514",
+            "content_blocked",
+            "misalignment_policy_violation",
+        )
+    ),
+    "invalid_prompt": "input",
+    "content_policy_violation": "input",
+    "2016": "input",
+    "2017": "output",
+}
 """Codes of guardrails, in lower case, and the phase that each names (None: none)."""
 _TYPES: Final[dict[str, str | None]] = {
     "guardrails_violation": "output",

@@ -16,10 +16,19 @@ from llmtap.json_types import JsonObject
 from llmtap.traces.format import FormatError, TraceRow
 from llmtap.traces.text import BODY_BYTES_MAX
 
-_MEDIA: Final = frozenset({
-    "image", "image_url", "input_image", "input_audio", "audio_url", "video_url", "file", "input_file",
-    "document",
-})  # fmt: skip
+_MEDIA: Final = frozenset(
+    {
+        "image",
+        "image_url",
+        "input_image",
+        "input_audio",
+        "audio_url",
+        "video_url",
+        "file",
+        "input_file",
+        "document",
+    }
+)
 """Types of message parts that are not text."""
 _DEPTH_MAX: Final = 500
 """Maximum depth of nested JSON. ijson has no limit, and Python's decoders fail at about a thousand."""
@@ -105,7 +114,7 @@ def request_columns(body: JsonObject) -> TraceRow:
         "tools": len(tools) if isinstance(tools, list) else None,
         "images": sum(kind in _MEDIA for kind in types) or None,
         "response_format": form if isinstance(form, str) else None,
-    }  # fmt: skip
+    }
     messages = messages_of(body)
     if messages is not None:
         sizes = [len(text.encode("utf-8", "replace")) for _, text in messages]

@@ -53,8 +53,13 @@ NO_FAILED: Final = {
 }
 """`TraceFormat.why` of formats that contain only complete requests."""
 FAILED: Final = (
-    "client_error", "upstream_error", "upstream_reset", "upstream_timeout", "truncated", "rejected",
-)  # fmt: skip
+    "client_error",
+    "upstream_error",
+    "upstream_reset",
+    "upstream_timeout",
+    "truncated",
+    "rejected",
+)
 """Outcomes of requests without a complete answer. Requests that the client cancelled do not count."""
 BYTES_PER_TOKEN: Final = 4.0
 """Assumed bytes for each token of prompts, if no row of the trace has a token count: English
@@ -164,10 +169,14 @@ class TraceWriter:
             self.notes.append(f"{n:,} {what}")
 
     def outgoing(
-        self, columns: Sequence[str], needs: Sequence[str] = ("arrival_ns", "input_tokens", "output_tokens"),
-        *, times: str = "zero", failed: bool = False,
+        self,
+        columns: Sequence[str],
+        needs: Sequence[str] = ("arrival_ns", "input_tokens", "output_tokens"),
+        *,
+        times: str = "zero",
+        failed: bool = False,
         reasons: Callable[[pa.RecordBatch], list[str | None]] | None = None,
-    ) -> Iterator[pa.RecordBatch]:  # fmt: skip
+    ) -> Iterator[pa.RecordBatch]:
         """Yield the rows to write, in order of arrival and with times from 0. The notes are complete
         afterwards.
 

@@ -18,13 +18,19 @@ from llmtap.protocol.verdicts import word
 
 _EVENTS: Final = frozenset(
     {
-        "message_start", "content_block_start", "content_block_delta", "content_block_stop", "message_delta",
+        "message_start",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
         "message_stop",
     }
-)  # fmt: skip
+)
 _TEXTS: Final = {
-    "text": EventClass.CONTENT, "thinking": EventClass.REASONING, "partial_json": EventClass.TOOL_CALL,
-}  # fmt: skip
+    "text": EventClass.CONTENT,
+    "thinking": EventClass.REASONING,
+    "partial_json": EventClass.TOOL_CALL,
+}
 _CALLS: Final = "tool_use"
 """Suffix of the types of content blocks that call a tool: `tool_use`, `server_tool_use`, `mcp_tool_use`."""
 _GUARDRAIL: Final = "amazon-bedrock-guardrailAction"
@@ -169,6 +175,8 @@ def _counts(usage: Any) -> UsageCounts | None:
     details = usage.get("output_tokens_details")
     members = details if isinstance(details, dict) else {}
     return shapes.counted(
-        usage.get("input_tokens"), usage.get("output_tokens"),
-        members.get("thinking_tokens", members.get("reasoning_tokens")), usage.get("cache_read_input_tokens"),
-    )  # fmt: skip
+        usage.get("input_tokens"),
+        usage.get("output_tokens"),
+        members.get("thinking_tokens", members.get("reasoning_tokens")),
+        usage.get("cache_read_input_tokens"),
+    )

@@ -77,8 +77,9 @@ class LlamaCpp(shapes.ObjectReader):
         runs = self._predicted.runs(index) and not self._ids
         added = 0 if total is None else self._predicted.step(index, total)
         for name, source in (
-            ("tokens", TokenSource.TOKEN_IDS), ("completion_probabilities", TokenSource.LOGPROBS),
-        ):  # fmt: skip
+            ("tokens", TokenSource.TOKEN_IDS),
+            ("completion_probabilities", TokenSource.LOGPROBS),
+        ):
             items = value.get(name)
             if isinstance(items, list) and items:
                 self._ids = True

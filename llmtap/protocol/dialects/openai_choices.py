@@ -22,16 +22,35 @@ from llmtap.protocol.server_times import object_times, rate_times
 from llmtap.protocol.sse import SseEvent
 
 BESIDE_NAMES: Final = (
-    "error", "errors", "moderation", "hook_results", "warnings", "prompt_filter_results",
-    "prompt_annotations", "promptFeedback", "code",
-)  # fmt: skip
+    "error",
+    "errors",
+    "moderation",
+    "hook_results",
+    "warnings",
+    "prompt_filter_results",
+    "prompt_annotations",
+    "promptFeedback",
+    "code",
+)
 """An object without choices that has one of these members is still a part of an answer."""
 _GUARDRAIL: Final = "amazon-bedrock-guardrailAction"
 _INVOCATION: Final = "amazon-bedrock-invocationMetrics"
 _KNOWN: Final = (
-    *BESIDE_NAMES[:-1], "usage", "timings", "detections", "x_groq", "metrics", "time_info", "perf_metrics",
-    "nvext", "guardrails_data", "guardrails", "generation_stats", _GUARDRAIL, _INVOCATION,
-)  # fmt: skip
+    *BESIDE_NAMES[:-1],
+    "usage",
+    "timings",
+    "detections",
+    "x_groq",
+    "metrics",
+    "time_info",
+    "perf_metrics",
+    "nvext",
+    "guardrails_data",
+    "guardrails",
+    "generation_stats",
+    _GUARDRAIL,
+    _INVOCATION,
+)
 _KEPT_WITH_USAGE: Final = (("generation_stats",), ("metrics", "speculative_decoding"))
 """Paths of figures to keep with the usage: exo's rates, cache hit and memory, vLLM's accepted drafts."""
 _USUAL: Final = frozenset(
@@ -96,11 +115,12 @@ def _server_times(value: JsonObject) -> tuple[ServerTime, ...]:
     out = object_times(place, usage)
     for place, times in (
         ("usage.latency_checkpoint", usage.get("latency_checkpoint") if isinstance(usage, dict) else None),
-        ("metrics", value.get("metrics")), ("time_info", value.get("time_info")),
+        ("metrics", value.get("metrics")),
+        ("time_info", value.get("time_info")),
         ("perf_metrics", value.get("perf_metrics")),
         ("nvext.timing", nvext.get("timing") if isinstance(nvext, dict) else None),
         (_INVOCATION, value.get(_INVOCATION)),
-    ):  # fmt: skip
+    ):
         if times is not None:
             out += object_times(place, times)
     stats = value.get("generation_stats")

@@ -19,17 +19,31 @@ _TEXTS: Final = {
     f"response.{name}.delta": kind
     for kind, names in (
         (EventClass.CONTENT, ("output_text", "text", "content_part")),
-        (EventClass.REASONING, (
-            "reasoning_summary_text", "reasoning_text", "reasoning_summary", "reasoning",
-        )),
+        (
+            EventClass.REASONING,
+            (
+                "reasoning_summary_text",
+                "reasoning_text",
+                "reasoning_summary",
+                "reasoning",
+            ),
+        ),
         (EventClass.REFUSAL, ("refusal",)),
-        (EventClass.TOOL_CALL, (
-            "function_call_arguments", "custom_tool_call_input", "mcp_call_arguments", "mcp_call.arguments",
-            "code_interpreter_call_code", "shell_call_command", "apply_patch_call_operation_diff",
-        )),
+        (
+            EventClass.TOOL_CALL,
+            (
+                "function_call_arguments",
+                "custom_tool_call_input",
+                "mcp_call_arguments",
+                "mcp_call.arguments",
+                "code_interpreter_call_code",
+                "shell_call_command",
+                "apply_patch_call_operation_diff",
+            ),
+        ),
     )
     for name in names
-}  # fmt: skip
+}
 _SOUNDS: Final = frozenset(
     f"response.{name}.delta"
     for name in ("audio", "output_audio", "audio.transcript", "audio_transcript", "output_audio_transcript")
@@ -45,16 +59,23 @@ _SESSION_EVENTS: Final = frozenset(
         ("conversation", ("created",)),
         ("conversation.item", ("created", "added", "done", "deleted", "retrieved", "truncated")),
         ("conversation.item.input_audio_transcription", ("delta", "completed", "failed", "segment")),
-        ("input_audio_buffer", (
-            "committed", "cleared", "speech_started", "speech_stopped", "timeout_triggered",
-            "dtmf_event_received",
-        )),
+        (
+            "input_audio_buffer",
+            (
+                "committed",
+                "cleared",
+                "speech_started",
+                "speech_stopped",
+                "timeout_triggered",
+                "dtmf_event_received",
+            ),
+        ),
         ("output_audio_buffer", ("started", "stopped", "cleared")),
         ("mcp_list_tools", ("in_progress", "completed", "failed")),
         ("rate_limits", ("updated",)),
     )
     for name in names
-)  # fmt: skip
+)
 """Events of a Realtime session that do not belong to a response."""
 _RECOVERABLE: Final = "invalid_request_error"
 _PARTS: Final = {

@@ -46,10 +46,14 @@ class _Completion(shape.CommonRequest, kw_only=True):
     def completion(self, *prompts: str, **more: Any) -> shape.SimulatedRequest:
         options = self.stream_options or _StreamOptions()
         return self.to_request(
-            *prompts, stop=shape.lines_of(self.stop), n=1 if self.n is None else self.n,
-            include_usage=bool(options.include_usage), continuous_usage=bool(options.continuous_usage_stats),
-            token_ids=bool(self.return_token_ids), **more,
-        )  # fmt: skip
+            *prompts,
+            stop=shape.lines_of(self.stop),
+            n=1 if self.n is None else self.n,
+            include_usage=bool(options.include_usage),
+            continuous_usage=bool(options.continuous_usage_stats),
+            token_ids=bool(self.return_token_ids),
+            **more,
+        )
 
 
 class _Chat(_Completion, kw_only=True):
@@ -110,9 +114,11 @@ class OpenAIChatShape(shape.Shape):
         self._vllm = answer.dialect == "vllm"
         self._continuous = self._vllm and self._request.include_usage and self._request.continuous_usage
         self._head = {
-            "id": self.id, "object": self._chunk_object, "created": shape.CREATED,
+            "id": self.id,
+            "object": self._chunk_object,
+            "created": shape.CREATED,
             "model": self._request.model,
-        }  # fmt: skip
+        }
 
     def _delta(self, choice: shape.Choice, text: str) -> JsonObject:
         """Return the fields of a choice with a piece of text."""
@@ -126,9 +132,10 @@ class OpenAIChatShape(shape.Shape):
     def _usage(self, output_tokens: int) -> JsonObject:
         answer = self._answer
         usage: JsonObject = {
-            "prompt_tokens": answer.prompt_tokens, "completion_tokens": output_tokens,
+            "prompt_tokens": answer.prompt_tokens,
+            "completion_tokens": output_tokens,
             "total_tokens": answer.prompt_tokens + output_tokens,
-        }  # fmt: skip
+        }
         if answer.cached_tokens is not None:
             usage["prompt_tokens_details"] = {"cached_tokens": answer.cached_tokens}
         return usage
@@ -209,9 +216,10 @@ class ExoBenchShape(OpenAIChatShape):
         stats = {
             "prompt_tps": _tokens_per_second(given - cached, answer.prompt_ns),
             "generation_tps": _tokens_per_second(made - 1, answer.output_ns),
-            "prompt_tokens": given, "generation_tokens": made,
+            "prompt_tokens": given,
+            "generation_tokens": made,
             "prefix_cache_hit": "none" if not cached else "partial" if cached < given else "exact",
-        }  # fmt: skip
+        }
         return {**super().full_answer(), "generation_stats": stats}
 
 
@@ -275,23 +283,37 @@ class OpenAIResponsesShape(shape.Shape):
         usage = {
             "input_tokens": given,
             "input_tokens_details": {
-                "cached_tokens": self._answer.cached_tokens or 0, "cache_write_tokens": 0,
+                "cached_tokens": self._answer.cached_tokens or 0,
+                "cache_write_tokens": 0,
             },
-            "output_tokens": sent, "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens": sent,
+            "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": given + sent,
-        }  # fmt: skip
+        }
         return {
-            "id": self.id, "object": "response", "created_at": shape.CREATED, "status": status, "error": None,
-            "incomplete_details": {"reason": reason} if reason else None, "model": self._request.model,
-            "output": [self._item(status)] if ended and sent else [], "parallel_tool_calls": True,
-            "tool_choice": "auto", "tools": [], "usage": usage if ended else None,
-        }  # fmt: skip
+            "id": self.id,
+            "object": "response",
+            "created_at": shape.CREATED,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": reason} if reason else None,
+            "model": self._request.model,
+            "output": [self._item(status)] if ended and sent else [],
+            "parallel_tool_calls": True,
+            "tool_choice": "auto",
+            "tools": [],
+            "usage": usage if ended else None,
+        }
 
     def _item(self, status: str) -> JsonObject:
         content = [] if status == "in_progress" else [self._part(self.sent_text)]
         return {
-            "id": self._item_id, "type": "message", "status": status, "role": "assistant", "content": content,
-        }  # fmt: skip
+            "id": self._item_id,
+            "type": "message",
+            "status": status,
+            "role": "assistant",
+            "content": content,
+        }
 
     def _part(self, text: str) -> JsonObject:
         if self._choice.refused:

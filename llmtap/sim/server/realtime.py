@@ -117,16 +117,23 @@ class OpenAIRealtimeShape(Shape):
         self._event = events.event
         self.conversation = conversation
         self._place = {
-            "response_id": self.id, "item_id": self.item_id, "output_index": 0, "content_index": 0,
-        }  # fmt: skip
+            "response_id": self.id,
+            "item_id": self.item_id,
+            "output_index": 0,
+            "content_index": 0,
+        }
         self._place_text = msgspec.json.encode(self._place)[1:-1]
 
     def _item(self, status: str) -> JsonObject:
         content = [] if status == "in_progress" else [{"type": "output_text", "text": self.sent_text}]
         return {
-            "id": self.item_id, "object": "realtime.item", "type": "message", "status": status,
-            "role": "assistant", "content": content,
-        }  # fmt: skip
+            "id": self.item_id,
+            "object": "realtime.item",
+            "type": "message",
+            "status": status,
+            "role": "assistant",
+            "content": content,
+        }
 
     def _item_event(self, kind: str, item: JsonObject) -> bytes:
         """Return the events that report a change of the response's item, and of the conversation
@@ -139,21 +146,30 @@ class OpenAIRealtimeShape(Shape):
     def _response(self, status: str, details: JsonObject | None = None) -> JsonObject:
         sent, given, ended = self._answer.sent[0], self._answer.prompt_tokens, status != "in_progress"
         usage = {
-            "total_tokens": given + sent, "input_tokens": given, "output_tokens": sent,
+            "total_tokens": given + sent,
+            "input_tokens": given,
+            "output_tokens": sent,
             "input_token_details": {
-                "cached_tokens": self._answer.cached_tokens or 0, "text_tokens": given,
-                "audio_tokens": 0, "image_tokens": 0,
+                "cached_tokens": self._answer.cached_tokens or 0,
+                "text_tokens": given,
+                "audio_tokens": 0,
+                "image_tokens": 0,
             },
             "output_token_details": {"text_tokens": sent, "audio_tokens": 0},
-        }  # fmt: skip
+        }
         item = self._item("completed" if status == "completed" else "incomplete")
         return {
-            "object": "realtime.response", "id": self.id, "status": status, "status_details": details,
+            "object": "realtime.response",
+            "id": self.id,
+            "status": status,
+            "status_details": details,
             "output": [item] if ended and sent else [],
-            "conversation_id": self.conversation, "output_modalities": ["text"],
+            "conversation_id": self.conversation,
+            "output_modalities": ["text"],
             "max_output_tokens": self._request.max_tokens or "inf",
-            "usage": usage if ended else None, "metadata": None,
-        }  # fmt: skip
+            "usage": usage if ended else None,
+            "metadata": None,
+        }
 
     def _done(self, status: str, details: JsonObject | None = None) -> bytes:
         return self._event("response.done", response=self._response(status, details))
@@ -214,11 +230,14 @@ class SimulatedRealtimeSession(SimulatedSession):
 
     def _session(self) -> JsonObject:
         return {
-            "type": "realtime", "object": "realtime.session", "id": f"sess_sim{self._number}",
-            "model": self._model, "output_modalities": ["text"],
+            "type": "realtime",
+            "object": "realtime.session",
+            "id": f"sess_sim{self._number}",
+            "model": self._model,
+            "output_modalities": ["text"],
             "instructions": self._settings.instructions or "",
             "max_output_tokens": self._settings.max_output_tokens or "inf",
-        }  # fmt: skip
+        }
 
     def _receive(self, data: str | bytes, now_ns: int) -> None:
         event = _ClientEvent("")
@@ -273,10 +292,15 @@ class SimulatedRealtimeSession(SimulatedSession):
         limit = wanted.max_output_tokens
         texts = (wanted.instructions, *(text_of(item.content) for item in items))
         parsed = SimulatedRequest(
-            model=self._model, stream=True, prompts=("\n".join(filter(None, texts)),),
-            max_tokens=limit if isinstance(limit, int) else None, min_tokens=wanted.min_tokens or 0,
-            ignore_eos=bool(wanted.ignore_eos), seed=wanted.seed, include_usage=True,
-        )  # fmt: skip
+            model=self._model,
+            stream=True,
+            prompts=("\n".join(filter(None, texts)),),
+            max_tokens=limit if isinstance(limit, int) else None,
+            min_tokens=wanted.min_tokens or 0,
+            ignore_eos=bool(wanted.ignore_eos),
+            seed=wanted.seed,
+            include_usage=True,
+        )
         conversation = None if wanted.conversation == "none" else "conv_sim"
         return parsed, lambda answer: OpenAIRealtimeShape(answer, self._events, conversation), event.event_id
 

@@ -62,11 +62,19 @@ class CommonRequest(msgspec.Struct, kw_only=True):
 
     def to_request(self, *prompts: str, **more: Any) -> SimulatedRequest:
         """Return the request with these prompts. `more`: further fields of `SimulatedRequest`."""
-        return SimulatedRequest(**{
-            "model": self.model, "stream": bool(self.stream), "prompts": prompts,
-            "max_tokens": self.max_tokens, "min_tokens": self.min_tokens or 0,
-            "ignore_eos": bool(self.ignore_eos), "seed": self.seed, "include_usage": True, **more,
-        })  # fmt: skip
+        return SimulatedRequest(
+            **{
+                "model": self.model,
+                "stream": bool(self.stream),
+                "prompts": prompts,
+                "max_tokens": self.max_tokens,
+                "min_tokens": self.min_tokens or 0,
+                "ignore_eos": bool(self.ignore_eos),
+                "seed": self.seed,
+                "include_usage": True,
+                **more,
+            }
+        )
 
 
 @dataclass(slots=True)
@@ -228,13 +236,20 @@ class AnthropicShape(Shape):
 
     def _message(self, content: list[Any], how: JsonObject, output_tokens: int) -> JsonObject:
         usage = {
-            "input_tokens": self._answer.prompt_tokens, "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": 0, "output_tokens": output_tokens,
-        }  # fmt: skip
+            "input_tokens": self._answer.prompt_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 0,
+            "output_tokens": output_tokens,
+        }
         return {
-            "id": self.id, "type": "message", "role": "assistant", "model": self._request.model,
-            "content": content, **how, "usage": usage,
-        }  # fmt: skip
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._request.model,
+            "content": content,
+            **how,
+            "usage": usage,
+        }
 
     def _how(self) -> JsonObject:
         choice = self._choice
@@ -340,10 +355,15 @@ class OllamaChat(Shape):
     def _last_line(self, text: str) -> JsonObject:
         a = self._answer
         return self._line(
-            text, done_reason="length" if self._choice.finish == "length" else "stop",
-            total_duration=a.prompt_ns + a.output_ns, load_duration=0, prompt_eval_count=a.prompt_tokens,
-            prompt_eval_duration=a.prompt_ns, eval_count=a.sent[0], eval_duration=a.output_ns,
-        )  # fmt: skip
+            text,
+            done_reason="length" if self._choice.finish == "length" else "stop",
+            total_duration=a.prompt_ns + a.output_ns,
+            load_duration=0,
+            prompt_eval_count=a.prompt_tokens,
+            prompt_eval_duration=a.prompt_ns,
+            eval_count=a.sent[0],
+            eval_duration=a.output_ns,
+        )
 
     def chunk(self, index: int, first: int, last: int, final: bool) -> bytes:
         text = self._take(index, first, last)

@@ -148,9 +148,13 @@ class SimulatedSession:
     def _begin(self, event: Any, lane: str, now_ns: int) -> None:
         parsed, shape_of, request_id = self._plan(event)
         job = self._reception.take(
-            parsed, shape_of, path=self.path, headers=self._request.headers, accepted_ns=now_ns,
+            parsed,
+            shape_of,
+            path=self.path,
+            headers=self._request.headers,
+            accepted_ns=now_ns,
             request_id=request_id,
-        )  # fmt: skip
+        )
         if job.rejection_status is None:
             self._reception.submit(job)  # Not in the task: when it runs, the engine's time may be later.
         turn = SessionTurn(event, job)

@@ -87,11 +87,14 @@ def _dynamo_rows(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
         row: TraceRow = {
             "id": request.request_id,
             "arrival_ns": number_ns(request.request_received_ms, 6, number, "request.request_received_ms"),
-            "model": request.model, "input_tokens": request.input_tokens,
-            "output_tokens": request.output_tokens, "cached_tokens": request.cached_tokens,
-            "first_token_us": _ms_to_us(request.ttft_ms), "response_end_us": _ms_to_us(request.total_time_ms),
+            "model": request.model,
+            "input_tokens": request.input_tokens,
+            "output_tokens": request.output_tokens,
+            "cached_tokens": request.cached_tokens,
+            "first_token_us": _ms_to_us(request.ttft_ms),
+            "response_end_us": _ms_to_us(request.total_time_ms),
             "stream": request.ttft_ms is not None,
-        }  # fmt: skip
+        }
         late += without_late_token(row)
         if context is not None:
             session = context.session_id
@@ -104,8 +107,9 @@ def _dynamo_rows(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
         if (replay := request.replay) is not None:
             row |= {
                 "blocks": [i - (1 << 64) if i >> 63 else i for i in replay.input_sequence_hashes],
-                "block_size": replay.trace_block_size, "block_unit": "tokens",
-            }  # fmt: skip
+                "block_size": replay.trace_block_size,
+                "block_unit": "tokens",
+            }
             if row["input_tokens"] is None:
                 row["input_tokens"] = replay.input_length
         yield row
@@ -176,11 +180,18 @@ def _session_rows(
             continue
         name = f"{session}#{turn}"
         row: TraceRow = {
-            "id": name, "session": session, "session_source": "explicit", "turn": turn, "parent": parent,
-            "arrival_ns": number_ns(entry.t, 9, number, "requests[...].t"), "model": entry.model,
-            "stream": entry.type == "s", "input_tokens": entry.read, "output_tokens": entry.made,
+            "id": name,
+            "session": session,
+            "session_source": "explicit",
+            "turn": turn,
+            "parent": parent,
+            "arrival_ns": number_ns(entry.t, 9, number, "requests[...].t"),
+            "model": entry.model,
+            "stream": entry.type == "s",
+            "input_tokens": entry.read,
+            "output_tokens": entry.made,
             "finish_reason": entry.stop or None,
-        }  # fmt: skip
+        }
         times = {
             "response_end_us": entry.api_time,
             "think_us": entry.think_time,

@@ -30,7 +30,7 @@ from llmtap.traces.text import (
     first_objects,
     json_rows,
     number_ns,
-)  # fmt: skip
+)
 
 _MS: Final = 6
 _FIRST_ROWS: Final = 1_000
@@ -38,8 +38,13 @@ _FIRST_ROWS: Final = 1_000
 to have only lengths."""
 _CONTENTS: Final = ("input_length", "payload", "messages", "text_input")
 _WANTED: Final = (
-    "arrival_ns", "think_us", "session", "input_tokens", "output_tokens", "request_body",
-)  # fmt: skip
+    "arrival_ns",
+    "think_us",
+    "session",
+    "input_tokens",
+    "output_tokens",
+    "request_body",
+)
 
 
 class _Row(msgspec.Struct):
@@ -65,9 +70,13 @@ def _open(stream: BinaryIO) -> format.TraceSource:
             break
         first.append(row)
     info = CaptureInfo(
-        source="aiperf", arrivals="trace", blocks="trace", block_unit="tokens", block_size=SIZE,
+        source="aiperf",
+        arrivals="trace",
+        blocks="trace",
+        block_unit="tokens",
+        block_size=SIZE,
         level="full" if first and "request_body" in first[-1] else "shape",
-    )  # fmt: skip
+    )
     return format.TraceSource(info, format.text_batches(chain(first, rows)), notes)
 
 
@@ -144,9 +153,14 @@ def _write(writer: format.TraceWriter) -> None:
 
 
 def _row_line(
-    arrival_ns: int | None, think_us: int | None, session: str | None, read: int | None,
-    output_tokens: int | None, body: str | None, blocks: list[int] | None,
-) -> bytes:  # fmt: skip
+    arrival_ns: int | None,
+    think_us: int | None,
+    session: str | None,
+    read: int | None,
+    output_tokens: int | None,
+    body: str | None,
+    blocks: list[int] | None,
+) -> bytes:
     # Put the body on one line. Outside of strings, a line break in JSON is white space, so a space can
     # replace it.
     payload = None if body is None else body.replace("\r", " ").replace("\n", " ")

@@ -191,12 +191,33 @@ def answer_columns(explained: Explained) -> TraceRow:
 
 
 _ANSWER: Final = (
-    "response_model", "endpoint", "dialect", "reading", "stream", "request_id", "status",
-    "finish_reason", "error", "retries", "no_token_reason", "unparsed_events", "refusal_kind",
-    "refusal_source", "refusal_detail", "refusal_confidence", "guardrail", "usage", "server_timing",
-    "outcome", "input_tokens", "output_tokens", "input_token_source", "reasoning_tokens",
-    "cached_tokens", "token_source",
-)  # fmt: skip
+    "response_model",
+    "endpoint",
+    "dialect",
+    "reading",
+    "stream",
+    "request_id",
+    "status",
+    "finish_reason",
+    "error",
+    "retries",
+    "no_token_reason",
+    "unparsed_events",
+    "refusal_kind",
+    "refusal_source",
+    "refusal_detail",
+    "refusal_confidence",
+    "guardrail",
+    "usage",
+    "server_timing",
+    "outcome",
+    "input_tokens",
+    "output_tokens",
+    "input_token_source",
+    "reasoning_tokens",
+    "cached_tokens",
+    "token_source",
+)
 
 
 def answer_text(explained: Explained) -> str | None:

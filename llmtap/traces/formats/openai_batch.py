@@ -51,11 +51,15 @@ def _read(file: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
         text = bytes(request.body).decode()
         body = read_object(text, f"line {number}: body")
         yield {
-            "id": request.custom_id, "method": request.method, "path": request.url,
-            "stream": body.get("stream") is True, "level": "full", "request_body": text,
+            "id": request.custom_id,
+            "method": request.method,
+            "path": request.url,
+            "stream": body.get("stream") is True,
+            "level": "full",
+            "request_body": text,
             "endpoint": next((name for name, url in _URLS.items() if request.url.endswith(url[3:])), None),
             **request_columns(body),
-        }  # fmt: skip
+        }
 
 
 def _write(writer: TraceWriter) -> None:

@@ -186,11 +186,13 @@ def _ancestor_keys(key: _Key, parents: Mapping[_Key, _Key]) -> Iterator[_Key]:
 
 def _row_of_span(start_ns: int, end_ns: int, span: _Span, values: JsonObject) -> TraceRow:
     row: TraceRow = {
-        "id": span.span_id, "arrival_ns": start_ns, "arrival": start_ns // 1_000,
+        "id": span.span_id,
+        "arrival_ns": start_ns,
+        "arrival": start_ns // 1_000,
         "response_end_us": (end_ns - start_ns) // 1_000 if end_ns >= start_ns else None,
         "endpoint": _ENDPOINTS.get(values.get("gen_ai.operation.name", "")),
         "outcome": "upstream_error" if span.status.code == _ERROR else "complete",
-    }  # fmt: skip
+    }
     for column, names in _TEXTS.items():
         row[column] = next((v for v in map(values.get, names) if isinstance(v, str)), None)
     for column, names in _COUNTS.items():

@@ -23,11 +23,20 @@ from llmtap.traces.sorting import grouped
 from llmtap.traces.text import start_of
 
 _ROLES: Final = {
-    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant",
-    "model": "assistant", "bing": "assistant", "bard": "assistant", "function_call": "assistant",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "chatgpt": "assistant",
+    "model": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
+    "function_call": "assistant",
     "system": "system",
-    "tool": "tool", "observation": "tool", "function": "tool",
-}  # fmt: skip
+    "tool": "tool",
+    "observation": "tool",
+    "function": "tool",
+}
 """Role by the name of a speaker, in the known copies of ShareGPT's data."""
 _SPEAKERS: Final = {"user": "human", "assistant": "gpt", "system": "system", "developer": "system"}
 
@@ -79,11 +88,15 @@ def _read(file: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
             if role == "assistant" and pending:
                 yield {
                     "session": str(talk.id) if talk.id not in (None, "") else f"#{number}",
-                    "session_source": "explicit", "turn": count,
+                    "session_source": "explicit",
+                    "turn": count,
                     "turn_by": "tool" if messages[-1]["role"] == "tool" else "human",
-                    "endpoint": "chat.completions", "level": "full", "request_body": compact(body),
-                    "response_text": turn.value, **request_columns(body),
-                }  # fmt: skip
+                    "endpoint": "chat.completions",
+                    "level": "full",
+                    "request_body": compact(body),
+                    "response_text": turn.value,
+                    **request_columns(body),
+                }
                 count, pending = count + 1, 0
             elif role == "assistant":
                 without_question += 1
@@ -232,12 +245,18 @@ FORMAT: Final = TraceFormat(
     needs=frozenset({"request body", "response text"}),
     why={
         "model": "it has no field for it",
-        "arrival": _NO_TIME, "think time": _NO_TIME, "end of the answer": _NO_TIME, "first token": _NO_TIME,
-        "times of events": _NO_TIME, "input tokens": _NO_TOKENS, "output tokens": _NO_TOKENS,
-        "usage": _NO_TOKENS, "request body": "only its messages' text",
+        "arrival": _NO_TIME,
+        "think time": _NO_TIME,
+        "end of the answer": _NO_TIME,
+        "first token": _NO_TIME,
+        "times of events": _NO_TIME,
+        "input tokens": _NO_TOKENS,
+        "output tokens": _NO_TOKENS,
+        "usage": _NO_TOKENS,
+        "request body": "only its messages' text",
     },
     sniff=_sniff,
     info={"level": "full"},
     rows=_read,
     writes=_write,
-)  # fmt: skip
+)

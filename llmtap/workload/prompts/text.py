@@ -268,7 +268,11 @@ def say(count: int, key: str) -> Sequence[str]:
 
 def tokenizer_json() -> JsonObject:
     return {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
         "pre_tokenizer": {
             "type": "Sequence",
             "pretokenizers": [
@@ -279,8 +283,15 @@ def tokenizer_json() -> JsonObject:
         "post_processor": None,
         "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
         "model": {
-            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": True,
-            "vocab": VOCABULARY, "merges": [list(pair) for pair in _PAIRS],
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": True,
+            "vocab": VOCABULARY,
+            "merges": [list(pair) for pair in _PAIRS],
         },
-    }  # fmt: skip
+    }
