@@ -17,9 +17,11 @@ if TYPE_CHECKING:
         ComparisonResult,
         FigureValue,
         JudgedChange,
+        ReplayOptions,
         ReplayResult,
         RequirementState,
         Result,
+        SimulationOptions,
         SimulationResults,
         compare,
         replay,
@@ -28,9 +30,24 @@ if TYPE_CHECKING:
     from llmtap.capture.read.reader import Capture, CaptureError, read
 
 __all__ = [
-    "Capture", "CaptureError", "Change", "ComparisonResult", "FigureValue", "JudgedChange", "ReplayResult",
-    "RequirementState", "Result", "SimulationResults", "__version__", "compare", "read", "replay", "simulate",
-]  # fmt: skip
+    "Capture",
+    "CaptureError",
+    "Change",
+    "ComparisonResult",
+    "FigureValue",
+    "JudgedChange",
+    "ReplayOptions",
+    "ReplayResult",
+    "RequirementState",
+    "Result",
+    "SimulationOptions",
+    "SimulationResults",
+    "__version__",
+    "compare",
+    "read",
+    "replay",
+    "simulate",
+]
 
 _READER: Final = frozenset({"Capture", "CaptureError", "read"})
 

@@ -10,7 +10,9 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
+
+import msgspec
 
 from llmtap.errors import ConfigError
 from llmtap.gates.figures import every_figure, samples_of, validity_of
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from llmtap.exchange.exchange import Exchange
+    from llmtap.load.options import LoadPlan
     from llmtap.load.workers.worker_handle import Progress
     from llmtap.load.workers.worker_pool import LoadResult
 
@@ -76,7 +79,7 @@ class Result:
     def require(self, *conditions: str) -> list[RequirementState]:
         """Judge the result by requirements such as `"ttft_p99<=500ms error_rate<=1%"`. Raises ConfigError."""
         return [
-            RequirementState(row["requirement"], row["value"], row["state"], row["reason"])
+            RequirementState(row.requirement, row.value, row.state, row.reason)
             for row in Requirements.parse(conditions, "require").judge(self.json)
         ]
 
@@ -137,16 +140,13 @@ class ComparisonResult:
     changes: Sequence[Change]
     judged: Sequence[JudgedChange]
     """Changes that `fail_if_worse` judged; empty without this argument."""
+    same_load: bool
+    """Whether the loads of all results are the same."""
 
     @property
     def worse(self) -> list[JudgedChange]:
         """The figures that became worse by more than their tolerance."""
         return [change for change in self.judged if change.state == "worse"]
-
-    @property
-    def same_load(self) -> bool:
-        """Whether the loads of all results are the same."""
-        return not any(row["load"] for one in self.json["comparisons"] for row in one["set_up"])
 
     def to_pandas(self) -> "pd.DataFrame":
         """Return a data frame with a row for each change."""
@@ -178,72 +178,46 @@ class SimulationResults:
         return pd.DataFrame(run_columns([run.json for run in self.runs]))
 
 
-def replay(
-    trace: str | Path,
-    target: str,
-    *,
-    requests: int | None = None,
-    rate: float | None = None,
-    speed: float | None = None,
-    arrivals: str | None = None,
-    closed: int | None = None,
-    duration: str | float | None = None,
-    endpoint: str = "chat",
-    model: str | None = None,
-    server: str = "auto",
-    tokenizer: str | None = None,
-    headers: Mapping[str, str] | None = None,
-    stream: bool | None = None,
-    slo: str | None = None,
-    warmup: str = "none",
-    processes: int = 1,
-    retries: int = 0,
-    timeout: str | float = "10m",
-    stop_when: str | None = None,
-    capture: str | Path | None = None,
-    seed: int = 42,
-) -> ReplayResult:
+class ReplayOptions(TypedDict, total=False):
+    """Keyword options of `replay`: those of the command `llmtap replay`, with the same defaults.
+
+    Durations are texts such as `"90s"`, or numbers of seconds.
+    """
+
+    requests: int | None
+    rate: float | None
+    speed: float | None
+    arrivals: str | None
+    closed: int | None
+    duration: str | float | None
+    endpoint: str
+    model: str | None
+    server: str
+    tokenizer: str | None
+    headers: Mapping[str, str] | None
+    stream: bool | None
+    slo: str | None
+    warmup: str
+    processes: int
+    retries: int
+    timeout: str | float
+    stop_when: str | None
+    capture: str | Path | None
+    seed: int
+
+
+def replay(trace: str | Path, target: str, **options: Unpack[ReplayOptions]) -> ReplayResult:
     """Send a trace, a capture or a workload to a server, like `llmtap replay`. Raises ConfigError.
 
-    If the calling thread runs an event loop, as in a notebook, the replay runs in a separate thread.
+    `options`: see `ReplayOptions`. If the calling thread runs an event loop, as in a notebook, the replay
+    runs in a separate thread.
     """
     from llmtap.capture.store.rows import to_batch
-    from llmtap.load.options import ENDPOINTS, LoadPlan
-    from llmtap.load.replay.options import read_headers
     from llmtap.load.replay.perform import Replay, describe
     from llmtap.load.replay.plan import plan_of
-    from llmtap.load.stop_conditions import StopConditions, parse_stop_when
-    from llmtap.metrics.objectives import Objectives
 
-    if endpoint not in ENDPOINTS:
-        raise ConfigError("endpoint", f"expected one of chat, completions, responses, got {endpoint!r}")
-    timeout_ns = _duration("timeout", timeout)
-    load = LoadPlan.of(
-        source=str(trace),
-        requests=requests,
-        rate=rate,
-        speed=speed,
-        arrivals=arrivals,
-        closed=closed,
-        duration=None if duration is None else _duration("duration", duration),
-        drain=Duration(timeout_ns + NS_PER_S),
-        seed=seed,
-        url=target,
-        headers=read_headers([f"{name}: {value}" for name, value in (headers or {}).items()], None, None),
-        endpoint=ENDPOINTS[endpoint],
-        model=model,
-        server=server,
-        tokenizer=tokenizer,
-        stream=stream,
-        temperature=0.0,
-        processes=processes,
-        retries=retries,
-        timeout=timeout_ns,
-        warmup=warmup,
-        stop_when=StopConditions() if stop_when is None else parse_stop_when(stop_when),
-        slo=None if slo is None else Objectives.parse(slo, "slo").text,
-        capture=None if capture is None else str(capture),
-    )
+    _check_options(options, ReplayOptions, "replay")
+    load = _load_plan(str(trace), target, options)
     plan = plan_of(load)
     exchanges: list[Exchange] = []
 
@@ -261,6 +235,47 @@ def replay(
     import pyarrow as pa
 
     return ReplayResult(result, pa.Table.from_batches([batch]))
+
+
+def _load_plan(source: str, url: str, options: ReplayOptions) -> "LoadPlan":
+    """Return the load of `replay`. Raises ConfigError naming the option."""
+    from llmtap.load.options import ENDPOINTS, LoadPlan
+    from llmtap.load.replay.options import read_headers
+    from llmtap.load.stop_conditions import StopConditions, parse_stop_when
+    from llmtap.metrics.objectives import Objectives
+
+    fields: dict[str, object] = dict(options)
+    endpoint, timeout_ns = (
+        options.get("endpoint", "chat"),
+        _duration("timeout", options.get("timeout", "10m")),
+    )
+    if endpoint not in ENDPOINTS:
+        raise ConfigError("endpoint", f"expected one of chat, completions, responses, got {endpoint!r}")
+    headers = options.get("headers") or {}
+    duration, stop_when = options.get("duration"), options.get("stop_when")
+    slo, capture = options.get("slo"), options.get("capture")
+    return LoadPlan.of(
+        **fields
+        | {
+            "source": source,
+            "url": url,
+            "endpoint": ENDPOINTS[endpoint],
+            "headers": read_headers([f"{name}: {value}" for name, value in headers.items()], None, None),
+            "temperature": 0.0,
+            "timeout": timeout_ns,
+            "drain": Duration(timeout_ns + NS_PER_S),
+            "duration": None if duration is None else _duration("duration", duration),
+            "stop_when": StopConditions() if stop_when is None else parse_stop_when(stop_when),
+            "slo": None if slo is None else Objectives.parse(slo, "slo").text,
+            "capture": None if capture is None else str(capture),
+        }
+    )
+
+
+def _check_options(options: Mapping[str, object], declared: type, function: str) -> None:
+    """Raise TypeError for an option that is not declared, like a call with an unknown keyword."""
+    for name in options.keys() - declared.__annotations__.keys():
+        raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
 def compare(
@@ -285,72 +300,92 @@ def compare(
     named = {label: _json_of(one) for label, one in zip(names, results, strict=True)}
     comparison = compare_replays(named)
     changes = [
-        Change(one["b"], row["key"], *(row[name] for name in _OF_CHANGE))
-        for one in comparison["comparisons"]
-        for row in one["figures"]
+        Change(pair.b, row.key, row.a, row.b, row.difference, row.low, row.high, row.level)
+        for pair in comparison.comparisons
+        for row in pair.figures
     ]
     judged: list[JudgedChange] = []
     if fail_if_worse is not None:
         rows = judge_replays(Tolerances.parse([fail_if_worse], "fail_if_worse"), named, compare_replays)
-        comparison["regression"] = rows
+        comparison = msgspec.structs.replace(comparison, regression=rows)
         judged = [
-            JudgedChange(row["of"], row["figure"], *(row[name] for name in (*_OF_CHANGE, *_OF_JUDGED)))
+            JudgedChange(
+                row.of,
+                row.figure,
+                row.a,
+                row.b,
+                row.difference,
+                row.low,
+                row.high,
+                row.level,
+                row.tolerance,
+                row.state,
+                row.reason,
+            )
             for row in rows
         ]
-    return ComparisonResult(comparison, changes, judged)
+    return ComparisonResult(msgspec.to_builtins(comparison), changes, judged, comparison.same_load)
 
 
-_OF_CHANGE: Final = ("a", "b", "difference", "low", "high", "level")
-_OF_JUDGED: Final = ("tolerance", "state", "reason")
+class SimulationOptions(TypedDict, total=False):
+    """Keyword options of `simulate`. An option with several values is an axis of the sweep."""
+
+    scale: float | Sequence[float] | None
+    rate: float | Sequence[float] | None
+    requests: int | Sequence[int] | None
+    servers: int | Sequence[int] | None
+    seed: int | Sequence[int] | None
+    serving: Mapping[str, Any] | None
+    """Options of the iteration-level schedulers, which `llmtap sim run --readings` lists."""
+    readings: Mapping[str, Any] | None
+    """Options that the multi-bin batching paper leaves open, which `llmtap sim run --readings` lists."""
+    latency: str | Path | None
+    slo: str | None
+    jobs: int | None
+    """Number of processes (default: 1); None: number of CPUs."""
 
 
 def simulate(
     trace: str | Path,
     scheduler: str | Sequence[str] = "continuous_batching",
-    *,
-    scale: float | Sequence[float] | None = None,
-    rate: float | Sequence[float] | None = None,
-    requests: int | Sequence[int] | None = None,
-    servers: int | Sequence[int] | None = None,
-    seed: int | Sequence[int] | None = None,
-    serving: Mapping[str, Any] | None = None,
-    readings: Mapping[str, Any] | None = None,
-    latency: str | Path | None = None,
-    slo: str | None = None,
-    jobs: int | None = 1,
+    **options: Unpack[SimulationOptions],
 ) -> SimulationResults:
     """Simulate a trace with one or more schedulers in virtual time, like `llmtap sim run`. Raises
     ConfigError.
 
-    Every combination of the given values is run, in `jobs` processes. With more than one process, call this
-    function below `if __name__ == "__main__":`. `serving` and `readings`: options that `llmtap sim run
-    --readings` lists.
+    Every combination of the given values is run. With more than one process (`jobs`), call this function
+    below `if __name__ == "__main__":`. `options`: see `SimulationOptions`.
     """
-    from llmtap.cli.sim_sweep import AxesRead, models_fitted, objectives_text, run_sweep, scheduler_names
-    from llmtap.errors import LlmtapError
-    from llmtap.metrics.latency import DEFAULT_BENEFIT
+    from dataclasses import replace
 
+    from llmtap.cli.sim_sweep import (
+        AxesRead,
+        SweepPlan,
+        model_fitted,
+        objectives_text,
+        run_sweep,
+        scheduler_names,
+    )
+    from llmtap.errors import LlmtapError
+
+    _check_options(options, SimulationOptions, "simulate")
     given = AxesRead()
     given.schedulers(_option_text(scheduler))
-    for name, values, kind in (
-        ("scale", scale, float), ("rate", rate, float), ("requests", requests, int),
-        ("servers", servers, int), ("seed", seed, int),
-    ):  # fmt: skip
+    for name, kind in (("scale", float), ("rate", float), ("requests", int), ("servers", int), ("seed", int)):
+        values = options.get(name)
         given.numbers(name, None if values is None else _option_text(values), kind)
-    for option, settings in (("--serving", serving), ("--reading", readings)):
+    for option, settings in (("--serving", options.get("serving")), ("--reading", options.get("readings"))):
         given.settings([f"{name}={value}" for name, value in (settings or {}).items()], option)
     axes = given.whole(None, "")
-    file = None if latency is None else str(latency)
-    common = models_fitted(file, scheduler_names(axes, None)) | {
-        "objectives": objectives_text(slo, None), "capacity": None, "capacity_by": ("request",),
-        "capture": None, "follow": None, "reader": DEFAULT_BENEFIT,
-    }  # fmt: skip
-    runs, notes, failed = run_sweep(
-        str(trace), None, axes, None, common, results=None, workers=jobs, ray=None, loud=False, sweepers=[],
-    )  # fmt: skip
-    if failed:
+    latency = options.get("latency")
+    common = replace(
+        model_fitted(None if latency is None else str(latency), scheduler_names(axes, None)),
+        objectives=objectives_text(options.get("slo"), None),
+    )
+    outcome = run_sweep(SweepPlan(str(trace), None, axes, None, common), workers=options.get("jobs", 1))
+    if outcome.failed:
         raise LlmtapError("a simulation failed; the messages above give the reason")
-    return SimulationResults([Result(one) for one in runs], notes)
+    return SimulationResults([Result(one) for one in outcome.summaries], outcome.notes)
 
 
 class _Silent:

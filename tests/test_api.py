@@ -78,6 +78,10 @@ def test_runs_are_simulated_in_the_order_of_the_sweep() -> None:
 def test_wrong_arguments_are_named() -> None:
     with pytest.raises(ConfigError, match="endpoint"):
         llmtap.replay("chat", "http://127.0.0.1:9", endpoint="chats")
+    with pytest.raises(TypeError, match="'colour'"):
+        llmtap.replay("chat", "http://127.0.0.1:9", colour="red")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="'colour'"):
+        llmtap.simulate("chat", colour="red")  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match="two results"):
         llmtap.compare({})
     with pytest.raises(ConfigError, match="--scheduler"):

@@ -50,6 +50,37 @@ class SelftestLoad(msgspec.Struct, frozen=True, kw_only=True):
     processes: int = 1
 
 
+class TimeErrors(msgspec.Struct, frozen=True):
+    """Absolute errors of measured times, in seconds; None without values."""
+
+    n: int
+    p50: float | None
+    p99: float | None
+    max: float | None
+
+
+class SelftestDensity(msgspec.Struct, frozen=True):
+    streams: int
+    itl: float
+    processes: int
+    tokens_per_second: float | None
+    duration: float
+
+
+class MeasurementErrors(msgspec.Struct, frozen=True, kw_only=True):
+    n: int
+    unmatched: int
+    """Number of exchanges without an entry in the server's log."""
+    ttft: TimeErrors
+    itl: TimeErrors
+
+
+class SelftestResult(MeasurementErrors, frozen=True, kw_only=True):
+    load: SelftestDensity
+    uncertainty: float | None
+    server_late_max: float
+
+
 def selftest_load(result: Mapping[str, Any], target: str, *, processes: int = 1) -> SelftestLoad | None:
     """Return the load of a self-test with the density of a replay (Little's law);
     None without HTTP streams."""
@@ -66,8 +97,8 @@ def selftest_load(result: Mapping[str, Any], target: str, *, processes: int = 1)
     )
 
 
-async def run_selftest(load: SelftestLoad) -> dict[str, Any]:
-    """Run the self-test and return public JSON. The event loop must have nothing else to do."""
+async def run_selftest(load: SelftestLoad) -> SelftestResult:
+    """Run the self-test. The event loop must have nothing else to do."""
     tokens = max(2, round((ANSWER_NS - TTFT) / load.itl))
     server = SimServer(SimOptions(ttft=TTFT, itl=load.itl, tokens=tokens, spread=SPREAD))
     runner = web.AppRunner(server.app, access_log=None)
@@ -99,29 +130,26 @@ async def run_selftest(load: SelftestLoad) -> dict[str, Any]:
         replay.start_recording = lambda _: lambda row, x: exchanges.append(x)
         result = await replay.run()
         truths: list[Truth] = []
-        while page := server.reception.truths.page_since(len(truths))["truths"]:
+        while page := server.reception.truths.page_since(len(truths)).truths:
             truths += page
     finally:
         await runner.cleanup()
-    return {
-        "load": {
-            "streams": load.streams,
-            "itl": to_seconds(load.itl),
-            "processes": load.processes,
-            "tokens_per_second": result["tokens"]["output_per_second"],
-            "duration": result["window"]["seconds"],
-        },
-        **measurement_errors(exchanges, truths),
-        "uncertainty": result["uncertainty"],
-        "server_late_max": to_seconds(max((truth.late_ns_max for truth in truths), default=0)),
-    }
+    return SelftestResult(
+        **msgspec.structs.asdict(measurement_errors(exchanges, truths)),
+        load=SelftestDensity(
+            load.streams,
+            to_seconds(load.itl),
+            load.processes,
+            result["tokens"]["output_per_second"],
+            result["window"]["seconds"],
+        ),
+        uncertainty=result["uncertainty"],
+        server_late_max=to_seconds(max((truth.late_ns_max for truth in truths), default=0)),
+    )
 
 
-def measurement_errors(exchanges: Iterable[Exchange], truths: Iterable[Truth]) -> dict[str, Any]:
-    """Return the absolute errors of TTFT and ITL, in seconds, as public JSON.
-
-    `unmatched`: number of exchanges without an entry in the server's log.
-    """
+def measurement_errors(exchanges: Iterable[Exchange], truths: Iterable[Truth]) -> MeasurementErrors:
+    """Return the absolute errors of TTFT and ITL."""
     by_id = {truth.id: truth for truth in truths}
     ttft: list[int] = []
     itl: list[int] = []
@@ -135,16 +163,14 @@ def measurement_errors(exchanges: Iterable[Exchange], truths: Iterable[Truth]) -
         submitted_ns = min(x.timeline.submit_ns or x.timeline.arrival_ns, truth.accepted_ns)
         ttft.append(abs(measured - (sent[0] - submitted_ns)))
         itl += (abs(got - true) for got, true in zip(tbc_ns(times), tbc_ns(sent), strict=True))
-    return {"n": n, "unmatched": n - len(ttft), "ttft": _error_figures(ttft), "itl": _error_figures(itl)}
+    return MeasurementErrors(n=n, unmatched=n - len(ttft), ttft=_time_errors(ttft), itl=_time_errors(itl))
 
 
-def _error_figures(errors_ns: list[int]) -> dict[str, Any]:
+def _time_errors(errors_ns: list[int]) -> TimeErrors:
     errors_ns.sort()
-    shares = {"p50": 0.5, "p99": 0.99, "max": 1.0}
-    figures = {name: percentile(errors_ns, share) for name, share in shares.items()}
-    return {"n": len(errors_ns)} | {
-        name: None if ns is None else ns / NS_PER_S for name, ns in figures.items()
-    }
+    figures = (percentile(errors_ns, share) for share in (0.5, 0.99, 1.0))
+    p50, p99, largest = (None if ns is None else ns / NS_PER_S for ns in figures)
+    return TimeErrors(len(errors_ns), p50, p99, largest)
 
 
 class _SilentListener:

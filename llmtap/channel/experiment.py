@@ -15,13 +15,14 @@ from collections.abc import Sequence
 from datetime import datetime
 from hashlib import blake2b
 from itertools import accumulate
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from llmtap.channel.frames import CONTROL
 from llmtap.errors import ConfigError
+from llmtap.json_types import JsonObject
 from llmtap.units import Bytes, encode_special, parse_duration_ns
 
 ARMS_MAX: Final = 8
@@ -54,7 +55,7 @@ class Arm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
     upstream: str | None = None
     headers: dict[str, str] = {}
     """Request header fields to set: fields of the same name are replaced."""
-    body: dict[str, Any] = {}
+    body: JsonObject = {}
     """Top-level fields of the JSON request body to set; other fields keep their bytes."""
 
     @property
@@ -151,7 +152,7 @@ class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
         ),
     ] = ()
     disclosure: Annotated[
-        dict[str, Any],
+        JsonObject,
         Meta(description="Guardrails in use, copied into the result as required by IETF 4.8.1."),
     ] = {}
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
+import msgspec
 import typer
 from msgspec import Struct
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from llmtap.bench.sut.sut import BenchFile
     from llmtap.cli.progress import ProgressLines
     from llmtap.gates.regression import Tolerances
+    from llmtap.report.gates import ChangeRow
 
 _ALL: Final = "all"
 
@@ -462,9 +464,12 @@ def compare_folders(
     from llmtap.gates.regression import judge_tests, regression_code
     from llmtap.report.bench import compare_html, compare_markdown, render_compare
 
-    comparison = compare_results(base, others)
+    result = compare_results(base, others)
+    comparison = msgspec.to_builtins(result)
+    judged: list[ChangeRow] = []
     if tolerances is not None:
-        comparison["regression"] = judge_tests(tolerances, comparison)
+        judged = judge_tests(tolerances, comparison)
+        comparison = msgspec.to_builtins(msgspec.structs.replace(result, regression=judged))
     texts = {
         "--json": lambda: json_text(comparison),
         "--html": lambda: compare_html(comparison),
@@ -472,8 +477,8 @@ def compare_folders(
     }
     outputs.tell(texts, lambda: print_rich(render_compare(comparison)))
     if tolerances is not None:
-        return regression_code((), comparison["regression"], differ=False)
-    return ExitCode.of_run(not_valid=any(test["unlike"] or test["invalid"] for test in comparison["tests"]))
+        return regression_code((), judged, differ=False)
+    return ExitCode.of_run(not_valid=any(test.unlike or test.invalid for test in result.tests))
 
 
 def _new_folder(name: str) -> Path:

@@ -213,19 +213,34 @@ class DemoStage:
         engine, proxy, admin = self._addresses
         commands = (
             ["sim", "serve", "--listen", engine, "--spread", "0.3", "--tokens", str(TOKENS_MAX)],
-            ["proxy", "--upstream", self.engine, "--listen", proxy, "--admin", admin, "--config", str(config),
-             "--set", "log.level=warning"],
-        )  # fmt: skip
+            [
+                "proxy",
+                "--upstream",
+                self.engine,
+                "--listen",
+                proxy,
+                "--admin",
+                admin,
+                "--config",
+                str(config),
+                "--set",
+                "log.level=warning",
+            ],
+        )
         # Remove the user's LLMTAP_ variables: they are meant for another proxy.
         environ = {name: value for name, value in os.environ.items() if not name.startswith("LLMTAP_")}
         with self._log.open("ab") as log:
             for args in commands:
                 self._children.append(
                     subprocess.Popen(
-                        [sys.executable, "-P", "-m", "llmtap.cli", *args], env=environ, stderr=log,
-                        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
+                        [sys.executable, "-P", "-m", "llmtap.cli", *args],
+                        env=environ,
+                        stderr=log,
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        start_new_session=True,
                     )
-                )  # fmt: skip
+                )
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -5,11 +5,13 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+import msgspec
 
 from llmtap.cli.shared import write_output
 from llmtap.errors import ConfigError
-from llmtap.exchange.fixture import is_fixture, make_fixture, saved_of
+from llmtap.exchange.fixture import Fixture, fixture_of, make_fixture, saved_of
 from llmtap.exchange.saved import Explained, Saved, events_of
 from llmtap.protocol.dialects.openai_shapes import read_json as json_value
 from llmtap.protocol.dialects.table.declaration import DialectTable
@@ -25,24 +27,21 @@ _INTEGERS_MAX: Final = 12
 _FIXTURE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}")
 
 
-def read_fixture(file: str, data: bytes) -> tuple[dict[str, Any], Saved] | None:
+def read_fixture(file: str, data: bytes) -> tuple[Fixture, Saved] | None:
     """Return the description of a fixture and its answer; None if the data are no fixture."""
     try:
-        doc = json.loads(data)
+        fixture = fixture_of(json.loads(data))
+    except msgspec.ValidationError as exc:
+        raise ConfigError(file, f"is a malformed fixture: {exc}") from None
     except (ValueError, RecursionError):
         return None
-    if not is_fixture(doc):
+    if fixture is None:
         return None
     try:
-        body = doc["body"]
-        place = Path(file).parent / Path(body.get("decoded_file") or body["file"]).name
-        return doc, saved_of(doc, place.read_bytes())
+        body = (Path(file).parent / Path(fixture.body_file).name).read_bytes()
     except OSError as exc:
         raise ConfigError(f"body.file in {file}", f"cannot be read: {exc.strerror}") from None
-    except KeyError as exc:
-        raise ConfigError(file, f"is an incomplete fixture: the field {exc} is missing") from None
-    except (TypeError, AttributeError) as exc:
-        raise ConfigError(file, f"is a malformed fixture: a field has a wrong type ({exc})") from None
+    return fixture, saved_of(fixture, body)
 
 
 def write_draft(
@@ -92,7 +91,7 @@ def _integers_at_the_end(events: Sequence[SseEvent]) -> str:
 
 
 def write_fixture(
-    name: str, saved: Saved, explained: Explained, source: str, out: str | None, known: dict[str, Any] | None
+    name: str, saved: Saved, explained: Explained, source: str, out: str | None, known: Fixture | None
 ) -> None:
     """Write `NAME.sse` and `NAME.json`. Raises ConfigError.
 
@@ -108,17 +107,17 @@ def write_fixture(
     if not folder.is_dir():
         raise ConfigError("--out", f"the folder {folder} does not exist")
     body, description = folder / f"{name}.sse", folder / f"{name}.json"
-    again = known is not None and known["name"] == name
+    again = known is not None and known.name == name
     for place in () if again else (body, description):
         if place.exists():
             raise ConfigError(
                 "--fixture", f"{place} exists", "choose another name, or another folder with --out"
             )
-    doc = make_fixture(name, saved, explained, Path(source).name, known if again else None)
+    made = make_fixture(name, saved, explained, Path(source).name, known if again else None)
     try:
         if not again:
             body.write_bytes(saved.body)
     except OSError as exc:
         raise ConfigError("--fixture", f"cannot write {body}: {exc.strerror}") from None
-    write_output("--fixture", description, json.dumps(doc, indent=1))
+    write_output("--fixture", description, json.dumps(msgspec.to_builtins(made), indent=1))
     print(f"llmtap: wrote {description}" + ("" if again else f" and {body}"), file=sys.stderr)

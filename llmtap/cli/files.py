@@ -94,9 +94,14 @@ def convert(
 
     with _quiet_pipe(), _ended_in_order(), _progress() as progress:
         report = convert_file(
-            source, target, source_format=source_format, target_format=target_format,
-            redact=_read_rules(redact or []), force=force, progress=progress,
-        )  # fmt: skip
+            source,
+            target,
+            source_format=source_format,
+            target_format=target_format,
+            redact=_read_rules(redact or []),
+            force=force,
+            progress=progress,
+        )
     # Print the report on standard output, or on stderr if the trace itself goes to standard output (`-`).
     with _quiet_pipe():
         _show_report(report, json=json, to_stderr=target == "-")
@@ -162,14 +167,16 @@ def _show_formats(json: str | None) -> None:
 
     listed: list[dict[str, Any]] = [
         {
-            "name": f.name, "title": f.title, "extensions": list(f.extensions),
+            "name": f.name,
+            "title": f.title,
+            "extensions": list(f.extensions),
             "does": ["read", *(["write"] if f.writes is not None else [])],
             "holds": [aspect for aspect in ASPECTS if aspect in f.holds],
             "needs": [aspect for aspect in ASPECTS if aspect in f.needs],
             "why": dict(f.why),
         }
         for f in FORMATS
-    ]  # fmt: skip
+    ]
     if json is not None:
         print_json({"formats": listed}, json)
         return
@@ -363,10 +370,19 @@ def _list_exchanges(found: "list[tuple[Exchange, bytes]]", *, json: str | None) 
         m = measure(x)
         ttft, e2e = (milliseconds(None if ns is None else ns / 1e9) for ns in (m.ttft_ns, m.e2e_ns))
         at = f"{(x.timeline.arrival_ns - began_ns) / 1e9:.6f}"
-        rows.append([
-            str(i), at, printable(f"{x.method} {x.path}"), str(x.status or "-"), x.outcome.value,
-            ttft, e2e, str(len(x.timeline.events)), str(x.tokens.output or "-"),
-        ])  # fmt: skip
+        rows.append(
+            [
+                str(i),
+                at,
+                printable(f"{x.method} {x.path}"),
+                str(x.status or "-"),
+                x.outcome.value,
+                ttft,
+                e2e,
+                str(len(x.timeline.events)),
+                str(x.tokens.output or "-"),
+            ]
+        )
     columns = ("#", "at s", "request", "status", "outcome", "TTFT ms", "E2E ms", "events", "tokens")
     print_table(Table(columns, rows))
 

@@ -19,11 +19,34 @@ from llmtap.cli.shared import print_message
 from llmtap.errors import ConfigError, ExitCode, LlmtapError
 from llmtap.version import __version__
 
-_MODULES: Final = ("tap", "watch", "sim", "replay", "files", "demo", "report", "bench", "bench_exo")
+_MODULES: Final = (
+    "tap",
+    "watch",
+    "sim",
+    "sim_run",
+    "replay",
+    "files",
+    "demo",
+    "report",
+    "bench",
+    "bench_exo",
+)
 _COMMANDS: Final = (
-    "proxy", "watch", "replay", "selftest", "inspect", "demo", "convert", "report", "meter", "top", "sim",
-    "bench", "slo", "key-hash",
-)  # fmt: skip
+    "proxy",
+    "watch",
+    "replay",
+    "selftest",
+    "inspect",
+    "demo",
+    "convert",
+    "report",
+    "meter",
+    "top",
+    "sim",
+    "bench",
+    "slo",
+    "key-hash",
+)
 """Commands in the order of the help text."""
 _READING: Final = ("convert", "demo", "inspect", "report", "top", "watch")
 

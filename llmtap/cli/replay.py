@@ -169,7 +169,7 @@ async def _run(
     result = await replay.run()
     load = selftest_load(result, replay.load.target.url, processes=replay.load.sending.processes)
     if selftest and load is not None and not signals.numbers:
-        result["selftest"] = await run_selftest(load)
+        result["selftest"] = msgspec.to_builtins(await run_selftest(load))
     return result
 
 
@@ -202,7 +202,7 @@ def selftest(
             raise ConfigError(name, "expected a time from 1 ms to 60 s")
     outputs = Outputs(json=json)
     load = SelftestLoad(streams=streams, itl=itl, duration=duration, processes=processes)
-    result = asyncio.run(run_selftest(load))
+    result = msgspec.to_builtins(asyncio.run(run_selftest(load)))
     outputs.tell({"--json": lambda: json_text(result)}, lambda: print_rich(render_selftest(result)))
     if result["unmatched"] == result["n"]:
         raise typer.Exit(ExitCode.FAILED)

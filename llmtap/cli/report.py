@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from llmtap.gates.regression import Tolerances
     from llmtap.gates.requirements import Requirements
+    from llmtap.report.gates import ChangeRow
 
 RESULT_BYTES_MAX: Final = 256 << 20
 """Maximum size of a file that is read as a result. A result has a few MB: one value per second and series."""
@@ -594,18 +595,20 @@ def _compare_replays(
     labels = names if len(set(names)) == len(names) else places
     named = {label: stored for label, place in zip(labels, places, strict=True) if (stored := results[place])}
     comparison = compare_replays(named)
+    judged: list[ChangeRow] = []
     if tolerances is not None:
-        comparison["regression"] = judge_replays(tolerances, named, compare_replays)
+        judged = judge_replays(tolerances, named, compare_replays)
+        comparison = msgspec.structs.replace(comparison, regression=judged)
     texts = {
         "--json": lambda: json_text(comparison),
         "--html": lambda: page_html(comparison_document(comparison), "replay_page.css"),
         "--markdown": lambda: markdown(comparison_document(comparison), special="|"),
     }
     outputs.tell(texts, lambda: print_rich(render_replay_comparison(comparison)))
-    verdicts = [result["verdict"] for result in comparison["results"]]
-    differ = any(row["load"] for one in comparison["comparisons"] for row in one["set_up"])
+    verdicts = [result.verdict for result in comparison.results]
+    differ = not comparison.same_load
     if tolerances is not None:
-        _exit(regression_code(verdicts, comparison["regression"], differ=differ))
+        _exit(regression_code(verdicts, judged, differ=differ))
         return
     code = ExitCode.of_run(
         failed=any(verdict.get("failed") for verdict in verdicts),

@@ -62,9 +62,13 @@ class Outputs:
     """
 
     def __init__(
-        self, *, json: str | None = None, html: str | None = None, markdown: str | None = None,
+        self,
+        *,
+        json: str | None = None,
+        html: str | None = None,
+        markdown: str | None = None,
         csv: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         named = {"--json": json, "--html": html, "--markdown": markdown, "--csv": csv}
         to_stdout = [option for option, name in named.items() if name == STDOUT]
         if len(to_stdout) > 1:
@@ -323,10 +327,14 @@ class SeveralValues(TyperCommand):
     """Command with options that accept several words: `--pp 512 4096` means `--pp 512,4096`."""
 
     words: ClassVar[Mapping[str, str]] = {
-        "--pp": r"[\d,]+", "--tg": r"[\d,]+", "--concurrency": r"[\d,]+", "--batch": r"[\d,]+",
-        "--goodput": r"[a-z0-9]+:[\d.]+", "--percentiles": r"[\d.,]+",
+        "--pp": r"[\d,]+",
+        "--tg": r"[\d,]+",
+        "--concurrency": r"[\d,]+",
+        "--batch": r"[\d,]+",
+        "--goodput": r"[a-z0-9]+:[\d.]+",
+        "--percentiles": r"[\d.,]+",
         "--fail-if-worse": r"([a-z][\w.]*:)?[\d.]+%?|all",
-    }  # fmt: skip
+    }
     """Pattern of the further words of each option. Words that do not match are arguments of the command."""
     defaults: ClassVar[Mapping[str, str]] = {"--fail-if-worse": "all"}
     """Default value of each option that may be given without a value."""

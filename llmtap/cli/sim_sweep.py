@@ -8,7 +8,7 @@ line for each completed job.
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,19 +26,13 @@ from llmtap.sim.model_options import (
 )
 from llmtap.sim.routing import ROUTERS
 from llmtap.sim.schedulers.registry import ALL_OPTIONS, SCHEDULERS
-from llmtap.sim.sweep.fitting import (
-    GridError,
-    KvMemory,
-    Unseen,
-    caution_of,
-    fit_batches,
-    fit_capture,
-    length_counted,
-    load_grid,
-)
-from llmtap.sim.sweep.grid import LOADS, PRESETS, READINGS, SERVING, GridSource, SweepGrid
+from llmtap.sim.sweep.batch_grid import GridError, fit_batches, length_counted, load_grid
+from llmtap.sim.sweep.engine_load import KvMemory
+from llmtap.sim.sweep.fit_report import capture_report, grid_report
+from llmtap.sim.sweep.fitting import fit_capture
+from llmtap.sim.sweep.grid import LOADS, PRESETS, READINGS, SERVING, GridSource, Preset, SweepGrid
 from llmtap.sim.sweep.runner import Results, SweepRunner
-from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob
+from llmtap.sim.sweep.sweep import JobOptions, SweepAttempt, SweepJob
 from llmtap.workload.registry import workloads
 
 _AT_MOST: Final = {
@@ -123,7 +117,7 @@ class AxesRead:
                 raise ConfigError(option, str(exc).removeprefix(f"{name}: "), vary) from None
             self._set(name, values, option)
 
-    def whole(self, preset: Any, preset_name: str) -> dict[str, tuple[Any, ...]]:
+    def whole(self, preset: Preset | None, preset_name: str) -> dict[str, tuple[Any, ...]]:
         """Return all axes. Axes that were not given come from the preset, or have their defaults.
 
         Raises ConfigError for an option that no scheduler reads.
@@ -206,7 +200,7 @@ def names_in(text: str, option: str, kind: str, known: Collection[str]) -> tuple
     return names
 
 
-def preset_named(name: str | None) -> Any:
+def preset_named(name: str | None) -> Preset | None:
     """Return the preset of this name; None if `name` is None. Raises ConfigError."""
     if name is None:
         return None
@@ -214,14 +208,14 @@ def preset_named(name: str | None) -> Any:
     return PRESETS[name]
 
 
-def scheduler_names(axes: Mapping[str, Sequence[Any]], preset: Any) -> list[str]:
+def scheduler_names(axes: Mapping[str, Sequence[Any]], preset: Preset | None) -> list[str]:
     """Return the names of the schedulers that will run."""
     variants = () if preset is None else preset.variants
     named = [variant["scheduler"] for variant in variants if "scheduler" in variant]
     return list(dict.fromkeys([*axes.get("scheduler", ()), *named]))
 
 
-def objectives_text(slo: str | None, preset: Any, goodput: str | None = None) -> str:
+def objectives_text(slo: str | None, preset: Preset | None, goodput: str | None = None) -> str:
     """Return the objectives of `--slo`, `--goodput` or the preset, in the form of
     `--slo`; empty without any."""
     if slo is not None and not slo.strip():
@@ -231,13 +225,17 @@ def objectives_text(slo: str | None, preset: Any, goodput: str | None = None) ->
     return read_objectives(slo, goodput) or ""
 
 
-def models_fitted(
-    place: str | None, schedulers: Sequence[str], *,
-    source_format: str | None = None, chunk: int | None = None, memory: KvMemory | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """Return fields of jobs: the model fitted to a grid or a capture, and the quality of the fit.
+def model_fitted(
+    place: str | None,
+    schedulers: Sequence[str],
+    *,
+    source_format: str | None = None,
+    chunk: int | None = None,
+    memory: KvMemory | None = None,
+) -> JobOptions:
+    """Return options of jobs with the model fitted to a grid or a capture, and the report on the fit.
 
-    Without `place`, there are no fields.
+    Without `place`, the options are the defaults.
 
     `chunk`: tokens per iteration of the captured server, if it has chunked prefill. `memory`: its KV memory.
     """
@@ -247,7 +245,7 @@ def models_fitted(
         if value is not None and (place is None or is_grid):
             raise ConfigError(option, "has no effect without --latency CAPTURE")
     if place is None:
-        return {}
+        return JobOptions()
     for name in schedulers:
         if SCHEDULERS[name].iterates is is_grid:
             kind = "whole batches, not of iterations" if is_grid else "iterations"
@@ -259,30 +257,15 @@ def models_fitted(
         capture = fit_capture(
             place, source_format=source_format, option="--latency-from", chunk=chunk, memory=memory
         )
-        r2 = min(capture.prefill.r2, capture.decode.r2)
-        fit = {"capture": place, "r2": r2, **capture.to_dict()}
-        parts = {"prefill": capture.prefill_unseen, "decode": capture.decode_unseen}
-        trust = _trust_in(parts)
-        if not trust["valid"] and memory is None:
-            trust["caution"] += "; if its KV memory was the limit, --fit-kv-blocks gives a better fit"
-        return {"iterations": capture.model, "fit": fit | trust}
+        report = capture_report(place, capture, memory_known=memory is not None)
+        return JobOptions(iterations=capture.model, fit=report)
     try:
         grid, counted = fit_batches(load_grid(place)), length_counted(place)
     except GridError as exc:
         raise ConfigError("--latency", f"{place}: {exc}") from None
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError("--latency", f"cannot read {place}: {getattr(exc, 'strerror', exc)}") from None
-    part, unseen = grid.part, None if grid.unseen is None else asdict(grid.unseen)
-    fit = {"grid": place, "r2": part.r2, "points": part.points, "error_max": part.error_max, "unseen": unseen}
-    if counted is not None:
-        fit["length"] = counted
-    return {"model": grid.model, "fit": fit | _trust_in({"batches": grid.unseen})}
-
-
-def _trust_in(parts: Mapping[str, Unseen | None]) -> dict[str, Any]:
-    """Return whether figures from a fit are valid, and the caution that is shown with them."""
-    poor = any(part is not None and part.is_poor for part in parts.values())
-    return {"valid": not poor, "caution": caution_of(parts)}
+    return JobOptions(model=grid.model, fit=grid_report(place, grid, counted))
 
 
 def _split_list(text: str, mark: str = ",") -> list[str]:
@@ -336,13 +319,42 @@ def _progress(*, loud: bool) -> Iterator[SweepProgress]:
         yield SweepProgress(bar, lines=loud and not shown)
 
 
-def run_sweep(
-    trace: str, source_format: str | None, axes: Any, preset: Any, common: dict[str, Any], *,
-    results: Path | None, workers: int | None, ray: str | None, loud: bool, sweepers: list[SweepRunner],
-) -> tuple[list[dict[str, Any]], list[str], bool]:  # fmt: skip
-    """Run all jobs. Return the summaries in the order of the grid, notes, and whether a job failed.
+@dataclass(frozen=True, slots=True)
+class SweepPlan:
+    """What `run_sweep` runs: a trace, the values of the axes, and the options that all jobs share."""
 
-    The runner is added to `sweepers`, so that the caller can count its attempts after an interruption.
+    trace: str
+    source_format: str | None
+    axes: dict[str, tuple[Any, ...]]
+    preset: Preset | None
+    common: JobOptions
+
+
+@dataclass(frozen=True, slots=True)
+class SweepOutcome:
+    summaries: list[dict[str, Any]]
+    """Summaries of the completed jobs, in the order of the grid."""
+    notes: list[str]
+    failed: bool
+    """Whether a job failed."""
+
+
+def run_sweep(
+    plan: SweepPlan,
+    *,
+    results: Path | None = None,
+    workers: int | None = None,
+    ray: str | None = None,
+    loud: bool = False,
+    on_begin: Callable[[SweepRunner], None] = lambda runner: None,
+) -> SweepOutcome:
+    """Run all jobs of a sweep.
+
+    Args:
+        results: file to which each result is appended, and from which completed jobs are taken.
+        workers: number of processes; None: number of CPUs.
+        loud: whether to print a line for each completed job if there is no terminal.
+        on_begin: function that gets the runner, for example to count its attempts after an interruption.
     """
     with ExitStack() as stack:
         audience = stack.enter_context(_progress(loud=loud))
@@ -350,18 +362,19 @@ def run_sweep(
         if results is not None:
             kept = Results(results)
             stack.callback(kept.close)
-        source = GridSource(trace, source_format=source_format, progress=audience.reading)
+        source = GridSource(plan.trace, source_format=plan.source_format, progress=audience.reading)
         sweeper = SweepRunner(source.traces, audience, results=kept, workers=workers, ray=ray)
-        sweepers.append(sweeper)
-        planned = SweepGrid(source, common).jobs(axes, preset, sweeper.run)
-        if "seed" in axes and all(job.seed is None for job in planned):
+        on_begin(sweeper)
+        planned = SweepGrid(source, plan.common).jobs(plan.axes, plan.preset, sweeper.run)
+        if "seed" in plan.axes and all(job.seed is None for job in planned):
             source.remarks.append("seed has no effect: nothing is drawn")
         attempts = sweeper.run(planned)
     finished = [attempts[job.id] for job in planned]
     failed = [(job, a.error) for job, a in zip(planned, finished, strict=True) if a.error is not None]
     for job, error in failed:
         print_message(f"{job.name} {job.id}: {error}")
-    return [one.summary for one in finished if one.summary is not None], source.notes, bool(failed)
+    summaries = [one.summary for one in finished if one.summary is not None]
+    return SweepOutcome(summaries, source.notes, bool(failed))
 
 
 def show_readings() -> None:

@@ -255,9 +255,10 @@ def key_hash(config: ConfigFile = None) -> None:
     salt = options.salt or host_salt()
     if salt is None:
         raise ConfigError(
-            "tenants.salt", "is not set, and this host has no /etc/machine-id: hashes change with each start",
+            "tenants.salt",
+            "is not set, and this host has no /etc/machine-id: hashes change with each start",
             "set tenants.salt, for example with LLMTAP_TENANTS_SALT",
-        )  # fmt: skip
+        )
     if not any(rule.api_key for rule in options.rules):
         print_message("warning: no rule of [tenants] reads API keys; add { api_key = true } to tenants.rules")
     tenants = Tenants(options, salt)
@@ -312,9 +313,12 @@ def top(
     from llmtap.top.client import TopOptions, read_token
 
     options = TopOptions(
-        admin=admin, token=read_token(name=token_env, file=token_file), ca=ca, window=window,
+        admin=admin,
+        token=read_token(name=token_env, file=token_file),
+        ca=ca,
+        window=window,
         interval=interval,
-    )  # fmt: skip
+    )
     if options.in_clear():
         print_message("the token travels in clear text: https keeps it to those two")
     if once or json is not None or not (sys.stdin.isatty() and sys.stdout.isatty()):

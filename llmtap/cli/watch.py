@@ -102,10 +102,14 @@ def watch(
 
     ports = None if port is None else _read_ports(port)
     flags: dict[str, Any] = {
-        "watch.interfaces": interface, "watch.ports": ports, "watch.upstream_hosts": upstream_host,
-        "watch.timestamps": timestamps, "meter.admin": admin, "capture.to": capture,
+        "watch.interfaces": interface,
+        "watch.ports": ports,
+        "watch.upstream_hosts": upstream_host,
+        "watch.timestamps": timestamps,
+        "meter.admin": admin,
+        "capture.to": capture,
         **read_pairs("--set", assign),
-    }  # fmt: skip
+    }
     loaded = read_settings(config, os.environ, flags)
     settings = loaded.settings
     if read is not None:

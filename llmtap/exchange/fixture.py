@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 import msgspec
+from msgspec import UNSET, Struct, UnsetType, field, structs
 
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome, TokenSource
@@ -39,26 +40,181 @@ _COUNTS: Final = {
     "reasoning": "reasoning_tokens",
     "cached": "cached_tokens",
 }
-_TEXTS: Final = {
-    "content_text": EventClass.CONTENT,
-    "reasoning_text": EventClass.REASONING,
-    "refusal_text": EventClass.REFUSAL,
-}
 
 
-def is_fixture(value: object) -> bool:
-    """Return whether a JSON value is the description of a fixture."""
-    return isinstance(value, dict) and value.get("format") == FORMAT
+class FixtureRequest(Struct, frozen=True):
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: Any
+    """JSON of the request."""
 
 
-def saved_of(doc: dict[str, Any], body: bytes) -> Saved:
+class FixtureResponse(Struct, frozen=True, kw_only=True):
+    http_version: str
+    status: int
+    reason: str
+    headers: list[list[str]]
+    """Names and values of the header fields."""
+    trailers: list[list[str]] | UnsetType = UNSET
+    transfer: str
+    headers_ms: float
+    end: str
+    """End of the body: `clean`, or another word if the connection broke."""
+    end_ms: float
+
+
+class FixtureBody(Struct, frozen=True):
+    """File with the bytes of the body, and the file of the decoded body if the body is compressed."""
+
+    file: str
+    len: int
+    sha256: str
+    framing: str
+    content_encoding: str | None
+    decoded_file: str | UnsetType = UNSET
+    decoded_len: int | UnsetType = UNSET
+    decoded_sha256: str | UnsetType = UNSET
+
+
+class FixtureRead(Struct, frozen=True):
+    """One read of `n` bytes at the offset `off` of the body."""
+
+    t_ms: float
+    off: int
+    n: int
+    decoded_after: int | UnsetType = UNSET
+    """Number of decoded bytes after this read."""
+
+    @property
+    def decoded_end(self) -> int:
+        return self.off + self.n if self.decoded_after is UNSET else self.decoded_after
+
+
+class FixtureRaw(Struct, frozen=True):
+    """Bytes of the whole response with its framing."""
+
+    file: str
+    len: int
+    sha256: str
+    reads: list[FixtureRead]
+
+
+class ExpectedEvent(Struct, frozen=True, kw_only=True):
+    i: int
+    kind: str = field(name="class")
+    start: int
+    end: int
+    read: int
+    """Index of the read that completes the event."""
+    t_ms: float
+    choice: int | UnsetType = UNSET
+    sse_event: str | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    tokens: int | UnsetType = UNSET
+    tokens_from: str | UnsetType = UNSET
+    also: list[str] | UnsetType = UNSET
+
+
+class ExpectedTokens(Struct, frozen=True):
+    n: int
+    source: str = field(name="from")
+    estimated: bool | UnsetType = UNSET
+
+
+class ExpectedUsage(Struct, frozen=True):
+    event: int
+    """Index of the event with the usage."""
+    normalized: dict[str, int]
+
+
+class ExpectedError(Struct, frozen=True):
+    event: int
+    type: str | None
+    message: str | None
+
+
+class ExpectedTrailing(Struct, frozen=True):
+    """Bytes after the last event."""
+
+    start: int
+    end: int
+
+
+class Expected(Struct, frozen=True):
+    """Result of parsing a fixture."""
+
+    events: list[ExpectedEvent]
+    first_byte_ms: float | None
+    first_any_ms: float | None
+    first_token_ms: float | None
+    first_reasoning_ms: float | None
+    first_content_ms: float | None
+    first_tool_ms: float | None
+    first_refusal_ms: float | None
+    last_token_ms: float | None
+    done_ms: float | None
+    end_ms: float
+    content_text: str | dict[str, str] | None
+    """Text, or the text of each choice (`reasoning_text` and `refusal_text`, too)."""
+    reasoning_text: str | dict[str, str] | None
+    refusal_text: str | dict[str, str] | None
+    finish_reason: str | None
+    output_tokens: int
+    output_tokens_from: ExpectedTokens
+    usage: ExpectedUsage | None
+    refusal: str
+    refusal_detail: dict[str, object] | None
+    guardrail: dict[str, object] | None
+    error: ExpectedError | None
+    server_timing: list[dict[str, object]]
+    end: str
+    trailing: ExpectedTrailing | None
+
+
+class Fixture(Struct, frozen=True, kw_only=True):
+    """Description of a saved answer: the file `NAME.json` of a fixture."""
+
+    format: str = FORMAT
+    name: str
+    split: str | UnsetType = UNSET
+    dialect: str
+    title: str
+    tags: list[str]
+    source: list[str]
+    notes: str | UnsetType = UNSET
+    request: FixtureRequest
+    response: FixtureResponse
+    body: FixtureBody
+    chunks: list[FixtureRead]
+    expect: Expected | None = None
+    """Result of parsing; None before the answer is parsed, also for a fixture that is read again."""
+    raw: FixtureRaw | UnsetType = UNSET
+
+    @property
+    def body_file(self) -> str:
+        """Name of the file with the decoded body."""
+        return self.body.decoded_file or self.body.file
+
+
+def fixture_of(value: object) -> Fixture | None:
+    """Return the fixture that a JSON value describes, without its expected result; None if it is none.
+
+    Raises msgspec.ValidationError if a field is missing or has another type.
+    """
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
+        return None
+    return msgspec.convert({name: part for name, part in value.items() if name != "expect"}, Fixture)
+
+
+def saved_of(fixture: Fixture, body: bytes) -> Saved:
     """Return the answer of a fixture; `body`: decoded body."""
-    request, response = doc["request"], doc["response"]
-    request_body = msgspec.json.encode(request["body"])
-    request_line = f"{request['method']} {request['path']} HTTP/1.1\r\n"
+    request, response = fixture.request, fixture.response
+    request_body = msgspec.json.encode(request.body)
+    request_line = f"{request.method} {request.path} HTTP/1.1\r\n"
     head = f"{request_line}host: saved\r\ncontent-length: {len(request_body)}\r\n\r\n"
-    fields = [f"{k}: {v}\r\n" for k, v in response["headers"] if k.lower().encode() not in _NOT_KEPT]
-    status = f"HTTP/1.1 {response['status']} {response['reason']}\r\n{''.join(fields)}\r\n"
+    fields = [f"{k}: {v}\r\n" for k, v in response.headers if k.lower().encode() not in _NOT_KEPT]
+    status = f"HTTP/1.1 {response.status} {response.reason}\r\n{''.join(fields)}\r\n"
     return Saved(
         "fixture",
         status.encode("latin-1", "replace"),
@@ -66,13 +222,13 @@ def saved_of(doc: dict[str, Any], body: bytes) -> Saved:
         body,
         head.encode("latin-1", "replace"),
         request_body,
-        whole=response["end"] == "clean",
+        whole=response.end == "clean",
     )
 
 
 def make_fixture(
-    name: str, saved: Saved, explained: Explained, source: str, known: dict[str, Any] | None = None
-) -> dict[str, Any]:
+    name: str, saved: Saved, explained: Explained, source: str, known: Fixture | None = None
+) -> Fixture:
     """Return the description of a fixture whose body is that of `saved`.
 
     Args:
@@ -80,24 +236,23 @@ def make_fixture(
         known: description of the fixture that the answer is from; all but `expect` is copied.
     """
     framing, events = events_of(saved)
-    doc = dict(known) if known is not None else _describe(name, saved, explained, framing, source)
+    fixture = _describe(name, saved, explained, framing, source) if known is None else known
     names = {event.start: event.event for event in events if event.event is not None and framing == "sse"}
-    doc["expect"] = _expected_values(doc, saved, explained, names, framing)
-    return doc
+    return structs.replace(fixture, expect=_expected_values(fixture, saved, explained, names, framing))
 
 
-def _describe(name: str, saved: Saved, explained: Explained, framing: str, source: str) -> dict[str, Any]:
+def _describe(name: str, saved: Saved, explained: Explained, framing: str, source: str) -> Fixture:
     body = saved.body
     request = parse_request_head(saved.request_head)
     response = parse_response_head(saved.head, b"POST")
     ends = [event.end for event in explained.events]
     cuts = [0, *dict.fromkeys(end for end in ends[:-1] if end < len(body)), len(body)]
     chunks = [
-        {"t_ms": _FIRST_READ_MS + i * _BETWEEN_READS_MS, "off": a, "n": b - a}
+        FixtureRead(_FIRST_READ_MS + i * _BETWEEN_READS_MS, a, b - a)
         for i, (a, b) in enumerate(pairwise(cuts))
         if b > a
     ]
-    end_ms = (chunks[-1]["t_ms"] if chunks else _FIRST_READ_MS) + 1.0
+    end_ms = (chunks[-1].t_ms if chunks else _FIRST_READ_MS) + 1.0
     try:
         request_body = msgspec.json.decode(saved.request_body) if saved.request_body else {}
     except (ValueError, RecursionError):
@@ -107,102 +262,93 @@ def _describe(name: str, saved: Saved, explained: Explained, framing: str, sourc
         for k, v in response.headers
         if k.lower() not in _NOT_KEPT
     ]
-    return {
-        "format": FORMAT,
-        "name": name,
-        "dialect": explained.exchange.dialect or name,
-        "title": source,
-        "tags": [],
-        "source": [source],
-        "request": {
-            "method": request.method.decode("latin-1"),
-            "path": request.target.decode("latin-1"),
-            "headers": {"content-type": "application/json"},
-            "body": request_body if isinstance(request_body, dict) else {},
-        },
-        "response": {
-            "http_version": "1.1",
-            "status": response.status,
-            "reason": response.reason.decode("latin-1") or "OK",
-            "headers": headers,
-            "transfer": "chunked",
-            "headers_ms": _HEADERS_MS,
-            "end": "clean" if saved.whole else "reset",
-            "end_ms": end_ms,
-        },
-        "body": {
-            "file": f"{name}.sse",
-            "len": len(body),
-            "sha256": hashlib.sha256(body).hexdigest(),
-            "framing": framing,
-            "content_encoding": None,
-        },
-        "chunks": chunks,
-    }
+    return Fixture(
+        name=name,
+        dialect=explained.exchange.dialect or name,
+        title=source,
+        tags=[],
+        source=[source],
+        request=FixtureRequest(
+            request.method.decode("latin-1"),
+            request.target.decode("latin-1"),
+            {"content-type": "application/json"},
+            request_body if isinstance(request_body, dict) else {},
+        ),
+        response=FixtureResponse(
+            http_version="1.1",
+            status=response.status,
+            reason=response.reason.decode("latin-1") or "OK",
+            headers=headers,
+            transfer="chunked",
+            headers_ms=_HEADERS_MS,
+            end="clean" if saved.whole else "reset",
+            end_ms=end_ms,
+        ),
+        body=FixtureBody(f"{name}.sse", len(body), hashlib.sha256(body).hexdigest(), framing, None),
+        chunks=chunks,
+    )
 
 
 def _expected_values(
-    doc: dict[str, Any], saved: Saved, explained: Explained, names: Mapping[int, bytes], framing: str
-) -> dict[str, Any]:
-    arrivals = [(c.get("decoded_after", c["off"] + c["n"]), c["t_ms"]) for c in doc["chunks"]]
+    fixture: Fixture, saved: Saved, explained: Explained, names: Mapping[int, bytes], framing: str
+) -> Expected:
+    arrivals = [(read.decoded_end, read.t_ms) for read in fixture.chunks]
     events = explained.events
     reads = [
         next((i for i, (end, _) in enumerate(arrivals) if end >= e.end), len(arrivals) - 1) for e in events
     ]
     times = [arrivals[read][1] for read in reads]
-    x, response = explained.exchange, doc["response"]
+    x = explained.exchange
 
     def first(test: Callable[[SavedEvent], bool], order: int = 1) -> float | None:
         return next((t for e, t in list(zip(events, times, strict=True))[::order] if test(e)), None)
 
-    return {
-        "events": [
-            _event_document(i, e, reads[i], times[i], names.get(e.start)) for i, e in enumerate(events)
-        ],
-        "first_byte_ms": doc["chunks"][0]["t_ms"] if doc["chunks"] else None,
-        "first_any_ms": times[0] if times else None,
-        "first_token_ms": first(lambda e: e.delta.output),
-        "first_reasoning_ms": first(lambda e: e.delta.output and e.delta.reasoning),
-        "first_content_ms": first(lambda e: e.delta.output and e.delta.content),
-        "first_tool_ms": first(lambda e: e.delta.output and e.delta.tool_call),
-        "first_refusal_ms": first(lambda e: e.delta.output and e.delta.refusal),
-        "last_token_ms": first(lambda e: e.delta.output, -1),
-        "done_ms": first(lambda e: e.delta.done),
-        "end_ms": response["end_ms"],
-        **{key: _text_of(events, kind) for key, kind in _TEXTS.items()},
-        "finish_reason": x.finish_reason,
-        "output_tokens": x.tokens.output or 0,
-        "output_tokens_from": _count_of(x),
-        "usage": _usage_of(x, events),
-        **_verdicts_of(x),
-        "error": _error_of(events),
-        "server_timing": x.server_timing or [],
-        "end": _end_of(x, events, framing),
-        "trailing": _trailing(saved, events, framing),
-    }
+    refusal, refusal_detail, guardrail = _verdicts_of(x)
+    return Expected(
+        events=[_expected_event(i, e, reads[i], times[i], names.get(e.start)) for i, e in enumerate(events)],
+        first_byte_ms=fixture.chunks[0].t_ms if fixture.chunks else None,
+        first_any_ms=times[0] if times else None,
+        first_token_ms=first(lambda e: e.delta.output),
+        first_reasoning_ms=first(lambda e: e.delta.output and e.delta.reasoning),
+        first_content_ms=first(lambda e: e.delta.output and e.delta.content),
+        first_tool_ms=first(lambda e: e.delta.output and e.delta.tool_call),
+        first_refusal_ms=first(lambda e: e.delta.output and e.delta.refusal),
+        last_token_ms=first(lambda e: e.delta.output, -1),
+        done_ms=first(lambda e: e.delta.done),
+        end_ms=fixture.response.end_ms,
+        content_text=_text_of(events, EventClass.CONTENT),
+        reasoning_text=_text_of(events, EventClass.REASONING),
+        refusal_text=_text_of(events, EventClass.REFUSAL),
+        finish_reason=x.finish_reason,
+        output_tokens=x.tokens.output or 0,
+        output_tokens_from=_count_of(x),
+        usage=_usage_of(x, events),
+        refusal=refusal,
+        refusal_detail=refusal_detail,
+        guardrail=guardrail,
+        error=_error_of(events),
+        server_timing=x.server_timing or [],
+        end=_end_of(x, events, framing),
+        trailing=_trailing(saved, events, framing),
+    )
 
 
-def _event_document(i: int, event: SavedEvent, read: int, t_ms: float, name: bytes | None) -> dict[str, Any]:
+def _expected_event(i: int, event: SavedEvent, read: int, t_ms: float, name: bytes | None) -> ExpectedEvent:
     d = event.delta
-    out: dict[str, Any] = {
-        "i": i,
-        "class": _class_name(d.event_class),
-        "start": event.start,
-        "end": event.end,
-        "read": read,
-        "t_ms": t_ms,
-    }
-    if d.output:
-        out["choice"] = d.choices[0]
-    if name is not None:
-        out["sse_event"] = name.decode("latin-1")
-    if d.text:
-        out["text"] = d.text
-    if d.tokens > 0:
-        out |= {"tokens": d.tokens, "tokens_from": _SOURCES[d.token_source]}
-    if d.also:
-        out["also"] = [_class_name(also) for also in d.also]
-    return out
+    return ExpectedEvent(
+        i=i,
+        kind=_class_name(d.event_class),
+        start=event.start,
+        end=event.end,
+        read=read,
+        t_ms=t_ms,
+        choice=d.choices[0] if d.output else UNSET,
+        sse_event=UNSET if name is None else name.decode("latin-1"),
+        text=d.text or UNSET,
+        tokens=d.tokens if d.tokens > 0 else UNSET,
+        tokens_from=_SOURCES[d.token_source] if d.tokens > 0 else UNSET,
+        also=[_class_name(also) for also in d.also] or UNSET,
+    )
 
 
 def _text_of(events: Iterable[SavedEvent], kind: EventClass) -> str | dict[str, str] | None:
@@ -217,36 +363,35 @@ def _text_of(events: Iterable[SavedEvent], kind: EventClass) -> str | dict[str, 
     return {str(choice): text for choice, text in texts.items()}
 
 
-def _count_of(x: Exchange) -> dict[str, Any]:
+def _count_of(x: Exchange) -> ExpectedTokens:
     source = _SOURCES.get(x.tokens.source, "unknown")
-    out: dict[str, Any] = {"n": x.tokens.output or 0, "from": source}
-    return out | {"estimated": True} if source == "chunk_count" else out
+    return ExpectedTokens(x.tokens.output or 0, source, True if source == "chunk_count" else UNSET)
 
 
-def _usage_of(x: Exchange, events: Sequence[SavedEvent]) -> dict[str, Any] | None:
+def _usage_of(x: Exchange, events: Sequence[SavedEvent]) -> ExpectedUsage | None:
     last = next((i for i in reversed(range(len(events))) if events[i].delta.counts is not None), None)
     if last is None or x.usage is None:
         return None
-    counts = {_COUNTS[name]: n for name in _COUNTS if (n := getattr(x.tokens, name))}
-    return {"event": last, "normalized": counts}
+    return ExpectedUsage(last, {_COUNTS[name]: n for name in _COUNTS if (n := getattr(x.tokens, name))})
 
 
-def _verdicts_of(x: Exchange) -> dict[str, Any]:
-    refusal: dict[str, Any] | None = x.refusal
+def _verdicts_of(x: Exchange) -> tuple[str, dict[str, object] | None, dict[str, object] | None]:
+    """Return the kind of the refusal, its details, and the guardrail's verdict."""
     guardrail = None
     if x.guardrail is not None:
         guardrail = {k: v for k, v in x.guardrail.items() if k not in ("late", "tokens_before")}
-    if refusal is None:
-        return {"refusal": "none", "refusal_detail": None, "guardrail": guardrail}
-    detail = {"signal": refusal["source"], "confidence": refusal["confidence"], **refusal["detail"]}
-    return {"refusal": refusal["kind"], "refusal_detail": detail, "guardrail": guardrail}
+    if x.refusal is None:
+        return "none", None, guardrail
+    detail: Any = x.refusal["detail"]
+    signals = {"signal": x.refusal["source"], "confidence": x.refusal["confidence"]}
+    return str(x.refusal["kind"]), {**signals, **detail}, guardrail
 
 
-def _error_of(events: Sequence[SavedEvent]) -> dict[str, Any] | None:
+def _error_of(events: Sequence[SavedEvent]) -> ExpectedError | None:
     for i, event in enumerate(events):
         d = event.delta
         if d.error_type is not None or d.error_message is not None:
-            return {"event": i, "type": d.error_type, "message": d.error_message}
+            return ExpectedError(i, d.error_type, d.error_message)
     return None
 
 
@@ -262,11 +407,11 @@ def _end_of(x: Exchange, events: Sequence[SavedEvent], framing: str) -> str:
     return "eof" if x.finish_reason is None else "eof_after_finish"
 
 
-def _trailing(saved: Saved, events: Sequence[SavedEvent], framing: str) -> dict[str, int] | None:
+def _trailing(saved: Saved, events: Sequence[SavedEvent], framing: str) -> ExpectedTrailing | None:
     end = events[-1].end if events else 0
     if framing == "json" or not saved.body[end:].strip():
         return None
-    return {"start": end, "end": len(saved.body)}
+    return ExpectedTrailing(end, len(saved.body))
 
 
 def _class_name(event_class: EventClass) -> str:

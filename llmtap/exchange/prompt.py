@@ -22,6 +22,7 @@ import msgspec
 from llmtap.exchange.bounds import BOUNDS
 from llmtap.exchange.exchange import RequestShape
 from llmtap.exchange.strings import looks_secret
+from llmtap.json_types import JsonObject
 from llmtap.protocol.json_memory import bounded_decoder
 
 MESSAGES_MAX: Final = 10_000
@@ -72,7 +73,7 @@ class PromptMessage:
 class PromptShape:
     messages: list[PromptMessage]
     shape: RequestShape
-    value: dict[str, Any]
+    value: JsonObject
     chat: bool
     tools: bytes = b""
     """Digest of the offered tools, which precede the messages in the model's input; empty: no tools."""
@@ -124,7 +125,7 @@ class _Reader:
         self._room -= n
         return True
 
-    def chat(self, value: dict[str, Any]) -> list[PromptMessage]:
+    def chat(self, value: JsonObject) -> list[PromptMessage]:
         """Read `messages`, or Gemini's `contents`, and system prompts outside of them (Anthropic and
         others)."""
         messages = value.get("messages") or value.get("contents")
@@ -132,7 +133,7 @@ class _Reader:
             return []
         return [*self._before(value), *(self._message(message) for message in messages)]
 
-    def input(self, value: dict[str, Any]) -> list[PromptMessage]:
+    def input(self, value: JsonObject) -> list[PromptMessage]:
         """Read `input` of the Responses API, or of LM Studio, which has the same format."""
         items = value.get("input")
         if isinstance(items, str):
@@ -141,12 +142,12 @@ class _Reader:
             return []
         return [*self._before(value), *(self._item(item) for item in items)]
 
-    def _before(self, value: dict[str, Any]) -> Iterator[PromptMessage]:
+    def _before(self, value: JsonObject) -> Iterator[PromptMessage]:
         for key in ("system", "instructions", "system_prompt", "systemInstruction"):
             if one := value.get(key):
                 yield self._make("system", one.get("parts", one) if isinstance(one, dict) else one)
 
-    def completion(self, value: dict[str, Any], keys: tuple[str, ...]) -> list[PromptMessage]:
+    def completion(self, value: JsonObject, keys: tuple[str, ...]) -> list[PromptMessage]:
         """Read texts or token ids, one or several, from the first of these members."""
         content = next((value[key] for key in keys if value.get(key)), None)
         if content is None:
@@ -286,7 +287,7 @@ class _MessageBuilder:
             for one in value:
                 self.think(one.get("text") if isinstance(one, dict) else one, depth + 1)
 
-    def call(self, function: dict[str, Any]) -> None:
+    def call(self, function: JsonObject) -> None:
         self.parts.append(b"call")
         if isinstance(function.get("name"), str):
             self.text(function["name"])
@@ -342,7 +343,7 @@ class _MessageBuilder:
 _THINKING: Final = ("reasoning_content", "reasoning", "thinking")
 _media_word = re.compile(r"image|audio|video|file|document|screenshot|inlineData").search
 
-_Read = Callable[[_Reader, dict[str, Any]], list[PromptMessage]]
+_Read = Callable[[_Reader, JsonObject], list[PromptMessage]]
 
 
 def _completion(*keys: str) -> tuple[_Read, bool]:
@@ -359,8 +360,10 @@ _FIRST: Final = {
     ),
     # TGI and vLLM also use `/generate`, the path of SGLang's own endpoint: look for the members of all three.
     "generate": _completion("prompt", "inputs", "text", "input_ids", "token_ids"),
-    "responses": _INPUT, "lmstudio.chat": _INPUT, "embeddings": _completion("input", "inputs"),
-}  # fmt: skip
+    "responses": _INPUT,
+    "lmstudio.chat": _INPUT,
+    "embeddings": _completion("input", "inputs"),
+}
 """Members of a body that are read first, by endpoint; other endpoints begin with `messages`."""
 
 
@@ -369,22 +372,29 @@ def _readers_for(endpoint: str | None) -> Iterable[tuple[_Read, bool]]:
     return _BY_WHAT_IS_THERE if first is None else (first, *_BY_WHAT_IS_THERE)
 
 
-def _parameters(value: dict[str, Any]) -> RequestShape:
+def _parameters(value: JsonObject) -> RequestShape:
     # Ollama, TGI and SGLang have their parameters in an inner object.
     places = [value, *(_dict(value.get(key)) for key in ("options", "parameters", "sampling_params"))]
     tools = value.get("tools", value.get("functions"))
     return RequestShape(
-        max_tokens=_first_count(places, "max_completion_tokens", "max_tokens", "max_output_tokens",
-                          "max_new_tokens", "num_predict", "n_predict"),
+        max_tokens=_first_count(
+            places,
+            "max_completion_tokens",
+            "max_tokens",
+            "max_output_tokens",
+            "max_new_tokens",
+            "num_predict",
+            "n_predict",
+        ),
         temperature=_first_number(places, "temperature"),
         top_p=_first_number(places, "top_p", "p"),
         n=_first_count(places, "n"),
         tools=len(tools) if isinstance(tools, list) else None,
         response_format=_response_format(value),
-    )  # fmt: skip
+    )
 
 
-def _response_format(value: dict[str, Any]) -> str | None:
+def _response_format(value: JsonObject) -> str | None:
     for wanted in (
         value.get("response_format"),
         _dict(value.get("text")).get("format"),  # in the Responses API
@@ -399,7 +409,7 @@ def _response_format(value: dict[str, Any]) -> str | None:
     return _role_word(wanted) if isinstance(wanted, str) and wanted else None
 
 
-def _first_count(places: list[dict[str, Any]], *names: str) -> int | None:
+def _first_count(places: list[JsonObject], *names: str) -> int | None:
     """Return the first number that is a count; skip -1, which some servers read as "no limit"."""
     for number in _numbers_at(places, names):
         if 0 <= number <= _INT_MAX and number == int(number):
@@ -407,11 +417,11 @@ def _first_count(places: list[dict[str, Any]], *names: str) -> int | None:
     return None
 
 
-def _first_number(places: list[dict[str, Any]], *names: str) -> float | None:
+def _first_number(places: list[JsonObject], *names: str) -> float | None:
     return next((float(number) for number in _numbers_at(places, names) if abs(number) < _INT_MAX), None)
 
 
-def _numbers_at(places: list[dict[str, Any]], names: tuple[str, ...]) -> Iterator[int | float]:
+def _numbers_at(places: list[JsonObject], names: tuple[str, ...]) -> Iterator[int | float]:
     for name in names:
         for place in places:
             number = place.get(name)
@@ -431,17 +441,23 @@ _is_word = re.compile(rf"[A-Za-z0-9_.-]{{1,{_WORD_CHARS_MAX}}}", re.ASCII).fullm
 
 def _only_results(content: Any) -> bool:
     """Return whether all parts are tool results: Anthropic sends these in messages with the role `user`."""
-    return isinstance(content, list) and bool(content) and all(
-        isinstance(part, dict) and isinstance(part.get("type"), str) and part["type"].endswith("tool_result")
-        for part in content
-    )  # fmt: skip
+    return (
+        isinstance(content, list)
+        and bool(content)
+        and all(
+            isinstance(part, dict)
+            and isinstance(part.get("type"), str)
+            and part["type"].endswith("tool_result")
+            for part in content
+        )
+    )
 
 
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _dict(value: Any) -> dict[str, Any]:
+def _dict(value: Any) -> JsonObject:
     return value if isinstance(value, dict) else {}
 
 

@@ -24,6 +24,7 @@ from llmtap.exchange.answer import AnswerReader
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome
+from llmtap.json_types import JsonObject
 from llmtap.protocol.delta import Delta, EventClass
 from llmtap.protocol.dialects.chooser import DialectChooser
 from llmtap.protocol.dialects.registry import BUILT_IN, Dialects
@@ -187,9 +188,14 @@ def read_saved(data: bytes, *, path: str = "/", request_body: bytes = b"", entry
         data = marked  # keep the mark: the positions of events count from the start of the file
     head = b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\n\r\n" % content_type
     return Saved(
-        what, head, data, data, _request_head("POST", path, len(request_body)), request_body,
+        what,
+        head,
+        data,
+        data,
+        _request_head("POST", path, len(request_body)),
+        request_body,
         status_known=False,
-    )  # fmt: skip
+    )
 
 
 def _request_head(method: str, target: str, length: int) -> bytes:
@@ -284,7 +290,7 @@ def _unframe(head: ResponseHead, wire: bytes) -> tuple[bytes | None, bool]:
     return wire, True
 
 
-def _pick_entry(entries: list[Any], entry: int | None) -> tuple[dict[str, Any], int]:
+def _pick_entry(entries: list[Any], entry: int | None) -> tuple[JsonObject, int]:
     usable = {
         i: e for i, e in enumerate(entries) if isinstance(e, dict) and isinstance(e.get("response"), dict)
     }
@@ -304,12 +310,12 @@ def _pick_entry(entries: list[Any], entry: int | None) -> tuple[dict[str, Any], 
     return usable[entry], entry
 
 
-def _object_member(value: dict[str, Any], name: str) -> dict[str, Any]:
+def _object_member(value: JsonObject, name: str) -> JsonObject:
     member = value.get(name)
     return member if isinstance(member, dict) else {}
 
 
-def _path_of(request: dict[str, Any]) -> str:
+def _path_of(request: JsonObject) -> str:
     try:
         return urlsplit(str(request.get("url") or "/")).path or "/"
     except ValueError:
@@ -317,13 +323,13 @@ def _path_of(request: dict[str, Any]) -> str:
         return "/"
 
 
-def _entry_line(entry: dict[str, Any]) -> str:
+def _entry_line(entry: JsonObject) -> str:
     request, response = _object_member(entry, "request"), entry["response"]
     mime = _object_member(response, "content").get("mimeType")
     return f"{request.get('method')} {_path_of(request)} {response.get('status')} {mime}"
 
 
-def _read_entry(entry: dict[str, Any], number: int) -> Saved:
+def _read_entry(entry: JsonObject, number: int) -> Saved:
     request, response = _object_member(entry, "request"), entry["response"]
     content = _object_member(response, "content")
     text = content.get("text")
@@ -346,11 +352,17 @@ def _read_entry(entry: dict[str, Any], number: int) -> Saved:
             raise SavedError(f"HAR entry {number}: the content is not valid base64") from None
     sent = str(_object_member(request, "postData").get("text") or "").encode()
     saved = Saved(
-        f"HAR entry {number}", _har_head(response, content), body, body,
-        _request_head(str(request.get("method") or "POST"), _path_of(request), len(sent)), sent,
-        whole=status is not None and error is None, status_known=status is not None,
-        arrival_wall_ns=_wall_ns(entry.get("startedDateTime")), totals=_total_times(entry),
-    )  # fmt: skip
+        f"HAR entry {number}",
+        _har_head(response, content),
+        body,
+        body,
+        _request_head(str(request.get("method") or "POST"), _path_of(request), len(sent)),
+        sent,
+        whole=status is not None and error is None,
+        status_known=status is not None,
+        arrival_wall_ns=_wall_ns(entry.get("startedDateTime")),
+        totals=_total_times(entry),
+    )
     try:
         parse_response_head(saved.head, b"POST")
     except PeerProtocolError as exc:
@@ -358,7 +370,7 @@ def _read_entry(entry: dict[str, Any], number: int) -> Saved:
     return saved
 
 
-def har_status(response: dict[str, Any]) -> int | None:
+def har_status(response: JsonObject) -> int | None:
     """Return the status of a HAR response. None: no answer (browsers write status 0, -1 or nothing)."""
     status = response.get("status")
     if isinstance(status, float | str) and str(status).removesuffix(".0").isdecimal():
@@ -368,13 +380,13 @@ def har_status(response: dict[str, Any]) -> int | None:
     return status
 
 
-def har_error(entry: dict[str, Any]) -> str | None:
+def har_error(entry: JsonObject) -> str | None:
     """Return the browser's error in an entry, such as `net::ERR_ABORTED`; None: no error."""
     errors = (place.get("_error") for place in (_object_member(entry, "response"), entry))
     return next((error for error in errors if isinstance(error, str) and error), None)
 
 
-def _har_head(response: dict[str, Any], content: dict[str, Any]) -> bytes:
+def _har_head(response: JsonObject, content: JsonObject) -> bytes:
     """Return the head as HTTP/1.1, without fields for framing and coding, which the HAR's writer has already
     removed from the content (HAR 1.2, "content")."""
     lines = [f"HTTP/1.1 {har_status(response) or 200} saved"]
@@ -390,7 +402,7 @@ def _har_head(response: dict[str, Any], content: dict[str, Any]) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode("latin-1", "replace")
 
 
-def _total_times(entry: dict[str, Any]) -> dict[str, float]:
+def _total_times(entry: JsonObject) -> dict[str, float]:
     """Return the times in seconds; a HAR has milliseconds, and -1 for phases that do not apply."""
     timings = _object_member(entry, "timings")
     times = {"total": entry.get("time"), **{name: timings.get(name) for name in _HAR_TIMES}}

@@ -15,13 +15,14 @@ events.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from llmtap.exchange.bounds import Share, bounded
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome
 from llmtap.exchange.verdict import no_token_reason
+from llmtap.json_types import JsonObject
 from llmtap.protocol.dialects.openai_shapes import read_json
 from llmtap.protocol.websocket import MessageParser, Opcode, WebSocketMessage
 
@@ -37,9 +38,6 @@ _CAUSES: Final = ("input_audio_buffer.commit", "response.steer")
 _COMMITTED: Final = ("input_audio_buffer.committed", "input_audio_buffer.speech_stopped")
 """Events by which the server reports that it committed the audio itself (voice activity detection)."""
 _CUT_OFF: Final = "the session ended before the response did"
-
-
-_Event = dict[str, Any]
 
 
 @dataclass(slots=True, eq=False)
@@ -188,7 +186,7 @@ class Session:
         self.began = True
         return response
 
-    def _response_of(self, event: _Event, stream: str) -> _Response | None:
+    def _response_of(self, event: JsonObject, stream: str) -> _Response | None:
         """Return the response that a message names, else the running response of its stream, else the next
         one to begin."""
         name = _text_member(_object_member(event, "response"), "id") or _text_member(event, "response_id")
@@ -200,7 +198,7 @@ class Session:
 
     def _take_event(
         self,
-        event: _Event,
+        event: JsonObject,
         kind: str,
         stream: str,
         message: WebSocketMessage,
@@ -226,7 +224,7 @@ class Session:
             self._end_response(response, t_ns + added_ns, Outcome.COMPLETE, None, end_ns=t_ns)
 
     def _fail_response(
-        self, event: _Event, stream: str, message: WebSocketMessage, t_ns: int, added_ns: int
+        self, event: JsonObject, stream: str, message: WebSocketMessage, t_ns: int, added_ns: int
     ) -> None:
         """End a response with an error. The error replaces a response that has not begun. A running response
         of a Realtime session continues; a stream of the Responses API ends."""
@@ -275,16 +273,16 @@ class Session:
         self._ended(x)
 
 
-def _read_event(message: WebSocketMessage) -> _Event:
+def _read_event(message: WebSocketMessage) -> JsonObject:
     value = None if message.opcode is not Opcode.TEXT else read_json(message.payload or b"")
     return value if isinstance(value, dict) else {}
 
 
-def _object_member(message: _Event, name: str) -> _Event:
+def _object_member(message: JsonObject, name: str) -> JsonObject:
     member = message.get(name)
     return member if isinstance(member, dict) else {}
 
 
-def _text_member(message: _Event, name: str) -> str:
+def _text_member(message: JsonObject, name: str) -> str:
     member = message.get(name)
     return member[:128] if isinstance(member, str) else ""

@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 from llmtap.exchange.exchange import Exchange, Timeline, Tokens
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource, is_client_error
 from llmtap.exchange.strings import WORD_CHARS_MAX, holds_key
+from llmtap.json_types import JsonObject
 from llmtap.protocol.delta import USAGE_TOKENS_MAX, Delta, ServerTime, UsageCounts, Verdict
 from llmtap.protocol.server_times import header_times, trailer_times
 from llmtap.protocol.verdicts import INPUT, MODEL_REFUSAL, OUTPUT, PASSED_ON, reason_kind
@@ -79,9 +80,9 @@ def no_token_reason(x: Exchange) -> str:
     return _NO_TOKEN.get(x.outcome, "error")
 
 
-def figures_of(usage: dict[str, Any], depth: int = 1) -> dict[str, Any]:
+def figures_of(usage: JsonObject, depth: int = 1) -> JsonObject:
     """Return the numbers and single words of a usage object; texts are omitted."""
-    out: dict[str, Any] = {}
+    out: JsonObject = {}
     for key, value in usage.items():
         if len(out) == _USAGE_ITEMS_MAX:
             break

@@ -101,15 +101,24 @@ SCALARS: Final = {
         FigureRow("offered_rps", FigureUnit.NUMBER, "higher", "load", _at("load", "offered_rps")),
         FigureRow("achieved_rps", FigureUnit.NUMBER, "higher", "load", _at("load", "achieved_rps")),
         FigureRow(
-            "output_tokens_per_second", FigureUnit.NUMBER, "higher", "tokens",
+            "output_tokens_per_second",
+            FigureUnit.NUMBER,
+            "higher",
+            "tokens",
             _at("tokens", "output_per_second"),
         ),
         FigureRow(
-            "input_tokens_per_second", FigureUnit.NUMBER, "higher", "input_tokens",
+            "input_tokens_per_second",
+            FigureUnit.NUMBER,
+            "higher",
+            "input_tokens",
             _at("tokens", "input_per_second"),
         ),
         FigureRow(
-            "user_tokens_per_second", FigureUnit.NUMBER, "higher", "tpot",
+            "user_tokens_per_second",
+            FigureUnit.NUMBER,
+            "higher",
+            "tpot",
             _at("concurrency", "user_tokens_per_second"),
         ),
         FigureRow("concurrency", FigureUnit.NUMBER, "lower", "load", _at("concurrency", "mean")),
@@ -117,11 +126,14 @@ SCALARS: Final = {
             "concurrency_effective", FigureUnit.NUMBER, "lower", "load", _at("concurrency", "effective")
         ),
         FigureRow(
-            "smooth_goodput", FigureUnit.NUMBER, "higher", "smooth_goodput",
+            "smooth_goodput",
+            FigureUnit.NUMBER,
+            "higher",
+            "smooth_goodput",
             _at("smooth_goodput", "tokens_per_second"),
         ),
     )
-}  # fmt: skip
+}
 METRICS: Final[Mapping[str, tuple[str, ...]]] = {
     **{
         metric.name: ("metrics", metric.name)
@@ -131,12 +143,19 @@ METRICS: Final[Mapping[str, tuple[str, ...]]] = {
     **{name: ("phases", name) for name in ("connect", "send", "wait", "receive")},
     **{f"{name}_scheduled": ("corrected", name) for name in ("ttft", "ttft_any", "e2e", "user_idle")},
     "dispatch_lateness": ("dispatch_lateness",),
-}  # fmt: skip
+}
 """By metric: path of its statistics in a result."""
 _VALID_WITH: Final = {
-    "ttft_any_scheduled": "ttft_scheduled", "ttft_reasoning": "ttft_any", "ttft_tool_call": "ttft_any",
-    "dispatch_lateness": "", "itl_server": "", "connect": "", "send": "", "wait": "ttfb", "receive": "e2e",
-}  # fmt: skip
+    "ttft_any_scheduled": "ttft_scheduled",
+    "ttft_reasoning": "ttft_any",
+    "ttft_tool_call": "ttft_any",
+    "dispatch_lateness": "",
+    "itl_server": "",
+    "connect": "",
+    "send": "",
+    "wait": "ttfb",
+    "receive": "e2e",
+}
 _STATISTIC: Final = re.compile(r"(.+)_(mean|min|max|p\d+(?:\.\d+)?)")
 NEEDS_OBJECTIVES: Final = frozenset({"attainment", "goodput"})
 _BY_CHUNKS: Final = frozenset({"tpot", "tokens", "smooth_goodput"})
@@ -162,9 +181,14 @@ def figure_named(name: str, place: str) -> FigureRow:
         (statistic,) = percentiles
     path = METRICS[metric]
     return FigureRow(
-        name, FigureUnit.TIME, "lower", _VALID_WITH.get(metric, metric), _at(*path, statistic),
-        lambda result: statistic in (at(result, *path, "marks") or ()), percentiles,
-    )  # fmt: skip
+        name,
+        FigureUnit.TIME,
+        "lower",
+        _VALID_WITH.get(metric, metric),
+        _at(*path, statistic),
+        lambda result: statistic in (at(result, *path, "marks") or ()),
+        percentiles,
+    )
 
 
 def every_figure(result: _Json) -> Iterator[FigureRow]:
@@ -189,10 +213,17 @@ def figures_csv(result: _Json) -> str:
     writer.writerow(("figure", "value", "unit", "n", "better", "validity", "reason"))
     for figure in every_figure(result):
         validity = validity_of(figure, result)
-        writer.writerow((
-            figure.name, figure.value(result), _CSV_UNITS[figure.unit], samples_of(figure, result),
-            figure.better, validity.state, validity.reason,
-        ))  # fmt: skip
+        writer.writerow(
+            (
+                figure.name,
+                figure.value(result),
+                _CSV_UNITS[figure.unit],
+                samples_of(figure, result),
+                figure.better,
+                validity.state,
+                validity.reason,
+            )
+        )
     return file.getvalue().rstrip("\n")
 
 

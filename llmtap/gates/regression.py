@@ -3,7 +3,7 @@
 A figure is worse if the whole interval of its difference is beyond the tolerance: the interval decides, not
 the two values. The intervals of all judged figures have a joint level of 95 % (Bonferroni), so that a false
 alarm is unlikely even with many figures. `judge_replays` judges comparisons of `load/replay/comparison.py`,
-`judge_tests` those of `bench/report/compare.py`; both return public JSON.
+`judge_tests` those of `bench/report/compare.py`.
 """
 
 import re
@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from llmtap.errors import ConfigError, ExitCode
+from llmtap.gates.comparison import ReplayComparison
 from llmtap.gates.figures import figure_named, validity_of
 from llmtap.gates.requirements import load_failed
+from llmtap.report.gates import ChangeRow
 
 _Json = Mapping[str, Any]
 EVERY: Final = "all"
@@ -23,15 +25,40 @@ ALPHA: Final = 0.05
 DEFAULT_FIGURES: Final = frozenset(
     {
         *(f"{metric}_{figure}" for metric in ("ttft", "tpot", "e2e") for figure in ("p50", "p99")),
-        "error_rate", "attainment",
+        "error_rate",
+        "attainment",
     }
-)  # fmt: skip
+)
 """Figures of replays that are judged if the user names none. Figures without a
 usable interval are skipped."""
 _ITEM: Final = re.compile(r"(?:([A-Za-z][\w.]*):)?(\d+(?:\.\d+)?)%?")
 _UNITS: Final = {"s": "ms", "share": "%"}
 _NO_INTERVAL: Final = "has no interval"
 _OPEN: Final = "too few samples: the end of the interval that decides is open"
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A change that can be judged."""
+
+    of: str
+    figure: str
+    unit: str
+    better: str
+    main: bool
+    """Whether the change is judged if the user names no figure."""
+    reason: str
+    a: float | None
+    b: float | None
+    difference: float | None
+    low: float | None
+    high: float | None
+    level: float
+
+    @property
+    def deciding_end(self) -> float | None:
+        """The end of the interval at which the figure has become worse the least."""
+        return self.low if self.better == "lower" else self.high
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +92,8 @@ class Tolerances:
 
 
 def judge_replays(
-    tolerances: Tolerances, results: Mapping[str, _Json], compare: Callable[..., _Json]
-) -> list[dict[str, Any]]:
+    tolerances: Tolerances, results: Mapping[str, _Json], compare: Callable[..., ReplayComparison]
+) -> list[ChangeRow]:
     """Judge the change of each result from the first result. `results`: by label.
 
     `compare`: the function `compare_replays`, called with the level of its intervals. Raises ConfigError if a
@@ -75,88 +102,103 @@ def judge_replays(
     for name in tolerances.shares:
         figure_named(name, "--fail-if-worse")
     plain = _replay_rows(compare(results), results)
-    chosen = {id(row) for row in _rows_to_judge(plain, tolerances)}
-    places = [i for i, row in enumerate(plain) if id(row) in chosen]
-    together = _replay_rows(compare(results, level=1 - ALPHA / max(1, len(places))), results)
-    return [_judged_change(together[i], tolerances) for i in places]
+    places = list(_places_to_judge(plain, tolerances))
+    joint = _replay_rows(compare(results, level=1 - ALPHA / max(1, len(places))), results)
+    return [_judged_change(joint[i], tolerances) for i in places]
 
 
-def judge_tests(tolerances: Tolerances, document: _Json) -> list[dict[str, Any]]:
+def judge_tests(tolerances: Tolerances, document: _Json) -> list[ChangeRow]:
     """Judge the comparisons in a document of benchmarks: the named figures, or the main
     figures of each test."""
     rows = [
-        {
-            "of": " ".join(filter(None, (row["b_system"], test["test"], row["step"]))),
-            "figure": row["figure"].lower().replace(",", "").replace(" ", "_"),
-            "unit": _UNITS.get(row["unit"], ""), "better": row["better"], "main": row["key"],
-            "reason": (test["invalid"] or test["unlike"] or [""])[0],
+        _Change(
+            of=" ".join(filter(None, (row["b_system"], test["test"], row["step"]))),
+            figure=row["figure"].lower().replace(",", "").replace(" ", "_"),
+            unit=_UNITS.get(row["unit"], ""),
+            better=row["better"],
+            main=row["key"],
+            reason=(test["invalid"] or test["unlike"] or [""])[0],
             **{name: row[name] for name in ("a", "b", "difference", "low", "high", "level")},
-        }
+        )
         for test in document["tests"]
         for row in test["comparisons"]
-    ]  # fmt: skip
-    return [_judged_change(row, tolerances) for row in _rows_to_judge(rows, tolerances)]
+    ]
+    return [_judged_change(rows[i], tolerances) for i in _places_to_judge(rows, tolerances)]
 
 
-def _replay_rows(document: _Json, results: Mapping[str, _Json]) -> list[dict[str, Any]]:
+def _replay_rows(comparison: ReplayComparison, results: Mapping[str, _Json]) -> list[_Change]:
     rows = []
-    for comparison in document["comparisons"]:
-        for row in comparison["figures"]:
-            figure = figure_named(row["key"], "--fail-if-worse")
-            validity = [
-                (label, validity_of(figure, results[label])) for label in (comparison["a"], comparison["b"])
-            ]
+    for pair in comparison.comparisons:
+        for row in pair.figures:
+            figure = figure_named(row.key, "--fail-if-worse")
+            validity = [(label, validity_of(figure, results[label])) for label in (pair.a, pair.b)]
             reasons = [f"{label}: {of.reason}" for label, of in validity if of.state == "not_valid"]
-            rows.append({
-                "of": comparison["b"], "figure": row["key"], "unit": figure.unit.value,
-                "better": figure.better, "main": row["key"] in DEFAULT_FIGURES,
-                "reason": "; ".join(reasons), "level": row["level"],
-                **{name: row[name] for name in ("a", "b", "difference", "low", "high")},
-            })  # fmt: skip
+            rows.append(
+                _Change(
+                    of=pair.b,
+                    figure=row.key,
+                    unit=figure.unit.value,
+                    better=figure.better,
+                    main=row.key in DEFAULT_FIGURES,
+                    reason="; ".join(reasons),
+                    a=row.a,
+                    b=row.b,
+                    difference=row.difference,
+                    low=row.low,
+                    high=row.high,
+                    level=row.level,
+                )
+            )
     return rows
 
 
-def _rows_to_judge(rows: Sequence[dict[str, Any]], tolerances: Tolerances) -> Iterator[dict[str, Any]]:
-    """Yield the rows to judge: the named figures, or the main figures with a usable interval.
+def _places_to_judge(rows: Sequence[_Change], tolerances: Tolerances) -> Iterator[int]:
+    """Yield the indexes of the rows to judge: the named figures, or the main figures with a usable interval.
 
     Raises ConfigError if a named figure is not compared.
     """
-    known = dict.fromkeys(row["figure"] for row in rows)
+    known = dict.fromkeys(row.figure for row in rows)
     for name in tolerances.shares:
         if name not in known:
             hint = f"its figures are {', '.join(known)}"
             raise ConfigError("--fail-if-worse", f"the comparison has no figure {name}", hint)
-    for row in rows:
-        by_default = not tolerances.shares and row["main"] and _deciding_end(row) is not None
-        if by_default or row["figure"] in tolerances.shares:
-            yield row
+    for i, row in enumerate(rows):
+        by_default = not tolerances.shares and row.main and row.deciding_end is not None
+        if by_default or row.figure in tolerances.shares:
+            yield i
 
 
-def _deciding_end(row: _Json) -> float | None:
-    """Return the end of the interval that decides: the one at which the figure has become worse the least."""
-    end: float | None = row["low"] if row["better"] == "lower" else row["high"]
-    return end
-
-
-def _judged_change(row: dict[str, Any], tolerances: Tolerances) -> dict[str, Any]:
-    """Return public JSON: the row, with `tolerance` (as a share of `a`), `state` and `reason` added."""
-    share, end, reason = tolerances.share(row["figure"]), _deciding_end(row), row["reason"]
+def _judged_change(row: _Change, tolerances: Tolerances) -> ChangeRow:
+    share, end, reason = tolerances.share(row.figure), row.deciding_end, row.reason
     if not reason and end is None:
-        reason = _NO_INTERVAL if row["low"] is None and row["high"] is None else _OPEN
-    if reason or end is None:
+        reason = _NO_INTERVAL if row.low is None and row.high is None else _OPEN
+    if reason or end is None or row.a is None:
         state = "not_valid"
     else:
-        worsening = end if row["better"] == "lower" else -end
-        state = "worse" if worsening > share * abs(row["a"]) else "not_worse"
-    row = {name: value for name, value in row.items() if name != "main"}
-    return {**row, "tolerance": share, "state": state, "reason": reason}
+        worsening = end if row.better == "lower" else -end
+        state = "worse" if worsening > share * abs(row.a) else "not_worse"
+    return ChangeRow(
+        of=row.of,
+        figure=row.figure,
+        unit=row.unit,
+        better=row.better,
+        reason=reason,
+        a=row.a,
+        b=row.b,
+        difference=row.difference,
+        low=row.low,
+        high=row.high,
+        level=row.level,
+        tolerance=share,
+        state=state,
+    )
 
 
-def regression_code(verdicts: Sequence[_Json], rows: Sequence[_Json], *, differ: bool) -> ExitCode:
+def regression_code(verdicts: Sequence[_Json], rows: Sequence[ChangeRow], *, differ: bool) -> ExitCode:
     """Return the exit code of a comparison. `differ`: whether the loads differ."""
-    limited = any(row["figure"] == "error_rate" for row in rows)
+    limited = any(row.figure == "error_rate" for row in rows)
     return ExitCode.of_run(
         failed=any(load_failed(verdict, limited=limited) for verdict in verdicts),
-        missed=any(row["state"] == "worse" for row in rows),
-        not_valid=differ or not rows or any(row["state"] == "not_valid" for row in rows),
+        missed=any(row.state == "worse" for row in rows),
+        not_valid=differ or not rows or any(row.state == "not_valid" for row in rows),
     )

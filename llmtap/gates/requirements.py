@@ -1,20 +1,22 @@
 """Requirements on the figures of a result: `--require "attainment>=0.99 ttft_p99<=500ms error_rate<=1%"`.
 
-`Requirements.parse` reads them, and `judge` compares a result with each and returns public JSON, which
-`report/gates.py` renders. A requirement is `met`, `missed`, or `not_valid` if its figure is not valid or
-missing. `exit_code` returns the exit code of a command. The requirements decide which figures must be valid.
-A requirement on `error_rate` decides how many requests may fail, but if all fail, the load has failed.
+`Requirements.parse` reads them, and `judge` compares a result with each and returns rows, which
+`report/gates.py` declares and renders. A requirement is `met`, `missed`, or `not_valid` if its figure is not
+valid or missing. `exit_code` returns the exit code of a command. The requirements decide which figures must
+be valid. A requirement on `error_rate` decides how many requests may fail, but if all fail, the load has
+failed.
 """
 
 import operator
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 
 from llmtap.errors import ConfigError, ExitCode
 from llmtap.gates.figures import FigureRow, FigureUnit, check_objectives, figure_named, validity_of
+from llmtap.report.gates import RequirementRow
 from llmtap.units import NS_PER_S, parse_duration_ns
 
 _Json = Mapping[str, Any]
@@ -108,23 +110,18 @@ class Requirements:
         """Raise ConfigError if a requirement needs objectives and there are none."""
         check_objectives({one.figure.name: one.figure for one in self.conditions}, objectives, place)
 
-    def judge(self, result: _Json, label: str = "") -> list[dict[str, Any]]:
-        """Compare a result with each requirement.
-
-        Public JSON: `of` (the label of the run or test), `requirement`, `figure`, `value` and `bound`
-        (seconds, shares or numbers), `unit` (unit in texts: `ms`, `%` or empty), `state` (`met`, `missed`,
-        `not_valid`), `validity` of the figure, `reason`, and `few` (whether there are too few samples).
-        """
+    def judge(self, result: _Json, label: str = "") -> list[RequirementRow]:
+        """Compare a result with each requirement. `label`: name of the run or test."""
         return [_judged_requirement(one, result, label) for one in self.conditions]
 
-    def add_to(self, result: dict[str, Any], label: str = "") -> list[dict[str, Any]]:
+    def add_to(self, result: MutableMapping[str, Any], label: str = "") -> list[RequirementRow]:
         """Add the judged requirements to a result as `requirements`, if there are any, and return them."""
         rows = self.judge(result, label)
         if rows:
             result["requirements"] = rows
         return rows
 
-    def add_to_tests(self, document: dict[str, Any]) -> list[dict[str, Any]]:
+    def add_to_tests(self, document: MutableMapping[str, Any]) -> list[RequirementRow]:
         """Judge the main load of each test in a document of benchmarks; add the rows to
         the document, as `add_to`."""
         tests = document.get("tests") or ()
@@ -140,20 +137,27 @@ def _main_load(test: _Json) -> _Json:
     return loads[0] if loads else {}
 
 
-def _judged_requirement(one: Condition, result: _Json, label: str) -> dict[str, Any]:
+def _judged_requirement(one: Condition, result: _Json, label: str) -> RequirementRow:
     value, validity = one.figure.value(result), validity_of(one.figure, result)
     if value is None or validity.state == "not_valid":
         state = "not_valid"
     else:
         state = "met" if one.holds(value) else "missed"
-    return {
-        "of": label, "requirement": one.text, "figure": one.figure.name, "value": value, "bound": one.bound,
-        "unit": one.figure.unit.value, "state": state, "validity": validity.state, "reason": validity.reason,
-        "few": one.figure.marked(result),
-    }  # fmt: skip
+    return RequirementRow(
+        of=label,
+        requirement=one.text,
+        figure=one.figure.name,
+        value=value,
+        bound=one.bound,
+        unit=one.figure.unit.value,
+        state=state,
+        validity=validity.state,
+        reason=validity.reason,
+        few=one.figure.marked(result),
+    )
 
 
-def exit_code(verdict: _Json | None, rows: Sequence[_Json], *, missed: bool = False) -> ExitCode:
+def exit_code(verdict: _Json | None, rows: Sequence[RequirementRow], *, missed: bool = False) -> ExitCode:
     """Return the exit code for a result with this verdict and these judged requirements.
 
     `missed`: whether another gate was missed.
@@ -164,9 +168,9 @@ def exit_code(verdict: _Json | None, rows: Sequence[_Json], *, missed: bool = Fa
             failed=bool(verdict.get("failed")), missed=missed, not_valid=not verdict.get("valid", True)
         )
     return ExitCode.of_run(
-        failed=load_failed(verdict, limited=any(row["figure"] == "error_rate" for row in rows)),
-        missed=missed or any(row["state"] == "missed" for row in rows),
-        not_valid=any(row["state"] == "not_valid" for row in rows)
+        failed=load_failed(verdict, limited=any(row.figure == "error_rate" for row in rows)),
+        missed=missed or any(row.state == "missed" for row in rows),
+        not_valid=any(row.state == "not_valid" for row in rows)
         or any(one["what"] == _NO_TOKENS for one in verdict.get("findings") or ()),
     )
 

@@ -25,6 +25,7 @@ import msgspec
 
 from llmtap.errors import ConfigError
 from llmtap.exchange.request import endpoint_of
+from llmtap.json_types import JsonObject
 from llmtap.load.options import BodyOptions, Server
 from llmtap.load.sending import PATHS
 from llmtap.workload.destinations import endpoint_of_body
@@ -72,7 +73,7 @@ class BodyMaker:
             "responses": "max_output_tokens",
         }[endpoint]
         self._min_tokens = options.min_tokens and endpoint in _KNOW_MIN.get(server, ())
-        self._constant: dict[str, Any] = {}
+        self._constant: JsonObject = {}
         """Fields that are the same in every generated body; model, prompt and lengths differ."""
         if options.temperature is not None:
             self._constant["temperature"] = options.temperature
@@ -99,15 +100,20 @@ class BodyMaker:
         options = self._sent_value("stream_options")
         limit = None if self._limit in self._constant or not made else self._limit
         return {
-            "endpoint": self.endpoint if streamed else None, "server": self.options.server,
-            "model": self.options.model, "output_limit": limit,
+            "endpoint": self.endpoint if streamed else None,
+            "server": self.options.server,
+            "model": self.options.model,
+            "output_limit": limit,
             "output_control": output_control(
                 limit or (None if self._sent_value(self._limit) is None else self._limit),
                 ignores_end=self._sent_value("ignore_eos") is True,
                 stops=self._sent_value("stop") not in (None, [], ""),
-            ) if made else None,
+            )
+            if made
+            else None,
             "ignore_eos": made and self._sent_value("ignore_eos") is True,
-            "min_tokens": made and self._min_tokens, "stream": self.options.streams if streamed else None,
+            "min_tokens": made and self._min_tokens,
+            "stream": self.options.streams if streamed else None,
             "include_usage": streamed and isinstance(options, dict) and options.get("include_usage") is True,
             "temperature": self._sent_value("temperature") if made else None,
             "settings": {
@@ -116,7 +122,7 @@ class BodyMaker:
                 if name not in self.options.fields
             },
             "fields": sorted(self.options.fields),
-        }  # fmt: skip
+        }
 
     def _sent_value(self, name: str) -> Any:
         value = self._constant.get(name)
@@ -128,7 +134,7 @@ class BodyMaker:
         Raises ConfigError for a prompt of token ids if the endpoint does not accept them.
         """
         output = max(1, output)
-        value: dict[str, Any] = {} if self.options.model is None else {"model": self.options.model}
+        value: JsonObject = {} if self.options.model is None else {"model": self.options.model}
         value |= self._prompt_fields(prompt)
         value[self._limit] = output
         if self._min_tokens:
@@ -154,7 +160,7 @@ class BodyMaker:
             return body
         endpoint = endpoint_of(path) if path else endpoint_of_body(body) or self.endpoint
         stream = self.options.stream if path else self.options.streams
-        wanted: dict[str, Any] = {}
+        wanted: JsonObject = {}
         if self.options.model is not None and self._sets_model("model" in fields, bool(path)):
             wanted["model"] = self.options.model
         if stream and endpoint in _STREAMED:
@@ -189,7 +195,7 @@ class BodyMaker:
         """
         return (named or not recorded) if self.options.replace_model else not (named or recorded)
 
-    def _prompt_fields(self, prompt: Prompt) -> dict[str, Any]:
+    def _prompt_fields(self, prompt: Prompt) -> JsonObject:
         if self.endpoint == "completions":
             return {"prompt": list(prompt.ids) if prompt.ids else as_text(prompt)}
         text = self._text(prompt.ids) if prompt.ids else prompt.text
@@ -199,16 +205,17 @@ class BodyMaker:
             if prompt.system:
                 messages.insert(0, {"role": "system", "content": prompt.system})
             return {"messages": messages}
-        fields: dict[str, Any] = {"instructions": prompt.system} if prompt.system else {}
+        fields: JsonObject = {"instructions": prompt.system} if prompt.system else {}
         return fields | {"input": messages if prompt.history else text}
 
     def _text(self, ids: Sequence[int]) -> str:
         text = None if self._decode is None else self._decode(ids)
         if text is None:
             raise ConfigError(
-                "--endpoint", f"the prompts are token ids, which {self.endpoint} does not accept",
+                "--endpoint",
+                f"the prompts are token ids, which {self.endpoint} does not accept",
                 "use --endpoint completions, or give the --tokenizer whose ids they are",
-            )  # fmt: skip
+            )
         return text
 
 
@@ -230,9 +237,10 @@ def parse_body_fields(texts: Sequence[str]) -> dict[str, msgspec.Raw]:
             decoded = msgspec.json.decode(value)
         except (ValueError, RecursionError):
             raise ConfigError(
-                place, f"the value of {name} is not JSON",
+                place,
+                f"the value of {name} is not JSON",
                 f"""write a text with quotes of its own: '{name}="text"'""",
-            ) from None  # fmt: skip
+            ) from None
         fields[name] = msgspec.Raw(_encode(decoded))
     return fields
 
@@ -240,9 +248,13 @@ def parse_body_fields(texts: Sequence[str]) -> dict[str, msgspec.Raw]:
 def server_of(models: bytes) -> Server:
     """Return the type of the server that answered `GET /v1/models`, by its `owned_by`; `auto` if unknown."""
     known: Mapping[str, Server] = {
-        "vllm": "vllm", "sglang": "sglang", "llmtap": "vllm", "openai": "openai", "system": "openai",
+        "vllm": "vllm",
+        "sglang": "sglang",
+        "llmtap": "vllm",
+        "openai": "openai",
+        "system": "openai",
         "openai-internal": "openai",
-    }  # fmt: skip
+    }
     owners = {known.get(str(model.owned_by).lower(), "auto") for model in _models_in(models)}
     return owners.pop() if len(owners) == 1 else "auto"
 
@@ -420,6 +432,7 @@ def _bodies(
 
 def _no_room(exc: OSError) -> ConfigError:
     return ConfigError(
-        "TMPDIR", f"cannot hold the prepared bodies in {tempfile.gettempdir()}: {exc.strerror or exc}",
+        "TMPDIR",
+        f"cannot hold the prepared bodies in {tempfile.gettempdir()}: {exc.strerror or exc}",
         "set TMPDIR to a folder with more free space, or send fewer requests",
-    )  # fmt: skip
+    )

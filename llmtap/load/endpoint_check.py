@@ -25,9 +25,12 @@ _PATH_HINT: Final = (
 )
 _PATH: Final = ("--endpoint", _PATH_HINT)
 OPTIONS: Final[Mapping[int, tuple[str, str]]] = {
-    HTTPStatus.UNAUTHORIZED: _KEY, HTTPStatus.FORBIDDEN: _KEY, HTTPStatus.NOT_FOUND: _PATH,
-    HTTPStatus.METHOD_NOT_ALLOWED: _PATH, HTTPStatus.NOT_IMPLEMENTED: _PATH,
-}  # fmt: skip
+    HTTPStatus.UNAUTHORIZED: _KEY,
+    HTTPStatus.FORBIDDEN: _KEY,
+    HTTPStatus.NOT_FOUND: _PATH,
+    HTTPStatus.METHOD_NOT_ALLOWED: _PATH,
+    HTTPStatus.NOT_IMPLEMENTED: _PATH,
+}
 """Wrong option and hint, by the status that every request of the load would get."""
 
 

@@ -65,9 +65,10 @@ class GrpcTarget:
         self._seq = 0
         self.lateness = Lateness(asyncio.get_running_loop(), kernel=False)
         options = (
-            ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), ("grpc.enable_retries", 0),
+            ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+            ("grpc.enable_retries", 0),
             ("grpc.use_local_subchannel_pool", 1),
-        )  # fmt: skip
+        )
         if tls:
             trusted = grpc.ssl_channel_credentials(None if ca is None else Path(ca).read_bytes())
             self._channel = grpc.aio.secure_channel(address, trusted, options=options)
@@ -91,20 +92,32 @@ class GrpcTarget:
         output = max(1, output_tokens)
         message = write_request(
             GrpcRequest(
-                request_id, text="" if prompt.ids else as_text(prompt), ids=prompt.ids,
-                max_tokens=output, min_tokens=output if self._exact_output else 0,
+                request_id,
+                text="" if prompt.ids else as_text(prompt),
+                ids=prompt.ids,
+                max_tokens=output,
+                min_tokens=output if self._exact_output else 0,
                 ignore_eos=self._exact_output,
             )
-        )  # fmt: skip
+        )
         began_ns = mono_ns()
         answer = _Answer(
             Exchange(
-                self._name, self._seq, self.lateness.timebase.anchor.to_wall_ns(began_ns),
-                Timeline(began_ns, request_end_ns=began_ns), method="POST", path=METHOD,
-                endpoint="inference.generate", dialect="grpc", model=self.model,
-                request_id=request_id, stream=True, scheduled_ns=scheduled_ns, request_bytes=len(message),
+                self._name,
+                self._seq,
+                self.lateness.timebase.anchor.to_wall_ns(began_ns),
+                Timeline(began_ns, request_end_ns=began_ns),
+                method="POST",
+                path=METHOD,
+                endpoint="inference.generate",
+                dialect="grpc",
+                model=self.model,
+                request_id=request_id,
+                stream=True,
+                scheduled_ns=scheduled_ns,
+                request_bytes=len(message),
             )
-        )  # fmt: skip
+        )
         call = self._call(metadata=self._metadata)
         self._calls[request_id] = call, answer
         try:
@@ -286,9 +299,10 @@ class _Answer:
             output = max(self._declared_tokens, usage.output_tokens)
             x.tokens = Tokens(usage.prompt_tokens, output, None, usage.cached_tokens, TokenSource.USAGE)
             x.usage = {
-                "prompt_tokens": usage.prompt_tokens, "output_tokens": output,
+                "prompt_tokens": usage.prompt_tokens,
+                "output_tokens": output,
                 "cached_tokens": usage.cached_tokens,
-            }  # fmt: skip
+            }
         elif self._declared_tokens:
             x.tokens = Tokens(output=self._declared_tokens, source=TokenSource.RUNNING_USAGE)
         remove_implausible(x)

@@ -26,14 +26,19 @@ _RAISE_PORTS: Final = (
     "widen net.ipv4.ip_local_port_range, reuse connections, or send from several hosts (--ray)"
 )
 HOST_LIMITS: Final[Mapping[str, str]] = {
-    _OPEN_FILES: _RAISE_FILES, _ALL_FILES: "raise fs.file-max", _LOCAL_PORTS: _RAISE_PORTS,
+    _OPEN_FILES: _RAISE_FILES,
+    _ALL_FILES: "raise fs.file-max",
+    _LOCAL_PORTS: _RAISE_PORTS,
     _MEMORY: "raise net.ipv4.tcp_mem, or use fewer connections",
-}  # fmt: skip
+}
 """Remedy by the error text of a request that this host could not send."""
 _OF_ERRNO: Final[Mapping[int, str]] = {
-    errno.EMFILE: _OPEN_FILES, errno.ENFILE: _ALL_FILES, errno.EADDRNOTAVAIL: _LOCAL_PORTS,
-    errno.ENOBUFS: _MEMORY, errno.ENOMEM: _MEMORY,
-}  # fmt: skip
+    errno.EMFILE: _OPEN_FILES,
+    errno.ENFILE: _ALL_FILES,
+    errno.EADDRNOTAVAIL: _LOCAL_PORTS,
+    errno.ENOBUFS: _MEMORY,
+    errno.ENOMEM: _MEMORY,
+}
 
 
 def host_limit(error: OSError) -> str | None:

@@ -78,10 +78,15 @@ class LoadSender:
         self.lateness = Lateness(loop, kernel=kernel, each=self._look)
         self.timebase = self.lateness.timebase
         self.pool = Pool(
-            loop, target.origin, self.timebase, clock=self.clock,
-            idle_max=0 if options.fresh else 1 << 20, idle_ns=60 * NS_PER_S,
-            connect_ns=options.connect_timeout, tls=tls,
-        )  # fmt: skip
+            loop,
+            target.origin,
+            self.timebase,
+            clock=self.clock,
+            idle_max=0 if options.fresh else 1 << 20,
+            idle_ns=60 * NS_PER_S,
+            connect_ns=options.connect_timeout,
+            tls=tls,
+        )
         self.later = Later(loop, gathers=kernel)
         self.calls: dict[Call, None] = {}
         """Calls in progress, in dispatch order."""
@@ -281,7 +286,7 @@ class Call:
         "retries",
         "row",
         "scheduled_ns",
-    )  # fmt: skip
+    )
 
     def __init__(
         self,
@@ -389,11 +394,17 @@ class Call:
         sender, now_ns = self._sender, self.began_ns
         end = request.index(b"\r\n\r\n") + 4
         observer = self._observer = Observer(
-            sender.name, self._seq, now_ns, sender.timebase.anchor.to_wall_ns(now_ns), request[:end],
-            sender.clock, count_tokens=sender.count_tokens,
+            sender.name,
+            self._seq,
+            now_ns,
+            sender.timebase.anchor.to_wall_ns(now_ns),
+            request[:end],
+            sender.clock,
+            count_tokens=sender.count_tokens,
             on_request=(lambda x, head, body: True) if sender.options.texts else None,
-            waited=sender.lateness.longest_wait, dialects=sender.dialects,
-        )  # fmt: skip
+            waited=sender.lateness.longest_wait,
+            dialects=sender.dialects,
+        )
         observer.request_data(sender.observer_body or request[end:], now_ns)
         observer.request_end(now_ns)
         if self._submit_ns:
@@ -504,9 +515,13 @@ class Call:
         try:
             while True:
                 next_head = next_response_head(
-                    data, b"POST", bytes_max=self._head_bytes_left, fields_max=HEAD_FIELDS_MAX,
-                    interims=self._interims, waited_ns=t_ns - self.began_ns,
-                )  # fmt: skip
+                    data,
+                    b"POST",
+                    bytes_max=self._head_bytes_left,
+                    fields_max=HEAD_FIELDS_MAX,
+                    interims=self._interims,
+                    waited_ns=t_ns - self.began_ns,
+                )
                 if next_head is None:
                     self._head_part = data
                     return

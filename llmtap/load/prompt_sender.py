@@ -65,10 +65,15 @@ class PromptMaker:
         """Return the fields of the requests as JSON, like `BodyMaker.describe`. All bodies are generated."""
         limit = "max_output_tokens" if self._protocol in WEBSOCKET else "max_tokens"
         return {
-            "endpoint": self._protocol, "model": self._model, "stream": True, "ignore_eos": self.output_exact,
-            "min_tokens": self.output_exact and self._protocol != "responses", "settings": {}, "fields": [],
+            "endpoint": self._protocol,
+            "model": self._model,
+            "stream": True,
+            "ignore_eos": self.output_exact,
+            "min_tokens": self.output_exact and self._protocol != "responses",
+            "settings": {},
+            "fields": [],
             "output_control": output_control(limit, ignores_end=self.output_exact, stops=False),
-        }  # fmt: skip
+        }
 
     def body(self, prompt: Prompt, output: int) -> bytes:
         """Encode a request for `output` tokens; 0 becomes 1.
@@ -80,9 +85,10 @@ class PromptMaker:
             decoded_text = None if self._decode is None else self._decode(ids)
             if decoded_text is None:
                 raise ConfigError(
-                    "--target", "the prompts are token ids, which a WebSocket target does not accept",
+                    "--target",
+                    "the prompts are token ids, which a WebSocket target does not accept",
                     "give the --tokenizer whose ids they are",
-                )  # fmt: skip
+                )
             text, ids = decoded_text, ()
         return _encode(_Prepared(text, ids, prompt.system, prompt.history, max(1, output)))
 
@@ -225,9 +231,12 @@ def make_prompt_sender(
     """Return the sender for the protocol of the target. Raises ConfigError naming `--target`."""
     options, url = setup.load.sending, setup.load.target.url
     common: dict[str, Any] = {
-        "model": setup.load.bodies.model, "headers": setup.headers,
-        "exact_output": setup.exact_output, "timeout_ns": options.timeout, "name": setup.name,
-    }  # fmt: skip
+        "model": setup.load.bodies.model,
+        "headers": setup.headers,
+        "exact_output": setup.exact_output,
+        "timeout_ns": options.timeout,
+        "name": setup.name,
+    }
     make_sender = partial(PromptSender, loop, name=setup.name, connect_timeout_ns=options.connect_timeout)
     if protocol_of(url) in WEBSOCKET:
         from llmtap.load.websocket import WebSocketTarget

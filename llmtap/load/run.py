@@ -241,11 +241,14 @@ class LoadRun:
             if len(self._checked) < self._checks:
                 self._checked[row] = False
             sender.send(
-                self._body(row), self._on_done, row=row,
+                self._body(row),
+                self._on_done,
+                row=row,
                 scheduled_ns=None if due_ns is None else start_ns + due_ns,
                 headers=() if self._headers is None else self._headers(row),
-                path=self._paths[row] if self._paths else b"", on_answer=self._on_answered,
-            )  # fmt: skip
+                path=self._paths[row] if self._paths else b"",
+                on_answer=self._on_answered,
+            )
             now_ns = mono_ns()
         self._check_end()
         return self._due_ns()

@@ -258,9 +258,13 @@ class LoadTarget:
     only to the target and never shown."""
 
     def head(
-        self, body_bytes: int, extra: Sequence[tuple[bytes, bytes]] = (), *, close: bool = False,
+        self,
+        body_bytes: int,
+        extra: Sequence[tuple[bytes, bytes]] = (),
+        *,
+        close: bool = False,
         path: bytes = b"",
-    ) -> bytes:  # fmt: skip
+    ) -> bytes:
         """Return the head of a request. `path`: a result of `path_at`; b"" for the target's own path."""
         lines = [
             b"POST " + self.origin.prefix + (path or self.path) + b" HTTP/1.1",

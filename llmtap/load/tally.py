@@ -80,11 +80,16 @@ class LoadTally:
     def to_bytes(self) -> bytes:
         return _encode(
             _Packed(
-                self.summary.to_bytes(), self.lateness.to_bytes(), self.ttft_uncertainties.to_bytes(),
+                self.summary.to_bytes(),
+                self.lateness.to_bytes(),
+                self.ttft_uncertainties.to_bytes(),
                 {name: histogram.to_bytes() for name, histogram in self.corrected.items()},
-                self.sent_ns.tobytes(), self.planned, self.dropped, dict(self.retries),
+                self.sent_ns.tobytes(),
+                self.planned,
+                self.dropped,
+                dict(self.retries),
             )
-        )  # fmt: skip
+        )
 
     def merge_bytes(self, packed: bytes, ours: Callable[[int], int] = int) -> None:
         """Add the counts of `to_bytes`. `ours`: function that converts another host's times to ours."""

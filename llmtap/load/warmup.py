@@ -203,9 +203,14 @@ async def _send_probes(send: _Send, n: int) -> list[Probe]:
 
 
 async def _send_rows(
-    setup: WorkerSetup, requests: Requests, places: "tuple[array[int], array[int]]", paths: Sequence[str],
-    rows: Sequence[int], slots: int, listener: Callable[[Progress], None] | None,
-) -> list[Exchange]:  # fmt: skip
+    setup: WorkerSetup,
+    requests: Requests,
+    places: "tuple[array[int], array[int]]",
+    paths: Sequence[str],
+    rows: Sequence[int],
+    slots: int,
+    listener: Callable[[Progress], None] | None,
+) -> list[Exchange]:
     """Send these rows in order, `slots` at a time. `places`: begin and end of each row's body in the file."""
     change, load = msgspec.structs.replace, setup.load
     load = change(

@@ -25,6 +25,7 @@ from llmtap.errors import ConfigError, PeerProtocolError
 from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome, TokenSource
+from llmtap.json_types import JsonObject
 from llmtap.load.sending import ANSWER_BYTES_MAX, TOO_LONG, Lateness, protocol_of
 from llmtap.net.listener import failure_text
 from llmtap.net.pool import Attempt, Origin, Pool, parse_origin
@@ -393,9 +394,15 @@ class WebSocketTarget:
         self.lateness = Lateness(loop, kernel=kernel)
         self._stamped = keep_stamps_on() if kernel else None
         self._pool = Pool(
-            loop, origin, self.lateness.timebase, clock=self.clock, idle_max=0, idle_ns=0,
-            connect_ns=connect_timeout_ns, tls=tls,
-        )  # fmt: skip
+            loop,
+            origin,
+            self.lateness.timebase,
+            clock=self.clock,
+            idle_max=0,
+            idle_ns=0,
+            connect_ns=connect_timeout_ns,
+            tls=tls,
+        )
         self._idle_sessions: list[WebSocketSession] = []
         self._sessions: set[WebSocketSession] = set()
         self._under_way: dict[str, tuple[WebSocketSession, ResponseWait]] = {}
@@ -429,10 +436,15 @@ class WebSocketTarget:
             self.reuses += session.used
             session.send(data)
         observer = Observer(
-            self._name, self._seq, began_ns, self.lateness.timebase.anchor.to_wall_ns(began_ns),
-            session.upgrade, self.clock, count_tokens=self._count_tokens,
+            self._name,
+            self._seq,
+            began_ns,
+            self.lateness.timebase.anchor.to_wall_ns(began_ns),
+            session.upgrade,
+            self.clock,
+            count_tokens=self._count_tokens,
             waited=self.lateness.longest_wait,
-        )  # fmt: skip
+        )
         observer.request_end(began_ns)
         answer = ResponseWait(observer, request_id)
         self._under_way[request_id] = (session, answer)
@@ -483,9 +495,15 @@ class WebSocketTarget:
 
     def _finish_exchange(self, answer: ResponseWait, began_ns: int, request_bytes: int) -> Exchange:
         x = answer.observer.finish(
-            None, answer.outcome.value, answer.status, answer.error, 0, self.lateness.worst_since(began_ns),
-            request_bytes, answer.response_bytes,
-        )  # fmt: skip
+            None,
+            answer.outcome.value,
+            answer.status,
+            answer.error,
+            0,
+            self.lateness.worst_since(began_ns),
+            request_bytes,
+            answer.response_bytes,
+        )
         if answer.refused is not None and x.outcome in (Outcome.COMPLETE, Outcome.TRUNCATED):
             x.outcome = Outcome.UPSTREAM_ERROR
             x.error = f"upstream sent an error in place of a response ({answer.refused})"
@@ -512,9 +530,13 @@ class WebSocketTarget:
     def _new_session(self) -> WebSocketSession:
         key = base64.b64encode(os.urandom(16))
         lines = [
-            b"GET " + self._path + b" HTTP/1.1", b"Host: " + self._authority, b"Upgrade: websocket",
-            b"Connection: Upgrade", b"Sec-WebSocket-Version: 13", b"Sec-WebSocket-Key: " + key,
-        ]  # fmt: skip
+            b"GET " + self._path + b" HTTP/1.1",
+            b"Host: " + self._authority,
+            b"Upgrade: websocket",
+            b"Connection: Upgrade",
+            b"Sec-WebSocket-Version: 13",
+            b"Sec-WebSocket-Key: " + key,
+        ]
         lines += [name + b": " + value for name, value in self._headers]
         self.connects += 1
         upgrade = b"\r\n".join((*lines, b"", b""))
@@ -525,11 +547,12 @@ class WebSocketTarget:
     def _request_message(self, prompt: Prompt, output_tokens: int, request_id: str) -> bytes:
         if prompt.ids:
             raise ConfigError(
-                "--target", "the prompts are token ids, and a WebSocket target accepts only text",
+                "--target",
+                "the prompts are token ids, and a WebSocket target accepts only text",
                 "use an http:// target with --endpoint completions",
-            )  # fmt: skip
+            )
         messages = [*prompt.history, *((("user", prompt.text),) if prompt.text else ())]
-        response: dict[str, Any] = {
+        response: JsonObject = {
             "input": _message_items(messages),
             "max_output_tokens": max(1, output_tokens),
         }
@@ -561,11 +584,12 @@ def parse_websocket_url(url: str) -> tuple[Origin, str, str | None]:
     return origin, parts.path.rstrip("/") or _PATH, next(iter(parse_qs(parts.query).get("model", ())), None)
 
 
-def _message_items(messages: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+def _message_items(messages: Sequence[tuple[str, str]]) -> list[JsonObject]:
     return [
         {
-            "type": "message", "role": role,
+            "type": "message",
+            "role": role,
             "content": [{"type": "output_text" if role == "assistant" else "input_text", "text": text}],
         }
         for role, text in messages
-    ]  # fmt: skip
+    ]

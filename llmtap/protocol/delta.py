@@ -8,9 +8,11 @@ Source: docs/dialects.md.
 """
 
 from enum import IntEnum, StrEnum
-from typing import Any, Final
+from typing import Final
 
 import msgspec
+
+from llmtap.json_types import JsonObject
 
 MODEL_CHARS_MAX: Final = 1_024
 """Maximum length of a model's name in a dialect. `exchange/bounds.py` cuts it further."""
@@ -110,7 +112,7 @@ class Verdict(msgspec.Struct, gc=False):
     path: str | None = None
     substituted: bool = False
     """A canned text replaces the answer."""
-    detail: dict[str, Any] | None = None
+    detail: JsonObject | None = None
 
 
 class ServerTime(msgspec.Struct, gc=False):
@@ -155,7 +157,7 @@ class Delta(msgspec.Struct, gc=False):
     model: str | None = None
     """Name of the model in the first event that has it, and in each event that changes it."""
     finish_reason: str | None = None
-    usage: dict[str, Any] | None = None
+    usage: JsonObject | None = None
     """The usage object as sent; None also if it counts nothing (all values are 0)."""
     counts: UsageCounts | None = None
     usage_running: bool = False

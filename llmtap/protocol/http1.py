@@ -51,35 +51,87 @@ _SIZE_LINE_PART: Final = re.compile(
     % (_SIZE_DIGITS, _EXTENSIONS, _NAME, _QUOTED_PART)
 )
 _TRAILER_LINE_PART: Final = re.compile(rb"\r|[!#$%&'*+\-.^_`|~0-9A-Za-z]+(?::[\t\x20-\x7e\x80-\xff]*\r?)?")
-NO_TRAILERS: Final = frozenset({
-    b"api-key", b"authorization", b"cache-control", b"connection", b"content-encoding", b"content-length",
-    b"content-range", b"content-type", b"cookie", b"expect", b"forwarded", b"host", b"keep-alive",
-    b"max-forwards", b"proxy-authorization", b"proxy-connection", b"range", b"te", b"trailer",
-    b"transfer-encoding", b"upgrade", b"via", b"x-api-key", b"x-goog-api-key", b"x-real-ip",
-})  # fmt: skip
+NO_TRAILERS: Final = frozenset(
+    {
+        b"api-key",
+        b"authorization",
+        b"cache-control",
+        b"connection",
+        b"content-encoding",
+        b"content-length",
+        b"content-range",
+        b"content-type",
+        b"cookie",
+        b"expect",
+        b"forwarded",
+        b"host",
+        b"keep-alive",
+        b"max-forwards",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"range",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"via",
+        b"x-api-key",
+        b"x-goog-api-key",
+        b"x-real-ip",
+    }
+)
 """Fields that a request may not have as trailers: framing, routing, control, authentication, content format
 (RFC 9110 6.5.1). A recipient that merged them into the head would read another request than llmtap did."""
-NO_TRAILER_WORDS: Final = frozenset({
-    b"apikey", b"auth", b"authentication", b"authorization", b"cookie", b"credential", b"credentials",
-    b"forwarded", b"key", b"llm", b"mcp", b"password", b"secret", b"session", b"tenant", b"token", b"user",
-})  # fmt: skip
+NO_TRAILER_WORDS: Final = frozenset(
+    {
+        b"apikey",
+        b"auth",
+        b"authentication",
+        b"authorization",
+        b"cookie",
+        b"credential",
+        b"credentials",
+        b"forwarded",
+        b"key",
+        b"llm",
+        b"mcp",
+        b"password",
+        b"secret",
+        b"session",
+        b"tenant",
+        b"token",
+        b"user",
+    }
+)
 """A field with one of these words in its name (`x-litellm-api-key`, `X-Forwarded-For`) is a credential, an
 identity or a route as well. The words of a name are separated by `-` or `_`."""
 FRAMING_TRAILERS: Final = frozenset({b"content-length", b"transfer-encoding"})
 """Fields that no message may have as trailers: a recipient that merges them into the head would find another
 end of the message."""
-NEVER_NAMED: Final = frozenset({
-    b"content-encoding", b"content-length", b"content-type", b"host", b"keep-alive", b"te",
-    b"transfer-encoding", b"upgrade",
-})  # fmt: skip
+NEVER_NAMED: Final = frozenset(
+    {
+        b"content-encoding",
+        b"content-length",
+        b"content-type",
+        b"host",
+        b"keep-alive",
+        b"te",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
 """Fields that Connection cannot remove: the next hop needs them, or the relay has a rule for them."""
 _USUAL_METHODS: Final = frozenset({b"GET", b"POST", b"HEAD", b"PUT", b"DELETE", b"OPTIONS", b"PATCH"})
 # Meaning of a field for framing and routing. `_seen_kinds` caches it by the name as sent: one dict access.
 _LENGTH, _CODING, _CONNECTION, _HOSTS, _UPGRADE, _EXPECT, _PLAIN = range(7)
 _KINDS: Final = {
-    b"connection": _CONNECTION, b"content-length": _LENGTH, b"transfer-encoding": _CODING,
-    b"host": _HOSTS, b"upgrade": _UPGRADE, b"expect": _EXPECT,
-}  # fmt: skip
+    b"connection": _CONNECTION,
+    b"content-length": _LENGTH,
+    b"transfer-encoding": _CODING,
+    b"host": _HOSTS,
+    b"upgrade": _UPGRADE,
+    b"expect": _EXPECT,
+}
 _seen_kinds: dict[bytes, int] = {}
 _seen_hosts: set[bytes] = set()
 SEEN_MAX: Final = 1_024
@@ -444,9 +496,15 @@ class ChunkedScanner:
     are refused, too."""
 
     __slots__ = (
-        "_extension_bytes", "_refused_names", "_refused_words", "_trailer_bytes", "left", "line_part",
-        "trailer_lines", "trailers",
-    )  # fmt: skip
+        "_extension_bytes",
+        "_refused_names",
+        "_refused_words",
+        "_trailer_bytes",
+        "left",
+        "line_part",
+        "trailer_lines",
+        "trailers",
+    )
 
     def __init__(
         self,

@@ -20,9 +20,14 @@ NOT_INFERENCE_METHODS: Final = ("DELETE", "GET", "HEAD", "OPTIONS")
 """Methods of scrapes, health checks, model lists, pages, stored objects. Every API asks models by POST or
 WebSocket."""
 NOT_INFERENCE: Final = (
-    *NOT_INFERENCE_METHODS, "/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/files",
-    "/v1/uploads", "/v1/batches",
-)  # fmt: skip
+    *NOT_INFERENCE_METHODS,
+    "/tokenize",
+    "/detokenize",
+    "/v1/messages/count_tokens",
+    "/v1/files",
+    "/v1/uploads",
+    "/v1/batches",
+)
 """Default rules. POST to `/v1/models/...` asks a model (Gemini, KServe), so model lists need no path here."""
 TARGETS_KEPT: Final = 256
 _METHOD: Final = re.compile(r"[A-Z]+")

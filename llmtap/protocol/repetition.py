@@ -206,11 +206,15 @@ def _with_loose_values(
     n = values.index(text)
     kinds = [is_string for _, _, is_string in values]
     return Repetition(
-        opening, closing, candidate.delta, closing + b"\r\n",
+        opening,
+        closing,
+        candidate.delta,
+        closing + b"\r\n",
         ahead=tuple(zip(fixed[:n], kinds[:n], strict=True)),
         beyond=tuple(zip(fixed[n:], kinds[n + 1 :], strict=True))[::-1],
-        names=frozenset(loose), sample=sample,
-    )  # fmt: skip
+        names=frozenset(loose),
+        sample=sample,
+    )
 
 
 def _value_place(sample: bytes, name: str, value: bytes) -> tuple[int, int, bool]:

@@ -15,9 +15,19 @@ from typing import Any, Final
 from llmtap.protocol.delta import ServerTime
 
 SERVER_TIMES: Final = (
-    "queue", "prefill", "ttft", "ttft_from_schedule", "decode", "mean_itl", "inference", "load", "total",
-    "overhead", "callback", "unnamed",
-)  # fmt: skip
+    "queue",
+    "prefill",
+    "ttft",
+    "ttft_from_schedule",
+    "decode",
+    "mean_itl",
+    "inference",
+    "load",
+    "total",
+    "overhead",
+    "callback",
+    "unnamed",
+)
 """The names. `ttft_from_schedule` leaves out the time in the queue. `total` is the whole request as the
 reporting server sees it; in a header, the time until the server sent the head."""
 

@@ -17,11 +17,12 @@ import binascii
 import json
 import re
 import struct
-from typing import Any, Final
+from typing import Final
 from zlib import crc32
 
 import msgspec
 
+from llmtap.json_types import JsonObject
 from llmtap.protocol.json_memory import bounded_decoder
 
 EVENT_BYTES_MAX: Final = 16 << 20
@@ -50,10 +51,25 @@ class SseParser:
     `event_bytes_max` is skipped and counted."""
 
     __slots__ = (
-        "_after_cr", "_bom", "_comment", "_cr_waits", "_crlf", "_data", "_data_bytes", "_event",
-        "_event_bytes_max", "_field", "_line_size", "_per_line", "_start", "_tail", "_too_long", "idle",
-        "offset", "skipped",
-    )  # fmt: skip
+        "_after_cr",
+        "_bom",
+        "_comment",
+        "_cr_waits",
+        "_crlf",
+        "_data",
+        "_data_bytes",
+        "_event",
+        "_event_bytes_max",
+        "_field",
+        "_line_size",
+        "_per_line",
+        "_start",
+        "_tail",
+        "_too_long",
+        "idle",
+        "offset",
+        "skipped",
+    )
 
     def __init__(self, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
         self.offset = 0
@@ -459,7 +475,7 @@ class MessageStreamParser:
         if kind != b"chunk":
             return SseEvent(start, self.offset, payload or b"{}", kind)
         try:
-            encoded = msgspec.convert(_decode(payload), dict[str, Any]).get("bytes")
+            encoded = msgspec.convert(_decode(payload), JsonObject).get("bytes")
             part = base64.b64decode(msgspec.convert(encoded, str | None) or "", validate=True)
         except (ValueError, TypeError, RecursionError, binascii.Error):
             self._skipped += 1
@@ -487,7 +503,7 @@ def _message_headers(data: bytes) -> dict[bytes, bytes] | None:
     return out if at == len(data) else None
 
 
-def _payload_object(payload: bytes) -> dict[str, Any]:
+def _payload_object(payload: bytes) -> JsonObject:
     try:
         value = _decode(payload)
     except (ValueError, RecursionError):

@@ -11,14 +11,30 @@ from typing import Any, Final
 
 from llmtap.protocol.dialects.openai_shapes import read_json
 
-TIERS: Final = frozenset({
-    "auto", "default", "flex", "priority", "scale", "batch", "standard", "standard_only", "fast",
-    "on_demand", "performance", "economy",
-})  # fmt: skip
+TIERS: Final = frozenset(
+    {
+        "auto",
+        "default",
+        "flex",
+        "priority",
+        "scale",
+        "batch",
+        "standard",
+        "standard_only",
+        "fast",
+        "on_demand",
+        "performance",
+        "economy",
+    }
+)
 OTHER: Final = "other"
 _HOLDERS: Final = (
-    (), ("response",), ("usage",), ("message", "usage"), ("response", "usage"),
-)  # fmt: skip
+    (),
+    ("response",),
+    ("usage",),
+    ("message", "usage"),
+    ("response", "usage"),
+)
 """Objects of an answer that may name its tier: of chat, Responses, and Anthropic's messages and streams."""
 
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
+from llmtap.json_types import JsonObject
 from llmtap.protocol.delta import Verdict
 
 MODEL_REFUSAL: Final = "model_refusal"
@@ -41,13 +42,25 @@ def of_refusal(signal: str, path: str | None = None) -> Verdict:
 
 _FILTERED: Final = frozenset(
     {
-        "content_filter", "content-filter", "contentfilter", "sensitive", "moderation", "error_toxic",
+        "content_filter",
+        "content-filter",
+        "contentfilter",
+        "sensitive",
+        "moderation",
+        "error_toxic",
         # Gemini's reasons, which some gateways pass on.
-        "safety", "prohibited_content", "blocklist", "recitation", "spii", "image_safety",
-        "image_prohibited_content", "image_recitation", "model_armor",
+        "safety",
+        "prohibited_content",
+        "blocklist",
+        "recitation",
+        "spii",
+        "image_safety",
+        "image_prohibited_content",
+        "image_recitation",
+        "model_armor",
         "refusal",  # Anthropic's streaming classifier, through a gateway.
     }
-)  # fmt: skip
+)
 _INTERVENED: Final = frozenset({"guardrail_intervened", "content_filtered"})
 FAILED: Final = frozenset({"error", "insufficient_system_resource", "network_error", "timeout"})
 """Finish reasons that report a failure: `error` of OpenRouter and vLLM, and those of DeepSeek, Zhipu and
@@ -96,7 +109,7 @@ def of_content_filters(filters: Any) -> Verdict | None:
     return _strongest_verdict(map(_of_content_filter, _objects_in(filters)))
 
 
-def _of_content_filter(entry: dict[str, Any]) -> Verdict | None:
+def _of_content_filter(entry: JsonObject) -> Verdict | None:
     results = entry.get("content_filter_results")
     verdict = of_filter_results(results, "content_filters")
     if entry.get("blocked") is True and (verdict is None or verdict.kind is None):
@@ -193,16 +206,28 @@ def of_guardrail_action(action: Any, trace: Any = None) -> Verdict | None:
         place = "amazon-bedrock-guardrailAction"
         return Verdict("body_field", None, acted, phase or "output", value=action, path=place)
     return Verdict(
-        "body_field", INPUT if phase == "input" else OUTPUT, "replaced", phase or "output",
-        "medium" if phase is None else "high", action, None, "amazon-bedrock-guardrailAction",
-        substituted=True, detail={"why": AMBIGUOUS} if phase is None else None,
-    )  # fmt: skip
+        "body_field",
+        INPUT if phase == "input" else OUTPUT,
+        "replaced",
+        phase or "output",
+        "medium" if phase is None else "high",
+        action,
+        None,
+        "amazon-bedrock-guardrailAction",
+        substituted=True,
+        detail={"why": AMBIGUOUS} if phase is None else None,
+    )
 
 
 _ASSESSED: Final = {
-    "input": "input", "inputAssessment": "input", "inputAssessments": "input",
-    "output": "output", "outputs": "output", "outputAssessments": "output", "outputAssessment": "output",
-}  # fmt: skip
+    "input": "input",
+    "inputAssessment": "input",
+    "inputAssessments": "input",
+    "output": "output",
+    "outputs": "output",
+    "outputAssessments": "output",
+    "outputAssessment": "output",
+}
 _TRACE_DEPTH_MAX: Final = 8
 _ACTED: Final = {"BLOCKED": 2, "ANONYMIZED": 1, "MASKED": 1}
 
@@ -263,13 +288,26 @@ def of_block_reason(feedback: Any, place: str) -> Verdict | None:
 
 
 _CODES: Final[dict[str, str | None]] = {
-    **dict.fromkeys((
-        "content_filter", "responsibleaipolicyviolation", "moderation_blocked", "bio_policy",
-        "image_content_policy_violation", "data_inspection_failed", "datainspectionfailed", "1301", "900514",
-        "content_blocked", "misalignment_policy_violation",
-    )),
-    "invalid_prompt": "input", "content_policy_violation": "input", "2016": "input", "2017": "output",
-}  # fmt: skip
+    **dict.fromkeys(
+        (
+            "content_filter",
+            "responsibleaipolicyviolation",
+            "moderation_blocked",
+            "bio_policy",
+            "image_content_policy_violation",
+            "data_inspection_failed",
+            "datainspectionfailed",
+            "1301",
+            "900514",
+            "content_blocked",
+            "misalignment_policy_violation",
+        )
+    ),
+    "invalid_prompt": "input",
+    "content_policy_violation": "input",
+    "2016": "input",
+    "2017": "output",
+}
 """Codes of guardrails, in lower case, and the phase that each names (None: none)."""
 _TYPES: Final[dict[str, str | None]] = {
     "guardrails_violation": "output",
@@ -312,7 +350,7 @@ def of_error(value: Any) -> Verdict | None:
     )
 
 
-def _error_in(value: dict[str, Any]) -> tuple[dict[str, Any], str]:
+def _error_in(value: JsonObject) -> tuple[JsonObject, str]:
     """Return the error as an object, and the prefix of the paths of its members, such as `error.`."""
     for key in ("error", "errors"):
         error = value.get(key)
@@ -342,7 +380,7 @@ def _of_policy_gateway(message: Any, place: str) -> Verdict | None:
     return _block_verdict("error.message", phase) if "interveningGuardrail" in message else None
 
 
-def _of_code(error: dict[str, Any], value: dict[str, Any], text: str, place: str) -> Verdict | None:
+def _of_code(error: JsonObject, value: JsonObject, text: str, place: str) -> Verdict | None:
     inner = error.get("innererror") or error.get("inner_error")
     inner = inner if isinstance(inner, dict) else {}
     for source, path in ((error, f"{place}code"), (inner, f"{place}innererror.code")):
@@ -360,14 +398,14 @@ def _of_code(error: dict[str, Any], value: dict[str, Any], text: str, place: str
     return None
 
 
-def _filtered_role(value: dict[str, Any]) -> str | None:
+def _filtered_role(value: JsonObject) -> str | None:
     for entry in _objects_in(value.get("contentFilter") or value.get("content_filter")):
         if (role := entry.get("role")) in ("user", "history", "system", "assistant"):
             return "output" if role == "assistant" else "input"
     return None
 
 
-def _of_type(error: dict[str, Any], value: dict[str, Any], place: str) -> Verdict | None:
+def _of_type(error: JsonObject, value: JsonObject, place: str) -> Verdict | None:
     kind = error.get("type")
     if not isinstance(kind, str) or kind.lower() not in _TYPES:
         return None
@@ -383,7 +421,7 @@ def _of_type(error: dict[str, Any], value: dict[str, Any], place: str) -> Verdic
     return _block_verdict("error.type", phase, value=kind, path=f"{place}type", detail=detail)
 
 
-def _of_metadata(error: dict[str, Any], place: str) -> Verdict | None:
+def _of_metadata(error: JsonObject, place: str) -> Verdict | None:
     metadata = error.get("metadata")
     if not isinstance(metadata, dict):
         return None
@@ -415,11 +453,11 @@ def _phase_of(text: str) -> str | None:
     return "output" if of_input is None else "input"
 
 
-def _objects_in(value: Any) -> Iterator[dict[str, Any]]:
+def _objects_in(value: Any) -> Iterator[JsonObject]:
     return (item for _, item in _numbered_objects(value))
 
 
-def _numbered_objects(value: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+def _numbered_objects(value: Any) -> Iterator[tuple[int, JsonObject]]:
     if isinstance(value, list):
         for i, item in enumerate(value[:_ITEMS_MAX]):
             if isinstance(item, dict):

@@ -76,9 +76,16 @@ class GrpcChunk:
 def write_request(request: GrpcRequest) -> bytes:
     """Encode a request. Raises ValueError for a number that does not fit its field."""
     params = _pb.SamplingParams(
-        temperature=0.0, top_p=1.0, repetition_penalty=1.0, n=1, max_tokens=request.max_tokens,
-        min_tokens=request.min_tokens, ignore_eos=request.ignore_eos, seed=request.seed, stop=request.stop,
-    )  # fmt: skip
+        temperature=0.0,
+        top_p=1.0,
+        repetition_penalty=1.0,
+        n=1,
+        max_tokens=request.max_tokens,
+        min_tokens=request.min_tokens,
+        ignore_eos=request.ignore_eos,
+        seed=request.seed,
+        stop=request.stop,
+    )
     message = _pb.GenerateRequest(request_id=request.request_id, sampling_params=params, stream=True)
     if request.ids:
         message.tokenized.input_ids.extend(request.ids)
@@ -93,17 +100,27 @@ def read_request(data: bytes, service: str = SERVICE) -> GrpcRequest:
         m = _parse_message(_sglang.GenerateRequest, data)
         p = m.sampling_params
         return GrpcRequest(
-            m.request_id, m.tokenized.original_text, tuple(m.tokenized.input_ids),
-            p.max_new_tokens if p.HasField("max_new_tokens") else None, p.min_new_tokens, p.ignore_eos,
+            m.request_id,
+            m.tokenized.original_text,
+            tuple(m.tokenized.input_ids),
+            p.max_new_tokens if p.HasField("max_new_tokens") else None,
+            p.min_new_tokens,
+            p.ignore_eos,
             stop=tuple(p.stop),
-        )  # fmt: skip
+        )
     m = _parse_message(_pb.GenerateRequest, data)
     p = m.sampling_params
     limit, seed = (getattr(p, name) if p.HasField(name) else None for name in ("max_tokens", "seed"))
     return GrpcRequest(
-        m.request_id, m.text, tuple(m.tokenized.input_ids), limit, p.min_tokens, p.ignore_eos, seed,
+        m.request_id,
+        m.text,
+        tuple(m.tokenized.input_ids),
+        limit,
+        p.min_tokens,
+        p.ignore_eos,
+        seed,
         tuple(p.stop),
-    )  # fmt: skip
+    )
 
 
 def write_chunk(chunk: GrpcChunk, service: str = SERVICE, request_id: str = "") -> bytes:

@@ -82,7 +82,7 @@ class MessageParser:
         "_size",
         "_too_long",
         "broken",
-    )  # fmt: skip
+    )
 
     def __init__(
         self, who: str, *, masked: bool, deflates: bool = False, message_bytes_max: int = EVENT_BYTES_MAX

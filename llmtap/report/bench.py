@@ -29,7 +29,7 @@ from llmtap.report.document import (
     VerdictBox,
     chart_figure,
 )
-from llmtap.report.gates import regression_blocks, requirements_blocks
+from llmtap.report.gates import change_rows, regression_blocks, requirement_rows, requirements_blocks
 from llmtap.report.render import markdown, page_html, terminal
 from llmtap.report.values import (
     FEW,
@@ -150,7 +150,7 @@ def render_bench(document: _Json) -> RenderableType:
         blocks.append(Note(f"not run    {test['test']}: {test['why']}", "yellow"))
         if test.get("hint"):
             blocks.append(Note(f"           {test['hint']}", "yellow"))
-    blocks += requirements_blocks(document.get("requirements"))
+    blocks += requirements_blocks(requirement_rows(document))
     return terminal(blocks)
 
 
@@ -200,7 +200,7 @@ def bench_html(document: _Json) -> str:
 
 def _summary_blocks(document: _Json) -> Iterator[Block]:
     yield from _verdict_blocks(document)
-    yield from requirements_blocks(document.get("requirements"))
+    yield from requirements_blocks(requirement_rows(document))
 
 
 def _verdict_blocks(document: _Json) -> Iterator[Block]:
@@ -424,7 +424,7 @@ def render_compare(comparison: _Json) -> RenderableType:
     for test in comparison["tests"]:
         blocks += [Note(_heading_text(test), "bold"), *_comparison(test), Note("")]
     blocks += [Note(text, "yellow") for text in _left_out(comparison)]
-    return terminal([*blocks, *regression_blocks(comparison.get("regression"))])
+    return terminal([*blocks, *regression_blocks(change_rows(comparison))])
 
 
 def _comparison(test: _Json) -> Iterator[Note | Table]:

@@ -12,7 +12,7 @@ from rich.console import RenderableType
 
 from llmtap.errors import printable
 from llmtap.report.document import Note, Table
-from llmtap.report.gates import requirements_blocks
+from llmtap.report.gates import requirement_rows, requirements_blocks
 from llmtap.report.render import terminal
 from llmtap.report.summary import summary_blocks
 from llmtap.report.values import MARK, at, counted, joined
@@ -42,7 +42,7 @@ def render_capture(summary: _Json) -> RenderableType:
         blocks += [Note(""), _group_table(label, groups)]
         if len(groups) > _GROUPS_SHOWN:
             blocks.append(Note(f"and {len(groups) - _GROUPS_SHOWN:,} more (--json has up to 1,000)"))
-    blocks += requirements_blocks(summary.get("requirements"))
+    blocks += requirements_blocks(requirement_rows(summary))
     return terminal(blocks)
 
 

@@ -1,16 +1,66 @@
 """Tables of judged gates: the requirements on a result (`--require`), and worse figures (`--fail-if-worse`).
 
-Takes the public JSON of `gates/requirements.py` and `gates/regression.py`.
+`gates/requirements.py` and `gates/regression.py` make the rows.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
+from msgspec import Struct
+
 from llmtap.report.document import Note, Table
 from llmtap.report.values import MARK, milliseconds, number
 
-_Json = Mapping[str, Any]
 _STATES: Final = {"met": "met", "missed": "MISSED", "not_valid": "NOT VALID"}
+
+
+class RequirementRow(Struct, frozen=True):
+    """A judged requirement. Values are in seconds, shares or numbers."""
+
+    of: str
+    """Label of the run or test; empty if there is only one."""
+    requirement: str
+    figure: str
+    value: float | None
+    bound: float
+    unit: str
+    """Unit in texts: `ms`, `%` or empty."""
+    state: str
+    """Result of the judgement: `met`, `missed` or `not_valid`."""
+    validity: str
+    reason: str
+    few: bool
+    """Whether the figure has too few samples."""
+
+
+class ChangeRow(Struct, frozen=True):
+    """A judged change of a figure from a to b. Values are in seconds, shares or numbers."""
+
+    of: str
+    """Label of the result b."""
+    figure: str
+    unit: str
+    better: str
+    """Whether `lower` or `higher` values are better."""
+    reason: str
+    """Reason why the change cannot be judged; empty if it can."""
+    a: float | None
+    b: float | None
+    difference: float | None
+    low: float | None
+    """Lower end of the interval of the difference; None if it is open."""
+    high: float | None
+    level: float
+    tolerance: float
+    """Tolerated worsening as a share of a."""
+    state: str
+    """Result of the judgement: `worse`, `not_worse` or `not_valid`."""
+
+
+def requirement_rows(document: Mapping[str, Any]) -> list[RequirementRow]:
+    """Return the judged requirements of a result or report, which may come from a file."""
+    return msgspec.convert(document.get("requirements") or [], list[RequirementRow])
 
 
 def gate_text(value: float | None, unit: str) -> str:
@@ -25,37 +75,47 @@ def gate_text(value: float | None, unit: str) -> str:
     return number(value)
 
 
-def requirements_blocks(rows: Sequence[_Json] | None) -> Iterator[Table | Note]:
+def requirements_blocks(rows: Sequence[RequirementRow]) -> Iterator[Table | Note]:
     """Yield the table of judged requirements and its summary; nothing without rows."""
     if not rows:
         return
-    labelled = any(row["of"] for row in rows)
+    labelled = any(row.of for row in rows)
     cells = []
     for row in rows:
-        doubtful = ", doubtful" if row["validity"] == "doubtful" else ""
-        cells.append([
-            *([row["of"]] if labelled else []), row["requirement"],
-            gate_text(row["value"], row["unit"]) + MARK * row["few"], _STATES[row["state"]] + doubtful,
-        ])  # fmt: skip
+        doubtful = ", doubtful" if row.validity == "doubtful" else ""
+        cells.append(
+            [
+                *([row.of] if labelled else []),
+                row.requirement,
+                gate_text(row.value, row.unit) + MARK * row.few,
+                _STATES[row.state] + doubtful,
+            ]
+        )
     heads = [*(["of"] if labelled else []), "requirement", "value", "state"]
     yield Table(heads, cells, "Requirements", label="Requirements", nowrap=True)
     yield from _reason_notes(rows)
     yield _summary_note("requirements", rows, _STATES)
 
 
-def _reason_notes(rows: Sequence[_Json]) -> Iterator[Note]:
+def _reason_notes(rows: Sequence[RequirementRow | ChangeRow]) -> Iterator[Note]:
     """Yield each reason why figures are doubtful or not valid, once, with the names of the figures."""
     figures: dict[str, dict[str, None]] = {}
     for row in rows:
-        if row["reason"]:
-            figures.setdefault(row["reason"], {})[row["figure"]] = None
+        if row.reason:
+            figures.setdefault(row.reason, {})[row.figure] = None
     yield from (Note(f"{', '.join(names)}: {reason}") for reason, names in figures.items())
 
 
 _CHANGES: Final = {"not_worse": "not worse", "worse": "WORSE", "not_valid": "NOT VALID"}
 
 
-def regression_blocks(rows: Sequence[_Json] | None) -> Iterator[Table | Note]:
+def change_rows(document: Mapping[str, Any]) -> list[ChangeRow] | None:
+    """Return the judged changes of a comparison; None if none were requested."""
+    rows = document.get("regression")
+    return None if rows is None else msgspec.convert(rows, list[ChangeRow])
+
+
+def regression_blocks(rows: Sequence[ChangeRow] | None) -> Iterator[Table | Note]:
     """Yield the table of judged changes and its summary; nothing if none was judged."""
     if rows is None:
         return
@@ -64,12 +124,16 @@ def regression_blocks(rows: Sequence[_Json] | None) -> Iterator[Table | Note]:
         return
     cells = [
         [
-            row["of"], row["figure"], gate_text(row["a"], row["unit"]), gate_text(row["b"], row["unit"]),
-            f"{_bound_text(row['low'], row['unit'])} to {_bound_text(row['high'], row['unit'])}",
-            f"{number(row['tolerance'] * 100)} %", _CHANGES[row["state"]],
+            row.of,
+            row.figure,
+            gate_text(row.a, row.unit),
+            gate_text(row.b, row.unit),
+            f"{_bound_text(row.low, row.unit)} to {_bound_text(row.high, row.unit)}",
+            f"{number(row.tolerance * 100)} %",
+            _CHANGES[row.state],
         ]
         for row in rows
-    ]  # fmt: skip
+    ]
     heads = ["of", "figure", "before", "after", "difference, interval", "tolerance", "state"]
     yield Table(heads, cells, "Changes", label="Changes", nowrap=True)
     yield from _reason_notes(rows)
@@ -86,8 +150,8 @@ def _bound_text(value: float | None, unit: str) -> str:
     return f"{'+' if value > 0 else ''}{gate_text(value, unit)}"
 
 
-def _summary_note(name: str, rows: Sequence[_Json], titles: Mapping[str, str]) -> Note:
-    counts = {state: sum(row["state"] == state for row in rows) for state in titles}
+def _summary_note(name: str, rows: Sequence[RequirementRow | ChangeRow], titles: Mapping[str, str]) -> Note:
+    counts = {state: sum(row.state == state for row in rows) for state in titles}
     text = ", ".join(f"{n:,} {titles[state]}" for state, n in counts.items() if n)
     good = counts[next(iter(titles))] == len(rows)
     return Note(f"{name}: {text}", "bold green" if good else "bold red")

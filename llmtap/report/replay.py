@@ -26,7 +26,7 @@ from llmtap.report.document import (
     Tiles,
     VerdictBox,
 )
-from llmtap.report.gates import requirements_blocks
+from llmtap.report.gates import requirement_rows, requirements_blocks
 from llmtap.report.render import markdown, page_html, terminal
 from llmtap.report.replay_charts import distribution_sections, time_sections
 from llmtap.report.replay_terms import RATES, plan_rows, rests_on
@@ -150,7 +150,7 @@ def _document(result: _Json, known: Mapping[str, str]) -> ReportDocument:
     caution, notes = bursts_caution(result), [*plan["notes"], *system_warnings(system)]
     summary: list[Block] = [
         _verdict(result["verdict"]), *([Note(caution, "yellow", lead="Caution:")] if caution else []),
-        *(Note(f"Note: {note}") for note in notes), *requirements_blocks(result.get("requirements")),
+        *(Note(f"Note: {note}") for note in notes), *requirements_blocks(requirement_rows(result)),
         Tiles(list(_headline_tiles(result))),
     ]  # fmt: skip
     sections = [Section("figures-table", "Figures", list(_figure_blocks(result, known)))]

@@ -81,9 +81,11 @@ class IterationModel:
 
     def to_dict(self) -> dict[str, float]:
         return {
-            "beta": to_seconds(self.beta_ns), "gamma": self.gamma,
-            "prefill": to_seconds(self.prefill_ns), "context": to_seconds(self.context_ns),
-        }  # fmt: skip
+            "beta": to_seconds(self.beta_ns),
+            "gamma": self.gamma,
+            "prefill": to_seconds(self.prefill_ns),
+            "context": to_seconds(self.context_ns),
+        }
 
 
 SEED_ITERATIONS: Final = IterationModel(

@@ -12,13 +12,23 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
-from llmtap.traces.format import FormatError
+from llmtap.json_types import JsonObject
+from llmtap.traces.format import FormatError, TraceRow
 from llmtap.traces.text import BODY_BYTES_MAX
 
-_MEDIA: Final = frozenset({
-    "image", "image_url", "input_image", "input_audio", "audio_url", "video_url", "file", "input_file",
-    "document",
-})  # fmt: skip
+_MEDIA: Final = frozenset(
+    {
+        "image",
+        "image_url",
+        "input_image",
+        "input_audio",
+        "audio_url",
+        "video_url",
+        "file",
+        "input_file",
+        "document",
+    }
+)
 """Types of message parts that are not text."""
 _DEPTH_MAX: Final = 500
 """Maximum depth of nested JSON. ijson has no limit, and Python's decoders fail at about a thousand."""
@@ -33,10 +43,10 @@ def compact(value: Any) -> str:
     return _encode(value).decode()
 
 
-def read_object(data: bytes | str, where: str) -> dict[str, Any]:
+def read_object(data: bytes | str, where: str) -> JsonObject:
     """Decode a JSON object. Raises FormatError with a message that begins with `where`."""
     try:
-        return msgspec.json.decode(data, type=dict[str, Any])
+        return msgspec.json.decode(data, type=JsonObject)
     except msgspec.ValidationError:
         raise FormatError(f"{where}: expected a JSON object") from None
     except (ValueError, RecursionError) as exc:
@@ -51,7 +61,7 @@ def is_object(body: str) -> bool:
     return True
 
 
-def messages_of(body: dict[str, Any]) -> list[tuple[str, str]] | None:
+def messages_of(body: JsonObject) -> list[tuple[str, str]] | None:
     """Return the role and the text of each message of a request; None if it has no messages."""
     out: list[tuple[str, str]] = []
     systems = (body.get(name) for name in ("system", "instructions"))
@@ -89,13 +99,13 @@ def text_of(content: Any) -> str:
     return "".join(part for part in parts if isinstance(part, str))
 
 
-def request_columns(body: dict[str, Any]) -> dict[str, Any]:
+def request_columns(body: JsonObject) -> TraceRow:
     """Return the parameters of a request, in the columns of a capture."""
     limits = (body.get(name) for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"))
     tools, form = body.get("tools"), body.get("response_format")
     form = form.get("type") if isinstance(form, dict) else None
     types = part_types(body.get("messages", body.get("input")))
-    row: dict[str, Any] = {
+    row: TraceRow = {
         "model": body["model"] if isinstance(body.get("model"), str) and body["model"] else None,
         "max_tokens": next((n for n in limits if _is_int(n)), None),
         "temperature": _number_of(body.get("temperature")),
@@ -104,7 +114,7 @@ def request_columns(body: dict[str, Any]) -> dict[str, Any]:
         "tools": len(tools) if isinstance(tools, list) else None,
         "images": sum(kind in _MEDIA for kind in types) or None,
         "response_format": form if isinstance(form, str) else None,
-    }  # fmt: skip
+    }
     messages = messages_of(body)
     if messages is not None:
         sizes = [len(text.encode("utf-8", "replace")) for _, text in messages]

@@ -150,16 +150,24 @@ _FULL: Final = (
 )
 _COUNTED: Final = "before the capture, set meter.tokenizer, or let clients send stream_options.include_usage"
 _HINTS: Final = {
-    "input tokens": _COUNTED, "output tokens": _COUNTED, "request body": _FULL, "response text": _FULL,
+    "input tokens": _COUNTED,
+    "output tokens": _COUNTED,
+    "request body": _FULL,
+    "response text": _FULL,
     "prefix blocks": 'a capture has prefix blocks if capture.level is "shape" or "full"',
-}  # fmt: skip
+}
 """Settings of a capture that add an aspect to it, by the aspect that a target needs."""
 
 
 def _check_did(
-    counts: dict[str, int], written: format.TraceWriter, read_format: format.TraceFormat,
-    wanted: format.TraceFormat, report: Report, *, own: bool,
-) -> None:  # fmt: skip
+    counts: dict[str, int],
+    written: format.TraceWriter,
+    read_format: format.TraceFormat,
+    wanted: format.TraceFormat,
+    report: Report,
+    *,
+    own: bool,
+) -> None:
     """Raise ConfigError, before the target file appears, if no row could be written.
 
     `own`: whether source and target have the same format.

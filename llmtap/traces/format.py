@@ -9,7 +9,7 @@ and drops and counts rows that do not fit. Formats exchange Arrow record batches
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,6 +18,9 @@ from llmtap.capture.schema import SCHEMA, CaptureInfo
 from llmtap.errors import LlmtapError
 from llmtap.traces.sorting import sorted_by
 
+TraceRow: TypeAlias = dict[str, Any]
+"""A row of a trace that is read: values by the name of a column. The columns and their types are declared in
+`capture/columns.py`, and `text_batches` checks the values against them."""
 ROWS_PER_BATCH: Final = 10_000
 """Number of rows in a batch without text: some MB. Readers of bodies use smaller batches."""
 TEXT_BYTES_PER_BATCH: Final = 8 << 20
@@ -50,8 +53,13 @@ NO_FAILED: Final = {
 }
 """`TraceFormat.why` of formats that contain only complete requests."""
 FAILED: Final = (
-    "client_error", "upstream_error", "upstream_reset", "upstream_timeout", "truncated", "rejected",
-)  # fmt: skip
+    "client_error",
+    "upstream_error",
+    "upstream_reset",
+    "upstream_timeout",
+    "truncated",
+    "rejected",
+)
 """Outcomes of requests without a complete answer. Requests that the client cancelled do not count."""
 BYTES_PER_TOKEN: Final = 4.0
 """Assumed bytes for each token of prompts, if no row of the trace has a token count: English
@@ -88,7 +96,7 @@ class TraceSource:
 LATE_TOKENS: Final = "times to the first token are longer than the whole answer (another unit?): not kept"
 
 
-def without_late_token(row: dict[str, Any]) -> bool:
+def without_late_token(row: TraceRow) -> bool:
     """Remove the time of the first token if it is after the end of the answer; return whether it was."""
     first_us, end_us = row.get("first_token_us"), row.get("response_end_us")
     late: bool = first_us is not None and end_us is not None and first_us > end_us
@@ -97,9 +105,9 @@ def without_late_token(row: dict[str, Any]) -> bool:
     return late
 
 
-def text_batches(rows: Iterable[Mapping[str, Any]]) -> Iterator[pa.RecordBatch]:
+def text_batches(rows: Iterable[TraceRow]) -> Iterator[pa.RecordBatch]:
     """Collect rows with text into batches. Raises FormatError for a value that does not fit its column."""
-    pending: list[Mapping[str, Any]] = []
+    pending: list[TraceRow] = []
     size = 0
     for row in rows:
         pending.append(row)
@@ -111,7 +119,7 @@ def text_batches(rows: Iterable[Mapping[str, Any]]) -> Iterator[pa.RecordBatch]:
         yield _text_batch(pending)
 
 
-def _text_batch(rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
+def _text_batch(rows: Sequence[TraceRow]) -> pa.RecordBatch:
     columns: dict[str, pa.Array] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         try:
@@ -161,10 +169,14 @@ class TraceWriter:
             self.notes.append(f"{n:,} {what}")
 
     def outgoing(
-        self, columns: Sequence[str], needs: Sequence[str] = ("arrival_ns", "input_tokens", "output_tokens"),
-        *, times: str = "zero", failed: bool = False,
+        self,
+        columns: Sequence[str],
+        needs: Sequence[str] = ("arrival_ns", "input_tokens", "output_tokens"),
+        *,
+        times: str = "zero",
+        failed: bool = False,
         reasons: Callable[[pa.RecordBatch], list[str | None]] | None = None,
-    ) -> Iterator[pa.RecordBatch]:  # fmt: skip
+    ) -> Iterator[pa.RecordBatch]:
         """Yield the rows to write, in order of arrival and with times from 0. The notes are complete
         afterwards.
 
@@ -272,7 +284,7 @@ class TraceFormat:
     """Function of the first 64 KiB and the file name that returns whether the file has this format. It is so
     strict that at most one format matches."""
     info: Mapping[str, Any] = field(default_factory=dict)
-    rows: Callable[[BinaryIO, list[str]], Iterator[Mapping[str, Any]]] | None = None
+    rows: Callable[[BinaryIO, list[str]], Iterator[TraceRow]] | None = None
     """Function that yields rows with text, by column, and adds to the notes of the source."""
     batches: Callable[[BinaryIO, list[str]], Iterator[pa.RecordBatch]] | None = None
     """Function that yields batches, used instead of `rows` for a format without text."""

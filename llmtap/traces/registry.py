@@ -124,9 +124,12 @@ class OpenedTrace:
 
 @contextmanager
 def open_trace(
-    place: str, *, source_format: str | None = None,
-    progress: Callable[[int, int | None], None] | None = None, option: str = "--from",
-) -> Iterator[OpenedTrace]:  # fmt: skip
+    place: str,
+    *,
+    source_format: str | None = None,
+    progress: Callable[[int, int | None], None] | None = None,
+    option: str = "--from",
+) -> Iterator[OpenedTrace]:
     """Open a trace or capture. Raises ConfigError, which names `option` if `source_format` is wrong."""
     with ExitStack() as stack:
         with _errors_naming(place):

@@ -279,14 +279,18 @@ def _parse_counts(texts: pa.StringArray) -> pa.Int64Array:
 
 COUNT: Final = CsvKind(r"\d{1,18}(\.0*)?", "a whole number of at most 18 digits", _parse_counts, str)
 SECONDS: Final = CsvKind(
-    r"\d{1,10}(\.\d{1,9})?", "seconds, with at most nine digits after the point", _seconds_ns,
+    r"\d{1,10}(\.\d{1,9})?",
+    "seconds, with at most nine digits after the point",
+    _seconds_ns,
     lambda ns: decimal_text(ns, 9, point=True),
-)  # fmt: skip
+)
 """Kind of a column with seconds, which are converted to ns. Ten digits before the point are 300 years."""
 SECONDS_US: Final = CsvKind(
-    SECONDS.pattern, SECONDS.wanted, lambda texts: pc.divide(_seconds_ns(texts), 1_000),
+    SECONDS.pattern,
+    SECONDS.wanted,
+    lambda texts: pc.divide(_seconds_ns(texts), 1_000),
     lambda us: decimal_text(us, 6),
-)  # fmt: skip
+)
 TEXT: Final = CsvKind(r"[^\r\n]*", "text without line breaks", lambda texts: texts, _quoted_field)
 
 
@@ -401,7 +405,5 @@ def write_csv(
     """Write a table. Each batch has the values of the columns, by the names of the columns in a capture."""
     out.write((",".join(c.name for c in columns) + end).encode())
     for batch in batches:
-        fields = [
-            ["" if value is None else c.kind.text(value) for value in batch[c.column]] for c in columns
-        ]  # fmt: skip
+        fields = [["" if value is None else c.kind.text(value) for value in batch[c.column]] for c in columns]
         out.write("".join(",".join(row) + end for row in zip(*fields, strict=True)).encode())

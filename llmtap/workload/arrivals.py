@@ -360,9 +360,14 @@ def _poisson_of(lead: tuple[Piece, ...], cycle: tuple[Piece, ...]) -> Offsets:
 
 
 _PROCESSES: Final[dict[str, Callable[[_Words, float], Offsets]]] = {
-    "poisson": _poisson, "uniform": _uniform, "gamma": _gamma, "onoff": _on_off, "ramp": _ramp,
-    "steps": _steps, "diurnal": _diurnal,
-}  # fmt: skip
+    "poisson": _poisson,
+    "uniform": _uniform,
+    "gamma": _gamma,
+    "onoff": _on_off,
+    "ramp": _ramp,
+    "steps": _steps,
+    "diurnal": _diurnal,
+}
 FORMS: Final = {
     "poisson": "poisson",
     "uniform": "uniform",

@@ -181,16 +181,23 @@ def read_sharegpt(path: Path, place: str) -> DataSet:
     content = {"kind": "data", "domain": "conversation", "language": "the data's"}
     # Generate the shared system prompt, since the data has none that conversations share.
     return DataSet(
-        len(pairs), pairs.__getitem__, lambda n, tokens, seed: prose(tokens, f"{seed}/context/{n}"),
-        content, about,
-    )  # fmt: skip
+        len(pairs),
+        pairs.__getitem__,
+        lambda n, tokens, seed: prose(tokens, f"{seed}/context/{n}"),
+        content,
+        about,
+    )
 
 
 PROMPT_TOKENS_MAX: Final = 1_024
 """Maximum length of the text before a function's body. A signature that is longer is not cut."""
 _SHORT: Final = {
-    "py": "python", "js": "javascript", "ts": "typescript", "tsx": "typescript", "jsx": "javascript",
-}  # fmt: skip
+    "py": "python",
+    "js": "javascript",
+    "ts": "typescript",
+    "tsx": "typescript",
+    "jsx": "javascript",
+}
 
 _PYTHON: Final = re.compile(
     r"^([ \t]*)(?:async[ \t]+)?def[ \t]+\w+[ \t]*\([^)]*\)[^:\n]*:[ \t]*\n"

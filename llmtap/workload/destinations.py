@@ -14,8 +14,10 @@ import msgspec
 from llmtap.exchange.request import endpoint_of
 
 BODY_MEMBERS: Final[Mapping[str, str]] = {
-    "messages": "chat.completions", "prompt": "completions", "input": "responses",
-}  # fmt: skip
+    "messages": "chat.completions",
+    "prompt": "completions",
+    "input": "responses",
+}
 """Endpoint of a body without a path, by member. The first of these members that the body has decides."""
 _NO_TEXT: Final = frozenset({"embeddings", "mcp", "a2a"})
 """Endpoints whose answers are not generated text."""

@@ -36,8 +36,9 @@ from llmtap.workload.requests import Requests
 _SHARING: Final = Sharing(fraction=0.8, tokens=UniformLengths(min=512, max=1_024), contexts=10, zipf=1.5)
 _INPUT: Final = Percentiles(
     points=((5, 76), (25, 577.75), (50, 1_452.5), (75, 2_692), (90, 5_025), (95, 7_375.35), (99, 7_436)),
-    min=3, max=7_437,
-)  # fmt: skip
+    min=3,
+    max=7_437,
+)
 """Input lengths of code completion, from Azure's LLM inference trace 2023 (code)."""
 _OUTPUT: Final = LogNormal(mu=4.0, sigma=1.5, max=2_048)
 
@@ -48,19 +49,26 @@ def _deviation_document(section: str, requirement: str, used: str) -> dict[str, 
 
 _DEVIATIONS: Final = (
     _deviation_document(
-        "4.3.2.4", "output lognormal(4.0, 1.5) without bounds",
+        "4.3.2.4",
+        "output lognormal(4.0, 1.5) without bounds",
         "at least 1 and at most 2,048 tokens, the cap of 4.3.2.2, which limits 0.8 % of the lengths",
     ),
     _deviation_document(
-        "A.4.2", "no rule whether the prefix is part of the input length",
+        "A.4.2",
+        "no rule whether the prefix is part of the input length",
         "the tokens of the prefix are added to those of the message",
     ),
-)  # fmt: skip
+)
 _ABOUT: Final[dict[str, Any]] = {"source": "IETF draft, 4.3.2.4 and A.4"}
 
 CODE_COMPLETION: Final = Composed(
-    "code-completion", _INPUT, _OUTPUT, Code(), sharing=_SHARING,
-    about=_ABOUT | {
+    "code-completion",
+    _INPUT,
+    _OUTPUT,
+    Code(),
+    sharing=_SHARING,
+    about=_ABOUT
+    | {
         "about": "code to complete; 80 % share one of 10 contexts of 512 to 1,024 tokens, Zipf s=1.5",
         "deviations": [
             _deviation_document(
@@ -73,7 +81,7 @@ CODE_COMPLETION: Final = Composed(
             *_DEVIATIONS,
         ],
     },
-)  # fmt: skip
+)
 
 
 def code_completion_of(path: Path, place: str) -> datasets.RecordedDataset:
@@ -82,41 +90,53 @@ def code_completion_of(path: Path, place: str) -> datasets.RecordedDataset:
     Raises ConfigError naming `place`.
     """
     return datasets.RecordedDataset(
-        "code-completion", datasets.read_stack(path, place), _SHARING, _OUTPUT,
-        about=_ABOUT | {
+        "code-completion",
+        datasets.read_stack(path, place),
+        _SHARING,
+        _OUTPUT,
+        about=_ABOUT
+        | {
             "about": f"functions of {path.name} to complete; 80 % share one of 10 contexts, Zipf s=1.5",
             "deviations": [
                 _deviation_document(
-                    "A.4.1", "function-level completions",
+                    "A.4.1",
+                    "function-level completions",
                     "the output length is the lognormal of 4.3.2.4, not the length of the function",
                 ),
                 *_DEVIATIONS,
             ],
         },
-    )  # fmt: skip
+    )
 
 
 _CHAT_SHARING: Final = Sharing(fraction=0.5, tokens=200)
 _CHAT_INPUT: Final = Percentiles(points=((50, 156), (95, 892), (99, 2_134)), max=8_192)
 _CHAT_OUTPUT: Final = Percentiles(points=((50, 234), (95, 789), (99, 1_567)), max=4_096)
 _SYSTEM_PROMPT: Final = _deviation_document(
-    "A.3.2, 4.3.2.3", "no rule whether input tokens include the system prompt",
+    "A.3.2, 4.3.2.3",
+    "no rule whether input tokens include the system prompt",
     "they do not, because more than half of the documented lengths are below its 200 tokens",
-)  # fmt: skip
+)
 _CHAT_ABOUT: Final[dict[str, Any]] = {"source": "IETF draft, 4.3.2.3 and A.3"}
 
 CONVERSATION: Final = Composed(
-    "conversation", _CHAT_INPUT, _CHAT_OUTPUT, sharing=_CHAT_SHARING,
-    about=_CHAT_ABOUT | {
+    "conversation",
+    _CHAT_INPUT,
+    _CHAT_OUTPUT,
+    sharing=_CHAT_SHARING,
+    about=_CHAT_ABOUT
+    | {
         "about": "chats with A.3.2's percentiles of lengths; half share a system prompt of 200 tokens",
         "deviations": [
             _deviation_document(
-                "A.3.1", "ShareGPT, vicuna_cleaned subset of 2023-04-12",
+                "A.3.1",
+                "ShareGPT, vicuna_cleaned subset of 2023-04-12",
                 "lengths have the percentiles of A.3.2, and texts are random words;"
                 " conversation:FILE uses the data set in FILE instead",
             ),
             _deviation_document(
-                "A.3.2", "P50, P95 and P99",
+                "A.3.2",
+                "P50, P95 and P99",
                 "the quantile function has all three values. Between and beyond them, the logarithm of the"
                 " length is linear in the normal score, because one lognormal through P50 and P95 has another"
                 " P99. Limits: 8,192 input tokens and 4,096 output tokens",
@@ -124,27 +144,31 @@ CONVERSATION: Final = Composed(
             _SYSTEM_PROMPT,
         ],
     },
-)  # fmt: skip
+)
 
 
 def conversation_of(path: Path, place: str) -> datasets.RecordedDataset:
     """Return the workload with texts of a file in the format of ShareGPT.
     Raises ConfigError naming `place`."""
     return datasets.RecordedDataset(
-        "conversation", datasets.read_sharegpt(path, place), _CHAT_SHARING,
-        about=_CHAT_ABOUT | {
+        "conversation",
+        datasets.read_sharegpt(path, place),
+        _CHAT_SHARING,
+        about=_CHAT_ABOUT
+        | {
             "about": f"chats of {path.name}; half share a system prompt of 200 tokens",
             "deviations": [_SYSTEM_PROMPT],
         },
-    )  # fmt: skip
+    )
 
 
 TARGETS: Final = (8_192, 16_384, 32_768, 65_536, 131_072)
 _QUESTION: Final = _deviation_document(
-    "A.5.1", "document of the target length minus 100 tokens, question of ~100 tokens",
+    "A.5.1",
+    "document of the target length minus 100 tokens, question of ~100 tokens",
     "the question has 100 tokens in the default tokenizer, with the blank line before it. With another"
     " tokenizer, the document has the tokens that the question leaves",
-)  # fmt: skip
+)
 
 
 def _long_context(name: str, lengths: Empirical | UniformLengths, about: dict[str, Any]) -> Composed:
@@ -153,32 +177,36 @@ def _long_context(name: str, lengths: Empirical | UniformLengths, about: dict[st
 
 
 LONG_CONTEXT: Final = _long_context(
-    "long-context", Empirical(values=TARGETS),
+    "long-context",
+    Empirical(values=TARGETS),
     {
         "about": "documents of 8,192 to 131,072 tokens with a question, output of 256 (A.5)",
         "deviations": [
             _deviation_document(
-                "4.3.2.5", "input Uniform(8192, 32768)",
+                "4.3.2.5",
+                "input Uniform(8192, 32768)",
                 "the five target lengths of A.5.1 with equal probability; long-context-uniform has the"
                 " uniform distribution",
             ),
             _QUESTION,
         ],
     },
-)  # fmt: skip
+)
 LONG_CONTEXT_UNIFORM: Final = _long_context(
-    "long-context-uniform", UniformLengths(min=8_192, max=32_768),
+    "long-context-uniform",
+    UniformLengths(min=8_192, max=32_768),
     {
         "about": "the same with inputs uniform between 8,192 and 32,768 tokens (4.3.2.5)",
         "deviations": [
             _deviation_document(
-                "A.5.1", "uniform over five target lengths up to 131,072",
+                "A.5.1",
+                "uniform over five target lengths up to 131,072",
                 "Uniform(8192, 32768) of 4.3.2.5",
             ),
             _QUESTION,
         ],
     },
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,13 +224,15 @@ class SyntheticWorkload:
     def describe(self) -> Mapping[str, object]:
         members = {
             "tokenizer": {
-                **TOKENIZER, "name": "none: token ids", "source": "ids of cl100k_base, special ones left out",
+                **TOKENIZER,
+                "name": "none: token ids",
+                "source": "ids of cl100k_base, special ones left out",
                 "vocabulary": CL100K_IDS,
             },
             "generation": "A.1.4: one random.Random(seed); per request input length, output length, then the"
             " ids by randint(0, 100255)",
             **self.about,
-        }  # fmt: skip
+        }
         input_description = {**described(self.input), "of": "the prompt"}
         return description(
             self.name, input_description, described(self.output), RandomIds().describe(), **members
@@ -280,32 +310,41 @@ def _skewed_pair(random: Random) -> tuple[int, int]:
 
 
 UNIFORM: Final = SyntheticWorkload(
-    "synthetic-uniform", _UNIFORM_INPUT, _UNIFORM_OUTPUT, _uniform_pair,
+    "synthetic-uniform",
+    _UNIFORM_INPUT,
+    _UNIFORM_OUTPUT,
+    _uniform_pair,
     {
         "about": "random tokens, lengths uniform: a controlled baseline",
         "source": "IETF draft, 4.3.2.1 and A.1",
         "deviations": [],
     },
-)  # fmt: skip
+)
 SKEWED: Final = SyntheticWorkload(
-    "synthetic-skewed", _SKEWED_INPUT, _SKEWED_OUTPUT, _skewed_pair,
+    "synthetic-skewed",
+    _SKEWED_INPUT,
+    _SKEWED_OUTPUT,
+    _skewed_pair,
     {
         "about": "random tokens, lengths lognormal: scheduling with high variance of lengths",
         "source": "IETF draft, 4.3.2.2 and A.2",
         "deviations": [
             _deviation_document(
-                "A.2", "no generation method",
+                "A.2",
+                "no generation method",
                 "the method of A.1.4, with rounded values of lognormvariate for the two lengths",
             ),
             _deviation_document(
-                "4.3.2.2", "upper limits, but no lower limits",
+                "4.3.2.2",
+                "upper limits, but no lower limits",
                 "also the lower limits 32 and 16 of A.2",
             ),
             _deviation_document(
-                "A.2.1", "mean ~405",
+                "A.2.1",
+                "mean ~405",
                 "the mean is 403.4 before the limits and 399.6 after them: a length beyond a limit is set to"
                 " the limit, not drawn again",
             ),
         ],
     },
-)  # fmt: skip
+)

@@ -210,10 +210,15 @@ def recorded_lengths(tokens: Sequence[int]) -> dict[str, Any]:
     if middle is None or spread is None:
         return {}
     return {
-        "distribution": "empirical", "unit": "tokens", "n": len(ordered), "mean": round(middle, 1),
-        "std": round(spread, 1), "min": ordered[0], "max": ordered[-1],
+        "distribution": "empirical",
+        "unit": "tokens",
+        "n": len(ordered),
+        "mean": round(middle, 1),
+        "std": round(spread, 1),
+        "min": ordered[0],
+        "max": ordered[-1],
         **{name: percentile(ordered, p) for name, p in _REPORTED.items()},
-    }  # fmt: skip
+    }
 
 
 def _bounded_exp(x: float) -> float:

@@ -200,9 +200,10 @@ class Speaker:
         plan = self.plan
         message = max(1, plan.messages[row] + tokens - plan.requests.input[row])
         return Prompt(
-            text=self._message(row, message), system=self._context(plan.contexts[row]),
+            text=self._message(row, message),
+            system=self._context(plan.contexts[row]),
             history=tuple(self._history(row)),
-        )  # fmt: skip
+        )
 
     def fitted(self, fit: Fit) -> "Speaker":
         """Return the same source, with each part of a prompt made by `fit`."""
@@ -287,16 +288,23 @@ REQUEST: Final[Mapping[str, Any]] = {"temperature": 0.0, "max_tokens": "output",
 """Default fields of a request body. `max_tokens` is the output length of the row
 (IETF draft, A.1.2, A.1.3)."""
 SET_BY: Final = {
-    "model": "--model", "messages": "the workload", "prompt": "the workload", "input": "the workload",
-    "stream": "--stream or --no-stream", "max_tokens": "the workload",
-    "max_completion_tokens": "the workload", "max_output_tokens": "the workload",
-}  # fmt: skip
+    "model": "--model",
+    "messages": "the workload",
+    "prompt": "the workload",
+    "input": "the workload",
+    "stream": "--stream or --no-stream",
+    "max_tokens": "the workload",
+    "max_completion_tokens": "the workload",
+    "max_output_tokens": "the workload",
+}
 """Fields of a body that `[request]` of a workload must not set, each with the option that sets it."""
 TOKENIZER: Final[Mapping[str, Any]] = {
-    "name": "llmtap words", "source": "llmtap/workload/prompts/text.py", "vocabulary": len(VOCABULARY),
+    "name": "llmtap words",
+    "source": "llmtap/workload/prompts/text.py",
+    "vocabulary": len(VOCABULARY),
     "special_tokens": "not counted: lengths are of the texts alone, without BOS, roles and templates",
     "system_prompt": "counted in the input",
-}  # fmt: skip
+}
 """Description of llmtap's own tokenizer (IETF draft, 4.4). A sender that uses another
 tokenizer reports that one."""
 GENERATION: Final = (
@@ -318,10 +326,19 @@ def description(
     `members`: further members, or other values than the defaults here.
     """
     return {
-        "name": name, "input": inputs, "output": outputs, "content": content,
-        "sharing": None, "conversations": None, "data": None, "tokenizer": TOKENIZER,
-        "generation": GENERATION, "request": REQUEST, "deviations": [], **members,
-    }  # fmt: skip
+        "name": name,
+        "input": inputs,
+        "output": outputs,
+        "content": content,
+        "sharing": None,
+        "conversations": None,
+        "data": None,
+        "tokenizer": TOKENIZER,
+        "generation": GENERATION,
+        "request": REQUEST,
+        "deviations": [],
+        **members,
+    }
 
 
 class PlannedWorkload:
@@ -352,9 +369,11 @@ class RandomIds:
 
     def describe(self) -> Mapping[str, Any]:
         return {
-            "kind": "ids", "domain": "random token ids", "language": None,
+            "kind": "ids",
+            "domain": "random token ids",
+            "language": None,
             "ids": [0, self.vocabulary - 1],
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,9 +409,13 @@ class Composed(PlannedWorkload):
     def plan(self, count: int, seed: int) -> WorkloadPlan:
         talk = self.conversations
         plan = assemble(
-            self._turns(seed), count, seed, sharing=self.sharing, converses=talk is not None,
+            self._turns(seed),
+            count,
+            seed,
+            sharing=self.sharing,
+            converses=talk is not None,
             tokens_max=talk.tokens_max if talk else None,
-        )  # fmt: skip
+        )
         if self.models:
             names, shares = list(self.models), list(self.models.values())
             plan.requests.models = Random(f"{seed}/models").choices(names, shares, k=len(plan.requests))

@@ -36,10 +36,14 @@ DEFAULT_SEED: Final = 42
 REFERENCE: Final[Mapping[str, Composed | ietf.SyntheticWorkload]] = {
     workload.name: workload
     for workload in (
-        ietf.UNIFORM, ietf.SKEWED, ietf.CONVERSATION, ietf.CODE_COMPLETION, ietf.LONG_CONTEXT,
+        ietf.UNIFORM,
+        ietf.SKEWED,
+        ietf.CONVERSATION,
+        ietf.CODE_COMPLETION,
+        ietf.LONG_CONTEXT,
         ietf.LONG_CONTEXT_UNIFORM,
     )
-}  # fmt: skip
+}
 
 
 def _of_mean(median: float, mean: float, longest: int) -> LogNormal:
@@ -72,42 +76,55 @@ SIMULATED: Final[Mapping[str, Composed]] = {
     workload.name: workload
     for workload in (
         _simulated_workload(
-            "chat", _CHAT_INPUT, _CHAT_OUTPUT,
+            "chat",
+            _CHAT_INPUT,
+            _CHAT_OUTPUT,
             "chats: input of median 156 and p95 892, output of 234 and 789 (IETF draft, A.3); Poisson"
             " arrivals",
         ),
         _simulated_workload(
-            "long-chat", _of_mean(1_400, 1_600, 8_192), _CHAT_OUTPUT,
+            "long-chat",
+            _of_mean(1_400, 1_600, 8_192),
+            _CHAT_OUTPUT,
             "chats with prompts of 1,600 tokens on average, outputs as in chat; Poisson arrivals",
         ),
         _simulated_workload(
-            "mm1", Fixed(tokens=1), ExponentialLengths(mean=1_000, max=1 << 20),
+            "mm1",
+            Fixed(tokens=1),
+            ExponentialLengths(mean=1_000, max=1 << 20),
             "prompts of 1 token, answers of exponential length with mean 1,000; Poisson arrivals: served one"
             " by one, nearly an M/M/1 queue",
         ),
         _simulated_workload(
-            "equal-lengths", Fixed(tokens=1), Fixed(tokens=256),
+            "equal-lengths",
+            Fixed(tokens=1),
+            Fixed(tokens=256),
             "prompts of 1 token, answers of 256 tokens; Poisson arrivals",
         ),
         replace(
             _simulated_workload(
-                "bursty", _BURSTGPT_INPUT, _BURSTGPT_OUTPUT,
+                "bursty",
+                _BURSTGPT_INPUT,
+                _BURSTGPT_OUTPUT,
                 "as in BurstGPT: input of median 251, mean 611 and p95 2,461, output of 34, 123 and 460, both"
                 " together 327, 734 and 2,801; 80 % ChatGPT, 20 % GPT-4; gaps with a CV of 13.28",
-                arrivals="gamma:cv=13.28", rate_rps=0.27,
+                arrivals="gamma:cv=13.28",
+                rate_rps=0.27,
             ),
-            correlation=0.5, models={"ChatGPT": 0.8, "GPT-4": 0.2},
+            correlation=0.5,
+            models={"ChatGPT": 0.8, "GPT-4": 0.2},
         ),
     )
-}  # fmt: skip
+}
 """Workloads that have their own arrivals, for `sim run` and the demo."""
 _NAMED: Final = {**REFERENCE, **SIMULATED}
 _OF_FILES: Final[Mapping[str, tuple[Callable[[Path, str], RecordedDataset], str]]] = {
     "conversation": (ietf.conversation_of, "the reference workload with a ShareGPT-shaped file's texts"),
     "code-completion": (
-        ietf.code_completion_of, "the reference workload with a Stack-shaped file's functions",
+        ietf.code_completion_of,
+        "the reference workload with a Stack-shaped file's functions",
     ),
-}  # fmt: skip
+}
 
 
 def workloads() -> dict[str, str]:
@@ -161,8 +178,11 @@ def report_of(workload: Workload, requests: Requests, seed: int) -> dict[str, An
     shared = ";".join(",".join(map(str, ids)) for ids in requests.blocks)
     columns.update(b"%d:" % requests.block_tokens + shared.encode())
     return {
-        **workload.describe(), "seed": seed, "requests": len(requests), "sha256": columns.hexdigest(),
-    }  # fmt: skip
+        **workload.describe(),
+        "seed": seed,
+        "requests": len(requests),
+        "sha256": columns.hexdigest(),
+    }
 
 
 # ---------------------------------------------------------------- a user's own
@@ -226,10 +246,14 @@ def load_workload(path: Path) -> Composed:
     }
     contents: dict[str, ProseWriter] = {"words": ProseWords(), "code": Code(), "document": Document()}
     return Composed(
-        file.name or path.stem, as_lengths(file.input), as_lengths(file.output),
-        contents.get(file.content.kind) or RandomIds(file.content.vocabulary), sharing=file.sharing,
-        conversations=file.conversations, about=about,
-    )  # fmt: skip
+        file.name or path.stem,
+        as_lengths(file.input),
+        as_lengths(file.output),
+        contents.get(file.content.kind) or RandomIds(file.content.vocabulary),
+        sharing=file.sharing,
+        conversations=file.conversations,
+        about=about,
+    )
 
 
 def _workload_error(text: str, path: Path) -> ConfigError:

@@ -70,10 +70,18 @@ class Requests:
                 if joined := tuple(places[other] for other in self.joins.get(row, ()) if other in places):
                     joins[place] = joined
         return Requests(
-            arrivals, inputs, outputs, predicted, [self.blocks[row] for row in rows] if self.blocks else [],
-            self.block_tokens, self.epoch_ns, after, think_ns, joins,
+            arrivals,
+            inputs,
+            outputs,
+            predicted,
+            [self.blocks[row] for row in rows] if self.blocks else [],
+            self.block_tokens,
+            self.epoch_ns,
+            after,
+            think_ns,
+            joins,
             [self.tenants[row] for row in rows] if self.tenants else [],
             [self.bodies[row] for row in rows] if self.bodies else [],
             [self.paths[row] for row in rows] if self.paths else [],
             [self.models[row] for row in rows] if self.models else [],
-        )  # fmt: skip
+        )

@@ -121,8 +121,13 @@ class Trace:
         if think_scale != 1:
             think_ns = array("q", (round(t / think_scale) for t in think_ns))
         return Requests(
-            array("q", offsets), (source.input * more)[:count], (source.output * more)[:count], array("q"),
-            (source.blocks * more)[:count], source.block_tokens, source.arrival_ns[0] if self.dated else 0,
+            array("q", offsets),
+            (source.input * more)[:count],
+            (source.output * more)[:count],
+            array("q"),
+            (source.blocks * more)[:count],
+            source.block_tokens,
+            source.arrival_ns[0] if self.dated else 0,
             array("q", [row if row < 0 else row + k * n for k in range(more) for row in before][:count]),
             (think_ns * more)[:count],
             {
@@ -131,9 +136,11 @@ class Trace:
                 for row, others in source.joins.items()
                 if row + k * n < count
             },
-            (source.tenants * more)[:count], (source.bodies * more)[:count], (source.paths * more)[:count],
+            (source.tenants * more)[:count],
+            (source.bodies * more)[:count],
+            (source.paths * more)[:count],
             (source.models * more)[:count],
-        )  # fmt: skip
+        )
 
     def _taken(self, rows: Sequence[int]) -> "Trace":
         requests, notes = self.requests.taken(rows), self.notes
@@ -182,6 +189,14 @@ def load_trace(
     requests = rows.in_order()
     notes = rows.notes() + (tie_note(requests.arrival_ns) if timed else [])
     return Trace(
-        requests, trace.format.name, notes, rows.dated, rows.links.session, rows.places, rows.answered,
-        rows.left_out, dict(rows.unsendable), rows.estimated,
-    )  # fmt: skip
+        requests,
+        trace.format.name,
+        notes,
+        rows.dated,
+        rows.links.session,
+        rows.places,
+        rows.answered,
+        rows.left_out,
+        dict(rows.unsendable),
+        rows.estimated,
+    )

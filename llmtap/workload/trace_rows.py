@@ -37,9 +37,16 @@ from llmtap.workload.destinations import unsendable
 from llmtap.workload.requests import Requests, int_column
 
 COLUMNS: Final = (
-    "capture", "session", "turn", "id", "parent", "think_us", "delivered_us", "response_end_us",
+    "capture",
+    "session",
+    "turn",
+    "id",
+    "parent",
+    "think_us",
+    "delivered_us",
+    "response_end_us",
     "last_token_us",
-)  # fmt: skip
+)
 _Name = tuple[str | None, str]
 """Name of a session or a request: the capture and the id, which is unique only within a capture."""
 
@@ -232,9 +239,15 @@ class TraceRows:
     answered = False
 
     def __init__(
-        self, count: int | None, *, conversations: bool = False, names: bool = False, bodies: bool = False,
-        timed: bool = True, places: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        count: int | None,
+        *,
+        conversations: bool = False,
+        names: bool = False,
+        bodies: bool = False,
+        timed: bool = True,
+        places: bool = False,
+    ) -> None:
         self.requests = Requests()
         self.links = Links()
         self.places = array("q")
@@ -258,10 +271,14 @@ class TraceRows:
         self.dated = source.info.arrivals == "wall"
         self._of_lengths = source.info.source != "" and not self._bodies
         wanted = {
-            *_COLUMNS, *_BLOCKS, *_STREAMS, *(COLUMNS if self._turns is not None else ()),
-            *(("tenant", "model") if self._names else ()), *(_REQUEST if self._bodies else ()),
+            *_COLUMNS,
+            *_BLOCKS,
+            *_STREAMS,
+            *(COLUMNS if self._turns is not None else ()),
+            *(("tenant", "model") if self._names else ()),
+            *(_REQUEST if self._bodies else ()),
             *(name for aspect in _ANSWERS if self._placed for name in ASPECTS[aspect]),
-        }  # fmt: skip
+        }
         begin = 0
         for batch in source.batches:
             batch = batch.select(sorted(wanted))

@@ -8,9 +8,10 @@ import json
 from functools import cache
 from typing import Any
 
+import msgspec
 import pytest
 
-from llmtap.exchange.fixture import make_fixture, saved_of
+from llmtap.exchange.fixture import fixture_of, make_fixture, saved_of
 from llmtap.exchange.saved import explain
 from tests.support.data import CORPUS
 
@@ -38,8 +39,10 @@ OF_ALL = (
 def remade(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     doc = json.loads((CORPUS / f"{name}.json").read_text(encoding="utf-8"))
     body = (CORPUS / (doc["body"].get("decoded_file") or doc["body"]["file"])).read_bytes()
-    saved = saved_of(doc, body)
-    return doc, json.loads(json.dumps(make_fixture(name, saved, explain(saved), "", doc)))
+    fixture = fixture_of(doc)
+    assert fixture is not None
+    saved = saved_of(fixture, body)
+    return doc, json.loads(msgspec.json.encode(make_fixture(name, saved, explain(saved), "", fixture)))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from llmtap.errors import ConfigError, ExitCode
@@ -9,6 +10,7 @@ from llmtap.gates.regression import Tolerances, judge_replays, judge_tests, regr
 from llmtap.load.replay.comparison import compare_replays
 from llmtap.metrics.histogram import Histogram
 from llmtap.metrics.statistics import summarise_ns
+from llmtap.report.gates import ChangeRow
 
 
 def result(ttft_ms: list[float], *, complete: int | None = None, **more: Any) -> dict[str, Any]:
@@ -33,7 +35,7 @@ BEFORE = [100 + i % 20 for i in range(1_000)]
 def judged(text: str, after: list[float], **more: Any) -> dict[str, str]:
     results = {"a": result(BEFORE), "b": result(after, **more)}
     rows = judge_replays(Tolerances.parse([text]), results, compare_replays)
-    return {row["figure"]: row["state"] for row in rows}
+    return {row.figure: row.state for row in rows}
 
 
 @pytest.mark.parametrize(
@@ -52,17 +54,17 @@ def test_the_interval_decides_and_not_the_values() -> None:
     few = [90, 95, 100, 108, 112, 118, 125, 130, 140, 150, 160, 170] * 2
     results = {"a": result([ms - 8 for ms in few]), "b": result(few)}
     (row,) = judge_replays(Tolerances.parse(["ttft_p50:5%"]), results, compare_replays)
-    assert row["difference"] / row["a"] > 0.05
-    assert row["low"] < 0 < row["high"]
-    assert row["state"] == "not_worse"
+    assert row.difference / row.a > 0.05
+    assert row.low < 0 < row.high
+    assert row.state == "not_worse"
 
 
 def test_intervals_of_several_figures_hold_together() -> None:
     results = {"a": result(BEFORE), "b": result(BEFORE)}
     (one,) = judge_replays(Tolerances.parse(["ttft_p50:5%"]), results, compare_replays)
     two = judge_replays(Tolerances.parse(["ttft_p50:5% ttft_p99:5%"]), results, compare_replays)
-    assert one["level"] == 0.95
-    assert [row["level"] for row in two] == [0.975, 0.975]
+    assert one.level == 0.95
+    assert [row.level for row in two] == [0.975, 0.975]
 
 
 def test_a_named_figure_that_cannot_be_decided_is_not_valid() -> None:
@@ -71,10 +73,10 @@ def test_a_named_figure_that_cannot_be_decided_is_not_valid() -> None:
         judge_replays(Tolerances.parse([text]), results, compare_replays)
         for text in ("ttft_p99:5% complete_share:5%", "all")
     )
-    assert {row["figure"]: row["state"] for row in named} == {
+    assert {row.figure: row.state for row in named} == {
         "ttft_p99": "not_valid", "complete_share": "not_worse",
     }  # fmt: skip
-    assert {row["figure"] for row in every} == {"ttft_p50", "error_rate"}
+    assert {row.figure for row in every} == {"ttft_p50", "error_rate"}
 
 
 def test_failed_requests_are_judged_by_their_share() -> None:
@@ -119,17 +121,16 @@ def test_the_main_figures_of_benchmarks_are_judged() -> None:
         ]
     }  # fmt: skip
     rows = judge_tests(Tolerances(), told)
-    assert [(one["of"], one["figure"], one["state"]) for one in rows] == [
+    assert [(one.of, one.figure, one.state) for one in rows] == [
         ("b ttft load", "ttft_p50", "worse"), ("b throughput load", "maximum_output_rate", "not_valid"),
     ]  # fmt: skip
     (named,) = judge_tests(Tolerances.parse(["e2e_p50:50%"]), told)
-    assert named["state"] == "not_worse"
+    assert named.state == "not_worse"
 
 
 def test_exit_codes_of_a_comparison() -> None:
-    worse, same, open_end = (
-        {"figure": "ttft_p50", "state": state} for state in ("worse", "not_worse", "not_valid")
-    )
+    same = ChangeRow("b", "ttft_p50", "ms", "lower", "", 0.1, 0.1, 0.0, 0.0, 0.0, 0.95, 0.05, "not_worse")
+    worse, open_end = (msgspec.structs.replace(same, state=state) for state in ("worse", "not_valid"))
     assert regression_code([{}], [same], differ=False) == ExitCode.OK
     assert regression_code([{}], [same, worse, open_end], differ=False) == ExitCode.MISSED
     assert regression_code([{}], [same, open_end], differ=False) == ExitCode.NOT_VALID

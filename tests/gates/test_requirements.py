@@ -24,7 +24,7 @@ def result(**more: Any) -> dict[str, Any]:
 
 
 def states(texts: str, of: dict[str, Any]) -> list[str]:
-    return [row["state"] for row in Requirements.parse([texts]).judge(of)]
+    return [row.state for row in Requirements.parse([texts]).judge(of)]
 
 
 @pytest.mark.parametrize(
@@ -50,9 +50,9 @@ def test_a_share_in_percent_is_exact() -> None:
 
 def test_several_requirements_are_separated_by_blanks_or_commas() -> None:
     rows = Requirements.parse(["attainment>=0.9, ttft_p50<=1s", "error_rate<=1%"]).judge(result(), "run 1")
-    assert [row["requirement"] for row in rows] == ["attainment>=0.9", "ttft_p50<=1s", "error_rate<=1%"]
-    assert {row["of"] for row in rows} == {"run 1"}
-    assert [row["value"] for row in rows] == [0.97, 0.1, 0.01]
+    assert [row.requirement for row in rows] == ["attainment>=0.9", "ttft_p50<=1s", "error_rate<=1%"]
+    assert {row.of for row in rows} == {"run 1"}
+    assert [row.value for row in rows] == [0.97, 0.1, 0.01]
 
 
 def test_percentiles_of_requirements_are_those_that_a_run_must_record() -> None:
@@ -98,9 +98,9 @@ def test_a_figure_is_judged_by_its_own_validity() -> None:
     of = result(verdict=judged)
     requirements = Requirements.parse(["ttft_p99<=1s tpot_p99<=1s e2e_p99<=1s"])
     rows = requirements.judge(of)
-    assert [row["state"] for row in rows] == ["met", "not_valid", "met"]
-    assert [row["validity"] for row in rows] == ["valid", "not_valid", "doubtful"]
-    assert rows[0]["few"]
+    assert [row.state for row in rows] == ["met", "not_valid", "met"]
+    assert [row.validity for row in rows] == ["valid", "not_valid", "doubtful"]
+    assert rows[0].few
     assert exit_code(judged, rows) == ExitCode.NOT_VALID
     assert exit_code(judged, [rows[0]]) == ExitCode.OK, "other figures than TTFT are not required"
     assert exit_code(judged, []) == ExitCode.NOT_VALID
@@ -144,7 +144,7 @@ def test_a_missed_requirement_comes_before_one_that_is_not_valid() -> None:
 def test_a_cancelled_request_is_an_error_of_a_load_and_none_of_a_capture(sender: Any, rate: float) -> None:
     outcomes = {"complete": 7, "truncated": 2, "client_cancelled": 1, "tap_error": 5}
     (row,) = Requirements.parse(["error_rate<=1"]).judge(result(outcomes=outcomes, sender=sender))
-    assert row["value"] == pytest.approx(rate)
+    assert row.value == pytest.approx(rate)
 
 
 def test_a_benchmark_is_judged_by_the_main_load_of_each_test() -> None:
@@ -157,5 +157,5 @@ def test_a_benchmark_is_judged_by_the_main_load_of_each_test() -> None:
         ],
     }  # fmt: skip
     rows = Requirements.parse(["ttft_p99<=1s"]).add_to_tests(document)
-    assert [(row["of"], row["state"]) for row in rows] == [("ttft", "met"), ("itl", "not_valid")]
+    assert [(row.of, row.state) for row in rows] == [("ttft", "met"), ("itl", "not_valid")]
     assert document["requirements"] == rows

@@ -188,7 +188,7 @@ def compare(tmp_path: Path) -> Iterator[str]:
     b = results_folder(tmp_path / "b", test="itl", runs=2, requests=60, gaps_slower=1.1, changes={
         "params.requests": 200, "sut.hardware.count": 4, "sut.hardware.price_per_hour": 10.0,
     })  # fmt: skip
-    told = compare_results(a, [b])
+    told = msgspec.to_builtins(compare_results(a, [b]))
     for system in told["systems"]:
         system["results"] = system["label"]
     nothing = dict(told["tests"][0], tables=[], charts=[], comparisons=[], notes=[])

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from importlib.resources import files
 from typing import Any
 
+import msgspec
 import pytest
 
 from llmtap.bench.report.compare import compare_results
@@ -29,7 +30,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     place = tmp_path_factory.mktemp("results")
     a = results_folder(place / "a", test="itl")
     b = results_folder(place / "b", test="itl", gaps_slower=1.1, changes={"sut.software": EVIL})
-    return compare_results(a, [b])
+    return msgspec.to_builtins(compare_results(a, [b]))
 
 
 def spoilt(value: Any) -> Any:

@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -32,7 +33,7 @@ def test_over_time_what_was_asked_sent_ended_and_in_flight() -> None:
     timeline = timeline_of(
         sent, [t + NS_PER_S // 10 for t in sent], began_ns=BEGAN_NS, until_ns=sent[-1] + NS_PER_S
     )
-    result |= {"timeline": timeline | {"asked": result["timeline"]["asked"]}}
+    result["timeline"] = msgspec.to_builtins(timeline) | {"asked": result["timeline"]["asked"]}
     made = page(result)
     plots = made.figures["plots"]
     lines = {one["name"]: one for one in plots["load-0"]["series"]}

@@ -300,8 +300,10 @@ class ExoBench:
                 },
             },
             system_metrics={
-                "local": {"server_is_here": is_local, **series.to_dict()},
-                "nodes": {node: batch.to_dict(start_ns) for node, batch in columns.items()},
+                "local": {"server_is_here": is_local, **msgspec.to_builtins(series.samples())},
+                "nodes": {
+                    node: msgspec.to_builtins(batch.samples(start_ns)) for node, batch in columns.items()
+                },
                 "nodes_failed": None if nodes is None else nodes.failed,
                 "energy": total_of(power.energy(*batch.window_ns) for batch in batches),
             },

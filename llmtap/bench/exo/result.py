@@ -36,7 +36,7 @@ from llmtap.exchange.outcome import Outcome as ExchangeOutcome
 from llmtap.load.workers.worker_pool import LoadResult
 from llmtap.metrics.latency import tpot_ns, ttft_any_ns
 from llmtap.metrics.summary import ENDED_WELL
-from llmtap.sim.sweep.fitting import BatchFit, GridError, fit_batches
+from llmtap.sim.sweep.batch_grid import BatchFit, GridError, fit_batches
 from llmtap.units import NS_PER_S, to_seconds
 from llmtap.workload.prompts.fitting import Fitted
 from llmtap.workload.prompts.prompt import Prompt

@@ -27,6 +27,7 @@ import msgspec
 
 from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError, LlmtapError
+from llmtap.json_types import JsonObject
 from llmtap.load.bodies import server_of
 from llmtap.load.monitor.timeseries import Columns, Ticks
 from llmtap.load.replay.options import USER_AGENT
@@ -81,13 +82,13 @@ class ExoServer(msgspec.Struct, frozen=True, kw_only=True):
     owner: str | None = None
     """`owned_by` of the server's models."""
     listed: Any = None
-    state: dict[str, Any] | None = None
+    state: JsonObject | None = None
     """Snapshot of exo's cluster; None for other servers."""
     placement: Placement = Placement()
 
 
 class _Listed(msgspec.Struct):
-    data: list[dict[str, Any]] = []
+    data: list[JsonObject] = []
 
 
 async def detect_server(
@@ -226,9 +227,7 @@ class NodeMetrics:
         while True:
             began_ns = self._clock.mono_ns()
             try:
-                node_values = msgspec.json.decode(
-                    await _get_body(self._session, self._url), type=dict[str, Any]
-                )
+                node_values = msgspec.json.decode(await _get_body(self._session, self._url), type=JsonObject)
                 ended_ns = self._clock.mono_ns()
                 self._add(node_values, (began_ns + ended_ns) // 2, ended_ns - began_ns)
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError):

@@ -23,6 +23,18 @@ from typing import Any, Final
 import msgspec
 
 from llmtap.bench.compliance.judge import RUNS_MIN, judge_comparison, sequence
+from llmtap.bench.report.comparison import (
+    ALPHA,
+    LEVEL,
+    BurstySystem,
+    ComparedSystem,
+    FigureComparison,
+    LeftOutTest,
+    NormalisedThroughput,
+    ResultsComparison,
+    ResultsFolder,
+    TestComparison,
+)
 from llmtap.bench.report.report import is_results
 from llmtap.bench.run.figures import Cell, cdf_series, ms, table_of
 from llmtap.bench.run.measurement import Measurement
@@ -34,8 +46,6 @@ from llmtap.metrics.latency import FLATTERED, chunks_at_a_time, come_in_bursts
 from llmtap.metrics.statistics import is_enough, percentile
 from llmtap.report.values import MARK
 
-ALPHA: Final = 0.05
-LEVEL: Final = 1 - ALPHA
 _AtLevel = Callable[..., Comparison | None]
 """Function that compares one figure; its argument `level` is the confidence level of the interval."""
 _GAPS: Final = "gaps"
@@ -78,13 +88,11 @@ _HEADLINES: Final[Mapping[str, Sequence[tuple[str, str, str]]]] = {
 """Figures of a whole test: name in its measurements, title and unit. Higher values are better."""
 
 DISTRIBUTIONS_MAX: Final = 6
-_NOTHING: Final = dict.fromkeys(("difference", "low", "high", "p", "method"))
 _ABSENT: Final = "-"
 _FAMILIES: Final = {
     True: "what the test is about, p by Holm, intervals of 95 % for all of them together",
     False: "other figures, p by Benjamini-Hochberg, each interval of 95 % by itself",
 }
-_Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +111,11 @@ class System:
     runs: Sequence[ComparedRun]
 
 
-def compare_results(base: Path, others: Sequence[Path]) -> dict[str, Any]:
-    """Compare results folders with the first folder, in every test that all of them contain.
+def compare_results(base: Path, others: Sequence[Path]) -> ResultsComparison:
+    """Compare results folders with the first folder.
 
-    Public JSON: `systems` (`label`, `results`, `tests`), `tests` (results of `compare`), `left_out` (`test`,
-    `only`). Raises ConfigError if a folder is no results folder, is given twice or is broken, or if the
-    folders have no test in common.
+    Raises ConfigError if a folder is no results folder, is given twice or is broken, or if the folders have
+    no test in common.
     """
     places = [base, *others]
     for i, place in enumerate(places):
@@ -137,19 +144,14 @@ def compare_results(base: Path, others: Sequence[Path]) -> dict[str, Any]:
             f"the results have no test in common: {tests_text}",
             "compare results of the same tests",
         )
-    return {
-        "systems": [
-            {"label": label, "results": str(folder.path), "tests": tests_by_label[label]}
-            for label, folder in folders.items()
-        ],
-        "tests": [
+    return ResultsComparison(
+        [ResultsFolder(label, str(folder.path), tests_by_label[label]) for label, folder in folders.items()],
+        [
             compare(*(_read_system(label, folder.within(test)) for label, folder in folders.items()))
             for test in shared
         ],
-        "left_out": [
-            {"test": test, "only": only} for test, only in labels_by_test.items() if test not in shared
-        ],
-    }
+        [LeftOutTest(test, only) for test, only in labels_by_test.items() if test not in shared],
+    )
 
 
 def _read_system(label: str, folder: Folder) -> System:
@@ -168,26 +170,18 @@ def _read_system(label: str, folder: Folder) -> System:
     return System(label, runs)
 
 
-def compare(base: System, *others: System) -> dict[str, Any]:
-    """Compare each of `others` with `base` in one test.
-
-    Public JSON: `test`, `section`, `title`, `unlike` (differences between parameters or loads; figures of
-    loads that differ are not tested), `invalid` (invalid runs, with the reason), `systems`, `checklist` (6.4,
-    as a compliance matrix), `cautions` (`system`, `against`, `steps`, `metrics`, `events_per_read`: a system
-    of which the chunks come in bursts; figures of these metrics are not tested), `comparisons` (one for each
-    figure: value `a` of the base, value `b`, the `difference` b - a with its interval and its `level`, `p`,
-    `p_adjusted`, `finding`), `normalised` (6.2), `notes`, `tables`, `charts`. Times are in seconds.
-    """
+def compare(base: System, *others: System) -> TestComparison:
+    """Compare each of `others` with `base` in one test."""
     systems, exclusions = _in_common([base, *others])
     base, *rest = systems
     shared = _shared_loads(systems)
     unlike: list[str] = []
-    figures: list[tuple[dict[str, Any], _AtLevel]] = []
-    cautions: list[dict[str, Any]] = []
+    figures: list[tuple[FigureComparison, _AtLevel]] = []
+    cautions: list[BurstySystem] = []
     for other in rest:
         bursty = list(_bursty_systems(base, other, shared))
         cautions += bursty
-        bursty_steps = {step for caution in bursty for step in caution["steps"]}
+        bursty_steps = {step for caution in bursty for step in caution.steps}
         param_differences = _unlike_params(base, other)
         loads = (
             {}
@@ -200,38 +194,37 @@ def compare(base: System, *others: System) -> dict[str, Any]:
         )
         unlike += param_differences + [f"{step}: {difference}" for step, difference in loads.items()]
         for row, at_level in _comparisons(base, other, shared):
-            flattered = row["step"] in bursty_steps and row["figure"].split()[0].lower() in FLATTERED
-            untested = param_differences or row["step"] in loads or flattered
-            figures.append((row | _NOTHING if untested else row, at_level))
+            flattered = row.step in bursty_steps and row.figure.split()[0].lower() in FLATTERED
+            if param_differences or row.step in loads or flattered:
+                row.discard()
+            figures.append((row, at_level))
     _judge_figures(figures)
     rows = [row for row, _ in figures]
+    compared = [_compared_system(system) for system in systems]
     normalised = [_normalised_throughput(system) for system in systems]
-    summary = {
-        "systems": [_system_json(system) for system in systems],
-        "comparisons": rows,
-        "normalised": normalised,
-    }
+    evidence = msgspec.to_builtins({"systems": compared, "comparisons": rows, "normalised": normalised})
+    reports = [run.report for system in systems for run in system.runs]
     report = base.runs[0].report
-    return {
-        "test": report["test"],
-        "section": report["section"],
-        "title": report["title"],
-        "unlike": unlike,
-        "invalid": list(_invalid_run_notes(systems)),
-        "cautions": cautions,
-        **summary,
-        "checklist": judge_comparison(
-            [run.report for system in systems for run in system.runs], summary
-        ).to_dict(),
-        "notes": [
+    return TestComparison(
+        test=report["test"],
+        section=report["section"],
+        title=report["title"],
+        unlike=unlike,
+        invalid=list(_invalid_run_notes(systems)),
+        cautions=cautions,
+        systems=compared,
+        comparisons=rows,
+        normalised=normalised,
+        checklist=judge_comparison(reports, evidence).to_dict(),
+        notes=[
             *exclusions,
             *_run_notes(systems),
             *_load_notes(systems, shared),
             *_figure_notes(rows),
         ],
-        "tables": msgspec.to_builtins(list(_tables(base.label, rows))),
-        "charts": msgspec.to_builtins(list(_distribution_charts(report["test"], systems, shared))),
-    }
+        tables=list(_tables(base.label, rows)),
+        charts=list(_distribution_charts(report["test"], systems, shared)),
+    )
 
 
 def _in_common(systems: Sequence[System]) -> tuple[list[System], list[str]]:
@@ -287,7 +280,7 @@ def _load_difference_text(base: System, other: System, step: str) -> str | None:
     return f"{first} of {base.label}, {second} of {other.label}"
 
 
-def _bursty_systems(base: System, other: System, shared: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _bursty_systems(base: System, other: System, shared: Sequence[str]) -> Iterator[BurstySystem]:
     """Yield each of the two systems whose chunks come in bursts compared with the other, with the loads."""
     for system, reference in ((base, other), (other, base)):
         numbers = {
@@ -295,13 +288,8 @@ def _bursty_systems(base: System, other: System, shared: Sequence[str]) -> Itera
         }
         steps = [step for step, (n, usual) in numbers.items() if come_in_bursts(n, usual)]
         if steps:
-            yield {
-                "system": system.label,
-                "against": reference.label,
-                "steps": steps,
-                "metrics": FLATTERED,
-                "events_per_read": max(numbers[step][0] or 0 for step in steps),
-            }
+            most = max(numbers[step][0] or 0 for step in steps)
+            yield BurstySystem(system.label, reference.label, steps, FLATTERED, most)
 
 
 def _chunks_at_a_time(system: System, step: str) -> float | None:
@@ -319,22 +307,22 @@ def _param_text(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def _system_json(system: System) -> dict[str, Any]:
+def _compared_system(system: System) -> ComparedSystem:
     first = system.runs[0].report
-    return {
-        "label": system.label,
-        "runs": len(system.runs),
-        "sut": first["sut"],
-        "target": first["target"],
-        "quick": any(run.report["quick"] for run in system.runs),
-        "seeds": [run.report["seed"] for run in system.runs],
-        "valid": all((run.report.get("verdict") or {}).get("valid", True) for run in system.runs),
-    }
+    return ComparedSystem(
+        system.label,
+        len(system.runs),
+        first["sut"],
+        first["target"],
+        any(run.report["quick"] for run in system.runs),
+        [run.report["seed"] for run in system.runs],
+        all((run.report.get("verdict") or {}).get("valid", True) for run in system.runs),
+    )
 
 
 def _comparisons(
     base: System, other: System, shared: Sequence[str]
-) -> Iterator[tuple[dict[str, Any], _AtLevel]]:
+) -> Iterator[tuple[FigureComparison, _AtLevel]]:
     """Yield each figure with its interval, and a function that compares it at another confidence level."""
     test = base.runs[0].report["test"]
     for name, label, unit in _HEADLINES.get(test, ()):
@@ -342,7 +330,9 @@ def _comparisons(
         if None not in a and None not in b:
             at_any_level = partial(_of_runs, a, b)
             row = _row(base, other, None, label, unit, at_any_level())
-            yield {**row, "a": median(a), "b": median(b)} if row["p"] is None else row, at_any_level
+            if row.p is None:
+                row.a, row.b = median(a), median(b)
+            yield row, at_any_level
     for step in shared:
         for label, (column, share) in _FIGURES.items():
             a, b = ([_column_values(run.steps[step], column) for run in one.runs] for one in (base, other))
@@ -386,57 +376,56 @@ def _row(
     result: Comparison | None,
     *,
     doubtful: bool = False,
-) -> dict[str, Any]:
+) -> FigureComparison:
     test = base.runs[0].report["test"]
-    return {
-        "a_system": base.label,
-        "b_system": other.label,
-        "step": step,
-        "figure": label,
-        "unit": unit,
-        "better": "lower" if unit == "s" else "higher",
-        "key": step is None or label in _KEYS.get(test, ()),
-        "samples": "runs" if min(len(base.runs), len(other.runs)) >= RUNS_MIN else "requests",
-        "doubtful": doubtful,
-        "level": LEVEL,
-        **(_NOTHING if result is None else result.to_dict()),
-    }
+    tested: Any = {} if result is None else result.to_dict()
+    return FigureComparison(
+        a_system=base.label,
+        b_system=other.label,
+        step=step,
+        figure=label,
+        unit=unit,
+        better="lower" if unit == "s" else "higher",
+        key=step is None or label in _KEYS.get(test, ()),
+        samples="runs" if min(len(base.runs), len(other.runs)) >= RUNS_MIN else "requests",
+        doubtful=doubtful,
+        **tested,
+    )
 
 
-def _judge_figures(figures: Sequence[tuple[dict[str, Any], _AtLevel]]) -> None:
+def _judge_figures(figures: Sequence[tuple[FigureComparison, _AtLevel]]) -> None:
     """Correct the p-values, widen the intervals of main figures, and add the findings."""
     for key in (True, False):
-        family = [(row, at_level) for row, at_level in figures if row["key"] is key and row["p"] is not None]
-        corrected = adjusted([row["p"] for row, _ in family], "holm" if key else "bh")
-        for (row, at_level), p_adjusted in zip(family, corrected, strict=True):
-            row["p_adjusted"] = p_adjusted
-            if key and (wider := at_level(level=1 - ALPHA / len(family))) is not None:
-                row |= {"level": 1 - ALPHA / len(family), "low": wider.low, "high": wider.high}
+        family = [(row, row.p, at_level) for row, at_level in figures if row.key is key]
+        tested = [(row, p, at_level) for row, p, at_level in family if p is not None]
+        corrected = adjusted([p for _, p, _ in tested], "holm" if key else "bh")
+        for (row, _, at_level), p_adjusted in zip(tested, corrected, strict=True):
+            row.p_adjusted = p_adjusted
+            if key and (wider := at_level(level=1 - ALPHA / len(tested))) is not None:
+                row.level, row.low, row.high = 1 - ALPHA / len(tested), wider.low, wider.high
     for row, _ in figures:
-        p, difference = row.setdefault("p_adjusted", None), row["difference"]
-        row["share"] = difference / row["a"] if difference is not None and row["a"] else None
+        p, difference = row.p_adjusted, row.difference
+        row.share = difference / row.a if difference is not None and row.a else None
         if p is None:
-            row["finding"] = "not tested"
+            row.finding = "not tested"
         elif p >= ALPHA or not difference:
-            row["finding"] = "no difference shown"
+            row.finding = "no difference shown"
         else:
-            row["finding"] = "better" if (difference < 0) == (row["better"] == "lower") else "worse"
+            row.finding = "better" if (difference < 0) == (row.better == "lower") else "worse"
 
 
-def _normalised_throughput(system: System) -> dict[str, Any]:
-    """Return output tokens per GPU-second and per unit of money; None if undeclared (6.2)."""
+def _normalised_throughput(system: System) -> NormalisedThroughput:
     hardware = system.runs[0].report["sut"].get("hardware") or {}
     rates = [max(map(_output_tps, run.steps.values()), default=0.0) for run in system.runs]
     tps = median(rates)
     count, price = hardware.get("count"), hardware.get("price_per_hour")
-    return {
-        "label": system.label,
-        "output_tps_max": tps,
-        "tokens_per_gpu_second": tps / count if count else None,
-        "tokens_per_currency": tps * 3_600 / price if price else None,
-        "currency": hardware.get("currency") if price else None,
-        "method": "the highest output rate of any load, the median of runs; by GPUs, by an hour's price",
-    }
+    return NormalisedThroughput(
+        system.label,
+        tps,
+        tps / count if count else None,
+        tps * 3_600 / price if price else None,
+        hardware.get("currency") if price else None,
+    )
 
 
 def _output_tps(step: Measurement) -> float:
@@ -484,38 +473,38 @@ def _load_notes(systems: Sequence[System], shared: Sequence[str]) -> Iterator[st
                 )
 
 
-def _figure_notes(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    if any(row["p"] is not None for row in rows):
+def _figure_notes(rows: Sequence[FigureComparison]) -> Iterator[str]:
+    if any(row.p is not None for row in rows):
         yield (
             f"a difference counts as one where p, corrected for how many are compared, is below {ALPHA:g};"
             " none shown does not mean none: it may be as large as its interval"
         )
-    if any(row["doubtful"] for row in rows):
+    if any(row.doubtful for row in rows):
         yield "* rests on fewer samples than 5.1.4.3 asks for: 1,000 in a run for P99"
 
 
-def _tables(base: str, all_rows: Sequence[_Row]) -> Iterator[ReportTable]:
-    for other in dict.fromkeys(row["b_system"] for row in all_rows):
+def _tables(base: str, all_rows: Sequence[FigureComparison]) -> Iterator[ReportTable]:
+    for other in dict.fromkeys(row.b_system for row in all_rows):
         columns = {{"a": base, "b": other}.get(head, head): cell for head, cell in COLUMNS.items()}
         for key, family in _FAMILIES.items():
-            rows = [row for row in all_rows if row["b_system"] == other and row["key"] is key]
+            rows = [row for row in all_rows if row.b_system == other and row.key is key]
             if rows:
                 yield table_of(f"{other} against {base}: {family}", rows, columns)
 
 
-def _interval_text(row: _Row) -> str:
-    if row["low"] is None:
+def _interval_text(row: FigureComparison) -> str:
+    if row.low is None:
         return _ABSENT
-    return f"{_value_text(row['low'], row['unit'])} to {_value_text(row['high'], row['unit'])}"
+    return f"{_value_text(row.low, row.unit)} to {_value_text(row.high, row.unit)}"
 
 
-def _difference_text(row: _Row) -> str:
-    share_text = "" if row["share"] is None else f" ({row['share']:+.1%})"
-    return _value_text(row["difference"], row["unit"]) + share_text
+def _difference_text(row: FigureComparison) -> str:
+    share_text = "" if row.share is None else f" ({row.share:+.1%})"
+    return _value_text(row.difference, row.unit) + share_text
 
 
-def _p_value_text(row: _Row) -> str:
-    p = row["p_adjusted"]
+def _p_value_text(row: FigureComparison) -> str:
+    p = row.p_adjusted
     return _ABSENT if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
@@ -526,14 +515,14 @@ def _value_text(value: float | None, unit: str) -> str:
 
 
 COLUMNS: Final[Mapping[str, Cell]] = {
-    "Figure": lambda row: row["figure"] + f" {MARK}" * row["doubtful"],
-    "Load": lambda row: row["step"] or "all",
-    "a": lambda row: _value_text(row["a"], row["unit"]),
-    "b": lambda row: _value_text(row["b"], row["unit"]),
+    "Figure": lambda row: row.figure + f" {MARK}" * row.doubtful,
+    "Load": lambda row: row.step or "all",
+    "a": lambda row: _value_text(row.a, row.unit),
+    "b": lambda row: _value_text(row.b, row.unit),
     "Difference": _difference_text,
     "Interval": _interval_text,
     "p": _p_value_text,
-    "Finding": lambda row: row["finding"],
+    "Finding": lambda row: row.finding,
 }
 
 

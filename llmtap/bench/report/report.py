@@ -142,7 +142,7 @@ def report_of(
     clock_offset: ClockOffset | None = None,
 ) -> dict[str, Any]:
     """Return the report of one test with its compliance. `began_ns` and `ended_ns` are wall-clock times."""
-    steps = _step_documents(session)
+    steps, measurements = _step_documents(session), result.measurements_json()
     option = _itl_option(result, steps)
     trip = next(
         (round_trip for step in steps if (round_trip := step["result"].get("round_trip")) is not None), None
@@ -170,7 +170,7 @@ def report_of(
         "steps": steps,
         "warmups": session.warmups,
         "refused": session.refused,
-        "measurements": result.measurements,
+        "measurements": measurements,
         "tasks": tasks,
         "tables": msgspec.to_builtins(tables),
         "charts": msgspec.to_builtins(charts),
@@ -186,7 +186,7 @@ def report_of(
         "itl_option": option,
         "exact_requests": _exact_requests(steps),
         "forfeits": list(test.forfeits) if session.quick else [],
-        "verdict": verdict_of_test(test, steps, result.measurements, result.missed_objectives),
+        "verdict": verdict_of_test(test, steps, measurements, result.missed_objectives),
     }
     report["compliance"] = judge(report).to_dict()
     return report

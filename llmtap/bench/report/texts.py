@@ -35,7 +35,7 @@ from llmtap.report.document import (
     Section,
     Table,
 )
-from llmtap.report.gates import requirements_blocks
+from llmtap.report.gates import requirement_rows, requirements_blocks
 from llmtap.report.render import markdown
 from llmtap.report.values import milliseconds, number
 
@@ -262,7 +262,7 @@ def _summary(document: Mapping[str, Any]) -> Iterator[Block]:
         yield Note(
             "The load was sent as asked and on time: nothing that is checked speaks against the figures."
         )
-    yield from requirements_blocks(document.get("requirements"))
+    yield from requirements_blocks(requirement_rows(document))
 
 
 def _details(report: Mapping[str, Any]) -> Iterator[Block]:

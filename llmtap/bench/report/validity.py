@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from llmtap.bench.run.levels import is_sustained
 from llmtap.bench.run.test import BenchTest
-from llmtap.load.replay.verdict import FIGURES, FigureState, figure_title, verdict_sentence
+from llmtap.load.replay.findings import FIGURES
+from llmtap.load.replay.verdict import FigureState, figure_title, verdict_sentence
 from llmtap.report.values import at, counted, number
 
 FAILED: Final = "failed"
@@ -118,8 +119,8 @@ def _figures(test: BenchTest[Any], verdicts: Sequence[tuple[str, _Json]]) -> dic
 
 def _validity_text(figures: _Json, *, failed: bool, missed_objectives: Sequence[str]) -> str:
     prefix = "".join(f"{text}; " for text in missed_objectives)
-    requested = {name: text for name, text in figures.items() if text["requested"]}
-    return prefix + verdict_sentence(requested, failed=failed)
+    states = {name: one["state"] for name, one in figures.items() if one["requested"]}
+    return prefix + verdict_sentence(states, failed=failed)
 
 
 def document_verdict(reports: Sequence[_Json]) -> dict[str, Any]:

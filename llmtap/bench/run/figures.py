@@ -1,14 +1,15 @@
 """Percentiles with confidence intervals for benchmark results, and their table cells and chart series.
 
-Used by the ten tests and by comparisons. Input: measured values in seconds. Output: figures as public JSON in
-seconds (`latency_row`), cells and tables, and chart series in milliseconds. `metrics/intervals.py` calculates
-the intervals.
+Used by the ten tests and by comparisons. Input: measured values in seconds. Output: figures in seconds
+(`Figure`, `LatencyRow`), cells and tables, and chart series in milliseconds. `metrics/intervals.py`
+calculates the intervals.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import exp, floor, log, log10
 from typing import Any, Final
 
+from msgspec import UNSET, Struct, UnsetType
 from scipy import stats
 
 from llmtap.bench.run.measurement import Measurement
@@ -31,10 +32,12 @@ __all__ = [
     "METRICS",
     "RUNS_MIN",
     "Cell",
+    "Figure",
+    "LatencyRow",
     "cdf_series",
     "clustered_row",
-    "figure",
     "histogram_series",
+    "interval_figure",
     "latency_columns",
     "latency_row",
     "legend",
@@ -62,30 +65,73 @@ INTERVAL_NOTE: Final = "in brackets after a figure: its interval of 95 %, where 
 _LEVEL: Final = 0.95
 RUNS_MIN: Final = 3
 """Minimum number of independent runs for a claim about a difference (6.3)."""
-_ENDS: Final = ("value", "low", "high")
 _PLACES_MAX: Final = 2
 _POINTS_MAX: Final = 500
 _TAIL_POINTS: Final = 100
 """Number of highest values of which each is drawn: up to 100,000 samples, P99.9 is among them."""
 
 
-def figure(value: float | None, low: float | None, high: float | None, n: int, **more: Any) -> dict[str, Any]:
-    """Return a figure with its interval and number of samples as public JSON."""
-    return {"value": value, "low": low, "high": high, "n": n, "level": _LEVEL, **more}
+class Figure(Struct, frozen=True, kw_only=True):
+    """A figure with its interval."""
+
+    value: float | None
+    low: float | None
+    """Lower end of the interval; None if it is open, or if there is no interval."""
+    high: float | None
+    n: int
+    """Number of samples."""
+    level: float = _LEVEL
+    method: str | UnsetType | None = UNSET
+    """Method of the interval."""
+    p: float | UnsetType | None = UNSET
+    """p-value of a test against 0."""
+    p_adjusted: float | UnsetType = UNSET
+    """p-value adjusted for all tests of the same metric (Holm)."""
+    reading: str | UnsetType = UNSET
+    """Meaning of a term that the draft leaves open."""
+    r2_log: float | UnsetType = UNSET
 
 
-def latency_row(values: Sequence[float], shares: Mapping[str, float] = SHARES) -> dict[str, Any]:
-    """Return the percentiles of values in any order, each with its interval (`metrics/intervals.py`).
+def interval_figure(interval: Interval) -> Figure:
+    return Figure(
+        value=interval.value,
+        low=None if interval.open_below else interval.low,
+        high=None if interval.open_above else interval.high,
+        n=interval.n,
+        level=interval.level,
+        method=interval.method,
+    )
 
-    The result has `n`, `mean`, `min`, `max`, and for each name of `shares` a figure `{"value", "low", "high",
-    "n", "level", "method"}`, in which None is an open end. `marks` has the names with too few values
-    (5.1.4.3).
-    """
+
+class LatencyRow(Struct, frozen=True, kw_only=True):
+    """Statistics of a metric. A percentile that was not requested is absent; None: there are no values."""
+
+    n: int
+    mean: float | None
+    min: float | None
+    max: float | None
+    p50: Figure | UnsetType | None = UNSET
+    p90: Figure | UnsetType | None = UNSET
+    p95: Figure | UnsetType | None = UNSET
+    p99: Figure | UnsetType | None = UNSET
+    p999: Figure | UnsetType | None = UNSET
+    marks: list[str]
+    """Names of the percentiles with too few values (5.1.4.3)."""
+
+    def percentile(self, name: str) -> Figure | None:
+        """Return the figure of a percentile, by its name: `p50`."""
+        figure: Figure | UnsetType | None = getattr(self, name)
+        assert figure is not UNSET, f"{name} was not requested"
+        return figure
+
+
+def latency_row(values: Sequence[float], shares: Mapping[str, float] = SHARES) -> LatencyRow:
+    """Return the percentiles of values in any order, each with its interval (`metrics/intervals.py`)."""
     ordered = sorted(values)
     return _row(ordered, {name: (p, quantile_interval(ordered, p)) for name, p in shares.items()})
 
 
-def clustered_row(groups: Sequence[Sequence[float]], shares: Mapping[str, float] = SHARES) -> dict[str, Any]:
+def clustered_row(groups: Sequence[Sequence[float]], shares: Mapping[str, float] = SHARES) -> LatencyRow:
     """Return a row as `latency_row` for groups of dependent values, such as the gaps of each request.
 
     Each group counts as one sample.
@@ -94,23 +140,24 @@ def clustered_row(groups: Sequence[Sequence[float]], shares: Mapping[str, float]
     return _row(ordered, {name: (p, clustered_quantile_interval(groups, p)) for name, p in shares.items()})
 
 
-def _row(ordered: Sequence[float], estimates: Mapping[str, tuple[float, Interval | None]]) -> dict[str, Any]:
+def _row(ordered: Sequence[float], estimates: Mapping[str, tuple[float, Interval | None]]) -> LatencyRow:
     n = len(ordered)
-    row: dict[str, Any] = {
-        "n": n,
-        "mean": mean(ordered),
-        "min": ordered[0] if n else None,
-        "max": ordered[-1] if n else None,
-    }
+    percentiles: dict[str, Figure | None] = {}
     for name, (p, interval) in estimates.items():
         if not n:
-            row[name] = None
+            percentiles[name] = None
         elif interval is None:
-            row[name] = figure(percentile(ordered, p), None, None, n)
+            percentiles[name] = Figure(value=percentile(ordered, p), low=None, high=None, n=n)
         else:
-            row[name] = interval.to_dict()
-    row["marks"] = [name for name, (p, _) in estimates.items() if n and not is_enough(n, p)]
-    return row
+            percentiles[name] = interval_figure(interval)
+    return LatencyRow(
+        n=n,
+        mean=mean(ordered),
+        min=ordered[0] if n else None,
+        max=ordered[-1] if n else None,
+        **percentiles,
+        marks=[name for name, (p, _) in estimates.items() if n and not is_enough(n, p)],
+    )
 
 
 def pairs(
@@ -130,7 +177,7 @@ def pairs(
     return first, second
 
 
-def over_repeats(values: Sequence[float]) -> dict[str, Any] | None:
+def over_repeats(values: Sequence[float]) -> Figure | None:
     """Return the mean of the differences of three or more repeats, with Student's interval and p-value.
 
     None if there are fewer repeats.
@@ -142,14 +189,17 @@ def over_repeats(values: Sequence[float]) -> dict[str, Any] | None:
         p = 1.0 if values[0] == 0 else 0.0
     else:
         p = float(stats.ttest_1samp(values, 0.0).pvalue)
-    return figure(
-        interval.value, interval.low, interval.high, interval.n, p=p, method="Student's t over repeats"
+    return Figure(
+        value=interval.value,
+        low=interval.low,
+        high=interval.high,
+        n=interval.n,
+        p=p,
+        method="Student's t over repeats",
     )
 
 
-def quantile_ratio(
-    base: Sequence[float], other: Sequence[float], p: float, *, paired: bool
-) -> dict[str, Any] | None:
+def quantile_ratio(base: Sequence[float], other: Sequence[float], p: float, *, paired: bool) -> Figure | None:
     """Return the ratio other / base of the p-quantiles, with its interval; None if a value is not above 0."""
     if not base or not other or min(base) <= 0 or min(other) <= 0:
         return None
@@ -157,9 +207,13 @@ def quantile_ratio(
     assert first is not None and second is not None
     comparison = compare_quantile([log(x) for x in base], [log(x) for x in other], p, paired=paired)
     if comparison is None:
-        return figure(second / first, None, None, len(other), method=None)
-    return figure(
-        second / first, exp(comparison.low), exp(comparison.high), len(other), method=comparison.method
+        return Figure(value=second / first, low=None, high=None, n=len(other), method=None)
+    return Figure(
+        value=second / first,
+        low=exp(comparison.low),
+        high=exp(comparison.high),
+        n=len(other),
+        method=comparison.method,
     )
 
 
@@ -170,12 +224,12 @@ def ms(seconds: float | None, *, doubtful: bool = False, unit: bool = True) -> s
     return _ms_text(seconds, _decimal_places(seconds)) + " ms" * unit + f" {MARK}" * doubtful
 
 
-def ms_with_interval(figure: Mapping[str, Any] | None, *, doubtful: bool = False, unit: bool = True) -> str:
+def ms_with_interval(figure: Figure | None, *, doubtful: bool = False, unit: bool = True) -> str:
     """Return a figure with its interval: `200.9 ms (200.5 to 201.6)`, or `240 ms * (233 ms or more)`."""
-    if figure is None or figure["value"] is None:
+    if figure is None or figure.value is None:
         return _ABSENT
-    low, high = figure["low"], figure["high"]
-    places = _decimal_places(figure["value"])
+    low, high = figure.low, figure.high
+    places = _decimal_places(figure.value)
     if low is not None and high is not None:
         if high > low:
             places = max(places, min(_PLACES_MAX, 1 - floor(log10((high - low) * MS))))
@@ -184,14 +238,15 @@ def ms_with_interval(figure: Mapping[str, Any] | None, *, doubtful: bool = False
         span = f" ({ms(low, unit=unit)} or more)"
     else:
         span = "" if high is None else f" ({ms(high, unit=unit)} or less)"
-    return _ms_text(figure["value"], places) + " ms" * unit + f" {MARK}" * doubtful + span
+    return _ms_text(figure.value, places) + " ms" * unit + f" {MARK}" * doubtful + span
 
 
-def with_interval(figure: Mapping[str, Any] | None, form: str) -> str:
-    if figure is None or figure["value"] is None:
+def with_interval(figure: Figure | None, form: str) -> str:
+    if figure is None or figure.value is None:
         return _ABSENT
-    value, low, high = (None if figure[end] is None else format(figure[end], form) for end in _ENDS)
-    return str(value) + ("" if low is None else f" ({low} to {high})")
+    ends = (figure.low, figure.high)
+    low, high = (None if end is None else format(end, form) for end in ends)
+    return format(figure.value, form) + ("" if low is None else f" ({low} to {high})")
 
 
 def _decimal_places(seconds: float) -> int:
@@ -203,10 +258,10 @@ def _ms_text(seconds: float, places: int) -> str:
     return f"{seconds * MS:,.{places}f}"
 
 
-def ms_of(row: Mapping[str, Any], name: str, *, unit: bool = True) -> str:
-    """Format a figure of a row by `latency_row`, with its interval if it has one."""
-    figure, doubtful = row[name], name in row["marks"]
-    if isinstance(figure, Mapping):
+def ms_of(row: LatencyRow, name: str, *, unit: bool = True) -> str:
+    """Format a percentile, or `mean`, `min` or `max`, of a row; with its interval if it has one."""
+    figure, doubtful = getattr(row, name), name in row.marks
+    if isinstance(figure, Figure):
         return ms_with_interval(figure, doubtful=doubtful, unit=unit)
     return ms(figure, doubtful=doubtful, unit=unit)
 
@@ -220,26 +275,26 @@ def metric_table(caption: str, metrics: Mapping[str, str]) -> ReportTable:
 
 
 def latency_columns(*figures: str) -> dict[str, Cell]:
-    """Return table columns for rows that have a `latency_row` by metric: `ttft p99` becomes `TTFT P99`."""
+    """Return table columns for rows that have a `LatencyRow` by metric: `ttft p99` becomes `TTFT P99`."""
 
     def cell(metric: str, share: str) -> Cell:
-        return lambda row: ms_of(row[metric], share)
+        return lambda row: ms_of(getattr(row, metric), share)
 
     named = [figure.split() for figure in figures]
     return {f"{METRICS[metric]} {share.upper()}": cell(metric, share) for metric, share in named}
 
 
 def text(name: str, form: str = "") -> Cell:
-    """Return a function that formats the value of this name in a row."""
-    return lambda row: format(row[name], form)
+    """Return a function that formats the attribute of this name of a row."""
+    return lambda row: format(getattr(row, name), form)
 
 
-def legend(rows: Iterable[Mapping[str, Any]], *metrics: str, share: str | None = None) -> list[str]:
+def legend(rows: Iterable[object], *metrics: str, share: str | None = None) -> list[str]:
     """Return the note on intervals and, if a figure of these metrics has too few samples, a note on this.
 
     `share`: look only at the figures of this name.
     """
-    marks = {mark for row in rows for metric in metrics for mark in row[metric]["marks"]}
+    marks = {mark for row in rows for metric in metrics for mark in getattr(row, metric).marks}
     return [INTERVAL_NOTE] + [FEW] * (bool(marks) if share is None else share in marks)
 
 
@@ -274,15 +329,19 @@ def histogram_series(
     return ChartSeries(name, centres, [count / len(values) for count in counts])
 
 
-def line_series(
-    name: str, xs: Sequence[float | str], figures: Sequence[Mapping[str, Any] | None]
-) -> ChartSeries:
+def line_series(name: str, xs: Sequence[float | str], figures: Sequence[Figure | None]) -> ChartSeries:
     """Return a line of figures, converted from seconds to ms, with their intervals."""
 
-    def column(part: str) -> list[float | None]:
-        return [None if f is None or f[part] is None else f[part] * MS for f in figures]
+    def in_ms(values: Iterable[float | None]) -> list[float | None]:
+        return [None if value is None else value * MS for value in values]
 
-    return ChartSeries(name, list(xs), column("value"), column("low"), column("high"))
+    return ChartSeries(
+        name,
+        list(xs),
+        in_ms(None if figure is None else figure.value for figure in figures),
+        in_ms(None if figure is None else figure.low for figure in figures),
+        in_ms(None if figure is None else figure.high for figure in figures),
+    )
 
 
 def load_lines(load: Load, measured: Measurement) -> dict[str, str]:

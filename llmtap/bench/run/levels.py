@@ -22,7 +22,7 @@ from zlib import crc32
 import msgspec
 import pyarrow.compute as pc
 
-from llmtap.bench.run.figures import KEY_SHARES, METRICS, latency_row, line_series, ms, ms_of
+from llmtap.bench.run.figures import KEY_SHARES, METRICS, LatencyRow, latency_row, line_series, ms, ms_of
 from llmtap.bench.run.measurement import Measurement, SteadyPart, steady_of
 from llmtap.bench.run.session import BASELINE, BenchSession, Load, duration_text, make_load
 from llmtap.bench.run.test import ChartSeries, ChartSpec, Mark, ReportTable
@@ -69,6 +69,16 @@ class LevelAttempt:
         return "Pass" if self.holds else "Fail"
 
 
+class BoundsReport(msgspec.Struct, frozen=True):
+    """Bounds of a level, in seconds; None: there is no such bound."""
+
+    ttft_p99: float | None
+    tpot_p99: float | None
+    objectives: str | None
+    attainment: float | None
+    smooth: float | None
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """Bounds that a level must meet: on P99s, on the share of requests within
@@ -101,20 +111,13 @@ class Bounds:
             parts.append(f"smooth goodput >= {share(self.smooth)} of the output tokens")
         return ", ".join(parts)
 
-    def to_dict(self) -> dict[str, float | str | None] | None:
-        """Return public JSON; None without bounds."""
+    def report(self) -> "BoundsReport | None":
+        """Return the bounds as part of a report; None without bounds."""
         if not self:
             return None
-        given = dict(self._p99_bounds())
-        return {
-            **{
-                f"{name}_p99": None if (ns := given.get(name)) is None else to_seconds(ns)
-                for name in _P99_METRICS
-            },
-            "objectives": self.objectives,
-            "attainment": None if self.objectives is None else self.attainment,
-            "smooth": self.smooth,
-        }
+        ttft, tpot = (None if ns is None else to_seconds(ns) for ns in (self.ttft, self.tpot))
+        attainment = None if self.objectives is None else self.attainment
+        return BoundsReport(ttft, tpot, self.objectives, attainment, self.smooth)
 
     def violations(self, steady: SteadyPart) -> list[str]:
         """Return the violated bounds as texts. Too many failed requests violate every bound."""
@@ -158,7 +161,7 @@ def verdict_text(steady: SteadyPart, violations: Sequence[str], met: str = "") -
 def level_load(session: BenchSession, name: str, workload: str, **options: Any) -> Load:
     """Return a load with a seed of its own; `options` are those of `make_load`."""
     seed = session.seed + crc32(f"{session.name}/{name}".encode())
-    return make_load(workload, seed=seed, **options, **session.target.counting)
+    return make_load(workload, seed=seed, **options, counting=session.target.counting)
 
 
 async def measure_closed(
@@ -232,35 +235,76 @@ def saturation_level(attempt: LevelAttempt) -> SaturationLevel:
     return SaturationLevel(attempt.level, steady.output_tps or 0.0, p50, p99, steady.success)
 
 
-def level_json(attempt: LevelAttempt) -> dict[str, Any]:
-    """Return the figures of a level as public JSON: seconds, rates per second, shares 0 to 1."""
+class Latencies(msgspec.Struct, frozen=True, kw_only=True):
+    """P50, P95 and P99 of TTFT, TPOT and E2E with their intervals."""
+
+    ttft: LatencyRow
+    tpot: LatencyRow
+    e2e: LatencyRow
+
+
+class LevelWindow(msgspec.Struct, frozen=True):
+    """Part of a level that counts, in seconds from its start."""
+
+    begin: float = msgspec.field(name="from")
+    end: float = msgspec.field(name="to")
+
+
+class LevelFigures(Latencies, frozen=True, kw_only=True):
+    """Figures of the steady part of a level: rates per second, shares from 0 to 1."""
+
+    step: str
+    """Name of the load."""
+    holds: bool | None
+    """Whether the level meets the objectives; None without objectives."""
+    why: str
+    sustained: bool
+    requests: int
+    window: LevelWindow
+    arrivals: int
+    arrival_rps: float
+    completed: int
+    completed_rps: float
+    delivered: float
+    success: float
+    attainment: float | None
+    not_judged: int | None
+    output_tps: float | None
+    input_tps: float | None
+    in_flight: list[float]
+    queue: str
+    """`growing` or `stable`."""
+    throughput_stable: bool
+
+
+def level_figures(attempt: LevelAttempt) -> LevelFigures:
     steady = attempt.steady
-    return {
-        "step": attempt.measured.name,
-        "holds": attempt.holds,
-        "why": attempt.reason,
-        "sustained": attempt.steady.is_sustained,
-        "requests": attempt.measured.n,
-        "window": {"from": steady.from_s, "to": steady.to_s},
-        "arrivals": steady.arrivals,
-        "arrival_rps": steady.arrival_rps,
-        "completed": steady.completed,
-        "completed_rps": steady.completed_rps,
-        "delivered": steady.delivered,
-        "success": steady.success,
-        "attainment": steady.attainment,
-        "not_judged": steady.not_judged,
-        "output_tps": steady.output_tps,
-        "input_tps": steady.input_tps,
-        "in_flight": list(steady.in_flight),
-        "queue": "growing" if steady.queue_grows else "stable",
-        "throughput_stable": steady.throughput_is_stable,
+    return LevelFigures(
+        step=attempt.measured.name,
+        holds=attempt.holds,
+        why=attempt.reason,
+        sustained=attempt.steady.is_sustained,
+        requests=attempt.measured.n,
+        window=LevelWindow(steady.from_s, steady.to_s),
+        arrivals=steady.arrivals,
+        arrival_rps=steady.arrival_rps,
+        completed=steady.completed,
+        completed_rps=steady.completed_rps,
+        delivered=steady.delivered,
+        success=steady.success,
+        attainment=steady.attainment,
+        not_judged=steady.not_judged,
+        output_tps=steady.output_tps,
+        input_tps=steady.input_tps,
+        in_flight=list(steady.in_flight),
+        queue="growing" if steady.queue_grows else "stable",
+        throughput_stable=steady.throughput_is_stable,
         **latency_rows(steady.sent),
-    }
+    )
 
 
-def latency_rows(measured: Measurement) -> dict[str, dict[str, Any]]:
-    """Return P50, P95 and P99 of TTFT, TPOT and E2E with their intervals."""
+def latency_rows(measured: Measurement) -> dict[str, LatencyRow]:
+    """Return the fields of `Latencies`, by name."""
     return {name: latency_row(measured.values(f"{name}_ns"), KEY_SHARES) for name in COLUMNS}
 
 
@@ -291,12 +335,12 @@ def p99_chart(
     title: str,
     x_title: str,
     xs: Sequence[float],
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[Latencies],
     marks: Sequence[Mark] = (),
 ) -> ChartSpec:
-    """Return the chart of the P99 of TTFT, TPOT and E2E. `rows`: results of `latency_rows`, one per level."""
+    """Return the chart of the P99 of TTFT, TPOT and E2E. `rows`: one for each level."""
     lines = [
-        line_series(f"{name} P99", list(xs), [row[key]["p99"] for row in rows])
+        line_series(f"{name} P99", list(xs), [getattr(row, key).percentile("p99") for row in rows])
         for key, name in METRICS.items()
     ]
     return ChartSpec(title, "line", x_title, "ms", lines, list(marks), log_y=True)

@@ -21,7 +21,7 @@ import msgspec
 from llmtap.bench.compliance.evidence import several
 from llmtap.bench.report.report import SETUP_FILE, date_of, document_of, is_results, report_of, versions
 from llmtap.bench.run.figures import Cell, latency_columns, table_of, text
-from llmtap.bench.run.levels import latency_rows
+from llmtap.bench.run.levels import Latencies, latency_rows
 from llmtap.bench.run.pace import Pace
 from llmtap.bench.run.session import (
     BASELINE,
@@ -80,6 +80,11 @@ _STOPPED_COLUMNS: Final[Mapping[str, Cell]] = {
     "Requests": text("n", ","),
     **latency_columns("ttft p50", "ttft p99", "tpot p50", "tpot p99", "e2e p50", "e2e p99"),
 }
+
+
+class _StoppedLoad(Latencies, frozen=True, kw_only=True):
+    name: str
+    n: int
 
 
 @dataclass(slots=True)
@@ -291,7 +296,7 @@ class Bench:
         resumes the test."""
         if not session.steps:
             return None
-        rows = [{"name": step.name, "n": step.n, **latency_rows(step)} for step in session.steps]
+        rows = [_StoppedLoad(name=step.name, n=step.n, **latency_rows(step)) for step in session.steps]
         result = TestResult(
             deviations=["the test was stopped before its end: no requirement is judged, and none is met"]
         )
@@ -337,18 +342,18 @@ class Bench:
         self._pace.add_report(to_seconds(self.clock.mono_ns() - end_ns))
         return report
 
-    async def _selftest(self, session: BenchSession) -> dict[str, Any] | None:
+    async def _selftest(self, session: BenchSession) -> Mapping[str, Any] | None:
         """Run a self-test as dense as the load with the most tokens per second, and return its result.
 
         If all loads were measured before, return the stored result.
         """
         steps = session.steps
         if all(step.cached for step in steps):
-            earlier: dict[str, Any] | None = (session.folder.read_json(RESULT) or {}).get("selftest")
+            earlier: Mapping[str, Any] | None = (session.folder.read_json(RESULT) or {}).get("selftest")
             return earlier
         densest = max(steps, key=lambda step: step.result["tokens"]["output_per_second"] or 0)
         load = selftest_load(densest.result, session.target.url, processes=session.target.processes)
-        return None if load is None else await run_selftest(load)
+        return None if load is None else msgspec.to_builtins(await run_selftest(load))
 
     def _prepare(self, test: BenchTest[Any], run: int = 1) -> tuple[BenchSession, msgspec.Struct]:
         params = self.file.params_of(test, quick=self.quick)

@@ -27,7 +27,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 import pyarrow.compute as pc
@@ -37,7 +37,7 @@ from llmtap.bench.run.measurement import Measurement, MeasurementRecorder
 from llmtap.bench.run.pace import Pace
 from llmtap.bench.sut.detect import round_trip_ns
 from llmtap.bench.sut.start import ModelLoad
-from llmtap.bench.sut.sut import BenchTarget, Sut, TargetArm
+from llmtap.bench.sut.sut import BenchTarget, Sut, TargetArm, TokenCounting
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.exchange import Exchange
@@ -154,43 +154,53 @@ class Load:
         return digest.hexdigest()[:16]
 
 
+class OpenLoop(NamedTuple):
+    """Requests that are sent at a mean rate, independent of answers."""
+
+    rate_rps: float
+    arrivals: str = "poisson"
+    """Arrival process: poisson, uniform, gamma:cv=2, ..."""
+
+
+WORDS: Final = TokenCounting()
+"""Counting by llmtap's own tokenizer of words."""
+
+
 def make_load(
     workload: str,
     *,
     seed: int,
-    rate_rps: float | None = None,
+    open_loop: OpenLoop | None = None,
     slots: int | None = None,
     requests: int | None = None,
     duration_s: float | None = None,
-    arrivals: str = "poisson",
-    tokenizer: str | None = None,
-    chat: bool = True,
     output_tokens: int | None = None,
+    counting: TokenCounting = WORDS,
 ) -> Load:
-    """Make a load: a workload in an open loop at `rate_rps` (IETF 4.2.3), or a closed loop of `slots`
-    (4.2.4).
+    """Make a load: a workload in an open loop (IETF 4.2.3), or a closed loop of `slots` (4.2.4).
 
     `requests`: maximum number; default: enough for `duration_s`. `output_tokens`: length of every answer.
     """
     if requests is None:
-        assert rate_rps is not None and duration_s is not None
-        requests = ceil(rate_rps * duration_s * SPARE_SHARE) + SPARE
+        assert open_loop is not None and duration_s is not None
+        requests = ceil(open_loop.rate_rps * duration_s * SPARE_SHARE) + SPARE
     plan = make_plan(
         ScheduleOptions(
             source=workload,
             requests=requests,
-            rate=rate_rps,
+            rate=None if open_loop is None else open_loop.rate_rps,
             closed=slots,
             seed=seed,
-            arrivals=None if rate_rps is None else arrivals,
+            arrivals=None if open_loop is None else open_loop.arrivals,
         ),
-        tokenizer=tokenizer,
-        chat=chat,
+        tokenizer=counting.tokenizer,
+        chat=counting.chat,
     )
     if output_tokens is not None:
         for row in range(len(plan.requests.output)):
             plan.requests.output[row] = output_tokens
     duration_ns = None if duration_s is None else round(duration_s * NS_PER_S)
+    rate_rps = None if open_loop is None else open_loop.rate_rps
     return Load(plan=plan, closed=slots, rate_rps=rate_rps, duration_ns=duration_ns)
 
 
@@ -201,10 +211,21 @@ _GZIP_LEVEL: Final = 3
 """Compression level. A low one is enough: prompts of random words shrink to about a third at any level."""
 
 
+class StoredRequests(msgspec.Struct, frozen=True):
+    """The requests of a load, and the file with their bodies."""
+
+    file: str | None
+    """Name of the file; None if the bodies are larger than `BYTES_MAX`."""
+    rows: int
+    bytes: int
+    sha256: str
+    """Digest of all bodies."""
+
+
 def write_requests(
     prepared: Prepared, requests: Requests, folder: Path, *, planned: bool, bytes_max: int = BYTES_MAX
-) -> dict[str, Any]:
-    """Write the requests to a file, and return JSON with the `sha256` of all bodies.
+) -> StoredRequests:
+    """Write the requests to a file.
 
     `planned`: whether the requests have planned arrivals (open loop).
     """
@@ -229,12 +250,8 @@ def write_requests(
     else:
         for _, body in _bodies(prepared):
             digest.update(body)
-    return {
-        "file": REQUESTS_FILE if is_stored else None,
-        "rows": len(prepared),
-        "bytes": total,
-        "sha256": digest.hexdigest(),
-    }
+    file_name = REQUESTS_FILE if is_stored else None
+    return StoredRequests(file_name, len(prepared), total, digest.hexdigest())
 
 
 def _bodies(prepared: Prepared) -> Iterator[tuple[int, bytes]]:
@@ -356,7 +373,7 @@ class BenchSession:
         self.watcher.step(name, _load_text(load), _duration_s(load))
         place = self.folder.begin(name)
         recorder: MeasurementRecorder | None = None
-        requests_info: dict[str, Any] = {}
+        stored_requests: list[StoredRequests] = []
 
         def start_recording(outcome: LoadResult) -> Callable[[int, Exchange], None]:
             nonlocal recorder
@@ -380,7 +397,7 @@ class BenchSession:
             replay = self._replay_of(prime, overlay)
             await self._perform(replay, replay.run())
         replay = self._replay_of(load, overlay, slo=slo, capture=str(place / CAPTURE))
-        replay.on_prepared = lambda prepared: requests_info.update(
+        replay.on_prepared = lambda prepared: stored_requests.append(
             write_requests(prepared, load.plan.requests, place, planned=load.closed is None)
         )
         replay.start_recording = start_recording
@@ -403,7 +420,7 @@ class BenchSession:
             "name": name,
             "arm": arm,
             "fingerprint": fingerprint,
-            "requests": requests_info,
+            "requests": stored_requests[-1] if stored_requests else {},
             "load": {"closed": load.closed, "rate_rps": load.rate_rps, **load.about},
             "result": result,
         }

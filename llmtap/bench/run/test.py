@@ -78,9 +78,8 @@ class ChartSpec(msgspec.Struct, frozen=True):
 class TestResult:
     """Result of one run of a test; the results of its loads are stored separately."""
 
-    measurements: dict[str, Any] = field(default_factory=dict)
-    """Public JSON: times in seconds, shares from 0 to 1, figures with `value`, `low`, `high`, `n` and
-    `level`. Unknown values are None."""
+    measurements: msgspec.Struct | None = None
+    """Figures of the test, with times in seconds and shares from 0 to 1. Unknown values are None."""
     tables: list[ReportTable] = field(default_factory=list)
     charts: list[ChartSpec] = field(default_factory=list)
     configuration: dict[str, str] = field(default_factory=dict)
@@ -94,6 +93,10 @@ class TestResult:
     """Sentences about the objectives that no load met."""
     itl_option: str | None = None
     """Option of 4.6.3 for the gaps of this test, such as `A` or `A + C`; None: the options of the loads."""
+
+    def measurements_json(self) -> Mapping[str, Any]:
+        """Return the measurements as public JSON."""
+        return {} if self.measurements is None else msgspec.to_builtins(self.measurements)
 
 
 @dataclass(frozen=True, slots=True)

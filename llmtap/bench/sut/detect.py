@@ -28,6 +28,7 @@ from llmtap.bench.sut.sut import BenchTarget, Guardrails, Hardware, Sut, SutCloc
 from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.saved import explain, read_saved
+from llmtap.json_types import JsonObject
 from llmtap.load.bodies import BodyMaker, model_ids, server_of
 from llmtap.load.monitor.system import open_gpus
 from llmtap.load.options import BodyOptions
@@ -55,14 +56,19 @@ _CACHE: Final = re.compile(
     r'^(?:vllm|sglang):cache_config_info\{.*enable_prefix_caching="(True|False)"', re.MULTILINE
 )
 _SIMULATED: Final[Mapping[str, Any]] = {
-    "sut.software": "llmtap sim serve", "sut.boundary": "model engine",
-    "sut.tokenizer.name": f"llmtap words, {__version__}", "sut.tokenizer.vocabulary": len(VOCABULARY),
+    "sut.software": "llmtap sim serve",
+    "sut.boundary": "model engine",
+    "sut.tokenizer.name": f"llmtap words, {__version__}",
+    "sut.tokenizer.vocabulary": len(VOCABULARY),
     "sut.tokenizer.source": "llmtap sim tokenizer",
     "sut.tokenizer.special": "excluded: the tokenizer has none",
     "sut.tokenizer.system_prompt": "included: in the prompt, as any other message",
-    "sut.tokenizer.tools": "no request has tools", "sut.hardware.accelerator": "none",
-    "sut.hardware.count": 0, "sut.guardrails.input_filter": False, "sut.guardrails.output_filter": False,
-}  # fmt: skip
+    "sut.tokenizer.tools": "no request has tools",
+    "sut.hardware.accelerator": "none",
+    "sut.hardware.count": 0,
+    "sut.guardrails.input_filter": False,
+    "sut.guardrails.output_filter": False,
+}
 """Values of bench-file keys for the simulated engine, which need not be detected."""
 
 
@@ -230,8 +236,10 @@ class _Detector:
         options = BodyOptions(
             endpoint=endpoint,  # type: ignore[arg-type]
             server=detected.value("target.server") or target.server,
-            model=target.model or detected.value("target.model"), temperature=0.0, fields=target.body,
-        )  # fmt: skip
+            model=target.model or detected.value("target.model"),
+            temperature=0.0,
+            fields=target.body,
+        )
         body = BodyMaker(options).body(PROBE, PROBE_TOKENS)
         try:
             status, head, answer = await self._ask(self._base + PATHS[endpoint], body)
@@ -256,7 +264,7 @@ class _Detector:
             detected.hints["sut.chunking"] = source
         return True
 
-    async def _json(self, path: str) -> dict[str, Any]:
+    async def _json(self, path: str) -> JsonObject:
         """Return the JSON object that the server returns for a path; {} if there is none."""
         try:
             status, _, body = await self._ask(self._root + path)
@@ -269,9 +277,14 @@ class _Detector:
         fields = self._headers | ({} if body is None else {"Content-Type": "application/json"})
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S if body is None else PROBE_TIMEOUT_S)
         async with self._session.request(
-            "GET" if body is None else "POST", url, data=body, headers=fields, ssl=self._tls or True,
-            timeout=timeout, allow_redirects=False,
-        ) as response:  # fmt: skip
+            "GET" if body is None else "POST",
+            url,
+            data=body,
+            headers=fields,
+            ssl=self._tls or True,
+            timeout=timeout,
+            allow_redirects=False,
+        ) as response:
             read = bytearray()
             async for chunk in response.content.iter_any():
                 read += chunk
@@ -337,29 +350,54 @@ def _cpu_model() -> str | None:
 
 
 _EXAMPLES: Final = {
-    "sut.boundary": "model engine", "sut.model": "Qwen2-7B-Instruct, bf16", "sut.software": "vLLM 0.9.1",
-    "sut.protocol": "SSE", "sut.chunking": "one token per chunk", "sut.prefix_cache": True,
-    "sut.max_batch": 256, "sut.notes": ["behind nginx"],
-    "sut.start": ["vllm", "serve", "NAME"], "sut.hardware.accelerator": "H100 SXM",
-    "sut.hardware.count": 1, "sut.hardware.memory": "80 GB", "sut.hardware.cpu": "2 x EPYC 9554",
-    "sut.hardware.price_per_hour": 2.5, "sut.hardware.currency": "USD",
+    "sut.boundary": "model engine",
+    "sut.model": "Qwen2-7B-Instruct, bf16",
+    "sut.software": "vLLM 0.9.1",
+    "sut.protocol": "SSE",
+    "sut.chunking": "one token per chunk",
+    "sut.prefix_cache": True,
+    "sut.max_batch": 256,
+    "sut.notes": ["behind nginx"],
+    "sut.start": ["vllm", "serve", "NAME"],
+    "sut.hardware.accelerator": "H100 SXM",
+    "sut.hardware.count": 1,
+    "sut.hardware.memory": "80 GB",
+    "sut.hardware.cpu": "2 x EPYC 9554",
+    "sut.hardware.price_per_hour": 2.5,
+    "sut.hardware.currency": "USD",
     "sut.tokenizer.name": "Qwen2 tokenizer",
-    "sut.tokenizer.vocabulary": 151_936, "sut.tokenizer.source": "Qwen/Qwen2-7B-Instruct",
-    "sut.tokenizer.counting": "native", "sut.tokenizer.special": "excluded",
-    "sut.tokenizer.system_prompt": "included", "sut.tokenizer.tools": "no tools are used",
-    "sut.guardrails.input_filter": False, "sut.guardrails.output_filter": False,
-    "sut.guardrails.names": ["Llama Guard 3"], "sut.clock.placement": "remote",
-    "sut.clock.synchronization": "NTP (chrony)", "sut.clock.accuracy": "2ms", "target.model": "NAME",
-    "target.server": "vllm", "target.tokenizer": "models/qwen2", "target.headers": {"x-team": "perf"},
-    "target.body": {"top_p": 1.0}, "target.key_env": "OPENAI_API_KEY", "target.ca": "ca.pem",
-    "target.metrics": "http://127.0.0.1:8000/metrics", "target.processes": 1,
+    "sut.tokenizer.vocabulary": 151_936,
+    "sut.tokenizer.source": "Qwen/Qwen2-7B-Instruct",
+    "sut.tokenizer.counting": "native",
+    "sut.tokenizer.special": "excluded",
+    "sut.tokenizer.system_prompt": "included",
+    "sut.tokenizer.tools": "no tools are used",
+    "sut.guardrails.input_filter": False,
+    "sut.guardrails.output_filter": False,
+    "sut.guardrails.names": ["Llama Guard 3"],
+    "sut.clock.placement": "remote",
+    "sut.clock.synchronization": "NTP (chrony)",
+    "sut.clock.accuracy": "2ms",
+    "target.model": "NAME",
+    "target.server": "vllm",
+    "target.tokenizer": "models/qwen2",
+    "target.headers": {"x-team": "perf"},
+    "target.body": {"top_p": 1.0},
+    "target.key_env": "OPENAI_API_KEY",
+    "target.ca": "ca.pem",
+    "target.metrics": "http://127.0.0.1:8000/metrics",
+    "target.processes": 1,
     "target.endpoint": "chat.completions",
-}  # fmt: skip
+}
 """Example values for the keys that are written as comments."""
 _TABLES: Final[dict[str, type[msgspec.Struct]]] = {
-    "target": BenchTarget, "sut": Sut, "sut.hardware": Hardware, "sut.tokenizer": SutTokenizer,
-    "sut.guardrails": Guardrails, "sut.clock": SutClock,
-}  # fmt: skip
+    "target": BenchTarget,
+    "sut": Sut,
+    "sut.hardware": Hardware,
+    "sut.tokenizer": SutTokenizer,
+    "sut.guardrails": Guardrails,
+    "sut.clock": SutClock,
+}
 _WIDTH: Final = 110
 _ARMS: Final = """
 # Configurations of the server that tests compare, each as what differs from [target]: another `url`,

@@ -79,9 +79,12 @@ async def started(
     with log.open("wb") as out:
         try:
             process = await asyncio.create_subprocess_exec(
-                *command, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=asyncio.subprocess.STDOUT,
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out,
+                stderr=asyncio.subprocess.STDOUT,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         except OSError as exc:
             raise ConfigError(_KEY, f"cannot start {command[0]}: {exc.strerror}") from None
 
@@ -110,10 +113,12 @@ async def started(
             x = await _first_answer(target, models, check_all)
         ttft_ns = ttft_any_ns(x.timeline)
         yield ModelLoad(
-            port_open=to_seconds(open_ns - began_ns), ready=to_seconds(ready_ns - began_ns),
+            port_open=to_seconds(open_ns - began_ns),
+            ready=to_seconds(ready_ns - began_ns),
             first_token=to_seconds(x.timeline.first_token_ns - began_ns),
-            ttft=None if ttft_ns is None else to_seconds(ttft_ns), failed_before=failed,
-        )  # fmt: skip
+            ttft=None if ttft_ns is None else to_seconds(ttft_ns),
+            failed_before=failed,
+        )
     finally:
         await _stop_process(process)
 
@@ -149,13 +154,18 @@ async def _first_answer(target: BenchTarget, models: list[str], check: Callable[
     headers = [(name.encode(), value.encode()) for name, value in fields]
     tls = client_context(target.ca, True) if target.url.startswith("https") else None
     sender = LoadSender(
-        loop, parse_target(target.url, target.endpoint, headers),
-        SendingOptions(timeout=Duration(START_S_MAX * NS_PER_S)), tls=tls,
-    )  # fmt: skip
+        loop,
+        parse_target(target.url, target.endpoint, headers),
+        SendingOptions(timeout=Duration(START_S_MAX * NS_PER_S)),
+        tls=tls,
+    )
     options = BodyOptions(
-        endpoint=target.endpoint, server=target.server,  # type: ignore[arg-type]
-        model=target.model or next(iter(models), None), temperature=0.0, fields=target.body,
-    )  # fmt: skip
+        endpoint=target.endpoint,  # type: ignore[arg-type]
+        server=target.server,
+        model=target.model or next(iter(models), None),
+        temperature=0.0,
+        fields=target.body,
+    )
     answered: asyncio.Future[Exchange] = loop.create_future()
     try:
         sender.send(BodyMaker(options).body(PROBE, _TOKENS), lambda call, x: answered.set_result(x))

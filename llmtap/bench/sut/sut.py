@@ -125,6 +125,14 @@ class TargetArm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return bool(self.apply)
 
 
+class TokenCounting(msgspec.Struct, frozen=True):
+    """How the tokens of prompts are counted."""
+
+    tokenizer: str | None = None
+    chat: bool = True
+    """Whether the chat template of the tokenizer counts, too."""
+
+
 class BenchTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Target server (`[target]`). The API key is in the environment variable that `key_env` names."""
 
@@ -152,9 +160,8 @@ class BenchTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     processes: Annotated[int, Meta(ge=1, le=256, description="number of sending processes")] = 1
 
     @property
-    def counting(self) -> dict[str, Any]:
-        """Arguments of `make_load` that decide how the tokens of prompts are counted."""
-        return {"tokenizer": self.tokenizer, "chat": self.endpoint == "chat.completions"}
+    def counting(self) -> TokenCounting:
+        return TokenCounting(self.tokenizer, self.endpoint == "chat.completions")
 
     def __post_init__(self) -> None:
         if not self.endpoint:

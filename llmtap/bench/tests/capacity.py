@@ -8,7 +8,7 @@ requests is estimated from the previous level; a level that ended too soon is se
 
 from collections.abc import Mapping, Sequence
 from math import ceil
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
@@ -17,11 +17,12 @@ from llmtap.bench.run import figures
 from llmtap.bench.run.levels import (
     ROWS_MAX,
     LevelAttempt,
+    LevelFigures,
     RateSearch,
     check_duration,
     endings,
     latency_rows,
-    level_json,
+    level_figures,
     level_load,
     memory_errors,
     number,
@@ -66,6 +67,35 @@ class CapacityParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     completion: Annotated[float, Meta(gt=0, le=1, description="success criterion: fraction completed")] = (
         COMPLETION_MIN
     )
+
+
+class CapacityLevel(LevelFigures, frozen=True, kw_only=True):
+    """Figures of a level; latencies and counts are of all its requests, including the ramp-up."""
+
+    concurrency: int
+    completion: figures.Figure | None
+    failed: int
+    endings: dict[str, int]
+    memory_errors: int
+
+
+class CapacityCriteria(msgspec.Struct, frozen=True):
+    ttft_p99: float
+    completion: float
+    memory_errors: int
+
+
+class CapacityMeasurements(msgspec.Struct, frozen=True, kw_only=True):
+    max_concurrency: int | None
+    """None if not even one request at a time meets the criteria."""
+    limit: int | None
+    workload: str
+    output_tokens: int | None
+    criteria: CapacityCriteria
+    output_tps: float | None
+    request_rps: float | None
+    tokens_in_flight: float | None
+    levels: list[CapacityLevel]
 
 
 def check(session: BenchSession, params: CapacityParams) -> None:
@@ -169,76 +199,70 @@ def _result(params: CapacityParams, search: RateSearch, attempts: Sequence[Level
     ).measured.name
     measurements = result.measurements = _measurements(params, search, attempts)
     result.tables = [
-        figures.table_of("Table 7: Capacity Search Results", measurements["levels"], TABLE_7),
+        figures.table_of("Table 7: Capacity Search Results", measurements.levels, TABLE_7),
         figures.metric_table(
             "Capacity (5.5.4)",
             {
                 "Maximum concurrent requests": "-" if best is None else f"{best}",
-                "Throughput at maximum": number(measurements["output_tps"], "tok/s"),
-                "Tokens in flight at maximum (approximately)": number(measurements["tokens_in_flight"]),
+                "Throughput at maximum": number(measurements.output_tps, "tok/s"),
+                "Tokens in flight at maximum (approximately)": number(measurements.tokens_in_flight),
             },
         ),
-        figures.table_of("Each level, and what decided it", measurements["levels"], WHY_COLUMNS),
+        figures.table_of("Each level, and what decided it", measurements.levels, WHY_COLUMNS),
     ]
     result.charts = _charts(params, attempts, best)
     if best is None:
         result.missed_objectives.append("not even one request at a time meets the success criteria")
-    _add_notes(result, params, search, attempts)
+    _add_notes(result, params, search, attempts, measurements.levels)
     return result
 
 
 TABLE_7: Final[Mapping[str, figures.Cell]] = {
     "Concurrency": figures.text("concurrency"),
-    "Completion": lambda level: share(1 - level["failed"] / level["requests"] if level["requests"] else 0.0),
+    "Completion": lambda level: share(1 - level.failed / level.requests if level.requests else 0.0),
     **figures.latency_columns("ttft p99", "tpot p99"),
     "Errors": figures.text("failed"),
-    "Status": lambda level: "Pass" if level["holds"] else "Fail",
+    "Status": lambda level: "Pass" if level.holds else "Fail",
 }
 WHY_COLUMNS: Final[Mapping[str, figures.Cell]] = {
     "Concurrency": figures.text("concurrency"),
     "Requests": figures.text("requests"),
-    "Time": lambda level: f"{level['window']['to']:.1f} s",
-    "Completed (req/s)": lambda level: number(level["completed_rps"]),
-    "Output (tok/s)": lambda level: number(level["output_tps"]),
+    "Time": lambda level: f"{level.window.end:.1f} s",
+    "Completed (req/s)": lambda level: number(level.completed_rps),
+    "Output (tok/s)": lambda level: number(level.output_tps),
     "Why": figures.text("why"),
 }
 
 
 def _measurements(
     params: CapacityParams, search: RateSearch, attempts: Sequence[LevelAttempt]
-) -> dict[str, Any]:
+) -> CapacityMeasurements:
     steady = next((t.steady for t in reversed(attempts) if t.holds and t.level == search.best), None)
-    return {
-        "max_concurrency": search.best,
-        "limit": search.limit,
-        "workload": params.workload,
-        "output_tokens": params.output_tokens,
-        "criteria": {
-            "ttft_p99": _bound_s(params),
-            "completion": params.completion,
-            "memory_errors": 0,
-        },
-        "output_tps": None if steady is None else steady.output_tps,
-        "request_rps": None if steady is None else steady.completed_rps,
-        "tokens_in_flight": None if steady is None else steady.held_tokens,
-        "levels": [
-            {"concurrency": round(t.level), **level_json(t), **_whole_level_figures(t.measured)}
-            for t in sorted(attempts, key=lambda t: t.level)
-        ],
-    }
+    return CapacityMeasurements(
+        max_concurrency=search.best,
+        limit=search.limit,
+        workload=params.workload,
+        output_tokens=params.output_tokens,
+        criteria=CapacityCriteria(_bound_s(params), params.completion, memory_errors=0),
+        output_tps=None if steady is None else steady.output_tps,
+        request_rps=None if steady is None else steady.completed_rps,
+        tokens_in_flight=None if steady is None else steady.held_tokens,
+        levels=[_level(t) for t in sorted(attempts, key=lambda t: t.level)],
+    )
 
 
-def _whole_level_figures(measured: Measurement) -> dict[str, Any]:
-    """Return figures over all requests of a level, including the ramp-up."""
+def _level(attempt: LevelAttempt) -> CapacityLevel:
+    measured = attempt.measured
     completed = len(measured.ended_well())
     interval = share_interval(completed, measured.n)
-    return {
-        "completion": None if interval is None else interval.to_dict(),
-        "failed": measured.n - completed,
-        "endings": endings(measured),
-        "memory_errors": memory_errors(measured),
-        **latency_rows(measured),
-    }
+    return CapacityLevel(
+        **msgspec.structs.asdict(level_figures(attempt)) | latency_rows(measured),
+        concurrency=round(attempt.level),
+        completion=None if interval is None else figures.interval_figure(interval),
+        failed=measured.n - completed,
+        endings=endings(measured),
+        memory_errors=memory_errors(measured),
+    )
 
 
 def _charts(params: CapacityParams, attempts: Sequence[LevelAttempt], best: int | None) -> list[ChartSpec]:
@@ -247,7 +271,9 @@ def _charts(params: CapacityParams, attempts: Sequence[LevelAttempt], best: int 
     marks = [] if best is None else [Mark(best, "capacity")]
     x_title = "requests at a time"
     bound = ChartSeries("threshold", [*xs], [_bound_s(params) * 1e3] * len(xs))
-    ttft = figures.line_series("TTFT P99", xs, [latency_rows(t.measured)["ttft"]["p99"] for t in levels])
+    ttft = figures.line_series(
+        "TTFT P99", xs, [latency_rows(t.measured)["ttft"].percentile("p99") for t in levels]
+    )
     return [
         ChartSpec(
             "TTFT P99 by concurrency", "line", x_title, "ms", [ttft, bound], marks, log_x=True, log_y=True
@@ -257,7 +283,11 @@ def _charts(params: CapacityParams, attempts: Sequence[LevelAttempt], best: int 
 
 
 def _add_notes(
-    result: TestResult, params: CapacityParams, search: RateSearch, attempts: Sequence[LevelAttempt]
+    result: TestResult,
+    params: CapacityParams,
+    search: RateSearch,
+    attempts: Sequence[LevelAttempt],
+    levels: Sequence[CapacityLevel],
 ) -> None:
     notes = result.notes
     if search.best is None:
@@ -270,7 +300,7 @@ def _add_notes(
         "tokens in flight are the mean over time of prompts that were sent and of answers as far as they had"
         " come, from their lengths: what waits in the server's queue is among them"
     )
-    notes += figures.legend(result.measurements["levels"], "ttft", "tpot", share="p99")
+    notes += figures.legend(levels, "ttft", "tpot", share="p99")
     if short := [t.measured.name for t in attempts if _is_short(params, t)]:
         result.deviations.append(
             f"5.5.3: less than {to_seconds(params.duration):g} s or {params.per_slot} completions per slot:"

@@ -13,7 +13,7 @@ increase and starvation, Jain's index, tables and charts. The draft is interpret
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -21,10 +21,18 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from llmtap.bench.run import figures
-from llmtap.bench.run.levels import ROUNDS, Capacity, find_capacity, known_capacity, latency_rows, overload
+from llmtap.bench.run.levels import (
+    ROUNDS,
+    Capacity,
+    Latencies,
+    find_capacity,
+    known_capacity,
+    latency_rows,
+    overload,
+)
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.pace import ExpectedLoads, expected_search
-from llmtap.bench.run.session import BenchSession
+from llmtap.bench.run.session import BenchSession, Load
 from llmtap.bench.run.test import BenchTest, ChartSpec, Rate, ReportTable, SlotsMax, TestResult
 from llmtap.bench.tests import mixes
 from llmtap.metrics.intervals import share_interval
@@ -78,6 +86,68 @@ def check(session: BenchSession, params: FairnessParams) -> None:
     _mix(session, params)
 
 
+class StarvationFigure(figures.Figure, frozen=True, kw_only=True):
+    """Share of the requests that wait much longer than the median."""
+
+    starved: int
+    median: float
+    threshold: float
+    medians: float
+
+
+class LatencyInflation(msgspec.Struct, frozen=True):
+    """TTFT in the mix / TTFT alone."""
+
+    p50: figures.Figure | None
+    p95: figures.Figure | None
+    p99: figures.Figure | None
+    mean: float | None
+
+
+class ClassAlone(Latencies, frozen=True, kw_only=True):
+    rate_rps: float
+    sent: int
+
+
+class ClassFigures(Latencies, frozen=True, kw_only=True):
+    """Figures of a class in the mix, and alone."""
+
+    sent: int
+    alone: ClassAlone
+    inflation: LatencyInflation
+    starvation: StarvationFigure | None
+
+
+class JainFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Jain's index by what normalized latency may mean."""
+
+    headline: figures.Figure
+    """By request: TTFT / median of its class alone."""
+    by_class: figures.Figure
+    per_class: float | None
+    per_request: float | None
+    raw: float | None
+    slowdown: dict[str, float]
+    unfair_below: float
+
+
+class FairnessMeasurements(msgspec.Struct, frozen=True, kw_only=True):
+    rate_rps: float
+    capacity: Capacity | None
+    """None if the rate was given."""
+    load_share: float | None
+    tokens_per_second: float
+    isolation: str
+    classes: dict[str, ClassFigures]
+    jain: JainFigures | None
+    """None if a class has no TTFT in the mix or alone."""
+
+
+class _ClassRow(NamedTuple):
+    name: str
+    figures: ClassFigures
+
+
 @dataclass(frozen=True, slots=True)
 class _Class:
     """Measurements of a request class in the mix and alone."""
@@ -92,45 +162,49 @@ async def run(session: BenchSession, params: FairnessParams) -> TestResult:
     """Send each class alone, then the mix, and return the fairness figures (5.6.3, 5.6.4)."""
     mix = _mix(session, params)
     warm = mixes.closed_mix(
-        mix, slots=8, requests=32, seed=session.seed + _SEEDS["warm-up"], **session.target.counting
+        mix, slots=8, requests=32, seed=session.seed + _SEEDS["warm-up"], counting=session.target.counting
     )
     capacity = None if params.rate is not None else await _capacity(session, params, mix, warm)
     rate = params.rate
     if rate is None:
         assert capacity is not None
         rate = params.share * capacity.rps
-    load_options: dict[str, Any] = {
-        "duration_s": params.duration / NS_PER_S,
-        "per_class": params.requests_per_class,
-        **session.target.counting,
-    }
+
+    def open_load(classes: mixes.ClassMix, rate_rps: float, seed: int) -> Load:
+        return mixes.open_mix(
+            classes,
+            rate_rps=rate_rps,
+            seed=seed,
+            duration_s=params.duration / NS_PER_S,
+            per_class=params.requests_per_class,
+            counting=session.target.counting,
+        )
+
     alone: dict[str, tuple[Measurement, float]] = {}
     for i, one in enumerate(mix.classes):
         session.report_remaining(f"{len(mix.classes) - i} classes alone, then the mix")
         single = mix.alone(one.name)
         alone_rps = rate * mix.mean_tokens() / single.mean_tokens()
-        load = mixes.open_mix(
-            single, rate_rps=alone_rps, seed=session.seed + _SEEDS["alone"] + i, **load_options
-        )
+        load = open_load(single, alone_rps, session.seed + _SEEDS["alone"] + i)
         alone[one.name] = (await session.measure(f"alone/{one.name}", load, warm_by=warm), alone_rps)
     session.report_remaining("the mix")
-    load = mixes.open_mix(mix, rate_rps=rate, seed=session.seed, **load_options)
+    load = open_load(mix, rate, session.seed)
     mixed = await session.measure("mix", load, warm_by=warm)
     classes = [_Class(one.name, mixed.of_class(one.name), *alone[one.name]) for one in mix.classes]
     result = TestResult(configuration=figures.load_lines(load, mixed), main=mixed.name)
-    result.measurements = {
-        "rate_rps": rate,
-        "capacity": None if capacity is None else msgspec.to_builtins(capacity),
-        "load_share": None if capacity is None else rate / capacity.rps,
-        "tokens_per_second": rate * mix.mean_tokens(),
-        "isolation": "tokens",
-        "classes": {one.name: _class_figures(one) for one in classes},
-        "jain": _jain(classes, session.seed),
-    }
-    result.configuration |= _configuration(mix, result.measurements)
-    result.tables = _tables(result.measurements)
+    measurements = result.measurements = FairnessMeasurements(
+        rate_rps=rate,
+        capacity=capacity,
+        load_share=None if capacity is None else rate / capacity.rps,
+        tokens_per_second=rate * mix.mean_tokens(),
+        isolation="tokens",
+        classes={one.name: _class_figures(one) for one in classes},
+        jain=_jain(classes, session.seed),
+    )
+    result.configuration |= _configuration(mix, measurements)
+    result.tables = _tables(measurements)
     result.charts = _charts(classes)
-    _add_notes(result, mixed, classes, capacity)
+    _add_notes(result, mixed, classes, measurements)
     return result
 
 
@@ -157,42 +231,45 @@ async def _capacity(
             slots=slots,
             requests=requests,
             seed=session.seed + _SEEDS["capacity"] + slots,
-            **session.target.counting,
+            counting=session.target.counting,
         ),
         params.slots_max,
         warm_by=warm,
     )
 
 
-def _class_figures(one: _Class) -> dict[str, Any]:
+def _class_figures(one: _Class) -> ClassFigures:
     mixed, alone = one.mixed, one.alone
     ttft, ttft_alone = mixed.values("ttft_ns"), alone.values("ttft_ns")
+    p50, p95, p99 = (
+        figures.quantile_ratio(ttft_alone, ttft, p, paired=False) for p in figures.KEY_SHARES.values()
+    )
+    mean_mixed, mean_alone = mean(ttft), mean(ttft_alone)
+    means = None if mean_mixed is None or not mean_alone else mean_mixed / mean_alone
+    return ClassFigures(
+        sent=mixed.n,
+        **latency_rows(mixed),
+        alone=ClassAlone(rate_rps=one.alone_rps, sent=alone.n, **latency_rows(alone)),
+        inflation=LatencyInflation(p50, p95, p99, means),
+        starvation=_starvation(ttft),
+    )
+
+
+def _starvation(ttft: Sequence[float]) -> StarvationFigure | None:
     waits = starvation(ttft)
     rate = None if waits is None else share_interval(waits.starved, waits.n)
-    inflation: dict[str, Any] = {
-        name: figures.quantile_ratio(ttft_alone, ttft, p, paired=False)
-        for name, p in figures.KEY_SHARES.items()
-    }
-    mean_mixed, mean_alone = mean(ttft), mean(ttft_alone)
-    inflation["mean"] = None if mean_mixed is None or not mean_alone else mean_mixed / mean_alone
-    return {
-        "sent": mixed.n,
-        **latency_rows(mixed),
-        "alone": {"rate_rps": one.alone_rps, "sent": alone.n, **latency_rows(alone)},
-        "inflation": inflation,
-        "starvation": None
-        if waits is None or rate is None
-        else {
-            **rate.to_dict(),
-            "starved": waits.starved,
-            "median": waits.median,
-            "threshold": waits.threshold,
-            "medians": STARVED_MEDIANS,
-        },
-    }
+    if waits is None or rate is None:
+        return None
+    return StarvationFigure(
+        **msgspec.structs.asdict(figures.interval_figure(rate)),
+        starved=waits.starved,
+        median=waits.median,
+        threshold=waits.threshold,
+        medians=STARVED_MEDIANS,
+    )
 
 
-def _jain(classes: Sequence[_Class], seed: int) -> dict[str, Any] | None:
+def _jain(classes: Sequence[_Class], seed: int) -> JainFigures | None:
     """Return Jain's index by request and by class; None if a class has no TTFT in the mix or alone."""
     latencies = {one.name: one.mixed.values("ttft_ns") for one in classes}
     alone = {one.name: one.alone.values("ttft_ns") for one in classes}
@@ -204,19 +281,21 @@ def _jain(classes: Sequence[_Class], seed: int) -> dict[str, Any] | None:
     intervals = _jain_intervals(latencies, alone, seed)
     count = sum(map(len, latencies.values()))
     method = "bootstrap of each class's requests, percentiles"
-    figure_by_reading = {
-        name: figures.figure(getattr(readings, name), low, high, count, method=method, reading=name)
+    by_reading = {
+        name: figures.Figure(
+            value=getattr(readings, name), low=low, high=high, n=count, method=method, reading=name
+        )
         for name, (low, high) in intervals.items()
     }
-    return {
-        "headline": figure_by_reading["per_request"],
-        "by_class": figure_by_reading["per_class"],
-        "per_class": readings.per_class,
-        "per_request": readings.per_request,
-        "raw": readings.raw,
-        "slowdown": dict(readings.inflation),
-        "unfair_below": UNFAIR_BELOW,
-    }
+    return JainFigures(
+        headline=by_reading["per_request"],
+        by_class=by_reading["per_class"],
+        per_class=readings.per_class,
+        per_request=readings.per_request,
+        raw=readings.raw,
+        slowdown=dict(readings.inflation),
+        unfair_below=UNFAIR_BELOW,
+    )
 
 
 def _jain_intervals(
@@ -240,44 +319,40 @@ def _jain_index(x: NDArray[np.float64]) -> float:
     return float(x.sum() ** 2 / (len(x) * (x**2).sum()))
 
 
-def _configuration(mix: mixes.ClassMix, measurements: Mapping[str, Any]) -> dict[str, str]:
+def _configuration(mix: mixes.ClassMix, measurements: FairnessMeasurements) -> dict[str, str]:
     classes = "; ".join(
         f"{one.name} {one.share * 100:.3g}%, input {one.input[0]:,}-{one.input[1]:,}, output"
         f" {one.output[0]:,}-{one.output[1]:,}"
         for one in mix.classes
     )
-    alone = ", ".join(
-        f"{name} {one['alone']['rate_rps']:.3g}/s" for name, one in measurements["classes"].items()
-    )
-    counts = ", ".join(f"{name} {one['sent']:,}" for name, one in measurements["classes"].items())
-    level = (
-        "as given"
-        if measurements["load_share"] is None
-        else f"{measurements['load_share']:.0%} of saturation"
-    )
+    by_class = measurements.classes.items()
+    alone = ", ".join(f"{name} {one.alone.rate_rps:.3g}/s" for name, one in by_class)
+    counts = ", ".join(f"{name} {one.sent:,}" for name, one in by_class)
+    share = measurements.load_share
+    level = "as given" if share is None else f"{share:.0%} of saturation"
     return {
         "Request classes": classes,
-        "Load level": f"{measurements['rate_rps']:.3g} requests/s, {level}",
+        "Load level": f"{measurements.rate_rps:.3g} requests/s, {level}",
         "Isolation baseline": f"each class alone at as many tokens per second as the mix: {alone}",
         "Requests by class": counts,
     }
 
 
-def _tables(measurements: Mapping[str, Any]) -> list[ReportTable]:
-    classes = [{"name": name.title(), **one} for name, one in measurements["classes"].items()]
-    jain = measurements["jain"]
-    metrics = {"Jain's Fairness Index": "-" if jain is None else f"{jain['headline']['value']:.2f}"}
-    metrics["Jain's index of class means"] = "-" if jain is None else f"{jain['per_class']:.2f}"
+def _tables(measurements: FairnessMeasurements) -> list[ReportTable]:
+    classes = [_ClassRow(name.title(), one) for name, one in measurements.classes.items()]
+    jain = measurements.jain
+    metrics = {"Jain's Fairness Index": "-" if jain is None else f"{jain.headline.value:.2f}"}
+    metrics["Jain's index of class means"] = "-" if jain is None else f"{jain.per_class:.2f}"
     metrics |= {
-        f"{one['name']} Class Starvation": figures.with_interval(one["starvation"], ".1%") for one in classes
+        f"{name} Class Starvation": figures.with_interval(one.starvation, ".1%") for name, one in classes
     }
     rows = []
-    for one in classes:
-        for state, row in (("alone", one["alone"]["ttft"]), ("mixed", one["ttft"])):
+    for name, one in classes:
+        for state, row in (("alone", one.alone.ttft), ("mixed", one.ttft)):
             cells = (figures.ms_of(row, share) for share in figures.KEY_SHARES)
-            rows.append([f"{one['name']}, {state}", *cells])
-        growth = (figures.with_interval(one["inflation"][share], ".2f") for share in figures.KEY_SHARES)
-        rows.append([f"{one['name']}, inflation", *growth])
+            rows.append([f"{name}, {state}", *cells])
+        growth = (figures.with_interval(getattr(one.inflation, share), ".2f") for share in figures.KEY_SHARES)
+        rows.append([f"{name}, inflation", *growth])
     heads = ["Class", "TTFT P50", "TTFT P95", "TTFT P99"]
     return [
         figures.table_of("Table 8: Per-Class Results", classes, TABLE_8),
@@ -287,19 +362,26 @@ def _tables(measurements: Mapping[str, Any]) -> list[ReportTable]:
     ]
 
 
+def _of_figures(cell: figures.Cell) -> figures.Cell:
+    return lambda row: cell(row.figures)
+
+
 TABLE_8: Final[Mapping[str, figures.Cell]] = {
     "Class": figures.text("name"),
-    "Count": lambda one: f"{one['ttft']['n']}",
-    **figures.latency_columns("ttft p50", "ttft p99", "tpot p50", "tpot p99"),
+    "Count": lambda row: f"{row.figures.ttft.n}",
+    **{
+        name: _of_figures(cell)
+        for name, cell in figures.latency_columns("ttft p50", "ttft p99", "tpot p50", "tpot p99").items()
+    },
 }
 
 
-def _readings_table(jain: Mapping[str, Any]) -> ReportTable:
-    slowdown = ", ".join(f"{name} {x:.2f}" for name, x in jain["slowdown"].items())
+def _readings_table(jain: JainFigures) -> ReportTable:
+    slowdown = ", ".join(f"{name} {x:.2f}" for name, x in jain.slowdown.items())
     rows = [
-        ["by request: TTFT / median of its class alone", figures.with_interval(jain["headline"], ".3f")],
-        [f"by class: mean TTFT / median alone ({slowdown})", figures.with_interval(jain["by_class"], ".3f")],
-        ["by request: TTFT as it is", f"{jain['raw']:.3f}"],
+        ["by request: TTFT / median of its class alone", figures.with_interval(jain.headline, ".3f")],
+        [f"by class: mean TTFT / median alone ({slowdown})", figures.with_interval(jain.by_class, ".3f")],
+        ["by request: TTFT as it is", f"{jain.raw:.3f}"],
     ]
     return ReportTable("Jain's index by what normalized latency may mean", ["x", "Index"], rows)
 
@@ -320,12 +402,12 @@ def _add_notes(
     result: TestResult,
     mixed: Measurement,
     classes: Sequence[_Class],
-    capacity: Capacity | None,
+    measurements: FairnessMeasurements,
 ) -> None:
-    measurements = result.measurements
+    capacity = measurements.capacity
     result.notes += [
         "Jain's index is of requests: TTFT in the mix / the median of the class alone; any spread lowers it",
-        *figures.legend(measurements["classes"].values(), "ttft", "tpot"),
+        *figures.legend(measurements.classes.values(), "ttft", "tpot"),
         "intervals take requests for independent; those of a queue are not quite, so they are rather narrow",
     ]
     if capacity is not None:
@@ -346,14 +428,14 @@ def _add_notes(
     failed = mixed.n - len(mixed.ended_well())
     if failed:
         result.notes.append(f"{failed:,} of {mixed.n:,} answers of the mix did not come whole: in no figure")
-    jain = measurements["jain"]
+    jain = measurements.jain
     if jain is None:
         result.notes.append("no Jain's index: a class has no TTFT")
         return
     low = [
         of
-        for of, name in (("requests", "per_request"), ("class means", "per_class"))
-        if jain[name] < UNFAIR_BELOW
+        for of, index in (("requests", jain.per_request), ("class means", jain.per_class))
+        if index is not None and index < UNFAIR_BELOW
     ]
     if low:
         statement = f"Jain's index of {' and of '.join(low)} is below {UNFAIR_BELOW}"

@@ -12,17 +12,25 @@ The parameter `search` adds the maximum throughput of each configuration (Table 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from random import Random
-from typing import Annotated, Any, Final
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 import pyarrow.compute as pc
-from msgspec import Meta
+from msgspec import UNSET, Meta
 
 from llmtap.bench.run import figures, test
-from llmtap.bench.run.levels import ROUNDS, WARM_TOKENS, Capacity, find_capacity, known_capacity, overload
+from llmtap.bench.run.levels import (
+    ROUNDS,
+    WARM_TOKENS,
+    Capacity,
+    Latencies,
+    find_capacity,
+    known_capacity,
+    overload,
+)
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.pace import ExpectedLoads, expected_at, expected_search
-from llmtap.bench.run.session import BenchSession, Load, make_load
+from llmtap.bench.run.session import BenchSession, Load, OpenLoop, make_load
 from llmtap.errors import ConfigError
 from llmtap.metrics.comparison import adjusted, compare_paired, compare_quantile, reduction
 from llmtap.metrics.statistics import is_enough, percentile
@@ -48,6 +56,69 @@ CACHED_SHARE: Final = 0.01
 be at a disadvantage."""
 
 Level = Annotated[float, Meta(gt=0, le=100)]
+
+
+class OverheadFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Overhead of a configuration in seconds: its metric minus that of the baseline."""
+
+    overall: figures.Figure | None
+    """Over repeats, or over pairs if there are fewer than three repeats."""
+    by_repeat: list[float]
+    pairs: int
+    shift: dict[str, object] | None
+    """Comparison over all pairs."""
+    p50: figures.Figure | None
+    p95: figures.Figure | None
+    p99: figures.Figure | None
+
+    def with_adjusted_p(self, p: float) -> "OverheadFigures":
+        assert self.overall is not None
+        overall = msgspec.structs.replace(self.overall, p_adjusted=p)
+        return msgspec.structs.replace(self, overall=overall)
+
+
+class ArmFigures(Latencies, frozen=True, kw_only=True):
+    """Figures of a configuration at one load."""
+
+    sent: int
+    complete: int
+    refused: int
+    overhead: dict[str, OverheadFigures] | None
+    """By metric; None for the baseline."""
+    overload: list[float]
+    """Completion rate / arrival rate of the blocks that were above saturation."""
+
+
+class GuardrailLevel(msgspec.Struct, frozen=True):
+    level: float
+    """Load in % of the capacity."""
+    rate_rps: float
+    arms: dict[str, ArmFigures]
+
+
+class PeakThroughput(Capacity, frozen=True, kw_only=True):
+    reduction: float | None
+    """Relative reduction of the throughput; None for the baseline."""
+
+
+class GuardrailMeasurements(msgspec.Struct, frozen=True):
+    capacity: Capacity
+    levels: list[GuardrailLevel]
+    max_throughput: dict[str, PeakThroughput] | None
+
+
+class _ArmRow(NamedTuple):
+    load: str
+    arm: str
+    name: str
+    figures: ArmFigures
+
+
+class _OverheadRow(NamedTuple):
+    load: str
+    name: str
+    metric: str
+    overhead: OverheadFigures
 
 
 class GuardrailParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -110,12 +181,11 @@ async def run(session: BenchSession, params: GuardrailParams) -> test.TestResult
         session.report_remaining(f"{len(order) - i} of {len(order)} blocks")
         load = make_load(  # The seed does not depend on the arm: all configurations get the same requests.
             params.workload,
-            rate_rps=capacity.rps * level / 100,
+            open_loop=OpenLoop(capacity.rps * level / 100, params.arrivals),
             requests=params.requests,
             seed=session.seed + _SEED_STEP * repeat + levels.index(level),
-            arrivals=params.arrivals,
             output_tokens=params.output_tokens,
-            **session.target.counting,
+            counting=session.target.counting,
         )
         cells[arm, level][repeat] = await session.measure(
             f"{level:g}-percent/{repeat}/{arm}",
@@ -127,7 +197,7 @@ async def run(session: BenchSession, params: GuardrailParams) -> test.TestResult
     result = test.TestResult(configuration=figures.load_lines(load, session.steps[-1]))
     result.main = f"{levels[-1]:g}-percent/0/{BASELINE}"
     measurements = result.measurements = guardrail_figures(cells, arms, levels, capacity, peaks)
-    rates = ", ".join(f"{one['level']:g} % ({one['rate_rps']:.3g}/s)" for one in measurements["levels"])
+    rates = ", ".join(f"{one.level:g} % ({one.rate_rps:.3g}/s)" for one in measurements.levels)
     order_text = "all loads of one, then the next: it takes a command to switch"
     seconds = sum(one.seconds for one in session.steps if "-percent/" in one.name)
     result.configuration |= {
@@ -140,7 +210,7 @@ async def run(session: BenchSession, params: GuardrailParams) -> test.TestResult
     }
     result.tables = _tables(measurements)
     result.charts = _charts(cells, measurements)
-    _add_notes(result, session, params, cells)
+    _add_notes(result, session, params, cells, measurements)
     return result
 
 
@@ -176,7 +246,7 @@ def _closed_load(
         requests=requests,
         seed=seed,
         output_tokens=params.output_tokens,
-        **session.target.counting,
+        counting=session.target.counting,
     )
 
 
@@ -206,40 +276,52 @@ def guardrail_figures(
     levels: Sequence[float],
     capacity: Capacity,
     peaks: Mapping[str, Capacity] | None,
-) -> dict[str, Any]:
+) -> GuardrailMeasurements:
     """Return the measurements of 5.10.4; `peaks`: maximum throughputs by configuration, if measured."""
-    figures_json: dict[str, Any] = {
-        "capacity": msgspec.to_builtins(capacity),
-        "levels": [
-            {
-                "level": level,
-                "rate_rps": capacity.rps * level / 100,
-                "arms": {arm: _arm_results(cells, arm, level) for arm in arms},
-            }
+    overheads = _overheads_of(cells, arms, levels)
+    return GuardrailMeasurements(
+        capacity,
+        [
+            GuardrailLevel(
+                level,
+                capacity.rps * level / 100,
+                {arm: _arm_figures(cells[arm, level], overheads.get((arm, level))) for arm in arms},
+            )
             for level in levels
         ],
-        "max_throughput": None
-        if peaks is None
-        else {
-            arm: {
-                **msgspec.to_builtins(peak),
-                "reduction": None
-                if arm == BASELINE
-                else reduction(_output_rate(peaks[BASELINE]), _output_rate(peak)),
-            }
-            for arm, peak in peaks.items()
-        },
+        None if peaks is None else {arm: _peak(peaks, arm) for arm in peaks},
+    )
+
+
+def _peak(peaks: Mapping[str, Capacity], arm: str) -> PeakThroughput:
+    rates = _output_rate(peaks[BASELINE]), _output_rate(peaks[arm])
+    return PeakThroughput(
+        **msgspec.structs.asdict(peaks[arm]), reduction=None if arm == BASELINE else reduction(*rates)
+    )
+
+
+def _overheads_of(
+    cells: Cells, arms: Sequence[str], levels: Sequence[float]
+) -> dict[tuple[str, float], dict[str, OverheadFigures]]:
+    """Return the overheads of all arms but the baseline, by metric.
+
+    The p-values are adjusted for all tests of the same metric.
+    """
+    overheads = {
+        (arm, level): {
+            metric: _overhead(cells[BASELINE, level], cells[arm, level], f"{metric}_ns") for metric in METRICS
+        }
+        for level in levels
+        for arm in arms
+        if arm != BASELINE
     }
+    tests = {place: one for place, one in overheads.items() if place[0] != BASELINE_REPEATED}
     for metric in METRICS:
-        overheads = [
-            overall
-            for row in _rows(figures_json["levels"])
-            if row["arm"] not in (BASELINE, BASELINE_REPEATED)
-            and (overall := row["overhead"][metric]["overall"]) is not None
-        ]
-        for one, p in zip(overheads, adjusted([one["p"] for one in overheads]), strict=True):
-            one["p_adjusted"] = p
-    return figures_json
+        known = [one for one in tests.values() if one[metric].overall is not None]
+        p_values = [overall.p for one in known if (overall := one[metric].overall) is not None]
+        for one, p in zip(known, adjusted([p for p in p_values if isinstance(p, float)]), strict=True):
+            one[metric] = one[metric].with_adjusted_p(p)
+    return overheads
 
 
 def _output_rate(peak: Capacity) -> float:
@@ -250,25 +332,23 @@ def _values(cell: Cell, metric: str) -> list[float]:
     return [value for one in cell.values() for value in one.by_row(f"{metric}_ns").values()]
 
 
-def _arm_results(cells: Cells, arm: str, level: float) -> dict[str, Any]:
-    cell, base = cells[arm, level], cells[BASELINE, level]
+def _arm_figures(cell: Cell, overhead: dict[str, OverheadFigures] | None) -> ArmFigures:
     outcomes = Counter(outcome for one in cell.values() for outcome in one.table["outcome"].to_pylist())
-    return {
-        "sent": outcomes.total(),
-        "complete": outcomes["complete"],
-        "refused": outcomes["refused"],
-        **{
-            metric: figures.latency_row(_values(cell, metric), figures.KEY_SHARES)
-            for metric in (*METRICS, "tpot")
-        },
-        "overhead": None
-        if arm == BASELINE
-        else {metric: _overhead(base, cell, f"{metric}_ns") for metric in METRICS},
-        "overload": [delivered for one in cell.values() if (delivered := overload(one)) is not None],
+    rows = {
+        metric: figures.latency_row(_values(cell, metric), figures.KEY_SHARES)
+        for metric in (*METRICS, "tpot")
     }
+    return ArmFigures(
+        sent=outcomes.total(),
+        complete=outcomes["complete"],
+        refused=outcomes["refused"],
+        overhead=overhead,
+        overload=[delivered for one in cell.values() if (delivered := overload(one)) is not None],
+        **rows,
+    )
 
 
-def _overhead(base: Cell, other: Cell, column: str) -> dict[str, Any]:
+def _overhead(base: Cell, other: Cell, column: str) -> OverheadFigures:
     """Return the overhead other - base: over repeats (or pairs, if there are fewer than three repeats), over
     all pairs, and of percentiles."""
     blocks_compared = [(base[repeat], other[repeat]) for repeat in sorted(base)]
@@ -281,24 +361,29 @@ def _overhead(base: Cell, other: Cell, column: str) -> dict[str, Any]:
     ]
     overall = figures.over_repeats(shifts)
     if overall is None and shift is not None:
-        overall = figures.figure(
-            shift.difference, shift.low, shift.high, shift.n, p=shift.p, method=shift.method
+        overall = figures.Figure(
+            value=shift.difference,
+            low=shift.low,
+            high=shift.high,
+            n=shift.n,
+            p=shift.p,
+            method=shift.method,
         )
-    quantiles: dict[str, Any] = {}
+    quantiles: dict[str, figures.Figure | None] = {}
     for name, p in figures.KEY_SHARES.items():
         comparison = compare_quantile(ours, theirs, p, paired=True) if ours else None
         first, second = percentile(sorted(ours), p), percentile(sorted(theirs), p)
         low, high = (None, None) if comparison is None else (comparison.low, comparison.high)
         quantiles[name] = None
         if first is not None and second is not None:
-            quantiles[name] = figures.figure(second - first, low, high, len(ours))
-    return {
-        "overall": overall,
-        "by_repeat": shifts,
-        "pairs": len(ours),
-        "shift": None if shift is None else shift.to_dict(),
+            quantiles[name] = figures.Figure(value=second - first, low=low, high=high, n=len(ours))
+    return OverheadFigures(
+        overall=overall,
+        by_repeat=shifts,
+        pairs=len(ours),
+        shift=None if shift is None else shift.to_dict(),
         **quantiles,
-    }
+    )
 
 
 def _median_shift(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
@@ -321,77 +406,84 @@ def cached_share(cells: Cells) -> float | None:
     return cached / input_tokens if known and input_tokens else None
 
 
-def _rows(levels: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def _rows(levels: Sequence[GuardrailLevel]) -> Iterator[_ArmRow]:
     for one in levels:
-        for arm, row in one["arms"].items():
-            yield {"load": f"{one['level']:g} %", "arm": arm, "name": NAMES[arm], **row}
+        for arm, arm_figures in one.arms.items():
+            yield _ArmRow(f"{one.level:g} %", arm, NAMES[arm], arm_figures)
 
 
-def _overheads(levels: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def _overheads(levels: Sequence[GuardrailLevel]) -> Iterator[_OverheadRow]:
     for row in _rows(levels):
-        for metric, label in METRICS.items() if row["overhead"] is not None else ():
-            yield {**row, "metric": label, **row["overhead"][metric]}
+        for metric, overhead in (row.figures.overhead or {}).items():
+            yield _OverheadRow(row.load, row.name, METRICS[metric], overhead)
 
 
 def _percentile_cell(share: str) -> figures.Cell:
     """Return a function that formats the overhead at a percentile; a dash if it has no interval."""
 
-    def cell(row: Mapping[str, Any]) -> str:
-        figure = row[share]
-        if figure is None or figure["low"] is None:
+    def cell(row: _OverheadRow) -> str:
+        figure: figures.Figure | None = getattr(row.overhead, share)
+        if figure is None or figure.low is None:
             return "-"
-        return figures.ms_with_interval(
-            figure, doubtful=not is_enough(figure["n"], figures.KEY_SHARES[share])
-        )
+        return figures.ms_with_interval(figure, doubtful=not is_enough(figure.n, figures.KEY_SHARES[share]))
 
     return cell
 
 
-def _p_value_text(row: Mapping[str, Any]) -> str:
-    overall = row["overall"]
+def _p_value_text(row: _OverheadRow) -> str:
+    overall = row.overhead.overall
     if overall is None:
         return "-"
-    return f"{overall['p_adjusted']:.2g}" if "p_adjusted" in overall else f"{overall['p']:.2g} (unadjusted)"
+    adjusted_p = overall.p_adjusted
+    return f"{overall.p:.2g} (unadjusted)" if adjusted_p is UNSET else f"{adjusted_p:.2g}"
+
+
+def _of_arm(cell: figures.Cell) -> figures.Cell:
+    return lambda row: cell(row.figures)
+
+
+def _latency_columns(*names: str) -> dict[str, figures.Cell]:
+    return {name: _of_arm(cell) for name, cell in figures.latency_columns(*names).items()}
 
 
 TABLE_13: Final[Mapping[str, figures.Cell]] = {
     "Configuration": figures.text("name"),
-    **figures.latency_columns("ttft p50", "ttft p99", "e2e p50", "e2e p99"),
+    **_latency_columns("ttft p50", "ttft p99", "e2e p50", "e2e p99"),
 }
 OVERHEAD_COLUMNS: Final[Mapping[str, figures.Cell]] = {
     "Load": figures.text("load"),
     "Configuration": figures.text("name"),
     "Metric": figures.text("metric"),
-    "Overhead": lambda row: figures.ms_with_interval(row["overall"]),
+    "Overhead": lambda row: figures.ms_with_interval(row.overhead.overall),
     **{f"at {share.upper()}": _percentile_cell(share) for share in figures.KEY_SHARES},
     "p (Holm)": _p_value_text,
 }
 TABLE_14: Final[Mapping[str, figures.Cell]] = {
-    "Configuration": figures.text("name"),
-    "Max Throughput": lambda one: (
-        f"{one['rps']:.3g} req/s" if one["tps"] is None else f"{one['tps']:.0f} tok/s"
+    "Configuration": lambda row: NAMES[row[0]],
+    "Max Throughput": lambda row: (
+        f"{row[1].rps:.3g} req/s" if row[1].tps is None else f"{row[1].tps:.0f} tok/s"
     ),
-    "Reduction": lambda one: "-" if one["reduction"] is None else f"{-one['reduction']:+.1%}",
+    "Reduction": lambda row: "-" if row[1].reduction is None else f"{-row[1].reduction:+.1%}",
 }
 ANSWER_COLUMNS: Final[Mapping[str, figures.Cell]] = {
     "Load": figures.text("load"),
     "Configuration": figures.text("name"),
-    **figures.latency_columns("ttft p95", "e2e p95"),
-    "Sent": figures.text("sent", ","),
-    "Complete": figures.text("complete", ","),
-    "Refused": figures.text("refused", ","),
+    **_latency_columns("ttft p95", "e2e p95"),
+    "Sent": _of_arm(figures.text("sent", ",")),
+    "Complete": _of_arm(figures.text("complete", ",")),
+    "Refused": _of_arm(figures.text("refused", ",")),
 }
 
 
-def _tables(measurements: Mapping[str, Any]) -> list[test.ReportTable]:
-    levels, peaks = measurements["levels"], measurements["max_throughput"]
-    rows = [] if peaks is None else [{"name": NAMES[arm], **one} for arm, one in peaks.items()]
+def _tables(measurements: GuardrailMeasurements) -> list[test.ReportTable]:
+    levels = measurements.levels
+    rows = (measurements.max_throughput or {}).items()
     return [
         # Make a Table 13 for each load.
         *(
             figures.table_of(
-                f"Table 13: Guardrail Overhead at {one['level']:g} % of capacity"
-                f" ({one['rate_rps']:.3g} requests/s)",
+                f"Table 13: Guardrail Overhead at {one.level:g} % of capacity"
+                f" ({one.rate_rps:.3g} requests/s)",
                 _rows([one]),
                 TABLE_13,
             )
@@ -407,8 +499,8 @@ def _tables(measurements: Mapping[str, Any]) -> list[test.ReportTable]:
     ]
 
 
-def _charts(cells: Cells, measurements: Mapping[str, Any]) -> list[test.ChartSpec]:
-    charts, levels = [], measurements["levels"]
+def _charts(cells: Cells, measurements: GuardrailMeasurements) -> list[test.ChartSpec]:
+    charts, levels = [], measurements.levels
     highest = max(level for _, level in cells)
     for metric, label in METRICS.items():
         curves = [
@@ -422,10 +514,10 @@ def _charts(cells: Cells, measurements: Mapping[str, Any]) -> list[test.ChartSpe
         lines = [
             figures.line_series(
                 NAMES[arm],
-                [one["level"] for one in levels],
-                [one["arms"][arm]["overhead"][metric]["overall"] for one in levels],
+                [one.level for one in levels],
+                [(one.arms[arm].overhead or {})[metric].overall for one in levels],
             )
-            for arm in levels[0]["arms"]
+            for arm in levels[0].arms
             if arm != BASELINE
         ]
         title = f"Overhead of {label} by load, with 95 % intervals"
@@ -434,21 +526,26 @@ def _charts(cells: Cells, measurements: Mapping[str, Any]) -> list[test.ChartSpe
     return charts
 
 
-def _add_notes(result: test.TestResult, session: BenchSession, params: GuardrailParams, cells: Cells) -> None:
-    measurements = result.measurements
-    capacity, rows = measurements["capacity"], list(_rows(measurements["levels"]))
-    result.notes.append(f"capacity of the baseline: {capacity['rps']:.4g} requests/s ({capacity['how']})")
+def _add_notes(
+    result: test.TestResult,
+    session: BenchSession,
+    params: GuardrailParams,
+    cells: Cells,
+    measurements: GuardrailMeasurements,
+) -> None:
+    capacity, rows = measurements.capacity, list(_rows(measurements.levels))
+    result.notes.append(f"capacity of the baseline: {capacity.rps:.4g} requests/s ({capacity.how})")
     missing = [NAMES[name] for name in ARMS if name not in session.arms]
     if missing:
         result.deviations.append(f"5.10.2: not compared, as no such arm is declared: {', '.join(missing)}")
     result.notes += [
         "the baseline was measured twice (A/A): what the two differ by is found where there is no difference",
         'intervals of "Overhead" hold what changes from block to block; those at P50 only these requests',
-        *figures.legend(rows, *METRICS),
+        *figures.legend([row.figures for row in rows], *METRICS),
     ]
     refused: Counter[str] = Counter()
     for row in rows:
-        refused[row["arm"]] += row["refused"]
+        refused[row.arm] += row.figures.refused
     if counted := ", ".join(f"{NAMES[arm]} {n:,}" for arm, n in refused.items() if n):
         result.notes.append(
             f"refused although the content is benign: {counted}. Refused answers are in no latency"
@@ -462,20 +559,19 @@ def _add_notes(result: test.TestResult, session: BenchSession, params: Guardrail
         )
 
 
-def _shortfalls(measurements: Mapping[str, Any], params: GuardrailParams) -> Iterator[str]:
+def _shortfalls(measurements: GuardrailMeasurements, params: GuardrailParams) -> Iterator[str]:
     runs_min = figures.RUNS_MIN
     if params.repeats < runs_min:
         yield f"6.3: {params.repeats} independent runs of each configuration and load, {runs_min} wanted"
-    if not measurements["capacity"]["saturated"]:
+    if not measurements.capacity.saturated:
         yield "5.10.2: capacity was not reached: loads are shares of the most that was tried"
-    for row in _rows(measurements["levels"]):
-        if row["refused"]:
-            at = f"{row['name']}, {row['load']}"
-            yield f"5.10.2: {row['refused']} benign requests were refused ({at})"
-        if row["overload"]:
+    for row in _rows(measurements.levels):
+        if row.figures.refused:
+            yield f"5.10.2: {row.figures.refused} benign requests were refused ({row.name}, {row.load})"
+        if row.figures.overload:
             yield (
-                f"{row['name']} did not keep up at {row['load']}: answers came at"
-                f" {min(row['overload']):.0%} of the rate of requests"
+                f"{row.name} did not keep up at {row.load}: answers came at"
+                f" {min(row.figures.overload):.0%} of the rate of requests"
             )
 
 

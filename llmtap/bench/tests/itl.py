@@ -11,7 +11,6 @@ variance.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from itertools import accumulate
 from typing import Annotated, Any, Final, Literal
 
@@ -23,9 +22,9 @@ from llmtap.bench.run import figures, test
 from llmtap.bench.run.levels import Capacity, known_capacity
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.pace import ExpectedLoads, expected_at
-from llmtap.bench.run.session import BenchSession, Load, make_load
+from llmtap.bench.run.session import BenchSession, Load, OpenLoop, make_load
 from llmtap.errors import ConfigError
-from llmtap.metrics.intervals import modes, tail
+from llmtap.metrics.intervals import Tail, modes, tail
 from llmtap.metrics.latency import itl_ns
 from llmtap.metrics.statistics import deviation, percentile, tail_ratio
 
@@ -77,6 +76,53 @@ class ItlParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ] = "auto"
 
 
+class Modality(msgspec.Struct, frozen=True):
+    unimodal: bool
+    modes: list[float]
+
+
+class ChunkSizes(msgspec.Struct, frozen=True):
+    single_token_share: float | None
+    tokens_per_chunk_mean: float | None
+    tokens_per_chunk_max: float | None
+
+
+class ItlLevel(msgspec.Struct, frozen=True, kw_only=True):
+    """Gaps between tokens at one load."""
+
+    level: float
+    """Share of saturation in %."""
+    rate_rps: float
+    requests: int
+    answers: int
+    """Number of answers that are long enough (`OUTPUT_MIN`)."""
+    too_short: int
+    offered_rps: float | None
+    option: str
+    term: str
+    """`ITL`, or `TBC` if the gaps are times between chunks."""
+    itl: figures.LatencyRow
+    std: float | None
+    jitter: figures.LatencyRow
+    """Standard deviations of the gaps of an answer."""
+    max_pause: figures.LatencyRow
+    p99_p50: float | None
+    modality: Modality | None
+    """None without gaps."""
+    tail: Tail
+    chunking: ChunkSizes
+
+    @property
+    def name(self) -> str:
+        return f"{self.level:g} %"
+
+
+class ItlMeasurements(msgspec.Struct, frozen=True):
+    max_rate_rps: float
+    max_rate_from: str
+    levels: list[ItlLevel]
+
+
 def check(session: BenchSession, params: ItlParams) -> None:
     rate = _capacity(session, params).rps
     shortest = min(_load(session, params, rate).plan.requests.output)
@@ -92,7 +138,7 @@ async def run(session: BenchSession, params: ItlParams) -> test.TestResult:
     """Send a load at each share of saturation, and return the distributions of the gaps (5.4.3, 5.4.4)."""
     capacity = _capacity(session, params)
     result = test.TestResult()
-    levels: list[dict[str, Any]] = []
+    levels: list[ItlLevel] = []
     samples: list[list[list[float]]] = []
     measured: Measurement | None = None
     percentages = sorted(params.levels)
@@ -101,23 +147,25 @@ async def run(session: BenchSession, params: ItlParams) -> test.TestResult:
         rate = capacity.rps * percentage / 100
         load = _load(session, params, rate)
         measured = await session.measure(f"{percentage:g}-percent", load)
-        gaps, level_figures = _level_figures(measured, params.option)
+        gaps, level = _level_figures(percentage, rate, measured, params.option)
         samples.append(gaps)
-        levels.append({"level": percentage, "rate_rps": rate, **level_figures})
+        levels.append(level)
         result.configuration = figures.load_lines(load, measured)
     assert measured is not None
-    rates = ", ".join(f"{one['level']:g} % ({one['rate_rps']:.3g}/s)" for one in levels)
+    rates = ", ".join(f"{one.name} ({one.rate_rps:.3g}/s)" for one in levels)
     result.configuration |= {
         "Load model": f"open loop, arrivals {params.arrivals}; of {capacity.rps:.4g} requests/s: {rates}",
-        "Request count": ", ".join(f"{one['requests']:,}" for one in levels) + " by level",
+        "Request count": ", ".join(f"{one.requests:,}" for one in levels) + " by level",
         "Test duration": ", ".join(f"{step.seconds:.1f}" for step in session.steps) + " s by level",
-        "ITL measurement": "; ".join(dict.fromkeys(_METHODS[one["option"]] for one in levels)),
+        "ITL measurement": "; ".join(dict.fromkeys(_METHODS[one.option] for one in levels)),
     }
     result.main = measured.name
-    result.itl_option = " + ".join(sorted({one["option"] for one in levels}))
-    result.measurements = {"max_rate_rps": capacity.rps, "max_rate_from": capacity.how, "levels": levels}
+    result.itl_option = " + ".join(sorted({one.option for one in levels}))
+    result.measurements = ItlMeasurements(capacity.rps, capacity.how, levels)
     result.tables = _tables(levels)
     result.charts = _charts(levels, [[gap for group in groups for gap in group] for groups in samples])
+    result.notes.append("the time before an answer's first token is in no figure (5.4.3)")
+    result.notes.append(f"saturation: {capacity.how}")
     _add_notes(result, levels)
     return result
 
@@ -137,18 +185,17 @@ def _capacity(session: BenchSession, params: ItlParams) -> Capacity:
 def _load(session: BenchSession, params: ItlParams, rate: float) -> Load:
     return make_load(
         params.workload,
-        rate_rps=rate,
+        open_loop=OpenLoop(rate, params.arrivals),
         seed=session.seed,
         requests=params.requests,
-        arrivals=params.arrivals,
         output_tokens=params.output_tokens,
-        **session.target.counting,
+        counting=session.target.counting,
     )
 
 
 def _level_figures(
-    measured: Measurement, option: Literal["auto", "A", "B", "C"]
-) -> tuple[list[list[float]], dict[str, Any]]:
+    percentage: float, rate: float, measured: Measurement, option: Literal["auto", "A", "B", "C"]
+) -> tuple[list[list[float]], ItlLevel]:
     """Return the gaps of each response that is long enough (`OUTPUT_MIN`), and the figures of a level."""
     columns = ["gaps_ns", "server_gaps_ns", "output_tokens", "itl_policy"]
     columns += ["chunk_tokens"] * (option == "B")
@@ -168,47 +215,50 @@ def _level_figures(
     chunking = measured.result.get("chunking") or {}
     load = measured.result.get("load") or {}
     jitters = [value for group in groups if len(group) > 1 and (value := deviation(group)) is not None]
-    return groups, {
-        "requests": measured.n,
-        "answers": len(groups),
-        "too_short": len(rows) - len(answers),
-        "offered_rps": load.get("offered_rps"),
-        "option": "B" if option == "B" else "C" if server else "A (direct)" if direct else "A",
-        "term": "ITL" if option == "B" or server or direct else "TBC",
-        "itl": itl,
-        "std": deviation(gaps),
-        "jitter": figures.latency_row(jitters, figures.KEY_SHARES),
-        "max_pause": figures.latency_row([max(group) for group in groups], figures.KEY_SHARES),
-        "p99_p50": tail_ratio(itl["p50"]["value"], itl["p99"]["value"]) if itl["n"] else None,
-        "modality": _modality(gaps),
-        "tail": asdict(tail(gaps)),
-        "chunking": {
-            name: chunking.get(name)
-            for name in ("single_token_share", "tokens_per_chunk_mean", "tokens_per_chunk_max")
-        },
-    }
+    median, p99 = itl.percentile("p50"), itl.percentile("p99")
+    return groups, ItlLevel(
+        level=percentage,
+        rate_rps=rate,
+        requests=measured.n,
+        answers=len(groups),
+        too_short=len(rows) - len(answers),
+        offered_rps=load.get("offered_rps"),
+        option="B" if option == "B" else "C" if server else "A (direct)" if direct else "A",
+        term="ITL" if option == "B" or server or direct else "TBC",
+        itl=itl,
+        std=deviation(gaps),
+        jitter=figures.latency_row(jitters, figures.KEY_SHARES),
+        max_pause=figures.latency_row([max(group) for group in groups], figures.KEY_SHARES),
+        p99_p50=None if median is None or p99 is None else tail_ratio(median.value, p99.value),
+        modality=_modality(gaps),
+        tail=tail(gaps),
+        chunking=ChunkSizes(
+            chunking.get("single_token_share"),
+            chunking.get("tokens_per_chunk_mean"),
+            chunking.get("tokens_per_chunk_max"),
+        ),
+    )
 
 
-def _option_b_gaps(row: dict[str, Any]) -> list[float]:
+def _option_b_gaps(row: Mapping[str, Any]) -> list[float]:
     """Return the gaps of an answer in seconds by option B: each token has the time of its chunk."""
     times_ns = list(accumulate(row["gaps_ns"] or (), initial=0))
     return [ns / 1e9 for ns in itl_ns(times_ns, row["chunk_tokens"])]
 
 
-def _output_tokens(row: dict[str, Any]) -> int:
+def _output_tokens(row: Mapping[str, Any]) -> int:
     tokens = row["output_tokens"]
     return len(row["gaps_ns"] or ()) + 1 if tokens is None else int(tokens)
 
 
-def _modality(gaps: Sequence[float]) -> dict[str, Any] | None:
-    """Return the modes, and whether there is only one; None without gaps."""
+def _modality(gaps: Sequence[float]) -> Modality | None:
     peaks = modes(gaps)
-    return {"unimodal": len(peaks) == 1, "modes": peaks} if peaks else None
+    return Modality(len(peaks) == 1, peaks) if peaks else None
 
 
-def _tables(levels: Sequence[dict[str, Any]]) -> list[test.ReportTable]:
-    loads = [f"{_level_name(one)} ({one['rate_rps']:.3g}/s)" for one in levels]
-    terms = "/".join(dict.fromkeys(one["term"] for one in levels))
+def _tables(levels: Sequence[ItlLevel]) -> list[test.ReportTable]:
+    loads = [f"{one.name} ({one.rate_rps:.3g}/s)" for one in levels]
+    terms = "/".join(dict.fromkeys(one.term for one in levels))
     rows = [[name, *cells] for name, *cells in zip(_RESULTS, *map(_results, levels), strict=True)]
     heads = ["Metric", *loads] if len(loads) > 1 else ["Metric", "Value"]
     at_load = "" if len(loads) > 1 else f" at {loads[0]}"
@@ -219,19 +269,14 @@ def _tables(levels: Sequence[dict[str, Any]]) -> list[test.ReportTable]:
     ]
 
 
-def _results(one: dict[str, Any]) -> list[str]:
-    itl = one["itl"]
-    cells = [figures.ms_of(itl, key) for key in (*_ROWS, "mean")]
-    return [f"{itl['n']}", *cells, figures.ms(one["std"]), _number_text(one["p99_p50"])]
+def _results(one: ItlLevel) -> list[str]:
+    cells = [figures.ms_of(one.itl, key) for key in (*_ROWS, "mean")]
+    return [f"{one.itl.n}", *cells, figures.ms(one.std), _number_text(one.p99_p50)]
 
 
 def _modes_cell(cell: figures.Cell) -> figures.Cell:
     """Return a function that formats the modes of a level with `cell`; `-` without modes."""
-    return lambda one: "-" if one["modality"] is None else cell(one["modality"])
-
-
-def _level_name(one: dict[str, Any]) -> str:
-    return f"{one['level']:g} %"
+    return lambda one: "-" if one.modality is None else cell(one.modality)
 
 
 def _number_text(value: float | None) -> str:
@@ -239,11 +284,11 @@ def _number_text(value: float | None) -> str:
 
 
 def _percentile_cell(what: str, share: str) -> figures.Cell:
-    return lambda one: figures.ms_of(one[what], share)
+    return lambda one: figures.ms_of(getattr(one, what), share)
 
 
 REQUEST_COLUMNS: Final[Mapping[str, figures.Cell]] = {
-    "Load": _level_name,
+    "Load": figures.text("name"),
     "Answers": figures.text("answers"),
     **{
         f"{head} {share.upper()}": _percentile_cell(what, share)
@@ -252,28 +297,28 @@ REQUEST_COLUMNS: Final[Mapping[str, figures.Cell]] = {
     },
 }
 SHAPE_COLUMNS: Final[Mapping[str, figures.Cell]] = {
-    "Load": _level_name,
-    "Modality": _modes_cell(lambda found: "unimodal" if found["unimodal"] else "multimodal"),
-    "Modes": _modes_cell(lambda found: ", ".join(map(figures.ms, found["modes"])) or "-"),
-    "Tail": lambda one: one["tail"]["kind"] or "-",
-    "P99/P50 Ratio": lambda one: _number_text(one["p99_p50"]),
+    "Load": figures.text("name"),
+    "Modality": _modes_cell(lambda found: "unimodal" if found.unimodal else "multimodal"),
+    "Modes": _modes_cell(lambda found: ", ".join(map(figures.ms, found.modes)) or "-"),
+    "Tail": lambda one: one.tail.kind or "-",
+    "P99/P50 Ratio": lambda one: _number_text(one.p99_p50),
 }
 
 
-def _charts(levels: Sequence[dict[str, Any]], samples: Sequence[Sequence[float]]) -> list[test.ChartSpec]:
+def _charts(levels: Sequence[ItlLevel], samples: Sequence[Sequence[float]]) -> list[test.ChartSpec]:
     all_gaps = sorted(gap for gaps in samples for gap in gaps)
     histogram_max = percentile(all_gaps, _HISTOGRAM_TO)
     if histogram_max is None:
         return []
-    term = " and ".join(dict.fromkeys(one["term"] for one in levels))
-    named = [(_level_name(one), gaps) for one, gaps in zip(levels, samples, strict=True) if gaps]
-    percentages: list[float | str] = [one["level"] for one in levels]
+    term = " and ".join(dict.fromkeys(one.term for one in levels))
+    named = [(one.name, gaps) for one, gaps in zip(levels, samples, strict=True) if gaps]
+    percentages: list[float | str] = [one.level for one in levels]
     x_title, cdfs = f"{term} (ms)", [figures.cdf_series(name, gaps) for name, gaps in named]
     histograms = [
         figures.histogram_series(name, gaps, span=(all_gaps[0], histogram_max)) for name, gaps in named
     ]
     lines = [
-        figures.line_series(_ROWS[share], percentages, [one["itl"][share] for one in levels])
+        figures.line_series(_ROWS[share], percentages, [one.itl.percentile(share) for one in levels])
         for share in ("p50", "p90", "p95", "p99")
     ]
     histogram_title = f"{term}: how often which (without the longest 0.5 %)"
@@ -284,35 +329,29 @@ def _charts(levels: Sequence[dict[str, Any]], samples: Sequence[Sequence[float]]
     ]
 
 
-def _add_notes(result: test.TestResult, levels: Sequence[dict[str, Any]]) -> None:
+def _add_notes(result: test.TestResult, levels: Sequence[ItlLevel]) -> None:
     notes = result.notes
-    notes.append("the time before an answer's first token is in no figure (5.4.3)")
-    notes.append(f"saturation: {result.measurements['max_rate_from']}")
     notes += figures.legend(levels, "itl", "jitter", "max_pause")
     notes.append(
         "intervals take an answer's gaps together, since they are alike; jitter is the standard deviation of"
         " an answer's gaps, its longest pause the greatest of them"
     )
     for one in levels:
-        chunks = one["chunking"]
-        if one["term"] == "TBC":
-            mean, share = chunks["tokens_per_chunk_mean"], chunks["single_token_share"]
+        if one.term == "TBC":
+            mean, share = one.chunking.tokens_per_chunk_mean, one.chunking.single_token_share
             size = "unknown sizes" if mean is None else f"{mean:.2f} tokens on average"
             single = "" if share is None else f", {share:.0%} of one token"
+            notes.append(f"{one.name}: chunks have {size}{single}, so the figures are times between chunks")
+        if one.too_short:
             notes.append(
-                f"{_level_name(one)}: chunks have {size}{single}, so the figures are times between chunks"
+                f"{one.name}: {several(one.too_short, 'answer')} had fewer than {OUTPUT_MIN} tokens: left out"
             )
-        if one["too_short"]:
-            notes.append(
-                f"{_level_name(one)}: {several(one['too_short'], 'answer')} had fewer than {OUTPUT_MIN}"
-                " tokens: left out"
-            )
-        if one["answers"] < REQUESTS_MIN or one["itl"]["n"] < SAMPLES_MIN:
+        if one.answers < REQUESTS_MIN or one.itl.n < SAMPLES_MIN:
             result.deviations.append(
-                f"5.4.2: {several(one['answers'], 'answer')} with {one['itl']['n']:,} gaps at"
-                f" {_level_name(one)} of saturation, where {REQUESTS_MIN} with {SAMPLES_MIN:,} are wanted"
+                f"5.4.2: {several(one.answers, 'answer')} with {one.itl.n:,} gaps at"
+                f" {one.name} of saturation, where {REQUESTS_MIN} with {SAMPLES_MIN:,} are wanted"
             )
-    if any(one["option"] == "B" for one in levels):
+    if any(one.option == "B" for one in levels):
         notes.append("option B: answers whose tokens per chunk are unknown are left out")
 
 

@@ -49,6 +49,40 @@ BIC_STRONG: Final = 6.0
 Length = Annotated[int, Meta(ge=SHORT, le=1 << 24)]
 
 
+class LengthThroughput(msgspec.Struct, frozen=True):
+    """Rates of complete responses over the time from the first request to the last response."""
+
+    concurrency: int
+    requests_per_s: float
+    input_tokens_per_s: float
+    output_tokens_per_s: float
+
+
+class LengthFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of one context length."""
+
+    length: int
+    context: float
+    """Mean number of input tokens, as the server counts."""
+    requests: int
+    ttft: figures.LatencyRow
+    ttft_mean: figures.Figure
+    e2e: figures.LatencyRow
+    seconds_per_1000_tokens: float
+    throughput: list[LengthThroughput]
+    throughput_max: LengthThroughput
+    throughput_saturated: bool
+    """Whether the throughput no longer grew at the highest concurrency."""
+
+
+class LongContextMeasurements(msgspec.Struct, frozen=True, kw_only=True):
+    lengths: list[LengthFigures]
+    scaling_exponent: figures.Figure | None
+    best_fit: str | None
+    fits: dict[str, dict[str, object]]
+    """Coefficients, R^2 and BIC of each fit, by its name."""
+
+
 class LongContextParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     workload: Annotated[
         str,
@@ -93,7 +127,7 @@ async def run(session: BenchSession, params: LongContextParams) -> TestResult:
     """Send prompts of rising length until one gets no answer, and return TTFT by length (5.9.3, 5.9.4)."""
     result = TestResult()
     short = _load(session, params, SHORT, slots=SHORT_REQUESTS, requests=SHORT_REQUESTS, output=SHORT_OUTPUT)
-    by_length: list[dict[str, Any]] = []
+    by_length: list[LengthFigures] = []
     points: list[tuple[float, float]] = []
     lengths = sorted(params.lengths)
     for i, length in enumerate(lengths):
@@ -106,13 +140,13 @@ async def run(session: BenchSession, params: LongContextParams) -> TestResult:
         throughput, is_saturated = await _seek_throughput(session, params, length, measured, warm_by=short)
         by_length.append(_length_results(length, measured, throughput, is_saturated=is_saturated))
         result.main = measured.name
-        points += [(by_length[-1]["context"], ttft) for ttft in measured.values("ttft_ns")]
+        points += [(by_length[-1].context, ttft) for ttft in measured.values("ttft_ns")]
         result.configuration = figures.load_lines(load, measured)
         if len(measured.ended_well()) < measured.n:
             failed = measured.n - len(measured.ended_well())
             result.notes.append(f"{length} tokens: {failed} of {measured.n} answers did not come whole")
     result.configuration |= {
-        "Context lengths": ", ".join(f"{one['length']:,}" for one in by_length) or "none was served",
+        "Context lengths": ", ".join(f"{one.length:,}" for one in by_length) or "none was served",
         "Output length": f"{params.output_tokens} tokens",
         "Workload": f"{params.workload}, seed {session.seed} + 2 x length",
         "Request count": f"{params.requests} for each length",
@@ -120,10 +154,16 @@ async def run(session: BenchSession, params: LongContextParams) -> TestResult:
         "Warm-up": f"requests of {SHORT} tokens (5.9.3 step 1)",
     }
     fits = _fits(by_length, points)
-    result.measurements = {"lengths": by_length, **_fit_figures(fits, len(by_length))}
+    exponent = _scaling_exponent(fits, len(by_length))
+    result.measurements = LongContextMeasurements(
+        lengths=by_length,
+        scaling_exponent=exponent,
+        best_fit=fits[0].name.lower() if fits else None,
+        fits={one.name.lower(): {**one.coefficients, "r2": one.r2, "bic": one.bic} for one in fits},
+    )
     result.tables = _tables(by_length, fits)
     result.charts = _charts(by_length, fits)
-    _add_notes(result, by_length, fits)
+    _add_notes(result, by_length, fits, exponent)
     return result
 
 
@@ -138,7 +178,7 @@ def _slots_of_search(params: LongContextParams) -> list[int]:
 
 async def _seek_throughput(
     session: BenchSession, params: LongContextParams, length: int, alone: Measurement, *, warm_by: Load
-) -> tuple[list[dict[str, Any]], bool]:
+) -> tuple[list[LengthThroughput], bool]:
     """Double the concurrency until the throughput no longer grows (5.9.4).
 
     Returns the throughput of each concurrency, that of `alone` first, and whether the growth has ended.
@@ -148,9 +188,9 @@ async def _seek_throughput(
         requests = max(params.requests, _REQUESTS_PER_SLOT * slots)
         load = _load(session, params, length, slots=slots, requests=requests)
         measured = await session.measure(f"{length}-tokens-{slots}-at-a-time", load, warm_by=warm_by)
-        best = max(one["requests_per_s"] for one in throughput)
+        best = max(one.requests_per_s for one in throughput)
         throughput.append(_throughput(measured, slots))
-        if throughput[-1]["requests_per_s"] < best * (1 + GAIN_MIN):
+        if throughput[-1].requests_per_s < best * (1 + GAIN_MIN):
             return throughput, True
     return throughput, False
 
@@ -172,7 +212,7 @@ def _load(
         seed=session.seed + 2 * length + (slots << _SLOTS_SHIFT if slots > params.concurrency else 0),
         requests=requests,
         output_tokens=output or params.output_tokens,
-        **session.target.counting,
+        counting=session.target.counting,
     )
     for row in range(requests):
         load.plan.requests.input[row] = length
@@ -182,39 +222,37 @@ def _load(
 
 
 def _length_results(
-    length: int, measured: Measurement, throughput: list[dict[str, Any]], *, is_saturated: bool
-) -> dict[str, Any]:
+    length: int, measured: Measurement, throughput: list[LengthThroughput], *, is_saturated: bool
+) -> LengthFigures:
     ttft = measured.values("ttft_ns")
     context = mean(measured.values("input_tokens")) or float(length)
     interval = mean_interval(ttft)
     average = mean(ttft)
     assert average is not None
     (per_thousand,) = saturation.per_thousand_tokens([context], [average])
-    return {
-        "length": length,
-        "context": context,
-        "requests": measured.n,
-        "ttft": figures.latency_row(ttft, _SHARES),
-        "ttft_mean": figures.figure(average, None, None, len(ttft))
-        if interval is None
-        else interval.to_dict(),
-        "e2e": figures.latency_row(measured.values("e2e_ns"), _SHARES),
-        "seconds_per_1000_tokens": per_thousand,
-        "throughput": throughput,
-        "throughput_max": max(throughput, key=lambda one: float(one["requests_per_s"])),
-        "throughput_saturated": is_saturated,
-    }
+    mean_figure = figures.Figure(value=average, low=None, high=None, n=len(ttft))
+    return LengthFigures(
+        length=length,
+        context=context,
+        requests=measured.n,
+        ttft=figures.latency_row(ttft, _SHARES),
+        ttft_mean=mean_figure if interval is None else figures.interval_figure(interval),
+        e2e=figures.latency_row(measured.values("e2e_ns"), _SHARES),
+        seconds_per_1000_tokens=per_thousand,
+        throughput=throughput,
+        throughput_max=max(throughput, key=lambda one: one.requests_per_s),
+        throughput_saturated=is_saturated,
+    )
 
 
-def _throughput(measured: Measurement, slots: int) -> dict[str, Any]:
-    """Return rates of complete responses over the time from the first request to the last response."""
+def _throughput(measured: Measurement, slots: int) -> LengthThroughput:
     seconds = measured.seconds
-    return {
-        "concurrency": slots,
-        "requests_per_s": len(measured.ended_well()) / seconds,
-        "input_tokens_per_s": sum(measured.values("input_tokens")) / seconds,
-        "output_tokens_per_s": sum(measured.values("output_tokens")) / seconds,
-    }
+    return LengthThroughput(
+        slots,
+        len(measured.ended_well()) / seconds,
+        sum(measured.values("input_tokens")) / seconds,
+        sum(measured.values("output_tokens")) / seconds,
+    )
 
 
 def _refusal_text(length: int, measured: Measurement) -> str:
@@ -236,13 +274,17 @@ class _Fit:
     """R^2 of the mean TTFT in seconds, not in logarithms."""
     bic: float
     at: Callable[[float], float]
-    coefficients: dict[str, Any]
+    raw: saturation.PowerFit | saturation.LinearFit | saturation.QuadraticFit
+
+    @property
+    def coefficients(self) -> dict[str, object]:
+        return asdict(self.raw)
 
 
-def _fits(by_length: Sequence[Mapping[str, Any]], points: Sequence[tuple[float, float]]) -> list[_Fit]:
+def _fits(by_length: Sequence[LengthFigures], points: Sequence[tuple[float, float]]) -> list[_Fit]:
     """Return the fits, the best one first."""
-    xs = [float(one["context"]) for one in by_length]
-    ys = [float(one["ttft_mean"]["value"]) for one in by_length]
+    xs = [one.context for one in by_length]
+    ys = [one.ttft_mean.value or 0.0 for one in by_length]
     if len(xs) < 2:
         return []
     n, fits = len(points), []
@@ -252,7 +294,7 @@ def _fits(by_length: Sequence[Mapping[str, Any]], points: Sequence[tuple[float, 
         rss = max(sum((y - at(x)) ** 2 for x, y in points), n * 1e-18)
         bic = n * log(rss / n) + parameters * log(n)
         r2 = saturation.r_squared(ys, [at(x) for x in xs])
-        fits.append(_Fit(name, formula, parameters, r2, bic, at, asdict(raw)))
+        fits.append(_Fit(name, formula, parameters, r2, bic, at, raw))
 
     power, line = saturation.fit_power(xs, ys), saturation.fit_linear(xs, ys)
     add("Power", f"{power.a * 1e6:.4g} us x L^{power.k:.3f}", 2, lambda x: power.a * x**power.k, power)
@@ -272,47 +314,43 @@ def _fits(by_length: Sequence[Mapping[str, Any]], points: Sequence[tuple[float, 
     return sorted(fits, key=lambda one: (one.bic > lowest + BIC_STRONG, one.parameters, one.bic))
 
 
-def _fit_figures(fits: Sequence[_Fit], lengths: int) -> dict[str, Any]:
-    if not fits:
-        return {"scaling_exponent": None, "best_fit": None, "fits": {}}
-    power = next(one for one in fits if one.name == "Power").coefficients
-    low, high = power["k_interval"] or (None, None)
-    return {
-        "scaling_exponent": figures.figure(power["k"], low, high, lengths, r2_log=power["r2_log"]),
-        "best_fit": fits[0].name.lower(),
-        "fits": {one.name.lower(): {**one.coefficients, "r2": one.r2, "bic": one.bic} for one in fits},
-    }
+def _scaling_exponent(fits: Sequence[_Fit], lengths: int) -> figures.Figure | None:
+    power = next((one.raw for one in fits if isinstance(one.raw, saturation.PowerFit)), None)
+    if power is None:
+        return None
+    low, high = power.k_interval or (None, None)
+    return figures.Figure(value=power.k, low=low, high=high, n=lengths, r2_log=power.r2_log)
 
 
 def _best_fit_text(fits: Sequence[_Fit]) -> str:
     """Format as in 5.9.5: `Best fit: Linear (R^2 = 0.9987), ~68 microseconds per input token`."""
     best = fits[0]
     text = f"Best fit: {best.name} (R^2 = {best.r2:.4f})"
-    if best.name == "Linear":
-        return f"{text}, ~{best.coefficients['slope'] * 1e6:.3g} microseconds per input token"
+    if isinstance(best.raw, saturation.LinearFit):
+        return f"{text}, ~{best.raw.slope * 1e6:.3g} microseconds per input token"
     return f"{text}, TTFT = {best.formula}"
 
 
 def _maximum_cell(name: str, form: str) -> figures.Cell:
-    return lambda one: format(one["throughput_max"][name], form)
+    return lambda one: format(getattr(one.throughput_max, name), form)
 
 
 TABLE_12: Final[Mapping[str, figures.Cell]] = {
     "Context (tokens)": figures.text("length"),
-    "TTFT Mean": lambda one: figures.ms_with_interval(one["ttft_mean"]),
+    "TTFT Mean": lambda one: figures.ms_with_interval(one.ttft_mean),
     **figures.latency_columns("ttft p95"),
-    "ms/1K tokens": lambda one: figures.ms(one["seconds_per_1000_tokens"], unit=False),
+    "ms/1K tokens": lambda one: figures.ms(one.seconds_per_1000_tokens, unit=False),
 }
 THROUGHPUT_COLUMNS: Final[Mapping[str, figures.Cell]] = {
     "Context (tokens)": figures.text("length"),
     "Requests": figures.text("requests"),
     **figures.latency_columns("ttft p50"),
-    "E2E Mean": lambda one: figures.ms_of(one["e2e"], "mean"),
+    "E2E Mean": lambda one: figures.ms_of(one.e2e, "mean"),
     "Requests/s": _maximum_cell("requests_per_s", ".3g"),
     "Input tok/s": _maximum_cell("input_tokens_per_s", ".0f"),
     "Output tok/s": _maximum_cell("output_tokens_per_s", ".0f"),
     "At a time": _maximum_cell("concurrency", ""),
-    "More": lambda one: "no gain" if one["throughput_saturated"] else "not tried",
+    "More": lambda one: "no gain" if one.throughput_saturated else "not tried",
 }
 FIT_COLUMNS: Final[Mapping[str, figures.Cell]] = {
     "Fit": lambda fit: fit.name,
@@ -322,7 +360,7 @@ FIT_COLUMNS: Final[Mapping[str, figures.Cell]] = {
 }
 
 
-def _tables(by_length: Sequence[Mapping[str, Any]], fits: Sequence[_Fit]) -> list[ReportTable]:
+def _tables(by_length: Sequence[LengthFigures], fits: Sequence[_Fit]) -> list[ReportTable]:
     tables = [
         figures.table_of("Table 12: Long Context Scaling", by_length, TABLE_12),
         figures.table_of("Latency and throughput at each length (5.9.4)", by_length, THROUGHPUT_COLUMNS),
@@ -332,13 +370,13 @@ def _tables(by_length: Sequence[Mapping[str, Any]], fits: Sequence[_Fit]) -> lis
     return tables
 
 
-def _charts(by_length: Sequence[Mapping[str, Any]], fits: Sequence[_Fit]) -> list[ChartSpec]:
+def _charts(by_length: Sequence[LengthFigures], fits: Sequence[_Fit]) -> list[ChartSpec]:
     if not by_length:
         return []
-    contexts: list[float | str] = [float(one["context"]) for one in by_length]
-    series = [figures.line_series("mean TTFT", contexts, [one["ttft_mean"] for one in by_length])]
+    contexts: list[float | str] = [one.context for one in by_length]
+    series = [figures.line_series("mean TTFT", contexts, [one.ttft_mean for one in by_length])]
     series += [_fit_curve(one, float(contexts[0]), float(contexts[-1])) for one in fits]
-    rates = [one["throughput_max"]["input_tokens_per_s"] for one in by_length]
+    rates: list[float | None] = [one.throughput_max.input_tokens_per_s for one in by_length]
     x_title = "context (tokens)"
     return [
         ChartSpec(
@@ -363,22 +401,22 @@ def _fit_curve(fit: _Fit, first: float, last: float) -> ChartSeries:
     return ChartSeries(f"{fit.name}: {fit.formula}", list(xs), [y if y > 0 else None for y in ys])
 
 
-def _add_notes(result: TestResult, by_length: Sequence[Mapping[str, Any]], fits: Sequence[_Fit]) -> None:
+def _add_notes(
+    result: TestResult,
+    by_length: Sequence[LengthFigures],
+    fits: Sequence[_Fit],
+    exponent: figures.Figure | None,
+) -> None:
     notes = result.notes
-    if fits:
+    if exponent is not None:
         notes.insert(0, _best_fit_text(fits))
-        exponent = result.measurements["scaling_exponent"]
         within = figures.with_interval(exponent, ".3f")
-        notes.insert(1, f"scaling exponent k = {within}, R^2 of the logarithms {exponent['r2_log']:.4f}")
+        notes.insert(1, f"scaling exponent k = {within}, R^2 of the logarithms {exponent.r2_log:.4f}")
         notes.append(
             "fits are of the mean at each length; best is the one of fewest parameters whose BIC over all"
             f" requests is within {BIC_STRONG:g} of the lowest"
         )
-    counts = [
-        f"{one['length']:,}: {one['context']:,.0f}"
-        for one in by_length
-        if round(one["context"]) != one["length"]
-    ]
+    counts = [f"{one.length:,}: {one.context:,.0f}" for one in by_length if round(one.context) != one.length]
     if counts:
         notes.append(f"tokens as the server counted them, on average: {'; '.join(counts)}")
     notes += figures.legend(by_length, "ttft")
@@ -386,13 +424,13 @@ def _add_notes(result: TestResult, by_length: Sequence[Mapping[str, Any]], fits:
         "maximum throughput: of closed loops whose concurrency is doubled until the rate of responses grows"
         f" by less than {GAIN_MIN:.0%}"
     )
-    open_ones = [f"{one['length']:,}" for one in by_length if not one["throughput_saturated"]]
+    open_ones = [f"{one.length:,}" for one in by_length if not one.throughput_saturated]
     if open_ones:
         result.deviations.append(
             f"5.9.4: the throughput at {', '.join(open_ones)} tokens still grew at the highest concurrency,"
             " or was not searched: it is a bound from below"
         )
-    few = [f"{one['length']:,}" for one in by_length if one["ttft"]["n"] < 20]
+    few = [f"{one.length:,}" for one in by_length if one.ttft.n < 20]
     if few:
         result.deviations.append(f"5.9.2: fewer than 20 answers at {', '.join(few)} tokens")
 

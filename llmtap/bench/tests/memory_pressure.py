@@ -12,13 +12,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import ceil
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
-from llmtap.bench.run.figures import Cell, latency_columns, legend, ms, table_of, text
+from llmtap.bench.run.figures import (
+    Cell,
+    Figure,
+    interval_figure,
+    latency_columns,
+    legend,
+    ms,
+    table_of,
+    text,
+)
 from llmtap.bench.run.levels import (
+    Latencies,
     check_duration,
     latency_rows,
     level_load,
@@ -75,6 +85,50 @@ class MemoryPressureParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
         DURATION_MIN
     )
     output_tokens: OutputTokens = None
+
+
+class PressureLevel(Latencies, frozen=True, kw_only=True):
+    """Figures of a level. Unknown values are None."""
+
+    percent: int
+    """Requests at a time in % of the capacity."""
+    concurrency: int
+    step: str
+    requests: int
+    completion: Figure | None
+    fail_rate: float
+    memory_errors: int
+    preemption_events: int | None
+    preempted_requests: float | None
+    preemption_rate_max: float | None
+    """Largest possible share of preempted requests: one request may be preempted more than once."""
+    preemption_recovery_rate: float | None
+    preemption_loss_tokens: float | None
+    swapped_tokens: float | None
+    swapped_mean: float | None
+    completed_rps: float
+    output_tps: float | None
+    drain: float
+    """Seconds from the end of the level until its last answer."""
+    pattern: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.percent}%" + " (base)" * (self.percent == 100)
+
+
+class PressureMeasurements(msgspec.Struct, frozen=True, kw_only=True):
+    capacity: int
+    capacity_source: str
+    workload: str
+    levels: list[PressureLevel]
+    preemption_is_told: bool
+    """Whether the server counts preemptions."""
+    system_lost: str | None
+    """When and why the system could no longer be reached."""
+    recovered: bool
+    ttft_p50_before: float | None
+    ttft_p50_after: float | None
 
 
 class _Level(NamedTuple):
@@ -142,15 +196,15 @@ async def run(session: BenchSession, params: MemoryPressureParams) -> TestResult
         }
     )
     result.main = f"levels/{params.levels[0]:03d}"
-    result.measurements = _measurements(params, pressure)
-    levels = result.measurements["levels"]
+    measurements = result.measurements = _measurements(params, pressure)
+    levels = measurements.levels
     result.tables = [
         table_of("Table 11: Memory Pressure Degradation", levels, TABLE_11),
         table_of("Preemption (5.8.4)", levels, PREEMPTION_COLUMNS),
         table_of("How it degrades", levels, DEGRADATION_COLUMNS),
     ]
     result.charts = _charts(levels)
-    _add_notes(result, params, pressure)
+    _add_notes(result, params, pressure, measurements)
     return result
 
 
@@ -197,29 +251,29 @@ async def _send_probe(session: BenchSession, params: MemoryPressureParams, name:
     return await session.measure(name, load)
 
 
-def _measurements(params: MemoryPressureParams, pressure: _PressureRun) -> dict[str, Any]:
+def _measurements(params: MemoryPressureParams, pressure: _PressureRun) -> PressureMeasurements:
     before = percentile(pressure.before.values("ttft_ns"), 0.5)
     after = None if pressure.after is None else percentile(pressure.after.values("ttft_ns"), 0.5)
     recovered = False
     if pressure.after is not None and before is not None and after is not None:
         whole = len(pressure.after.ended_well()) == pressure.after.n
         recovered = whole and after - before <= max(RECOVERY_SHARE_MAX * before, RECOVERY_MAX_S)
-    return {
-        "capacity": pressure.capacity,
-        "capacity_source": pressure.source,
-        "workload": params.workload,
-        "levels": [_level_json(level, pressure.levels[0]) for level in pressure.levels],
-        "preemption_is_told": any(
+    return PressureMeasurements(
+        capacity=pressure.capacity,
+        capacity_source=pressure.source,
+        workload=params.workload,
+        levels=[_level_figures(level, pressure.levels[0]) for level in pressure.levels],
+        preemption_is_told=any(
             server_total(level.measured, "preemptions") is not None for level in pressure.levels
         ),
-        "system_lost": pressure.failure,
-        "recovered": recovered,
-        "ttft_p50_before": before,
-        "ttft_p50_after": after,
-    }
+        system_lost=pressure.failure,
+        recovered=recovered,
+        ttft_p50_before=before,
+        ttft_p50_after=after,
+    )
 
 
-def _level_json(level: _Level, base: _Level) -> dict[str, Any]:
+def _level_figures(level: _Level, base: _Level) -> PressureLevel:
     measured, steady, n = level.measured, level.steady, level.measured.n
     completed = len(measured.ended_well())
     interval = share_interval(completed, n)
@@ -229,27 +283,27 @@ def _level_json(level: _Level, base: _Level) -> dict[str, Any]:
     recovery = 1.0 if events and completed == n else None
     if preempted and recovered is not None:
         recovery = recovered / preempted
-    return {
-        "percent": level.percent,
-        "concurrency": level.slots,
-        "step": measured.name,
-        "requests": n,
-        "completion": None if interval is None else interval.to_dict(),
-        "fail_rate": 1 - completed / n if n else 1.0,
-        "memory_errors": memory_errors(measured),
-        "preemption_events": None if events is None else round(events),
-        "preempted_requests": preempted,
-        "preemption_rate_max": None if most is None else min(1.0, most / max(1, n)),
-        "preemption_recovery_rate": recovery,
-        "preemption_loss_tokens": lost / events if lost is not None and events else None,
-        "swapped_tokens": server_total(measured, "swapped_tokens"),
-        "swapped_mean": server_mean(measured, "swapped", steady),
-        "completed_rps": steady.completed_rps,
-        "output_tps": steady.output_tps,
-        "drain": max(0.0, measured.seconds - steady.to_s),
-        "pattern": _degradation_pattern(level, base, 1 - completed / max(1, n)),
+    return PressureLevel(
+        percent=level.percent,
+        concurrency=level.slots,
+        step=measured.name,
+        requests=n,
+        completion=None if interval is None else interval_figure(interval),
+        fail_rate=1 - completed / n if n else 1.0,
+        memory_errors=memory_errors(measured),
+        preemption_events=None if events is None else round(events),
+        preempted_requests=preempted,
+        preemption_rate_max=None if most is None else min(1.0, most / max(1, n)),
+        preemption_recovery_rate=recovery,
+        preemption_loss_tokens=lost / events if lost is not None and events else None,
+        swapped_tokens=server_total(measured, "swapped_tokens"),
+        swapped_mean=server_mean(measured, "swapped", steady),
+        completed_rps=steady.completed_rps,
+        output_tps=steady.output_tps,
+        drain=max(0.0, measured.seconds - steady.to_s),
+        pattern=_degradation_pattern(level, base, 1 - completed / max(1, n)),
         **latency_rows(measured),
-    }
+    )
 
 
 def _degradation_pattern(level: _Level, base: _Level, failed: float) -> str:
@@ -265,16 +319,11 @@ def _degradation_pattern(level: _Level, base: _Level, failed: float) -> str:
     return "requests wait" if ttft is not None and ttft > TTFT_FACTOR_MAX - 1 else "as at the base"
 
 
-def _level_name(level: Mapping[str, Any]) -> str:
-    percent: int = level["percent"]
-    return f"{percent}%" + " (base)" * (percent == 100)
-
-
-def _preempted_text(level: Mapping[str, Any]) -> str:
-    most = level["preemption_rate_max"]
+def _preempted_text(level: PressureLevel) -> str:
+    most = level.preemption_rate_max
     if most is None:
         return _NOT_MEASURABLE
-    return share(most) + " at most" * bool(most and level["preempted_requests"] is None)
+    return share(most) + " at most" * bool(most and level.preempted_requests is None)
 
 
 def _amount_text(value: float | None) -> str:
@@ -283,46 +332,46 @@ def _amount_text(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
 
 
-def _recovery_text(level: Mapping[str, Any]) -> str:
-    if level["preemption_events"] == 0:
+def _recovery_text(level: PressureLevel) -> str:
+    if level.preemption_events == 0:
         return "nothing to recover"
-    rate: float | None = level["preemption_recovery_rate"]
+    rate = level.preemption_recovery_rate
     return _NOT_MEASURABLE if rate is None else share(rate)
 
 
 TABLE_11: Final[Mapping[str, Cell]] = {
-    "Oversub Level": _level_name,
-    "Complete": lambda level: share(1 - level["fail_rate"]),
+    "Oversub Level": text("name"),
+    "Complete": lambda level: share(1 - level.fail_rate),
     "Preempt": _preempted_text,
-    "Fail Rate": lambda level: share(level["fail_rate"]),
+    "Fail Rate": lambda level: share(level.fail_rate),
     **latency_columns("ttft p99"),
 }
 PREEMPTION_COLUMNS: Final[Mapping[str, Cell]] = {
-    "Oversub Level": _level_name,
-    "Events": lambda level: _amount_text(level["preemption_events"]),
+    "Oversub Level": text("name"),
+    "Events": lambda level: _amount_text(level.preemption_events),
     "Recovery": _recovery_text,
-    "Tokens lost per event": lambda level: _amount_text(level["preemption_loss_tokens"]),
-    "Tokens swapped out": lambda level: _amount_text(level["swapped_tokens"]),
-    "Requests swapped out, mean": lambda level: _amount_text(level["swapped_mean"]),
-    "Recovery time": lambda level: f"{level['drain']:.1f} s",
+    "Tokens lost per event": lambda level: _amount_text(level.preemption_loss_tokens),
+    "Tokens swapped out": lambda level: _amount_text(level.swapped_tokens),
+    "Requests swapped out, mean": lambda level: _amount_text(level.swapped_mean),
+    "Recovery time": lambda level: f"{level.drain:.1f} s",
 }
 DEGRADATION_COLUMNS: Final[Mapping[str, Cell]] = {
-    "Oversub Level": _level_name,
+    "Oversub Level": text("name"),
     "Concurrency": text("concurrency"),
-    "Completed (req/s)": lambda level: number(level["completed_rps"]),
-    "Output (tok/s)": lambda level: number(level["output_tps"]),
+    "Completed (req/s)": lambda level: number(level.completed_rps),
+    "Output (tok/s)": lambda level: number(level.output_tps),
     **latency_columns("tpot p99"),
     "OOM errors": text("memory_errors"),
     "Pattern": text("pattern"),
 }
 
 
-def _charts(levels: Sequence[Mapping[str, Any]]) -> list[ChartSpec]:
-    xs = [level["percent"] for level in levels]
+def _charts(levels: Sequence[PressureLevel]) -> list[ChartSpec]:
+    xs = [level.percent for level in levels]
     x_title = "requests at a time (% of capacity)"
     shares = [
-        ChartSeries("complete", xs, [1 - level["fail_rate"] for level in levels]),
-        ChartSeries("preempted, at most", xs, [level["preemption_rate_max"] for level in levels]),
+        ChartSeries("complete", [*xs], [1 - level.fail_rate for level in levels]),
+        ChartSeries("preempted, at most", [*xs], [level.preemption_rate_max for level in levels]),
     ]
     return [
         ChartSpec("Completion and preemption", "line", x_title, "share of requests", shares),
@@ -330,10 +379,15 @@ def _charts(levels: Sequence[Mapping[str, Any]]) -> list[ChartSpec]:
     ]
 
 
-def _add_notes(result: TestResult, params: MemoryPressureParams, pressure: _PressureRun) -> None:
-    measurements, notes = result.measurements, result.notes
+def _add_notes(
+    result: TestResult,
+    params: MemoryPressureParams,
+    pressure: _PressureRun,
+    measurements: PressureMeasurements,
+) -> None:
+    notes = result.notes
     notes.append(WARNING)
-    if measurements["preemption_is_told"]:
+    if measurements.preemption_is_told:
         notes.append(
             "preemptions are the server's own count; if it counts events alone, the share of requests is that"
             " at most, as one may be preempted more than once, and recovery is known where nobody failed;"
@@ -348,13 +402,13 @@ def _add_notes(result: TestResult, params: MemoryPressureParams, pressure: _Pres
         notes.append(f"the system could not be reached {pressure.failure}")
     else:
         outcome, extra = (
-            ("recovered", "") if measurements["recovered"] else ("did not recover", ", or answers failed")
+            ("recovered", "") if measurements.recovered else ("did not recover", ", or answers failed")
         )
         notes.append(
-            f"it {outcome}: TTFT P50 of single requests is {ms(measurements['ttft_p50_after'])} after and"
-            f" {ms(measurements['ttft_p50_before'])} before{extra}"
+            f"it {outcome}: TTFT P50 of single requests is {ms(measurements.ttft_p50_after)} after and"
+            f" {ms(measurements.ttft_p50_before)} before{extra}"
         )
-    notes += legend(measurements["levels"], "ttft", "tpot", share="p99")
+    notes += legend(measurements.levels, "ttft", "tpot", share="p99")
     if pressure.workload != params.workload:
         result.deviations.append(
             f"5.8.3, 1: capacity was determined with {pressure.workload}, and memory is pressed with"

@@ -25,7 +25,8 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from llmtap.bench.run.session import Load
+from llmtap.bench.run.session import WORDS, Load
+from llmtap.bench.sut.sut import TokenCounting
 from llmtap.errors import ConfigError
 from llmtap.load.replay.plan import ReplayPlan, take_settings
 from llmtap.units import NS_PER_S
@@ -255,8 +256,7 @@ def open_mix(
     seed: int,
     duration_s: float = 0.0,
     per_class: int = 0,
-    tokenizer: str | None = None,
-    chat: bool = True,
+    counting: TokenCounting = WORDS,
 ) -> Load:
     """Return an open-loop load with Poisson arrivals.
 
@@ -272,7 +272,7 @@ def open_mix(
             missing[name] -= 1
         if at_ns >= until_ns and max(missing.values()) <= 0:
             break
-    load = closed_mix(mix, slots=1, requests=len(offsets), seed=seed, tokenizer=tokenizer, chat=chat)
+    load = closed_mix(mix, slots=1, requests=len(offsets), seed=seed, counting=counting)
     return _as_open_loop(load, offsets, arrivals, rate_rps)
 
 
@@ -284,20 +284,20 @@ def _as_open_loop(load: Load, offsets: "array[int]", arrivals: Arrivals, rate_rp
 
 
 def closed_mix(
-    mix: ClassMix, *, slots: int, requests: int, seed: int, tokenizer: str | None = None, chat: bool = True
+    mix: ClassMix, *, slots: int, requests: int, seed: int, counting: TokenCounting = WORDS
 ) -> Load:
     """Return requests of the mix as a closed loop."""
     class_names = list(itertools.islice(mix.names(seed), requests))
     parts = mix.plan(requests, seed)
     about = {"workload": report_of(mix, parts.requests, seed), "arrivals": None, "seed": seed}
-    plan = _replay_plan(parts.requests, mix.source(parts, seed), about, tokenizer, chat)
+    plan = _replay_plan(parts.requests, mix.source(parts, seed), about, counting)
     return Load(plan=plan, closed=slots, class_of=class_names.__getitem__)
 
 
 def _replay_plan(
-    requests: Requests, source: ElasticSource, about: dict[str, Any], tokenizer: str | None, chat: bool
+    requests: Requests, source: ElasticSource, about: dict[str, Any], counting: TokenCounting
 ) -> ReplayPlan:
-    counter = load_counter(tokenizer or OWN, chat=chat, place="[target] tokenizer")
+    counter = load_counter(counting.tokenizer or OWN, chat=counting.chat, place="[target] tokenizer")
     prompts = ElasticPrompts(source, requests, counter)
     return ReplayPlan(
         requests,
@@ -319,8 +319,7 @@ class Prefixes:
     """A workload that shares prefixes, with the tokenizer that counts its prompts."""
 
     workload: Composed
-    tokenizer: str | None = None
-    chat: bool = True
+    counting: TokenCounting = WORDS
     output_tokens: int | None = None
     """Response length in place of the workload's own lengths."""
 
@@ -379,7 +378,7 @@ class Prefixes:
             "seed": seed,
             "texts": texts,
         }
-        return _replay_plan(parts.requests, Speaker(parts, script), about, self.tokenizer, self.chat)
+        return _replay_plan(parts.requests, Speaker(parts, script), about, self.counting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,8 +402,7 @@ class _Primer(ConversationScript):
 def prefixes_of(
     name: str,
     *,
-    tokenizer: str | None = None,
-    chat: bool = True,
+    counting: TokenCounting = WORDS,
     fraction: float | None = None,
     tokens: tuple[int, int] | None = None,
     contexts: int | None = None,
@@ -441,4 +439,4 @@ def prefixes_of(
         contexts=contexts or sharing.contexts,
         zipf=sharing.zipf,
     )
-    return Prefixes(replace(workload, sharing=changed), tokenizer, chat, output_tokens)
+    return Prefixes(replace(workload, sharing=changed), counting, output_tokens)

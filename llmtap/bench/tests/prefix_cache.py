@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, log
 from random import Random
-from typing import Annotated, Any, Final
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -39,6 +39,83 @@ STATES: Final = {"off": "Cache Disabled", "cold": "Cache (Cold)", "warm": "Cache
 TEXTS_FILE: Final = "texts.json"
 _SEED_STEP: Final = 1_000
 """Difference between the seeds of two repeats, so that no two loads have the same seed."""
+
+
+class StateRows(msgspec.Struct, frozen=True):
+    """TTFT in each state of the cache."""
+
+    off: figures.LatencyRow
+    cold: figures.LatencyRow
+    warm: figures.LatencyRow
+
+
+class TtftReduction(msgspec.Struct, frozen=True, kw_only=True):
+    """Reduction of TTFT compared with a disabled cache, as a share."""
+
+    p50: figures.Figure | None
+    """Reduction of the percentile over all pairs of requests."""
+    p95: figures.Figure | None
+    p99: figures.Figure | None
+    by_repeats: figures.Figure | None
+    """Reduction of P50, as geometric mean over repeats."""
+    pairs: int
+
+
+class Reductions(msgspec.Struct, frozen=True):
+    cold: TtftReduction
+    warm: TtftReduction
+
+
+class HitRate(msgspec.Struct, frozen=True):
+    """Share of prefix tokens that came from the cache."""
+
+    value: float
+    cached_tokens: int
+    prefix_tokens: int
+    answers_that_tell: int
+
+
+class HitRates(msgspec.Struct, frozen=True):
+    """Hit rate in each state of the cache; None if the server never reports cached tokens."""
+
+    off: HitRate | None
+    cold: HitRate | None
+    warm: HitRate | None
+
+
+class StateRate(msgspec.Struct, frozen=True):
+    mean: float | None
+    runs: list[float]
+
+
+class CacheThroughput(msgspec.Struct, frozen=True):
+    """Rate of closed loops with the cache off and with a warm cache."""
+
+    unit: str
+    off: StateRate
+    on: StateRate
+    improvement: figures.Figure
+
+
+class PrefixMeasurements(msgspec.Struct, frozen=True, kw_only=True):
+    """Measurements of 5.7.4: the states cold and warm compared with off."""
+
+    rate_rps: float
+    capacity: levels.Capacity | None
+    ttft: StateRows
+    reduction: Reductions
+    hit_rate: HitRates
+    throughput: CacheThroughput | None
+
+
+class _StateRow(NamedTuple):
+    name: str
+    ttft: figures.LatencyRow
+
+
+class _EffectRow(NamedTuple):
+    state: str
+    reduction: TtftReduction
 
 
 class PrefixCacheParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -157,11 +234,11 @@ async def run(session: BenchSession, params: PrefixCacheParams) -> test.TestResu
     rates = await _throughput(session, params, prefixes, texts, warm_by, cold_first)
     result = test.TestResult(configuration=figures.load_lines(last, runs[-1].states["off"]))
     result.main = "0/off"
-    result.measurements = prefix_figures(runs, rate, capacity, rates)
-    result.configuration |= _configuration(params, prefixes, runs, result.measurements, texts)
-    result.tables = _tables(result.measurements)
+    measurements = result.measurements = prefix_figures(runs, rate, capacity, rates)
+    result.configuration |= _configuration(params, prefixes, runs, rate, texts)
+    result.tables = _tables(measurements)
     result.charts = _charts(runs)
-    _add_notes(result, params, runs, capacity, cold_first)
+    _add_notes(result, params, runs, measurements, cold_first)
     return result
 
 
@@ -172,7 +249,7 @@ def _prefixes(session: BenchSession, params: PrefixCacheParams) -> Prefixes:
         tokens=params.prefix_tokens,
         contexts=params.prefixes,
         output_tokens=params.output_tokens,
-        **session.target.counting,
+        counting=session.target.counting,
     )
 
 
@@ -231,7 +308,7 @@ async def _throughput(
     texts: _Texts,
     warm_by: Load,
     cold_first: Sequence[bool],
-) -> dict[str, Any] | None:
+) -> CacheThroughput | None:
     """Return the rate of closed loops with the cache off and with a warm cache; None without `concurrency`.
 
     The rate is output tokens per second or, without token counts, requests per second.
@@ -259,60 +336,63 @@ async def _throughput(
         [(one.output_tps if known else one.completed_rps) or 0.0 for one in by_state[s]] for s in by_state
     )
     gains = [gain for a, b in zip(off, on, strict=True) if (gain := increase(a, b)) is not None]
-    interval = figures.over_repeats(gains) or dict.fromkeys(("low", "high", "p"))
-    return {
-        "unit": "output tokens/s" if known else "requests/s",
-        "off": {"mean": mean(off), "runs": off},
-        "on": {"mean": mean(on), "runs": on},
-        "improvement": figures.figure(
-            mean(gains), interval["low"], interval["high"], len(off), p=interval["p"]
+    interval = figures.over_repeats(gains)
+    return CacheThroughput(
+        "output tokens/s" if known else "requests/s",
+        StateRate(mean(off), off),
+        StateRate(mean(on), on),
+        figures.Figure(
+            value=mean(gains),
+            low=None if interval is None else interval.low,
+            high=None if interval is None else interval.high,
+            n=len(off),
+            p=None if interval is None else interval.p,
         ),
-    }
+    )
 
 
 def prefix_figures(
-    runs: Sequence[PrefixRun], rate: float, capacity: levels.Capacity | None, rates: dict[str, Any] | None
-) -> dict[str, Any]:
-    """Return the measurements of 5.7.4: the states cold and warm compared with off."""
-    return {
-        "rate_rps": rate,
-        "capacity": None if capacity is None else msgspec.to_builtins(capacity),
-        "ttft": {state: figures.latency_row(_ttfts(runs, state), figures.KEY_SHARES) for state in STATES},
-        "reduction": {state: _reductions(runs, state) for state in ("cold", "warm")},
-        "hit_rate": {state: _hit_share(runs, state) for state in STATES},
-        "throughput": rates,
-    }
+    runs: Sequence[PrefixRun], rate: float, capacity: levels.Capacity | None, rates: CacheThroughput | None
+) -> PrefixMeasurements:
+    return PrefixMeasurements(
+        rate_rps=rate,
+        capacity=capacity,
+        ttft=StateRows(*(figures.latency_row(_ttfts(runs, state), figures.KEY_SHARES) for state in STATES)),
+        reduction=Reductions(_reduction(runs, "cold"), _reduction(runs, "warm")),
+        hit_rate=HitRates(*(_hit_rate(runs, state) for state in STATES)),
+        throughput=rates,
+    )
 
 
 def _ttfts(runs: Iterable[PrefixRun], state: str) -> list[float]:
     return [value for one in runs for value in one.states[state].by_row("ttft_ns").values()]
 
 
-def _reductions(runs: Sequence[PrefixRun], state: str) -> dict[str, Any]:
-    """Return the reductions of TTFT: of percentiles over all pairs, and of P50 as
-    geometric mean over repeats."""
+def _reduction(runs: Sequence[PrefixRun], state: str) -> TtftReduction:
     pairs = [(one.states["off"], one.states[state]) for one in runs]
     off, on = figures.pairs(pairs, "ttft_ns")
-    ratios = {name: figures.quantile_ratio(off, on, p, paired=True) for name, p in figures.KEY_SHARES.items()}
+    p50, p95, p99 = (
+        _reduction_of_ratio(figures.quantile_ratio(off, on, p, paired=True))
+        for p in figures.KEY_SHARES.values()
+    )
     single = [figures.quantile_ratio(*figures.pairs([one], "ttft_ns"), 0.5, paired=True) for one in pairs]
-    logs = figures.over_repeats([log(one["value"]) for one in single if one is not None])
+    logs = figures.over_repeats([log(one.value) for one in single if one is not None and one.value])
     if logs is not None:
-        logs |= {end: exp(logs[end]) for end in ("value", "low", "high")}
-    return {name: _reduction_of_ratio(ratio) for name, ratio in {**ratios, "by_repeats": logs}.items()} | {
-        "pairs": len(off)
-    }
+        value, low, high = (None if end is None else exp(end) for end in (logs.value, logs.low, logs.high))
+        logs = msgspec.structs.replace(logs, value=value, low=low, high=high)
+    return TtftReduction(p50=p50, p95=p95, p99=p99, by_repeats=_reduction_of_ratio(logs), pairs=len(off))
 
 
-def _reduction_of_ratio(ratio: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _reduction_of_ratio(ratio: figures.Figure | None) -> figures.Figure | None:
     """Convert the ratio on / off to the reduction (off - on) / off."""
     if ratio is None:
         return None
-    ends = {"value": "value", "low": "high", "high": "low"}
-    return {**ratio, **{to: None if ratio[end] is None else 1 - ratio[end] for to, end in ends.items()}}
+    ends = (ratio.value, ratio.high, ratio.low)
+    value, low, high = (None if end is None else 1 - end for end in ends)
+    return msgspec.structs.replace(ratio, value=value, low=low, high=high)
 
 
-def _hit_share(runs: Sequence[PrefixRun], state: str) -> dict[str, Any] | None:
-    """Return the share of prefix tokens that came from the cache; None if the server never reports them."""
+def _hit_rate(runs: Sequence[PrefixRun], state: str) -> HitRate | None:
     cached = prefix = reported = 0
     for prefix_run in runs:
         hits = prefix_run.states[state].by_row("cached_tokens")
@@ -323,7 +403,7 @@ def _hit_share(runs: Sequence[PrefixRun], state: str) -> dict[str, Any] | None:
     rate = cache_hit_rate(cached, prefix)
     if not reported or rate is None:
         return None
-    return {"value": rate, "cached_tokens": cached, "prefix_tokens": prefix, "answers_that_tell": reported}
+    return HitRate(rate, cached, prefix, reported)
 
 
 def hot_prefixes(runs: Sequence[PrefixRun]) -> int:
@@ -344,7 +424,7 @@ def _configuration(
     params: PrefixCacheParams,
     prefixes: Prefixes,
     runs: Sequence[PrefixRun],
-    measurements: Mapping[str, Any],
+    rate: float,
     texts: _Texts,
 ) -> dict[str, str]:
     rows = [one.prefix(row) for one in runs for row in range(len(one.contexts))]
@@ -357,23 +437,23 @@ def _configuration(
         "Shared prefix": f"{prefixes.sharing.contexts} different ones, {lengths}",
         "Sharing fraction": f"{len(shared) / len(rows):.1%} of the requests"
         f" ({prefixes.sharing.fraction:.0%} requested)",
-        "Load level": f"{measurements['rate_rps']:.3g} requests/s",
+        "Load level": f"{rate:.3g} requests/s",
         "Seeds of the words": ", ".join(f"{step} {seed}" for step, seed in texts.seed_of.items()),
     }
 
 
-def _tables(measurements: Mapping[str, Any]) -> list[test.ReportTable]:
-    states = [{"says": label, "ttft": measurements["ttft"][state]} for state, label in STATES.items()]
-    effects = [{"state": state, **measurements["reduction"][state]} for state in ("cold", "warm")]
+def _tables(measurements: PrefixMeasurements) -> list[test.ReportTable]:
+    states = [_StateRow(label, getattr(measurements.ttft, state)) for state, label in STATES.items()]
+    reduction = measurements.reduction
+    effects = [_EffectRow("cold", reduction.cold), _EffectRow("warm", reduction.warm)]
     metrics = {}
-    for state in ("cold", "warm"):
-        hits = measurements["hit_rate"][state]
-        metrics[f"Cache hit rate, {state}"] = "not measurable" if hits is None else f"{hits['value']:.1%}"
-    rates = measurements["throughput"]
+    for state, hits in (("cold", measurements.hit_rate.cold), ("warm", measurements.hit_rate.warm)):
+        metrics[f"Cache hit rate, {state}"] = "not measurable" if hits is None else f"{hits.value:.1%}"
+    rates = measurements.throughput
     if rates is not None:
-        for state in ("off", "on"):
-            metrics[f"Throughput, cache {state}"] = f"{rates[state]['mean']:.4g} {rates['unit']}"
-    improvement = "not measured" if rates is None else figures.with_interval(rates["improvement"], ".1%")
+        for name, rate in (("off", rates.off), ("on", rates.on)):
+            metrics[f"Throughput, cache {name}"] = f"{rate.mean:.4g} {rates.unit}"
+    improvement = "not measured" if rates is None else figures.with_interval(rates.improvement, ".1%")
     metrics["Throughput improvement"] = improvement
     return [
         figures.table_of("Table 10: Cache Effectiveness", states, TABLE_10),
@@ -385,15 +465,15 @@ def _tables(measurements: Mapping[str, Any]) -> list[test.ReportTable]:
 
 
 def _reduction_cell(at: str) -> figures.Cell:
-    return lambda one: figures.with_interval(one[at], ".1%")
+    return lambda one: figures.with_interval(getattr(one.reduction, at), ".1%")
 
 
 TABLE_10: Final[Mapping[str, figures.Cell]] = {
-    "Configuration": figures.text("says"),
+    "Configuration": figures.text("name"),
     **figures.latency_columns("ttft p50", "ttft p95", "ttft p99"),
 }
 REDUCTION_COLUMNS: Final[Mapping[str, figures.Cell]] = {
-    "": lambda one: f"TTFT reduction, {one['state']}",
+    "": lambda one: f"TTFT reduction, {one.state}",
     **{f"at {share.upper()}": _reduction_cell(share) for share in figures.KEY_SHARES},
     "at P50, over repeats": _reduction_cell("by_repeats"),
 }
@@ -414,23 +494,23 @@ def _add_notes(
     result: test.TestResult,
     params: PrefixCacheParams,
     runs: Sequence[PrefixRun],
-    capacity: levels.Capacity | None,
+    measurements: PrefixMeasurements,
     cold_first: Sequence[bool],
 ) -> None:
-    measurements = result.measurements
+    capacity, hit_rate = measurements.capacity, measurements.hit_rate
     result.notes.append(
         "off and cold have the same requests; warm has the same lengths and arrivals, and different text"
     )
     result.notes.append(f"cold ran before off in {sum(cold_first)} of {len(cold_first)} repeats")
-    result.notes += figures.legend([measurements["ttft"]], *STATES)
-    if measurements["hit_rate"]["warm"] is None and measurements["hit_rate"]["cold"] is None:
+    result.notes += figures.legend([measurements.ttft], *STATES)
+    if hit_rate.warm is None and hit_rate.cold is None:
         result.notes.append("the server does not tell how many tokens came from its cache: no hit rate")
     if capacity is not None:
         result.notes.append(f"capacity without the cache: {capacity.rps:.4g} requests/s ({capacity.how})")
-    off = measurements["hit_rate"]["off"]
-    if off is not None and off["cached_tokens"]:
+    off = hit_rate.off
+    if off is not None and off.cached_tokens:
         result.deviations.append(
-            f"5.7.2: with the cache disabled, {off['value']:.1%} of prefix tokens came from it: it is on"
+            f"5.7.2: with the cache disabled, {off.value:.1%} of prefix tokens came from it: it is on"
         )
     hot = hot_prefixes(runs)
     if hot:

@@ -11,20 +11,23 @@ its highest value over all sustained levels (DEFINITIONS.md, "Load and length").
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from llmtap.bench.run import figures, test
 from llmtap.bench.run.levels import (
     Bounds,
+    BoundsReport,
+    Latencies,
     LevelAttempt,
+    LevelFigures,
     RateSearch,
     check_duration,
     latency_rows,
     latency_table,
-    level_json,
+    level_figures,
     level_load,
     measure_closed,
     number,
@@ -38,7 +41,7 @@ from llmtap.bench.run.levels import (
 )
 from llmtap.bench.run.measurement import SteadyPart, steady_of, tail_is_heavy
 from llmtap.bench.run.pace import LEVELS_EXPECTED, ExpectedLoads
-from llmtap.bench.run.session import BenchSession
+from llmtap.bench.run.session import BenchSession, OpenLoop
 from llmtap.errors import ConfigError
 from llmtap.metrics.cost import tokens_per_gpu_second
 from llmtap.metrics.objectives import Objectives
@@ -150,7 +153,11 @@ async def seek(session: BenchSession, params: ThroughputParams) -> SearchResult:
         if params.mode == "open":
             name = f"search/{level:g}rps"
             load = level_load(
-                session, name, params.workload, rate_rps=level, duration_s=seconds, arrivals=params.arrivals
+                session,
+                name,
+                params.workload,
+                open_loop=OpenLoop(level, params.arrivals),
+                duration_s=seconds,
             )
             measured = await session.measure(name, load, slo=params.bounds.slo)
             steady = steady_of(measured, seconds)
@@ -185,6 +192,39 @@ def _violations(steady: SteadyPart, lowest: SteadyPart, params: ThroughputParams
     return violations
 
 
+class ThroughputLevel(LevelFigures, frozen=True, kw_only=True):
+    planned_rps: float | UnsetType = UNSET
+    """Planned load of an open loop."""
+    concurrency: float | UnsetType = UNSET
+    """Load of a closed loop."""
+
+
+class ThroughputMeasurements(msgspec.Struct, frozen=True, kw_only=True):
+    """Maxima over all sustained levels, and figures of the highest sustained level; None if no level is
+    sustained."""
+
+    load_model: str
+    constraint: BoundsReport | None
+    limit: float | None
+    levels: list[ThroughputLevel]
+    sustainable_load_rps: float | None = None
+    planned_rps: float | None = None
+    sustainable_concurrency: int | None = None
+    max_output_tps: float | None = None
+    max_request_rps: float | None = None
+    max_input_tps: float | None = None
+    tokens_per_gpu_second: float | None = None
+    batch_utilization: float | None = None
+    sent: int | None = None
+    completed_rps: float | None = None
+    completed: int | None = None
+
+
+class _LevelRow(NamedTuple):
+    attempt: LevelAttempt
+    level: ThroughputLevel
+
+
 async def run(session: BenchSession, params: ThroughputParams) -> test.TestResult:
     """Search for the highest sustained load, and return it with its rates and latencies (5.2.3, 5.2.4)."""
     search = await seek(session, params)
@@ -195,33 +235,38 @@ async def run(session: BenchSession, params: ThroughputParams) -> test.TestResul
     result.tables = [_summary_table(measurements)]
     if best is not None:
         result.tables.append(latency_table("Table 4: Latency at Maximum Throughput", best.steady.sent))
-    levels = sorted(zip(search.attempts, measurements["levels"], strict=True), key=lambda pair: pair[0].level)
+    rows = map(_LevelRow, search.attempts, measurements.levels)
     result.tables.append(
         figures.table_of(
             "All load levels, without their first 10 %",
-            [{**level, "load": attempt.level, "tried": attempt} for attempt, level in levels],
-            {f"Planned load ({params.unit})": figures.text("load", "g"), **LEVEL_COLUMNS},
+            sorted(rows, key=lambda row: row.attempt.level),
+            {f"Planned load ({params.unit})": lambda row: f"{row.attempt.level:g}"}
+            | {name: _of_level(cell) for name, cell in LEVEL_COLUMNS.items()}
+            | {
+                "Status": lambda row: row.attempt.status,
+                "Why": lambda row: row.level.why,
+            },
         )
     )
     result.charts = _charts(params, search)
     if best is None and params.bounds:
         result.missed_objectives.append(f"no level meets the objectives ({params.bounds.text})")
-    _add_notes(result, params, search)
+    _add_notes(result, params, search, measurements)
     return result
 
 
+def _of_level(cell: figures.Cell) -> figures.Cell:
+    return lambda row: cell(row.level)
+
+
 LEVEL_COLUMNS: Final[Mapping[str, figures.Cell]] = {
-    "Sent (req/s)": lambda level: f"{number(level['arrival_rps'])} (n {level['arrivals']:,})",
-    "Completed (req/s)": lambda level: f"{number(level['completed_rps'])} (n {level['completed']:,})",
-    "Output (tok/s)": lambda level: number(level["output_tps"]),
+    "Sent (req/s)": lambda level: f"{number(level.arrival_rps)} (n {level.arrivals:,})",
+    "Completed (req/s)": lambda level: f"{number(level.completed_rps)} (n {level.completed:,})",
+    "Output (tok/s)": lambda level: number(level.output_tps),
     **figures.latency_columns("ttft p99", "tpot p99"),
-    "Success": lambda level: share(level["success"]),
-    "In flight, first to last fifth": lambda level: (
-        f"{level['in_flight'][0]:.1f} to {level['in_flight'][-1]:.1f}"
-    ),
-    "Steady": lambda level: "yes" if level["sustained"] else "no",
-    "Status": lambda level: level["tried"].status,
-    "Why": figures.text("why"),
+    "Success": lambda level: share(level.success),
+    "In flight, first to last fifth": lambda level: f"{level.in_flight[0]:.1f} to {level.in_flight[-1]:.1f}",
+    "Steady": lambda level: "yes" if level.sustained else "no",
 }
 
 
@@ -242,16 +287,16 @@ def _configuration(params: ThroughputParams) -> dict[str, str]:
     }
 
 
-def _measurements(session: BenchSession, params: ThroughputParams, search: SearchResult) -> dict[str, Any]:
+def _measurements(
+    session: BenchSession, params: ThroughputParams, search: SearchResult
+) -> ThroughputMeasurements:
     best, is_open = search.best, params.mode == "open"
-    unit = "planned_rps" if is_open else "concurrency"
-    measurements: dict[str, Any] = {
-        "load_model": params.mode,
-        "constraint": params.bounds.to_dict(),
-        "limit": search.limit,
-        "levels": [{unit: t.level, **level_json(t)} for t in search.attempts],
-        **dict.fromkeys(_RESULT_KEYS),
-    }
+    measurements = ThroughputMeasurements(
+        load_model=params.mode,
+        constraint=params.bounds.report(),
+        limit=search.limit,
+        levels=[_level(t, is_open=is_open) for t in search.attempts],
+    )
     if best is None:
         return measurements
     steady, gpus = best.steady, session.sut.hardware.count
@@ -264,62 +309,53 @@ def _measurements(session: BenchSession, params: ThroughputParams, search: Searc
     per_gpu = None
     if gpus and output_tps is not None:
         per_gpu = tokens_per_gpu_second(round(output_tps * steady.seconds), steady.seconds, gpus)
-    values = (
-        steady.arrival_rps,
-        best.level if is_open else None,
-        None if is_open else round(best.level),
-        output_tps,
-        request_rps,
-        input_tps,
-        per_gpu,
-        None if running is None or batch is None else running / batch,
-        steady.arrivals,
-        steady.completed_rps,
-        steady.completed,
+    return msgspec.structs.replace(
+        measurements,
+        sustainable_load_rps=steady.arrival_rps,
+        planned_rps=best.level if is_open else None,
+        sustainable_concurrency=None if is_open else round(best.level),
+        max_output_tps=output_tps,
+        max_request_rps=request_rps,
+        max_input_tps=input_tps,
+        tokens_per_gpu_second=per_gpu,
+        batch_utilization=None if running is None or batch is None else running / batch,
+        sent=steady.arrivals,
+        completed_rps=steady.completed_rps,
+        completed=steady.completed,
     )
-    return measurements | dict(zip(_RESULT_KEYS, values, strict=True))
 
 
-_RESULT_KEYS: Final = (
-    "sustainable_load_rps",
-    "planned_rps",
-    "sustainable_concurrency",
-    "max_output_tps",
-    "max_request_rps",
-    "max_input_tps",
-    "tokens_per_gpu_second",
-    "batch_utilization",
-    "sent",
-    "completed_rps",
-    "completed",
-)
-"""Names of the maxima over all sustained levels, and of figures of the highest sustained level. Their values
-are None if no level is sustained."""
+def _level(attempt: LevelAttempt, *, is_open: bool) -> ThroughputLevel:
+    return ThroughputLevel(
+        **msgspec.structs.asdict(level_figures(attempt)),
+        planned_rps=attempt.level if is_open else UNSET,
+        concurrency=UNSET if is_open else attempt.level,
+    )
 
 
-def _summary_table(measurements: Mapping[str, Any]) -> test.ReportTable:
-    sustained = number(measurements["sustainable_load_rps"], "req/s")
-    if measurements["sent"] is not None:
-        planned = number(measurements["planned_rps"], "req/s")
+def _summary_table(measurements: ThroughputMeasurements) -> test.ReportTable:
+    sustained = number(measurements.sustainable_load_rps, "req/s")
+    if measurements.sent is not None:
+        planned = number(measurements.planned_rps, "req/s")
         level = (
             f"planned {planned}"
-            if measurements["planned_rps"]
-            else f"{measurements['sustainable_concurrency']} at a time"
+            if measurements.planned_rps
+            else f"{measurements.sustainable_concurrency} at a time"
         )
-        sustained += f" (n {measurements['sent']:,}; {level})"
-    completed = number(measurements["completed_rps"], "req/s")
-    if measurements["completed"] is not None:
-        completed += f" (n {measurements['completed']:,})"
+        sustained += f" (n {measurements.sent:,}; {level})"
+    completed = number(measurements.completed_rps, "req/s")
+    if measurements.completed is not None:
+        completed += f" (n {measurements.completed:,})"
     return figures.metric_table(
         "Table 3: Throughput Summary",
         {
-            "Max Output Throughput": number(measurements["max_output_tps"], "tok/s"),
-            "Max Request Throughput": number(measurements["max_request_rps"], "req/s"),
-            "Max Input Throughput": number(measurements["max_input_tps"], "tok/s"),
+            "Max Output Throughput": number(measurements.max_output_tps, "tok/s"),
+            "Max Request Throughput": number(measurements.max_request_rps, "req/s"),
+            "Max Input Throughput": number(measurements.max_input_tps, "tok/s"),
             "Sustainable Load": sustained,
             "Completed at This Load": completed,
-            "Tokens per GPU-second": number(measurements["tokens_per_gpu_second"], "tok/s/GPU"),
-            "Batch Utilization": share(measurements["batch_utilization"]),
+            "Tokens per GPU-second": number(measurements.tokens_per_gpu_second, "tok/s/GPU"),
+            "Batch Utilization": share(measurements.batch_utilization),
         },
     )
 
@@ -331,14 +367,19 @@ def _charts(params: ThroughputParams, search: SearchResult) -> list[test.ChartSp
     x_title = "planned load (requests/s)" if params.mode == "open" else "requests at a time"
     best = search.best
     marks = [] if best is None else [test.Mark(best.level, "highest that is sustained")]
-    rows = [latency_rows(t.steady.sent) for t in levels]
+    rows = [Latencies(**latency_rows(t.steady.sent)) for t in levels]
     return [
         throughput_chart("load", x_title, xs, levels, marks),
         p99_chart("Latency P99 by load", x_title, xs, rows, marks),
     ]
 
 
-def _add_notes(result: test.TestResult, params: ThroughputParams, search: SearchResult) -> None:
+def _add_notes(
+    result: test.TestResult,
+    params: ThroughputParams,
+    search: SearchResult,
+    measurements: ThroughputMeasurements,
+) -> None:
     best, notes = search.best, result.notes
     notes.append(
         "throughput: output tokens made in the last 90 % of a level's time, by that time; an answer's tokens"
@@ -373,7 +414,7 @@ def _add_notes(result: test.TestResult, params: ThroughputParams, search: Search
             "at the lowest level itself P99 exceeds 10 x P50: that rule of 5.2.3.1 says nothing of load and"
             " was not applied"
         )
-    notes += figures.legend(result.measurements["levels"], "ttft", "tpot", share="p99")
+    notes += figures.legend(measurements.levels, "ttft", "tpot", share="p99")
     if params.mode == "closed":
         result.deviations.append(
             "5.2.3.1: in a closed loop no queue grows, so saturation shows in failures and the tail alone"

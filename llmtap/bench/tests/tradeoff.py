@@ -8,7 +8,7 @@ than the level before it (5.3.4), and the level of the highest throughput (examp
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
@@ -18,12 +18,14 @@ from llmtap.bench.run.levels import (
     COLUMNS,
     ROUNDS,
     Bounds,
+    BoundsReport,
     Capacity,
     LevelAttempt,
+    LevelFigures,
     check_duration,
     find_capacity,
     known_capacity,
-    level_json,
+    level_figures,
     level_load,
     number,
     p99_chart,
@@ -34,7 +36,7 @@ from llmtap.bench.run.levels import (
 )
 from llmtap.bench.run.measurement import steady_of
 from llmtap.bench.run.pace import ExpectedLoads, expected_search
-from llmtap.bench.run.session import BenchSession, Load
+from llmtap.bench.run.session import BenchSession, Load, OpenLoop
 from llmtap.bench.tests.throughput import DURATION_MIN
 from llmtap.errors import ConfigError
 from llmtap.metrics.saturation import SaturationLevel, knee, operating_point, peak, saturation_point
@@ -68,6 +70,26 @@ class TradeoffParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return Bounds(self.ttft_p99, self.tpot_p99)
 
 
+class TradeoffLevel(LevelFigures, frozen=True, kw_only=True):
+    percent: float
+    """Share of the capacity in %."""
+    offered_rps: float
+
+
+class TradeoffMeasurements(msgspec.Struct, frozen=True, kw_only=True):
+    """Points of the curve, as rates; None: none of the levels is the point."""
+
+    capacity_rps: float
+    capacity_source: str
+    objectives: BoundsReport | None
+    knee_rps: float | None
+    saturation_rps: float | None
+    peak_rps: float | None
+    queue_grows_from_rps: float | None
+    operating_point_rps: float | None
+    levels: list[TradeoffLevel]
+
+
 def check(session: BenchSession, params: TradeoffParams) -> None:
     check_duration(session, params.duration, DURATION_MIN, "5.3.2")
     levels = params.levels
@@ -91,9 +113,8 @@ async def run(session: BenchSession, params: TradeoffParams) -> test.TestResult:
             session,
             name,
             params.workload,
-            rate_rps=rate_rps,
+            open_loop=OpenLoop(rate_rps, params.arrivals),
             duration_s=to_seconds(params.duration),
-            arrivals=params.arrivals,
         )
         measured = await session.measure(name, load, slo=params.bounds.slo)
         steady = steady_of(measured, to_seconds(params.duration))
@@ -106,31 +127,31 @@ async def run(session: BenchSession, params: TradeoffParams) -> test.TestResult:
         measurements, configuration=_configuration(params, capacity), main=sustained[-1].measured.name
     )
     result.tables = [
-        figures.table_of("Table 5: Throughput-Latency Table", measurements["levels"], TABLE_5),
-        figures.table_of("What else 5.3.4 has recorded at each level", measurements["levels"], MORE_COLUMNS),
+        figures.table_of("Table 5: Throughput-Latency Table", measurements.levels, TABLE_5),
+        figures.table_of("What else 5.3.4 has recorded at each level", measurements.levels, MORE_COLUMNS),
         test.ReportTable(
             "Points of the curve (5.3.4)", ["Point", "Load", "By which rule"], _points(params, measurements)
         ),
     ]
     result.charts = _charts(measurements)
-    if params.bounds and measurements["operating_point_rps"] is None:
+    if params.bounds and measurements.operating_point_rps is None:
         result.missed_objectives.append(f"no level meets the objectives ({params.bounds.text})")
-    _add_notes(result, params, attempts)
+    _add_notes(result, params, attempts, measurements)
     return result
 
 
 TABLE_5: Final[Mapping[str, figures.Cell]] = {
-    "Offered (r/s)": lambda level: number(level["offered_rps"]),
-    "Achieved (tok/s)": lambda level: number(level["output_tps"]),
+    "Offered (r/s)": lambda level: number(level.offered_rps),
+    "Achieved (tok/s)": lambda level: number(level.output_tps),
     **figures.latency_columns("ttft p50", "ttft p99", "tpot p50", "tpot p99"),
-    "Success": lambda level: share(level["success"]),
+    "Success": lambda level: share(level.success),
     "Queue": figures.text("queue"),
-    "Sustained": lambda level: "yes" if level["sustained"] else "no",
+    "Sustained": lambda level: "yes" if level.sustained else "no",
 }
 MORE_COLUMNS: Final[Mapping[str, figures.Cell]] = {
-    "Of capacity": lambda level: f"{level['percent']:g}%",
+    "Of capacity": lambda level: f"{level.percent:g}%",
     "Offered (r/s)": TABLE_5["Offered (r/s)"],
-    "Completed (r/s)": lambda level: number(level["completed_rps"]),
+    "Completed (r/s)": lambda level: number(level.completed_rps),
     **figures.latency_columns("ttft p95", "tpot p95", "e2e p50", "e2e p95", "e2e p99"),
 }
 
@@ -160,7 +181,7 @@ def _configuration(params: TradeoffParams, capacity: Capacity) -> dict[str, str]
 
 def _measurements(
     params: TradeoffParams, capacity: Capacity, attempts: Sequence[LevelAttempt]
-) -> dict[str, Any]:
+) -> TradeoffMeasurements:
     levels = [saturation_level(t) for t in attempts]
     by_rate = {t.level: t for t in attempts}
 
@@ -168,28 +189,27 @@ def _measurements(
         attempt = by_rate[level.offered_rps]
         return attempt.holds and attempt.steady.is_sustained
 
-    return {
-        "capacity_rps": capacity.rps,
-        "capacity_source": capacity.how,
-        "objectives": params.bounds.to_dict(),
-        "knee_rps": knee(levels),
-        "saturation_rps": saturation_point(levels),
-        "peak_rps": peak(levels),
-        "queue_grows_from_rps": next((t.level for t in attempts if t.steady.queue_grows), None),
-        "operating_point_rps": operating_point(levels, holds) if params.bounds else None,
-        "levels": [
-            {
-                "percent": percent,
-                "offered_rps": t.level,
-                **level_json(t),
-                "holds": t.holds if params.bounds else None,
-            }
+    return TradeoffMeasurements(
+        capacity_rps=capacity.rps,
+        capacity_source=capacity.how,
+        objectives=params.bounds.report(),
+        knee_rps=knee(levels),
+        saturation_rps=saturation_point(levels),
+        peak_rps=peak(levels),
+        queue_grows_from_rps=next((t.level for t in attempts if t.steady.queue_grows), None),
+        operating_point_rps=operating_point(levels, holds) if params.bounds else None,
+        levels=[
+            TradeoffLevel(
+                **msgspec.structs.asdict(level_figures(t)) | {"holds": t.holds if params.bounds else None},
+                percent=percent,
+                offered_rps=t.level,
+            )
             for percent, t in zip(params.levels, attempts, strict=True)
         ],
-    }
+    )
 
 
-def _points(params: TradeoffParams, measurements: Mapping[str, Any]) -> list[list[str]]:
+def _points(params: TradeoffParams, measurements: TradeoffMeasurements) -> list[list[str]]:
     rules = {
         "knee_rps": ("Knee point", "TTFT P99 exceeds 2 x the smallest of all levels"),
         "saturation_rps": ("Saturation point (rule)", "throughput falls below that of the level before"),
@@ -202,17 +222,18 @@ def _points(params: TradeoffParams, measurements: Mapping[str, Any]) -> list[lis
     return [
         [
             point,
-            "none of these levels" if measurements[name] is None else number(measurements[name], "req/s"),
+            "none of these levels" if rate is None else number(rate, "req/s"),
             rule,
         ]
         for name, (point, rule) in rules.items()
+        for rate in [getattr(measurements, name)]
     ]
 
 
-def _charts(measurements: Mapping[str, Any]) -> list[test.ChartSpec]:
-    levels = measurements["levels"]
-    rates: list[float] = [level["offered_rps"] for level in levels]
-    output: list[float | str] = [level["output_tps"] or 0.0 for level in levels]
+def _charts(measurements: TradeoffMeasurements) -> list[test.ChartSpec]:
+    levels = measurements.levels
+    rates = [level.offered_rps for level in levels]
+    output: list[float | str] = [level.output_tps or 0.0 for level in levels]
     named = {
         "knee_rps": "knee",
         "saturation_rps": "saturation (throughput falls)",
@@ -220,9 +241,9 @@ def _charts(measurements: Mapping[str, Any]) -> list[test.ChartSpec]:
         "operating_point_rps": "operating point",
     }
     marks = [
-        test.Mark(measurements[name], label)
+        test.Mark(rate, label)
         for name, label in named.items()
-        if measurements[name] is not None
+        if (rate := getattr(measurements, name)) is not None
     ]
     offered, achieved = "offered load (requests/s)", "achieved output tokens/s"
     charts = [
@@ -232,14 +253,16 @@ def _charts(measurements: Mapping[str, Any]) -> list[test.ChartSpec]:
             achieved,
             f"{title} (ms)",
             [
-                figures.line_series(p.upper(), output, [level[name][p] for level in levels])
+                figures.line_series(
+                    p.upper(), output, [getattr(level, name).percentile(p) for level in levels]
+                )
                 for p in figures.KEY_SHARES
             ],
             log_y=True,
         )
         for name, title in COLUMNS.items()
     ]
-    line = test.ChartSeries("achieved", [*rates], [level["output_tps"] for level in levels])
+    line = test.ChartSeries("achieved", [*rates], [level.output_tps for level in levels])
     return [
         *charts,
         p99_chart("Latency P99 by offered load", offered, rates, levels, marks),
@@ -247,13 +270,18 @@ def _charts(measurements: Mapping[str, Any]) -> list[test.ChartSpec]:
     ]
 
 
-def _add_notes(result: test.TestResult, params: TradeoffParams, attempts: Sequence[LevelAttempt]) -> None:
-    measurements, notes = result.measurements, result.notes
+def _add_notes(
+    result: test.TestResult,
+    params: TradeoffParams,
+    attempts: Sequence[LevelAttempt],
+    measurements: TradeoffMeasurements,
+) -> None:
+    notes = result.notes
     notes.append(
         "the knee is of TTFT P99, as in the draft's example; throughput is of tokens made in the last 90 % of"
         " a level's time"
     )
-    if measurements["saturation_rps"] is None:
+    if measurements.saturation_rps is None:
         notes.append(
             "throughput falls at none of these levels, so the rule of 5.3.4 finds no saturation; the draft's"
             " own example calls the level of the highest throughput by that name"
@@ -264,7 +292,7 @@ def _add_notes(result: test.TestResult, params: TradeoffParams, attempts: Sequen
         notes.append("no level saturates: capacity was estimated too low, and the curve ends before it")
     if attempts[0].steady.queue_grows or attempts[0].steady.falls_short:
         notes.append("even the lowest level saturates: capacity was estimated too high")
-    notes += figures.legend(measurements["levels"], "ttft")
+    notes += figures.legend(measurements.levels, "ttft")
 
 
 def _expected_loads(session: BenchSession, params: TradeoffParams) -> ExpectedLoads:

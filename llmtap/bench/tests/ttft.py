@@ -5,8 +5,8 @@
 that is not empty or white space (5.1.3.1, B.1.1). The time to a token of any kind is reported beside it.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 import pyarrow.compute as pc
@@ -17,7 +17,7 @@ from llmtap.bench.run import figures, test
 from llmtap.bench.run.levels import Capacity, known_capacity
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.pace import ExpectedLoads, expected_at
-from llmtap.bench.run.session import BenchSession, Load, make_load
+from llmtap.bench.run.session import BenchSession, Load, OpenLoop, make_load
 from llmtap.errors import ConfigError
 from llmtap.metrics.statistics import percentile
 
@@ -39,6 +39,46 @@ class TtftParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     concurrency: Annotated[test.Count | None, Meta(description="closed loop: concurrent requests")] = None
 
 
+class InputRange(figures.LatencyRow, frozen=True, kw_only=True):
+    """TTFT of the requests with a range of input lengths."""
+
+    begin: int = msgspec.field(name="from")
+    below: int | None
+    """End of the range, which is not in it; None: there is none."""
+
+    @property
+    def text(self) -> str:
+        return f"{self.begin}+" if self.below is None else f"{self.begin}-{self.below}"
+
+
+class AnyTokenRow(figures.LatencyRow, frozen=True, kw_only=True):
+    """Time to any token."""
+
+    answers_with_others_first: int
+    """Number of answers with tokens of another kind before the first content token."""
+
+
+class TtftMeasurements(msgspec.Struct, frozen=True, kw_only=True):
+    requests: int
+    answered: int
+    ttft: figures.LatencyRow
+    ttft_by_input: list[InputRange] | None
+    """None if all inputs have one length."""
+    ttft_any: AnyTokenRow | None
+    """None if content always came first (5.1.3.1)."""
+    server_queue: figures.LatencyRow | None
+    """Parts of TTFT that the server reports; None if it does not."""
+    server_prefill: figures.LatencyRow | None
+    tpot: figures.LatencyRow
+    e2e: figures.LatencyRow
+    uncertainty_max: float | None
+
+
+class _Component(NamedTuple):
+    name: str
+    row: figures.LatencyRow
+
+
 def check(session: BenchSession, params: TtftParams) -> None:
     """Raise ConfigError if two loads are given, or none although the default load is unknown."""
     if params.rate is None and params.concurrency is None and _capacity(session, params) is None:
@@ -57,26 +97,26 @@ async def run(session: BenchSession, params: TtftParams) -> test.TestResult:
     load = _load(session, params)
     measured = await session.measure("load", load)
     ttft = measured.values("ttft_ns")
-    measurements = {
-        "requests": measured.n,
-        "answered": len(measured.ended_well()),
-        "ttft": figures.latency_row(ttft),
-        "ttft_by_input": _by_input(measured, load),
-        "ttft_any": _any_token(measured),
-        "server_queue": _server_part(measured, "server_queue_ns"),
-        "server_prefill": _server_part(measured, "server_prefill_ns"),
-        "tpot": figures.latency_row(measured.values("tpot_ns")),
-        "e2e": figures.latency_row(measured.values("e2e_ns")),
-        "uncertainty_max": max(measured.values("uncertainty_ns"), default=None),
-    }
+    measurements = TtftMeasurements(
+        requests=measured.n,
+        answered=len(measured.ended_well()),
+        ttft=figures.latency_row(ttft),
+        ttft_by_input=_by_input(measured, load),
+        ttft_any=_any_token(measured),
+        server_queue=_server_part(measured, "server_queue_ns"),
+        server_prefill=_server_part(measured, "server_prefill_ns"),
+        tpot=figures.latency_row(measured.values("tpot_ns")),
+        e2e=figures.latency_row(measured.values("e2e_ns")),
+        uncertainty_max=max(measured.values("uncertainty_ns"), default=None),
+    )
     result = test.TestResult(
         measurements,
         _tables(measurements),
         configuration=figures.load_lines(load, measured),
         main=measured.name,
     )
-    result.charts = _charts(ttft, measured, measurements["ttft_any"] is not None)
-    _add_notes(result)
+    result.charts = _charts(ttft, measured, measurements.ttft_any is not None)
+    result.notes += _notes(measurements)
     return result
 
 
@@ -93,14 +133,14 @@ def _rate(session: BenchSession, params: TtftParams) -> float | None:
 
 
 def _load(session: BenchSession, params: TtftParams) -> Load:
+    rate = _rate(session, params)
     return make_load(
         params.workload,
-        rate_rps=_rate(session, params),
+        open_loop=None if rate is None else OpenLoop(rate, params.arrivals),
         slots=params.concurrency,
         seed=session.seed,
         requests=params.requests,
-        arrivals=params.arrivals,
-        **session.target.counting,
+        counting=session.target.counting,
     )
 
 
@@ -111,7 +151,7 @@ def _expected_loads(session: BenchSession, params: TtftParams) -> ExpectedLoads:
     return expected_at(params.requests, [SHARE if rate is None else 1.0], rate)
 
 
-def _by_input(measured: Measurement, load: Load) -> list[dict[str, Any]] | None:
+def _by_input(measured: Measurement, load: Load) -> list[InputRange] | None:
     """Return TTFT by range of input lengths (5.1.4.2); None if all inputs have one length."""
     planned = load.plan.requests.input
     samples: dict[int, list[float]] = {}
@@ -126,16 +166,16 @@ def _by_input(measured: Measurement, load: Load) -> list[dict[str, Any]] | None:
     if len(lengths) < 2:
         return None
     return [
-        {
-            "from": EDGES[bucket],
-            "below": EDGES[bucket + 1] if bucket + 1 < len(EDGES) else None,
-            **figures.latency_row(samples[bucket], figures.KEY_SHARES),
-        }
+        InputRange(
+            begin=EDGES[bucket],
+            below=EDGES[bucket + 1] if bucket + 1 < len(EDGES) else None,
+            **msgspec.structs.asdict(figures.latency_row(samples[bucket], figures.KEY_SHARES)),
+        )
         for bucket in sorted(samples)
     ]
 
 
-def _any_token(measured: Measurement) -> dict[str, Any] | None:
+def _any_token(measured: Measurement) -> AnyTokenRow | None:
     """Return the time to any token, or None if content always came first (5.1.3.1)."""
     table = measured.ended_well()
     earlier = pc.less(table["ttft_any_ns"], table["ttft_ns"])  # The result is null if either value is null.
@@ -143,52 +183,48 @@ def _any_token(measured: Measurement) -> dict[str, Any] | None:
     if not pc.any(earlier).as_py() and not pc.any(only_other).as_py():
         return None
     earlier_count = int(pc.sum(earlier).as_py() or 0) + int(pc.sum(only_other).as_py() or 0)
-    return {**figures.latency_row(measured.values("ttft_any_ns")), "answers_with_others_first": earlier_count}
+    row = figures.latency_row(measured.values("ttft_any_ns"))
+    return AnyTokenRow(**msgspec.structs.asdict(row), answers_with_others_first=earlier_count)
 
 
-def _server_part(measured: Measurement, column: str) -> dict[str, Any] | None:
+def _server_part(measured: Measurement, column: str) -> figures.LatencyRow | None:
     """Return the percentiles of a part of TTFT that the server reports; None if it does not."""
     values = measured.values(column)
     return figures.latency_row(values) if values else None
 
 
-def _tables(measurements: dict[str, Any]) -> list[test.ReportTable]:
-    results = {"Requests": f"{measurements['requests']}"}
-    results |= {f"TTFT {name}": figures.ms_of(measurements["ttft"], key) for key, name in _ROWS.items()}
+def _tables(measurements: TtftMeasurements) -> list[test.ReportTable]:
+    results = {"Requests": f"{measurements.requests}"}
+    results |= {f"TTFT {name}": figures.ms_of(measurements.ttft, key) for key, name in _ROWS.items()}
     results |= {
-        f"TTFT {name.title()}": figures.ms_of(measurements["ttft"], name) for name in ("mean", "min", "max")
+        f"TTFT {name.title()}": figures.ms_of(measurements.ttft, name) for name in ("mean", "min", "max")
     }
     tables = [figures.metric_table("Table 1: TTFT Results", results)]
-    if measurements["ttft_by_input"] is not None:
-        tables.append(
-            figures.table_of("Table 2: TTFT by Input Length", measurements["ttft_by_input"], TABLE_2)
-        )
+    if measurements.ttft_by_input is not None:
+        rows = [_Component(one.text, one) for one in measurements.ttft_by_input]
+        tables.append(figures.table_of("Table 2: TTFT by Input Length", rows, TABLE_2))
     parts = {
-        "Time to any token": measurements["ttft_any"],
-        "Queue wait (server)": measurements["server_queue"],
-        "Prefill (server)": measurements["server_prefill"],
+        "Time to any token": measurements.ttft_any,
+        "Queue wait (server)": measurements.server_queue,
+        "Prefill (server)": measurements.server_prefill,
     }
-    rows = [{"name": name, **row} for name, row in parts.items() if row is not None]
-    if rows:
-        tables.append(figures.table_of("Components of TTFT (5.1.4.2)", rows, COMPONENT_COLUMNS))
+    components = [_Component(name, row) for name, row in parts.items() if row is not None]
+    if components:
+        tables.append(figures.table_of("Components of TTFT (5.1.4.2)", components, COMPONENT_COLUMNS))
     return tables
 
 
-def _range_text(row: dict[str, Any]) -> str:
-    return f"{row['from']}+" if row["below"] is None else f"{row['from']}-{row['below']}"
-
-
 def _percentile_cell(share: str, *, unit: bool = True) -> figures.Cell:
-    return lambda row: figures.ms_of(row, share, unit=unit)
+    return lambda one: figures.ms_of(one.row, share, unit=unit)
 
 
 TABLE_2: Final[Mapping[str, figures.Cell]] = {
-    "Input Tokens": _range_text,
+    "Input Tokens": figures.text("name"),
     **{f"{share.upper()} (ms)": _percentile_cell(share, unit=False) for share in figures.KEY_SHARES},
 }
 COMPONENT_COLUMNS: Final[Mapping[str, figures.Cell]] = {
     "Component": figures.text("name"),
-    "Samples": figures.text("n"),
+    "Samples": lambda one: f"{one.row.n}",
     "Mean": _percentile_cell("mean"),
     **{name: _percentile_cell(share) for share, name in _ROWS.items()},
 }
@@ -219,32 +255,23 @@ def _charts(ttft: list[float], measured: Measurement, has_others: bool) -> list[
     ]
 
 
-def _add_notes(result: test.TestResult) -> None:
-    measurements = result.measurements
-    result.notes.append(
-        f"TTFT is of {several(measurements['ttft']['n'], 'answer')}, to the first content token"
-    )
-    result.notes += figures.legend([measurements], "ttft")
-    if measurements["ttft_any"] is not None:
-        share = measurements["ttft_any"]["answers_with_others_first"] / max(1, measurements["answered"])
-        result.notes.append(
+def _notes(measurements: TtftMeasurements) -> Iterator[str]:
+    yield f"TTFT is of {several(measurements.ttft.n, 'answer')}, to the first content token"
+    yield from figures.legend([measurements], "ttft")
+    if measurements.ttft_any is not None:
+        share = measurements.ttft_any.answers_with_others_first / max(1, measurements.answered)
+        yield (
             f"{share:.0%} of answers had tokens of another kind before the first content token (reasoning,"
-            f" tool calls), the first after {figures.ms_of(measurements['ttft_any'], 'mean')} on average"
+            f" tool calls), the first after {figures.ms_of(measurements.ttft_any, 'mean')} on average"
         )
-    if measurements["ttft_by_input"] is not None:
-        counts = ", ".join(
-            f"{_range_text(bucket)}: {bucket['n']:,}" for bucket in measurements["ttft_by_input"]
-        )
-        result.notes.append(f"requests by input tokens: {counts}")
-    if measurements["answered"] < measurements["requests"]:
-        failed = measurements["requests"] - measurements["answered"]
-        result.notes.append(
-            f"{failed:,} of {measurements['requests']:,} answers did not come whole: not in TTFT"
-        )
-    if measurements["uncertainty_max"] is not None:
-        result.notes.append(
-            f"a stamp may be late by {figures.ms(measurements['uncertainty_max'])} at the worst"
-        )
+    if measurements.ttft_by_input is not None:
+        counts = ", ".join(f"{one.text}: {one.n:,}" for one in measurements.ttft_by_input)
+        yield f"requests by input tokens: {counts}"
+    if measurements.answered < measurements.requests:
+        failed = measurements.requests - measurements.answered
+        yield f"{failed:,} of {measurements.requests:,} answers did not come whole: not in TTFT"
+    if measurements.uncertainty_max is not None:
+        yield f"a stamp may be late by {figures.ms(measurements.uncertainty_max)} at the worst"
 
 
 TEST: Final = test.BenchTest(

@@ -36,6 +36,7 @@ import msgspec
 
 from llmtap.capture.options import OWN_RULE
 from llmtap.exchange.strings import KEY_PATTERN
+from llmtap.json_types import JsonObject
 from llmtap.protocol.json_memory import bounded_decoder
 
 BODY_BYTES_MAX: Final = 8 << 20
@@ -109,8 +110,8 @@ class _Walk:
             return value if shown == str(value) else shown
         return value
 
-    def _redacted_object(self, value: dict[str, Any], *, schema: bool = False) -> dict[str, Any]:
-        out: dict[str, Any] = {}
+    def _redacted_object(self, value: JsonObject, *, schema: bool = False) -> JsonObject:
+        out: JsonObject = {}
         # {"name": "Authorization", "value": "..."}, as in lists of header fields.
         value_is_secret = self._names and any(_is_secret(value.get(key)) for key in ("name", "key"))
         for name, inner in value.items():

@@ -24,7 +24,15 @@ from typing import Any, Final, NamedTuple
 import psutil
 
 from llmtap.clock import Clock
-from llmtap.load.monitor.timeseries import Columns, Ticks
+from llmtap.load.monitor.timeseries import (
+    NO_SCRAPE,
+    Columns,
+    SampledGpus,
+    SampledProcess,
+    SamplingReport,
+    ScrapeReport,
+    Ticks,
+)
 from llmtap.net.listener import failure_text
 from llmtap.net.server_metrics import MonitorSeries
 from llmtap.units import NS_PER_S, to_seconds
@@ -256,24 +264,26 @@ class SystemSampler:
         if self._gpus is not None and not self._thread.is_alive():
             self._gpus.close()
 
-    def about(self) -> dict[str, Any]:
-        return {
-            "period": to_seconds(self._period_ns),
-            "skipped": self._skipped_samples,
-            "processes": {
-                side: [{"pid": pid, "name": name} for pid, name in list(named.items())[:_NAMED_MAX]]
+    def report(self, scrape: ScrapeReport = NO_SCRAPE) -> SamplingReport:
+        """Return how the samples were taken. `scrape`: how the server's metrics were read."""
+        return SamplingReport(
+            to_seconds(self._period_ns),
+            self._skipped_samples,
+            {
+                side: [SampledProcess(pid, name) for pid, name in list(named.items())[:_NAMED_MAX]]
                 for side, named in self._named.items()
             },
-            "gpu": None if self._gpus is None else {"devices": self._gpus.names, "unread": self._gpus.unread},
-            "why_not": dict(self._reasons),
-        }
+            None if self._gpus is None else SampledGpus(self._gpus.names, self._gpus.unread),
+            dict(self._reasons),
+            scrape,
+        )
 
     def _run(self) -> None:
         ticks = Ticks(self._clock.mono_ns(), self._period_ns)
         while True:
             try:
                 self._sample()
-            except Exception as exc:  # The sampler must not end a run; `about` reports what is missing.
+            except Exception as exc:  # The sampler must not end a run; `report` has what is missing.
                 if "sampling" not in self._reasons:
                     self._reasons["sampling"] = f"{type(exc).__name__}: {exc}"
                     log.warning("system_sample error=%s", type(exc).__name__)

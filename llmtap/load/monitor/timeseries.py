@@ -1,18 +1,21 @@
 """Time series sampled during a load run, from the host and from the server's metrics, and their figures.
 
-The samplers (`system.py`, `watch.py`) add samples to `Columns`. `TimeSeries` returns them as JSON arrays, and
-computes figures of a window (`summary`): means, growth of counters, energy. Each sample has its own monotonic
-time. Seconds in the JSON count from the start of the run; earlier samples have negative times.
+The samplers (`system.py`, `watch.py`) add samples to `Columns`. `TimeSeries` returns them as arrays
+(`samples`), and computes figures of a window (`summary`): means, growth of counters, energy. Each sample has
+its own monotonic time. Seconds in results count from the start of the run; earlier samples have negative
+times.
 """
 
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite, nan
 from threading import Lock
-from typing import Any, Final
+from typing import Final
+
+from msgspec import Struct, structs
 
 from llmtap.metrics.cost import GAP_NS_MAX, Energy, average_power_w, energy_of, joules_per_token
 from llmtap.metrics.statistics import mean, percentile
@@ -21,6 +24,133 @@ from llmtap.units import to_seconds
 
 SAMPLES_MAX: Final = 100_000
 """Maximum number of samples: more than a day at 1 Hz; 20 series then take 16 MB."""
+
+
+class SampledProcess(Struct, frozen=True):
+    pid: int
+    name: str
+
+
+class SampledGpus(Struct, frozen=True):
+    devices: list[str]
+    """Names of the devices."""
+    unread: int
+    """Number of values that could not be read."""
+
+
+class ScrapeReport(Struct, frozen=True):
+    """How the server's metrics were read."""
+
+    url: str | None = None
+    gave_up: bool = False
+    period: float = 0.0
+    scrapes: int = 0
+    skipped: int = 0
+    failed: int = 0
+    failures: dict[str, int] = {}
+    """Number of failures by reason."""
+    missing: list[str] = []
+    """Series that the server does not have."""
+
+
+NO_SCRAPE: Final = ScrapeReport()
+
+
+class SamplingReport(Struct, frozen=True):
+    """How the samples were taken."""
+
+    period: float = 0.0
+    skipped: int = 0
+    """Number of samples that were due while the one before was still taken."""
+    processes: dict[str, list[SampledProcess]] = {}
+    gpu: SampledGpus | None = None
+    why_not: dict[str, str] = {}
+    """Reason why a part could not be sampled, by its name."""
+    scrape: ScrapeReport = NO_SCRAPE
+
+
+_UNKNOWN_SAMPLING: Final = SamplingReport()
+
+
+class SampledSeries(Struct, frozen=True):
+    unit: str
+    kind: str
+    values: list[float | None]
+
+
+class SampledColumns(Struct, frozen=True):
+    """Arrays of equal length. A series without a value is omitted."""
+
+    t: list[float]
+    """Times of the samples."""
+    took: list[float]
+    series: dict[str, SampledSeries]
+    dropped: int
+
+
+class Samples(SamplingReport, frozen=True, kw_only=True):
+    """All samples of a run."""
+
+    system: SampledColumns
+    server: SampledColumns | None
+
+
+class GaugeFigures(Struct, frozen=True):
+    """Figures of a gauge, or of a mean over each interval between samples."""
+
+    unit: str
+    kind: str
+    n: int
+    mean: float | None
+    p50: float | None
+    p95: float | None
+    max: float | None
+
+
+class CounterFigures(Struct, frozen=True):
+    unit: str
+    kind: str
+    n: int
+    total: float | None
+    per_second: float | None
+    restarts: int
+
+
+class RatioFigure(Struct, frozen=True, kw_only=True):
+    """Quotient of the growth of two counters."""
+
+    unit: str
+    kind: str = "ratio"
+    total: float
+
+
+SeriesFigures = GaugeFigures | CounterFigures | RatioFigure
+
+
+class DeviceEnergy(Struct, frozen=True):
+    joules: float
+
+
+class GpuEnergy(Struct, frozen=True):
+    """Energy used by all GPUs with known power."""
+
+    joules: float
+    seconds: float
+    """Time of which the power is known."""
+    seconds_missing: float
+    power: float
+    joules_per_token: float | None
+    tokens: int | None
+    devices: dict[str, DeviceEnergy]
+
+
+class SamplesSummary(SamplingReport, frozen=True, kw_only=True):
+    """Figures of a window."""
+
+    window: tuple[float | None, float | None]
+    system: dict[str, SeriesFigures]
+    server: dict[str, SeriesFigures] | None
+    energy: GpuEnergy | None
 
 
 @dataclass(slots=True)
@@ -90,19 +220,18 @@ class Columns:
         with self._lock:
             return [name for name, column in self._values.items() if any(map(isfinite, column))]
 
-    def to_dict(self, start_ns: int) -> dict[str, Any]:
-        """Return arrays of equal length: `t` has the times of the samples in seconds since `start_ns`, the
-        others have the values of each series. A series without a value is omitted."""
-        series = {}
-        for name in self.known():
-            spec = self.series[name]
-            series[name] = {"unit": spec.unit, "kind": spec.kind, "values": self.column(name)}
-        return {
-            "t": [to_seconds(t_ns - start_ns) for t_ns in self._t_ns],
-            "took": [to_seconds(took_ns) for took_ns in self._took_ns],
-            "series": series,
-            "dropped": self.dropped,
+    def samples(self, start_ns: int) -> SampledColumns:
+        """Return the samples; times are in seconds since `start_ns`."""
+        series = {
+            name: SampledSeries(self.series[name].unit, self.series[name].kind, self.column(name))
+            for name in self.known()
         }
+        return SampledColumns(
+            [to_seconds(t_ns - start_ns) for t_ns in self._t_ns],
+            [to_seconds(took_ns) for took_ns in self._took_ns],
+            series,
+            self.dropped,
+        )
 
 
 @dataclass(slots=True)
@@ -110,59 +239,63 @@ class TimeSeries:
     start_ns: int
     system: Columns
     server: Columns | None = None
-    about: dict[str, Any] = field(default_factory=dict)
-    """Metadata of the samples, as in the JSON: processes, period, failures."""
+    sampling: SamplingReport = _UNKNOWN_SAMPLING
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            **self.about,
-            "system": self.system.to_dict(self.start_ns),
-            "server": None if self.server is None else self.server.to_dict(self.start_ns),
-        }
+    def samples(self) -> Samples:
+        return Samples(
+            **structs.asdict(self.sampling),
+            system=self.system.samples(self.start_ns),
+            server=None if self.server is None else self.server.samples(self.start_ns),
+        )
 
     def summary(
-        self, *, from_ns: int | None = None, to_ns: int | None = None, tokens: int | None = None,
+        self,
+        *,
+        from_ns: int | None = None,
+        to_ns: int | None = None,
+        tokens: int | None = None,
         gap_ns_max: int = GAP_NS_MAX,
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> SamplesSummary:
         """Return figures of the samples between two times (by default all samples), and the energy used.
 
         `tokens`: number of tokens generated between these times, for the energy per token.
         """
         window = (from_ns, to_ns)
-        return {
-            **self.about,
-            "window": [None if t is None else to_seconds(t - self.start_ns) for t in window],
-            "system": _series_figures(self.system, window),
-            "server": None if self.server is None else _server_figures(self.server, window),
-            "energy": _gpu_energy(self.system, window, tokens, gap_ns_max),
-        }
+        begin, end = (None if t is None else to_seconds(t - self.start_ns) for t in window)
+        return SamplesSummary(
+            **structs.asdict(self.sampling),
+            window=(begin, end),
+            system=_series_figures(self.system, window),
+            server=None if self.server is None else _server_figures(self.server, window),
+            energy=_gpu_energy(self.system, window, tokens, gap_ns_max),
+        )
 
 
 _Window = tuple[int | None, int | None]
 
 
-def _series_figures(columns: Columns, window: _Window) -> dict[str, dict[str, Any]]:
+def _series_figures(columns: Columns, window: _Window) -> dict[str, SeriesFigures]:
     times_ns = columns.times_ns()
     first = 0 if window[0] is None else bisect_left(times_ns, window[0])
     last = len(times_ns) if window[1] is None else bisect_right(times_ns, window[1])
     within = slice(first, last)
-    figures = {}
+    figures: dict[str, SeriesFigures] = {}
     for name in columns.known():
         series, values = columns.series[name], columns.column(name)[within]
-        figure: dict[str, Any] = {"unit": series.unit, "kind": series.kind}
         if series.kind == "counter":
-            figure |= _counter_growth(times_ns[within], values)
-        else:
-            known = [value for value in values if value is not None]
-            ordered = sorted(known)
-            figure |= {
-                "n": len(known),
-                "mean": _interval_mean(times_ns, values, first) if series.kind == "interval" else mean(known),
-                "p50": percentile(ordered, 0.50),
-                "p95": percentile(ordered, 0.95),
-                "max": ordered[-1] if ordered else None,
-            }
-        figures[name] = figure
+            figures[name] = _counter_growth(series, times_ns[within], values)
+            continue
+        known = [value for value in values if value is not None]
+        ordered = sorted(known)
+        figures[name] = GaugeFigures(
+            series.unit,
+            series.kind,
+            n=len(known),
+            mean=_interval_mean(times_ns, values, first) if series.kind == "interval" else mean(known),
+            p50=percentile(ordered, 0.50),
+            p95=percentile(ordered, 0.95),
+            max=ordered[-1] if ordered else None,
+        )
     return figures
 
 
@@ -176,7 +309,9 @@ def _interval_mean(times_ns: Sequence[int], values: Sequence[float | None], firs
     return weighed / weight_ns if weight_ns else None
 
 
-def _counter_growth(times_ns: Sequence[int], values: Sequence[float | None]) -> dict[str, Any]:
+def _counter_growth(
+    series: MonitorSeries, times_ns: Sequence[int], values: Sequence[float | None]
+) -> CounterFigures:
     """Return the growth of a counter. A value that falls is a restart: the counter began again at 0."""
     known = [(t_ns, value) for t_ns, value in zip(times_ns, values, strict=True) if value is not None]
     grown, restarts = 0.0, 0
@@ -184,49 +319,56 @@ def _counter_growth(times_ns: Sequence[int], values: Sequence[float | None]) -> 
         grown += after - before if after >= before else after
         restarts += after < before
     seconds = to_seconds(known[-1][0] - known[0][0]) if known else 0.0
-    return {
-        "n": len(known),
-        "total": grown if len(known) > 1 else None,
-        "per_second": grown / seconds if seconds else None,
-        "restarts": restarts,
-    }
+    return CounterFigures(
+        series.unit,
+        series.kind,
+        n=len(known),
+        total=grown if len(known) > 1 else None,
+        per_second=grown / seconds if seconds else None,
+        restarts=restarts,
+    )
 
 
-def _server_figures(columns: Columns, window: _Window) -> dict[str, Any]:
-    figures: dict[str, Any] = _series_figures(columns, window)
-    queries = (figures.get("prefix_queries") or {}).get("total")
-    hits = (figures.get("prefix_hits") or {}).get("total")
+def _server_figures(columns: Columns, window: _Window) -> dict[str, SeriesFigures]:
+    figures = _series_figures(columns, window)
+
+    def grown(name: str) -> float | None:
+        counter = figures.get(name)
+        return counter.total if isinstance(counter, CounterFigures) else None
+
+    queries, hits = grown("prefix_queries"), grown("prefix_hits")
     if queries and hits is not None:
-        figures["prefix_hit_share"] = {"unit": "share", "kind": "ratio", "total": hits / queries}
+        figures["prefix_hit_share"] = RatioFigure(unit="share", total=hits / queries)
     for name in ("ttft", "itl"):
-        seconds, n = ((figures.get(f"{name}_{what}") or {}).get("total") for what in ("seconds", "values"))
+        seconds, n = grown(f"{name}_seconds"), grown(f"{name}_values")
         if seconds is not None and n:
-            figures[f"{name}_mean"] = {"unit": "seconds", "kind": "ratio", "total": seconds / n}
+            figures[f"{name}_mean"] = RatioFigure(unit="seconds", total=seconds / n)
     return figures
 
 
-def _gpu_energy(
-    system: Columns, window: _Window, tokens: int | None, gap_ns_max: int
-) -> dict[str, Any] | None:
+def _gpu_energy(system: Columns, window: _Window, tokens: int | None, gap_ns_max: int) -> GpuEnergy | None:
     """Return the energy used in the window by all GPUs with known power; None if there is no such GPU."""
     used: dict[str, Energy] = {}
     for name in system.known():
         if name.endswith("_power"):
             energy = energy_of(
-                system.times_ns(), system.column(name), from_ns=window[0], to_ns=window[1],
+                system.times_ns(),
+                system.column(name),
+                from_ns=window[0],
+                to_ns=window[1],
                 gap_ns_max=gap_ns_max,
-            )  # fmt: skip
+            )
             if energy is not None:
                 used[name.removesuffix("_power")] = energy
     if not used:
         return None
     joules = sum(energy.joules for energy in used.values())
-    return {
-        "joules": joules,
-        "seconds": max(to_seconds(energy.known_ns) for energy in used.values()),
-        "seconds_missing": max(to_seconds(energy.missing_ns) for energy in used.values()),
-        "power": sum(average_power_w([energy]) or 0.0 for energy in used.values()),
-        "joules_per_token": joules_per_token(joules, tokens),
-        "tokens": tokens,
-        "devices": {device: {"joules": energy.joules} for device, energy in used.items()},
-    }
+    return GpuEnergy(
+        joules=joules,
+        seconds=max(to_seconds(energy.known_ns) for energy in used.values()),
+        seconds_missing=max(to_seconds(energy.missing_ns) for energy in used.values()),
+        power=sum(average_power_w([energy]) or 0.0 for energy in used.values()),
+        joules_per_token=joules_per_token(joules, tokens),
+        tokens=tokens,
+        devices={device: DeviceEnergy(energy.joules) for device, energy in used.items()},
+    )

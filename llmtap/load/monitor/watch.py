@@ -18,7 +18,7 @@ import aiohttp
 
 from llmtap.clock import Clock
 from llmtap.load.monitor.system import SystemSampler
-from llmtap.load.monitor.timeseries import Columns, Ticks, TimeSeries
+from llmtap.load.monitor.timeseries import Columns, ScrapeReport, Ticks, TimeSeries
 from llmtap.load.sending import shown_url
 from llmtap.net.server_metrics import (
     ACCEPT,
@@ -90,17 +90,17 @@ class ServerScraper:
             await self._session.close()
         self.columns.close()
 
-    def about(self) -> dict[str, Any]:
-        return {
-            "url": None if self._session is None else shown_url(self._url),
-            "gave_up": self._gave_up,
-            "period": to_seconds(self._period_ns),
-            "scrapes": len(self.columns) + self.columns.dropped + self._failures.total(),
-            "skipped": self._skipped_scrapes,
-            "failed": self._failures.total(),
-            "failures": dict(self._failures),
-            "missing": sorted(SERIES.keys() - set(self.columns.known())) if len(self.columns) else [],
-        }
+    def report(self) -> ScrapeReport:
+        return ScrapeReport(
+            url=None if self._session is None else shown_url(self._url),
+            gave_up=self._gave_up,
+            period=to_seconds(self._period_ns),
+            scrapes=len(self.columns) + self.columns.dropped + self._failures.total(),
+            skipped=self._skipped_scrapes,
+            failed=self._failures.total(),
+            failures=dict(self._failures),
+            missing=sorted(SERIES.keys() - set(self.columns.known())) if len(self.columns) else [],
+        )
 
     async def _run(self) -> None:
         ticks = Ticks(self._clock.mono_ns(), self._period_ns)
@@ -161,13 +161,21 @@ class Watch:
         url = urlsplit(target)
         port = url.port or (443 if url.scheme == "https" else 80)
         self._system = SystemSampler(
-            clock, sender=[os.getpid()], target=(url.hostname or "", port), period_ns=period_ns, nvml=nvml,
-        )  # fmt: skip
+            clock,
+            sender=[os.getpid()],
+            target=(url.hostname or "", port),
+            period_ns=period_ns,
+            nvml=nvml,
+        )
         self._scrape = scrape
         self._scraper = ServerScraper(
-            metrics or metrics_url(target), clock, period_ns=period_ns, headers=headers, tls=tls,
+            metrics or metrics_url(target),
+            clock,
+            period_ns=period_ns,
+            headers=headers,
+            tls=tls,
             optional=metrics is None,
-        )  # fmt: skip
+        )
 
     def start(self) -> None:
         self._system.start()
@@ -181,5 +189,5 @@ class Watch:
         """Take the last samples and stop. `start_ns`: start of the run (mono)."""
         await self._scraper.close()
         await asyncio.to_thread(self._system.close)  # In a thread: this may wait for a GPU's driver.
-        about = {**self._system.about(), "scrape": self._scraper.about()}
-        return TimeSeries(start_ns, self._system.columns, self._scraper.columns, about)
+        sampling = self._system.report(self._scraper.report())
+        return TimeSeries(start_ns, self._system.columns, self._scraper.columns, sampling)

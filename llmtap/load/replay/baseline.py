@@ -215,12 +215,14 @@ def read_then(
             if done > first:
                 rows = order[first:done]
                 part = batch.take(pa.array([places[row] - begin for row in rows], pa.int64()))
-                known = zip(*(
-                    part.column(name).is_valid().to_pylist() for name in ("outcome", "uncertainty_us")
-                ), strict=True)  # fmt: skip
-                lengths = zip(*(
-                    part.column(name).to_pylist() for name in ("input_tokens", "output_tokens")
-                ), strict=True)  # fmt: skip
+                known = zip(
+                    *(part.column(name).is_valid().to_pylist() for name in ("outcome", "uncertainty_us")),
+                    strict=True,
+                )
+                lengths = zip(
+                    *(part.column(name).to_pylist() for name in ("input_tokens", "output_tokens")),
+                    strict=True,
+                )
                 for row, x, (outcome, sure), length in zip(
                     rows, exchanges_of(part), known, lengths, strict=True
                 ):
@@ -244,9 +246,14 @@ def _figures(x: Exchange) -> dict[str, int | None]:
         ttft, tpot = ttft_ns(t), tpot_ns(t, tokens.output)
         pause = tbc_max_ns(tbc_ns(output_times_ns(t.events)))
     return {
-        "ttft": ttft, "tpot": None if tpot is None else round(tpot), "tbc_max": pause, "e2e": e2e_ns(t),
-        "elapsed": elapsed_ns, "output": output, "uncertainty": x.uncertainty_ns,
-    }  # fmt: skip
+        "ttft": ttft,
+        "tpot": None if tpot is None else round(tpot),
+        "tbc_max": pause,
+        "e2e": e2e_ns(t),
+        "elapsed": elapsed_ns,
+        "output": output,
+        "uncertainty": x.uncertainty_ns,
+    }
 
 
 def _finish_shares(histogram: Histogram) -> dict[str, float | None]:

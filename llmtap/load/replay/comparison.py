@@ -1,21 +1,31 @@
 """Compare results of replays: differences of figures, most with an interval, and how the set-ups differ.
 
-Used by `llmtap report --compare`: takes results of `llmtap replay --json` by label and returns JSON, and
-renders this JSON as a document. A difference is b - a. Its interval of 95 % is computed from the intervals of
-both figures: order statistics for a quantile, Wilson's score for a share. The interval covers the variation
-of the requests within the two runs, not the variation from run to run. Rates, TBC and ITL have no interval. A
-replay is compared with its own source in `baseline.py`.
+Used by `llmtap report --compare`: takes results of `llmtap replay --json` by label, and returns a
+`ReplayComparison`, which it renders as a document. A difference is b - a. Its interval of 95 % is computed
+from the intervals of both figures: order statistics for a quantile, Wilson's score for a share. The interval
+covers the variation of the requests within the two runs, not the variation from run to run. Rates, TBC and
+ITL have no interval. A replay is compared with its own source in `baseline.py`.
 
 Source: Zou and Donner 2008 (MOVER); for shares Newcombe 1998, method 10.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from math import hypot
 from typing import Any, Final
 
+from msgspec import UNSET
 from rich.console import RenderableType
 
+from llmtap.gates.comparison import (
+    BurstCaution,
+    ComparedFigure,
+    ComparedResult,
+    PairComparison,
+    ReplayComparison,
+    SetUpDifference,
+)
 from llmtap.gates.figures import SCALARS, failed_of
 from llmtap.metrics.catalogue import Surface, shown_on
 from llmtap.metrics.histogram import hdr_values
@@ -67,47 +77,40 @@ _SHARES: Final = {
 """Title, and the counts of the part and the whole, by the name of a figure."""
 _NOT_JUDGED: Final = ("goodput", "not_judged")
 _LOAD: Final = (
-    "arrivals", "body", "conversations", "data", "requests", "rows", "seed", "trace", "window", "workload",
-)  # fmt: skip
+    "arrivals",
+    "body",
+    "conversations",
+    "data",
+    "requests",
+    "rows",
+    "seed",
+    "trace",
+    "window",
+    "workload",
+)
 """Parts of a plan that decide which requests are sent and at what times."""
 _NOT_LOAD: Final = frozenset({"body.endpoint", "body.model", "body.server", "arrivals.recorded_rps"})
 _UNCOMPARED: Final = ("notes", "prompts")
 _Json = Mapping[str, Any]
 
 
-def compare_replays(results: Mapping[str, Mapping[str, Any]], level: float = 0.95) -> dict[str, Any]:
+def compare_replays(results: Mapping[str, _Json], level: float = 0.95) -> ReplayComparison:
     """Compare results of `llmtap replay --json`, by label, with the first one.
 
     `level`: confidence level of each interval.
-
-    Public JSON: `results` (`label`, `target`, `start`, `verdict`), `comparisons` (`a`, `b`: labels;
-    `figures`: `key` (see `gates/figures.py`), `name`, `option`, `figure`, `unit`, `n_a`, `a`, `n_b`, `b`,
-    `few_a`, `few_b`, `difference`, `low`, `high`, `level`, `share`; `cautions`: `label`, `metrics`,
-    `events_per_read`; `set_up`: `name`, `a`, `b`, `load`). Times are in seconds. `cautions`: a result of
-    which the chunks come in bursts, while those of the other result do not; its `metrics` are misleading and
-    have no difference. `option`: option of ITL (IETF 4.6.3); each option has its own rows, and there is no
-    difference between two options. `few_a`, `few_b`: the result has too few samples (IETF 5.1.4.3). `a` or
-    `b` is null if only the other result has the figure. An end of an interval is null if there are too few
-    samples for it. `load`: whether the setting decides which requests are sent, or when.
     """
     (first, base), *others = results.items()
-    return {
-        "results": [
-            {
-                "label": label, "target": at(result, "plan", "target"),
-                "start": at(result, "window", "start"), "verdict": result["verdict"],
-            }
-            for label, result in results.items()
-        ],
-        "comparisons": [
-            {
-                "a": first, "b": label, "figures": list(_figures(base, other, level, misled=bool(cautions))),
-                "cautions": cautions, "set_up": _set_up(base, other),
-            }
-            for label, other in others
-            for cautions in [list(_cautions({first: base, label: other}))]
-        ],
-    }  # fmt: skip
+    compared = [
+        ComparedResult(label, at(result, "plan", "target"), at(result, "window", "start"), result["verdict"])
+        for label, result in results.items()
+    ]
+    return ReplayComparison(compared, [_compare_pair(first, base, *other, level) for other in others])
+
+
+def _compare_pair(a: str, base: _Json, b: str, other: _Json, level: float) -> PairComparison:
+    cautions = list(_cautions({a: base, b: other}))
+    figures = list(_figures(base, other, level, misled=bool(cautions)))
+    return PairComparison(a, b, figures, cautions, _set_up(base, other))
 
 
 def difference_interval(a: Interval, b: Interval) -> tuple[float | None, float | None]:
@@ -121,49 +124,71 @@ def difference_interval(a: Interval, b: Interval) -> tuple[float | None, float |
     )
 
 
-def _cautions(results: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def _cautions(results: Mapping[str, _Json]) -> Iterator[BurstCaution]:
     numbers = [chunks_at_a_time(result.get("chunking") or {}) for result in results.values()]
     for label, n, usual in zip(results, numbers, reversed(numbers), strict=True):
-        if come_in_bursts(n, usual):
-            yield {"label": label, "metrics": FLATTERED, "events_per_read": n}
+        if n is not None and come_in_bursts(n, usual):
+            yield BurstCaution(label, FLATTERED, n)
 
 
-def _figures(
-    a: Mapping[str, Any], b: Mapping[str, Any], level: float, *, misled: bool
-) -> Iterator[dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class _FigureOfPair:
+    """A figure to compare: its name, and its values, counts and intervals in both results."""
+
+    key: str
+    name: str
+    figure: str
+    unit: str
+    counts: Sequence[int]
+    sides: Sequence[float | None]
+    intervals: Sequence[Interval | None] = (None, None)
+    option: str | None = None
+    is_compared: bool = True
+
+
+def _figures(a: _Json, b: _Json, level: float, *, misled: bool) -> Iterator[ComparedFigure]:
     """Yield the figures of both results.
 
     `misled`: in one result the chunks come in bursts, so the metrics of FLATTERED are not compared.
     """
+    for figure in chain(_quantiles(a, b, level, misled=misled), _scalars(a, b, level)):
+        if figure.sides[0] is not None or figure.sides[1] is not None:
+            yield _compare_figure(figure, level)
+
+
+def _quantiles(a: _Json, b: _Json, level: float, *, misled: bool) -> Iterator[_FigureOfPair]:
     for metric in (one.name for one in shown_on(Surface.COMPARISON)):
         options = [at(result, "metrics", metric, "option") for result in (a, b)]
         for option in dict.fromkeys(options):
-            both = [result if one == option else {} for one, result in zip(options, (a, b), strict=True)]
-            values = [_values(result, metric) for result in both]
-            counts = [at(result, "metrics", metric, "n") or 0 for result in both]
+            pair = [result if one == option else {} for one, result in zip(options, (a, b), strict=True)]
+            values = [_values(result, metric) for result in pair]
             for figure, share in _QUANTILES.items():
-                sides = [at(result, "metrics", metric, figure) for result in both]
-                quantile_intervals = [quantile_interval(ordered, share, level) for ordered in values]
-                compared = not (misled and metric in FLATTERED) and "+" not in (option or "")
-                yield from _row(
-                    f"{metric}_{figure}", metric, figure, "s", level, counts, sides, quantile_intervals,
-                    option, compared=compared,
-                )  # fmt: skip
+                yield _FigureOfPair(
+                    f"{metric}_{figure}",
+                    metric,
+                    figure,
+                    "s",
+                    counts=[at(result, "metrics", metric, "n") or 0 for result in pair],
+                    sides=[at(result, "metrics", metric, figure) for result in pair],
+                    intervals=[quantile_interval(ordered, share, level) for ordered in values],
+                    option=option,
+                    is_compared=not (misled and metric in FLATTERED) and "+" not in (option or ""),
+                )
+
+
+def _scalars(a: _Json, b: _Json, level: float) -> Iterator[_FigureOfPair]:
     for key, (name, counts_of) in _SHARES.items():
         pairs = [counts_of(result) for result in (a, b)]
         intervals = [share_interval(k, n, level) for k, n in pairs]
         shares = [None if one is None else one.value for one in intervals]
-        yield from _row(key, name, "share", "share", level, [n for _, n in pairs], shares, intervals)
+        yield _FigureOfPair(key, name, "share", "share", [n for _, n in pairs], shares, intervals)
+    counts = [result["n"] for result in (a, b)]
     not_judged = [at(result, *_NOT_JUDGED) for result in (a, b)]
     if any(not_judged):
-        counts = [result["n"] for result in (a, b)]
-        yield from _row(
-            "not_judged", "not judged", "count", "requests", level, counts, not_judged, [None, None]
-        )
+        yield _FigureOfPair("not_judged", "not judged", "count", "requests", counts, not_judged)
     for key, (name, unit) in _RATES.items():
         rates = [SCALARS[key].value(result) for result in (a, b)]
-        counts = [result["n"] for result in (a, b)]
-        yield from _row(key, name, "rate", unit, level, counts, rates, [None, None])
+        yield _FigureOfPair(key, name, "rate", unit, counts, rates)
 
 
 def _values(result: Mapping[str, Any], metric: str) -> Sequence[float]:
@@ -182,42 +207,48 @@ def _values(result: Mapping[str, Any], metric: str) -> Sequence[float]:
     return [value_ns / NS_PER_S for value_ns, count in values for _ in range(count)]
 
 
-def _row(
-    key: str, name: str, figure: str, unit: str, level: float, counts: Sequence[int],
-    sides: Sequence[float | None], intervals: Sequence[Interval | None], option: str | None = None, *,
-    compared: bool = True,
-) -> Iterator[dict[str, Any]]:  # fmt: skip
-    a, b = sides
-    if a is None and b is None:
-        return
+def _compare_figure(figure: _FigureOfPair, level: float) -> ComparedFigure:
+    (a, b), intervals = figure.sides, figure.intervals
     few = [
-        value is not None and figure in _QUANTILES and not is_enough(n, _QUANTILES[figure])
-        for value, n in zip(sides, counts, strict=True)
+        value is not None and figure.figure in _QUANTILES and not is_enough(n, _QUANTILES[figure.figure])
+        for value, n in zip(figure.sides, figure.counts, strict=True)
     ]
-    difference = None if a is None or b is None or not compared else b - a
-    ends: tuple[float | None, float | None] = (None, None)
+    difference = None if a is None or b is None or not figure.is_compared else b - a
+    low = high = None
     if difference is not None and intervals[0] is not None and intervals[1] is not None:
         # The interval comes from a histogram, which rounds by 0.1 %: shift it to fit the exact difference.
         moved = difference - (intervals[1].value - intervals[0].value)
         low, high = difference_interval(intervals[0], intervals[1])
-        ends = (None if low is None else low + moved, None if high is None else high + moved)
-    yield {
-        "key": key, "name": name, "option": option, "figure": figure, "unit": unit,
-        "n_a": counts[0], "a": a, "n_b": counts[1], "b": b, "few_a": few[0], "few_b": few[1],
-        "difference": difference, "low": ends[0], "high": ends[1],
-        "level": level, "share": difference / a if a and difference is not None else None,
-    }  # fmt: skip
+        low, high = (None if low is None else low + moved, None if high is None else high + moved)
+    return ComparedFigure(
+        key=figure.key,
+        name=figure.name,
+        option=figure.option,
+        figure=figure.figure,
+        unit=figure.unit,
+        n_a=figure.counts[0],
+        a=a,
+        n_b=figure.counts[1],
+        b=b,
+        few_a=few[0],
+        few_b=few[1],
+        difference=difference,
+        low=low,
+        high=high,
+        level=level,
+        share=difference / a if a and difference is not None else None,
+    )
 
 
-def _set_up(a: _Json, b: _Json) -> list[dict[str, Any]]:
+def _set_up(a: _Json, b: _Json) -> list[SetUpDifference]:
     """Return the settings of plan, sender and server that differ; settings of the load come first."""
     ours, theirs = dict(_settings(a)), dict(_settings(b))
     rows = [
-        {"name": name, "a": ours.get(name), "b": theirs.get(name), "load": _is_load(name)}
+        SetUpDifference(name, ours.get(name), theirs.get(name), _is_load(name))
         for name in dict.fromkeys((*ours, *theirs))
         if ours.get(name) != theirs.get(name)
     ]
-    return sorted(rows, key=lambda row: not row["load"])
+    return sorted(rows, key=lambda row: not row.load)
 
 
 def _settings(result: _Json) -> Iterator[tuple[str, Any]]:
@@ -249,57 +280,56 @@ _OTHER_OPTION: Final = "ITL is of different options, and not compared; TBC is th
 _IN_BURSTS: Final = "TBC, ITL and TPOT are not compared."
 
 
-def comparison_document(document: _Json) -> ReportDocument:
-    """Return the JSON of `compare_replays` as a report document."""
+def comparison_document(comparison: ReplayComparison) -> ReportDocument:
     sections = [
-        Section(f"against-{i}", f"{comparison['b']} against {comparison['a']}", list(_comparison(comparison)))
-        for i, comparison in enumerate(document["comparisons"])
+        Section(f"against-{i}", f"{pair.b} against {pair.a}", list(_pair_blocks(pair)))
+        for i, pair in enumerate(comparison.comparisons)
     ]
-    title = f"Replays compared: {', '.join(comparison['label'] for comparison in document['results'])}"
-    summary = [*_verdict_notes(document), *regression_blocks(document.get("regression"))]
+    title = f"Replays compared: {', '.join(result.label for result in comparison.results)}"
+    judged = None if comparison.regression is UNSET else comparison.regression
+    summary = [*_verdict_notes(comparison), *regression_blocks(judged)]
     return ReportDocument(title, summary, sections=sections)
 
 
-def render_replay_comparison(document: _Json) -> RenderableType:
-    report = comparison_document(document)
+def render_replay_comparison(comparison: ReplayComparison) -> RenderableType:
+    report = comparison_document(comparison)
     sections = ((Note(section.heading, "bold"), *section.blocks) for section in report.sections)
     return terminal([*report.summary, *chain.from_iterable(sections)])
 
 
-def _verdict_notes(document: _Json) -> Iterator[Note]:
-    for result in document["results"]:
-        valid = result["verdict"]["valid"]
-        says = [] if valid else [finding["says"] for finding in result["verdict"]["findings"]][:1]
-        state = "partial" if valid and result["verdict"].get("partial") else "valid" if valid else "NOT VALID"
-        start = result["start"] or "at an unknown time"
-        text = f"{result['label']}: to {result['target'] or '?'}, {start}, {state}"
+def _verdict_notes(comparison: ReplayComparison) -> Iterator[Note]:
+    for result in comparison.results:
+        verdict = result.verdict
+        valid = verdict["valid"]
+        says = [] if valid else [finding["says"] for finding in verdict["findings"]][:1]
+        state = "partial" if valid and verdict.get("partial") else "valid" if valid else "NOT VALID"
+        text = f"{result.label}: to {result.target or '?'}, {result.start or 'at an unknown time'}, {state}"
         yield Note(": ".join([text, *says]), "none" if valid else "red")
 
 
-def _comparison(comparison: _Json) -> Iterator[Note | Table]:
-    set_up = comparison["set_up"]
-    if any(row["load"] for row in set_up):
+def _pair_blocks(pair: PairComparison) -> Iterator[Note | Table]:
+    if any(row.load for row in pair.set_up):
         yield Note(_OTHER_LOAD, "bold red", lead="warning:")
-    if any(row["name"] == "ITL option" for row in set_up):
+    if any(row.name == "ITL option" for row in pair.set_up):
         yield Note(_OTHER_OPTION, lead="warning:")
-    for caution in comparison.get("cautions") or ():
-        says = " ".join(burst_sentences(caution["events_per_read"], caution["label"]))
+    for caution in pair.cautions:
+        says = " ".join(burst_sentences(caution.events_per_read, caution.label))
         yield Note(f"caution: {says} {_IN_BURSTS}", "yellow")
-    rows = [_row_cells(row) for row in comparison["figures"]]
-    heads = ["", "n", comparison["a"], "n", comparison["b"], "difference", "95 % interval", "relative"]
+    rows = [_row_cells(row) for row in pair.figures]
+    heads = ["", "n", pair.a, "n", pair.b, "difference", "95 % interval", "relative"]
     yield Table(heads, rows, nowrap=True, label="Figures")
     yield Note(_ABOUT)
     if is_marked(rows):
         yield Note(FEW)
-    if set_up:
-        cells = [[row["name"], plain_text(row["a"]), plain_text(row["b"])] for row in set_up]
-        yield Table(["differs in the set-up", comparison["a"], comparison["b"]], cells, label="Set-up")
+    if pair.set_up:
+        cells = [[row.name, plain_text(row.a), plain_text(row.b)] for row in pair.set_up]
+        yield Table(["differs in the set-up", pair.a, pair.b], cells, label="Set-up")
     else:
         yield Note("The set-ups do not differ.")
 
 
-def _row_cells(row: _Json) -> list[str]:
-    unit, ends = row["unit"], (row["low"], row["high"])
+def _row_cells(row: ComparedFigure) -> list[str]:
+    unit, ends = row.unit, (row.low, row.high)
 
     def text(value: float | None) -> str:
         if unit == "s":
@@ -310,13 +340,18 @@ def _row_cells(row: _Json) -> list[str]:
         return f"+{text(value)}" if value is not None and value > 0 else text(value)
 
     shown = {"s": "ms", "share": "%"}.get(unit, unit)
-    title = str(METRIC_TITLES.get(row["name"], row["name"]))
-    title += f" ({row['option']})" if row["option"] else ""
-    figure = f" {row['figure']}" if unit == "s" else ""
+    title = str(METRIC_TITLES.get(row.name, row.name))
+    title += f" ({row.option})" if row.option else ""
+    figure = f" {row.figure}" if unit == "s" else ""
     interval = "-" if ends == (None, None) else " to ".join("…" if e is None else signed(e) for e in ends)
-    relative = "-" if row["share"] is None or unit == "share" else f"{row['share'] * 100:+.1f} %"
+    relative = "-" if row.share is None or unit == "share" else f"{row.share * 100:+.1f} %"
     return [
-        f"{title}{figure}, {shown}", f"{row['n_a']:,}", text(row["a"]) + MARK * row["few_a"],
-        f"{row['n_b']:,}", text(row["b"]) + MARK * row["few_b"], signed(row["difference"]),
-        interval, relative,
-    ]  # fmt: skip
+        f"{title}{figure}, {shown}",
+        f"{row.n_a:,}",
+        text(row.a) + MARK * row.few_a,
+        f"{row.n_b:,}",
+        text(row.b) + MARK * row.few_b,
+        signed(row.difference),
+        interval,
+        relative,
+    ]

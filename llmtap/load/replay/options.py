@@ -75,8 +75,10 @@ _BEHIND_GRPC: Final = (
     " no uncertainty"
 )
 _NAMES: Final[Mapping[Spoken, str]] = {
-    "responses": "Responses over WebSocket", "realtime": "Realtime", "grpc": "gRPC",
-}  # fmt: skip
+    "responses": "Responses over WebSocket",
+    "realtime": "Realtime",
+    "grpc": "gRPC",
+}
 _NEITHER: Final = {
     "--tenant-header": "a request has no headers",
     "--body-field": "there are no bodies",
@@ -86,16 +88,22 @@ _NEITHER: Final = {
 }
 _OF_WEBSOCKETS: Final = {
     "--endpoint": "the path of the URL names the API",
-    "--fresh": "a session serves one request after another", **_NEITHER,
-}  # fmt: skip
+    "--fresh": "a session serves one request after another",
+    **_NEITHER,
+}
 _MEANINGLESS: Final[Mapping[Spoken, Mapping[str, str]]] = {
-    "http": {}, "responses": _OF_WEBSOCKETS, "realtime": _OF_WEBSOCKETS,
+    "http": {},
+    "responses": _OF_WEBSOCKETS,
+    "realtime": _OF_WEBSOCKETS,
     "grpc": {
-        "--endpoint": "there is one method", "--fresh": "one connection carries all calls", **_NEITHER,
-        "--server": "the server is always vLLM's engine service", "--ca": "grpc:// has no TLS (use grpcs://)",
+        "--endpoint": "there is one method",
+        "--fresh": "one connection carries all calls",
+        **_NEITHER,
+        "--server": "the server is always vLLM's engine service",
+        "--ca": "grpc:// has no TLS (use grpcs://)",
         "--insecure": "gRPC always verifies the certificate",
     },
-}  # fmt: skip
+}
 
 
 def refuse_meaningless(load: LoadPlan) -> None:

@@ -154,16 +154,25 @@ class Replay:
             http_url = http_url_of(target.url)
             scraped = measuring.scrape != "none" and (measuring.scrape or http_url) is not None
             watch = Watch(
-                SystemClock(), http_url or target.url, metrics=measuring.scrape, scrape=scraped,
-                headers={"User-Agent": USER_AGENT}, tls=target.tls(),
-            )  # fmt: skip
+                SystemClock(),
+                http_url or target.url,
+                metrics=measuring.scrape,
+                scrape=scraped,
+                headers={"User-Agent": USER_AGENT},
+                tls=target.tls(),
+            )
             watch.start()
             anchor = WallAnchor.sample(SystemClock())
             with WorkerPool(
-                setup, requests, prepared.begins, prepared.ends,
-                processes=load.sending.processes, paths=prepared.paths, keep=True,
+                setup,
+                requests,
+                prepared.begins,
+                prepared.ends,
+                processes=load.sending.processes,
+                paths=prepared.paths,
+                keep=True,
                 create_member=create_member,
-            ) as pool:  # fmt: skip
+            ) as pool:
                 self._pool = pool
                 if self._stopped:
                     pool.stop()
@@ -180,7 +189,7 @@ class Replay:
                 details: dict[str, object] = {"warmup": warmed}
                 tokens = _output_tokens(outcome)
                 summary = series.summary(tokens=tokens)
-                details["system"] = {"summary": summary, "series": series.to_dict()}
+                details["system"] = msgspec.to_builtins({"summary": summary, "series": series.samples()})
                 seen = RunObservations(requests, prepared.tokens, ObservedLengths(output_wanted=exact))
                 baseline = None if self.plan.baseline is None else Baseline(self.plan.baseline)
                 keep = None if self.start_recording is None else self.start_recording(outcome)
@@ -202,18 +211,25 @@ class Replay:
                     self._write_csv(pool, measuring.csv)
         details["baseline"] = None if baseline is None else self._compare_with(baseline)
         plan = {
-            **self.plan.describe(), "body": _body_stats(maker, prepared),
+            **self.plan.describe(),
+            "body": _body_stats(maker, prepared),
             "prompts": prepared.lengths.describe(),
-            "target": shown_url(target.url), "connections": "fresh" if load.sending.fresh else "kept",
+            "target": shown_url(target.url),
+            "connections": "fresh" if load.sending.fresh else "kept",
             "ray": load.sending.ray,
             "notes": [*self.plan.notes, *notes_of(target.url), *self.notes],
-        }  # fmt: skip
+        }
         unstamped = urlsplit(target.url).scheme in ("https", "wss", "grpc", "grpcs")
         return result_of(
-            outcome, seen, plan=plan, closed=closed,
-            clock="mono" if unstamped else load.sending.clock, anchor=anchor, details=details,
+            outcome,
+            seen,
+            plan=plan,
+            closed=closed,
+            clock="mono" if unstamped else load.sending.clock,
+            anchor=anchor,
+            details=details,
             percentiles=measuring.percentiles,
-        )  # fmt: skip
+        )
 
     async def check_reachable(self) -> None:
         """Check that there is a usable server. Raises the same errors as `run`."""
@@ -302,9 +318,13 @@ class Replay:
             measuring=change(load.measuring, slo=self._objectives()),
         )
         return WorkerSetup(
-            load=worker_load, exact_output=exact_output, bodies_fd=bodies_fd, spill_fd=None,
-            open=self._connections(), check_endpoint=len(set(self.plan.requests.paths)) <= 1,
-        )  # fmt: skip
+            load=worker_load,
+            exact_output=exact_output,
+            bodies_fd=bodies_fd,
+            spill_fd=None,
+            open=self._connections(),
+            check_endpoint=len(set(self.plan.requests.paths)) <= 1,
+        )
 
     def _objectives(self) -> str | None:
         """Return the objectives. With retries, their bounds count from the scheduled time.
@@ -387,9 +407,14 @@ class Replay:
             setup = self._setup(prepared.fd, body, exact_output=maker.output_exact)
             # Send from one process of this host, also if the load uses more: only the server is warmed up.
             warmup = await warm_up(
-                setup, plan.requests, prepared.begins, prepared.ends, chosen,
-                progress=partial(self.listener.warming, kind), paths=prepared.paths,
-            )  # fmt: skip
+                setup,
+                plan.requests,
+                prepared.begins,
+                prepared.ends,
+                chosen,
+                progress=partial(self.listener.warming, kind),
+                paths=prepared.paths,
+            )
         return warmup.to_dict()
 
     def _compare_with(self, baseline: Baseline) -> dict[str, object] | None:
@@ -410,9 +435,11 @@ class Replay:
     def _write_capture(self, pool: WorkerPool, seen: RunObservations, place: str) -> int:
         requests = self.plan.requests
         info = CaptureInfo(
-            level="shape", block_unit="tokens" if requests.blocks else "",
-            block_size=requests.block_tokens, blocks="trace" if requests.blocks else "salted",
-        )  # fmt: skip
+            level="shape",
+            block_unit="tokens" if requests.blocks else "",
+            block_size=requests.block_tokens,
+            blocks="trace" if requests.blocks else "salted",
+        )
         writer = RunWriter(place, seen.opened, info, meter="load")
         rows, of = 0, len(seen.sent_ns)
         for row, x in pool.exchanges():

@@ -94,9 +94,11 @@ def plan_of(load: LoadPlan, progress: Callable[[int, int | None], None] | None =
 
 def _of_workload(schedule: ScheduleOptions, counter: TokenCounter) -> ReplayPlan:
     for option, value in (
-        ("--speed", schedule.speed), ("--from", schedule.source_format),
-        ("--window", schedule.window.is_part), ("--share", schedule.share),
-    ):  # fmt: skip
+        ("--speed", schedule.speed),
+        ("--from", schedule.source_format),
+        ("--window", schedule.window.is_part),
+        ("--share", schedule.share),
+    ):
         if value:
             raise ConfigError(
                 option, f"has no effect on the workload {schedule.source}, which has no arrival times"
@@ -118,8 +120,11 @@ def _of_workload(schedule: ScheduleOptions, counter: TokenCounter) -> ReplayPlan
     if hasattr(source, "sized"):
         prompts = ElasticPrompts(source, requests, counter)  # type: ignore[arg-type]
     about: dict[str, object] = {
-        "workload": description, "arrivals": arrivals, "seed": schedule.seed, "requests": len(requests)
-    }  # fmt: skip
+        "workload": description,
+        "arrivals": arrivals,
+        "seed": schedule.seed,
+        "requests": len(requests),
+    }
     return ReplayPlan(
         requests, prompts, about, [], counter.tokenizer.decode, settings=take_settings(description)
     )
@@ -148,10 +153,16 @@ def _of_trace(
     windowed = schedule.window.is_part or schedule.share is not None
     try:
         trace = load_trace(
-            place, count=None if windowed else schedule.requests, source_format=schedule.source_format,
-            progress=progress, conversations=True, names=True, bodies=True,
-            timed=own_times or windowed, places=True,
-        )  # fmt: skip
+            place,
+            count=None if windowed else schedule.requests,
+            source_format=schedule.source_format,
+            progress=progress,
+            conversations=True,
+            names=True,
+            bodies=True,
+            timed=own_times or windowed,
+            places=True,
+        )
     except ConfigError as exc:
         if exc.hint is None and not Path(place).exists() and "://" not in place:
             raise ConfigError(
@@ -185,9 +196,12 @@ def _of_trace(
     arrivals: dict[str, Any] | None = None
     if own_times:
         arrivals = {
-            "arrivals": "recorded", "scale": scale, "speed": schedule.speed, "recorded_rps": own_rate,
+            "arrivals": "recorded",
+            "scale": scale,
+            "speed": schedule.speed,
+            "recorded_rps": own_rate,
             "rate_rps": own_rate and own_rate * scale,
-        }  # fmt: skip
+        }
     elif schedule.arrivals is not None:
         arrivals = _set_arrivals(requests, schedule.arrivals, schedule)
     # Describe the lengths in the form that a workload's lengths have (IETF draft, 4.3.1).
@@ -195,15 +209,21 @@ def _of_trace(
         recorded_lengths([*filter(None, column)]) for column in (requests.input, requests.output)
     )
     about: dict[str, object] = {
-        "trace": Path(place).name if "://" not in place else place.rpartition("/")[2], "format": trace.format,
-        "rows": len(trace), "rows_left_out": trace.left_out, "rows_unsendable": trace.unsendable,
+        "trace": Path(place).name if "://" not in place else place.rpartition("/")[2],
+        "format": trace.format,
+        "rows": len(trace),
+        "rows_left_out": trace.left_out,
+        "rows_unsendable": trace.unsendable,
         "rows_estimated": trace.estimated,
-        "requests": len(requests), "arrivals": arrivals, "seed": schedule.seed,
+        "requests": len(requests),
+        "arrivals": arrivals,
+        "seed": schedule.seed,
         "conversations": sum(row < 0 for row in requests.after) if requests.after else None,
         "window_from": schedule.window.from_ns / NS_PER_S,
         "window_for": None if schedule.window.for_ns is None else schedule.window.for_ns / NS_PER_S,
-        "share": schedule.share, "lengths": {"input": input_lengths, "output": output_lengths},
-    }  # fmt: skip
+        "share": schedule.share,
+        "lengths": {"input": input_lengths, "output": output_lengths},
+    }
     prompts = RowPrompts(requests, counter, seed=schedule.seed)
     notes = list(trace.notes)
     if unanswered := 0 if any(requests.bodies) else requests.output.count(0):
@@ -284,9 +304,13 @@ def other_words(plan: ReplayPlan) -> ReplayPlan:
     planned = plan.requests
     count = min(len(planned), ROWS_MAX)
     requests = Requests(
-        array("q", bytes(8 * count)), planned.input[:count], planned.output[:count],
-        tenants=planned.tenants[:count], bodies=planned.bodies[:count], paths=planned.paths[:count],
-    )  # fmt: skip
+        array("q", bytes(8 * count)),
+        planned.input[:count],
+        planned.output[:count],
+        tenants=planned.tenants[:count],
+        bodies=planned.bodies[:count],
+        paths=planned.paths[:count],
+    )
     prompts = None if plan.prompts is None else _Reversed(plan.prompts)
     return ReplayPlan(requests, prompts, {}, [], plan.decode)
 
@@ -298,9 +322,11 @@ class _Reversed:
     def prompt(self, row: int) -> Prompt:
         prompt = self.source.prompt(row)
         return Prompt(
-            text=_reversed_text(prompt.text), ids=prompt.ids[::-1], system=_reversed_text(prompt.system),
+            text=_reversed_text(prompt.text),
+            ids=prompt.ids[::-1],
+            system=_reversed_text(prompt.system),
             history=tuple((role, _reversed_text(content)) for role, content in prompt.history),
-        )  # fmt: skip
+        )
 
 
 def _reversed_text(text: str) -> str:

@@ -37,12 +37,14 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from llmtap.clock import WallAnchor
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome, TokenSource
-from llmtap.load.replay.verdict import findings, verdict_of
+from llmtap.load.replay.findings import findings
+from llmtap.load.replay.verdict import verdict_of
 from llmtap.load.tally import LoadTally
 from llmtap.load.workers.worker_pool import LoadResult
 from llmtap.metrics.histogram import Histogram
@@ -236,10 +238,11 @@ class RunObservations:
         spans = np.diff(times[order], append=times[order][-1])
         in_flight, busy_ns = float((levels * spans).sum()), float(spans[levels > 0].sum())
         return {
-            "mean": in_flight / (until_ns - began_ns), "effective": in_flight / busy_ns if busy_ns else None,
+            "mean": in_flight / (until_ns - began_ns),
+            "effective": in_flight / busy_ns if busy_ns else None,
             "max": float(levels.max()),
             "user_tokens_per_second": float(np.median(self.user_rates)) if self.user_rates else None,
-        }  # fmt: skip
+        }
 
     def _add_answer(self, x: Exchange) -> None:
         t, answers = x.timeline, self.answers
@@ -273,9 +276,11 @@ class RunObservations:
             "planned": arrival_figures(planned).to_dict(),
             "sent": arrival_figures(times).to_dict(),
             "punctuality": {
-                "rate_ratio": timing["ratio"], "early": timing["early"], "lateness": timing["lateness"],
+                "rate_ratio": timing["ratio"],
+                "early": timing["early"],
+                "lateness": timing["lateness"],
             },
-        }  # fmt: skip
+        }
 
     def in_time(self, began_ns: int, until_ns: int) -> int:
         """Return how many requests that do not wait for an earlier answer had been sent by `until_ns`."""
@@ -291,14 +296,36 @@ class RunObservations:
 
 
 _ANSWERS: Final = (
-    "n", "streamed", "output", "content", "by_chunks", "reasoning_only", "tool_call_only", "refusal_only",
-)  # fmt: skip
+    "n",
+    "streamed",
+    "output",
+    "content",
+    "by_chunks",
+    "reasoning_only",
+    "tool_call_only",
+    "refusal_only",
+)
 """Kinds of answers that ended well. `n`: all. `output`: has output of any kind. `by_chunks`: its output
 tokens are counted by chunks. The last three: has no content but reasoning, a tool call or a refusal; one
 answer may have several of these."""
 PERIODS_MAX: Final = 10_000
 """Maximum number of periods in a timeline: nearly three hours at 1 s each, about 200 KB of JSON. The periods
 of a longer run are longer than 1 s."""
+
+
+class LoadTimeline(msgspec.Struct, frozen=True):
+    """Counts for each period of a run."""
+
+    period: float
+    """Length of a period in seconds."""
+    t: list[float]
+    """Begin of each period."""
+    asked: list[int] | None
+    """Number of planned requests; None without a plan."""
+    sent: list[int]
+    ended: list[int] | None
+    in_flight: list[int] | None
+    """Maximum number of requests in flight."""
 
 
 def timeline_of(
@@ -308,15 +335,13 @@ def timeline_of(
     began_ns: int,
     until_ns: int,
     planned_ns: Sequence[int] = (),
-) -> dict[str, Any]:
-    """Return counts for each period of the run as public JSON; `period` is the length in seconds.
+) -> LoadTimeline:
+    """Count the requests in each period of a run.
 
     Args:
         sent_ns: send times in any order, on the clock of `began_ns`.
-        ended_ns: end times; if None, `ended` and `in_flight` are null.
-        planned_ns: ascending scheduled offsets; if empty, `asked` is null.
-
-    `in_flight` is the maximum of the period.
+        ended_ns: end times; if None, `ended` and `in_flight` are None.
+        planned_ns: ascending scheduled offsets; if empty, `asked` is None.
     """
     span_ns = max(0, until_ns - began_ns)
     period_ns = NS_PER_S * max(1, -(-span_ns // (PERIODS_MAX * NS_PER_S)))
@@ -329,32 +354,37 @@ def timeline_of(
         return np.bincount(period_of(times_ns), minlength=n).tolist()
 
     sent = np.sort(np.asarray(sent_ns, np.int64))
-    timeline: dict[str, Any] = {
-        "period": to_seconds(period_ns), "t": [to_seconds(i * period_ns) for i in range(n)], "asked": None,
-        "sent": counted(sent), "ended": None, "in_flight": None,
-    }  # fmt: skip
+    asked = in_flight = None
     if planned_ns:
         # If the run was stopped, leave out the requests that were planned after the stop.
         planned = np.asarray(planned_ns, np.int64)
-        timeline["asked"] = counted(
-            began_ns + (planned if span_ns >= planned[-1] else planned[planned < span_ns])
-        )
+        asked = counted(began_ns + (planned if span_ns >= planned[-1] else planned[planned < span_ns]))
     if ended_ns is not None:
         ended = np.sort(np.asarray(ended_ns, np.int64))
         # The maximum of a period is reached at its start or just after a dispatch. An exchange that ends at
         # the same time as a dispatch does not count as in flight.
         starts = began_ns + period_ns * np.arange(n)
-        in_flight = np.searchsorted(sent, starts) - np.searchsorted(ended, starts)
+        open_requests = np.searchsorted(sent, starts) - np.searchsorted(ended, starts)
         levels = np.arange(1, len(sent) + 1) - np.searchsorted(ended, sent)
-        np.maximum.at(in_flight, period_of(sent), levels)
-        timeline["ended"], timeline["in_flight"] = counted(ended), in_flight.tolist()
-    return timeline
+        np.maximum.at(open_requests, period_of(sent), levels)
+        in_flight = open_requests.tolist()
+    return LoadTimeline(
+        period=to_seconds(period_ns),
+        t=[to_seconds(i * period_ns) for i in range(n)],
+        asked=asked,
+        sent=counted(sent),
+        ended=None if ended_ns is None else counted(ended),
+        in_flight=in_flight,
+    )
 
 
 QUANTILES: Final = (
-    *(percent / 100 for percent in range(100)), *(permille / 1_000 for permille in range(991, 1_000)),
-    0.9995, 0.9999, 1.0,
-)  # fmt: skip
+    *(percent / 100 for percent in range(100)),
+    *(permille / 1_000 for permille in range(991, 1_000)),
+    0.9995,
+    0.9999,
+    1.0,
+)
 """Shares at which the quantiles of a distribution are reported: evenly spaced, and closer in the tail."""
 _DRAWN: Final = ("ttft", "tbc", "itl", "e2e", "user_idle")
 _CORRECTED: Final = ("ttft", "e2e")
@@ -383,17 +413,20 @@ def result_of(
     tally = outcome.tally
     seconds = (outcome.ended_ns - outcome.began_ns) / NS_PER_S
     window = {
-        "name": "replay", "seconds": seconds,
-        "start": _date_text(anchor, outcome.began_ns), "end": _date_text(anchor, outcome.ended_ns),
-    }  # fmt: skip
+        "name": "replay",
+        "seconds": seconds,
+        "start": _date_text(anchor, outcome.began_ns),
+        "end": _date_text(anchor, outcome.ended_ns),
+    }
     mode = "closed" if closed else "open"
     result = tally.summary.to_dict(window, seconds, mode, percentiles=percentiles)
     planned_ns = array("q") if closed else seen.planned_ns()
     plan_counts = tally.plan_dict()
     result["load"] = {
-        **_document_of(result["load"]), **_load_document(outcome, seen, planned_ns),
+        **_document_of(result["load"]),
+        **_load_document(outcome, seen, planned_ns),
         **{name: plan_counts[name] for name in _KEPT},
-    }  # fmt: skip
+    }
     # A load generator is not a proxy, so it adds no latency to the requests of clients.
     result["added"] = {}
     result["lengths"] = seen.lengths.describe()
@@ -409,18 +442,24 @@ def result_of(
     result["corrected"] = tally.corrected_dict()
     result["quantiles"] = _quantile_document(tally)
     result["hdr_histograms"] = tally.summary.hdr_histograms()
-    result["timeline"] = timeline_of(
-        seen.sent_ns, seen.ended_ns, began_ns=outcome.began_ns, until_ns=outcome.ended_ns,
+    timeline = timeline_of(
+        seen.sent_ns,
+        seen.ended_ns,
+        began_ns=outcome.began_ns,
+        until_ns=outcome.ended_ns,
         planned_ns=planned_ns,
-    )  # fmt: skip
+    )
+    result["timeline"] = msgspec.to_builtins(timeline)
     result["plan"] = dict(plan)
     result["sender"] = _sender_document(outcome, clock, seconds)
     result.update(details)
     problems = findings(
-        result, lateness=tally.lateness, uncertainties=tally.summary.histogram("uncertainties"),
+        result,
+        lateness=tally.lateness,
+        uncertainties=tally.summary.histogram("uncertainties"),
         ttft_uncertainties=tally.ttft_uncertainties,
-    )  # fmt: skip
-    result["verdict"] = verdict_of(problems, result)
+    )
+    result["verdict"] = msgspec.to_builtins(verdict_of(problems, result))
     return result
 
 
@@ -488,8 +527,10 @@ def _sender_document(outcome: LoadResult, clock: str, seconds: float) -> dict[st
             {
                 "cpu_seconds": d.cpu_ns / NS_PER_S,
                 "cpu_share": d.cpu_ns / NS_PER_S / seconds if seconds else 0.0,
-                "rss_bytes": d.rss_bytes, "connections_opened": d.connects,
-                "connections_opened_before": d.opened_before, "connections_reused": d.reuses,
+                "rss_bytes": d.rss_bytes,
+                "connections_opened": d.connects,
+                "connections_opened_before": d.opened_before,
+                "connections_reused": d.reuses,
                 "lag_max": d.lag_max_ns / NS_PER_S,
             }
             for d in done
@@ -497,7 +538,7 @@ def _sender_document(outcome: LoadResult, clock: str, seconds: float) -> dict[st
         "cpu_seconds_per_1000_tokens": cpu_s / output * 1_000 if output else None,
         "lost": outcome.lost,
         "clocks": [clock.to_dict() for clock in outcome.clocks],
-    }  # fmt: skip
+    }
 
 
 def _document_of(value: object) -> dict[str, Any]:

@@ -145,9 +145,10 @@ class RayMember:
             self.pid = await self._ask("start", line, packed, spill is not None)
         except TimeoutError:
             raise ConfigError(
-                "--ray", f"no node had a CPU for a sending process within {STARTED_WITHIN_S} s",
+                "--ray",
+                f"no node had a CPU for a sending process within {STARTED_WITHIN_S} s",
                 "use fewer --processes",
-            ) from None  # fmt: skip
+            ) from None
         except self._ray.exceptions.RayError as exc:
             raise LlmtapError(f"a node of --ray cannot run a sending process: {_last_line(exc)}") from None
 

@@ -70,9 +70,12 @@ async def work(setup: WorkerSetup, script: WorkerScript, commands_fd: int, repor
     loop = asyncio.get_running_loop()
     sender = _make_sender(loop, setup)
     requests = Requests(
-        _unpacked(script.arrival_ns), after=_unpacked(script.after), think_ns=_unpacked(script.think_ns),
-        joins=script.joins, tenants=script.tenants,
-    )  # fmt: skip
+        _unpacked(script.arrival_ns),
+        after=_unpacked(script.after),
+        think_ns=_unpacked(script.think_ns),
+        joins=script.joins,
+        tenants=script.tenants,
+    )
     rows = _unpacked(script.rows)
     load = setup.load
     schedule = Schedule(requests, rows, load.schedule.closed)
@@ -87,12 +90,18 @@ async def work(setup: WorkerSetup, script: WorkerScript, commands_fd: int, repor
     start_ns = await _get_ready(sender, setup.open, commands, reports_fd)
     if start_ns is not None:
         run = LoadRun(
-            sender, schedule, _body_reader(setup.bodies_fd, script),
-            lambda row, x: later.add(partial(keeper.keep, row, x)), start_ns=start_ns,
-            duration_ns=_or_never(load.schedule.duration), drain_ns=_or_never(load.schedule.drain),
-            headers=_row_headers(setup, requests.tenants), paths=_row_paths(sender, script.paths),
-            stop_errors=load.sending.stop_when.error_rate, check_endpoint=setup.check_endpoint,
-        )  # fmt: skip
+            sender,
+            schedule,
+            _body_reader(setup.bodies_fd, script),
+            lambda row, x: later.add(partial(keeper.keep, row, x)),
+            start_ns=start_ns,
+            duration_ns=_or_never(load.schedule.duration),
+            drain_ns=_or_never(load.schedule.drain),
+            headers=_row_headers(setup, requests.tenants),
+            paths=_row_paths(sender, script.paths),
+            stop_errors=load.sending.stop_when.error_rate,
+            check_endpoint=setup.check_endpoint,
+        )
         commands.run = run
         telling = loop.create_task(
             _report_progress(reports_fd, lambda: keeper.progress(sender, schedule, run), later)
@@ -110,11 +119,17 @@ async def work(setup: WorkerSetup, script: WorkerScript, commands_fd: int, repor
     usage = resource.getrusage(resource.RUSAGE_SELF)
     stopped = commands.ended if run is None else run.stopped
     done = Done(
-        tally.to_bytes(), stopped, sender.connects, sender.reuses,
-        int((usage.ru_utime + usage.ru_stime) * 1e9), usage.ru_maxrss * 1024,
-        sender.lateness.meter.take_max(), ended_ns if start_ns is None else start_ns, ended_ns,
+        tally.to_bytes(),
+        stopped,
+        sender.connects,
+        sender.reuses,
+        int((usage.ru_utime + usage.ru_stime) * 1e9),
+        usage.ru_maxrss * 1024,
+        sender.lateness.meter.take_max(),
+        ended_ns if start_ns is None else start_ns,
+        ended_ns,
         keeper.spill_error,
-    )  # fmt: skip
+    )
     if isinstance(sender, PromptSender):
         await sender.aclose()
     else:
@@ -244,12 +259,21 @@ class _Keeper:
         tally = self._tally
         late, ttft, tbc = map(sorted, self._latest_times.values())
         return Progress(
-            sender.sent, len(sender.calls), tally.summary.n, self._failed, schedule.left, self._tokens,
-            percentile(late, 0.99), percentile(ttft, 0.5), percentile(ttft, 0.99), percentile(tbc, 0.5),
+            sender.sent,
+            len(sender.calls),
+            tally.summary.n,
+            self._failed,
+            schedule.left,
+            self._tokens,
+            percentile(late, 0.99),
+            percentile(ttft, 0.5),
+            percentile(ttft, 0.99),
+            percentile(tbc, 0.5),
             percentile(tbc, 0.99),
-            sender.retries.total(), None if run is None else run.gave_up,
+            sender.retries.total(),
+            None if run is None else run.gave_up,
             sum(not call.has_token for call in sender.calls),
-        )  # fmt: skip
+        )
 
 
 def _body_reader(fd: int, script: WorkerScript) -> Callable[[int], bytes]:

@@ -18,7 +18,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 import msgspec
 
@@ -212,16 +212,18 @@ class HostClock:
         x.arrival_wall_ns -= self.wall_ahead_ns
         return x
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return public JSON in seconds.
 
         `rtt`: round-trip time of the comparison, which has an error of up to half of it. `offset`: offset of
         the wall clock; all reported times are corrected for it.
         """
         return {
-            "host": self.host, "shared": self.shared, "offset": to_seconds(self.wall_ahead_ns),
+            "host": self.host,
+            "shared": self.shared,
+            "offset": to_seconds(self.wall_ahead_ns),
             "rtt": to_seconds(self.rtt_ns),
-        }  # fmt: skip
+        }
 
 
 def _boot_id() -> str:
@@ -252,9 +254,12 @@ def spawned(
         file.flush()
         fds = [file.fileno(), bodies_fd, *([] if spill_fd is None else [spill_fd])]
         return subprocess.Popen(
-            [sys.executable, "-m", "llmtap.load.workers.worker", str(file.fileno())], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, pass_fds=fds, bufsize=0,
-        )  # fmt: skip
+            [sys.executable, "-m", "llmtap.load.workers.worker", str(file.fileno())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=fds,
+            bufsize=0,
+        )
 
 
 class LocalMember:

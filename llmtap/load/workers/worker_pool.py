@@ -250,10 +250,15 @@ class WorkerPool:
     async def _start_process(self, i: int, member: Member) -> bool:
         requests, rows = self._requests, self._assigned_rows[i]
         script = WorkerScript(
-            array("q", rows).tobytes(), requests.arrival_ns.tobytes(), requests.after.tobytes(),
-            requests.think_ns.tobytes(), requests.tenants, *self._bodies, requests.joins,
+            array("q", rows).tobytes(),
+            requests.arrival_ns.tobytes(),
+            requests.after.tobytes(),
+            requests.think_ns.tobytes(),
+            requests.tenants,
+            *self._bodies,
+            requests.joins,
             self._paths,
-        )  # fmt: skip
+        )
         spill = self._spills[i] if self._keep else None
         starting = asyncio.ensure_future(member.start(self._setup_of(i), script, spill))
         cutting = asyncio.ensure_future(self._cut_event.wait())
@@ -291,9 +296,11 @@ class WorkerPool:
                 case Done():
                     clock = member.clock
                     done = msgspec.structs.replace(
-                        report, began_ns=clock.ours(report.began_ns), ended_ns=clock.ours(report.ended_ns),
+                        report,
+                        began_ns=clock.ours(report.began_ns),
+                        ended_ns=clock.ours(report.ended_ns),
                         spill_error=report.spill_error or member.spill_error,
-                    )  # fmt: skip
+                    )
                     tally.merge_bytes(done.tally, clock.ours)
                     out.done.append(done)
                     out.clocks.append(clock)

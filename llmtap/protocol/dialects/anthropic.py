@@ -8,6 +8,7 @@ Source: anthropics/anthropic-sdk-python types; docs.anthropic.com messages-strea
 from collections.abc import Iterator
 from typing import Any, Final
 
+from llmtap.json_types import JsonObject
 from llmtap.protocol.delta import Delta, EventClass, UsageCounts
 from llmtap.protocol.dialects import shapes
 from llmtap.protocol.dialects.openai_shapes import read_json, unknown
@@ -17,13 +18,19 @@ from llmtap.protocol.verdicts import word
 
 _EVENTS: Final = frozenset(
     {
-        "message_start", "content_block_start", "content_block_delta", "content_block_stop", "message_delta",
+        "message_start",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
         "message_stop",
     }
-)  # fmt: skip
+)
 _TEXTS: Final = {
-    "text": EventClass.CONTENT, "thinking": EventClass.REASONING, "partial_json": EventClass.TOOL_CALL,
-}  # fmt: skip
+    "text": EventClass.CONTENT,
+    "thinking": EventClass.REASONING,
+    "partial_json": EventClass.TOOL_CALL,
+}
 _CALLS: Final = "tool_use"
 """Suffix of the types of content blocks that call a tool: `tool_use`, `server_tool_use`, `mcp_tool_use`."""
 _GUARDRAIL: Final = "amazon-bedrock-guardrailAction"
@@ -48,13 +55,13 @@ class Anthropic(shapes.ObjectReader):
         self._total = False
 
     @staticmethod
-    def claim(value: dict[str, Any], path: str) -> int:
+    def claim(value: JsonObject, path: str) -> int:
         kind = shapes.text_of(value.get("type"))
         if kind in _EVENTS or (kind == "message" and isinstance(value.get("content"), list)):
             return 3
         return int((kind in ("ping", "error") or "error" in value) and path.endswith("/messages"))
 
-    def _read(self, value: dict[str, Any], event: SseEvent) -> Delta:
+    def _read(self, value: JsonObject, event: SseEvent) -> Delta:
         match shapes.kind_of(value, event):
             case "content_block_delta":
                 delta = self._read_delta(value.get("delta"))
@@ -168,6 +175,8 @@ def _counts(usage: Any) -> UsageCounts | None:
     details = usage.get("output_tokens_details")
     members = details if isinstance(details, dict) else {}
     return shapes.counted(
-        usage.get("input_tokens"), usage.get("output_tokens"),
-        members.get("thinking_tokens", members.get("reasoning_tokens")), usage.get("cache_read_input_tokens"),
-    )  # fmt: skip
+        usage.get("input_tokens"),
+        usage.get("output_tokens"),
+        members.get("thinking_tokens", members.get("reasoning_tokens")),
+        usage.get("cache_read_input_tokens"),
+    )

@@ -9,6 +9,7 @@ Source: botocore data/bedrock-runtime/2023-09-30; docs.aws.amazon.com bedrock us
 
 from typing import Any, Final
 
+from llmtap.json_types import JsonObject
 from llmtap.protocol import verdicts
 from llmtap.protocol.delta import Delta, EventClass, TokenSource, Verdict
 from llmtap.protocol.dialects import shapes
@@ -43,17 +44,17 @@ class BedrockText(shapes.ObjectReader):
 
     def __init__(self) -> None:
         super().__init__()
-        self._input: dict[str, Any] = {}
+        self._input: JsonObject = {}
         """Tokens of the prompt, which only the first event counts."""
         self._running_count = RunningCount()
 
     @staticmethod
-    def claim(value: dict[str, Any], path: str) -> int:
+    def claim(value: JsonObject, path: str) -> int:
         if path.endswith(_METHODS) and any(name in value for name in _TEXTS):
             return 4
         return 2 if "completionReason" in value or "generation_token_count" in value else 0
 
-    def _read(self, value: dict[str, Any], event: SseEvent) -> Delta:
+    def _read(self, value: JsonObject, event: SseEvent) -> Delta:
         parts = value.get("outputs") or value.get("results")
         part = parts[0] if isinstance(parts, list) and parts and isinstance(parts[0], dict) else {}
         if all(value.get(name) is None for name in _TEXTS):
@@ -87,11 +88,11 @@ class BedrockText(shapes.ObjectReader):
         return self.read_event(SseEvent(0, len(body), body))
 
 
-def _object_with(value: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+def _object_with(value: JsonObject, names: tuple[str, ...]) -> JsonObject:
     return {name: value[name] for name in names if value.get(name)}
 
 
-def _first_member(value: dict[str, Any], names: tuple[str, ...]) -> Any:
+def _first_member(value: JsonObject, names: tuple[str, ...]) -> Any:
     return next(iter(_object_with(value, names).values()), None)
 
 

@@ -130,7 +130,7 @@ class DialectChooser:
         "chosen",
         "kept_bytes",
         "open",
-    )  # fmt: skip
+    )
 
     def __init__(self, path: str, dialects: Dialects = BUILT_IN) -> None:
         self._path = path

@@ -4,8 +4,9 @@ and no end marker.
 Source: ggml-org/llama.cpp tools/server/README.md, server-task.cpp; docs/dialects.md.
 """
 
-from typing import Any, Final
+from typing import Final
 
+from llmtap.json_types import JsonObject
 from llmtap.protocol.delta import Delta, EventClass, TokenSource
 from llmtap.protocol.dialects import shapes
 from llmtap.protocol.dialects.openai_shapes import RunningCount, count, read_json, unknown
@@ -30,12 +31,12 @@ class LlamaCpp(shapes.ObjectReader):
         self._predicted = RunningCount()
 
     @staticmethod
-    def claim(value: dict[str, Any], path: str) -> int:
+    def claim(value: JsonObject, path: str) -> int:
         if isinstance(value.get("content"), str) and isinstance(value.get("stop"), bool):
             return 3 if "tokens_predicted" in value else 2
         return int("error" in value and path.endswith(("/completion", "/infill")))
 
-    def _read(self, value: dict[str, Any], event: SseEvent) -> Delta:
+    def _read(self, value: JsonObject, event: SseEvent) -> Delta:
         if event.event != b"error":
             if isinstance(value.get("content"), str):
                 return self._read_answer(value)
@@ -53,7 +54,7 @@ class LlamaCpp(shapes.ObjectReader):
         deltas = list(map(self._read_answer, answers))
         return shapes.merged(deltas, tuple(dict.fromkeys(i for d in deltas for i in d.choices)))
 
-    def _read_answer(self, value: dict[str, Any]) -> Delta:
+    def _read_answer(self, value: JsonObject) -> Delta:
         text, index = value["content"], value.get("index")
         index = index if type(index) is int else 0
         choices = (index,) if index else shapes.FIRST
@@ -70,14 +71,15 @@ class LlamaCpp(shapes.ObjectReader):
         self._name(delta, value.get("model"))
         return delta
 
-    def _count(self, value: dict[str, Any], timings: dict[str, Any], delta: Delta, index: int) -> None:
+    def _count(self, value: JsonObject, timings: JsonObject, delta: Delta, index: int) -> None:
         predicted = value.get("tokens_predicted")
         total = count(timings.get("predicted_n") if predicted is None else predicted)
         runs = self._predicted.runs(index) and not self._ids
         added = 0 if total is None else self._predicted.step(index, total)
         for name, source in (
-            ("tokens", TokenSource.TOKEN_IDS), ("completion_probabilities", TokenSource.LOGPROBS),
-        ):  # fmt: skip
+            ("tokens", TokenSource.TOKEN_IDS),
+            ("completion_probabilities", TokenSource.LOGPROBS),
+        ):
             items = value.get(name)
             if isinstance(items, list) and items:
                 self._ids = True
@@ -86,7 +88,7 @@ class LlamaCpp(shapes.ObjectReader):
         if added and (runs or (delta.output and value.get("stop") is not True)):
             delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
 
-    def _close(self, value: dict[str, Any], timings: dict[str, Any], delta: Delta) -> None:
+    def _close(self, value: JsonObject, timings: JsonObject, delta: Delta) -> None:
         older = (name for field, name in _STOPPED.items() if value.get(field) is True)
         delta.finish_reason = shapes.text_of(value.get("stop_type")) or next(older, "stop")
         counts = shapes.counted(

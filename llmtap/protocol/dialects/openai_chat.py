@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from llmtap.json_types import JsonObject
 from llmtap.protocol.delta import MODEL_CHARS_MAX, Delta, EventClass, TokenSource
 from llmtap.protocol.dialects.openai_choices import BESIDE_NAMES, ChoicesReader, ChunkFields, is_alone
 from llmtap.protocol.dialects.openai_shapes import (
@@ -102,7 +103,7 @@ class OpenAIChat(ChoicesReader):
         self._repeated: re.Match[bytes] | None = None
 
     @staticmethod
-    def claim(value: dict[str, Any], path: str) -> int:
+    def claim(value: JsonObject, path: str) -> int:
         if text_of(value.get("object")).startswith(("chat.completion", "chat.reasoning")):
             return 3
         choices = value.get("choices")
@@ -131,7 +132,7 @@ class OpenAIChat(ChoicesReader):
                 return delta
         return self._read(chunk, data, event.event, streamed=True)
 
-    def _read_usual(self, choice: _Choice, usage: dict[str, Any] | None) -> Delta | None:
+    def _read_usual(self, choice: _Choice, usage: JsonObject | None) -> Delta | None:
         """Return the Delta of a chunk with one piece of one unfinished choice; None if the chunk is, or may
         be, anything else."""
         delta = choice.delta
@@ -180,7 +181,7 @@ class OpenAIChat(ChoicesReader):
             out.tokens, out.token_source = len(choice.token_ids), TokenSource.TOKEN_IDS
         return out
 
-    def _count(self, delta: Delta, index: int, usage: dict[str, Any]) -> bool:
+    def _count(self, delta: Delta, index: int, usage: JsonObject) -> bool:
         """Add a running usage to a Delta; return False if `usage` may be something other than a running
         count."""
         counts = read_usage(usage) if self._running_count.running and not delta.also else None
@@ -339,7 +340,7 @@ def _reasoning_text_of(delta: _Delta) -> Any:
     return "".join(map(text_of, parts))
 
 
-def _part_outputs(part: dict[str, Any]) -> Iterator[tuple[EventClass, str]]:
+def _part_outputs(part: JsonObject) -> Iterator[tuple[EventClass, str]]:
     thinking = part.get("thinking")
     for inner in thinking if isinstance(thinking, list) else ({"text": thinking},):
         if thought := text_of(inner.get("text") if isinstance(inner, dict) else None):
@@ -359,7 +360,7 @@ def _arguments_fragment(call: Any) -> str | None:
     return arguments if type(arguments) is str and (arguments or function.get("name")) else None
 
 
-def _called_functions(delta: _Delta) -> Iterator[dict[str, Any]]:
+def _called_functions(delta: _Delta) -> Iterator[JsonObject]:
     """Yield the function of each call of this delta; {} if the call has none."""
     if isinstance(delta.tool_calls, list):
         for call in delta.tool_calls:

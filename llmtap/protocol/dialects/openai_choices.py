@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
+from llmtap.json_types import JsonObject
 from llmtap.protocol import verdicts
 from llmtap.protocol.delta import MODEL_CHARS_MAX, Delta, EventClass, ServerTime, Verdict
 from llmtap.protocol.dialects import openai_shapes
@@ -21,16 +22,35 @@ from llmtap.protocol.server_times import object_times, rate_times
 from llmtap.protocol.sse import SseEvent
 
 BESIDE_NAMES: Final = (
-    "error", "errors", "moderation", "hook_results", "warnings", "prompt_filter_results",
-    "prompt_annotations", "promptFeedback", "code",
-)  # fmt: skip
+    "error",
+    "errors",
+    "moderation",
+    "hook_results",
+    "warnings",
+    "prompt_filter_results",
+    "prompt_annotations",
+    "promptFeedback",
+    "code",
+)
 """An object without choices that has one of these members is still a part of an answer."""
 _GUARDRAIL: Final = "amazon-bedrock-guardrailAction"
 _INVOCATION: Final = "amazon-bedrock-invocationMetrics"
 _KNOWN: Final = (
-    *BESIDE_NAMES[:-1], "usage", "timings", "detections", "x_groq", "metrics", "time_info", "perf_metrics",
-    "nvext", "guardrails_data", "guardrails", "generation_stats", _GUARDRAIL, _INVOCATION,
-)  # fmt: skip
+    *BESIDE_NAMES[:-1],
+    "usage",
+    "timings",
+    "detections",
+    "x_groq",
+    "metrics",
+    "time_info",
+    "perf_metrics",
+    "nvext",
+    "guardrails_data",
+    "guardrails",
+    "generation_stats",
+    _GUARDRAIL,
+    _INVOCATION,
+)
 _KEPT_WITH_USAGE: Final = (("generation_stats",), ("metrics", "speculative_decoding"))
 """Paths of figures to keep with the usage: exo's rates, cache hit and memory, vLLM's accepted drafts."""
 _USUAL: Final = frozenset(
@@ -43,7 +63,7 @@ _FINE: Final = (0, 200, "0", "200", "", "ok", "OK", "success", "Success")
 """Codes that mean success, for servers that put a code and a message into every answer."""
 
 
-def failure_of(value: dict[str, Any], name: bytes | None = None) -> Any:
+def failure_of(value: JsonObject, name: bytes | None = None) -> Any:
     """Return the error in an object; None if there is none. The error is a member, or the object itself if it
     is marked as an error by the event's `name`, by `object` (older vLLM), or by a code without choices
     (DashScope, WSO2)."""
@@ -56,13 +76,13 @@ def failure_of(value: dict[str, Any], name: bytes | None = None) -> Any:
     return None
 
 
-def is_flat_error(value: dict[str, Any]) -> bool:
+def is_flat_error(value: JsonObject) -> bool:
     code = value.get("code")
     is_marked = value.get("type") == "error" or (code is not None and code not in _FINE)
     return is_marked and bool(value.get("message")) and "choices" not in value
 
 
-def _guardrail_verdict(value: dict[str, Any]) -> Verdict | None:
+def _guardrail_verdict(value: JsonObject) -> Verdict | None:
     """Return the verdict of NeMo Guardrails. `bedrock.add_guardrail` reads that of Bedrock."""
     candidates = (
         verdicts.of_rails(value.get(name), name, value.get("status"))
@@ -71,7 +91,7 @@ def _guardrail_verdict(value: dict[str, Any]) -> Verdict | None:
     return next(filter(None, candidates), None)
 
 
-def _usage_and_place(value: dict[str, Any]) -> tuple[Any, str]:
+def _usage_and_place(value: JsonObject) -> tuple[Any, str]:
     """Return the usage of a chunk, and the path of the object in which it was found."""
     usage, groq, invoked = value.get("usage"), value.get("x_groq"), value.get(_INVOCATION)
     if usage is None and isinstance(groq, dict):
@@ -88,18 +108,19 @@ def _usage_and_place(value: dict[str, Any]) -> tuple[Any, str]:
     return usage, "usage"
 
 
-def _server_times(value: dict[str, Any]) -> tuple[ServerTime, ...]:
+def _server_times(value: JsonObject) -> tuple[ServerTime, ...]:
     """Return the durations of the server's own work, except llama.cpp's `timings`."""
     usage, place = _usage_and_place(value)
     nvext = value.get("nvext")
     out = object_times(place, usage)
     for place, times in (
         ("usage.latency_checkpoint", usage.get("latency_checkpoint") if isinstance(usage, dict) else None),
-        ("metrics", value.get("metrics")), ("time_info", value.get("time_info")),
+        ("metrics", value.get("metrics")),
+        ("time_info", value.get("time_info")),
         ("perf_metrics", value.get("perf_metrics")),
         ("nvext.timing", nvext.get("timing") if isinstance(nvext, dict) else None),
         (_INVOCATION, value.get(_INVOCATION)),
-    ):  # fmt: skip
+    ):
         if times is not None:
             out += object_times(place, times)
     stats = value.get("generation_stats")
@@ -110,7 +131,7 @@ def _server_times(value: dict[str, Any]) -> tuple[ServerTime, ...]:
 
 
 def add_beside(
-    findings: Findings, value: dict[str, Any], size: int, name: bytes | None, *, finished: bool = False
+    findings: Findings, value: JsonObject, size: int, name: bytes | None, *, finished: bool = False
 ) -> None:
     """Add the members beside the choices of an event of `size` bytes, except usage and timings. `finished`:
     an earlier event had a finish reason."""
@@ -142,7 +163,7 @@ class ChunkFields(msgspec.Struct, gc=False):
     """Members of a chunk that the first pass reads. A dialect adds its `choices`."""
 
     model: str | None = None
-    usage: dict[str, Any] | None = None
+    usage: JsonObject | None = None
     error: Any = None
     moderation: Any = None
     timings: Any = None
@@ -263,7 +284,7 @@ def is_alone(chunk: Any) -> bool:
     )
 
 
-def _without_misfits(value: dict[str, Any]) -> dict[str, Any]:
+def _without_misfits(value: JsonObject) -> JsonObject:
     """Return a chunk that the typed decoder refused, without the values that have a wrong type."""
     choices, model, usage = value.get("choices"), value.get("model"), value.get("usage")
     return value | {
@@ -275,7 +296,7 @@ def _without_misfits(value: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _fitting_choice(choice: dict[str, Any]) -> dict[str, Any]:
+def _fitting_choice(choice: JsonObject) -> JsonObject:
     get, index = choice.get, choice.get("index")
     kinds = {"finish_reason": str, "token_ids": list, "delta": dict, "message": dict}
     return choice | {
@@ -319,7 +340,7 @@ class OpenAICompletions(ChoicesReader):
         self._spoken: set[int] = set()
 
     @staticmethod
-    def claim(value: dict[str, Any], path: str) -> int:
+    def claim(value: JsonObject, path: str) -> int:
         if openai_shapes.text_of(value.get("object")).startswith("text_completion"):
             return 3
         choices = value.get("choices")

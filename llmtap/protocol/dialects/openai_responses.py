@@ -9,6 +9,7 @@ Source: openai/openai-python types/responses, types/realtime.
 from collections.abc import Iterator
 from typing import Any, Final
 
+from llmtap.json_types import JsonObject
 from llmtap.protocol.delta import Delta, EventClass, TokenSource, UsageCounts, Verdict
 from llmtap.protocol.dialects import openai_shapes, shapes
 from llmtap.protocol.sse import SseEvent
@@ -18,17 +19,31 @@ _TEXTS: Final = {
     f"response.{name}.delta": kind
     for kind, names in (
         (EventClass.CONTENT, ("output_text", "text", "content_part")),
-        (EventClass.REASONING, (
-            "reasoning_summary_text", "reasoning_text", "reasoning_summary", "reasoning",
-        )),
+        (
+            EventClass.REASONING,
+            (
+                "reasoning_summary_text",
+                "reasoning_text",
+                "reasoning_summary",
+                "reasoning",
+            ),
+        ),
         (EventClass.REFUSAL, ("refusal",)),
-        (EventClass.TOOL_CALL, (
-            "function_call_arguments", "custom_tool_call_input", "mcp_call_arguments", "mcp_call.arguments",
-            "code_interpreter_call_code", "shell_call_command", "apply_patch_call_operation_diff",
-        )),
+        (
+            EventClass.TOOL_CALL,
+            (
+                "function_call_arguments",
+                "custom_tool_call_input",
+                "mcp_call_arguments",
+                "mcp_call.arguments",
+                "code_interpreter_call_code",
+                "shell_call_command",
+                "apply_patch_call_operation_diff",
+            ),
+        ),
     )
     for name in names
-}  # fmt: skip
+}
 _SOUNDS: Final = frozenset(
     f"response.{name}.delta"
     for name in ("audio", "output_audio", "audio.transcript", "audio_transcript", "output_audio_transcript")
@@ -44,16 +59,23 @@ _SESSION_EVENTS: Final = frozenset(
         ("conversation", ("created",)),
         ("conversation.item", ("created", "added", "done", "deleted", "retrieved", "truncated")),
         ("conversation.item.input_audio_transcription", ("delta", "completed", "failed", "segment")),
-        ("input_audio_buffer", (
-            "committed", "cleared", "speech_started", "speech_stopped", "timeout_triggered",
-            "dtmf_event_received",
-        )),
+        (
+            "input_audio_buffer",
+            (
+                "committed",
+                "cleared",
+                "speech_started",
+                "speech_stopped",
+                "timeout_triggered",
+                "dtmf_event_received",
+            ),
+        ),
         ("output_audio_buffer", ("started", "stopped", "cleared")),
         ("mcp_list_tools", ("in_progress", "completed", "failed")),
         ("rate_limits", ("updated",)),
     )
     for name in names
-)  # fmt: skip
+)
 """Events of a Realtime session that do not belong to a response."""
 _RECOVERABLE: Final = "invalid_request_error"
 _PARTS: Final = {
@@ -82,7 +104,7 @@ class OpenAIResponses(shapes.ObjectReader):
         self._spoken = False
 
     @staticmethod
-    def claim(value: dict[str, Any], path: str) -> int:
+    def claim(value: JsonObject, path: str) -> int:
         kind = value.get("type")
         if value.get("object") == "response":
             return 3
@@ -92,7 +114,7 @@ class OpenAIResponses(shapes.ObjectReader):
         failed = kind == "error" or "error" in value or kind in _KEEPALIVES
         return int(failed and path.endswith("/responses"))
 
-    def _read(self, value: dict[str, Any], event: SseEvent) -> Delta:
+    def _read(self, value: JsonObject, event: SseEvent) -> Delta:
         kind = shapes.kind_of(value, event)
         delta = _read_response_event(kind, value)
         if delta is None:
@@ -136,7 +158,7 @@ class OpenAIRealtime(shapes.ObjectReader):
     __slots__ = ()
 
     @staticmethod
-    def claim(value: dict[str, Any], path: str) -> int:
+    def claim(value: JsonObject, path: str) -> int:
         kind = shapes.text_of(value.get("type"))
         if path.endswith("/realtime"):
             known = kind in _SESSION_EVENTS or kind == "error" or kind.startswith("response.")
@@ -144,7 +166,7 @@ class OpenAIRealtime(shapes.ObjectReader):
         # Other APIs have events of the same names, so the claim is lower on another path.
         return 2 if kind in _SESSION_EVENTS else 0
 
-    def _read(self, value: dict[str, Any], event: SseEvent) -> Delta:
+    def _read(self, value: JsonObject, event: SseEvent) -> Delta:
         kind = shapes.kind_of(value, event)
         delta = _read_response_event(kind, value)
         if delta is not None:
@@ -163,11 +185,11 @@ class OpenAIRealtime(shapes.ObjectReader):
         return shapes.failure_in(openai_shapes.read_json(body))
 
 
-def _response_id(response: dict[str, Any]) -> str | None:
+def _response_id(response: JsonObject) -> str | None:
     return shapes.text_of(response.get("id"))[: shapes.ID_CHARS_MAX] or None
 
 
-def _read_response_event(kind: str, value: dict[str, Any]) -> Delta | None:
+def _read_response_event(kind: str, value: JsonObject) -> Delta | None:
     """Return the Delta of an event whose type begins with `response.`; None for all others."""
     if not kind.startswith("response."):
         return None
@@ -205,7 +227,7 @@ def _add_filters(delta: Delta, filters: Any) -> None:
             delta.event_class = EventClass.GUARDRAIL
 
 
-def _read_text(kind: str, known: EventClass, value: dict[str, Any]) -> Delta:
+def _read_text(kind: str, known: EventClass, value: JsonObject) -> Delta:
     text, logprobs = value.get("delta"), value.get("logprobs")
     text = shapes.text_of(text.get("text") if isinstance(text, dict) else text)
     if not text:
@@ -230,7 +252,7 @@ def _read_item(item: Any) -> Delta:
     return Delta(EventClass.TOOL_CALL)  # The call of a built-in tool has no name.
 
 
-def _written_text(item: dict[str, Any]) -> str:
+def _written_text(item: JsonObject) -> str:
     """Return what the model wrote in a call: arguments, input, code, a patch, or shell commands."""
     operation, action = item.get("operation"), item.get("action")
     diff = operation.get("diff") if isinstance(operation, dict) else None
@@ -242,9 +264,7 @@ def _written_text(item: dict[str, Any]) -> str:
     return "\n".join(map(shapes.text_of, commands))
 
 
-def _read_end(
-    response: dict[str, Any], status: str, pieces: list[shapes.Piece], *, done: bool = False
-) -> Delta:
+def _read_end(response: JsonObject, status: str, pieces: list[shapes.Piece], *, done: bool = False) -> Delta:
     """Return the end of a response with its pieces. The finish reason is the status; if the response is
     incomplete, a colon and the reason for that follow. `done`: the event with this response ends a stream."""
     beside = [EventClass.DONE] if done else []

@@ -290,7 +290,7 @@ class Findings:
         "cut",
         "delta",
         "railed",
-    )  # fmt: skip
+    )
 
     def __init__(self) -> None:
         self.delta = Delta(EventClass.METADATA)

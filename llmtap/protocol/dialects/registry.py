@@ -7,6 +7,7 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any, Final, Protocol
 
+from llmtap.json_types import JsonObject
 from llmtap.protocol.delta import Delta
 from llmtap.protocol.dialects.anthropic import Anthropic
 from llmtap.protocol.dialects.bedrock import BedrockText
@@ -39,7 +40,7 @@ class Dialect(Protocol):
 
     def __call__(self) -> Reader: ...
 
-    def claim(self, value: dict[str, Any], path: str) -> int:
+    def claim(self, value: JsonObject, path: str) -> int:
         """Return how certain it is that this object, an event or a whole answer, is of the dialect: 3 it
         names the dialect (4 if other dialects share the names and the path decides), 2 its shape fits, 1 only
         the path fits, 0 nothing fits."""

@@ -9,6 +9,7 @@ Source: docs/dialects.md.
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from llmtap.json_types import JsonObject
 from llmtap.protocol.delta import MODEL_CHARS_MAX, Delta, EventClass, UsageCounts, Verdict
 from llmtap.protocol.dialects import openai_shapes
 from llmtap.protocol.dialects.openai_choices import failure_of, is_flat_error
@@ -38,7 +39,7 @@ class ObjectReader:
         value = openai_shapes.read_json(data)
         return self._read(value, event) if isinstance(value, dict) else openai_shapes.unknown(event.event)
 
-    def _read(self, value: dict[str, Any], event: SseEvent) -> Delta:
+    def _read(self, value: JsonObject, event: SseEvent) -> Delta:
         raise NotImplementedError
 
     def _name(self, delta: Delta, model: Any) -> None:
@@ -47,13 +48,13 @@ class ObjectReader:
             self._model = delta.model = name
 
 
-def answers(value: Any) -> list[dict[str, Any]]:
+def answers(value: Any) -> list[JsonObject]:
     """Return the answers in a body: one object, or a list of them for several prompts."""
     values = value[: openai_shapes.CHOICES_MAX] if isinstance(value, list) else [value]
     return [v for v in values if isinstance(v, dict)]
 
 
-def kind_of(value: dict[str, Any], event: SseEvent) -> str:
+def kind_of(value: JsonObject, event: SseEvent) -> str:
     """Return the type of an event: its own, else that of its `event:` line, which gateways may drop."""
     return text_of(value.get("type")) or (event.event or b"").decode("latin-1")
 
@@ -85,7 +86,7 @@ def counted(of_input: Any, of_output: Any, reasoning: Any = None, cached: Any = 
     return counts if counts.input or counts.output or counts.refused else None
 
 
-def add_counts(delta: Delta, counts: UsageCounts | None, usage: dict[str, Any]) -> None:
+def add_counts(delta: Delta, counts: UsageCounts | None, usage: JsonObject) -> None:
     if counts is not None:
         delta.counts, delta.usage = counts, usage
         delta.also = (*delta.also, EventClass.USAGE)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
+from llmtap.json_types import JsonObject
 from llmtap.protocol.structure import names
 
 NODES_MAX: Final = 256
@@ -35,7 +36,7 @@ class Leaf(NamedTuple):
     choice: int
     """Index of the choice: `index` of the innermost array element above the value, else the place of that
     element; 0 without an array."""
-    holder: dict[str, Any] | None
+    holder: JsonObject | None
     """The object that has the value as a member."""
     role: str
     """Value of `role` in the innermost object that has this member."""
@@ -43,7 +44,7 @@ class Leaf(NamedTuple):
 
 def leaves(value: Any, nodes_max: int = NODES_MAX) -> Iterator[Leaf]:
     """Yield the leaves of a JSON value, members in their order, from at most `nodes_max` values."""
-    stack: list[tuple[Path, Any, tuple[Mark, ...], int, dict[str, Any] | None, str]]
+    stack: list[tuple[Path, Any, tuple[Mark, ...], int, JsonObject | None, str]]
     stack = [((), value, (), 0, None, "")]
     room = nodes_max
     while stack and room:

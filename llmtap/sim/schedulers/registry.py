@@ -15,20 +15,49 @@ from llmtap.workload.requests import Requests
 
 ALL_OPTIONS: Final = frozenset((*ModelOptions.__struct_fields__, *Serving.__struct_fields__))
 
-_ALWAYS: Final = frozenset((
-    "token_sla", "request_sla", "window", "tokens", "failed", "same_instant", "tie", "percentile",
-))  # fmt: skip
+_ALWAYS: Final = frozenset(
+    (
+        "token_sla",
+        "request_sla",
+        "window",
+        "tokens",
+        "failed",
+        "same_instant",
+        "tie",
+        "percentile",
+    )
+)
 """Options that the driver and the summary read; they apply to all schedulers."""
 _BATCHES: Final = _ALWAYS | {
-    "length", "memory_check", "memory_gb", "model_gb", "margin_gb", "kv_gb_per_token",
-}  # fmt: skip
+    "length",
+    "memory_check",
+    "memory_gb",
+    "model_gb",
+    "margin_gb",
+    "kv_gb_per_token",
+}
 _DYNAMIC: Final = _BATCHES | {
-    "eps", "b_start", "band", "tau_start", "guards", "lengths_start", "candidates", "sla_step", "b_min",
-    "b_max", "alpha_step", "delta_step", "alpha_ema", "rho",
-}  # fmt: skip
+    "eps",
+    "b_start",
+    "band",
+    "tau_start",
+    "guards",
+    "lengths_start",
+    "candidates",
+    "sla_step",
+    "b_min",
+    "b_max",
+    "alpha_step",
+    "delta_step",
+    "alpha_ema",
+    "rho",
+}
 _ITERATIONS: Final = _ALWAYS | set(Serving.__struct_fields__) - {
-    "tokens_max", "chunk", "prepone", "output_delay",
-}  # fmt: skip
+    "tokens_max",
+    "chunk",
+    "prepone",
+    "output_delay",
+}
 
 
 class SchedulerKind(NamedTuple):
@@ -54,22 +83,36 @@ def _iteration_kind(scheduler: Callable[[Requests, ServingSetup], Iterating], *o
 SCHEDULERS: Final[dict[str, SchedulerKind]] = {
     "static_fifo": _batch_kind(StaticFifo, _BATCHES | {"static_batch", "partial"}),
     "dynamic_no_bins": _batch_kind(DynamicNoBins, _DYNAMIC),
-    "multi_bin_dynamic": _batch_kind(MultiBinDynamic, _DYNAMIC | {
-        "bins", "bin_edges", "edges", "below_first", "bin_choice", "bin_limit", "controller_limit",
-        "controllers", "predictor",
-    }),
+    "multi_bin_dynamic": _batch_kind(
+        MultiBinDynamic,
+        _DYNAMIC
+        | {
+            "bins",
+            "bin_edges",
+            "edges",
+            "below_first",
+            "bin_choice",
+            "bin_limit",
+            "controller_limit",
+            "controllers",
+            "predictor",
+        },
+    ),
     "continuous_batching": _iteration_kind(iterating.ContinuousBatching, "tokens_max"),
     "chunked_prefill": _iteration_kind(iterating.ChunkedPrefill, "chunk"),
     "decode_prepone": _iteration_kind(iterating.DecodePrepone, "tokens_max", "prepone"),
     "output_delay": _iteration_kind(
         lambda requests, setup: iterating.OutputDelay(
             iterating.ContinuousBatching(requests, setup), setup.serving.output_delay
-        ), "tokens_max", "output_delay",
+        ),
+        "tokens_max",
+        "output_delay",
     ),
     # The ranks order only requests that wait for the first time; preempted requests come before them.
     "shortest_predicted_first": _iteration_kind(
         lambda requests, setup: iterating.ContinuousBatching(requests, setup, requests.predicted),
-        "tokens_max", "predictor",
+        "tokens_max",
+        "predictor",
     ),
-}  # fmt: skip
+}
 """Schedulers by name; the first three have the names of the multi-bin paper."""

@@ -21,16 +21,73 @@ from llmtap.sim.engine import IterationState
 from llmtap.units import NS_PER_S
 
 _TTFT: Final = (
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
-    80.0, 160.0, 640.0, 2560.0,
-)  # fmt: skip
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+    160.0,
+    640.0,
+    2560.0,
+)
 _ITL: Final = (
-    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
-)  # fmt: skip
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+)
 _E2E: Final = (
-    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0,
-    960.0, 1920.0, 7680.0,
-)  # fmt: skip
+    0.3,
+    0.5,
+    0.8,
+    1.0,
+    1.5,
+    2.0,
+    2.5,
+    5.0,
+    10.0,
+    15.0,
+    20.0,
+    30.0,
+    40.0,
+    50.0,
+    60.0,
+    120.0,
+    240.0,
+    480.0,
+    960.0,
+    1920.0,
+    7680.0,
+)
 _COUNTED: Final = (
     ("preemptions", "vllm:num_preemptions", "Requests preempted, each time."),
     ("prefix_queries", "vllm:prefix_cache_queries", "Tokens looked for in the prefix cache."),
@@ -75,9 +132,11 @@ class EngineMetrics:
         self._prompt = made(Counter, "prompt_tokens", "Tokens of prompts.")
         self._output = made(Counter, "generation_tokens", "Tokens of answers.")
         self._success = Counter(
-            "vllm:request_success", "Requests answered, by how they ended.", (*_LABELS, "finished_reason"),
+            "vllm:request_success",
+            "Requests answered, by how they ended.",
+            (*_LABELS, "finished_reason"),
             registry=registry,
-        )  # fmt: skip
+        )
         for reason in _REASONS:  # Export 0 before the first request, so that rate() includes it.
             self._success.labels(*self._at, reason)
         self._ttft, self._itl, self._tpot, self._e2e = (

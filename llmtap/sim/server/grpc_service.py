@@ -45,10 +45,17 @@ def read(data: bytes, service: str) -> tuple[SimulatedRequest, str]:
     except ValueError as exc:
         raise BadRequest(str(exc)) from None
     parsed = SimulatedRequest(
-        model="sim", stream=True, prompts=(r.text,), prompt_tokens=len(r.ids) or None,
-        max_tokens=r.max_tokens, min_tokens=r.min_tokens, ignore_eos=r.ignore_eos, stop=tuple(r.stop),
-        seed=r.seed, include_usage=True,
-    )  # fmt: skip
+        model="sim",
+        stream=True,
+        prompts=(r.text,),
+        prompt_tokens=len(r.ids) or None,
+        max_tokens=r.max_tokens,
+        min_tokens=r.min_tokens,
+        ignore_eos=r.ignore_eos,
+        stop=tuple(r.stop),
+        seed=r.seed,
+        include_usage=True,
+    )
     return parsed, r.request_id
 
 
@@ -80,9 +87,10 @@ class GrpcInference(Shape):
 
 
 _STATUSES: Final = {
-    400: grpc.StatusCode.PERMISSION_DENIED, 429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    400: grpc.StatusCode.PERMISSION_DENIED,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     503: grpc.StatusCode.UNAVAILABLE,
-}  # fmt: skip
+}
 """gRPC status of a rejected request, by the HTTP status of the rejection. 400 is a refusal by a guardrail."""
 _BROKEN: Final = {
     "reset": (grpc.StatusCode.UNAVAILABLE, "the connection was reset"),
@@ -166,10 +174,11 @@ class GrpcService:
         """
         server = self._server = grpc.aio.server(
             options=(
-                ("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
                 ("grpc.http2.max_concurrent_streams", 1 << 20),
             )
-        )  # fmt: skip
+        )
         for name in (SERVICE, SGLANG_SERVICE):
             # Give no serializers, so that gRPC passes requests and messages as bytes.
             method = grpc.unary_stream_rpc_method_handler(partial(self._generate, name))
@@ -205,10 +214,13 @@ class GrpcService:
         try:
             request_, request_id = read(request, service)
             job = reception.take(
-                request_, lambda answer: GrpcInference(answer, service, request_id),
-                path=f"/{service}/Generate", headers=metadata, accepted_ns=accepted_ns,
+                request_,
+                lambda answer: GrpcInference(answer, service, request_id),
+                path=f"/{service}/Generate",
+                headers=metadata,
+                accepted_ns=accepted_ns,
                 request_id=request_id or None,
-            )  # fmt: skip
+            )
         except ValueError as exc:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(exc))
             return

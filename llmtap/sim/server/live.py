@@ -290,6 +290,10 @@ class LiveEngine:
 def live_of(options: EngineOptions, seed: int, alarm: Callable[[int], None]) -> LiveEngine:
     build, setup = SCHEDULERS[options.scheduler].build, options.setup
     return LiveEngine(
-        lambda requests: build(requests, setup), alarm, servers=options.servers,
-        predictor=setup.readings.predictor, seed=seed, block_tokens=options.block_tokens,
-    )  # fmt: skip
+        lambda requests: build(requests, setup),
+        alarm,
+        servers=options.servers,
+        predictor=setup.readings.predictor,
+        seed=seed,
+        block_tokens=options.block_tokens,
+    )

@@ -15,13 +15,14 @@ from typing import Any, Final
 
 import msgspec
 
+from llmtap.json_types import JsonObject
 from llmtap.sim.server import shapes as shape
 from llmtap.workload.prompts.text import token_ids
 
 _DONE: Final = b"data: [DONE]\n\n"
 
 
-def openai_error(status: int, code: str, message: str) -> dict[str, Any]:
+def openai_error(status: int, code: str, message: str) -> JsonObject:
     """Return the body of an error response in OpenAI's format."""
     kinds = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}
     kind = kinds.get(status, "invalid_request_error")
@@ -45,10 +46,14 @@ class _Completion(shape.CommonRequest, kw_only=True):
     def completion(self, *prompts: str, **more: Any) -> shape.SimulatedRequest:
         options = self.stream_options or _StreamOptions()
         return self.to_request(
-            *prompts, stop=shape.lines_of(self.stop), n=1 if self.n is None else self.n,
-            include_usage=bool(options.include_usage), continuous_usage=bool(options.continuous_usage_stats),
-            token_ids=bool(self.return_token_ids), **more,
-        )  # fmt: skip
+            *prompts,
+            stop=shape.lines_of(self.stop),
+            n=1 if self.n is None else self.n,
+            include_usage=bool(options.include_usage),
+            continuous_usage=bool(options.continuous_usage_stats),
+            token_ids=bool(self.return_token_ids),
+            **more,
+        )
 
 
 class _Chat(_Completion, kw_only=True):
@@ -109,31 +114,34 @@ class OpenAIChatShape(shape.Shape):
         self._vllm = answer.dialect == "vllm"
         self._continuous = self._vllm and self._request.include_usage and self._request.continuous_usage
         self._head = {
-            "id": self.id, "object": self._chunk_object, "created": shape.CREATED,
+            "id": self.id,
+            "object": self._chunk_object,
+            "created": shape.CREATED,
             "model": self._request.model,
-        }  # fmt: skip
+        }
 
-    def _delta(self, choice: shape.Choice, text: str) -> dict[str, Any]:
+    def _delta(self, choice: shape.Choice, text: str) -> JsonObject:
         """Return the fields of a choice with a piece of text."""
         return {"delta": {"refusal" if choice.refused else "content": text} if text else {}}
 
-    def _full(self, choice: shape.Choice) -> dict[str, Any]:
+    def _full(self, choice: shape.Choice) -> JsonObject:
         """Return the fields of a choice with the whole text."""
         content, refusal = (None, choice.text) if choice.refused else (choice.text, None)
         return {"message": {"role": "assistant", "content": content, "refusal": refusal}}
 
-    def _usage(self, output_tokens: int) -> dict[str, Any]:
+    def _usage(self, output_tokens: int) -> JsonObject:
         answer = self._answer
-        usage: dict[str, Any] = {
-            "prompt_tokens": answer.prompt_tokens, "completion_tokens": output_tokens,
+        usage: JsonObject = {
+            "prompt_tokens": answer.prompt_tokens,
+            "completion_tokens": output_tokens,
             "total_tokens": answer.prompt_tokens + output_tokens,
-        }  # fmt: skip
+        }
         if answer.cached_tokens is not None:
             usage["prompt_tokens_details"] = {"cached_tokens": answer.cached_tokens}
         return usage
 
-    def _frame(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
-        frame: dict[str, Any] = {**self._head, "choices": choices}
+    def _frame(self, choices: list[JsonObject], usage: JsonObject | None = None) -> bytes:
+        frame: JsonObject = {**self._head, "choices": choices}
         if usage is not None:
             frame["usage"] = usage
         elif self._continuous:
@@ -145,7 +153,7 @@ class OpenAIChatShape(shape.Shape):
     def opening(self) -> bytes:
         frames = []
         for i, choice in enumerate(self._answer.choices):
-            delta: dict[str, Any] = {"role": "assistant", "content": None if choice.refused else ""}
+            delta: JsonObject = {"role": "assistant", "content": None if choice.refused else ""}
             if choice.refused:
                 delta["refusal"] = ""
             frames.append(
@@ -169,8 +177,8 @@ class OpenAIChatShape(shape.Shape):
             frames += self._frame([ended])
         return frames
 
-    def _how(self, choice: shape.Choice) -> dict[str, Any]:
-        how: dict[str, Any] = {"finish_reason": choice.finish}
+    def _how(self, choice: shape.Choice) -> JsonObject:
+        how: JsonObject = {"finish_reason": choice.finish}
         return {**how, "stop_reason": choice.stop_text} if self._vllm else how
 
     def ending(self) -> bytes:
@@ -186,7 +194,7 @@ class OpenAIChatShape(shape.Shape):
         # vLLM sends its end marker even after an error.
         return shape.sse({"error": error}) + (_DONE if self._vllm else b"")
 
-    def full_answer(self) -> dict[str, Any]:
+    def full_answer(self) -> JsonObject:
         choices = [
             {"index": i, **self._full(choice), "logprobs": None, **self._how(choice)}
             for i, choice in enumerate(self._answer.choices)
@@ -202,15 +210,16 @@ class ExoBenchShape(OpenAIChatShape):
     the first to the last token.
     """
 
-    def full_answer(self) -> dict[str, Any]:
+    def full_answer(self) -> JsonObject:
         answer = self._answer
         given, made, cached = answer.prompt_tokens, answer.output_tokens, answer.cached_tokens or 0
         stats = {
             "prompt_tps": _tokens_per_second(given - cached, answer.prompt_ns),
             "generation_tps": _tokens_per_second(made - 1, answer.output_ns),
-            "prompt_tokens": given, "generation_tokens": made,
+            "prompt_tokens": given,
+            "generation_tokens": made,
             "prefix_cache_hit": "none" if not cached else "partial" if cached < given else "exact",
-        }  # fmt: skip
+        }
         return {**super().full_answer(), "generation_stats": stats}
 
 
@@ -228,10 +237,10 @@ class OpenAICompletionsShape(OpenAIChatShape):
     def opening(self) -> bytes:
         return b""
 
-    def _delta(self, choice: shape.Choice, text: str) -> dict[str, Any]:
+    def _delta(self, choice: shape.Choice, text: str) -> JsonObject:
         return {"text": text}
 
-    def _full(self, choice: shape.Choice) -> dict[str, Any]:
+    def _full(self, choice: shape.Choice) -> JsonObject:
         return {"text": choice.text}
 
 
@@ -264,35 +273,49 @@ class OpenAIResponsesShape(shape.Shape):
         self._sequence += 1
         return self._sent_as(event, kind)
 
-    def _sent_as(self, event: dict[str, Any], kind: str) -> bytes:
+    def _sent_as(self, event: JsonObject, kind: str) -> bytes:
         """Return the bytes of an event: a server-sent event here, a message over WebSocket."""
         return shape.sse(event, kind)
 
-    def _response(self, status: str, reason: str | None = None) -> dict[str, Any]:
+    def _response(self, status: str, reason: str | None = None) -> JsonObject:
         ended = status != "in_progress"
         sent, given = self._answer.sent[0], self._answer.prompt_tokens
         usage = {
             "input_tokens": given,
             "input_tokens_details": {
-                "cached_tokens": self._answer.cached_tokens or 0, "cache_write_tokens": 0,
+                "cached_tokens": self._answer.cached_tokens or 0,
+                "cache_write_tokens": 0,
             },
-            "output_tokens": sent, "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens": sent,
+            "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": given + sent,
-        }  # fmt: skip
+        }
         return {
-            "id": self.id, "object": "response", "created_at": shape.CREATED, "status": status, "error": None,
-            "incomplete_details": {"reason": reason} if reason else None, "model": self._request.model,
-            "output": [self._item(status)] if ended and sent else [], "parallel_tool_calls": True,
-            "tool_choice": "auto", "tools": [], "usage": usage if ended else None,
-        }  # fmt: skip
+            "id": self.id,
+            "object": "response",
+            "created_at": shape.CREATED,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": reason} if reason else None,
+            "model": self._request.model,
+            "output": [self._item(status)] if ended and sent else [],
+            "parallel_tool_calls": True,
+            "tool_choice": "auto",
+            "tools": [],
+            "usage": usage if ended else None,
+        }
 
-    def _item(self, status: str) -> dict[str, Any]:
+    def _item(self, status: str) -> JsonObject:
         content = [] if status == "in_progress" else [self._part(self.sent_text)]
         return {
-            "id": self._item_id, "type": "message", "status": status, "role": "assistant", "content": content,
-        }  # fmt: skip
+            "id": self._item_id,
+            "type": "message",
+            "status": status,
+            "role": "assistant",
+            "content": content,
+        }
 
-    def _part(self, text: str) -> dict[str, Any]:
+    def _part(self, text: str) -> JsonObject:
         if self._choice.refused:
             return {"type": "refusal", "refusal": text}
         return {"type": "output_text", "annotations": [], "logprobs": [], "text": text}
@@ -313,7 +336,7 @@ class OpenAIResponsesShape(shape.Shape):
             events = self._event(f"{kind}.delta", **self._place, delta=text, **more)
         if final and last:
             content = self.sent_text
-            whole: dict[str, Any] = {"refusal" if refused else "text": content, **more}
+            whole: JsonObject = {"refusal" if refused else "text": content, **more}
             events += self._event(f"{kind}.done", **self._place, **whole)
             events += self._event("content_part.done", **self._place, part=self._part(content))
             events += self._event("output_item.done", output_index=0, item=self._item(self._status()[0]))
@@ -330,6 +353,6 @@ class OpenAIResponsesShape(shape.Shape):
         error = {"type": "server_error", "code": "server_error", "message": shape.BROKEN, "param": None}
         return self._event("error", error=error)
 
-    def full_answer(self) -> dict[str, Any]:
+    def full_answer(self) -> JsonObject:
         self._answer.sent[0] = len(self._choice.pieces)
         return self._response(*self._status())

@@ -42,10 +42,15 @@ CHOICES_MAX: Final = 128
 RefusalKind = Literal["content_filter", "field", "text", "error"]
 FaultKind = Literal["stall", "reset", "truncate", "unfinished", "error", "429", "503", "slow"]
 _RATES: Final[dict[FaultKind, str]] = {
-    "stall": "stall_rate", "reset": "reset_rate", "truncate": "truncate_rate",
-    "unfinished": "unfinished_rate", "error": "error_rate", "429": "busy_rate", "503": "unavailable_rate",
+    "stall": "stall_rate",
+    "reset": "reset_rate",
+    "truncate": "truncate_rate",
+    "unfinished": "unfinished_rate",
+    "error": "error_rate",
+    "429": "busy_rate",
+    "503": "unavailable_rate",
     "slow": "slow_rate",
-}  # fmt: skip
+}
 """Option with the rate of each fault."""
 Rate = Annotated[float, Meta(ge=0, le=1)]
 
@@ -253,9 +258,10 @@ def load_engine(
         )
     if scheduler == "multi_bin_dynamic" and not chosen.bin_edges:
         raise ConfigError(
-            "--reading", "bin_edges is missing: bins of equal mass need all requests in advance",
+            "--reading",
+            "bin_edges is missing: bins of equal mass need all requests in advance",
             "such as --reading bin_edges=1,30,117",
-        )  # fmt: skip
+        )
     if kind.iterates and servers != 1:
         raise ConfigError(
             "--servers", f"{scheduler} has one server; only schedulers of whole batches have several"

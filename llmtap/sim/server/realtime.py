@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 import msgspec
 from aiohttp import web
 
+from llmtap.json_types import JsonObject
 from llmtap.protocol.websocket import Opcode, frame
 from llmtap.sim.server.openai import openai_error
 from llmtap.sim.server.reception import Reception
@@ -116,18 +117,25 @@ class OpenAIRealtimeShape(Shape):
         self._event = events.event
         self.conversation = conversation
         self._place = {
-            "response_id": self.id, "item_id": self.item_id, "output_index": 0, "content_index": 0,
-        }  # fmt: skip
+            "response_id": self.id,
+            "item_id": self.item_id,
+            "output_index": 0,
+            "content_index": 0,
+        }
         self._place_text = msgspec.json.encode(self._place)[1:-1]
 
-    def _item(self, status: str) -> dict[str, Any]:
+    def _item(self, status: str) -> JsonObject:
         content = [] if status == "in_progress" else [{"type": "output_text", "text": self.sent_text}]
         return {
-            "id": self.item_id, "object": "realtime.item", "type": "message", "status": status,
-            "role": "assistant", "content": content,
-        }  # fmt: skip
+            "id": self.item_id,
+            "object": "realtime.item",
+            "type": "message",
+            "status": status,
+            "role": "assistant",
+            "content": content,
+        }
 
-    def _item_event(self, kind: str, item: dict[str, Any]) -> bytes:
+    def _item_event(self, kind: str, item: JsonObject) -> bytes:
         """Return the events that report a change of the response's item, and of the conversation
         if there is one."""
         event = self._event(f"response.output_item.{kind}", response_id=self.id, output_index=0, item=item)
@@ -135,26 +143,35 @@ class OpenAIRealtimeShape(Shape):
             event += self._event(f"conversation.item.{kind}", previous_item_id=None, item=item)
         return event
 
-    def _response(self, status: str, details: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _response(self, status: str, details: JsonObject | None = None) -> JsonObject:
         sent, given, ended = self._answer.sent[0], self._answer.prompt_tokens, status != "in_progress"
         usage = {
-            "total_tokens": given + sent, "input_tokens": given, "output_tokens": sent,
+            "total_tokens": given + sent,
+            "input_tokens": given,
+            "output_tokens": sent,
             "input_token_details": {
-                "cached_tokens": self._answer.cached_tokens or 0, "text_tokens": given,
-                "audio_tokens": 0, "image_tokens": 0,
+                "cached_tokens": self._answer.cached_tokens or 0,
+                "text_tokens": given,
+                "audio_tokens": 0,
+                "image_tokens": 0,
             },
             "output_token_details": {"text_tokens": sent, "audio_tokens": 0},
-        }  # fmt: skip
+        }
         item = self._item("completed" if status == "completed" else "incomplete")
         return {
-            "object": "realtime.response", "id": self.id, "status": status, "status_details": details,
+            "object": "realtime.response",
+            "id": self.id,
+            "status": status,
+            "status_details": details,
             "output": [item] if ended and sent else [],
-            "conversation_id": self.conversation, "output_modalities": ["text"],
+            "conversation_id": self.conversation,
+            "output_modalities": ["text"],
             "max_output_tokens": self._request.max_tokens or "inf",
-            "usage": usage if ended else None, "metadata": None,
-        }  # fmt: skip
+            "usage": usage if ended else None,
+            "metadata": None,
+        }
 
-    def _done(self, status: str, details: dict[str, Any] | None = None) -> bytes:
+    def _done(self, status: str, details: JsonObject | None = None) -> bytes:
         return self._event("response.done", response=self._response(status, details))
 
     def opening(self) -> bytes:
@@ -211,13 +228,16 @@ class SimulatedRealtimeSession(SimulatedSession):
     def _put(self, kind: str, **fields: Any) -> None:
         self._write(self._events.event(kind, **fields))
 
-    def _session(self) -> dict[str, Any]:
+    def _session(self) -> JsonObject:
         return {
-            "type": "realtime", "object": "realtime.session", "id": f"sess_sim{self._number}",
-            "model": self._model, "output_modalities": ["text"],
+            "type": "realtime",
+            "object": "realtime.session",
+            "id": f"sess_sim{self._number}",
+            "model": self._model,
+            "output_modalities": ["text"],
             "instructions": self._settings.instructions or "",
             "max_output_tokens": self._settings.max_output_tokens or "inf",
-        }  # fmt: skip
+        }
 
     def _receive(self, data: str | bytes, now_ns: int) -> None:
         event = _ClientEvent("")
@@ -272,10 +292,15 @@ class SimulatedRealtimeSession(SimulatedSession):
         limit = wanted.max_output_tokens
         texts = (wanted.instructions, *(text_of(item.content) for item in items))
         parsed = SimulatedRequest(
-            model=self._model, stream=True, prompts=("\n".join(filter(None, texts)),),
-            max_tokens=limit if isinstance(limit, int) else None, min_tokens=wanted.min_tokens or 0,
-            ignore_eos=bool(wanted.ignore_eos), seed=wanted.seed, include_usage=True,
-        )  # fmt: skip
+            model=self._model,
+            stream=True,
+            prompts=("\n".join(filter(None, texts)),),
+            max_tokens=limit if isinstance(limit, int) else None,
+            min_tokens=wanted.min_tokens or 0,
+            ignore_eos=bool(wanted.ignore_eos),
+            seed=wanted.seed,
+            include_usage=True,
+        )
         conversation = None if wanted.conversation == "none" else "conv_sim"
         return parsed, lambda answer: OpenAIRealtimeShape(answer, self._events, conversation), event.event_id
 

@@ -235,10 +235,17 @@ class Reception:
         elif any(choice.finish == "content_filter" for choice in choices):
             outcome = "blocked"
         truth = Truth(
-            id=request_id or shape.id, path=path, model=request.model, stream=request.stream,
-            accepted_ns=accepted_ns, prompt_tokens=answer.prompt_tokens, made_ns=made_ns,
-            due_ns=[[] for _ in choices], sent_ns=[[] for _ in choices], finish=[None] * len(choices),
-        )  # fmt: skip
+            id=request_id or shape.id,
+            path=path,
+            model=request.model,
+            stream=request.stream,
+            accepted_ns=accepted_ns,
+            prompt_tokens=answer.prompt_tokens,
+            made_ns=made_ns,
+            due_ns=[[] for _ in choices],
+            sent_ns=[[] for _ in choices],
+            finish=[None] * len(choices),
+        )
         self.gauges.began()
         stamps = self.truths.begin(truth.id)
         return ServerJob(options, answer, shape, faults, delivery, source, outcome, truth, stamps)
@@ -328,12 +335,17 @@ class Reception:
         if isinstance(job.source, EngineSource):
             truth.submitted = [
                 Submitted(
-                    choice=one.choice, number=one.number, arrival_ns=one.arrival_ns, input=one.input,
-                    output=one.output, predicted=one.predicted, cached=one.cached,
+                    choice=one.choice,
+                    number=one.number,
+                    arrival_ns=one.arrival_ns,
+                    input=one.input,
+                    output=one.output,
+                    predicted=one.predicted,
+                    cached=one.cached,
                 )
                 for one in job.source.tickets
                 if one.arrival_ns
-            ]  # fmt: skip
+            ]
         sent = [stamp for stamps in truth.sent_ns for stamp in stamps]
         made = [stamp for stamps in truth.made_ns for stamp in stamps]
         if made and not sent:
@@ -346,7 +358,10 @@ class Reception:
             other = "error" if truth.outcome == "error" else "abort"
             reasons = [finish or other for finish in truth.finish]
         self.gauges.ended(
-            tokens=len(sent), first_to_last_ns=max(times) - min(times) if times else None,
-            e2e_ns=truth.ended_ns - truth.accepted_ns, reasons=reasons, whole=answered,
-        )  # fmt: skip
+            tokens=len(sent),
+            first_to_last_ns=max(times) - min(times) if times else None,
+            e2e_ns=truth.ended_ns - truth.accepted_ns,
+            reasons=reasons,
+            whole=answered,
+        )
         self.truths.end(truth)

@@ -23,6 +23,7 @@ import msgspec
 from aiohttp import HttpVersion11, web
 
 from llmtap.clock import Clock
+from llmtap.json_types import JsonObject
 from llmtap.sim.server import openai, shapes
 from llmtap.sim.server.delivery import BREAKS
 from llmtap.sim.server.openai import openai_error
@@ -43,7 +44,7 @@ class Endpoint:
     path: str
     read: Callable[[bytes], SimulatedRequest]
     shape: Callable[[Answer], Shape]
-    error: Callable[[int, str, str], dict[str, Any]]
+    error: Callable[[int, str, str], JsonObject]
     choices_max: int = 1
 
 
@@ -83,14 +84,16 @@ class SimServer:
         self._sessions_begun = 0
         self.app = web.Application(client_max_size=BODY_BYTES_MAX)
         self.app.add_routes([web.post(api.path, partial(self._handle, api)) for api in ENDPOINTS])
-        self.app.add_routes([
-            web.get("/v1/models", self._models),
-            web.get("/health", self._health),
-            web.get("/metrics", self._metrics),
-            web.get("/sim/truth", self._truth),
-            *(web.get(kind.path, partial(self._session, kind)) for kind in SESSIONS),
-            web.route("*", "/{path:.*}", self._unknown),
-        ])  # fmt: skip
+        self.app.add_routes(
+            [
+                web.get("/v1/models", self._models),
+                web.get("/health", self._health),
+                web.get("/metrics", self._metrics),
+                web.get("/sim/truth", self._truth),
+                *(web.get(kind.path, partial(self._session, kind)) for kind in SESSIONS),
+                web.route("*", "/{path:.*}", self._unknown),
+            ]
+        )
         self.app.on_shutdown.append(self._leave)
         self.app.on_cleanup.append(self._close)
 
@@ -148,9 +151,14 @@ class SimServer:
         reception = self.reception
         try:
             job = reception.take(
-                api.read(body), api.shape, path=api.path, headers=request.headers, accepted_ns=accepted_ns,
-                choices_max=api.choices_max, request_id=request.headers.get("x-request-id"),
-            )  # fmt: skip
+                api.read(body),
+                api.shape,
+                path=api.path,
+                headers=request.headers,
+                accepted_ns=accepted_ns,
+                choices_max=api.choices_max,
+                request_id=request.headers.get("x-request-id"),
+            )
         except ValueError as exc:
             return _json_response(api.error(400, "invalid_request", str(exc)), 400)
         headers = {"x-request-id": job.truth.id}

@@ -16,6 +16,8 @@ from typing import Any, Final
 
 import msgspec
 
+from llmtap.json_types import JsonObject
+
 CREATED: Final = 1_700_000_000
 """Date in every answer (seconds since 1970). It is fixed, so that equal requests get equal bytes."""
 BROKEN: Final = "the engine broke down"
@@ -60,11 +62,19 @@ class CommonRequest(msgspec.Struct, kw_only=True):
 
     def to_request(self, *prompts: str, **more: Any) -> SimulatedRequest:
         """Return the request with these prompts. `more`: further fields of `SimulatedRequest`."""
-        return SimulatedRequest(**{
-            "model": self.model, "stream": bool(self.stream), "prompts": prompts,
-            "max_tokens": self.max_tokens, "min_tokens": self.min_tokens or 0,
-            "ignore_eos": bool(self.ignore_eos), "seed": self.seed, "include_usage": True, **more,
-        })  # fmt: skip
+        return SimulatedRequest(
+            **{
+                "model": self.model,
+                "stream": bool(self.stream),
+                "prompts": prompts,
+                "max_tokens": self.max_tokens,
+                "min_tokens": self.min_tokens or 0,
+                "ignore_eos": bool(self.ignore_eos),
+                "seed": self.seed,
+                "include_usage": True,
+                **more,
+            }
+        )
 
 
 @dataclass(slots=True)
@@ -139,7 +149,7 @@ class Shape:
         """Return the bytes that report a failure of the engine in the middle of an answer."""
         return b""
 
-    def full_answer(self) -> dict[str, Any]:
+    def full_answer(self) -> JsonObject:
         """Return the answer as one object, for requests without streaming."""
         raise NotImplementedError
 
@@ -162,7 +172,7 @@ class Shape:
         return ("incomplete" if reason else "completed"), reason
 
 
-def sse(event: dict[str, Any], kind: str = "") -> bytes:
+def sse(event: JsonObject, kind: str = "") -> bytes:
     """Return a server-sent event, named `kind` if given."""
     name = b"event: " + kind.encode() + b"\n" if kind else b""
     return name + b"data: " + msgspec.json.encode(event) + b"\n\n"
@@ -211,7 +221,7 @@ def read_messages(body: bytes) -> SimulatedRequest:
     return r.to_request("\n".join(filter(None, texts)), stop=lines_of(r.stop_sequences))
 
 
-def anthropic_error(status: int, code: str, message: str) -> dict[str, Any]:
+def anthropic_error(status: int, code: str, message: str) -> JsonObject:
     kinds = {429: "rate_limit_error", 500: "api_error", 503: "overloaded_error"}
     kind = kinds.get(status, "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": message}}
@@ -224,17 +234,24 @@ class AnthropicShape(Shape):
     def _event(self, kind: str, **fields: Any) -> bytes:
         return sse({"type": kind, **fields}, kind)
 
-    def _message(self, content: list[Any], how: dict[str, Any], output_tokens: int) -> dict[str, Any]:
+    def _message(self, content: list[Any], how: JsonObject, output_tokens: int) -> JsonObject:
         usage = {
-            "input_tokens": self._answer.prompt_tokens, "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": 0, "output_tokens": output_tokens,
-        }  # fmt: skip
+            "input_tokens": self._answer.prompt_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 0,
+            "output_tokens": output_tokens,
+        }
         return {
-            "id": self.id, "type": "message", "role": "assistant", "model": self._request.model,
-            "content": content, **how, "usage": usage,
-        }  # fmt: skip
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._request.model,
+            "content": content,
+            **how,
+            "usage": usage,
+        }
 
-    def _how(self) -> dict[str, Any]:
+    def _how(self) -> JsonObject:
         choice = self._choice
         reason = {"stop": "end_turn", "length": "max_tokens", "content_filter": "refusal"}[choice.finish]
         if choice.refused:
@@ -271,7 +288,7 @@ class AnthropicShape(Shape):
     def failure(self) -> bytes:
         return self._event("error", error={"type": "api_error", "message": BROKEN})
 
-    def full_answer(self) -> dict[str, Any]:
+    def full_answer(self) -> JsonObject:
         content = [{"type": "text", "text": self._choice.text}] if self._choice.pieces else []
         return self._message(content, self._how(), len(self._choice.pieces))
 
@@ -318,7 +335,7 @@ def read_ollama_generate(body: bytes) -> SimulatedRequest:
     return r.to_request("\n".join(filter(None, (r.system, r.prompt))))
 
 
-def ollama_error(status: int, code: str, message: str) -> dict[str, Any]:
+def ollama_error(status: int, code: str, message: str) -> JsonObject:
     return {"error": message}
 
 
@@ -328,20 +345,25 @@ class OllamaChat(Shape):
     def __init__(self, answer: Answer) -> None:
         super().__init__(answer, "ollama-sim")
 
-    def _content(self, text: str) -> dict[str, Any]:
+    def _content(self, text: str) -> JsonObject:
         return {"message": {"role": "assistant", "content": text}}
 
-    def _line(self, text: str, **more: Any) -> dict[str, Any]:
+    def _line(self, text: str, **more: Any) -> JsonObject:
         head = {"model": self._request.model, "created_at": _CREATED_AT, **self._content(text)}
         return {**head, "done": bool(more), **more}
 
-    def _last_line(self, text: str) -> dict[str, Any]:
+    def _last_line(self, text: str) -> JsonObject:
         a = self._answer
         return self._line(
-            text, done_reason="length" if self._choice.finish == "length" else "stop",
-            total_duration=a.prompt_ns + a.output_ns, load_duration=0, prompt_eval_count=a.prompt_tokens,
-            prompt_eval_duration=a.prompt_ns, eval_count=a.sent[0], eval_duration=a.output_ns,
-        )  # fmt: skip
+            text,
+            done_reason="length" if self._choice.finish == "length" else "stop",
+            total_duration=a.prompt_ns + a.output_ns,
+            load_duration=0,
+            prompt_eval_count=a.prompt_tokens,
+            prompt_eval_duration=a.prompt_ns,
+            eval_count=a.sent[0],
+            eval_duration=a.output_ns,
+        )
 
     def chunk(self, index: int, first: int, last: int, final: bool) -> bytes:
         text = self._take(index, first, last)
@@ -353,7 +375,7 @@ class OllamaChat(Shape):
     def failure(self) -> bytes:
         return msgspec.json.encode(ollama_error(500, "", BROKEN)) + b"\n"
 
-    def full_answer(self) -> dict[str, Any]:
+    def full_answer(self) -> JsonObject:
         self._answer.sent[0] = len(self._choice.pieces)
         return self._last_line(self._choice.text)
 
@@ -361,5 +383,5 @@ class OllamaChat(Shape):
 class OllamaGenerate(OllamaChat):
     """Writes an answer to `/api/generate`, which has its text in the field `response`."""
 
-    def _content(self, text: str) -> dict[str, Any]:
+    def _content(self, text: str) -> JsonObject:
         return {"response": text}

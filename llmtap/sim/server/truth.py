@@ -67,6 +67,21 @@ class Truth(msgspec.Struct, kw_only=True):
     submitted: list[Submitted] = []
 
 
+class TruthAnchor(msgspec.Struct, frozen=True):
+    """A time on both clocks; they were read within `width_ns`."""
+
+    mono_ns: int
+    wall_ns: int
+    width_ns: int
+
+
+class TruthPage(msgspec.Struct, frozen=True):
+    anchor: TruthAnchor
+    next: int
+    """Number after which the next page begins."""
+    truths: list[Truth]
+
+
 class TruthLog:
     """Newest requests in memory; all requests in a file, if one is named."""
 
@@ -103,19 +118,19 @@ class TruthLog:
         if self._file is not None:
             self._put(truth)
 
-    def page_since(self, seq: int) -> dict[str, Any]:
+    def page_since(self, seq: int) -> TruthPage:
         """Return a page of requests that ended after number `seq`, oldest first, and the next `seq`."""
         page = list(itertools.islice((truth for truth in self._ended if truth.seq > seq), PAGE_MAX))
-        return {"anchor": self._anchor(), "next": page[-1].seq if page else seq, "truths": page}
+        return TruthPage(self._anchor(), page[-1].seq if page else seq, page)
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
 
-    def _anchor(self) -> dict[str, int]:
+    def _anchor(self) -> TruthAnchor:
         anchor = self.anchor
-        return {"mono_ns": anchor.mono_ns, "wall_ns": anchor.wall_ns, "width_ns": anchor.width_ns}
+        return TruthAnchor(anchor.mono_ns, anchor.wall_ns, anchor.width_ns)
 
     def _put(self, line: Any) -> None:
         assert self._file is not None

@@ -28,6 +28,7 @@ from typing import Any, ClassVar, Final
 import msgspec
 from aiohttp import WSCloseCode, WSMsgType, web
 
+from llmtap.json_types import JsonObject
 from llmtap.protocol.websocket import Opcode, frame
 from llmtap.sim.server.openai import OpenAIResponsesShape, openai_error, read_responses
 from llmtap.sim.server.reception import BUSY, FILTERED, Reception
@@ -147,9 +148,13 @@ class SimulatedSession:
     def _begin(self, event: Any, lane: str, now_ns: int) -> None:
         parsed, shape_of, request_id = self._plan(event)
         job = self._reception.take(
-            parsed, shape_of, path=self.path, headers=self._request.headers, accepted_ns=now_ns,
+            parsed,
+            shape_of,
+            path=self.path,
+            headers=self._request.headers,
+            accepted_ns=now_ns,
             request_id=request_id,
-        )  # fmt: skip
+        )
         if job.rejection_status is None:
             self._reception.submit(job)  # Not in the task: when it runs, the engine's time may be later.
         turn = SessionTurn(event, job)
@@ -221,7 +226,7 @@ class _MessagesShape(OpenAIResponsesShape):
         super().__init__(answer)
         self._lane = lane
 
-    def _sent_as(self, event: dict[str, Any], kind: str) -> bytes:
+    def _sent_as(self, event: JsonObject, kind: str) -> bytes:
         return frame(msgspec.json.encode(event | self._lane))
 
     def keepalive(self) -> bytes:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from msgspec import UNSET
 
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.sim.model_options import (
@@ -29,7 +30,8 @@ from llmtap.sim.model_options import (
 )
 from llmtap.sim.routing import DEFAULT_ROUTER
 from llmtap.sim.schedulers.registry import SCHEDULERS
-from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob, digest_of
+from llmtap.sim.sweep.fit_report import GridFitReport
+from llmtap.sim.sweep.sweep import JobOptions, SweepAttempt, SweepJob, digest_of
 from llmtap.workload.registry import drawn_requests, is_workload
 from llmtap.workload.trace import Trace, load_trace
 
@@ -55,11 +57,11 @@ class Preset:
     """Latency model, unless the user gives data to fit another; None: the default model."""
     model_source: str = ""
 
-    def model(self) -> dict[str, Any]:
-        """Return the fields of a job that the latency model of the preset sets."""
+    def options(self) -> JobOptions:
+        """Return the options of a job with the latency model of the preset."""
         if self.iterations is None:
-            return {}
-        return {"iterations": self.iterations, "model_source": self.model_source}
+            return JobOptions()
+        return JobOptions(iterations=self.iterations, model_source=self.model_source)
 
 
 ALL_AT_ONCE_RPS: Final = 1e15
@@ -166,13 +168,15 @@ PRESETS: Final[dict[str, Preset]] = {
         iterations=LINEAR_ITERATIONS,
         model_source="an illustration: weights are read once, the rest grows with the tokens of the batch",
     ),
-}  # fmt: skip
+}
 for _name, _scale_of in product(("grid", "methods"), (1, 10, 100)):
     _preset = PRESETS[_name]
     PRESETS[f"{_name}-{_scale_of}x"] = replace(
-        _preset, about=f"{_name} at {_scale_of} times the trace's rate",
-        axes={**_preset.axes, "scale": (float(_scale_of),)}, best_of=_preset.best_of and f"grid-{_scale_of}x",
-    )  # fmt: skip
+        _preset,
+        about=f"{_name} at {_scale_of} times the trace's rate",
+        axes={**_preset.axes, "scale": (float(_scale_of),)},
+        best_of=_preset.best_of and f"grid-{_scale_of}x",
+    )
 
 
 READINGS: Final = frozenset(field.name for field in msgspec.structs.fields(ModelOptions))
@@ -191,6 +195,7 @@ _NO_RATE: Final = "all rows arrive at once, so the rate cannot be scaled"
 Axes = Mapping[str, Sequence[Any]]
 """Values to combine, by name. `requests`, `seed` and `servers` are int, loads are float; `scheduler`,
 `router` and the options of `ModelOptions` and `Serving` are text."""
+_DEFAULT_OPTIONS: Final = JobOptions()
 Point = dict[str, Any]
 Run = Callable[[Sequence[SweepJob]], Mapping[str, SweepAttempt]]
 
@@ -260,7 +265,7 @@ class GridSource:
 @dataclass(frozen=True, slots=True)
 class SweepGrid:
     source: GridSource
-    common: Mapping[str, Any]
+    common: JobOptions = _DEFAULT_OPTIONS
 
     def job(self, point: Point, capacity_rps: float | None = None) -> SweepJob:
         """Return the job at this point. `capacity_rps`: rate to which a
@@ -274,7 +279,7 @@ class SweepGrid:
                 f"{self.source.name} has fewer than {count:,} requests, and its rows cannot be repeated,"
                 " since all arrive at once",
             )
-        if self.common.get("capacity") is not None and trace.rate_rps is None:
+        if self.common.capacity is not None and trace.rate_rps is None:
             raise ConfigError("--capacity", _NO_RATE)
         name = point["scheduler"]
         reads = SCHEDULERS[name].reads
@@ -291,23 +296,34 @@ class SweepGrid:
                 " prompts begin alike"
             )
         readings, serving = _options_at({k: v for k, v in point.items() if k in reads})
-        fit = self.common.get("fit") or {}
-        counted = fit.get("length")
-        if counted is not None and "length" in reads and readings.length != counted:
+        fit = self.common.fit
+        if (
+            isinstance(fit, GridFitReport)
+            and fit.length is not UNSET
+            and "length" in reads
+            and readings.length != fit.length
+        ):
             raise ConfigError(
                 "--latency",
-                f"{fit['grid']} has the length of batches in {counted} tokens, the simulation in"
+                f"{fit.grid} has the length of batches in {fit.length} tokens, the simulation in"
                 f" {readings.length} tokens",
-                f"use --reading length={counted}",
+                f"use --reading length={fit.length}",
             )
         drawn = self.source.drawn or ("predictor" in reads and readings.predictor in SEEDED)
         return SweepJob(
-            trace=self.source.name, rows=digest, count=count, scheduler=name,
+            trace=self.source.name,
+            rows=digest,
+            count=count,
+            scheduler=name,
             scale=_scale_at(point, trace, count, capacity_rps),
             wanted_load=next((float(point[load]) for load in LOADS if load in point), None),
-            servers=servers, router=router, seed=seed if drawn else None, readings=readings,
-            serving=serving, **self.common,
-        )  # fmt: skip
+            servers=servers,
+            router=router,
+            seed=seed if drawn else None,
+            readings=readings,
+            serving=serving,
+            **vars(self.common),
+        )
 
     def jobs(self, axes: Axes, preset: Preset | None, run: Run) -> list[SweepJob]:
         """Return all jobs, each once, in the order of the points. Runs first the jobs on which they depend.
@@ -380,7 +396,7 @@ def best_of(points: Sequence[Point], summaries: Sequence[Mapping[str, Any]]) -> 
     return min(enough, key=lambda p: (p["servers"], int(p["bins"])))
 
 
-def _summary_of(attempt: SweepAttempt) -> dict[str, Any]:
+def _summary_of(attempt: SweepAttempt) -> Mapping[str, Any]:
     if attempt.summary is None:
         raise LlmtapError(f"a run on which the preset depends failed: {attempt.error}")
     return attempt.summary

@@ -51,6 +51,18 @@ from llmtap.sim.model_options import (
 from llmtap.sim.routing import DEFAULT_ROUTER, ROUTERS, RoutedEngine
 from llmtap.sim.schedulers.batching import MultiBinDynamic
 from llmtap.sim.schedulers.registry import ALL_OPTIONS, SCHEDULERS
+from llmtap.sim.sweep.run_figures import (
+    BatchOutputs,
+    EngineFigures,
+    ExactFigures,
+    FollowedRequest,
+    LongestOutputs,
+    ServerShares,
+    SimulatedLoad,
+    SimulatedRun,
+    SimulatedTokens,
+    SimulatedWindow,
+)
 from llmtap.units import encode_seconds, to_seconds
 from llmtap.workload.requests import Requests
 
@@ -143,11 +155,21 @@ class SimulationResult:
         return 1 - met / len(self.requests)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return public JSON in seconds: the fields of a Summary, and those of a simulated engine.
+        """Return public JSON in seconds: the fields of a Summary, and those of `SimulatedRun`.
 
         `metrics.e2e`, and for whole batches `metrics.ttft`, are computed from the exact values, not from
         histograms.
         """
+        run = self.run()
+        out: dict[str, Any] = msgspec.to_builtins(run)
+        if self.summary is not None:
+            measured = self.summary.to_dict(out["window"], run.window.seconds, "open")
+            for name in ("metrics", "tokens"):
+                out[name] = measured[name] | out[name]
+            out = measured | out
+        return out
+
+    def run(self) -> SimulatedRun:
         requests, played, readings = self.requests, self.record, self.readings
         n, arrivals, given_up = len(requests), requests.arrival_ns, played.given_up
         span_ns, offered_ns = max(played.end_ns) - arrivals[0], arrivals[-1] - arrivals[0]
@@ -170,136 +192,125 @@ class SimulationResult:
         if not self.iterates:
             step_ns = sum(self.model.step_ns(b) * k for b, k in played.sizes.items())
         outcomes = {
-            Outcome.COMPLETE.value: played.finished, Outcome.TRUNCATED.value: len(cut),
+            Outcome.COMPLETE.value: played.finished,
+            Outcome.TRUNCATED.value: len(cut),
             Outcome.UPSTREAM_ERROR.value: len(given_up) - len(cut),
-        }  # fmt: skip
+        }
         unserved = Counter(
             reason.value + "_midway" * bool(given_up[r]) for r, reason in played.reasons.items()
         )
-        out: dict[str, Any] = {
-            "scheduler": self.name,
-            "n": n,
-            "window": {"name": f"first arrival to last {readings.window.removesuffix('s')}",
-                       "seconds": to_seconds(window_ns)},
-            "load": {
-                "mode": "open", "offered_rps": rate_rps(n, offered_ns), "achieved_rps": _rate_of(n, span_ns),
-            },
-            "metrics": {"e2e": latency},
-            "outcomes": {outcome: k for outcome, k in outcomes.items() if k},
-            "unserved": dict(sorted(unserved.items())),
-            "tokens": {"input": input_tokens + sum(requests.input[r] for r in cut), "output": output_tokens,
-                       "output_per_second": _rate_of(output_tokens, window_ns)},
-            "throughput_rps": _rate_of(played.finished, window_ns),
-            "throughput_tps": _rate_of(counted, window_ns),
-            "latency": latency,
-            "request_sla_violation": self.late_share(latencies_ns),
-            "token_sla_violation": self.slow_share(),
-            "utilization": busy_ns / (span_ns * self.servers) if span_ns else None,
-            "batch_mean": sum(b * k for b, k in played.sizes.items()) / batches if batches else None,
-            "batches": batches,
-            "batch_sizes": {str(b): k for b, k in sorted(played.sizes.items())},
-            "queueing": _figures_of(sorted(waited_ns), readings.percentile),
-            "decode_tbt": None,
-            "longest_output": None,
-            "seconds_per_output_token": to_seconds(busy_ns) / output_tokens if output_tokens else None,
-            # For a scheduler that iterates, this is the mean duration of an iteration.
-            "decode_step_mean": to_seconds(step_ns / batches) if batches else None,
-            "bins": self.bins,
-            "bin_limits": self.bin_limits,
-            "servers": self.servers,
-            "router": self.router,
-            "by_server": self._by_server(span_ns),
-            "seed": self.seed,
-            "model": (self.iterations if self.iterates else self.model).to_dict(),
-            "readings": self._options(readings),
-        }  # fmt: skip
-        if self.iterates:
-            out["serving"] = self._options(self.serving)
-            out["engine"] = None if self.state is None else _engine_document(self.state, n)
-        else:
-            out["metrics"]["ttft"] = _figures_of(self.ttfts_ns(), readings.percentile)
-            out["decode_tbt"] = _figures_of(self.decode_tbts_ns(), readings.percentile)
-            out["longest_output"] = self._longest_outputs()
-        if self.followed is not None:
-            x, t = self.followed, self.followed.timeline
-            times = [to_seconds(at_ns - t.arrival_ns) for at_ns in output_times_ns(t.events)]
-            counts = {"row": x.seq, "input": x.tokens.input, "output": x.tokens.output}
-            out["followed"] = {**counts, "token_seconds": times}
-        if self.summary is not None:
-            measured = self.summary.to_dict(out["window"], to_seconds(window_ns), "open")
-            for name in ("metrics", "tokens"):
-                out[name] = measured[name] | out[name]
-            out = measured | out
-        return out
+        metrics, rule = {"e2e": latency}, readings.percentile
+        if not self.iterates:
+            metrics["ttft"] = _figures_of(self.ttfts_ns(), rule)
+        return SimulatedRun(
+            scheduler=self.name,
+            n=n,
+            window=SimulatedWindow(
+                f"first arrival to last {readings.window.removesuffix('s')}", to_seconds(window_ns)
+            ),
+            load=SimulatedLoad(offered_rps=rate_rps(n, offered_ns), achieved_rps=_rate_of(n, span_ns)),
+            metrics=metrics,
+            outcomes={outcome: k for outcome, k in outcomes.items() if k},
+            unserved=dict(sorted(unserved.items())),
+            tokens=SimulatedTokens(
+                input_tokens + sum(requests.input[r] for r in cut),
+                output_tokens,
+                _rate_of(output_tokens, window_ns),
+            ),
+            throughput_rps=_rate_of(played.finished, window_ns),
+            throughput_tps=_rate_of(counted, window_ns),
+            latency=latency,
+            request_sla_violation=self.late_share(latencies_ns),
+            token_sla_violation=self.slow_share(),
+            utilization=busy_ns / (span_ns * self.servers) if span_ns else None,
+            batch_mean=sum(b * k for b, k in played.sizes.items()) / batches if batches else None,
+            batches=batches,
+            batch_sizes={str(b): k for b, k in sorted(played.sizes.items())},
+            queueing=_figures_of(sorted(waited_ns), rule),
+            decode_tbt=None if self.iterates else _figures_of(self.decode_tbts_ns(), rule),
+            longest_output=None if self.iterates else self._longest_outputs(),
+            seconds_per_output_token=to_seconds(busy_ns) / output_tokens if output_tokens else None,
+            decode_step_mean=to_seconds(step_ns / batches) if batches else None,
+            bins=self.bins,
+            bin_limits=self.bin_limits,
+            servers=self.servers,
+            router=self.router,
+            by_server=self._by_server(span_ns),
+            seed=self.seed,
+            model=(self.iterations if self.iterates else self.model).to_dict(),
+            readings=self._options(readings),
+            serving=self._options(self.serving) if self.iterates else msgspec.UNSET,
+            engine=self._engine(n) if self.iterates else msgspec.UNSET,
+            followed=msgspec.UNSET if self.followed is None else _followed(self.followed),
+        )
 
-    def _by_server(self, span_ns: int) -> dict[str, Any] | None:
-        """Return the number of requests and the utilization of each server; None without a router."""
+    def _by_server(self, span_ns: int) -> ServerShares | None:
         if self.router is None:
             return None
         requests = Counter(self.record.server)
-        return {
-            "requests": [requests[server] for server in range(self.servers)],
-            "utilization": [busy_ns / span_ns if span_ns else None for busy_ns in self.record.busy_ns],
-        }
+        return ServerShares(
+            [requests[server] for server in range(self.servers)],
+            [busy_ns / span_ns if span_ns else None for busy_ns in self.record.busy_ns],
+        )
 
-    def _longest_outputs(self) -> dict[str, Any]:
-        """Return the mean number of tokens of a batch's longest answer, over all batches and by bin.
-
-        This is E[max] of the multi-bin paper, 5.5 and H1. `expected`: the value for batches of the same
-        sizes, if their requests were drawn at random from all requests.
-        """
+    def _longest_outputs(self) -> LongestOutputs:
         record = self.record
         sizes = {size for _, size in record.batches}
         expected = expected_longest(self.requests.output, sizes)
 
-        def means(queue: int | None) -> dict[str, Any]:
-            batches = {
-                key: n for key, n in record.batches.items() if queue is None or key[0] == queue
-            }  # fmt: skip
+        def means(queue: int | None) -> BatchOutputs:
+            batches = {key: n for key, n in record.batches.items() if queue is None or key[0] == queue}
             n = sum(batches.values())
-            return {
-                "batches": n,
-                "mean": sum(record.longest[key] for key in batches) / n if n else None,
-                "expected": sum(expected[size] * k for (_, size), k in batches.items()) / n if n else None,
-            }
+            return BatchOutputs(
+                n,
+                sum(record.longest[key] for key in batches) / n if n else None,
+                sum(expected[size] * k for (_, size), k in batches.items()) / n if n else None,
+            )
 
         by_bin = None if self.bins is None else [means(queue) for queue in range(len(self.bins))]
-        return {**means(None), "by_bin": by_bin}
+        return LongestOutputs(**msgspec.structs.asdict(means(None)), by_bin=by_bin)
 
-    def _options(self, options: msgspec.Struct) -> dict[str, Any]:
+    def _engine(self, n: int) -> EngineFigures | None:
+        """Return the figures of the engine for `n` requests."""
+        state = self.state
+        if state is None:
+            return None
+        return EngineFigures(
+            preemptions=state.preemptions,
+            preempted=state.preempted,
+            preempted_share=state.preempted / n,
+            recovery=state.recovered / state.preempted if state.preempted else None,
+            preempted_tokens=state.preempted_tokens,
+            preemption_loss=state.preempted_tokens / state.preemptions if state.preemptions else None,
+            kv_peak=state.kv_peak,
+            prefix_queries=state.prefix_queries,
+            prefix_hits=state.prefix_hits,
+            prefix_hit_rate=state.prefix_hits / state.prefix_queries if state.prefix_queries else None,
+        )
+
+    def _options(self, options: msgspec.Struct) -> dict[str, object]:
         out = msgspec.to_builtins(options, enc_hook=encode_seconds)
         return {name: value if name in self.reads else None for name, value in out.items()}
 
 
-def _engine_document(state: IterationState, n: int) -> dict[str, Any]:
-    """Return counts and shares of preemption and of the prefix cache, for `n` requests
-    (IETF draft, 5.7.4, 5.8.4)."""
-    return {
-        "preemptions": state.preemptions,
-        "preempted": state.preempted,
-        "preempted_share": state.preempted / n,
-        "recovery": state.recovered / state.preempted if state.preempted else None,
-        "preempted_tokens": state.preempted_tokens,
-        "preemption_loss": state.preempted_tokens / state.preemptions if state.preemptions else None,
-        "kv_peak": state.kv_peak,
-        "prefix_queries": state.prefix_queries,
-        "prefix_hits": state.prefix_hits,
-        "prefix_hit_rate": state.prefix_hits / state.prefix_queries if state.prefix_queries else None,
-    }
+def _followed(x: Exchange) -> FollowedRequest:
+    times = [to_seconds(at_ns - x.timeline.arrival_ns) for at_ns in output_times_ns(x.timeline.events)]
+    return FollowedRequest(x.seq, x.tokens.input, x.tokens.output, times)
 
 
-def _figures_of(ordered_ns: list[int], rule: str) -> dict[str, Any]:
+def _figures_of(ordered_ns: list[int], rule: str) -> ExactFigures:
     n = len(ordered_ns)
     if not n:
-        return {"n": 0, **dict.fromkeys(("mean", "min", "max", *SHARES)), "marks": marks(0)}
-    # Add integers, so that the sum is exact and the mean is the nearest double.
-    figures: dict[str, Any] = {
-        "n": n, "mean": sum(ordered_ns) / (n * 10**9),
-        "min": to_seconds(ordered_ns[0]), "max": to_seconds(ordered_ns[-1]),
-    }  # fmt: skip
-    for name, p in SHARES.items():
-        figures[name] = _percentile_s(ordered_ns, p, rule)
-    return {**figures, "marks": marks(n)}
+        return ExactFigures(n=0, marks=marks(0))
+    return ExactFigures(
+        n=n,
+        # Add integers, so that the sum is exact and the mean is the nearest double.
+        mean=sum(ordered_ns) / (n * 10**9),
+        min=to_seconds(ordered_ns[0]),
+        max=to_seconds(ordered_ns[-1]),
+        **{name: _percentile_s(ordered_ns, p, rule) for name, p in SHARES.items()},
+        marks=marks(n),
+    )
 
 
 def _percentile_s(ordered_ns: list[int], p: float, rule: str) -> float | None:
@@ -376,9 +387,13 @@ class VirtualMeter:
     """`RequestWatcher` that adds the exchange of each ended request to a summary."""
 
     def __init__(
-        self, maker: ExchangeMaker, summary: Summary, reader: Benefit, gap_max_ns: int,
+        self,
+        maker: ExchangeMaker,
+        summary: Summary,
+        reader: Benefit,
+        gap_max_ns: int,
         keep: Callable[[Exchange], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`gap_max_ns`: longest time between two tokens with which a request does not count as `slow`."""
         self.summary = summary
         self.slow = 0
@@ -406,9 +421,12 @@ def run_writer(to: str | Path, scheduler: str, requests: Requests) -> "RunWriter
     from llmtap.capture.store.parquet import RunWriter
 
     info = CaptureInfo(
-        level="shape", block_unit="tokens" if requests.blocks else "", block_size=requests.block_tokens,
-        arrivals="wall" if requests.epoch_ns else "trace", blocks="trace" if requests.blocks else "salted",
-    )  # fmt: skip
+        level="shape",
+        block_unit="tokens" if requests.blocks else "",
+        block_size=requests.block_tokens,
+        arrivals="wall" if requests.epoch_ns else "trace",
+        blocks="trace" if requests.blocks else "salted",
+    )
     return RunWriter(to, {f"sim-{scheduler}": len(requests)}, info, meter="sim")
 
 
@@ -494,22 +512,38 @@ def simulate(
             keep,
         )
     run_virtual(
-        requests, engine, servers=servers,
-        all_first=readings.same_instant == "all-first", gpu_first=readings.tie == "gpu-first",
-        watch=meter, record=record, progress=progress,
-    )  # fmt: skip
+        requests,
+        engine,
+        servers=servers,
+        all_first=readings.same_instant == "all-first",
+        gpu_first=readings.tie == "gpu-first",
+        watch=meter,
+        record=record,
+        progress=progress,
+    )
     if writer is not None:
         writer.close()
     binned = scheduler if isinstance(scheduler, MultiBinDynamic) else None
     return SimulationResult(
-        name, requests, record, readings, model, servers, seed, iterations, serving, kind.iterates,
+        name,
+        requests,
+        record,
+        readings,
+        model,
+        servers,
+        seed,
+        iterations,
+        serving,
+        kind.iterates,
         kind.reads,
         state=getattr(scheduler if router is None else engine, "state", None) if kind.iterates else None,
-        summary=None if meter is None else meter.summary, slow=None if meter is None else meter.slow,
+        summary=None if meter is None else meter.summary,
+        slow=None if meter is None else meter.slow,
         bins=None if binned is None else binned.bins.spans,
-        bin_limits=None if binned is None else binned.limits, followed=next(iter(followed), None),
+        bin_limits=None if binned is None else binned.limits,
+        followed=next(iter(followed), None),
         router=router,
-    )  # fmt: skip
+    )
 
 
 def expected_longest(lengths: Sequence[int], sizes: Iterable[int]) -> dict[int, float]:

@@ -35,6 +35,7 @@ from llmtap.sim.model_options import (
     Serving,
 )
 from llmtap.sim.schedulers.registry import SCHEDULERS
+from llmtap.sim.sweep.fit_report import FitReport
 from llmtap.sim.sweep.simulate import SimulationResult, capacity_rps, simulate
 from llmtap.units import encode_special, to_seconds
 from llmtap.version import __version__
@@ -59,8 +60,30 @@ _READINGS: Final = ModelOptions()
 _SERVING: Final = Serving()
 
 
-@dataclass(frozen=True)
-class SweepJob:
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """Options that all jobs of a sweep share: the latency models, and what is measured."""
+
+    model: LatencyModel = SEED_MODEL
+    iterations: IterationModel = SEED_ITERATIONS
+    model_source: str = ""
+    """Origin of a model that is neither the default nor fitted."""
+    fit: FitReport | None = None
+    """Report on the fit of the latency model; None: the model was not fitted."""
+    objectives: str = ""
+    reader: Benefit = DEFAULT_BENEFIT
+    measure: bool | None = None
+    follow: int | None = None
+    capacity: float | None = None
+    """Share of requests that may miss their limits at the capacity to be found; None: do
+    not search for it."""
+    capacity_by: tuple[str, ...] = ("request",)
+    capture: str | None = None
+    """Folder or URL in which each job's capture gets a folder; None: no capture."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepJob(JobOptions):
     """One scheduler on one workload, with all options that decide the result."""
 
     trace: str
@@ -76,21 +99,6 @@ class SweepJob:
     seed: int | None = 42
     readings: ModelOptions = _READINGS
     serving: Serving = _SERVING
-    model: LatencyModel = SEED_MODEL
-    iterations: IterationModel = SEED_ITERATIONS
-    model_source: str = ""
-    """Origin of a model that is neither the default nor fitted."""
-    fit: dict[str, Any] | None = None
-    objectives: str = ""
-    reader: Benefit = DEFAULT_BENEFIT
-    measure: bool | None = None
-    follow: int | None = None
-    capacity: float | None = None
-    """Share of requests that may miss their limits at the capacity to be found; None: do
-    not search for it."""
-    capacity_by: tuple[str, ...] = ("request",)
-    capture: str | None = None
-    """Folder or URL in which each job's capture gets a folder; None: no capture."""
     version: str = __version__
 
     @cached_property
@@ -99,8 +107,8 @@ class SweepJob:
         text = msgspec.json.encode(self.to_dict(), order="deterministic")
         return hashlib.sha256(text).hexdigest()[:_ID_DIGITS]
 
-    def to_dict(self) -> dict[str, Any]:
-        fields: dict[str, Any] = msgspec.to_builtins(self, enc_hook=encode_special)
+    def to_dict(self) -> dict[str, object]:
+        fields: dict[str, object] = msgspec.to_builtins(self, enc_hook=encode_special)
         return fields
 
     @property
@@ -137,17 +145,29 @@ def run_job(job: SweepJob, trace: "Trace", progress: Callable[[int], None] | Non
 
     def run_at(scale: float, **options: Any) -> SimulationResult:
         return simulate(
-            job.scheduler, trace.requests_at(count=job.count, scale=scale), job.readings,
-            model=job.model, iterations=job.iterations, serving=job.serving, servers=job.servers,
-            router=job.router, seed=job.seed, **options,
-        )  # fmt: skip
+            job.scheduler,
+            trace.requests_at(count=job.count, scale=scale),
+            job.readings,
+            model=job.model,
+            iterations=job.iterations,
+            serving=job.serving,
+            servers=job.servers,
+            router=job.router,
+            seed=job.seed,
+            **options,
+        )
 
     result = run_at(
-        job.scale, objectives=objectives, reader=job.reader, measure=job.measure, follow=job.follow,
-        progress=progress, capture=part,
-    )  # fmt: skip
+        job.scale,
+        objectives=objectives,
+        reader=job.reader,
+        measure=job.measure,
+        follow=job.follow,
+        progress=progress,
+        capture=part,
+    )
     summary = result.to_dict() | {"trace": job.trace, "scale": job.scale, "asked_load": job.wanted_load}
-    summary |= {"fit": job.fit, "model_source": job.model_source or None, "job": job.id}
+    summary |= {"fit": msgspec.to_builtins(job.fit), "model_source": job.model_source or None, "job": job.id}
     if place is not None and part is not None:
         summary["capture"] = place
         if part != place:
@@ -179,7 +199,7 @@ class SweepAttempt(msgspec.Struct, frozen=True, omit_defaults=True):
     """Result of a job: a summary or an error. A line of a results file."""
 
     id: str
-    job: dict[str, Any] = {}
+    job: dict[str, object] = {}
     seconds: float = 0.0
     summary: dict[str, Any] | None = None
     error: str | None = None
@@ -247,9 +267,18 @@ _COLUMNS: Final[Mapping[str, str]] = {
 }
 """For each column, the path of its figure in the result, in seconds or as a share. Values of columns that end
 in _ms or _pct are converted."""
-_IN_COLUMNS: Final = frozenset({
-    "scheduler", "requests", "servers", "bins", "seed", "load", "token_sla", "request_sla",
-})  # fmt: skip
+_IN_COLUMNS: Final = frozenset(
+    {
+        "scheduler",
+        "requests",
+        "servers",
+        "bins",
+        "seed",
+        "load",
+        "token_sla",
+        "request_sla",
+    }
+)
 """Settings that need no further column, since `_COLUMNS` has them under another name."""
 
 

@@ -21,7 +21,8 @@ from typing import Annotated, Any, BinaryIO, Final
 
 from msgspec import Meta, Struct, field
 
-from llmtap.traces.format import LATE_TOKENS, LENGTHS, FormatError, TraceFormat, without_late_token
+from llmtap.json_types import JsonObject
+from llmtap.traces.format import LATE_TOKENS, LENGTHS, FormatError, TraceFormat, TraceRow, without_late_token
 from llmtap.traces.text import BODY_BYTES_MAX, Count, Number, first_objects, json_rows, number_ns, start_of
 
 _SCHEMA: Final = "dynamo.request.trace.v1"
@@ -60,7 +61,7 @@ class _Record(Struct):
     event_source: str | None = None
     agent_context: _Context | None = None
     request: _Request | None = None
-    tool: dict[str, Any] | None = None
+    tool: JsonObject | None = None
 
 
 class _Line(_Record):
@@ -68,7 +69,7 @@ class _Line(_Record):
     event: _Record | None = None
 
 
-def _dynamo_rows(stream: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
+def _dynamo_rows(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
     others = late = 0
     ids: set[int] = set()  # Hashes of the ids, about 60 bytes per record.
     repeated = 0
@@ -83,14 +84,17 @@ def _dynamo_rows(stream: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]
         ids.add(hash(request.request_id))
         if request.request_received_ms is None:
             raise FormatError(f"line {number}: request.request_received_ms: is missing")
-        row: dict[str, Any] = {
+        row: TraceRow = {
             "id": request.request_id,
             "arrival_ns": number_ns(request.request_received_ms, 6, number, "request.request_received_ms"),
-            "model": request.model, "input_tokens": request.input_tokens,
-            "output_tokens": request.output_tokens, "cached_tokens": request.cached_tokens,
-            "first_token_us": _ms_to_us(request.ttft_ms), "response_end_us": _ms_to_us(request.total_time_ms),
+            "model": request.model,
+            "input_tokens": request.input_tokens,
+            "output_tokens": request.output_tokens,
+            "cached_tokens": request.cached_tokens,
+            "first_token_us": _ms_to_us(request.ttft_ms),
+            "response_end_us": _ms_to_us(request.total_time_ms),
             "stream": request.ttft_ms is not None,
-        }  # fmt: skip
+        }
         late += without_late_token(row)
         if context is not None:
             session = context.session_id
@@ -103,8 +107,9 @@ def _dynamo_rows(stream: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]
         if (replay := request.replay) is not None:
             row |= {
                 "blocks": [i - (1 << 64) if i >> 63 else i for i in replay.input_sequence_hashes],
-                "block_size": replay.trace_block_size, "block_unit": "tokens",
-            }  # fmt: skip
+                "block_size": replay.trace_block_size,
+                "block_unit": "tokens",
+            }
             if row["input_tokens"] is None:
                 row["input_tokens"] = replay.input_length
         yield row
@@ -151,7 +156,7 @@ class _Conversation(Struct):
     totals: Any = None
 
 
-def _weka_rows(stream: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
+def _weka_rows(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
     late = 0
     talks = json_rows(stream, _Conversation, notes, bytes_max=BODY_BYTES_MAX)
     for place, (talk, number) in enumerate(talks, 1):
@@ -166,7 +171,7 @@ def _weka_rows(stream: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
 
 def _session_rows(
     talk: _Conversation, entries: list[_Entry], session: str, parent: str | None, number: int, shift: int
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[TraceRow]:
     turn = 0
     for i, entry in enumerate(entries):
         if entry.type == "subagent":
@@ -174,12 +179,19 @@ def _session_rows(
             yield from _session_rows(talk, entry.requests, child, parent, number, shift)
             continue
         name = f"{session}#{turn}"
-        row: dict[str, Any] = {
-            "id": name, "session": session, "session_source": "explicit", "turn": turn, "parent": parent,
-            "arrival_ns": number_ns(entry.t, 9, number, "requests[...].t"), "model": entry.model,
-            "stream": entry.type == "s", "input_tokens": entry.read, "output_tokens": entry.made,
+        row: TraceRow = {
+            "id": name,
+            "session": session,
+            "session_source": "explicit",
+            "turn": turn,
+            "parent": parent,
+            "arrival_ns": number_ns(entry.t, 9, number, "requests[...].t"),
+            "model": entry.model,
+            "stream": entry.type == "s",
+            "input_tokens": entry.read,
+            "output_tokens": entry.made,
             "finish_reason": entry.stop or None,
-        }  # fmt: skip
+        }
         times = {
             "response_end_us": entry.api_time,
             "think_us": entry.think_time,

@@ -10,13 +10,14 @@ Source: aiperf 0.13.0.
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from llmtap.capture.schema import CaptureInfo
+from llmtap.json_types import JsonObject
 from llmtap.traces import format
 from llmtap.traces.bodies import compact, is_object, read_object, request_columns
 from llmtap.traces.formats.mooncake import BLOCK_COLUMNS, SIZE, BlockIds
@@ -29,7 +30,7 @@ from llmtap.traces.text import (
     first_objects,
     json_rows,
     number_ns,
-)  # fmt: skip
+)
 
 _MS: Final = 6
 _FIRST_ROWS: Final = 1_000
@@ -37,42 +38,49 @@ _FIRST_ROWS: Final = 1_000
 to have only lengths."""
 _CONTENTS: Final = ("input_length", "payload", "messages", "text_input")
 _WANTED: Final = (
-    "arrival_ns", "think_us", "session", "input_tokens", "output_tokens", "request_body",
-)  # fmt: skip
-
-Json = dict[str, Any]
+    "arrival_ns",
+    "think_us",
+    "session",
+    "input_tokens",
+    "output_tokens",
+    "request_body",
+)
 
 
 class _Row(msgspec.Struct):
     input_length: Count | None = None
     payload: msgspec.Raw = msgspec.Raw()
-    messages: list[Json] | None = None
+    messages: list[JsonObject] | None = None
     text_input: str | None = None
     output_length: Count | None = None
     hash_ids: list[Id] | None = None
     timestamp: Number | None = None
     delay: Number | None = None
     session_id: str | None = None
-    tools: list[Json] | None = None
-    extra: Json | None = None
+    tools: list[JsonObject] | None = None
+    extra: JsonObject | None = None
 
 
 def _open(stream: BinaryIO) -> format.TraceSource:
     notes: list[str] = []
     rows = _read(stream, notes)
-    first: list[Json] = []
+    first: list[format.TraceRow] = []
     while len(first) < _FIRST_ROWS and not (first and "request_body" in first[-1]):
         if (row := next(rows, None)) is None:
             break
         first.append(row)
     info = CaptureInfo(
-        source="aiperf", arrivals="trace", blocks="trace", block_unit="tokens", block_size=SIZE,
+        source="aiperf",
+        arrivals="trace",
+        blocks="trace",
+        block_unit="tokens",
+        block_size=SIZE,
         level="full" if first and "request_body" in first[-1] else "shape",
-    )  # fmt: skip
+    )
     return format.TraceSource(info, format.text_batches(chain(first, rows)), notes)
 
 
-def _read(stream: BinaryIO, notes: list[str]) -> Iterator[Json]:
+def _read(stream: BinaryIO, notes: list[str]) -> Iterator[format.TraceRow]:
     extras = 0
     for row, number in json_rows(stream, _Row, notes, bytes_max=BODY_BYTES_MAX):
         text = bytes(row.payload).decode()
@@ -81,7 +89,7 @@ def _read(stream: BinaryIO, notes: list[str]) -> Iterator[Json]:
         if sum(value is not None for value in there) != 1:
             names = ", ".join(_CONTENTS)
             raise format.FormatError(f"line {number}: expected exactly one of {names}")
-        columns: Json = {
+        columns: format.TraceRow = {
             "output_tokens": row.output_length,
             "session": row.session_id,
             "session_source": None if row.session_id is None else "explicit",
@@ -102,7 +110,7 @@ def _read(stream: BinaryIO, notes: list[str]) -> Iterator[Json]:
         notes.append(f"{extras:,} rows have extra fields of a body that is not there: not kept")
 
 
-def _body_columns(row: _Row, payload: str | None, number: int) -> Json:
+def _body_columns(row: _Row, payload: str | None, number: int) -> format.TraceRow:
     if payload is not None:
         body = read_object(payload, f"line {number}: payload")
     else:
@@ -145,9 +153,14 @@ def _write(writer: format.TraceWriter) -> None:
 
 
 def _row_line(
-    arrival_ns: int | None, think_us: int | None, session: str | None, read: int | None,
-    output_tokens: int | None, body: str | None, blocks: list[int] | None,
-) -> bytes:  # fmt: skip
+    arrival_ns: int | None,
+    think_us: int | None,
+    session: str | None,
+    read: int | None,
+    output_tokens: int | None,
+    body: str | None,
+    blocks: list[int] | None,
+) -> bytes:
     # Put the body on one line. Outside of strings, a line break in JSON is white space, so a space can
     # replace it.
     payload = None if body is None else body.replace("\r", " ").replace("\n", " ")

@@ -27,8 +27,10 @@ def _dates_ns(dates: pa.StringArray) -> pa.Int64Array:
 
 _DATE: Final = CsvKind(
     r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d(:?\d\d)?)?",
-    "a date as 2023-11-16 18:15:46.6805900", _dates_ns, str,
-)  # fmt: skip
+    "a date as 2023-11-16 18:15:46.6805900",
+    _dates_ns,
+    str,
+)
 _COLUMNS: Final = (
     CsvColumn("TIMESTAMP", _DATE, "arrival_ns"),
     CsvColumn("ContextTokens", COUNT, "input_tokens"),

@@ -22,8 +22,9 @@ import msgspec
 from llmtap.capture.store.rows import to_batch
 from llmtap.exchange.outcome import EventClass, Outcome
 from llmtap.exchange.saved import Explained, SavedError, explain, har_error, read_saved
+from llmtap.json_types import JsonObject
 from llmtap.traces import bodies
-from llmtap.traces.format import ASPECTS, FormatError, TraceFormat
+from llmtap.traces.format import ASPECTS, FormatError, TraceFormat, TraceRow
 from llmtap.traces.text import start_of
 
 _SILENT: Final = " "
@@ -33,7 +34,7 @@ _US_PER_S: Final = 1_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def _read(file: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
+def _read(file: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
     skipped = Counter[str]()
     for number, entry in enumerate(bodies.read_elements(file, "log.entries", floats=True)):
         if not isinstance(entry, dict):
@@ -44,7 +45,7 @@ def _read(file: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
     notes += [f"{n:,} entries {what}" for what, n in skipped.items()]
 
 
-def _row_of(entry: dict[str, Any], skipped: Counter[str]) -> dict[str, Any] | None:
+def _row_of(entry: JsonObject, skipped: Counter[str]) -> TraceRow | None:
     """Return the row of an entry. If it is not an LLM call, count it and return None."""
     request, response = entry.get("request"), entry.get("response")
     if not isinstance(request, dict) or not isinstance(response, dict):
@@ -116,7 +117,7 @@ _OF_CONTENT: Final = ("error", "no_token_reason", "dialect", "unparsed_events")
 _OF_ANSWERS: Final = (*_OF_CONTENT[1:], "stream", "head_us", "first_byte_us")
 
 
-def _unsent_reason(entry: dict[str, Any], response: dict[str, Any]) -> str | None:
+def _unsent_reason(entry: JsonObject, response: JsonObject) -> str | None:
     """Return a note if the response did not come from the server, such as one from a cache; else None."""
     if any(place.get(name) for name in _FROM_CACHE for place in (entry, response)):
         return "were answered by the browser's cache or a service worker: left out"
@@ -125,7 +126,7 @@ def _unsent_reason(entry: dict[str, Any], response: dict[str, Any]) -> str | Non
     return None
 
 
-def _failure_of(entry: dict[str, Any], status_known: bool, status: int | None) -> tuple[Outcome, str] | None:
+def _failure_of(entry: JsonObject, status_known: bool, status: int | None) -> tuple[Outcome, str] | None:
     """Return the outcome and the error of an entry without a complete answer; None if it is complete."""
     error = har_error(entry)
     if error is not None and _ABORTED.search(error):
@@ -152,7 +153,7 @@ def _arrival_ns(date: Any) -> int | None:
     return (moment - _EPOCH) // timedelta(microseconds=1) * 1_000
 
 
-def _request_columns(body: bytes) -> dict[str, Any]:
+def _request_columns(body: bytes) -> TraceRow:
     if not body:
         return {}
     try:
@@ -162,13 +163,13 @@ def _request_columns(body: bytes) -> dict[str, Any]:
         return {}
 
 
-def _timeline_points(totals: dict[str, float]) -> dict[str, Any]:
+def _timeline_points(totals: dict[str, float]) -> TraceRow:
     """Return the columns of the timeline, from the timings of an entry that are known (not -1).
 
     `ssl` is not added, because it is part of `connect` (HAR 1.2, "timings").
     """
     before = sum(totals.get(name, 0.0) for name in ("blocked", "dns", "connect", "send"))
-    row: dict[str, Any] = {}
+    row: TraceRow = {}
     if "send" in totals:
         row["submit_us"] = _seconds_to_us(before)
     if "wait" in totals:
@@ -182,7 +183,7 @@ def _seconds_to_us(seconds: float) -> int:
     return round(min(seconds, 1e9) * _US_PER_S)
 
 
-def answer_columns(explained: Explained) -> dict[str, Any]:
+def answer_columns(explained: Explained) -> TraceRow:
     """Return the outcome, the kind and the counts of a saved response as columns of
     a capture, without times."""
     (row,) = to_batch([explained.exchange], capture="", level="shape")[0].select(_ANSWER).to_pylist()
@@ -190,12 +191,33 @@ def answer_columns(explained: Explained) -> dict[str, Any]:
 
 
 _ANSWER: Final = (
-    "response_model", "endpoint", "dialect", "reading", "stream", "request_id", "status",
-    "finish_reason", "error", "retries", "no_token_reason", "unparsed_events", "refusal_kind",
-    "refusal_source", "refusal_detail", "refusal_confidence", "guardrail", "usage", "server_timing",
-    "outcome", "input_tokens", "output_tokens", "input_token_source", "reasoning_tokens",
-    "cached_tokens", "token_source",
-)  # fmt: skip
+    "response_model",
+    "endpoint",
+    "dialect",
+    "reading",
+    "stream",
+    "request_id",
+    "status",
+    "finish_reason",
+    "error",
+    "retries",
+    "no_token_reason",
+    "unparsed_events",
+    "refusal_kind",
+    "refusal_source",
+    "refusal_detail",
+    "refusal_confidence",
+    "guardrail",
+    "usage",
+    "server_timing",
+    "outcome",
+    "input_tokens",
+    "output_tokens",
+    "input_token_source",
+    "reasoning_tokens",
+    "cached_tokens",
+    "token_source",
+)
 
 
 def answer_text(explained: Explained) -> str | None:

@@ -7,13 +7,13 @@ Source: OpenAI, reference of the Batch API.
 """
 
 from collections.abc import Iterator
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 import msgspec
 import pyarrow as pa
 
 from llmtap.traces.bodies import read_object, request_columns
-from llmtap.traces.format import ASPECTS, FormatError, TraceFormat, TraceWriter
+from llmtap.traces.format import ASPECTS, FormatError, TraceFormat, TraceRow, TraceWriter
 from llmtap.traces.text import read_lines, start_of
 
 _URLS: Final = {
@@ -42,7 +42,7 @@ _decode_request: Final = msgspec.json.Decoder(_Request).decode
 _decode_members: Final = msgspec.json.Decoder(Members).decode
 
 
-def _read(file: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
+def _read(file: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
     for number, line in read_lines(file):
         try:
             request = _decode_request(line)
@@ -51,11 +51,15 @@ def _read(file: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
         text = bytes(request.body).decode()
         body = read_object(text, f"line {number}: body")
         yield {
-            "id": request.custom_id, "method": request.method, "path": request.url,
-            "stream": body.get("stream") is True, "level": "full", "request_body": text,
+            "id": request.custom_id,
+            "method": request.method,
+            "path": request.url,
+            "stream": body.get("stream") is True,
+            "level": "full",
+            "request_body": text,
             "endpoint": next((name for name, url in _URLS.items() if request.url.endswith(url[3:])), None),
             **request_columns(body),
-        }  # fmt: skip
+        }
 
 
 def _write(writer: TraceWriter) -> None:
@@ -88,7 +92,7 @@ def _write(writer: TraceWriter) -> None:
     writer.note(renamed, "ids were not unique, and got a number")
 
 
-def _request_of(row: dict[str, Any]) -> tuple[str, Members] | str:
+def _request_of(row: TraceRow) -> tuple[str, Members] | str:
     """Return the URL and the members of a row's request, or the reason why it cannot be written."""
     try:
         body = _decode_members(row["request_body"])

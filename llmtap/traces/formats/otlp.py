@@ -22,8 +22,9 @@ from typing import Any, BinaryIO, Final
 
 from msgspec import Struct
 
+from llmtap.json_types import JsonObject
 from llmtap.traces.bodies import compact
-from llmtap.traces.format import LATE_TOKENS, LENGTHS, FormatError, TraceFormat, without_late_token
+from llmtap.traces.format import LATE_TOKENS, LENGTHS, FormatError, TraceFormat, TraceRow, without_late_token
 from llmtap.traces.text import BODY_BYTES_MAX, COUNT_MAX, json_rows, start_of
 
 _OPERATIONS: Final = frozenset({"chat", "text_completion", "generate_content"})
@@ -52,7 +53,7 @@ _Key = tuple[str, str]
 
 class _Attribute(Struct):
     key: str
-    value: dict[str, Any] = {}
+    value: JsonObject = {}
 
 
 class _Status(Struct, frozen=True):
@@ -81,7 +82,7 @@ class _Line(Struct, rename="camel"):
     resource_spans: list[_ResourceSpans]
 
 
-def _rows(stream: BinaryIO, notes: list[str]) -> Iterator[Mapping[str, Any]]:
+def _rows(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
     parents: dict[_Key, _Key] = {}
     conversations: dict[_Key, str | None] = {}  # By span of an agent: the id of its conversation.
     spans: list[_Inference] = []
@@ -144,7 +145,7 @@ def _rows(stream: BinaryIO, notes: list[str]) -> Iterator[Mapping[str, Any]]:
     notes += [f"{n:,} {what}" for n, what in counts if n]
 
 
-_Inference = tuple[int, int, _Span, dict[str, Any]]
+_Inference = tuple[int, int, _Span, JsonObject]
 """Start, end and span of an inference, and the attributes of the span."""
 
 
@@ -183,13 +184,15 @@ def _ancestor_keys(key: _Key, parents: Mapping[_Key, _Key]) -> Iterator[_Key]:
         key = above
 
 
-def _row_of_span(start_ns: int, end_ns: int, span: _Span, values: dict[str, Any]) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "id": span.span_id, "arrival_ns": start_ns, "arrival": start_ns // 1_000,
+def _row_of_span(start_ns: int, end_ns: int, span: _Span, values: JsonObject) -> TraceRow:
+    row: TraceRow = {
+        "id": span.span_id,
+        "arrival_ns": start_ns,
+        "arrival": start_ns // 1_000,
         "response_end_us": (end_ns - start_ns) // 1_000 if end_ns >= start_ns else None,
         "endpoint": _ENDPOINTS.get(values.get("gen_ai.operation.name", "")),
         "outcome": "upstream_error" if span.status.code == _ERROR else "complete",
-    }  # fmt: skip
+    }
     for column, names in _TEXTS.items():
         row[column] = next((v for v in map(values.get, names) if isinstance(v, str)), None)
     for column, names in _COUNTS.items():

@@ -95,9 +95,11 @@ def _write(writer: format.TraceWriter) -> None:
             yield batch
 
     info = msgspec.structs.replace(
-        info, schema_version=VERSION, tap_version=info.tap_version or __version__,
+        info,
+        schema_version=VERSION,
+        tap_version=info.tap_version or __version__,
         ledger=info.ledger if whole else CaptureLedger(),
-    )  # fmt: skip
+    )
     writer.rows = write_parquet(writer.out, info, rows())
     writer.note(
         numbered,

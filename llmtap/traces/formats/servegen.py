@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from llmtap.traces.bodies import read_elements
-from llmtap.traces.format import LENGTHS, FormatError, TraceFormat
+from llmtap.traces.format import LENGTHS, FormatError, TraceFormat, TraceRow
 from llmtap.traces.text import (
     Count,
     Number,
@@ -57,7 +57,7 @@ class _Request(Struct):
     request_id: int | None = None
 
 
-def _rows(stream: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
+def _rows(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
     buffered: Any = stream if hasattr(stream, "peek") else io.BufferedReader(stream)
     begin = start_of(buffered.peek(_FIRST_BYTES))
     if _is_client(begin):

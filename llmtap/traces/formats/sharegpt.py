@@ -16,17 +16,27 @@ from typing import Any, BinaryIO, Final
 import msgspec
 import pyarrow as pa
 
+from llmtap.json_types import JsonObject
 from llmtap.traces.bodies import compact, messages_of, read_elements, read_object, request_columns
-from llmtap.traces.format import FormatError, TraceFormat, TraceWriter
+from llmtap.traces.format import FormatError, TraceFormat, TraceRow, TraceWriter
 from llmtap.traces.sorting import grouped
 from llmtap.traces.text import start_of
 
 _ROLES: Final = {
-    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant",
-    "model": "assistant", "bing": "assistant", "bard": "assistant", "function_call": "assistant",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "chatgpt": "assistant",
+    "model": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
+    "function_call": "assistant",
     "system": "system",
-    "tool": "tool", "observation": "tool", "function": "tool",
-}  # fmt: skip
+    "tool": "tool",
+    "observation": "tool",
+    "function": "tool",
+}
 """Role by the name of a speaker, in the known copies of ShareGPT's data."""
 _SPEAKERS: Final = {"user": "human", "assistant": "gpt", "system": "system", "developer": "system"}
 
@@ -54,7 +64,7 @@ _UNKNOWN_NAMES_MAX: Final = 20
 # ---------------------------------------------------------------- reading
 
 
-def _read(file: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
+def _read(file: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
     without_answer = without_question = strange = silent = toolless = 0
     unknown: Counter[str] = Counter()
     for number, element in enumerate(read_elements(file)):
@@ -65,7 +75,7 @@ def _read(file: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
         for name in _unknown_names(element):
             if name in unknown or len(unknown) < _UNKNOWN_NAMES_MAX:
                 unknown[name] += 1
-        body: dict[str, Any] = {} if talk.model is None else {"model": talk.model}
+        body: JsonObject = {} if talk.model is None else {"model": talk.model}
         messages = body["messages"] = [{"role": "system", "content": talk.system}] if talk.system else []
         if (tools := _tools_of(talk.tools)) is not None:
             body["tools"] = tools
@@ -78,11 +88,15 @@ def _read(file: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
             if role == "assistant" and pending:
                 yield {
                     "session": str(talk.id) if talk.id not in (None, "") else f"#{number}",
-                    "session_source": "explicit", "turn": count,
+                    "session_source": "explicit",
+                    "turn": count,
                     "turn_by": "tool" if messages[-1]["role"] == "tool" else "human",
-                    "endpoint": "chat.completions", "level": "full", "request_body": compact(body),
-                    "response_text": turn.value, **request_columns(body),
-                }  # fmt: skip
+                    "endpoint": "chat.completions",
+                    "level": "full",
+                    "request_body": compact(body),
+                    "response_text": turn.value,
+                    **request_columns(body),
+                }
                 count, pending = count + 1, 0
             elif role == "assistant":
                 without_question += 1
@@ -112,7 +126,7 @@ def _with_objects(element: Any) -> Any:
     return {**element, "conversations": objects}
 
 
-def _unknown_names(element: dict[str, Any]) -> set[str]:
+def _unknown_names(element: JsonObject) -> set[str]:
     """Return the names of fields, of a conversation or its turns, that this module does not read."""
     of_turns = (turn.keys() - _KNOWN_OF_TURN for turn in element["conversations"] if isinstance(turn, dict))
     return (element.keys() - _KNOWN).union(*of_turns)
@@ -231,12 +245,18 @@ FORMAT: Final = TraceFormat(
     needs=frozenset({"request body", "response text"}),
     why={
         "model": "it has no field for it",
-        "arrival": _NO_TIME, "think time": _NO_TIME, "end of the answer": _NO_TIME, "first token": _NO_TIME,
-        "times of events": _NO_TIME, "input tokens": _NO_TOKENS, "output tokens": _NO_TOKENS,
-        "usage": _NO_TOKENS, "request body": "only its messages' text",
+        "arrival": _NO_TIME,
+        "think time": _NO_TIME,
+        "end of the answer": _NO_TIME,
+        "first token": _NO_TIME,
+        "times of events": _NO_TIME,
+        "input tokens": _NO_TOKENS,
+        "output tokens": _NO_TOKENS,
+        "usage": _NO_TOKENS,
+        "request body": "only its messages' text",
     },
     sniff=_sniff,
     info={"level": "full"},
     rows=_read,
     writes=_write,
-)  # fmt: skip
+)

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, Final
 import pyarrow as pa
 from msgspec import Struct
 
-from llmtap.traces.format import LENGTHS, FormatError, TraceFormat, batch_of
+from llmtap.traces.format import LENGTHS, FormatError, TraceFormat, TraceRow, batch_of
 from llmtap.traces.text import (
     BODY_BYTES_MAX,
     COUNT,
@@ -80,7 +80,7 @@ class _Round(Struct):
     current_input_chars: Any = None
 
 
-def _round_rows(stream: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
+def _round_rows(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
     timeless = endless = with_tools = count = 0
     for one, number in json_rows(stream, _Round, notes, bytes_max=BODY_BYTES_MAX):
         arrival_ns, end_ns = _output_times(one.timing_events, number)
@@ -88,12 +88,18 @@ def _round_rows(stream: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
         endless += arrival_ns is not None and end_ns is None
         with_tools += bool(one.tools)
         count += 1
-        row: dict[str, Any] = {
-            "id": one.round_id, "session": one.session_id, "session_source": "explicit",
-            "turn": one.round_index, "model": one.model, "input_tokens": one.input_tokens_total,
-            "output_tokens": one.output_tokens, "cached_tokens": one.prefix_tokens,
-            "reasoning_tokens": one.reasoning_output_tokens, "arrival_ns": arrival_ns,
-        }  # fmt: skip
+        row: TraceRow = {
+            "id": one.round_id,
+            "session": one.session_id,
+            "session_source": "explicit",
+            "turn": one.round_index,
+            "model": one.model,
+            "input_tokens": one.input_tokens_total,
+            "output_tokens": one.output_tokens,
+            "cached_tokens": one.prefix_tokens,
+            "reasoning_tokens": one.reasoning_output_tokens,
+            "arrival_ns": arrival_ns,
+        }
         if arrival_ns is not None and end_ns is not None:
             row["response_end_us"] = (end_ns - arrival_ns) // 1_000
         yield row
@@ -176,11 +182,18 @@ def _replay_batches(stream: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBat
             arrivals.append((at_ns or 0) if before_ns is None else None)
             think_us.append(None if before_ns is None else before_ns // 1_000)
             waits_ns[session] = wait_ns or 0
-        yield batch_of(rows, {
-            "session": sessions, "session_source": ["explicit"] * rows, "turn": values["turn"],
-            "arrival_ns": arrivals, "think_us": think_us, "output_tokens": values["output_tokens"],
-            "input_tokens": [a + b for a, b in zip(values["prefix"], values["appended"], strict=True)],
-        })  # fmt: skip
+        yield batch_of(
+            rows,
+            {
+                "session": sessions,
+                "session_source": ["explicit"] * rows,
+                "turn": values["turn"],
+                "arrival_ns": arrivals,
+                "think_us": think_us,
+                "output_tokens": values["output_tokens"],
+                "input_tokens": [a + b for a, b in zip(values["prefix"], values["appended"], strict=True)],
+            },
+        )
 
 
 _HOLDS: Final = LENGTHS | {"session and turn"}

@@ -6,13 +6,13 @@ Source: vLLM's benchmark.
 """
 
 from collections.abc import Iterator
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 import msgspec
 import pyarrow as pa
 
 from llmtap.traces.bodies import compact, messages_of, part_types, read_object, request_columns
-from llmtap.traces.format import NO_FAILED, FormatError, TraceFormat, TraceWriter
+from llmtap.traces.format import NO_FAILED, FormatError, TraceFormat, TraceRow, TraceWriter
 from llmtap.traces.text import BODY_BYTES_MAX, Count, first_objects, json_rows
 
 
@@ -21,13 +21,13 @@ class _Row(msgspec.Struct, omit_defaults=True):
     output_tokens: Count | None = None
 
 
-def prompt_columns(prompt: str) -> dict[str, Any]:
+def prompt_columns(prompt: str) -> TraceRow:
     """Return the columns of a capture for a request with one message of a user."""
     body = {"messages": [{"role": "user", "content": prompt}]}
     return {"request_body": compact(body), "level": "full", **request_columns(body)}
 
 
-def _read(stream: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
+def _read(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
     for row, _ in json_rows(stream, _Row, notes, bytes_max=BODY_BYTES_MAX):
         yield {"output_tokens": row.output_tokens, **prompt_columns(row.prompt)}
 

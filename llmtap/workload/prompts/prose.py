@@ -104,9 +104,11 @@ class Document:
     def describe(self) -> Mapping[str, Any]:
         return {
             "kind": "document",
-            "domain": "document and question", "language": "English words without meaning",
-            "structure": "[document][question]", "question_tokens": _question_tokens(),
-        }  # fmt: skip
+            "domain": "document and question",
+            "language": "English words without meaning",
+            "structure": "[document][question]",
+            "question_tokens": _question_tokens(),
+        }
 
 
 @functools.cache
@@ -165,9 +167,11 @@ def _code_functions(language: str) -> list[tuple[str, int]]:
 
 
 _TYPES: Final = {
-    "t_numbers": ": number[]", "t_text": ": string",
-    "t_rows": ": Record<string, number>[]", "t_promise": ": Promise<number>",
-}  # fmt: skip
+    "t_numbers": ": number[]",
+    "t_text": ": string",
+    "t_rows": ": Record<string, number>[]",
+    "t_promise": ": Promise<number>",
+}
 
 
 class _Names(dict[str, str]):

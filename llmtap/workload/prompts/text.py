@@ -23,9 +23,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import shake_128
-from typing import Any, Final
+from typing import Final
 from zlib import crc32
 
+from llmtap.json_types import JsonObject
 from llmtap.workload.requests import Requests
 
 NAME_BYTES: Final = 9
@@ -265,9 +266,13 @@ def say(count: int, key: str) -> Sequence[str]:
     return tokens_
 
 
-def tokenizer_json() -> dict[str, Any]:
+def tokenizer_json() -> JsonObject:
     return {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
         "pre_tokenizer": {
             "type": "Sequence",
             "pretokenizers": [
@@ -278,8 +283,15 @@ def tokenizer_json() -> dict[str, Any]:
         "post_processor": None,
         "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
         "model": {
-            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": True,
-            "vocab": VOCABULARY, "merges": [list(pair) for pair in _PAIRS],
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": True,
+            "vocab": VOCABULARY,
+            "merges": [list(pair) for pair in _PAIRS],
         },
-    }  # fmt: skip
+    }

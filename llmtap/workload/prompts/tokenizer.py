@@ -227,9 +227,10 @@ class ChatTemplate:
         source = _default_template(config.get("chat_template")) if text is None else text
         if source is None:
             raise ConfigError(
-                place, f"{folder} has no chat template",
+                place,
+                f"{folder} has no chat template",
                 "give the tokenizer.json itself to count plain text, or a folder with chat_template.jinja",
-            )  # fmt: skip
+            )
         special = {
             name: text
             for name, value in config.items()
@@ -286,9 +287,13 @@ class TokenCounter:
     """Counts the tokens of whole prompts, in the text that `render` returns for them."""
 
     def __init__(
-        self, tokenizer: Tokenizer, render: Callable[[Prompt], str] = as_text, *, way: str = REFERENCE,
+        self,
+        tokenizer: Tokenizer,
+        render: Callable[[Prompt], str] = as_text,
+        *,
+        way: str = REFERENCE,
         specials: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`specials`: number of tokens that the server adds to the text. `way`: method
         of counting, for reports."""
         self.way = way

@@ -26,7 +26,7 @@ from llmtap.exchange.outcome import Outcome, TokenSource
 from llmtap.load.monitor.timeseries import Columns
 from llmtap.net.server_metrics import MonitorSeries
 from llmtap.sim.model_options import LatencyModel
-from llmtap.sim.sweep.fitting import fit_batches, length_counted, load_grid
+from llmtap.sim.sweep.batch_grid import fit_batches, length_counted, load_grid
 from tests.bench.exo.exo import exo_run
 from tests.support.traffic.exchanges import streamed
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
+import msgspec
 import pytest
 
 from llmtap.bench.report.compare import compare_results
@@ -13,6 +14,12 @@ from llmtap.report.bench import compare_html, compare_markdown
 from tests.support.results.bench_results import results_folder
 
 QUICK = {"quick": True, "params.requests": 200}
+
+
+def compared(base: Path, others: list[Path]) -> dict[str, Any]:
+    """The comparison as public JSON."""
+    report: dict[str, Any] = msgspec.to_builtins(compare_results(base, others))
+    return report
 
 
 def one(report: dict[str, Any], figure: str, step: str | None = "load", other: str = "b") -> dict[str, Any]:
@@ -35,7 +42,7 @@ def notes(report: dict[str, Any]) -> str:
 
 def pair(tmp_path: Path, **of_b: Any) -> dict[str, Any]:
     a = results_folder(tmp_path / "a")
-    return compare_results(a, [results_folder(tmp_path / "b", place_in_turn=1, **of_b)])
+    return compared(a, [results_folder(tmp_path / "b", place_in_turn=1, **of_b)])
 
 
 def test_ten_percent_more_are_found_where_they_were_planted_and_nowhere_else(tmp_path: Path) -> None:
@@ -52,7 +59,7 @@ def test_ten_percent_more_are_found_where_they_were_planted_and_nowhere_else(tmp
 
 def test_intervals_of_what_the_test_is_about_hold_for_all_of_them_together(tmp_path: Path) -> None:
     a, b, c = (results_folder(tmp_path / name, place_in_turn=i) for i, name in enumerate("abc"))
-    two, three = compare_results(a, [b]), compare_results(a, [b, c])
+    two, three = compared(a, [b]), compared(a, [b, c])
     keys, more = one(two, "TTFT P50"), one(three, "TTFT P50")
     assert (keys["level"], more["level"]) == (1 - 0.05 / 2, 1 - 0.05 / 4)
     assert more["low"] < keys["low"] < keys["high"] < more["high"]
@@ -64,7 +71,7 @@ def test_intervals_of_what_the_test_is_about_hold_for_all_of_them_together(tmp_p
 def test_gaps_are_what_the_itl_test_is_about(tmp_path: Path) -> None:
     a = results_folder(tmp_path / "a", test="itl")
     b = results_folder(tmp_path / "b", test="itl", gaps_slower=1.2, place_in_turn=1)
-    report = compare_results(a, [b])
+    report = compared(a, [b])
     for step in ("25-percent", "90-percent"):
         row = one(report, "TBC P50", step)
         assert (row["key"], row["finding"]) == (True, "worse")
@@ -77,7 +84,7 @@ def test_gaps_of_a_system_whose_chunks_come_in_bursts_are_not_tested(tmp_path: P
     a = results_folder(tmp_path / "a", test="itl")
     bursty = {"steps.0.result.chunking.events_per_read": 8.0}
     b = results_folder(tmp_path / "b", test="itl", gaps_slower=0.5, place_in_turn=1, changes=bursty)
-    report = compare_results(a, [b])
+    report = compared(a, [b])
     assert report["tests"][0]["cautions"] == [
         {
             "system": "b",
@@ -103,7 +110,7 @@ def test_the_same_system_twice_seldom_differs(tmp_path: Path) -> None:
     for i in range(20):
         a = results_folder(tmp_path / f"a{i}", requests=40)
         b = results_folder(tmp_path / f"b{i}", requests=40)
-        result = compare_results(a, [b])["tests"][0]["comparisons"]
+        result = compared(a, [b])["tests"][0]["comparisons"]
         assert len(result) == 9
         wrong += any(row["finding"] in ("better", "worse") for row in result if row["key"])
     assert wrong <= 4
@@ -112,7 +119,7 @@ def test_the_same_system_twice_seldom_differs(tmp_path: Path) -> None:
 def test_one_run_compares_requests_and_supports_no_claim(tmp_path: Path) -> None:
     a = results_folder(tmp_path / "a", runs=1, requests=1_000)
     b = results_folder(tmp_path / "b", runs=1, requests=1_000, slower=1.1, spread=0.0)
-    report = compare_results(a, [b])
+    report = compared(a, [b])
     row = one(report, "TTFT P50")
     assert (row["samples"], row["n"], row["m"], row["finding"]) == ("requests", 1_000, 1_000, "worse")
     assert "bootstrap" in row["method"]
@@ -162,7 +169,7 @@ def test_a_load_of_other_requests_is_not_tested_and_others_are(tmp_path: Path) -
         place_in_turn=1,
         changes={"steps.0.result.plan.workload.sha256": "0" * 64},
     )
-    report = compare_results(a, [b])
+    report = compared(a, [b])
     (message,) = report["tests"][0]["unlike"]
     assert message.startswith("25-percent: ")
     assert "000000000000" in message
@@ -180,9 +187,9 @@ def test_runs_that_are_not_valid_are_named_once(tmp_path: Path) -> None:
 def test_loads_that_only_one_has_are_left_out_and_said(tmp_path: Path) -> None:
     a = results_folder(tmp_path / "a", test="throughput")
     b = results_folder(tmp_path / "b", test="throughput", changes={"steps.2.name": "search/3rps"})
-    report = compare_results(a, [b])
-    compared = {row["step"] for row in report["tests"][0]["comparisons"]}
-    assert compared == {"search/1rps", "search/2rps"}
+    report = compared(a, [b])
+    steps = {row["step"] for row in report["tests"][0]["comparisons"]}
+    assert steps == {"search/1rps", "search/2rps"}
     assert "all systems has them: search/4rps of a" in notes(report)
     assert "all systems has them: search/3rps of b" in notes(report)
 
@@ -192,11 +199,11 @@ def test_what_a_search_found_is_compared_and_more_is_better(tmp_path: Path) -> N
     a = results_folder(tmp_path / "a", test="throughput", changes=result)
     more = result | {"measurements.max_output_tps": 1_200.0}
     b = results_folder(tmp_path / "b", test="throughput", changes=more)
-    report = compare_results(a, [b])
+    report = compared(a, [b])
     row = one(report, "maximum output rate", None)
     assert (row["finding"], row["key"], row["unit"], row["difference"]) == ("better", True, "tok/s", 200.0)
     assert "maximum request rate" not in {row["figure"] for row in report["tests"][0]["comparisons"]}
-    single = compare_results(
+    single = compared(
         results_folder(tmp_path / "c", test="throughput", changes=result, runs=1),
         [results_folder(tmp_path / "d", test="throughput", changes=more, runs=1)],
     )
@@ -217,11 +224,11 @@ def test_other_hardware_is_normalised(tmp_path: Path) -> None:
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     a = results_folder(tmp_path / "a", runs=1)
     with pytest.raises(ConfigError, match="is not a results folder"):
-        compare_results(a, [tmp_path])
+        compared(a, [tmp_path])
     with pytest.raises(ConfigError, match="is given twice"):
-        compare_results(a, [tmp_path / "a/../a"])
+        compared(a, [tmp_path / "a/../a"])
     with pytest.raises(ConfigError, match="no test in common: a has ttft; b has itl"):
-        compare_results(a, [results_folder(tmp_path / "b", test="itl", runs=1)])
+        compared(a, [results_folder(tmp_path / "b", test="itl", runs=1)])
     rmtree(a / "ttft/steps/load")
     with pytest.raises(ConfigError, match=r"has no requests\.parquet"):
-        compare_results(a, [results_folder(tmp_path / "c", runs=1)])
+        compared(a, [results_folder(tmp_path / "c", runs=1)])

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.bench.run.figures import (
+    Figure,
     cdf_series,
     clustered_row,
     histogram_series,
@@ -26,20 +27,22 @@ _SECONDS = st.lists(st.floats(0, 100), min_size=1, max_size=700)
 def test_a_row_has_percentiles_with_intervals_and_the_plain_figures() -> None:
     # 1 to 101 ms: rank (n - 1) p is a whole number for every p but the last.
     row = latency_row([i / 1_000 for i in range(101, 0, -1)])
-    assert row["n"] == 101
-    assert (row["min"], row["max"]) == (0.001, 0.101)
-    assert row["mean"] == pytest.approx(0.051)
-    values = {name: row[name]["value"] for name in ("p50", "p90", "p95", "p99", "p999")}
+    assert row.n == 101
+    assert (row.min, row.max) == (0.001, 0.101)
+    assert row.mean == pytest.approx(0.051)
+    figures = {name: row.percentile(name) for name in ("p50", "p90", "p95", "p99", "p999")}
+    values = {name: figure.value for name, figure in figures.items() if figure is not None}
     assert values == pytest.approx({"p50": 0.051, "p90": 0.091, "p95": 0.096, "p99": 0.1, "p999": 0.1009})
-    for name in values:
-        assert row[name]["low"] <= row[name]["value"]
+    for name, figure in figures.items():
+        assert figure is not None and figure.low is not None and figure.value is not None
+        assert figure.low <= figure.value
         # Of 101 values none tells how high P99 may be.
         if name in ("p99", "p999"):
-            assert row[name]["high"] is None
+            assert figure.high is None
         else:
-            assert row[name]["high"] >= row[name]["value"]
-        assert (row[name]["n"], row[name]["level"]) == (101, 0.95)
-    assert row["marks"] == ["p95", "p99", "p999"]
+            assert figure.high is not None and figure.high >= figure.value
+        assert (figure.n, figure.level) == (101, 0.95)
+    assert row.marks == ["p95", "p99", "p999"]
 
 
 def test_the_interval_of_groups_is_that_of_so_many_groups() -> None:
@@ -49,8 +52,10 @@ def test_the_interval_of_groups_is_that_of_so_many_groups() -> None:
         [random.gauss(level, 0.001) for _ in range(100)] for level in (random.random() for _ in range(20))
     ]
     alike, apart = clustered_row(groups), latency_row([value for group in groups for value in group])
-    assert alike["p50"]["value"] == pytest.approx(apart["p50"]["value"])
-    widths = [row["p50"]["high"] - row["p50"]["low"] for row in (alike, apart)]
+    medians = [row.percentile("p50") for row in (alike, apart)]
+    assert medians[0] is not None and medians[1] is not None
+    assert medians[0].value == pytest.approx(medians[1].value)
+    widths = [(one.high or 0) - (one.low or 0) for one in medians if one is not None]
     assert widths[0] > 2 * widths[1]
 
 
@@ -73,7 +78,7 @@ def test_the_interval_of_groups_is_that_of_so_many_groups() -> None:
 def test_a_figure_is_told_with_its_interval_and_digits_that_tell_its_ends_apart(
     value: float | None, low: float | None, high: float | None, text: str
 ) -> None:
-    assert ms_with_interval({"value": value, "low": low, "high": high}) == text
+    assert ms_with_interval(Figure(value=value, low=low, high=high, n=9)) == text
 
 
 @given(_SECONDS)
@@ -115,7 +120,7 @@ def test_a_histogram_leaves_out_what_is_beyond_its_span() -> None:
 
 
 def test_a_line_has_its_intervals_in_ms_and_gaps_where_nothing_is_known() -> None:
-    figure = {"value": 0.002, "low": 0.001, "high": None}
+    figure = Figure(value=0.002, low=0.001, high=None, n=9)
     series = line_series("l", [1, 2], [figure, None])
     assert (series.x, series.y, series.low, series.high) == ([1, 2], [2.0, None], [1.0, None], [None, None])
 
@@ -150,14 +155,14 @@ def test_a_ratio_is_that_of_the_quantiles_with_its_interval() -> None:
     base = [0.01 * i for i in range(1, 201)]
     exact = quantile_ratio(base, [2 * x for x in base], 0.5, paired=True)
     assert exact is not None
-    assert [exact[name] for name in ("value", "low", "high")] == pytest.approx([2, 2, 2])
+    assert [exact.value, exact.low, exact.high] == pytest.approx([2, 2, 2])
     loose = quantile_ratio(base, [2 * x for x in base], 0.5, paired=False)
     assert loose is not None
-    assert loose["low"] < 2 < loose["high"]
+    assert (loose.low or 2) < 2 < (loose.high or 2)
     # So few values say where a quantile is, and not how sure that is.
     few = quantile_ratio([1.0, 2.0], [3.0, 6.0], 0.99, paired=False)
     assert few is not None
-    assert (few["value"], few["low"], few["high"]) == (pytest.approx(3), None, None)
+    assert (few.value, few.low, few.high) == (pytest.approx(3), None, None)
     assert quantile_ratio([], [1.0], 0.5, paired=False) is None
     assert quantile_ratio([0.0, 1.0], [1.0, 2.0], 0.5, paired=True) is None
 
@@ -166,12 +171,12 @@ def test_repeats_have_student_s_interval() -> None:
     """40, 41 and 42: 41 +- 4.303 / sqrt(3); against 0, t = 41 sqrt(3)."""
     result = over_repeats([40.0, 41.0, 42.0])
     assert result is not None
-    assert result["value"] == pytest.approx(41)
-    assert result["high"] - result["value"] == pytest.approx(4.3027 / 3**0.5, rel=1e-4)
+    assert result.value == pytest.approx(41)
+    assert (result.high or 0) - (result.value or 0) == pytest.approx(4.3027 / 3**0.5, rel=1e-4)
     # Of Student's t with two degrees of freedom, in closed form.
     t = 41 * 3**0.5
-    assert result["p"] == pytest.approx(1 - t / (2 + t * t) ** 0.5, rel=1e-4)
+    assert result.p == pytest.approx(1 - t / (2 + t * t) ** 0.5, rel=1e-4)
     assert over_repeats([1.0, 2.0]) is None
     same = over_repeats([2.0] * 3)
     assert same is not None
-    assert same["p"] == 0.0
+    assert same.p == 0.0

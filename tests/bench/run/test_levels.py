@@ -17,7 +17,7 @@ from llmtap.bench.run.levels import (
     endings,
     find_capacity,
     known_capacity,
-    level_json,
+    level_figures,
     memory_errors,
     overload,
     rows_for,
@@ -28,6 +28,7 @@ from llmtap.bench.run.levels import (
 )
 from llmtap.bench.run.measurement import Measurement, steady_of
 from llmtap.bench.run.session import Folder, Load, make_load
+from llmtap.bench.sut.sut import TokenCounting
 from llmtap.errors import ConfigError
 from llmtap.metrics.objectives import Objectives
 from llmtap.units import Duration
@@ -79,8 +80,8 @@ def test_requests_that_are_not_judged_stand_beside_the_attainment() -> None:
     tried = LevelAttempt(
         1.0, measured("x", rows, load=OVER), steady_of(measured("x", rows, load=OVER), 10.0), True, ""
     )
-    report = level_json(tried)
-    assert (report["attainment"], report["not_judged"]) == (1.0, 5)
+    report = level_figures(tried)
+    assert (report.attainment, report.not_judged) == (1.0, 5)
     assert verdict_text(tried.steady, [], "sustained").startswith("sustained; 5 not judged")
     assert verdict_text(tried.steady, ["slow", "full"]).startswith("slow; full; 5 not judged")
     without = steady_of(measured("x", rows_of([100.0] * 10), load=OVER), 10.0)
@@ -90,8 +91,9 @@ def test_requests_that_are_not_judged_stand_beside_the_attainment() -> None:
 def test_bounds_are_met_or_named() -> None:
     bounds = Bounds(ttft=Duration(100 * MS), tpot=Duration(20 * MS))
     assert bounds.text == "TTFT P99 <= 100 ms, TPOT P99 <= 20.0 ms"
-    report = bounds.to_dict() or {}
-    assert (report["ttft_p99"], report["tpot_p99"], report["objectives"]) == (0.1, 0.02, None)
+    bound = bounds.report()
+    assert bound is not None
+    assert (bound.ttft_p99, bound.tpot_p99, bound.objectives) == (0.1, 0.02, None)
     assert Objectives.parse(bounds.slo or "").text == "ttft:100ms tpot:20ms"
     assert not Bounds()
     assert Bounds().slo is None
@@ -158,7 +160,9 @@ def slots_of(limit: int, e2e_s: float = 1.0, tokens: int | None = 10) -> Any:
 
 
 def closed(slots: int, requests: int) -> Load:
-    return make_load("synthetic-uniform", slots=slots, requests=requests, seed=slots, chat=False)
+    return make_load(
+        "synthetic-uniform", slots=slots, requests=requests, seed=slots, counting=TokenCounting(chat=False)
+    )
 
 
 @pytest.mark.parametrize(("limit", "rps", "slots"), [(20, 20.0, 32), (8, 8.0, 8), (64, 64.0, 64)])

@@ -7,7 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from llmtap.bench.run.session import REQUESTS_FILE, Load, make_load, write_requests
+from llmtap.bench.run.session import REQUESTS_FILE, Load, StoredRequests, make_load, write_requests
 from llmtap.load.bodies import BodyMaker, prepare
 from llmtap.load.options import BodyOptions
 from llmtap.metrics.deadlines import Benefit
@@ -60,7 +60,7 @@ def test_a_result_names_the_place_where_its_capture_lies_in_the_end(tmp_path: Pa
     assert not list(tmp_path.rglob("*.unfinished"))
 
 
-def stored(folder: Path, requests: Requests, **more: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def stored(folder: Path, requests: Requests, **more: Any) -> tuple[StoredRequests, list[dict[str, Any]]]:
     """What is told, and the lines of the file, if there is one."""
     prompts = workload_named("synthetic-uniform", "TRACE").prompts(requests, 7)
     maker = BodyMaker(BodyOptions(endpoint="completions", model="m"))
@@ -84,19 +84,19 @@ def test_each_line_has_a_request_as_it_was_sent(tmp_path: Path) -> None:
     assert [line["after"] for line in lines] == [None] * 3
     assert [len(line["body"]["prompt"]) for line in lines] == list(requests.input)
     assert [line["body"]["max_tokens"] for line in lines] == list(requests.output)
-    assert report["rows"] == 3
+    assert report.rows == 3
     raw = [
         line.partition(b'"body":')[2][:-1]
         for line in gzip.decompress((tmp_path / REQUESTS_FILE).read_bytes()).splitlines()
     ]
-    assert report["bytes"] == sum(map(len, raw))
-    assert report["sha256"] == sha256(b"".join(raw)).hexdigest()
+    assert report.bytes == sum(map(len, raw))
+    assert report.sha256 == sha256(b"".join(raw)).hexdigest()
 
 
 def test_too_many_bytes_leave_their_digest(tmp_path: Path) -> None:
     whole, _ = stored(tmp_path, three())
     (tmp_path / REQUESTS_FILE).unlink()
-    report, lines = stored(tmp_path, three(), bytes_max=whole["bytes"] - 1)
+    report, lines = stored(tmp_path, three(), bytes_max=whole.bytes - 1)
     assert lines == []
     assert report == whole | {"file": None}
 

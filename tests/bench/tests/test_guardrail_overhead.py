@@ -4,6 +4,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import pyarrow.compute as pc
 import pytest
 from hypothesis import given
@@ -131,7 +132,7 @@ def test_table_14_is_measured_by_default(tmp_path: Path) -> None:
     session = Planted(tmp_path, limited, "guardrail-overhead")
     session.arms = {name: ARMS[name] for name in ("baseline", "full")}
     result = perform(TEST, session, requests=10, repeats=1, levels=[50.0])
-    assert result.measurements["capacity"]["rps"] == pytest.approx(16, rel=0.05)
+    assert result.measurements_json()["capacity"]["rps"] == pytest.approx(16, rel=0.05)
     (table,) = (table for table in result.tables if table.caption == "Table 14: Throughput Impact")
     assert table.heads == ["Configuration", "Max Throughput", "Reduction"]
     assert [row[0] for row in table.rows] == ["Baseline", "Full Filter"]
@@ -151,7 +152,7 @@ def test_benign_requests_that_are_refused_are_a_deviation(tmp_path: Path) -> Non
     session = Planted(tmp_path, refusing, "guardrail-overhead")
     session.arms = {"baseline": TargetArm(), "full": TargetArm()}
     result = run(session, levels=[50.0], repeats=1, requests=20)
-    full = result.measurements["levels"][0]["arms"]["full"]
+    full = result.measurements_json()["levels"][0]["arms"]["full"]
     assert (full["refused"], full["complete"], full["ttft"]["n"]) == (10, 10, 10)
     assert any("10 benign requests were refused (Full Filter" in one for one in result.deviations)
     assert any("refused although the content is benign" in note for note in result.notes)
@@ -207,7 +208,7 @@ def cells(
 
 
 def test_planted_costs_lie_in_the_intervals_and_a_baseline_costs_nothing() -> None:
-    report = guardrail_figures(cells(), list(BOTH_COSTS_MS), [50.0], CAPACITY, None)
+    report = msgspec.to_builtins(guardrail_figures(cells(), list(BOTH_COSTS_MS), [50.0], CAPACITY, None))
     arms = report["levels"][0]["arms"]
     assert report["levels"][0]["rate_rps"] == 10.0
     for arm, costs in BOTH_COSTS_MS.items():
@@ -253,7 +254,9 @@ def test_blocks_that_differ_among_themselves_widen_the_interval() -> None:
             r: late(block(BASELINE_REPEATED, r, 200), ms) for r, ms in enumerate((8, 8, 8))
         },
     }
-    report = guardrail_figures(both, [BASELINE, BASELINE_REPEATED], [50.0], CAPACITY, None)
+    report = msgspec.to_builtins(
+        guardrail_figures(both, [BASELINE, BASELINE_REPEATED], [50.0], CAPACITY, None)
+    )
     result = report["levels"][0]["arms"][BASELINE_REPEATED]["overhead"]["ttft"]
     assert result["shift"]["p"] < 1e-6
     assert result["overall"]["p"] > 0.3
@@ -262,9 +265,9 @@ def test_blocks_that_differ_among_themselves_widen_the_interval() -> None:
 
 def test_p_values_are_adjusted_over_arms_and_loads() -> None:
     """Holm's over 2 filters x 3 loads: the smallest counts six times."""
-    report = guardrail_figures(
-        cells((25.0, 50.0, 75.0), 40), list(BOTH_COSTS_MS), [25.0, 50.0, 75.0], CAPACITY, None
-    )
+    levels = [25.0, 50.0, 75.0]
+    figures = guardrail_figures(cells((*levels,), 40), list(BOTH_COSTS_MS), levels, CAPACITY, None)
+    report = msgspec.to_builtins(figures)
     shifts = [
         one["arms"][arm]["overhead"]["ttft"]["overall"]
         for one in report["levels"]

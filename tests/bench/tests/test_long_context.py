@@ -54,7 +54,9 @@ def test_lengths_are_sent_in_ascending_order_each_with_texts_of_its_own(tmp_path
     texts = [load.plan.prompts.prompt(0).text for _, load in session.loads if load.plan.prompts is not None]
     assert len({text[:40] for text in texts}) == 4
     assert len({load.fingerprint() for _, load in session.loads}) == 4
-    assert result.measurements["lengths"][0]["throughput_max"]["requests_per_s"] == 3.0  # 6 of 2 slots in 2 s
+    assert (
+        result.measurements_json()["lengths"][0]["throughput_max"]["requests_per_s"] == 3.0
+    )  # 6 of 2 slots in 2 s
 
 
 def limited(rps_max: float) -> Callable[[str, Load], Measurement]:
@@ -87,7 +89,7 @@ def test_the_concurrency_is_doubled_until_the_throughput_no_longer_grows(
 ) -> None:
     session = Planted(tmp_path, limited(rps_max), "long-context")
     result = perform(TEST, session, lengths=[1_024], requests=4, throughput_concurrency=slots_max)
-    (one,) = result.measurements["lengths"]
+    (one,) = result.measurements_json()["lengths"]
     assert [level["concurrency"] for level in one["throughput"]] == tried
     assert (one["throughput_max"]["requests_per_s"], one["throughput_max"]["concurrency"]) == maximum
     assert one["throughput_saturated"] == saturated
@@ -112,10 +114,10 @@ def test_a_power_law_s_exponent_lies_within_its_interval(tmp_path: Path) -> None
     k = 1.3
     session = Planted(tmp_path, served(lambda length: 2e-5 * length**k), "long-context")
     result = perform(TEST, session, lengths=LENGTHS, throughput_concurrency=None)
-    exponent = result.measurements["scaling_exponent"]
+    exponent = result.measurements_json()["scaling_exponent"]
     assert exponent["low"] < k < exponent["high"]
     assert exponent["high"] - exponent["low"] < 0.1
-    assert result.measurements["best_fit"] == "power"
+    assert result.measurements_json()["best_fit"] == "power"
 
 
 @pytest.mark.parametrize(("bend", "best"), [(2e-10, "linear"), (2.5e-10, "quadratic")])
@@ -123,7 +125,7 @@ def test_a_law_of_more_parameters_wins_only_by_more_than_six(bend: float, best: 
     """The quadratic law fits better in both cases; BICs differ by 2.5 and by 8.0."""
     law = served(lambda length: 0.05 + 68e-6 * length + bend * length**2)
     session = Planted(tmp_path, law, "long-context")
-    report = perform(TEST, session, lengths=LENGTHS, throughput_concurrency=None).measurements
+    report = perform(TEST, session, lengths=LENGTHS, throughput_concurrency=None).measurements_json()
     better = report["fits"]["linear"]["bic"] - report["fits"]["quadratic"]["bic"]
     assert better > 0
     assert (better > 6) == (best == "quadratic")
@@ -133,18 +135,18 @@ def test_a_law_of_more_parameters_wins_only_by_more_than_six(bend: float, best: 
 def test_what_the_sut_refuses_ends_the_test(tmp_path: Path) -> None:
     session = Planted(tmp_path, served(lambda length: 1e-4 * length, limit=4_096), "long-context")
     result = perform(TEST, session, lengths=LENGTHS, throughput_concurrency=None)
-    assert [one["length"] for one in result.measurements["lengths"]] == [1_024, 2_048, 4_096]
+    assert [one["length"] for one in result.measurements_json()["lengths"]] == [1_024, 2_048, 4_096]
     assert session.loads[-1][0] == "8192-tokens"
     assert any("no answer at 8,192 tokens" in note for note in result.notes)
     nothing = perform(TEST, session, lengths=[8_192])
-    assert nothing.measurements["scaling_exponent"] is None
+    assert nothing.measurements_json()["scaling_exponent"] is None
     assert nothing.charts == []
 
 
 def test_a_linear_law_is_found_linear(tmp_path: Path) -> None:
     session = Planted(tmp_path, served(lambda length: 0.05 + 68e-6 * length), "long-context")
     result = perform(TEST, session, lengths=LENGTHS, throughput_concurrency=None)
-    report = result.measurements
+    report = result.measurements_json()
     assert report["best_fit"] == "linear"
     assert report["fits"]["linear"]["slope"] == pytest.approx(68e-6, rel=0.03)
     assert report["fits"]["linear"]["r2"] > 0.99

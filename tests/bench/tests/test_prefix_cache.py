@@ -5,6 +5,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
 from llmtap.bench.run.measurement import Measurement
@@ -64,7 +65,7 @@ def test_reductions_and_hit_rates_by_hand(tmp_path: Path) -> None:
     """1,100 tokens are 10 + 110 ms, of which 96 ms fall away: 0.8."""
     session = planted(tmp_path, by_state)
     result = run(session, tmp_path, concurrency=0)
-    report = result.measurements
+    report = result.measurements_json()
     for one in ("cold", "warm"):
         reduction = report["reduction"][one]
         assert reduction["p50"]["low"] < 0.8 < reduction["p50"]["high"]
@@ -155,7 +156,7 @@ def test_throughput_is_of_closed_loops(tmp_path: Path) -> None:
 
     session = Planted(tmp_path, answer, "prefix-cache")
     session.arms = ARMS
-    report = run(session, tmp_path, concurrency=4, throughput_requests=80).measurements["throughput"]
+    report = run(session, tmp_path, concurrency=4, throughput_requests=80).measurements_json()["throughput"]
     assert report["unit"] == "output tokens/s"
     assert report["off"]["mean"] == pytest.approx(4 / 0.120 * 10, rel=0.05)
     assert report["improvement"]["value"] == pytest.approx(4.0, rel=0.05)
@@ -187,7 +188,9 @@ def repeat(cold: list[int | None], ttft_ms: int = 30) -> PrefixRun:
 
 def test_hits_are_of_the_prefix_s_tokens_and_never_more() -> None:
     """700 tokens of prefixes; what the server has of a message behind one does not count."""
-    report = prefix_figures([repeat([None, None, 0, 96, 192, 500])], 2.0, None, None)["hit_rate"]
+    report = msgspec.to_builtins(
+        prefix_figures([repeat([None, None, 0, 96, 192, 500])], 2.0, None, None).hit_rate
+    )
     assert report["off"] is None
     # 96 of 100, 192 of 200, and all 100 of the one that tells 500.
     assert report["cold"]["value"] == pytest.approx((96 + 192 + 100) / 700)

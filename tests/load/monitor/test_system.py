@@ -26,6 +26,7 @@ from llmtap.load.monitor.system import (
     listeners,
     open_gpus,
 )
+from llmtap.load.monitor.timeseries import SampledGpus
 from tests.support.nvml import FakeGpu, FakeNvml
 from tests.support.waiting import block_until
 
@@ -103,9 +104,9 @@ def test_the_server_is_found_by_its_port(monkeypatch: pytest.MonkeyPatch) -> Non
         watch.start()
         block_until(lambda: "server_cpu" in watch.columns.latest())
         watch.close()
-    about = watch.about()
-    assert [p["pid"] for p in about["processes"]["server"]] == [child.pid]
-    assert "server" not in about["why_not"]
+    report = watch.report()
+    assert [p.pid for p in report.processes["server"]] == [child.pid]
+    assert "server" not in report.why_not
 
 
 def test_a_server_in_the_senders_own_process_is_not_told_apart() -> None:
@@ -114,9 +115,9 @@ def test_a_server_in_the_senders_own_process_is_not_told_apart() -> None:
         watch.start()
         block_until(lambda: len(watch.columns))
         watch.close()
-    about = watch.about()
-    assert about["why_not"]["server"] == "it is served by a process of the sender"
-    assert about["processes"]["server"] == []
+    report = watch.report()
+    assert report.why_not["server"] == "it is served by a process of the sender"
+    assert report.processes["server"] == []
     assert "sender_cpu" in watch.columns.known() and "server_cpu" not in watch.columns.known()
 
 
@@ -148,7 +149,7 @@ def test_the_host_and_its_gpus_are_sampled() -> None:
     }  # fmt: skip
     assert watch.columns.column("gpu0_power")[:2] == [100.0, 200.0]
     assert "gpu1_power" not in watch.columns.known() and "gpu1_utilization" in watch.columns.known()
-    assert watch.about()["gpu"] == {"devices": ["A", "B"], "unread": 0}
+    assert watch.report().gpu == SampledGpus(["A", "B"], 0)
     assert nvml.open == 0, "NVML is closed"
     shares = [share for share in watch.columns.column("host_cpu") if share is not None]
     assert shares and all(0 <= share <= 1 for share in shares)
@@ -176,11 +177,11 @@ def test_samples_that_a_slow_driver_held_up_are_left_out_and_counted() -> None:
     nvml.let.set()
     block_until(lambda: len(watch.columns) > 2)
     watch.close()
-    assert watch.about()["skipped"] >= 4
+    assert watch.report().skipped >= 4
     # The stamp is that of the CPU times, not of the driver's answer.
-    told = watch.columns.to_dict(0)
-    assert told["took"][0] >= 5 * QUICK_NS / 1e9
-    assert told["t"][1] - told["t"][0] >= 4 * QUICK_NS / 1e9
+    told = watch.columns.samples(0)
+    assert told.took[0] >= 5 * QUICK_NS / 1e9
+    assert told.t[1] - told.t[0] >= 4 * QUICK_NS / 1e9
 
 
 def test_a_driver_that_hangs_does_not_hold_the_end_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +215,7 @@ def test_what_breaks_in_a_sample_is_told_and_the_next_is_taken(monkeypatch: pyte
     watch.start()
     block_until(lambda: len(watch.columns) > 1)
     watch.close()
-    why = watch.about()["why_not"]
+    why = watch.report().why_not
     assert why["sampling"] == "RuntimeError: torn"
     assert why["host"] == "permission denied"
     assert "sender_cpu" in watch.columns.known() and "host_cpu" not in watch.columns.known()

@@ -207,16 +207,16 @@ async def test_a_server_is_scraped_again_and_again_and_once_more_at_the_end() ->
         await wait_until(lambda: len(scraper.columns) > 3)
         closing_ns = SystemClock().mono_ns()
         await scraper.close()
-    told = scraper.columns.to_dict(0)
-    n = len(told["t"])
-    assert told["series"]["running"]["values"][-1] == len(asked), "the last one is that of the end"
+    told = scraper.columns.samples(0)
+    n = len(told.t)
+    assert told.series["running"].values[-1] == len(asked), "the last one is that of the end"
     times_ns = scraper.columns.times_ns()
     assert began_ns <= times_ns[0] and times_ns[-2] <= closing_ns <= times_ns[-1] <= SystemClock().mono_ns()
-    assert all(took > 0 for took in told["took"])
-    about = scraper.about()
-    assert (about["scrapes"], about["failed"], about["failures"]) == (n, 0, {})
+    assert all(took > 0 for took in told.took)
+    report = scraper.report()
+    assert (report.scrapes, report.failed, report.failures) == (n, 0, {})
     assert {request.headers["X-Key"] for request in asked} == {"secret"}
-    assert "secret" not in str(about) + str(told)
+    assert "secret" not in str(report) + str(told)
     assert len({request.transport for request in asked}) == 1, "one connection, kept"
 
 
@@ -238,15 +238,15 @@ async def test_a_scrape_is_stamped_with_its_middle_and_says_how_long_it_took() -
         scraper.start()
         await wait_until(lambda: len(scraper.columns) > 1)
         await scraper.close()
-    told = scraper.columns.to_dict(0)
-    for served, t_ns, took in zip(served_ns, scraper.columns.times_ns(), told["took"], strict=False):
+    told = scraper.columns.samples(0)
+    for served, t_ns, took in zip(served_ns, scraper.columns.times_ns(), told.took, strict=False):
         began_ns, middle_ns, ended_ns = served
         assert took * 1e9 >= ended_ns - began_ns
         assert abs(middle_ns - t_ns) <= took * 1e9 / 2
     # 60 ms each, one due every 10 ms; and the end waits for no more than a period.
-    assert scraper.about()["skipped"] >= 5
-    assert scraper.about()["failures"] == {"no answer in time": 1}
-    assert {name: spec["values"][0] for name, spec in told["series"].items()} == VLLM_SAYS
+    assert scraper.report().skipped >= 5
+    assert scraper.report().failures == {"no answer in time": 1}
+    assert {name: spec.values[0] for name, spec in told.series.items()} == VLLM_SAYS
 
 
 def says(text: str, code: int = 200) -> Answer:
@@ -285,13 +285,13 @@ async def test_a_scrape_that_fails_is_counted_and_told(answer: Answer, reason: s
             timeout_ns = 200_000_000 if answer is hangs else 60_000_000_000
             scraper = ServerScraper(url, SystemClock(), period_ns=QUICK_NS, timeout_ns=timeout_ns)
             scraper.start()
-            await wait_until(lambda: scraper.about()["failed"] > 1)
+            await wait_until(lambda: scraper.report().failed > 1)
             await scraper.close()
-    about = scraper.about()
-    late = about["failures"].pop("no answer in time", 0) if reason != "no answer in time" else 0
+    report = scraper.report()
+    late = report.failures.pop("no answer in time", 0) if reason != "no answer in time" else 0
     assert late <= 1, "the last one waits no longer than a period"
-    assert about["failures"] == {reason: about["failed"] - late}
-    assert about["scrapes"] == about["failed"] >= 3
+    assert report.failures == {reason: report.failed - late}
+    assert report.scrapes == report.failed >= 3
     assert len(scraper.columns) == 0
 
 
@@ -310,9 +310,9 @@ async def test_who_guesses_asks_once_where_there_are_no_metrics(answer: Answer) 
             f"{url}?key=secret", SystemClock(), period_ns=QUICK_NS, optional=True, headers=headers
         )
         scraper.start()
-        await wait_until(lambda: scraper.about()["gave_up"])
+        await wait_until(lambda: scraper.report().gave_up)
         await asyncio.sleep(5 * QUICK_NS / 1e9)
         await scraper.close()
-    about = scraper.about()
+    report = scraper.report()
     assert asked == ["me/1"], "and not once more at the end"
-    assert (about["scrapes"], about["failed"], about["url"]) == (1, 1, url)
+    assert (report.scrapes, report.failed, report.url) == (1, 1, url)

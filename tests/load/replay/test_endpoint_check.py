@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llmtap.bench.exo.mode import ExoBench, ExoGrid, ExoOptions
-from llmtap.bench.run.session import make_load
+from llmtap.bench.run.session import OpenLoop, make_load
 from llmtap.errors import ConfigError
 from llmtap.load.endpoint_check import FIRST
 from llmtap.load.options import BodyOptions, ScheduleOptions
@@ -106,7 +106,7 @@ def test_a_bench_names_the_endpoint_and_sends_one_request(tmp_path: Path) -> Non
     async def work() -> tuple[ConfigError, int]:
         async with chat_only() as (url, paths):
             session = session_to(url, tmp_path, warmup="auto", target={"endpoint": "completions"})
-            load = make_load("synthetic-uniform", seed=1, rate_rps=50.0, requests=50)
+            load = make_load("synthetic-uniform", seed=1, open_loop=OpenLoop(50.0), requests=50)
             with pytest.raises(ConfigError) as caught:
                 await session.measure("load", load)
             return caught.value, len(paths)

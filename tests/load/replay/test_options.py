@@ -132,8 +132,8 @@ def test_a_replay_of_twenty_requests(spoken: str, endpoint: str, workload: str, 
     async def work() -> tuple[dict[str, Any], list[Any]]:
         async with serving(spoken) as (url, log):
             found = await support.replayed(plan, url, capture=tmp_path, slo="ttft:1s")
-            await wait_until(lambda: len(log.page_since(0)["truths"]) == N)
-            return found, log.page_since(0)["truths"]
+            await wait_until(lambda: len(log.page_since(0).truths) == N)
+            return found, log.page_since(0).truths
 
     result, truths = play(work(), 200)
     assert (result["load"]["sent"], result["load"]["unsent"], result["outcomes"]) == (N, 0, {"complete": N})

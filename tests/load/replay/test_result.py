@@ -149,20 +149,20 @@ START_NS = 7 * S
 def test_what_was_planned_behind_the_end_was_not_asked() -> None:
     planned = [0, S // 2, 3 * S // 2, 9 * S]
     told = timeline_of([], [], began_ns=START_NS, until_ns=START_NS + 2 * S, planned_ns=planned)
-    assert told["asked"] == [2, 1]
+    assert told.asked == [2, 1]
     # The last of a plan is due at its end, and a run has no end before that.
     told = timeline_of([], [], began_ns=START_NS, until_ns=START_NS + 2 * S, planned_ns=[0, 2 * S])
-    assert told["asked"] == [1, 1]
+    assert told.asked == [1, 1]
 
 
 def test_a_long_run_has_longer_periods() -> None:
     hours = 12 * 3_600
     sent = [START_NS + s * S for s in range(0, hours, 100)]
     told = timeline_of(sent, sent, began_ns=START_NS, until_ns=START_NS + hours * S)
-    assert told["period"] == 5
-    assert len(told["t"]) == len(told["sent"]) <= PERIODS_MAX
-    assert told["t"][-1] == hours - 5
-    assert sum(told["sent"]) == len(sent)
+    assert told.period == 5
+    assert len(told.t) == len(told.sent) <= PERIODS_MAX
+    assert told.t[-1] == hours - 5
+    assert sum(told.sent) == len(sent)
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=30), st.integers(0, 80))
@@ -173,14 +173,14 @@ def test_as_if_looked_at_every_moment(requests: list[tuple[int, int]], more: int
     ended = [START_NS + (at + lasts) * tenth for at, lasts in requests]
     until_ns = max([*ended, START_NS]) + more * tenth
     told = timeline_of(sent, ended, began_ns=START_NS, until_ns=until_ns)
-    periods = len(told["t"])
+    periods = len(told.t)
     for name, times in (("sent", sent), ("ended", ended)):
         counted = [min((ns - START_NS) // S, periods - 1) for ns in times]
-        assert told[name] == [counted.count(period) for period in range(periods)]
+        assert getattr(told, name) == [counted.count(period) for period in range(periods)]
     for period in range(periods):
         last = period == periods - 1
         ticks = range(period * 10, 10**3 if last else period * 10 + 10)
         flying = [
             sum(s <= START_NS + k * tenth <= e for s, e in zip(sent, ended, strict=True)) for k in ticks
         ]
-        assert told["in_flight"][period] == max(flying)
+        assert told.in_flight[period] == max(flying)

@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from llmtap.load.replay.verdict import LIMITS, findings, unchecked, verdict_of
+from llmtap.load.replay.findings import LIMITS, findings, unchecked
+from llmtap.load.replay.verdict import verdict_of
 from llmtap.load.run import TIME_UP
 from llmtap.metrics.histogram import Histogram
 
@@ -89,7 +91,7 @@ def test_each_rule_alone_names_the_figures_that_it_concerns(
 ) -> None:
     [found] = findings(result(**changes))
     assert found.what == what
-    assert found.limit in found.to_dict().values()
+    assert found.judged().limit == found.limit
     assert spoils <= set(found.spoils) and doubts <= set(found.doubts)
     assert bool(spoils) == bool(found.spoils) and bool(doubts) == bool(found.doubts)
 
@@ -99,7 +101,8 @@ def judged(told: dict[str, Any]) -> dict[str, Any]:
     names = ("ttft", "ttft_any", "ttfb", "tpot", "tbc", "itl", "tbc_max", "jitter", "e2e")
     told["metrics"] = {name: {"n": 90, "p50": 0.1, **told["metrics"].get(name, {})} for name in names}
     told |= {"tokens": {"output": 500, "input": 100}, "corrected": {"ttft": {"n": 90}}}
-    return verdict_of(findings(told), told)
+    public: dict[str, Any] = msgspec.to_builtins(verdict_of(findings(told), told))
+    return public
 
 
 def test_late_reads_spoil_the_times_between_chunks_and_no_other_figure() -> None:

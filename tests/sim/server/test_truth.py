@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from llmtap.clock import ManualClock
-from llmtap.sim.server.truth import Truth, TruthLog
+from llmtap.sim.server.truth import Truth, TruthAnchor, TruthLog
 
 
 def truth(name: str, tokens: int = 1) -> Truth:
@@ -15,7 +15,7 @@ def truth(name: str, tokens: int = 1) -> Truth:
 
 
 def ids(log: TruthLog, since: int = 0) -> list[str]:
-    return [t.id for t in log.page_since(since)["truths"]]
+    return [t.id for t in log.page_since(since).truths]
 
 
 def test_it_tells_what_ended_since() -> None:
@@ -25,8 +25,8 @@ def test_it_tells_what_ended_since() -> None:
         log.end(truth(name))
     assert ids(log) == ["a", "b", "c"]
     assert ids(log, 2) == ["c"]
-    assert log.page_since(2)["next"] == 3 == log.page_since(3)["next"]
-    assert log.page_since(0)["anchor"] == {"mono_ns": 7, "wall_ns": ManualClock(7).wall_ns(), "width_ns": 0}
+    assert log.page_since(2).next == 3 == log.page_since(3).next
+    assert log.page_since(0).anchor == TruthAnchor(7, ManualClock(7).wall_ns(), 0)
 
 
 def test_the_file_has_every_request_and_the_anchor_first(tmp_path: Path) -> None:

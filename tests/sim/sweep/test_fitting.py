@@ -24,20 +24,11 @@ from llmtap.sim.model_options import (
     ServingSetup,
 )
 from llmtap.sim.schedulers.registry import SCHEDULERS
-from llmtap.sim.sweep.fitting import (
-    FitError,
-    GridError,
-    GridPoint,
-    IterationFit,
-    KvMemory,
-    caution_of,
-    fit_batches,
-    fit_capture,
-    fit_exchanges,
-    load_grid,
-    nearest,
-    unseen_of,
-)
+from llmtap.sim.sweep.batch_grid import GridError, GridPoint, fit_batches, load_grid
+from llmtap.sim.sweep.engine_load import KvMemory
+from llmtap.sim.sweep.fit_report import caution_of
+from llmtap.sim.sweep.fitting import IterationFit, fit_capture, fit_exchanges
+from llmtap.sim.sweep.linear_fit import FitError, nearest, unseen_of
 from llmtap.sim.sweep.simulate import ExchangeMaker, simulate
 from llmtap.workload.requests import Requests
 

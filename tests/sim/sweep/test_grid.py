@@ -24,7 +24,7 @@ from llmtap.sim.sweep.grid import (
     best_of,
     points,
 )
-from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob, digest_of, run_job
+from llmtap.sim.sweep.sweep import JobOptions, SweepAttempt, SweepJob, digest_of, run_job
 from llmtap.workload.registry import drawn_requests, is_workload
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import Trace
@@ -61,7 +61,7 @@ def test_jobs_have_what_their_points_say(source: GridSource) -> None:
         "requests": (30, 100), "rate": (5.0,), "servers": (2,), "seed": (7,), "bins": ("3",), "eps": ("1ms",),
         "chunk": ("64",), "scheduler": ("multi_bin_dynamic",),
     }  # fmt: skip
-    jobs = SweepGrid(source, {"capacity": 0.1, "measure": True}).jobs(axes, None, nothing)
+    jobs = SweepGrid(source, JobOptions(capacity=0.1, measure=True)).jobs(axes, None, nothing)
     assert [j.count for j in jobs] == [30, 100]
     # Rows come every 2 s; a rate is by the rows that are taken.
     assert [j.scale for j in jobs] == [pytest.approx(10), pytest.approx(10)]
@@ -94,7 +94,7 @@ ONCE = [
 def test_a_run_is_made_once_over_what_its_scheduler_reads(
     source: GridSource, axes: dict[str, Any], expected: list[dict[str, Any]]
 ) -> None:
-    jobs = SweepGrid(source, {}).jobs(axes, None, nothing)
+    jobs = SweepGrid(source).jobs(axes, None, nothing)
     result = [msgspec.to_builtins(j.readings, enc_hook=int) | msgspec.to_builtins(j.serving, enc_hook=int)
             | {"seed": j.seed} for j in jobs]  # fmt: skip
     assert [
@@ -105,7 +105,7 @@ def test_a_run_is_made_once_over_what_its_scheduler_reads(
 def test_a_workload_is_drawn_by_its_name_and_seed() -> None:
     source = GridSource("chat")
     axes = {"scheduler": ("static_fifo",), "requests": (50,), "seed": (1, 2)}
-    first, second = SweepGrid(source, {}).jobs(axes, None, nothing)
+    first, second = SweepGrid(source).jobs(axes, None, nothing)
     assert first.rows != second.rows
     assert source.traces[first.rows].requests == drawn_requests("chat", 50, 1, "")
     assert len(source.rows(None, 1)[1]) == 10_000
@@ -128,7 +128,9 @@ def test_what_cannot_be_is_said_before_anything_is_run(
     ends = 9 if "scale" in axes else 1
     path.write_text(HEADER + "".join(f"{t},GPT-4,5,5,10,API log\n" for t in (1, ends)))
     with pytest.raises(ConfigError, match=problem):
-        SweepGrid(GridSource(str(path)), common).jobs({"scheduler": ("static_fifo",), **axes}, None, nothing)
+        SweepGrid(GridSource(str(path)), JobOptions(**common)).jobs(
+            {"scheduler": ("static_fifo",), **axes}, None, nothing
+        )
 
 
 def result(late: float) -> dict[str, Any]:
@@ -158,7 +160,7 @@ PRESET = Preset("", "", {}, ({"scheduler": "multi_bin_dynamic", "servers": BEST,
 def test_the_best_is_searched_with_all_else_being_equal(source: GridSource) -> None:
     ran = Ran(source)
     axes = {"requests": (60,), "scale": (10.0, 40.0), "eps": ("1ms",)}
-    jobs = SweepGrid(source, {}).jobs(axes, PRESET, ran)
+    jobs = SweepGrid(source).jobs(axes, PRESET, ran)
     assert len(ran.jobs) == 2 * 48
     assert {(j.count, j.scale, j.readings.eps) for j in ran.jobs} == {
         (60, 10.0, 1_000_000), (60, 40.0, 1_000_000),
@@ -178,7 +180,7 @@ def test_shares_are_of_what_is_done_when_all_come_at_once(source: GridSource) ->
     )  # fmt: skip
     ran = Ran(source)
     axes = {"share": (0.5, 1.0), "chunk": ("64",)}
-    jobs = SweepGrid(source, {"objectives": "ttft:1s"}).jobs(axes, preset, ran)
+    jobs = SweepGrid(source, JobOptions(objectives="ttft:1s")).jobs(axes, preset, ran)
     [first] = ran.jobs
     assert (first.scheduler, first.objectives, first.measure, first.serving.chunk) == (
         "continuous_batching", "", False, 512,
@@ -195,7 +197,7 @@ def test_shares_are_of_what_is_done_when_all_come_at_once(source: GridSource) ->
     assert [j.objectives for j in jobs] == ["ttft:1s"] * 4
     plain = [replace(j, scheduler="", scale=0.0, wanted_load=None) for j in jobs]
     assert (plain[:2], [j.wanted_load for j in jobs]) == (plain[2:], [0.5, 0.5, 1.0, 1.0])
-    few = SweepGrid(source, {}).jobs({"share": (0.5,), "requests": (50,)}, preset, ran)
+    few = SweepGrid(source).jobs({"share": (0.5,), "requests": (50,)}, preset, ran)
     assert ([j.count for j in few], ran.jobs[-1].count) == ([50, 50], 2_000)  # enough for the capacity
 
 
@@ -239,20 +241,20 @@ def test_every_name_and_value_of_a_preset_is_known(name: str) -> None:
 def test_the_grid_is_the_one_of_the_seed() -> None:
     """7.1, step 1: 4 x 8 x 6 = 192 runs at a load."""
     preset = PRESETS["grid"]
-    jobs = SweepGrid(Small("x"), {}).jobs(preset.axes, preset, instantly)
+    jobs = SweepGrid(Small("x")).jobs(preset.axes, preset, instantly)
     assert len(jobs) == 192
     assert {j.count for j in jobs} == {1_000, 10_000, 100_000, 1_000_000}
     assert {j.servers for j in jobs} == {1, 2, 4, 8, 16, 32, 64, 100}
     assert {j.readings.bins for j in jobs} == {1, 2, 4, 8, 16, 32}
     assert {(j.scheduler, j.scale, j.seed) for j in jobs} == {("multi_bin_dynamic", 100.0, None)}
-    of_one_size = SweepGrid(Small("x"), {}).jobs(preset.axes | {"requests": (10_000,)}, preset, instantly)
+    of_one_size = SweepGrid(Small("x")).jobs(preset.axes | {"requests": (10_000,)}, preset, instantly)
     assert len(of_one_size) == 48
 
 
 def test_the_defaults_include_the_run_of_the_seed() -> None:
     """8.1: NUM_GPUS 4, K_BINS 4, RPS_SCALING 10."""
     preset = PRESETS["defaults"]
-    jobs = SweepGrid(Small("x"), {}).jobs(preset.axes, preset, instantly)
+    jobs = SweepGrid(Small("x")).jobs(preset.axes, preset, instantly)
     [own] = [j for j in jobs if (j.scheduler, j.readings.bins, j.scale) == ("multi_bin_dynamic", 4, 10.0)]
     assert (own.servers, own.count) == (4, 1_000)
     assert (own.readings.b_min, own.readings.b_max, own.readings.eps) == (1, 128, 5_000_000)
@@ -263,7 +265,7 @@ def test_the_defaults_include_the_run_of_the_seed() -> None:
 def test_the_methods_are_those_of_the_seed() -> None:
     """7.1, step 2: 4 methods x 4 sizes. Here a GPU and a bin are as good as any, so that is the best."""
     preset = PRESETS["methods"]
-    jobs = SweepGrid(Small("x"), {}).jobs(preset.axes, preset, instantly)
+    jobs = SweepGrid(Small("x")).jobs(preset.axes, preset, instantly)
     assert len(jobs) == 16
     assert [(j.scheduler, j.servers, j.readings.bins) for j in jobs[:4]] == [
         ("static_fifo", 1, 8), ("dynamic_no_bins", 1, 8), ("multi_bin_dynamic", 1, 8),

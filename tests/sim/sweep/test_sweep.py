@@ -14,6 +14,7 @@ import llmtap
 from llmtap.capture.read.reader import read
 from llmtap.metrics.deadlines import Benefit
 from llmtap.sim.model_options import IterationModel, LatencyModel, ModelOptions, Serving
+from llmtap.sim.sweep.fit_report import GridFitReport
 from llmtap.sim.sweep.simulate import simulate
 from llmtap.sim.sweep.sweep import SweepJob, attempt, digest_of, run_job, write_runs
 from llmtap.units import Duration
@@ -36,7 +37,9 @@ OTHER: dict[str, Any] = {
     "serving": Serving(chunk=511),
     "model": LatencyModel(1.0, 2.0, 0.5),
     "iterations": IterationModel(1.0, 0.5, 1.0),
-    "fit": {"grid": "g.csv"},
+    "fit": GridFitReport(
+        grid="g.csv", r2=1.0, points=5, error_max=0.0, unseen=None, valid=True, caution=None
+    ),
     "model_source": "a sketch",
     "objectives": "ttft:1s",
     "reader": Benefit(alpha=4.0),

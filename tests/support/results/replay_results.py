@@ -3,9 +3,11 @@
 from array import array
 from typing import Any
 
+import msgspec
+
 from llmtap.clock import ManualClock, WallAnchor
 from llmtap.exchange.outcome import Outcome as Ending
-from llmtap.load.monitor.timeseries import Columns, TimeSeries
+from llmtap.load.monitor.timeseries import Columns, SamplingReport, ScrapeReport, TimeSeries
 from llmtap.load.replay.result import RunObservations, result_of
 from llmtap.load.tally import LoadTally
 from llmtap.load.workers.worker_handle import Done
@@ -61,7 +63,7 @@ def replay_result(n: int = 120, *, late_ms: int = 0, failed: int = 0, closed: bo
         anchor=WallAnchor.sample(ManualClock()),
         details={
             "warmup": {"skipped": "cold start", "requests": 0}, "baseline": None, "unread": 0,
-            "system": {"summary": summary, "series": series.to_dict()},
+            "system": msgspec.to_builtins({"summary": summary, "series": series.samples()}),
         },
     )  # fmt: skip
 
@@ -95,5 +97,4 @@ def _series(ended_ns: int) -> TimeSeries:
         })  # fmt: skip
     for columns in (system, server):
         columns.close()
-    about = {"period": 1.0, "why_not": {}, "scrape": {"scrapes": 9, "failed": 0, "failures": {}}}
-    return TimeSeries(BEGAN_NS, system, server, about)
+    return TimeSeries(BEGAN_NS, system, server, SamplingReport(period=1.0, scrape=ScrapeReport(scrapes=9)))

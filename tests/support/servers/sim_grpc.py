@@ -27,7 +27,7 @@ class GrpcEngine:
         return self._truths()
 
     def _truths(self) -> list[Any]:
-        return list(self.server.reception.truths.page_since(0)["truths"])
+        return list(self.server.reception.truths.page_since(0).truths)
 
 
 @asynccontextmanager

@@ -48,7 +48,7 @@ class Endless:
 
 
 def deadly_job() -> SweepJob:
-    return SweepJob("deadly.csv", DEADLY, 1, 1.0, "static_fifo")
+    return SweepJob(trace="deadly.csv", rows=DEADLY, count=1, scale=1.0, scheduler="static_fifo")
 
 
 def children(pid: int) -> set[int]:

@@ -213,9 +213,17 @@ def _condition_value(text: str) -> Any:
 
 
 _PATHS: Final = (
-    *OUTPUTS, *PAYLOADS, "choice", "role", "tokens", "logprobs", "running_tokens", "usage", "finish_reason",
+    *OUTPUTS,
+    *PAYLOADS,
+    "choice",
+    "role",
+    "tokens",
+    "logprobs",
+    "running_tokens",
+    "usage",
+    "finish_reason",
     "error",
-)  # fmt: skip
+)
 _CONDITIONS: Final = ("has", "where", "done")
 
 
@@ -279,9 +287,10 @@ def _table_mistakes(table: DialectTable, place: str) -> Iterator[ConfigError]:
         )
     if table.counts != Counts() and not any(rule.usage for rule in rules):
         yield ConfigError(
-            f"{place}.counts", "is set, but no rule has the key usage, in which the counts are read",
+            f"{place}.counts",
+            "is set, but no rule has the key usage, in which the counts are read",
             "add usage to a rule, or leave out counts",
-        )  # fmt: skip
+        )
     for key in ("match", "model"):
         yield from _path_mistakes(f"{place}.{key}", *listed(getattr(table, key)))
     for key in Counts.__struct_fields__:

@@ -9,6 +9,7 @@ Source: declaration.py.
 import re
 from typing import Any, Final
 
+from llmtap.json_types import JsonObject
 from llmtap.protocol import verdicts
 from llmtap.protocol.delta import Delta, EventClass, ServerTime, TokenSource, UsageCounts, Verdict
 from llmtap.protocol.dialects import openai_shapes, shapes
@@ -194,7 +195,7 @@ class TableReader(shapes.ObjectReader):
             return shapes.piece(OUTPUTS[kind], text) if text else Delta(EventClass.METADATA)
         return openai_shapes.read_frame(event)
 
-    def _read(self, root: dict[str, Any], event: SseEvent) -> Delta:
+    def _read(self, root: JsonObject, event: SseEvent) -> Delta:
         sample = self._sample
         if sample is not None and sample.event_name == event.event and (text := sample.take_text(root)):
             delta = shapes.piece(sample.kind, text, sample.choices)
@@ -286,7 +287,7 @@ class TableReader(shapes.ObjectReader):
             if ms is not None:
                 findings.times += (ServerTime(name, ms, path.rpartition(".")[0] or path, path, unit),)
 
-    def _read_usage(self, usage: Any, root: Any) -> tuple[UsageCounts, dict[str, Any], Any] | None:
+    def _read_usage(self, usage: Any, root: Any) -> tuple[UsageCounts, JsonObject, Any] | None:
         """Return the counts of a usage object, the object, and the total; None if it counts nothing."""
         if type(usage) is not dict:
             return None

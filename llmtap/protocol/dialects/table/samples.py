@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from llmtap.json_types import JsonObject
 from llmtap.protocol.delta import Delta, EventClass
 from llmtap.protocol.dialects.table.declaration import STEPS_MAX
 from llmtap.protocol.sse import SseEvent
@@ -22,7 +23,7 @@ class Sample(msgspec.Struct, gc=False):
     holder: tuple[Any, ...]
     """Path of the object that holds the text."""
     key: Any
-    get: Callable[[dict[str, Any]], tuple[Any, ...]]
+    get: Callable[[JsonObject], tuple[Any, ...]]
     """Returns the members of an event that are read, without the usage."""
     values: tuple[Any, ...]
     """Values of these members, with null in place of the text."""
@@ -34,7 +35,7 @@ class Sample(msgspec.Struct, gc=False):
     choices: tuple[int, ...]
     usage_member: str | None
 
-    def take_text(self, root: dict[str, Any]) -> str:
+    def take_text(self, root: JsonObject) -> str:
         """Return the text of an event that is otherwise like this one, else "". Values inside a member are
         compared by `==`, for which 1 and true are equal."""
         holder: Any = root
@@ -58,7 +59,7 @@ class Sample(msgspec.Struct, gc=False):
 
 
 def take_sample(
-    delta: Delta, root: dict[str, Any], event: SseEvent, names: frozenset[str], usage_member: str | None
+    delta: Delta, root: JsonObject, event: SseEvent, names: frozenset[str], usage_member: str | None
 ) -> Sample | None:
     """Return the sample of an event that was read as `delta`, or None. The caller must not use `root`
     afterwards: its text is removed."""

@@ -1,0 +1,97 @@
+"""Fit a `LatencyModel` to a grid of whole batches: a CSV file of batch size, length and time.
+
+`llmtap bench grid` measures a grid. Each point is also predicted by a fit to the other points (`Unseen`).
+"""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from llmtap.sim.model_options import LatencyModel
+from llmtap.sim.sweep.linear_fit import FitError, Part, Unseen, least_squares, left_out, part_of
+
+
+class GridError(FitError):
+    """A grid of measurements cannot be used; the message has the reason and the place."""
+
+
+GridPoint = tuple[int, int, float]
+"""Batch size, tokens of the longest request, and time in seconds."""
+_COLUMNS: Final = ("batch_size", "max_seq_len", "mean_latency_sec")
+"""Names of the columns in the file, as in the multi-bin paper, 3.2."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFit:
+    model: LatencyModel
+    part: Part
+    unseen: Unseen | None
+    """Accuracy for points that were not used; None if the grid without one of its
+    points determines no model."""
+
+
+def fit_batches(points: Sequence[GridPoint]) -> BatchFit:
+    """Return the model nearest to the points: T is linear in 1, L and L (b - 1) / b. Raises GridError."""
+    rows = [(1.0, float(length), length * (b - 1) / b) for b, length, _ in points]
+    values = [seconds for _, _, seconds in points]
+    solved = least_squares(list(zip(*rows, strict=True)), values) if rows else None
+    if solved is None:
+        raise GridError("the grid needs at least two batch sizes and two lengths")
+    alpha, beta, beta_gamma = solved
+    if beta <= 0:
+        raise GridError("the model does not fit this grid: longer batches are not slower")
+    if alpha < 0 or beta_gamma < -beta:
+        raise GridError("the model does not fit this grid: some batches would have a negative duration")
+    fitted = [alpha + beta * length + beta_gamma * share for _, length, share in rows]
+    model = LatencyModel(alpha * 1e9, beta * 1e9, beta_gamma / beta)
+    return BatchFit(model, part_of("grid", values, fitted), left_out(list(zip(*rows, strict=True)), values))
+
+
+def load_grid(path: str | Path) -> list[GridPoint]:
+    """Read a CSV file with the columns of the multi-bin paper, 3.2. Raises GridError."""
+    points: list[GridPoint] = []
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file)
+        reader.fieldnames = _header_names(reader)
+        for name in _COLUMNS:
+            if name not in (reader.fieldnames or ()):
+                raise GridError(f"line 1: expected a column {name}")
+        for row in reader:
+            try:
+                b, length, seconds = int(row[_COLUMNS[0]]), int(row[_COLUMNS[1]]), float(row[_COLUMNS[2]])
+            except (TypeError, ValueError):
+                raise GridError(
+                    f"line {reader.line_num}: expected batch size and length as whole numbers, and seconds"
+                ) from None
+            if b < 1 or length < 0 or not 0 < seconds < float("inf"):
+                raise GridError(
+                    f"line {reader.line_num}: impossible values: {b} requests, {length} tokens, {seconds} s"
+                )
+            points.append((b, length, seconds))
+    return points
+
+
+def _header_names(reader: "csv.DictReader[str]") -> list[str]:
+    return [name.strip().lower() for name in reader.fieldnames or ()]
+
+
+def length_counted(path: str | Path) -> str | None:
+    """Return which tokens the lengths of a grid count, as a value of `ModelOptions.length`; None: unknown.
+
+    It follows from the columns `prompt_tokens` and `output_tokens`, which `llmtap bench grid` writes.
+    """
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file)
+        reader.fieldnames = _header_names(reader)
+        try:
+            counts = [
+                (int(row["max_seq_len"]), int(row["prompt_tokens"]), int(row["output_tokens"]))
+                for row in reader
+            ]
+        except (KeyError, TypeError, ValueError):
+            return None
+    if all(length == output for length, _, output in counts):
+        return "output"
+    return "prompt+output" if all(length == p + output for length, p, output in counts) else None

@@ -1,0 +1,218 @@
+"""Number of requests and tokens in an engine at any time, computed from the times of its requests.
+
+`fitting.py` uses it to find the iterations that only decoded, and their size.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Final
+
+import numpy as np
+
+from llmtap.exchange.exchange import Exchange
+from llmtap.metrics.latency import output_times_ns, tokens_per_chunk
+
+_ROUNDED_NS: Final = 2_000
+"""Rounding error of times in captures: whole microseconds, rounded down, relative to each arrival."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvMemory:
+    """KV memory of the measured server. A block that several prompts share is counted once
+    for each of them."""
+
+    blocks: int
+    block_tokens: int
+
+
+@dataclass(slots=True)
+class RequestTimes:
+    """Times and tokens of one request."""
+
+    arrival_ns: int
+    start_ns: int
+    """Time at which the server began to process the request, if reported; else the arrival."""
+    first_ns: int | None
+    last_ns: int | None
+    end_ns: int
+    prompt: int | None
+    """Prompt tokens that were not cached."""
+    context: int
+    output: int
+    times_ns: list[int]
+    """Time of each token; empty if unknown."""
+
+
+def request_times(x: Exchange) -> RequestTimes | None:
+    t, tokens = x.timeline, x.tokens
+    if t.submit_ns is None and t.first_token_ns is None:
+        return None
+    submit_ns = t.arrival_ns if t.submit_ns is None else t.submit_ns
+    # Use only the first entry: a gateway and its engine may both report the same wait.
+    queued = (float(str(one["ms"])) for one in x.server_timing or () if one.get("name") == "queue")
+    queued_ms = next(queued, 0.0)
+    last_ns = t.last_token_ns if x.stream else None
+    if last_ns is None and x.stream and t.first_token_ns is not None:
+        last_ns = t.response_end_ns  # Traces such as Dynamo's have only the end of the answer.
+    times: list[int] = []
+    if last_ns is not None and not x.unlogged_events:
+        counts = tokens_per_chunk(x)
+        if counts is not None and counts.count(1) == len(counts):
+            times = output_times_ns(t.events)
+    given = tokens.input
+    return RequestTimes(
+        submit_ns, submit_ns + round(queued_ms * 1e6), t.first_token_ns if x.stream else None, last_ns,
+        last_ns or t.response_end_ns or t.delivered_ns or submit_ns,
+        None if given is None else max(0, given - (tokens.cached or 0)), given or 0,
+        len(times) or tokens.output or 0, times,
+    )  # fmt: skip
+
+
+class EngineLoad:
+    """Number of running requests, and of their tokens in memory (context), at any time."""
+
+    def __init__(self, rows: Sequence[RequestTimes], memory: KvMemory | None = None) -> None:
+        running = [row for row in rows if row.first_ns is not None and row.last_ns is not None]
+        self._arrivals = sorted(row.arrival_ns for row in rows)
+        self._end_times = sorted(row.end_ns for row in rows)
+        self._taken_up = sorted(row.start_ns for row in rows)
+        self._settled_times = sorted(row.end_ns if row.first_ns is None else row.first_ns for row in rows)
+        firsts = sorted((row.first_ns or 0, row.context, row.prompt or 0) for row in running)
+        lasts = sorted((row.last_ns or 0, row.context, row.output) for row in running)
+        self._first_times, self._last_times = [t for t, _, _ in firsts], [t for t, _, _ in lasts]
+        is_later = (
+            t - previous_ns > _ROUNDED_NS
+            for previous_ns, t in pairwise([-3 * _ROUNDED_NS, *self._first_times])
+        )
+        self._taken_in = [0, *accumulate(is_later)]
+        self._prompts_begun = [0, *accumulate(n for _, n, _ in firsts)]
+        self._prompts_taken = [0, *accumulate(n for _, _, n in firsts)]
+        self._prompts_over = [0, *accumulate(n for _, n, _ in lasts)]
+        self._tokens_over = [0, *accumulate(n for _, _, n in lasts)]
+        self._tokens = sorted(t for row in running for t in row.times_ns)
+        self._running_means = _Means(running)
+        self.timed = all(row.times_ns for row in running)
+        self._memory = memory if self.timed else None
+        if self._memory is not None:
+            self._settle(rows, running)
+
+    def _settle(self, rows: Sequence[RequestTimes], running: Sequence[RequestTimes]) -> None:
+        """Store the periods in which a request waits or is in prefill, or may be preempted."""
+        waits = [
+            (row.start_ns, row.end_ns if row.first_ns is None else row.first_ns, row.context) for row in rows
+        ]
+        waits.sort(key=lambda one: one[1])
+        self._settled_times = [end_ns for _, end_ns, _ in waits]
+        self._waiting = [(start_ns, tokens) for start_ns, _, tokens in waits]
+        # Each entry of `waits` ends when the request "settles": it gets its first token, or ends without one.
+        # At any time, the request that settles next is the head of the queue, if it has already begun to
+        # wait.
+        absent = [(a, b) for row in running for a, b in pairwise(row.times_ns) if self.is_full(a)]
+        self._left = sorted(a for a, _ in absent)
+        self._back = sorted(b for _, b in absent)
+
+    def is_full(self, t_ns: int) -> bool:
+        """Return whether the memory may be too small for the next token of each running request."""
+        assert self._memory is not None
+        d, context = self.decoding(t_ns + _ROUNDED_NS)
+        return context // self._memory.block_tokens + 2 * d > self._memory.blocks
+
+    def running(self, t_ns: int) -> int:
+        """Return the number of requests that decode at a time."""
+        return bisect_left(self._first_times, t_ns) - bisect_left(self._last_times, t_ns)
+
+    def alone(self, row: RequestTimes) -> bool:
+        """Return whether no other request was open between the arrival of a request and its first token."""
+        assert row.first_ns is not None
+        come = bisect_left(self._arrivals, row.first_ns)
+        return come - bisect_right(self._end_times, row.arrival_ns) == 1
+
+    def undisturbed(self, t_ns: int) -> bool:
+        """Return whether at this time no request is in prefill and none can begin it.
+
+        Either no request waits, or the next one does not fit into the memory.
+        """
+        later_ns = t_ns + _ROUNDED_NS
+        settled = bisect_right(self._settled_times, later_ns)
+        nobody_waits = bisect_right(self._taken_up, later_ns) <= settled
+        if self._memory is None:
+            return nobody_waits
+        if bisect_right(self._left, later_ns) > bisect_right(self._back, later_ns):
+            return False
+        if nobody_waits:
+            return True
+        head_start_ns, tokens = self._waiting[settled]
+        context = self.decoding(later_ns)[1]
+        # A request that waits because the memory is full is not in prefill, so it disturbs nothing. `held` is
+        # a lower bound of the blocks in use, so if the next prompt does not fit by it, the request was not
+        # admitted.
+        held = -(-context // self._memory.block_tokens)
+        needed = -(-tokens // self._memory.block_tokens)
+        return head_start_ns <= later_ns and held + needed > self._memory.blocks
+
+    def decoding(self, t_ns: int) -> tuple[int, int]:
+        """Return the number of requests that decode at a time, and the number of their tokens in memory.
+
+        The second number is valid only if all tokens have times.
+        """
+        begun, over = bisect_left(self._first_times, t_ns), bisect_left(self._last_times, t_ns)
+        tokens_made = bisect_left(self._tokens, t_ns) - self._tokens_over[over]
+        # Do not count the newest token of each request: the iteration adds it to the memory.
+        context = self._prompts_begun[begun] - self._prompts_over[over] + tokens_made - (begun - over)
+        return begun - over, context
+
+    def taken_in(self, start_ns: int, end_ns: int) -> tuple[int, int]:
+        """Return the number of iterations in a period that made a first token, and of their prompt tokens."""
+        low, high = (bisect_right(self._first_times, t_ns + _ROUNDED_NS) for t_ns in (start_ns, end_ns))
+        prompts = self._prompts_taken[high] - self._prompts_taken[low]
+        return self._taken_in[high] - self._taken_in[low], prompts
+
+    def means(self, row: RequestTimes) -> tuple[float, float]:
+        """Return the means of (d - 1) / d and of the context during an answer, from first token to last.
+
+        The means are over iterations if all tokens have times, else over time.
+        """
+        assert row.first_ns is not None
+        assert row.last_ns is not None
+        if self.timed:
+            loads = [self.decoding(t_ns - _ROUNDED_NS) for t_ns in row.times_ns[1:]]
+            n = len(loads)
+            return sum((d - 1) / d for d, _ in loads if d) / n, sum(context for _, context in loads) / n
+        share, context = self._running_means.until(row.last_ns)
+        share_before, context_before = self._running_means.until(row.first_ns)
+        length_ns = row.last_ns - row.first_ns
+        return (share - share_before) / length_ns, (context - context_before) / length_ns
+
+
+class _Means:
+    """Integrals of (d - 1) / d and of the context c over time. Between two points, d is constant
+    and c grows linearly."""
+
+    def __init__(self, running: Sequence[RequestTimes]) -> None:
+        firsts, lasts = (
+            np.array(ends) for ends in zip(*((r.first_ns, r.last_ns) for r in running), strict=True)
+        )
+        grown = np.array([float(row.output - 1) for row in running]) * (lasts > firsts)
+        pace = grown / np.maximum(lasts - firsts, 1)
+        context = np.array([float(row.context) for row in running])
+        at = np.concatenate([firsts, lasts])
+        order = np.argsort(at, kind="stable")
+        self._at = at[order]
+        past = np.diff(self._at)
+        d = np.cumsum(np.repeat([1, -1], len(running))[order])
+        self._share = np.where(d > 0, (d - 1) / np.maximum(d, 1), 0.0)
+        self._pace = np.cumsum(np.concatenate([pace, -pace])[order])
+        self._held = np.cumsum(np.concatenate([context, -context - grown])[order])
+        self._held[1:] += np.cumsum(self._pace[:-1] * past)
+        self._share_sum = np.append(0, np.cumsum(self._share[:-1] * past))
+        self._held_sum = np.append(0, np.cumsum((self._held[:-1] + self._pace[:-1] * past / 2) * past))
+
+    def until(self, t_ns: int) -> tuple[float, float]:
+        """Return both integrals from the first point to this time."""
+        i = int(np.searchsorted(self._at, t_ns, side="right")) - 1
+        past_ns = t_ns - int(self._at[i])
+        share = self._share_sum[i] + self._share[i] * past_ns
+        held = self._held_sum[i] + (self._held[i] + self._pace[i] * past_ns / 2) * past_ns
+        return float(share), float(held)

@@ -1,0 +1,122 @@
+"""Linear least squares, and the quality of a fit: R^2, errors, and accuracy for data that it did not use."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Final
+
+import numpy as np
+
+from llmtap.errors import LlmtapError
+
+SAME: Final = 1e-6
+"""Shares within this distance count as the same."""
+_RANK: Final = 1e-7
+"""Relative distance of a column from a combination of the other columns, below which it counts as dependent
+on them."""
+
+
+class FitError(LlmtapError):
+    """The measurements do not determine a model; the message names the missing data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    source: str
+    points: int
+    r2: float
+    """1 - (sum of squared residuals) / (sum of squared distances from the mean)."""
+    error_max: float
+    """Largest distance between model and measurement, as a share of the measurement."""
+
+
+R2_MIN: Final = 0.8
+RMS_ERROR_MAX: Final = 0.05
+"""Limits of a poor fit, for durations that were not used for it: it explains less than R2_MIN of their
+variance, and its root mean square error is more than RMS_ERROR_MAX of their mean. The second condition
+excludes durations that are nearly equal: most of their variance is noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """Accuracy of a fit for durations that were not used for the fit."""
+
+    points: int
+    r2: float
+    rms_error: float
+    """Root mean square error, as a share of the mean duration."""
+
+    @property
+    def is_poor(self) -> bool:
+        return self.r2 < R2_MIN and self.rms_error > RMS_ERROR_MAX
+
+
+def unseen_of(measured: Sequence[float], predicted: Sequence[float]) -> Unseen:
+    part = part_of("", measured, predicted)
+    y = np.asarray(measured, float)
+    rms = float(np.sqrt(np.mean((y - np.asarray(predicted, float)) ** 2)))
+    return Unseen(part.points, part.r2, rms / float(y.mean()))
+
+
+def part_of(source: str, measured: Sequence[float], fitted: Sequence[float]) -> Part:
+    """Return the quality of a fit, computed from the measured and the fitted values."""
+    y = np.asarray(measured, float)
+    left = y - np.asarray(fitted, float)
+    spread = float(np.sum((y - y.mean()) ** 2))
+    positive = y > 0
+    error = float(np.max(np.abs(left[positive]) / y[positive]))
+    return Part(source, len(y), 1 - float(np.sum(left**2)) / spread if spread else 1.0, error)
+
+
+def least_squares(columns: Sequence[Sequence[float]], values: Sequence[float]) -> list[float] | None:
+    """Return the coefficients of the combination of columns nearest to the values; None if not determined."""
+    matrix = np.column_stack([np.asarray(column, float) for column in columns])
+    lengths = np.linalg.norm(matrix, axis=0)
+    if not lengths.all():
+        return None
+    solved, _, rank, _ = np.linalg.lstsq(matrix / lengths, np.asarray(values, float), rcond=_RANK)
+    return None if rank < len(columns) else [float(x) for x in solved / lengths]
+
+
+def nearest(
+    columns: Mapping[str, Sequence[float]], values: Sequence[float], needed: Sequence[str]
+) -> tuple[dict[str, float], list[float]] | None:
+    """Return the constants of the nearest fit without negative constants, and its values; None if there is
+    none.
+
+    The `needed` constants must be above 0; other constants are omitted if they would be negative.
+    """
+    others = [name for name in columns if name not in needed]
+    fits: list[tuple[float, dict[str, float], list[float]]] = []
+    for k in range(len(others), -1, -1):
+        for more in combinations(others, k):
+            names = (*needed, *more)
+            solved = least_squares([columns[name] for name in names], values)
+            if solved is None or min(solved) < 0 or min(solved[: len(needed)]) <= 0:
+                continue
+            fitted = np.column_stack([columns[name] for name in names]) @ np.asarray(solved)
+            error = float(np.sum((np.asarray(values) - fitted) ** 2))
+            fits.append((error, dict(zip(names, solved, strict=True)), fitted.tolist()))
+        if fits:
+            _, constants, values_ = min(fits, key=lambda one: one[0])
+            return constants, values_
+    return None
+
+
+def left_out(columns: Sequence[Sequence[float]], values: Sequence[float]) -> Unseen | None:
+    """Return the accuracy of predicting each value by a fit to the other values.
+
+    It is computed from the leverage of each value in the fit to all. None if the fit is not determined
+    without one of the values.
+    """
+    matrix, y = np.column_stack([np.asarray(column, float) for column in columns]), np.asarray(values, float)
+    lengths = np.linalg.norm(matrix, axis=0)
+    if len(y) <= matrix.shape[1] or not lengths.all():
+        return None
+    scaled = matrix / lengths
+    inverse = np.linalg.pinv(scaled, rcond=_RANK)
+    influence = np.sum(scaled * inverse.T, axis=1)
+    if float(influence.max()) > 1 - SAME:
+        return None
+    errors = (y - scaled @ (inverse @ y)) / (1 - influence)
+    return unseen_of(values, (y - errors).tolist())
