@@ -252,7 +252,7 @@ class WorkerPool:
         script = WorkerScript(
             array("q", rows).tobytes(), requests.arrival_ns.tobytes(), requests.after.tobytes(),
             requests.think_ns.tobytes(), requests.tenants, *self._bodies, requests.joins,
-            self._paths,
+            self._paths, requests.labels,
         )  # fmt: skip
         spill = self._spills[i] if self._keep else None
         starting = asyncio.ensure_future(member.start(self._setup_of(i), script, spill))

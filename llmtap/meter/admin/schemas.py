@@ -12,6 +12,7 @@ from typing import Any, Final, get_args
 
 from llmtap.channel.status import RelayStatus
 from llmtap.counts import CountField, fields_of
+from llmtap.exchange.label import EXPECTED, NOT_ACCEPTED, UNKNOWN
 from llmtap.exchange.outcome import EventClass, Outcome, Reading, TokenSource
 from llmtap.metrics.catalogue import METRICS, OF_AN_EXCHANGE
 from llmtap.metrics.statistics import SHARES
@@ -29,6 +30,7 @@ _TYPES: Final[dict[str, Schema]] = {
     "reading": {"type": "string", "enum": [reading.value for reading in Reading]},
     "source": {"type": "string", "enum": [source.value for source in TokenSource]},
     "class": {"type": "string", "enum": [c.name.lower() for c in EventClass]},
+    "label": {"type": "string", "enum": [*EXPECTED, UNKNOWN, NOT_ACCEPTED]},
     "point": {
         "type": "array", "prefixItems": [{"type": "number"}, COUNT], "minItems": 2, "maxItems": 2,
     },
@@ -57,6 +59,7 @@ _OBJECTS: Final = {
         excluded text?: Reason why the arm's change was not made.
         route endpoint dialect request_id finish_reason text?
         upstream_request_id text?: Id of the response, such as `request-id` of Anthropic.
+        label label?: What the sender of the request expects (`x-llmtap-label`).
         trace_id text?: Of the request's `traceparent`.
         reading reading: How the answer was understood; `none`: its tokens are unknown.
         content_type text?: Media type of the answer.
@@ -190,6 +193,7 @@ _OBJECTS: Final = {
         path text
         content_type text?
         n count""",
+        labels Labels?: Refusals against the labels of requests; null if no request had a label.
     "Window": """
         name text
         seconds number
@@ -238,6 +242,16 @@ _OBJECTS: Final = {
         tenant* model* arm* class* reading* service_tier* map:SummaryPart""",
     "Meter": """The meter that answers.
         version text
+    "Labels": f"""Requests with a label, by label and by what happened. `ignored`: number of labels that do\
+ not count, because their value is unknown or their tenant may not set labels.
+        {" ".join(EXPECTED)} LabelledRequests
+        ignored map:count""",
+    "LabelledRequests": """`share` is the share of errors among the requests that were answered or refused:\
+ refusals of requests that should be answered, or answers to requests that should be refused.
+        answered refused count
+        undecided count: Requests that failed, were cancelled or rejected.
+        share number?
+        interval list:number?: 95 % interval of the share (Wilson).""",
         implementation native|python
         implementation_reason text?: Why it is `python`; null: `native` runs.""",
     "Upstream": """

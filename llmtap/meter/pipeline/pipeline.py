@@ -18,6 +18,7 @@ from llmtap.channel.status import RelayStatus
 from llmtap.clock import Clock
 from llmtap.exchange.bounds import Budget
 from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.label import NOT_ACCEPTED
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome, ReadingLimit
 from llmtap.export.prometheus.exposition import Exposition
@@ -151,6 +152,8 @@ class ExchangePipeline:
             x.slo_ttft_ns = x.slo_tpot_ns = None
         for kind, n in (x.invalid_values or {}).items():
             self.failed(kind, f"exchange {x.id}: the server sent a value that cannot be true", n)
+        if x.label is not None and not self._accepts_label(x.tenant):
+            x.label = NOT_ACCEPTED
         self.reading_limits.update(limit.value for limit in x.reading_limits)
         x.uncertain = x.uncertainty_ns > self.options.uncertainty_limit
         trusted = _is_accepted(x)
@@ -206,6 +209,11 @@ class ExchangePipeline:
 
     def _count_omitted_body(self) -> None:
         self.failed("body_memory", f"bodies under way take {BODIES_BYTES_MAX >> 20} MiB: one was not read")
+    def _accepts_label(self, tenant: str) -> bool:
+        """Return whether labels of this tenant count; `tenant`: its name before it is folded."""
+        tenants = self.options.label_tenants
+        return tenants is None or tenant in tenants
+
 
 
 def _is_accepted(x: Exchange) -> bool:

@@ -1,4 +1,4 @@
-// The key figures now, by tenant, model, arm or class, and over time since the page was opened.
+// The key figures now, by tenant, model, arm or class, and over the last hour or the last 24 hours.
 
 import { ALARMS, alarmsOf, ringing } from "./alarms.js";
 import { History, draw, legend } from "./charts.js";
@@ -6,6 +6,7 @@ import { card, el, emptyState, refill, setText, section, sendOne } from "./dom.j
 import {
   FAILED, NONE, basis, clock, count, number, ranked, rate, seconds, share, width,
 } from "./format.js";
+import { Labels } from "./labels.js";
 import { ALL_TRAFFIC, Table, matching } from "./table.js";
 import { losses, uncertain, upstreamsDown } from "./tap.js";
 
@@ -67,7 +68,9 @@ export class Overview {
           this.figure("Inter-token latency", "itl", PERCENTILES)),
         el("p", { class: "soft" }, pairs)),
       section("Split by", this.choice, this.table.node, this.tableEmpty),
-      section("Goodput since this page is open",
+    this.labels = new Labels("traffic");
+      this.labels.node,
+      section("Goodput over time",
         el("div", { class: "panels" },
           this.figure("Goodput, requests/s", "goodput", RATES),
           this.figure("Smooth goodput, tokens/s", "smooth", SMOOTH))),
@@ -173,6 +176,7 @@ export class Overview {
       const { arrival, timeline } = this.last;
       const ended = Date.parse(arrival) + 1000 * (timeline.delivered ?? timeline.response_end ?? 0);
       const ago = (Date.parse(s.window.end) - ended) / 1000;
+    this.labels.update({ all: s.labels });
       const shows = Object.keys(LENGTHS).find((name) => ago < SHORT * LENGTHS[name]) ?? "all";
       return emptyState(`No exchange has ended in this window (${s.window.name}). The last exchange ended `
         + `${seconds(ago)} ago, at ${clock(new Date(ended))}: the window "${shows}" shows it.`);
@@ -314,7 +318,7 @@ export class Overview {
       ttft: [latency(series.ttft50, series.ttft99, m?.ttft), " s"],
       itl: [latency(series.itl50, series.itl99, m?.itl), " s"],
       goodput: [rates, ""],
-      smooth: [[line("smooth goodput", series.smooth, "c2")], ""],
+      smooth: [[line("smooth goodput", series.smooth_goodput_tps, "c2")], ""],
     };
     for (const [id, [lines, suffix]] of Object.entries(pairs)) {
       const axes = { x: { kind: "clock" }, y: { zero: true, suffix } };
