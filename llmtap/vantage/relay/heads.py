@@ -11,6 +11,7 @@ from typing import Final
 
 from llmtap.exchange.label import LABEL_FIELD
 from llmtap.native import compiled
+from llmtap.net.listener import ERROR_FIELD
 from llmtap.protocol.http1 import KEEP_ALIVE, Headers, RequestHead, ResponseHead
 from llmtap.vantage.relay.options import RelayOptions
 
@@ -180,7 +181,7 @@ def own_answer(status: int, code: str, message: str, fields: Headers, *, close: 
         b"HTTP/1.1 %d %b" % (status, _REASONS[status]),
         b"Content-Type: application/json",
         b"Content-Length: %d" % len(text),
-        b"X-Llmtap-Error: " + code.encode(),
+        f"{ERROR_FIELD}: {code}".encode(),
     ]
     lines += [name + b": " + value for name, value in fields]
     if close:
