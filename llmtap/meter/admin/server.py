@@ -34,6 +34,7 @@ from llmtap.meter.experiments import Experiments
 from llmtap.meter.options import WINDOWS, is_loopback
 from llmtap.meter.pipeline import exchanges as recent_api
 from llmtap.meter.pipeline.exchanges import BadQuery, Query, read_fields
+from llmtap.meter.pipeline.history import STEPS
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.windows import BY, window_name
 from llmtap.metrics.catalogue import Answers, Surface, shown_on
@@ -261,11 +262,11 @@ def admin_app(pipeline: ExchangePipeline, token: str | None = None) -> web.Appli
     """Return the application; with a token, all but probes and dashboard files require it."""
     api = _Admin(pipeline)
     names = [refuse_rebinding()] if token is None else []
-    app = web.Application(
     lost = direct_lost_clients(
         pipeline.relays.listen,
         lambda request: token is None and _is_loopback(request.headers.get(hdrs.HOST, "")),
     )
+    app = web.Application(
         middlewares=[api.connections.middleware, lost, _token_guard(token), *names, refuse_cross_site()]
     )
     app[CONNECTIONS] = api.connections
@@ -275,6 +276,7 @@ def admin_app(pipeline: ExchangePipeline, token: str | None = None) -> web.Appli
     app.router.add_get("/metrics", api.metrics)
     app.router.add_get("/api/v1/summary", api.summary)
     app.router.add_get("/api/v1/histograms", api.histograms)
+    app.router.add_get("/api/v1/history", api.history)
     app.router.add_get("/api/v1/exchanges", api.exchanges)
     app.router.add_post("/api/v1/capture/flush", api.flush)
     LiveFeed(pipeline).add_to(app)
@@ -372,6 +374,21 @@ class _Admin:
             return lambda: recent.to_json(matches, query)
 
         return _json_response(await self.answers.get(key, begin))
+
+    async def history(self, request: web.Request) -> web.Response:
+        """Answer the key figures of all complete steps of `?step=`."""
+        fields = read_fields(request.query.items())
+        step = fields.pop("step", next(iter(STEPS)))
+        if fields:
+            raise BadQuery(next(iter(fields)), "is an unknown field; known field: step")
+        if step not in STEPS:
+            raise BadQuery("step", f"expected {' or '.join(STEPS)}, got {shown(step)}")
+
+        def begin() -> Callable[[], bytes]:
+            work = self._pipeline.history.to_dict(step)
+            return lambda: msgspec.json.encode(work())
+
+        return _json_response(await self.answers.get(("history", step), begin))
 
     async def flush(self, request: web.Request) -> web.Response:
         """Make files of the exchanges captured so far; wait at most FLUSH_S."""
