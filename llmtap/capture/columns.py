@@ -110,6 +110,7 @@ COLUMNS: Final = (
     Column("arm", STRING, "arm", statistics=True, by=True),
     Column("unit", STRING, "unit", distinct=True),
     Column("excluded", STRING, "excluded"),
+    Column("label", STRING, "label", by=True),
     Column("endpoint", STRING, "endpoint", statistics=True),
     Column("dialect", STRING, "dialect"),
     Column("reading", STRING, "reading", by=True),

@@ -22,6 +22,7 @@ from msgspec import Meta, Struct
 
 from llmtap.channel.frames import CONTROL
 from llmtap.errors import ConfigError
+from llmtap.exchange.label import LABEL_FIELD
 from llmtap.json_types import JsonObject
 from llmtap.units import Bytes, encode_special, parse_duration_ns
 
@@ -34,15 +35,16 @@ NO_ROOM: Final = "no_room"
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _WORSE: Final = re.compile(
-    r"(ttft|ttft_any|tpot|tbc|itl|tbc_max|user_idle|e2e)(\.p(50|95|99))?|refused|failed|cancelled"
+    r"(ttft|ttft_any|tpot|tbc|itl|tbc_max|user_idle|e2e)(\.p(50|95|99))?"
+    r"|refused|failed|cancelled|false_positives|false_negatives"
 )
 _FIELD: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _FRAMING: Final = frozenset({
     "connection", "content-encoding", "content-length", "expect", "host", "http2-settings", "keep-alive",
-    "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
+    "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", LABEL_FIELD.decode(),
 })  # fmt: skip
-"""Header fields of framing and routing, which an arm must not change."""
+"""Header fields of framing and routing, and the one that the relay removes: an arm must not change them."""
 _HEADER_KEYS: Final = ("conversation_headers", "tenant_headers")
 _ON: Final = 1 << 62
 
@@ -171,7 +173,8 @@ class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
             if _WORSE.fullmatch(name) is None:
                 raise ConfigError(
                     "experiment.stop_worse", f"there is no figure {name!r}",
-                    "a time such as ttft (its mean) or ttft.p95, or refused, failed, cancelled",
+                    "a time such as ttft (its mean) or ttft.p95, or refused, failed, cancelled,"
+                    " false_positives, false_negatives",
                 )  # fmt: skip
         if self.key is not None and not self.key:
             raise ConfigError(

@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from glob import escape, glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -40,8 +41,10 @@ from llmtap.options.fields import flags_given, opt
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from llmtap.capture.read.reader import Capture
     from llmtap.gates.regression import Tolerances
     from llmtap.gates.requirements import Requirements
+    from llmtap.meter.recorded_experiment import RecordedExperiment
     from llmtap.report.gates import ChangeRow
 
 RESULT_BYTES_MAX: Final = 256 << 20
@@ -68,6 +71,8 @@ Examples:
   llmtap report captures/ --by tenant --slo "ttft:500ms tpot:50ms"
 
   llmtap report s3://bucket/captures --json=summary.json
+
+  llmtap report captures/ --by arm --html experiment.html
 
   llmtap report captures/ --integrity
 
@@ -116,10 +121,15 @@ class _ReportOutputs(Struct, frozen=True, kw_only=True):
     """Files of the report."""
 
     json: Json = None
-    html: Annotated[str | None, opt("File for an HTML report of benchmark or replay results.", "FILE")] = None
-    markdown: Annotated[
-        str | None, opt("File for a Markdown report of benchmark or replay results.", "FILE")
+    html: Annotated[
+        str | None,
+        opt(
+            "File for an HTML report of benchmark, replay or experiment results, or of a capture with --by "
+            "arm.",
+            "FILE",
+        ),
     ] = None
+    markdown: Annotated[str | None, opt("File for a Markdown report; as --html.", "FILE")] = None
     csv: Annotated[
         str | None,
         opt(
@@ -236,11 +246,17 @@ def report(
         if rows:
             _exit(exit_code(result["verdict"], rows))
         return
-    for option, given in (("--html", outputs.html), ("--markdown", outputs.markdown)):
-        if given is not None:
-            raise ConfigError(
-                option, "applies to results of llmtap bench, llmtap replay and experiments only"
-            )
+    pages = [
+        option
+        for option, name in (("--html", outputs.html), ("--markdown", outputs.markdown))
+        if name is not None
+    ]
+    if pages and "arm" not in (source.by or ()):
+        raise ConfigError(
+            pages[0],
+            "applies to results of llmtap bench, llmtap replay and experiments, and to captures with --by "
+            "arm",
+        )
     from llmtap.capture.read.describe import describe
     from llmtap.capture.read.reader import read
     from llmtap.metrics.objectives import Objectives
@@ -260,9 +276,12 @@ def report(
         "reader": reader.benefit(),
     }
     summary: dict[str, Any]
+    files = Outputs(html=outputs.html, markdown=outputs.markdown)
     if source.source_format is not None or _is_trace(places):
         if source.integrity:
             raise ConfigError("--integrity", "applies to captures of llmtap only")
+        if pages:
+            raise ConfigError(pages[0], "applies to captures of llmtap only")
         summary = _of_trace(places[0], options, source.source_format)
         rows = requirements.add_to(summary)
         if outputs.csv is not None:
@@ -283,8 +302,21 @@ def report(
             render_integrity(summary)
         )
         raise typer.Exit(0 if integrity_check.ok else ExitCode.FAILED)
+    experiment_of = _recorded_experiment(capture) if "arm" in options["by"] else None
+    if pages and experiment_of is None:
+        raise ConfigError(pages[0], "the capture has no two arms to compare", "leave out the option")
+    on_exchange = None
+    if experiment_of is not None:
+        on_exchange = partial(experiment_of.add, reader=options["reader"])
     with _progress(len(capture)) as progress:
-        summary = describe([f.info for f in capture.files], capture.batches(), progress=progress, **options)
+        summary = describe(
+            [f.info for f in capture.files], capture.batches(), progress=progress,
+            on_exchange=on_exchange, **options,
+        )  # fmt: skip
+    experiment_part: Any = None
+    if experiment_of is not None:
+        window: Any = summary["window"]
+        experiment_part = summary["experiment"] = experiment_of.to_dict(Path(places[0]).name, window)
     capture_part: Any = summary["capture"]
     capture_part |= {
         "files": len(capture.files),
@@ -299,10 +331,20 @@ def report(
     rows = requirements.add_to(summary)
     if outputs.csv is not None:
         _write_csv(outputs.csv, capture.batches(), summary)
+    if pages:
+        with _stored_result("--by arm"):
+            files.write(_experiment_texts(experiment_part))
     if outputs.json is not None:
         print_json(summary, outputs.json)
+    elif files.stdout is not None:
+        print(_experiment_texts(experiment_part)[files.stdout]())
     else:
         print_rich(render_capture(summary))
+        if experiment_of is not None:
+            from llmtap.report.experiment_page import render_experiment
+
+            print_line("")
+            print_rich(render_experiment(experiment_part))
         if verdicts:
             from llmtap.report.replay import render_verdicts
 
@@ -346,6 +388,13 @@ def _of_trace(path: str, options: dict[str, Any], source_format: str | None) -> 
     capture_part: Any = summary["capture"]
     capture_part |= {"source": [trace.format.name], "notes": source.notes}
     return summary
+
+
+def _recorded_experiment(capture: "Capture") -> "RecordedExperiment | None":
+    """Return the experiment whose arms the capture recorded; None without arms to compare."""
+    from llmtap.meter.recorded_experiment import COLUMNS, RecordedExperiment
+
+    return RecordedExperiment.of(capture.batches(COLUMNS))
 
 
 def _trace_batches(path: str, source_format: str | None) -> "Iterator[pa.RecordBatch]":
@@ -449,14 +498,20 @@ def _load(place: str | Path, fields: type[msgspec.Struct]) -> dict[str, Any] | N
 
 def show_experiment(outputs: Outputs, experiment: Mapping[str, Any]) -> None:
     """Write the requested outputs of an experiment, or print its report."""
-    from llmtap.report.experiment_page import experiment_html, experiment_markdown, render_experiment
+    from llmtap.report.experiment_page import render_experiment
 
-    texts = {
+    outputs.tell(_experiment_texts(experiment), lambda: print_rich(render_experiment(experiment)))
+
+
+def _experiment_texts(experiment: Mapping[str, Any]) -> dict[str, Callable[[], str]]:
+    """Return the functions that make the outputs of an experiment, by option."""
+    from llmtap.report.experiment_page import experiment_html, experiment_markdown
+
+    return {
         "--json": lambda: json_text(experiment),
         "--html": lambda: experiment_html(experiment),
         "--markdown": lambda: experiment_markdown(experiment),
     }
-    outputs.tell(texts, lambda: print_rich(render_experiment(experiment)))
 
 
 def show_replay(outputs: Outputs, result: Mapping[str, Any]) -> None:

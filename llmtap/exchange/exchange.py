@@ -202,6 +202,8 @@ class Exchange:
     unit: Annotated[str | None, Bound(64, "llmtap")] = None
     excluded: Annotated[str | None, Bound(64, "llmtap")] = None
     """Reason why the change of the arm was not applied to this request."""
+    label: Annotated[str | None, Bound(16, "llmtap")] = None
+    """What the sender of the request expects: a word of `exchange/label.py`; None: no label."""
     trace_parent: Annotated[str | None, Bound(256, "client", clean_name)] = None
     """The request's `traceparent`, as sent (W3C Trace Context)."""
     slo_ttft_ns: int | None = None
@@ -317,7 +319,7 @@ class Exchange:
             "arrival": _rfc3339_text(self.arrival_wall_ns),
             "tenant": self.tenant, "model": self.model, "service_tier": self.service_tier,
             "service_tier_requested": self.service_tier_requested, "route": self.route, "arm": self.arm,
-            "unit": self.unit, "excluded": self.excluded,
+            "unit": self.unit, "excluded": self.excluded, "label": self.label,
             "endpoint": self.endpoint, "dialect": self.dialect, "reading": self.reading.value,
             "content_type": self.content_type, "method": self.method, "path": self.path,
             "request_id": self.request_id, "upstream_request_id": self.upstream_request_id,

@@ -18,6 +18,7 @@ import msgspec
 from llmtap.errors import PeerProtocolError
 from llmtap.exchange.bounds import Share, bounded
 from llmtap.exchange.exchange import A2A, Exchange
+from llmtap.exchange.label import LABEL_FIELD, UNKNOWN, label_of
 from llmtap.protocol.encoding import Decoder
 from llmtap.protocol.http1 import ChunkedDecoder, Framing, RequestHead, parse_request_head
 from llmtap.protocol.json_memory import bounded_decoder
@@ -165,6 +166,10 @@ class RequestReader:
                     x.slo_ttft_ns = _ms_to_ns(value)
                 case b"x-llm-d-slo-tpot-ms":
                     x.slo_tpot_ns = _ms_to_ns(value)
+                case lower if lower == LABEL_FIELD:
+                    label = label_of(value.decode("latin-1"))
+                    # Lines that differ contradict each other: no value is better than the other.
+                    x.label = label if x.label in (None, label) else UNKNOWN
                 case b"content-encoding":
                     self._coding = value
                 case b"sec-websocket-extensions":

@@ -219,6 +219,14 @@ class TargetOptions(Struct, frozen=True, kw_only=True):
     tenant_header: Annotated[
         str | None, opt("Header field in which the tenant of each row is sent.", "NAME")
     ] = None
+    label_header: Annotated[
+        str | None,
+        opt(
+            "Header field in which the label of each row is sent, such as x-llmtap-label for a target behind "
+            "llmtap, which removes it (default: labels are not sent).",
+            "NAME",
+        ),
+    ] = None
     ca: CaFile = None
     insecure: Annotated[bool, opt("Do not verify the server's certificate.")] = False
 
@@ -229,6 +237,8 @@ class TargetOptions(Struct, frozen=True, kw_only=True):
         if self.tenant_header is not None:
             # Check the name alone (RFC 9110 5.1: it is a token); the values are the tenants, checked later.
             check_fields([(self.tenant_header.encode(), b"")], "--tenant-header")
+        if self.label_header is not None:
+            check_fields([(self.label_header.encode(), b"")], "--label-header")
         if self.ca is not None:
             _check_ca(self.ca)
 

@@ -35,6 +35,7 @@ from llmtap.metrics.experiment import (
     share_interval,
 )
 from llmtap.metrics.latency import FLATTERED, Measured, come_in_bursts
+from llmtap.metrics.refusals import ERRORS, error_share, is_refused, label_key, labels_document
 from llmtap.metrics.statistics import Interval, anytime_p, marks, multinomial_e_log
 from llmtap.metrics.summary import ENDED_WELL
 from llmtap.units import NS_PER_S
@@ -53,11 +54,14 @@ METRICS: Final[Mapping[str, float]] = {
 option B-even, only for streams whose tokens per chunk are known; `tbc` (option A) is available for all
 streams."""
 SHARES: Final = ("refused", "failed", "cancelled")
+LABEL_SHARES: Final = tuple(name for name, _ in ERRORS.values())
+"""Shares of labelled requests, which are compared once a request has a label."""
 TITLES: Final[Mapping[str, str]] = {
     **{metric.name: metric.title for metric in _COMPARED},
     "tokens_per_chunk": "tokens per chunk",
     "output_tokens": "output tokens",
     **{share: f"{share}, share" for share in SHARES},
+    **{share: f"{share.replace('_', ' ')}, share" for share in LABEL_SHARES},
 }
 """Names of the compared metrics and shares in tables, the most important ones first."""
 QUANTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
@@ -93,6 +97,7 @@ class _Arm:
     excluded: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
+    labels: Counter[str] = field(default_factory=Counter)
     chunking: Counter[str] = field(default_factory=Counter)
     uncertainty_ns: int = 0
     figures: dict[str, Figure] = field(default_factory=dict)
@@ -104,6 +109,7 @@ class _Arm:
             excluded=self.excluded.copy(),
             outcomes=self.outcomes.copy(),
             refusals=self.refusals.copy(),
+            labels=self.labels.copy(),
             chunking=self.chunking.copy(),
             figures={name: figure.copy() for name, figure in self.sample.figures.items()},
             forgotten=self.sample.forgotten,
@@ -111,8 +117,11 @@ class _Arm:
 
 
 class Experiments:
-    def __init__(self, experiment: Experiment | None, clock: Clock) -> None:
+    def __init__(self, experiment: Experiment | None, clock: Clock, *, shares_known: bool = True) -> None:
+        """`shares_known`: the weights of the arms are those by which requests were assigned. Otherwise, the
+        split is not tested, and differences of shares have no p."""
         self._clock = clock
+        self._shares_known = shares_known
         self._sends: list[Send] = []
         self._by = "config"
         self._since_ns = clock.wall_ns()
@@ -120,7 +129,9 @@ class Experiments:
         self._is_on = experiment is not None and experiment.enabled
         arms = [] if experiment is None else experiment.arms
         single = experiment is None or experiment.unit == "request"
-        self._arms = {arm.name: _Arm(ArmSample((*METRICS, *SHARES), single=single)) for arm in arms}
+        self._arms = {
+            arm.name: _Arm(ArmSample((*METRICS, *SHARES, *LABEL_SHARES), single=single)) for arm in arms
+        }
         self._units: set[int] | None = None if single else set()
         self._counted_exchanges = 0
         self._ratio_p = 1.0
@@ -180,7 +191,7 @@ class Experiments:
             self._units.add(number)
         counts.units += 1
         self._counted_exchanges += 1
-        if self._counted_exchanges % RATIO_EVERY == 0:
+        if self._counted_exchanges % RATIO_EVERY == 0 and self._shares_known:
             self._watch_ratio()
 
     def _watch_ratio(self) -> None:
@@ -201,7 +212,9 @@ class Experiments:
             arm.excluded[NO_ROOM] += 1
             return
         arm.outcomes[x.outcome.value] += 1
-        refused = x.refusal is not None or x.outcome is Outcome.REFUSED
+        if (label := label_key(x)) is not None:
+            arm.labels[label] += 1
+        refused = is_refused(x)
         if refused:
             arm.refusals[str((x.refusal or {}).get("kind") or "unknown")] += 1
         if x.excluded is not None:
@@ -211,6 +224,8 @@ class Experiments:
         values["refused"] = (int(refused),)
         values["failed"] = (int(x.outcome in _FAILED),)
         values["cancelled"] = (int(x.outcome is Outcome.CLIENT_CANCELLED),)
+        if (labelled := error_share(x)) is not None:
+            values[labelled[0]] = (labelled[1],)
         arm.sample.add(int(x.unit, 16), values, x.request_bytes)
         self._ended_exchanges += 1
         if self._ended_exchanges % WORSE_EVERY == 0:
@@ -235,7 +250,7 @@ class Experiments:
             for figure in e.stop_worse:
                 metric, _, quantile = figure.partition(".")
                 arm, control = figures[name][metric], figures[e.control][metric]
-                if metric in SHARES:
+                if metric in (*SHARES, *LABEL_SHARES):
                     d = share_difference(arm, control, (e.shares[name], e.shares[e.control]), alpha)
                 elif quantile:
                     d = quantile_difference(arm, control, QUANTILES[quantile], alpha)
@@ -262,7 +277,8 @@ class Experiments:
             "stopped": self._stop_report,
         }  # fmt: skip
         arms = {name: arm.copy() for name, arm in self._arms.items()}
-        ratio_p, capped = self._ratio_p, self._units is not None and len(self._units) >= UNITS_MAX
+        ratio_p = self._ratio_p if self._shares_known else None
+        capped = self._units is not None and len(self._units) >= UNITS_MAX
         return lambda: {**about, **_experiment_result(e, arms, ratio_p, capped)}
 
 
@@ -282,12 +298,22 @@ def _metric_values(x: Exchange, m: Measured) -> Iterator[tuple[str, Sequence[int
 
 
 def _experiment_result(
-    e: Experiment, arms: dict[str, _Arm], ratio_p: float, capped: bool
+    e: Experiment, arms: dict[str, _Arm], ratio_p: float | None, capped: bool
 ) -> dict[str, object]:
+    """Return the comparison of the arms. `ratio_p`: None if the shares of the arms are unknown."""
     control = arms[e.control]
     others = {name: arm for name, arm in arms.items() if name != e.control}
-    comparisons = len(others) * (len(METRICS) + len(SHARES))
-    differences = {name: _differences_document(e, name, arm, control) for name, arm in others.items()}
+    # Labels do not depend on the arm, so the number of comparisons may depend on whether there are any.
+    labelled = any(arm.figures[share].n for arm in arms.values() for share in LABEL_SHARES)
+    shares = (*SHARES, *LABEL_SHARES) if labelled else SHARES
+    compared = [name for name in TITLES if name in METRICS or name in shares]
+    comparisons = len(others) * len(compared)
+    differences = {
+        name: _differences_document(
+            e, arm, control, shares, None if ratio_p is None else (e.shares[name], e.shares[e.control])
+        )
+        for name, arm in others.items()
+    }
     findings: list[dict[str, object]] = []
     for arm_name, by_metric in differences.items():
         for metric, statistics in by_metric.items():
@@ -296,19 +322,22 @@ def _experiment_result(
                 if isinstance(p, float) and p <= e.alpha / comparisons:
                     findings.append({"arm": arm_name, "metric": metric, "p": p})
     units = {name: arm.units for name, arm in arms.items()}
-    ratio_p = min(ratio_p, _ratio_p(units, e.shares))
+    if ratio_p is not None:
+        ratio_p = min(ratio_p, _ratio_p(units, e.shares))
     return {
-        "arms": {arm.name: _arm_json(e, arm.name, arm.weight, arm.changes, arms[arm.name]) for arm in e.arms},
+        "arms": {
+            arm.name: _arm_json(e, arm.weight, arm.changes, arms[arm.name], shares) for arm in e.arms
+        },
         "differences": differences,
-        "compared": [{"name": name, "title": title} for name, title in TITLES.items()],
+        "compared": [{"name": name, "title": TITLES[name]} for name in compared],
         "units_needed": FIRST_LOOK,
         # Number of tests, for Bonferroni's bound: of many p-values some are small by chance.
         "comparisons": comparisons,
         "findings": findings,
         "cautions": list(_cautions(e.control, arms)),
         "sample_ratio": {
-            "units": units, "expected": e.shares, "p": ratio_p, "alpha": RATIO_ALPHA,
-            "alarm": ratio_p <= RATIO_ALPHA, "capped": capped,
+            "units": units, "expected": None if ratio_p is None else e.shares, "p": ratio_p,
+            "alpha": RATIO_ALPHA, "alarm": ratio_p is not None and ratio_p <= RATIO_ALPHA, "capped": capped,
         },
         "disclosure": {
             **e.disclosure,
@@ -334,7 +363,7 @@ def _events_per_read(arm: _Arm) -> float | None:
 
 
 def _arm_json(
-    e: Experiment, name: str, weight: float, changes: dict[str, object], arm: _Arm
+    e: Experiment, weight: float, changes: dict[str, object], arm: _Arm, shares: Sequence[str]
 ) -> dict[str, object]:
     c = arm.chunking
     sized = c.get("sized_chunks", 0)
@@ -342,11 +371,11 @@ def _arm_json(
     for metric, scale in METRICS.items():
         figure = arm.figures[metric]
         h = figure.histogram
-        shares = dict(zip(QUANTILES, h.percentiles(tuple(QUANTILES.values())), strict=True))
+        percentiles = dict(zip(QUANTILES, h.percentiles(tuple(QUANTILES.values())), strict=True))
         intervals = {q: quantile_interval(figure, share, e.alpha) for q, share in QUANTILES.items()}
         metrics[metric] = {
             "n": figure.n, "units": figure.units, "mean": _scaled_value(h.mean, scale),
-            **{q: _scaled_value(value, scale) for q, value in shares.items()},
+            **{q: _scaled_value(value, scale) for q, value in percentiles.items()},
             "intervals": {
                 "mean": _scaled_interval(mean_interval(figure, e.alpha), scale),
                 **{q: _scaled_interval(interval, scale) for q, interval in intervals.items()},
@@ -363,9 +392,10 @@ def _arm_json(
                 "n": arm.figures[s].n, "share": arm.figures[s].mean,
                 "interval": share_interval(arm.figures[s], e.alpha),
             }
-            for s in SHARES
+            for s in shares
         },
         "refusals": arm.refusals,
+        "labels": labels_document(arm.labels),
         "chunking": {
             **{name: c.get(name, 0) for name in ("events", "output_events", "reads")},
             "events_per_read": _events_per_read(arm),
@@ -377,7 +407,7 @@ def _arm_json(
 
 
 def _differences_document(
-    e: Experiment, name: str, arm: _Arm, control: _Arm
+    e: Experiment, arm: _Arm, control: _Arm, shares: Sequence[str], weights: tuple[float, float] | None
 ) -> dict[str, dict[str, dict[str, object]]]:
     out: dict[str, dict[str, dict[str, object]]] = {}
     for metric, scale in METRICS.items():
@@ -388,8 +418,7 @@ def _differences_document(
         out[metric] = {
             what: _difference_document(d, scale) for what, d in differences.items() if d is not None
         }
-    weights = e.shares[name], e.shares[e.control]
-    for s in SHARES:
+    for s in shares:
         d = share_difference(arm.figures[s], control.figures[s], weights, e.alpha)
         out[s] = {} if d is None else {"share": _difference_document(d, 1)}
     return out

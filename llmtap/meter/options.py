@@ -117,6 +117,13 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             description="Accept objectives in request headers: x-llm-d-slo-ttft-ms and x-llm-d-slo-tpot-ms."
         ),
     ] = True
+    label_tenants: Annotated[
+        tuple[str, ...] | None,
+        Meta(
+            description="Tenants whose request label (x-llmtap-label) counts (default: all; []: none). "
+            "Labels of others are counted as `not-accepted`."
+        ),
+    ] = None
     judge_inferred: Annotated[
         bool,
         Meta(

@@ -32,7 +32,8 @@ from llmtap.errors import LlmtapError
 from llmtap.exchange.exchange import Exchange
 from llmtap.log import set_up
 from llmtap.meter.admin.connections import AdminSite
-from llmtap.meter.admin.server import AdminTls, admin_app, admin_runner
+from llmtap.meter.admin.server import admin_app, admin_runner
+from llmtap.meter.admin.tls import AdminTls
 from llmtap.meter.admin.views import summary_of
 from llmtap.meter.pipeline.assembler import Assembler, CooperativeYield
 from llmtap.meter.pipeline.pipeline import ExchangePipeline

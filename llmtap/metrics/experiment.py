@@ -367,21 +367,24 @@ def share_interval(figure: Figure, alpha: float) -> statistics.Interval | None:
 
 
 def share_difference(
-    arm: Figure, control: Figure, weights: tuple[float, float], alpha: float
+    arm: Figure, control: Figure, weights: tuple[float, float] | None, alpha: float
 ) -> Difference | None:
-    """Return the difference of two shares; `weights` are the arms' shares of the units.
+    """Return the difference of two shares; `weights` are the arms' shares of the units, if they are known.
 
-    p is exact: the units in which the event happened are distributed over arm and control by their weights,
-    however often it happens and however that changes over the day (Lindon and Malek 2020).
+    p (None without weights) is exact: the units in which the event happened are distributed over arm and
+    control by their weights, however often it happens and however that changes over the day (Lindon and Malek
+    2020).
     """
     a, c = arm.mean, control.mean
     if a is None or c is None:
         return None
     one = share_interval(arm, alpha), share_interval(control, alpha)
     interval = None if one[0] is None or one[1] is None else _difference_interval(a, one[0], c, one[1])
-    total = sum(weights)
     counts = (arm.units_with, control.units_with)
-    p = statistics.anytime_p(statistics.multinomial_e_log(counts, [w / total for w in weights]))
+    p = None
+    if weights is not None:
+        total = sum(weights)
+        p = statistics.anytime_p(statistics.multinomial_e_log(counts, [w / total for w in weights]))
     by_mean = mean_difference(arm, control, alpha)
     enough = sum(counts) >= EVENTS_MIN and by_mean is not None
     anytime = by_mean.anytime if enough and by_mean is not None else None

@@ -31,6 +31,7 @@ from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.histogram import Histogram
 from llmtap.metrics.latency import DEFAULT_BENEFIT, Measured, measure, output_times_ns
 from llmtap.metrics.objectives import Goodput, GoodputCount, Objectives, experience_of
+from llmtap.metrics.refusals import is_refused, label_key, labels_document
 from llmtap.metrics.statistics import summarise_ns
 
 NO_TOKEN_REASONS: Final = (
@@ -160,8 +161,8 @@ _TPOT_TO_END: Final = "tpot_to_end"
 TPOT_DIFFERENCE_MIN: Final = 0.01
 """The two forms of TPOT are both reported if their means differ by more than this share."""
 _COUNTERS: Final = (
-    "_counts", "_itl_policies", "_itl_samples", "_no_token", "_outcomes", "_readings", "_refusals",
-    "_sources", "_tokens",
+    "_counts", "_itl_policies", "_itl_samples", "_labels", "_no_token", "_outcomes", "_readings",
+    "_refusals", "_sources", "_tokens",
 )  # fmt: skip
 
 
@@ -220,6 +221,7 @@ class Summary:
         self._counts: Counter[str] = Counter()
         self._itl_policies: Counter[str] = Counter()
         self._itl_samples: Counter[str] = Counter()
+        self._labels: Counter[str] = Counter()
         self._no_token: Counter[str] = Counter()
         self._outcomes: Counter[str] = Counter()
         self._readings: Counter[str] = Counter()
@@ -237,7 +239,9 @@ class Summary:
         self._outcomes[x.outcome.word] += 1
         self._readings[x.reading.word] += 1
         self._without_dialect.add(x)
-        if x.refusal is not None or x.outcome is Outcome.REFUSED:
+        if (key := label_key(x)) is not None:
+            self._labels[key] += 1
+        if is_refused(x):
             self._refusals[str((x.refusal or {}).get("kind") or "unknown")] += 1
         self.saw_uncertainty(x.uncertainty_ns)
         _histogram_in(self._metrics, _UNCERTAINTIES).record(x.uncertainty_ns)
@@ -501,6 +505,7 @@ class Summary:
                 "share": self._refusals.total() / self.n if self.n else None,
                 "kinds": dict(sorted(self._refusals.items())),
             },
+            "labels": labels_document(self._labels),
             "cost": None if price is None else self._cost(price, seconds),
             "uncertainties": summarise_ns(self._metrics.get(_UNCERTAINTIES, _NOTHING)),
             "uncertainty": self._uncertainty_ns / 1e9 if self.n or self._uncertainty_ns else None,

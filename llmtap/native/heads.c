@@ -53,7 +53,8 @@ int llmtap_field_kind(const unsigned char *name, size_t len) {
     case 12:
         return IS(name, len, "max-forwards") ? -1 : LLMTAP_PASS;
     case 14:
-        return IS(name, len, "http2-settings") ? LLMTAP_HOP : LLMTAP_PASS;
+        /* x-llmtap-label: LABEL_FIELD of exchange/label.py. */
+        return IS(name, len, "http2-settings") || IS(name, len, "x-llmtap-label") ? LLMTAP_HOP : LLMTAP_PASS;
     case 16:
         return IS(name, len, "proxy-connection") ? LLMTAP_HOP : LLMTAP_PASS;
     default:

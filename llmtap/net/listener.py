@@ -155,6 +155,12 @@ class Listener:
         self._sock.close()
 
 
+ERROR_FIELD: Final = "X-Llmtap-Error"
+"""Field of answers that llmtap itself gives instead of a gateway; its value is the code of the error."""
+ADMIN_PORT: Final = "admin_port"
+"""Code of the answer to a client that took the admin port for the proxy's."""
+
+
 def failure_text(error: BaseException) -> str:
     """Return a short text such as `connection refused` or `TLS: certificate not trusted`.
 
@@ -170,7 +176,11 @@ def failure_text(error: BaseException) -> str:
         case ssl.SSLError():
             reason = getattr(inner, "reason", None) or "it failed"
             spoken = reason.replace("_", " ").lower()
-            return "TLS: the server does not speak it" if reason in _NO_TLS else f"TLS: {spoken}"
+            return (
+                "TLS: the server does not speak it (its URL begins with http://)"
+                if reason in _NO_TLS
+                else f"TLS: {spoken}"
+            )
         case socket.gaierror():
             is_temporary = inner.errno == socket.EAI_AGAIN
             return "name cannot be looked up at the moment" if is_temporary else "name not known"

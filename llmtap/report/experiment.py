@@ -27,7 +27,10 @@ from llmtap.report.values import (
 )
 
 _COUNTS: Final = {"tokens_per_chunk": "tokens per chunk", "output_tokens": "output tokens"}
-_SHARES: Final = {"refused": "share refused", "failed": "share failed", "cancelled": "share cancelled"}
+_SHARES: Final = {
+    "refused": "share refused", "failed": "share failed", "cancelled": "share cancelled",
+    "false_positives": "share of false positives", "false_negatives": "share of false negatives",
+}  # fmt: skip
 _TITLES: Final = {
     **METRIC_TITLES, "ttft_any": "TTFT of any token", "user_idle": "user idle latency", **_COUNTS, **_SHARES,
 }  # fmt: skip

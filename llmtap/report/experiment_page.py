@@ -1,6 +1,7 @@
 """Turn the JSON of an A/B experiment into a report for a terminal, as HTML, and as Markdown.
 
-`llmtap report EXPERIMENT.json` takes a stored answer of `/api/v1/experiment`. Nothing is tested here:
+`llmtap report EXPERIMENT.json` takes a stored answer of `/api/v1/experiment`; `report CAPTURE --by arm` takes
+the same JSON from the rows of a capture (`meter/recorded_experiment.py`). Nothing is tested here:
 `meter/experiments.py` has compared the arms. `experiment.py` has the lines for `llmtap top`.
 """
 
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from llmtap.report.document import Block, Note, ReportDocument, Section, Table, VerdictBox, terms
 from llmtap.report.experiment import metric_text, ttft_sentence
+from llmtap.report.labels import labels_table
 from llmtap.report.render import markdown, page_html, terminal
 from llmtap.report.values import at, burst_sentences, joined, number
 
@@ -16,6 +18,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _Json = Mapping[str, Any]
+_RECORDED: Final = (
+    "Computed from a capture, which does not have the configured shares of the arms: the split of the"
+    " requests is not tested, and shares have no p."
+)
 _ABOUT: Final = (
     "Intervals of medians are valid for one look at the experiment; those of means, and p, however often one"
     " looked. Intervals of shares are valid for one look. A finding has p at most alpha / comparisons."
@@ -48,6 +54,7 @@ def _document(experiment: _Json) -> ReportDocument:
                 for i, arm in enumerate(others)
             ),
             Section("arms", "Arms", [_arms(experiment)]),
+            *_labels(experiment),
             Section("experiment", "What was run", terms(list(_settings(experiment)))),
         ],
     )
@@ -95,7 +102,8 @@ def _differences(experiment: _Json, arm: str) -> list[Block]:
         "metric", f"{control}, median", f"{arm}, median", "difference of medians",
         "difference of means or shares", "p", "result",
     ]  # fmt: skip
-    return [Table(heads, rows, label=f"Differences of {arm}"), Note(_ABOUT)]
+    notes = [Note(_ABOUT), *([Note(_RECORDED)] if experiment["state"] == "recorded" else [])]
+    return [Table(heads, rows, label=f"Differences of {arm}"), *notes]
 
 
 def _value(metric: str, value: float | None) -> str:
@@ -123,6 +131,13 @@ def _arms(experiment: _Json) -> Table:
     return Table(heads, rows, label="Arms")
 
 
+def _labels(experiment: _Json) -> Iterator[Section]:
+    # Experiments that an earlier version stored have no labels.
+    table = labels_table({name: arm.get("labels") for name, arm in experiment["arms"].items()}, "arm")
+    if table is not None:
+        yield Section("labels", "Refusals against labels", [table])
+
+
 def _share(share: _Json) -> str:
     if share["share"] is None:
         return "-"
@@ -132,15 +147,18 @@ def _share(share: _Json) -> str:
 
 
 def _settings(experiment: _Json) -> Iterator[list[str]]:
-    yield ["state", f"{experiment['state']}, switched by {experiment['switched_by']}"]
+    switched = "" if experiment["switched_by"] is None else f", switched by {experiment['switched_by']}"
+    yield ["state", f"{experiment['state']}{switched}"]
     yield ["time", f"{experiment.get('since') or '?'} to {experiment.get('until') or 'now'}"]
-    yield ["unit of randomisation", experiment["unit"]]
+    unit = experiment["unit"]
+    yield ["unit of randomisation", "conversation or tenant" if unit == "unit" else unit]
     if experiment["aa"]:
         yield ["A/A", "both arms are treated in the same way"]
     yield ["alpha", f"{number(experiment['alpha'])}, for {experiment['comparisons']} comparisons"]
     yield ["means are compared from", f"{experiment['units_needed']} units in each arm"]
     p = experiment["sample_ratio"]["p"]
-    yield ["sample ratio", f"{joined(experiment['sample_ratio']['units'])} (p {p:.2g})"]
+    tested = "not tested" if p is None else f"p {p:.2g}"
+    yield ["sample ratio", f"{joined(experiment['sample_ratio']['units'])} ({tested})"]
     if experiment["covariate"] != "none":
         yield ["covariate", experiment["covariate"]]
     for name, value in experiment["disclosure"].items():

@@ -15,6 +15,7 @@ from llmtap.metrics.catalogue import Surface, shown_on
 from llmtap.metrics.latency import SPREAD_NS, chunks_at_a_time, come_in_bursts
 from llmtap.metrics.statistics import share_range
 from llmtap.report.document import Note, Table
+from llmtap.report.labels import label_lines
 from llmtap.report.render import terminal
 from llmtap.report.values import (
     FEW,
@@ -131,6 +132,8 @@ def _summary_lines(summary: _Json) -> Iterator[str]:
         yield "chunking   " + " · ".join(parts)
     if at(summary, "refusals", "n"):
         yield f"refusals   {summary['refusals']['n']:,}: {joined(summary['refusals']['kinds'], ' · ')}"
+    for line in label_lines(summary.get("labels")):
+        yield f"labels     {line}"
     if upstream := summary.get("upstream"):
         parts = [
             f"{series_title(name)} {series_value(upstream['values'][name], unit)}"

@@ -10,13 +10,17 @@ from typing import Final
 from llmtap.capture.tokenizer import load_tokenizer
 from llmtap.config import Settings
 from llmtap.errors import ConfigError, failures, raise_all
+from llmtap.meter.options import MeterOptions
 from llmtap.meter.setup import check_socket_path
 from llmtap.net.listener import parse_address
-from llmtap.net.pool import parse_origin
+from llmtap.net.pool import Origin, parse_origin
 from llmtap.net.tls import client_context, server_context
 from llmtap.protocol.inference import SkipRules
+from llmtap.vantage.relay.options import RelayOptions
 
 HEAD_BYTES_MIN: Final = 256
+_OWN_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", "::", ""})
+"""Hosts of this machine that may stand for each other: two of them with one port are one server."""
 
 
 def check_settings(settings: Settings, supervisor: int | None = None) -> None:
@@ -32,10 +36,11 @@ def check_measuring(settings: Settings, supervisor: int | None = None) -> None:
 def problems_of(settings: Settings, supervisor: int | None = None) -> Iterator[ConfigError]:
     """Yield what is wrong with a proxy's settings; `supervisor`: its process, if not this one."""
     relay = settings.relay
-    listen = None
+    listen = admin = None
     try:
         listen = parse_address(relay.listen, "relay.listen")
-        if listen[1] and listen == parse_address(settings.meter.admin, "meter.admin"):
+        admin = parse_address(settings.meter.admin, "meter.admin")
+        if listen[1] and listen == admin:
             yield ConfigError("meter.admin", "is the address of the proxy (relay.listen)", "use another port")
     except ConfigError as exc:
         yield exc
@@ -54,10 +59,15 @@ def problems_of(settings: Settings, supervisor: int | None = None) -> Iterator[C
         except ConfigError as exc:
             yield exc
             continue
-        if (origin.host, origin.port) == listen:
+        if listen is not None and _is_same(origin, listen):
             yield ConfigError(
                 place,
                 "is the address of the proxy (relay.listen): the proxy would forward requests to itself",
+                "set the URL of the gateway, and another port in relay.listen if the gateway is on this host",
+            )
+        elif admin is not None and _is_same(origin, admin):
+            yield ConfigError(
+                place, "is the admin port of llmtap (meter.admin)", "set the URL of the gateway"
             )
         if place == "relay.upstream" and (origin.tls or relay.upstream_ca):
             yield from failures(client_context, relay.upstream_ca, relay.upstream_verify)
@@ -87,8 +97,23 @@ def problems_of(settings: Settings, supervisor: int | None = None) -> Iterator[C
         )
 
 
+def _is_same(origin: Origin, address: tuple[str, int]) -> bool:
+    """Return whether a URL leads to an address on which this host listens, by its name or another one."""
+    host, port = address
+    hosts = {origin.host, host}
+    return origin.port == port and (len(hosts) == 1 or hosts <= _OWN_HOSTS)
+
+
 def warnings_of(settings: Settings) -> Iterator[str]:
     """Yield what is probably a mistake in a proxy's settings that are valid."""
+    ports = [parse_address(at, "")[1] for at in (settings.relay.listen, settings.meter.admin)]
+    defaults = [parse_address(at, "")[1] for at in (RelayOptions().listen, MeterOptions().admin)]
+    if ports == defaults[::-1]:
+        yield (
+            f"relay.listen has the default port of meter.admin ({ports[0]}), and meter.admin that of"
+            f" relay.listen ({ports[1]})\n"
+            "hint: exchange the two addresses, unless clients and monitoring expect them so"
+        )
     prefix = parse_origin(settings.relay.upstream, "relay.upstream").prefix.decode()
     if prefix.endswith("/v1"):
         yield (

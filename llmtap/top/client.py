@@ -44,6 +44,12 @@ START_HINT: Final = (
 )
 
 
+PROXY_HINT: Final = (
+    "the port for clients (relay.listen) forwards every request to the gateway; name the admin port"
+    " (meter.admin), such as --admin http://HOST:9464"
+)
+
+
 class Trouble(LlmtapError):
     """The server gave no usable answer. The message has the reason; `hint`: what the user can do, or None."""
 
@@ -105,14 +111,16 @@ class Admin:
         except (ValueError, RecursionError):
             document = None
         if not isinstance(document, dict):
-            raise Trouble("the server is not an admin port of llmtap: its answer is not JSON")
+            raise Trouble("the server is not an admin port of llmtap: its answer is not JSON", PROXY_HINT)
         return document
 
     async def summary(self, window: str, by: str) -> Document:
         """Return the summary of a window. Raises Trouble."""
         summary = await self.get("summary", window=window, by=by)
         if not isinstance(summary.get("metrics"), dict):
-            raise Trouble("the server is not an admin port of llmtap: its answer is not a summary")
+            raise Trouble(
+                "the server is not an admin port of llmtap: its answer is not a summary", PROXY_HINT
+            )
         return summary
 
     def _refused(self, status: int, body: bytes) -> Trouble:
@@ -125,7 +133,8 @@ class Admin:
                 return Denied((status == 403 and _message_in(body)) or "a token is required")
             case 404:
                 return Trouble(
-                    "the path does not exist: the server is not an admin port of this version of llmtap"
+                    "the path does not exist: the server is not an admin port of this version of llmtap",
+                    PROXY_HINT,
                 )
         message = _message_in(body)
         return Trouble(f"the server answered status {status}" + (f": {message}" if message else ""))

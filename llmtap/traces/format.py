@@ -32,6 +32,7 @@ ASPECTS: Final[dict[str, tuple[str, ...]]] = {
     "max_tokens": ("max_tokens",),
     "model": ("model",),
     "tenant": ("tenant",),
+    "label": ("label",),
     "session and turn": ("session", "turn"),
     "think time": ("think_us",),
     "prefix blocks": ("blocks",),

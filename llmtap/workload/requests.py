@@ -45,6 +45,8 @@ class Requests:
     """Path of each recorded request; "" for a prompt of a data set, or a request without a body."""
     models: list[str] = field(default_factory=list)
     """Requested model; "" if it is unknown."""
+    labels: list[str | None] = field(default_factory=list)
+    """What the sender of each request expects: a word of `exchange/label.py`; None: no label."""
 
     def __len__(self) -> int:
         return len(self.arrival_ns)
@@ -84,4 +86,5 @@ class Requests:
             [self.bodies[row] for row in rows] if self.bodies else [],
             [self.paths[row] for row in rows] if self.paths else [],
             [self.models[row] for row in rows] if self.models else [],
+            [self.labels[row] for row in rows] if self.labels else [],
         )

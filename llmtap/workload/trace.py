@@ -140,6 +140,7 @@ class Trace:
             (source.bodies * more)[:count],
             (source.paths * more)[:count],
             (source.models * more)[:count],
+            (source.labels * more)[:count],
         )
 
     def _taken(self, rows: Sequence[int]) -> "Trace":
@@ -172,7 +173,7 @@ def load_trace(
 
     Args:
         conversations: also read turns and think times. Later rows of a session then need no arrival.
-        names: also read tenants and models.
+        names: also read tenants, models and labels.
         bodies: also read request bodies. Rows with a body need no token counts, and rows that cannot be sent
             are left out.
         timed: whether rows need an arrival. Otherwise, a row without one gets the arrival of the row before,

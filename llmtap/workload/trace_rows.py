@@ -28,6 +28,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from llmtap.exchange.label import label_of
 from llmtap.exchange.outcome import TokenSource
 from llmtap.metrics.statistics import percentile
 from llmtap.metrics.summary import ENDED_WELL
@@ -275,7 +276,7 @@ class TraceRows:
             *_BLOCKS,
             *_STREAMS,
             *(COLUMNS if self._turns is not None else ()),
-            *(("tenant", "model") if self._names else ()),
+            *(("tenant", "model", "label") if self._names else ()),
             *(_REQUEST if self._bodies else ()),
             *(name for aspect in _ANSWERS if self._placed for name in ASPECTS[aspect]),
         }
@@ -308,7 +309,7 @@ class TraceRows:
         self._prompts.fill(self.requests.input)
         self._answers.fill(self.requests.output)
         self.requests.block_tokens, self.requests.blocks = self._blocks.whole(self.requests.input)
-        for name in ("tenants", "models", "bodies", "paths"):
+        for name in ("tenants", "models", "labels", "bodies", "paths"):
             if not any(getattr(self.requests, name)):
                 setattr(self.requests, name, [])
 
@@ -444,6 +445,7 @@ class TraceRows:
         if self._names:
             requests.tenants += pc.fill_null(batch.column("tenant"), "").to_pylist()
             requests.models += pc.fill_null(batch.column("model"), "").to_pylist()
+            requests.labels += map(label_of, batch.column("label").to_pylist())
         if self._bodies:
             texts, paths = (batch.column(name).to_pylist() for name in ("request_body", "path"))
             requests.bodies += [(text or "").encode() for text in texts]

@@ -93,6 +93,7 @@ def full_exchange() -> Exchange:
     x.refusal = {"kind": "k", "source": "s", "detail": {}, "confidence": "high"}
     x.guardrail, x.server_timing = {"phase": "input"}, [{"name": "queue", "ms": 1.5}]
     x.service_tier = x.service_tier_requested = "flex"
+    x.label = "should-refuse"
     x.tokens.reasoning = x.tokens.cached = 1
     x.shape = RequestShape(
         9, 0.5, 0.5, 1, 1, 1, "text", ["user"], array("q", [7]), array("q", [1]), 2_048, "bytes", 3

@@ -154,6 +154,31 @@ def test_results_of_replays_are_compared_and_other_loads_are_not_valid(tmp_path:
     assert call("report", a, "--compare", b)[0] == ExitCode.NOT_VALID
 
 
+def test_arms_of_a_capture_are_compared_on_a_page(tmp_path: Path, folder: Path, call: Call) -> None:
+    page = tmp_path / "page.html"
+    code, _, err = call("report", folder, "--by", "arm", "--html", page)
+    assert (code, err.startswith("llmtap: --html: the capture has no two arms")) == (ExitCode.USAGE, True)
+    assert not page.exists()
+    exchanges = [
+        streamed(
+            i, at_ms=10 * i, gap_ms=20 if i % 2 else 40, arm=("guarded", "plain")[i % 2],
+            route=(("headers x", None)[i % 2]), unit=f"{i:016x}",
+        )
+        for i in range(1, 121)
+    ]  # fmt: skip
+    write_capture(folder / "arms" / "llmtap-1.parquet", exchanges, ledger=ledger(120))
+    folder = folder / "arms"
+    code, out, _ = call("report", folder, "--by", "arm", "--html", page)
+    assert (code, "guarded compared with plain" in page.read_text()) == (0, True)
+    assert "guarded does not change the median time to first token" in " ".join(out.split())
+    code, out, _ = call("report", folder, "--by", "arm", "--json")
+    assert json.loads(out)["experiment"]["differences"]["guarded"]["tpot"]["p50"][
+        "difference"
+    ] == pytest.approx(0.02, rel=0.01)
+    code, _, err = call("report", folder, "--html", page)
+    assert (code, "--by arm" in err) == (ExitCode.USAGE, True)
+
+
 def test_a_stored_experiment_is_reported_and_an_edited_one_is_refused(tmp_path: Path, call: Call) -> None:
     result = measured(units=60, added_ms=200)
     file, page = tmp_path / "experiment.json", tmp_path / "page.html"

@@ -1,5 +1,7 @@
-"""The chart says what the manifests say, by a renderer of our own, which Helm's engine once agreed with."""
+"""The chart says what the manifests say: rendered and linted by Helm's own engine (helm-python-sdk)."""
 
+import json
+import shutil
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -7,7 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.deploy.go_templates import Templates
+helm = pytest.importorskip(
+    "helm_python", reason="needs helm-python-sdk, which has no wheel for this platform"
+)
 
 HOUSE = Path(__file__).parents[2]
 CHART = HOUSE / "deploy" / "helm" / "llmtap"
@@ -15,30 +19,22 @@ STANDALONE = HOUSE / "deploy" / "kubernetes" / "standalone.yaml"
 SERVICE_MONITOR = HOUSE / "deploy" / "kubernetes" / "servicemonitor.yaml"
 
 
-def values(**more: Any) -> dict[str, Any]:
+def values() -> dict[str, Any]:
     found: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
-    return found | more
+    return found
 
 
-def data(release: str = "llmtap", **more: Any) -> dict[str, Any]:
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    return {
-        "Values": values(**more),
-        "Chart": {key[0].upper() + key[1:]: value for key, value in chart.items()},
-        "Release": {"Name": release, "Service": "Helm"},
-        "Template": {"BasePath": "templates"},
-    }
+def files(chart: Path = CHART, **more: Any) -> dict[str, str]:
+    """Each rendered file, by its name in the chart. Raises HelmValuesError or HelmRenderError."""
+    with helm.Chart.load(str(chart)) as loaded:
+        rendered: dict[str, str] = loaded.render(more, name="llmtap", namespace="default")
+    return rendered
 
 
-def templates() -> Templates:
-    files = sorted((CHART / "templates").iterdir())
-    return Templates({f"templates/{file.name}": file.read_text() for file in files})
-
-
-def rendered(release: str = "llmtap", **more: Any) -> dict[tuple[str, str], dict[str, Any]]:
-    chart, found = templates(), {}
-    for file in (CHART / "templates").glob("*.yaml"):
-        for document in yaml.safe_load_all(chart.render(f"templates/{file.name}", data(release, **more))):
+def rendered(**more: Any) -> dict[tuple[str, str], dict[str, Any]]:
+    found = {}
+    for text in files(**more).values():
+        for document in yaml.safe_load_all(text):
             if document is not None:
                 found[document["kind"], document["metadata"]["name"]] = document
     return found
@@ -56,6 +52,16 @@ def plain(document: dict[str, Any]) -> dict[str, Any]:
     if document["kind"] == "Deployment":
         assert document["spec"]["template"]["metadata"].pop("annotations").keys() == {"checksum/config"}
     return document
+
+
+WARNING = 2
+"""Severity of a linter's message; recommendations are below it, errors above."""
+
+
+def test_the_linter_warns_of_nothing() -> None:
+    report = helm.lint(str(CHART))
+    assert report["total_charts_linted"] == 1
+    assert [one for one in report["messages"] if one["severity"] >= WARNING] == report["errors"] == []
 
 
 def test_the_defaults_are_the_manifests() -> None:
@@ -100,32 +106,92 @@ def test_what_is_set_shows() -> None:
     assert relay == {"upstream": "http://x:1", "workers": 3, "drain_timeout": "600s"}
 
 
+def test_an_ingress_leads_to_the_port_for_clients_alone() -> None:
+    tls = [{"hosts": ["llm.test"], "secretName": "s"}]
+    annotations = {"nginx.ingress.kubernetes.io/proxy-buffering": "off"}
+    ingress = {"enabled": True, "className": "nginx", "hosts": ["llm.test"], "tls": tls}
+    found = rendered(ingress=ingress | {"annotations": annotations}, service={"port": 80})
+    document = found["Ingress", "llmtap"]
+    assert document["metadata"]["annotations"] == annotations
+    (rule,) = document["spec"]["rules"]
+    (path,) = rule["http"]["paths"]
+    assert (rule["host"], path["path"], path["pathType"]) == ("llm.test", "/", "Prefix")
+    assert path["backend"]["service"] == {"name": "llmtap", "port": {"number": 80}}
+    assert (document["spec"]["ingressClassName"], document["spec"]["tls"]) == ("nginx", tls)
+
+
+def test_an_autoscaler_sets_the_number_of_pods_in_place_of_replicas() -> None:
+    found = rendered(autoscaling={"enabled": True, "maxReplicas": 5, "cpuPercent": 60})
+    assert "replicas" not in found["Deployment", "llmtap"]["spec"]
+    spec = found["HorizontalPodAutoscaler", "llmtap"]["spec"]
+    assert spec["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "llmtap"}
+    assert (spec["minReplicas"], spec["maxReplicas"]) == (2, 5)
+    assert spec["metrics"][0]["resource"]["target"] == {"type": "Utilization", "averageUtilization": 60}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "place"),
+    [
+        ({"workers": 0}, "/workers"),
+        ({"replicas": "two"}, "/replicas"),
+        ({"upstram": "http://x"}, "upstram"),
+        ({"upstream": "gateway:4000"}, "/upstream"),
+        ({"service": {"port": 0}}, "/service/port"),
+        ({"ingress": {"enabled": True}}, "/ingress/hosts"),
+        ({"autoscaling": {"cpuPercent": 0}}, "/autoscaling/cpuPercent"),
+        ({"adminSecret": ""}, "/adminSecret"),
+    ],
+)
+def test_the_schema_names_a_wrong_value(wrong: dict[str, Any], place: str) -> None:
+    with pytest.raises(helm.HelmValuesError, match=place):
+        files(**wrong)
+
+
+def test_the_schema_knows_every_value_and_no_other() -> None:
+    def names(tree: Any) -> Any:
+        return {key: names(value) for key, value in tree.items()} if isinstance(tree, dict) else None
+
+    def known(schema: dict[str, Any]) -> Any:
+        properties = schema.get("properties")
+        return None if properties is None else {key: known(one) for key, one in properties.items()}
+
+    expected = names(values())
+    schema = known(json.loads((CHART / "values.schema.json").read_text()))
+    assert schema.pop("global") is None, "Helm sets it"
+    assert schema.keys() == expected.keys()
+    for name, inner in schema.items():
+        assert inner is None or inner.keys() == expected[name].keys(), name
+
+
 def test_without_an_upstream_there_is_no_chart() -> None:
-    with pytest.raises(AssertionError, match="the gateway's URL"):
-        rendered(upstream="")
+    with pytest.raises(helm.HelmRenderError, match="the gateway's URL"):
+        files(upstream="")
 
 
 CLAIM = {"persistentVolumeClaim": {"claimName": "c"}}
 
 
-@pytest.mark.parametrize("replicas", [2, 3])
-def test_a_claim_is_for_one_replica(replicas: int) -> None:
-    with pytest.raises(AssertionError, match="captureVolume"):
-        rendered(captureVolume=CLAIM, replicas=replicas)
+@pytest.mark.parametrize(
+    "more", [{"replicas": 2}, {"replicas": 3}, {"replicas": 1, "autoscaling": {"enabled": True}}]
+)
+def test_a_claim_is_for_one_replica(more: dict[str, Any]) -> None:
+    with pytest.raises(helm.HelmRenderError, match="captureVolume"):
+        files(captureVolume=CLAIM, **more)
 
 
 def test_without_replicas_nothing_selects_pods() -> None:
     on = {"enabled": True, "interval": "15s", "labels": {}, "tlsConfig": {}}
-    assert rendered(replicas=0, serviceMonitor=on).keys() == {("ConfigMap", "llmtap")}
+    more = {"ingress": {"enabled": True, "hosts": ["a"]}, "autoscaling": {"enabled": True}}
+    assert rendered(replicas=0, serviceMonitor=on, **more).keys() == {("ConfigMap", "llmtap")}
 
 
-def test_the_sidecar_is_a_container_that_stays() -> None:
-    source = {"templates/_helpers.tpl": (CHART / "templates" / "_helpers.tpl").read_text()}
-    pod = (
+def test_the_sidecar_is_a_container_that_stays(tmp_path: Path) -> None:
+    chart = shutil.copytree(CHART, tmp_path / "llmtap")
+    (chart / "templates" / "pod.yaml").write_text(
         'initContainers:\n  {{- include "llmtap.sidecar" . | nindent 2 }}\n'
         'volumes:\n  {{- include "llmtap.volumes" . | nindent 2 }}\n'
     )
-    found = yaml.safe_load(Templates(source | {"pod": pod}).render("pod", data()))
+    found = yaml.safe_load(files(chart)["llmtap/templates/pod.yaml"])
     (container,) = found["initContainers"]
     assert container.pop("restartPolicy") == "Always"
     (alone,) = rendered()["Deployment", "llmtap"]["spec"]["template"]["spec"]["containers"]

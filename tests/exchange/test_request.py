@@ -118,6 +118,25 @@ def test_the_trace_id_is_that_of_a_valid_traceparent() -> None:
     assert observe(request=post(b"traceparent: 00-x")).trace_id is None
 
 
+@pytest.mark.parametrize(
+    ("fields", "label"),
+    [
+        ([], None),
+        ([b"X-Llmtap-Label: should-refuse"], "should-refuse"),
+        ([b"x-llmtap-label: should-answer", b"X-Llmtap-Label: should-answer"], "should-answer"),
+        ([b"x-llmtap-label: should-answer", b"x-llmtap-label: should-refuse"], "unknown"),
+        ([b"x-llmtap-label: my text"], "unknown"),
+        ([b"x-llmtap-label:"], "unknown"),
+        # A field that Connection names is not forwarded, and decides nothing.
+        ([b"x-llmtap-label: should-refuse", b"Connection: x-llmtap-label"], None),
+    ],
+)
+def test_the_label_is_one_of_two_words_or_unknown(fields: list[bytes], label: str | None) -> None:
+    x = observe(request=post(*fields), end_ns=None)
+    assert x.label == label
+    assert x.to_dict({}, {})["label"] == label
+
+
 def test_a_request_whose_body_never_ended_is_read_as_far_as_it_came() -> None:
     o = Observer("r", 1, 0, 0, post(b"Content-Length: 50"))
     o.request_data(BODY, 1)

@@ -135,6 +135,30 @@ def test_a_slower_arm_is_found_and_a_refusing_one() -> None:
     assert low < 0.1 < high
 
 
+def test_labels_give_each_arm_its_false_positives_and_negatives() -> None:
+    """Arm b refuses a fifth of what it should answer and misses nothing; arm a answers everything."""
+    view = viewed()
+    r = random.Random(3)
+    for i in range(1_000):
+        arm, label = "ab"[i % 2], ("should-answer", "should-refuse")[i // 2 % 2]
+        refused = arm == "b" and (label == "should-refuse" or i % 5 == 0)
+        x = streamed(100, 120, outcome=Outcome.REFUSED if refused else Outcome.COMPLETE)
+        x.label = label
+        ended(view, x, arm, f"{r.getrandbits(64):016x}")
+    out = results_of(view)
+    a, b = out["arms"]["a"], out["arms"]["b"]
+    assert (a["labels"]["should-answer"]["share"], b["labels"]["should-answer"]["share"]) == (0, 0.2)
+    assert (a["labels"]["should-refuse"]["share"], b["labels"]["should-refuse"]["share"]) == (1, 0)
+    assert (b["shares"]["false_positives"]["n"], b["shares"]["false_positives"]["share"]) == (250, 0.2)
+    low, high = b["shares"]["false_positives"]["interval"]
+    assert (low, high) == (pytest.approx(0.155, abs=0.001), pytest.approx(0.254, abs=0.001))
+    assert out["differences"]["b"]["false_positives"]["share"]["difference"] == pytest.approx(0.2)
+    assert out["differences"]["b"]["false_negatives"]["share"]["difference"] == -1
+    assert {"false_positives", "false_negatives"} <= {one["metric"] for one in out["findings"]}
+    assert [one["name"] for one in out["compared"]][-2:] == ["false_positives", "false_negatives"]
+    assert out["comparisons"] == len(METRICS) + len(SHARES) + 2
+
+
 @pytest.mark.parametrize(
     ("outcome", "share"),
     [

@@ -27,9 +27,9 @@ DECODED = {
 ENCODED = {"no UTF-8": "%ff%fe", "surrogate": "%ed%a0%80", "cut escape": "%", "wrong escape": "%zz"}
 VALUES = {name: quote(value, safe="") for name, value in DECODED.items()} | ENCODED
 COMPARED = frozenset(
-    {"id", "relay", "tenant", "model", "route", "arm", "endpoint", "dialect", "method", "path", "request_id",
-     "upstream_request_id", "trace_id", "content_type", "finish_reason", "clock", "service_tier",
-     "service_tier_requested"}
+    {"id", "relay", "tenant", "model", "route", "arm", "label", "endpoint", "dialect", "method", "path",
+     "request_id", "upstream_request_id", "trace_id", "content_type", "finish_reason", "clock",
+     "service_tier", "service_tier_requested"}
 )  # fmt: skip
 """Parameters whose value is compared and nothing else: each value is valid."""
 VALID = {

@@ -42,6 +42,7 @@ REQUESTS = [
     b"GET /v1/models?limit=3&after=a%20b HTTP/1.1\r\nhost:gateway\r\nuser-agent: curl/8.5.0\r\n\r\n",
     b"POST /x HTTP/1.1\r\nHost: [::1]:80\r\nTransfer-Encoding: chunked\r\nKeep-Alive: timeout=5\r\n\r\n",
     b"GET / HTTP/1.1\r\nHost: a\r\nProxy-Connection: keep-alive\r\nHTTP2-Settings: AAMAAABk\r\n\r\n",
+    b"POST /v1/x HTTP/1.1\r\nHost: a\r\nX-Llmtap-Label: should-refuse\r\nContent-Length: 0\r\n\r\n",
 ]
 RESPONSES = [
     UVICORN,

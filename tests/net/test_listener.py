@@ -260,7 +260,9 @@ async def test_certificates_and_servers_without_any(tmp_path: Path) -> None:
         assert said.startswith("TLS: certificate not trusted (") and "certificate" in said[30:]
         mismatch = await why_not(f"https://localhost:{tls}", trusting)
         assert mismatch.startswith("TLS: certificate not trusted (Hostname mismatch")
-        assert await why_not(f"https://127.0.0.1:{bare}") == "TLS: the server does not speak it"
+        assert await why_not(f"https://127.0.0.1:{bare}") == (
+            "TLS: the server does not speak it (its URL begins with http://)"
+        )
         # What the server says in the middle of it is no failure of TLS.
         said = await why_not(f"https://127.0.0.1:{tls}", trusting)
         assert said in ("server disconnected", "connection reset by peer")

@@ -4,20 +4,25 @@ from typing import Any
 
 import pytest
 
+from llmtap.exchange.outcome import Outcome
 from llmtap.report.experiment_page import experiment_html, experiment_markdown
 from tests.meter.web.dashboard import an_empty_tally
 from tests.support.traffic.experiments import an_experiment
 from tests.support.traffic.streams import streamed
 
 
-def measured(*, units: int, added_ms: int) -> dict[str, Any]:
-    """So many requests in each arm; `marked` has a later first token."""
+def measured(*, units: int, added_ms: int, labels: bool = False) -> dict[str, Any]:
+    """So many requests in each arm; `marked` has a later first token. With `labels`, all requests should be
+    answered, and `marked` refuses two."""
     tally = an_empty_tally(an_experiment(disclosure={"guardrails": ["LG 3"], "hardware": None}))
     for seq in range(1, 2 * units + 1):
         arm = ("marked", "control")[seq % 2]
         first = 100 + seq % 7 + (added_ms if arm == "marked" else 0)
         x = streamed(first, first + 50, seq=seq)
         x.arm, x.unit = arm, f"{seq:016x}"
+        if labels:
+            x.label = "should-answer"
+            x.outcome = Outcome.REFUSED if arm == "marked" and seq <= 4 else Outcome.COMPLETE
         tally.opened()
         tally.experiments.assigned(arm, x.unit, False)
         tally.ended(x)
@@ -57,6 +62,15 @@ def test_a_wrong_split_and_chunks_that_come_together_speak_against_the_compariso
     assert "5.8 chunks come at a time" in text
     row = next(line for line in text.splitlines() if line.startswith("| TPOT |"))
     assert row.endswith("| misleading |")
+
+
+def test_refusals_against_labels_are_a_table_of_each_arm() -> None:
+    assert "Refusals against labels" not in experiment_markdown(measured(units=2, added_ms=0))
+    text = experiment_markdown(measured(units=10, added_ms=0, labels=True))
+    table = text.split("## Refusals against labels")[1].split("##")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    assert ["control", "should-answer", "10", "0", "0", "false positives", "0.0%, 0.0% to 27.8%"] in rows
+    assert ["marked", "should-answer", "8", "2", "0", "false positives", "20.0%, 5.7% to 51.0%"] in rows
 
 
 def test_names_of_clients_are_escaped_on_the_page() -> None:

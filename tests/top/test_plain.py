@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from llmtap.errors import ConfigError
-from llmtap.top.client import Admin, TopOptions
+from llmtap.top.client import PROXY_HINT, Admin, TopOptions
 from llmtap.top.plain import ROWS_MAX, print_once, probe
 from tests.support.servers.fake_admin import fake_admin, recorded
 from tests.support.servers.live_proxy import port_free
@@ -60,9 +60,9 @@ async def test_what_is_wrong_at_the_start_says_what_to_do() -> None:
     assert "llmtap proxy --upstream" in (nobody.hint or "")
     async with fake_admin({}) as fake:
         absent = await wrong(fake.url)
-        assert (absent.place, absent.hint) == ("--admin", None)
+        assert (absent.place, absent.hint) == ("--admin", PROXY_HINT)
         fake.body = b"{}"
-        assert (await wrong(fake.url)).hint is None
+        assert (await wrong(fake.url)).hint == PROXY_HINT
         fake.body = None
         plain = await wrong(fake.url.replace("http:", "https:"))
         assert "does not speak it" in plain.problem

@@ -179,10 +179,11 @@ def make_load(
 ) -> Load:
     """Make a load: a workload in an open loop (IETF 4.2.3), or a closed loop of `slots` (4.2.4).
 
-    `requests`: maximum number; default: enough for `duration_s`. `output_tokens`: length of every answer.
+    `workload`: also a trace, for a closed loop. `requests`: maximum number; default: enough for `duration_s`,
+    or all of a closed loop. `output_tokens`: length of every answer.
     """
-    if requests is None:
-        assert open_loop is not None and duration_s is not None
+    if requests is None and open_loop is not None:
+        assert duration_s is not None
         requests = ceil(open_loop.rate_rps * duration_s * SPARE_SHARE) + SPARE
     plan = make_plan(
         ScheduleOptions(

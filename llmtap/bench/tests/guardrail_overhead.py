@@ -6,17 +6,18 @@ the server adds noise but no bias, and twice to the baseline (A/A). It returns T
 overhead is the mean over repeats of the shift between paired requests (Hodges and Lehmann), with Student's
 interval (6.3). The overhead of a percentile is the difference of the percentiles (5.10.4), with an interval
 from the pairs. p-values are corrected by Holm's method, for each metric over all configurations and loads.
-The parameter `search` adds the maximum throughput of each configuration (Table 14).
+The parameter `search` adds the maximum throughput of each configuration (Table 14), `labelled` its false
+positives and false negatives (`guardrail_labels.py`).
 """
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from random import Random
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 import pyarrow.compute as pc
-from msgspec import UNSET, Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from llmtap.bench.run import figures, test
 from llmtap.bench.run.levels import (
@@ -31,6 +32,12 @@ from llmtap.bench.run.levels import (
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.pace import ExpectedLoads, expected_at, expected_search
 from llmtap.bench.run.session import BenchSession, Load, OpenLoop, make_load
+from llmtap.bench.tests.guardrail_labels import (
+    expected_labelled,
+    labelled_load,
+    labelled_table,
+    send_labelled,
+)
 from llmtap.errors import ConfigError
 from llmtap.metrics.comparison import adjusted, compare_paired, compare_quantile, reduction
 from llmtap.metrics.statistics import is_enough, percentile
@@ -105,6 +112,8 @@ class GuardrailMeasurements(msgspec.Struct, frozen=True):
     capacity: Capacity
     levels: list[GuardrailLevel]
     max_throughput: dict[str, PeakThroughput] | None
+    labels: dict[str, Any] | UnsetType = UNSET
+    """Refusals against the labels of requests, by configuration, if a labelled trace was sent."""
 
 
 class _ArmRow(NamedTuple):
@@ -146,10 +155,14 @@ class GuardrailParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     arrivals: test.ArrivalProcess = "poisson"
     search: Annotated[bool, Meta(description="measurement of maximum throughputs (Table 14)")] = True
     slots_max: test.SlotsMax = 128
+    labelled: Annotated[
+        str | None,
+        Meta(description="trace of labelled requests, for a table of refusals against labels"),
+    ] = None
 
 
 def check(session: BenchSession, params: GuardrailParams) -> None:
-    """Raise ConfigError if the baseline or all filters are missing."""
+    """Raise ConfigError if the baseline or all filters are missing, or labelled requests have no label."""
     hint = "add it to the file of --config, with keys that differ from [target] (url, headers, body, apply)"
     filter_arms = "[arms.input_filter], [arms.output_filter] or [arms.full]"
     if BASELINE not in session.arms:
@@ -161,6 +174,8 @@ def check(session: BenchSession, params: GuardrailParams) -> None:
             f"one of these tables is required, to compare it with [arms.{BASELINE}] (5.10.2)",
             hint,
         )
+    if params.labelled is not None:
+        labelled_load(session, params.labelled)
 
 
 async def run(session: BenchSession, params: GuardrailParams) -> test.TestResult:
@@ -209,6 +224,12 @@ async def run(session: BenchSession, params: GuardrailParams) -> test.TestResult
         "Order of blocks": f"drawn from the seed; {order_text if switches else 'at each load in turn'}",
     }
     result.tables = _tables(measurements)
+    if params.labelled is not None:
+        filtered = [BASELINE, *_filter_arms(session)]
+        labels = await send_labelled(session, params.labelled, filtered, warm_by)
+        measurements = result.measurements = msgspec.structs.replace(measurements, labels=labels)
+        if (table := labelled_table(labels, NAMES)) is not None:
+            result.tables.append(table)
     result.charts = _charts(cells, measurements)
     _add_notes(result, session, params, cells, measurements)
     return result
@@ -586,6 +607,8 @@ def _expected_loads(session: BenchSession, params: GuardrailParams) -> ExpectedL
     searches = (capacity is None) + arms * params.search
     for _ in range(searches):
         loads = loads.plus(expected_search(ROUNDS))
+    if params.labelled is not None:
+        loads = loads.plus(expected_labelled(session, params.labelled, arms))
     return loads._replace(warmups=arms)
 
 

@@ -223,6 +223,7 @@ def describe(
     percentiles: Mapping[str, float] | None = None,
     reader: Benefit = DEFAULT_BENEFIT,
     progress: Callable[[int], None] | None = None,
+    on_exchange: Callable[[Exchange], None] | None = None,
 ) -> dict[str, object]:
     """Return a Summary as JSON, with `capture` (its description) and `workload` beside it.
 
@@ -234,6 +235,7 @@ def describe(
         percentiles: further ones of each metric, by name.
         reader: parameters of user idle latency and smooth goodput.
         progress: called with the number of rows done.
+        on_exchange: called with each exchange.
     """
     wall = all(info.arrivals == "wall" for info in infos)
     workload = CapturedWorkload(wall=wall)
@@ -248,6 +250,8 @@ def describe(
             total.add(x)
             for group in groups.values():
                 group.add(x)
+            if on_exchange is not None:
+                on_exchange(x)
         if progress is not None:
             progress(workload.rows)
     window, seconds, mode = workload.window(), workload.span_s, workload.mode

@@ -81,6 +81,7 @@ _NAMES: Final[Mapping[Spoken, str]] = {
 }
 _NEITHER: Final = {
     "--tenant-header": "a request has no headers",
+    "--label-header": "a request has no headers",
     "--body-field": "there are no bodies",
     "--no-stream": "answers always come in pieces",
     "--retries": "nothing is sent again",

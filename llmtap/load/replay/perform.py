@@ -57,7 +57,7 @@ from llmtap.load.workers.worker_pool import STOPPED, LoadResult, Member, WorkerP
 from llmtap.metrics.objectives import Objectives
 from llmtap.net.bounded_body import read_at_most
 from llmtap.net.cluster import ray_cluster
-from llmtap.net.listener import failure_text
+from llmtap.net.listener import ADMIN_PORT, ERROR_FIELD, failure_text
 from llmtap.workload.requests import Requests
 
 CONNECTIONS_MAX: Final = 1_000
@@ -274,6 +274,11 @@ class Replay:
                 session.get(url, headers=headers, ssl=tls) as response,
             ):
                 status = response.status
+                if response.headers.get(ERROR_FIELD) == ADMIN_PORT:
+                    raise ConfigError(
+                        "--target", f"{shown_url(target.url)} is the admin port of llmtap",
+                        "use the address of its proxy (relay.listen), such as http://127.0.0.1:8080",
+                    )  # fmt: skip
                 raw = await read_at_most(response) if status == 200 else b""
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
             if spoken != "http":

@@ -14,7 +14,7 @@ import signal
 import sys
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -75,6 +75,7 @@ async def work(setup: WorkerSetup, script: WorkerScript, commands_fd: int, repor
         think_ns=_unpacked(script.think_ns),
         joins=script.joins,
         tenants=script.tenants,
+        labels=script.labels,
     )
     rows = _unpacked(script.rows)
     load = setup.load
@@ -84,7 +85,7 @@ async def work(setup: WorkerSetup, script: WorkerScript, commands_fd: int, repor
     tally.planned = len(rows)
     commands = _Commands(commands_fd)
     loop.add_reader(commands_fd, commands.read)
-    keeper = _Keeper(tally, requests.tenants, setup.spill_fd)
+    keeper = _Keeper(tally, requests, setup.spill_fd)
     later = sender.later
     run: LoadRun | None = None
     start_ns = await _get_ready(sender, setup.open, commands, reports_fd)
@@ -97,7 +98,7 @@ async def work(setup: WorkerSetup, script: WorkerScript, commands_fd: int, repor
             start_ns=start_ns,
             duration_ns=_or_never(load.schedule.duration),
             drain_ns=_or_never(load.schedule.drain),
-            headers=_row_headers(setup, requests.tenants),
+            headers=_row_headers(setup, requests),
             paths=_row_paths(sender, script.paths),
             stop_errors=load.sending.stop_when.error_rate,
             check_endpoint=setup.check_endpoint,
@@ -216,9 +217,9 @@ class _Commands:
 class _Keeper:
     """Counts exchanges and stores them in a file for the parent."""
 
-    def __init__(self, tally: LoadTally, tenants: list[str], spill_fd: int | None) -> None:
+    def __init__(self, tally: LoadTally, requests: Requests, spill_fd: int | None) -> None:
         self._tally = tally
-        self._tenants = tenants
+        self._tenants, self._labels = requests.tenants, requests.labels
         self._fd = spill_fd
         self._buffer = bytearray()
         self._failed = 0
@@ -229,6 +230,8 @@ class _Keeper:
     def keep(self, row: int, x: Exchange) -> None:
         if self._tenants:
             x.tenant = self._tenants[row]
+        if self._labels:
+            x.label = self._labels[row]
         m = self._tally.add(x)
         self._tokens += x.tokens.output or 0
         if x.dispatch_late_ns is not None:
@@ -289,14 +292,21 @@ def _row_paths(sender: LoadSender | PromptSender, paths: list[str]) -> list[byte
     return [known[path] for path in paths]
 
 
-def _row_headers(setup: WorkerSetup, tenants: list[str]) -> Callable[[int], list[tuple[bytes, bytes]]]:
+def _row_headers(setup: WorkerSetup, requests: Requests) -> Callable[[int], list[tuple[bytes, bytes]]]:
     load = setup.load
-    prefix, name = load.sending.request_ids.encode(), (load.target.tenant_header or "").encode()
+    prefix = load.sending.request_ids.encode()
+    columns: list[tuple[bytes, Sequence[str | None]]] = [
+        (name.encode(), values)
+        for name, values in (
+            (load.target.tenant_header, requests.tenants),
+            (load.target.label_header, requests.labels),
+        )
+        if name and values
+    ]
 
     def headers(row: int) -> list[tuple[bytes, bytes]]:
         fields = [(b"X-Request-Id", b"%b-%d" % (prefix, row))]
-        if name and tenants and tenants[row]:
-            fields.append((name, tenants[row].encode()))
+        fields += [(name, value.encode()) for name, values in columns if (value := values[row])]
         return fields
 
     return headers

@@ -71,6 +71,7 @@ class WorkerScript(msgspec.Struct, array_like=True):
     joins: dict[int, tuple[int, ...]] = {}
     paths: list[str] = []
     """Path of each row, "" for the path of the endpoint; the list is empty if all rows have this path."""
+    labels: list[str | None] = []
 
 
 class WorkerReady(msgspec.Struct, tag=True):

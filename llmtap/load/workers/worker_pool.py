@@ -258,6 +258,7 @@ class WorkerPool:
             *self._bodies,
             requests.joins,
             self._paths,
+            requests.labels,
         )
         spill = self._spills[i] if self._keep else None
         starting = asyncio.ensure_future(member.start(self._setup_of(i), script, spill))

@@ -15,6 +15,7 @@ from llmtap.exchange.outcome import Outcome, Reading
 from llmtap.meter.admin.schemas import COUNT, FLAG, SCHEMAS, TEXT, Schema, reference
 from llmtap.meter.options import WINDOWS
 from llmtap.meter.pipeline import exchanges as recent_api
+from llmtap.meter.pipeline.history import STEPS
 from llmtap.meter.pipeline.windows import BY
 from llmtap.version import __version__
 
@@ -99,6 +100,17 @@ ROUTES: Final = (
         answers={JSON: reference("Histograms")}, errors=_BAD_QUERY,
         query=(
             Parameter("window", "or all since the start", {**TEXT, "enum": [*WINDOWS, "all"]}), _CERTAIN,
+        ),
+    ),
+    ApiRoute(
+        path="/api/v1/history", name="history",
+        text="Key figures of all traffic in steps, for charts: of the last hour, or of the last 24 hours.",
+        answers={JSON: reference("History")}, errors=_BAD_QUERY,
+        query=(
+            Parameter(
+                "step", "length of a step",
+                {**TEXT, "enum": [*STEPS], "default": next(iter(STEPS))},
+            ),
         ),
     ),
     ApiRoute(

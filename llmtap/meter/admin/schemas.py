@@ -12,7 +12,9 @@ from typing import Any, Final, get_args
 
 from llmtap.channel.status import RelayStatus
 from llmtap.counts import CountField, fields_of
+from llmtap.exchange.label import EXPECTED, NOT_ACCEPTED, UNKNOWN
 from llmtap.exchange.outcome import EventClass, Outcome, Reading, TokenSource
+from llmtap.meter.pipeline.history import FIGURES
 from llmtap.metrics.catalogue import METRICS, OF_AN_EXCHANGE
 from llmtap.metrics.statistics import SHARES
 
@@ -24,9 +26,11 @@ FLAG: Final[Schema] = {"type": "boolean"}
 _TYPES: Final[dict[str, Schema]] = {
     "text": TEXT, "count": COUNT, "flag": FLAG, "number": {"type": "number"},
     "date": {"type": "string", "format": "date-time"},
+    "sample": {"anyOf": [{"type": "number"}, {"type": "null"}]},
     "any": {"type": "object", "additionalProperties": True},
     "outcome": {"type": "string", "enum": [outcome.value for outcome in Outcome]},
     "reading": {"type": "string", "enum": [reading.value for reading in Reading]},
+    "label": {"type": "string", "enum": [*EXPECTED, UNKNOWN, NOT_ACCEPTED]},
     "source": {"type": "string", "enum": [source.value for source in TokenSource]},
     "class": {"type": "string", "enum": [c.name.lower() for c in EventClass]},
     "point": {
@@ -55,6 +59,7 @@ _OBJECTS: Final = {
         arm text?: Arm of the running experiment.
         unit text?: Unit of randomisation: a keyed hash.
         excluded text?: Reason why the arm's change was not made.
+        label label?: What the sender of the request expects (`x-llmtap-label`).
         route endpoint dialect request_id finish_reason text?
         upstream_request_id text?: Id of the response, such as `request-id` of Anthropic.
         trace_id text?: Of the request's `traceparent`.
@@ -150,6 +155,12 @@ _OBJECTS: Final = {
         reading reading
         n count
         histograms map:text: By metric; those without values are omitted.""",
+    "History": """Points of the complete steps, the oldest first.
+        step number: Length of a step.
+        end number: End of the last step, in seconds since 1970.
+        figures HistoryFigures""",
+    "HistoryFigures": f"""By figure: a value for each step, null without samples.
+        {" ".join(FIGURES)} list:sample""",
     "Exchanges": """Newest first.
         exchanges list:Exchange
         next text?: Cursor of the rest, for `next=`; null at the end. With `events=1` the rest may begin\
@@ -182,6 +193,7 @@ _OBJECTS: Final = {
         chunking Chunking
         clock_disagreement map:Statistics: Ours minus the server's, by duration.
         refusals Refusals
+        labels Labels?: Refusals against the labels of requests; null if no request had a label.
         cost any?
         uncertainties Statistics: Uncertainties of the exchanges.
         uncertainty number?: Largest uncertainty, or event-loop lag of a relay if that is larger.""",
@@ -230,6 +242,16 @@ _OBJECTS: Final = {
         n count
         share number?
         kinds map:count""",
+    "Labels": f"""Requests with a label, by label and by what happened. `ignored`: number of labels that do\
+ not count, because their value is unknown or their tenant may not set labels.
+        {" ".join(EXPECTED)} LabelledRequests
+        ignored map:count""",
+    "LabelledRequests": """`share` is the share of errors among the requests that were answered or refused:\
+ refusals of requests that should be answered, or answers to requests that should be refused.
+        answered refused count
+        undecided count: Requests that failed, were cancelled or rejected.
+        share number?
+        interval list:number?: 95 % interval of the share (Wilson).""",
     "Uncertain": """Exchanges whose uncertainty is above the limit.
         n count
         included flag

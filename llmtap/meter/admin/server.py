@@ -1,18 +1,15 @@
 """Admin port of the meter: HTTP server with `/metrics`, health checks, the JSON API, and access control.
 
-`admin_app` makes the aiohttp application, `AdminTls` the TLS context, renewed when the files change. The
-data come from `views.py` and the pipeline; the live feed adds its own route (`live_feed.py`). The
-dashboard's files are in `static/`; `llmtap.report` has the script that draws charts. Work that takes long
-(merging windows, rendering metrics, writing many exchanges) runs in a worker thread on a copy, so that
-neither frames nor `/healthz` wait for it.
+`admin_app` makes the aiohttp application (`tls.py` has its TLS context). The data come from `views.py` and
+the pipeline; the live feed adds its own route (`live_feed.py`). The dashboard's files are in `static/`;
+`llmtap.report` has the script that draws charts. Work that takes long (merging windows, rendering metrics,
+writing many exchanges) runs in a worker thread on a copy, so that neither frames nor `/healthz` wait for it.
 """
 
 import asyncio
 import gzip
 import hmac
 import io
-import logging
-import os
 import re
 import ssl
 from collections.abc import Callable, Iterator
@@ -27,20 +24,20 @@ import msgspec
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
-from llmtap.errors import ConfigError
 from llmtap.export.prometheus.exposition import format_name
 from llmtap.meter.admin.connections import SLICE_BYTES, AdminConnections, AdminRunner, SharedWork
 from llmtap.meter.admin.live_feed import LiveFeed
+from llmtap.meter.admin.lost_clients import direct_lost_clients
 from llmtap.meter.admin.openapi import add_openapi_route
 from llmtap.meter.admin.views import histograms_of, metrics_of, summary_of
 from llmtap.meter.experiments import Experiments
-from llmtap.meter.options import WINDOWS, MeterOptions, is_loopback
+from llmtap.meter.options import WINDOWS, is_loopback
 from llmtap.meter.pipeline import exchanges as recent_api
 from llmtap.meter.pipeline.exchanges import BadQuery, Query, read_fields
+from llmtap.meter.pipeline.history import STEPS
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.windows import BY, window_name
 from llmtap.metrics.catalogue import Answers, Surface, shown_on
-from llmtap.net.tls import server_context
 from llmtap.units import shown
 
 _name_and_port = re.compile(r"(?:\[([^\[\]]*)\]|([^\[\]:]*))(?::[0-9]*)?").fullmatch
@@ -265,8 +262,12 @@ def admin_app(pipeline: ExchangePipeline, token: str | None = None) -> web.Appli
     """Return the application; with a token, all but probes and dashboard files require it."""
     api = _Admin(pipeline)
     names = [refuse_rebinding()] if token is None else []
+    lost = direct_lost_clients(
+        pipeline.relays.listen,
+        lambda request: token is None and _is_loopback(request.headers.get(hdrs.HOST, "")),
+    )
     app = web.Application(
-        middlewares=[api.connections.middleware, _token_guard(token, pipeline), *names, refuse_cross_site()]
+        middlewares=[api.connections.middleware, lost, _token_guard(token), *names, refuse_cross_site()]
     )
     app[CONNECTIONS] = api.connections
     app.on_response_prepare.append(_add_headers)
@@ -275,6 +276,7 @@ def admin_app(pipeline: ExchangePipeline, token: str | None = None) -> web.Appli
     app.router.add_get("/metrics", api.metrics)
     app.router.add_get("/api/v1/summary", api.summary)
     app.router.add_get("/api/v1/histograms", api.histograms)
+    app.router.add_get("/api/v1/history", api.history)
     app.router.add_get("/api/v1/exchanges", api.exchanges)
     app.router.add_post("/api/v1/capture/flush", api.flush)
     LiveFeed(pipeline).add_to(app)
@@ -373,6 +375,21 @@ class _Admin:
 
         return _json_response(await self.answers.get(key, begin))
 
+    async def history(self, request: web.Request) -> web.Response:
+        """Answer the key figures of all complete steps of `?step=`."""
+        fields = read_fields(request.query.items())
+        step = fields.pop("step", next(iter(STEPS)))
+        if fields:
+            raise BadQuery(next(iter(fields)), "is an unknown field; known field: step")
+        if step not in STEPS:
+            raise BadQuery("step", f"expected {' or '.join(STEPS)}, got {shown(step)}")
+
+        def begin() -> Callable[[], bytes]:
+            work = self._pipeline.history.to_dict(step)
+            return lambda: msgspec.json.encode(work())
+
+        return _json_response(await self.answers.get(("history", step), begin))
+
     async def flush(self, request: web.Request) -> web.Response:
         """Make files of the exchanges captured so far; wait at most FLUSH_S."""
         if request.content_type in _FORMS:
@@ -395,7 +412,7 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
         response.headers.setdefault(name, value)
 
 
-def _token_guard(token: str | None, pipeline: ExchangePipeline) -> Middleware:
+def _token_guard(token: str | None) -> Middleware:
     """Check the token, and answer errors as JSON."""
     expected = None if token is None else f"Bearer {token}".encode()
 
@@ -411,20 +428,10 @@ def _token_guard(token: str | None, pipeline: ExchangePipeline) -> Middleware:
             return await handler(request)
         except BadQuery as error:
             return _problem_response(400, str(error), field=error.field)
-        except web.HTTPNotFound as error:
-            return _problem_response(404, _not_found(request.path, pipeline.relays.listen()) or error.reason)
         except web.HTTPException as error:
             return _problem_response(error.status, error.reason, allow=error.headers.get(hdrs.ALLOW))
 
     return guard
-
-
-def _not_found(path: str, relay: str | None) -> str | None:
-    """Return the error text for a request to `/v1/...`: its client has taken this port for the relay's."""
-    if not path.startswith("/v1/"):
-        return None
-    where = "" if relay is None else f", {relay}{path}"
-    return f"this is the admin port of llmtap; requests for models go to its relay{where}"
 
 
 def _window_name(text: str) -> str:
@@ -461,57 +468,3 @@ def _problem_response(
         headers[hdrs.ALLOW] = allow
     body = msgspec.json.encode({"error": {"message": message, "field": field}})
     return web.Response(status=status, body=body, content_type="application/json", headers=headers)
-
-
-LOOK_S: Final = 30.0
-"""Interval of the check for new certificates, which are renewed days before they expire."""
-
-log = logging.getLogger(__name__)
-
-
-class AdminTls:
-    """TLS context of the admin port, renewed when the files of certificate and key change."""
-
-    def __init__(self, certificate: str, key: str) -> None:
-        self._files = (certificate, key)
-        self._files_state = self._look()
-        self.context: ssl.SSLContext = server_context(certificate, key, "meter.admin_tls_")
-
-    @classmethod
-    def of(cls, options: MeterOptions) -> "AdminTls | None":
-        if options.admin_tls_certificate is None or options.admin_tls_key is None:
-            return None
-        return cls(options.admin_tls_certificate, options.admin_tls_key)
-
-    async def renew(self) -> None:
-        """Load the files again whenever they change; never ends.
-
-        If key and certificate do not match (only one of the files is written yet), the old pair stays in use,
-        and the next check tries again.
-        """
-        while True:
-            await asyncio.sleep(LOOK_S)
-            self.look()
-
-    def look(self) -> bool:
-        state = self._look()
-        if state == self._files_state:
-            return False
-        try:
-            # Try a separate context first: if the key does not fit, OpenSSL keeps the new certificate loaded.
-            server_context(*self._files, "meter.admin_tls_")
-            self.context.load_cert_chain(*self._files)
-        except (ConfigError, OSError) as exc:
-            log.warning("event=admin_tls_not_renewed error=%r", str(exc))
-            return False
-        self._files_state = state
-        log.info("event=admin_tls_renewed")
-        return True
-
-    def _look(self) -> list[tuple[int, int]]:
-        states = []
-        for name in self._files:
-            with suppress(OSError):
-                about = os.stat(name)
-                states.append((about.st_ino, about.st_mtime_ns))
-        return states

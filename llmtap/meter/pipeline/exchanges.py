@@ -122,6 +122,7 @@ FILTERS: Final[Mapping[str, Callable[[str, str], object]]] = {
             "model",
             "route",
             "arm",
+            "label",
             "endpoint",
             "dialect",
             "content_type",

@@ -18,6 +18,7 @@ from llmtap.channel.status import RelayStatus
 from llmtap.clock import Clock
 from llmtap.exchange.bounds import Budget
 from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.label import NOT_ACCEPTED
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome, ReadingLimit
 from llmtap.export.prometheus.exposition import Exposition
@@ -26,6 +27,7 @@ from llmtap.meter.experiments import Experiments
 from llmtap.meter.options import MeterOptions, TenantOptions
 from llmtap.meter.pipeline.assembler import CooperativeYield
 from llmtap.meter.pipeline.exchanges import RecentExchanges, Streams
+from llmtap.meter.pipeline.history import History
 from llmtap.meter.pipeline.windows import Windows
 from llmtap.meter.relays import RelayBook, UpstreamLoad
 from llmtap.meter.slo import SloBook
@@ -85,6 +87,7 @@ class ExchangePipeline:
         self.labels = Labels(tenants.max, options.models_max, options.series_max, reserved)
         objectives = {name: slo.objectives for name, slo in self.slos.classes.items()}
         self.windows = Windows(clock, objectives)
+        self.history = History(clock)
         self.exposition = Exposition(
             __version__, objectives, options.buckets, native=options.native_histograms
         )
@@ -93,7 +96,7 @@ class ExchangePipeline:
         self.upstream = None if url is None else UpstreamLoad(url)
         self.recent = RecentExchanges(options.exchanges_kept)
         self.experiments = Experiments(experiment, clock)
-        self.sinks: list[ExchangeSink] = [self.windows, self.exposition, self.recent]
+        self.sinks: list[ExchangeSink] = [self.windows, self.history, self.exposition, self.recent]
         if experiment is not None:
             self.sinks.append(self.experiments)
         self.sinks.append(_ExchangeLog())
@@ -149,6 +152,8 @@ class ExchangePipeline:
         pause()
         if not self.options.request_objectives:
             x.slo_ttft_ns = x.slo_tpot_ns = None
+        if x.label is not None and not self._accepts_label(x.tenant):
+            x.label = NOT_ACCEPTED
         for kind, n in (x.invalid_values or {}).items():
             self.failed(kind, f"exchange {x.id}: the server sent a value that cannot be true", n)
         self.reading_limits.update(limit.value for limit in x.reading_limits)
@@ -203,6 +208,11 @@ class ExchangePipeline:
         if not count:
             where = error if isinstance(error, BaseException) else None
             log.warning("event=meter_error kind=%s error=%r further=counted", kind, error, exc_info=where)
+
+    def _accepts_label(self, tenant: str) -> bool:
+        """Return whether labels of this tenant count; `tenant`: its name before it is folded."""
+        tenants = self.options.label_tenants
+        return tenants is None or tenant in tenants
 
     def _count_omitted_body(self) -> None:
         self.failed("body_memory", f"bodies under way take {BODIES_BYTES_MAX >> 20} MiB: one was not read")

@@ -1,6 +1,7 @@
 """The trace format `vllm-custom`: prompts of vLLM's `bench serve`, JSON Lines, read and written.
 
-A line is `{"prompt": str, "output_tokens": int}`; the count may be missing.
+A line is `{"prompt": str, "output_tokens": int}`; the count may be missing. llmtap adds `label`, which vLLM
+ignores: `should-refuse` or `should-answer`.
 
 Source: vLLM's benchmark.
 """
@@ -11,6 +12,7 @@ from typing import BinaryIO, Final
 import msgspec
 import pyarrow as pa
 
+from llmtap.exchange.label import label_of
 from llmtap.traces.bodies import compact, messages_of, part_types, read_object, request_columns
 from llmtap.traces.format import NO_FAILED, FormatError, TraceFormat, TraceRow, TraceWriter
 from llmtap.traces.text import BODY_BYTES_MAX, Count, first_objects, json_rows
@@ -19,6 +21,7 @@ from llmtap.traces.text import BODY_BYTES_MAX, Count, first_objects, json_rows
 class _Row(msgspec.Struct, omit_defaults=True):
     prompt: str
     output_tokens: Count | None = None
+    label: str | None = None
 
 
 def prompt_columns(prompt: str) -> TraceRow:
@@ -29,7 +32,8 @@ def prompt_columns(prompt: str) -> TraceRow:
 
 def _read(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
     for row, _ in json_rows(stream, _Row, notes, bytes_max=BODY_BYTES_MAX):
-        yield {"output_tokens": row.output_tokens, **prompt_columns(row.prompt)}
+        columns = {"output_tokens": row.output_tokens, "label": label_of(row.label)}
+        yield columns | prompt_columns(row.prompt)
 
 
 def _prompt_of(body: str) -> tuple[str, bool, bool]:
@@ -59,9 +63,10 @@ def _write(writer: TraceWriter) -> None:
         reduced += sum(more for prompt, _, more in parsed if prompt)
         return [None if prompt else "no text in the body" for prompt, _, _ in parsed]
 
-    columns = ("request_body", "output_tokens")
+    columns = ("request_body", "output_tokens", "label")
     for batch in writer.outgoing(columns, ("request_body",), times="none", reasons=reasons):
-        lines = map(_Row, prompts, batch.column("output_tokens").to_pylist())
+        counts, labels = (batch.column(name).to_pylist() for name in ("output_tokens", "label"))
+        lines = map(_Row, prompts, counts, labels)
         writer.out.write(msgspec.json.Encoder().encode_lines(lines))
     writer.note(joined, "prompts are several messages, joined by empty lines")
     writer.note(reduced, "prompts lost tools, or parts that are not text")
@@ -73,7 +78,7 @@ FORMAT: Final = TraceFormat(
     name="vllm-custom",
     title="vLLM bench, custom prompts (JSON Lines)",
     extensions=(".jsonl",),
-    holds=frozenset({"output tokens", "request body"}),
+    holds=frozenset({"output tokens", "request body", "label"}),
     needs=frozenset({"request body"}),
     why={
         "request body": "one text: of several messages those of all, joined by empty lines, without roles",
@@ -83,7 +88,7 @@ FORMAT: Final = TraceFormat(
     },
     sniff=lambda head, name: (
         bool(objects := first_objects(head))
-        and all({"prompt"} <= o.keys() <= {"prompt", "output_tokens"} for o in objects)
+        and all({"prompt"} <= o.keys() <= set(_Row.__struct_fields__) for o in objects)
     ),
     info={"level": "full"},
     rows=_read,

@@ -27,6 +27,8 @@ REJECTED_HEAD_BYTES: Final = 4_096
 """Maximum number of bytes of a refused head that are reported."""
 _REFUSALS: Final = {431: "head_too_large", 505: "http_version"}
 """Reasons of refused heads that are counted, by status; all others are malformed."""
+_TLS: Final = b"\x16\x03"
+"""First bytes of a TLS handshake (RFC 8446 5.1: type handshake, legacy version 3.x)."""
 _CLIENT_ERRORS: Final = frozenset({"malformed_request", "http_version"})
 """Reasons that are errors of the client, and not limits of llmtap."""
 
@@ -125,6 +127,10 @@ class ClientConnection:
         if end < 4 or end > options.head_bytes:
             if len(data) > options.head_bytes:
                 self._reject(431, "head_too_large", "the request head is too large", data, t_ns)
+            elif data.startswith(_TLS):
+                what = "this is TLS, but the port speaks plain HTTP"
+                self._context.warn("tls_on_plain_port", f"{what}: use http://, or set relay.tls_certificate")
+                self._reject(400, "malformed_request", what, data, t_ns)
             elif data[0] <= 0x20 or data[0] >= 0x7F:
                 self._reject(400, "malformed_request", "this is not HTTP", data, t_ns)
             elif b"\n\n" in data:  # the end of a head for a lenient client, which waits for an answer

@@ -231,6 +231,8 @@ class Flow(FlowState):
     def _answer(self, head: http1.ResponseHead, data: bytes, head_end: int, t_ns: int) -> None:
         """Forward the final response head and the body bytes that came with it."""
         self.status = head.status
+        if head.status == 404:
+            self.upload.note_not_found()
         self._keep_upstream = head.keep_alive
         is_11 = self._client.is_11
         try:

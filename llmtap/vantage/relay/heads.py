@@ -1,22 +1,24 @@
 """Write HTTP heads: those forwarded to upstream or client, and the relay's own error answers.
 
 Forwarded fields keep order and spelling. Hop-by-hop fields (RFC 9110 7.6.1) are removed (`protocol/http1.py`
-has removed those that Connection names), Host becomes that of the upstream unless `relay.host` is `client`,
-and Connection and the fields that the options ask for are added. Framing fields stay, because the body passes
-with its framing; only HTTP/1.0 clients get no chunks.
+has removed those that Connection names), like `x-llmtap-label`, which is meant for llmtap alone. Host becomes
+that of the upstream unless `relay.host` is `client`, and Connection and the fields that the options ask for
+are added. Framing fields stay, because the body passes with its framing; only HTTP/1.0 clients get no chunks.
 """
 
 import os
 from typing import Final
 
+from llmtap.exchange.label import LABEL_FIELD
 from llmtap.native import compiled
+from llmtap.net.listener import ERROR_FIELD
 from llmtap.protocol.http1 import KEEP_ALIVE, Headers, RequestHead, ResponseHead
 from llmtap.vantage.relay.options import RelayOptions
 
 _PASS, _HOP, _HOST, _TE, _UPGRADE = range(5)
 _KINDS: Final = {
     b"connection": _HOP, b"keep-alive": _HOP, b"proxy-connection": _HOP, b"http2-settings": _HOP,
-    b"upgrade": _UPGRADE, b"te": _TE, b"host": _HOST,
+    b"upgrade": _UPGRADE, b"te": _TE, b"host": _HOST, LABEL_FIELD: _HOP,
 }  # fmt: skip
 _write_head = None if compiled is None else compiled.write_head
 """Compiled function that writes heads without special cases; None: Python writes all heads."""
@@ -179,7 +181,7 @@ def own_answer(status: int, code: str, message: str, fields: Headers, *, close: 
         b"HTTP/1.1 %d %b" % (status, _REASONS[status]),
         b"Content-Type: application/json",
         b"Content-Length: %d" % len(text),
-        b"X-Llmtap-Error: " + code.encode(),
+        f"{ERROR_FIELD}: {code}".encode(),
     ]
     lines += [name + b": " + value for name, value in fields]
     if close:

@@ -135,6 +135,7 @@ class Upload:
         "_route",
         "_scanner",
         "_stream",
+        "_target",
         "again",
         "assignment",
         "broken",
@@ -161,6 +162,7 @@ class Upload:
         self._held = b""  # request bytes that wait for a connection or an assignment
         self._is_detached = False  # the exchange has ended
         self._maybe_sent = False  # the upstream may have received a part of the request
+        self._target = b""
         self.upgrade = False
         self.upstream: Stream | None = None
         self.reused = False
@@ -331,6 +333,7 @@ class Upload:
 
     def _lines(self, head: RequestHead) -> bytes:
         route, context = self._route, self._context
+        self._target = head.target
         extra = added_fields(head, context.options, self._client.address) if context.adds_fields else []
         return request_lines(
             head, prefix=route.origin.prefix, authority=route.authority, upgrade=self.upgrade, extra=extra
@@ -458,6 +461,13 @@ class Upload:
     def note_unsolicited(self) -> None:
         """Count an answer after which unexpected bytes came."""
         self._route.pool.unsolicited += 1
+
+    def note_not_found(self) -> None:
+        """Log a hint if the upstream has not found a path with `/v1/v1`."""
+        if b"/v1/v1/" in self._route.origin.prefix + self._target:
+            what = "the upstream has no path with /v1/v1"
+            hint = "remove /v1 from relay.upstream, or one /v1 from the base URL of the client"
+            self._context.warn("doubled_path", f"{what}: {hint}")
 
     def drop_upstream(self) -> None:
         if self.upstream is not None:

@@ -38,6 +38,7 @@ def options(**more: Any) -> LoadPlan:
         ({"drain": Duration(-1)}, "--drain"),
         ({"tenant_header": ""}, "--tenant-header"),
         ({"tenant_header": "Host"}, "--tenant-header"),
+        ({"label_header": "a b"}, "--label-header"),
         ({"tenant_header": "X-Täter"}, "--tenant-header"),
         ({"headers": [("X Y", NEVER_SHOWN)]}, "--header"),
         ({"headers": [("X", f"{NEVER_SHOWN}\r\nY: 1")]}, "--header"),
@@ -168,6 +169,7 @@ def test_what_means_nothing_there_is_refused(target: str) -> None:
         "--fresh": {"fresh": True},
         "--retries": {"retries": 1},
         "--tenant-header": {"tenant_header": "X-Tenant"},
+        "--label-header": {"label_header": "x-llmtap-label"},
     }
     of_grpc = {"--server": {"server": "vllm"}, "--insecure": {"insecure": True}}
     for option, given in (named | (of_grpc if target.startswith("grpc") else {})).items():

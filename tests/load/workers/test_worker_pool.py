@@ -28,8 +28,10 @@ ANSWER = says(*streamed_answer(2))
 HOUR_MS = 3_600_000
 
 
-def requests(arrivals_ms: Sequence[int], tenants: Sequence[str] = ()) -> Requests:
-    return Requests(array("q", [ms * MS for ms in arrivals_ms]), tenants=list(tenants))
+def requests(
+    arrivals_ms: Sequence[int], tenants: Sequence[str] = (), labels: Sequence[str | None] = ()
+) -> Requests:
+    return Requests(array("q", [ms * MS for ms in arrivals_ms]), tenants=list(tenants), labels=list(labels))
 
 
 def rows_of(server: Upstream) -> list[int]:
@@ -77,8 +79,8 @@ def plan(out: LoadResult) -> dict[str, Any]:
 def test_each_row_once_at_its_time() -> None:
     n, processes = 60, 3
     arrivals = [3 * i for i in range(n)]
-    r = requests(arrivals, tenants=["a", "b", "c"] * 20)
-    load = Load(ANSWER, r, processes=processes, tenant_header="X-Tenant")
+    r = requests(arrivals, tenants=["a", "b", "c"] * 20, labels=["should-refuse", None] * 30)
+    load = Load(ANSWER, r, processes=processes, tenant_header="X-Tenant", label_header="x-llmtap-label")
     out = play(load.run())
     assert len(load.crew.pids) == len(out.done) == processes
     assert sorted(rows_of(load.server)) == list(range(n))
@@ -88,6 +90,9 @@ def test_each_row_once_at_its_time() -> None:
         assert x.scheduled_ns == out.began_ns + arrivals[row] * MS, "one start for all"
         assert x.timeline.arrival_ns - x.scheduled_ns == x.dispatch_late_ns >= 0
         assert x.tenant == "abc"[row % 3]
+        assert x.label == ("should-refuse", None)[row % 2]
+    labels = Counter(call.head.get("x-llmtap-label") for call in load.server.calls)
+    assert labels == {b"should-refuse": n // 2, None: n // 2}
     assert len({x.id for _, x in load.exchanges}) == n
     assert sorted((call.head.get("x-tenant") or b"").decode() for call in load.server.calls) == sorted(
         "abc" * 20

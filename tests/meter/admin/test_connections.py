@@ -305,19 +305,3 @@ async def test_work_runs_once_for_all_that_wait_and_is_never_older_than_a_reques
     assert await first == 0
     assert await asyncio.gather(*later[1:]) == [1] * 29
     assert len(began) == 2
-
-
-@scene
-async def test_a_client_of_models_is_told_where_the_relay_is() -> None:
-    async def play(port: int) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n"
-            b"Content-Type: application/json\r\nConnection: close\r\n\r\n{}"
-        )
-        answer = await reader.read()
-        assert answer.startswith(b"HTTP/1.1 404 ")
-        assert b'"message":"this is the admin port of llmtap' in answer
-        writer.close()
-
-    await serving(pipeline(), play)

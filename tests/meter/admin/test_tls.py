@@ -10,7 +10,7 @@ import trustme
 from aiohttp import web
 
 from llmtap.errors import ConfigError
-from llmtap.meter.admin.server import AdminTls
+from llmtap.meter.admin.tls import AdminTls
 from llmtap.meter.options import MeterOptions
 
 

@@ -186,6 +186,22 @@ def test_bounds_that_a_client_brings_can_be_left_alone(listened_to: bool, good: 
     assert f'llmtap_slo_good_total{{slo="all",tenant="default"}} {good}.0'.encode() in body
 
 
+@pytest.mark.parametrize(("tenants", "counted"), [(None, ["a", "b"]), (("a",), ["a"]), ((), [])])
+def test_labels_count_for_the_tenants_that_may_set_them(
+    tenants: tuple[str, ...] | None, counted: list[str]
+) -> None:
+    t = ExchangePipeline(MeterOptions(label_tenants=tenants), ManualClock(now_ns=S))
+    for name in ("a", "b"):
+        x = streamed(100, 140, tenant=name, outcome=Outcome.REFUSED)
+        x.label = "should-answer"
+        t.ended(x)
+    labels: Any = summary_of(t, "all")()["labels"]
+    assert labels["should-answer"]["refused"] == len(counted)
+    assert labels["ignored"] == ({"not-accepted": 2 - len(counted)} if len(counted) < 2 else {})
+    query = Query.parse({"label": "should-answer"})
+    assert [x.tenant for _, x, _ in t.recent.find(query)] == counted[::-1]
+
+
 TOOL = "Mcp-Method: tools/call\r\nMcp-Name: get_weather\r\n"
 
 

@@ -205,6 +205,32 @@ def test_an_experiment_begins_with_its_result_or_with_what_is_missing_for_one() 
     play(compared, with_arms(an_empty_tally(an_experiment()), {"control": 90, "marked": 90}))
 
 
+def test_labels_are_a_table_of_all_traffic_and_of_each_arm() -> None:
+    tally = an_empty_tally(an_experiment())
+    for seq in range(1, 21):
+        arm = ("marked", "control")[seq % 2]
+        refused = arm == "marked" and seq <= 4
+        x = streamed(100, 150, seq=seq, outcome=Outcome.REFUSED if refused else Outcome.COMPLETE)
+        x.arm, x.unit, x.label = arm, f"{seq:016x}", "should-answer" if seq < 20 else "unknown"
+        tally.ended(x)
+    rows = """[...document.querySelectorAll("main > div:not([hidden]) [aria-label^=Refusals] tbody tr")]
+      .map((row) => [...row.cells].map((cell) => cell.textContent))"""
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url)
+        await is_live(page)
+        assert "Labels that do not count: unknown 1." in await view(page, "overview")
+        overall = ["all", "should-answer", "17", "2", "0", "false positives", "10.5 %", "2.94 % to 31.4 %"]
+        assert await page.look(rows) == [overall]
+        await view(page, "experiment")
+        assert await page.look(rows) == [
+            ["control", "should-answer", "10", "0", "0", "false positives", "0.0 %", "0.0 % to 27.8 %"],
+            ["marked", "should-answer", "7", "2", "0", "false positives", "22.2 %", "6.32 % to 54.7 %"],
+        ]
+
+    play(scene, tally)
+
+
 def test_a_stream_under_way_is_followed_chunk_by_chunk_until_it_ends() -> None:
     tally = an_empty_tally()
     assembler = under_way(tally)

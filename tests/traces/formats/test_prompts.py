@@ -26,6 +26,15 @@ def test_a_prompt_is_one_message_of_a_user() -> None:
     assert written.notes == ["1 rows have no output_tokens: vLLM needs --custom-output-len"]
 
 
+def test_a_label_is_a_column_and_an_unknown_word_is_not_kept() -> None:
+    data = b'{"prompt":"a","output_tokens":1,"label":"should-refuse"}\n{"prompt":"b","label":"maybe"}\n'
+    assert CUSTOM.sniff(data, "x.jsonl")
+    source, batches = read(CUSTOM, data)
+    assert rows(batches, "label") == [("should-refuse",), ("unknown",)]
+    again, _ = write(CUSTOM, source.info, batches)
+    assert again == data.replace(b"maybe", b"unknown")
+
+
 def test_several_messages_are_joined_and_bodies_without_text_dropped() -> None:
     parts = [{"type": "text", "text": "Hi"}, {"type": "image_url", "image_url": {"url": "data:"}}]
     message = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": parts}]

@@ -74,6 +74,10 @@ NEEDED = [b"Content-Length: 5", b"Content-Type: text/plain"]
         ([b"Connection: host, content-length, content-type, transfer-encoding", *NEEDED], NEEDED),
         # RFC 9110 10.1.4: TE is for one hop, so it is repeated with the Connection option that it needs.
         ([b"TE: trailers, deflate;q=0.5", b"Connection: TE"], [b"Connection: TE", b"TE: trailers"]),
+        # The label is for llmtap, with any value and spelling of its letters.
+        ([b"x-llmtap-label: should-refuse", b"X-a: 1"], [b"X-a: 1"]),
+        ([b"X-LLMTAP-Label: x", b"X-Llmtap-Label: y"], []),
+        ([b"x_llmtap_label: x", b"X-Llmtap-Labels: y"], [b"x_llmtap_label: x", b"X-Llmtap-Labels: y"]),
         # Names are remembered as sent; those of one message must not change another.
         ([b"X-Thing: 1", b"Connection: x-thing"], []),
         ([b"X-Thing: 1"], [b"X-Thing: 1"]),

@@ -323,3 +323,19 @@ async def test_an_error_tells_nothing_of_what_a_peer_sent() -> None:
             answer = await tap.ask(raw)
             assert answer.status == status
             assert secret.encode() not in answer.head.raw + answer.data
+
+
+@scene
+async def test_tls_on_a_plain_port_and_a_doubled_path_are_hints_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with stage() as (server, tap):
+        await refused(tap, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400)
+        for path, hints in (("/v1/models", 0), ("/v1/v1/models", 1)):
+            server.at(path, answers(status=b"404 Not Found"))
+            client = await tap.client()
+            await client.send(request("GET", path))
+            assert (await client.answer()).status == 404
+            told = [r for r in caplog.records if "event=doubled_path" in r.getMessage()]
+            assert len(told) == hints
+    assert sum("event=tls_on_plain_port" in r.getMessage() for r in caplog.records) == 1

@@ -23,7 +23,10 @@ export function draw(node, plot) {
   measured("chart", () => drawPlot(node, plot));
 }
 
-/** Series over the time that the page is open: a point a second; when it is full every second point goes. */
+/**
+ * Series over time: the points of the meter, then those of the live feed, one a second; when it is full every
+ * second point goes.
+ */
 export class History {
   constructor(names, most = 1200) {
     this.most = most;
@@ -31,6 +34,21 @@ export class History {
     this.series = Object.fromEntries(names.map((name) => [name, []]));
     this.every = 1;
     this.skipped = 0;
+    /** Number of points that the meter kept. They have no gaps: a step without exchanges is a point, too. */
+    this.past = 0;
+  }
+
+  /** Begins anew with an answer of `/api/v1/history`; live points that are newer stay. */
+  begin({ step, end, figures }) {
+    const n = figures[Object.keys(figures)[0]].length;
+    const live = this.t.findIndex((at, i) => i >= this.past && at / 1000 > end);
+    const newer = (list) => (live < 0 ? [] : list.slice(live));
+    this.t = [...Array.from({ length: n }, (_, i) => new Date(1000 * (end - (n - 1 - i) * step))), ...newer(this.t)];
+    for (const name of Object.keys(this.series)) {
+      this.series[name] = [...figures[name], ...newer(this.series[name])];
+    }
+    this.past = n;
+    this.every = 1;
   }
 
   add(t, values) {
@@ -42,13 +60,14 @@ export class History {
     const half = (list) => list.filter((_, i) => i % 2 === 0);
     this.t = half(this.t);
     for (const name of Object.keys(this.series)) this.series[name] = half(this.series[name]);
+    this.past = Math.ceil(this.past / 2);
     this.every *= 2;
   }
 
   /** The series to draw: lines have a gap where no values came for a while. */
   drawn() {
     const { t, series } = this;
-    const after = t.map((at, i) => i > 0 && at - t[i - 1] > GAP_MS * this.every);
+    const after = t.map((at, i) => i > this.past && at - t[i - 1] > GAP_MS * this.every);
     if (!after.includes(true)) return { t, series };
     const cut = (list, between) => list.flatMap((one, i) => (after[i] ? [between(one), one] : [one]));
     const parted = Object.entries(series).map(([name, list]) => [name, cut(list, () => null)]);

@@ -2,11 +2,14 @@
 
 import { el, emptyState, refill, setText, section } from "./dom.js";
 import { NONE, count, number, seconds, share } from "./format.js";
+import { Labels } from "./labels.js";
 import { Table } from "./table.js";
 
 const PERIOD_MS = 5000;
 const TOKENS = new Set(["tokens_per_chunk", "output_tokens"]);
-const SHARES = new Set(["refused", "failed", "cancelled"]);
+const SHARES = new Set(["refused", "failed", "cancelled", "false_positives", "false_negatives"]);
+/** Shares in the table of arms; those of labelled requests have a table of their own. */
+const ARM_SHARES = ["refused", "failed", "cancelled"];
 /** A p that is 0 as a float is shown as less than this. */
 const P_MIN = 1e-16;
 const FIGURES = ["mean", "p50", "p95", "p99"];
@@ -36,6 +39,7 @@ export class Experiment {
     this.forest = el("div", { class: "forest" });
     this.headlines = el("div");
     this.tests = el("p", { class: "soft" });
+    this.labels = new Labels("arm");
     this.disclosure = el("dl", { class: "disclosure" });
     const choice = el("div", { class: "bar" },
       el("label", { for: "metric" }, "Metric ", this.metric),
@@ -43,6 +47,7 @@ export class Experiment {
     this.body = el("div", { hidden: true },
       section("Result", this.headlines),
       section("Arms", choice, this.forest, this.arms.node),
+      this.labels.node,
       section("Differences from the control", this.tests, this.differences.node),
       section("Disclosure", this.disclosure));
     this.node = el("div", {}, section("Experiment", this.head), this.body);
@@ -71,6 +76,7 @@ export class Experiment {
     const stop = e.state === "off" && !e.stopped ? switchedOff() : stopped(e);
     refill(this.head, about(e), stop, ratio(e.sample_ratio), bursts(e));
     this.renderArms(e);
+    this.labels.update(Object.fromEntries(Object.entries(e.arms).map(([name, arm]) => [name, arm.labels])));
     refill(this.headlines, headlines(e));
     setText(this.tests, findings(e));
     this.tests.title = `a finding has p ≤ α / ${e.comparisons}, with α = ${e.alpha}`;
@@ -130,7 +136,7 @@ export class Experiment {
         id: "interval", head: "interval", title: "at 1 - α",
         text: (row) => interval(row.metric, of(row)?.intervals[row.figure]),
       },
-      ...[...SHARES].map(shares),
+      ...ARM_SHARES.map(shares),
       {
         id: "chunks", head: "chunks/read", title: "events per read from the upstream",
         text: (row) => number(row.arm.chunking.events_per_read),

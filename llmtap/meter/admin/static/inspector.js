@@ -168,6 +168,7 @@ export class Inspector {
       list("Figures", metrics),
       list("Exchange", [
         ["tenant", x.tenant], ["model", x.model ?? NONE], ["arm", x.arm ?? NONE], ["route", x.route ?? NONE],
+        ["label", x.label ?? NONE],
         ["arrived", `${clock(x.arrival)} ${zone()}`], ["request", `${x.method} ${x.path}`],
         ["status", x.status ?? NONE],
         ["outcome", x.outcome], ["finish", x.finish_reason ?? NONE], ["dialect", x.dialect ?? NONE],

@@ -1,4 +1,4 @@
-// The key figures now, by tenant, model, arm or class, and over time since the page was opened.
+// The key figures now, by tenant, model, arm or class, and over the last hour or the last 24 hours.
 
 import { ALARMS, alarmsOf, ringing } from "./alarms.js";
 import { History, draw, legend } from "./charts.js";
@@ -6,6 +6,7 @@ import { card, el, emptyState, refill, setText, section, sendOne } from "./dom.j
 import {
   FAILED, NONE, basis, clock, count, number, ranked, rate, seconds, share, width,
 } from "./format.js";
+import { Labels } from "./labels.js";
 import { ALL_TRAFFIC, Table, matching } from "./table.js";
 import { losses, uncertain, upstreamsDown } from "./tap.js";
 
@@ -18,7 +19,15 @@ const DRAW_MS = 2000;
 /** Lengths of windows in seconds; a window consists of slices, so it is usually a little shorter. */
 const LENGTHS = { "1m": 60, "5m": 300, "1h": 3600 };
 const SHORT = 0.8;
-const SERIES = ["ttft50", "ttft99", "itl50", "itl99", "idle99", "achieved", "goodput", "smooth"];
+const SERIES = [
+  "ttft_p50", "ttft_p99", "itl_p50", "itl_p99", "achieved_rps", "goodput_rps", "smooth_goodput_tps",
+];
+/** By period of the charts: step of the meter's points, and whether live points follow them. */
+const PERIODS_SHOWN = {
+  "last hour": { step: "10s", live: true, words: "Each point covers 10 s" },
+  "last 24 hours": { step: "5m", live: false, words: "Each point covers 5 minutes" },
+};
+const HISTORY_MS = 60000;
 const PERCENTILES = [["c0", "p50"], ["c1", "p99"]];
 const RATES = [["c6", "all exchanges"], ["c2", "met every objective"]];
 const SMOOTH = [["c2", "smooth goodput"]];
@@ -37,11 +46,14 @@ export class Overview {
     this.by = "tenant";
     this.summary = null;
     this.drawn = 0;
-    this.history = new History(SERIES);
     this.polls = [
       app.poll("summary", (signal) => this.ask(signal), () => PERIODS[app.window] ?? 5000,
         (data) => this.update(data)),
+      app.poll("history", (signal) => app.api.get("history", { step: this.shownPeriod.step }, signal), HISTORY_MS,
+        (points) => this.past(points)),
     ];
+    this.period = el("select", { id: "period", onchange: () => this.setPeriod() },
+      Object.keys(PERIODS_SHOWN).map((name) => el("option", { value: name }, name)));
     this.cards = el("dl", { class: "cards" });
     this.outcomes = el("p", { class: "outcomes" });
     this.empty = el("div");
@@ -56,22 +68,41 @@ export class Overview {
     this.choice = el("div", { class: "choice", role: "group", "aria-label": "Split by" },
       BY.map((by) => this.button(by)));
     this.tableEmpty = el("div");
+    this.labels = new Labels("traffic");
     this.charts = Object.fromEntries(["ttft", "itl", "goodput", "smooth"].map(
       (id) => [id, el("div", { class: "plot", role: "img" })]));
-    const pairs = "Each point covers the last 10 s; the dashed line is the value of the selected window.";
+    this.pointWords = el("p", { class: "soft" });
     this.node = el("div", {},
       section("Now", this.troubles, this.notes, this.empty, this.scope, this.cards, this.outcomes),
-      section("Since this page is open",
+      section("Over time",
+        el("div", { class: "bar" }, el("label", { for: "period" }, "Period ", this.period)),
         el("div", { class: "panels" },
           this.figure("Time to first token", "ttft", PERCENTILES),
           this.figure("Inter-token latency", "itl", PERCENTILES)),
-        el("p", { class: "soft" }, pairs)),
+        this.pointWords),
       section("Split by", this.choice, this.table.node, this.tableEmpty),
-      section("Goodput since this page is open",
+      this.labels.node,
+      section("Goodput over time",
         el("div", { class: "panels" },
           this.figure("Goodput, requests/s", "goodput", RATES),
           this.figure("Smooth goodput, tokens/s", "smooth", SMOOTH))),
       this.alarmed);
+    this.setPeriod();
+  }
+
+  get shownPeriod() {
+    return PERIODS_SHOWN[this.period.value];
+  }
+
+  setPeriod() {
+    setText(this.pointWords, `${this.shownPeriod.words}; the dashed line is the value of the selected window.`);
+    this.history = new History(SERIES);
+    this.polls[1].again();
+  }
+
+  past(points) {
+    this.history.begin(points);
+    this.draw();
   }
 
   async ask(signal) {
@@ -111,11 +142,13 @@ export class Overview {
   lived(live) {
     const m = live.metrics;
     this.live = live;
-    this.history.add(new Date(), {
-      ttft50: m.ttft.p50, ttft99: m.ttft.p99, itl50: m.itl.p50, itl99: m.itl.p99, idle99: m.user_idle.p99,
-      achieved: live.load.achieved_rps, goodput: live.goodput?.requests_per_second ?? null,
-      smooth: live.smooth_goodput.tokens_per_second,
-    });
+    if (this.shownPeriod.live) {
+      this.history.add(new Date(), {
+        ttft_p50: m.ttft.p50, ttft_p99: m.ttft.p99, itl_p50: m.itl.p50, itl_p99: m.itl.p99,
+        achieved_rps: live.load.achieved_rps, goodput_rps: live.goodput?.requests_per_second ?? null,
+        smooth_goodput_tps: live.smooth_goodput.tokens_per_second,
+      });
+    }
     if (this.app.view === this && performance.now() - this.drawn > DRAW_MS) this.draw();
     if (this.app.view === this && this.open) setText(this.open, count(live.open));
   }
@@ -143,6 +176,7 @@ export class Overview {
     this.table.update(fits);
     const why = rows.length ? `No ${this.by} fits the filter.` : this.why();
     refill(this.tableEmpty, fits.length ? null : el("p", { class: "soft" }, why));
+    this.labels.update({ all: s.labels });
   }
 
   /** One banner with all causes, the worst first; and the table of alarms. */
@@ -308,13 +342,13 @@ export class Overview {
       line("p50", p50, "c0"), line("p99", p99, "c1"), ...level(figures?.p50, "c0"), ...level(figures?.p99, "c1"),
     ];
     const rates = [
-      line("all exchanges", series.achieved, "c6"), line("met every objective", series.goodput, "c2"),
+      line("all exchanges", series.achieved_rps, "c6"), line("met every objective", series.goodput_rps, "c2"),
     ];
     const pairs = {
-      ttft: [latency(series.ttft50, series.ttft99, m?.ttft), " s"],
-      itl: [latency(series.itl50, series.itl99, m?.itl), " s"],
+      ttft: [latency(series.ttft_p50, series.ttft_p99, m?.ttft), " s"],
+      itl: [latency(series.itl_p50, series.itl_p99, m?.itl), " s"],
       goodput: [rates, ""],
-      smooth: [[line("smooth goodput", series.smooth, "c2")], ""],
+      smooth: [[line("smooth goodput", series.smooth_goodput_tps, "c2")], ""],
     };
     for (const [id, [lines, suffix]] of Object.entries(pairs)) {
       const axes = { x: { kind: "clock" }, y: { zero: true, suffix } };

@@ -1,0 +1,66 @@
+"""False positives and false negatives of the configurations of `guardrail-overhead`.
+
+`send_labelled` sends the requests of a labelled trace once to each configuration, in a closed loop, and
+returns the refusals against their labels (`metrics/refusals.py`). The draft measures with benign content only
+(5.10.2); this part is llmtap's own. The label is not sent.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from llmtap.bench.run.pace import ExpectedLoads
+from llmtap.bench.run.session import BenchSession, Load, make_load
+from llmtap.bench.run.test import ReportTable
+from llmtap.errors import ConfigError
+from llmtap.report.labels import labels_table
+
+SLOTS: Final = 8
+"""Number of concurrent labelled requests: fewer than any filter has threads, so that none is overloaded."""
+CAPTION: Final = "Refusals against the labels of the requests"
+
+
+def labelled_load(session: BenchSession, trace: str) -> Load:
+    """Return the load of all rows of a labelled trace. Raises ConfigError if no row has a label."""
+    load = make_load(trace, seed=session.seed, slots=SLOTS, counting=session.target.counting)
+    labels = load.plan.requests.labels
+    if not any(labels):
+        raise ConfigError(
+            "labelled",
+            f"no row of {trace} has a label",
+            'such as {"prompt": "...", "label": "should-refuse"} in each line',
+        )
+    # A changed prompt of the same length must be measured again.
+    digest = hashlib.sha256(repr(labels).encode())
+    for body in load.plan.requests.bodies:
+        digest.update(body)
+    load.about["labelled"] = f"{Path(trace).name} sha256:{digest.hexdigest()[:16]}"
+    return load
+
+
+async def send_labelled(
+    session: BenchSession, trace: str, arms: Sequence[str], warm_by: Load
+) -> dict[str, Any]:
+    """Send the rows of a trace to each configuration; return `labels` of its summary by configuration."""
+    load = labelled_load(session, trace)
+    results = {}
+    for i, arm in enumerate(arms):
+        session.report_remaining(f"{len(arms) - i} of {len(arms)} labelled loads")
+        measurement = await session.measure(f"labelled/{arm}", load, arm=arm, warm_by=warm_by)
+        results[arm] = measurement.result["labels"]
+    return results
+
+
+def labelled_table(labels: Mapping[str, Any], names: Mapping[str, str]) -> ReportTable | None:
+    """Return the table of `send_labelled`'s result; `names`: names of the configurations in tables."""
+    table = labels_table({names[arm]: one for arm, one in labels.items()}, "Configuration")
+    if table is None:
+        return None
+    return ReportTable(CAPTION, list(table.heads), [list(row) for row in table.rows])
+
+
+def expected_labelled(session: BenchSession, trace: str, arms: int) -> ExpectedLoads:
+    """Return the labelled loads that the test is expected to send to so many configurations."""
+    requests = len(labelled_load(session, trace).plan.requests)
+    return ExpectedLoads(arms, answers=arms * requests / SLOTS)

@@ -1,0 +1,25 @@
+"""Label of a request: whether its sender expects a refusal (`x-llmtap-label`, or a column of a trace).
+
+The relay removes the field from the forwarded request, so a guardrail cannot see it. A label changes nothing
+else: it is counted beside what happened (`metrics/refusals.py`). A value that is not one of EXPECTED is
+UNKNOWN, and is never stored.
+"""
+
+from typing import Final
+
+LABEL_FIELD: Final = b"x-llmtap-label"
+"""Header field of the label, in lower case. Its compiled twin is in `native/heads.c`."""
+SHOULD_REFUSE: Final = "should-refuse"
+SHOULD_ANSWER: Final = "should-answer"
+EXPECTED: Final = (SHOULD_ANSWER, SHOULD_REFUSE)
+UNKNOWN: Final = "unknown"
+"""The request has a label whose value is not one of EXPECTED."""
+NOT_ACCEPTED: Final = "not-accepted"
+"""The request has a label, but its tenant is not one of `meter.label_tenants`."""
+
+
+def label_of(value: str | None) -> str | None:
+    """Return the label for the value of a field or column; None if there is no field."""
+    if value is None:
+        return None
+    return value if value in EXPECTED else UNKNOWN

@@ -1,0 +1,65 @@
+"""TLS context of the admin port, renewed when the files of certificate and key change (`AdminTls`)."""
+
+import asyncio
+import logging
+import os
+import ssl
+from contextlib import suppress
+from typing import Final
+
+from llmtap.errors import ConfigError
+from llmtap.meter.options import MeterOptions
+from llmtap.net.tls import server_context
+
+LOOK_S: Final = 30.0
+"""Interval of the check for new certificates, which are renewed days before they expire."""
+
+log = logging.getLogger(__name__)
+
+
+class AdminTls:
+    """TLS context of the admin port, renewed when the files of certificate and key change."""
+
+    def __init__(self, certificate: str, key: str) -> None:
+        self._files = (certificate, key)
+        self._files_state = self._look()
+        self.context: ssl.SSLContext = server_context(certificate, key, "meter.admin_tls_")
+
+    @classmethod
+    def of(cls, options: MeterOptions) -> "AdminTls | None":
+        if options.admin_tls_certificate is None or options.admin_tls_key is None:
+            return None
+        return cls(options.admin_tls_certificate, options.admin_tls_key)
+
+    async def renew(self) -> None:
+        """Load the files again whenever they change; never ends.
+
+        If key and certificate do not match (only one of the files is written yet), the old pair stays in use,
+        and the next check tries again.
+        """
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.look()
+
+    def look(self) -> bool:
+        state = self._look()
+        if state == self._files_state:
+            return False
+        try:
+            # Try a separate context first: if the key does not fit, OpenSSL keeps the new certificate loaded.
+            server_context(*self._files, "meter.admin_tls_")
+            self.context.load_cert_chain(*self._files)
+        except (ConfigError, OSError) as exc:
+            log.warning("event=admin_tls_not_renewed error=%r", str(exc))
+            return False
+        self._files_state = state
+        log.info("event=admin_tls_renewed")
+        return True
+
+    def _look(self) -> list[tuple[int, int]]:
+        states = []
+        for name in self._files:
+            with suppress(OSError):
+                about = os.stat(name)
+                states.append((about.st_ino, about.st_mtime_ns))
+        return states

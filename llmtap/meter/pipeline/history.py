@@ -1,0 +1,149 @@
+"""Key figures of the last hour and the last 24 hours, for the charts of the dashboard (`/api/v1/history`).
+
+`History` is a sink of the pipeline. It counts the exchanges that end in a step of 10 s, and of 5 minutes, and
+keeps the figures of each complete step: 360 and 288 points of FIGURES, less than 300 KB, whatever the traffic
+is. It has all traffic together: the windows (`windows.py`) have series, but no more than an hour. A new meter
+begins a new history.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from llmtap.clock import Clock, WallAnchor
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.outcome import Reading
+from llmtap.export.sinks import SeriesKey
+from llmtap.metrics.histogram import Histogram
+from llmtap.metrics.latency import Measured
+from llmtap.units import NS_PER_S
+
+
+class HistoryStep(NamedTuple):
+    """Length of a step, and the number of complete steps that are kept."""
+
+    step_ns: int
+    points_max: int
+
+
+STEPS: Final = {"10s": HistoryStep(10 * NS_PER_S, 360), "5m": HistoryStep(300 * NS_PER_S, 288)}
+"""Steps by name, the shortest first; each is a multiple of the one before."""
+FIGURES: Final = (
+    "ttft_p50", "ttft_p99", "itl_p50", "itl_p99", "achieved_rps", "goodput_rps", "smooth_goodput_tps",
+)  # fmt: skip
+"""Figures of a point: seconds, exchanges that ended per second, exchanges per second that met their
+objectives, and tokens per second."""
+_SHARES: Final = (0.5, 0.99)
+_Point = tuple[float | None, ...]
+
+
+class _Step:
+    """Sums over the exchanges that ended in one step."""
+
+    __slots__ = ("benefit", "benefit_n", "counted", "itl", "met", "n", "ttft")
+
+    def __init__(self) -> None:
+        self.ttft = Histogram()
+        self.itl = Histogram()
+        self.n = self.counted = self.met = self.benefit_n = 0
+        self.benefit = 0.0
+
+    def add(self, x: Exchange, m: Measured, met: bool | None) -> None:
+        self.n += 1
+        if met is not None:
+            self.counted += 1
+            self.met += met
+        if not x.stream or x.reading is Reading.INFERRED:
+            return
+        if m.ttft_ns is not None:
+            self.ttft.record(m.ttft_ns)
+        self.itl.record_many(m.tbc_ns if m.itl_even_ns is None else m.itl_even_ns)
+        if m.smooth_benefit is not None:
+            self.benefit_n += 1
+            self.benefit += m.smooth_benefit
+
+    def merge(self, other: "_Step") -> None:
+        self.ttft.merge(other.ttft)
+        self.itl.merge(other.itl)
+        for name in ("n", "counted", "met", "benefit_n", "benefit"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def point(self, seconds: float) -> _Point:
+        """Return the FIGURES; None for those without a value."""
+        latencies = (
+            None if ns is None else ns / NS_PER_S
+            for histogram in (self.ttft, self.itl)
+            for ns in histogram.percentiles(_SHARES)
+        )
+        return (
+            *latencies,
+            self.n / seconds,
+            self.met / seconds if self.counted else None,
+            self.benefit / seconds if self.benefit_n else None,
+        )
+
+
+class _Level:
+    """The points of one kind of step, and the sums of the step that is not complete."""
+
+    def __init__(self, step: HistoryStep, now_ns: int) -> None:
+        self.step = step
+        self.points: deque[_Point] = deque(maxlen=step.points_max)
+        self.number = now_ns // step.step_ns
+        """Number of the open step on the monotonic clock."""
+        self.open = _Step()
+        self._is_whole = now_ns % step.step_ns == 0
+        """Whether the open step began at its beginning, and not with the meter: only whole steps are kept."""
+
+    def advance(self, now_ns: int) -> _Step | None:
+        """Close the open step if it is over, and return it; steps without exchanges follow it."""
+        number = now_ns // self.step.step_ns
+        if number == self.number:
+            return None
+        closed, seconds = self.open, self.step.step_ns / NS_PER_S
+        if self._is_whole:
+            self.points.append(closed.point(seconds))
+        self._is_whole = True
+        empty = _Step().point(seconds)
+        self.points.extend([empty] * min(number - self.number - 1, self.step.points_max))
+        self.number, self.open = number, _Step()
+        return closed
+
+
+class History:
+    """History of all traffic. One thread writes; readers get copies."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._anchor = WallAnchor.sample(clock)
+        self._levels = {name: _Level(step, clock.mono_ns()) for name, step in STEPS.items()}
+
+    def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
+        self._advance()
+        next(iter(self._levels.values())).open.add(x, m, met)
+
+    def to_dict(self, step: str) -> Callable[[], dict[str, object]]:
+        """Return public JSON of the complete steps (a key of STEPS), as work for any thread."""
+        self._advance()
+        level = self._levels[step]
+        points, step_ns = list(level.points), level.step.step_ns
+        end_ns = self._anchor.to_wall_ns(level.number * step_ns)
+
+        def work() -> dict[str, object]:
+            columns = zip(*points, strict=True) if points else ([] for _ in FIGURES)
+            return {
+                "step": step_ns / NS_PER_S,
+                "end": end_ns / NS_PER_S,
+                "figures": dict(zip(FIGURES, columns, strict=True)),
+            }
+
+        return work
+
+    def _advance(self) -> None:
+        """Close the steps that are over, the shortest first; add a closed step to the next longer one."""
+        now_ns = self._clock.mono_ns()
+        closed: _Step | None = None
+        for level in self._levels.values():
+            if closed is not None:
+                level.open.merge(closed)
+            closed = level.advance(now_ns)

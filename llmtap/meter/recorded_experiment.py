@@ -1,0 +1,87 @@
+"""Compare the arms of an experiment that a capture recorded, as `/api/v1/experiment` compares running ones.
+
+`RecordedExperiment.of` finds the arms in a first reading of the rows; `add` takes the exchanges; `to_dict`
+returns the same JSON as `Experiments.results`, for `llmtap report CAPTURE --by arm`. A capture does not have
+the configuration: the control is the arm whose requests were not changed, and the shares of the arms are
+unknown. So the split is not tested, and differences of shares have an interval but no p.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from llmtap.channel.experiment import ARMS_MAX, Arm, ExperimentOptions, resolve
+from llmtap.clock import SystemClock
+from llmtap.exchange.exchange import Exchange
+from llmtap.export.sinks import SeriesKey
+from llmtap.meter.experiments import Experiments
+from llmtap.metrics.deadlines import Benefit
+from llmtap.metrics.latency import measure
+
+COLUMNS: Final = ("arm", "unit", "route")
+UNITS_SEEN_MAX: Final = 100_000
+"""Number of first rows in which units are looked for that come again. Requests never do, conversations soon.
+"""
+_CONTROLS: Final = ("control", "baseline")
+_KEY: Final = SeriesKey("", "")
+
+
+class RecordedExperiment:
+    """The arms of a capture. `routes`: by arm, whether any of its requests was changed."""
+
+    def __init__(self, routes: Mapping[str, bool], *, single: bool) -> None:
+        names = sorted(routes)
+        unchanged = [name for name in names if not routes[name]]
+        control = next((name for name in _CONTROLS if name in (unchanged or names)), (unchanged or names)[0])
+        experiment = resolve(
+            ExperimentOptions(
+                name="recorded",
+                unit="request" if single else "conversation",
+                aa=True,  # the changes were made when the exchanges were recorded
+                control=control,
+                arms=[Arm(name=name) for name in names],
+            ),
+            spare_key="none",
+            start_wall_ns=0,
+        )
+        self._unit = "request" if single else "unit"
+        self._aa = len(unchanged) == len(names)
+        self._view = Experiments(experiment, SystemClock(), shares_known=False)
+
+    @classmethod
+    def of(cls, batches: Iterable[pa.RecordBatch]) -> "RecordedExperiment | None":
+        """Return the experiment of rows with COLUMNS; None without two arms, or with more than ARMS_MAX."""
+        routes: dict[str, bool] = {}
+        units: set[str] = set()
+        rows, single = 0, True
+        for batch in batches:
+            batch = batch.filter(pc.is_valid(batch.column("arm")))
+            table = pa.Table.from_batches([batch.select(["arm", "route"])])
+            for pair in table.group_by(["arm", "route"]).aggregate([]).to_pylist():
+                routes[pair["arm"]] = routes.get(pair["arm"], False) or pair["route"] is not None
+            if single and rows < UNITS_SEEN_MAX:
+                units.update(batch.column("unit").to_pylist())
+                rows += batch.num_rows
+                single = len(units) == rows
+        return cls(routes, single=single) if 2 <= len(routes) <= ARMS_MAX else None
+
+    def add(self, x: Exchange, reader: Benefit) -> None:
+        if x.arm is not None and x.unit is not None:
+            self._view.assigned(x.arm, x.unit, False)
+            self._view.ended(x, measure(x, reader), _KEY, None)
+
+    def to_dict(self, name: str, window: Mapping[str, Any]) -> dict[str, object]:
+        """Return public JSON. `name`: name of the capture; `window`: its span, as of a Summary."""
+        return {
+            **self._view.results()(),
+            "name": name,
+            "state": "recorded",
+            "unit": self._unit,
+            "aa": self._aa,
+            "since": window["start"],
+            "until": window["end"],
+            "switched_by": None,
+            "key_fingerprint": None,
+        }

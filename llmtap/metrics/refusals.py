@@ -1,0 +1,70 @@
+"""Refusals, and their comparison with the labels of requests: false positives and false negatives.
+
+A label (`exchange/label.py`) says what the sender of a request expects. A refusal of a request that should be
+answered is a false positive of the guardrail, an answer to a request that should be refused a false negative.
+A request that failed, was cancelled or rejected shows neither, so it is undecided and in no share. Counts are
+in a Counter by `label_key`, as summaries and experiments merge them.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.label import EXPECTED, SHOULD_ANSWER, SHOULD_REFUSE
+from llmtap.exchange.outcome import Outcome
+from llmtap.metrics.statistics import share_range
+
+ANSWERED: Final = "answered"
+REFUSED: Final = "refused"
+UNDECIDED: Final = "undecided"
+ERRORS: Final = {SHOULD_ANSWER: ("false_positives", REFUSED), SHOULD_REFUSE: ("false_negatives", ANSWERED)}
+"""By label: name of the share of errors, and the result that is one."""
+
+
+def is_refused(x: Exchange) -> bool:
+    """Return whether the model or a guardrail refused the request."""
+    return x.refusal is not None or x.outcome is Outcome.REFUSED
+
+
+def result_of(x: Exchange) -> str:
+    """Return ANSWERED, REFUSED or UNDECIDED."""
+    if is_refused(x):
+        return REFUSED
+    return ANSWERED if x.outcome is Outcome.COMPLETE else UNDECIDED
+
+
+def label_key(x: Exchange) -> str | None:
+    """Return the key under which an exchange is counted: `should-refuse answered`, or a label that does not
+    count; None without a label."""
+    return f"{x.label} {result_of(x)}" if x.label in EXPECTED else x.label
+
+
+def error_share(x: Exchange) -> tuple[str, int] | None:
+    """Return the name of the share that the exchange belongs to, and 1 if it is an error, else 0.
+
+    None if it has no label that counts, or is undecided.
+    """
+    result = result_of(x)
+    if x.label not in ERRORS or result == UNDECIDED:
+        return None
+    name, error = ERRORS[x.label]
+    return name, int(result == error)
+
+
+def labels_document(counts: Mapping[str, int]) -> dict[str, object] | None:
+    """Return public JSON of counts by `label_key`; None if no request had a label.
+
+    By label: the number of requests by result, the share of errors among those with a decision, and its 95 %
+    interval (Wilson). `ignored`: number of requests by label that does not count.
+    """
+    if not any(counts.values()):
+        return None
+    document: dict[str, object] = {}
+    for label, (_, error) in ERRORS.items():
+        by_result = {result: counts.get(f"{label} {result}", 0) for result in (ANSWERED, REFUSED, UNDECIDED)}
+        decided = by_result[ANSWERED] + by_result[REFUSED]
+        share = by_result[error] / decided if decided else None
+        interval = None if share is None else share_range(share, decided)
+        document[label] = {**by_result, "share": share, "interval": interval}
+    ignored = {name: n for name, n in sorted(counts.items()) if n and " " not in name}
+    return {**document, "ignored": ignored}

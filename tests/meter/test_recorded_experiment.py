@@ -1,0 +1,86 @@
+"""The arms of a capture, compared as those of a running experiment."""
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from llmtap.capture.store.rows import exchanges_of, to_batch
+from llmtap.channel.experiment import ARMS_MAX
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.outcome import Outcome
+from llmtap.meter.recorded_experiment import COLUMNS, RecordedExperiment
+from llmtap.metrics.latency import DEFAULT_BENEFIT
+from tests.support.traffic.streams import streamed
+
+WINDOW = {"start": "2026-01-01T00:00:00Z", "end": "2026-01-01T01:00:00Z"}
+
+
+def recorded(
+    n: int, *, units: int | None = None, routes: tuple[str | None, str | None] = (None, "body x")
+) -> list[Exchange]:
+    """`n` exchanges, of two arms in turn; `guarded` is 100 ms slower, and refuses each tenth of its own."""
+    exchanges = []
+    for i in range(n):
+        arm = ("plain", "guarded")[i % 2]
+        first = 100 + i % 7 + (100 if i % 2 else 0)
+        x = streamed(first, first + 20, seq=i + 1)
+        x.arm, x.route = arm, routes[i % 2]
+        x.unit = f"{(i if units is None else i % units) * 0x9E3779B97F4A7C15 % 2**64:016x}"
+        x.outcome = Outcome.REFUSED if i % 20 == 1 else Outcome.COMPLETE
+        exchanges.append(x)
+    return exchanges
+
+
+def batch_of(exchanges: list[Exchange]) -> pa.RecordBatch:
+    batch, failed = to_batch(exchanges, capture="c", level="shape")
+    assert not failed
+    return batch
+
+
+def result(exchanges: list[Exchange]) -> dict[str, Any]:
+    batch = batch_of(exchanges)
+    experiment = RecordedExperiment.of([batch.select(COLUMNS)])
+    assert experiment is not None
+    for x in exchanges_of(batch):
+        experiment.add(x, DEFAULT_BENEFIT)
+    out: Any = experiment.to_dict("c", WINDOW)
+    return out
+
+
+def test_the_arms_are_compared_and_the_control_is_the_unchanged_one() -> None:
+    out = result(recorded(400))
+    assert (out["state"], out["control"], out["unit"], out["aa"]) == ("recorded", "plain", "request", False)
+    ttft = out["differences"]["guarded"]["ttft"]
+    assert ttft["p50"]["difference"] == pytest.approx(0.1, abs=0.002)
+    assert ttft["mean"]["p"] < 0.01, "means need no shares"
+    refused = out["differences"]["guarded"]["refused"]["share"]
+    assert refused["difference"] == pytest.approx(0.1)
+    low, high = refused["interval"]
+    assert 0 < low < 0.1 < high
+    assert "p" not in refused, "the shares of the arms are not known"
+    assert out["sample_ratio"] | {"units": None, "alpha": None} == {
+        "units": None, "expected": None, "p": None, "alpha": None, "alarm": False, "capped": False,
+    }  # fmt: skip
+    assert out["arms"]["guarded"]["refusals"] == {"unknown": 20}
+    assert (out["since"], out["until"]) == (WINDOW["start"], WINDOW["end"])
+
+
+def test_units_that_come_again_are_counted_once() -> None:
+    out = result(recorded(400, units=40))
+    assert (out["arms"]["plain"]["units"], out["arms"]["plain"]["ended"]) == (20, 200)
+    assert out["unit"] == "unit"
+
+
+def test_where_no_arm_was_changed_it_is_an_aa_test() -> None:
+    out = result(recorded(20, routes=(None, None)))
+    assert (out["aa"], out["control"]) == (True, "guarded")
+
+
+def test_without_two_arms_or_with_too_many_there_is_no_comparison() -> None:
+    one = recorded(4)[::2]
+    assert RecordedExperiment.of([batch_of(one).select(COLUMNS)]) is None
+    many = recorded(2 * ARMS_MAX + 2)
+    for i, x in enumerate(many):
+        x.arm = f"arm-{i}"
+    assert RecordedExperiment.of([batch_of(many).select(COLUMNS)]) is None

@@ -1,0 +1,43 @@
+"""Addresses that lead back to llmtap, or that were exchanged."""
+
+import pytest
+
+from llmtap.config import load_settings
+from llmtap.supervisor.checks import problems_of, warnings_of
+
+
+def places(**relay: str) -> list[str]:
+    flags = {"meter.admin": "127.0.0.1:9464"} | {f"relay.{name}": value for name, value in relay.items()}
+    return [problem.place for problem in problems_of(load_settings(None, {}, flags))]
+
+
+@pytest.mark.parametrize(
+    ("listen", "upstream", "own"),
+    [
+        ("127.0.0.1:8080", "http://127.0.0.1:8080", True),
+        ("127.0.0.1:8080", "http://localhost:8080/v1", True),
+        ("0.0.0.0:8080", "http://localhost:8080", True),
+        ("127.0.0.1:8080", "http://127.0.0.1:9464", True),
+        ("127.0.0.1:8080", "http://localhost:9464", True),
+        ("127.0.0.1:8080", "http://127.0.0.1:8000", False),
+        ("127.0.0.1:8080", "http://127.0.0.2:8080", False),
+        ("0.0.0.0:8080", "http://gateway:8080", False),
+    ],
+)
+def test_an_upstream_that_is_llmtap_itself_is_refused(listen: str, upstream: str, own: bool) -> None:
+    assert places(listen=listen, upstream=upstream) == (["relay.upstream"] if own else [])
+
+
+@pytest.mark.parametrize(
+    ("listen", "admin", "warned"),
+    [
+        ("127.0.0.1:9464", "127.0.0.1:8080", True),
+        ("127.0.0.1:8080", "127.0.0.1:9464", False),
+        ("127.0.0.1:9464", "127.0.0.1:9465", False),
+    ],
+)
+def test_ports_that_were_exchanged_are_a_warning(listen: str, admin: str, warned: bool) -> None:
+    flags = {"relay.upstream": "http://gateway", "relay.listen": listen, "meter.admin": admin}
+    settings = load_settings(None, {}, flags)
+    assert not list(problems_of(settings))
+    assert len(list(warnings_of(settings))) == warned
