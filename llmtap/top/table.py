@@ -120,6 +120,8 @@ def figure_cell(figures: object, statistic: str) -> Cell:
     return Cell(figure_text(figures, statistic), value)
 
 
+LEFT_OUT: Final = {"not_judged": "not judged", "own_faults": "left out (faults of llmtap)"}
+"""Texts on exchanges that an attainment leaves out, by the name of their number."""
 SILENT_S: Final = 5.0
 """Age of its last status from which a relay counts as silent, as in the meter. Relays
 report twice per second."""
@@ -142,8 +144,7 @@ def facts(summary: Mapping[str, Any]) -> Iterator[str]:
     option = at(summary, "metrics", "itl", "option")
     yield _latency_text(f"ITL ({shown(option)})", at(summary, "metrics", "itl"))
     goodput, smooth = at(summary, "goodput"), at(summary, "smooth_goodput")
-    unknown = at(goodput, "not_judged") or 0
-    unjudged = f", {unknown:,} not judged" if unknown else ""
+    unjudged = "".join(f", {n:,} {text}" for name, text in LEFT_OUT.items() if (n := at(goodput, name)))
     if at(goodput, "attainment") is None:
         yield f"goodput - (no objectives met or missed{unjudged})"
     else:
@@ -154,6 +155,8 @@ def facts(summary: Mapping[str, Any]) -> Iterator[str]:
     of = "several readers" if speed is None else f"alpha {smooth['alpha']:g}, reader {speed:g} tok/s"
     yield "smooth goodput -" if rate is None else f"smooth goodput {number(rate, 3)} tok/s ({of})"
     yield _latency_text("uncertainty", at(summary, "uncertainties"))
+    if lost := sum(at(relay, "lost") or 0 for relay in (at(summary, "relays") or {}).values()):
+        yield f"{lost:,} lost (tap_error) as a vantage died: see Tap"
     places = at(summary, "without_dialect") or []
     if places:
         n, most = sum(place["n"] for place in places), places[0]

@@ -211,6 +211,7 @@ _OBJECTS: Final = {
     "GoodputCount": """
         met counted count
         not_judged count: Neither met nor counted, since their answers were not understood.
+        own_faults count: Left out, since llmtap itself failed (`rejected`, `tap_error`).
         broken map:count: Exchanges that broke each bound.
         attainment requests_per_second tokens_per_second token_attainment number?""",
     "SmoothGoodput": """With its parameters, which are null if exchanges were judged for different readers.
@@ -252,7 +253,7 @@ _OBJECTS: Final = {
         implementation native|python?: Implementation of the parts that can be compiled; null: not reported.
         implementation_reason text?: Why it is `python`; null: `native` runs.
         status_age number?: Seconds since its last status; null before the first.
-        lost count: Exchanges that were open when it died.
+        lost_reason* text?: What happened to the lost exchanges; null: none was lost.
         upstream_ages* map:number: Time since the latest attempt to connect, in seconds, by URL."""
     + "".join(f"\n{field.name}* {_type_of(field)}: {field.about.help}" for field in fields_of(RelayStatus)),
     "SloClass": """Attainment and burn rates of one class of tenants.
@@ -272,6 +273,7 @@ _OBJECTS: Final = {
         seconds number: Measured time: less than the window while the meter is younger.
         counted good count
         not_judged count: Neither counted nor good, since their answers were not understood.
+        own_faults count: Left out, since llmtap itself failed (`rejected`, `tap_error`).
         attainment burn_rate number?
         marks list:text""",
     "LiveSummary": """Data of `event: summary`.

@@ -13,7 +13,6 @@ const LOST = {
   overflow: "arrived faster than the meter could process them",
   websocket: "are WebSockets, which the middleware does not measure",
   middleware_error: "caused an error in the middleware",
-  relay_lost: "were cut when a relay died",
   packets_lost: "had packets that were not captured",
   packets_cut: "had packets that were cut short",
   clock_step: "were under way when the clock of the packets was set back",
@@ -122,7 +121,7 @@ function passed(relays) {
 function complaints(s, relays, lost) {
   const bad = [];
   if (!relays.some(({ relay }) => relay.connected)) bad.push("No vantage is connected: nothing is measured.");
-  bad.push(...upstreamsDown(s.relays));
+  bad.push(...upstreamsDown(s.relays), ...lostWithVantages(s.relays));
   if (lost.length) {
     const why = lost.map(([name, n]) => `${count(n)} ${LOST[name] ?? `(${name})`}`).join("; ");
     const forwarded = inPath(s.relays) ? " Their traffic was forwarded." : "";
@@ -168,9 +167,16 @@ export function losses(relays) {
   const lost = {};
   for (const relay of Object.values(relays)) {
     for (const [why, n] of Object.entries(relay.dropped ?? {})) if (n) lost[why] = (lost[why] ?? 0) + n;
-    if (relay.lost) lost.relay_lost = (lost.relay_lost ?? 0) + relay.lost;
   }
   return ranked(lost);
+}
+
+/** A sentence for each way in which exchanges were lost with a vantage; they count as `tap_error`. */
+export function lostWithVantages(relays) {
+  const lost = {};
+  for (const { lost: n, lost_reason: why } of Object.values(relays)) if (n) lost[why] = (lost[why] ?? 0) + n;
+  return ranked(lost).map(([why, n]) =>
+    `${n === 1 ? "1 exchange was" : `${count(n)} exchanges were`} lost since the start (outcome tap_error): ${why}.`);
 }
 
 /** Packet counts of passive vantages; "" without one. */
