@@ -143,6 +143,10 @@ class Closing(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Worst time a byte of this exchange may have waited unread in the relay."""
     connect_ns: int | None = None
     """Time to connect to the upstream, with look-up and TLS; None if a kept-alive connection was used."""
+    connected_ns: int | None = None
+    """Time when that connection was ready."""
+    send_wait_ns: int = 0
+    """Total time in which the upstream's socket did not take bytes of the request."""
     request_bytes: int = 0
     response_bytes: int = 0
     retries: int = 0

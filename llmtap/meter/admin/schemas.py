@@ -313,6 +313,25 @@ _OBJECTS: Final = {
         arm text
         metrics list:text
         events_per_read control_events_per_read number""",
+    "FirstTokenAnswer": """
+        first_token FirstToken?: Null: the meter does not keep the exchange.""",
+    "FirstToken": """Parts of the wait from the arrival of the request to its first text, in seconds.
+        id text
+        model text?
+        waited number
+        parts list:FirstTokenPart: In their order; they add up to `waited`.
+        n count: Streams that the parts are compared with.
+        n_needed count: Number of streams from which a part can be unusual.
+        same_model flag: Whether these are streams of the same model; false: of models counted as `other`.
+        window number: Seconds in which these streams ended.
+        rule sentence text""",
+    "FirstTokenPart": """
+        name title meaning text
+        start number: Begin, since arrival.
+        seconds number?: Null: not reached, or unknown.
+        n count
+        median usual number?: Of the other streams; `usual`: not exceeded by nine of ten, null with too few.
+        unusual flag""",
     "Error": "\nerror Problem",
     "Problem": """
         message text

@@ -394,6 +394,7 @@ class Assembler:
         observer = self._open_exchanges[seq]
         x = observer.exchange
         x.resent, x.added.connect_ns = closing.retries, closing.connect_ns
+        x.timeline.connected_ns, x.timeline.send_wait_ns = closing.connected_ns, closing.send_wait_ns
         if closing.arm is not None:
             x.arm, x.route, x.unit, x.excluded = closing.arm, closing.route, closing.unit, closing.excluded
         exchange = observer.finish(
