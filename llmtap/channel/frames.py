@@ -129,6 +129,8 @@ class Assigned(msgspec.Struct, kw_only=True, omit_defaults=True):
     unit: str
     single: bool = False
     """No conversation or tenant was found: the request is a unit by itself."""
+    own_headers: bool = False
+    """The client itself sent a header field that another arm sets."""
 
 
 class Closing(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -298,7 +298,7 @@ _OBJECTS: Final = {
         state none|off|running|ended
         name* switched_by* unit* control* key_fingerprint* covariate* text
         since* until* text?
-        enabled* aa* flag
+        enabled* aa* strip_headers* flag
         alpha* number
         comparisons* count
         stop_worse* list:text
@@ -308,6 +308,7 @@ _OBJECTS: Final = {
         units_needed* count: Units of each arm from which means are compared.
         stopped* any?
         sample_ratio* disclosure* any
+        warnings* list:text: Arms whose clients send a header of another arm themselves, as sentences.
         cautions* list:Caution: Arms whose chunks arrive several at once: these metrics are misleading.""",
     "Caution": """
         arm text

@@ -178,7 +178,7 @@ class ExchangePipeline:
             pause()
 
     def assigned(self, arm: Assigned) -> None:
-        self.experiments.assigned(arm.arm, arm.unit, arm.single)
+        self.experiments.assigned(arm.arm, arm.unit, arm.single, own_headers=arm.own_headers)
 
     def status(self, relay: str, status: RelayStatus) -> None:
         skipped = self.relays.update(relay, status, self.clock.mono_ns())
