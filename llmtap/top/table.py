@@ -127,6 +127,7 @@ SILENT_S: Final = 5.0
 report twice per second."""
 _APART: Final = " · "
 _OBJECTIVES_CHARS: Final = 60
+_SENTENCE_CHARS: Final = 600
 
 
 def facts(summary: Mapping[str, Any]) -> Iterator[str]:
@@ -220,15 +221,20 @@ def firing(summary: Mapping[str, Any]) -> list[str]:
 
 
 def troubles(summary: Mapping[str, Any]) -> list[str]:
-    """Return a warning if no relay reports, and one for each upstream that is down."""
+    """Return a warning if no relay reports, one for each upstream that is down, and one for a paused
+    capture."""
+    pause = at(summary, "capture", "pause", "sentence")
+    paused = [] if pause is None else [f"CAPTURE PAUSED: {shown(pause, _SENTENCE_CHARS)}"]
     if "relays" not in summary:
-        return []
+        return paused
     connected = [relay for relay in summary["relays"].values() if at(relay, "connected")]
     lines = []
     if not any(isinstance(age := at(r, "status_age"), int | float) and age <= SILENT_S for r in connected):
         lines.append("NO RELAY REPORTS: requests are not measured. Hint: is the proxy running? See its log")
     upstreams = [at(relay, "upstreams") or {} for relay in connected]
     down = dict.fromkeys(url for of in upstreams for url, up in of.items() if not up)
-    return lines + [
-        f"UPSTREAM DOWN: {shown(url, 40)} accepts no connection; clients get 502 or 504" for url in down
-    ]
+    return (
+        lines
+        + [f"UPSTREAM DOWN: {shown(url, 40)} accepts no connection; clients get 502 or 504" for url in down]
+        + paused
+    )

@@ -132,6 +132,9 @@ def test_relays_that_are_silent_or_gone_and_upstreams_that_are_down_are_told_of(
     relay["upstreams"] = {"http://gw:8000": True}
     assert troubles(result) == [silent]
     assert troubles({}) == []
+    capture = {"pause": {"sentence": "The disk is full."}}
+    assert troubles({"capture": capture}) == ["CAPTURE PAUSED: The disk is full."]
+    assert troubles(result | {"capture": capture})[-1] == "CAPTURE PAUSED: The disk is full."
 
 
 def test_each_part_of_the_time_has_a_level_by_the_largest() -> None:

@@ -7,7 +7,7 @@ import {
   FAILED, NONE, basis, clock, count, number, ranked, rate, seconds, share, width,
 } from "./format.js";
 import { ALL_TRAFFIC, Table, matching } from "./table.js";
-import { losses, uncertain, upstreamsDown } from "./tap.js";
+import { capturePaused, losses, lostWithVantages, uncertain, upstreamsDown } from "./tap.js";
 
 const FAILED_MIN = 3;
 /** Number of places (path, content type) with answers of unknown format that are listed. */
@@ -151,7 +151,7 @@ export class Overview {
     const alarms = alarmsOf(s.slo);
     const lines = [
       ...upstreamsDown(s.relays), failing(s), ...alarms.filter(({ alarm }) => alarm.ringing).map(ringing),
-      unreliable(s),
+      ...capturePaused(s.capture), unreliable(s),
     ].filter(Boolean).map((line) => el("p", {}, line));
     // Replace the banner only if it differs, since screen readers read a new one aloud.
     const words = lines.map((line) => line.textContent).join();

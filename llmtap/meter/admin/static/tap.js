@@ -152,11 +152,16 @@ export function uncertain(s) {
   return `${share(wide)} of the exchanges have an uncertainty above ${seconds(s.uncertain.limit)}`;
 }
 
+/** What a capture that cannot write means, and what to do; [] while it writes. */
+export function capturePaused(capture) {
+  return capture?.pause ? [capture.pause.sentence] : [];
+}
+
 function captureComplaints(capture) {
   if (capture === null) return [];
   const { deleted, ...dropped } = capture.dropped; // `deleted` exchanges were removed by the configured limits
   const lost = ranked(dropped), bad = [];
-  if (capture.problem) bad.push(`The capture is paused: ${capture.problem}.`);
+  bad.push(...capturePaused(capture));
   if (capture.files_problem) bad.push(`Files of the capture are not delivered: ${capture.files_problem}.`);
   if (lost.length) bad.push(`Exchanges are missing from the capture: ${named(lost)}.`);
   return bad;
@@ -218,7 +223,8 @@ function captured(capture) {
     if (typeof value === "number") return number(value);
     return typeof value === "object" ? named(ranked(value)) || "none" : String(value);
   };
-  const known = Object.entries(capture).filter(([, value]) => value !== null && value !== "");
+  const { pause, ...figures } = capture; // the banner has the pause
+  const known = Object.entries(figures).filter(([, value]) => value !== null && value !== "");
   return `Capture: ${known.map(([name, value]) => `${name.replaceAll("_", " ")} ${textOf(value)}`).join(", ")}.`;
 }
 
