@@ -6,7 +6,7 @@ import { NONE, seconds } from "./format.js";
 export class FirstToken {
   constructor() {
     this.sentence = el("p");
-    this.bars = el("div", { class: "forest", role: "list" });
+    this.bars = el("div", { class: "forest parts", role: "list" });
     this.rule = el("p", { class: "soft" });
     this.node = el("div", { hidden: true },
       section("Wait for the first token", this.sentence, this.bars, this.rule));
