@@ -110,8 +110,9 @@ def _sees() -> tuple[Panel, ...]:
         ),
         bars(
             "Unmeasured",
-            "By reason: no_meter, meter_lost, overflow, relay_lost.",
+            "By reason: no_meter, meter_lost, overflow. Lost: cut, as a relay died; measured until then.",
             (rate("llmtap_tap_dropped_exchanges_total", JOB, "reason"), "{{reason}}"),
+            (rate("llmtap_tap_lost_exchanges_total", JOB), "lost with a relay"),
         ),
         bars(
             "Turned away",

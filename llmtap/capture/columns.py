@@ -150,6 +150,7 @@ COLUMNS: Final = (
     # The timeline.
     _offset_column("scheduled_us", "scheduled_ns"),
     _offset_column("request_end_us", "timeline.request_end_ns"),
+    _offset_column("connected_us", "timeline.connected_ns"),
     _offset_column("submit_us", "timeline.submit_ns"),
     _offset_column("head_us", "timeline.head_ns"),
     _offset_column("first_byte_us", "timeline.first_byte_ns"),
@@ -163,6 +164,7 @@ COLUMNS: Final = (
     _offset_column("response_end_us", "timeline.response_end_ns"),
     _offset_column("delivered_us", "timeline.delivered_ns"),
     _duration_column("paused_us", "timeline.paused_ns", coarse=Coarse.TIME),
+    _duration_column("send_wait_us", "timeline.send_wait_ns", coarse=Coarse.TIME),
     _duration_column("dispatch_late_us", "dispatch_late_ns"),
     _duration_column("added_request_us", "added.request_ns"),
     _duration_column("connect_us", "added.connect_ns"),

@@ -153,6 +153,13 @@ class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
             "of them (`ttft`, `e2e.p95`, `failed`); `alpha` is the probability of a false stop."
         ),
     ] = ()
+    strip_headers: Annotated[
+        bool,
+        Meta(
+            description="Remove header fields that an arm sets from the requests of the other "
+            "arms, also of the control, if clients send them; false: such requests are only counted."
+        ),
+    ] = False
     disclosure: Annotated[
         JsonObject,
         Meta(description="Guardrails in use, copied into the result as required by IETF 4.8.1."),

@@ -129,6 +129,8 @@ class Assigned(msgspec.Struct, kw_only=True, omit_defaults=True):
     unit: str
     single: bool = False
     """No conversation or tenant was found: the request is a unit by itself."""
+    own_headers: bool = False
+    """The client itself sent a header field that another arm sets."""
 
 
 class Closing(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -143,6 +145,10 @@ class Closing(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Worst time a byte of this exchange may have waited unread in the relay."""
     connect_ns: int | None = None
     """Time to connect to the upstream, with look-up and TLS; None if a kept-alive connection was used."""
+    connected_ns: int | None = None
+    """Time when that connection was ready."""
+    send_wait_ns: int = 0
+    """Total time in which the upstream's socket did not take bytes of the request."""
     request_bytes: int = 0
     response_bytes: int = 0
     retries: int = 0

@@ -44,6 +44,14 @@ class RelayStatus(msgspec.Struct, kw_only=True):
         dict[str, int], Count("Exchanges that passed unmeasured", "tap_dropped_exchanges", "reason")
     ] = {}
     unsettled: Annotated[int, Count("Exchanges that run, or that the meter has not acknowledged")] = 0
+    lost: Annotated[
+        int,
+        Count(
+            "Exchanges under way when the vantage died: each ended as tap_error, and is not dropped",
+            "tap_lost_exchanges",
+        ),
+    ] = 0
+    """Set by the meter, after the vantage has died."""
     connections: Annotated[
         int, Count("Client connections now", "relay_connections", gauge=True, vantages=(RELAY, PASSIVE))
     ] = 0

@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from llmtap.cli.flags import command
 from llmtap.cli.main import app
-from llmtap.cli.options import Json
+from llmtap.cli.options import Json, TokenEnv, TokenFile
 from llmtap.cli.shared import (
     print_json,
     print_line,
@@ -26,7 +26,7 @@ from llmtap.cli.shared import (
 )
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
-from llmtap.load.options import OwnDialects
+from llmtap.load.options import CaFile, OwnDialects
 from llmtap.options.fields import opt
 from llmtap.report.document import Table
 
@@ -220,6 +220,9 @@ FILE is an event stream, an NDJSON or JSON body, a complete HTTP response (chunk
 and zstd are decoded), a HAR file, or a packet capture (pcap, pcapng); - is standard input. The exchanges of a
 packet capture are listed; --entry selects one to explain.
 
+With --admin, FILE is the id of an exchange that the meter of a running llmtap keeps. The output divides its
+wait for the first token into parts, and names the part that is unusual beside the streams of the last hour.
+
 Examples:
 
   curl -sN http://127.0.0.1:8080/v1/chat/completions --json @ask.json | llmtap inspect -
@@ -230,13 +233,29 @@ Examples:
 
   llmtap inspect traffic.pcap; llmtap inspect traffic.pcap --entry 3
 
-  llmtap inspect stream.sse --draft acme --out acme.toml"""
+  llmtap inspect stream.sse --draft acme --out acme.toml
+
+  llmtap inspect 1.0.1-7 --admin http://127.0.0.1:9464"""
 
 
 @command(app, short_help="Explain a saved response, event by event.", epilog=_INSPECT_EPILOG)
 def inspect(
-    file: Annotated[str, opt("File with a saved response; - is standard input.", "FILE", argument=True)],
+    file: Annotated[
+        str,
+        opt(
+            "File with a saved response; - is standard input. With --admin: the id of an exchange.",
+            "FILE",
+            argument=True,
+        ),
+    ],
     json: Json = None,
+    admin: Annotated[
+        str | None,
+        opt("URL of an admin port: explain the wait of one of its exchanges for the first token.", "URL"),
+    ] = None,
+    token_env: TokenEnv = None,
+    token_file: TokenFile = None,
+    ca: CaFile = None,
     path: Annotated[
         str, opt("Path of the request, if the file does not contain it; used to identify the API.")
     ] = "/",
@@ -262,7 +281,13 @@ def inspect(
         ),
     ] = None,
 ) -> None:
-    """Explain a saved response: class, bytes, text and tokens of each event, and the totals."""
+    """Explain a saved response: class, bytes, text and tokens of each event, and the totals.
+
+    Or explain why the first token of a measured exchange was slow.
+    """
+    if admin is not None:
+        _inspect_exchange(file, admin, token_env, token_file, ca, json)
+        return
     from llmtap.cli.dialect_files import read_fixture, write_draft, write_fixture
     from llmtap.exchange.saved import Explained, SavedError, events_of, explain, read_saved
     from llmtap.protocol.dialects.registry import Dialects
@@ -312,6 +337,21 @@ def inspect(
     for table in dialects:
         for note in notes_on(table, events_of(saved).events):
             print_message(f"note: {note}")
+
+
+def _inspect_exchange(
+    exchange_id: str,
+    admin: str,
+    token_env: str | None,
+    token_file: Path | None,
+    ca: str | None,
+    json: str | None,
+) -> None:
+    from llmtap.cli.inspect_exchange import show_exchange
+    from llmtap.top.client import TopOptions, read_token
+
+    token = read_token(name=token_env, file=token_file)
+    show_exchange(exchange_id, TopOptions(admin=admin, token=token, ca=ca), json=json)
 
 
 def _exchanges_in(name: str, data: bytes, tables: "Sequence[DialectTable]") -> "list[tuple[Exchange, bytes]]":

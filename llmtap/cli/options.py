@@ -115,6 +115,13 @@ class GoalOptions(Struct, frozen=True, kw_only=True):
         return read_objectives(self.slo, self.goodput)
 
 
+TokenEnv = Annotated[
+    str | None,
+    opt("Environment variable with the token of the admin port (default: LLMTAP_ADMIN_TOKEN).", "NAME"),
+]
+TokenFile = Annotated[Path | None, opt("File with the token, as an alternative to --token-env.", "FILE")]
+
+
 class ReaderOptions(Struct, frozen=True, kw_only=True):
     """The reader of smooth goodput; None: the default."""
 

@@ -15,7 +15,16 @@ import typer
 from llmtap import native
 from llmtap.cli.flags import command
 from llmtap.cli.main import app
-from llmtap.cli.options import AdminAddress, CaptureTo, CheckOnly, ConfigFile, Json, SetKeys
+from llmtap.cli.options import (
+    AdminAddress,
+    CaptureTo,
+    CheckOnly,
+    ConfigFile,
+    Json,
+    SetKeys,
+    TokenEnv,
+    TokenFile,
+)
 from llmtap.cli.shared import (
     need_extra,
     print_json,
@@ -296,13 +305,8 @@ belongs to another service."""
 @command(app, short_help="Show a running llmtap in the terminal.", epilog=_TOP_EPILOG)
 def top(
     admin: Annotated[str, opt("URL of the admin port, http or https.", "URL")] = "http://127.0.0.1:9464",
-    token_env: Annotated[
-        str | None,
-        opt("Environment variable with the token of the admin port (default: LLMTAP_ADMIN_TOKEN).", "NAME"),
-    ] = None,
-    token_file: Annotated[
-        Path | None, opt("File with the token, as an alternative to --token-env.", "FILE")
-    ] = None,
+    token_env: TokenEnv = None,
+    token_file: TokenFile = None,
     ca: CaFile = None,
     window: Annotated[str, opt("Rolling window of the metrics.", "10s|1m|5m|1h|all")] = "1m",
     interval: Annotated[str, opt("Pause between two updates.", "TIME")] = "1s",

@@ -143,6 +143,11 @@ class Timeline:
     """Time when the client's socket took the last byte."""
     paused_ns: int = 0
     events: EventLog = field(default_factory=EventLog)
+    connected_ns: int | None = None
+    """Time when the connection to the upstream was ready; None: a connection was reused. Like `send_wait_ns`,
+    only for the parts of the wait (`metrics/phases.py`)."""
+    send_wait_ns: int = 0
+    """Total time in which the upstream's socket did not take bytes of the request."""
 
 
 @dataclass(slots=True)

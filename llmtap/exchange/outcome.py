@@ -6,6 +6,7 @@ from llmtap.protocol.delta import EventClass, Reading, ReadingLimit, TokenSource
 
 __all__ = [
     "FAILED",
+    "OWN_FAULTS",
     "UPSTREAM_FAILED",
     "EventClass",
     "Outcome",
@@ -41,7 +42,9 @@ UPSTREAM_FAILED: Final = frozenset({
     Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_RESET, Outcome.UPSTREAM_TIMEOUT, Outcome.TRUNCATED,
 })  # fmt: skip
 """Outcomes that mean a failure of the upstream."""
-FAILED: Final = UPSTREAM_FAILED | {Outcome.REJECTED, Outcome.TAP_ERROR}
+OWN_FAULTS: Final = frozenset({Outcome.REJECTED, Outcome.TAP_ERROR})
+"""Outcomes that mean a failure of llmtap."""
+FAILED: Final = UPSTREAM_FAILED | OWN_FAULTS
 """Outcomes that are a failure of the upstream or of llmtap. A refusal, a disconnect of the client and an
 error of the client are not failures."""
 _NOT_SERVED: Final = frozenset({408, 425, 429})

@@ -47,6 +47,24 @@ class ExporterState:
 
 
 @dataclass(frozen=True, slots=True)
+class CapturePause:
+    """A capture that cannot write now; it resumes by itself. Times in seconds."""
+
+    reason: str
+    """`CaptureState.problem`."""
+    seconds: float
+    """Length of the pause so far."""
+    waiting: int
+    """Number of exchanges that wait in memory."""
+    waiting_bytes: int
+    lost: int
+    """Number of exchanges for which there was no memory since the pause began."""
+    memory_lasts: float | None
+    """Time for which the memory lasts at the present rate; None: not known."""
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
 class CaptureState:
     """State of the capture at the time of a scrape. The counts start with the meter."""
 
@@ -70,6 +88,8 @@ class CaptureState:
     """Number of exchanges without a shape: the request was too long, or the queue was full."""
     problem: str | None = None
     """Reason why no rows can be written now, as one word."""
+    pause: CapturePause | None = None
+    """What a pause means, while `problem` is set."""
     files_problem: str | None = None
     """Reason why complete files cannot be delivered now, as a sentence without secrets."""
     bytes_written: Annotated[int, Count("Bytes written to the spool", "capture_written_bytes")] = 0

@@ -92,6 +92,8 @@ Send = Callable[[int], None]
 class _Arm:
     sample: ArmSample
     assigned: int = 0
+    own_headers: int = 0
+    """Number of requests whose client itself sent a header field of another arm."""
     single: int = 0
     units: int = 0
     excluded: Counter[str] = field(default_factory=Counter)
@@ -177,13 +179,23 @@ class Experiments:
         if send in self._sends:
             self._sends.remove(send)
 
-    def assigned(self, arm: str, unit: str, single: bool) -> None:
+    def assigned(self, arm: str, unit: str, single: bool, *, own_headers: bool = False) -> None:
         """Count an assignment. Assignments by another configuration are not counted."""
         counts = self._arms.get(arm)
         if counts is None:
             return
         counts.assigned += 1
         counts.single += single
+        if own_headers:
+            assert self.experiment is not None
+            if not counts.own_headers:
+                log.warning(
+                    "event=experiment_own_headers name=%s arm=%s stripped=%s further=counted",
+                    self.experiment.name,
+                    arm,
+                    self.experiment.strip_headers,
+                )
+            counts.own_headers += 1
         if self._units is not None:
             number = int(unit, 16)
             if number in self._units or len(self._units) >= UNITS_MAX:
@@ -274,6 +286,7 @@ class Experiments:
             "since": _rfc3339_text(self._since_ns), "until": _rfc3339_text(e.until_wall_ns),
             "unit": e.unit, "aa": e.aa, "control": e.control, "key_fingerprint": e.key_fingerprint,
             "alpha": e.alpha, "covariate": e.covariate, "stop_worse": e.stop_worse,
+            "strip_headers": e.strip_headers,
             "stopped": self._stop_report,
         }  # fmt: skip
         arms = {name: arm.copy() for name, arm in self._arms.items()}
@@ -335,6 +348,7 @@ def _experiment_result(
         "comparisons": comparisons,
         "findings": findings,
         "cautions": list(_cautions(e.control, arms)),
+        "warnings": list(_warnings(e, arms)),
         "sample_ratio": {
             "units": units, "expected": None if ratio_p is None else e.shares, "p": ratio_p,
             "alpha": RATIO_ALPHA, "alarm": ratio_p is not None and ratio_p <= RATIO_ALPHA, "capped": capped,
@@ -355,6 +369,22 @@ def _cautions(control: str, arms: Mapping[str, _Arm]) -> Iterator[dict[str, obje
             yield {
                 "arm": name, "metrics": FLATTERED, "events_per_read": n, "control_events_per_read": usual,
             }  # fmt: skip
+
+
+def _warnings(e: Experiment, arms: Mapping[str, _Arm]) -> Iterator[str]:
+    """Yield a sentence for each arm whose clients themselves send a header field of another arm."""
+    for name, arm in arms.items():
+        if not arm.own_headers:
+            continue
+        own = {header for one in e.arms if one.name == name for header in one.headers}
+        fields = sorted({header for one in e.arms for header in one.headers} - own)
+        share = f"{arm.own_headers:,} of {arm.assigned:,} requests"
+        sent = f"{name}: the clients of {share} sent {' or '.join(fields)} themselves"
+        if e.strip_headers:
+            yield f"{sent}. llmtap removed it (experiment.strip_headers)."
+        else:
+            hint = "Hint: experiment.strip_headers = true removes it."
+            yield f"{sent}, so this arm is not clean, and differences are too small. {hint}"
 
 
 def _events_per_read(arm: _Arm) -> float | None:
@@ -384,6 +414,7 @@ def _arm_json(
         }  # fmt: skip
     return {
         "weight": weight, "changes": {} if e.aa else changes, "assigned": arm.assigned, "units": arm.units,
+        "own_headers": arm.own_headers,
         "single_requests": arm.single, "units_forgotten": arm.forgotten,
         "ended": sum(arm.outcomes.values()), "outcomes": arm.outcomes,
         "excluded": arm.excluded, "metrics": metrics,

@@ -18,7 +18,7 @@ import msgspec
 
 from llmtap.channel.frames import Hello
 from llmtap.channel.status import RelayStatus
-from llmtap.counts import fields_of
+from llmtap.counts import MIDDLEWARE, PASSIVE, RELAY, fields_of
 from llmtap.net.server_metrics import ACCEPT, SCRAPE_ERRORS, failure_reason, read_body, read_metrics_in_thread
 from llmtap.units import NS_PER_S
 
@@ -26,6 +26,12 @@ STATUS_FRESH_NS: Final = 5 * NS_PER_S
 """Age from which a status is old. Relays report twice a second; one without a newer status is not ready."""
 GONE_NS: Final = 5 * NS_PER_S
 """Time in which a relay that is alive connects again, and then counts its losses itself."""
+DEATHS: Final = {
+    RELAY: "the relay died, so the client got an incomplete response or none",
+    MIDDLEWARE: "the application died, so the client got an incomplete response or none",
+    PASSIVE: "llmtap watch died: the traffic was not affected, but the rest of it was not seen",
+}
+"""What happened to an exchange that a vantage lost when it died (`lost`), by kind of vantage."""
 RELAYS_MAX: Final = 64
 """Maximum number of relays, including those that left, so that a crash loop cannot enlarge the exposition for
 ever."""
@@ -36,7 +42,6 @@ class RelayState:
     name: str
     connected: bool
     status: RelayStatus | None
-    lost: int = 0
     implementation: str = ""
     vantage: str = ""
 
@@ -170,8 +175,7 @@ class RelayBook:
                 continue
             status = relay.status
             if not relay.connected and relay.open_when_left:
-                dropped = {**status.dropped, "relay_lost": relay.open_when_left}
-                status = msgspec.structs.replace(status, dropped=dropped, unsettled=0)
+                status = _with_lost(status, relay.open_when_left)
             yield relay.hello, status, relay.connected
 
     def ready(self, now_ns: int) -> bool:
@@ -188,14 +192,7 @@ class RelayBook:
 
     def states(self, now_ns: int) -> list[RelayState]:
         return [
-            RelayState(
-                name,
-                r.connected,
-                r.status,
-                _lost_exchanges(r, now_ns),
-                r.hello.implementation,
-                r.hello.vantage,
-            )
+            RelayState(name, r.connected, _status_at(r, now_ns), r.hello.implementation, r.hello.vantage)
             for name, r in self._relays.items()
         ]
 
@@ -216,16 +213,22 @@ def _is_older(status: RelayStatus, than: RelayStatus | None) -> bool:
     return (status.t_ns, status.opened - status.unsettled) < (than.t_ns, than.opened - than.unsettled)
 
 
-def _lost_exchanges(relay: _Relay, now_ns: int) -> int:
-    """Return the number of exchanges lost with the relay, which the relay cannot count any more."""
-    if relay.connected or now_ns - relay.left_at_ns <= GONE_NS:
-        return 0
-    return relay.open_when_left
+def _status_at(relay: _Relay, now_ns: int) -> RelayStatus | None:
+    """Return the last status, with the exchanges lost with the relay, which cannot count them any more."""
+    status, lost = relay.status, relay.open_when_left
+    if relay.connected or not lost or now_ns - relay.left_at_ns <= GONE_NS:
+        return status
+    return _with_lost(RelayStatus(opened=lost, unsettled=lost) if status is None else status, lost)
+
+
+def _with_lost(status: RelayStatus, lost: int) -> RelayStatus:
+    unsettled = max(0, status.unsettled - lost)
+    return msgspec.structs.replace(status, lost=status.lost + lost, unsettled=unsettled)
 
 
 def _relay_documents(relays: dict[str, _Relay], now_ns: int) -> Iterator[tuple[str, dict[str, object]]]:
     for name, relay in relays.items():
-        s, lost = relay.status, _lost_exchanges(relay, now_ns)
+        s = _status_at(relay, now_ns)
         about: dict[str, object] = {
             "connected": relay.connected,
             "pid": relay.hello.pid,
@@ -234,12 +237,11 @@ def _relay_documents(relays: dict[str, _Relay], now_ns: int) -> Iterator[tuple[s
             "implementation": relay.hello.implementation or None,
             "implementation_reason": relay.hello.implementation_reason or None,
             "status_age": None if s is None else (now_ns - relay.status_at_ns) / 1e9,
-            "lost": lost,
         }
         if s is not None:
             vantage = relay.hello.vantage
+            about["lost_reason"] = DEATHS[vantage or RELAY] if s.lost else None
             about |= {one.name: one.value(s) for one in fields_of(RelayStatus) if one.applies_to(vantage)}
-            about["unsettled"] = max(0, s.unsettled - lost)
             if "upstreams" in about:
                 tried_ns = s.upstreams_tried_ns.items()
                 about["upstream_ages"] = {url: (now_ns - t_ns) / 1e9 for url, t_ns in tried_ns}

@@ -16,7 +16,7 @@ from llmtap.clock import Clock
 from llmtap.exchange.exchange import Exchange
 from llmtap.meter.pipeline.windows import Merging, SliceLevel, Slices
 from llmtap.metrics.latency import Measured
-from llmtap.metrics.objectives import judge
+from llmtap.metrics.objectives import Judgement, judge
 from llmtap.metrics.slo import (
     Alarm,
     SloClass,
@@ -50,6 +50,8 @@ class SloCount(NamedTuple):
     good: int = 0
     not_judged: int = 0
     """Exchanges that are neither counted nor good, because their answers were not understood."""
+    own_faults: int = 0
+    """Exchanges left out, because llmtap itself failed; they are neither counted nor good."""
 
     def plus(self, other: "SloCount") -> "SloCount":
         return SloCount(*map(add, self, other))
@@ -91,8 +93,13 @@ class SloBook:
         verdict = judge(None if slo is None else slo.objectives, m, x)
         if verdict is None:
             return None
-        met = verdict[1]
-        more = SloCount(not_judged=1) if met is None else SloCount(1, met)
+        judgement = verdict[1]
+        met = judgement.met
+        if met is None:
+            own_fault = judgement is Judgement.OWN_FAULT
+            more = SloCount(not_judged=not own_fault, own_faults=own_fault)
+        else:
+            more = SloCount(1, met)
         key = (REQUESTED if slo is None else slo.name, tenant)
         counts = self._slices.current(self._clock.mono_ns())
         for table in (counts, self._total):
@@ -165,13 +172,14 @@ def _class_to_dict(
 
 
 def _window_to_dict(slo: SloClass, seconds: float, count: SloCount) -> dict[str, object]:
-    counted, good, not_judged = count
+    counted, good, not_judged, own_faults = count
     rate = burn_rate(error_ratio(good, counted), slo.target)
     return {
         "seconds": seconds,
         "counted": counted,
         "good": good,
         "not_judged": not_judged,
+        "own_faults": own_faults,
         "attainment": good / counted if counted else None,
         "burn_rate": rate,
         # Mark the burn rate if so few exchanges counted that a single bad one makes it exceed 1.

@@ -10,10 +10,10 @@ Which exchanges count, by `Objectives.judge`:
 
 | exchange | verdict |
 |---|---|
-| refused by the tap itself (`rejected`) | does not count: the gateway never saw it |
-| lost with a relay that died (`tap_error`) | does not count: the failure is ours |
 | `client_error` | does not count: the request was wrong |
 | no stream, and every bound is of streams only | does not count, however it ended |
+| refused by the tap itself (`rejected`), or lost with a relay that died (`tap_error`) | does not count, as \
+llmtap's own fault, of which the number is reported; bad with `count_own_faults` |
 | `refused` without output | does not count: nothing was generated; refusals are reported apart (IETF 4.8.1) |
 | `upstream_error`, `upstream_timeout`, `upstream_reset`, `truncated` | bad |
 | `client_cancelled` | bad if a bound could not be met any more when the client left, else does not count |
@@ -43,14 +43,14 @@ Etalon (arXiv:2407.07000, docs and code of project-etalon/etalon); the area rati
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import chain, repeat
 from typing import Final
 
 from llmtap.errors import ConfigError, raise_all
 from llmtap.exchange.exchange import A2A, Exchange
-from llmtap.exchange.outcome import UPSTREAM_FAILED, Outcome
+from llmtap.exchange.outcome import OWN_FAULTS, UPSTREAM_FAILED, Outcome
 from llmtap.metrics.latency import Measured, output_times_ns
 from llmtap.metrics.statistics import percentile
 from llmtap.protocol.inference import NOT_INFERENCE_METHODS
@@ -86,7 +86,6 @@ _WAITS: Final = frozenset({"ttft", "ttft_any", "ttfb", "e2e", "user_idle"})
 """Bounds that are broken by time alone: an exchange without the point at bound + 1 ns can never meet them."""
 _FINAL: Final = frozenset({"ttft", "ttft_any", "ttfb", "user_idle", "tbc_max"})
 """Figures that only grow during a stream, so that a broken bound stays broken."""
-_NOT_COUNTED: Final = frozenset({Outcome.CLIENT_ERROR, Outcome.REJECTED, Outcome.TAP_ERROR})
 _VLLM: Final[Mapping[str, str]] = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}
 _UNITS: Final = (("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000), ("ns", 1))
 
@@ -100,6 +99,8 @@ class Judgement(Enum):
     """A figure that a bound needs is unknown, because the answer was not understood."""
     NOT_COUNTED = "not counted"
     """The objectives do not apply to the exchange (see the module)."""
+    OWN_FAULT = "own fault"
+    """llmtap itself failed, and the objectives do not count such exchanges."""
 
     @property
     def met(self) -> bool | None:
@@ -112,6 +113,8 @@ class Objectives:
     """Bounds in ns by name, in the order of `BOUNDS`, each name at most once."""
 
     bounds: tuple[tuple[str, int], ...]
+    count_own_faults: bool = False
+    """Whether an exchange in which llmtap itself failed is bad; otherwise it does not count."""
 
     @classmethod
     def parse(cls, text: str, place: str = "objectives") -> "Objectives":
@@ -176,12 +179,15 @@ class Objectives:
         """Return a copy with some bounds set (ns); None leaves a bound unchanged."""
         replacements = {name: ns for name, ns in bounds_ns.items() if ns is not None}
         assert replacements.keys() <= _FIGURES.keys()
-        return Objectives(_ordered_bounds(dict(self.bounds) | replacements)) if replacements else self
+        if not replacements:
+            return self
+        return replace(self, bounds=_ordered_bounds(dict(self.bounds) | replacements))
 
     def from_schedule(self) -> "Objectives":
         """Return a copy whose bounds count from the scheduled time where they can."""
         bounds = {SCHEDULED_BOUNDS.get(name, name): ns for name, ns in self.bounds}
-        return Objectives(_ordered_bounds(bounds | {n: ns for n, ns in self.bounds if n in bounds}))
+        unchanged = {n: ns for n, ns in self.bounds if n in bounds}
+        return replace(self, bounds=_ordered_bounds(bounds | unchanged))
 
     def broken(self, m: Measured, x: Exchange) -> tuple[str, ...]:
         """Return the names of the bounds that known figures break, whether or not the exchange counts."""
@@ -194,11 +200,13 @@ class Objectives:
     def judge(self, m: Measured, x: Exchange) -> Judgement:
         """Judge an exchange by the bounds that its reading supports (see the module)."""
         outcome = x.outcome
-        if outcome in _NOT_COUNTED or (x.method in NOT_INFERENCE_METHODS and not x.stream):
+        if outcome is Outcome.CLIENT_ERROR or (x.method in NOT_INFERENCE_METHODS and not x.stream):
             return Judgement.NOT_COUNTED
         is_stream = _is_token_stream(x)
         if not is_stream and self.streams_only:
             return Judgement.NOT_COUNTED
+        if outcome in OWN_FAULTS:
+            return Judgement.BAD if self.count_own_faults else Judgement.OWN_FAULT
         if outcome in UPSTREAM_FAILED:
             return Judgement.BAD
         all_known = not is_stream or m.tokens_known or not self._bounds_tokens
@@ -282,8 +290,8 @@ REQUESTED = "as requested"
 _NO_BOUNDS = Objectives(())
 
 
-def judge(objectives: Objectives | None, m: Measured, x: Exchange) -> tuple[Objectives, bool | None] | None:
-    """Return the objectives of this exchange, and whether it met them (None: not judged).
+def judge(objectives: Objectives | None, m: Measured, x: Exchange) -> tuple[Objectives, Judgement] | None:
+    """Return the objectives of this exchange, and how they judge it.
 
     Objectives of the request replace those of its class. The result is None without objectives, or if the
     exchange does not count (`Objectives.judge`)."""
@@ -295,7 +303,7 @@ def judge(objectives: Objectives | None, m: Measured, x: Exchange) -> tuple[Obje
     judgement = applied.judge(m, x)
     if judgement is Judgement.NOT_COUNTED:
         return None
-    return applied, None if judgement is Judgement.NOT_JUDGED else judgement is Judgement.GOOD
+    return applied, judgement
 
 
 @dataclass(slots=True)
@@ -308,6 +316,8 @@ class GoodputCount:
     """Number of exchanges that broke each bound; `ended`: number of exchanges with a bad outcome."""
     not_judged: int = 0
     """Number of exchanges whose answers were not understood: they are neither met nor counted."""
+    own_faults: int = 0
+    """Number of exchanges left out because llmtap itself failed: they are neither met nor counted."""
 
     def merge(self, other: "GoodputCount") -> None:
         self.counted += other.counted
@@ -316,6 +326,7 @@ class GoodputCount:
         self.good_tokens += other.good_tokens
         self.broken.update(other.broken)
         self.not_judged += other.not_judged
+        self.own_faults += other.own_faults
 
     def to_dict(self, seconds: float) -> dict[str, object]:
         """Return public JSON; rates over `seconds`."""
@@ -323,6 +334,7 @@ class GoodputCount:
             "met": self.met,
             "counted": self.counted,
             "not_judged": self.not_judged,
+            "own_faults": self.own_faults,
             "attainment": self.met / self.counted if self.counted else None,
             "requests_per_second": self.met / seconds if seconds > 0 else None,
             "tokens_per_second": self.good_tokens / seconds if seconds > 0 else None,
@@ -342,14 +354,16 @@ class Goodput:
         verdict = judge(objectives, m, x)
         if verdict is None:
             return None
-        applied, met = verdict
+        applied, judgement = verdict
         # Bounds from headers are not part of the name: clients could make names without end.
         name = REQUESTED if objectives is None else objectives.text
         count = self.by_objectives.get(name)
         if count is None:
             count = self.by_objectives[name] = GoodputCount()
+        met = judgement.met
         if met is None:
-            count.not_judged += 1
+            count.not_judged += judgement is Judgement.NOT_JUDGED
+            count.own_faults += judgement is Judgement.OWN_FAULT
             return None
         tokens = x.tokens.output or 0
         count.counted += 1

@@ -133,6 +133,13 @@ class SloOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             description="Tenant names or patterns with * and ?; none: all tenants that are in no other class."
         ),
     ] = ()
+    count_own_faults: Annotated[
+        bool,
+        Meta(
+            description="Count exchanges in which llmtap itself failed (`rejected`, `tap_error`) as bad; "
+            "false: they are left out and counted separately."
+        ),
+    ] = False
     burn: Annotated[
         dict[str, float],
         Meta(
@@ -164,7 +171,7 @@ class SloOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def parsed(self) -> Objectives:
-        return Objectives.parse(self.objectives)
+        return replace(Objectives.parse(self.objectives), count_own_faults=self.count_own_faults)
 
 
 @dataclass(frozen=True, slots=True)

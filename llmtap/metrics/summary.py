@@ -176,7 +176,7 @@ class _Packed(Struct, array_like=True):
     clocks: dict[str, bytes]
     chunk_tokens: bytes
     counters: list[dict[str, int] | None]
-    goodput: list[tuple[str, int, int, int, int, dict[str, int], int]]
+    goodput: list[tuple[str, int, int, int, int, dict[str, int], int, int]]
     inferred: dict[str, bytes]
     without_dialect: list[tuple[str, str, str, int]]
     burst_hold_max_ns: int | None
@@ -398,7 +398,9 @@ class Summary:
                 self._chunk_tokens.to_bytes(),
                 [getattr(self, name) or None for name in _COUNTERS],
                 [
-                    (name, c.counted, c.met, c.tokens, c.good_tokens, c.broken, c.not_judged)
+                    (
+                        name, c.counted, c.met, c.tokens, c.good_tokens, c.broken, c.not_judged, c.own_faults
+                    )
                     for name, c in self.goodput.by_objectives.items()
                 ],
                 {name: h.to_bytes() for name, h in self._inferred.items()},
@@ -424,8 +426,8 @@ class Summary:
                 getattr(self, name).update(counts)
         for *place, n in p.without_dialect:
             self._without_dialect.count(UnknownEndpoint(*place), n)
-        for name, counted, met, tokens, good_tokens, broken, not_judged in p.goodput:
-            count = GoodputCount(counted, met, tokens, good_tokens, Counter(broken), not_judged)
+        for name, counted, met, tokens, good_tokens, broken, not_judged, own_faults in p.goodput:
+            count = GoodputCount(counted, met, tokens, good_tokens, Counter(broken), not_judged, own_faults)
             self.goodput.by_objectives.setdefault(name, GoodputCount()).merge(count)
         self.benefit += p.benefit
         for given in p.readers:

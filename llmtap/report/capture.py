@@ -12,6 +12,7 @@ from rich.console import RenderableType
 
 from llmtap.errors import printable
 from llmtap.report.document import Note, Table
+from llmtap.report.first_token import phase_table
 from llmtap.report.gates import requirement_rows, requirements_blocks
 from llmtap.report.render import terminal
 from llmtap.report.summary import summary_blocks
@@ -35,6 +36,8 @@ _Json = Mapping[str, Any]
 def render_capture(summary: _Json) -> RenderableType:
     blocks: list[Note | Table] = [Note(line, "bold") for line in _heading_lines(summary)]
     blocks += [*summary_blocks(summary), *map(Note, _workload_lines(summary.get("workload") or {}))]
+    if (phases := phase_table(summary)) is not None:
+        blocks += [Note(""), phases]
     if summary.get("integrity"):
         blocks.append(Note(f"integrity  {_integrity_text(summary['integrity'])}"))
     blocks += map(Note, _unreadable_lines(at(summary, "capture", "broken") or ()))

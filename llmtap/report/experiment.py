@@ -52,6 +52,8 @@ def experiment_lines(experiment: _Json) -> list[str]:
     units, p = joined(ratio.get("units") or {}), ratio.get("p")
     if ratio.get("alarm"):
         lines.append(f"ALARM: units {units} are not the configured shares; all figures below are invalid")
+    kind = "note" if experiment.get("strip_headers") else "warning"
+    lines += [f"{kind}: {warning}" for warning in experiment.get("warnings") or ()]
     for caution in experiment.get("cautions") or ():
         chunks, usual = number(caution["events_per_read"], 3), number(caution["control_events_per_read"], 3)
         lines.append(

@@ -68,6 +68,8 @@ def _verdict(experiment: _Json, arm: str) -> VerdictBox:
         items.append(f"The units ({joined(ratio['units'])}) are not split as configured: compare nothing.")
     if stopped := experiment.get("stopped"):
         items.append(f"Stopped at {stopped['at']}: {stopped['arm']} was worse in {stopped['figure']}.")
+    if not experiment.get("strip_headers"):
+        items += experiment.get("warnings") or ()
     items += [
         " ".join(burst_sentences(caution["events_per_read"], arm))
         for caution in experiment["cautions"]

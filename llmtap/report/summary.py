@@ -154,9 +154,12 @@ def bursts_caution(summary: _Json) -> str:
 
 
 def not_judged_text(goodput: _Json) -> str:
-    """Return the number of exchanges that the objectives could not judge; empty if it is 0."""
-    n = goodput.get("not_judged") or 0
-    return f"{n:,} not judged, since their answers were not understood" if n else ""
+    """Return the numbers of exchanges that an attainment leaves out, with the reasons; empty if all are 0."""
+    reasons = {
+        "not_judged": "not judged, since their answers were not understood",
+        "own_faults": "left out, since llmtap itself failed",
+    }
+    return "; ".join(f"{n:,} {reason}" for name, reason in reasons.items() if (n := goodput.get(name)))
 
 
 def without_dialect_text(summary: _Json) -> str:

@@ -19,6 +19,7 @@ from textual.widgets import DataTable, Footer, Input, Static, Tab, Tabs
 from textual.worker import Worker
 
 from llmtap.clock import SystemClock
+from llmtap.report.first_token import first_token_lines
 from llmtap.top.client import WINDOWS, Admin, Feed, FeedLink, TopOptions, Trouble
 from llmtap.top.table import (
     Column,
@@ -172,7 +173,7 @@ class EventScreen(Screen[None]):
     """Screen with the events of one exchange. `v_ns`: reading time of the assumed reader per token, in ns."""
 
     CSS = """
-    #story { height: auto; max-height: 9; padding: 0 1; }
+    #story { height: auto; max-height: 50%; padding: 0 1; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "back", "Back"),
@@ -210,7 +211,14 @@ class EventScreen(Screen[None]):
             return
         table = self.query_one("#events", TextTable)
         table.show(inspected(x, self._v_ns))
-        self._show_notes([*flowed(story(x), self.size.width - 2), *table.table.notes])
+        facts_ = flowed(story(x), self.size.width - 2)
+        self._show_notes([*facts_, *table.table.notes])
+        try:
+            first_token = await self._feed.first_token(self._exchange_id)
+        except Trouble:
+            return  # a meter of an older version: the events are shown all the same
+        parts = [] if first_token is None else first_token_lines(first_token)
+        self._show_notes([*facts_, *parts, *table.table.notes])
 
     def _show_notes(self, lines: list[str]) -> None:
         self.query_one("#story", Static).update(Text("\n".join(lines)))

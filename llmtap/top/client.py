@@ -356,6 +356,13 @@ class Feed:
             query["next"] = cursor
         return whole
 
+    async def first_token(self, id_: str) -> Document | None:
+        """Return the parts of an exchange's wait for its first token; None if the meter has it no more.
+
+        Raises Trouble."""
+        answer: Document | None = (await self._admin.get("first_token", id=id_)).get("first_token")
+        return answer
+
     async def wait(self, woken: asyncio.Event) -> None:
         """Wait until the next request is due, or `woken` is set."""
         seconds = max(0, self._due_ns - self._clock.mono_ns()) / NS_PER_S

@@ -120,11 +120,14 @@ def figure_cell(figures: object, statistic: str) -> Cell:
     return Cell(figure_text(figures, statistic), value)
 
 
+LEFT_OUT: Final = {"not_judged": "not judged", "own_faults": "left out (faults of llmtap)"}
+"""Texts on exchanges that an attainment leaves out, by the name of their number."""
 SILENT_S: Final = 5.0
 """Age of its last status from which a relay counts as silent, as in the meter. Relays
 report twice per second."""
 _APART: Final = " · "
 _OBJECTIVES_CHARS: Final = 60
+_SENTENCE_CHARS: Final = 600
 
 
 def facts(summary: Mapping[str, Any]) -> Iterator[str]:
@@ -142,8 +145,7 @@ def facts(summary: Mapping[str, Any]) -> Iterator[str]:
     option = at(summary, "metrics", "itl", "option")
     yield _latency_text(f"ITL ({shown(option)})", at(summary, "metrics", "itl"))
     goodput, smooth = at(summary, "goodput"), at(summary, "smooth_goodput")
-    unknown = at(goodput, "not_judged") or 0
-    unjudged = f", {unknown:,} not judged" if unknown else ""
+    unjudged = "".join(f", {n:,} {text}" for name, text in LEFT_OUT.items() if (n := at(goodput, name)))
     if at(goodput, "attainment") is None:
         yield f"goodput - (no objectives met or missed{unjudged})"
     else:
@@ -154,6 +156,8 @@ def facts(summary: Mapping[str, Any]) -> Iterator[str]:
     of = "several readers" if speed is None else f"alpha {smooth['alpha']:g}, reader {speed:g} tok/s"
     yield "smooth goodput -" if rate is None else f"smooth goodput {number(rate, 3)} tok/s ({of})"
     yield _latency_text("uncertainty", at(summary, "uncertainties"))
+    if lost := sum(at(relay, "lost") or 0 for relay in (at(summary, "relays") or {}).values()):
+        yield f"{lost:,} lost (tap_error) as a vantage died: see Tap"
     places = at(summary, "without_dialect") or []
     if places:
         n, most = sum(place["n"] for place in places), places[0]
@@ -217,15 +221,20 @@ def firing(summary: Mapping[str, Any]) -> list[str]:
 
 
 def troubles(summary: Mapping[str, Any]) -> list[str]:
-    """Return a warning if no relay reports, and one for each upstream that is down."""
+    """Return a warning if no relay reports, one for each upstream that is down, and one for a paused
+    capture."""
+    pause = at(summary, "capture", "pause", "sentence")
+    paused = [] if pause is None else [f"CAPTURE PAUSED: {shown(pause, _SENTENCE_CHARS)}"]
     if "relays" not in summary:
-        return []
+        return paused
     connected = [relay for relay in summary["relays"].values() if at(relay, "connected")]
     lines = []
     if not any(isinstance(age := at(r, "status_age"), int | float) and age <= SILENT_S for r in connected):
         lines.append("NO RELAY REPORTS: requests are not measured. Hint: is the proxy running? See its log")
     upstreams = [at(relay, "upstreams") or {} for relay in connected]
     down = dict.fromkeys(url for of in upstreams for url, up in of.items() if not up)
-    return lines + [
-        f"UPSTREAM DOWN: {shown(url, 40)} accepts no connection; clients get 502 or 504" for url in down
-    ]
+    return (
+        lines
+        + [f"UPSTREAM DOWN: {shown(url, 40)} accepts no connection; clients get 502 or 504" for url in down]
+        + paused
+    )

@@ -19,6 +19,7 @@ from llmtap.metrics.deadlines import READER_NS_PER_TOKEN
 from llmtap.report.experiment import experiment_lines
 from llmtap.report.values import at, milliseconds, number
 from llmtap.top.table import (
+    LEFT_OUT,
     NAME_CHARS,
     NOTHING,
     Cell,
@@ -255,7 +256,7 @@ _POINTS: Final = {
 }
 _COUNTS: Final = {
     "opened": "exchanges started", "measured": "acknowledged by the meter",
-    "unsettled": "running, or not acknowledged yet", "lost": "lost when the relay died",
+    "unsettled": "running, or not acknowledged yet",
     "connections": "open client connections", "streams": "responses in progress",
     "refused": "rejected connections",
 }  # fmt: skip
@@ -292,6 +293,8 @@ def _relay_lines(relay: Mapping[str, Any]) -> Iterator[tuple[str, Cell, str]]:
     spoke = "no report yet" if age is None else f"reported {age:.1f} s ago"
     clock = f"{relay.get('clock') or '?'} clock, pid {relay.get('pid') or '?'}"
     yield "state", Cell("connected" if connected else "GONE", str(connected)), f"{spoke}; {clock}"
+    if lost := relay.get("lost"):
+        yield "lost", count_cell(lost), f"counted as tap_error: {relay.get('lost_reason') or ''}"
     for name, about in _COUNTS.items():
         if (n := relay.get(name)) is not None:
             yield name, count_cell(sum(n.values()) if isinstance(n, Mapping) else n), about
@@ -328,6 +331,7 @@ _ALARM_COLUMNS: Final = (
     _text_column("short", "burn rate,\nshort window", "short_rate", chars=40),
     _column("counted", "counted,\nlong window", count_cell, "counted"),
     _column("not_judged", "not judged,\nlong window", count_cell, "not_judged"),
+    _column("own_faults", "own faults,\nlong window", count_cell, "own_faults"),
     _text_column("objectives", "\nobjectives", "objectives", chars=TEXT_CHARS),
     _column("target", "\ntarget", share_cell, "target"),
 )  # fmt: skip
@@ -349,7 +353,8 @@ def _slo_table(documents: Shown) -> ViewTable:
             state = "quiet"
         values = {
             **slo, **alarm, "class": name, "state": state, "long_rate": long, "short_rate": short,
-            "counted": counted, "not_judged": at(slo, "windows", alarm["long"], "not_judged"),
+            "counted": counted,
+            **{name: at(slo, "windows", alarm["long"], name) for name in LEFT_OUT},
         }  # fmt: skip
         rows.append(row_of(f"{name} {alarm['long']}", _ALARM_COLUMNS, values))
     rows.sort(key=lambda row: row.cells[1].text != "FIRING")

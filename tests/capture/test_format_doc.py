@@ -88,7 +88,7 @@ def full_exchange() -> Exchange:
     for name in ("first_reasoning_ns", "first_tool_call_ns", "first_refusal_ns"):
         setattr(t, name, t.submit_ns)
     x.scheduled_ns, x.dispatch_late_ns, x.slo_ttft_ns, x.slo_tpot_ns = t.arrival_ns, US, US, US
-    x.added.connect_ns = US
+    x.added.connect_ns, t.connected_ns = US, t.submit_ns
     x.server_gaps_ns, x.error, x.no_token_reason = array("q", [US]), "e", "empty"
     x.refusal = {"kind": "k", "source": "s", "detail": {}, "confidence": "high"}
     x.guardrail, x.server_timing = {"phase": "input"}, [{"name": "queue", "ms": 1.5}]

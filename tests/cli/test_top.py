@@ -10,20 +10,26 @@ from typing import Any
 
 import aiohttp
 
+from llmtap.metrics.phases import PHASES
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from tests.support.servers.fake_admin import fake_admin, recorded
 from tests.support.servers.live_proxy import live_proxy
 from tests.support.servers.sim_engine import engine
+from tests.support.traffic.exchanges import streamed
 
-TOP = [sys.executable, "-P", "-m", "llmtap.cli", "top"]
+CLI = [sys.executable, "-P", "-m", "llmtap.cli"]
 MS = 1_000_000
 ENVIRON = {name: value for name, value in os.environ.items() if not name.startswith("LLMTAP_")}
 
 
 async def top(*args: str, **environ: str) -> tuple[int | None, str, str]:
+    return await call("top", *args, **environ)
+
+
+async def call(*args: str, **environ: str) -> tuple[int | None, str, str]:
     process = await asyncio.create_subprocess_exec(
-        *TOP, *args, env={**ENVIRON, **environ}, stdin=asyncio.subprocess.DEVNULL,
+        *CLI, *args, env={**ENVIRON, **environ}, stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     async with asyncio.timeout(200):
@@ -113,3 +119,23 @@ def test_without_textual_once_works_and_the_screen_says_what_to_install() -> Non
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=200)
     assert "'.[top]'" in done.stdout, done.stderr
+
+
+def test_an_exchange_is_explained_by_its_id() -> None:
+    async def run() -> None:
+        documents = recorded([streamed(1), streamed(2)])
+        async with fake_admin(documents) as fake:
+            where = ("--admin", fake.url)
+            code, out, err = await call("inspect", "run.0.1-2", *where)
+            assert (code, err) == (0, "")
+            assert "run.0.1-2: complete" in out
+            assert all(phase.title in out for phase in PHASES)
+            assert "The longest part is 'response head': 89.0 of 100 ms" in out
+            code, out, err = await call("inspect", "run.0.1-2", *where, "--json")
+            document = json.loads(out)
+            assert (code, document["exchange"]["id"], document["first_token"]["n"]) == (0, "run.0.1-2", 2)
+            code, out, err = await call("inspect", "nobody", *where)
+            assert (code, out) == (2, "")
+            assert "does not keep this exchange" in err
+
+    asyncio.run(run())

@@ -21,6 +21,7 @@ from llmtap.meter.pipeline.assembler import Assembler
 from llmtap.meter.pipeline.exchanges import Query
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.metrics.latency import measure
+from llmtap.report.experiment import experiment_lines
 from tests.support.traffic.experiments import an_experiment
 from tests.support.traffic.streams import streamed
 from tests.support.traffic.tap_frames import Script
@@ -200,6 +201,24 @@ def test_headers_and_fields_are_named_and_their_values_are_not() -> None:
     assert out["arms"]["b"]["changes"] == {"headers": ["X"]}
     assert out["arms"]["c"]["changes"] == {"body": ["key"]}
     assert out["disclosure"] == {"systems": ["LG"], "requests_refused": 0}
+
+
+@pytest.mark.parametrize("strip", [False, True])
+def test_clients_that_send_an_arms_header_themselves_are_counted_and_warned_of_once(
+    strip: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    view = viewed(an_experiment(strip_headers=strip))
+    assert results_of(view)["warnings"] == []
+    for i in range(5):
+        view.assigned("control", f"{i:x}", False, own_headers=i < 3)
+        view.assigned("marked", f"{i + 9:x}", False)
+    result = results_of(view)
+    assert [arm["own_headers"] for arm in result["arms"].values()] == [3, 0]
+    (warning,) = result["warnings"]
+    assert "3 of 5 requests" in warning and "X-Arm" in warning
+    assert ("not clean" in warning) is not strip
+    assert caplog.text.count("event=experiment_own_headers") == 1
+    assert ("warning: control" in "\n".join(experiment_lines(result))) is not strip
 
 
 def test_what_a_relay_says_of_an_arm_ends_up_in_it() -> None:

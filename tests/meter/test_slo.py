@@ -61,12 +61,12 @@ def test_attainment_and_burn_rate_by_class_and_tenant() -> None:
         assert ended(slos, "b", BAD if i < 4 else GOOD) is (i >= 4)
     result: Any = slos.freeze().to_dict()["gold"]
     assert result["windows"]["5m"] == {
-        "seconds": 25.0, "counted": 20, "good": 16, "not_judged": 0, "attainment": 0.8,
+        "seconds": 25.0, "counted": 20, "good": 16, "not_judged": 0, "own_faults": 0, "attainment": 0.8,
         "burn_rate": pytest.approx(2.0),
         "marks": [],
     }  # fmt: skip
     assert result["by"]["tenant"]["b"]["6h"] == {
-        "seconds": 25.0, "counted": 10, "good": 6, "not_judged": 0, "attainment": 0.6,
+        "seconds": 25.0, "counted": 10, "good": 6, "not_judged": 0, "own_faults": 0, "attainment": 0.6,
         "burn_rate": pytest.approx(4.0),
         "marks": [],
     }  # fmt: skip
@@ -74,7 +74,7 @@ def test_attainment_and_burn_rate_by_class_and_tenant() -> None:
     clock.advance(3_600 * S)
     of = windows(slos, "gold")
     assert (of["5m"]["seconds"], of["6h"]["seconds"]) == (pytest.approx(300, abs=30), 3_625.0)
-    assert slos.freeze().total == {("gold", "a"): (10, 10, 0), ("gold", "b"): (10, 6, 0)}
+    assert slos.freeze().total == {("gold", "a"): (10, 10, 0, 0), ("gold", "b"): (10, 6, 0, 0)}
     assert (result["objectives"], result["target"], result["burn_rate_max"]) == (
         "ttft:500ms",
         0.9,
@@ -87,7 +87,7 @@ def test_what_a_request_asks_for_itself_comes_first() -> None:
     assert ended(slos, "a", GOOD, slo_ttft_ns=50_000_000) is False
     assert ended(slos, "a", BAD, slo_ttft_ns=2_000_000_000) is True
     assert ended(slos, "x", BAD, slo_ttft_ns=2_000_000_000) is True
-    assert slos.freeze().total == {("gold", "a"): (2, 1, 0), ("requested", "x"): (1, 1, 0)}
+    assert slos.freeze().total == {("gold", "a"): (2, 1, 0, 0), ("requested", "x"): (1, 1, 0, 0)}
 
 
 def test_outcomes_that_say_nothing_of_the_gateway_do_not_count() -> None:
@@ -95,7 +95,7 @@ def test_outcomes_that_say_nothing_of_the_gateway_do_not_count() -> None:
     assert ended(slos, "a", GOOD, outcome=Outcome.REJECTED) is None
     assert ended(slos, "a", BAD, outcome=Outcome.TAP_ERROR) is None
     assert ended(slos, "a", GOOD, outcome=Outcome.UPSTREAM_ERROR) is False
-    assert slos.freeze().total == {("gold", "a"): (1, 0, 0)}
+    assert slos.freeze().total == {("gold", "a"): (1, 0, 0, 2)}
 
 
 def test_six_hours_of_compressed_time_against_everything_kept() -> None:
@@ -190,4 +190,23 @@ def test_an_answer_that_was_not_understood_is_neither_counted_nor_good() -> None
     figures = [window[name] for name in ("counted", "not_judged", "attainment", "burn_rate")]
     assert figures == [0, 2, None, None]
     assert slos.freeze().burn_rates() == {}
-    assert slos.freeze().total == {("gold", "a"): (0, 0, 2)}
+    assert slos.freeze().total == {("gold", "a"): (0, 0, 2, 0)}
+
+
+@pytest.mark.parametrize(
+    ("count_own_faults", "counted", "own_faults", "attainment"), [(False, 1, 2, 1.0), (True, 3, 0, 1 / 3)]
+)
+def test_faults_of_llmtap_are_counted_apart_or_are_bad_if_the_class_says_so(
+    count_own_faults: bool, counted: int, own_faults: int, attainment: float
+) -> None:
+    slos = book(ManualClock(), gold=slo(target=0.9, tenants=("a",), count_own_faults=count_own_faults))
+    ended(slos, "a", GOOD)
+    for outcome in (Outcome.REJECTED, Outcome.TAP_ERROR):
+        ended(slos, "a", GOOD, outcome=outcome)
+    window = windows(slos, "gold")["5m"]
+    assert [window[name] for name in ("counted", "own_faults", "attainment")] == [
+        counted,
+        own_faults,
+        attainment,
+    ]
+    assert slos.freeze().total == {("gold", "a"): (counted, 1, 0, own_faults)}

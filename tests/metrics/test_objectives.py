@@ -1,6 +1,7 @@
 """Objectives: what they are written as, and which exchanges they judge."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -250,7 +251,8 @@ def test_good_ones_count_by_the_request_and_by_the_token() -> None:
     )  # fmt: skip
     out = goodput.to_dict(2.0)
     assert out == {
-        "objectives": "ttft:200ms e2e:1s", "met": 1, "counted": 4, "not_judged": 0, "attainment": 0.25,
+        "objectives": "ttft:200ms e2e:1s", "met": 1, "counted": 4, "not_judged": 0, "own_faults": 1,
+        "attainment": 0.25,
         "requests_per_second": 0.5, "tokens_per_second": 5.0, "token_attainment": 0.1,
         "broken": {"e2e": 1, "ended": 1, "ttft": 2}, "by": out["by"],
     }  # fmt: skip
@@ -259,9 +261,9 @@ def test_good_ones_count_by_the_request_and_by_the_token() -> None:
 def test_a_request_is_judged_by_what_it_asked_for() -> None:
     x = judged(250)
     x.slo_ttft_ns = 300 * MS
-    assert judge(GOLD, measure(x), x) == (Objectives.parse("ttft:300ms e2e:1s"), True)
+    assert judge(GOLD, measure(x), x) == (Objectives.parse("ttft:300ms e2e:1s"), Judgement.GOOD)
     x.slo_ttft_ns = 249 * MS
-    assert judge(None, measure(x), x) == (Objectives.parse("ttft:249ms"), False)
+    assert judge(None, measure(x), x) == (Objectives.parse("ttft:249ms"), Judgement.BAD)
     # Under the class's name, or one for all: a client cannot make names without end.
     assert tally(GOLD, x).by_objectives.keys() == {GOLD.text}
     x.slo_tpot_ns = 7
@@ -428,6 +430,27 @@ def test_inferred_times_are_judged_if_the_operator_says_so() -> None:
     assert bounds.judge(measure(x, judge_inferred=True), x) is Judgement.GOOD
     x.reading = Reading.NONE
     assert bounds.judge(measure(x, judge_inferred=True), x) is Judgement.NOT_JUDGED
+
+
+@pytest.mark.parametrize("outcome", [Outcome.REJECTED, Outcome.TAP_ERROR])
+def test_a_fault_of_llmtap_is_left_out_and_counted_or_bad_if_the_class_counts_it(outcome: Outcome) -> None:
+    good, fault = judged(100), judged(100)
+    fault.outcome = outcome
+    for count_own_faults, expected in ((False, (1, 1, 1, 1.0)), (True, (1, 2, 0, 0.5))):
+        bounds = replace(Objectives.parse("ttft:200ms"), count_own_faults=count_own_faults)
+        count = Goodput()
+        for x in (good, fault):
+            count.add(bounds, measure(x), x)
+        out = count.total().to_dict(1)
+        assert (out["met"], out["counted"], out["own_faults"], out["attainment"]) == expected
+        stricter = bounds.replaced(ttft=1)
+        assert stricter.judge(measure(fault), fault) is (
+            Judgement.BAD if count_own_faults else Judgement.OWN_FAULT
+        )
+    whole = judged(100)
+    whole.stream, whole.outcome = False, outcome
+    bounds = Objectives.parse("ttft:200ms")
+    assert bounds.judge(measure(whole), whole) is Judgement.NOT_COUNTED, "the class judges streams only"
 
 
 def test_exchanges_that_are_not_judged_stand_beside_the_share() -> None:

@@ -181,6 +181,9 @@ def test_an_exchange_is_inspected_event_by_event() -> None:
         await stage.until(lambda: len(stage.row_keys("events")) == 6)
         await stage.until(lambda: "run.0.1-1: complete" in stage.text("story"))
         await stage.until(lambda: "a reader of 20 tokens/s" in stage.text("story"))
+        await stage.until(
+            lambda: "The longest part is 'response head': 89.0 of 100 ms" in stage.text("story")
+        )
         await stage.until(lambda: "WAITS 99.0 ms" in "\n".join(stage.lines()))
         # Keys of the tabs do nothing here, and its own sort.
         await stage.press("w", "slash", "p", "tab", "s", "s", "s")

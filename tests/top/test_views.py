@@ -11,7 +11,7 @@ from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, Timeline, Token
 from llmtap.exchange.outcome import FAILED, EventClass, Outcome, TokenSource
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import chunking_of, measure
-from llmtap.top.table import ViewTable, firing, flowed, troubles
+from llmtap.top.table import ViewTable, facts, firing, flowed, troubles
 from llmtap.top.views import VIEWS, Shown, inspected, sparkline, streams_table
 from tests.support.servers.fake_admin import a_stream, recorded
 from tests.support.traffic.exchanges import streamed
@@ -67,6 +67,15 @@ def test_the_tap_of_a_passive_vantage_tells_its_packets() -> None:
     assert "side: server" in mine["missing"]["about"]
 
 
+def test_exchanges_that_died_with_a_relay_are_shown_with_what_happened_to_them() -> None:
+    reason = "the relay died, so the client got an incomplete response or none"
+    documents = some()
+    documents["summary"]["relays"]["w0"] = {"connected": False, "lost": 9, "lost_reason": reason}
+    line = cells(table("tap", documents))["relay w0/lost"]
+    assert (line["value"], line["about"]) == ("9", f"counted as tap_error: {reason}")
+    assert any(fact.startswith("9 lost") for fact in facts(documents["summary"]))
+
+
 def test_burn_rates_and_alarms_of_classes_are_shown_and_a_firing_alarm_is_in_the_header() -> None:
     quiet = some()["summary"]
     states = [line["state"] for line in cells(table("slo", {"summary": quiet})).values()]
@@ -76,7 +85,7 @@ def test_burn_rates_and_alarms_of_classes_are_shown_and_a_firing_alarm_is_in_the
     found = cells(table("slo", {"summary": bad}))
     assert found["default 1h"] == {
         "class": "default", "state": "FIRING", "severity": "page", "limit": "14.4", "counted": "10",
-        "not_judged": "0",
+        "not_judged": "0", "own_faults": "0",
         "long": "100 over the 1 s measured", "short": "100 over the 1 s measured",
         "objectives": "ttft:500ms tpot:50ms", "target": "99.0%",
     }  # fmt: skip
@@ -123,6 +132,9 @@ def test_relays_that_are_silent_or_gone_and_upstreams_that_are_down_are_told_of(
     relay["upstreams"] = {"http://gw:8000": True}
     assert troubles(result) == [silent]
     assert troubles({}) == []
+    capture = {"pause": {"sentence": "The disk is full."}}
+    assert troubles({"capture": capture}) == ["CAPTURE PAUSED: The disk is full."]
+    assert troubles(result | {"capture": capture})[-1] == "CAPTURE PAUSED: The disk is full."
 
 
 def test_each_part_of_the_time_has_a_level_by_the_largest() -> None:

@@ -21,6 +21,7 @@ from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.histogram import Histogram
 from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.metrics.objectives import Objectives
+from llmtap.metrics.phases import PhaseTimes
 from llmtap.metrics.statistics import rate_rps, summarise_ns
 from llmtap.metrics.summary import Summary
 
@@ -239,7 +240,7 @@ def describe(
     """
     wall = all(info.arrivals == "wall" for info in infos)
     workload = CapturedWorkload(wall=wall)
-    total = Summary(objectives, reader)
+    total, phases = Summary(objectives, reader), PhaseTimes()
     groups = {label: _Groups(label, lambda: Summary(objectives, reader)) for label in by}
     unknown = uncertainties = 0
     for batch in batches:
@@ -248,6 +249,7 @@ def describe(
         uncertainties += batch.num_rows - batch.column("uncertainty_us").null_count
         for x in exchanges_of(batch):
             total.add(x)
+            phases.add(x)
             for group in groups.values():
                 group.add(x)
             if on_exchange is not None:
@@ -283,5 +285,6 @@ def describe(
         },
         "damaged": sum(info.damaged.get("batches", 0) for info in infos),
     }
+    out["phases"] = phases.to_dict()
     out["workload"] = workload.to_dict()
     return out

@@ -187,6 +187,11 @@ SELF: Final[Mapping[str, SelfMetric]] = {
         "Exchanges that objectives could not judge, since their answers were not understood; no slo_events",
         ("slo", "tenant"),
     ),
+    "slo_own_faults": SelfMetric(
+        _C,
+        "Exchanges that objectives left out, since llmtap itself failed (rejected, tap_error); no slo_events",
+        ("slo", "tenant"),
+    ),
     "slo_target_ratio": SelfMetric(_G, "Share of the exchanges that must meet their objectives", ("slo",)),
     "slo_objective_seconds": SelfMetric(
         _G, "Bounds of the objectives, each an edge of the histogram that shows it", ("slo", "objective")

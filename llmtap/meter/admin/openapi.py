@@ -135,6 +135,15 @@ ROUTES: Final = (
         ),
     ),
     ApiRoute(
+        path="/api/v1/first_token", name="firstToken",
+        text=(
+            "The parts of the wait of an exchange for its first token, and which of them is unusual beside"
+            " the streams of the last hour."
+        ),
+        answers={JSON: reference("FirstTokenAnswer")}, errors=_BAD_QUERY,
+        query=(Parameter("id", "the id of the exchange"),),
+    ),
+    ApiRoute(
         path="/api/v1/capture/flush", method="post", name="flushCapture",
         text=(
             "Makes Parquet files of the exchanges captured so far. Answers with the state of the capture;"

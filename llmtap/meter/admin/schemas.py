@@ -223,6 +223,7 @@ _OBJECTS: Final = {
     "GoodputCount": """
         met counted count
         not_judged count: Neither met nor counted, since their answers were not understood.
+        own_faults count: Left out, since llmtap itself failed (`rejected`, `tap_error`).
         broken map:count: Exchanges that broke each bound.
         attainment requests_per_second tokens_per_second token_attainment number?""",
     "SmoothGoodput": """With its parameters, which are null if exchanges were judged for different readers.
@@ -274,7 +275,7 @@ _OBJECTS: Final = {
         implementation native|python?: Implementation of the parts that can be compiled; null: not reported.
         implementation_reason text?: Why it is `python`; null: `native` runs.
         status_age number?: Seconds since its last status; null before the first.
-        lost count: Exchanges that were open when it died.
+        lost_reason* text?: What happened to the lost exchanges; null: none was lost.
         upstream_ages* map:number: Time since the latest attempt to connect, in seconds, by URL."""
     + "".join(f"\n{field.name}* {_type_of(field)}: {field.about.help}" for field in fields_of(RelayStatus)),
     "SloClass": """Attainment and burn rates of one class of tenants.
@@ -294,6 +295,7 @@ _OBJECTS: Final = {
         seconds number: Measured time: less than the window while the meter is younger.
         counted good count
         not_judged count: Neither counted nor good, since their answers were not understood.
+        own_faults count: Left out, since llmtap itself failed (`rejected`, `tap_error`).
         attainment burn_rate number?
         marks list:text""",
     "LiveSummary": """Data of `event: summary`.
@@ -318,7 +320,7 @@ _OBJECTS: Final = {
         state none|off|running|ended
         name* switched_by* unit* control* key_fingerprint* covariate* text
         since* until* text?
-        enabled* aa* flag
+        enabled* aa* strip_headers* flag
         alpha* number
         comparisons* count
         stop_worse* list:text
@@ -328,11 +330,31 @@ _OBJECTS: Final = {
         units_needed* count: Units of each arm from which means are compared.
         stopped* any?
         sample_ratio* disclosure* any
+        warnings* list:text: Arms whose clients send a header of another arm themselves, as sentences.
         cautions* list:Caution: Arms whose chunks arrive several at once: these metrics are misleading.""",
     "Caution": """
         arm text
         metrics list:text
         events_per_read control_events_per_read number""",
+    "FirstTokenAnswer": """
+        first_token FirstToken?: Null: the meter does not keep the exchange.""",
+    "FirstToken": """Parts of the wait from the arrival of the request to its first text, in seconds.
+        id text
+        model text?
+        waited number
+        parts list:FirstTokenPart: In their order; they add up to `waited`.
+        n count: Streams that the parts are compared with.
+        n_needed count: Number of streams from which a part can be unusual.
+        same_model flag: Whether these are streams of the same model; false: of models counted as `other`.
+        window number: Seconds in which these streams ended.
+        rule sentence text""",
+    "FirstTokenPart": """
+        name title meaning text
+        start number: Begin, since arrival.
+        seconds number?: Null: not reached, or unknown.
+        n count
+        median usual number?: Of the other streams; `usual`: not exceeded by nine of ten, null with too few.
+        unusual flag""",
     "Error": "\nerror Problem",
     "Problem": """
         message text

@@ -281,6 +281,7 @@ def admin_app(pipeline: ExchangePipeline, token: str | None = None) -> web.Appli
     app.router.add_post("/api/v1/capture/flush", api.flush)
     LiveFeed(pipeline).add_to(app)
     pipeline.streams.add_to(app)
+    pipeline.usual_phases.add_to(app)
     app.router.add_get("/", _page_part)
     app.router.add_get("/assets/{name}", _page_part)
     add_openapi_route(app, token=token is not None)

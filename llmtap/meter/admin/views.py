@@ -80,7 +80,6 @@ def relay_values(relays: Sequence[RelayState]) -> Values:
     values: _Samples = {
         "relay_up": {(relay.name,): int(relay.connected) for relay in relays},
         "relay_info": {(r.name, r.implementation): 1 for r in relays if r.connected and r.implementation},
-        "tap_dropped_exchanges": {(r.name, "relay_lost"): r.lost for r in relays if r.lost},
     }
     for relay in relays:
         if relay.status is not None:
@@ -118,6 +117,7 @@ def _slo_values(slos: FrozenSlos) -> Values:
         "slo_events": {key: count.counted for key, count in counts.items()},
         "slo_good": {key: count.good for key, count in counts.items()},
         "slo_not_judged": {key: count.not_judged for key, count in counts.items()},
+        "slo_own_faults": {key: count.own_faults for key, count in counts.items()},
         "slo_target_ratio": {name: slo.target for name, slo in slos.classes.items()},
         "slo_objective_seconds": {
             (name, of): ns / 1e9 for name, slo in slos.classes.items() for of, ns in slo.objectives.bounds

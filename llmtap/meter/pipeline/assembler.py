@@ -16,12 +16,13 @@ import msgspec
 
 from llmtap.channel.frames import Anchored, Assigned, Closing, Frame, FrameKind, Hello, PythonFrameBatch
 from llmtap.channel.status import RelayStatus
+from llmtap.counts import RELAY
 from llmtap.exchange.bounds import bounded
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome
 from llmtap.exchange.session import SESSION_ENDPOINTS, Session
-from llmtap.meter.relays import Reckoning
+from llmtap.meter.relays import DEATHS, Reckoning
 from llmtap.net.lag import make_lag_meter
 
 # Plain ints: comparing with an IntEnum's member costs ten times as much, for every frame.
@@ -57,7 +58,6 @@ charged with garbage collections."""
 _TUNNEL_SLICE_BYTES: Final = 1 << 10
 """Bytes of a tunnel that are processed at once: decompressed, they may be 250 times as many."""
 _TOO_COSTLY: Final = "its parsing took too much CPU time"
-_DIED: Final = "the relay died while this exchange ran"
 
 _closing: Final = msgspec.json.Decoder(Closing)
 _anchored: Final = msgspec.json.Decoder(Anchored)
@@ -224,16 +224,17 @@ class Assembler:
 
     def lose(self) -> None:
         """End all open exchanges as `tap_error`: the relay died."""
+        reason = DEATHS[self._hello.vantage or RELAY]
         for seq, observer in list(self._open_exchanges.items()):
             try:
-                if self._close_session(seq, None, Outcome.TAP_ERROR, _DIED, LAG_FLOOR_NS):
+                if self._close_session(seq, None, Outcome.TAP_ERROR, reason, LAG_FLOOR_NS):
                     self._forget(seq)
                     continue
                 exchange = observer.finish(
                     delivered_ns=None,
                     outcome=Outcome.TAP_ERROR,
                     status=None,
-                    error=_DIED,
+                    error=reason,
                     paused_ns=0,
                     lag_ns=LAG_FLOOR_NS,
                     request_bytes=0,
@@ -393,6 +394,7 @@ class Assembler:
         observer = self._open_exchanges[seq]
         x = observer.exchange
         x.resent, x.added.connect_ns = closing.retries, closing.connect_ns
+        x.timeline.connected_ns, x.timeline.send_wait_ns = closing.connected_ns, closing.send_wait_ns
         if closing.arm is not None:
             x.arm, x.route, x.unit, x.excluded = closing.arm, closing.route, closing.unit, closing.excluded
         exchange = observer.finish(

@@ -24,6 +24,7 @@ from llmtap.exchange.outcome import Outcome, ReadingLimit
 from llmtap.export.prometheus.exposition import Exposition
 from llmtap.export.sinks import ExchangeSink, ExporterState, SeriesKey
 from llmtap.meter.experiments import Experiments
+from llmtap.meter.first_token import UsualPhases
 from llmtap.meter.options import MeterOptions, TenantOptions
 from llmtap.meter.pipeline.assembler import CooperativeYield
 from llmtap.meter.pipeline.exchanges import RecentExchanges, Streams
@@ -96,7 +97,14 @@ class ExchangePipeline:
         self.upstream = None if url is None else UpstreamLoad(url)
         self.recent = RecentExchanges(options.exchanges_kept)
         self.experiments = Experiments(experiment, clock)
-        self.sinks: list[ExchangeSink] = [self.windows, self.history, self.exposition, self.recent]
+        self.usual_phases = UsualPhases(clock, self.recent)
+        self.sinks: list[ExchangeSink] = [
+            self.windows,
+            self.history,
+            self.exposition,
+            self.recent,
+            self.usual_phases,
+        ]
         if experiment is not None:
             self.sinks.append(self.experiments)
         self.sinks.append(_ExchangeLog())
@@ -181,7 +189,7 @@ class ExchangePipeline:
             pause()
 
     def assigned(self, arm: Assigned) -> None:
-        self.experiments.assigned(arm.arm, arm.unit, arm.single)
+        self.experiments.assigned(arm.arm, arm.unit, arm.single, own_headers=arm.own_headers)
 
     def status(self, relay: str, status: RelayStatus) -> None:
         skipped = self.relays.update(relay, status, self.clock.mono_ns())

@@ -34,6 +34,7 @@ from llmtap.exchange.bounds import memory_bytes
 from llmtap.exchange.exchange import CapturedText, Exchange
 from llmtap.exchange.prompt import read_prompt
 from llmtap.export.sinks import CaptureState, SeriesKey
+from llmtap.meter.pipeline.capture_pause import PauseWatch
 from llmtap.metrics.latency import Measured
 from llmtap.protocol.http1 import Headers, RequestHead
 
@@ -165,6 +166,7 @@ class Recorder:
         self._flushes_requested = 0  # number so far, counted by the loop
         self._flushes_done = 0  # number so far, counted by the thread
         self._aside_folder: Path | None = None
+        self._pause = PauseWatch(options.memory_bytes, str(spool_folder(options)), redacted(options.to or ""))
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
 
@@ -241,9 +243,10 @@ class Recorder:
             to=redacted(self._options.to or ""),
             level=self._options.level,
             exchanges=self._captured,
-            waiting=len(self._inbox) + len(self._rows) + self._batch_rows,
+            waiting=self._waiting,
             dropped={**self._dropped_by_reason, **deleted},
             unshaped=self._unshaped + self._cut + skipped,
+            pause=self._pause.pause,
             **{name: getattr(store, name) for name in _OF_STORE}
             | ({} if self._is_open else {"problem": "folder"}),
         )
@@ -275,13 +278,17 @@ class Recorder:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
-        left = len(self._inbox) + len(self._rows) + self._batch_rows
+        left = self._waiting
         if left:
             log.error("event=capture_closed_early exchanges_lost=%d", left)
         if self._is_open:
             self._store.close(max(0.0, (end_ns - self._clock.mono_ns()) / 1e9))
         if self._aside_folder is not None:
             clear(self._aside_folder)
+
+    @property
+    def _waiting(self) -> int:
+        return len(self._inbox) + len(self._rows) + self._batch_rows
 
     @property
     def _pending_bytes(self) -> int:
@@ -321,6 +328,13 @@ class Recorder:
                 self._store.tick()
         except Exception as error:  # an error of the capture must not affect the measurement
             self._failed(error)
+        self._pause.update(
+            self._store.problem if self._is_open else "folder",
+            self._clock.mono_ns(),
+            rows=self._waiting,
+            n_bytes=self._pending_bytes,
+            dropped=sum(self._dropped_by_reason.values()),
+        )
 
     def _step_aside(self) -> None:
         """Make files of the spools, and release the folder. Spools that are left are finished when the

@@ -53,6 +53,8 @@ class _Plan:
     route: Route
     headers: Headers = field(default_factory=list)
     body: dict[str, msgspec.Raw] = field(default_factory=dict)
+    foreign: frozenset[bytes] = frozenset()
+    """Names (`spelling_key`) of header fields that only other arms set."""
 
 
 class Assignment:
@@ -128,6 +130,7 @@ class Assignment:
             plan = self._plan = router.control
             self._unit = router.unit_of(None, seq)[1]
             self.excluded = NO_ROOM
+            self._clean(plan)
         elif plan is None:
             unit = None
             if hindrance is None:
@@ -150,8 +153,20 @@ class Assignment:
         place, self._unit = router.unit_of(unit, seq)
         self._plan = plan = router.plans[place]
         single = unit is None and router.experiment.unit != "request"
-        self.note = _encode(Assigned(arm=plan.name, unit=self._unit, single=single))
+        own_headers = self._clean(plan)
+        self.note = _encode(Assigned(arm=plan.name, unit=self._unit, single=single, own_headers=own_headers))
         return plan
+
+    def _clean(self, plan: _Plan) -> bool:
+        """Return whether the client itself sent a header field of another arm; remove it if configured."""
+        if not plan.foreign:
+            return False
+        headers = [field for field in self.head.headers if spelling_key(field[0]) not in plan.foreign]
+        if len(headers) == len(self.head.headers):
+            return False
+        if self._router.experiment.strip_headers:
+            self.head.headers = headers
+        return True
 
     def give_room(self) -> None:
         """Release the memory of the held body, which is sent or dropped."""
@@ -208,10 +223,11 @@ class ExperimentRouter:
             fields = [(n.encode(), v.encode("latin-1")) for n, v in arm.headers.items()]
             body = {name: msgspec.Raw(_encode(value)) for name, value in arm.body.items()}
             self.plans.append(_Plan(arm.name, arm.route, routes.get(arm.name, default), fields, body))
+        set_by_arms = {spelling_key(name) for plan in self.plans for name, _ in plan.headers}
+        for plan in self.plans:
+            plan.foreign = frozenset(set_by_arms - {spelling_key(name) for name, _ in plan.headers})
         self.control = next(plan for plan in self.plans if plan.name == experiment.control)
-        self.refused_trailers = NO_TRAILERS | {
-            spelling_key(n) for plan in self.plans for n, _ in plan.headers
-        }
+        self.refused_trailers = NO_TRAILERS | set_by_arms
         """Fields that no request of the experiment may have as trailers, whatever its arm: a recipient that
         merged trailers into the head would not read the arm's value."""
 

@@ -500,6 +500,7 @@ class Flow(FlowState):
             closing = Closing(
                 outcome=self._outcome, status=self.status, error=self._error, paused_ns=self.paused_ns,
                 lag_ns=reporter.uncertainty_since(self.arrival_ns), connect_ns=upload.connect_ns,
+                connected_ns=upload.connected_ns, send_wait_ns=upload.send_wait_ns,
                 request_bytes=upload.bytes, response_bytes=self.response_bytes, retries=upload.retries,
             )  # fmt: skip
             if assignment is not None:

@@ -121,7 +121,8 @@ class Upload:
         end_ns: time of the read with the request's last byte; 0 before.
         bytes: number of bytes read from the client for this request.
         upgrade: the request wants a WebSocket, which the options allow.
-        connect_ns: duration of connecting; None with a kept-alive connection.
+        connect_ns: duration of connecting; None with a kept-alive connection. connected_ns: its end.
+        send_wait_ns: total time in which the upstream's socket did not take bytes of the request.
     """
 
     __slots__ = (
@@ -134,6 +135,7 @@ class Upload:
         "_maybe_sent",
         "_route",
         "_scanner",
+        "_send_began_ns",
         "_stream",
         "_target",
         "again",
@@ -141,9 +143,11 @@ class Upload:
         "broken",
         "bytes",
         "connect_ns",
+        "connected_ns",
         "end_ns",
         "retries",
         "reused",
+        "send_wait_ns",
         "upgrade",
         "upstream",
     )  # fmt: skip
@@ -171,6 +175,9 @@ class Upload:
         self.end_ns = 0
         self.bytes = 0
         self.connect_ns: int | None = None
+        self.connected_ns: int | None = None
+        self.send_wait_ns = 0
+        self._send_began_ns = 0
         self.retries = 0
 
     # ---------------------------------------------------------------- from the client
@@ -249,6 +256,8 @@ class Upload:
             try:
                 if upstream.write(request):  # otherwise `drained` is called when the rest is taken
                     kind, extra_ns = SENT, submit_ns
+                else:
+                    self._send_began_ns = submit_ns
                 self._maybe_sent = True
             except OSError:
                 pass
@@ -369,8 +378,10 @@ class Upload:
         if sent:
             if self.end_ns or self.assignment is not None:
                 self._taken(submit_ns)
-        elif not self.end_ns:
-            self._stream.pause()
+        else:
+            self._send_began_ns = submit_ns
+            if not self.end_ns:
+                self._stream.pause()
 
     def _taken(self, t_ns: int) -> None:
         """Note that the upstream's socket took all bytes, in a send that began at `t_ns`."""
@@ -381,7 +392,9 @@ class Upload:
 
     def drained(self) -> None:
         """Note that the upstream's socket took the bytes that it did not take at once."""
-        self._taken(mono_ns())
+        now_ns = mono_ns()
+        self.send_wait_ns += now_ns - self._send_began_ns
+        self._taken(now_ns)
         if not self.end_ns:
             self._stream.resume()
 
@@ -398,6 +411,7 @@ class Upload:
         """Send the waiting request on the new connection."""
         self._attempt = None
         self.connect_ns = took_ns
+        self.connected_ns = mono_ns()
         self.upstream = stream
         request, self._held = self._held, b""
         if not self.end_ns:

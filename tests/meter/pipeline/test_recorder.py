@@ -150,9 +150,13 @@ def test_a_folder_that_cannot_be_opened_is_tried_again(
     play(recorder)
     block_until(lambda: recorder.state().waiting == 1)
     assert recorder.state().problem == "folder"
+    pause = block_until(lambda: recorder.state().pause)
+    assert pause.reason == "folder"
+    assert str(folder) in pause.sentence
     folder.unlink()
     block_until(lambda: recorder.state().exchanges == 1)
     assert recorder.state().problem is None
+    block_until(lambda: recorder.state().pause is None)
     recorder.close(60)
     assert len(rows_of(folder)) == 1
 

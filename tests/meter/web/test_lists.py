@@ -6,8 +6,10 @@ import pytest
 
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
+from llmtap.metrics.phases import PHASES
 from tests.meter.web.dashboard import an_empty_tally, own_clock, play, reads
 from tests.support.browser import CHROMIUM, Page
+from tests.support.traffic.exchanges import streamed as measured
 from tests.support.traffic.streams import streamed
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
@@ -150,6 +152,37 @@ def test_of_more_than_can_be_asked_for_only_those_are_denied_that_were_looked_at
         await page.until(f"{LISTED}.length === 100")
         await filter_by(page, "rare")
         await reads(page, "None of the newest 1,000 kept fits.")
+        assert page.problems == []
+
+    play(scene, tally)
+
+
+def test_the_wait_of_an_exchange_has_a_bar_for_each_part_on_one_scale() -> None:
+    tally = an_empty_tally()
+    for seq in range(1, 121):
+        x = measured(seq)
+        if seq == 120:
+            x.timeline.first_token_ns = x.timeline.first_content_ns = x.timeline.arrival_ns + 900_000_000
+        tally.opened()
+        tally.ended(x)
+    bars = "[...document.querySelectorAll('.parts .row')]"
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url + "#exchanges/run.0.1-120")
+        await reads(page, "Unusual: 'first token' took 800 ms, and 0 ms in the median of 120 streams")
+        names = await page.look(f"{bars}.map((row) => row.querySelector('.name').textContent)")
+        assert names == [phase.title for phase in PHASES]
+        widths = await page.look(f"{bars}.map((row) => row.querySelector('svg').clientWidth)")
+        assert len(set(widths)) == 1
+        # Of 900 ms, 89 are the head's, 10 those of the first byte, and 800 those of the first token.
+        drawn = f"{bars}.flatMap((row) => [...row.querySelectorAll('rect')].map((bar) => "
+        shape = "[bar.getAttribute('class'), +bar.getAttribute('x'), +bar.getAttribute('width')]))"
+        shapes = await page.look(drawn + shape)
+        kind, x, width = shapes[-1]
+        assert (kind, round(x, 1), round(width, 1)) == ("unusual", 11.1, 88.9)
+        assert all(one[0] == "point" for one in shapes[:-1])
+        await page.open(url + "#exchanges/run.0.1-1")
+        await reads(page, "No part is unusual beside 120 streams")
         assert page.problems == []
 
     play(scene, tally)

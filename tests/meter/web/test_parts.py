@@ -3,9 +3,11 @@
 import pytest
 
 from llmtap.export.sinks import CaptureState
+from llmtap.meter.pipeline.capture_pause import PauseWatch
 from tests.meter.web.dashboard import an_empty_tally, play, reads
 from tests.support.browser import CHROMIUM, Page
 
+S = 1_000_000_000
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
 
 LANES = """import("./assets/lanes.js").then(({ Lanes }) => {
@@ -71,7 +73,11 @@ class _Troubled:
     """A recorder whose disk is full."""
 
     def state(self) -> CaptureState:
-        return CaptureState(problem="disk_full", dropped={"disk_full": 3, "deleted": 5})
+        watch = PauseWatch(64 << 20, "/var/spool/llmtap", "/captures")
+        for at_s, mib in ((0, 4), (20, 24)):
+            watch.update("disk_full", at_s * S, rows=240, n_bytes=mib << 20, dropped=0)
+        dropped = {"disk_full": 3, "deleted": 5}
+        return CaptureState(problem="disk_full", pause=watch.pause, waiting=240, dropped=dropped)
 
 
 def test_a_capture_in_trouble_is_not_well() -> None:
@@ -79,12 +85,18 @@ def test_a_capture_in_trouble_is_not_well() -> None:
     tally.recorder = _Troubled()  # type: ignore[assignment]
 
     async def scene(page: Page, url: str) -> None:
-        await page.open(url + "#tap")
-        await reads(page, "The capture is paused: disk_full.")
+        for view in ("tap", "overview"):
+            await page.open(f"{url}#{view}")
+            await reads(page, "The capture is paused: the disk of /var/spool/llmtap is full.")
+            await reads(page, "240 exchanges wait in memory")
+            await reads(page, "lasts for about 40 s")
+        await page.open(f"{url}#tap")
         await reads(page, "Exchanges are missing from the capture: disk_full 3.")
         await reads(page, "problem disk_full,")
         await reads(page, "dropped deleted 5, disk_full 3")
         assert page.problems == []
+
+    play(scene, tally)
 
 
 def test_the_state_of_a_capture_leaves_out_what_does_not_apply() -> None:

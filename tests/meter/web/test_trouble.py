@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
+import msgspec
 import pytest
 
 from llmtap.clock import ManualClock
@@ -275,3 +276,36 @@ def test_a_window_that_is_full_says_nothing_of_the_meters_age() -> None:
         assert page.problems == []
 
     play(scene)
+
+
+def test_exchanges_that_died_with_a_relay_are_told_with_what_their_clients_got() -> None:
+    tally = a_tally()
+    now_ns = tally.clock.mono_ns()
+    epoch = tally.relays.join(msgspec.structs.replace(HELLO, relay="r9"))
+    tally.relays.update("r9", relay_status(opened=12, measured=3, unsettled=9), now_ns)
+    tally.relays.leave("r9", epoch, 9, now_ns - 6 * S)
+
+    async def scene(page: Page, url: str) -> None:
+        for view in ("overview", "tap"):
+            await page.open(f"{url}#{view}")
+            await reads(page, "9 exchanges were lost since the start (outcome tap_error)")
+            await reads(page, "the client got an incomplete response or none")
+        text = await shown(page)
+        assert "Their traffic was forwarded." in text, "of the 5 dropped ones"
+        assert "relay_lost" not in text
+        assert page.problems == []
+
+    play(scene, tally)
+
+
+def test_a_control_that_is_not_clean_has_a_banner() -> None:
+    tally = a_tally()
+    tally.experiments.assigned("control", "f" * 16, False, own_headers=True)
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(f"{url}#experiment")
+        await reads(page, "sent X-Arm themselves, so this arm is not clean")
+        await reads(page, "experiment.strip_headers = true removes it")
+        assert page.problems == []
+
+    play(scene, tally)

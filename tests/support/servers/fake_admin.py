@@ -55,6 +55,7 @@ def recorded(
         "experiment": tally.experiments.results()(),
         "streams": {"count": 0, "window": 10.0, "streams": []},
         "events": {x["id"]: x for x in with_events["exchanges"]},
+        "first_tokens": {x.id: tally.usual_phases.answer(x)() for _, x, _ in found},
     }
     copied: dict[str, Any] = json.loads(msgspec.json.encode(documents))
     return copied
@@ -111,6 +112,8 @@ class FakeAdmin:
         if self.body is not None:
             return web.Response(body=self.body, content_type="application/json")
         document = self.documents.get(path)
+        if path == "first_token" and "first_tokens" in self.documents:
+            document = {"first_token": self.documents["first_tokens"].get(query.get("id"))}
         if document is None:
             return web.Response(status=404, text="{}")
         if path == "summary" and "window" in document:

@@ -85,6 +85,7 @@ def any_exchange(draw: st.DrawFn) -> Exchange:
         return draw(st.none() | _ns.map(lambda since: arrival_ns + abs(since)))
 
     t = Timeline(arrival_ns, *(at() for _ in range(13)), draw(_ns.map(abs)), draw(_logs(arrival_ns)))
+    t.connected_ns, t.send_wait_ns = at(), draw(_ns.map(abs))
     x = Exchange(draw(_text), draw(st.integers(1, 2**40)), draw(st.integers(0, 2 * 10**18)), t)
     x.outcome = draw(st.sampled_from(Outcome))
     for name in (

@@ -47,6 +47,7 @@ def exposition_text() -> str:
         "slo_events": {("gold", "acme"): 2, ("gold", "default"): 0},
         "slo_good": {("gold", "acme"): 1, ("gold", "default"): 0},
         "slo_not_judged": {("gold", "acme"): 1, ("gold", "default"): 0},
+        "slo_own_faults": {("gold", "acme"): 1, ("gold", "default"): 0},
         "slo_target_ratio": {"gold": 0.99},
         "slo_objective_seconds": {("gold", "ttft"): 0.5},
         "slo_burn_rate": {("gold", "5m"): 1.0},

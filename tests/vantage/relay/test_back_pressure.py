@@ -156,10 +156,13 @@ async def test_a_slow_upstream_slows_the_client(framing: str) -> None:
         sending = asyncio.ensure_future(client.send(*pieces))
         assert await wait_still(lambda: client.sent_bytes) < total / 2
         assert kept_by(tap) <= 2 * 65_536 + 1_000
+        blocked_ns = SystemClock.mono_ns()
+        await wait_until(lambda: SystemClock.mono_ns() - blocked_ns > 5_000_000)
         go.set()
         await sending
         assert (await client.answer()).data == b"ok"
         assert kept_by(tap) == 0
+        assert (await tap.closing()).send_wait_ns > 5_000_000
 
 
 @scene

@@ -88,6 +88,34 @@ async def test_a_control_passes_byte_for_byte(body: bytes, unit: str, pieces: in
             assert (closing.arm, closing.route, closing.excluded) == ("control", None, None)
 
 
+@pytest.mark.parametrize("strip", [False, True])
+@pytest.mark.parametrize("unit", ["request", "conversation"])
+@scene
+async def test_a_control_whose_client_sends_the_arms_header_itself_is_noted_and_cleaned_on_request(
+    strip: bool, unit: str
+) -> None:
+    arms = {**CONTROL, "weight": ALL}, {**MARKED, "weight": 1}
+    async with stage(experiment=an_experiment(*arms, unit=unit, strip_headers=strip)) as (up, tap):
+        path, notes = up.on(answers()), []
+        for seq, own in enumerate((("X-Arm: mine", "x_repeat: too"), ()), 1):
+            raw = request("POST", path, *own, body=b'{"prompt": "hello"}')
+            kept = request("POST", path, body=b'{"prompt": "hello"}') if strip else raw
+            assert await sent(up, tap, raw, path) == plain(up, kept)
+            frames = (await tap.meter.closed(seq)).of(FrameKind.ARM)
+            notes += [msgspec.json.decode(frame.data, type=Assigned).own_headers for frame in frames]
+        assert notes == [True, False]
+
+
+@scene
+async def test_the_arm_that_sets_a_header_is_not_noted_for_it() -> None:
+    async with stage(experiment=an_experiment(CONTROL, MARKED, strip_headers=True)) as (up, tap):
+        path = up.on(answers())
+        raw = await sent(up, tap, request("POST", path, "x-arm: mine", body=b"{}"), path)
+        assert b"X-Arm: b" in raw and b"mine" not in raw
+        (frame,) = (await tap.meter.closed(1)).of(FrameKind.ARM)
+        assert not msgspec.json.decode(frame.data, type=Assigned).own_headers
+
+
 @scene
 async def test_a_headers_arm_sets_fields_and_changes_nothing_else() -> None:
     async with stage(experiment=an_experiment(CONTROL, MARKED)) as (up, tap):

@@ -104,6 +104,10 @@ async def test_a_stream_is_told_read_by_read(clock: str) -> None:
         assert closing.response_bytes == len(CHUNKED) + sum(len(f.data) for f in reads)
         assert closing.connect_ns is not None
         assert closing.connect_ns > 0
+        assert closing.connected_ns is not None
+        assert recorded.frames[0].t_ns <= closing.connected_ns - closing.connect_ns + MARGIN_NS
+        assert closing.connected_ns <= submit.t_ns
+        assert closing.send_wait_ns == 0, "the socket took the request at once"
         assert closing.lag_ns > 0, "an uncertainty of nothing is not credible"
         assert closing.paused_ns == 0
 

@@ -13,6 +13,13 @@ export function el(tag, about = {}, ...children) {
   return node;
 }
 
+/** An element of a drawing. */
+export function svg(tag, attributes) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, String(value));
+  return node;
+}
+
 /** Adds children; skips null. */
 export function fill(node, ...children) {
   for (const child of children.flat(2)) {

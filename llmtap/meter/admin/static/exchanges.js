@@ -114,7 +114,10 @@ export class Exchanges {
       if (running) return { of: id, running };
     }
     const exchange = await this.askEnded(id, signal);
-    if (exchange) return { of: id, exchange };
+    if (exchange) {
+      const { first_token: firstToken } = await this.app.api.get("first_token", { id }, signal);
+      return { of: id, exchange, firstToken };
+    }
     return { of: id, running: await this.askRunning(id, signal) };
   }
 
@@ -149,7 +152,7 @@ export class Exchanges {
         this.render();
         return;
       }
-      if (answer.exchange) this.inspector.show(answer.exchange);
+      if (answer.exchange) this.inspector.show(answer.exchange, answer.firstToken);
       else if (answer.running) this.inspector.watch(answer.running);
       else this.inspector.missing(answer.of);
     });

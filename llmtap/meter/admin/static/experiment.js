@@ -1,6 +1,6 @@
 // The experiment: comparison of its arms, with intervals. This page cannot switch the experiment.
 
-import { el, emptyState, refill, setText, section } from "./dom.js";
+import { el, emptyState, refill, setText, section, svg } from "./dom.js";
 import { NONE, count, number, seconds, share } from "./format.js";
 import { Labels } from "./labels.js";
 import { Table } from "./table.js";
@@ -16,7 +16,6 @@ const FIGURES = ["mean", "p50", "p95", "p99"];
 const STATES = { off: "is off: all traffic goes to the control", running: "runs", ended: "has ended" };
 const SWITCH = "curl -X POST localhost:9464/api/v1/experiment"
   + " -H 'Content-Type: application/json' -d '{\"enabled\":true}'";
-const SVG = "http://www.w3.org/2000/svg";
 
 export class Experiment {
   constructor(app) {
@@ -74,7 +73,8 @@ export class Experiment {
       return;
     }
     const stop = e.state === "off" && !e.stopped ? switchedOff() : stopped(e);
-    refill(this.head, about(e), stop, ratio(e.sample_ratio), bursts(e));
+    refill(this.head, about(e), stop, ratio(e.sample_ratio),
+      e.warnings.map((words) => el("p", { class: e.strip_headers ? "banner" : "banner bad" }, words)), bursts(e));
     this.renderArms(e);
     this.labels.update(Object.fromEntries(Object.entries(e.arms).map(([name, arm]) => [name, arm.labels])));
     refill(this.headlines, headlines(e));
@@ -289,12 +289,6 @@ function inWords(value) {
     return Object.entries(value).map(([name, one]) => `${name.replaceAll("_", " ")}: ${inWords(one)}`).join("; ");
   }
   return value === null || value === "" ? NONE : String(value);
-}
-
-function svg(tag, attributes) {
-  const node = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, String(value));
-  return node;
 }
 
 function inUnit(metric, value) {

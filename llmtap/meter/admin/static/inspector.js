@@ -4,6 +4,7 @@
 import { draw, legend } from "./charts.js";
 import { el, emptyState, refill, setText, section } from "./dom.js";
 import { FAILED, NONE, bytes, clock, count, number, seconds, share, tokenTime, zone } from "./format.js";
+import { FirstToken } from "./first_token.js";
 import { METRICS } from "./metrics.js";
 import { follow } from "./reader.js";
 import { Table } from "./table.js";
@@ -27,6 +28,7 @@ export class Inspector {
     const words = "Tokens over time: received, and read by a reader";
     this.plot = el("div", { class: "plot tall", role: "img", "aria-label": words });
     this.words = el("p");
+    this.firstToken = new FirstToken();
     this.facts = el("div", { class: "facts" });
     const about = { caption: "Chunks of this exchange", key: (row) => row.i, rows: CHUNKS_LISTED };
     this.table = new Table(COLUMNS, about);
@@ -36,7 +38,7 @@ export class Inspector {
     this.figure = el("figure", {},
       el("figcaption", {}, "Tokens received, and tokens read by a reader"), legend(LINES), this.plot);
     this.body = el("div", {},
-      this.figure, this.words, this.facts, section("Chunks", this.table.node, this.unfold));
+      this.figure, this.words, this.firstToken.node, this.facts, section("Chunks", this.table.node, this.unfold));
     this.node = el("div", { hidden: true }, this.problem, this.body);
     this.clear();
   }
@@ -66,8 +68,8 @@ export class Inspector {
     return this.app.readerSpeed ?? SPEED;
   }
 
-  /** Shows a finished exchange. */
-  show(x) {
+  /** Shows a finished exchange; `firstToken`: the parts of its wait, or null. */
+  show(x, firstToken) {
     if (this.running) this.app.announce(`Ended: ${x.outcome}`);
     this.reset();
     this.exchange = x;
@@ -75,6 +77,7 @@ export class Inspector {
     refill(this.problem, x.outcome === "complete" ? null : el("p", { class: banner }, ending(x)));
     this.submit = x.timeline.submit ?? 0;
     const reading = this.reading = follow(x.events, this.submit, 1 / this.speed, x.tokens.output);
+    this.firstToken.show(firstToken);
     this.renderFacts(x);
     this.renderChunks(x.events);
     const worst = reading.chunks[reading.worst];
@@ -91,6 +94,7 @@ export class Inspector {
     if (!this.running) this.app.announce(`${stream.id} is running`);
     this.reset();
     this.running = stream;
+    this.firstToken.show(null);
     const events = eventsOf(stream);
     const reading = this.reading = follow(events, 0, 1 / this.speed);
     const waits = stream.age > reading.free;

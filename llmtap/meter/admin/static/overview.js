@@ -8,7 +8,7 @@ import {
 } from "./format.js";
 import { Labels } from "./labels.js";
 import { ALL_TRAFFIC, Table, matching } from "./table.js";
-import { losses, uncertain, upstreamsDown } from "./tap.js";
+import { capturePaused, losses, lostWithVantages, uncertain, upstreamsDown } from "./tap.js";
 
 const FAILED_MIN = 3;
 /** Number of places (path, content type) with answers of unknown format that are listed. */
@@ -33,8 +33,8 @@ const RATES = [["c6", "all exchanges"], ["c2", "met every objective"]];
 const SMOOTH = [["c2", "smooth goodput"]];
 const ITL_OPTIONS = "A: time between chunks. B-even: the gap before a chunk, divided among its tokens."
   + " C: timestamps of the server.";
-const NOT_COUNTED = "Not counted: errors of clients (4xx), requests that llmtap rejected, refusals without output,"
-  + " and clients that left before a limit was missed. Errors of the upstream are bad.";
+const NOT_COUNTED = "Not counted: errors of clients (4xx), refusals without output, clients that left before a limit"
+  + " was missed, and, without count_own_faults, requests that llmtap rejected or lost. Errors of the upstream are bad.";
 const MET = "Met their objectives";
 const USER_IDLE = "total time that a reader waits with nothing to read, from submit";
 
@@ -162,7 +162,8 @@ export class Overview {
     const s = this.summary;
     if (!s) return;
     this.renderTroubles(s);
-    refill(this.notes, begun(s.window), unmeasured(s.relays), withoutDialect(s));
+    const lost = lostWithVantages(s.relays).map((words) => el("p", { class: "soft" }, words));
+    refill(this.notes, begun(s.window), lost, unmeasured(s.relays), withoutDialect(s));
     refill(this.empty, this.nothing(s));
     setText(this.scope, this.app.filter ? ALL_TRAFFIC : "");
     this.renderCards(s);
@@ -184,7 +185,7 @@ export class Overview {
     const alarms = alarmsOf(s.slo);
     const lines = [
       ...upstreamsDown(s.relays), failing(s), ...alarms.filter(({ alarm }) => alarm.ringing).map(ringing),
-      unreliable(s),
+      ...capturePaused(s.capture), unreliable(s),
     ].filter(Boolean).map((line) => el("p", {}, line));
     // Replace the banner only if it differs, since screen readers read a new one aloud.
     const words = lines.map((line) => line.textContent).join();
@@ -412,7 +413,8 @@ function objectives(good, window, classes) {
   const none = classes.length
     ? `no exchange counts yet: classes ${classes.join(", ")}`
     : "no objectives; config/slo.toml is an example";
-  const unknown = good?.not_judged ? `, ${count(good.not_judged)} not judged` : "";
+  const left = [["not_judged", "not judged"], ["own_faults", "left out (faults of llmtap)"]];
+  const unknown = left.map(([name, words]) => (good?.[name] ? `, ${count(good[name])} ${words}` : "")).join("");
   if (!good || good.attainment === null) return card(MET, NONE, `${none}${unknown}`, basis(0, window));
   const several = good.objectives.startsWith("several");
   const met = several ? "the objectives of their class" : good.objectives;

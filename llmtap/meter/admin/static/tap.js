@@ -13,7 +13,6 @@ const LOST = {
   overflow: "arrived faster than the meter could process them",
   websocket: "are WebSockets, which the middleware does not measure",
   middleware_error: "caused an error in the middleware",
-  relay_lost: "were cut when a relay died",
   packets_lost: "had packets that were not captured",
   packets_cut: "had packets that were cut short",
   clock_step: "were under way when the clock of the packets was set back",
@@ -122,7 +121,7 @@ function passed(relays) {
 function complaints(s, relays, lost) {
   const bad = [];
   if (!relays.some(({ relay }) => relay.connected)) bad.push("No vantage is connected: nothing is measured.");
-  bad.push(...upstreamsDown(s.relays));
+  bad.push(...upstreamsDown(s.relays), ...lostWithVantages(s.relays));
   if (lost.length) {
     const why = lost.map(([name, n]) => `${count(n)} ${LOST[name] ?? `(${name})`}`).join("; ");
     const forwarded = inPath(s.relays) ? " Their traffic was forwarded." : "";
@@ -153,11 +152,16 @@ export function uncertain(s) {
   return `${share(wide)} of the exchanges have an uncertainty above ${seconds(s.uncertain.limit)}`;
 }
 
+/** What a capture that cannot write means, and what to do; [] while it writes. */
+export function capturePaused(capture) {
+  return capture?.pause ? [capture.pause.sentence] : [];
+}
+
 function captureComplaints(capture) {
   if (capture === null) return [];
   const { deleted, ...dropped } = capture.dropped; // `deleted` exchanges were removed by the configured limits
   const lost = ranked(dropped), bad = [];
-  if (capture.problem) bad.push(`The capture is paused: ${capture.problem}.`);
+  bad.push(...capturePaused(capture));
   if (capture.files_problem) bad.push(`Files of the capture are not delivered: ${capture.files_problem}.`);
   if (lost.length) bad.push(`Exchanges are missing from the capture: ${named(lost)}.`);
   return bad;
@@ -168,9 +172,16 @@ export function losses(relays) {
   const lost = {};
   for (const relay of Object.values(relays)) {
     for (const [why, n] of Object.entries(relay.dropped ?? {})) if (n) lost[why] = (lost[why] ?? 0) + n;
-    if (relay.lost) lost.relay_lost = (lost.relay_lost ?? 0) + relay.lost;
   }
   return ranked(lost);
+}
+
+/** A sentence for each way in which exchanges were lost with a vantage; they count as `tap_error`. */
+export function lostWithVantages(relays) {
+  const lost = {};
+  for (const { lost: n, lost_reason: why } of Object.values(relays)) if (n) lost[why] = (lost[why] ?? 0) + n;
+  return ranked(lost).map(([why, n]) =>
+    `${n === 1 ? "1 exchange was" : `${count(n)} exchanges were`} lost since the start (outcome tap_error): ${why}.`);
 }
 
 /** Packet counts of passive vantages; "" without one. */
@@ -212,7 +223,8 @@ function captured(capture) {
     if (typeof value === "number") return number(value);
     return typeof value === "object" ? named(ranked(value)) || "none" : String(value);
   };
-  const known = Object.entries(capture).filter(([, value]) => value !== null && value !== "");
+  const { pause, ...figures } = capture; // the banner has the pause
+  const known = Object.entries(figures).filter(([, value]) => value !== null && value !== "");
   return `Capture: ${known.map(([name, value]) => `${name.replaceAll("_", " ")} ${textOf(value)}`).join(", ")}.`;
 }
 

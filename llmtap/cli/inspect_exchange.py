@@ -1,0 +1,43 @@
+"""`llmtap inspect ID --admin URL`: the wait of one measured exchange for its first token, by parts.
+
+It requests the exchange and its parts from the admin API, as `llmtap top` does.
+"""
+
+import asyncio
+from typing import Any, Final
+
+from llmtap.cli.shared import print_json, print_line
+from llmtap.errors import ConfigError, LlmtapError
+from llmtap.report.first_token import first_token_lines
+from llmtap.top.client import Admin, TopOptions, Trouble
+from llmtap.top.table import flowed
+from llmtap.top.views import story
+
+_WIDTH: Final = 100
+
+
+def show_exchange(exchange_id: str, options: TopOptions, *, json: str | None) -> None:
+    """Print the exchange and the parts of its wait, or both as JSON. Raises LlmtapError."""
+    exchange, first_token = asyncio.run(_fetch(exchange_id, options))
+    if json is not None:
+        print_json({"exchange": exchange, "first_token": first_token}, json)
+        return
+    for line in (*flowed(story(exchange), _WIDTH), "", *first_token_lines(first_token)):
+        print_line(line)
+
+
+async def _fetch(exchange_id: str, options: TopOptions) -> tuple[dict[str, Any], dict[str, Any]]:
+    async with Admin(options.url, options.token, options.tls()) as admin:
+        try:
+            exchanges = (await admin.get("exchanges", id=exchange_id, limit="1")).get("exchanges")
+            first_token = (await admin.get("first_token", id=exchange_id)).get("first_token")
+        except Trouble as exc:
+            hint = "" if exc.hint is None else f". Hint: {exc.hint}"
+            raise LlmtapError(f"{options.url}: {exc}{hint}") from None
+    if not exchanges or first_token is None:
+        raise ConfigError(
+            exchange_id,
+            f"{options.url} does not keep this exchange",
+            "it runs, or newer ones have replaced it (meter.exchanges_kept); `llmtap top --once` has a list",
+        )
+    return exchanges[0], first_token

@@ -1,0 +1,84 @@
+"""State of a capture that cannot write: what waits, how long the memory lasts, and what to do (`PauseWatch`).
+
+The recorder calls `update` at each turn of its thread; the admin API has the result as `capture.pause`. The
+time that the memory lasts is the rest of the memory divided by the rate at which it fills since the pause
+began.
+"""
+
+from typing import Final
+
+from llmtap.export.sinks import CapturePause
+from llmtap.units import NS_PER_S, format_bytes
+
+CAUSES: Final = {
+    "disk_full": ("the disk of {spool} is full", "free space on this disk"),
+    "folder": ("{spool} is missing or cannot be written", "create it, owned by the user of llmtap"),
+    "total_bytes": (
+        "its files have the size of capture.total_bytes",
+        "raise capture.total_bytes, move files from {to} away, or set capture.when_full = 'oldest'",
+    ),
+}
+"""Cause and remedy by the reason of a pause."""
+RATE_NS_MIN: Final = 5 * NS_PER_S
+"""Minimum length of a pause from which its rate is known."""
+
+
+class PauseWatch:
+    """Watches one capture. `memory_bytes`: limit of what may wait; `spool` and `to`: its folders, without
+    secrets."""
+
+    def __init__(self, memory_bytes: int, spool: str, to: str) -> None:
+        self._memory_bytes = memory_bytes
+        self._places = {"spool": spool, "to": to}
+        self._began: tuple[int, int, int] | None = None
+        """Time, waiting bytes and dropped exchanges at the begin of the pause."""
+        self.pause: CapturePause | None = None
+
+    def update(self, reason: str | None, now_ns: int, *, rows: int, n_bytes: int, dropped: int) -> None:
+        """Note the reason why rows cannot be written (None: they can), what waits, and what was dropped so
+        far."""
+        if reason is None:
+            self._began = self.pause = None
+            return
+        if self._began is None:
+            self._began = now_ns, n_bytes, dropped
+        began_ns, began_bytes, began_dropped = self._began
+        elapsed_ns, grown = now_ns - began_ns, n_bytes - began_bytes
+        left = max(0, self._memory_bytes - n_bytes)
+        lasts = None
+        if grown > 0 and elapsed_ns >= RATE_NS_MIN:
+            lasts = left / grown * elapsed_ns / NS_PER_S
+        lost = dropped - began_dropped
+        self.pause = CapturePause(
+            reason,
+            elapsed_ns / NS_PER_S,
+            rows,
+            n_bytes,
+            lost,
+            lasts,
+            self._sentence(reason, rows, lost, lasts),
+        )
+
+    def _sentence(self, reason: str, rows: int, lost: int, lasts: float | None) -> str:
+        cause, remedy = (text.format(**self._places) for text in CAUSES[reason])
+        memory = format_bytes(self._memory_bytes)
+        if lost:
+            state = (
+                f"{lost:,} exchanges were not captured, since the memory for waiting ones ({memory}) is full"
+            )
+        elif lasts is not None:
+            state = f"at the present rate, the memory for them ({memory}) lasts for {_duration_text(lasts)}"
+        else:
+            state = f"the memory for them has {memory}"
+        return (
+            f"The capture is paused: {cause}. {rows:,} exchanges wait in memory; {state}."
+            f" What to do: {remedy}. The capture then resumes by itself. Traffic and metrics go on."
+        )
+
+
+def _duration_text(seconds: float) -> str:
+    """Return a duration, rounded: it is an estimate."""
+    for unit, size in (("h", 3_600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"about {seconds / size:.0f} {unit}"
+    return f"about {seconds:.0f} s"

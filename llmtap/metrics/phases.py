@@ -1,0 +1,186 @@
+"""Parts of the wait for the first token: the table (`PHASES`), their durations, and what is usual.
+
+`phases_ns` divides the time from the arrival of a request to the first text into the parts of the table,
+without gaps. `PhaseTimes` counts the parts of many streams in histograms, and `judge_phases` compares the
+parts of one exchange with them. The meter (`meter/first_token.py`), `llmtap top`, `llmtap inspect`, the
+dashboard and the report of a capture loop over the table.
+
+A part is unusual (our rule, no source defines it) if it is longer than in 90 % of the streams of the same
+model, and its excess over the median is at least a tenth of the whole wait. As for every P90, this needs 100
+streams.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from llmtap.exchange.exchange import Exchange
+from llmtap.metrics.histogram import Histogram
+from llmtap.metrics.statistics import samples_needed, summarise_ns
+
+USUAL_SHARE: Final = 0.9
+"""Share of the streams whose part is not longer than the usual one."""
+EXCESS_SHARE: Final = 0.1
+"""Smallest excess over the median that is unusual, as a share of the whole wait: with eight parts, one is
+often above its P90 by a time that nobody notices."""
+STREAMS_NEEDED: Final = samples_needed(USUAL_SHARE)
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    name: str
+    title: str
+    meaning: str
+    """What the time went to, as a noun phrase."""
+
+
+PHASES: Final = (
+    Phase(
+        "client",
+        "client to llmtap",
+        "first to last byte of the request from the client: its size, the network and the client",
+    ),
+    Phase(
+        "queue",
+        "wait in llmtap",
+        "request complete until llmtap connects or sends: load of this host, or a repeated attempt",
+    ),
+    Phase(
+        "connect",
+        "connect",
+        "name resolution, TCP and TLS to the upstream; 0 on an open connection",
+    ),
+    Phase(
+        "send",
+        "send",
+        "waits until the socket of the upstream took the request: an upstream that reads slowly",
+    ),
+    Phase(
+        "head",
+        "response head",
+        "request sent until the head of the response; of most engines with the queue and the prompt",
+    ),
+    Phase(
+        "first_byte",
+        "first byte",
+        "head until the first byte of the body",
+    ),
+    Phase(
+        "first_token",
+        "first token",
+        "first byte until the first token of any kind: queue and prompt, if the head came early",
+    ),
+    Phase(
+        "first_content",
+        "first content",
+        "first token until the first text that a user reads: reasoning",
+    ),
+)
+"""All parts, in their order."""
+
+
+def phases_ns(x: Exchange) -> tuple[int | None, ...]:
+    """Return the duration of each of PHASES; None for a part whose end was not reached, or is unknown.
+
+    The part after an unknown one begins at the last known point, so the parts add up to the whole wait. While
+    the request is read, llmtap may connect, or wait for the upstream to take what was read: this time is part
+    of `connect` and `send`, not of `client`.
+    """
+    t = x.timeline
+    at_ns = t.arrival_ns
+
+    def until(end_ns: int | None) -> int | None:
+        nonlocal at_ns
+        if end_ns is None:
+            return None
+        duration_ns = max(0, end_ns - at_ns)
+        at_ns = max(at_ns, end_ns)
+        return duration_ns
+
+    client_ns = until(t.request_end_ns)
+    queue_ns = connect_ns = send_ns = None
+    if t.submit_ns is not None:
+        read_ns, ended_ns, sent_ns = client_ns or 0, at_ns, until(t.submit_ns) or 0
+        connects_early = t.connected_ns is not None and t.connected_ns <= ended_ns
+        connect_ns = min(x.added.connect_ns or 0, read_ns if connects_early else sent_ns)
+        read_ns, sent_ns = (
+            (read_ns - connect_ns, sent_ns) if connects_early else (read_ns, sent_ns - connect_ns)
+        )
+        late_ns = min(t.send_wait_ns, sent_ns)
+        early_ns = min(t.send_wait_ns - late_ns, read_ns)
+        send_ns, queue_ns = late_ns + early_ns, sent_ns - late_ns
+        client_ns = client_ns if client_ns is None else read_ns - early_ns
+    rest = (until(t.head_ns), until(t.first_byte_ns), until(t.first_token_ns), until(t.first_content_ns))
+    return client_ns, queue_ns, connect_ns, send_ns, *rest
+
+
+def waited_ns(durations_ns: Sequence[int | None]) -> int:
+    """Return the whole wait, as far as it is known."""
+    return sum(ns for ns in durations_ns if ns is not None)
+
+
+class PhaseTimes:
+    """Durations of the parts of many streams."""
+
+    __slots__ = ("histograms", "n")
+
+    def __init__(self) -> None:
+        self.n = 0
+        self.histograms = tuple(Histogram() for _ in PHASES)
+
+    def add(self, x: Exchange) -> None:
+        """Count an exchange, if it is a stream with a token."""
+        if not x.stream or x.timeline.first_token_ns is None or x.timeline.submit_ns is None:
+            return
+        self.n += 1
+        for histogram, ns in zip(self.histograms, phases_ns(x), strict=True):
+            if ns is not None:
+                histogram.record(ns)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return public JSON: the statistics of each part, in seconds."""
+        return {
+            phase.name: summarise_ns(histogram)
+            for phase, histogram in zip(PHASES, self.histograms, strict=True)
+        }
+
+    def merge(self, other: "PhaseTimes") -> None:
+        """Add all counts of `other`, which stays unchanged."""
+        self.n += other.n
+        for mine, theirs in zip(self.histograms, other.histograms, strict=True):
+            mine.merge(theirs)
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseVerdict:
+    """A part of one wait beside the usual ones."""
+
+    phase: Phase
+    start_ns: int
+    """Begin of the part, since the arrival."""
+    ns: int | None
+    n: int
+    """Number of streams with this part, to which it is compared."""
+    median_ns: float | None
+    usual_ns: float | None
+    """Duration that USUAL_SHARE of the streams do not exceed; None with fewer than STREAMS_NEEDED."""
+    is_unusual: bool
+
+
+def judge_phases(durations_ns: Sequence[int | None], others: PhaseTimes) -> Iterator[PhaseVerdict]:
+    """Yield each part of a wait with its verdict (see the module)."""
+    whole_ns, start_ns = waited_ns(durations_ns), 0
+    for phase, ns, histogram in zip(PHASES, durations_ns, others.histograms, strict=True):
+        n = histogram.n
+        median_ns, usual_ns = histogram.percentiles((0.5, USUAL_SHARE)) if n else (None, None)
+        if n < STREAMS_NEEDED:
+            usual_ns = None
+        is_unusual = (
+            ns is not None
+            and median_ns is not None
+            and usual_ns is not None
+            and ns > usual_ns
+            and ns - median_ns >= EXCESS_SHARE * whole_ns
+        )
+        yield PhaseVerdict(phase, start_ns, ns, n, median_ns, usual_ns, is_unusual)
+        start_ns += ns or 0

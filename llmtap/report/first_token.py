@@ -1,0 +1,79 @@
+"""Text of the parts of a wait for the first token: bars, table and sentence, from the public JSON.
+
+The JSON is that of `/api/v1/first_token` (`first_token_lines`), or that of a summary of many streams
+(`phase_table`, for the report of a capture). The table of the parts is `PHASES` in `metrics/phases.py`.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from llmtap.metrics.phases import PHASES
+from llmtap.report.document import Table
+from llmtap.report.values import at, counted, figure_text, milliseconds
+
+BAR_CELLS: Final = 32
+_FULL: Final = "█"
+_NARROW: Final = "▏"
+"""Mark of a part that is too short for a cell."""
+_HOUR_MIN_S: Final = 3_300
+"""Shortest window that is called an hour: it consists of twelve slices, of which the newest is not
+complete."""
+_Json = Mapping[str, Any]
+
+
+def first_token_sentence(answer: _Json) -> str:
+    """Return which part of the wait is unusual, or why none can be named; with the number of streams."""
+    parts = [part for part in answer["parts"] if part["seconds"] is not None]
+    if not parts:
+        return "The request was not sent, so there is no wait to divide."
+    longest = max(parts, key=lambda part: part["seconds"])
+    waited, n = answer["waited"], answer["n"]
+    took = f"{milliseconds(longest['seconds'])} of {milliseconds(waited)} ms"
+    most = f"The longest part is {longest['title']!r}: {took}."
+    model = "the same model" if answer["same_model"] else "the models counted as other"
+    span = "in the last hour" if answer["window"] >= _HOUR_MIN_S else "since the start of the meter"
+    streams = f"{counted(n, 'stream')} of {model} {span}"
+    if n < answer["n_needed"]:
+        return f"{most} What is unusual is not known: {streams}, {answer['n_needed']} are needed."
+    unusual = [part for part in parts if part["unusual"]]
+    if not unusual:
+        return f"No part is unusual beside {streams}. {most}"
+    unusual.sort(key=lambda part: part["median"] - part["seconds"])
+    named = [
+        f"{part['title']!r} took {milliseconds(part['seconds'])} ms, and {milliseconds(part['median'])} ms"
+        for part in unusual
+    ]
+    return f"Unusual: {'; '.join(named)} in the median of {streams}."
+
+
+def first_token_lines(answer: _Json) -> Iterator[str]:
+    """Yield the parts as lines with bars on one scale, then the sentence and the rule."""
+    whole = answer["waited"] or 1
+    width = max(len(phase.title) for phase in PHASES)
+    yield f"{'':{width}} {'ms':>8} {'median':>8} {'p90':>8}"
+    for part in answer["parts"]:
+        figures = " ".join(f"{milliseconds(part[name]):>8}" for name in ("seconds", "median", "usual"))
+        mark = "  UNUSUAL" if part["unusual"] else ""
+        yield f"{part['title']:{width}} {figures} {_bar(part, whole):{BAR_CELLS}}{mark}".rstrip()
+    yield answer["sentence"]
+    yield answer["rule"]
+
+
+def _bar(part: _Json, whole: float) -> str:
+    if not part["seconds"]:
+        return ""
+    begin = min(BAR_CELLS - 1, int(part["start"] / whole * BAR_CELLS))
+    end = min(BAR_CELLS, round((part["start"] + part["seconds"]) / whole * BAR_CELLS))
+    return " " * begin + (_FULL * (end - begin) or _NARROW)
+
+
+def phase_table(summary: _Json) -> Table | None:
+    """Return the parts of the waits of many streams (`phases` of a summary), or None without streams."""
+    phases = summary.get("phases") or {}
+    rows = [
+        [phase.title, f"{figures['n']:,}", *(figure_text(figures, name) for name in ("p50", "p90", "p99"))]
+        for phase in PHASES
+        if (figures := at(phases, phase.name)) and figures["n"]
+    ]
+    heads = ["wait for the first token, ms", "n", "p50", "p90", "p99"]
+    return Table(heads, rows) if rows else None
