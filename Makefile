@@ -22,7 +22,7 @@ PYTEST := $(BIN)/pytest -rs -n auto --dist loadfile --no-loadscope-reorder
 # Tests start hundreds of processes. Without cached bytecode each of them would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo test pytest test-python test-version golden fuzz sanitize lint fmt size docs audit sbom bench e2e wheel image-check clean
+.PHONY: help setup demo test pytest test-python test-thread test-version golden fuzz sanitize lint fmt size docs audit sbom bench e2e wheel image-check clean
 
 help:  ## list the targets
 	@$(PYTHON) -c 'import re; [print(f"{t:13}{h}") for t, h in re.findall(r"^([a-z0-9-]+):.*## (.+)", open("Makefile").read(), re.M)]'
@@ -56,6 +56,9 @@ golden: $(STAMP)  ## rewrite the expected outputs and generated tables (FORMAT.m
 test-python: $(STAMP)  ## run the tests that compiled code can affect, with the Python implementation
 	LLMTAP_NATIVE=0 $(PYTEST) -m 'not once' $(TWICE)
 
+test-thread: $(STAMP)  ## run the tests of the relay with the forwarding thread
+	TEST_FORWARDING_THREAD=1 $(PYTEST) -m 'not once' tests/vantage/relay
+
 test-version: $(VENV)/.test  ## run the tests that the version of Python can affect: VENV=.venv-3.13 PYTHON=python3.13
 	$(PYTEST) -m '$(ORDINARY) and not machine and not once' $(VERSION)
 
@@ -70,7 +73,7 @@ SEED   ?= 1
 fuzz: $(STAMP)  ## fuzz parsers and framing against oracles: FUZZ=TARGET (default: all) INPUTS=N SEED=N
 	$(BIN)/python -m tests.native.fuzz $(FUZZ) --inputs $(INPUTS) --seed $(SEED)
 
-sanitize: $(STAMP)  ## test the compiled code under AddressSanitizer and UndefinedBehaviorSanitizer (gcc)
+sanitize: $(STAMP)  ## test the compiled code under the sanitizers for addresses, undefined behaviour and threads (gcc)
 	$(BIN)/python tests/native/sanitize.py
 
 lint: $(STAMP)  ## run ruff, mypy and import-linter

@@ -266,6 +266,7 @@ TARGETS: dict[str, Target] = {
         Target("llmtap", llmtap(), find_llmtap, _LLMTAP_VERSION),
         # Into the target's own folder, which goes when the run is over.
         Target("llmtap-capture", llmtap("--capture", "capture"), find_llmtap, _LLMTAP_VERSION),
+        Target("llmtap-thread", llmtap("--set", "relay.thread=true"), find_llmtap, _LLMTAP_VERSION),
         Target("llmtap-mono", llmtap("--set", "relay.clock=mono"), find_llmtap, _LLMTAP_VERSION),
         Target(
             "envoy",

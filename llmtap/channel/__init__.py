@@ -20,11 +20,20 @@ import socket
 import stat
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
-from llmtap.channel.frames import ACK, CONTROL, Closing, Frame, FrameKind, Hello, make_frame_rows
+from llmtap.channel.frames import (
+    ACK,
+    CONTROL,
+    Closing,
+    Frame,
+    FrameKind,
+    Hello,
+    PythonFrameRows,
+    make_frame_rows,
+)
 from llmtap.channel.status import RelayStatus
 
 FLUSH_S: Final = 0.01
@@ -108,6 +117,25 @@ log = logging.getLogger(__name__)
 _json = msgspec.json.Encoder()
 
 
+class FrameSource(Protocol):
+    """Another thread that makes frames of measured exchanges.
+
+    `size`: memory of the frames that wait there, counted as in FrameRows.
+    """
+
+    @property
+    def size(self) -> int: ...
+    def set_room(self, size: int, /) -> None:
+        """Set the size from which on the thread drops exchanges."""
+
+    def collect(self, rows: PythonFrameRows, /) -> list[int]:
+        """Move the frames to `rows`. Return the exchanges that were dropped for lack of room."""
+        ...
+
+    def forget(self) -> None:
+        """Drop the frames, and measure none of the exchanges any more that the thread has."""
+
+
 class Tap:
     """Sender of one relay's frames to the meter."""
 
@@ -134,6 +162,8 @@ class Tap:
         self._sock: socket.socket | None = None
         self.rows = make_frame_rows()
         """Frames for the next batch. While there are any, the timer runs."""
+        self.source: FrameSource | None = None
+        """Forwarding thread, whose frames are collected before each batch."""
         self._batch_no = 0
         self._unsent: deque[memoryview] = deque()
         self._in_flight: deque[tuple[int, int]] = deque()  # (batch number, bytes) not yet acknowledged
@@ -146,7 +176,8 @@ class Tap:
 
     @property
     def pending_bytes(self) -> int:
-        return self.rows.size + self._outstanding
+        waiting = 0 if self.source is None else self.source.size
+        return self.rows.size + waiting + self._outstanding
 
     @property
     def connected(self) -> bool:
@@ -203,6 +234,26 @@ class Tap:
             # Add this small frame even above the bound: it makes the meter release the exchange.
             self._append(FrameKind.DROP, seq, t_ns, 0, b"")
 
+    def collect(self) -> None:
+        """Take the frames of the source now, so that later frames follow them."""
+        if not self._take_from_source():
+            return
+        if self.rows.size > FLUSH_BYTES:
+            self._flush()
+        else:
+            self._start_timer()
+
+    def _take_from_source(self) -> bool:
+        """Return whether there were frames."""
+        if self.source is None:
+            return False
+        before = len(self.rows)
+        for seq in self.source.collect(self.rows):
+            if seq in self.ledger.live:
+                self.ledger.drop(seq, "overflow")
+        self._bound()
+        return len(self.rows) > before
+
     def status(self, status: RelayStatus) -> None:
         if self._sock is not None and self.pending_bytes < self._bytes_max:
             self._append(FrameKind.STATUS, 0, status.t_ns, 0, _json.encode(status))
@@ -227,17 +278,23 @@ class Tap:
 
     def _append(self, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes) -> None:
         self.rows.put(kind, seq, t_ns, extra_ns, data)
+        self._start_timer()
+
+    def _start_timer(self) -> None:
         if self._timer is None:
             self._timer = self._loop.call_later(FLUSH_S, self._flush)
 
     def _bound(self) -> None:
-        """Set the size up to which frames are added without a check of the limits."""
+        """Set the sizes up to which frames are added without a check of the limits."""
         self.rows.bound = min(FLUSH_BYTES, self._bytes_max - self._outstanding)
+        if self.source is not None:
+            self.source.set_room(self._bytes_max - self._outstanding - self.rows.size)
 
     def _flush(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        goes_on = self._take_from_source()
         if not self.rows:
             return
         if self._sock is None:
@@ -251,6 +308,8 @@ class Tap:
         self._unsent.append(memoryview(batch))
         if not self._writing:
             self._send()
+        if goes_on:
+            self._start_timer()  # More frames are likely; without any, the thread announces the next one.
 
     def _send(self) -> None:
         sock = self._sock
@@ -320,6 +379,8 @@ class Tap:
             self._sock = None
         self.rows.clear()
         self.rows.epoch += 1
+        if self.source is not None:
+            self.source.forget()
         self._unsent.clear()
         self._in_flight.clear()
         self._outstanding = 0

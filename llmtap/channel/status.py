@@ -65,6 +65,14 @@ class RelayStatus(msgspec.Struct, kw_only=True):
     upstream_reuses: Annotated[
         int, Count("Requests on a kept-alive connection", "relay_upstream_reuses", vantages=_RELAY)
     ] = 0
+    thread_loans: Annotated[
+        int,
+        Count(
+            "Times that the rest of a response went to the forwarding thread",
+            "relay_thread_loans",
+            vantages=_RELAY,
+        ),
+    ] = 0
     upstream_unsolicited: Annotated[
         int,
         Count(

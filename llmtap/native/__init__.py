@@ -4,7 +4,8 @@ Users of this choice, which have both implementations: `channel/frames.py` (`mak
 `make_frame_rows`), `net/lag.py` (`make_lag_meter`), `net/stream.py` (`open_stream`), `protocol/repetition.py`
 (`make_token_run`), `protocol/http1.py` and `vantage/relay/heads.py` (plain heads), `vantage/relay/flow.py`
 (base class of `Flow`), `metrics/latency.py` (`measure`), `metrics/histogram.py` (`Histogram.fold`),
-`export/buckets.py` (`Buckets.record_many`). The Python implementation is the reference.
+`export/buckets.py` (`Buckets.record_many`). The Python implementation is the reference. The forwarding thread
+(`vantage/relay/forwarding.py`) has no Python implementation: without it, the event loop does its work.
 
 `LLMTAP_NATIVE=0` in the environment selects Python, and so does a value other than 0 and 1.
 """

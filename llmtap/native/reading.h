@@ -6,7 +6,13 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-enum { LLMTAP_UNSTAMPED = -1 };
+enum {
+    LLMTAP_UNSTAMPED = -1,
+    /* net/stream.py */
+    LLMTAP_READ_BYTES_MAX = 65536,
+    LLMTAP_MAPPING_NS = 1000000,
+    LLMTAP_LAG_DOUBT_NS = 10000000,
+};
 
 /* CLOCK_MONOTONIC, in ns. */
 int64_t llmtap_mono_ns(void);

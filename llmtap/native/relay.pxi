@@ -12,22 +12,41 @@ cdef extern from "framing.h" nogil:
 cdef extern from "reading.h" nogil:
     enum:
         LLMTAP_UNSTAMPED
+        READ_BYTES_MAX "LLMTAP_READ_BYTES_MAX"
+        MAPPING_NS "LLMTAP_MAPPING_NS"
+        LAG_DOUBT_NS "LLMTAP_LAG_DOUBT_NS"
     int64_t llmtap_mono_ns()
     Py_ssize_t llmtap_receive(int fd, void *to, size_t room, int stamped, int64_t *wall_ns)
     Py_ssize_t llmtap_peek(int fd)
     Py_ssize_t llmtap_send(int fd, const void *data, size_t len)
 
+cdef extern from "forwarder.h" nogil:
+    enum:
+        FRAME_BYTES "LLMTAP_FRAME_BYTES"
+        LAG_BUCKETS "LLMTAP_LAG_BUCKETS"
+    ctypedef struct Row "struct llmtap_row":
+        int64_t seq
+        int64_t t_ns
+        int64_t extra_ns
+        uint32_t size
+        uint8_t kind
+    struct llmtap_rows:
+        Row *rows
+        char *data
+        size_t n, data_bytes, drops
+    struct llmtap_lags:
+        int64_t *counts
+        int64_t sum_ns, max_ns
+
+cdef class Loan
+cdef class Forwarder
+
 cdef enum:
-    LAG_BUCKETS = 16
     PEAKS_MAX = 4096
-    READ_BYTES_MAX = 65536
-    FRAME_BYTES = 128
     HELLO = 1  # FrameKind
     MAGIC = 0x4C4C5402
-    MAPPING_NS = 1000000  # net/stream.py
-    LAG_DOUBT_NS = 10000000
 
-cdef int64_t[LAG_BUCKETS - 1] LAG_EDGES_NS = [
+cdef int64_t[15] LAG_EDGES_NS = [
     50_000, 100_000, 200_000, 500_000, 1_000_000, 2_000_000, 5_000_000, 10_000_000, 20_000_000, 50_000_000,
     100_000_000, 200_000_000, 500_000_000, 1_000_000_000, 5_000_000_000,
 ]
@@ -42,7 +61,7 @@ cdef class LagMeter:
 
     cdef readonly int64_t floor_ns, sum_ns, max_ns
     cdef int64_t blind_ns, turns
-    cdef int64_t counts[LAG_BUCKETS]
+    cdef int64_t counts[16]  # LAG_BUCKETS
     cdef Peak *peaks  # a ring; from the first on they fall
     cdef Py_ssize_t first, n
 
@@ -72,6 +91,9 @@ cdef class LagMeter:
             i += 1
         self.counts[i] += 1
         self.sum_ns += lag_ns
+        self.add_peak(t_ns, lag_ns)
+
+    cdef void add_peak(self, int64_t t_ns, int64_t lag_ns) noexcept:
         self.max_ns = max(self.max_ns, lag_ns)
         if lag_ns <= self.floor_ns:
             return
@@ -85,6 +107,13 @@ cdef class LagMeter:
         self.peak(self.n).t_ns = t_ns
         self.peak(self.n).lag_ns = lag_ns
         self.n += 1
+
+    cdef void add_all(self, const llmtap_lags *lags) noexcept:
+        """Add the lags of the forwarding thread; its longest one counts as if it was the last."""
+        for i in range(LAG_BUCKETS):
+            self.counts[i] += lags.counts[i]
+        self.sum_ns += lags.sum_ns
+        self.add_peak(llmtap_mono_ns(), lags.max_ns)
 
     def worst_since(self, int64_t t_ns):
         cdef Py_ssize_t low = 0, high = self.n, middle
@@ -105,14 +134,6 @@ cdef class LagMeter:
     def take_max(self):
         worst, self.max_ns = self.max_ns, 0
         return worst
-
-
-ctypedef struct Row:
-    int64_t seq
-    int64_t t_ns
-    int64_t extra_ns
-    uint32_t size
-    uint8_t kind
 
 
 cdef class FrameRows:
@@ -165,6 +186,19 @@ cdef class FrameRows:
         self.n += 1
         self.data_bytes += size
         self.size += size + FRAME_BYTES
+        return 0
+
+    cdef int append_all(self, const llmtap_rows *frames) except -1:
+        cdef Py_ssize_t n = frames.n, data_bytes = frames.data_bytes
+        if self.n + n > self.room:
+            self.rows = <Row *> _grown(self.rows, &self.room, self.n + n, sizeof(Row))
+        if self.data_bytes + data_bytes > self.data_room:
+            self.data = <char *> _grown(self.data, &self.data_room, self.data_bytes + data_bytes, 1)
+        memcpy(self.rows + self.n, frames.rows, n * sizeof(Row))
+        memcpy(self.data + self.data_bytes, frames.data, data_bytes)
+        self.n += n
+        self.data_bytes += data_bytes
+        self.size += data_bytes + n * FRAME_BYTES
         return 0
 
     def pack(self, uint64_t batch_no, news=None):
@@ -223,6 +257,7 @@ cdef class FlowState:
 
     cdef public int64_t seq, last_ns, response_bytes
     cdef public bint tapped
+    cdef public object loan  # of the body to the forwarding thread; None: it is not lent
 
 
 cdef enum:  # protocol/http1.py Framing
@@ -235,6 +270,7 @@ cdef class Passage:
     """Passes plain reads of an answer's body on, as `Flow.on_data` does.
 
     A read is plain if the body goes on behind it, the framing is plain (framing.h), and nothing waits to be sent.
+    After a number of plain reads, the body goes to the forwarding thread, if there is one.
     """
 
     cdef FlowState flow
@@ -244,12 +280,18 @@ cdef class Passage:
     cdef int framing
     cdef int64_t epoch  # of the rows
     cdef int64_t left  # of the body (BY_LENGTH) or of the chunk; -1: Python has to read on
+    cdef Forwarder forwarder  # None: there is no thread, or it cannot take this body
+    cdef int64_t reads_left, reads_next  # plain reads before this and the next hand-over
 
     def __cinit__(
-        self, FlowState flow not None, Reader client not None, int framing, scanner, FrameRows rows not None
+        self, FlowState flow not None, Reader client not None, int framing, scanner, FrameRows rows not None,
+        Forwarder forwarder=None,
     ):
         self.flow, self.client, self.framing, self.scanner = flow, client, framing, scanner
         self.rows, self.epoch = rows, rows.epoch
+        if forwarder is not None and framing != BY_CLOSE:
+            self.forwarder, self.reads_left = forwarder, forwarder.reads
+            self.reads_next = forwarder.reads
         self.load()
 
     cdef int load(self) except -1:
@@ -325,6 +367,7 @@ cdef class Reader:
     cdef bint stamped
     cdef public int64_t doubt_ns  # from this lag on, the stream places the stamp
     cdef public Passage passage
+    cdef Loan loan  # the forwarding thread has the socket; None: it does not
 
     def __cinit__(self, stream, timebase, bint stamped):
         self.stream, self.timebase = stream, timebase
@@ -332,6 +375,11 @@ cdef class Reader:
         self.fd = stream.fileno()
         self.stamped = stamped
         self.doubt_ns = LAG_DOUBT_NS
+
+    def reclaim(self):
+        """Take the socket back from the forwarding thread, if it has it."""
+        if self.loan is not None:
+            self.loan.reclaim()
 
     def close(self):
         """Read no more: the file descriptor may be another socket's from now on."""
@@ -363,6 +411,10 @@ cdef class Reader:
             passage.store()
             stream.handler.on_data(PyBytes_FromStringAndSize(<const char *> _buffer, size), t_ns)
             passage.load()
+        elif passage.forwarder is not None:
+            passage.reads_left -= 1
+            if passage.reads_left <= 0:
+                passage.forwarder.lend(self, passage)
 
     cdef int64_t placed(self, int64_t now_ns, int64_t wall_ns) except? -1:
         """The monotonic stamp for a kernel stamp."""

@@ -9,6 +9,7 @@ import asyncio
 import socket
 import struct
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from llmtap import native
@@ -170,7 +171,7 @@ class Timebase:
 
     __slots__ = (
         "_checked_ns", "_clock", "_errors", "_noticed_ns", "_offset_before_ns", "anchor", "lag", "offset_ns",
-        "since_ns", "steps", "width_ns",
+        "on_sample", "since_ns", "steps", "width_ns",
     )  # fmt: skip
 
     def __init__(self, clock: Clock, lag: PythonLagMeter) -> None:
@@ -190,6 +191,8 @@ class Timebase:
         self._noticed_ns = 0
         self._offset_before_ns = self.offset_ns
         self._errors = PythonLagMeter(KERNEL_FLOOR_NS)
+        self.on_sample: Callable[[int, int], None] | None = None
+        """Called with `offset_ns` and `since_ns` after each sample of the clocks."""
 
     def error_since(self, t_ns: int) -> int:
         """Return the largest error of a mapped timestamp since `t_ns`, as measured by two samples."""
@@ -227,6 +230,8 @@ class Timebase:
             self._errors.note(fresh.mono_ns, self.width_ns)
         self.offset_ns = offset_ns
         self._checked_ns = fresh.mono_ns
+        if self.on_sample is not None:
+            self.on_sample(offset_ns, self.since_ns)
 
     def place(self, now_ns: int, wall_ns: int, resumed_ns: int = 0) -> int:
         """Return the monotonic stamp for a kernel stamp that looks very late, or early, at `now_ns`.
@@ -507,7 +512,18 @@ class CompiledStream(PlainStream):
     def is_alive(self) -> bool:
         return bool(self.reader.is_quiet())
 
+    def lend(self) -> None:
+        """Stop watching the socket, because the forwarding thread has it. Only for a stream that is read, and
+        to which nothing is pending."""
+        self._loop.remove_reader(self._fd)
+
+    def take_back(self) -> None:
+        """Watch the socket again."""
+        if self._reading:
+            self._watch()
+
     def close(self) -> None:
+        self.reader.reclaim()
         super().close()
         self.reader.close()
 

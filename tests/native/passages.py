@@ -89,7 +89,7 @@ class _World:
         base = Timebase(SystemClock(), lag)
         reporter = SimpleNamespace(uncertainty_since=lag.worst_since, ended=lambda *bytes_passed: None)
         relay = SimpleNamespace(
-            tap=tap, route=SimpleNamespace(pool=self), reporter=reporter, draining=False,
+            tap=tap, route=SimpleNamespace(pool=self), reporter=reporter, draining=False, forwarder=None,
             warn=lambda kind, what: self.calls.append((kind, what)),
         )  # fmt: skip
         client = SimpleNamespace(flow_over=self._over)

@@ -1,4 +1,4 @@
-"""Runs the compiled code under AddressSanitizer and UndefinedBehaviorSanitizer: `make sanitize`.
+"""Runs the compiled code under the sanitizers for addresses, undefined behaviour, threads: `make sanitize`.
 
     .venv/bin/python tests/native/sanitize.py                   # 1,000,000 inputs for each C file, then tests
     .venv/bin/python tests/native/sanitize.py --inputs N --seed N
@@ -6,11 +6,12 @@
 
 1. A planted fault, which must be found.
 2. `harness/*_fuzz.c`, each with its C file of llmtap/native, on seeded random and mutated inputs.
-3. The extension built with both sanitizers, in a copy of the repository in .e2e/sanitize, and the tests of
+3. `harness/*_threads.c`, each with its C files, under ThreadSanitizer and under AddressSanitizer.
+4. The extension built with both sanitizers, in a copy of the repository in .e2e/sanitize, and the tests of
    tests/native with it. The interpreter is not built so: leaks are not looked for. PYTHONMALLOC=malloc gives
    every object a block of its own, so that an access out of its bounds is noticed.
 
-Needs gcc with libasan and libubsan. Exits 1 at the first finding. Standard library only.
+Needs gcc with libasan, libubsan and libtsan. Exits 1 at the first finding. Standard library only.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ HARNESS = HERE / "harness"
 SOURCES = REPOSITORY / "llmtap" / "native"
 HOME = REPOSITORY / ".e2e" / "sanitize"
 FLAGS = ["-g", "-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+THREAD_FLAGS = ["-g", "-O1", "-fno-omit-frame-pointer", "-fsanitize=thread"]
 INPUTS = 1_000_000
+STEPS = 100_000
+THREADED = {"forwarder": ("forwarder", "framing", "reading")}
+"""C files of `harness/NAME_threads.c`."""
 COPIED = ("llmtap", "tests", "setup.py", "pyproject.toml", "README.md", "LICENSE")
 
 
@@ -64,6 +69,20 @@ def fuzz_c(inputs: int, seed: int) -> None:
         name = target.stem.removesuffix("_fuzz")
         samples = sorted(str(path) for path in (HARNESS / name).iterdir())
         run([compiled(target, SOURCES / f"{name}.c"), str(inputs), str(seed), *samples])
+
+
+def run_threads(steps: int, seed: int) -> None:
+    """Run each harness of threads with its C files."""
+    for name, sources in THREADED.items():
+        files = [HARNESS / f"{name}_threads.c", *(SOURCES / f"{source}.c" for source in sources)]
+        for kind, flags in (("thread", THREAD_FLAGS), ("address", FLAGS)):
+            program = HOME / f"{name}_{kind}"
+            run([
+                "gcc", *flags, "-Wall", "-Wextra", "-Werror", f"-I{SOURCES}", "-pthread", "-o", str(program),
+                *map(str, files),
+            ])  # fmt: skip
+            # ThreadSanitizer needs the usual places of memory, which newer kernels randomise too far.
+            run(["setarch", "--addr-no-randomize", str(program), str(steps), str(seed)])
 
 
 def built_tree() -> Path:
@@ -132,12 +151,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--inputs", type=int, default=INPUTS, help="inputs for each C file")
+    parser.add_argument("--steps", type=int, default=STEPS, help="steps for each harness of threads")
     parser.add_argument("--seed", type=int, default=1, help="random seed")
     parser.add_argument("tests", nargs="*", default=["tests/native"], help="tests for the extension")
     options = parser.parse_args()
     HOME.mkdir(parents=True, exist_ok=True)
     check_sanitizers()
     fuzz_c(options.inputs, options.seed)
+    run_threads(options.steps, options.seed)
     run_tests(built_tree(), options.tests)
     print("sanitize: ok")
 

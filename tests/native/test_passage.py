@@ -52,7 +52,7 @@ class _Exchange:
         self.rows.bound = 1 << 20
         loop, nobody = cast(Any, _Idle()), cast(Any, None)
         self.down = CompiledStream(loop, near_down, nobody, base, stamped=False)
-        relay = SimpleNamespace(tap=SimpleNamespace(rows=self.rows), route=None)
+        relay = SimpleNamespace(tap=SimpleNamespace(rows=self.rows), route=None, forwarder=None)
         self.flow = Flow(cast(Any, relay), nobody, self.down)
         self.up = CompiledStream(loop, near_up, self.flow, base, stamped=False)
         self.flow.upload.upstream = self.up

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from tests.support.servers.live_proxy import port_free
 from tests.support.servers.peer import Gone, chunk
+from tests.support.servers.proxy import THREADED
 from tests.support.servers.raw_client import Answer, RawClient, request
 from tests.support.servers.upstream import Call, Upstream
 from tests.support.waiting import wait_until
@@ -24,7 +25,9 @@ LONG_S: Final = 120.0
 """For a check, a new program, a new meter and new relays, on a machine that is busy."""
 PATIENT: Final = ("--set", "relay.drain_timeout=200s")
 """For streams that drain to their end, also on a machine that is busy."""
-CLEAN: Final = {k: v for k, v in os.environ.items() if not k.startswith("LLMTAP_")}
+CLEAN: Final = {k: v for k, v in os.environ.items() if not k.startswith("LLMTAP_")} | (
+    {"LLMTAP_RELAY_THREAD": "true"} if THREADED else {}
+)
 ROOT: Final = Path(__file__).parents[2]
 
 HEAD: Final = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

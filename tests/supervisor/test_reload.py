@@ -1,14 +1,22 @@
 """SIGHUP that changes relays alone, and reloads that fail: who stays, and what is tried again."""
 
+import asyncio
 import os
 import signal
 from pathlib import Path
 
+import pytest
+
+from llmtap import native
 from tests.supervisor.own_program import OwnProgram
 from tests.supervisor.running import (
+    HEAD,
     LONG_S,
+    WORD,
     Proxy,
     all_whole,
+    counters,
+    gone,
     is_alive,
     proxy,
     replaced,
@@ -16,8 +24,9 @@ from tests.supervisor.running import (
     write_config,
 )
 from tests.support.servers.live_proxy import port_free
-from tests.support.servers.peer import scene, wait_until
-from tests.support.servers.upstream import answers, upstream
+from tests.support.servers.peer import chunk, scene, wait_until
+from tests.support.servers.raw_client import request
+from tests.support.servers.upstream import Call, answers, upstream
 
 
 @scene
@@ -77,3 +86,47 @@ async def test_a_keeper_that_fails_ends_the_proxy_after_its_streams(tmp_path: Pa
     assert "Traceback" in text
     assert "NameError" in text
     assert "never retrieved" not in text
+
+
+@pytest.mark.skipif(
+    native.compiled is None, reason=f"the forwarding thread is compiled code: {native.REASON}"
+)
+@pytest.mark.parametrize("change", [signal.SIGHUP, signal.SIGTERM], ids=["reload", "stop"])
+@scene
+async def test_a_stream_of_the_forwarding_thread_ends_whole(change: signal.Signals, tmp_path: Path) -> None:
+    file = tmp_path / "llmtap.toml"
+    lines: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def script(call: Call) -> None:
+        await call.body()
+        await call.say(HEAD)
+        while line := await lines.get():
+            await call.say(line)
+
+    async with upstream() as up:
+        write_config(file, up.url, "thread = true", 'drain_timeout = "200s"')
+        async with proxy(None, config=file) as tap:
+            client = await tap.client()
+            await client.send(request("POST", up.on(script), body=b'{"stream":true}'))
+            assert (await client.head()).line.startswith(b"HTTP/1.1 200")
+
+            async def pass_events(n: int) -> None:
+                for _ in range(n):
+                    lines.put_nowait(chunk(WORD))
+                    assert await client.chunk() == WORD
+
+            async def is_lent() -> bool:
+                loans = await counters(tap, "llmtap_relay_thread_loans_total")
+                return sum(loans.values()) == 1
+
+            await pass_events(20)
+            await wait_until(is_lent)
+            before = tap.relays()
+            os.kill(tap.pid, change)
+            if change is signal.SIGHUP:
+                await wait_until(lambda: set(tap.relays()) - set(before), LONG_S)
+            await pass_events(20)
+            lines.put_nowait(b"0\r\n\r\n")
+            lines.put_nowait(b"")
+            assert await client.chunk() == b""
+            await gone(before)

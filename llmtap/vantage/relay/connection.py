@@ -276,6 +276,9 @@ class ClientConnection:
         """Apply the time limits; called by the relay several times a second."""
         options = self._context.options
         if self._flow is not None:
+            if self._flow.loan is not None:
+                self._flow.check(now_ns)
+                return
             stream = self._stream
             # While back-pressure stops reading, only this check notices that the client has left. (Not in a
             # tunnel, where one direction may end alone.)

@@ -5,7 +5,7 @@ the client, and then reports them with their timestamp. Bodies are not parsed. W
 `native/relay.pxi` does this for most reads of a body. An exchange that is not measured sends no frames.
 """
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from llmtap import native
 from llmtap.channel.frames import Closing, FrameKind
@@ -35,16 +35,17 @@ mono_ns = SystemClock.mono_ns
 class PythonFlowState:
     """State of a Flow that the compiled code (native/relay.pxi) also changes.
 
-    `tapped`: reads of the answer's body are reported.
+    `tapped`: reads of the answer's body are reported. `loan`: the forwarding thread has both sockets.
     """
 
-    __slots__ = ("last_ns", "response_bytes", "seq", "tapped")
+    __slots__ = ("last_ns", "loan", "response_bytes", "seq", "tapped")
 
     def __init__(self) -> None:
         self.seq = 0
         self.tapped = False
         self.last_ns = 0
         self.response_bytes = 0
+        self.loan: Any = None
 
 
 if TYPE_CHECKING:
@@ -167,8 +168,27 @@ class Flow(FlowState):
         if isinstance(upstream, CompiledStream) and isinstance(client, CompiledStream):
             assert native.compiled is not None
             upstream.reader.passage = native.compiled.Passage(
-                self, client.reader, framing.value, self._scanner, self._tap.rows
+                self, client.reader, framing.value, self._scanner, self._tap.rows, self._context.forwarder
             )
+
+    def may_be_lent(self) -> bool:
+        """Return whether only the rest of the answer's body is left to pass, and both sides take bytes."""
+        upload, client = self.upload, self._stream
+        upstream = upload.upstream
+        return (
+            upstream is not None
+            and upload.end_ns > 0
+            and not (self.over or self.finishing or upload.broken)
+            and not (upstream.pending or upstream.paused or client.pending or client.paused)
+        )
+
+    def collect_frames(self) -> None:
+        """Take the frames of the forwarding thread before later ones of this exchange are added."""
+        self._tap.collect()
+
+    def drop_measurement(self) -> None:
+        """Note that the forwarding thread had no room for a frame."""
+        self._tap.drop(self.seq, self.last_ns, "overflow")
 
     def _on_head_data(self, data: bytes, t_ns: int) -> None:
         self.last_ns = t_ns
@@ -439,6 +459,15 @@ class Flow(FlowState):
 
     def check(self, now_ns: int) -> None:
         """Apply the idle limits; called several times a second."""
+        loan = self.loan
+        if loan is not None:
+            self.last_ns = loan.last_ns
+            if now_ns - self.last_ns < self._context.options.idle_timeout:
+                return  # The thread notices everything else.
+            loan.reclaim()
+            loan.handle()
+            if self.over:
+                return
         idle_ns = now_ns - self.last_ns
         upstream = self.upload.upstream
         if idle_ns > QUIET_NS:

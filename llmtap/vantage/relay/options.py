@@ -42,6 +42,11 @@ class RelayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     forwarded_for: Annotated[bool, _help("add the client's address to X-Forwarded-For")] = False
     websocket: Annotated[bool, _help("allow upgrades to WebSocket; the tunnel is measured as well")] = True
 
+    thread: Annotated[
+        bool,
+        _help("experimental: forward long responses in a thread of compiled code; needs clock = kernel"),
+    ] = False
+
     skip: Annotated[
         tuple[str, ...],
         _help(

@@ -27,6 +27,7 @@ from llmtap.net.stream import KERNEL_FLOOR_NS, Stream, keep_stamps_on, open_stre
 from llmtap.net.tls import TlsStream, client_context, server_context
 from llmtap.vantage.relay.connection import ClientConnection
 from llmtap.vantage.relay.experiment_router import ExperimentRouter
+from llmtap.vantage.relay.forwarding import ForwardingThread
 from llmtap.vantage.relay.options import RelayOptions
 from llmtap.vantage.relay.upload import RelayContext
 from llmtap.vantage.reporter import (
@@ -126,6 +127,7 @@ class Relay:
         route = self._route_to(origin, options.upstream_server_name)
         self.pool = route.pool
         self.context = RelayContext(loop, options, reporter, route)
+        self.forwarding: ForwardingThread | None = None
         self._briefing = asyncio.Event()
         if experiment is not None:
             arm_routes = {
@@ -190,10 +192,21 @@ class Relay:
     def start(self, sockets: Iterable[socket.socket]) -> None:
         """Accept connections from `sockets`, and connect to the meter."""
         self.tap.connect()
+        if self.options.thread:
+            self._start_thread()
         for sock in sockets:
             self._listeners.append(Listener(self.loop, sock, self._accept, self._accept_failed))
         for work in (self._sweep_for_ever, self._report_for_ever, self._ask_for_ever):
             self._keep(work(), work.__name__).add_done_callback(self._vital_over)
+
+    def _start_thread(self) -> None:
+        """Start the forwarding thread. Without it, the event loop forwards all bodies."""
+        if native.compiled is None or self.options.clock != "kernel":
+            reason = native.describe() if native.compiled is None else f"relay.clock is {self.options.clock}"
+            log.warning("event=no_thread relay=%s reason=%r", self.reporter.name, reason)
+            return
+        self.forwarding = ForwardingThread(self.loop, self.tap, self.reporter.timebase)
+        self.context.forwarder = self.forwarding.forwarder
 
     def _keep(self, coroutine: "asyncio._CoroutineLike[None]", name: str) -> asyncio.Task[None]:
         task = self.loop.create_task(coroutine, name=name)
@@ -256,6 +269,7 @@ class Relay:
             "upstream_idle": sum(pool.idle for pool in self._pools),
             "upstream_connects": sum(pool.connects for pool in self._pools),
             "upstream_reuses": sum(pool.reuses for pool in self._pools),
+            "thread_loans": 0 if self.forwarding is None else self.forwarding.forwarder.lent_total,
             "upstream_unsolicited": sum(pool.unsolicited for pool in self._pools),
             "upstream_up": bool(self._checks[0].up) if self.options.ready_needs_upstream else None,
             "upstreams": {check.url: check.pool.up for check in tried},
@@ -348,6 +362,8 @@ class Relay:
                 )
         for connection in list(self.connections):
             connection.kill()
+        if self.forwarding is not None:
+            self.forwarding.close()
         for pool in self._pools:
             pool.close()
         if self._stamped is not None:

@@ -9,7 +9,7 @@ all connections and exchanges of a relay share is in its `RelayContext`.
 
 import asyncio
 import logging
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from llmtap.channel.frames import FrameKind
 from llmtap.clock import SystemClock
@@ -59,6 +59,8 @@ class RelayContext:
         self.route = route
         self.adds_fields = options.request_id == "make" or options.forwarded_for or options.via
         self.router: ExperimentRouter | None = None
+        self.forwarder: Any = None
+        """The compiled Forwarder; None: the event loop forwards all bodies."""
         self.skips = SkipRules(options.skip, "relay.skip")
         self.last_request_ns = 0
         """While the relay drains: time in ns that an idle client connection has for one more request."""

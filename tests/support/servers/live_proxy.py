@@ -15,6 +15,7 @@ from typing import IO, Any, Final
 
 from llmtap.net.listener import keep_port
 from tests.support.servers.peer import Gone
+from tests.support.servers.proxy import THREADED
 from tests.support.servers.raw_client import RawClient, request
 from tests.support.waiting import wait_until
 
@@ -65,7 +66,8 @@ async def live_proxy(upstream: str, *settings: str) -> AsyncIterator[LiveProxy]:
     running = LiveProxy(port_free(), port_free())
     args = ["--upstream", upstream, "--listen", f"127.0.0.1:{running.listen}"]
     args += ["--admin", f"127.0.0.1:{running.admin}"]
-    for setting in ("log.level=warning", *settings):
+    thread = ("relay.thread=true",) if THREADED else ()
+    for setting in ("log.level=warning", *thread, *settings):
         args += ["--set", setting]
     with tempfile.TemporaryFile() as said:
         process = await asyncio.create_subprocess_exec(

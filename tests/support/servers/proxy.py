@@ -1,6 +1,7 @@
 """A Relay in this very process and loop, on a port of its own, with a fake meter that keeps its frames."""
 
 import asyncio
+import os
 import shutil
 import socket
 import tempfile
@@ -15,6 +16,7 @@ from llmtap.channel.frames import ACK, BatchReader, Closing, FrameKind, Hello
 from llmtap.channel.status import RelayStatus
 from llmtap.clock import Clock
 from llmtap.units import Duration
+from llmtap.vantage.relay import forwarding
 from llmtap.vantage.relay.options import RelayOptions
 from llmtap.vantage.relay.relay import Relay
 from tests.support.servers.peer import PATIENCE_S, wait_until
@@ -29,6 +31,12 @@ def ms(n: float) -> Duration:
 
 PATIENT: Final = {"connect_timeout": ms(600_000), "upstream_keepalive": ms(600_000)}
 """Limits that a test which is not about them never meets, however long a busy machine lets it wait."""
+
+
+THREADED: Final = os.environ.get("TEST_FORWARDING_THREAD") == "1"
+"""Run all relays of the tests with the forwarding thread: `make test-thread`."""
+if THREADED:
+    forwarding.HAND_OVER_READS = 1  # type: ignore[misc]  # so that short bodies go to it, too
 
 
 class Frame(NamedTuple):
@@ -261,7 +269,9 @@ async def tapped(
     sock = socket.create_server(("127.0.0.1", 0), backlog=1024)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setblocking(False)
-    said: dict[str, Any] = {"drain_timeout": ms(200), "skip": (), **PATIENT, **options}
+    said: dict[str, Any] = {
+        "drain_timeout": ms(200), "skip": (), "thread": THREADED, **PATIENT, **options
+    }  # fmt: skip
     relay = Relay(
         loop, RelayOptions(upstream=url, **said), name=name, tap_path=meter.path, experiment=experiment,
         clock=clocks,

@@ -1,0 +1,50 @@
+"""Run the forwarding thread of a relay: collect its frames, and go on with the bodies that it returns.
+
+After `HAND_OVER_READS` reads of a body, the thread (native/forwarder.c) has both sockets until something
+happens that is not plain. See "The forwarding thread" in ARCHITECTURE.md.
+"""
+
+import asyncio
+from typing import Any, Final
+
+from llmtap import native
+from llmtap.channel import Tap
+from llmtap.net.stream import Timebase
+
+HAND_OVER_READS: Final = 8
+"""Plain reads of a body before it goes to the thread."""
+
+
+class ForwardingThread:
+    """The thread, and what its signals lead to in the event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, tap: Tap, timebase: Timebase) -> None:
+        assert native.compiled is not None
+        self._loop = loop
+        self._tap = tap
+        self._timebase = timebase
+        self.forwarder: Any = native.compiled.Forwarder(timebase.lag, HAND_OVER_READS)
+        self._fd: int = self.forwarder.fileno()
+        self.forwarder.set_clock(timebase.offset_ns, timebase.since_ns)
+        timebase.on_sample = self.forwarder.set_clock
+        tap.source = self.forwarder
+        tap.collect()  # This also sets the room for frames.
+        loop.add_reader(self._fd, self._on_signal)
+
+    def _on_signal(self) -> None:
+        loans = self.forwarder.take_returned()
+        self._tap.collect()
+        for loan in loans:
+            try:
+                loan.deliver()
+            except Exception as exc:
+                # As for a callback of the loop: the other bodies go on.
+                self._loop.call_exception_handler({"message": "a returned body failed", "exception": exc})
+
+    def close(self) -> None:
+        """Take all bodies back, and end the thread."""
+        self._loop.remove_reader(self._fd)
+        self.forwarder.close()
+        self._timebase.on_sample = None
+        self._tap.collect()
+        self._tap.source = None
