@@ -68,7 +68,7 @@ OF_A_SET = {
     "capture.level": "none", "capture.fsync": "never", "capture.when_full": "oldest",
     "capture.memory_bytes": "2MiB", "capture.rotate_bytes": "1MiB", "capture.total_bytes": "1GiB",
     "capture.full_share": "0.25", "capture.full_tenants": '["x"]',
-    "capture.redact": '["email"]', "capture.flush": "100ms",
+    "capture.redact": '["email"]', "capture.flush": "100ms", "capture.pair_key": "0123456789abcdef",
     "watch.interfaces": '["lo"]', "watch.ports": "[8000]", "watch.upstream_hosts": '["10.0.0.1"]',
     "otlp.protocol": "http/protobuf", "otlp.semconv": "off",
 }  # fmt: skip

@@ -85,6 +85,14 @@ def _duration_column(name: str, path: str, *, coarse: Coarse = Coarse.SAME, dist
     return Column(name, INT, path, Unit.DURATION, coarse=coarse, distinct=distinct)
 
 
+def _arrival_mono_ns(x: Exchange) -> int | None:
+    """Return the arrival by the monotonic clock; None if the timeline is that of another clock."""
+    if x.arrival_mono_ns is not None:
+        return x.arrival_mono_ns
+    arrival_ns = x.timeline.arrival_ns
+    return arrival_ns if x.clock in ("mono", "kernel") and arrival_ns != x.arrival_wall_ns else None
+
+
 def _uncertainty_us(x: Exchange) -> int:
     return -(-x.uncertainty_ns // 1_000)
 
@@ -102,6 +110,7 @@ COLUMNS: Final = (
     Column("id", STRING, distinct=True, of=lambda x: x.id),
     Column("arrival_ns", INT, coarse=Coarse.OWN, distinct=True, statistics=True),
     Column("arrival", "timestamp us UTC", coarse=Coarse.OWN, distinct=True, statistics=True),
+    Column("arrival_mono_ns", INT, coarse=Coarse.NULL, distinct=True, of=_arrival_mono_ns),
     Column("anchor", SMALL, "anchor"),
     Column("tenant", STRING, "tenant", statistics=True, by=True),
     Column("model", STRING, "model", statistics=True, by=True),
@@ -179,6 +188,8 @@ COLUMNS: Final = (
     Column("event_bytes", "list of int64", level="shape", coarse=Coarse.OWN),
     Column("event_tokens", "list of int64", coarse=Coarse.NULL),
     Column("event_flags", "list of uint8", coarse=Coarse.OWN),
+    Column("event_chars", "list of int64", level="shape", coarse=Coarse.NULL),
+    Column("text_blocks", "list of int64", level="shape", coarse=Coarse.NULL, distinct=True),
     Column("server_gap_us", "list of int64", coarse=Coarse.NULL, distinct=True),
     Column("reads", SMALL, "reads", coarse=Coarse.NULL),
     Column("response_bytes", INT, "response_bytes", coarse=Coarse.BYTES, distinct=True),

@@ -6,6 +6,8 @@ the redaction. `redacted` hides the keys in the URL of a place.
 
 import difflib
 import re
+import secrets
+from hashlib import blake2b
 from typing import Annotated, Final, Literal
 from urllib.parse import parse_qsl, urlencode
 
@@ -20,6 +22,7 @@ OWN_RULE: Final = "re:"
 """Prefix of a regular expression of the operator's own in `redact`."""
 FLUSH_NS_MAX: Final = 10_000_000_000
 """Maximum of `flush`: a longer interval loses more rows at a kill than users expect (default: a second)."""
+PAIR_KEY_CHARS_MIN: Final = 16
 _RULES: Final = ("email", "card", "phone", "key")
 HARMLESS: Final = frozenset(("region", "scheme", "endpoint_override", "project_id", "retry_limit_seconds"))
 """Query fields of a URL that are no secret."""
@@ -88,6 +91,15 @@ class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             description="Body fields with the conversation ID, as paths; used if no header field is present."
         ),
     ] = ("session_id", "conversation", "conversation.id", "metadata.session_id", "metadata.conversation_id")
+    pair_key: Annotated[
+        str | None,
+        Meta(
+            description="Secret text of at least 16 characters that the captures on both sides of a gateway "
+            "share, so that `llmtap report --pair` can compare them: it is the key of the hashes (default: a "
+            "random key for each capture), and lengths and hashes of answers are stored, too.",
+            extra={"secret": True},
+        ),
+    ] = None
     block_tokens: Annotated[
         int, Meta(ge=1, le=65_536, description="Tokens per hashed block, if meter.tokenizer is set.")
     ] = 512
@@ -148,6 +160,8 @@ class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 "capture.full_tenants", "is empty, but capture.level is full, which needs tenants who agreed",
                 'name tenants, or ["*"] for all',
             )  # fmt: skip
+        if self.pair_key is not None:
+            self._check_pair_key(self.pair_key)
         for i, rule in enumerate(self.redact):
             _check_rule(f"capture.redact[{i}]", rule)
         if self.to is not None and not self.to.strip():
@@ -172,6 +186,20 @@ class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 "increase capture.total_bytes, or reduce capture.rotate_bytes",
             )  # fmt: skip
 
+    def _check_pair_key(self, key: str) -> None:
+        if len(key) < PAIR_KEY_CHARS_MIN:
+            raise ConfigError(
+                "capture.pair_key",
+                f"must have at least {PAIR_KEY_CHARS_MIN} characters, got {len(key)}",
+                "use a random text (openssl rand -hex 16), the same on both sides of the gateway",
+            )
+        if self.level in ("none", "coarse"):
+            raise ConfigError(
+                "capture.pair_key",
+                f"has no effect if capture.level is {self.level}, which stores no hashes and times of tokens",
+                'set capture.level = "shape", or leave out capture.pair_key',
+            )
+
 
 def _check_rule(place: str, rule: str) -> None:
     """Raise ConfigError for an unknown name: taken for a pattern, a misspelt name would redact nothing."""
@@ -190,6 +218,20 @@ def _check_rule(place: str, rule: str) -> None:
         re.compile(pattern)
     except re.error as exc:
         raise ConfigError(place, f"{pattern!r} is not a regular expression: {exc}") from None
+
+
+def salt_of(pair_key: str | None) -> bytes:
+    """Return the key of the hashes of a capture: derived from `pair_key`, or random."""
+    if pair_key is None:
+        return secrets.token_bytes(32)
+    return blake2b(pair_key.encode(), digest_size=32, person=b"llmtap pair key").digest()
+
+
+def key_id_of(pair_key: str | None) -> str:
+    """Return the id by which a capture names its `pair_key`; empty if it has none."""
+    if pair_key is None:
+        return ""
+    return blake2b(pair_key.encode(), digest_size=6, person=b"llmtap key id").hexdigest()
 
 
 def redacted(url: str) -> str:

@@ -75,7 +75,8 @@ class CaptureInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
 
     schema_version: int = VERSION
     capture: str = ""
-    """Id of one start of the proxy. Block hashes are comparable within one capture only."""
+    """Id of one start of the proxy. Block hashes are comparable within one capture only, except with
+    `pair_key`."""
     tap_version: str = ""
     config: str = ""
     level: str = ""
@@ -85,6 +86,8 @@ class CaptureInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     tokenizer: str | None = None
     block_unit: str = ""
     block_size: int = 0
+    pair_key: str = ""
+    """Id of the configured key of the hashes: captures with the same id have comparable hashes."""
     arrivals: str = "wall"
     """`wall`: `arrival_ns` counts from 1970 UTC. `trace`: from the trace's own zero."""
     blocks: str = "salted"

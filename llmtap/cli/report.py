@@ -82,7 +82,9 @@ Examples:
 
   llmtap report before.json --compare after.json --fail-if-worse ttft_p99:5%
 
-  llmtap report results/a --compare results/b --compare results/c --html page.html"""
+  llmtap report results/a --compare results/b --compare results/c --html page.html
+
+  llmtap report front/ back/ --pair --html gateway.html"""
 
 
 class _ReportCommand(SeveralValues):
@@ -114,6 +116,13 @@ class _SourceOptions(Struct, frozen=True, kw_only=True):
         list[str] | None,
         opt("Label by which the report is grouped; may be repeated.", "|".join(BY)),
     ] = None
+    pair: Annotated[
+        bool,
+        opt(
+            "Pair the exchanges of two captures, FRONT and BACK, one on each side of a gateway, and report "
+            "what the gateway did. See docs/howto/gateway.md."
+        ),
+    ] = False
     skip_broken: Annotated[bool, opt("Skip files that cannot be read, and list their names.")] = False
 
 
@@ -189,6 +198,15 @@ def report(
     from llmtap.gates.regression import Tolerances
     from llmtap.gates.requirements import Requirements, exit_code
 
+    if source.pair:
+        from llmtap.cli.pairs import report_pairs
+
+        others = flags_given(source, goals, reader, comparison)
+        for option in (*others, *(["--csv"] if outputs.csv is not None else [])):
+            if option not in ("--pair", "--skip-broken"):
+                raise ConfigError(option, "cannot be combined with --pair")
+        report_pairs(places, outputs.outputs(), skip_broken=source.skip_broken)
+        return
     requirements = Requirements.parse(goals.require)
     if outputs.csv is not None and (comparison.compare or (Path(places[0]) / "bench.json").is_file()):
         raise ConfigError("--csv", "applies to captures, traces and results of llmtap replay only")

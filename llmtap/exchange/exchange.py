@@ -76,6 +76,8 @@ _POINTS: Final = (
     "first_tool_call", "first_refusal", "first_content", "last_token", "response_end", "delivered",
 )  # fmt: skip
 """Names in the public timeline, in its order; each is a field of `Timeline` without `_ns`."""
+TEXT_BLOCK_CHARS: Final = 32
+"""Characters of a block of `Exchange.text_blocks`; the last block may be shorter."""
 A2A: Final = "a2a"
 """Endpoint and dialect of the agent protocol A2A."""
 BLANK: Final = 1
@@ -98,6 +100,9 @@ class EventLog:
     its text; -1: unknown."""
     flags: bytearray = field(default_factory=bytearray)
     """BLANK and OUTPUT of each event; events of a guardrail or an error may carry output, too."""
+    chars: "array[int]" = field(default_factory=lambda: array("l"))
+    """Characters of content that each event adds to the first choice; empty unless a capture wants the text.
+    """
 
     def add(self, t_ns: int, event_class: EventClass, size: int, tokens: int, flags: int) -> None:
         self.t_ns.append(t_ns)
@@ -265,6 +270,11 @@ class Exchange:
     """Set only during a capture, like `turn` and `text`."""
     turn: Turn | None = None
     text: CapturedText | None = None
+    text_blocks: "array[int] | None" = None
+    """Chained hashes of the content of the first choice; None unless the capture has `capture.pair_key`."""
+    arrival_mono_ns: int | None = None
+    """Arrival by the monotonic clock of its host, of an exchange that was read from a capture: its timeline
+    is that of the wall clock."""
     capture_data: object | None = None
     """The recorder's own data, until the end of the exchange."""
     scheduled_ns: int | None = None

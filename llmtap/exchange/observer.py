@@ -56,6 +56,8 @@ _USAGE_BYTES_MAX: Final = 1 << 10
 kept."""
 _LOGGED_BYTES: Final = 34
 """Memory of an event in the log, with its delay."""
+_CHARS_BYTES: Final = 8
+"""Further memory of an event in the log while the text of the answer is kept."""
 _LOGGED_FREE: Final = 1 << 10
 """The memory of the log is counted in steps of this number of events."""
 _TEXT_BYTES: Final = 8
@@ -354,7 +356,8 @@ class Observer:
         kept_bytes = answer.kept_bytes + self._noted_bytes
         logged = len(self._t.events.classes)
         if logged >= _LOGGED_FREE:
-            kept_bytes += (logged - logged % _LOGGED_FREE) * _LOGGED_BYTES
+            event_bytes = _LOGGED_BYTES if self._texts is None else _LOGGED_BYTES + _CHARS_BYTES
+            kept_bytes += (logged - logged % _LOGGED_FREE) * event_bytes
         if self._decoder is not None:
             kept_bytes += self._decoder.kept_bytes
         if kept_bytes == self._kept_bytes:
@@ -561,6 +564,7 @@ class Observer:
         if self._request.wants_text and self._texts is None:
             self._log_run()
             self._texts = []
+            self._t.events.chars.extend([0] * len(self._t.events))
             self._set_keeps_texts()
 
     def _lose(self, reason: PeerProtocolError) -> None:
@@ -636,6 +640,8 @@ class Observer:
         if len(log.classes) < self._events_max:
             flags = (OUTPUT if delta.output else 0) | (BLANK if delta.blank else 0)
             log.add(t_ns, delta.event_class, delta.size, tokens, flags)
+            if self._texts is not None:
+                log.chars.append(len(delta.text) if _has_first_text(delta) else 0)
         else:
             self._x.unlogged_events += 1
         if t.first_any_ns is None:
@@ -655,7 +661,7 @@ class Observer:
             if delta.text:
                 self._tokens.chunks += len(delta.choices)
                 # Use the text of the first choice only: texts of several choices are interleaved.
-                if delta.event_class in _CONTENT_CLASSES and delta.choices[0] == 0:
+                if _has_first_text(delta):
                     if self._interventions.reading:
                         self._interventions.read(delta.text)
                     if self._texts is not None:
@@ -749,13 +755,15 @@ class Observer:
         room = max(0, self._events_max - len(t.events))
         classes = bytes((delta.event_class,)) * n
         t.events.add_many(times[:room], classes[:room], sizes[:room], tokens[:room], flags[:room])
+        if self._texts is not None:
+            chars = map(len, texts) if _is_first_content(delta) else [0] * n
+            t.events.chars.extend(array("l", chars)[:room])
         x.unlogged_events += max(0, n - room)
         if texts and _is_first_content(delta):
             if self._interventions.reading:
                 self._interventions.read_all(texts)
             if self._texts is not None:
-                for text in texts:
-                    self._keep_text(text)
+                self._keep_text("".join(texts))
         self._weigh(answer)
         self._set_keeps_texts()
 
@@ -800,6 +808,13 @@ class Observer:
 def _values(headers: Headers, name: bytes) -> list[bytes]:
     """Return the values of all lines of a field."""
     return [value for one, value in headers if one.lower() == name]
+
+
+def _has_first_text(delta: Delta) -> bool:
+    """Whether the event adds text to the content of the first choice."""
+    return (
+        delta.output and bool(delta.text) and delta.event_class in _CONTENT_CLASSES and delta.choices[0] == 0
+    )
 
 
 def _is_first_content(delta: Delta) -> bool:

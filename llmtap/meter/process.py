@@ -123,6 +123,7 @@ def make_pipeline(setup: MeterSetup, clock: Clock) -> tuple[ExchangePipeline, En
 def start_recorder(setup: MeterSetup, pipeline: ExchangePipeline, encode: Encode | None) -> "Recorder | None":
     """Capture what the pipeline measures; return None, and log it, if that fails."""
     # Imported only with a capture: Arrow takes 40 MB and 200 ms.
+    from llmtap.capture.options import key_id_of
     from llmtap.capture.privacy.coarse import STEPS
     from llmtap.capture.schema import CaptureInfo
     from llmtap.meter.pipeline.recorder import Recorder
@@ -137,6 +138,7 @@ def start_recorder(setup: MeterSetup, pipeline: ExchangePipeline, encode: Encode
         tokenizer=setup.options.tokenizer,
         block_unit="" if options.level == "none" else "bytes" if encode is None else "tokens",
         block_size=int(options.block_bytes) if encode is None else options.block_tokens,
+        pair_key=key_id_of(options.pair_key),
     )
     try:
         recorder = Recorder(

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from llmtap.capture.options import salt_of
 from llmtap.channel.experiment import Experiment, resolve
 from llmtap.clock import SystemClock
 from llmtap.config import Settings, fingerprint
@@ -49,7 +50,8 @@ class ProxyRun(msgspec.Struct, kw_only=True):
     """Digest of the options of `experiment`."""
     capture_id: str = ""
     capture_salt: str = ""
-    """Stored only here, so that hashes of different captures cannot be compared."""
+    """Stored only here, so that hashes of different captures cannot be compared without `capture.pair_key`.
+    """
     capture_of: str = ""
     capture_met: bool = False
     """A meter has been started for the capture; later meters continue it."""
@@ -82,7 +84,7 @@ class ProxyRun(msgspec.Struct, kw_only=True):
         if of != self.capture_of:
             self.capture_of = of
             self.capture_id = _new_capture_id(SystemClock.wall_ns())
-            self.capture_salt = secrets.token_hex(32)
+            self.capture_salt = salt_of(settings.capture.pair_key).hex()
             self.capture_met = False
 
     def catch_up(self, other: "ProxyRun") -> None:
@@ -146,7 +148,8 @@ def fresh_meter_setup(settings: Settings, socket: str = "", admin_fd: int | None
     """Return the setup of a meter without relays, with new keys; without `socket` it reads a file."""
     return _meter_setup(
         settings, host_salt() or secrets.token_hex(16), socket=socket, admin_fd=admin_fd,
-        capture_id=_new_capture_id(SystemClock.wall_ns()), capture_salt=secrets.token_hex(32),
+        capture_id=_new_capture_id(SystemClock.wall_ns()),
+        capture_salt=salt_of(settings.capture.pair_key).hex(),
     )  # fmt: skip
 
 

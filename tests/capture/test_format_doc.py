@@ -100,6 +100,8 @@ def full_exchange() -> Exchange:
     )  # fmt: skip
     x.turn = Turn("s", "explicit", 1, "p", US, "tool")
     x.text = CapturedText("asked", "answered", 1)
+    t.events.chars.extend([4] * len(t.events))
+    x.text_blocks = array("q", [1])
     return x
 
 

@@ -150,6 +150,13 @@ def _event_lists(xs: Sequence[exchange.Exchange], arrivals: pa.Array, columns: d
     for name, flat in values.items():
         assert len(flat) == len(t_ns), f"{name} is not as long as the other columns of the log"
         columns[name] = pa.ListArray.from_arrays(offsets, flat)
+    chars = [log.chars if log.chars and len(log.chars) == len(log) else None for log in logs]
+    if any(chars):
+        columns["event_chars"] = _list_column(
+            _joined_column(filter(None, chars), _LONG).cast(pa.int64()), chars
+        )
+    if any(x.text_blocks is not None for x in xs):
+        columns["text_blocks"] = _lists_of_ints([x.text_blocks for x in xs])
     gaps = [x.server_gaps_ns for x in xs]
     if any(gap is not None for gap in gaps):
         columns["server_gap_us"] = _list_column(
@@ -304,7 +311,10 @@ def _set_part(x: exchange.Exchange, name: str) -> None:
 def exchanges_of(batch: pa.RecordBatch) -> Iterator[exchange.Exchange]:
     """Yield the rows of a batch in SCHEMA as Exchanges, stamped by the wall clock; unknown turns are -1."""
     n = batch.num_rows
-    skipped = {*_OFFSETS, *_EVENTS, "server_gap_us", "blocks", "message_bytes", "arrival", "capture"}
+    skipped = {
+        *_OFFSETS, *_EVENTS, "event_chars", "text_blocks", "server_gap_us", "blocks", "message_bytes",
+        "arrival", "capture",
+    }  # fmt: skip
     rows = {name: batch.column(name).to_pylist() for name in SCHEMA.names if name not in skipped}
     arrivals = pc.fill_null(batch.column("arrival_ns"), 0)
     us = pa.concat_arrays([batch.column(name) for name in _OFFSETS])
@@ -312,14 +322,16 @@ def exchanges_of(batch: pa.RecordBatch) -> Iterator[exchange.Exchange]:
     points = [stamps[i * n : (i + 1) * n] for i in range(len(_OFFSETS))]
     logs = _event_logs(batch, arrivals)
     gaps = _lists_as_arrays(batch.column("server_gap_us"), "q", lambda flat: pc.multiply(flat, 1_000))
-    blocks, sizes = (_lists_as_arrays(batch.column(name), "q") for name in ("blocks", "message_bytes"))
+    blocks, sizes, text_blocks = (
+        _lists_as_arrays(batch.column(name), "q") for name in ("blocks", "message_bytes", "text_blocks")
+    )
     for i in range(n):
         row = {name: values[i] for name, values in rows.items()}
         arrival_ns = row["arrival_ns"] or 0
         t = exchange.Timeline(arrival_ns, events=next(logs))
         x = exchange.Exchange(row["relay"] or "", row["seq"] or 0, arrival_ns, t)
         _set_part(x, row["id"] or "")
-        x.server_gaps_ns = gaps[i]
+        x.server_gaps_ns, x.text_blocks = gaps[i], text_blocks[i]
         for (part, attribute), point in zip(_POINTS, points, strict=True):
             setattr(t if part else x, attribute, point[i])
         _set_fields(x, row)
@@ -334,6 +346,7 @@ def _set_fields(x: exchange.Exchange, row: dict[str, Any]) -> None:
         if value is not None:
             setattr(getattr(x, part) if part else x, attribute, value * 1_000 if in_us else value)
     x.path = row["path"] or ""
+    x.arrival_mono_ns = row["arrival_mono_ns"]
     x.outcome = Outcome(x.outcome)
     x.reading = _reading_of(row["reading"], x)
     x.uncertainty_ns = (row["uncertainty_us"] or 0) * 1_000
@@ -391,7 +404,10 @@ def _event_logs(batch: pa.RecordBatch, arrivals: pa.Array) -> Iterator[exchange.
         batch.column("event_tokens"), "l", lambda flat: pc.fill_null(flat, -1).cast(_LONG)
     )
     flags = _lists_as_arrays(batch.column("event_flags"), "B", lambda flat: pc.fill_null(flat, 0))
-    for times, kinds, size, counted, flag in zip(t_ns, classes, sizes, tokens, flags, strict=True):
+    chars = _lists_as_arrays(batch.column("event_chars"), "l", lambda flat: pc.fill_null(flat, 0).cast(_LONG))
+    for times, kinds, size, counted, flag, char in zip(
+        t_ns, classes, sizes, tokens, flags, chars, strict=True
+    ):
         if times is None:
             yield exchange.EventLog()
             continue
@@ -402,6 +418,7 @@ def _event_logs(batch: pa.RecordBatch, arrivals: pa.Array) -> Iterator[exchange.
             array("l", [0]) * n if size is None else size,
             array("l", [-1]) * n if counted is None else counted,
             bytearray(n if flag is None else flag),
+            array("l") if char is None else char,
         )
 
 

@@ -23,6 +23,7 @@ import msgspec
 from llmtap.capture.options import CaptureOptions, redacted
 from llmtap.capture.privacy.redaction import Redactor
 from llmtap.capture.privacy.sessions import BlockHasher, Keys, Sessions
+from llmtap.capture.privacy.text_blocks import text_blocks
 from llmtap.capture.schema import CaptureInfo, CaptureLedger, RelayCount
 from llmtap.capture.store.rows import to_batch
 from llmtap.capture.store.spool import aside_of, clear
@@ -175,7 +176,8 @@ class Recorder:
         self._thread.start()
 
     def observe_request(self, x: Exchange, head: RequestHead, body: bytes) -> bool:
-        wants_text = self._redactor is not None and self._is_full(x.tenant)
+        full = self._redactor is not None and self._is_full(x.tenant)
+        wants_text = full or self._options.pair_key is not None
         if self._pending_bytes + len(body) > self._options.memory_bytes:
             self._unshaped += 1
             return False
@@ -412,6 +414,8 @@ class Recorder:
         if data.keys is not None:
             x.turn = self._sessions.turn(x, data.keys)
         text, x.text = x.text, None
+        if self._options.pair_key is not None and text is not None:
+            x.text_blocks = text_blocks(text.response_text or "", self._salt)
         if data.body is not None and self._is_sampled(x):
             x.text = self._redacted(data.body, text)
         data.release()
@@ -435,7 +439,8 @@ class Recorder:
         self._row_bytes = 0
         batch, failed = to_batch(rows, capture=self._info.capture, level=self._options.level)
         for x in rows:
-            x.shape = x.turn = x.text = None  # `RecentExchanges` keeps `x`, and needs none of these
+            x.shape = x.turn = x.text = x.text_blocks = None  # `RecentExchanges` needs none of these
+            del x.timeline.events.chars[:]
         for error in failed:
             self._failed(error)
         if failed:

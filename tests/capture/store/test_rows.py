@@ -56,7 +56,8 @@ def kept(x: Exchange) -> dict[str, Any]:
         "scheduled": since(x.scheduled_ns),
         "paused": us(t.paused_ns),
         "uncertainty": -(-x.uncertainty_ns // US),
-        "events": ([since(ns) for ns in log.t_ns], log.classes, log.sizes, log.tokens, log.flags),
+        "events": ([since(ns) for ns in log.t_ns], log.classes, log.sizes, log.tokens, log.flags, log.chars),
+        "text_blocks": x.text_blocks,
         "gaps": None if x.server_gaps_ns is None else [us(ns) for ns in x.server_gaps_ns],
         "tokens": replace(x.tokens, input=by_tokenizer if x.tokens.input is None else x.tokens.input),
         "shape": None if asked is None else replace(asked, tokens=None),
@@ -120,6 +121,7 @@ def test_event_lists_hold_names_and_null_for_tokens_that_nobody_told() -> None:
     assert {name: value for name, value in row.items() if name == "id" or name.startswith("event_")} == {
         "id": "run.0.1-1", "event_class": ["content", "content", "done"], "event_tokens": [1, 1, None],
         "event_us": [100_000, 120_000, 121_000], "event_bytes": [181, 181, 12], "event_flags": [2, 2, 0],
+        "event_chars": None,
     }  # fmt: skip
 
 

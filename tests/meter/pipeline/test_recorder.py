@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import llmtap
-from llmtap.capture.options import CaptureOptions
+from llmtap.capture.options import CaptureOptions, salt_of
 from llmtap.capture.schema import CaptureInfo
 from llmtap.capture.store.store import Store
 from llmtap.clock import SystemClock
@@ -26,10 +26,12 @@ ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
 EVENT = b'data: {"model":"m","choices":[{"index":0,"delta":{"content":"fine"},"finish_reason":"stop"}]}\n\n'
 
 
-def recording(folder: Path, *, encode: Any = None, waits: bool = False, **options: Any) -> Recorder:
+def recording(
+    folder: Path, *, encode: Any = None, waits: bool = False, salt: bytes = bytes(32), **options: Any
+) -> Recorder:
     chosen = CaptureOptions(to=str(folder), **options)
     info = CaptureInfo(capture="c", level=chosen.level, block_size=16, block_unit="bytes")
-    return Recorder(chosen, SystemClock(), info, salt=bytes(32), encode=encode, waits=waits)
+    return Recorder(chosen, SystemClock(), info, salt=salt, encode=encode, waits=waits)
 
 
 def play(
@@ -66,6 +68,24 @@ def play(
 def rows_of(folder: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = llmtap.read(folder).table().to_pylist()
     return sorted(rows, key=lambda row: row["seq"])
+
+
+def test_a_pair_key_stores_lengths_and_hashes_of_the_answer(tmp_path: Path) -> None:
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for name, key in (("front", "k" * 16), ("back", "k" * 16), ("other", "o" * 16), ("none", None)):
+        recorder = recording(tmp_path / name, pair_key=key, salt=salt_of(key))
+        recorder.start()
+        x = play(recorder)
+        recorder.close(60, whole=True)
+        rows[name] = rows_of(tmp_path / name)
+        assert not x.timeline.events.chars and x.text is None and x.text_blocks is None
+    shown = {name: (row["event_chars"], row["text_blocks"], row["blocks"]) for name, (row,) in rows.items()}
+    assert shown["front"] == shown["back"]
+    assert shown["front"][0] == [4] and len(shown["front"][1]) == 1
+    assert shown["other"][0] == [4]
+    assert shown["other"][1] != shown["front"][1] and shown["other"][2] != shown["front"][2]
+    assert shown["none"][:2] == (None, None)
+    assert all(row["response_text"] is None for (row,) in rows.values())
 
 
 def test_what_is_handed_over_is_in_the_spool_soon_and_in_a_file_at_the_end(tmp_path: Path) -> None:

@@ -86,6 +86,8 @@ def any_exchange(draw: st.DrawFn) -> Exchange:
 
     t = Timeline(arrival_ns, *(at() for _ in range(13)), draw(_ns.map(abs)), draw(_logs(arrival_ns)))
     t.connected_ns, t.send_wait_ns = at(), draw(_ns.map(abs))
+    if draw(st.booleans()):
+        t.events.chars.extend(range(len(t.events)))
     x = Exchange(draw(_text), draw(st.integers(1, 2**40)), draw(st.integers(0, 2 * 10**18)), t)
     x.outcome = draw(st.sampled_from(Outcome))
     for name in (
@@ -103,6 +105,7 @@ def any_exchange(draw: st.DrawFn) -> Exchange:
         "retries", "resent", "anchor", "reads", "request_bytes", "response_bytes", "unparsed_events",
     ):  # fmt: skip
         setattr(x, name, draw(st.integers(0, 2**31 - 1)))
+    x.text_blocks = draw(st.none() | _ints)
     x.uncertainty_ns = draw(_ns.map(abs))
     x.slo_ttft_ns, x.slo_tpot_ns = draw(st.none() | _ns.map(abs)), draw(st.none() | _ns.map(abs))
     x.scheduled_ns = draw(st.none() | _ns.map(lambda since: arrival_ns + since))

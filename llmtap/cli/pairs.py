@@ -1,0 +1,41 @@
+"""`llmtap report FRONT BACK --pair`: pair the captures on both sides of a gateway."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from llmtap.cli.shared import Outputs, json_text, print_rich
+from llmtap.errors import ConfigError
+
+EXCHANGES_MAX: Final = 200_000
+"""Exchanges of one side that are paired at once: all are in memory, some 20 KB each."""
+
+
+def report_pairs(places: Sequence[str], outputs: Outputs, *, skip_broken: bool) -> None:
+    """Pair two captures, and write or print the report. Raises ConfigError."""
+    from llmtap.capture.read.reader import read
+    from llmtap.pairing.summary import pair_captures
+    from llmtap.report.pairs import pairs_html, pairs_markdown, render_pairs
+
+    if len(places) != 2:
+        raise ConfigError(
+            "--pair",
+            f"needs two captures, got {len(places)}",
+            "such as llmtap report FRONT BACK --pair; to write JSON to a file, use --json=FILE",
+        )
+    captures = [read(place, skip_broken=skip_broken) for place in places]
+    for place, capture in zip(places, captures, strict=True):
+        if len(capture) > EXCHANGES_MAX:
+            raise ConfigError(
+                place,
+                f"has {len(capture):,} exchanges; at most {EXCHANGES_MAX:,} can be paired",
+                "name single files of each capture that cover the same time",
+            )
+    front_key, back_key = (capture.info.pair_key for capture in captures)
+    fronts, backs = (list(capture.exchanges()) for capture in captures)
+    summary = pair_captures(fronts, backs, comparable=bool(front_key) and front_key == back_key)
+    texts = {
+        "--json": lambda: json_text(summary),
+        "--html": lambda: pairs_html(summary),
+        "--markdown": lambda: pairs_markdown(summary),
+    }
+    outputs.tell(texts, lambda: print_rich(render_pairs(summary)))

@@ -1,0 +1,148 @@
+"""Compare the text of an answer on both sides of a gateway, and align it in time.
+
+`compare_text` uses the lengths and chained hashes that a capture with `capture.pair_key` stores. `align`
+finds the event that delivered each token: by characters, as far as the texts are equal; without hashes by
+token counts, if both sides have the same total and the count of each event is known.
+"""
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmtap.exchange.exchange import TEXT_BLOCK_CHARS, Exchange
+from llmtap.metrics.latency import output_times_ns, tokens_per_chunk
+
+Times = NDArray[np.int64]
+
+
+class TextRelation(StrEnum):
+    """Text at the front compared with that at the back."""
+
+    EQUAL = "equal"
+    CUT = "cut"
+    """The front ends earlier. Its last characters that do not fill a block cannot be compared."""
+    EXTENDED = "extended"
+    """The front continues after the end of the back, of which the same is true."""
+    CHANGED = "changed"
+    UNKNOWN = "unknown"
+    """There is no text, a side has no hashes of its whole text, or the shorter text does not fill a block."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextComparison:
+    """Result of a comparison by lengths and hashes, in characters."""
+
+    relation: TextRelation
+    front_chars: int
+    back_chars: int
+    common_chars: int
+    """Length of the beginning that is equal. A difference begins less than one block after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """Tokens that both sides have: when each was complete at the back, and when the front had it."""
+
+    basis: str
+    """`text`: the characters are the same by their hashes. `tokens`: the counts of tokens are the same."""
+    back_ns: Times
+    front_ns: Times
+    weights: NDArray[np.int64]
+    """Number of tokens at each of these times: one event may have several."""
+
+    def delays_ns(self, offset_ns: int) -> Times:
+        """Return the delay of each token; `offset_ns`: clock of the back minus that of the front."""
+        return np.repeat(self.front_ns - self.back_ns + offset_ns, self.weights)
+
+
+def common_blocks(front: Exchange, back: Exchange) -> int:
+    """Return the number of leading hashes that both texts have in common."""
+    n = 0
+    for a, b in zip(front.text_blocks or (), back.text_blocks or (), strict=False):
+        if a != b:
+            break
+        n += 1
+    return n
+
+
+def compare_text(front: Exchange, back: Exchange) -> TextComparison:
+    front_chars, back_chars = sum(front.timeline.events.chars), sum(back.timeline.events.chars)
+    hashed = _is_hashed(front, front_chars) and _is_hashed(back, back_chars)
+    if not hashed or not (front_chars or back_chars):
+        return TextComparison(TextRelation.UNKNOWN, front_chars, back_chars, 0)
+    blocks = common_blocks(front, back)
+    common_chars = min(blocks * TEXT_BLOCK_CHARS, front_chars, back_chars)
+    whole = blocks == len(front.text_blocks or ()) == len(back.text_blocks or ())
+    if whole and front_chars == back_chars:
+        relation = TextRelation.EQUAL
+    elif front_chars != back_chars and min(front_chars, back_chars) < TEXT_BLOCK_CHARS:
+        relation = TextRelation.UNKNOWN
+    elif front_chars < back_chars and blocks == front_chars // TEXT_BLOCK_CHARS:
+        relation = TextRelation.CUT
+    elif front_chars > back_chars and blocks == back_chars // TEXT_BLOCK_CHARS:
+        relation = TextRelation.EXTENDED
+    else:
+        relation = TextRelation.CHANGED
+    return TextComparison(relation, front_chars, back_chars, common_chars)
+
+
+def _is_hashed(x: Exchange, chars: int) -> bool:
+    """Return whether there are hashes of the whole text."""
+    return x.text_blocks is not None and len(x.text_blocks) == -(-chars // TEXT_BLOCK_CHARS)
+
+
+def text_events(x: Exchange) -> tuple[Times, NDArray[np.int64], NDArray[np.int64]]:
+    """Return time, end (in characters of the text) and tokens of each event with text. An event that does
+    not declare its tokens counts as one."""
+    log = x.timeline.events
+    chars = np.array(log.chars, np.int64)
+    places = np.flatnonzero(chars)
+    tokens = np.maximum(np.array(log.tokens, np.int64)[places], 1)
+    return np.array(log.t_ns, np.int64)[places], np.cumsum(chars[places]), tokens
+
+
+def align(front: Exchange, back: Exchange, text: TextComparison) -> Alignment | None:
+    """Return the alignment of an answer; None if nothing shows which event delivered which token."""
+    if text.relation is not TextRelation.UNKNOWN:
+        return _align_text(front, back, text.common_chars)
+    texts_differ = front.text_blocks and back.text_blocks
+    return None if texts_differ else _align_tokens(front, back)
+
+
+def _align_text(front: Exchange, back: Exchange, common_chars: int) -> Alignment | None:
+    back_ns, back_ends, tokens = text_events(back)
+    front_ns, front_ends, _ = text_events(front)
+    n = int(np.searchsorted(back_ends, common_chars, "right"))
+    if not n:
+        return None
+    delivered = np.searchsorted(front_ends, back_ends[:n], "left")
+    return Alignment("text", back_ns[:n], front_ns[delivered], tokens[:n])
+
+
+def _align_tokens(front: Exchange, back: Exchange) -> Alignment | None:
+    front_tokens, back_tokens = tokens_per_chunk(front), tokens_per_chunk(back)
+    if front_tokens is None or back_tokens is None or sum(front_tokens) != sum(back_tokens):
+        return None
+    front_ends, back_ends = np.cumsum(front_tokens), np.cumsum(back_tokens)
+    front_ns, back_ns = (np.array(output_times_ns(x.timeline.events), np.int64) for x in (front, back))
+    delivered = [bisect_left(front_ends, end) for end in back_ends]
+    return Alignment("tokens", back_ns, front_ns[delivered], np.array(back_tokens, np.int64))
+
+
+def held_tokens(alignment: Alignment, shift_ns: int) -> int:
+    """Return the largest number of tokens that the gateway had and had not delivered.
+
+    `shift_ns` is added to the times of the back. It is counted when an event reaches the front, with the
+    tokens of this event: a gateway that holds nothing back has 1.
+    """
+    arrivals_ns, order = np.unique(alignment.front_ns, return_index=True)
+    ends = np.cumsum(alignment.weights)
+    # `np.maximum`: tokens complete in order, also if two stamps of one read are equal.
+    produced_ns = np.maximum.accumulate(alignment.back_ns) + shift_ns
+    counts = np.concatenate(([0], ends))
+    produced = counts[np.searchsorted(produced_ns, arrivals_ns, "right")]
+    delivered = counts[order]
+    return int(np.max(produced - delivered, initial=0))

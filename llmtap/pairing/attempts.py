@@ -1,0 +1,79 @@
+"""Tell the attempt whose text a client received from the other requests that a gateway made for it."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.outcome import FAILED, Outcome
+from llmtap.pairing.alignment import TextComparison, compare_text
+from llmtap.pairing.matching import Pair, prompt_key
+
+
+class Role(StrEnum):
+    """Purpose of a request that the gateway made."""
+
+    DELIVERED = "delivered"
+    RETRY = "retry"
+    """It failed, and the delivered attempt has the same model."""
+    FALLBACK = "fallback"
+    """It failed, and the delivered attempt has another model."""
+    DISCARDED = "discarded"
+    """It succeeded, and the client received another answer to the same prompt."""
+    SIDE_CALL = "side_call"
+    """It has another prompt, for example that of a guardrail."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A request that the gateway made for a request of a client."""
+
+    exchange: Exchange
+    role: Role
+    text: TextComparison
+    """Text of the front compared with the text of this attempt."""
+
+
+def attempts_of(pair: Pair) -> list[Attempt]:
+    """Return all attempts of a pair, in the order of their arrival."""
+    texts = [compare_text(pair.front, back) for back in pair.backs]
+    delivered = _delivered(pair, texts)
+    main = pair.backs[-1] if delivered is None else pair.backs[delivered]
+    return [
+        Attempt(back, Role.DELIVERED if i == delivered else _role(back, main), text)
+        for i, (back, text) in enumerate(zip(pair.backs, texts, strict=True))
+    ]
+
+
+def _delivered(pair: Pair, texts: list[TextComparison]) -> int | None:
+    """Return the place of the attempt whose text was delivered.
+
+    It is the attempt with the longest text in common with the front. Without common text, it is an attempt
+    that succeeded: one that is like the request of the client, and the last of these.
+    """
+    common = [text.common_chars for text in texts]
+    if max(common) > 0:
+        return common.index(max(common))
+    front = pair.front
+    answered = [
+        (
+            prompt_key(back) == prompt_key(front),
+            back.stream == front.stream,
+            back.model == front.model,
+            i,
+        )
+        for i, back in enumerate(pair.backs)
+        if not _has_failed(back)
+    ]
+    return max(answered)[-1] if answered else None
+
+
+def _has_failed(x: Exchange) -> bool:
+    return x.outcome in FAILED or x.outcome is Outcome.CLIENT_ERROR
+
+
+def _role(back: Exchange, main: Exchange) -> Role:
+    if prompt_key(back) != prompt_key(main):
+        return Role.SIDE_CALL
+    if not _has_failed(back):
+        return Role.DISCARDED
+    return Role.RETRY if back.model == main.model else Role.FALLBACK

@@ -1,0 +1,212 @@
+"""Figures of one pair: what the gateway added, held back, cut, changed, retried and threw away.
+
+`FIGURES` declares each figure; `PairFigures` has its values, `summary.py` and the reports loop over the rows.
+Every value has the range in which the true one lies, by the uncertainties of both exchanges and of the clock.
+Times are from one vantage to the other: they include the network between them, and the range of a delay
+reaches down by the time that the relay at the back itself took.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from llmtap.exchange.exchange import Exchange
+from llmtap.metrics.latency import output_times_ns, ttft_ns
+from llmtap.pairing.alignment import Alignment, TextRelation, Times, align, held_tokens, text_events
+from llmtap.pairing.attempts import Attempt, Role, attempts_of
+from llmtap.pairing.clock import SAME_CLOCK, ClockOffset
+from llmtap.pairing.matching import ROUNDING_NS, Pair, error_ns
+
+
+class Unit(Enum):
+    SECONDS = "s"
+    TOKENS = "tokens"
+
+
+class Bounded(NamedTuple):
+    """A value, and the range in which the true one lies: ns or tokens."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure of a pair; its values are in `PairFigures.values` under `name`."""
+
+    name: str
+    title: str
+    definition: str
+    unit: Unit = Unit.SECONDS
+
+
+FIGURES: Final = (
+    Figure(
+        "request",
+        "request",
+        "Last byte of the request sent to the gateway until the first byte of its first attempt, with "
+        "the side calls before it. Below 0 if the gateway forwards a request while it reads it.",
+    ),
+    Figure(
+        "ttft",
+        "first token",
+        "TTFT at the front minus TTFT at the back, of the delivered attempt. It contains retries and the "
+        "time of the request, and does not depend on the clock offset.",
+    ),
+    Figure("first_token", "first token, way back", "First content at the front minus that at the back."),
+    Figure("token", "each token", "Time from the arrival of a token at the back until the front has it."),
+    Figure("token_hold_max", "longest delay of a token", "The longest such time of an answer."),
+    Figure(
+        "tokens_held",
+        "tokens held back",
+        "Largest number of tokens that the gateway had and had not delivered when an event reached the "
+        "front, with the tokens of this event: 1 if it holds nothing back.",
+        Unit.TOKENS,
+    ),
+    Figure(
+        "tokens_per_event_back",
+        "tokens per event, back",
+        "Tokens of the delivered attempt by its events with output.",
+        Unit.TOKENS,
+    ),
+    Figure(
+        "tokens_per_event_front",
+        "tokens per event, front",
+        "The same tokens by the events with output at the front, of answers that were not cut or changed.",
+        Unit.TOKENS,
+    ),
+    Figure(
+        "retries",
+        "lost to retries",
+        "First attempt until the delivered one begins, of requests with retries or fallbacks.",
+    ),
+    Figure(
+        "tokens_undelivered",
+        "tokens not delivered",
+        "Tokens of attempts that were not delivered, and of the end of an answer that was cut; of requests "
+        "with such tokens.",
+        Unit.TOKENS,
+    ),
+    Figure(
+        "side_call",
+        "side calls",
+        "Duration of the gateway's requests with another prompt, such as those of a guardrail.",
+    ),
+)  # fmt: skip
+"""All figures, in the order of tables."""
+
+
+@dataclass(slots=True)
+class PairFigures:
+    """What is known of one pair."""
+
+    pair: Pair
+    attempts: list[Attempt]
+    text: TextRelation
+    values: dict[str, list[Bounded]] = field(default_factory=dict)
+    """Values by figure: one of each pair, except for `side_call`. `token` is in `token_delays_ns`."""
+    token_delays_ns: Times | None = None
+    token_range_ns: tuple[int, int] = (0, 0)
+    """How much lower and higher a true delay of a token may be."""
+
+    @property
+    def delivered(self) -> Attempt | None:
+        return next((one for one in self.attempts if one.role is Role.DELIVERED), None)
+
+    def add(self, name: str, value: float, below: float = 0, above: float | None = None) -> None:
+        """Add a value; `below`, `above`: how far away the true one may be (`above` defaults to `below`)."""
+        bounded = Bounded(value, value - below, value + (below if above is None else above))
+        self.values.setdefault(name, []).append(bounded)
+
+
+def figures_of(pair: Pair, clock: ClockOffset = SAME_CLOCK) -> PairFigures:
+    """Return the figures of one pair."""
+    figures = PairFigures(pair, attempts_of(pair), TextRelation.UNKNOWN)
+    main = [one.exchange for one in figures.attempts if one.role is not Role.SIDE_CALL]
+    front, delivered = pair.front, figures.delivered
+    if front.timeline.submit_ns is not None:
+        first = main[0]
+        waited_ns = first.timeline.arrival_ns - clock.offset_ns - front.timeline.submit_ns
+        figures.add("request", waited_ns, error_ns(front, first, clock))
+    for one in figures.attempts:
+        if one.role is Role.SIDE_CALL and (lasted_ns := _duration_ns(one.exchange)) is not None:
+            figures.add("side_call", lasted_ns, 2 * (one.exchange.uncertainty_ns + ROUNDING_NS))
+    if delivered is not None:
+        figures.text = delivered.text.relation
+        _add_delays(figures, front, delivered, clock)
+        _add_chunking(figures, front, delivered)
+        if any(one.role in (Role.RETRY, Role.FALLBACK) for one in figures.attempts):
+            lost_ns = delivered.exchange.timeline.arrival_ns - main[0].timeline.arrival_ns
+            if lost_ns > 0:
+                error = delivered.exchange.uncertainty_ns + main[0].uncertainty_ns + 2 * ROUNDING_NS
+                figures.add("retries", lost_ns, error)
+    tokens = _undelivered_tokens(figures)
+    if tokens:
+        figures.add("tokens_undelivered", tokens)
+    return figures
+
+
+def _duration_ns(x: Exchange) -> int | None:
+    t = x.timeline
+    return None if t.response_end_ns is None else t.response_end_ns - t.arrival_ns
+
+
+def _add_delays(figures: PairFigures, front: Exchange, delivered: Attempt, clock: ClockOffset) -> None:
+    back = delivered.exchange
+    error = error_ns(front, back, clock)
+    here_ns, there_ns = ttft_ns(front.timeline), ttft_ns(back.timeline)
+    first_ns = back.added.first_chunk_ns or 0
+    if front.stream and back.stream and here_ns is not None and there_ns is not None:
+        own_ns = first_ns + (back.added.request_ns or 0)
+        both = front.uncertainty_ns + back.uncertainty_ns + 2 * ROUNDING_NS
+        figures.add("ttft", here_ns - there_ns, both + own_ns, both)
+    here_ns, there_ns = front.timeline.first_content_ns, back.timeline.first_content_ns
+    if front.stream and back.stream and here_ns is not None and there_ns is not None:
+        figures.add("first_token", here_ns - there_ns + clock.offset_ns, error + first_ns, error)
+    aligned = align(front, back, delivered.text) if front.stream and back.stream else None
+    if aligned is not None:
+        own_ns = back.added.chunk_max_ns or 0
+        figures.token_range_ns = (error + own_ns, error)
+        delays_ns = figures.token_delays_ns = aligned.delays_ns(clock.offset_ns)
+        figures.add("token_hold_max", int(delays_ns.max()), error + own_ns, error)
+        _add_held_tokens(figures, aligned, clock.offset_ns, error)
+
+
+def _add_held_tokens(figures: PairFigures, aligned: Alignment, offset_ns: int, error: int) -> None:
+    value, low, high = (held_tokens(aligned, -offset_ns + by_ns) for by_ns in (0, error, -error))
+    figures.add("tokens_held", value, value - min(value, low), max(value, high) - value)
+
+
+def _add_chunking(figures: PairFigures, front: Exchange, delivered: Attempt) -> None:
+    """Add the tokens per event of both sides; events that report no tokens count as one each at the back."""
+    back = delivered.exchange
+    back_events, front_events = (len(output_times_ns(x.timeline.events)) for x in (back, front))
+    tokens = back.tokens.output
+    if not (front.stream and back.stream and back_events and front_events and tokens):
+        return
+    tokens = max(tokens - _hidden_reasoning(back), back_events)
+    figures.add("tokens_per_event_back", tokens / back_events)
+    if delivered.text.relation in (TextRelation.EQUAL, TextRelation.UNKNOWN):
+        figures.add("tokens_per_event_front", tokens / front_events)
+
+
+def _hidden_reasoning(x: Exchange) -> int:
+    """Return the reasoning tokens that were counted as output and not sent."""
+    shown = x.timeline.first_reasoning_ns is not None or x.reasoning_apart
+    return 0 if shown else x.tokens.reasoning or 0
+
+
+def _undelivered_tokens(figures: PairFigures) -> int:
+    """Return the tokens that were generated for the prompt and never delivered."""
+    lost = 0
+    for one in figures.attempts:
+        if one.role is Role.DELIVERED:
+            if one.text.relation is TextRelation.CUT:
+                _, ends, tokens = text_events(one.exchange)
+                lost += int(tokens[np.searchsorted(ends, one.text.front_chars, "right") :].sum())
+        elif one.role is not Role.SIDE_CALL:
+            lost += one.exchange.tokens.output or 0
+    return lost

@@ -1,0 +1,251 @@
+"""Find the exchanges of two vantages that belong together, each with its evidence.
+
+An exchange of the back belongs to the exchange of the front during which it began and with which it shares,
+in this order of preference: a request id, a trace id, the hash of the prompt's last block (which covers the
+whole prompt), or the first hashes of the answer's text. If several exchanges of the front qualify, the
+prompt, the text and the order of events may exclude all but one; if they do not, the exchange is ambiguous.
+It is counted, and never assigned by a guess. The models are not compared, because a gateway may rename or
+replace them.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from llmtap.exchange.exchange import TEXT_BLOCK_CHARS, Exchange
+from llmtap.pairing.alignment import TextRelation, align, common_blocks, compare_text
+from llmtap.pairing.clock import SAME_CLOCK, ClockOffset
+
+SEARCHED_MAX: Final = 1_000
+"""Exchanges of the front with the same key that are looked at for one of the back: a health probe may send
+the same prompt all day. If there are more that may be under way, the exchange is ambiguous."""
+TEXT_BLOCKS_MIN: Final = 4
+"""Hashed blocks of text (128 characters, more than a canned refusal) that two answers must have in common to
+be paired by their text alone, and that they must have more in common than any other candidate if the texts
+are not equal: two answers to one prompt often begin alike."""
+ROUNDING_NS: Final = 1_000
+"""Times in captures are whole microseconds, rounded down."""
+
+
+class Evidence(StrEnum):
+    REQUEST_ID = "request_id"
+    TRACE_ID = "trace_id"
+    PROMPT = "prompt"
+    TEXT = "text"
+    ORDER = "order"
+    """Any other candidate delivered the same text before the back had it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """An exchange of the back, and the evidence for its pair, the decisive key first."""
+
+    back: Exchange
+    evidence: tuple[Evidence, ...]
+
+
+@dataclass(slots=True)
+class Pair:
+    """An exchange of the front with its exchanges of the back, in the order of their arrival."""
+
+    front: Exchange
+    matches: list[Match] = field(default_factory=list)
+
+    @property
+    def backs(self) -> list[Exchange]:
+        return [match.back for match in self.matches]
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """Every exchange of both sides is in exactly one of these lists."""
+
+    pairs: list[Pair]
+    unpaired_front: list[Exchange]
+    unpaired_back: list[Exchange]
+    ambiguous_front: list[Exchange]
+    """Exchanges without a pair that are candidates of ambiguous ones of the back."""
+    ambiguous_back: list[Exchange]
+
+
+def error_ns(front: Exchange, back: Exchange, clock: ClockOffset) -> int:
+    """Return the largest error of a time between the two sides."""
+    return front.uncertainty_ns + back.uncertainty_ns + clock.uncertainty_ns + 2 * ROUNDING_NS
+
+
+def match(
+    fronts: Sequence[Exchange],
+    backs: Sequence[Exchange],
+    clock: ClockOffset = SAME_CLOCK,
+    *,
+    comparable: bool = True,
+) -> Matching:
+    """Match the exchanges of two vantages.
+
+    Args:
+        comparable: the hashes of both sides have the same key; else only ids are evidence.
+    """
+    finder = _Finder(fronts, clock, comparable=comparable)
+    pairs: dict[int, Pair] = {}
+    unpaired, ambiguous, candidates_of_ambiguous = [], [], set[int]()
+    for back in sorted(backs, key=_arrival_ns):
+        candidates, evidence = finder.find(back)
+        if evidence:
+            front = candidates[0]
+            pairs.setdefault(id(front), Pair(front)).matches.append(Match(back, evidence))
+        elif candidates:
+            ambiguous.append(back)
+            candidates_of_ambiguous |= set(map(id, candidates))
+        else:
+            unpaired.append(back)
+    left = [front for front in fronts if id(front) not in pairs]
+    return Matching(
+        list(pairs.values()),
+        [front for front in left if id(front) not in candidates_of_ambiguous],
+        unpaired,
+        [front for front in left if id(front) in candidates_of_ambiguous],
+        ambiguous,
+    )
+
+
+def prompt_key(x: Exchange) -> tuple[object, ...] | None:
+    """Return the hash of the whole prompt with its unit; None if the prompt was not hashed."""
+    shape = x.shape
+    if shape is None or not shape.blocks:
+        return None
+    return shape.block_unit, shape.block_size, shape.blocks[-1]
+
+
+def _request_ids(x: Exchange) -> list[object]:
+    return [one for one in dict.fromkeys((x.request_id, x.upstream_request_id)) if one and one != "*"]
+
+
+def _trace_ids(x: Exchange) -> list[object]:
+    return [x.trace_id] if x.trace_id else []
+
+
+def _prompts(x: Exchange) -> list[object]:
+    key = prompt_key(x)
+    return [] if key is None else [key]
+
+
+def _texts(x: Exchange) -> list[object]:
+    blocks = x.text_blocks or ()
+    full = sum(x.timeline.events.chars) // TEXT_BLOCK_CHARS
+    return [blocks[TEXT_BLOCKS_MIN - 1]] if min(full, len(blocks)) >= TEXT_BLOCKS_MIN else []
+
+
+_KEYS: Final[tuple[tuple[Evidence, Callable[[Exchange], list[object]]], ...]] = (
+    (Evidence.REQUEST_ID, _request_ids),
+    (Evidence.TRACE_ID, _trace_ids),
+    (Evidence.PROMPT, _prompts),
+    (Evidence.TEXT, _texts),
+)
+"""Keys by which an exchange is found, in order of preference."""
+_NONE: Final[tuple[list[Exchange], list[int]]] = ([], [])
+_HASHES: Final = frozenset({Evidence.PROMPT, Evidence.TEXT})
+
+
+class _Finder:
+    def __init__(self, fronts: Iterable[Exchange], clock: ClockOffset, *, comparable: bool) -> None:
+        self._clock = clock
+        self._comparable = comparable
+        self._keys = [(kind, keys) for kind, keys in _KEYS if comparable or kind not in _HASHES]
+        self._by_key: dict[tuple[Evidence, object], tuple[list[Exchange], list[int]]] = {}
+        """Exchanges by key in the order of their arrival, with the latest end of each and all before it."""
+        self._error_ns = 0
+        """Largest uncertainty of an exchange of the front."""
+        for front in sorted(fronts, key=_arrival_ns):
+            self._error_ns = max(self._error_ns, front.uncertainty_ns)
+            for kind, keys in self._keys:
+                for key in keys(front):
+                    exchanges, latest_ends_ns = self._by_key.setdefault((kind, key), ([], []))
+                    exchanges.append(front)
+                    latest_ends_ns.append(max([_end_ns(front), *latest_ends_ns[-1:]]))
+
+    def find(self, back: Exchange) -> tuple[list[Exchange], tuple[Evidence, ...]]:
+        """Return the exchanges of the front to which this one may belong, and the evidence if it is one."""
+        for kind, keys in self._keys:
+            candidates: dict[int, Exchange] = {}
+            searched_all = True
+            for key in keys(back):
+                fronts, is_complete = self._under_way((kind, key), back)
+                candidates |= {id(front): front for front in fronts}
+                searched_all = searched_all and is_complete
+            if candidates:
+                chosen, evidence = self._narrow(list(candidates.values()), back, kind)
+                return chosen, evidence if len(chosen) == 1 and searched_all else ()
+        return [], ()
+
+    def _under_way(self, key: tuple[Evidence, object], back: Exchange) -> tuple[list[Exchange], bool]:
+        """Return the exchanges with this key during which the exchange of the back began, and whether all
+        were looked at."""
+        fronts, latest_ends_ns = self._by_key.get(key, _NONE)
+        began_ns = back.timeline.arrival_ns - self._clock.offset_ns
+        slack_ns = back.uncertainty_ns + self._clock.uncertainty_ns + 2 * ROUNDING_NS + self._error_ns
+        candidates: list[Exchange] = []
+        n = bisect_right(fronts, began_ns + slack_ns, key=_arrival_ns)
+        for i in range(n - 1, -1, -1):
+            if latest_ends_ns[i] < began_ns - slack_ns:
+                break
+            if n - i > SEARCHED_MAX:
+                return candidates, False
+            front = fronts[i]
+            within_ns = error_ns(front, back, self._clock)
+            if front.timeline.arrival_ns - within_ns <= began_ns <= _end_ns(front) + within_ns:
+                candidates.append(front)
+        return candidates, True
+
+    def _narrow(
+        self, candidates: list[Exchange], back: Exchange, kind: Evidence
+    ) -> tuple[list[Exchange], tuple[Evidence, ...]]:
+        evidence = [kind]
+        steps = ((Evidence.PROMPT, self._same_prompt), (Evidence.TEXT, _same_text))
+        for step, choose in steps if self._comparable else ():
+            chosen = choose(candidates, back)
+            if chosen and (len(chosen) < len(candidates) or len(candidates) == 1):
+                candidates = chosen
+                evidence.append(step)
+        if len(candidates) > 1:
+            possible = [front for front in candidates if self._is_possible(front, back)]
+            if len(possible) == 1:
+                candidates = possible
+                evidence.append(Evidence.ORDER)
+        return candidates, tuple(dict.fromkeys(evidence))
+
+    @staticmethod
+    def _same_prompt(candidates: list[Exchange], back: Exchange) -> list[Exchange]:
+        key = prompt_key(back)
+        return [] if key is None else [front for front in candidates if prompt_key(front) == key]
+
+    def _is_possible(self, front: Exchange, back: Exchange) -> bool:
+        """Return whether every token that both have reached the back before the front."""
+        aligned = align(front, back, compare_text(front, back))
+        if aligned is None or aligned.basis != "text":
+            return True
+        delays_ns = aligned.front_ns - aligned.back_ns + self._clock.offset_ns
+        return int(delays_ns.min()) >= -error_ns(front, back, self._clock)
+
+
+def _same_text(candidates: list[Exchange], back: Exchange) -> list[Exchange]:
+    """Return the candidates with the same text; else the one whose text has a clearly longer beginning in
+    common with this one than that of any other."""
+    equal = [front for front in candidates if compare_text(front, back).relation is TextRelation.EQUAL]
+    if equal:
+        return equal
+    lengths = [common_blocks(front, back) for front in candidates]
+    *others, longest = sorted(lengths)
+    needed = max(others) + TEXT_BLOCKS_MIN if others else 1
+    return [candidates[lengths.index(longest)]] if longest >= needed else []
+
+
+def _arrival_ns(x: Exchange) -> int:
+    return x.timeline.arrival_ns
+
+
+def _end_ns(x: Exchange) -> int:
+    t = x.timeline
+    ends = (t.arrival_ns, t.request_end_ns, t.last_token_ns, t.response_end_ns, t.delivered_ns)
+    return max(end for end in ends if end is not None)
