@@ -38,10 +38,22 @@ _WORSE: Final = re.compile(
 )
 _FIELD: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
-_FRAMING: Final = frozenset({
-    "connection", "content-encoding", "content-length", "expect", "host", "http2-settings", "keep-alive",
-    "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
-})  # fmt: skip
+_FRAMING: Final = frozenset(
+    {
+        "connection",
+        "content-encoding",
+        "content-length",
+        "expect",
+        "host",
+        "http2-settings",
+        "keep-alive",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
 """Header fields of framing and routing, which an arm must not change."""
 _HEADER_KEYS: Final = ("conversation_headers", "tenant_headers")
 _ON: Final = 1 << 62
@@ -170,9 +182,10 @@ class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
         for name in self.stop_worse:
             if _WORSE.fullmatch(name) is None:
                 raise ConfigError(
-                    "experiment.stop_worse", f"there is no figure {name!r}",
+                    "experiment.stop_worse",
+                    f"there is no figure {name!r}",
                     "a time such as ttft (its mean) or ttft.p95, or refused, failed, cancelled",
-                )  # fmt: skip
+                )
         if self.key is not None and not self.key:
             raise ConfigError(
                 "experiment.key",

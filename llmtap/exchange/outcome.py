@@ -37,9 +37,14 @@ class Outcome(Word):
     """The relay died, so the rest of the exchange is unknown."""
 
 
-UPSTREAM_FAILED: Final = frozenset({
-    Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_RESET, Outcome.UPSTREAM_TIMEOUT, Outcome.TRUNCATED,
-})  # fmt: skip
+UPSTREAM_FAILED: Final = frozenset(
+    {
+        Outcome.UPSTREAM_ERROR,
+        Outcome.UPSTREAM_RESET,
+        Outcome.UPSTREAM_TIMEOUT,
+        Outcome.TRUNCATED,
+    }
+)
 """Outcomes that mean a failure of the upstream."""
 FAILED: Final = UPSTREAM_FAILED | {Outcome.REJECTED, Outcome.TAP_ERROR}
 """Outcomes that are a failure of the upstream or of llmtap. A refusal, a disconnect of the client and an
