@@ -22,13 +22,25 @@ SHARE_OF_MIN: Final = 1_000
 
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ns|us|µs|ms|s|m|h|d)?\s*")
 _NS_PER: Final = {
-    "ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": NS_PER_S,
-    "m": 60 * NS_PER_S, "h": 3_600 * NS_PER_S, "d": 86_400 * NS_PER_S,
-}  # fmt: skip
+    "ns": 1,
+    "us": 1_000,
+    "µs": 1_000,
+    "ms": 1_000_000,
+    "s": NS_PER_S,
+    "m": 60 * NS_PER_S,
+    "h": 3_600 * NS_PER_S,
+    "d": 86_400 * NS_PER_S,
+}
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMG]i?)?B?\s*", re.IGNORECASE)
 _BYTES_PER: Final = {
-    "": 1, "k": 1_000, "m": 1_000_000, "g": 1_000_000_000, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30,
-}  # fmt: skip
+    "": 1,
+    "k": 1_000,
+    "m": 1_000_000,
+    "g": 1_000_000_000,
+    "ki": 1 << 10,
+    "mi": 1 << 20,
+    "gi": 1 << 30,
+}
 
 
 class Duration(int):

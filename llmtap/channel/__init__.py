@@ -64,9 +64,11 @@ class Ledger:
     def counts(self) -> dict[str, Any]:
         """Return the counts as fields of RelayStatus."""
         return {
-            "opened": self.opened, "measured": self.measured, "dropped": dict(self.dropped),
+            "opened": self.opened,
+            "measured": self.measured,
+            "dropped": dict(self.dropped),
             "unsettled": self.unsettled,
-        }  # fmt: skip
+        }
 
     def open(self) -> int:
         """Return the number of a new exchange; it counts as dropped unless `begin` follows."""

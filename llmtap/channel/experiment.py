@@ -40,10 +40,23 @@ _WORSE: Final = re.compile(
 )
 _FIELD: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
-_FRAMING: Final = frozenset({
-    "connection", "content-encoding", "content-length", "expect", "host", "http2-settings", "keep-alive",
-    "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", LABEL_FIELD.decode(),
-})  # fmt: skip
+_FRAMING: Final = frozenset(
+    {
+        "connection",
+        "content-encoding",
+        "content-length",
+        "expect",
+        "host",
+        "http2-settings",
+        "keep-alive",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        LABEL_FIELD.decode(),
+    }
+)
 """Header fields of framing and routing, and the one that the relay removes: an arm must not change them."""
 _HEADER_KEYS: Final = ("conversation_headers", "tenant_headers")
 _ON: Final = 1 << 62
@@ -179,10 +192,11 @@ class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
         for name in self.stop_worse:
             if _WORSE.fullmatch(name) is None:
                 raise ConfigError(
-                    "experiment.stop_worse", f"there is no figure {name!r}",
+                    "experiment.stop_worse",
+                    f"there is no figure {name!r}",
                     "a time such as ttft (its mean) or ttft.p95, or refused, failed, cancelled,"
                     " false_positives, false_negatives",
-                )  # fmt: skip
+                )
         if self.key is not None and not self.key:
             raise ConfigError(
                 "experiment.key",

@@ -382,7 +382,7 @@ class _Demo:
         summary = await self._settled_summary(session, stage, result["load"]["sent"])
         await self._show(session, stage, summary, result)
         ours = _own_requests(summary, self._tenants)
-        if ours["n"] < summary["n"]:
+        if ours.n < summary["n"]:
             self._say("other clients sent requests, too; the figures contain them")
         problems = _measurement_problems(ours, result)
         for problem in problems:
@@ -464,7 +464,7 @@ class _Demo:
                 text.append(f"{title} p50 {figure_text(figures, 'p50')} p99 {figure_text(figures, 'p99')} ms")
         return "  ".join(text)
 
-    async def _settled_summary(self, session: Any, stage: DemoStage, sent: int) -> dict[str, Any]:
+    async def _settled_summary(self, session: Any, stage: DemoStage, sent: int) -> Mapping[str, Any]:
         """Return the summary when the meter has measured all requests, or after SETTLE_S."""
         end_ns = SystemClock.mono_ns() + SETTLE_S * NS_PER_S
         while True:
@@ -472,7 +472,7 @@ class _Demo:
             summary = await _summary(session, stage)
             if summary is not None:
                 unsettled = any(relay.get("unsettled", 1) for relay in summary["relays"].values())
-                settled = _own_requests(summary, self._tenants)["n"] >= sent and not unsettled
+                settled = _own_requests(summary, self._tenants).n >= sent and not unsettled
                 if settled or SystemClock.mono_ns() > end_ns:
                     return summary
             await asyncio.sleep(0.1)
@@ -498,7 +498,7 @@ class _Demo:
             self._say(f"             {outcomes[_CUT]:,} responses were cancelled {why}")
 
 
-async def _summary(session: Any, stage: DemoStage) -> dict[str, Any] | None:
+async def _summary(session: Any, stage: DemoStage) -> Mapping[str, Any] | None:
     """Return the summary since the start, or None if the meter does not answer."""
     raw = await _get(session, f"{stage.admin}/api/v1/summary?window=all&by=tenant")
     return None if raw is None else msgspec.json.decode(raw, type=dict[str, Any])
@@ -515,31 +515,39 @@ async def _get(session: Any, url: str) -> bytes | None:
         return None
 
 
-def _own_requests(summary: Mapping[str, Any], tenants: Collection[str]) -> dict[str, Any]:
-    """Return the number and the outcomes of the demo's own requests.
+@dataclass(frozen=True, slots=True)
+class _OwnRequests:
+    """Number and outcomes of the demo's own requests."""
+
+    n: int
+    outcomes: "Counter[str]"
+
+
+def _own_requests(summary: Mapping[str, Any], tenants: Collection[str]) -> _OwnRequests:
+    """Return the demo's own requests.
 
     Requests of the tenant DEFAULT are left out, unless it is one of `tenants`: other clients sent them.
     """
     others = {} if DEFAULT in tenants else summary["by"]["tenant"].get(DEFAULT, {})
     outcomes = Counter(summary["outcomes"])
     outcomes.subtract(others.get("outcomes", {}))
-    return {"n": summary["n"] - others.get("n", 0), "outcomes": outcomes}
+    return _OwnRequests(summary["n"] - others.get("n", 0), outcomes)
 
 
-def _measurement_problems(ours: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]:
+def _measurement_problems(ours: _OwnRequests, result: Mapping[str, Any]) -> list[str]:
     """Return texts on faults: broken streams that clients or proxy counted, and exchanges not measured."""
     found = [
         f"{n:,} {name} (counted by the {side})"
-        for side, outcomes in (("clients", result["outcomes"]), ("proxy", ours["outcomes"]))
+        for side, outcomes in (("clients", result["outcomes"]), ("proxy", ours.outcomes))
         for name, n in outcomes.items()
         if n and name not in ENDED_WELL and name != _CUT
     ]
     if found:
         found += [f"{n:,} x {error}" for error, n in result["errors"].items()]
-    left = ours["outcomes"].get(_CUT, 0) - result["outcomes"].get(_CUT, 0)
+    left = ours.outcomes.get(_CUT, 0) - result["outcomes"].get(_CUT, 0)
     if left > 0:
         found.append(f"{left:,} more responses were cancelled than the clients cancelled")
     sent = result["load"]["sent"]
-    if ours["n"] != sent:
-        found.append(f"{ours['n']:,} of {sent:,} exchanges were measured")
+    if ours.n != sent:
+        found.append(f"{ours.n:,} of {sent:,} exchanges were measured")
     return found

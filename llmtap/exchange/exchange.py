@@ -72,9 +72,20 @@ class CapturedText:
 
 EVENT_CLASSES = tuple(EventClass)
 _POINTS: Final = (
-    "request_end", "submit", "head", "first_byte", "first_any", "first_token", "first_reasoning",
-    "first_tool_call", "first_refusal", "first_content", "last_token", "response_end", "delivered",
-)  # fmt: skip
+    "request_end",
+    "submit",
+    "head",
+    "first_byte",
+    "first_any",
+    "first_token",
+    "first_reasoning",
+    "first_tool_call",
+    "first_refusal",
+    "first_content",
+    "last_token",
+    "response_end",
+    "delivered",
+)
 """Names in the public timeline, in its order; each is a field of `Timeline` without `_ns`."""
 TEXT_BLOCK_CHARS: Final = 32
 """Characters of a block of `Exchange.text_blocks`; the last block may be shorter."""
@@ -330,34 +341,62 @@ class Exchange:
         """Return public JSON: stable names, seconds, null for absent values."""
         t, s = self.timeline, self.since_arrival
         out: dict[str, object] = {
-            "id": self.id, "relay": self.relay, "seq": self.seq,
+            "id": self.id,
+            "relay": self.relay,
+            "seq": self.seq,
             "arrival": _rfc3339_text(self.arrival_wall_ns),
-            "tenant": self.tenant, "model": self.model, "service_tier": self.service_tier,
-            "service_tier_requested": self.service_tier_requested, "route": self.route, "arm": self.arm,
-            "unit": self.unit, "excluded": self.excluded, "label": self.label,
-            "endpoint": self.endpoint, "dialect": self.dialect, "reading": self.reading.value,
-            "content_type": self.content_type, "method": self.method, "path": self.path,
-            "request_id": self.request_id, "upstream_request_id": self.upstream_request_id,
-            "trace_id": self.trace_id, "status": self.status, "stream": self.stream,
-            "padded": self.padded, "outcome": self.outcome.value,
+            "tenant": self.tenant,
+            "model": self.model,
+            "service_tier": self.service_tier,
+            "service_tier_requested": self.service_tier_requested,
+            "route": self.route,
+            "arm": self.arm,
+            "unit": self.unit,
+            "excluded": self.excluded,
+            "label": self.label,
+            "endpoint": self.endpoint,
+            "dialect": self.dialect,
+            "reading": self.reading.value,
+            "content_type": self.content_type,
+            "method": self.method,
+            "path": self.path,
+            "request_id": self.request_id,
+            "upstream_request_id": self.upstream_request_id,
+            "trace_id": self.trace_id,
+            "status": self.status,
+            "stream": self.stream,
+            "padded": self.padded,
+            "outcome": self.outcome.value,
             "timeline": {name: s(getattr(t, f"{name}_ns")) for name in _POINTS},
             "metrics": metrics,
             "tokens": {
-                "input": self.tokens.input, "output": self.tokens.output, "reasoning": self.tokens.reasoning,
-                "cached": self.tokens.cached, "source": self.tokens.source.value,
+                "input": self.tokens.input,
+                "output": self.tokens.output,
+                "reasoning": self.tokens.reasoning,
+                "cached": self.tokens.cached,
+                "source": self.tokens.source.value,
             },
             "chunking": chunking,
-            "finish_reason": self.finish_reason, "refusal": self.refusal, "guardrail": self.guardrail,
-            "retries": self.retries, "resent": self.resent, "no_token_reason": self.no_token_reason,
-            "usage": self.usage, "server_timing": self.server_timing, "error": self.error,
-            "clock": self.clock, "uncertainty": self.uncertainty_ns / 1e9, "uncertain": self.uncertain,
+            "finish_reason": self.finish_reason,
+            "refusal": self.refusal,
+            "guardrail": self.guardrail,
+            "retries": self.retries,
+            "resent": self.resent,
+            "no_token_reason": self.no_token_reason,
+            "usage": self.usage,
+            "server_timing": self.server_timing,
+            "error": self.error,
+            "clock": self.clock,
+            "uncertainty": self.uncertainty_ns / 1e9,
+            "uncertain": self.uncertain,
             "paused": t.paused_ns / 1e9,
             "added": {
                 name: None if (ns := getattr(self.added, f"{name}_ns")) is None else ns / 1e9
                 for name in ("request", "connect", "first_chunk", "chunk_max")
             },
-            "request_bytes": self.request_bytes, "response_bytes": self.response_bytes,
-        }  # fmt: skip
+            "request_bytes": self.request_bytes,
+            "response_bytes": self.response_bytes,
+        }
         if events:
             out["events"] = self.events_to_dicts()
         return out

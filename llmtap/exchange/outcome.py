@@ -38,9 +38,14 @@ class Outcome(Word):
     """The relay died, so the rest of the exchange is unknown."""
 
 
-UPSTREAM_FAILED: Final = frozenset({
-    Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_RESET, Outcome.UPSTREAM_TIMEOUT, Outcome.TRUNCATED,
-})  # fmt: skip
+UPSTREAM_FAILED: Final = frozenset(
+    {
+        Outcome.UPSTREAM_ERROR,
+        Outcome.UPSTREAM_RESET,
+        Outcome.UPSTREAM_TIMEOUT,
+        Outcome.TRUNCATED,
+    }
+)
 """Outcomes that mean a failure of the upstream."""
 OWN_FAULTS: Final = frozenset({Outcome.REJECTED, Outcome.TAP_ERROR})
 """Outcomes that mean a failure of llmtap."""

@@ -55,8 +55,11 @@ _ENDPOINTS: Final = (
 """Names of endpoints by the end of the path; the first match is used."""
 
 _STREAMED_PATHS: Final = (
-    "/generate_stream", ":streamGenerateContent", "/converse-stream", "/invoke-with-response-stream",
-)  # fmt: skip
+    "/generate_stream",
+    ":streamGenerateContent",
+    "/converse-stream",
+    "/invoke-with-response-stream",
+)
 """Ends of paths whose answers are always streams; `stream` in the body has no effect."""
 _STREAMED_UNLESS: Final = frozenset({"ollama.chat", "ollama.generate"})
 """Endpoints that answer with a stream unless the body has `"stream": false`."""
@@ -114,7 +117,7 @@ class RequestReader:
         "path",
         "wants_stream",
         "wants_text",
-    )  # fmt: skip
+    )
 
     def __init__(
         self,

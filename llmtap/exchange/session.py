@@ -57,10 +57,19 @@ class Session:
     `t_ns`, `ended` takes a complete exchange, `forgot` is called for a discarded one."""
 
     __slots__ = (
-        "_cause", "_client_parser", "_ended", "_forgot", "_model", "_observe", "_open_responses", "_realtime",
-        "_server_parser", "_share",
-        "began", "lost",
-    )  # fmt: skip
+        "_cause",
+        "_client_parser",
+        "_ended",
+        "_forgot",
+        "_model",
+        "_observe",
+        "_open_responses",
+        "_realtime",
+        "_server_parser",
+        "_share",
+        "began",
+        "lost",
+    )
 
     def __init__(
         self,

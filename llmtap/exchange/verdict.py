@@ -65,9 +65,10 @@ def judge(
 
 
 _NO_TOKEN: Final = {
-    Outcome.CLIENT_CANCELLED: "cancelled", Outcome.CLIENT_ERROR: "client_error",
+    Outcome.CLIENT_CANCELLED: "cancelled",
+    Outcome.CLIENT_ERROR: "client_error",
     Outcome.REJECTED: "rejected",
-}  # fmt: skip
+}
 
 
 def no_token_reason(x: Exchange) -> str:
@@ -216,7 +217,7 @@ class TokenLadder:
         "chunks",
         "counts",
         "textless",
-    )  # fmt: skip
+    )
 
     def __init__(self, tokenizer: Callable[[str], int] | None) -> None:
         self.chunks = 0
@@ -455,9 +456,11 @@ class Interventions:
             x.refusal = self._refusal(refused, x)
         elif self._words is not None and (x.finish_reason or "").lower() in _STOPS:
             x.refusal = {
-                "kind": MODEL_REFUSAL, "source": "text_pattern", "detail": {"value": self._words},
+                "kind": MODEL_REFUSAL,
+                "source": "text_pattern",
+                "detail": {"value": self._words},
                 "confidence": "low",
-            }  # fmt: skip
+            }
         if x.guardrail is None and flagged is not None:
             flagged.verdict.phase = flagged.verdict.phase or "output"
             x.guardrail = _guardrail(flagged)
@@ -522,16 +525,21 @@ class Interventions:
             detail["substituted"] = True
         detail |= verdict.detail or {}
         return {
-            "kind": verdict.kind, "source": verdict.signal, "detail": detail,
+            "kind": verdict.kind,
+            "source": verdict.signal,
+            "detail": detail,
             "confidence": verdict.confidence,
-        }  # fmt: skip
+        }
 
 
 def _guardrail(signal: _Signal) -> dict[str, object]:
     verdict = signal.verdict
     out: dict[str, object] = {
-        "phase": verdict.phase, "action": verdict.action, "signal": verdict.signal, "event": signal.event,
-    }  # fmt: skip
+        "phase": verdict.phase,
+        "action": verdict.action,
+        "signal": verdict.signal,
+        "event": signal.event,
+    }
     if verdict.category is not None:
         out["category"] = verdict.category
     if signal.tokens_before and verdict.action not in PASSED_ON and not verdict.substituted:

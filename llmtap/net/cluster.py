@@ -72,10 +72,12 @@ def ray_cluster(address: str, workers: int | None) -> Iterator[Any]:
     with TemporaryDirectory(prefix="llmtap-ray-") as folder:
         # Ray's processes import llmtap from the same place as this one, also where it is not installed.
         settings = quiet | {
-            "num_cpus": workers or os.cpu_count(), "include_dashboard": False,
-            "object_store_memory": _OBJECT_STORE_BYTES, "_temp_dir": folder,
+            "num_cpus": workers or os.cpu_count(),
+            "include_dashboard": False,
+            "object_store_memory": _OBJECT_STORE_BYTES,
+            "_temp_dir": folder,
             "runtime_env": {"env_vars": {"PYTHONPATH": _import_path()}},
-        }  # fmt: skip
+        }
         try:
             with _on_loopback_only(ray):
                 _start_ray(ray, settings)

@@ -41,20 +41,37 @@ class MonitorSeries:
 
 
 _TABLE: Final = (
-    ("running", "requests", "gauge",
-     "vllm:num_requests_running sglang:num_running_reqs tgi_batch_current_size"),
+    (
+        "running",
+        "requests",
+        "gauge",
+        "vllm:num_requests_running sglang:num_running_reqs tgi_batch_current_size",
+    ),
     ("waiting", "requests", "gauge", "vllm:num_requests_waiting sglang:num_queue_reqs tgi_queue_size"),
     # vLLM 0.9 renamed this metric and removed the former name.
-    ("kv_use", "share", "gauge",
-     ("vllm:kv_cache_usage_perc vllm:gpu_cache_usage_perc sglang:token_usage"
-     " llm_d_epp_average_kv_cache_utilization")),
+    (
+        "kv_use",
+        "share",
+        "gauge",
+        (
+            "vllm:kv_cache_usage_perc vllm:gpu_cache_usage_perc sglang:token_usage"
+            " llm_d_epp_average_kv_cache_utilization"
+        ),
+    ),
     # SGLang has no counter of queries: it looks up all tokens of a prompt.
-    ("prefix_queries", "tokens", "counter",
-     "vllm:prefix_cache_queries_total vllm:gpu_prefix_cache_queries_total sglang:prompt_tokens_total"),
-    ("prefix_hits", "tokens", "counter",
-     "vllm:prefix_cache_hits_total vllm:gpu_prefix_cache_hits_total sglang:cached_tokens_total"),
-    ("preemptions", "requests", "counter",
-     "vllm:num_preemptions_total sglang:num_retracted_requests_total"),
+    (
+        "prefix_queries",
+        "tokens",
+        "counter",
+        "vllm:prefix_cache_queries_total vllm:gpu_prefix_cache_queries_total sglang:prompt_tokens_total",
+    ),
+    (
+        "prefix_hits",
+        "tokens",
+        "counter",
+        "vllm:prefix_cache_hits_total vllm:gpu_prefix_cache_hits_total sglang:cached_tokens_total",
+    ),
+    ("preemptions", "requests", "counter", "vllm:num_preemptions_total sglang:num_retracted_requests_total"),
     ("preempted", "requests", "counter", "llmtap_sim:preempted_requests_total"),
     ("recovered", "requests", "counter", "llmtap_sim:recovered_requests_total"),
     ("preempted_tokens", "tokens", "counter", "llmtap_sim:preempted_tokens_total"),
@@ -62,26 +79,62 @@ _TABLE: Final = (
     # Only vLLM's first engine version (V0) swaps requests; SGLang never does.
     ("swapped", "requests", "gauge", "vllm:num_requests_swapped"),
     # TGI and llm-d's router count tokens only as the sums of their histograms.
-    ("prompt_tokens", "tokens", "counter",
-     ("vllm:prompt_tokens_total sglang:prompt_tokens_total tgi_request_input_length_sum"
-     " llm_d_epp_request_input_tokens_sum")),
-    ("generation_tokens", "tokens", "counter",
-     ("vllm:generation_tokens_total sglang:generation_tokens_total tgi_request_generated_tokens_sum"
-     " llm_d_epp_request_output_tokens_sum")),
+    (
+        "prompt_tokens",
+        "tokens",
+        "counter",
+        (
+            "vllm:prompt_tokens_total sglang:prompt_tokens_total tgi_request_input_length_sum"
+            " llm_d_epp_request_input_tokens_sum"
+        ),
+    ),
+    (
+        "generation_tokens",
+        "tokens",
+        "counter",
+        (
+            "vllm:generation_tokens_total sglang:generation_tokens_total tgi_request_generated_tokens_sum"
+            " llm_d_epp_request_output_tokens_sum"
+        ),
+    ),
     # Times that the server measured: a mean is the growth of the `_seconds` divided by that of the `_values`.
-    ("ttft_seconds", "seconds", "counter",
-     ("vllm:time_to_first_token_seconds_sum sglang:time_to_first_token_seconds_sum"
-     " llm_d_epp_request_ttft_seconds_sum")),
-    ("ttft_values", "requests", "counter",
-     ("vllm:time_to_first_token_seconds_count sglang:time_to_first_token_seconds_count"
-     " llm_d_epp_request_ttft_seconds_count")),
-    ("itl_seconds", "seconds", "counter",
-     ("vllm:inter_token_latency_seconds_sum vllm:time_per_output_token_seconds_sum"
-     " sglang:inter_token_latency_seconds_sum llm_d_epp_request_streaming_itl_seconds_sum")),
-    ("itl_values", "gaps", "counter",
-     ("vllm:inter_token_latency_seconds_count vllm:time_per_output_token_seconds_count"
-     " sglang:inter_token_latency_seconds_count llm_d_epp_request_streaming_itl_seconds_count")),
-)  # fmt: skip
+    (
+        "ttft_seconds",
+        "seconds",
+        "counter",
+        (
+            "vllm:time_to_first_token_seconds_sum sglang:time_to_first_token_seconds_sum"
+            " llm_d_epp_request_ttft_seconds_sum"
+        ),
+    ),
+    (
+        "ttft_values",
+        "requests",
+        "counter",
+        (
+            "vllm:time_to_first_token_seconds_count sglang:time_to_first_token_seconds_count"
+            " llm_d_epp_request_ttft_seconds_count"
+        ),
+    ),
+    (
+        "itl_seconds",
+        "seconds",
+        "counter",
+        (
+            "vllm:inter_token_latency_seconds_sum vllm:time_per_output_token_seconds_sum"
+            " sglang:inter_token_latency_seconds_sum llm_d_epp_request_streaming_itl_seconds_sum"
+        ),
+    ),
+    (
+        "itl_values",
+        "gaps",
+        "counter",
+        (
+            "vllm:inter_token_latency_seconds_count vllm:time_per_output_token_seconds_count"
+            " sglang:inter_token_latency_seconds_count llm_d_epp_request_streaming_itl_seconds_count"
+        ),
+    ),
+)
 """Our series, its unit and kind, and the names that it is read from (the first one present counts). A share
 is the mean over a server's engines, any other value their sum."""
 SERIES: Final = {name: MonitorSeries(unit, cast(Kind, kind)) for name, unit, kind, _ in _TABLE}

@@ -170,9 +170,19 @@ class Timebase:
     """Converts kernel timestamps (wall clock) to monotonic time; records lag, detects clock steps."""
 
     __slots__ = (
-        "_checked_ns", "_clock", "_errors", "_noticed_ns", "_offset_before_ns", "anchor", "lag", "offset_ns",
-        "on_sample", "since_ns", "steps", "width_ns",
-    )  # fmt: skip
+        "_checked_ns",
+        "_clock",
+        "_errors",
+        "_noticed_ns",
+        "_offset_before_ns",
+        "anchor",
+        "lag",
+        "offset_ns",
+        "on_sample",
+        "since_ns",
+        "steps",
+        "width_ns",
+    )
 
     def __init__(self, clock: Clock, lag: PythonLagMeter) -> None:
         self._clock = clock
@@ -257,9 +267,19 @@ class PlainStream:
     """A TCP socket; the timestamp of a read is taken after `recv`."""
 
     __slots__ = (
-        "_fd", "_loop", "_out", "_reading", "_recv", "_send", "_sock", "_timebase", "closed", "handler",
-        "pending", "resumed_ns",
-    )  # fmt: skip
+        "_fd",
+        "_loop",
+        "_out",
+        "_reading",
+        "_recv",
+        "_send",
+        "_sock",
+        "_timebase",
+        "closed",
+        "handler",
+        "pending",
+        "resumed_ns",
+    )
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, sock: socket.socket, handler: Handler, timebase: Timebase

@@ -240,8 +240,12 @@ async def back_off(child: Child, status: int, failures: int) -> int:
     failures = 0 if time.monotonic() - child.began_s > HEALTHY_S else failures + 1
     log.error(
         "event=%s_died name=%s pid=%d status=%d restart_s=%s",
-        child.kind, child.name, child.pid, status, _pause_s(failures),
-    )  # fmt: skip
+        child.kind,
+        child.name,
+        child.pid,
+        status,
+        _pause_s(failures),
+    )
     await asyncio.sleep(_pause_s(failures))
     return failures
 

@@ -86,10 +86,14 @@ async def try_out(handover: Handover, argv: list[str]) -> str | None:
         return f"the handover cannot be written: {exc.strerror}"
     try:
         process = await asyncio.create_subprocess_exec(
-            *argv, "--check",
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE, env=_new_environment(fd), pass_fds=(fd,),
-        )  # fmt: skip
+            *argv,
+            "--check",
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            env=_new_environment(fd),
+            pass_fds=(fd,),
+        )
     except OSError as exc:
         return f"{argv[0]} cannot be run: {exc.strerror}"
     finally:

@@ -77,9 +77,12 @@ class ProxyRun(msgspec.Struct, kw_only=True):
             if self.experiment is not None:
                 log.info(
                     "event=experiment name=%s enabled=%s unit=%s arms=%d key_fingerprint=%s",
-                    self.experiment.name, self.experiment.enabled, self.experiment.unit,
-                    len(self.experiment.arms), self.experiment.key_fingerprint,
-                )  # fmt: skip
+                    self.experiment.name,
+                    self.experiment.enabled,
+                    self.experiment.unit,
+                    len(self.experiment.arms),
+                    self.experiment.key_fingerprint,
+                )
         of = _options_digest(settings.capture)
         if of != self.capture_of:
             self.capture_of = of
@@ -147,10 +150,13 @@ def _meter_setup(settings: Settings, tenant_salt: str, **own: Any) -> MeterSetup
 def fresh_meter_setup(settings: Settings, socket: str = "", admin_fd: int | None = None) -> MeterSetup:
     """Return the setup of a meter without relays, with new keys; without `socket` it reads a file."""
     return _meter_setup(
-        settings, host_salt() or secrets.token_hex(16), socket=socket, admin_fd=admin_fd,
+        settings,
+        host_salt() or secrets.token_hex(16),
+        socket=socket,
+        admin_fd=admin_fd,
         capture_id=_new_capture_id(SystemClock.wall_ns()),
         capture_salt=salt_of(settings.capture.pair_key).hex(),
-    )  # fmt: skip
+    )
 
 
 def _options_digest(options: msgspec.Struct) -> str:

@@ -98,8 +98,12 @@ class Supervisor:
             self._announce(listen, admin)
             log.info(
                 "event=start listen=%s upstream=%s admin=%s workers=%d config=%s",
-                listen, settings.relay.upstream, admin, settings.relay.workers, fingerprint(settings),
-            )  # fmt: skip
+                listen,
+                settings.relay.upstream,
+                admin,
+                settings.relay.workers,
+                fingerprint(settings),
+            )
             await self._unless_stopped(self._start() if left is None else self._take_over(left))
             if not self._stopping.is_set():
                 notify(f"READY=1\nSTATUS=forwarding to {settings.relay.upstream}")

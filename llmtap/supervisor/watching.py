@@ -192,10 +192,13 @@ class _Processes:
     async def _start_watcher(self) -> Child:
         self._watchers += 1
         setup = WatchSetup(
-            options=self._settings.watch, name=f"watch-{self._id}.0.{self._watchers}",
-            packet_fds=self._packets, adapter_fds=self._adapters, tap_path=self._meter.socket,
+            options=self._settings.watch,
+            name=f"watch-{self._id}.0.{self._watchers}",
+            packet_fds=self._packets,
+            adapter_fds=self._adapters,
+            tap_path=self._meter.socket,
             log=self._settings.log,
-        )  # fmt: skip
+        )
         return await self._start("watch", setup.name, setup, self._packets + self._adapters)
 
     async def _start_meter(self) -> Child:

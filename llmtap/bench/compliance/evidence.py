@@ -128,7 +128,7 @@ class Requirement:
 def requirements(checks: Mapping[str, Check]) -> tuple[Requirement, ...]:
     """Return the requirements of `requirements.csv` that have a check, in the order of the draft."""
     with Path(__file__).with_name("requirements.csv").open(encoding="utf-8", newline="") as file:
-        rows: list[dict[str, Any]] = list(csv.DictReader(file))
+        rows = list(csv.DictReader(file))
     return tuple(
         Requirement(
             row["id"],

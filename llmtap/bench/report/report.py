@@ -171,7 +171,7 @@ def report_of(
         "warmups": session.warmups,
         "refused": session.refused,
         "measurements": measurements,
-        "tasks": tasks,
+        "tasks": msgspec.to_builtins(tasks),
         "tables": msgspec.to_builtins(tables),
         "charts": msgspec.to_builtins(charts),
         "configuration": result.configuration
@@ -186,44 +186,47 @@ def report_of(
         "itl_option": option,
         "exact_requests": _exact_requests(steps),
         "forfeits": list(test.forfeits) if session.quick else [],
-        "verdict": verdict_of_test(test, steps, measurements, result.missed_objectives),
+        "verdict": msgspec.to_builtins(verdict_of_test(test, steps, measurements, result.missed_objectives)),
     }
     report["compliance"] = judge(report).to_dict()
     return report
 
 
-def task_times(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the end-to-end times of the tasks of each load (IETF 4.1.3), in seconds, as public JSON.
+class LoadTasks(msgspec.Struct, frozen=True):
+    """End-to-end times of the tasks of a load (IETF 4.1.3), in seconds.
 
     A task is a conversation, from its first submit to its last end; without conversations it is a request.
     Only tasks whose requests all ended well have a duration.
     """
+
+    step: str
+    task: str
+    n: int
+    duration: Mapping[str, Any] | None
+
+
+def task_times(steps: Sequence[Mapping[str, Any]]) -> list[LoadTasks]:
+    """Return the times of the tasks of each load."""
     tasks = []
     for step in steps:
-        conversations = at(step, "result.tasks")
-        tasks.append(
-            {
-                "step": step["name"],
-                "task": "request" if conversations is None else "conversation",
-                "n": at(step, "result.n" if conversations is None else "result.tasks.n"),
-                "duration": at(
-                    step, "result.metrics.e2e" if conversations is None else "result.tasks.duration"
-                ),
-            }
-        )
+        if at(step, "result.tasks") is None:
+            kind, n, duration = "request", "result.n", "result.metrics.e2e"
+        else:
+            kind, n, duration = "conversation", "result.tasks.n", "result.tasks.duration"
+        tasks.append(LoadTasks(step["name"], kind, at(step, n), at(step, duration)))
     return tasks
 
 
 _TASK_SHARES: Final = ("mean", "p50", "p95", "p99")
 
 
-def _task_table(tasks: Sequence[Mapping[str, Any]]) -> ReportTable:
+def _task_table(tasks: Sequence[LoadTasks]) -> ReportTable:
     rows = [
         [
-            one["step"],
-            one["task"],
-            f"{one['n']:,}",
-            *figures_text(one["duration"] or {"n": 0}, _TASK_SHARES),
+            one.step,
+            one.task,
+            f"{one.n:,}",
+            *figures_text(one.duration or {"n": 0}, _TASK_SHARES),
         ]
         for one in tasks
     ]
@@ -267,7 +270,7 @@ def document_of(
             {name: report[name] for name in _REPEAT_FIELDS} for report in reports if _run_number(report) > 1
         ],
         "not_run": list(not_run),
-        "verdict": document_verdict(reports),
+        "verdict": msgspec.to_builtins(document_verdict(reports)),
     }
 
 

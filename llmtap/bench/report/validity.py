@@ -11,6 +11,9 @@ against the definitions of DEFINITIONS.md, "Load and length".
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
+from msgspec import UNSET, UnsetType
+
 from llmtap.bench.run.levels import is_sustained
 from llmtap.bench.run.test import BenchTest
 from llmtap.load.replay.findings import FIGURES
@@ -31,59 +34,89 @@ _MAXIMA: Final = {
 _Json = Mapping[str, Any]
 
 
+class BenchFinding(msgspec.Struct, frozen=True):
+    """A finding of a load."""
+
+    step: str
+    """Name of the load."""
+    what: str
+    says: str
+    share: float | UnsetType | None = UNSET
+    """Share of the requests that the finding concerns, if the load's verdict has it."""
+
+
+class BenchFigure(msgspec.Struct, kw_only=True):
+    """State of a figure: its worst state over all loads."""
+
+    title: str
+    state: str
+    requested: bool
+    error: float | None
+    """Largest possible error in seconds, if known."""
+    n: int
+    """Number of loads that have the figure."""
+    loads: dict[str, list[str]]
+    """Names of the loads in which the figure is not valid or doubtful, by state."""
+
+
+class TestVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    valid: bool
+    grade: str
+    failed: bool
+    missed: list[str]
+    """Objectives that no load met."""
+    figures: dict[str, BenchFigure]
+    says: str
+    """The verdict in one sentence."""
+    findings: list[BenchFinding]
+    """Findings that make a requested figure not valid."""
+    cautions: list[BenchFinding]
+    """Findings that make a figure doubtful, or concern a figure that is not requested."""
+    failures: list[BenchFinding]
+    """Failures of the server."""
+    unchecked: list[BenchFinding]
+
+
 def verdict_of_test(
     test: BenchTest[Any], steps: Sequence[_Json], measurements: _Json, missed_objectives: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Return the verdict of a test as public JSON. `missed_objectives`: objectives that no load met.
-
-    It has `valid`, `failed`, `missed`, a sentence (`says`), `figures` by name (`state`, `requested`, `error`
-    in seconds, `loads` by state), and the findings of all loads in three lists: `findings` make a requested
-    figure not valid, `cautions` make a figure doubtful or concern a figure that is not requested, and
-    `failures` are failures of the server.
-    """
+) -> TestVerdict:
+    """Return the verdict of a test. `missed_objectives`: objectives that no load met."""
     verdicts = [(step["name"], at(step, "result", "verdict") or {}) for step in steps]
-    by_kind: dict[str, list[dict[str, Any]]] = {"findings": [], "cautions": [], "failures": []}
+    by_kind: dict[str, list[BenchFinding]] = {"findings": [], "cautions": [], "failures": []}
     failed = False
     for name, verdict in verdicts:
         for finding in verdict.get("findings") or ():
             kind = _kind_of(finding, test)
             failed |= not test.overloads if kind == "failures" else bool(finding.get("failed"))
-            by_kind[kind].append(
-                {
-                    "step": name,
-                    "what": finding["what"],
-                    "says": finding["says"],
-                    "share": finding.get("share"),
-                }
-            )
+            by_kind[kind].append(BenchFinding(name, finding["what"], finding["says"], finding.get("share")))
     answers = [at(step, "result", "outcomes", name) for step in steps for name in ("complete", "refused")]
     if steps and not any(answers):
         sentence = "no request of any load ended well"
-        by_kind["findings"].append({"step": steps[-1]["name"], "what": "no_answers", "says": sentence})
+        by_kind["findings"].append(BenchFinding(steps[-1]["name"], "no_answers", sentence))
         failed = True
     figures = _figures(test, verdicts)
     last_step = steps[-1]["name"] if steps else ""
     for what, name, sentence in contradictions(measurements):
         by_kind["findings" if what == "contradiction" else "cautions"].append(
-            {"step": last_step, "what": what, "says": sentence}
+            BenchFinding(last_step, what, sentence)
         )
         if name in figures:
             worse = FigureState.NOT_VALID if what == "contradiction" else FigureState.DOUBTFUL
-            figures[name]["state"] = min((figures[name]["state"], worse), key=_WORST.index)
-    return {
-        "valid": not by_kind["findings"],
-        "grade": grade_of(by_kind["findings"], by_kind["cautions"]),
-        "failed": failed,
-        "missed": list(missed_objectives),
-        "figures": figures,
-        "says": _validity_text(figures, failed=failed, missed_objectives=missed_objectives),
+            figures[name].state = min((FigureState(figures[name].state), worse), key=_WORST.index)
+    return TestVerdict(
+        valid=not by_kind["findings"],
+        grade=grade_of(by_kind["findings"], by_kind["cautions"]),
+        failed=failed,
+        missed=list(missed_objectives),
+        figures=figures,
+        says=_validity_text(figures, failed=failed, missed_objectives=missed_objectives),
         **by_kind,
-        "unchecked": [
-            {"step": name, "what": "unchecked", "says": reason}
+        unchecked=[
+            BenchFinding(name, "unchecked", reason)
             for name, verdict in verdicts
             for reason in verdict.get("unchecked") or ()
         ],
-    }
+    )
 
 
 def _kind_of(finding: _Json, test: BenchTest[Any]) -> str:
@@ -95,8 +128,8 @@ def _kind_of(finding: _Json, test: BenchTest[Any]) -> str:
     return "findings" if finding.get("failed") or set(invalidated) & set(test.figures) else "cautions"
 
 
-def _figures(test: BenchTest[Any], verdicts: Sequence[tuple[str, _Json]]) -> dict[str, dict[str, Any]]:
-    figures: dict[str, dict[str, Any]] = {}
+def _figures(test: BenchTest[Any], verdicts: Sequence[tuple[str, _Json]]) -> dict[str, BenchFigure]:
+    figures: dict[str, BenchFigure] = {}
     for name in FIGURES:
         states = [(step, one) for step, v in verdicts if (one := at(v, "figures", name)) is not None]
         if not states:
@@ -106,26 +139,41 @@ def _figures(test: BenchTest[Any], verdicts: Sequence[tuple[str, _Json]]) -> dic
             for state in (FigureState.NOT_VALID, FigureState.DOUBTFUL)
         }
         errors = [one["error"] for _, one in states if one.get("error") is not None]
-        figures[name] = {
-            "title": figure_title(name),
-            "state": min((one["state"] for _, one in states), key=_WORST.index),
-            "requested": name in test.figures,
-            "error": max(errors, default=None),
-            "n": len(states),
-            "loads": loads,
-        }
+        figures[name] = BenchFigure(
+            title=figure_title(name),
+            state=min((one["state"] for _, one in states), key=_WORST.index),
+            requested=name in test.figures,
+            error=max(errors, default=None),
+            n=len(states),
+            loads=loads,
+        )
     return figures
 
 
-def _validity_text(figures: _Json, *, failed: bool, missed_objectives: Sequence[str]) -> str:
+def _validity_text(
+    figures: Mapping[str, BenchFigure], *, failed: bool, missed_objectives: Sequence[str]
+) -> str:
     prefix = "".join(f"{text}; " for text in missed_objectives)
-    states = {name: one["state"] for name, one in figures.items() if one["requested"]}
+    states = {name: one.state for name, one in figures.items() if one.requested}
     return prefix + verdict_sentence(states, failed=failed)
 
 
-def document_verdict(reports: Sequence[_Json]) -> dict[str, Any]:
-    """Return the verdict over all tests: their findings with the test's name, and one sentence."""
-    by_kind = {
+class DocumentVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Verdict over all tests: their findings with the test's name, and one sentence."""
+
+    valid: bool
+    grade: str
+    failed: bool
+    missed: list[str]
+    says: str
+    findings: list[_Json]
+    cautions: list[_Json]
+    unchecked: list[_Json]
+
+
+def document_verdict(reports: Sequence[_Json]) -> DocumentVerdict:
+    """Return the verdict over the stored reports of all tests."""
+    by_kind: dict[str, list[_Json]] = {
         kind: [
             {"test": report["test"], **finding, "step": _with_run(report, finding["step"])}
             for report in reports
@@ -139,16 +187,16 @@ def document_verdict(reports: Sequence[_Json]) -> dict[str, Any]:
     parts = [f"{name}: {says}" for name, says in sentences.items() if says != _ALL_VALID]
     if rest := len(sentences) - len(parts):
         parts.append(f"{counted(rest, 'other test' if parts else 'test')}: {_ALL_VALID}")
-    return {
-        "valid": not by_kind["findings"],
-        "grade": grade_of(by_kind["findings"], by_kind["cautions"]),
-        "failed": any(one.get("failed") for one in verdicts.values()),
-        "missed": [
+    return DocumentVerdict(
+        valid=not by_kind["findings"],
+        grade=grade_of(by_kind["findings"], by_kind["cautions"]),
+        failed=any(one.get("failed") for one in verdicts.values()),
+        missed=[
             f"{name}: {sentences}" for name, one in verdicts.items() for sentences in one.get("missed") or ()
         ],
-        "says": "; ".join(parts),
+        says="; ".join(parts),
         **by_kind,
-    }
+    )
 
 
 _ALL_VALID: Final = verdict_sentence({})

@@ -36,11 +36,15 @@ def _meaning_of(name: str) -> Meaning:
     words = tuple(word.lower() for word in _WORD.findall(name))
     phrase = " ".join(words)
     return Meaning(
-        words, phrase, 0 < len(name) <= NAME_CHARS_MAX and _NOT_IN_PATHS.isdisjoint(name), phrase in MARKS,
-        phrase in REASONING_FLAGS, phrase in END_FLAGS,
+        words,
+        phrase,
+        0 < len(name) <= NAME_CHARS_MAX and _NOT_IN_PATHS.isdisjoint(name),
+        phrase in MARKS,
+        phrase in REASONING_FLAGS,
+        phrase in END_FLAGS,
         not REASON_WORDS.isdisjoint(words) and (words[-1] == "reason" or phrase in ("finish", "stop")),
         phrase in MODELS,
-    )  # fmt: skip
+    )
 
 
 def meaning_of(name: str) -> Meaning:
@@ -52,120 +56,111 @@ def words(name: str) -> tuple[str, ...]:
     return _meaning_of(name[: NAME_CHARS_MAX + 1]).words
 
 
-MARKS: Final = frozenset({
-    "type", "event", "object", "kind", "op", "operation", "event type", "event name", "message type",
-    "msg type", "channel", "section", "phase", "stage", "topic", "method", "subtype", "content type",
-    "chunk type",
-})  # fmt: skip
+def _names(text: str) -> frozenset[str]:
+    """Return the names in a text, separated by commas."""
+    return frozenset(" ".join(name.split()) for name in text.split(","))
+
+
+MARKS: Final = _names("""
+    type, event, object, kind, op, operation, event type, event name, message type, msg type, channel,
+    section, phase, stage, topic, method, subtype, content type, chunk type
+""")
 """Members whose value names the kind of the object that has them."""
-REASONING_FLAGS: Final = frozenset({
-    "thought", "is thought", "thinking", "is thinking", "reasoning", "is reasoning", "thoughts",
-})  # fmt: skip
+REASONING_FLAGS: Final = _names("""
+    thought, is thought, thinking, is thinking, reasoning, is reasoning, thoughts
+""")
 """Members that mark the text beside them as reasoning if they are true."""
 
-STRONG: Final = frozenset({
-    "token", "generated text", "output text", "text output", "completion", "answer", "delta", "text delta",
-    "content delta", "delta text", "delta content", "partial json", "reasoning content", "reasoning text",
-    "thinking", "reasoning", "tool plan", "generation", "arguments delta", "input delta",
-    "input text delta", "token text", "new text", "text chunk", "chunk text", "completion text",
-    "response text", "answer text", "message delta", "message chunk", "delta message", "content chunk",
-    "refusal", "response delta", "partial text", "output delta", "answer delta", "answer chunk",
-    "token str", "reply", "partial", "incremental text",
-})  # fmt: skip
+STRONG: Final = _names("""
+    token, generated text, output text, text output, completion, answer, delta, text delta, content
+    delta, delta text, delta content, partial json, reasoning content, reasoning text, thinking,
+    reasoning, tool plan, generation, arguments delta, input delta, input text delta, token text, new
+    text, text chunk, chunk text, completion text, response text, answer text, message delta, message
+    chunk, delta message, content chunk, refusal, response delta, partial text, output delta, answer
+    delta, answer chunk, token str, reply, partial, incremental text
+""")
 """Members that hold generated text in almost every API that has them."""
-USUAL: Final = frozenset({
-    "text", "content", "response", "output", "chunk", "fragment", "piece", "arguments", "transcript",
-    "markdown", "message content", "thought", "thoughts", "part", "parts", "tokens", "args",
-    "snippet delta", "utterance", "assistant", "assistant message", "assistant response", "full text",
-    "text so far", "accumulated", "translation", "generated", "story", "summary text", "md", "result text",
-    "args delta", "segment", "outputs", "texts", "say",
-})  # fmt: skip
+USUAL: Final = _names("""
+    text, content, response, output, chunk, fragment, piece, arguments, transcript, markdown, message
+    content, thought, thoughts, part, parts, tokens, args, snippet delta, utterance, assistant,
+    assistant message, assistant response, full text, text so far, accumulated, translation, generated,
+    story, summary text, md, result text, args delta, segment, outputs, texts, say
+""")
 """Members that often hold generated text, and often other text."""
-POSSIBLE: Final = frozenset({
-    "message", "data", "value", "v", "d", "c", "m", "s", "body", "result", "string", "str", "word", "words",
-    "msg", "out", "payload", "html", "p", "bytes text", "sentence", "paragraph", "line", "input", "summary",
-    "append", "add", "t", "char", "chars", "items", "a", "r", "x", "txt", "tok", "w", "bit", "speech",
-    "caption", "subtitle", "utf8",
-})  # fmt: skip
-NEVER: Final = frozenset({
-    "id", "ids", "uuid", "guid", "model", "role", "status", "state", "type", "object", "event", "created",
-    "updated", "timestamp", "time", "ts", "date", "url", "uri", "href", "link", "hash", "checksum",
-    "digest", "etag", "fingerprint", "signature", "version", "language", "lang", "locale", "level",
-    "logger", "severity", "reason", "code", "error", "errors", "mime", "format", "encoding", "audio",
-    "image", "video", "b64", "base64", "encrypted", "obfuscation", "padding", "nonce", "title", "name",
-    "author", "user", "username", "email", "host", "hostname", "region", "server", "provider", "vendor",
-    "file", "filename", "path", "log", "logs", "stdout", "stderr", "trace", "traceback", "stack", "warning",
-    "warnings", "notice", "debug", "description", "detail", "details", "label", "labels", "tag", "tags",
-    "category", "query", "prompt", "question", "instructions", "system", "cursor", "key", "secret",
-    "currency", "unit", "units", "source", "sources", "citation", "citations", "document", "documents",
-    "passage", "reference", "references", "annotation", "annotations", "embedding", "score", "metadata",
-    "meta", "config", "tool", "tools", "schema", "stop", "bytes", "logprobs", "step", "node", "run",
-    "thread", "session", "request", "span", "parent", "progress", "eta", "duration", "size", "ip",
-    "address", "phone", "country", "city", "device", "agent", "voice", "speaker", "priority", "queue",
-    "seq", "index", "original", "echo", "transport", "protocol", "kind", "op", "action", "method", "phase",
-    "stage", "channel", "topic", "section", "subtype", "quantization", "dtype", "shape", "owner",
-    "permission", "tier", "hint", "help", "tip", "observation", "cited", "quote", "verdict", "safety",
-    "moderation", "rating", "probability", "blocklist", "policy",
-})  # fmt: skip
+POSSIBLE: Final = _names("""
+    message, data, value, v, d, c, m, s, body, result, string, str, word, words, msg, out, payload,
+    html, p, bytes text, sentence, paragraph, line, input, summary, append, add, t, char, chars, items,
+    a, r, x, txt, tok, w, bit, speech, caption, subtitle, utf8
+""")
+NEVER: Final = _names("""
+    id, ids, uuid, guid, model, role, status, state, type, object, event, created, updated, timestamp,
+    time, ts, date, url, uri, href, link, hash, checksum, digest, etag, fingerprint, signature, version,
+    language, lang, locale, level, logger, severity, reason, code, error, errors, mime, format,
+    encoding, audio, image, video, b64, base64, encrypted, obfuscation, padding, nonce, title, name,
+    author, user, username, email, host, hostname, region, server, provider, vendor, file, filename,
+    path, log, logs, stdout, stderr, trace, traceback, stack, warning, warnings, notice, debug,
+    description, detail, details, label, labels, tag, tags, category, query, prompt, question,
+    instructions, system, cursor, key, secret, currency, unit, units, source, sources, citation,
+    citations, document, documents, passage, reference, references, annotation, annotations, embedding,
+    score, metadata, meta, config, tool, tools, schema, stop, bytes, logprobs, step, node, run, thread,
+    session, request, span, parent, progress, eta, duration, size, ip, address, phone, country, city,
+    device, agent, voice, speaker, priority, queue, seq, index, original, echo, transport, protocol,
+    kind, op, action, method, phase, stage, channel, topic, section, subtype, quantization, dtype,
+    shape, owner, permission, tier, hint, help, tip, observation, cited, quote, verdict, safety,
+    moderation, rating, probability, blocklist, policy
+""")
 """Words in the name of a member that show that its text is not the answer of the model."""
-ABOVE_NEVER: Final = frozenset({
-    "error", "errors", "logprobs", "document", "documents", "results", "hits", "matches", "citation",
-    "citations", "sources", "source", "references", "annotations", "prompt", "request", "query",
-    "embedding", "embeddings", "data uri", "metadata", "log", "logs", "debug", "trace", "warning",
-    "warnings", "usage", "timings", "obfuscation", "image", "audio", "video", "search", "moderation",
-    "safety", "stderr", "stdout", "signature", "retrieval", "passages", "headers", "config", "compaction",
-    "history", "inputs", "params", "parameters", "schema", "session", "instructions", "user", "author",
-    "sender", "file", "files", "choices logprobs", "grounding", "web", "alert", "incident", "job",
-    "task status", "device", "sensor", "labels",
-})  # fmt: skip
+ABOVE_NEVER: Final = _names("""
+    error, errors, logprobs, document, documents, results, hits, matches, citation, citations, sources,
+    source, references, annotations, prompt, request, query, embedding, embeddings, data uri, metadata,
+    log, logs, debug, trace, warning, warnings, usage, timings, obfuscation, image, audio, video,
+    search, moderation, safety, stderr, stdout, signature, retrieval, passages, headers, config,
+    compaction, history, inputs, params, parameters, schema, session, instructions, user, author,
+    sender, file, files, choices logprobs, grounding, web, alert, incident, job, task status, device,
+    sensor, labels
+""")
 """Words that show the same if they are in the name of an object or array that holds the member."""
 ABOVE_STRONG: Final = frozenset({"delta", "choices", "candidates", "generations", "completions"})
-ABOVE_USUAL: Final = frozenset({
-    "generation", "completion", "chunk", "answer", "parts", "message", "messages", "output", "outputs",
-    "token", "content", "reply", "predictions", "response", "block", "part",
-})  # fmt: skip
+ABOVE_USUAL: Final = _names("""
+    generation, completion, chunk, answer, parts, message, messages, output, outputs, token, content,
+    reply, predictions, response, block, part
+""")
 """Words that are usual in the names of the objects and arrays that hold a generated text."""
 ABOVE_DOUBTFUL: Final = frozenset({"result", "results"})
-KIND_STRONG: Final = frozenset({
-    "delta", "chunk", "token", "tokens", "generation", "partial", "reasoning", "thinking", "thought",
-    "fragment", "piece", "completion", "think", "append", "refusal",
-})  # fmt: skip
+KIND_STRONG: Final = _names("""
+    delta, chunk, token, tokens, generation, partial, reasoning, thinking, thought, fragment, piece,
+    completion, think, append, refusal
+""")
 """Words in the name of an event, or in its type, that show that it adds text."""
-KIND_USUAL: Final = frozenset({
-    "text", "content", "answer", "word", "assistant", "transcript", "reply", "speak", "say", "output",
-    "final",
-})  # fmt: skip
+KIND_USUAL: Final = _names("""
+    text, content, answer, word, assistant, transcript, reply, speak, say, output, final
+""")
 """Words in the name of an event, or in its type, that are usual if it adds text, but do not show it."""
-KIND_NEVER: Final = frozenset({
-    "done", "end", "ended", "completed", "complete", "finish", "finished", "stop", "stopped", "closed",
-    "error", "failed", "failure", "exception", "status", "progress", "log", "logs", "info", "warning",
-    "warn", "debug", "notice", "ping", "pong", "heartbeat", "keepalive", "usage", "metadata", "meta",
-    "citation", "citations", "source", "sources", "result", "results", "title", "signature", "image",
-    "audio", "video", "retrieval", "search", "document", "documents", "embedding", "telemetry", "metric",
-    "metrics", "trace", "span", "queue", "queued", "hello", "ready", "ack", "presence", "typing",
-    "notification", "alert", "session", "connected", "disconnected", "subscribe", "subscribed", "snapshot",
-    "compaction", "moderation", "guardrail", "safety", "echo", "user", "human", "system", "observation",
-    "download", "upload", "pull", "build", "deploy", "job", "health", "billing", "quota", "rate", "route",
-    "routing", "cache", "retry", "suggestion", "suggestions", "followup", "annotation", "references",
-    "stdout", "stderr", "heart", "tick", "sensor", "reading", "measurement", "price", "trade", "quote",
-    "order", "edit", "file", "files", "config", "obfuscation", "fallback", "memory",
-})  # fmt: skip
+KIND_NEVER: Final = _names("""
+    done, end, ended, completed, complete, finish, finished, stop, stopped, closed, error, failed,
+    failure, exception, status, progress, log, logs, info, warning, warn, debug, notice, ping, pong,
+    heartbeat, keepalive, usage, metadata, meta, citation, citations, source, sources, result, results,
+    title, signature, image, audio, video, retrieval, search, document, documents, embedding, telemetry,
+    metric, metrics, trace, span, queue, queued, hello, ready, ack, presence, typing, notification,
+    alert, session, connected, disconnected, subscribe, subscribed, snapshot, compaction, moderation,
+    guardrail, safety, echo, user, human, system, observation, download, upload, pull, build, deploy,
+    job, health, billing, quota, rate, route, routing, cache, retry, suggestion, suggestions, followup,
+    annotation, references, stdout, stderr, heart, tick, sensor, reading, measurement, price, trade,
+    quote, order, edit, file, files, config, obfuscation, fallback, memory
+""")
 """Words in the name of an event, or in its type, that show that it adds no text, or that it repeats text."""
-BESIDE_NEVER: Final = frozenset({
-    "level", "severity", "logger", "progress", "percent", "percentage", "eta", "pid", "hostname",
-    "similarity", "relevance", "score", "rank", "url", "author", "username", "user", "sender", "email",
-    "priority", "alert", "ip", "sensor", "unit", "channel id", "guild", "price", "currency", "headline",
-    "likes", "timestamp", "attempt", "exit", "elapsed", "stage", "service",
-})  # fmt: skip
+BESIDE_NEVER: Final = _names("""
+    level, severity, logger, progress, percent, percentage, eta, pid, hostname, similarity, relevance,
+    score, rank, url, author, username, user, sender, email, priority, alert, ip, sensor, unit, channel
+    id, guild, price, currency, headline, likes, timestamp, attempt, exit, elapsed, stage, service
+""")
 """Words in the names of members beside a text that show that it is a log line, a notice or a document."""
-REASONING: Final = frozenset({
-    "reasoning", "thinking", "think", "thought", "thoughts", "cot", "scratchpad", "analysis", "plan",
-    "reflection",
-})  # fmt: skip
-CALL: Final = frozenset({
-    "tool", "tools", "function", "functions", "arguments", "args", "call", "calls", "command", "diff",
-    "code",
-})  # fmt: skip
+REASONING: Final = _names("""
+    reasoning, thinking, think, thought, thoughts, cot, scratchpad, analysis, plan, reflection
+""")
+CALL: Final = _names("""
+    tool, tools, function, functions, arguments, args, call, calls, command, diff, code
+""")
 CALL_NAMES: Final = (("name",), ("tool", "name"), ("function", "name"), ("tool", "call", "name"), ("tool",))
 ARGUMENTS: Final = frozenset({"arguments", "args", "input", "partial json", "arguments delta", "input delta"})
 CALLING: Final = frozenset({"call", "calls", "use", "uses", "calling"})
@@ -177,16 +172,15 @@ CALL_RESULT: Final = frozenset(
 OTHER_ROLES: Final = frozenset({"user", "system", "tool", "human", "developer", "function", "customer"})
 MODEL_ROLES: Final = frozenset({"assistant", "model", "ai", "bot", "agent"})
 
-ENDS: Final = frozenset({
-    "done", "end", "ended", "completed", "complete", "finish", "finished", "stop", "stopped", "final",
-    "close", "closed", "eos", "eof",
-})  # fmt: skip
+ENDS: Final = _names("""
+    done, end, ended, completed, complete, finish, finished, stop, stopped, final, close, closed, eos,
+    eof
+""")
 ERRORS: Final = frozenset({"error", "errors", "failed", "failure", "exception", "fault"})
-END_FLAGS: Final = frozenset({
-    "done", "finished", "finish", "is final", "is finished", "is done", "is end", "is last", "final",
-    "last", "eos", "complete", "completed", "stop", "end", "is complete", "ended", "eof", "end of stream",
-    "is stop", "finish flag", "end turn",
-})  # fmt: skip
+END_FLAGS: Final = _names("""
+    done, finished, finish, is final, is finished, is done, is end, is last, final, last, eos, complete,
+    completed, stop, end, is complete, ended, eof, end of stream, is stop, finish flag, end turn
+""")
 REASON_WORDS: Final = frozenset({"finish", "stop", "end", "completion", "done", "termination", "ending"})
 MODELS: Final = frozenset({"model", "model name", "model version", "model id"})
 END_TEXTS: Final = frozenset(
@@ -199,16 +193,15 @@ _COUNTED: Final = frozenset(
 _INPUT: Final = frozenset(
     {"prompt", "input", "in", "context", "evaluated", "query", "request", "sent", "read"}
 )
-_OUTPUT: Final = frozenset({
-    "completion", "output", "out", "generated", "candidates", "response", "predicted", "generation",
-    "answer", "reply", "produced", "new", "written", "received",
-})  # fmt: skip
-_NO_COUNT: Final = frozenset({
-    "max", "limit", "remaining", "budget", "rate", "per", "second", "seconds", "ms", "time", "latency",
-    "cost", "price", "ns", "duration", "min", "audio", "image", "quota", "reset", "percent", "size",
-    "bytes", "chars", "characters", "index", "details", "accepted", "rejected", "prediction", "creation",
-    "id", "version", "messages", "requests", "choices", "text", "video",
-})  # fmt: skip
+_OUTPUT: Final = _names("""
+    completion, output, out, generated, candidates, response, predicted, generation, answer, reply,
+    produced, new, written, received
+""")
+_NO_COUNT: Final = _names("""
+    max, limit, remaining, budget, rate, per, second, seconds, ms, time, latency, cost, price, ns,
+    duration, min, audio, image, quota, reset, percent, size, bytes, chars, characters, index, details,
+    accepted, rejected, prediction, creation, id, version, messages, requests, choices, text, video
+""")
 _HOLDERS: Final = frozenset({"usage", "tokens", "token", "billed", "consumption"})
 
 

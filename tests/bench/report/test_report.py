@@ -4,7 +4,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.bench.report.report import reading_times_ns, stream_charts, task_times
+from llmtap.bench.report.report import LoadTasks, reading_times_ns, stream_charts, task_times
 from llmtap.bench.run.measurement import Measurement
 from llmtap.metrics.deadlines import READER_NS_PER_TOKEN, user_idle_ns
 
@@ -73,8 +73,8 @@ def test_a_task_is_a_conversation_or_else_a_request() -> None:
         {"name": "talk", "result": {"n": 12, "metrics": {"e2e": e2e}, "tasks": {"n": 4, "duration": whole}}},
     ]
     assert task_times(steps) == [
-        {"step": "load", "task": "request", "n": 10, "duration": e2e},
-        {"step": "talk", "task": "conversation", "n": 4, "duration": whole},
+        LoadTasks("load", "request", 10, e2e),
+        LoadTasks("talk", "conversation", 4, whole),
     ]
 
 

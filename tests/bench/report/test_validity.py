@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from llmtap.bench.report.validity import contradictions, document_verdict, verdict_of_test
@@ -29,12 +30,13 @@ FAILED = finding("failed", failed=True)
 
 
 def verdict(name: str, *loads: dict[str, Any], missed: tuple[str, ...] = ()) -> dict[str, Any]:
-    return verdict_of_test(test.test_named(name), loads, {}, missed)
+    public: dict[str, Any] = msgspec.to_builtins(verdict_of_test(test.test_named(name), loads, {}, missed))
+    return public
 
 
 def code(*verdicts: dict[str, Any], **more: Any) -> ExitCode:
     reports = [{"test": f"t{i}", "verdict": one} for i, one in enumerate(verdicts)]
-    return exit_code_of({"verdict": document_verdict(reports), "not_run": [], **more})
+    return exit_code_of({"verdict": msgspec.to_builtins(document_verdict(reports)), "not_run": [], **more})
 
 
 def test_a_spoiled_figure_counts_in_the_tests_that_report_it() -> None:
@@ -110,7 +112,7 @@ def test_figures_that_cannot_both_be_right_are_found(wrong: dict[str, Any], kind
 def test_a_contradiction_makes_its_figure_not_valid() -> None:
     steps = [load("search/1rps")]
     throughput = test.test_named("throughput")
-    bad = verdict_of_test(throughput, steps, RIGHT | {"max_output_tps": 900.0})
+    bad = msgspec.to_builtins(verdict_of_test(throughput, steps, RIGHT | {"max_output_tps": 900.0}))
     assert (bad["figures"]["tokens"]["state"], code(bad)) == ("not_valid", ExitCode.NOT_VALID)
-    short = verdict_of_test(throughput, steps, RIGHT | {"sustainable_load_rps": 11.0})
+    short = msgspec.to_builtins(verdict_of_test(throughput, steps, RIGHT | {"sustainable_load_rps": 11.0}))
     assert (short["figures"]["load"]["state"], code(short)) == ("doubtful", ExitCode.OK)

@@ -7,6 +7,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from llmtap.bench.run.session import REQUESTS_FILE, Load, StoredRequests, make_load, write_requests
 from llmtap.load.bodies import BodyMaker, prepare
 from llmtap.load.options import BodyOptions
@@ -98,7 +100,7 @@ def test_too_many_bytes_leave_their_digest(tmp_path: Path) -> None:
     (tmp_path / REQUESTS_FILE).unlink()
     report, lines = stored(tmp_path, three(), bytes_max=whole.bytes - 1)
     assert lines == []
-    assert report == whole | {"file": None}
+    assert report == msgspec.structs.replace(whole, file=None)
 
 
 def test_who_waits_for_whom_and_what_nobody_planned(tmp_path: Path) -> None:
