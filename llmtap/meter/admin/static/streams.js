@@ -13,8 +13,11 @@ const KEYS = [
   ["chunk", "chunk"],
   ["streaming", "the reader has tokens to read"],
   ["stalled", "stalled: the reader waits (user idle)"],
+  ["ended", "faded: the stream has ended"],
 ];
 const SPANS_S = [10, 20, 30, 60];
+/** Span that follows the data: the shortest one that shows the oldest running stream from its start. */
+const AUTO = "auto";
 /** Minimum height of a lane with a label, in pixels. */
 const LABELLED_PX = 14;
 
@@ -44,7 +47,7 @@ export class Streams {
     const button = { type: "button", id: "pause", "aria-pressed": "false", onclick: () => this.pause() };
     this.pauseButton = el("button", button, "Pause");
     this.span = el("select", { id: "span", onchange: () => this.setSpan() },
-      SPANS_S.map((n) => el("option", { value: n }, `${n} s`)));
+      el("option", { value: AUTO }, "as the streams"), SPANS_S.map((n) => el("option", { value: n }, `${n} s`)));
     this.counts = el("p", { class: "counts" });
     this.empty = el("div");
     this.axis = el("div", { class: "axis soft", "aria-hidden": "true" }, el("span"), el("span"));
@@ -66,10 +69,20 @@ export class Streams {
   }
 
   setSpan() {
-    this.tape.window = Number(this.span.value);
+    this.tape.window = this.span.value === AUTO ? SPANS_S[0] : Number(this.span.value);
     this.tape.anew();
     this.sentAt = null;
     this.polls[0].again();
+  }
+
+  /** Lets the span follow the streams. It shrinks only to half or less, so that it does not change all the time. */
+  followStreams(now) {
+    if (this.span.value !== AUTO) return;
+    const oldest = Math.max(0, ...this.lanes.slots.map((lane) => (lane && lane.ended === null ? now - lane.arrival : 0)));
+    const needed = SPANS_S.find((span) => span >= oldest - this.lanes.behind) ?? SPANS_S.at(-1);
+    if (needed <= this.tape.window && needed > this.tape.window / 2) return;
+    this.tape.window = needed;
+    this.tape.anew();
   }
 
   async ask(signal) {
@@ -88,7 +101,8 @@ export class Streams {
     this.app.render("streams", () => {
       this.lanes.pace = 1 / (this.app.readerSpeed ?? 20);
       this.lanes.update(this.filtered(), answer.sentAt, now, answer.count <= answer.streams.length);
-      this.lanes.tidy(now - this.tape.window - this.lanes.behind);
+      this.followStreams(now);
+      if (this.lanes.tidy(now - this.tape.window - this.lanes.behind)) this.tape.anew();
       this.render(now);
     });
   }
@@ -130,9 +144,11 @@ export class Streams {
       if (!lane) return "";
       return lane.arrival > edge ? `${nameOf(lane.stream)} (starts)` : nameOf(lane.stream);
     });
-    if (texts.join("\n") === this.named) return;
-    this.named = texts.join("\n");
-    refill(this.names, texts.map((text) => el("li", { title: text }, text)));
+    const ended = labelled.map((lane) => lane !== null && lane.ended !== null && lane.ended <= edge);
+    const state = texts.map((text, i) => `${text} ${ended[i]}`).join("\n");
+    if (state === this.named) return;
+    this.named = state;
+    refill(this.names, texts.map((text, i) => el("li", { title: text, class: ended[i] ? "ended" : null }, text)));
     for (const name of this.names.children) name.style.height = `${height}px`;
   }
 
