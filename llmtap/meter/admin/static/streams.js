@@ -16,8 +16,11 @@ const KEYS = [
   ["ended", "faded: the stream has ended"],
 ];
 const SPANS_S = [10, 20, 30, 60];
-/** Span that follows the data: the shortest one that shows the oldest running stream from its start. */
+/** Span that follows the data: it shows the oldest running stream from its start, in steps of STEP_S. */
 const AUTO = "auto";
+const STEP_S = 5;
+/** The span shrinks if the data need less than this share of it, so that it does not change all the time. */
+const SHRINK = 0.75;
 /** Minimum height of a lane with a label, in pixels. */
 const LABELLED_PX = 14;
 
@@ -75,12 +78,14 @@ export class Streams {
     this.polls[0].again();
   }
 
-  /** Lets the span follow the streams. It shrinks only to half or less, so that it does not change all the time. */
+  /** Lets the span follow the streams. */
   followStreams(now) {
     if (this.span.value !== AUTO) return;
-    const oldest = Math.max(0, ...this.lanes.slots.map((lane) => (lane && lane.ended === null ? now - lane.arrival : 0)));
-    const needed = SPANS_S.find((span) => span >= oldest - this.lanes.behind) ?? SPANS_S.at(-1);
-    if (needed <= this.tape.window && needed > this.tape.window / 2) return;
+    const running = this.lanes.slots.filter((lane) => lane && lane.ended === null);
+    const oldest = Math.max(0, ...running.map((lane) => now - this.lanes.behind - lane.arrival));
+    const steps = STEP_S * Math.ceil(oldest / STEP_S);
+    const needed = Math.min(SPANS_S.at(-1), Math.max(SPANS_S[0], steps));
+    if (needed <= this.tape.window && needed > SHRINK * this.tape.window) return;
     this.tape.window = needed;
     this.tape.anew();
   }

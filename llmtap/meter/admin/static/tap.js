@@ -105,7 +105,7 @@ export class Tap {
         `${path.length ? "time that a byte may have waited unread" : "error of a packet's time"}; `
           + `worst ${seconds(s.uncertainty)}`, rests),
       card("Inaccurate", count(s.uncertain.n),
-        `exchanges with an accuracy above ±\u00a0${seconds(s.uncertain.limit)}${included}`, rests));
+        `exchanges whose times may be wrong by more than ${seconds(s.uncertain.limit)}${included}`, rests));
   }
 }
 
