@@ -61,7 +61,8 @@ def _document(experiment: _Json) -> ReportDocument:
 
 
 def _verdict(experiment: _Json, arm: str) -> VerdictBox:
-    """Return what the arm does to the median TTFT, with what speaks against the comparison."""
+    """Return what the arm does to the median TTFT and what it refuses, and what speaks against the
+    comparison."""
     items = []
     ratio = experiment["sample_ratio"]
     if ratio["alarm"]:
@@ -75,7 +76,17 @@ def _verdict(experiment: _Json, arm: str) -> VerdictBox:
         for caution in experiment["cautions"]
         if caution["arm"] == arm
     ]
-    return VerdictBox(not items, ttft_sentence(experiment, arm, arm), items=items, caution=not ratio["alarm"])
+    sentence = f"{ttft_sentence(experiment, arm, arm)} {_refusal_sentence(experiment, arm)}".strip()
+    return VerdictBox(not items, sentence, items=items, caution=not ratio["alarm"])
+
+
+def _refusal_sentence(experiment: _Json, arm: str) -> str:
+    """Return a sentence on the shares of refused requests; empty if neither arm refused any."""
+    shares = {name: experiment["arms"][name]["shares"]["refused"] for name in (arm, experiment["control"])}
+    if not any(share["share"] for share in shares.values()):
+        return ""
+    refused = " and ".join(f"{name} {_share(share)}" for name, share in shares.items())
+    return f"Refused requests: {refused}."
 
 
 def _differences(experiment: _Json, arm: str) -> list[Block]:

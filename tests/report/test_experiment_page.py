@@ -67,6 +67,7 @@ def test_a_wrong_split_and_chunks_that_come_together_speak_against_the_compariso
 def test_refusals_against_labels_are_a_table_of_each_arm() -> None:
     assert "Refusals against labels" not in experiment_markdown(measured(units=2, added_ms=0))
     text = experiment_markdown(measured(units=10, added_ms=0, labels=True))
+    assert "Refused requests: marked 20.0% (4.5% to 57.3%) and control 0.0% (0.0% to 33.9%)." in text
     table = text.split("## Refusals against labels")[1].split("##")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
     assert ["control", "should-answer", "10", "0", "0", "false positives", "0.0%, 0.0% to 27.8%"] in rows

@@ -62,7 +62,7 @@ PLACES: Final = (*VIEWS, "inspector")
 PICTURES: Final = frozenset(f"{place}-{look}.png" for place in PLACES for look in LOOKS)
 WORDS: Final = {
     "overview": "Requests/s", "streams": f"{STREAMS} under way", "exchanges": "Newest exchanges",
-    "chunking": "Single tokens", "experiment": "output-guardrail runs", "tap": "Loop lag",
+    "chunking": "Single tokens", "experiment": "output-guardrail runs", "tap": "Longest delay",
     "inspector": "added to the request",
 }  # fmt: skip
 """What can be read once the place is filled."""

@@ -74,7 +74,7 @@ async def at(page: Page, place: str) -> None:
         "exchanges": "newest exchanges",
         "chunking": "single tokens",
         "experiment": "sample ratio",
-        "tap": "loop lag",
+        "tap": "longest delay",
         "exchanges/r-199": "added to the request",
         "exchanges/r1-1": "this exchange has run for",
         "exchanges/r-999": "is not kept",

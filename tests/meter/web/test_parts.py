@@ -38,6 +38,67 @@ def test_a_stream_that_is_reported_again_runs(all_streams: str, states: list[obj
     play(scene, an_empty_tally())
 
 
+EMPTIED = """import("./assets/lanes.js").then(({ Lanes }) => {
+  const lanes = new Lanes();
+  const stream = (id) => ({ id, age: 1, ttft: null, since_last: null, tokens: 0, events: 0, timeline: [] });
+  const ids = () => lanes.slots.map((lane) => lane.id);
+  lanes.update(["a", "b", "c"].map(stream), 10, 10, true);
+  const moved = [lanes.tidy(0)];
+  lanes.update([stream("a"), stream("c")], 11, 11, true);
+  moved.push(lanes.tidy(5));
+  const lingers = ids();
+  moved.push(lanes.tidy(12));
+  return [moved, lingers, ids(), lanes.slots.map((lane) => lane.ended)];
+})"""
+
+
+def test_an_ended_stream_stays_for_the_span_and_leaves_no_empty_lane() -> None:
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url)
+        assert await page.look(EMPTIED) == [
+            [False, False, True], ["a", "b", "c"], ["a", "c"], [None, None],
+        ]  # fmt: skip
+
+    play(scene, an_empty_tally())
+
+
+FADED = """Promise.all([
+  import("./assets/lanes.js"), import("./assets/tape.js"),
+]).then(([{ Lanes }, { Tape }]) => {
+  const lanes = new Lanes(), canvas = document.createElement("canvas");
+  canvas.style.width = "100px";
+  document.getElementById("main").append(canvas);
+  const tape = new Tape(canvas, lanes);
+  const stream = (id) => ({ id, age: 5, ttft: 1, since_last: 0, tokens: 1, events: 1, timeline: [[1, 1]] });
+  const alpha = () => lanes.slots.map((_, i) => {
+    const { data } = canvas.getContext("2d").getImageData(0, i * tape.row, canvas.width, tape.row);
+    return Math.max(...data.filter((_, at) => at % 4 === 3));
+  });
+  lanes.update([stream("a"), stream("b")], 10, 10, true);
+  tape.draw(10);
+  const before = alpha();
+  lanes.update([stream("b")], 11, 11, true);
+  tape.draw(11);
+  const after = alpha();
+  tape.anew();
+  tape.draw(11);
+  canvas.remove();
+  return [before, after, alpha()];
+})"""
+
+
+def test_what_is_drawn_of_an_ended_stream_fades() -> None:
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url)
+        before, after, anew = await page.look(FADED)
+        assert before == [255, 255]
+        for drawn in (after, anew):
+            assert drawn[1] == 255
+            assert 60 < drawn[0] < 160, "one or two layers at 35 %"
+
+    play(scene, an_empty_tally())
+
+
 FEED = """import("./assets/polling.js").then(async ({ Feed }) => {
   const timer = window.setTimeout;
   window.setTimeout = (work, ms) => timer(work, ms === 15000 ? 100 : ms);

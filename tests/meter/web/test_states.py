@@ -18,6 +18,7 @@ from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from tests.meter.web.dashboard import (
     HELLO,
     VIEWS,
+    a_tally,
     an_empty_tally,
     is_live,
     own_clock,
@@ -273,6 +274,92 @@ def test_a_stream_under_way_is_followed_chunk_by_chunk_until_it_ends() -> None:
     play(scene, tally)
 
 
+def test_the_span_of_the_lanes_follows_the_oldest_stream_until_one_is_chosen() -> None:
+    tally = an_empty_tally()
+    under_way(tally)
+    old = Assembler(HELLO, tally)
+    tally.streams.join(old)
+    now_ms = tally.clock.mono_ns() // 1_000_000
+    ago = "document.querySelector('.axis').firstChild.textContent"
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url + "#streams")
+        await page.until(f"{ago}.startsWith('11.')")  # 10 s, and the delay of the picture
+        old.digest(Script().request(1, now_ms - 25_000).frames())
+        await page.until(f"parseFloat({ago}) > 25")
+        await page.look(
+            "document.getElementById('span').value = '60';"
+            "document.getElementById('span').dispatchEvent(new Event('change'))"
+        )
+        await page.until(f"{ago}.startsWith('61.')")
+        assert page.problems == []
+
+    play(scene, tally)
+
+
+def test_the_charts_begin_with_what_the_meter_kept_before_the_page_was_opened() -> None:
+    clock = ManualClock(now_ns=600 * S)
+    tally = ExchangePipeline(MeterOptions(), clock)
+    tally.relays.join(HELLO)
+    for _ in range(12):
+        tally.ended(streamed(100, 140))
+        clock.advance(10 * S)
+    steps: list[str] = []
+
+    @web.middleware
+    async def asked(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path == "/api/v1/history":
+            steps.append(request.query["step"])
+        return await handler(request)
+
+    points = """import('/assets/charts.js').then(async ({ History }) => {
+      const history = new History(['ttft_p50', 'achieved_rps']);
+      history.add(new Date(1000), { ttft_p50: 1 });
+      const kept = await (await fetch('/api/v1/history?step=10s')).json();
+      history.begin(kept);
+      history.add(new Date(1000 * (kept.end + 1)), { ttft_p50: 9 });
+      history.begin(kept);
+      const { t, series } = history.drawn();
+      return [t.length, t.at(-2) - t.at(-3), series.ttft_p50.slice(-2), series.achieved_rps[0]];
+    })"""
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url)
+        await is_live(page)
+        n, step_ms, latest, rate = await page.look(points)
+        assert (n, step_ms, rate) == (13, 10_000, 0.1)
+        assert latest == [pytest.approx(0.1), 9]
+        await page.look(
+            "document.getElementById('period').value = 'last 24 hours';"
+            "document.getElementById('period').dispatchEvent(new Event('change'))"
+        )
+        await reads(page, "Each point covers 5 minutes")
+        await page.until("document.getElementById('status').dataset.state === 'live'")
+        assert page.problems == []
+
+    play(scene, tally, None, asked)
+    assert steps[0] == "10s"
+    assert "5m" in steps
+
+
+def test_on_a_phone_the_figures_that_matter_are_on_the_first_screen() -> None:
+    tally = a_tally()
+    places = """[...document.querySelectorAll("main > div:not([hidden]) .card")].slice(0, 3).map((card) => [
+      card.querySelector("dt").textContent, card.querySelector("dd").getBoundingClientRect().bottom,
+    ])"""
+
+    async def scene(page: Page, url: str) -> None:
+        await page.screen(390, 760, scale=2)
+        await page.open(url)
+        await is_live(page)
+        await reads(page, "Requests/s")
+        figures = dict(await page.look(places))
+        assert list(figures) == ["TTFT", "Met their objectives", "Requests/s"]
+        assert all(bottom <= 760 for bottom in figures.values()), figures
+
+    play(scene, tally)
+
+
 def test_of_a_stream_longer_than_a_minute_what_came_before_is_one_chunk() -> None:
     tally = an_empty_tally()
     assembler = Assembler(HELLO, tally)
@@ -359,7 +446,7 @@ def test_without_a_relay_it_says_that_nothing_is_measured() -> None:
         await page.open(url)
         await reads(page, "No relay is connected to the meter, so nothing is measured.")
         await view(page, "tap")
-        await reads(page, "No vantage is connected: nothing is measured.")
+        await reads(page, "No process is connected to the meter: nothing is measured.")
         await reads(page, "No relay has connected to this meter.")
         assert page.problems == []
 

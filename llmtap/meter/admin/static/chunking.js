@@ -22,8 +22,8 @@ export class Chunking {
     ];
     this.empty = el("div");
     this.scope = el("p", { class: "soft" });
-    this.chunking = el("dl", { class: "cards" });
-    this.refusals = el("dl", { class: "cards" });
+    this.totals = el("dl", { class: "cards" });
+    this.averages = el("dl", { class: "cards" });
     this.table = new Table(COLUMNS, {
       caption: "Chunking and refusals by model and tenant",
       key: (row) => `${row.label} ${row.name}`,
@@ -33,8 +33,8 @@ export class Chunking {
     this.list = new Table(REFUSED, newest);
     this.none = el("div");
     this.node = el("div", {},
-      section("Chunking of answers", this.empty, this.scope, this.chunking),
-      section("Refusals and guardrails", this.refusals),
+      section("Chunking of answers", this.empty, this.scope, this.totals),
+      section("Size and pace of chunks", this.averages),
       section("By model and tenant", this.table.node),
       section("Newest refused", this.list.node, this.none));
   }
@@ -72,39 +72,42 @@ export class Chunking {
     const words = `No exchange has ended in this window (${s.window.name}). Send a request through llmtap:`;
     refill(this.empty, s.n ? null : sendOne(words, this.app.live));
     setText(this.scope, this.app.filter ? ALL_TRAFFIC : "");
-    this.renderChunking(s.chunking, basis(s.n, s.window));
-    this.renderRefusals(s, basis(s.n, s.window));
+    this.renderTotals(s, basis(s.n, s.window));
+    this.renderAverages(s.chunking, basis(s.n, s.window));
     const rows = ["model", "tenant"].flatMap((label) =>
       Object.entries(s.by[label] ?? {}).map(([name, part]) => ({ label, name, part })));
     this.table.update(matching(rows, this.app.filter, (row) => [row.name]));
   }
 
-  renderChunking(c, rests) {
+  renderAverages(c, rests) {
     const known = count(c.chunks_with_known_tokens);
     const unknown = c.content_events ? 1 - c.chunks_with_known_tokens / c.content_events : 0;
     const most = `at most ${count(c.tokens_per_chunk_max)}`;
     const about = unknown > 0 ? `${most}; ${share(unknown)} of the chunks have an unknown size` : most;
-    refill(this.chunking, [
+    refill(this.averages, [
       card("Tokens per chunk", number(c.tokens_per_chunk_mean), about,
         `n ${known} chunks with a known size`),
       card("Single tokens", share(c.single_token_share), "of these chunks carry one token", `n ${known}`),
-      card("Events per read", number(c.events_per_read),
-        `${count(c.events)} events, ${count(c.content_events)} with output`, `n ${count(c.reads)} reads`),
+      card("Events per read", number(c.events_per_read), "arrive together", `n ${count(c.reads)} reads`),
       card("Bytes per event", number(c.bytes_per_event_mean), "of the decoded body, on average",
         `n ${count(c.events)} events`),
-      card("Bursts", count(c.bursts.n),
-        `in ${count(c.bursts.streams)} streams, ${count(c.bursts.events)} events`, rests),
       card("Longest hold", seconds(c.bursts.hold_max), "pause before a burst", rests),
     ]);
   }
 
-  renderRefusals(s, rests) {
+  renderTotals(s, rests) {
+    const c = s.chunking;
     const named = (counts) => ranked(counts).map(([name, n]) => `${name} ${count(n)}`).join(", ");
     const made = `${count(s.tokens.cancelled)} tokens generated before`;
     const wasted = `${count(s.tokens.after_cancel)} after the client disconnected`;
     const reasons = named(s.no_token.reasons) || "every stream had a token";
-    refill(this.refusals, [
-      card("Refusals (all)", share(s.refusals.share), named(s.refusals.kinds) || "none", rests),
+    refill(this.totals, [
+      card("Answers", count(s.n), "that ended in the window", rests),
+      card("Events", count(c.events), `${count(c.content_events)} with output`, rests),
+      card("Bursts", count(c.bursts.n),
+        `in ${count(c.bursts.streams)} streams, ${count(c.bursts.events)} events`, rests),
+      card("Refused", count(s.refusals.n), s.refusals.n
+        ? `${share(s.refusals.share)}: ${named(s.refusals.kinds)}` : "by the model or a guardrail", rests),
       card("No token", count(s.no_token.n), reasons, rests),
       card("Cancelled", count(s.outcomes.client_cancelled ?? 0), `${made}, ${wasted}`, rests),
     ]);

@@ -20,6 +20,8 @@ class Lane {
     this.first = null;
     this.last = -Infinity;
     this.ended = null;
+    /** Whether the tape shows that the stream has ended. */
+    this.faded = false;
     this.reader = new Reader(arrival, pace);
     this.pace = pace;
     const shown = stream.timeline.reduce((sum, [, tokens]) => sum + tokens, 0);
@@ -126,13 +128,15 @@ export class Lanes {
     this.slots[this.slots.indexOf(lane)] = null;
   }
 
-  /** Removes streams that ended before `since`, and empty lanes at the end. */
+  /** Removes streams that ended before `since`, and empty lanes. Returns whether other lanes moved. */
   tidy(since) {
     for (const lane of this.by.values()) {
       lane.forget(since);
       if (lane.ended !== null && lane.ended < since) this.drop(lane);
     }
-    while (this.slots.length && this.slots.at(-1) === null) this.slots.pop();
+    const moved = this.slots.includes(null);
+    if (moved) this.slots = this.slots.filter((lane) => lane !== null);
+    return moved;
   }
 
   clear() {

@@ -13,8 +13,14 @@ const KEYS = [
   ["chunk", "chunk"],
   ["streaming", "the reader has tokens to read"],
   ["stalled", "stalled: the reader waits (user idle)"],
+  ["ended", "faded: the stream has ended"],
 ];
 const SPANS_S = [10, 20, 30, 60];
+/** Span that follows the data: it shows the oldest running stream from its start, in steps of STEP_S. */
+const AUTO = "auto";
+const STEP_S = 5;
+/** The span shrinks if the data need less than this share of it, so that it does not change all the time. */
+const SHRINK = 0.75;
 /** Minimum height of a lane with a label, in pixels. */
 const LABELLED_PX = 14;
 
@@ -44,7 +50,7 @@ export class Streams {
     const button = { type: "button", id: "pause", "aria-pressed": "false", onclick: () => this.pause() };
     this.pauseButton = el("button", button, "Pause");
     this.span = el("select", { id: "span", onchange: () => this.setSpan() },
-      SPANS_S.map((n) => el("option", { value: n }, `${n} s`)));
+      el("option", { value: AUTO }, "as the streams"), SPANS_S.map((n) => el("option", { value: n }, `${n} s`)));
     this.counts = el("p", { class: "counts" });
     this.empty = el("div");
     this.axis = el("div", { class: "axis soft", "aria-hidden": "true" }, el("span"), el("span"));
@@ -66,10 +72,22 @@ export class Streams {
   }
 
   setSpan() {
-    this.tape.window = Number(this.span.value);
+    this.tape.window = this.span.value === AUTO ? SPANS_S[0] : Number(this.span.value);
     this.tape.anew();
     this.sentAt = null;
     this.polls[0].again();
+  }
+
+  /** Lets the span follow the streams. */
+  followStreams(now) {
+    if (this.span.value !== AUTO) return;
+    const running = this.lanes.slots.filter((lane) => lane && lane.ended === null);
+    const oldest = Math.max(0, ...running.map((lane) => now - this.lanes.behind - lane.arrival));
+    const steps = STEP_S * Math.ceil(oldest / STEP_S);
+    const needed = Math.min(SPANS_S.at(-1), Math.max(SPANS_S[0], steps));
+    if (needed <= this.tape.window && needed > SHRINK * this.tape.window) return;
+    this.tape.window = needed;
+    this.tape.anew();
   }
 
   async ask(signal) {
@@ -88,7 +106,8 @@ export class Streams {
     this.app.render("streams", () => {
       this.lanes.pace = 1 / (this.app.readerSpeed ?? 20);
       this.lanes.update(this.filtered(), answer.sentAt, now, answer.count <= answer.streams.length);
-      this.lanes.tidy(now - this.tape.window - this.lanes.behind);
+      this.followStreams(now);
+      if (this.lanes.tidy(now - this.tape.window - this.lanes.behind)) this.tape.anew();
       this.render(now);
     });
   }
@@ -130,9 +149,11 @@ export class Streams {
       if (!lane) return "";
       return lane.arrival > edge ? `${nameOf(lane.stream)} (starts)` : nameOf(lane.stream);
     });
-    if (texts.join("\n") === this.named) return;
-    this.named = texts.join("\n");
-    refill(this.names, texts.map((text) => el("li", { title: text }, text)));
+    const ended = labelled.map((lane) => lane !== null && lane.ended !== null && lane.ended <= edge);
+    const state = texts.map((text, i) => `${text} ${ended[i]}`).join("\n");
+    if (state === this.named) return;
+    this.named = state;
+    refill(this.names, texts.map((text, i) => el("li", { title: text, class: ended[i] ? "ended" : null }, text)));
     for (const name of this.names.children) name.style.height = `${height}px`;
   }
 

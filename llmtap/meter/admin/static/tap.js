@@ -1,4 +1,4 @@
-// llmtap itself: added latency, loop lag, unmeasured exchanges.
+// llmtap itself: the latency that it adds, its own delays, and exchanges that it did not measure.
 
 import { card, el, emptyState, refill, setText, section } from "./dom.js";
 import { NONE, basis, bytes, count, number, ranked, seconds, share, width } from "./format.js";
@@ -21,20 +21,23 @@ const LOST = {
   silent: "had no packet for ten minutes",
   watch_ended: "were running when llmtap watch ended",
 };
+/** Words for the kinds of processes that observe traffic, and for the sources of timestamps. */
+const KINDS = { relay: "proxy", middleware: "application", passive: "packets" };
+const CLOCKS = { kernel: "kernel", mono: "process", packet: "packet" };
 const START = "llmtap proxy --upstream http://127.0.0.1:8000";
 
 export class Tap {
   constructor(app) {
     this.app = app;
     this.id = "tap";
-    this.title = "Tap";
+    this.title = "Health";
     this.summary = null;
     this.polls = [
       app.poll("summary", (signal) => this.ask(signal), PERIOD_MS, (data) => this.update(data)),
     ];
     this.banner = el("div");
     this.cards = el("dl", { class: "cards" });
-    this.relays = new Table(RELAYS, { caption: "Vantages", key: (row) => row.name });
+    this.relays = new Table(RELAYS, { caption: "Processes that measure", key: (row) => row.name });
     this.dropped = el("p");
     this.watched = el("p");
     this.errors = el("p");
@@ -42,7 +45,7 @@ export class Tap {
     this.about = el("p", { class: "soft" });
     this.node = el("div", {},
       section("State of llmtap", this.banner, this.cards),
-      section("Vantages", this.relays.node, this.dropped, this.watched),
+      section("Processes that measure", this.relays.node, this.dropped, this.watched),
       section("Meter and capture", this.errors, this.capture, this.about));
   }
 
@@ -96,12 +99,12 @@ export class Tap {
     ] : [];
     refill(this.cards,
       ...path,
-      card("Loop lag", seconds(s.window.lag_max), "worst of the vantages in the window", rests),
-      card("Uncertainty", width(s.uncertainties),
+      card("Longest delay", seconds(s.window.lag_max), "in which a process of llmtap did not read its sockets", rests),
+      card("Accuracy of times", width(s.uncertainties),
         `${path.length ? "time that a byte may have waited unread" : "error of a packet's time"}; `
           + `worst ${seconds(s.uncertainty)}`, rests),
-      card("Uncertain", count(s.uncertain.n),
-        `exchanges above ${seconds(s.uncertain.limit)}${included}`, rests));
+      card("Inaccurate", count(s.uncertain.n),
+        `exchanges whose times may be wrong by more than ${seconds(s.uncertain.limit)}${included}`, rests));
   }
 }
 
@@ -120,7 +123,7 @@ function passed(relays) {
 /** Problems, as sentences. */
 function complaints(s, relays, lost) {
   const bad = [];
-  if (!relays.some(({ relay }) => relay.connected)) bad.push("No vantage is connected: nothing is measured.");
+  if (!relays.some(({ relay }) => relay.connected)) bad.push("No process is connected to the meter: nothing is measured.");
   bad.push(...upstreamsDown(s.relays), ...lostWithVantages(s.relays));
   if (lost.length) {
     const why = lost.map(([name, n]) => `${count(n)} ${LOST[name] ?? `(${name})`}`).join("; ");
@@ -244,28 +247,31 @@ const RELAYS = [
     state: (row) => (row.relay.connected ? "" : "bad"),
   },
   {
-    id: "vantage", head: "vantage", kind: "text",
-    text: (row) => [row.relay.vantage ?? NONE, row.relay.side].filter(Boolean).join(", "),
+    id: "vantage", head: "kind", title: "where the process observes the traffic", kind: "text",
+    text: (row) => [KINDS[row.relay.vantage] ?? NONE, row.relay.side].filter(Boolean).join(", "),
   },
-  { id: "status_age", head: "status age", title: "time since the last status", ...of("status_age", seconds) },
-  { id: "clock", head: "clock", kind: "text", text: (row) => row.relay.clock },
+  { id: "status_age", head: "last report", title: "time since its last report to the meter", ...of("status_age", seconds) },
   {
-    id: "implementation", head: "code", title: "implementation of the per-chunk path", kind: "text",
+    id: "clock", head: "timestamps", title: "who takes the time of a read", kind: "text",
+    text: (row) => CLOCKS[row.relay.clock] ?? row.relay.clock,
+  },
+  {
+    id: "implementation", head: "code", title: "native: compiled code; python: the slower Python code", kind: "text",
     text: (row) => row.relay.implementation ?? NONE,
     tip: (row) => row.relay.implementation_reason ?? "",
   },
   { id: "opened", head: "started", ...of("opened", count) },
   { id: "measured", head: "measured", ...of("measured", count) },
-  { id: "unsettled", head: "open", ...of("unsettled", count) },
-  { id: "streams", head: "streams", ...of("streams", count) },
+  { id: "unsettled", head: "running", title: "exchanges that have begun and not ended", ...of("unsettled", count) },
+  { id: "streams", head: "forwarding", title: "requests that it forwards now", ...of("streams", count) },
   { id: "connections", head: "connections", ...of("connections", count) },
-  { id: "lag", head: "lag", title: "worst since its last status", ...of("lag_max", seconds) },
+  { id: "lag", head: "delay", title: "longest time without a read, since its last report", ...of("lag_max", seconds) },
   {
-    id: "pending", head: "pending", title: "bytes that wait for the meter",
+    id: "pending", head: "queued", title: "bytes of observations that wait for the meter",
     ...of("tap_pending_bytes", bytes),
   },
   { id: "cpu", head: "CPU", ...of("cpu", seconds) },
   { id: "rss", head: "memory", ...of("rss_bytes", bytes) },
-  { id: "up", head: "up", ...of("bytes_up", bytes) },
-  { id: "down", head: "down", ...of("bytes_down", bytes) },
+  { id: "up", head: "requests", title: "bytes from clients to the upstream", ...of("bytes_up", bytes) },
+  { id: "down", head: "answers", title: "bytes from the upstream to clients", ...of("bytes_down", bytes) },
 ];

@@ -11,6 +11,8 @@ export function rowHeight(n) {
   return Math.max(ROW_MIN, Math.min(ROW_MAX, Math.floor(HEIGHT_MAX / Math.max(1, n))));
 }
 
+/** Opacity of a lane whose stream has ended. */
+const FADED = 0.35;
 const INKS = ["waiting", "streaming", "stalled", "chunk", "first"];
 
 export class Tape {
@@ -69,9 +71,24 @@ export class Tape {
       ctx.globalCompositeOperation = "copy";
       ctx.drawImage(canvas, -moved, 0);
       ctx.globalCompositeOperation = "source-over";
+      this.fade(now);
       this.strip(this.at, edge, edge, scale);
     }
     this.at = edge;
+  }
+
+  /** Fades what is drawn of the streams that have ended since the last drawing. */
+  fade(now) {
+    const { ctx, canvas, row } = this;
+    this.lanes.slots.forEach((lane, i) => {
+      if (!lane || lane.faded || lane.ended === null || lane.ended > now) return;
+      lane.faded = true;
+      ctx.globalCompositeOperation = "destination-out";
+      ctx.globalAlpha = 1 - FADED;
+      ctx.fillRect(0, i * row, canvas.width, row);
+      ctx.globalAlpha = 1;
+      ctx.globalCompositeOperation = "source-over";
+    });
   }
 
   /** The canvas in the size that its lanes need. */
@@ -104,6 +121,8 @@ export class Tape {
     };
     this.lanes.slots.forEach((lane, i) => {
       if (!lane) return;
+      lane.faded = lane.ended !== null && lane.ended <= end;
+      ctx.globalAlpha = lane.faded ? FADED : 1;
       const y = i * row, height = row - gap;
       const low = Math.max(1, Math.round(height / 3)), middle = y + Math.floor((height - low) / 2);
       const over = lane.ended ?? Infinity;
@@ -130,6 +149,7 @@ export class Tape {
         ctx.fillRect(x + shift, y, isFirst ? Math.max(2, Math.round(row / 6)) : 1, height);
       }
     });
+    ctx.globalAlpha = 1;
   }
 
   /** The lane at a vertical position on the page. */
