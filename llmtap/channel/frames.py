@@ -77,6 +77,9 @@ class FrameKind:
     ARM: Final = 18
     """The exchange takes part in an experiment. data: Assigned as JSON. Sent as soon as the arm is known, so
     that a slow arm's exchanges are counted as early as a fast one's."""
+    HELD: Final = 20
+    """The client's socket took no bytes, so reading from the upstream paused. t: end of the pause; extra: its
+    length."""
     ANCHOR: Final = 19
     """The wall clock was set, or has drifted: later timestamps are dated by a new pair of readings. t: the
     monotonic clock, extra: the wall clock, both read together; data: Anchored as JSON."""

@@ -162,6 +162,9 @@ class Timeline:
     connected_ns: int | None = None
     """Time when the connection to the upstream was ready; None: a connection was reused. Like `send_wait_ns`,
     only for the parts of the wait (`metrics/phases.py`)."""
+    holds: "array[int]" = field(default_factory=lambda: array("q"))
+    """Begin and end of each pause in which the client held the stream, ascending. If their sum is not
+    `paused_ns`, some are not known."""
     send_wait_ns: int = 0
     """Total time in which the upstream's socket did not take bytes of the request."""
 
@@ -336,7 +339,12 @@ class Exchange:
         return None if t_ns is None else (t_ns - self.timeline.arrival_ns) / 1e9
 
     def to_dict(
-        self, metrics: dict[str, float | None], chunking: dict[str, object], *, events: bool = False
+        self,
+        metrics: dict[str, float | None],
+        chunking: dict[str, object],
+        held: dict[str, object] | None = None,
+        *,
+        events: bool = False,
     ) -> dict[str, object]:
         """Return public JSON: stable names, seconds, null for absent values."""
         t, s = self.timeline, self.since_arrival
@@ -390,6 +398,7 @@ class Exchange:
             "uncertainty": self.uncertainty_ns / 1e9,
             "uncertain": self.uncertain,
             "paused": t.paused_ns / 1e9,
+            "held": held,
             "added": {
                 name: None if (ns := getattr(self.added, f"{name}_ns")) is None else ns / 1e9
                 for name in ("request", "connect", "first_chunk", "chunk_max")

@@ -51,6 +51,9 @@ its resolution is 1.1 ms."""
 READ_BYTES_MAX: Final = 1 << 16
 """A read of this length may have left bytes in the socket."""
 _TEXT_CHARS_MAX: Final = BOUNDS["text.response_text"].chars
+HOLDS_MAX: Final = 10_000
+"""Maximum number of pauses by the client that are kept of an exchange: 160 KB. With more, the figures that
+need them are not known."""
 _USAGE_BYTES_MAX: Final = 1 << 10
 """Maximum size of an event whose usage object is kept until the end; of larger events, only the counts are
 kept."""
@@ -199,6 +202,12 @@ class Observer:
         read of this byte."""
         self._t.submit_ns = t_ns
         self._x.added.request_ns = added_ns
+
+    def held(self, begin_ns: int, end_ns: int) -> None:
+        """Record that the client held the stream: reading from the upstream was paused."""
+        holds = self._t.holds
+        if len(holds) < 2 * HOLDS_MAX:
+            holds.extend((begin_ns, end_ns))
 
     def response_head(self, raw_head: bytes, t_ns: int, added_ns: int) -> None:
         """Take the response's head, complete at `t_ns`; interim (1xx) heads are ignored."""

@@ -482,5 +482,10 @@ def story(x: Mapping[str, Any]) -> Iterator[str]:
     added = at(x, "added", "chunk_max")
     if added is not None:
         yield f"added by the tap at most {milliseconds(added)} ms a chunk"
+    if held := x.get("held"):
+        yield f"held by the client {milliseconds(x.get('paused'))} ms"
+        for name, title in (("tbc_max", "longest pause"), ("tpot", "TPOT")):
+            delivered, server = (milliseconds(held.get(f"{name}_{side}")) for side in ("delivered", "server"))
+            yield f"{title} delivered {delivered} ms, of the server alone at least {server} ms"
     if x.get("uncertainty") is not None:
         yield f"uncertainty {milliseconds(x['uncertainty'])} ms"

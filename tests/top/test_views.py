@@ -12,7 +12,7 @@ from llmtap.exchange.outcome import FAILED, EventClass, Outcome, TokenSource
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import chunking_of, measure
 from llmtap.top.table import ViewTable, facts, firing, flowed, troubles
-from llmtap.top.views import VIEWS, Shown, inspected, sparkline, streams_table
+from llmtap.top.views import VIEWS, Shown, inspected, sparkline, story, streams_table
 from tests.support.servers.fake_admin import a_stream, recorded
 from tests.support.traffic.exchanges import streamed
 from tests.support.traffic.experiments import an_experiment
@@ -110,6 +110,19 @@ def test_names_of_others_are_harmless_in_every_view() -> None:
                 assert cell.text.isprintable()
                 assert len(cell.text) <= 170
     assert "[bold]x[/bold]" in [line["name"] for line in cells(table("tenants", documents)).values()]
+
+
+def test_a_stream_that_its_client_held_has_both_figures() -> None:
+    x = streamed(1, 5)
+    events = x.timeline.events.t_ns
+    x.timeline.holds.extend((events[1] + 5_000_000, events[2]))
+    x.timeline.paused_ns = events[2] - events[1] - 5_000_000
+    (document,) = recorded([x])["events"].values()
+    lines = list(story(document))
+    assert "held by the client 15.0 ms" in lines
+    assert "longest pause delivered 20.0 ms, of the server alone at least 20.0 ms" in lines
+    assert "TPOT delivered 20.0 ms, of the server alone at least 16.2 ms" in lines
+    assert not any("held" in line for line in story({**document, "held": None}))
 
 
 def test_every_view_stands_a_tap_that_tells_nothing() -> None:

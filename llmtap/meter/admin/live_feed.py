@@ -20,6 +20,7 @@ from llmtap.meter.options import WINDOWS
 from llmtap.meter.pipeline import exchanges as recent_api
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.metrics.catalogue import Surface, shown_on
+from llmtap.metrics.holds import held_figures
 from llmtap.metrics.latency import Measured, chunking_of
 
 SUBSCRIBERS_MAX: Final = 32
@@ -243,7 +244,7 @@ def _read_query(request: web.Request) -> tuple[recent_api.Query, bool, bool]:
 def _events_of(batch: list[tuple[Exchange, Measured, int]], *, events: bool) -> bytes:
     out = []
     for x, m, _ in batch:
-        about = x.to_dict(m.metrics(), chunking_of(x))
+        about = x.to_dict(m.metrics(), chunking_of(x), held_figures(x, m))
         data = recent_api.encode_with_events(about, x)[0] if events else msgspec.json.encode(about)
         out.append(_frame_event("exchange", data))
     return b"".join(out)

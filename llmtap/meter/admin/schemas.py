@@ -77,6 +77,7 @@ _OBJECTS: Final = {
         padded flag: Events carry random padding, which their sizes include.
         refusal Refusal?
         guardrail Guardrail?
+        held Held?: Null: the client did not hold the stream.
         retries count: Number of times that a gateway began the answer again.
         resent count: Number of times that the relay sent the request again on a new connection.
         no_token_reason text?: Reason why a stream has no token.
@@ -336,6 +337,9 @@ _OBJECTS: Final = {
         arm text
         metrics list:text
         events_per_read control_events_per_read number""",
+    "Held": """A stream that its client held, as delivered and without the time of the client, in seconds.
+        pauses count
+        tbc_max_delivered tbc_max_server tpot_delivered tpot_server number?""",
     "FirstTokenAnswer": """
         first_token FirstToken?: Null: the meter does not keep the exchange.""",
     "FirstToken": """Parts of the wait from the arrival of the request to its first text, in seconds.

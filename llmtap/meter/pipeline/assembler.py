@@ -30,9 +30,9 @@ _K: Final = FrameKind
 _OPEN, _REQUEST_DATA, _REQUEST_END, _SUBMIT, _RESPONSE_HEAD, _RESPONSE_DATA, _RESPONSE_END = map(int, (
     _K.OPEN, _K.REQUEST_DATA, _K.REQUEST_END, _K.SUBMIT, _K.RESPONSE_HEAD, _K.RESPONSE_DATA, _K.RESPONSE_END
 ))  # fmt: skip
-_UPGRADED, _TUNNEL_UP, _TUNNEL_DOWN, _CLOSE, _DROP, _STATUS, _ANSWER, _SENT, _ARM, _ANCHOR = map(int, (
+_UPGRADED, _TUNNEL_UP, _TUNNEL_DOWN, _CLOSE, _DROP, _STATUS, _ANSWER, _SENT, _ARM, _ANCHOR, _HELD = map(int, (
     _K.UPGRADED, _K.TUNNEL_UP, _K.TUNNEL_DOWN, _K.CLOSE, _K.DROP, _K.STATUS, _K.ANSWER, _K.SENT, _K.ARM,
-    _K.ANCHOR,
+    _K.ANCHOR, _K.HELD,
 ))  # fmt: skip
 _LAST: Final = (_CLOSE, _DROP)
 _SLICED: Final = (_ANSWER, _TUNNEL_UP, _TUNNEL_DOWN)
@@ -377,6 +377,8 @@ class Assembler:
             self._close(seq, t_ns, data)
         elif kind == _DROP:
             self._forget(seq)
+        elif kind == _HELD:
+            observer.held(t_ns - extra_ns, t_ns)
         elif kind == _UPGRADED:
             self._upgrade(seq, observer, t_ns)
         elif kind == _ARM:

@@ -30,6 +30,7 @@ from llmtap.exchange.outcome import Outcome, Reading
 from llmtap.export.sinks import SeriesKey
 from llmtap.meter.pipeline.assembler import Assembler
 from llmtap.metrics.deadlines import Benefit
+from llmtap.metrics.holds import held_figures
 from llmtap.metrics.latency import Measured, chunking_of, measure, ttft_ns
 from llmtap.units import NS_PER_S, parse_duration_ns, shown
 
@@ -233,7 +234,8 @@ class RecentExchanges:
                 cursor = str(matches[i - 1][0])
                 break
             start = query.events_start if query.before == number + 1 else 0
-            about = x.to_dict(measure(x, reader).metrics(), chunking_of(x))
+            m = measure(x, reader)
+            about = x.to_dict(m.metrics(), chunking_of(x), held_figures(x, m))
             if start:
                 about["events_start"] = start
             if not query.events:

@@ -316,6 +316,7 @@ class AppExchange:
         """
         if self._emitter.turns != turns:
             self.paused_ns += wait_ns
+            self._tap.offer(FrameKind.HELD, self.seq, mono_ns(), wait_ns)
 
     def add_own_time(self, passed_ns: int) -> None:
         """Add the middleware's own time since the server took a message at `passed_ns`."""

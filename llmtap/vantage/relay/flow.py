@@ -310,8 +310,10 @@ class Flow(FlowState):
 
     def _end_pause(self, now_ns: int) -> None:
         if self._paused_since_ns:
-            self.paused_ns += now_ns - self._paused_since_ns
+            held_ns = now_ns - self._paused_since_ns
+            self.paused_ns += held_ns
             self._paused_since_ns = 0
+            self._tap.offer(FrameKind.HELD, self.seq, now_ns, held_ns)
 
     def client_drained(self) -> None:
         """Resume after the client's socket has taken all bytes, or after the awaited rest of a request."""

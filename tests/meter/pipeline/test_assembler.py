@@ -5,6 +5,7 @@ import pytest
 
 from llmtap.channel.frames import FrameKind, Hello
 from llmtap.channel.status import RelayStatus
+from llmtap.exchange import observer as observer_module
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome, TokenSource
@@ -165,6 +166,19 @@ def test_anchors_are_counted_as_the_relay_counts_them() -> None:
     assert [x.anchor for x in ear.exchanges[:-1]] == [n // 2 for n in range(1, 10)]
     assert [x.arrival_wall_ns - n * 1_000 for n, x in enumerate(ear.exchanges[:-1], 1)] == [MS] * 9
     assert ear.exchanges[-1].anchor == 3, "older than all that are remembered: by the oldest"
+
+
+def test_pauses_by_the_client_are_kept_with_the_exchange_up_to_a_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(observer_module, "HOLDS_MAX", 2)
+    script = Script().request(1).head(1, 50).word(1, 60)
+    for end_ms in (500, 700, 900):
+        script.frame(FrameKind.HELD, 1, end_ms * MS, 100 * MS).word(1, end_ms + 1)
+    ear, _ = digest(script.end(1, 910, 4).close(1, 911, paused_ns=300 * MS))
+    (x,) = ear.exchanges
+    assert list(x.timeline.holds) == [400 * MS, 500 * MS, 600 * MS, 700 * MS]
+    assert x.timeline.paused_ns == 300 * MS
 
 
 def test_interim_heads_and_unknown_kinds_change_nothing() -> None:

@@ -3,9 +3,11 @@
 import asyncio
 import contextlib
 import socket
+from itertools import pairwise
 
 import pytest
 
+from llmtap.channel.frames import FrameKind
 from llmtap.clock import SystemClock
 from llmtap.net.stream import PlainStream
 from tests.support.servers.peer import Ending, chunk, chunked, scene, wait_still, wait_until
@@ -132,6 +134,10 @@ async def test_a_slow_client_slows_the_upstream(framing: str, clock: str) -> Non
         assert (len(answer.data), answer.whole, kept_by(tap)) == (total, True, 0)
         closing = await tap.closing()
         assert (closing.outcome, closing.paused_ns > 0) == ("complete", True)
+        holds = (await tap.meter.closed(1)).of(FrameKind.HELD)
+        assert sum(frame.extra_ns for frame in holds) == closing.paused_ns
+        spans = [(frame.t_ns - frame.extra_ns, frame.t_ns) for frame in holds]
+        assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
 
 
 @pytest.mark.parametrize("framing", ["length", "chunked"])

@@ -195,6 +195,7 @@ export class Inspector {
         ["added to the first chunk", seconds(x.added.first_chunk)],
         ["added to a chunk, at most", seconds(x.added.chunk_max)],
         ["held by the client", seconds(x.paused)],
+        ...heldFigures(x.held),
         ["guardrail", x.guardrail ? `${x.guardrail.action} (${x.guardrail.signal})` : NONE],
         ["retries", count(x.retries)],
         ...(x.server_timing ?? []).map((time) => [`server: ${time.name}`, seconds(time.ms / 1000)]),
@@ -262,6 +263,13 @@ function ending(x) {
   const error = x.error ? `: ${x.error}` : "";
   const reason = x.no_token_reason ? `; no token: ${x.no_token_reason}` : "";
   return `Outcome: ${x.outcome}${who}${error}${reason}.`;
+}
+
+/** The figures of a stream that its client held: as delivered, and without the client's time. */
+function heldFigures(held) {
+  if (!held) return [];
+  const pair = (name) => `${seconds(held[`${name}_delivered`])}; server alone ${seconds(held[`${name}_server`])}`;
+  return [["longest pause, delivered", pair("tbc_max")], ["TPOT, delivered", pair("tpot")]];
 }
 
 function lateness(row) {
