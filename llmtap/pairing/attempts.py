@@ -24,7 +24,7 @@ class Role(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class GatewayAttempt:
     """A request that the gateway made for a request of a client."""
 
     exchange: Exchange
@@ -33,13 +33,13 @@ class Attempt:
     """Text of the front compared with the text of this attempt."""
 
 
-def attempts_of(pair: Pair) -> list[Attempt]:
+def attempts_of(pair: Pair) -> list[GatewayAttempt]:
     """Return all attempts of a pair, in the order of their arrival."""
     texts = [compare_text(pair.front, back) for back in pair.backs]
     delivered = _delivered(pair, texts)
     main = pair.backs[-1] if delivered is None else pair.backs[delivered]
     return [
-        Attempt(back, Role.DELIVERED if i == delivered else _role(back, main), text)
+        GatewayAttempt(back, Role.DELIVERED if i == delivered else _role(back, main), text)
         for i, (back, text) in enumerate(zip(pair.backs, texts, strict=True))
     ]
 

@@ -22,7 +22,7 @@ _POINTS: Final = tuple(
 
 
 @dataclass(frozen=True, slots=True)
-class ClockOffset:
+class VantageOffset:
     """Clock of the back vantage minus clock of the front vantage. The true offset is at most
     `uncertainty_ns` away."""
 
@@ -30,7 +30,7 @@ class ClockOffset:
     uncertainty_ns: int = 0
 
 
-SAME_CLOCK: Final = ClockOffset()
+SAME_CLOCK: Final = VantageOffset()
 
 
 def use_monotonic_clock(fronts: Sequence[Exchange], backs: Sequence[Exchange]) -> bool:
@@ -68,7 +68,7 @@ def _shift(x: Exchange, by_ns: int) -> None:
         stamps += by_ns
 
 
-def offset_from_traffic(pairs: Iterable[tuple[Exchange, Exchange]]) -> ClockOffset | None:
+def offset_from_traffic(pairs: Iterable[tuple[Exchange, Exchange]]) -> VantageOffset | None:
     """Return the offset that (front, delivered back) pairs allow: the middle of the interval that causality
     leaves. None without pairs that bound it on both sides.
 
@@ -88,4 +88,4 @@ def offset_from_traffic(pairs: Iterable[tuple[Exchange, Exchange]]) -> ClockOffs
     if not lows or not highs:
         return None
     low_ns, high_ns = max(lows), min(highs)
-    return ClockOffset((low_ns + high_ns) // 2, (abs(high_ns - low_ns) + 1) // 2)
+    return VantageOffset((low_ns + high_ns) // 2, (abs(high_ns - low_ns) + 1) // 2)

@@ -1,28 +1,23 @@
 """Figures of one pair: what the gateway added, held back, cut, changed, retried and threw away.
 
-`FIGURES` declares each figure; `PairFigures` has its values, `summary.py` and the reports loop over the rows.
-Every value has the range in which the true one lies, by the uncertainties of both exchanges and of the clock.
-Times are from one vantage to the other: they include the network between them, and the range of a delay
-reaches down by the time that the relay at the back itself took.
+`FIGURES` declares each figure, `MeasuredPair` has its values, and `summary.py` and the reports loop over the
+rows. Every value has the range in which the true one lies, by the uncertainties of both exchanges and of the
+clock. Times are from one vantage to the other: they include the network between them, and the range of a
+delay reaches down by the time that the relay at the back itself took.
 """
 
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from llmtap.exchange.exchange import Exchange
+from llmtap.metrics.catalogue import Unit
 from llmtap.metrics.latency import output_times_ns, ttft_ns
 from llmtap.pairing.alignment import Alignment, TextRelation, Times, align, held_tokens, text_events
-from llmtap.pairing.attempts import Attempt, Role, attempts_of
-from llmtap.pairing.clock import SAME_CLOCK, ClockOffset
+from llmtap.pairing.attempts import GatewayAttempt, Role, attempts_of
+from llmtap.pairing.clock import SAME_CLOCK, VantageOffset
 from llmtap.pairing.matching import ROUNDING_NS, Pair, error_ns
-
-
-class Unit(Enum):
-    SECONDS = "s"
-    TOKENS = "tokens"
 
 
 class Bounded(NamedTuple):
@@ -34,8 +29,8 @@ class Bounded(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
-    """A figure of a pair; its values are in `PairFigures.values` under `name`."""
+class PairFigure:
+    """A figure of a pair; its values are in `MeasuredPair.values` under `name`."""
 
     name: str
     title: str
@@ -44,53 +39,53 @@ class Figure:
 
 
 FIGURES: Final = (
-    Figure(
+    PairFigure(
         "request",
         "request",
         "Last byte of the request sent to the gateway until the first byte of its first attempt, with "
         "the side calls before it. Below 0 if the gateway forwards a request while it reads it.",
     ),
-    Figure(
+    PairFigure(
         "ttft",
         "first token",
         "TTFT at the front minus TTFT at the back, of the delivered attempt. It contains retries and the "
         "time of the request, and does not depend on the clock offset.",
     ),
-    Figure("first_token", "first token, way back", "First content at the front minus that at the back."),
-    Figure("token", "each token", "Time from the arrival of a token at the back until the front has it."),
-    Figure("token_hold_max", "longest delay of a token", "The longest such time of an answer."),
-    Figure(
+    PairFigure("first_token", "first token, way back", "First content at the front minus that at the back."),
+    PairFigure("token", "each token", "Time from the arrival of a token at the back until the front has it."),
+    PairFigure("token_hold_max", "longest delay of a token", "The longest such time of an answer."),
+    PairFigure(
         "tokens_held",
         "tokens held back",
         "Largest number of tokens that the gateway had and had not delivered when an event reached the "
         "front, with the tokens of this event: 1 if it holds nothing back.",
         Unit.TOKENS,
     ),
-    Figure(
+    PairFigure(
         "tokens_per_event_back",
         "tokens per event, back",
         "Tokens of the delivered attempt by its events with output.",
         Unit.TOKENS,
     ),
-    Figure(
+    PairFigure(
         "tokens_per_event_front",
         "tokens per event, front",
         "The same tokens by the events with output at the front, of answers that were not cut or changed.",
         Unit.TOKENS,
     ),
-    Figure(
+    PairFigure(
         "retries",
         "lost to retries",
         "First attempt until the delivered one begins, of requests with retries or fallbacks.",
     ),
-    Figure(
+    PairFigure(
         "tokens_undelivered",
         "tokens not delivered",
         "Tokens of attempts that were not delivered, and of the end of an answer that was cut; of requests "
         "with such tokens.",
         Unit.TOKENS,
     ),
-    Figure(
+    PairFigure(
         "side_call",
         "side calls",
         "Duration of the gateway's requests with another prompt, such as those of a guardrail.",
@@ -100,11 +95,11 @@ FIGURES: Final = (
 
 
 @dataclass(slots=True)
-class PairFigures:
-    """What is known of one pair."""
+class MeasuredPair:
+    """Figures of one pair."""
 
     pair: Pair
-    attempts: list[Attempt]
+    attempts: list[GatewayAttempt]
     text: TextRelation
     values: dict[str, list[Bounded]] = field(default_factory=dict)
     """Values by figure: one of each pair, except for `side_call`. `token` is in `token_delays_ns`."""
@@ -113,7 +108,7 @@ class PairFigures:
     """How much lower and higher a true delay of a token may be."""
 
     @property
-    def delivered(self) -> Attempt | None:
+    def delivered(self) -> GatewayAttempt | None:
         return next((one for one in self.attempts if one.role is Role.DELIVERED), None)
 
     def add(self, name: str, value: float, below: float = 0, above: float | None = None) -> None:
@@ -122,9 +117,9 @@ class PairFigures:
         self.values.setdefault(name, []).append(bounded)
 
 
-def figures_of(pair: Pair, clock: ClockOffset = SAME_CLOCK) -> PairFigures:
+def figures_of(pair: Pair, clock: VantageOffset = SAME_CLOCK) -> MeasuredPair:
     """Return the figures of one pair."""
-    figures = PairFigures(pair, attempts_of(pair), TextRelation.UNKNOWN)
+    figures = MeasuredPair(pair, attempts_of(pair), TextRelation.UNKNOWN)
     main = [one.exchange for one in figures.attempts if one.role is not Role.SIDE_CALL]
     front, delivered = pair.front, figures.delivered
     if front.timeline.submit_ns is not None:
@@ -154,7 +149,9 @@ def _duration_ns(x: Exchange) -> int | None:
     return None if t.response_end_ns is None else t.response_end_ns - t.arrival_ns
 
 
-def _add_delays(figures: PairFigures, front: Exchange, delivered: Attempt, clock: ClockOffset) -> None:
+def _add_delays(
+    figures: MeasuredPair, front: Exchange, delivered: GatewayAttempt, clock: VantageOffset
+) -> None:
     back = delivered.exchange
     error = error_ns(front, back, clock)
     here_ns, there_ns = ttft_ns(front.timeline), ttft_ns(back.timeline)
@@ -175,12 +172,12 @@ def _add_delays(figures: PairFigures, front: Exchange, delivered: Attempt, clock
         _add_held_tokens(figures, aligned, clock.offset_ns, error)
 
 
-def _add_held_tokens(figures: PairFigures, aligned: Alignment, offset_ns: int, error: int) -> None:
+def _add_held_tokens(figures: MeasuredPair, aligned: Alignment, offset_ns: int, error: int) -> None:
     value, low, high = (held_tokens(aligned, -offset_ns + by_ns) for by_ns in (0, error, -error))
     figures.add("tokens_held", value, value - min(value, low), max(value, high) - value)
 
 
-def _add_chunking(figures: PairFigures, front: Exchange, delivered: Attempt) -> None:
+def _add_chunking(figures: MeasuredPair, front: Exchange, delivered: GatewayAttempt) -> None:
     """Add the tokens per event of both sides; events that report no tokens count as one each at the back."""
     back = delivered.exchange
     back_events, front_events = (len(output_times_ns(x.timeline.events)) for x in (back, front))
@@ -199,7 +196,7 @@ def _hidden_reasoning(x: Exchange) -> int:
     return 0 if shown else x.tokens.reasoning or 0
 
 
-def _undelivered_tokens(figures: PairFigures) -> int:
+def _undelivered_tokens(figures: MeasuredPair) -> int:
     """Return the tokens that were generated for the prompt and never delivered."""
     lost = 0
     for one in figures.attempts:

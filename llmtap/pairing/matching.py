@@ -16,7 +16,7 @@ from typing import Final
 
 from llmtap.exchange.exchange import TEXT_BLOCK_CHARS, Exchange
 from llmtap.pairing.alignment import TextRelation, align, common_blocks, compare_text
-from llmtap.pairing.clock import SAME_CLOCK, ClockOffset
+from llmtap.pairing.clock import SAME_CLOCK, VantageOffset
 
 SEARCHED_MAX: Final = 1_000
 """Exchanges of the front with the same key that are looked at for one of the back: a health probe may send
@@ -70,7 +70,7 @@ class Matching:
     ambiguous_back: list[Exchange]
 
 
-def error_ns(front: Exchange, back: Exchange, clock: ClockOffset) -> int:
+def error_ns(front: Exchange, back: Exchange, clock: VantageOffset) -> int:
     """Return the largest error of a time between the two sides."""
     return front.uncertainty_ns + back.uncertainty_ns + clock.uncertainty_ns + 2 * ROUNDING_NS
 
@@ -78,7 +78,7 @@ def error_ns(front: Exchange, back: Exchange, clock: ClockOffset) -> int:
 def match(
     fronts: Sequence[Exchange],
     backs: Sequence[Exchange],
-    clock: ClockOffset = SAME_CLOCK,
+    clock: VantageOffset = SAME_CLOCK,
     *,
     comparable: bool = True,
 ) -> Matching:
@@ -149,7 +149,7 @@ _HASHES: Final = frozenset({Evidence.PROMPT, Evidence.TEXT})
 
 
 class _Finder:
-    def __init__(self, fronts: Iterable[Exchange], clock: ClockOffset, *, comparable: bool) -> None:
+    def __init__(self, fronts: Iterable[Exchange], clock: VantageOffset, *, comparable: bool) -> None:
         self._clock = clock
         self._comparable = comparable
         self._keys = [(kind, keys) for kind, keys in _KEYS if comparable or kind not in _HASHES]

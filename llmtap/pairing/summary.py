@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmtap.exchange.exchange import Exchange
+from llmtap.metrics.catalogue import Unit
 from llmtap.metrics.statistics import marks, share_range
 from llmtap.pairing.alignment import TextRelation
 from llmtap.pairing.attempts import Role, attempts_of
-from llmtap.pairing.clock import ClockOffset, offset_from_traffic, use_monotonic_clock
-from llmtap.pairing.figures import FIGURES, Figure, PairFigures, Unit, figures_of
+from llmtap.pairing.clock import VantageOffset, offset_from_traffic, use_monotonic_clock
+from llmtap.pairing.figures import FIGURES, MeasuredPair, PairFigure, figures_of
 from llmtap.pairing.matching import Evidence, Matching, match
 
 VERSION: Final = 1
@@ -38,7 +39,7 @@ def pair_captures(
     backs: Sequence[Exchange],
     *,
     comparable: bool,
-    clock: ClockOffset | None = None,
+    clock: VantageOffset | None = None,
 ) -> dict[str, Any]:
     """Pair the exchanges of two captures, and return the summary of the pairs.
 
@@ -50,9 +51,9 @@ def pair_captures(
     """
     source = "stated"
     if clock is None and use_monotonic_clock(fronts, backs):
-        clock, source = ClockOffset(), "monotonic"
+        clock, source = VantageOffset(), "monotonic"
     elif clock is None:
-        wide = ClockOffset(0, WALL_CLOCKS_NS)
+        wide = VantageOffset(0, WALL_CLOCKS_NS)
         pairs = match(fronts, backs, wide, comparable=comparable).pairs
         delivered = [
             (pair.front, one.exchange)
@@ -68,7 +69,7 @@ def pair_captures(
 
 def summarise(
     matching: Matching,
-    clock: ClockOffset,
+    clock: VantageOffset,
     *,
     clock_source: str = "stated",
     comparable: bool = True,
@@ -107,7 +108,7 @@ def summarise(
     }  # fmt: skip
 
 
-def _summarise_figure(figure: Figure, all_figures: Sequence[PairFigures]) -> dict[str, Any]:
+def _summarise_figure(figure: PairFigure, all_figures: Sequence[MeasuredPair]) -> dict[str, Any]:
     if figure.name == "token":
         values, lows, highs, n_pairs = _token_delays(all_figures)
     else:
@@ -131,7 +132,7 @@ def _summarise_figure(figure: Figure, all_figures: Sequence[PairFigures]) -> dic
     return out
 
 
-def _token_delays(all_figures: Sequence[PairFigures]) -> tuple[_Values, _Values, _Values, int]:
+def _token_delays(all_figures: Sequence[MeasuredPair]) -> tuple[_Values, _Values, _Values, int]:
     """Return the delays of all tokens with their lowest and highest possible values, and the number of
     pairs."""
     known = [(one.token_delays_ns, one.token_range_ns) for one in all_figures]
@@ -143,7 +144,7 @@ def _token_delays(all_figures: Sequence[PairFigures]) -> tuple[_Values, _Values,
     return values, lows, highs, len(delays)
 
 
-def _slowest(all_figures: Iterable[PairFigures]) -> list[dict[str, Any]]:
+def _slowest(all_figures: Iterable[MeasuredPair]) -> list[dict[str, Any]]:
     """Return the pairs for which the gateway added most to the first token."""
     timed = [
         (figures.values["ttft"][0].value, figures) for figures in all_figures if "ttft" in figures.values
@@ -152,7 +153,7 @@ def _slowest(all_figures: Iterable[PairFigures]) -> list[dict[str, Any]]:
     return [{**_names(figures), "ttft": ns / 1e9} for ns, figures in timed[:LISTED_MAX]]
 
 
-def _differences(all_figures: Iterable[PairFigures]) -> list[dict[str, Any]]:
+def _differences(all_figures: Iterable[MeasuredPair]) -> list[dict[str, Any]]:
     """Return pairs whose text differs: position and lengths in characters."""
     out: list[dict[str, Any]] = []
     for figures in all_figures:
@@ -168,11 +169,11 @@ def _differences(all_figures: Iterable[PairFigures]) -> list[dict[str, Any]]:
     return out
 
 
-def _names(figures: PairFigures) -> dict[str, Any]:
+def _names(figures: MeasuredPair) -> dict[str, Any]:
     return {"front": figures.pair.front.id, "back": [back.id for back in figures.pair.backs]}
 
 
-def _charts(all_figures: Sequence[PairFigures]) -> list[Mapping[str, Any]]:
+def _charts(all_figures: Sequence[MeasuredPair]) -> list[Mapping[str, Any]]:
     """Return a chart of the shares of first tokens and of tokens that were delayed by less than a time."""
     first = [one.value for figures in all_figures for one in figures.values.get("first_token", ())]
     tokens, _, _, _ = _token_delays(all_figures)

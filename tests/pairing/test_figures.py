@@ -8,20 +8,20 @@ from hypothesis import strategies as st
 
 from llmtap.pairing.alignment import TextRelation
 from llmtap.pairing.attempts import Role
-from llmtap.pairing.clock import SAME_CLOCK, ClockOffset, offset_from_traffic
-from llmtap.pairing.figures import Bounded, PairFigures, figures_of
+from llmtap.pairing.clock import SAME_CLOCK, VantageOffset, offset_from_traffic
+from llmtap.pairing.figures import Bounded, MeasuredPair, figures_of
 from llmtap.pairing.matching import match
 from tests.support.traffic.gateway import MS, SEND_NS, US, Crossing, Failed, words
 
 
-def measured(crossing: Crossing, clock: ClockOffset = SAME_CLOCK) -> PairFigures:
+def measured(crossing: Crossing, clock: VantageOffset = SAME_CLOCK) -> MeasuredPair:
     front, backs = crossing.play(1)
     (pair,) = match([front], backs, clock).pairs
     assert len(pair.matches) == len(backs)
     return figures_of(pair, clock)
 
 
-def value(figures: PairFigures, name: str) -> float:
+def value(figures: MeasuredPair, name: str) -> float:
     (bounded,) = figures.values[name]
     assert bounded.low <= bounded.value <= bounded.high
     return bounded.value
@@ -54,7 +54,7 @@ def test_a_hold_of_four_tokens_delays_the_first_of_them_by_three_gaps() -> None:
 
 def test_a_clock_that_is_ahead_changes_no_figure_if_its_offset_is_stated() -> None:
     crossing = Crossing(back_clock_ns=-70 * MS)
-    plain, moved = measured(Crossing()), measured(crossing, ClockOffset(-70 * MS, 2 * MS))
+    plain, moved = measured(Crossing()), measured(crossing, VantageOffset(-70 * MS, 2 * MS))
     for name in ("request", "ttft", "first_token", "token_hold_max"):
         assert value(moved, name) == value(plain, name)
     assert _width(moved.values["request"][0]) == _width(plain.values["request"][0]) + 2 * 2 * MS
@@ -191,7 +191,7 @@ def test_the_range_of_each_figure_contains_the_truth(
     crossing = Crossing(
         tokens=tokens, group=group, delay_ns=delay, first_ns=delay, uncertainty_ns=uncertainty_us * US
     )
-    figures = measured(crossing, ClockOffset(offset_ms * MS, abs(offset_ms) * MS))
+    figures = measured(crossing, VantageOffset(offset_ms * MS, abs(offset_ms) * MS))
     assert figures.text is TextRelation.EQUAL
     (request,) = figures.values["request"]
     assert request.low <= 8 * MS <= request.high

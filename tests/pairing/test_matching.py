@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 
 from llmtap.exchange.exchange import Exchange
-from llmtap.pairing.clock import ClockOffset
+from llmtap.pairing.clock import VantageOffset
 from llmtap.pairing.matching import Evidence, Matching, match
 from llmtap.pairing.summary import summarise
 from tests.support.traffic.gateway import MS, Crossing, Failed, words
@@ -32,7 +32,7 @@ def evidence(matching: Matching) -> list[tuple[Evidence, ...]]:
 def test_every_exchange_is_in_one_list() -> None:
     fronts, backs, _ = played(Crossing(prompt="a"), Crossing(prompt="b"), Crossing(prompt="b"))
     matching = match(fronts, [*backs[:2], Crossing(prompt="elsewhere").play(9)[1][0]])
-    counts = summarise(matching, ClockOffset())["counts"]
+    counts = summarise(matching, VantageOffset())["counts"]
     assert (counts["front"], counts["back"]) == (3, 3)
     assert (counts["pairs"], counts["unpaired_back"]) == (1, 1)
 

@@ -7,7 +7,7 @@ import pytest
 
 import llmtap
 from llmtap.exchange.exchange import Exchange
-from llmtap.pairing.clock import SAME_CLOCK, ClockOffset
+from llmtap.pairing.clock import SAME_CLOCK, VantageOffset
 from llmtap.pairing.figures import FIGURES
 from llmtap.pairing.matching import match
 from llmtap.pairing.summary import pair_captures, summarise
@@ -78,7 +78,7 @@ def test_the_clock_of_another_host_is_bounded_by_the_traffic() -> None:
 def test_captures_with_different_keys_are_paired_by_ids_only() -> None:
     ids = {"front_fields": ["X-Request-Id: a"], "back_fields": ["X-Request-Id: a"]}
     fronts, backs = sides(Crossing(prompt="a", **ids), Crossing(prompt="b"))
-    summary = pair_captures(fronts, backs, comparable=False, clock=ClockOffset())
+    summary = pair_captures(fronts, backs, comparable=False, clock=VantageOffset())
     assert summary["evidence"] == {"request_id": 1}
     assert summary["counts"]["unpaired_front"] == summary["counts"]["unpaired_back"] == 1
 

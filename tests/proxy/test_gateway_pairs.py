@@ -10,7 +10,7 @@ import pytest
 import llmtap
 from llmtap.pairing.alignment import TextRelation
 from llmtap.pairing.clock import use_monotonic_clock
-from llmtap.pairing.figures import PairFigures, figures_of
+from llmtap.pairing.figures import MeasuredPair, figures_of
 from llmtap.pairing.matching import Evidence, match
 from tests.proxy.capturing import chat_body, streams
 from tests.support.servers.live_proxy import LiveProxy, live_proxy
@@ -123,7 +123,7 @@ def test_figures_agree_with_the_gateways_own_times(tmp_path: Path) -> None:
         check(figures_of(pair), passage)
 
 
-def check(figures: PairFigures, passage: Passage) -> None:
+def check(figures: MeasuredPair, passage: Passage) -> None:
     """The gateway's own times lie within those of the two sides, which also contain the network."""
     assert figures.text is TextRelation.EQUAL
     (asked,) = figures.values["request"]
