@@ -261,6 +261,7 @@ class Call:
         "_observer",
         "_on_answer",
         "_quiet_ns",
+        "_redirect",
         "_request",
         "_rest_of_answer",
         "_retry_plan",
@@ -336,6 +337,8 @@ class Call:
         self._interims = 0
         self._accepted = self._answer_began = False
         self._keep = False
+        self._redirect: str | None = None
+        """Error of an answer that redirects: another request would get the answer of a model."""
         self._submit_ns = self._submit_width_ns = 0
         self._quiet_ns = QUIET_NS
         self.began_ns = 0
@@ -545,7 +548,9 @@ class Call:
             self._broke(exc)
             return
         self._keep = head.keep_alive and not self._sender.options.fresh
-        self._accepted = head.status < 400
+        self._accepted = head.status < 300
+        if 300 <= head.status < 400:
+            self._redirect = f"status {head.status}, a redirect, which is not followed"
         if head.status in STATUSES:
             retry_wait_ns = self._wait_ns(header_value(head.headers, b"retry-after"))
             self._retry_plan = None if retry_wait_ns is None else (str(head.status), retry_wait_ns)
@@ -570,7 +575,9 @@ class Call:
         if data:
             self._observer.response_data(data, t_ns, 0)
         self._observer.response_end(t_ns)
-        if self._retry_plan is None:
+        if self._redirect is not None:
+            self._end(Outcome.UPSTREAM_ERROR, self._redirect)
+        elif self._retry_plan is None:
             self._end(Outcome.COMPLETE, None)
         else:
             self._wait(*self._retry_plan, Outcome.COMPLETE, None)

@@ -239,8 +239,14 @@ _OURS: Final = frozenset({b"host", b"content-length", b"content-type", b"transfe
 
 
 def protocol_of(url: str) -> Spoken:
-    """Return the protocol of a target. A WebSocket is Realtime unless its path ends in `/responses`."""
-    parts = urlsplit(url)
+    """Return the protocol of a target. A WebSocket is Realtime unless its path ends in `/responses`.
+
+    Raises ConfigError if the target is no URL.
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError as exc:
+        raise ConfigError("--target", f"{url!r} is not a URL: {exc}") from None
     match parts.scheme.lower():
         case "ws" | "wss":
             return "responses" if parts.path.rstrip("/").endswith("/responses") else "realtime"

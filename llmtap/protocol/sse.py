@@ -128,7 +128,11 @@ class SseParser:
         return self._scan(data) if size else []
 
     def close(self) -> list[SseEvent]:
-        """Return the events that the end of the body completes: only an unfinished `data: [DONE]`."""
+        """Return the event that the end of the body completes: one that lacks only its empty line.
+
+        A browser discards such an event; clients that read line by line do not. It is whole if its data is
+        `[DONE]` or a JSON object.
+        """
         out: list[SseEvent] = []
         end = self.offset
         if self._cr_waits:
@@ -137,7 +141,8 @@ class SseParser:
         tail = bytes(self._tail)
         if tail:
             self._read_field(tail, end - len(tail), end, out)
-        if b"\n".join(self._data).strip() == b"[DONE]":
+        data = b"\n".join(self._data).strip()
+        if data == b"[DONE]" or (data.startswith(b"{") and _payload_object(data)):
             self._dispatch(end, out)
         self._tail.clear()
         self._line_size = 0

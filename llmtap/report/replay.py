@@ -62,6 +62,7 @@ _FINDINGS_IN_SHARES: Final = frozenset(
         "stopped",
         "estimated",
         "no_content",
+        "silent",
         "whole",
         "host_limit",
     }

@@ -19,7 +19,7 @@ BODY_MEMBERS: Final[Mapping[str, str]] = {
     "input": "responses",
 }
 """Endpoint of a body without a path, by member. The first of these members that the body has decides."""
-_NO_TEXT: Final = frozenset({"embeddings", "mcp", "a2a"})
+NO_TEXT: Final = frozenset({"embeddings", "mcp", "a2a"})
 """Endpoints whose answers are not generated text."""
 _PATH: Final = re.compile(r"/[!-~]*")
 """Valid path of a request (RFC 9112 3.2: no white space and no control characters)."""
@@ -39,7 +39,7 @@ def unsendable(method: str | None, path: str | None, endpoint: str | None, body:
     """Return the reason why a row cannot be sent, as the end of a sentence that begins `rows`; else None."""
     if body is None:
         endpoint = endpoint or (None if path is None else endpoint_of(path))
-        if endpoint in _NO_TEXT or (endpoint is None and path is not None):
+        if endpoint in NO_TEXT or (endpoint is None and path is not None):
             where = path if endpoint is None else endpoint
             return f"ask {where}, which is not known to generate text, and their bodies are not recorded"
         return None

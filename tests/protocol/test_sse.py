@@ -133,10 +133,17 @@ def test_only_a_cr_lf_is_waited_for() -> None:
         (b": x\nid: 1\n\n", SseEvent(0, 11, None)),
         (b"\n\n\ndata: a\n\n", SseEvent(3, 12, b"a")),
         (b"error: {}\nerror:x\n\n", SseEvent(0, 19, b"{}\nx", b"error")),
+        (b'event: end\ndata: {"a":1}\n', SseEvent(0, 25, b'{"a":1}', b"end")),
+        (b'data: {"a":\ndata: 1}', SseEvent(0, 20, b'{"a":\n1}')),
     ],
 )
 def test_what_a_block_says(body: bytes, event: SseEvent) -> None:
     assert play(body, []) == play(body, list(range(len(body)))) == [event]
+
+
+@pytest.mark.parametrize("body", [b'data: {"a":1', b"data: a\n", b"data: 1", b'event: {"a":1}\n'])
+def test_a_part_of_an_event_is_no_event(body: bytes) -> None:
+    assert play(body, []) == play(body, list(range(len(body)))) == []
 
 
 def test_one_newline_between_events_is_understood() -> None:

@@ -236,6 +236,19 @@ def _find_missing_output(result: Mapping[str, Any]) -> Iterator[Finding]:
             (*STREAMED, "tokens", "goodput"),
         )
         return
+    if silent := answers.get("silent", 0):
+        figures = ("ttfb", "e2e", "e2e_scheduled", "goodput")
+        grave = silent / n > CAUTION_SHARE
+        yield Finding(
+            "silent",
+            silent / n,
+            0,
+            f"{_part_text(silent, n, 'answers')} ended well without any output: E2E, TTFB and goodput count"
+            " them as answers",
+            figures if grave else (),
+            () if grave else figures,
+            share=silent / n,
+        )
     if without := answers["output"] - answers["content"]:
         kinds = ", ".join(f"{name} {answers[key]:,}" for key, name in _KINDS.items() if answers[key])
         yield Finding(

@@ -53,6 +53,7 @@ from llmtap.metrics.statistics import arrival_figures, punctuality, rate_rps, su
 from llmtap.metrics.summary import ENDED_WELL
 from llmtap.units import NS_PER_S, to_seconds
 from llmtap.version import __version__
+from llmtap.workload.destinations import NO_TEXT
 from llmtap.workload.requests import Requests
 
 PHASES: Final = ("connect", "send", "wait", "receive")
@@ -251,7 +252,10 @@ class RunObservations:
         if x.tokens.output and whole_ns:
             self.user_rates.append(x.tokens.output / whole_ns * NS_PER_S)
         answers["streamed"] += x.stream
-        answers["output"] += t.first_token_ns is not None or bool(x.tokens.output)
+        has_output = t.first_token_ns is not None or bool(x.tokens.output)
+        answers["output"] += has_output
+        generates = x.endpoint is not None and x.endpoint not in NO_TEXT
+        answers["silent"] += generates and not has_output and x.outcome is Outcome.COMPLETE
         answers["content"] += t.first_content_ns is not None
         answers["by_chunks"] += x.tokens.source is TokenSource.CHUNKS
         if t.first_content_ns is None:
@@ -299,15 +303,17 @@ _ANSWERS: Final = (
     "n",
     "streamed",
     "output",
+    "silent",
     "content",
     "by_chunks",
     "reasoning_only",
     "tool_call_only",
     "refusal_only",
 )
-"""Kinds of answers that ended well. `n`: all. `output`: has output of any kind. `by_chunks`: its output
-tokens are counted by chunks. The last three: has no content but reasoning, a tool call or a refusal; one
-answer may have several of these."""
+"""Kinds of answers that ended well. `n`: all. `output`: has output of any kind. `silent`: has none,
+although a model was asked for text and did not refuse. `by_chunks`: its output tokens are counted by chunks.
+The last three: has no content but reasoning, a tool call or a refusal; one answer may have several of these.
+"""
 PERIODS_MAX: Final = 10_000
 """Maximum number of periods in a timeline: nearly three hours at 1 s each, about 200 KB of JSON. The periods
 of a longer run are longer than 1 s."""

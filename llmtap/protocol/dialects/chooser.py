@@ -35,6 +35,8 @@ _OUTPUTS_ON_FOREIGN_PATH: Final = 2
 one."""
 _NAMED: Final = 3
 """Claim (`registry.Dialect.claim`) of an object that names its dialect."""
+_FITS: Final = 2
+"""Claim of an object whose fields fit; below it, only the path fits."""
 
 
 class Released(NamedTuple):
@@ -108,6 +110,11 @@ class _Candidate:
     def rank(self) -> tuple[bool, bool, int, int]:
         return self.own, self.on_path, self.claim, -self.order
 
+    @property
+    def certainty(self) -> tuple[bool, bool, bool]:
+        """Return what makes the dialect certain: the user's own table, the path, and the name."""
+        return self.own, self.on_path, self.claim >= _NAMED
+
 
 class DialectChooser:
     """Reader of an answer whose dialect is not known beforehand.
@@ -118,6 +125,7 @@ class DialectChooser:
 
     __slots__ = (
         "_candidates",
+        "_certainty",
         "_data_events",
         "_dialects",
         "_is_full",
@@ -142,6 +150,8 @@ class DialectChooser:
         self._stored_events: list[_StoredEvent] = []
         self._data_events = 0
         self._candidates: list[_Candidate] = []
+        self._certainty = (False, False, False)
+        """Certainty of the chosen dialect (`_Candidate.certainty`)."""
         self._output_read = False
         self._outputs_of_another = 0
         self._revisions_left = REVISIONS_MAX
@@ -192,11 +202,9 @@ class DialectChooser:
             return [Released(delta, event, t_ns)]
         stored = _StoredEvent(event, None, size, t_ns)
         self._store(stored)
-        best: _Candidate | None = None
         for candidate in self._candidates:
             candidate.read(stored)
-            if self._is_decisive(candidate) and (best is None or candidate.rank > best.rank):
-                best = candidate
+        best = self._find_decisive()
         if _is_data(event):
             self._data_events += 1
             best = best or self._admit(event)
@@ -221,7 +229,12 @@ class DialectChooser:
         self._is_full = not whole
         likely = [c for c in self._candidates if c.strong or (c.evidence and c.understood >= c.unread)]
         if not likely:
-            likely = [c for c in self._candidates if c.claim >= _NAMED and not c.unread]
+            # An event that names a dialect by chance, such as `session.closed`, stands among others.
+            likely = [
+                c
+                for c in self._candidates
+                if c.claim >= _NAMED and not c.unread and 2 * c.understood >= c.events
+            ]
         if not any(c.strong or c.on_path or c.claim >= _NAMED for c in likely):
             # Usage and errors look alike in many dialects, so they do not identify one. A text that the
             # structure of the events shows is better evidence.
@@ -269,33 +282,44 @@ class DialectChooser:
         self.kept_bytes += max(stored.size, _EVENT_BYTES_MIN)
 
     def _admit(self, event: SseEvent) -> _Candidate | None:
-        """Add the dialects that claim this event, the last one kept, to the candidates. Return the first of
-        them for which the event is decisive."""
-        known = [candidate.order for candidate in self._candidates]
+        """Add the dialects that claim this event, the last one kept, to the candidates. Return the candidate
+        for which the event is decisive."""
+        known = {candidate.order: candidate for candidate in self._candidates}
         claims = self._dialects.claims_of(read_json(event.data or b""), self._path, event.event)
         for order, claim in islice(claims, CANDIDATES_MAX):
             if order in known:
+                known[order].claim = max(known[order].claim, claim)
                 continue
             if len(self._candidates) == CANDIDATES_MAX:
                 weakest = min(self._candidates, key=lambda c: (c.evidence, c.rank))
                 if weakest.evidence:
-                    return None
+                    break
                 self._candidates.remove(weakest)
             candidate = _Candidate(self._dialects, order, claim, self._path)
             for stored in self._stored_events[:-1]:
                 candidate.read(stored, before=True)
             candidate.read(self._stored_events[-1])
             self._candidates.append(candidate)
-            if self._is_decisive(candidate):
-                return candidate
-        return None
+            owned = candidate.own or candidate.on_path or not self._dialects.owners(self._path)
+            if owned and self._is_decisive(candidate):
+                return candidate  # Later claims are less certain.
+        return self._find_decisive()
+
+    def _find_decisive(self) -> _Candidate | None:
+        """Return the candidate whose evidence decides; None if there is none."""
+        decisive = filter(self._is_decisive, self._candidates)
+        return max(decisive, key=lambda candidate: candidate.rank, default=None)
 
     def _is_decisive(self, candidate: _Candidate) -> bool:
         if candidate.on_path:
+            if candidate.claim < _FITS and any(c.strong and c.claim >= _NAMED for c in self._candidates):
+                return False  # Only the path fits, and the events name another dialect.
             named = candidate.claim >= _NAMED and not candidate.unread and bool(candidate.understood)
             return named or bool(candidate.strong)
         if not candidate.strong:
             return False
+        if candidate.claim >= _NAMED and any(c.on_path and c.claim < _FITS for c in self._candidates):
+            return True
         return not self._dialects.owners(self._path) or candidate.strong >= _OUTPUTS_ON_FOREIGN_PATH
 
     def _settle(self, reader: Reader | None, reading: Reading, by: _Candidate | None) -> list[Released]:
@@ -303,6 +327,8 @@ class DialectChooser:
         `reader` must still read them."""
         self.open = False
         self.chosen, self._reading = reader, reading
+        if by is not None:
+            self._certainty = by.certainty
         deltas = iter(()) if by is None else iter(by.deltas)
         out = []
         for event, delta, size, t_ns in self._stored_events:
@@ -322,15 +348,18 @@ class DialectChooser:
             return delta
         self._revisions_left -= 1
         claims = self._dialects.claims_of(read_json(event.data), self._path, event.event)
-        for order, _ in islice(claims, CANDIDATES_MAX):
+        for order, claim in islice(claims, CANDIDATES_MAX):
             reader = self._dialects.all[order]()
             other = _read_safely(reader, event)
             if not other.output:
                 continue
             self._outputs_of_another += 1
-            if self._output_read and self._outputs_of_another < _OUTPUTS_TO_REVISE:
+            own, on_path = self._dialects.is_own(order, claim), self._dialects.is_on_path(order, self._path)
+            certainty = own, on_path, claim >= _NAMED
+            is_better = claim >= _NAMED and certainty > self._certainty
+            if self._output_read and not is_better and self._outputs_of_another < _OUTPUTS_TO_REVISE:
                 return delta
-            self.chosen, self._reading = reader, Reading.DIALECT
+            self.chosen, self._reading, self._certainty = reader, Reading.DIALECT, certainty
             self._outputs_of_another = 0
             return other
         return delta

@@ -149,11 +149,17 @@ def read_usage(usage: Any) -> UsageCounts | None:
         return None
     get = usage.get
     of_input, of_output = get("prompt_tokens_details"), get("completion_tokens_details")
+    prompt, completion = get("prompt_tokens"), get("completion_tokens")
+    if not (prompt or completion):
+        # The names of Responses. Some servers have both, and leave those of chat null or zero.
+        prompt, completion = get("input_tokens", prompt), get("output_tokens", completion)
+        of_input = get("input_tokens_details", of_input)
+        of_output = get("output_tokens_details", of_output)
     reasoning = of_output.get("reasoning_tokens") if isinstance(of_output, dict) else None
     cached = of_input.get("cached_tokens") if isinstance(of_input, dict) else None
     counts = read_counts(
-        get("prompt_tokens", get("input_tokens")),
-        get("completion_tokens", get("output_tokens")),
+        prompt,
+        completion,
         # At the top level, SGLang counts reasoning tokens, and DeepSeek cached tokens.
         get("reasoning_tokens") if reasoning is None else reasoning,
         get("prompt_cache_hit_tokens") if cached is None else cached,

@@ -79,6 +79,7 @@ WELL: dict[str, tuple[Script, int, int | None]] = {
 # What the server sends; then the outcome, the status, the output tokens, and words of the error.
 BADLY: dict[str, tuple[Script, Outcome, int | None, int | None, str]] = {
     "429": (answers(b"{}", status=b"429 Too Many Requests"), ERROR, 429, None, "upstream answered 429"),
+    "302": (answers(b"", status=b"302 Found"), ERROR, 302, None, "a redirect"),
     "500 in chunks": (answers(b"oh", status=b"500 Oh", chunks=2), ERROR, 500, None, "upstream answered 500"),
     "closes": (says(then=CLOSE), GONE, None, None, "closed the connection without an answer"),
     "resets": (says(then=RESET), GONE, None, None, "reset the connection without an answer"),

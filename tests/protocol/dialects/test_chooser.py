@@ -70,6 +70,35 @@ def test_an_event_of_a_gateway_before_the_chunks_changes_nothing_of_them(first: 
         assert "".join(delta.text for _, delta in told[1:]).endswith(" go."), "it gave way"
 
 
+LLAMA = {"content": "Searching", "stop": False}
+
+
+@pytest.mark.parametrize("path", [CHAT, "/api/chat/stream"])
+def test_a_dialect_that_names_itself_replaces_one_that_only_fits_at_once(path: str) -> None:
+    chooser = DialectChooser(path)
+    told = read(chooser, [LLAMA, LLAMA, ROLE, chunk("Up"), chunk(" we"), STOP, b"[DONE]"])
+    assert chooser.name == "openai.chat"
+    assert "".join(delta.text for _, delta in told[2:]) == "Up we"
+
+
+@pytest.mark.parametrize("path", ["/v1/fim/completions", "/v1/agents/completions"])
+@pytest.mark.parametrize("events", [[chunk("def")], [ROLE, chunk("def"), STOP]])
+def test_a_name_is_better_evidence_than_a_path_alone(path: str, events: list[Any]) -> None:
+    """Mistral answers with chunks of chat at paths that end like that of completions."""
+    chooser = DialectChooser(path)
+    told = read(chooser, [*events, b"[DONE]"])
+    assert (chooser.name, "".join(delta.text for _, delta in told)) == ("openai.chat", "def")
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/api/talk"])
+def test_one_event_with_a_known_name_does_not_name_the_dialect_of_many(path: str) -> None:
+    """OpenAI's Live API ends with `session.closed`, as others may."""
+    chooser = DialectChooser(path)
+    told = read(chooser, [*({"type": "session.word", "n": i} for i in range(4)), {"type": "session.closed"}])
+    assert (chooser.name, chooser.reading) == (None, Reading.NONE)
+    assert not any(delta.parsed for _, delta in told)
+
+
 def test_nothing_is_chosen_without_evidence() -> None:
     for path in (CHAT, "/v1/messages", "/api/chat", "/x"):
         chooser = DialectChooser(path)

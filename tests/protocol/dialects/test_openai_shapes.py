@@ -31,6 +31,23 @@ anything = st.recursive(
         ({"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}, None),
         ({"input_tokens": 4, "output_tokens": 2}, UsageCounts(4, 2)),
         ({"total_tokens": 6}, UsageCounts()),
+        (
+            {"prompt_tokens": None, "completion_tokens": None, "input_tokens": 4, "output_tokens": 2},
+            UsageCounts(4, 2),
+        ),
+        (
+            {"prompt_tokens": 0, "completion_tokens": 0, "input_tokens": 4, "output_tokens": 2},
+            UsageCounts(4, 2),
+        ),
+        (
+            {
+                "input_tokens": 4,
+                "output_tokens": 2,
+                "input_tokens_details": {"cached_tokens": 3},
+                "output_tokens_details": {"reasoning_tokens": 1},
+            },
+            UsageCounts(4, 2, 1, 3),
+        ),
         ({"completion_tokens": True, "prompt_tokens": 3.5}, UsageCounts(refused=2)),
         ({"completion_tokens": 10**8, "prompt_tokens": 10**8 + 1}, UsageCounts(None, 10**8, refused=1)),
         ({"completion_tokens": -2, "prompt_tokens": 3}, UsageCounts(3, refused=1)),

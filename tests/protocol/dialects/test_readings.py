@@ -155,6 +155,13 @@ LLAMA = {"prompt_token_count": None, "stop_reason": None}
                             "delta": {"type": "compaction_delta", "text": "A"}}],
          "metadata"),
         ("/v2/chat", [{"type": "message-end", "delta": {"finish_reason": "TIMEOUT"}}], "error"),
+        # A part of a content that is an object counts once.
+        ("/v1/conversations",
+         [{"type": "message.output.delta",
+           "content": {"type": "thinking", "thinking": [{"type": "text", "text": "A"}]}},
+          {"type": "message.output.delta", "content": {"type": "text", "text": "B"}},
+          {"type": "message.output.delta", "content": "C"}],
+         "reasoning:A* content:B* content:C*"),
     ],
 )  # fmt: skip
 def test_what_a_stream_says(path: str, events: list[Any], words: str) -> None:
@@ -168,6 +175,39 @@ def test_what_a_stream_says(path: str, events: list[Any], words: str) -> None:
     assert " ".join(map(word, deltas)) == words
     first = next((d for d in deltas if d.output), None)
     assert first is None or first.blank is False
+
+
+VECTOR = {"embedding": [0.1]}
+HEARD = {"text": "Hi", "usage": {"type": "tokens", "input_tokens": 8, "output_tokens": 2}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words", "counts"),
+    [
+        ("/model/amazon.titan-embed-text-v2:0/invoke", {**VECTOR, "inputTextTokenCount": 8},
+         "usage", (8, None)),
+        ("/api/v1/services/embeddings/text-embedding/text-embedding",
+         {"output": {"embeddings": [VECTOR]}, "usage": {"total_tokens": 8}, "request_id": "r"},
+         "usage", (8, None)),
+        ("/api/v1/services/rerank/text-rerank/text-rerank",
+         {"output": {"results": [{"index": 0}]}, "usage": {"total_tokens": 8}, "request_id": "r"},
+         "usage", (8, None)),
+        ("/ml/v1/text/embeddings", {"model_id": "m", "results": [VECTOR], "input_token_count": 8},
+         "usage", (8, None)),
+        ("/v1/audio/transcriptions", HEARD, "content:Hi*", (8, 2)),
+        ("/v1/audio/transcriptions", {"text": "Hi", "usage": {"type": "duration", "seconds": 3}},
+         "content:Hi*", None),
+        ("/v1/audio/translations", {"task": "translate", "duration": 2.9, "text": "Hi", "segments": []},
+         "content:Hi*", None),
+    ],
+)  # fmt: skip
+def test_the_counts_of_whole_answers_without_choices(
+    path: str, body: dict[str, Any], words: str, counts: tuple[int, int | None] | None
+) -> None:
+    reader = AnswerReader(b"application/json", path)
+    [delta] = [*reader.feed(json.dumps(body).encode()), *reader.close(whole=True)]
+    assert word(delta) == words
+    assert (delta.counts and (delta.counts.input, delta.counts.output)) == counts
 
 
 @pytest.mark.parametrize(

@@ -117,9 +117,17 @@ class TableDialect:
         name = None if self._match is None else self._match(root)
         if type(name) is not str or not name:
             name = "" if event_name is None else event_name.decode("latin-1")
-            if not name and table.wrapped and type(root) is dict and (len(root) == 1 or not alone):
-                name = next((key for key in root if key and key in self._by_name), "")
-                root = root[name] if name and type(root[name]) is dict else root
+            # WHATWG HTML, "Dispatch the event": `message` is the name of events without a name.
+            if name in ("", "message") and table.wrapped and type(root) is dict:
+                name, root = self._unwrap(name, root, alone=alone)
+        return name, root
+
+    def _unwrap(self, name: str, root: dict[str, Any], *, alone: bool) -> tuple[str, Any]:
+        """Return name and value of the first member that names an event; else what is given."""
+        if len(root) == 1 or not alone:
+            member = next((key for key in root if key and key in self._by_name), None)
+            if member is not None:
+                return member, root[member] if type(root[member]) is dict else root
         return name, root
 
     def _rules_of(self, name: str) -> list[CompiledRule]:
