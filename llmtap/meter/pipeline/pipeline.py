@@ -26,6 +26,7 @@ from llmtap.meter.experiments import Experiments
 from llmtap.meter.options import MeterOptions, TenantOptions
 from llmtap.meter.pipeline.assembler import CooperativeYield
 from llmtap.meter.pipeline.exchanges import RecentExchanges, Streams
+from llmtap.meter.pipeline.silences import SilenceBook
 from llmtap.meter.pipeline.windows import Windows
 from llmtap.meter.relays import RelayBook, UpstreamLoad
 from llmtap.meter.slo import SloBook
@@ -93,7 +94,8 @@ class ExchangePipeline:
         self.upstream = None if url is None else UpstreamLoad(url)
         self.recent = RecentExchanges(options.exchanges_kept)
         self.experiments = Experiments(experiment, clock)
-        self.sinks: list[ExchangeSink] = [self.windows, self.exposition, self.recent]
+        self.silences = SilenceBook(clock, options.silence_threshold, self.streams, self.relays, self.labels)
+        self.sinks: list[ExchangeSink] = [self.windows, self.exposition, self.recent, self.silences]
         if experiment is not None:
             self.sinks.append(self.experiments)
         self.sinks.append(_ExchangeLog())
