@@ -93,6 +93,10 @@ class UnderWay(NamedTuple):
     events: int
     tokens: int
     """Number of tokens by the best source so far. Without a source, each chunk counts as a token."""
+    understood: bool
+    """False if data of the answer came that no dialect reads so far: its tokens are unknown."""
+    last_read_ns: int
+    """Time of the last read of the answer, else of the arrival."""
 
 
 class Observer:
@@ -565,8 +569,24 @@ class Observer:
         self._log_run()
         answer = self._answer
         if answer is None:
-            return UnderWay(self._x, None, self._request.wants_stream, 0, 0)
-        return UnderWay(self._x, answer.dialect.name, answer.streamed, self._event_count, self._tokens.so_far)
+            return UnderWay(self._x, None, self._request.wants_stream, 0, 0, True, self._last_read_ns)
+        return UnderWay(
+            self._x,
+            answer.dialect.name,
+            answer.streamed,
+            self._event_count,
+            self._tokens.so_far,
+            self._is_understood(answer),
+            self._last_read_ns,
+        )
+
+    def _is_understood(self, answer: AnswerReader) -> bool:
+        dialect = answer.dialect
+        if self._loss_reason is not None:
+            return False
+        # While the dialect is open, it keeps the events from the first one with data on.
+        has_data = dialect.kept_bytes > 0 or self._x.unparsed_events > 0
+        return dialect.reading is not Reading.NONE or not has_data
 
     def _end_request(self) -> None:
         self._request.end()

@@ -97,6 +97,10 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "marked `uncertain` (`certain=1` excludes them)."
         ),
     ] = Duration(10_000_000)
+    silence_threshold: Annotated[
+        Duration,
+        Meta(description="Time without a token from which a running stream is reported as silent."),
+    ] = Duration(5 * NS_PER_S)
     refusal_patterns: Annotated[
         tuple[str, ...],
         Meta(
@@ -173,6 +177,8 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 "meter.window", f"there is no window of {self.window / NS_PER_S:g} s",
                 f"expected one of {', '.join(WINDOWS)}",
             )  # fmt: skip
+        if self.silence_threshold <= 0:
+            raise ConfigError("meter.silence_threshold", "must be longer than 0", "such as 5s")
         raise_all(self._access_problems(open_to_others=not is_loopback(host)))
         if self.admin_token is not None and not (self.admin_token.isascii() and self.admin_token.strip()):
             raise ConfigError(

@@ -24,6 +24,8 @@ from llmtap.units import NS_PER_S
 
 STATUS_FRESH_NS: Final = 5 * NS_PER_S
 """Age from which a status is old. Relays report twice a second; one without a newer status is not ready."""
+STATUS_LATE_NS: Final = NS_PER_S
+"""Age from which a status shows that the relay or the meter is behind: twice the interval of reports."""
 GONE_NS: Final = 5 * NS_PER_S
 """Time in which a relay that is alive connects again, and then counts its losses itself."""
 DEATHS: Final = {
@@ -161,6 +163,21 @@ class RelayBook:
         """Return the address for clients: the URL of the newest relay that listens."""
         urls = (relay.hello.listen for relay in reversed(self._relays.values()) if relay.connected)
         return next(filter(None, urls), None)
+
+    def upstream(self, name: str) -> str | None:
+        """Return the URL of a relay's upstream; None if it has several, or if it is not known."""
+        relay = self._relays.get(name)
+        upstreams = {} if relay is None or relay.status is None else relay.status.upstreams
+        return next(iter(upstreams)) if len(upstreams) == 1 else None
+
+    def processed_ns(self, name: str, now_ns: int) -> int:
+        """Return the time up to which the meter knows all events of a relay, with an error of STATUS_LATE_NS.
+
+        Frames and statuses come in order. If the last status is old, the relay or the meter is behind.
+        """
+        relay = self._relays.get(name)
+        status_ns = 0 if relay is None or relay.status is None else relay.status.t_ns
+        return now_ns if now_ns - status_ns <= STATUS_LATE_NS or not status_ns else status_ns
 
     def is_elsewhere(self, name: str) -> bool:
         """Return whether another meter measures the relay, so that our capture does not account for it."""

@@ -1,8 +1,8 @@
 """Turn the JSON of a capture into tables for a terminal: its summary, or its integrity.
 
-`llmtap report` calls `render_capture` (latencies, SLO classes, workload, groups) and `render_integrity`
-(exchanges present and missing, by capture and relay) with the public JSON that it prints with `--json` and
-`--integrity --json`.
+`llmtap report` calls `render_capture` (latencies, SLO classes, workload, silences, groups) and
+`render_integrity` (exchanges present and missing, by capture and relay) with the public JSON that it prints
+with `--json` and `--integrity --json`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +36,7 @@ _Json = Mapping[str, Any]
 def render_capture(summary: _Json) -> RenderableType:
     blocks: list[Note | Table] = [Note(line, "bold") for line in _heading_lines(summary)]
     blocks += [*summary_blocks(summary), *map(Note, _workload_lines(summary.get("workload") or {}))]
+    blocks += _silence_blocks(summary.get("silences") or {})
     if (phases := phase_table(summary)) is not None:
         blocks += [Note(""), phases]
     if summary.get("integrity"):
@@ -104,6 +105,66 @@ def _session_lines(sessions: _Json) -> Iterator[str]:
         if times.get("n"):
             spread = ", ".join(f"{name} {_duration_text(times[name])}" for name in ("p50", "p90", "p99"))
             yield f"think time {title}: {spread} (n {times['n']:,})"
+
+
+_WAITS: Final = {"first_token": "first token", "next_token": "next token"}
+_SILENCE_HEADS: Final = (
+    "silent for",
+    "waits for",
+    "silences",
+    "went on",
+    "share",
+    "95 % interval",
+    "observed for",
+)
+
+
+def _silence_blocks(silences: _Json) -> Iterator[Note | Table]:
+    """Yield how many streams went on after silences of several lengths, and a time-out for clients."""
+    kinds = {title: silences[kind] for kind, title in _WAITS.items() if at(silences, kind, "n")}
+    if not kinds:
+        return
+    counts = "; ".join(
+        f"{title}: {kind['n']:,}, {kind['n'] - kind['resumed']:,} of them until the end"
+        for title, kind in kinds.items()
+    )
+    yield Note(f"silences   of {silences['streams']:,} streams, 0.1 s or longer, before the {counts}")
+    rows = [
+        [
+            _duration_text(row["silence"]), title, f"{row['n']:,}", f"{row['resumed']:,}",
+            *(("-", "-", "-") if row["share"] is None else (
+                _share_text(row["share"]), _limits_text(row), _duration_text(row["until"])
+            )),
+        ]
+        for title, kind in kinds.items()
+        for row in kind["went_on"]
+        if row["n"]
+    ]  # fmt: skip
+    if rows:
+        yield Table(list(_SILENCE_HEADS), rows, nowrap=True)
+    for title, kind in kinds.items():
+        yield Note(f"time-out   {_timeout_text(title, kind['timeout'], silences['streams'])}")
+
+
+def _timeout_text(title: str, timeout: _Json | None, streams: int) -> str:
+    few = f"none suggested for the {title}, not enough silences"
+    if timeout is None:
+        return f"{few}: no 100 of one length were observed for twice as long"
+    share = f"{_share_text(timeout['share'])} ({_limits_text(timeout)}) of the streams go on after"
+    until = f"observed for {_duration_text(timeout['until'])}, n {timeout['n']:,}"
+    silence = _duration_text(timeout["silence"])
+    if not timeout["suggested"]:
+        return f"{few}: {share} {silence} ({until}), and too few longer ones are known"
+    ended = f"tokens ended {timeout['resumed']:,} longer silences of {streams:,} streams"
+    return f"{silence} suggested for the {title}: {share} it ({until}); {ended}"
+
+
+def _share_text(share: float) -> str:
+    return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.1f} %"
+
+
+def _limits_text(row: _Json) -> str:
+    return f"{_share_text(row['low'])} to {_share_text(row['high'])}"
 
 
 def _group_table(label: str, groups: _Json) -> Table:

@@ -36,7 +36,7 @@ from llmtap.top.table import (
 from llmtap.top.views import EVENTS_MAX, VIEWS, View, inspected, reader_ns, story
 
 _HELP: Final = """\
-1 to 8, tab   select a view
+1 to 9, tab   select a view
 up, down      move the cursor; on the first line it follows the newest
 home          go to the first line
 left, right   scroll to hidden columns

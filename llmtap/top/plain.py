@@ -16,7 +16,7 @@ from rich.text import Text
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.top.client import TOKEN_ENV, Admin, Denied, TopOptions, Trouble, Untrusted
 from llmtap.top.table import ViewTable, facts, firing, flowed, shown, troubles
-from llmtap.top.views import EXCHANGES, EXPERIMENT, STREAMS, VIEWS, Document, Shown
+from llmtap.top.views import VIEWS, Document, Shown
 
 ROWS_MAX: Final = 20
 PIPED_CELLS: Final = 240
@@ -49,9 +49,12 @@ def fetched(options: TopOptions) -> dict[str, Any]:
     async def fetch() -> dict[str, Any]:
         async with Admin(options.url, options.token, options.tls()) as admin:
             documents: dict[str, Any] = {"admin": options.url, "summary": await probe(options, admin)}
-            for path, limit in ((EXPERIMENT, None), (STREAMS, "200"), (EXCHANGES, str(ROWS_MAX))):
+            for view in VIEWS:
+                if view.path is None:
+                    continue
+                query = {**view.query, "limit": str(ROWS_MAX)} if view.inspects else view.query
                 try:
-                    documents[path] = await admin.get(path, **({} if limit is None else {"limit": limit}))
+                    documents[view.path] = await admin.get(view.path, **query)
                 except Trouble as exc:
                     raise LlmtapError(f"{options.url}: {exc}") from None
             return documents
@@ -62,7 +65,7 @@ def fetched(options: TopOptions) -> dict[str, Any]:
 def render_once(documents: dict[str, Any], width: int) -> list[RenderableType]:
     """Return the header in lines of this width, and all tables that have rows; tables may be wider."""
     summary = documents["summary"]
-    details = {path: documents[path] for path in (EXPERIMENT, STREAMS, EXCHANGES)}
+    details = {view.path: documents[view.path] for view in VIEWS if view.path is not None}
     lines = [f"llmtap top {shown(documents['admin'], 200)}", *troubles(summary), *firing(summary)]
     parts: list[RenderableType] = [Text(line, style="bold") for line in lines]
     parts += map(Text, flowed(facts(summary), width))

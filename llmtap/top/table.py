@@ -7,6 +7,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 
 from rich.cells import cell_len
@@ -122,6 +123,17 @@ def figure_cell(figures: object, statistic: str) -> Cell:
 
 LEFT_OUT: Final = {"not_judged": "not judged", "own_faults": "left out (faults of llmtap)"}
 """Texts on exchanges that an attainment leaves out, by the name of their number."""
+
+
+def column_of(key: str, title: str, cell: Callable[[Any], Cell], *path: str, number: bool = True) -> Column:
+    """Return a column with the values at a path in each row's part of the document."""
+    return Column(key, title, lambda part: cell(at(part, *path)), number)
+
+
+def text_column(key: str, title: str, *path: str, chars: int = NAME_CHARS) -> Column:
+    return column_of(key, title, partial(name_cell, chars=chars), *path, number=False)
+
+
 SILENT_S: Final = 5.0
 """Age of its last status from which a relay counts as silent, as in the meter. Relays
 report twice per second."""

@@ -11,22 +11,22 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from itertools import accumulate
-from math import ceil
 from typing import Any, Final
 
 from llmtap.exchange.outcome import FAILED
 from llmtap.metrics.deadlines import READER_NS_PER_TOKEN
 from llmtap.report.experiment import experiment_lines
 from llmtap.report.values import at, milliseconds, number
+from llmtap.top.streams import silences_table, streams_table
 from llmtap.top.table import (
     LEFT_OUT,
-    NAME_CHARS,
     NOTHING,
     Cell,
     Column,
     ViewTable,
     alarms,
     clock_time,
+    column_of,
     count_cell,
     figure_cell,
     ms_cell,
@@ -37,12 +37,14 @@ from llmtap.top.table import (
     share_cell,
     shown,
     text_cell,
+    text_column,
 )
 from llmtap.units import format_bytes
 
 Document = dict[str, Any]
 EXPERIMENT: Final = "experiment"
 STREAMS: Final = "streams"
+SILENCES: Final = "silences"
 EXCHANGES: Final = "exchanges"
 
 
@@ -65,17 +67,8 @@ class View:
     """Whether the rows are exchanges, of which the user can open the events."""
 
 
-def _column(key: str, title: str, cell: Callable[[Any], Cell], *path: str, number: bool = True) -> Column:
-    """Return a column with the values at a path in each row's part of the document."""
-    return Column(key, title, lambda part: cell(at(part, *path)), number)
-
-
-def _text_column(key: str, title: str, *path: str, chars: int = NAME_CHARS) -> Column:
-    return _column(key, title, partial(name_cell, chars=chars), *path, number=False)
-
-
 def _percentile_column(key: str, title: str, metric: str, statistic: str) -> Column:
-    return _column(key, title, partial(figure_cell, statistic=statistic), "metrics", metric)
+    return column_of(key, title, partial(figure_cell, statistic=statistic), "metrics", metric)
 
 
 def _failed_cell(part: object) -> Cell:
@@ -84,24 +77,24 @@ def _failed_cell(part: object) -> Cell:
 
 
 _FIGURES: Final = (
-    _column("n", "\nn", count_cell, "n"),
-    _column("rps", "\nreq/s", number_cell, "load", "achieved_rps"),
+    column_of("n", "\nn", count_cell, "n"),
+    column_of("rps", "\nreq/s", number_cell, "load", "achieved_rps"),
     _percentile_column("ttft_p50", "TTFT\np50", "ttft", "p50"),
     _percentile_column("ttft_p99", "TTFT\np99", "ttft", "p99"),
     _percentile_column("itl_p50", "ITL\np50", "itl", "p50"),
     _percentile_column("itl_p99", "ITL\np99", "itl", "p99"),
     _percentile_column("idle_p99", "idle\np99", "user_idle", "p99"),
-    _column("good", "SLO\nmet", share_cell, "goodput", "attainment"),
-    _column("smooth", "smooth\ntok/s", number_cell, "smooth_goodput", "tokens_per_second"),
+    column_of("good", "SLO\nmet", share_cell, "goodput", "attainment"),
+    column_of("smooth", "smooth\ntok/s", number_cell, "smooth_goodput", "tokens_per_second"),
     Column("failed", "\nfail", _failed_cell),
-    _column("refused", "re-\nfused", count_cell, "refusals", "n"),
-    _column("output", "output\ntok/s", number_cell, "tokens", "output_per_second"),
+    column_of("refused", "re-\nfused", count_cell, "refusals", "n"),
+    column_of("output", "output\ntok/s", number_cell, "tokens", "output_per_second"),
 )
 
 
 def _series_table(documents: Shown, label: str) -> ViewTable:
     summary = documents.summary
-    columns = (_text_column("name", f"\n{label}", "name"), *_FIGURES)
+    columns = (text_column("name", f"\n{label}", "name"), *_FIGURES)
     parts = at(summary, "by", label) or {}
     rows = [row_of(name, columns, {"name": name, **part}) for name, part in parts.items()]
     return ViewTable(columns, ordered(rows, 1, largest_first=True), (_caption_text(summary),))
@@ -125,57 +118,6 @@ def _caption_text(summary: Mapping[str, Any]) -> str:
     )
 
 
-LEVELS: Final = "▁▂▃▄▅▆▇█"
-SILENT: Final = "·"
-SPARK_CELLS: Final = 24
-
-
-def _sparkline_cell(one: Any) -> Cell:
-    age, window = one.get("age"), one.get("window")
-    if age is None or window is None:
-        return Cell("")
-    return Cell(sparkline(one.get("timeline") or (), SPARK_CELLS, max(0.0, age - window), age))
-
-
-def sparkline(timeline: Sequence[Any], cells: int, since: float, until: float) -> str:
-    """Draw the number of tokens in each of `cells` equal parts of the time from `since` to `until`.
-
-    The height is relative to the largest part. `timeline` has pairs `[t, tokens]`, with t in seconds.
-    """
-    sums = [0.0] * cells
-    for t, tokens in timeline:
-        if since <= t <= until:
-            sums[min(int((t - since) / ((until - since) or 1) * cells), cells - 1)] += tokens
-    most = max(sums)
-    return "".join(LEVELS[ceil(n / most * len(LEVELS)) - 1] if n > 0 else SILENT for n in sums)
-
-
-_STREAM_COLUMNS: Final = (
-    _text_column("tenant", "\ntenant", "tenant"), _text_column("model", "\nmodel", "model"),
-    _column("age", "age\ns", number_cell, "age"), _column("ttft", "TTFT\nms", ms_cell, "ttft"),
-    _column("events", "\nevents", count_cell, "events"),
-    _column("tokens", "\ntokens", count_cell, "tokens"),
-    _column("silent", "silent\nms", ms_cell, "since_last"),
-    Column("timeline", "\ntokens over time", _sparkline_cell, number=False),
-    _text_column("arm", "\narm", "arm"),
-    _text_column("dialect", "\ndialect", "dialect"), _text_column("id", "\nid", "id"),
-)  # fmt: skip
-
-
-def streams_table(documents: Shown) -> ViewTable:
-    answer = documents.details.get(STREAMS) or {}
-    streams, window, count = answer.get("streams") or (), answer.get("window"), answer.get("count")
-    rows = [row_of(one.get("id"), _STREAM_COLUMNS, {**one, "window": window}) for one in streams]
-    if count is None:
-        return ViewTable(_STREAM_COLUMNS, rows)
-    newest = f", the {len(rows):,} newest below" if count > len(rows) else ""
-    note = (
-        f"{count:,} stream{'' if count == 1 else 's'} under way{newest}; tokens over the last {window:g} s,"
-        f" each line by its own largest; {SILENT} no token"
-    )
-    return ViewTable(_STREAM_COLUMNS, rows, (note,))
-
-
 def _arrival_cell(x: Any) -> Cell:
     try:
         wall_s = datetime.fromisoformat(str(x.get("arrival"))).timestamp()
@@ -190,15 +132,15 @@ def _token_time(key: str, title: str) -> Column:
 
 
 _EXCHANGE_COLUMNS: Final = (
-    Column("arrival", "\narrival", _arrival_cell, number=False), _text_column("tenant", "\ntenant", "tenant"),
-    _text_column("model", "\nmodel", "model"), _text_column("outcome", "\noutcome", "outcome"),
+    Column("arrival", "\narrival", _arrival_cell, number=False), text_column("tenant", "\ntenant", "tenant"),
+    text_column("model", "\nmodel", "model"), text_column("outcome", "\noutcome", "outcome"),
     _token_time("ttft", "TTFT\nms"), _token_time("tpot", "TPOT\nms"),
-    _column("idle", "idle\nms", ms_cell, "metrics", "user_idle"),
-    _column("e2e", "E2E\nms", ms_cell, "metrics", "e2e"),
-    _column("tokens", "\ntokens", count_cell, "tokens", "output"),
-    _column("status", "\nstatus", count_cell, "status"), _text_column("path", "\npath", "path"),
-    _text_column("arm", "\narm", "arm"), _text_column("refusal", "\nrefused by", "refusal", "kind"),
-    _text_column("finish", "\nfinish", "finish_reason"), _text_column("id", "\nid", "id", chars=48),
+    column_of("idle", "idle\nms", ms_cell, "metrics", "user_idle"),
+    column_of("e2e", "E2E\nms", ms_cell, "metrics", "e2e"),
+    column_of("tokens", "\ntokens", count_cell, "tokens", "output"),
+    column_of("status", "\nstatus", count_cell, "status"), text_column("path", "\npath", "path"),
+    text_column("arm", "\narm", "arm"), text_column("refusal", "\nrefused by", "refusal", "kind"),
+    text_column("finish", "\nfinish", "finish_reason"), text_column("id", "\nid", "id", chars=48),
 )  # fmt: skip
 
 
@@ -213,15 +155,15 @@ def _kinds_cell(part: Any) -> Cell:
 
 
 _CUT_COLUMNS: Final = (
-    _text_column("name", "\ntenant", "name"), _column("n", "\nn", count_cell, "n"),
-    _column("refused", "re-\nfused", count_cell, "refusals", "n"),
-    _column("share", "\nshare", share_cell, "refusals", "share"),
+    text_column("name", "\ntenant", "name"), column_of("n", "\nn", count_cell, "n"),
+    column_of("refused", "re-\nfused", count_cell, "refusals", "n"),
+    column_of("share", "\nshare", share_cell, "refusals", "share"),
     Column("kinds", "\nby whom", _kinds_cell, number=False),
-    _column("tokens_chunk", "tokens/\nchunk", number_cell, "chunking", "tokens_per_chunk_mean"),
-    _column("single", "single\ntoken", share_cell, "chunking", "single_token_share"),
-    _column("events_read", "events/\nread", number_cell, "chunking", "events_per_read"),
-    _column("bursts", "\nbursts", count_cell, "chunking", "bursts", "n"),
-    _column("held", "held\nms", ms_cell, "chunking", "bursts", "hold_max"),
+    column_of("tokens_chunk", "tokens/\nchunk", number_cell, "chunking", "tokens_per_chunk_mean"),
+    column_of("single", "single\ntoken", share_cell, "chunking", "single_token_share"),
+    column_of("events_read", "events/\nread", number_cell, "chunking", "events_per_read"),
+    column_of("bursts", "\nbursts", count_cell, "chunking", "bursts", "n"),
+    column_of("held", "held\nms", ms_cell, "chunking", "bursts", "hold_max"),
     _percentile_column("tbc_p99", "TBC\np99", "tbc", "p99"),
 )  # fmt: skip
 
@@ -325,15 +267,16 @@ def _relay_lines(relay: Mapping[str, Any]) -> Iterator[tuple[str, Cell, str]]:
 
 
 _ALARM_COLUMNS: Final = (
-    _text_column("class", "\nclass", "class"), _text_column("state", "\nstate", "state", chars=40),
-    _text_column("severity", "\nseverity", "severity"), _column("limit", "\nlimit", number_cell, "burn_rate"),
-    _text_column("long", "burn rate,\nlong window", "long_rate", chars=40),
-    _text_column("short", "burn rate,\nshort window", "short_rate", chars=40),
-    _column("counted", "counted,\nlong window", count_cell, "counted"),
-    _column("not_judged", "not judged,\nlong window", count_cell, "not_judged"),
-    _column("own_faults", "own faults,\nlong window", count_cell, "own_faults"),
-    _text_column("objectives", "\nobjectives", "objectives", chars=TEXT_CHARS),
-    _column("target", "\ntarget", share_cell, "target"),
+    text_column("class", "\nclass", "class"), text_column("state", "\nstate", "state", chars=40),
+    text_column("severity", "\nseverity", "severity"),
+    column_of("limit", "\nlimit", number_cell, "burn_rate"),
+    text_column("long", "burn rate,\nlong window", "long_rate", chars=40),
+    text_column("short", "burn rate,\nshort window", "short_rate", chars=40),
+    column_of("counted", "counted,\nlong window", count_cell, "counted"),
+    column_of("not_judged", "not judged,\nlong window", count_cell, "not_judged"),
+    column_of("own_faults", "own faults,\nlong window", count_cell, "own_faults"),
+    text_column("objectives", "\nobjectives", "objectives", chars=TEXT_CHARS),
+    column_of("target", "\ntarget", share_cell, "target"),
 )  # fmt: skip
 
 
@@ -363,16 +306,35 @@ def _slo_table(documents: Shown) -> ViewTable:
     return ViewTable(_ALARM_COLUMNS, rows, (note if rows else none,))
 
 
+def _table_of_document(
+    documents: Shown, path: str, table: Callable[[Mapping[str, Any]], ViewTable]
+) -> ViewTable:
+    return table(documents.details.get(path) or {})
+
+
 _NEWEST: Final = {"limit": "200"}
 VIEWS: Final = (
     View("tenants", "Tenants", partial(_series_table, label="tenant"), by="tenant"),
     View("models", "Models", partial(_series_table, label="model"), by="model"),
     View("arms", "Arms", _arms_table, by="arm", path=EXPERIMENT),
-    View("streams", "Streams", streams_table, path=STREAMS, query=_NEWEST),
+    View(
+        "streams",
+        "Streams",
+        partial(_table_of_document, path=STREAMS, table=streams_table),
+        path=STREAMS,
+        query=_NEWEST,
+    ),
     View("exchanges", "Exchanges", _exchanges_table, path=EXCHANGES, query=_NEWEST, inspects=True),
     View("refusals", "Refusals", _refusals_table, by="tenant"),
     View("tap", "Tap", _tap_table),
     View("slo", "SLO", _slo_table),
+    View(
+        "silences",
+        "Silent",
+        partial(_table_of_document, path=SILENCES, table=silences_table),
+        path=SILENCES,
+        query=_NEWEST,
+    ),
 )
 
 
@@ -389,10 +351,10 @@ def reader_ns(summary: Mapping[str, Any]) -> int:
 
 
 _EVENT_COLUMNS: Final = (
-    _column("i", "\n#", count_cell, "i"), _column("t", "since\nsubmit ms", ms_cell, "since"),
-    _column("gap", "gap\nms", ms_cell, "gap"), _text_column("class", "\nclass", "class"),
+    column_of("i", "\n#", count_cell, "i"), column_of("t", "since\nsubmit ms", ms_cell, "since"),
+    column_of("gap", "gap\nms", ms_cell, "gap"), text_column("class", "\nclass", "class"),
     Column("tokens", "\ntokens", lambda event: event["tokens"]),
-    _column("bytes", "\nbytes", count_cell, "bytes"), _column("due", "needed\nat ms", ms_cell, "due"),
+    column_of("bytes", "\nbytes", count_cell, "bytes"), column_of("due", "needed\nat ms", ms_cell, "due"),
     Column("reader", "\nreader", lambda event: text_cell(event["reader"]), number=False),
 )  # fmt: skip
 

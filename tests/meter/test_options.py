@@ -37,6 +37,11 @@ def test_a_window_is_one_of_those_there_are() -> None:
     assert MeterOptions(window=Duration(3_600_000_000_000)).window_name == "1h"
 
 
+def test_a_silence_lasts_for_some_time() -> None:
+    with pytest.raises(ConfigError, match=r"meter\.silence_threshold"):
+        MeterOptions(silence_threshold=Duration(0))
+
+
 def test_our_words_of_a_refusal_can_be_kept_left_out_and_added_to() -> None:
     ours = MeterOptions().patterns
     assert len(ours) > 3

@@ -11,6 +11,7 @@ from llmtap.exchange.outcome import EventClass, TokenSource
 from llmtap.export.sinks import SeriesKey
 from llmtap.meter.experiments import Experiments
 from llmtap.metrics.latency import measure
+from llmtap.metrics.silences import SilenceCounts, SilenceKind
 from llmtap.metrics.summary import Summary
 from tests.support.results.baselines import answer, both
 from tests.support.traffic.exchanges import streamed
@@ -122,7 +123,24 @@ GROUPS = {
     "evil\x1b[2J" + "x" * 90: read_summary(3), **{f"t{i:02}": read_summary(2) for i in range(20)},
     "last": read_summary(1),
 }  # fmt: skip
+
+
+def silences(*groups: tuple[int, float, bool]) -> dict[str, object]:
+    """Silences of the next token: their number, length in seconds, and whether a token ended them."""
+    counts = SilenceCounts()
+    counts.streams = 5_000
+    for n, seconds, resumed in groups:
+        for _ in range(n):
+            counts.kinds[SilenceKind.NEXT_TOKEN].add(round(seconds * 1e9), ended=resumed)
+    return counts.to_dict()
+
+
 CAPTURES: list[dict[str, Any]] = [
+    read_summary() | {
+        "silences": silences((5_000, 0.5, True), (60, 3, True), (3, 40, True), (237, 95, False))
+    },
+    read_summary() | {"silences": silences((1_000, 20, True), (20, 95, False))},
+    read_summary() | {"silences": silences((7, 20, True), (2, 700, False))},
     read_summary(capture=ABOUT, workload=WORKLOAD), read_summary(by={"tenant": GROUPS}),
     read_summary(capture={"rows": 1, "files": 2, "bytes": 9, "spools": 1, "broken": BROKEN}),
     read_summary(0) | {"uncertainty": None},

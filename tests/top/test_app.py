@@ -18,7 +18,7 @@ from llmtap.exchange.outcome import Outcome
 from llmtap.top.app import TextTable, TopApp
 from llmtap.top.client import FeedLink, TopOptions
 from llmtap.top.views import VIEWS
-from tests.support.servers.fake_admin import FakeAdmin, a_stream, fake_admin, recorded
+from tests.support.servers.fake_admin import FakeAdmin, a_silent_stream, a_stream, fake_admin, recorded
 from tests.support.servers.peer import wait_still
 from tests.support.traffic.exchanges import streamed
 from tests.support.traffic.experiments import an_experiment
@@ -43,6 +43,7 @@ def some() -> dict[str, Any]:
         "window": 10.0,
         "streams": [a_stream(8), a_stream(7, tenant="globex")],
     }
+    documents["silences"] |= {"running": 2, "count": 1, "streams": [a_silent_stream(3)]}
     return documents
 
 
@@ -119,6 +120,7 @@ def test_every_tab_shows_its_table_and_the_header_its_figures() -> None:
         "streams": ["r0-8", "r0-7"],
         "exchanges": [f"run.0.1-{seq}" for seq in (4, 3, 2, 1)],
         "refusals": ["", "tenant acme", "tenant globex", "tenant initech"],
+        "silences": ["r0-3"],
     }
 
     async def screenplay(stage: Stage) -> None:

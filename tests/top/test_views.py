@@ -11,9 +11,10 @@ from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, Timeline, Token
 from llmtap.exchange.outcome import FAILED, EventClass, Outcome, TokenSource
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import chunking_of, measure
+from llmtap.top.streams import silences_table, sparkline, streams_table
 from llmtap.top.table import ViewTable, facts, firing, flowed, troubles
-from llmtap.top.views import VIEWS, Shown, inspected, sparkline, story, streams_table
-from tests.support.servers.fake_admin import a_stream, recorded
+from llmtap.top.views import VIEWS, Shown, inspected, story
+from tests.support.servers.fake_admin import a_silent_stream, a_stream, recorded
 from tests.support.traffic.exchanges import streamed
 from tests.support.traffic.experiments import an_experiment
 
@@ -157,8 +158,29 @@ def test_each_part_of_the_time_has_a_level_by_the_largest() -> None:
     assert sparkline([[4.0, 1]], 4, 0.0, 4.0) == "···█"
 
 
+def test_a_silent_stream_is_a_line_with_what_became_of_earlier_ones() -> None:
+    new = {"silence": 30.0, "n": 0, "resumed": 0, "until": None, "share": None, "low": None, "high": None}
+    streams = [
+        a_silent_stream(1),
+        a_silent_stream(2, kind="first_token", past=new),
+        a_silent_stream(3, past={**new, "n": 9, "resumed": 2}),
+    ]
+    document = {"threshold": 5.0, "running": 40, "not_judged": 1, "count": 3, "streams": streams}
+    found = cells(silences_table(document))
+    assert found["r0-1"] == {
+        "tenant": "acme", "model": "tiny", "silent": "31.2", "waits": "next token", "read": "0.4",
+        "past": "3 of 240, 1.2% (0.4% to 3.8%)", "tokens": "17", "age": "40.5",
+        "upstream": "http://gw:8000", "arm": "-", "id": "r0-1",
+    }  # fmt: skip
+    assert [found[f"r0-{seq}"]["past"] for seq in (2, 3)] == ["-", "2 of 9"]
+    assert found["r0-2"]["waits"] == "first token"
+    (note,) = silences_table(document).notes
+    assert "3 of 40" in note
+    assert "1 not judged" in note
+
+
 def table_streams(result: dict[str, Any]) -> ViewTable:
-    return streams_table(Shown({}, {"streams": result}))
+    return streams_table(result)
 
 
 def test_a_stream_is_a_line_with_what_is_known_of_it() -> None:

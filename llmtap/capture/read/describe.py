@@ -2,7 +2,8 @@
 
 `describe` takes the metadata of the files and batches of rows. The Summary has the figures of
 `metrics/summary.py`, split by a label if wanted and judged by class of tenants; `CapturedWorkload` counts
-arrivals, lengths, turns and shared blocks. `cli/report.py` calls it, also for traces of other formats.
+arrivals, lengths, turns and shared blocks; `metrics/silences.py` counts the silences of the streams.
+`cli/report.py` calls it, also for traces of other formats.
 """
 
 from collections import Counter
@@ -19,9 +20,10 @@ from llmtap.capture.store.rows import exchanges_of
 from llmtap.exchange.exchange import Exchange
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.histogram import Histogram
-from llmtap.metrics.latency import DEFAULT_BENEFIT
+from llmtap.metrics.latency import DEFAULT_BENEFIT, Measured, measure
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.phases import PhaseTimes
+from llmtap.metrics.silences import SilenceCounts
 from llmtap.metrics.statistics import rate_rps, summarise_ns
 from llmtap.metrics.summary import Summary
 
@@ -206,13 +208,13 @@ class _Groups:
         self._value, self._new = BY[label], new
         self.summaries: dict[str, Summary] = {}
 
-    def add(self, x: Exchange) -> None:
+    def add(self, x: Exchange, m: Measured) -> None:
         name = str(self._value(x) or "none")
         if name not in self.summaries and len(self.summaries) >= GROUPS_MAX:
             name = "other"
         if name not in self.summaries:
             self.summaries[name] = self._new()
-        self.summaries[name].add(x)
+        self.summaries[name].add(x, m)
 
 
 def describe(
@@ -226,7 +228,7 @@ def describe(
     progress: Callable[[int], None] | None = None,
     on_exchange: Callable[[Exchange], None] | None = None,
 ) -> dict[str, object]:
-    """Return a Summary as JSON, with `capture` (its description) and `workload` beside it.
+    """Return a Summary as JSON, with `capture` (its description), `workload` and `silences` beside it.
 
     Args:
         infos: metadata of the files.
@@ -240,7 +242,7 @@ def describe(
     """
     wall = all(info.arrivals == "wall" for info in infos)
     workload = CapturedWorkload(wall=wall)
-    total, phases = Summary(objectives, reader), PhaseTimes()
+    total, phases, silences = Summary(objectives, reader), PhaseTimes(), SilenceCounts()
     groups = {label: _Groups(label, lambda: Summary(objectives, reader)) for label in by}
     unknown = uncertainties = 0
     for batch in batches:
@@ -248,10 +250,12 @@ def describe(
         unknown += batch.column("outcome").null_count
         uncertainties += batch.num_rows - batch.column("uncertainty_us").null_count
         for x in exchanges_of(batch):
-            total.add(x)
+            m = measure(x, reader)
+            total.add(x, m)
             phases.add(x)
+            silences.add(x, m)
             for group in groups.values():
-                group.add(x)
+                group.add(x, m)
             if on_exchange is not None:
                 on_exchange(x)
         if progress is not None:
@@ -287,4 +291,5 @@ def describe(
     }
     out["phases"] = phases.to_dict()
     out["workload"] = workload.to_dict()
+    out["silences"] = silences.to_dict()
     return out

@@ -222,6 +222,15 @@ SELF: Final[Mapping[str, SelfMetric]] = {
         _C, "Answers whose reading reached a limit, so that less is known of them, by limit", ("limit",)
     ),
     "live_missed_exchanges": SelfMetric(_C, "Exchanges that a subscriber of the live feed was too slow for"),
+    "silent_streams": SelfMetric(
+        _G,
+        "Running streams without a token for meter.silence_threshold or longer; kind: the token that they"
+        " wait for",
+        ("kind", "tenant"),
+    ),
+    "silence_not_judged_streams": SelfMetric(
+        _G, "Running streams that may be silent, since their answers are not understood; no silent_streams"
+    ),
     "smooth_goodput_tokens_per_second": SelfMetric(
         _G, f"Sum of output tokens - alpha x user idle latency, per second{_SPAN}", _WINDOW
     ),

@@ -1,8 +1,8 @@
 """OpenAPI description of the admin API (`/api/v1/openapi.json`): table of routes, and the document.
 
 `add_openapi_route` serves the document. The described requests are handled by `server.py`, `live_feed.py`,
-and `pipeline/exchanges.py`. The schemas of answers are in `schemas.py`. Source: OpenAPI 3.1.0,
-whose schemas are JSON Schema 2020-12.
+`pipeline/exchanges.py` and `pipeline/silences.py`. The schemas of answers are in `schemas.py`. Source:
+OpenAPI 3.1.0, whose schemas are JSON Schema 2020-12.
 """
 
 from collections.abc import Callable
@@ -15,6 +15,7 @@ from llmtap.exchange.outcome import Outcome, Reading
 from llmtap.meter.admin.schemas import COUNT, FLAG, SCHEMAS, TEXT, Schema, reference
 from llmtap.meter.options import WINDOWS
 from llmtap.meter.pipeline import exchanges as recent_api
+from llmtap.meter.pipeline import silences as silences_api
 from llmtap.meter.pipeline.history import STEPS
 from llmtap.meter.pipeline.windows import BY
 from llmtap.version import __version__
@@ -167,6 +168,23 @@ ROUTES: Final = (
                 "window", f"length of timelines, up to {recent_api.WINDOW_MAX_S}s", {**TEXT, "default": "10s"}
             ),
             Parameter("id", "only the stream with this id"),
+        ),
+    ),
+    ApiRoute(
+        path="/api/v1/silences", name="silences",
+        text=(
+            "Streams without a token for `meter.silence_threshold` or longer, the longest silence first, and"
+            " how many streams went on after such silences."
+        ),
+        answers={JSON: reference("Silences")}, errors=_BAD_QUERY,
+        query=(
+            Parameter(
+                "limit", "maximum number of streams",
+                {
+                    **COUNT, "minimum": 1, "maximum": silences_api.STREAMS_MAX,
+                    "default": silences_api.STREAMS_DEFAULT,
+                },
+            ),
         ),
     ),
     ApiRoute(

@@ -16,6 +16,7 @@ from llmtap.exchange.label import EXPECTED, NOT_ACCEPTED, UNKNOWN
 from llmtap.exchange.outcome import EventClass, Outcome, Reading, TokenSource
 from llmtap.meter.pipeline.history import FIGURES
 from llmtap.metrics.catalogue import METRICS, OF_AN_EXCHANGE
+from llmtap.metrics.silences import SilenceKind
 from llmtap.metrics.statistics import SHARES
 
 Schema = dict[str, Any]
@@ -33,6 +34,7 @@ _TYPES: Final[dict[str, Schema]] = {
     "label": {"type": "string", "enum": [*EXPECTED, UNKNOWN, NOT_ACCEPTED]},
     "source": {"type": "string", "enum": [source.value for source in TokenSource]},
     "class": {"type": "string", "enum": [c.name.lower() for c in EventClass]},
+    "silence": {"type": "string", "enum": [kind.value for kind in SilenceKind]},
     "point": {
         "type": "array", "prefixItems": [{"type": "number"}, COUNT], "minItems": 2, "maxItems": 2,
     },
@@ -170,6 +172,38 @@ _OBJECTS: Final = {
         count count: Number of all running exchanges.
         window number: Length of the timelines in seconds.
         streams list:Stream""",
+    "Silences": """
+        threshold number: `meter.silence_threshold`.
+        running count: Number of running streams.
+        not_judged count: Those whose answers are not understood: they may be silent.
+        count count: Number of silent streams.
+        groups list:SilenceGroup: The largest first, 200 at most.
+        streams list:SilentStream: The longest silence first.""",
+    "SilenceGroup": """Silent streams of one kind, tenant, model and upstream.
+        kind silence: Token that the streams wait for.
+        tenant text
+        model text?
+        upstream text?: Null: the relay has several upstreams, or the vantage does not know it.
+        n count
+        longest number""",
+    "SilentStream": """A running stream without a token.
+        id text
+        kind silence: Token that the stream waits for.
+        tenant text
+        model arm text?
+        upstream text?: As in SilenceGroup.
+        age number: Seconds since arrival.
+        silent number: Seconds since the last event with output, or since submit.
+        since_read number: Seconds since the last bytes of any kind; a small number shows keep-alives.
+        tokens count: As in Stream.
+        past Resumption: Streams of this model that were silent for as long, since the meter's start.""",
+    "Resumption": """Streams that went on after a silence.
+        silence number: Length of the silence, rounded down to a step of the grid.
+        n count: Number of silences of at least this length.
+        resumed count: Those that a token ended.
+        until number?: Silence up to which enough streams were observed.
+        share low high number?: Estimated share of the streams that go on before `until`, with its 95 %\
+ interval; null: not known.""",
     "Statistics": f"""Seconds; null without samples.
         n count
         mean min max {" ".join(SHARES)} number?

@@ -282,6 +282,7 @@ def admin_app(pipeline: ExchangePipeline, token: str | None = None) -> web.Appli
     LiveFeed(pipeline).add_to(app)
     pipeline.streams.add_to(app)
     pipeline.usual_phases.add_to(app)
+    pipeline.silences.add_to(app)
     app.router.add_get("/", _page_part)
     app.router.add_get("/assets/{name}", _page_part)
     add_openapi_route(app, token=token is not None)
@@ -323,6 +324,7 @@ class _Admin:
 
             return render
 
+        await self._pipeline.silences.look()
         native = self._pipeline.options.native_histograms
         zipped, size, content_type = await self._scrapes.get(format_name(accept, native=native), begin)
         headers: dict[str, str] = {hdrs.CONTENT_TYPE: content_type, hdrs.VARY: "Accept, Accept-Encoding"}

@@ -45,6 +45,8 @@ def metrics_of(p: ExchangePipeline) -> Frozen:
         "admin_limits": dict(p.admin_limits),
         "reading_limits": dict(p.reading_limits),
         "live_missed_exchanges": p.live_missed,
+        "silent_streams": p.silences.latest.by_tenant,
+        "silence_not_judged_streams": p.silences.latest.not_judged,
         "smooth_goodput_tokens_per_second": {
             name: r.smooth_goodput_tps for name, r in rates.items() if r.smooth_goodput_tps is not None
         },

@@ -359,6 +359,11 @@ class Streams:
         copies.sort(key=lambda copied: copied.arrival_ns, reverse=True)
         return copies
 
+    def open_exchanges(self) -> Iterator[OpenExchange]:
+        """Yield all open exchanges. The caller may give the event loop a turn in between."""
+        for assembler in tuple(self._assemblers):
+            yield from assembler.under_way()
+
     def _newest_first(self) -> Iterator[OpenExchange]:
         return merge(
             *(assembler.under_way() for assembler in self._assemblers),

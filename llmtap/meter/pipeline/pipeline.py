@@ -29,6 +29,7 @@ from llmtap.meter.options import MeterOptions, TenantOptions
 from llmtap.meter.pipeline.assembler import CooperativeYield
 from llmtap.meter.pipeline.exchanges import RecentExchanges, Streams
 from llmtap.meter.pipeline.history import History
+from llmtap.meter.pipeline.silences import SilenceBook
 from llmtap.meter.pipeline.windows import Windows
 from llmtap.meter.relays import RelayBook, UpstreamLoad
 from llmtap.meter.slo import SloBook
@@ -97,6 +98,7 @@ class ExchangePipeline:
         self.upstream = None if url is None else UpstreamLoad(url)
         self.recent = RecentExchanges(options.exchanges_kept)
         self.experiments = Experiments(experiment, clock)
+        self.silences = SilenceBook(clock, options.silence_threshold, self.streams, self.relays, self.labels)
         self.usual_phases = UsualPhases(clock, self.recent)
         self.sinks: list[ExchangeSink] = [
             self.windows,
@@ -104,6 +106,7 @@ class ExchangePipeline:
             self.exposition,
             self.recent,
             self.usual_phases,
+            self.silences,
         ]
         if experiment is not None:
             self.sinks.append(self.experiments)

@@ -8,7 +8,7 @@ from llmtap.capture.read.describe import CapturedWorkload, describe
 from llmtap.capture.schema import SCHEMA, CaptureInfo
 from llmtap.capture.store.rows import to_batch
 from llmtap.exchange.exchange import Exchange, RequestShape, Tokens, Turn
-from llmtap.exchange.outcome import TokenSource
+from llmtap.exchange.outcome import Outcome, TokenSource
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.statistics import percentile
 from llmtap.metrics.summary import Summary
@@ -54,6 +54,22 @@ def test_lengths_have_percentiles_by_the_one_rule_and_their_source() -> None:
     assert (figures["n"], figures["min"], figures["max"], figures["total"]) == (6, 5, 3_000, 3_132)
     assert figures["source"] == {"usage": 5, "tokenizer": 1}
     assert (told["output_tokens"]["n"], told["output_tokens"]["source"]) == (5, {"chunks": 5})
+
+
+def test_the_silences_of_captured_streams_are_those_of_their_events() -> None:
+    left = streamed(3, 1, outcome=Outcome.CLIENT_CANCELLED)
+    left.timeline.response_end_ns = None
+    left.timeline.delivered_ns = (left.timeline.last_token_ns or 0) + 30_000_000_000
+    whole = streamed(4)
+    whole.stream = False
+    rows = batch(streamed(1, 3, gap_ms=2_000), streamed(2, 3), left, whole)
+    found: Any = describe([CaptureInfo()], [rows])["silences"]
+    assert found["streams"] == 3
+    assert (found["next_token"]["n"], found["next_token"]["resumed"]) == (3, 2)
+    assert {row["silence"]: (row["n"], row["resumed"]) for row in found["next_token"]["went_on"]} == {
+        1: (3, 2), 2: (3, 2), 5: (1, 0), 10: (1, 0), 30: (1, 0), 60: (0, 0), 120: (0, 0), 300: (0, 0),
+    }  # fmt: skip
+    assert found["next_token"]["timeout"] is None
 
 
 def test_a_cache_without_end_hits_every_block_but_the_first_of_its_kind() -> None:

@@ -54,6 +54,14 @@ def recorded(
         "exchanges": json.loads(tally.recent.to_json(found, Query())),
         "experiment": tally.experiments.results()(),
         "streams": {"count": 0, "window": 10.0, "streams": []},
+        "silences": {
+            "threshold": 5.0,
+            "running": 0,
+            "not_judged": 0,
+            "count": 0,
+            "groups": [],
+            "streams": [],
+        },
         "events": {x["id"]: x for x in with_events["exchanges"]},
         "first_tokens": {x.id: tally.usual_phases.answer(x)() for _, x, _ in found},
     }
@@ -67,6 +75,18 @@ def a_stream(seq: int = 1, **told: Any) -> dict[str, Any]:
         "id": f"r0-{seq}", "tenant": "acme", "model": "tiny", "route": None, "arm": None,
         "endpoint": "chat.completions", "dialect": "openai.chat", "stream": True, "age": 2.0, "ttft": 0.1,
         "events": 3, "tokens": 3, "since_last": 0.05, "timeline": [[0.1, 1], [0.9, 1], [1.95, 1]], **told,
+    }  # fmt: skip
+
+
+def a_silent_stream(seq: int = 1, **about: Any) -> dict[str, Any]:
+    """A stream that waits for its next token, as `/api/v1/silences` shows it."""
+    past = {
+        "silence": 30.0, "n": 240, "resumed": 3, "until": 90.0, "share": 0.0125, "low": 0.004, "high": 0.0382,
+    }  # fmt: skip
+    return {
+        "id": f"r0-{seq}", "kind": "next_token", "tenant": "acme", "model": "tiny",
+        "upstream": "http://gw:8000", "arm": None, "age": 40.5, "silent": 31.25, "since_read": 0.4,
+        "tokens": 17, "past": past, **about,
     }  # fmt: skip
 
 

@@ -57,6 +57,8 @@ def exposition_text() -> str:
         "admin_limits": {"connections": 2},
         "reading_limits": {"kept_events": 1},
         "live_missed_exchanges": 0,
+        "silent_streams": {("next_token", "acme"): 3},
+        "silence_not_judged_streams": 1,
         "meter_frames": 1,
         "smooth_goodput_tokens_per_second": {"1m": 1.0},
         "goodput_requests_per_second": {"1m": 1.0},

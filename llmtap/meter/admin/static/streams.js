@@ -3,6 +3,7 @@
 import { el, emptyState, refill, setText, section, sendOne } from "./dom.js";
 import { NONE, count, seconds } from "./format.js";
 import { LANES_MAX, Lanes } from "./lanes.js";
+import { Silences } from "./silences.js";
 import { Table, matching } from "./table.js";
 import { Tape, rowHeight } from "./tape.js";
 
@@ -32,8 +33,10 @@ export class Streams {
     this.lanes = new Lanes();
     this.answer = null;
     this.sentAt = null;
+    this.silences = new Silences(app);
     this.polls = [
       app.poll("streams", (signal) => this.ask(signal), PERIOD_MS, (answer) => this.update(answer)),
+      this.silences.poll,
     ];
     const picture = { class: "tape", role: "img", tabindex: "0", "aria-label": "No streams yet" };
     this.canvas = el("canvas", picture);
@@ -62,6 +65,7 @@ export class Streams {
       section("Streams under way",
         bar,
         this.legend(), this.tip, this.empty, el("div", { class: "lanes" }, this.names, this.canvas, this.axis)),
+      this.silences.node,
       el("details", { open: true }, el("summary", {}, "Table"), this.table.node));
     this.setSpan();
   }
@@ -227,6 +231,7 @@ export class Streams {
       this.polls[0].again();
     }
     this.render();
+    this.silences.render();
   }
 
   shown() {

@@ -1,0 +1,199 @@
+"""Answer `/api/v1/silences`: streams that have sent no token for some time, and what became of earlier ones.
+
+`SilenceBook` is a sink of the pipeline: it counts the silences of finished streams by model. On request, it
+looks at all open streams, a few at a time, so that a token costs nothing. Streams whose answers are not
+understood are not judged. Silences are measured until the time up to which the meter knows the events of the
+relay, so that a meter that is behind does not report streams as silent. `metrics/silences.py` has the
+estimates.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from heapq import nlargest
+from typing import Final, NamedTuple
+
+import msgspec
+from aiohttp import web
+
+from llmtap.clock import Clock
+from llmtap.exchange.exchange import Exchange
+from llmtap.export.sinks import SeriesKey
+from llmtap.meter.pipeline.exchanges import BadQuery, OpenExchange, Streams, read_fields, read_number
+from llmtap.meter.relays import RelayBook
+from llmtap.meter.tenants import MODEL_CHARS_MAX, UNKNOWN, Labels
+from llmtap.metrics.latency import Measured
+from llmtap.metrics.silences import SilenceCounts, SilenceKind, resumption_to_dict
+from llmtap.units import NS_PER_S
+
+STREAMS_DEFAULT: Final = 200
+STREAMS_MAX: Final = 1_000
+GROUPS_MAX: Final = 200
+"""Maximum number of groups in an answer, those with the most silent streams."""
+SLICE: Final = 256
+"""Streams that are looked at between two rounds of the event loop: about a millisecond."""
+
+
+class SilenceGroup(NamedTuple):
+    kind: SilenceKind
+    tenant: str
+    model: str | None
+    upstream: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SilentStream:
+    id: str
+    group: SilenceGroup
+    arm: str | None
+    age_ns: int
+    silent_ns: int
+    since_read_ns: int
+    """Time since the last bytes of any kind; shorter than `silent_ns` if keep-alives arrive."""
+    tokens: int
+
+
+@dataclass(slots=True)
+class SilenceReport:
+    """All open streams at one moment."""
+
+    running: int = 0
+    not_judged: int = 0
+    """Number of streams whose answers are not understood."""
+    silent: list[SilentStream] = field(default_factory=list)
+    by_tenant: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Number of silent streams by kind and label of the tenant."""
+
+
+class SilenceBook:
+    """Silences of finished streams since the meter's start, and the streams that are silent now.
+
+    `threshold_ns`: silence from which a stream is reported.
+    """
+
+    def __init__(
+        self, clock: Clock, threshold_ns: int, streams: Streams, relays: RelayBook, labels: Labels
+    ) -> None:
+        self.threshold_ns = threshold_ns
+        self.latest = SilenceReport()
+        self._clock = clock
+        self._streams = streams
+        self._relays = relays
+        self._labels = labels
+        self._past: dict[str, SilenceCounts] = {}
+        """By label of the model, whose number `Labels` bounds."""
+        self._lock = asyncio.Lock()
+
+    def add_to(self, app: web.Application) -> None:
+        app.router.add_get("/api/v1/silences", self._answer)
+
+    def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
+        if x.stream:
+            past = self._past.get(key.model)
+            if past is None:
+                past = self._past[key.model] = SilenceCounts()
+            past.add(x, m)
+
+    async def look(self) -> SilenceReport:
+        """Look at all open streams; the report is also kept as `latest`."""
+        async with self._lock:
+            report = SilenceReport()
+            for looked, one in enumerate(self._streams.open_exchanges(), 1):
+                self._look_at(one, report)
+                if looked % SLICE == 0:
+                    await asyncio.sleep(0)
+            self.latest = report
+            return report
+
+    def _look_at(self, one: OpenExchange, report: SilenceReport) -> None:
+        observer, arm = one
+        x = observer.exchange
+        t = x.timeline
+        since_ns = t.submit_ns if t.last_token_ns is None else t.last_token_ns
+        if x.call is not None or since_ns is None or t.response_end_ns is not None:
+            return
+        now_ns = self._relays.processed_ns(x.relay, self._clock.mono_ns())
+        if t.last_token_ns is not None and now_ns - since_ns < self.threshold_ns:
+            report.running += 1
+            return
+        # This logs the collected tokens, of which the last one may be new.
+        now = observer.under_way()
+        if not now.stream:
+            return
+        report.running += 1
+        if not now.understood:
+            report.not_judged += 1
+            return
+        kind = SilenceKind.FIRST_TOKEN if t.last_token_ns is None else SilenceKind.NEXT_TOKEN
+        since_ns = since_ns if t.last_token_ns is None else t.last_token_ns
+        silent_ns = now_ns - since_ns
+        if silent_ns < self.threshold_ns:
+            return
+        report.by_tenant[kind.value, self._labels.tenant(x.tenant, trusted=False)] += 1
+        report.silent.append(
+            SilentStream(
+                x.id,
+                SilenceGroup(kind, x.tenant, x.model, self._relays.upstream(x.relay)),
+                arm,
+                now_ns - t.arrival_ns,
+                silent_ns,
+                max(0, now_ns - now.last_read_ns),
+                now.tokens,
+            )
+        )
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        fields = read_fields(request.query.items())
+        limit = read_number("limit", fields.pop("limit", str(STREAMS_DEFAULT)), STREAMS_MAX)
+        for name in fields:
+            raise BadQuery(name, "is an unknown field; known fields: limit")
+        report = await self.look()
+        models = {_model_label(stream.group.model) for stream in report.silent}
+        # Copy the counts, which change while a thread reads them.
+        past = {name: self._past[name].copy() for name in models & self._past.keys()}
+
+        def work() -> bytes:
+            return msgspec.json.encode(self._to_dict(report, past, limit))
+
+        return web.Response(body=await asyncio.to_thread(work), content_type="application/json")
+
+    def _to_dict(
+        self, report: SilenceReport, past: Mapping[str, SilenceCounts], limit: int
+    ) -> dict[str, object]:
+        longest = nlargest(limit, report.silent, key=lambda stream: stream.silent_ns)
+        return {
+            "threshold": self.threshold_ns / NS_PER_S,
+            "running": report.running,
+            "not_judged": report.not_judged,
+            "count": len(report.silent),
+            "groups": _groups_to_dicts(report.silent),
+            "streams": [_stream_to_dict(stream, past) for stream in longest],
+        }
+
+
+def _groups_to_dicts(silent: list[SilentStream]) -> list[dict[str, object]]:
+    groups: dict[SilenceGroup, tuple[int, int]] = {}
+    for stream in silent:
+        n, longest_ns = groups.get(stream.group, (0, 0))
+        groups[stream.group] = n + 1, max(longest_ns, stream.silent_ns)
+    most = nlargest(GROUPS_MAX, groups.items(), key=lambda group: group[1])
+    return [{**group._asdict(), "n": n, "longest": longest_ns / NS_PER_S} for group, (n, longest_ns) in most]
+
+
+def _stream_to_dict(stream: SilentStream, past: Mapping[str, SilenceCounts]) -> dict[str, object]:
+    counts = past.get(_model_label(stream.group.model), SilenceCounts())
+    return {
+        "id": stream.id,
+        **stream.group._asdict(),
+        "arm": stream.arm,
+        "age": stream.age_ns / NS_PER_S,
+        "silent": stream.silent_ns / NS_PER_S,
+        "since_read": stream.since_read_ns / NS_PER_S,
+        "tokens": stream.tokens,
+        "past": resumption_to_dict(counts.kinds[stream.group.kind], stream.silent_ns),
+    }
+
+
+def _model_label(model: str | None) -> str:
+    return UNKNOWN if model is None else model[:MODEL_CHARS_MAX]

@@ -1,0 +1,196 @@
+"""Survival of durations that may be cut off: the Kaplan-Meier estimate from counts on a fixed grid.
+
+`SurvivalCounts` counts the durations that ended by the event of interest, and the censored ones, which ended
+for another reason: of these it is only known that the event did not come before. `survival_curve` estimates
+the share of durations that last as long as each edge of the grid; `ended_share` the share that ends by the
+event, of those that have lasted for a given time. Memory is constant, and a duration costs one bisection. A
+duration counts as the lower edge of its cell, and at equal times events come before censoring.
+
+Source: Kaplan and Meier 1958; Greenwood 1926 (variance); Kalbfleisch and Prentice (log-log limits); Nair 1984
+(equal-precision band).
+"""
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import exp, log, sqrt
+from statistics import NormalDist
+from typing import Final
+
+AT_RISK_MIN: Final = 10
+"""Minimum number of durations that reached an edge for which an estimate is made: one event of fewer would
+change it by more than 10 %."""
+LEVEL: Final = 0.95
+_CRITICAL_MAX: Final = 10.0
+"""Critical value above which Nair's tail probability is below any level in use."""
+_HALVINGS: Final = 60
+
+
+class SurvivalCounts:
+    """Numbers of durations by cell of a grid; the last cell has no upper edge.
+
+    `edges`: lower edges of the cells, ascending. Shorter durations are not counted.
+    """
+
+    __slots__ = ("censored", "edges", "ended")
+
+    def __init__(self, edges: Sequence[int]) -> None:
+        self.edges = edges
+        self.ended = array("q", bytes(8 * len(edges)))
+        self.censored = array("q", bytes(8 * len(edges)))
+
+    def add(self, duration: int, *, ended: bool) -> None:
+        """Count a duration; `ended`: by the event of interest, else it is censored."""
+        cell = bisect_right(self.edges, duration) - 1
+        if cell >= 0:
+            (self.ended if ended else self.censored)[cell] += 1
+
+    def copy(self) -> "SurvivalCounts":
+        copied = SurvivalCounts(self.edges)
+        copied.ended, copied.censored = self.ended[:], self.censored[:]
+        return copied
+
+    @property
+    def n(self) -> int:
+        return sum(self.ended) + sum(self.censored)
+
+    def reached(self) -> list[int]:
+        """Return the number of durations that reached each edge."""
+        cells = [ended + censored for ended, censored in zip(self.ended, self.censored, strict=True)]
+        return list(accumulate(reversed(cells)))[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class SurvivalPoint:
+    duration: int
+    n: int
+    """Number of durations that reached this one."""
+    share: float
+    """Share of the durations that last this long."""
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class EndedShare:
+    """Estimate of the share that ends by the event, of the durations that have lasted for `since`.
+
+    `until`, `share`, `low` and `high` are None if fewer than AT_RISK_MIN durations reached the next edge: it
+    is then not known what would have followed.
+    """
+
+    since: int
+    n: int
+    """Number of durations that reached `since`."""
+    ended: int
+    """Number of these that ended by the event, at any time."""
+    until: int | None = None
+    """Longest edge that at least AT_RISK_MIN durations reached: the share is that of events before it."""
+    share: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+def survival_curve(counts: SurvivalCounts, level: float = LEVEL) -> list[SurvivalPoint]:
+    """Return the Kaplan-Meier estimate at each edge that at least AT_RISK_MIN durations reached.
+
+    The band from `low` to `high` contains the whole true curve with probability `level`: its limits are wider
+    than those of a single point (equal-precision band by Nair, on the scale log(-log S)). Before the first
+    event, the lower limit is the exact binomial one.
+    """
+    reached = counts.reached()
+    cells = sum(n >= AT_RISK_MIN for n in reached)
+    shares, variances = _product_limit(counts, reached, 0, cells)
+    known = [variance for variance in variances if variance]
+    critical = _band_critical(known[-1] / known[0], level) if known else 0.0
+    return [
+        SurvivalPoint(edge, n, share, *_limits(share, variance, n, critical, level))
+        for edge, n, share, variance in zip(counts.edges, reached, shares, variances, strict=False)
+    ]
+
+
+def ended_share(counts: SurvivalCounts, since: int, level: float = LEVEL) -> EndedShare:
+    """Return the share that ends by the event, of the durations that lasted for `since`.
+
+    `since` is rounded down to an edge, and up to the first one. The interval holds for this one point.
+    """
+    cell = max(0, bisect_right(counts.edges, since) - 1)
+    return _ended_share(counts, counts.reached(), cell, level)
+
+
+def first_share_below(
+    counts: SurvivalCounts, share_max: float, n_min: int, follow_up: int, level: float = LEVEL
+) -> EndedShare | None:
+    """Return the first edge from which on a share of less than `share_max` ends by the event.
+
+    Only edges count that at least `n_min` durations reached, and from which durations are known until
+    `follow_up` times the edge; None if there is none. If the share is not below `share_max` at the last of
+    these edges, that edge is returned.
+    """
+    reached = counts.reached()
+    first: EndedShare | None = None
+    for cell in reversed(range(sum(n >= n_min for n in reached))):
+        at = _ended_share(counts, reached, cell, level)
+        if at.share is None or at.until is None or at.until < follow_up * at.since:
+            continue
+        if first is None or at.share < share_max:
+            first = at
+        if at.share >= share_max:
+            break
+    return first
+
+
+def _ended_share(counts: SurvivalCounts, reached: Sequence[int], cell: int, level: float) -> EndedShare:
+    since, ended = counts.edges[cell], sum(counts.ended[cell:])
+    cells = sum(n >= AT_RISK_MIN for n in reached)
+    if cell >= cells - 1:
+        return EndedShare(since, reached[cell], ended)
+    shares, variances = _product_limit(counts, reached, cell, cells)
+    z = NormalDist().inv_cdf((1 + level) / 2)
+    low, high = _limits(shares[-1], variances[-1], reached[cells - 1], z, level)
+    until = counts.edges[cells - 1]
+    return EndedShare(since, reached[cell], ended, until, 1 - shares[-1], 1 - high, 1 - low)
+
+
+def _product_limit(
+    counts: SurvivalCounts, reached: Sequence[int], first: int, end: int
+) -> tuple[list[float], list[float]]:
+    """Return the survival at the edges from `first` to `end` - 1, of durations that reached `first`, and the
+    variance of its logarithm by Greenwood's formula."""
+    share, variance = 1.0, 0.0
+    shares, variances = [], []
+    for cell in range(first, end):
+        shares.append(share)
+        variances.append(variance)
+        n, ended = reached[cell], counts.ended[cell]
+        # Every cell before the last edge is followed by durations that reached the next, so n > ended.
+        if ended and cell + 1 < end:
+            share *= 1 - ended / n
+            variance += ended / (n * (n - ended))
+    return shares, variances
+
+
+def _limits(share: float, variance: float, n: int, critical: float, level: float) -> tuple[float, float]:
+    if not variance:
+        # No event among n durations: the share p of such events has (1 - p)^n >= (1 - level) / 2.
+        return ((1 - level) / 2) ** (1 / n), 1.0
+    reach = exp(critical * sqrt(variance) / -log(share))
+    return share**reach, share ** (1 / reach)
+
+
+def _band_critical(ratio: float, level: float) -> float:
+    """Return Nair's critical value c for a band whose variance grows by this ratio.
+
+    It solves 4 phi(c) / c + phi(c) (c - 1 / c) log(ratio) = 1 - level, where phi is the normal density.
+    """
+    density = NormalDist().pdf
+    low, high = 1.0, _CRITICAL_MAX
+    for _ in range(_HALVINGS):
+        c = (low + high) / 2
+        if 4 * density(c) / c + density(c) * (c - 1 / c) * log(ratio) > 1 - level:
+            low = c
+        else:
+            high = c
+    return high
