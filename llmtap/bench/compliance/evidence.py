@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 from urllib.parse import urlsplit
 
 Report = Mapping[str, Any]
@@ -133,10 +133,10 @@ def requirements(checks: Mapping[str, Check]) -> tuple[Requirement, ...]:
         Requirement(
             row["id"],
             row["id"].rpartition("-")[0],
-            row["level"],
+            cast(Level, row["level"]),
             row["says"],
             tuple(row["tests"].split()),
-            row["subject"],
+            cast(Subject, row["subject"]),
             checks[row["id"]],
         )
         for row in rows
