@@ -135,6 +135,7 @@ METRICS: Final[Mapping[str, tuple[str, ...]]] = {
 """By metric: path of its statistics in a result."""
 _VALID_WITH: Final = {
     "ttft_any_scheduled": "ttft_scheduled", "ttft_reasoning": "ttft_any", "ttft_tool_call": "ttft_any",
+    "user_idle_eq4": "user_idle",
     "dispatch_lateness": "", "itl_server": "", "connect": "", "send": "", "wait": "ttfb", "receive": "e2e",
 }  # fmt: skip
 _STATISTIC: Final = re.compile(r"(.+)_(mean|min|max|p\d+(?:\.\d+)?)")

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from llmtap.bench.compliance.evidence import several
 from llmtap.bench.run import figures, test
-from llmtap.bench.run.levels import Capacity, known_capacity
+from llmtap.bench.run.levels import Capacity, known_capacity, server_total
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.pace import ExpectedLoads, expected_at
 from llmtap.bench.run.session import BenchSession, Load, make_load
@@ -25,6 +25,13 @@ EDGES: Final = (0, 256, 512, 1_024, 2_048, 4_096)
 """Lower edges of the input lengths that 5.1.4.2 recommends; the last range has no end."""
 _ROWS: Final = {"p50": "P50", "p90": "P90", "p95": "P95", "p99": "P99", "p999": "P99.9"}
 _HISTOGRAM_TO: Final = 0.995
+_HISTOGRAMS: Final = {
+    "ttft": "TTFT (server)",
+    "queue": "Queue wait (server)",
+    "prefill": "Prefill (server)",
+}
+"""Times of the server's /metrics (`server_metrics.MEAN_TIMES`) that are parts of TTFT, or TTFT as the server
+measures it."""
 SHARE: Final = 0.5
 """Default load, as a share of the sustainable rate."""
 
@@ -65,6 +72,7 @@ async def run(session: BenchSession, params: TtftParams) -> test.TestResult:
         "ttft_any": _any_token(measured),
         "server_queue": _server_part(measured, "server_queue_ns"),
         "server_prefill": _server_part(measured, "server_prefill_ns"),
+        "server_histograms": _server_histograms(measured),
         "tpot": figures.latency_row(measured.values("tpot_ns")),
         "e2e": figures.latency_row(measured.values("e2e_ns")),
         "uncertainty_max": max(measured.values("uncertainty_ns"), default=None),
@@ -152,6 +160,19 @@ def _server_part(measured: Measurement, column: str) -> dict[str, Any] | None:
     return figures.latency_row(values) if values else None
 
 
+def _server_histograms(measured: Measurement) -> dict[str, dict[str, Any]]:
+    """Return the growth of the server's histograms from before to after the load: number of values and mean.
+
+    Only the mean is exact: the lowest edge of vLLM's histograms of these times is 0.3 s.
+    """
+    rows = {}
+    for name in _HISTOGRAMS:
+        seconds, n = (server_total(measured, f"{name}_{part}") for part in ("seconds", "values"))
+        if seconds is not None and n:
+            rows[name] = {"n": round(n), "mean": seconds / n}
+    return rows
+
+
 def _tables(measurements: dict[str, Any]) -> list[test.ReportTable]:
     results = {"Requests": f"{measurements['requests']}"}
     results |= {f"TTFT {name}": figures.ms_of(measurements["ttft"], key) for key, name in _ROWS.items()}
@@ -171,6 +192,12 @@ def _tables(measurements: dict[str, Any]) -> list[test.ReportTable]:
     rows = [{"name": name, **row} for name, row in parts.items() if row is not None]
     if rows:
         tables.append(figures.table_of("Components of TTFT (5.1.4.2)", rows, COMPONENT_COLUMNS))
+    if measurements["server_histograms"]:
+        means = [
+            {"name": _HISTOGRAMS[name], **row} for name, row in measurements["server_histograms"].items()
+        ]
+        caption = "Components of TTFT by the server's /metrics (5.1.4.2)"
+        tables.append(figures.table_of(caption, means, _HISTOGRAM_COLUMNS))
     return tables
 
 
@@ -185,6 +212,11 @@ def _percentile_cell(share: str, *, unit: bool = True) -> figures.Cell:
 TABLE_2: Final[Mapping[str, figures.Cell]] = {
     "Input Tokens": _range_text,
     **{f"{share.upper()} (ms)": _percentile_cell(share, unit=False) for share in figures.KEY_SHARES},
+}
+_HISTOGRAM_COLUMNS: Final[Mapping[str, figures.Cell]] = {
+    "Component": figures.text("name"),
+    "Samples": figures.text("n"),
+    "Mean": lambda row: figures.ms(row["mean"]),
 }
 COMPONENT_COLUMNS: Final[Mapping[str, figures.Cell]] = {
     "Component": figures.text("name"),

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from llmtap.metrics.cost import GAP_NS_MAX, Energy, average_power_w, energy_of, joules_per_token
 from llmtap.metrics.statistics import mean, percentile
-from llmtap.net.server_metrics import MonitorSeries
+from llmtap.net.server_metrics import MEAN_TIMES, MonitorSeries
 from llmtap.units import to_seconds
 
 SAMPLES_MAX: Final = 100_000
@@ -198,7 +198,7 @@ def _server_figures(columns: Columns, window: _Window) -> dict[str, Any]:
     hits = (figures.get("prefix_hits") or {}).get("total")
     if queries and hits is not None:
         figures["prefix_hit_share"] = {"unit": "share", "kind": "ratio", "total": hits / queries}
-    for name in ("ttft", "itl"):
+    for name in MEAN_TIMES:
         seconds, n = ((figures.get(f"{name}_{what}") or {}).get("total") for what in ("seconds", "values"))
         if seconds is not None and n:
             figures[f"{name}_mean"] = {"unit": "seconds", "kind": "ratio", "total": seconds / n}

@@ -17,8 +17,8 @@ from typing import Any, Final
 from rich.console import RenderableType
 
 from llmtap.gates.figures import SCALARS, failed_of
+from llmtap.metrics import hdr
 from llmtap.metrics.catalogue import Surface, shown_on
-from llmtap.metrics.histogram import hdr_values
 from llmtap.metrics.intervals import Interval, quantile_interval, share_interval
 from llmtap.metrics.latency import FLATTERED, chunks_at_a_time, come_in_bursts
 from llmtap.metrics.statistics import is_enough
@@ -39,7 +39,7 @@ from llmtap.report.values import (
 )
 from llmtap.units import NS_PER_S
 
-_QUANTILES: Final = {"p50": 0.5, "p99": 0.99}
+QUANTILES: Final = {"p50": 0.5, "p99": 0.99}
 VALUES_MAX: Final = 20_000_000
 """Maximum number of values of a metric in one result: all of them are kept in a list for the intervals."""
 _GAPS: Final = frozenset({"tbc", "itl"})
@@ -141,7 +141,7 @@ def _figures(
             both = [result if one == option else {} for one, result in zip(options, (a, b), strict=True)]
             values = [_values(result, metric) for result in both]
             counts = [at(result, "metrics", metric, "n") or 0 for result in both]
-            for figure, share in _QUANTILES.items():
+            for figure, share in QUANTILES.items():
                 sides = [at(result, "metrics", metric, figure) for result in both]
                 quantile_intervals = [quantile_interval(ordered, share, level) for ordered in values]
                 compared = not (misled and metric in FLATTERED) and "+" not in (option or "")
@@ -173,7 +173,7 @@ def _values(result: Mapping[str, Any], metric: str) -> Sequence[float]:
     histogram = result.get("hdr_histograms", {}).get(metric)
     if histogram is None:
         return []
-    values = list(hdr_values(histogram))
+    values = list(hdr.values(histogram))
     n = sum(count for _, count in values)
     if n > VALUES_MAX:
         raise ValueError(
@@ -191,7 +191,7 @@ def _row(
     if a is None and b is None:
         return
     few = [
-        value is not None and figure in _QUANTILES and not is_enough(n, _QUANTILES[figure])
+        value is not None and figure in QUANTILES and not is_enough(n, QUANTILES[figure])
         for value, n in zip(sides, counts, strict=True)
     ]
     difference = None if a is None or b is None or not compared else b - a

@@ -120,8 +120,9 @@ def _of_workload(schedule: ScheduleOptions, counter: TokenCounter) -> ReplayPlan
     about: dict[str, object] = {
         "workload": description, "arrivals": arrivals, "seed": schedule.seed, "requests": len(requests)
     }  # fmt: skip
+    notes = [str(description["stand_in"])] if "stand_in" in description else []
     return ReplayPlan(
-        requests, prompts, about, [], counter.tokenizer.decode, settings=take_settings(description)
+        requests, prompts, about, notes, counter.tokenizer.decode, settings=take_settings(description)
     )
 
 
