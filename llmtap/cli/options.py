@@ -4,12 +4,13 @@ The options of a load are in `llmtap/load/options.py`. `cli/flags.py` makes the 
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
 from llmtap.cli.shared import Outputs, read_objectives
 from llmtap.metrics.deadlines import ALPHA, READER_NS_PER_TOKEN, Benefit
+from llmtap.metrics.idle_cost import check_idle_cost
 from llmtap.options.fields import opt
 
 AdminAddress = Annotated[
@@ -138,11 +139,12 @@ class ReaderOptions(Struct, frozen=True, kw_only=True):
         ),
     ] = None
     idle_cost: Annotated[
-        Literal["seconds", "tokens"] | None,
+        str | None,
         opt(
-            "Unit in which --alpha counts waiting: seconds, or the tokens that could have been read in that "
-            "time. Default: seconds.",
-            "seconds|tokens",
+            "Unit in which --alpha counts waiting: seconds (default), the tokens that could have been read "
+            "in that time, their percent of the answer's tokens, or an expression of l (s), V (s per token) "
+            "and n (output tokens), such as '100 * l / (l + V * n)'.",
+            "FUNCTION",
         ),
     ] = None
     reader_grace: Annotated[
@@ -157,7 +159,9 @@ class ReaderOptions(Struct, frozen=True, kw_only=True):
     def benefit(self) -> Benefit:
         speed = 1e9 / READER_NS_PER_TOKEN if self.reader_speed is None else self.reader_speed
         alpha = ALPHA if self.alpha is None else self.alpha
-        return Benefit.at_speed(speed, alpha, self.idle_cost or "seconds", self.reader_grace or 0)
+        idle_cost = "seconds" if self.idle_cost is None else self.idle_cost
+        check_idle_cost(idle_cost, "--idle-cost")
+        return Benefit.at_speed(speed, alpha, idle_cost, self.reader_grace or 0)
 
 
 class OutputOptions(Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from glob import escape, glob
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 import typer
@@ -63,6 +63,8 @@ EPILOG = """CAPTURE is one of:
 
   a result of `llmtap replay --json`: prints its report again, and whether the result is valid
 
+  HdrHistogram logs of any tool (.hlog): merged by tag
+
 If a capture at a URL is still running, only its uploaded part is read. To include the rest, name the local
 spool folder of the proxy (its key capture.spool) as another CAPTURE.
 
@@ -81,6 +83,8 @@ Examples:
   llmtap report bench-results/today --html page.html
 
   llmtap report before.json --compare after.json --fail-if-worse ttft_p99:5%
+
+  llmtap report before.hlog --compare after.hlog --hlog-unit us
 
   llmtap report results/a --compare results/b --compare results/c --html page.html
 
@@ -123,6 +127,10 @@ class _SourceOptions(Struct, frozen=True, kw_only=True):
             "what the gateway did. See docs/howto/gateway.md."
         ),
     ] = False
+    hlog_unit: Annotated[
+        Literal["ns", "us", "ms"] | None,
+        opt("Unit of the values in HdrHistogram logs; default: ns.", "ns|us|ms"),
+    ] = None
     skip_broken: Annotated[bool, opt("Skip files that cannot be read, and list their names.")] = False
 
 
@@ -146,6 +154,10 @@ class _ReportOutputs(Struct, frozen=True, kw_only=True):
             "NAME.figures.csv beside it; of the result of a replay a row for each figure.",
             "FILE",
         ),
+    ] = None
+    hlog: Annotated[
+        Path | None,
+        opt("HdrHistogram log with the times of a replay's result in ns, a tag for each metric.", "FILE"),
     ] = None
 
     def outputs(self, csv: str | None = None) -> Outputs:
@@ -212,6 +224,13 @@ def report(
         raise ConfigError("--csv", "applies to captures, traces and results of llmtap replay only")
     if source.source_format is not None and (comparison.compare or len(places) > 1):
         raise ConfigError("--from", "applies to one trace only")
+    if outputs.hlog is not None and (comparison.compare or load_result(places[0]) is None):
+        raise ConfigError("--hlog", "applies to one result of llmtap replay only")
+    if _are_logs([*places, *(comparison.compare or ())]):
+        _report_logs(places, source, goals, outputs, reader, comparison)
+        return
+    if source.hlog_unit is not None:
+        raise ConfigError("--hlog-unit", "applies to HdrHistogram logs (.hlog) only")
     if comparison.compare:
         if requirements:
             raise ConfigError(
@@ -260,6 +279,10 @@ def report(
         files = outputs.outputs(outputs.csv)
         with _stored_result(places[0]):
             rows = requirements.add_to(result)
+            if outputs.hlog is not None:
+                from llmtap.cli.hdr_logs import write_log
+
+                write_log(outputs.hlog, result)
             show_replay(files, result)
         if rows:
             _exit(exit_code(result["verdict"], rows))
@@ -369,6 +392,37 @@ def report(
             with _stored_result(f"{RESULT_PATTERN} beside the capture"):
                 print_rich(render_verdicts(verdicts))
     _exit(exit_code(None, rows))
+
+
+def _are_logs(places: Sequence[str]) -> bool:
+    """Return whether all places are HdrHistogram logs. Raises ConfigError if only some are."""
+    logs = [place for place in places if place.endswith((".hlog", ".hlog.gz", ".hlog.zst"))]
+    if logs and len(logs) < len(places):
+        other = next(place for place in places if place not in logs)
+        raise ConfigError(other, f"is no HdrHistogram log (.hlog), and cannot be combined with {logs[0]}")
+    return bool(logs)
+
+
+def _report_logs(
+    places: list[str], source: _SourceOptions, goals: GoalOptions, outputs: _ReportOutputs,
+    reader: ReaderOptions, comparison: _ComparisonOptions,
+) -> None:  # fmt: skip
+    """Show or compare HdrHistogram logs. Raises ConfigError for options that do not apply to them."""
+    from llmtap.cli.hdr_logs import compare_logs, show_logs
+
+    unit = source.hlog_unit or "ns"
+    refused = [option for option in flags_given(source, goals, reader) if option != "--hlog-unit"]
+    refused += ["--csv"] * (outputs.csv is not None)
+    refused += ["--fail-if-worse"] * (comparison.fail_if_worse is not None)
+    if refused:
+        raise ConfigError(refused[0], "does not apply to HdrHistogram logs")
+    if not comparison.compare:
+        show_logs(places, outputs.outputs(), unit)
+        return
+    if len(places) != 1:
+        raise ConfigError("--compare", f"got {len(places)} base logs, expected one")
+    need_extra("--compare", "scipy", "bench")
+    compare_logs([places[0], *comparison.compare], outputs.outputs(), unit)
 
 
 def _exit(code: ExitCode) -> None:

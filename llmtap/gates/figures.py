@@ -149,6 +149,7 @@ _VALID_WITH: Final = {
     "ttft_any_scheduled": "ttft_scheduled",
     "ttft_reasoning": "ttft_any",
     "ttft_tool_call": "ttft_any",
+    "user_idle_eq4": "user_idle",
     "dispatch_lateness": "",
     "itl_server": "",
     "connect": "",

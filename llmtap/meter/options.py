@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from ipaddress import ip_address
 from itertools import chain
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct
@@ -19,6 +19,7 @@ from llmtap.exchange.verdict import TEXT_PATTERNS
 from llmtap.export.buckets import check_edges
 from llmtap.metrics.cost import Price
 from llmtap.metrics.deadlines import ALPHA, READER_NS_PER_TOKEN, Benefit
+from llmtap.metrics.idle_cost import check_idle_cost
 from llmtap.net.listener import parse_address
 from llmtap.units import NS_PER_S, Duration
 
@@ -142,10 +143,11 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         float, Meta(gt=0, le=1e6, description="Reading speed for user idle latency and smooth goodput.")
     ] = 1e9 / READER_NS_PER_TOKEN
     idle_cost: Annotated[
-        Literal["seconds", "tokens"],
+        str,
         Meta(
-            description="Unit of idle latency in smooth goodput (f): "
-            "seconds, or tokens that could have been read."
+            description="Cost of idle latency in smooth goodput (f): `seconds`, `tokens` that could have "
+            "been read, `percent` of the answer's tokens, or an expression of l (s), V (s per token) and n "
+            "(output tokens), such as 100 * l / (l + V * n)."
         ),
     ] = "seconds"
     upstream_metrics: Annotated[
@@ -186,6 +188,7 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 "must consist of visible ASCII characters",
                 "such as the output of openssl rand -hex 24",
             )
+        check_idle_cost(self.idle_cost, "meter.idle_cost")
         _check_metrics_url(self.upstream_metrics)
         for kind, edges in self.buckets.items():
             check_edges(kind, edges, f"meter.buckets.{kind}")

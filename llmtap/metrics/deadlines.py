@@ -17,12 +17,12 @@ from itertools import accumulate, count
 from operator import sub
 from typing import Final
 
+from llmtap.metrics.idle_cost import parse_idle_cost
+
 READER_NS_PER_TOKEN: Final = 50_000_000
 """V of the smooth goodput paper, eq. 4: a reader of 20 tokens per second (5.1)."""
 ALPHA: Final = 5.0
 """Weight of a second of waiting against one token (smooth goodput paper, 5.1)."""
-IDLE_COSTS: Final = ("seconds", "tokens")
-"""Names of f in eq. 7."""
 
 
 def user_idle_ns(
@@ -62,15 +62,14 @@ class Benefit:
     reader_ns_per_token: int = READER_NS_PER_TOKEN
     """V: ns that the reader needs for a token."""
     f: str = "seconds"
-    """`seconds`: f(l) = l in seconds; `tokens`: f(l) = l / V, tokens that could have been read meanwhile."""
+    """Name of f(l) in `idle_cost.IDLE_COSTS`, or an expression of l, V and n."""
     grace_tokens: int = 0
     """Number of tokens whose reading time is added to all deadlines; with 1 token i is due at V i (eq. 4)."""
 
     def __post_init__(self) -> None:
         if self.reader_ns_per_token <= 0:
             raise ValueError("the reader's time per token must be above 0")
-        if self.f not in IDLE_COSTS:
-            raise ValueError(f"f must be {' or '.join(IDLE_COSTS)}, got {self.f!r}")
+        parse_idle_cost(self.f)
 
     @classmethod
     def at_speed(
@@ -87,13 +86,12 @@ class Benefit:
     def tokens(self, output_tokens: int | None, idle_ns: float | None) -> float | None:
         """Return n - alpha f(l), the value of an answer in tokens; below 0 if the wait outweighs them.
 
-        None if tokens or wait are unknown. Source: smooth goodput paper, eq. 7.
+        None if tokens or wait are unknown, or if f has no finite value. Source: smooth goodput paper, eq. 7.
         """
         if output_tokens is None or idle_ns is None:
             return None
-        return output_tokens - self.alpha * idle_ns / (
-            1e9 if self.f == "seconds" else self.reader_ns_per_token
-        )
+        cost = parse_idle_cost(self.f).of(idle_ns / 1e9, self.reader_ns_per_token / 1e9, output_tokens)
+        return None if cost is None else output_tokens - self.alpha * cost
 
     @property
     def speed(self) -> float:
@@ -103,7 +101,7 @@ class Benefit:
     @property
     def f_text(self) -> str:
         """Description of f."""
-        return "f(l) = l in seconds" if self.f == "seconds" else "f(l) = l / V in tokens"
+        return f"f(l) = {parse_idle_cost(self.f).text}"
 
     @property
     def text(self) -> str:

@@ -1,7 +1,8 @@
 """Mergeable log-linear histogram of durations with a fixed relative error, fed value by value.
 
-`Histogram` returns count, sum, mean, extremes and percentiles, merges with others, and packs itself to bytes
-or to the HdrHistogram format. Summaries, experiments and load tallies hold one for each metric.
+`Histogram` returns count, sum, mean, extremes and percentiles, merges with others, and packs itself to bytes;
+`hdr.py` writes and reads the HdrHistogram format. Summaries, experiments and load tallies hold one for each
+metric.
 
 A bucket is the upper 18 bits of the value's 32-bit float: 512 buckets for every power of two, an error of at
 most 0.1 % (`RELATIVE_ERROR`); whole numbers below 1,024 are exact. `n`, `total`, `min` and `max` are exact.
@@ -12,17 +13,13 @@ Own code, because `hdrhistogram` takes 0.9 us a value and 36 KB an instance; thi
 """
 
 from array import array
-from base64 import b64decode, b64encode
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise, repeat
 from struct import Struct
-from struct import error as StructError
 from sys import byteorder
 from typing import Final
-from zlib import compress, decompressobj
-from zlib import error as zlib_error
 
 from llmtap import native
 
@@ -36,15 +33,6 @@ _BITS: Final = Struct("=I")
 _MASK: Final = _BITS.pack((1 << 32 - _DROPPED) - 1)
 """Mask of the bits that a bucket may have in a 32-bit number."""
 _FLOAT: Final = Struct("=f")
-_HDR_DIGITS: Final = 3
-_HDR_HIGHEST: Final = 86_400 * 10**9
-_HDR_COOKIE: Final = 0x1C849313
-_HDR_COOKIE_COMPRESSED: Final = 0x1C849314
-_HDR_BYTES_MAX: Final = 4 << 20
-"""Limit of decoded counts: more than nine bytes for each of 38,000 buckets."""
-_HDR_HEAD: Final = Struct(">iiiiqqd")
-"""Cookie, length of the payload, normalizing offset, significant digits, lowest and highest value, ratio."""
-_HDR_COMPRESSED: Final = Struct(">ii")
 _PACKED: Final = Struct("=ccqqq16sI")
 """Type of the counts, type of the steps between buckets, n, min, max, total, number of buckets."""
 _VALUES: Final = ord("v")
@@ -152,29 +140,13 @@ class Histogram:
         counts = array(size_code.decode(), packed[end:])
         self._add(accumulate(steps), counts, n, int.from_bytes(total, "little", signed=True), low, high)
 
-    def to_hdr(self) -> str:
-        """Return the counts as a compressed HdrHistogram V2 in base64, for tools that merge such histograms.
-
-        Values are whole ns up to a day with three significant digits; negative ones count as 0. The middle of
-        each of our buckets is encoded, so an error of theirs (0.1 %) is added to ours.
-
-        Source: HdrHistogram's `encodeIntoCompressedByteBuffer`, V2 (cookies 0x1c849313 and 0x1c849314).
-        """
+    def buckets(self) -> Iterator[tuple[float, int]]:
+        """Yield the middle of each bucket and its count, ascending, within the smallest and largest value."""
         self.fold()
-        counts: Counter[int] = Counter()
         if self._min is not None and self._max is not None:
-            for index, count in self._open().items():
-                value = round(min(max(_bucket_middle(index), self._min), self._max))
-                counts[_hdr_index(min(max(value, 0), _HDR_HIGHEST))] += count
-        payload, reached = bytearray(), 0
-        for index in sorted(counts):
-            if zeros := index - reached:
-                payload += _zigzag_bytes(-zeros if zeros > 1 else 0)
-            payload += _zigzag_bytes(counts[index])
-            reached = index + 1
-        head = _HDR_HEAD.pack(_HDR_COOKIE, len(payload), 0, _HDR_DIGITS, 1, _HDR_HIGHEST, 1.0)
-        packed = compress(head + payload)
-        return b64encode(_HDR_COMPRESSED.pack(_HDR_COOKIE_COMPRESSED, len(packed)) + packed).decode()
+            counts = self._open()
+            for index in sorted(counts, key=_by_value):
+                yield min(max(_bucket_middle(index), self._min), self._max), counts[index]
 
     def copy(self) -> "Histogram":
         twin = Histogram()
@@ -273,73 +245,6 @@ def _pack_numbers(values: list[int]) -> tuple[bytes, bytes]:
     largest = max(values)
     code = next(code for code in "BHIQ" if largest < 1 << 8 * array(code).itemsize)
     return array(code, values).tobytes(), code.encode()
-
-
-def _hdr_index(value: int) -> int:
-    """Return the index of a value in HdrHistogram's counts: 2,048 for the smallest, then 1,024 an octave."""
-    octave = max(0, value.bit_length() - 11)
-    return (octave << 10) + (value >> octave)
-
-
-def _zigzag_bytes(number: int) -> bytes:
-    """Encode as ZigZag LEB128, as HdrHistogram does: 7 bits a byte, the ninth byte has 8."""
-    left = number << 1 if number >= 0 else (-number << 1) - 1
-    out = bytearray()
-    while left > 0x7F and len(out) < 8:
-        out.append(left & 0x7F | 0x80)
-        left >>= 7
-    out.append(left)
-    return bytes(out)
-
-
-def hdr_values(text: str) -> Iterator[tuple[float, int]]:
-    """Yield the values of `Histogram.to_hdr`, ascending in ns, each with its count.
-
-    Raises ValueError for what `to_hdr` does not write, such as another version or precision of HdrHistogram.
-    """
-    payload = _hdr_payload(text)
-    index = at = 0
-    while at < len(payload):
-        number = shift = 0
-        more = True
-        while more:
-            if at >= len(payload):
-                raise ValueError("the HdrHistogram is cut off in the middle of a count")
-            byte = payload[at]
-            more = byte > 0x7F and shift < 56
-            number |= (byte & 0x7F if more else byte) << shift
-            shift, at = shift + 7, at + 1
-        number = (number >> 1) ^ -(number & 1)
-        if number <= 0:
-            index += -number or 1
-            continue
-        if index > _hdr_index(_HDR_HIGHEST):
-            raise ValueError("the HdrHistogram has a value above its declared maximum")
-        octave = max(0, (index >> 10) - 1)
-        yield (((index - (octave << 10)) << octave) + ((1 << octave) - 1) / 2, number)
-        index += 1
-
-
-def _hdr_payload(text: str) -> bytes:
-    """Return the encoded counts. Raises ValueError unless both headers are those of `to_hdr`."""
-    try:
-        raw = b64decode(text, validate=True)
-        outer, size = _HDR_COMPRESSED.unpack_from(raw)
-        inflater = decompressobj()
-        body = inflater.decompress(raw[_HDR_COMPRESSED.size :], _HDR_BYTES_MAX)
-        inner, length, offset, digits, lowest, highest, ratio = _HDR_HEAD.unpack_from(body)
-    except (ValueError, StructError, zlib_error) as exc:
-        raise ValueError(f"expected an HdrHistogram in base64: {exc}") from None
-    if (outer, inner) != (_HDR_COOKIE_COMPRESSED, _HDR_COOKIE):
-        raise ValueError("the HdrHistogram does not have the encoding V2, compressed")
-    if (offset, digits, lowest, ratio) != (0, _HDR_DIGITS, 1, 1.0) or highest > _HDR_HIGHEST:
-        raise ValueError(
-            f"the HdrHistogram has {digits} digits, {lowest} to {highest}, offset {offset}, ratio {ratio:g};"
-            f" only {_HDR_DIGITS} digits from 1 to at most {_HDR_HIGHEST}, offset 0, ratio 1 can be read"
-        )
-    if size != len(raw) - _HDR_COMPRESSED.size or not inflater.eof or length != len(body) - _HDR_HEAD.size:
-        raise ValueError("the HdrHistogram does not have the length that its header gives")
-    return body[_HDR_HEAD.size :]
 
 
 def _by_value(index: int) -> int:

@@ -259,11 +259,15 @@ class Measured:
     e2e_ns: int | None
     e2e_scheduled_ns: int | None
     user_idle_ns: int | None
+    user_idle_eq4_ns: int | None
+    """User idle latency with d_i = V i, eq. 4 of the smooth goodput paper as printed, whatever the grace."""
     user_idle_from_first_token_ns: int | None
     """User idle latency of a reader who starts at the first token, so without the wait for it."""
     smooth_benefit: float | None
+    smooth_benefit_eq4: float | None
+    """Benefit with `user_idle_eq4_ns` as the wait."""
     benefit: Benefit
-    """Reader and parameters of `smooth_benefit` and of the user idle latencies."""
+    """Reader and parameters of the benefits and of the user idle latencies."""
     tbc_ns: list[int]
     tbc_max_ns: int | None
     jitter_ns: float | None
@@ -316,11 +320,13 @@ def measure(x: Exchange, benefit: Benefit = DEFAULT_BENEFIT, *, judge_inferred: 
     elif tokens is not None:
         b, even = itl_ns(times, tokens), itl_even_ns(times, tokens)
         longest_ns = user_idle_ns(times, 0, tokens, v_ns, clamped=False)
-    idle = reading = None
+    idle = idle_eq4 = reading = None
     if longest_ns is not None:
-        grace_ns = benefit.grace_tokens * v_ns
-        idle = None if t.submit_ns is None else max(0, longest_ns - t.submit_ns - grace_ns)
         reading = max(0, longest_ns - times[0])
+        if t.submit_ns is not None:
+            since_submit_ns = longest_ns - t.submit_ns
+            idle = max(0, since_submit_ns - benefit.grace_tokens * v_ns)
+            idle_eq4 = max(0, since_submit_ns - v_ns)
     c = itl_c_ns(x)
     ttft, ttft_any, e2e = ttft_ns(t), ttft_any_ns(t), e2e_ns(t)
     first_ns = ttft_any if ttft is None else ttft
@@ -339,8 +345,10 @@ def measure(x: Exchange, benefit: Benefit = DEFAULT_BENEFIT, *, judge_inferred: 
         e2e_ns=e2e,
         e2e_scheduled_ns=_since_schedule(x, e2e),
         user_idle_ns=idle,
+        user_idle_eq4_ns=idle_eq4,
         user_idle_from_first_token_ns=reading,
         smooth_benefit=benefit.tokens(x.tokens.output, idle),
+        smooth_benefit_eq4=benefit.tokens(x.tokens.output, idle_eq4),
         benefit=benefit,
         tbc_ns=gaps,
         tbc_max_ns=pause,

@@ -17,12 +17,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
 from llmtap.errors import ConfigError, failures, raise_all
 from llmtap.metrics.deadlines import Benefit
+from llmtap.metrics.idle_cost import check_idle_cost
 from llmtap.metrics.objectives import SCHEDULED_BOUNDS, Objectives
 
 _HOUR_NS: Final = 3_600_000_000_000
@@ -156,8 +157,10 @@ class SloOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(description="Penalty in smooth goodput of these tenants (default: the meter's)."),
     ] = None
     idle_cost: Annotated[
-        Literal["seconds", "tokens"] | None,
-        Meta(description="Unit of idle latency of these tenants (default: the meter's)."),
+        str | None,
+        Meta(
+            description="Cost of idle latency of these tenants, as `meter.idle_cost` (default: the meter's)."
+        ),
     ] = None
 
     def reader(self, usual: Benefit) -> Benefit:
@@ -279,6 +282,8 @@ def _problems(classes: dict[str, SloOptions]) -> Iterator[ConfigError]:
                 place, f"{name!r} is not a valid name of a class", "use only letters, digits and _ . -"
             )
         yield from failures(_check_objectives, slo.objectives, f"{place}.objectives")
+        if slo.idle_cost is not None:
+            yield from failures(check_idle_cost, slo.idle_cost, f"{place}.idle_cost")
         wrong_target = list(failures(check_objective, slo.target, f"{place}.target"))
         yield from wrong_target
         for window, factor in slo.burn.items():

@@ -25,6 +25,7 @@ from msgspec import Struct, msgpack
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome, Reading
 from llmtap.exchange.verdict import no_token_reason as ending_reason
+from llmtap.metrics import hdr
 from llmtap.metrics.catalogue import METRICS, OF_AN_EXCHANGE, Answers, Unit, values_of
 from llmtap.metrics.cost import Price, cost_of
 from llmtap.metrics.deadlines import Benefit
@@ -181,6 +182,7 @@ class _Packed(Struct, array_like=True):
     without_dialect: list[tuple[str, str, str, int]]
     burst_hold_max_ns: int | None
     uncertainty_ns: int
+    benefit_eq4: float = 0.0
 
 
 _encode: Final = msgpack.Encoder().encode
@@ -196,8 +198,8 @@ class Summary:
 
     __slots__ = (
         *_COUNTERS, "_added_latency", "_burst_hold_max_ns", "_chunk_tokens", "_clocks", "_inferred",
-        "_metrics", "_reader", "_readers", "_uncertainty_ns", "_without_dialect", "benefit", "goodput", "n",
-        "objectives", "opened",
+        "_metrics", "_reader", "_readers", "_uncertainty_ns", "_without_dialect", "benefit", "benefit_eq4",
+        "goodput", "n", "objectives", "opened",
     )  # fmt: skip
 
     def __init__(self, objectives: Objectives | None = None, reader: Benefit = DEFAULT_BENEFIT) -> None:
@@ -209,6 +211,8 @@ class Summary:
         self.goodput = Goodput()
         self.benefit = 0.0
         """Sum of every stream's smooth benefit, in tokens."""
+        self.benefit_eq4 = 0.0
+        """The same sum with deadlines d_i = V i (smooth goodput paper, eq. 4 as printed)."""
         self._readers: tuple[Benefit, ...] = ()
         """Parameters of `benefit` and `user_idle`, each once."""
         self._metrics: dict[str, Histogram] = {}
@@ -280,6 +284,7 @@ class Summary:
             # Record billionths of a token, because the histogram holds integers.
             _histogram_in(metrics, "smooth_benefit").record(round(m.smooth_benefit * 1e9))
             self.benefit += m.smooth_benefit
+            self.benefit_eq4 += m.smooth_benefit_eq4 or 0.0
             if m.benefit not in self._readers:
                 self._readers = (*self._readers, m.benefit)
         if m.tbc_ns:
@@ -369,6 +374,7 @@ class Summary:
             self._without_dialect.count(place, n)
         self.goodput.merge(other.goodput)
         self.benefit += other.benefit
+        self.benefit_eq4 += other.benefit_eq4
         self._readers += tuple(reader for reader in other._readers if reader not in self._readers)
         self._held(other._burst_hold_max_ns)
         self.saw_uncertainty(other._uncertainty_ns)
@@ -378,9 +384,9 @@ class Summary:
         return self._metrics.get(name, _NOTHING)
 
     def hdr_histograms(self) -> dict[str, str]:
-        """Return each metric with values, in ns, as `Histogram.to_hdr`; without shares and tokens."""
+        """Return each metric with values, in ns, as `hdr.encode`; without shares and tokens."""
         left_out = _NOT_TIMES | {_TPOT_TO_END}
-        return {name: h.to_hdr() for name, h in self._metrics.items() if h.n and name not in left_out}
+        return {name: hdr.encode(h) for name, h in self._metrics.items() if h.n and name not in left_out}
 
     @property
     def benefit_n(self) -> int:
@@ -405,7 +411,7 @@ class Summary:
                 ],
                 {name: h.to_bytes() for name, h in self._inferred.items()},
                 [(*place, n) for place, n in self._without_dialect.counts.items()],
-                self._burst_hold_max_ns, self._uncertainty_ns,
+                self._burst_hold_max_ns, self._uncertainty_ns, self.benefit_eq4,
             )
         )  # fmt: skip
 
@@ -430,6 +436,7 @@ class Summary:
             count = GoodputCount(counted, met, tokens, good_tokens, Counter(broken), not_judged, own_faults)
             self.goodput.by_objectives.setdefault(name, GoodputCount()).merge(count)
         self.benefit += p.benefit
+        self.benefit_eq4 += p.benefit_eq4
         for given in p.readers:
             reader = Benefit(*given)
             if reader not in self._readers:
@@ -523,6 +530,7 @@ class Summary:
         due = {reader.due_text for reader in readers}
         out: dict[str, object] = {
             "tokens_per_second": _rate_of(self.benefit, seconds) if self.benefit_n else None,
+            "tokens_per_second_eq4": _rate_of(self.benefit_eq4, seconds) if self.benefit_n else None,
             "n": self.benefit_n,
             "alpha": None if one is None else one.alpha,
             "speed_tokens_per_second": None if one is None else one.speed,

@@ -14,7 +14,7 @@ reference; llm-d-router, docs of its metrics (prefix `llm_d_epp_`).
 import asyncio
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Final, Literal, NamedTuple, cast
@@ -134,17 +134,66 @@ _TABLE: Final = (
             " sglang:inter_token_latency_seconds_count llm_d_epp_request_streaming_itl_seconds_count"
         ),
     ),
+    (
+        "queue_seconds",
+        "seconds",
+        "counter",
+        "vllm:request_queue_time_seconds_sum sglang:queue_time_seconds_sum",
+    ),
+    (
+        "queue_values",
+        "requests",
+        "counter",
+        "vllm:request_queue_time_seconds_count sglang:queue_time_seconds_count",
+    ),
+    # SGLang has one histogram for all stages of a request.
+    (
+        "prefill_seconds",
+        "seconds",
+        "counter",
+        (
+            "vllm:request_prefill_time_seconds_sum"
+            " sglang:per_stage_req_latency_seconds_sum{stage=prefill_forward}"
+        ),
+    ),
+    (
+        "prefill_values",
+        "requests",
+        "counter",
+        (
+            "vllm:request_prefill_time_seconds_count"
+            " sglang:per_stage_req_latency_seconds_count{stage=prefill_forward}"
+        ),
+    ),
 )
-"""Our series, its unit and kind, and the names that it is read from (the first one present counts). A share
-is the mean over a server's engines, any other value their sum."""
+"""Our series, its unit and kind, and the names that it is read from (the first one present counts), each with
+the label that its samples must have, if any. A share is the mean over a server's engines, any other value
+their sum."""
+MEAN_TIMES: Final = ("ttft", "itl", "queue", "prefill")
+"""Names of the times above, each with a series `_seconds` and `_values`."""
 SERIES: Final = {name: MonitorSeries(unit, cast(Kind, kind)) for name, unit, kind, _ in _TABLE}
-_NAMES: Final = {name: names.split() for name, _, _, names in _TABLE}
+
+
+class _Source(NamedTuple):
+    name: str
+    label: tuple[bytes, bytes] | None
+
+
+def _source_of(text: str) -> _Source:
+    """Return the source of `NAME` or `NAME{LABEL=VALUE}`."""
+    name, brace, label = text.partition("{")
+    key, _, value = label.rstrip("}").encode().partition(b"=")
+    return _Source(name, (key, value) if brace else None)
+
+
+_SOURCES: Final = {name: [_source_of(text) for text in names.split()] for name, _, _, names in _TABLE}
 LINE_BYTES_MAX: Final = 16 << 10
 """Limit of a line of `SERIES`: their labels take some hundred bytes."""
 LINES_MAX: Final = 1 << 18
 """Limit of all lines of a page; 2 MB have 20,000."""
 _NAME: Final = re.compile(
-    rb"(?:%s)(?=[\s{])" % b"|".join(name.encode() for names in _NAMES.values() for name in names)
+    rb"(?:%s)(?=[\s{])"
+    % b"|".join(source.name.encode() for sources in _SOURCES.values() for source in sources)
 )
 _OPEN: Final = re.compile(rb"\s*\{")
 _CLOSE: Final = re.compile(rb"\s*\}")
@@ -184,13 +233,21 @@ def read_metrics(body: bytes) -> dict[str, float]:
                 raise ValueError(f"a line has more than {LINE_BYTES_MAX >> 10} KiB")
             samples.setdefault(name[0].decode(), []).append(_read_sample(line, name.end()))
     values = {}
-    for ours, names in _NAMES.items():
-        source_name = next((name for name in names if name in samples), None)
-        if source_name is not None:
-            value = _over_engines(samples[source_name], mean=SERIES[ours].unit == "share")
+    for ours, sources in _SOURCES.items():
+        chosen = next(filter(None, (_samples_of(source, samples) for source in sources)), None)
+        if chosen is not None:
+            value = _over_engines(chosen, mean=SERIES[ours].unit == "share")
             if 0 <= value < inf:  # False for NaN, too
                 values[ours] = value
     return values
+
+
+def _samples_of(source: _Source, samples: Mapping[str, list[_Sample]]) -> list[_Sample]:
+    found = samples.get(source.name, [])
+    if source.label is None:
+        return found
+    key, value = source.label
+    return [sample for sample in found if sample.labels.get(key) == value]
 
 
 def _read_sample(line: bytes, at: int) -> _Sample:

@@ -37,6 +37,7 @@ from llmtap.report.values import (
     METRIC_TITLES,
     at,
     counted,
+    eq4_text,
     figure_text,
     figures_text,
     is_marked,
@@ -226,7 +227,7 @@ def _headline_tiles(result: _Json) -> Iterator[Tile]:
     smooth = result["smooth_goodput"]
     if smooth["tokens_per_second"] is not None:
         rate = f"{number(smooth['tokens_per_second'])}/s"
-        yield Tile("Smooth goodput", rate, f"tokens, of {smooth['n']:,} answers")
+        yield Tile("Smooth goodput", rate, f"tokens, of {smooth['n']:,} answers{eq4_text(smooth)}")
 
 
 def _figure_blocks(result: _Json, known: Mapping[str, str]) -> Iterator[Block]:
@@ -235,7 +236,7 @@ def _figure_blocks(result: _Json, known: Mapping[str, str]) -> Iterator[Block]:
     for metric in shown_on(Surface.REPORT):
         name, title = metric.name, metric.title
         if metric.unit is Unit.SECONDS:
-            candidates.append((name, title, metrics[name]))
+            candidates.append((name, title, metrics.get(name) or {"n": 0}))
         if name in _FROM_SCHEDULE and result["corrected"] is not None:
             candidates.append((f"{name}_scheduled", f"{title}, from schedule", result["corrected"][name]))
     candidates.append(("", "dispatch lateness", result["dispatch_lateness"]))
@@ -245,7 +246,8 @@ def _figure_blocks(result: _Json, known: Mapping[str, str]) -> Iterator[Block]:
     rows = [
         [
             f"{title} ({figures['option']})" if figures.get("option") else title,
-            *figures_text(figures, shown), *([states.get(name, "")] if stated else []),
+            *figures_text(figures, shown),
+            *([states.get("user_idle" if name == "user_idle_eq4" else name, "")] if stated else []),
         ]
         for name, title, figures in candidates
         if figures["n"]

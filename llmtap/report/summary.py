@@ -22,6 +22,7 @@ from llmtap.report.values import (
     at,
     burst_sentences,
     counted,
+    eq4_text,
     figure_text,
     figures_text,
     is_marked,
@@ -41,16 +42,20 @@ _SERIES_TITLES: Final = {
     "host_memory": "host, memory", "kv_use": "KV cache use", "prefix_hit_share": "prefix cache hit rate",
     "prompt_tokens": "prompt tokens", "generation_tokens": "output tokens",
     "ttft_mean": "mean TTFT by the server", "itl_mean": "mean ITL by the server",
+    "queue_mean": "mean queue wait by the server", "prefill_mean": "mean prefill by the server",
     "running": "requests running", "waiting": "requests waiting",
     "preempted": "requests preempted", "recovered": "requests completed after preemption",
     "preempted_tokens": "tokens discarded by preemption", "swapped_tokens": "tokens swapped",
     "swapped": "requests swapped out", "prefix_queries": "prefix cache, tokens looked up",
     "prefix_hits": "prefix cache, tokens found", "ttft_seconds": "TTFT, sum",
     "ttft_values": "TTFT, count", "itl_seconds": "ITL, sum", "itl_values": "ITL, count",
+    "queue_seconds": "queue wait, sum", "queue_values": "queue wait, count",
+    "prefill_seconds": "prefill, sum", "prefill_values": "prefill, count",
 }  # fmt: skip
 """Titles of series whose names alone would not be clear."""
 _RATIO_PARTS: Final = frozenset(
-    {"prefix_queries", "prefix_hits", "ttft_seconds", "ttft_values", "itl_seconds", "itl_values"}
+    {"prefix_queries", "prefix_hits"}
+    | {name for name in _SERIES_TITLES if name.endswith(("_seconds", "_values"))}
 )
 """Sums and counts that are not shown, because the table has the ratio of each pair."""
 _STOLEN_SHARE_MAX: Final = 0.01
@@ -114,7 +119,8 @@ def _summary_lines(summary: _Json) -> Iterator[str]:
         basis = "several readers"
         if smooth["alpha"] is not None:
             basis = f"alpha {smooth['alpha']:g}, reader {smooth['speed_tokens_per_second']:g} tokens/s"
-        yield f"smooth     {number(smooth['tokens_per_second'], 3)} tokens/s goodput ({basis})"
+        rate = number(smooth["tokens_per_second"], 3)
+        yield f"smooth     {rate} tokens/s goodput ({basis}{eq4_text(smooth)})"
     if goodput := goodput_text(summary):
         yield f"goodput    {goodput}"
     if text := without_dialect_text(summary):

@@ -274,6 +274,7 @@ def _figure_columns(results: Sequence[Result], *, sla: bool) -> Iterator[_Column
         option = values_text(at(result, "metrics", "itl", "option") for result in results)
         yield _ms_column(f"ITL ({option}) p99" if option else "ITL p99", "metrics", "itl", "p99")
         yield _ms_column("idle p99", "metrics", "user_idle", "p99")
+        yield _ms_column("idle p99 (V i)", "metrics", "user_idle_eq4", "p99")
         yield _rate_column("smooth tok/s", "smooth goodput", 1, "smooth_goodput", "tokens_per_second")
     yield _ms_column("queue p50", "queueing", "p50")
     yield _share_column("busy", "utilization", digits=0)

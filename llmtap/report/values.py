@@ -81,6 +81,12 @@ def percentile_titles(metrics: Mapping[str, Any], known: Mapping[str, str]) -> d
     return dict(sorted({**known, **more}.items(), key=lambda item: order[item[0]]))
 
 
+def eq4_text(smooth: Mapping[str, Any]) -> str:
+    """Return a clause with the smooth goodput by d_i = V i (001, eq. 4); empty for older results."""
+    rate = smooth.get("tokens_per_second_eq4")
+    return "" if rate is None else f"; with d_i = V i (eq. 4): {number(rate, 3)}/s"
+
+
 def figure_text(figures: Mapping[str, Any], name: str) -> str:
     """Return one statistic of a metric in ms, marked if it has too few samples."""
     text = milliseconds(figures.get(name))

@@ -10,7 +10,7 @@ prompt, the body is the answer.
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,7 +68,7 @@ class RecordedDataset(PlannedWorkload):
 
     name: str
     data: DataSet
-    sharing: Sharing
+    sharing: Sharing | None
     output: Lengths | None = None
     """Lengths of the outputs; None: those of the recorded answers."""
     about: Mapping[str, Any] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class RecordedDataset(PlannedWorkload):
             "data": {**self.data.about, "subset": SUBSET},
             "generation": "the data's texts, untouched; contexts and lengths that are not the data's:"
             " random.Random, one generator for each column, seeded with SEED/COLUMN",
-            "sharing": self.sharing.describe(),
+            "sharing": None if self.sharing is None else self.sharing.describe(),
         }
         return description(self.name, inputs, outputs, self.data.content, **members, **self.about)
 
@@ -187,6 +187,56 @@ def read_sharegpt(path: Path, place: str) -> DataSet:
         content,
         about,
     )
+
+
+LONG_TOKENS: Final = 1_600
+"""Mean length of the concatenated prompts (smooth goodput paper, 5.1)."""
+
+
+def read_long_sharegpt(path: Path, place: str) -> DataSet:
+    """Read the pairs of `read_sharegpt`, and concatenate them to prompts of LONG_TOKENS on average.
+
+    A prompt has questions and answers in the order of the file, and ends with a question, whose answer is the
+    output. It ends at the pair with which the total of all prompts so far is nearest to LONG_TOKENS times
+    their number. Raises ConfigError naming `place`.
+    """
+    data = read_sharegpt(path, place)
+    pairs = [data.pair(number) for number in range(data.count)]
+    lengths = [(count_tokens(question), count_tokens(answer)) for question, answer in pairs]
+    ends = _ends_of_prompts(lengths)
+    if not ends:
+        raise ConfigError(place, f"{path} has fewer than {LONG_TOKENS:,} tokens of conversations")
+    begins = [0, *ends[:-1]]
+
+    def pair(number: int) -> Pair:
+        *history, (question, answer) = pairs[begins[number] : ends[number]]
+        return "\n\n".join([*(text for turn in history for text in turn), question]), answer
+
+    about = {
+        **data.about,
+        "version": "the file's sha256; the smooth goodput paper names Sharegpt_gpt4 without a version",
+        "preprocessing": f"{data.about['preprocessing']}; then consecutive pairs concatenated with"
+        f" blank lines to prompts of {LONG_TOKENS:,} tokens on average, each ending with a question, whose"
+        " answer's length is the output",
+        "prompts": len(ends),
+    }
+    return DataSet(len(ends), pair, data.context, data.content, about)
+
+
+def _ends_of_prompts(lengths: Sequence[tuple[int, int]]) -> list[int]:
+    """Return the index behind the last pair of each prompt. The last pairs may be too few for a prompt."""
+    ends: list[int] = []
+    before = history = 0
+    for number, (question, answer) in enumerate(lengths):
+        wanted = LONG_TOKENS * (len(ends) + 1)
+        total = before + history + question
+        following = lengths[number + 1][0] + answer if number + 1 < len(lengths) else None
+        if total >= wanted or (following is not None and total + following - wanted > wanted - total):
+            ends.append(number + 1)
+            before, history = total, 0
+        else:
+            history += question + answer
+    return ends
 
 
 PROMPT_TOKENS_MAX: Final = 1_024

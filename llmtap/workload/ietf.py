@@ -31,6 +31,7 @@ from llmtap.workload.plan import (
 )
 from llmtap.workload.prompts.prompt import CL100K_IDS, ElasticSource, Fit, Prompt, count_ids, random_ids
 from llmtap.workload.prompts.prose import Code, Document
+from llmtap.workload.public_data import PUBLISHED
 from llmtap.workload.requests import Requests
 
 _SHARING: Final = Sharing(fraction=0.8, tokens=UniformLengths(min=512, max=1_024), contexts=10, zipf=1.5)
@@ -60,6 +61,10 @@ _DEVIATIONS: Final = (
     ),
 )
 _ABOUT: Final[dict[str, Any]] = {"source": "IETF draft, 4.3.2.4 and A.4"}
+_CODE_STAND_IN: Final = PUBLISHED["code-completion"].stand_in_text(
+    "generated functions in these languages and the percentiles of lengths of the code part of Azure's LLM"
+    " inference trace 2023 (its first 6,000 rows; CC-BY-4.0, Patel et al., Splitwise, ISCA 2024)"
+)
 
 CODE_COMPLETION: Final = Composed(
     "code-completion",
@@ -69,14 +74,13 @@ CODE_COMPLETION: Final = Composed(
     sharing=_SHARING,
     about=_ABOUT
     | {
+        "stand_in": _CODE_STAND_IN,
         "about": "code to complete; 80 % share one of 10 contexts of 512 to 1,024 tokens, Zipf s=1.5",
         "deviations": [
             _deviation_document(
                 "A.4.1",
                 "The Stack (Python, JavaScript, TypeScript), function-level completions",
-                "lengths have the percentiles of the code part of Azure's LLM inference trace 2023 (its first"
-                " 6,000 rows; CC-BY-4.0, Patel et al., Splitwise, ISCA 2024), and texts are generated"
-                " functions in these languages; code-completion:FILE uses the data set in FILE instead",
+                _CODE_STAND_IN,
             ),
             *_DEVIATIONS,
         ],
@@ -118,6 +122,9 @@ _SYSTEM_PROMPT: Final = _deviation_document(
     "they do not, because more than half of the documented lengths are below its 200 tokens",
 )
 _CHAT_ABOUT: Final[dict[str, Any]] = {"source": "IETF draft, 4.3.2.3 and A.3"}
+_CHAT_STAND_IN: Final = PUBLISHED["conversation"].stand_in_text(
+    "random words and the percentiles of lengths of A.3.2"
+)
 
 CONVERSATION: Final = Composed(
     "conversation",
@@ -126,13 +133,13 @@ CONVERSATION: Final = Composed(
     sharing=_CHAT_SHARING,
     about=_CHAT_ABOUT
     | {
+        "stand_in": _CHAT_STAND_IN,
         "about": "chats with A.3.2's percentiles of lengths; half share a system prompt of 200 tokens",
         "deviations": [
             _deviation_document(
                 "A.3.1",
                 "ShareGPT, vicuna_cleaned subset of 2023-04-12",
-                "lengths have the percentiles of A.3.2, and texts are random words;"
-                " conversation:FILE uses the data set in FILE instead",
+                _CHAT_STAND_IN,
             ),
             _deviation_document(
                 "A.3.2",
@@ -160,6 +167,21 @@ def conversation_of(path: Path, place: str) -> datasets.RecordedDataset:
             "deviations": [_SYSTEM_PROMPT],
         },
     )
+
+
+def long_conversation_of(path: Path, place: str) -> datasets.RecordedDataset:
+    """Return the long conversations of the smooth goodput paper, 5.1, with texts of a ShareGPT-shaped file.
+
+    Raises ConfigError naming `place`.
+    """
+    return datasets.RecordedDataset(
+        "long-conversation", datasets.read_long_sharegpt(path, place), None,
+        about={
+            "source": "smooth goodput paper (001), 5.1",
+            "about": f"chats of {path.name}, concatenated to prompts of {datasets.LONG_TOKENS:,} tokens on"
+            " average",
+        },
+    )  # fmt: skip
 
 
 TARGETS: Final = (8_192, 16_384, 32_768, 65_536, 131_072)

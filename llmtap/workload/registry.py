@@ -29,6 +29,7 @@ from llmtap.workload.lengths import ExponentialLengths, Fixed, Lengths, LogNorma
 from llmtap.workload.plan import REQUEST, SET_BY, Composed, Conversations, RandomIds, Sharing
 from llmtap.workload.prompts.prompt import CL100K_IDS, Workload
 from llmtap.workload.prompts.prose import Code, Document, ProseWords, ProseWriter
+from llmtap.workload.public_data import PUBLISHED
 from llmtap.workload.requests import Requests
 
 DEFAULT_SEED: Final = 42
@@ -124,6 +125,10 @@ _OF_FILES: Final[Mapping[str, tuple[Callable[[Path, str], RecordedDataset], str]
         ietf.code_completion_of,
         "the reference workload with a Stack-shaped file's functions",
     ),
+    "long-conversation": (
+        ietf.long_conversation_of,
+        "items of a ShareGPT-shaped file, concatenated to prompts of 1,600 tokens on average (001, 5.1)",
+    ),
 }
 
 
@@ -140,7 +145,12 @@ def workload_named(text: str, place: str) -> Workload:
     if text.endswith(".toml"):
         return load_workload(Path(text))
     kind, colon, file = text.partition(":")
-    if colon and kind in _OF_FILES:
+    if kind in _OF_FILES:
+        data_set = PUBLISHED[kind]
+        if not colon:
+            raise ConfigError(place, f"{kind} requires a file of {data_set.title}", data_set.where_text)
+        if not Path(file).exists():
+            raise ConfigError(place, f"there is no file {file}", data_set.where_text)
         return _OF_FILES[kind][0](Path(file), place)
     near = difflib.get_close_matches(text, _NAMED, 1, 0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(workloads())}"
@@ -148,8 +158,7 @@ def workload_named(text: str, place: str) -> Workload:
 
 
 def is_workload(text: str) -> bool:
-    kind, colon, _ = text.partition(":")
-    return text in _NAMED or text.endswith(".toml") or (bool(colon) and kind in _OF_FILES)
+    return text in _NAMED or text.endswith(".toml") or text.partition(":")[0] in _OF_FILES
 
 
 def drawn_requests(text: str, count: int, seed: int, place: str) -> Requests:

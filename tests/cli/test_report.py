@@ -11,6 +11,8 @@ import llmtap.cli.report  # noqa: F401  it adds the command
 from llmtap.capture.store.rows import to_batch
 from llmtap.cli.main import app
 from llmtap.errors import ConfigError, ExitCode
+from llmtap.metrics import hdr
+from llmtap.metrics.histogram import Histogram
 from tests.cli.traces import Call
 from tests.report.test_experiment_page import measured
 from tests.support.data import TRACES
@@ -194,3 +196,66 @@ def test_a_stored_experiment_is_reported_and_an_edited_one_is_refused(tmp_path: 
     del result["compared"]
     file.write_bytes(msgspec.json.encode(result))
     assert "the field 'compared' is missing" in call("report", file)[2]
+
+
+def hdr_log(path: Path, tag: str, *values: int) -> Path:
+    path.write_text(hdr.log_text({tag: hdr.encode(Histogram(values))}, 1.0))
+    return path
+
+
+def test_hdr_logs_are_merged_and_compared(tmp_path: Path, call: Call) -> None:
+    a = hdr_log(tmp_path / "a.hlog", "ttft", *range(1_000, 2_000))
+    b = hdr_log(tmp_path / "b.hlog", "ttft", *range(3_000, 5_000))
+    code, out, _ = call("report", a, b, "--hlog-unit", "us", "--json")
+    figures = json.loads(out)["histograms"]["ttft"]
+    assert (code, figures["n"], figures["min"]) == (0, 3_000, pytest.approx(0.001, rel=0.002))
+    assert figures["p50"] == pytest.approx(0.0035, rel=0.003)
+    assert hdr.read_log([f"0,1,2,{figures['hdr']}"], 1)[""].n == 3_000
+    code, out, _ = call("report", a, b, "--hlog-unit", "us")
+    assert (code, "3,000" in out) == (0, True)
+    code, out, _ = call("report", a, "--compare", b, "--json")
+    rows = json.loads(out)["comparisons"][0]["figures"]
+    assert [(row["tag"], row["figure"], row["n_a"], row["n_b"]) for row in rows] == [
+        ("ttft", "p50", 1_000, 2_000), ("ttft", "p99", 1_000, 2_000)
+    ]  # fmt: skip
+    median = rows[0]
+    assert median["difference"] == pytest.approx(2.5e-6, rel=0.003)
+    assert 2.3e-6 < median["low"] < median["difference"] < median["high"] < 2.7e-6
+    code, out, _ = call("report", a, "--compare", b)
+    assert (code, "ttft p50" in out) == (0, True)
+
+
+def test_a_result_of_a_replay_becomes_an_hdr_log(tmp_path: Path, call: Call) -> None:
+    result = replay_result()
+    place, log = tmp_path / "replayed.json", tmp_path / "replayed.hlog"
+    place.write_text(json.dumps(result))
+    code, _, err = call("report", place, "--hlog", log, "--json")
+    assert (code, err) == (0, "")
+    code, out, _ = call("report", log, "--json")
+    figures = json.loads(out)["histograms"]
+    assert figures.keys() == result["hdr_histograms"].keys()
+    for name, one in figures.items():
+        assert one["n"] == result["metrics"][name]["n"] if name in result["metrics"] else one["n"] > 0
+        if name in result["metrics"]:
+            assert one["mean"] == pytest.approx(result["metrics"][name]["mean"], rel=0.01, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("words", "place"),
+    [
+        (("a.hlog", "other.json"), "other.json"), (("a.hlog", "--compare", "other.json"), "other.json"),
+        (("a.hlog", "--by", "tenant"), "--by"), (("a.hlog", "--csv", "x.csv"), "--csv"),
+        (("a.hlog", "--fail-if-worse", "p99:5%"), "--fail-if-worse"), (("bad.hlog",), "bad.hlog: line 1"),
+        (("missing.hlog",), "missing.hlog"), (("a.hlog", "a.hlog", "--compare", "a.hlog"), "--compare"),
+        (("other.json", "--hlog-unit", "ms"), "--hlog-unit"), (("other.json", "--hlog", "y.hlog"), "--hlog"),
+    ],
+)  # fmt: skip
+def test_options_that_do_not_apply_to_hdr_logs_are_refused(
+    words: tuple[str, ...], place: str, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    hdr_log(tmp_path / "a.hlog", "ttft", 5)
+    (tmp_path / "bad.hlog").write_text("0.0,1.0,2.0,HISTFAAA\n")
+    (tmp_path / "other.json").write_text("{}")
+    code, _, err = call("report", *words)
+    assert (code, place in err) == (2, True), err

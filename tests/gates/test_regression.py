@@ -8,6 +8,7 @@ import pytest
 from llmtap.errors import ConfigError, ExitCode
 from llmtap.gates.regression import Tolerances, judge_replays, judge_tests, regression_code
 from llmtap.load.replay.comparison import compare_replays
+from llmtap.metrics import hdr
 from llmtap.metrics.histogram import Histogram
 from llmtap.metrics.statistics import summarise_ns
 from llmtap.report.gates import ChangeRow
@@ -22,7 +23,8 @@ def result(ttft_ms: list[float], *, complete: int | None = None, **more: Any) ->
     good = n if complete is None else complete
     return {
         "n": n, "metrics": {"ttft": summarise_ns(histogram), "itl": {"n": 0, "option": None}},
-        "hdr_histograms": {"ttft": histogram.to_hdr()}, "outcomes": {"complete": good, "truncated": n - good},
+        "hdr_histograms": {"ttft": hdr.encode(histogram)},
+        "outcomes": {"complete": good, "truncated": n - good},
         "load": {"stopped": None}, "tokens": {"source": {}}, "plan": {}, "warmup": {"requests": 0},
         "sender": {"llmtap": "0", "clocks": [], "processes": [], "clock": "kernel"}, "verdict": {},
         **more,

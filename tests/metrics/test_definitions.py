@@ -17,12 +17,14 @@ HERE = Path(llmtap.metrics.__file__).parent
 TEXT = (HERE / "DEFINITIONS.md").read_text(encoding="utf-8")
 NO_TERMS = {
     "catalogue",
+    "hdr",
     "histogram",
     "statistics.t_quantile",
+    "idle_cost.check_idle_cost",
     "slo.check_slos",
     "statistics.parse_percentiles",
 }
-"""Modules and functions that define no term: a table, a container, a distribution, a check of options."""
+"""Modules and functions that define no term: a table, a container and its format, a distribution, checks."""
 
 
 def tables() -> list[list[list[str]]]:

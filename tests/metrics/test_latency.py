@@ -162,6 +162,7 @@ class TestMeasured:
         assert metrics_of(x) == {
             "ttft": 0.15, "ttft_any": 0.1, "ttft_reasoning": None, "ttft_tool_call": None,
             "first_event": 0.095, "ttfb": 0.09, "tpot": 0.075, "e2e": 0.3, "user_idle": 0.15,
+            "user_idle_eq4": 0.1,
             "user_idle_from_first_token": 0.05, "tbc_max": 0.1, "jitter": 0.025, "smooth_benefit": 2.25,
         }  # fmt: skip
 

@@ -1,14 +1,12 @@
-from base64 import b64decode, b64encode
 from itertools import chain
 from struct import pack, unpack
-from zlib import compress, decompress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.metrics import histogram as module
-from llmtap.metrics.histogram import RELATIVE_ERROR, Histogram, hdr_values
+from llmtap.metrics.histogram import RELATIVE_ERROR, Histogram
 from llmtap.metrics.saturation import starvation
 from llmtap.metrics.statistics import (
     marks,
@@ -151,70 +149,6 @@ def test_one_value_many_times_equals_as_many_values(recorded: list[int], value: 
 def test_a_bucket_is_the_upper_bits_of_the_float(recorded: list[int]) -> None:
     floats = [unpack("=I", pack("=f", value))[0] for value in recorded]
     assert list(module._buckets(recorded)) == [bits >> 14 for bits in floats]
-
-
-def payload(encoded: str) -> bytes:
-    """Header and counts, without the compression, whose bytes depend on zlib."""
-    return decompress(b64decode(encoded)[8:])
-
-
-BY_LIBRARY = "HISTFAAAACp4nJNpmSzMwMDAwQABzFCakYHBb8pEfwYG+w8QASYmJma2w/xMAHX0BSc="
-"""0, 1, 2, 5, 5, 5 and 1,000 as the package hdrhistogram 0.10.8 encodes them (1 to a day in ns, 3 digits)."""
-
-
-def test_the_hdr_encoding_is_that_of_the_library() -> None:
-    encoded = Histogram([0, 1, 2, 5, 5, 5, 1_000]).to_hdr()
-    assert b64decode(encoded)[:4] == b64decode(BY_LIBRARY)[:4] == bytes.fromhex("1c849314")
-    assert payload(encoded) == payload(BY_LIBRARY)
-
-
-@given(st.lists(st.integers(0, 80_000 * 10**9), max_size=600))
-def test_the_values_of_an_hdr_encoding_are_read_again_within_its_error(values: list[int]) -> None:
-    found = [value for value, n in hdr_values(Histogram(values).to_hdr()) for _ in range(n)]
-    assert found == pytest.approx(sorted(values), rel=0.0025, abs=1)
-
-
-def hdr(
-    counts: bytes = b"\x02", *, outer: int = 0x1C849314, inner: int = 0x1C849313, offset: int = 0,
-    digits: int = 3, lowest: int = 1, highest: int = 10**9, ratio: float = 1.0, more: int = 0,
-) -> str:  # fmt: skip
-    head = pack(">iiiiqqd", inner, len(counts) + more, offset, digits, lowest, highest, ratio)
-    packed = compress(head + counts)
-    return b64encode(pack(">ii", outer, len(packed)) + packed).decode()
-
-
-def test_an_hdr_encoding_of_another_highest_value_is_read() -> None:
-    assert list(hdr_values(hdr())) == [(0.0, 1)]
-    assert [value for value, _ in hdr_values(BY_LIBRARY)] == [0, 1, 2, 5, 1_000]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", "?", "AAAA", hdr(outer=0x1C849303), hdr(inner=0x1C849303), hdr(inner=0x1C849301), hdr(digits=2),
-        hdr(digits=4), hdr(lowest=1_000), hdr(highest=10**18), hdr(offset=1), hdr(ratio=0.5), hdr(more=1),
-        hdr(b"\x80"), hdr(b"\xff\xff\xff\x7f\x02"), hdr()[:-8], hdr(b"\x02" * (8 << 20)),
-    ],
-)  # fmt: skip
-def test_an_hdr_encoding_that_is_not_ours_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="HdrHistogram"):
-        list(hdr_values(text))
-
-
-@given(st.lists(st.integers(-5, 10**15), max_size=60), st.lists(st.integers(0, 10**14), max_size=60))
-def test_the_library_reads_and_merges_what_we_encode(ours: list[int], theirs: list[int]) -> None:
-    library = pytest.importorskip("hdrh.histogram", reason="hdrhistogram is not installed: make setup")
-    day_ns = 86_400 * 10**9
-    merged = library.HdrHistogram(1, day_ns, 3)
-    for values in (ours, theirs):
-        merged.add(library.HdrHistogram.decode(Histogram(values).to_hdr().encode()))
-    recorded = library.HdrHistogram(1, day_ns, 3)
-    for value in ours + theirs:
-        recorded.record_value(min(max(value, 0), day_ns))
-    assert merged.get_total_count() == recorded.get_total_count() == len(ours + theirs)
-    for percent in (1, 50, 90, 100):
-        expected = recorded.get_value_at_percentile(percent)
-        assert merged.get_value_at_percentile(percent) == pytest.approx(expected, rel=0.0025, abs=1)
 
 
 @given(st.lists(st.integers(0, 1_023)), st.integers(0, 1_023))

@@ -64,7 +64,8 @@ def test_streams_fill_every_metric() -> None:
     assert metrics.keys() == set(METRIC_OF)
     assert {name: m["n"] for name, m in metrics.items()} == {
         "ttft": 2, "ttft_any": 2, "ttft_reasoning": 0, "ttft_tool_call": 0, "first_event": 2, "ttfb": 2,
-        "tpot": 2, "e2e": 2, "user_idle": 2, "user_idle_from_first_token": 2, "tbc_max": 2, "jitter": 2,
+        "tpot": 2, "e2e": 2, "user_idle": 2, "user_idle_eq4": 2,
+        "user_idle_from_first_token": 2, "tbc_max": 2, "jitter": 2,
         "smooth_benefit": 2, "fluidity_index_doc": 0, "fluidity_index_code": 0, "qoe_area_step": 0,
         "tbc": 4, "itl": 4, "itl_server": 0,
     }  # fmt: skip
@@ -73,7 +74,8 @@ def test_streams_fill_every_metric() -> None:
     # n - 5 l: 3 - 0.5 and 3 - 1.5 tokens
     assert (metrics["smooth_benefit"]["min"], metrics["smooth_benefit"]["max"]) == (1.5, 2.5)
     assert out["smooth_goodput"] == {
-        "tokens_per_second": pytest.approx(0.4), "n": 2, "alpha": 5.0, "speed_tokens_per_second": 20.0,
+        "tokens_per_second": pytest.approx(0.4), "tokens_per_second_eq4": pytest.approx(0.45),
+        "n": 2, "alpha": 5.0, "speed_tokens_per_second": 20.0,
         "idle": "max(t_i - submit - V(i-1)), f(l) = l in seconds",
     }  # fmt: skip
     assert (out["n"], out["goodput"], out["cost"], out["clock_disagreement"]) == (2, None, None, {})
@@ -82,6 +84,27 @@ def test_streams_fill_every_metric() -> None:
         "output_per_second": 0.6,
         "source": {"token_ids": 2}, "cancelled": None, "after_cancel": None,
     }  # fmt: skip
+
+
+def test_both_readings_of_the_deadlines_are_reported() -> None:
+    """Readers of 50 ms a token wait 100 and 300 ms by V (i - 1), and 50 and 250 ms by V i."""
+    summary = summary_of(stream([100, 120, 150]), stream([300, 320, 340]))
+    packed = Summary()
+    packed.merge_bytes(summary.to_bytes())
+    packed.merge(summary)
+    out: Any = packed.to_dict(WINDOW, 10.0)
+    by_submit, literal = out["metrics"]["user_idle"], out["metrics"]["user_idle_eq4"]
+    assert [by_submit["min"], by_submit["max"]] == [0.1, 0.3]
+    assert [literal["min"], literal["max"]] == [0.05, 0.25]
+    # Twice each stream: 3 tokens less 5 for each second of the wait, in 10 s.
+    assert out["smooth_goodput"]["tokens_per_second"] == pytest.approx(2 * (6 - 5 * 0.4) / 10)
+    assert out["smooth_goodput"]["tokens_per_second_eq4"] == pytest.approx(2 * (6 - 5 * 0.3) / 10)
+    # The first token comes before V: the wait is never below 0. The grace of the reader changes only its own.
+    early = stream([10, 60])
+    m = measure(early, Benefit(grace_tokens=3))
+    assert (m.user_idle_ns, m.user_idle_eq4_ns) == (0, 0)
+    m = measure(stream([120, 130]), Benefit(grace_tokens=2))
+    assert (m.user_idle_ns, m.user_idle_eq4_ns) == (20 * MS, 70 * MS)
 
 
 @pytest.mark.parametrize("outcome", Outcome)

@@ -39,6 +39,7 @@ PLOTS: list[tuple[str, str, Figure]] = [
     ("between-tokens-2", "TPOT p99, s", stat("tpot", "p99")),
     ("user-idle-0", "User idle p50, s", stat("user_idle", "p50")),
     ("user-idle-1", "User idle p99, s", stat("user_idle", "p99")),
+    ("user-idle-2", "User idle, d_i = V i, p99, s", stat("user_idle_eq4", "p99")),
     ("end-to-end-0", "E2E p50, s", stat("e2e", "p50")),
     ("end-to-end-1", "E2E p99, s", stat("e2e", "p99")),
     ("violations-0", "Outside the request SLA, share", lambda r: r["request_sla_violation"]),

@@ -2,13 +2,24 @@
 
 import json
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 from llmtap.errors import ConfigError
-from llmtap.workload.datasets import PROMPT_TOKENS_MAX, functions, read_sharegpt, read_stack
+from llmtap.load.options import ScheduleOptions
+from llmtap.load.replay.plan import make_plan
+from llmtap.traces.registry import SNIFF_BYTES, detect
+from llmtap.workload.datasets import (
+    PROMPT_TOKENS_MAX,
+    functions,
+    read_long_sharegpt,
+    read_sharegpt,
+    read_stack,
+)
 from llmtap.workload.ietf import code_completion_of
+from llmtap.workload.prompts.prose import prose
 from llmtap.workload.prompts.text import count_tokens
 from llmtap.workload.registry import workload_named
 
@@ -75,7 +86,8 @@ def test_prompts_are_the_datas_texts_and_lengths(talks: Path) -> None:
     [
         ("[]", "has no conversation with a question and an answer"),
         ('[{"conversations": 3}]', "conversation 0: Expected"),
-        ("{}", "no JSON array"),
+        ("{}", "conversation 0: Object missing required field `conversations`"),
+        ("3", "no JSON array"),
     ],
 )
 def test_a_file_without_conversations_is_refused(tmp_path: Path, content: str, problem: str) -> None:
@@ -84,6 +96,83 @@ def test_a_file_without_conversations_is_refused(tmp_path: Path, content: str, p
     with pytest.raises(ConfigError, match=problem) as caught:
         read_sharegpt(path, "--workload")
     assert caught.value.place == "--workload"
+
+
+def test_json_lines_are_read_as_an_array_is(talks: Path, tmp_path: Path) -> None:
+    """As Sharegpt_gpt4 is published."""
+    path = tmp_path / "talks.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in TALKS))
+    assert detect(path.name, path.read_bytes()[:SNIFF_BYTES]).name == "sharegpt"
+    data, same = read_sharegpt(path, ""), read_sharegpt(talks, "")
+    assert data.count == same.count
+    assert [*map(data.pair, range(data.count))] == [*map(same.pair, range(same.count))]
+    path.write_text(json.dumps(TALKS[0]) + "\n{\n")
+    with pytest.raises(ConfigError, match="line 2: is not valid JSON"):
+        read_sharegpt(path, "")
+
+
+def test_items_are_concatenated_to_1600_tokens_on_average(tmp_path: Path) -> None:
+    random = Random(3)
+    path = tmp_path / "sharegpt_gpt4.jsonl"
+    items = [
+        [prose(random.randint(5, 400), f"q{i}"), prose(random.choice((20, 150, 700)), f"a{i}")]
+        for i in range(400)
+    ]
+    path.write_text(
+        "".join(
+            json.dumps({"conversations": [turn("human", question), turn("gpt", answer)]}) + "\n"
+            for question, answer in items
+        )
+    )
+    workload = workload_named(f"long-conversation:{path}", "--workload")
+    data = read_long_sharegpt(path, "")
+    pairs = [data.pair(number) for number in range(data.count)]
+    # Each item is in one prompt, in the order of the file; the rest is too short for a prompt.
+    parts = [part for question, answer in pairs for part in (*question.split("\n\n"), answer)]
+    texts = [text for item in items for text in item]
+    assert parts == texts[: len(parts)]
+    assert sum(count_tokens(text) for text in texts[len(parts) :]) < 1_600
+    requests = workload.requests(data.count, 5)
+    assert 1_600 * 0.99 < sum(requests.input) / data.count < 1_600 * 1.01
+    prompts = [workload.prompts(requests, 5).prompt(row) for row in range(data.count)]
+    answers = dict(pairs)
+    assert [count_tokens(answers[prompt.text]) for prompt in prompts] == list(requests.output)
+    assert not any(prompt.system for prompt in prompts), "nothing is shared"
+    result: Any = workload.describe()
+    assert (result["name"], result["data"]["prompts"], result["sharing"]) == (
+        "long-conversation", data.count, None
+    )  # fmt: skip
+
+
+def test_too_few_items_are_refused(talks: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^--workload: .* has fewer than 1,600 tokens"):
+        workload_named(f"long-conversation:{talks}", "--workload")
+
+
+@pytest.mark.parametrize(
+    ("name", "hub"),
+    [
+        ("conversation", "anon8231489123/ShareGPT_Vicuna_unfiltered"),
+        ("code-completion", "bigcode/the-stack"),
+        ("long-conversation", "shibing624/sharegpt_gpt4"),
+    ],
+)
+def test_a_missing_file_is_named_with_the_place_of_its_data_set(name: str, hub: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        workload_named(f"{name}:missing.json", "--workload")
+    assert "there is no file missing.json" in str(caught.value) and hub in str(caught.value.hint)
+    if name == "long-conversation":
+        with pytest.raises(ConfigError) as caught:
+            workload_named(name, "--workload")
+        assert hub in str(caught.value.hint)
+    else:
+        # The default run needs no file, and says so in one line.
+        plan = make_plan(ScheduleOptions(source=name, requests=3, rate=1.0))
+        (note,) = plan.notes
+        workload: Any = plan.about["workload"]
+        assert note == workload["stand_in"] and "\n" not in note
+        assert hub in note and "stand-in" in note
+        assert note in [one["here"] for one in workload["deviations"]]
 
 
 PYTHON = '''import os

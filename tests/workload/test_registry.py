@@ -42,7 +42,7 @@ def test_a_name_is_its_workload(name: str) -> None:
         ("synthetic-unifrom", "no workload is called", "did you mean 'synthetic-uniform'?"),
         ("?", "no workload is called '?'", "one of synthetic-uniform, synthetic-skewed"),
         ("conversation:", "cannot be read", None),
-        ("code-completion:none.jsonl", "none.jsonl cannot be read", None),
+        ("code-completion:none.jsonl", "there is no file none.jsonl", "bigcode/the-stack"),
     ],
 )
 def test_no_name_is_an_error_of_its_place(text: str, problem: str, hint: str | None) -> None:

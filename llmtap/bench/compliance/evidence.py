@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, cast
 from urllib.parse import urlsplit
 
+from llmtap.workload.public_data import PUBLISHED
+
 Report = Mapping[str, Any]
 """JSON of a test's report, or of a comparison: `{"reports": [...], "comparison": ...}`."""
 Step = Mapping[str, Any]
@@ -41,7 +43,7 @@ CONDITIONS: Final = frozenset({"condition"})
 """Stated minimums and validity: without a key word, and needed for compliance."""
 SHOULDS: Final = frozenset({"SHOULD", "SHOULD NOT", "RECOMMENDED"})
 _BY_GRAVITY: Final[tuple[Status, ...]] = ("not met", "cannot tell", "met", "not applicable")
-DATA_SETS: Final = {"conversation": "ShareGPT (A.3.1)", "code-completion": "The Stack (A.4.1)"}
+DATA_SETS: Final = {name: PUBLISHED[name].title for name in ("conversation", "code-completion")}
 """Data set by workload, for the workloads of 4.3.2 that are defined by one."""
 MODEL_LOAD: Final = "Cold start: model load (4.5.3)"
 """Label of the line about the model load in the configuration of a report."""

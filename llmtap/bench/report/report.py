@@ -96,7 +96,11 @@ def _chart(
         f"read, at {reader.speed:g} tokens/s": reading_times_ns(times_ns, per_event_ns),
         "wanted (deadline)": [i * per_event_ns + grace_ns for i in range(len(times_ns))],
     }
-    title = f"A stream, the {name}: its reader waits {idle_ns / 1e6:,.0f} ms in all"
+    idle_eq4_ns = user_idle_ns(times_ns, 0, tokens_per_chunk, reader.reader_ns_per_token, grace_tokens=1) or 0
+    title = (
+        f"A stream, the {name}: its reader waits {idle_ns / 1e6:,.0f} ms in all; with token i due at V i"
+        f" (001, eq. 4), {idle_eq4_ns / 1e6:,.0f} ms"
+    )
     series = [ChartSeries(line, [to_seconds(ns) for ns in at_ns], tokens) for line, at_ns in lines.items()]
     return ChartSpec(title, "steps", "time since submission (s)", "tokens", series)
 

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from llmtap.bench.compliance.evidence import several
 from llmtap.bench.run import figures, test
-from llmtap.bench.run.levels import Capacity, known_capacity
+from llmtap.bench.run.levels import Capacity, known_capacity, server_total
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.pace import ExpectedLoads, expected_at
 from llmtap.bench.run.session import BenchSession, Load, OpenLoop, make_load
@@ -25,6 +25,13 @@ EDGES: Final = (0, 256, 512, 1_024, 2_048, 4_096)
 """Lower edges of the input lengths that 5.1.4.2 recommends; the last range has no end."""
 _ROWS: Final = {"p50": "P50", "p90": "P90", "p95": "P95", "p99": "P99", "p999": "P99.9"}
 _HISTOGRAM_TO: Final = 0.995
+_HISTOGRAMS: Final = {
+    "ttft": "TTFT (server)",
+    "queue": "Queue wait (server)",
+    "prefill": "Prefill (server)",
+}
+"""Times of the server's /metrics (`server_metrics.MEAN_TIMES`) that are parts of TTFT, or TTFT as the server
+measures it."""
 SHARE: Final = 0.5
 """Default load, as a share of the sustainable rate."""
 
@@ -58,6 +65,13 @@ class AnyTokenRow(figures.LatencyRow, frozen=True, kw_only=True):
     """Number of answers with tokens of another kind before the first content token."""
 
 
+class ServerMean(msgspec.Struct, frozen=True):
+    """Number of values of a time that the server measures, and its mean in seconds."""
+
+    n: int
+    mean: float
+
+
 class TtftMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     answered: int
@@ -69,6 +83,8 @@ class TtftMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     server_queue: figures.LatencyRow | None
     """Parts of TTFT that the server reports; None if it does not."""
     server_prefill: figures.LatencyRow | None
+    server_histograms: dict[str, ServerMean]
+    """By time of the server's /metrics; without those that it does not have."""
     tpot: figures.LatencyRow
     e2e: figures.LatencyRow
     uncertainty_max: float | None
@@ -77,6 +93,11 @@ class TtftMeasurements(msgspec.Struct, frozen=True, kw_only=True):
 class _Component(NamedTuple):
     name: str
     row: figures.LatencyRow
+
+
+class _MeanRow(NamedTuple):
+    name: str
+    row: ServerMean
 
 
 def check(session: BenchSession, params: TtftParams) -> None:
@@ -105,6 +126,7 @@ async def run(session: BenchSession, params: TtftParams) -> test.TestResult:
         ttft_any=_any_token(measured),
         server_queue=_server_part(measured, "server_queue_ns"),
         server_prefill=_server_part(measured, "server_prefill_ns"),
+        server_histograms=_server_histograms(measured),
         tpot=figures.latency_row(measured.values("tpot_ns")),
         e2e=figures.latency_row(measured.values("e2e_ns")),
         uncertainty_max=max(measured.values("uncertainty_ns"), default=None),
@@ -193,6 +215,19 @@ def _server_part(measured: Measurement, column: str) -> figures.LatencyRow | Non
     return figures.latency_row(values) if values else None
 
 
+def _server_histograms(measured: Measurement) -> dict[str, ServerMean]:
+    """Return the growth of the server's histograms from before to after the load, by name of the time.
+
+    Only the mean is exact: the lowest edge of vLLM's histograms of these times is 0.3 s.
+    """
+    rows = {}
+    for name in _HISTOGRAMS:
+        seconds, n = (server_total(measured, f"{name}_{part}") for part in ("seconds", "values"))
+        if seconds is not None and n:
+            rows[name] = ServerMean(round(n), seconds / n)
+    return rows
+
+
 def _tables(measurements: TtftMeasurements) -> list[test.ReportTable]:
     results = {"Requests": f"{measurements.requests}"}
     results |= {f"TTFT {name}": figures.ms_of(measurements.ttft, key) for key, name in _ROWS.items()}
@@ -211,6 +246,10 @@ def _tables(measurements: TtftMeasurements) -> list[test.ReportTable]:
     components = [_Component(name, row) for name, row in parts.items() if row is not None]
     if components:
         tables.append(figures.table_of("Components of TTFT (5.1.4.2)", components, COMPONENT_COLUMNS))
+    if measurements.server_histograms:
+        means = [_MeanRow(_HISTOGRAMS[name], row) for name, row in measurements.server_histograms.items()]
+        caption = "Components of TTFT by the server's /metrics (5.1.4.2)"
+        tables.append(figures.table_of(caption, means, _HISTOGRAM_COLUMNS))
     return tables
 
 
@@ -221,6 +260,11 @@ def _percentile_cell(share: str, *, unit: bool = True) -> figures.Cell:
 TABLE_2: Final[Mapping[str, figures.Cell]] = {
     "Input Tokens": figures.text("name"),
     **{f"{share.upper()} (ms)": _percentile_cell(share, unit=False) for share in figures.KEY_SHARES},
+}
+_HISTOGRAM_COLUMNS: Final[Mapping[str, figures.Cell]] = {
+    "Component": figures.text("name"),
+    "Samples": lambda one: f"{one.row.n}",
+    "Mean": lambda one: figures.ms(one.row.mean),
 }
 COMPONENT_COLUMNS: Final[Mapping[str, figures.Cell]] = {
     "Component": figures.text("name"),

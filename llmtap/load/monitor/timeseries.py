@@ -19,7 +19,7 @@ from msgspec import Struct, structs
 
 from llmtap.metrics.cost import GAP_NS_MAX, Energy, average_power_w, energy_of, joules_per_token
 from llmtap.metrics.statistics import mean, percentile
-from llmtap.net.server_metrics import MonitorSeries
+from llmtap.net.server_metrics import MEAN_TIMES, MonitorSeries
 from llmtap.units import to_seconds
 
 SAMPLES_MAX: Final = 100_000
@@ -339,7 +339,7 @@ def _server_figures(columns: Columns, window: _Window) -> dict[str, SeriesFigure
     queries, hits = grown("prefix_queries"), grown("prefix_hits")
     if queries and hits is not None:
         figures["prefix_hit_share"] = RatioFigure(unit="share", total=hits / queries)
-    for name in ("ttft", "itl"):
+    for name in MEAN_TIMES:
         seconds, n = grown(f"{name}_seconds"), grown(f"{name}_values")
         if seconds is not None and n:
             figures[f"{name}_mean"] = RatioFigure(unit="seconds", total=seconds / n)

@@ -27,8 +27,8 @@ from llmtap.gates.comparison import (
     SetUpDifference,
 )
 from llmtap.gates.figures import SCALARS, failed_of
+from llmtap.metrics import hdr
 from llmtap.metrics.catalogue import Surface, shown_on
-from llmtap.metrics.histogram import hdr_values
 from llmtap.metrics.intervals import Interval, quantile_interval, share_interval
 from llmtap.metrics.latency import FLATTERED, chunks_at_a_time, come_in_bursts
 from llmtap.metrics.statistics import is_enough
@@ -49,7 +49,7 @@ from llmtap.report.values import (
 )
 from llmtap.units import NS_PER_S
 
-_QUANTILES: Final = {"p50": 0.5, "p99": 0.99}
+QUANTILES: Final = {"p50": 0.5, "p99": 0.99}
 VALUES_MAX: Final = 20_000_000
 """Maximum number of values of a metric in one result: all of them are kept in a list for the intervals."""
 _GAPS: Final = frozenset({"tbc", "itl"})
@@ -162,7 +162,7 @@ def _quantiles(a: _Json, b: _Json, level: float, *, misled: bool) -> Iterator[_F
         for option in dict.fromkeys(options):
             pair = [result if one == option else {} for one, result in zip(options, (a, b), strict=True)]
             values = [_values(result, metric) for result in pair]
-            for figure, share in _QUANTILES.items():
+            for figure, share in QUANTILES.items():
                 yield _FigureOfPair(
                     f"{metric}_{figure}",
                     metric,
@@ -198,7 +198,7 @@ def _values(result: Mapping[str, Any], metric: str) -> Sequence[float]:
     histogram = result.get("hdr_histograms", {}).get(metric)
     if histogram is None:
         return []
-    values = list(hdr_values(histogram))
+    values = list(hdr.values(histogram))
     n = sum(count for _, count in values)
     if n > VALUES_MAX:
         raise ValueError(
@@ -210,7 +210,7 @@ def _values(result: Mapping[str, Any], metric: str) -> Sequence[float]:
 def _compare_figure(figure: _FigureOfPair, level: float) -> ComparedFigure:
     (a, b), intervals = figure.sides, figure.intervals
     few = [
-        value is not None and figure.figure in _QUANTILES and not is_enough(n, _QUANTILES[figure.figure])
+        value is not None and figure.figure in QUANTILES and not is_enough(n, QUANTILES[figure.figure])
         for value, n in zip(figure.sides, figure.counts, strict=True)
     ]
     difference = None if a is None or b is None or not figure.is_compared else b - a

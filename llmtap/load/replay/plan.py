@@ -125,8 +125,9 @@ def _of_workload(schedule: ScheduleOptions, counter: TokenCounter) -> ReplayPlan
         "seed": schedule.seed,
         "requests": len(requests),
     }
+    notes = [str(description["stand_in"])] if "stand_in" in description else []
     return ReplayPlan(
-        requests, prompts, about, [], counter.tokenizer.decode, settings=take_settings(description)
+        requests, prompts, about, notes, counter.tokenizer.decode, settings=take_settings(description)
     )
 
 

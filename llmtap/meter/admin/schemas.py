@@ -263,6 +263,7 @@ _OBJECTS: Final = {
         attainment requests_per_second tokens_per_second token_attainment number?""",
     "SmoothGoodput": """With its parameters, which are null if exchanges were judged for different readers.
         tokens_per_second alpha speed_tokens_per_second number?
+        tokens_per_second_eq4 number?: With token i due at V i after submit (001, equation 4 as printed).
         n count
         idle text
         readers* list:any""",

@@ -256,7 +256,7 @@ _COLUMNS: Final[Mapping[str, str]] = {
     **{column: f"capacity.by.{bound}" for bound, column in CAPACITY_BY.items()},
     **{
         f"{metric}_{figure}_ms": f"metrics.{metric}.{figure}"
-        for metric in ("ttft", "tpot", "itl", "tbc_max", "user_idle")
+        for metric in ("ttft", "tpot", "itl", "tbc_max", "user_idle", "user_idle_eq4")
         for figure in ("p50", "p99")
     },
     "itl_option": "metrics.itl.option",

@@ -3,15 +3,17 @@
 `[{"id": str, "conversations": [{"from": "human"|"gpt"|"system", "value": str}, ...]}, ...]`. When it is read,
 each answer becomes a row, and the row's request has all turns before the answer. A conversation may have a
 `system` text, which becomes the first message, and `tools` (a list, or its JSON text), which become those of
-the request. When it is written, each session becomes one conversation; if a session branches, each branch
-becomes a separate conversation.
+the request. A file with one conversation a line (JSON Lines) is read, too. When it is written, each session
+becomes one conversation; if a session branches, each branch becomes a separate conversation.
 
 Source: vLLM's benchmark reads `conversations[0].value` and `[1].value`.
 """
 
+import io
+import re
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, cast
 
 import msgspec
 import pyarrow as pa
@@ -20,7 +22,7 @@ from llmtap.json_types import JsonObject
 from llmtap.traces.bodies import compact, messages_of, read_elements, read_object, request_columns
 from llmtap.traces.format import FormatError, TraceFormat, TraceRow, TraceWriter
 from llmtap.traces.sorting import grouped
-from llmtap.traces.text import start_of
+from llmtap.traces.text import error_of, read_lines, start_of
 
 _ROLES: Final = {
     "human": "user",
@@ -59,15 +61,31 @@ class _Conversation(msgspec.Struct):
 _KNOWN: Final = frozenset(field.encode_name for field in msgspec.structs.fields(_Conversation))
 _KNOWN_OF_TURN: Final = frozenset(field.encode_name for field in msgspec.structs.fields(_Turn))
 _UNKNOWN_NAMES_MAX: Final = 20
+_FIRST_BYTES: Final = 1_024
+"""Number of bytes that show whether the file is an array: white space may come before it."""
+_FIRST_LINE: Final = re.compile(rb'\{\s*(?:"id"\s*:\s*(?:"[^"]*"|\d+)\s*,\s*)?"conversations"\s*:\s*\[')
 
 
 # ---------------------------------------------------------------- reading
 
 
+def _elements(file: BinaryIO) -> Iterator[Any]:
+    """Yield the conversations of a JSON array, or of JSON Lines."""
+    buffered: Any = file if hasattr(file, "peek") else io.BufferedReader(cast(io.RawIOBase, file))
+    if not start_of(buffered.peek(_FIRST_BYTES)).startswith(b"{"):
+        yield from read_elements(buffered)
+        return
+    for number, line in read_lines(buffered):
+        try:
+            yield msgspec.json.decode(line)
+        except (ValueError, RecursionError) as exc:
+            raise error_of(exc, number) from None
+
+
 def _read(file: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
     without_answer = without_question = strange = silent = toolless = 0
     unknown: Counter[str] = Counter()
-    for number, element in enumerate(read_elements(file)):
+    for number, element in enumerate(_elements(file)):
         try:
             talk = msgspec.convert(_with_objects(element), _Conversation)
         except (ValueError, RecursionError) as exc:
@@ -230,7 +248,7 @@ def _goes_on(history: Messages, messages: Messages) -> bool:
 def _sniff(head: bytes, name: str) -> bool:
     text = start_of(head)
     if not text.startswith(b"["):
-        return False
+        return _FIRST_LINE.match(text) is not None
     return text[1:].lstrip()[:1] in (b"{", b"") and b'"conversations"' in text
 
 

@@ -51,8 +51,12 @@ def test_the_usual_and_the_worst_are_chosen_by_their_readers_waits() -> None:
             (9_000 * MS, [10 * MS], 2, "upstream_reset"),
         )
     )
-    assert usual.title == "A stream, the usual: its reader waits 90 ms in all"
-    assert worst.title == "A stream, the worst: its reader waits 860 ms in all"
+    assert usual.title == (
+        "A stream, the usual: its reader waits 90 ms in all; with token i due at V i (001, eq. 4), 40 ms"
+    )
+    assert worst.title == (
+        "A stream, the worst: its reader waits 860 ms in all; with token i due at V i (001, eq. 4), 810 ms"
+    )
     delivered, read, wanted = worst.series
     assert delivered.x == [0.05, 0.06, 0.96, 0.97]
     assert read.x == [0.05, 0.1, 0.96, 1.01]

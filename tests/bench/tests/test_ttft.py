@@ -6,6 +6,8 @@ from typing import Any
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import Load
 from llmtap.bench.tests.ttft import TEST
+from llmtap.load.monitor.timeseries import Columns, TimeSeries
+from llmtap.net.server_metrics import SERIES, read_metrics
 from tests.bench.support import Planted, measured, perform
 
 MS = 1_000_000
@@ -88,6 +90,32 @@ def test_tokens_before_the_content_are_told_apart(tmp_path: Path) -> None:
     assert note.startswith("75% of answers")
     assert len(result.charts[0].series) == 2
     assert "Time to any token" in cells(result, "Components")
+
+
+def test_the_server_s_histograms_are_reported_beside_ttft(tmp_path: Path) -> None:
+    """Of 3 answers the server counted 2 in its queue, for 3 s in all, before the load 5 others."""
+    pages = [
+        """vllm:time_to_first_token_seconds_sum 9
+vllm:time_to_first_token_seconds_count 5
+vllm:request_queue_time_seconds_sum 1.5
+vllm:request_queue_time_seconds_count 5""",
+        """vllm:time_to_first_token_seconds_sum 15
+vllm:time_to_first_token_seconds_count 8
+vllm:request_queue_time_seconds_sum 4.5
+vllm:request_queue_time_seconds_count 7""",
+    ]
+    server = Columns(SERIES)
+    for second, page in enumerate(pages):
+        server.add(second * 1_000 * MS, MS, read_metrics(page.encode()))
+    summary = TimeSeries(0, Columns({}), server).summary()
+    session = session_of(tmp_path, [{"ttft_ns": 2_100 * MS}] * 3, system={"summary": summary})
+    result = perform(TEST, session, concurrency=2, requests=3)
+    assert result.measurements["server_histograms"] == {
+        "ttft": {"n": 3, "mean": 2.0}, "queue": {"n": 2, "mean": 1.5}
+    }  # fmt: skip
+    assert cells(result, "Components of TTFT by the server's /metrics") == {
+        "TTFT (server)": ["3", "2,000 ms"], "Queue wait (server)": ["2", "1,500 ms"]
+    }  # fmt: skip
 
 
 def test_answers_that_did_not_come_whole_are_counted_and_in_no_figure(tmp_path: Path) -> None:

@@ -110,6 +110,24 @@ vllm:inter_token_latency_seconds_sum{engine="0",model_name="m"} 2.0
 vllm:inter_token_latency_seconds_count{engine="0",model_name="m"} 100.0
 vllm:time_per_output_token_seconds_sum{engine="0",model_name="m"} 99.0
 """
+PARTS = """\
+vllm:request_queue_time_seconds_bucket{engine="0",le="0.3",model_name="m"} 1.0
+vllm:request_queue_time_seconds_sum{engine="0",model_name="m"} 1.5
+vllm:request_queue_time_seconds_sum{engine="1",model_name="m"} 0.5
+vllm:request_queue_time_seconds_count{engine="0",model_name="m"} 2.0
+vllm:request_prefill_time_seconds_sum{engine="0",model_name="m"} 0.25
+vllm:request_prefill_time_seconds_count{engine="0",model_name="m"} 2.0
+"""
+SGLANG_PARTS = """\
+sglang:queue_time_seconds_sum{model_name="m",tp_rank="0"} 2.0
+sglang:queue_time_seconds_count{model_name="m",tp_rank="0"} 2.0
+sglang:per_stage_req_latency_seconds_sum{model_name="m",stage="request_process",tp_rank="0"} 9.0
+sglang:per_stage_req_latency_seconds_sum{model_name="m",stage="prefill_forward",tp_rank="0"} 0.25
+sglang:per_stage_req_latency_seconds_count{model_name="m",stage="request_process",tp_rank="0"} 9.0
+sglang:per_stage_req_latency_seconds_count{model_name="m",stage="prefill_forward",tp_rank="0"} 2.0
+"""
+PARTS_SAYS = {"queue_seconds": 2, "queue_values": 2, "prefill_seconds": 0.25, "prefill_values": 2}
+OTHER_STAGE = 'sglang:per_stage_req_latency_seconds_sum{model_name="m",stage="request_process"} 9.0'
 OLD_TIMES_SAYS = {"ttft_seconds": 3.5, "ttft_values": 7}
 TIMES_SAYS = {**OLD_TIMES_SAYS, "itl_seconds": 2, "itl_values": 100}
 LLM_D = """\
@@ -132,6 +150,9 @@ LLM_D_SAYS = {
 @pytest.mark.parametrize(
     ("text", "says"),
     [
+        (PARTS, PARTS_SAYS),
+        (SGLANG_PARTS, PARTS_SAYS),
+        (OTHER_STAGE, {}),
         (TIMES, TIMES_SAYS),
         (TIMES.replace("vllm:inter_token_latency", "x"), {**OLD_TIMES_SAYS, "itl_seconds": 99}),
         (LLM_D, LLM_D_SAYS),
@@ -148,7 +169,8 @@ LLM_D_SAYS = {
         ("vllm:num_requests_running 2\r\nvllm:num_requests_waiting 1\r\n", {"running": 2, "waiting": 1}),
         ("<html><body>404</body></html>", {}),
     ],
-    ids=["times", "former times", "llm-d", "vllm", "old vllm", "two engines", "sglang", "ranks", "priorities",
+    ids=["parts", "sglang's parts", "other stage",
+         "times", "former times", "llm-d", "vllm", "old vllm", "two engines", "sglang", "ranks", "priorities",
          "tgi", "not finite", "negative", "timestamp", "crlf", "page"],
 )  # fmt: skip
 def test_each_server_s_names_are_ours(text: str, says: dict[str, float]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hdrh.histogram import HdrHistogram
 from prometheus_client.parser import text_string_to_metric_families
 
 import llmtap
@@ -87,8 +88,7 @@ def test_tokens_after_a_disconnect_are_known_to_the_middleware_alone(
 
 
 def test_the_histograms_of_series_can_be_merged_by_the_library() -> None:
-    library = pytest.importorskip("hdrh.histogram", reason="hdrhistogram is not installed: make setup")
-    decode = library.HdrHistogram.decode
+    decode = HdrHistogram.decode
 
     async def scene(tally: ExchangePipeline, client: Client) -> None:
         for tenant, times in (("a", (100, 140, 180)), ("b", (300, 340))):

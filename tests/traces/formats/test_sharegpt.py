@@ -122,7 +122,9 @@ def test_a_conversation_without_a_name_has_its_number() -> None:
     ("data", "problem"),
     [
         ('[{"id": "a", "conversations": []}, {"id"', "element 1: the file was cut off"),
-        ('{"id": "a"}', "there is no JSON array"),
+        ('"a"', "there is no JSON array"),
+        ('{"id": "a"}', "conversation 0: Object missing required field `conversations`"),
+        ('{"conversations": []}\n{"conversations": [}', "line 2: is not valid JSON"),
         ('[{"id": "a", "conversations": []}, 3]', "conversation 1: "),
     ],
 )

@@ -1,0 +1,136 @@
+"""HdrHistogram logs (`.hlog`) in `llmtap report`: merge, show, compare, and write those of a replay's result.
+
+The format is read and written by `metrics/hdr.py`. The values of another tool's log have no known meaning but
+a unit, and are shown by tag.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from llmtap.capture.read.streams import open_input
+from llmtap.cli.shared import Outputs, json_text, print_rich
+from llmtap.errors import ConfigError
+from llmtap.load.replay.comparison import QUANTILES, difference_interval
+from llmtap.metrics import hdr
+from llmtap.metrics.histogram import Histogram
+from llmtap.metrics.intervals import quantile_interval
+from llmtap.metrics.statistics import summarise_ns
+from llmtap.report.document import Block, Note, ReportDocument, Section, Table
+from llmtap.report.render import markdown, page_html, terminal
+from llmtap.report.values import FEW, figures_text, is_marked, milliseconds
+from llmtap.traces.format import FormatError
+from llmtap.units import NS_PER_S
+
+UNITS: Final = {"ns": 1, "us": 1_000, "ms": 1_000_000}
+_FIGURES: Final = {
+    "mean": "mean",
+    "p50": "p50",
+    "p90": "p90",
+    "p95": "p95",
+    "p99": "p99",
+    "p999": "p99.9",
+    "max": "max",
+}
+VALUES_MAX: Final = 20_000_000
+"""Maximum number of values of a tag in a comparison: all of them are kept in a list for the intervals."""
+
+
+def _read(place: str, unit: str) -> dict[str, Histogram]:
+    try:
+        with open_input(place, 1, None) as file:
+            lines = iter(lambda: file.stream.readline(hdr.LOG_LINE_BYTES_MAX + 1), b"")
+            return hdr.read_log((line.decode("utf-8", "replace") for line in lines), UNITS[unit])
+    except (FormatError, ValueError) as exc:
+        raise ConfigError(place, str(exc)) from None
+    except (OSError, EOFError) as exc:
+        raise ConfigError(place, f"cannot be read: {getattr(exc, 'strerror', None) or exc}") from None
+
+
+def show_logs(places: Sequence[str], outputs: Outputs, unit: str) -> None:
+    """Write the requested outputs of the merged logs, or print them."""
+    merged: dict[str, Histogram] = {}
+    for place in places:
+        for tag, histogram in _read(place, unit).items():
+            merged.setdefault(tag, Histogram()).merge(histogram)
+    figures = {tag: {**summarise_ns(one), "hdr": hdr.encode(one)} for tag, one in merged.items()}
+    rows = [[tag or "all", *figures_text(one, _FIGURES)] for tag, one in figures.items()]
+    document = _document(
+        "HdrHistograms", f"{len(places)} logs, merged by tag", ("ms", "n", *_FIGURES.values()), rows
+    )
+    _tell(outputs, {"files": list(places), "histograms": figures}, document)
+
+
+def compare_logs(places: Sequence[str], outputs: Outputs, unit: str) -> None:
+    """Compare the first log with each other one by tag. A difference is other - first, with its interval."""
+    (first, base), *others = [(place, _read(place, unit)) for place in places]
+    comparisons: list[dict[str, Any]] = [
+        {"a": first, "b": place, "figures": list(_differences(base, other))} for place, other in others
+    ]
+    rows = [
+        [
+            f"{one['tag'] or 'all'} {one['figure']}", comparison["b"], f"{one['n_a']:,}", f"{one['n_b']:,}",
+            *(milliseconds(one[name]) for name in ("a", "b", "difference", "low", "high")),
+        ]
+        for comparison in comparisons
+        for one in comparison["figures"]
+    ]  # fmt: skip
+    heads = ("ms", "log", "n before", "n", "before", "now", "difference", "low", "high")
+    document = _document(
+        "Comparison of HdrHistograms", f"differences from {first}; intervals of 95 %", heads, rows
+    )
+    _tell(outputs, {"comparisons": comparisons}, document)
+
+
+def _differences(a: Mapping[str, Histogram], b: Mapping[str, Histogram]) -> Iterator[dict[str, Any]]:
+    for tag in (tag for tag in a if tag in b):
+        ordered = [_ordered(tag, side[tag]) for side in (a, b)]
+        for figure, share in QUANTILES.items():
+            intervals = [quantile_interval(values, share) for values in ordered]
+            if intervals[0] is None or intervals[1] is None:
+                continue
+            low, high = difference_interval(intervals[0], intervals[1])
+            yield {
+                "tag": tag, "figure": figure, "n_a": len(ordered[0]), "n_b": len(ordered[1]),
+                "a": intervals[0].value, "b": intervals[1].value,
+                "difference": intervals[1].value - intervals[0].value, "low": low, "high": high,
+            }  # fmt: skip
+
+
+def _ordered(tag: str, histogram: Histogram) -> list[float]:
+    if histogram.n > VALUES_MAX:
+        raise ConfigError(
+            "--compare",
+            f"{tag or 'the log'} has {histogram.n:,} values, and at most {VALUES_MAX:,} can be compared",
+        )
+    ordered: list[float] = []
+    for value, count in histogram.buckets():
+        ordered += [value / NS_PER_S] * count
+    return ordered
+
+
+def write_log(place: Path, result: Mapping[str, Any]) -> None:
+    """Write the histograms of a replay's result as a log, a tag for each metric."""
+    histograms = result.get("hdr_histograms") or {}
+    if not histograms:
+        raise ConfigError("--hlog", "the result has no histograms")
+    try:
+        place.write_text(hdr.log_text(histograms, float(result["window"]["seconds"])), encoding="utf-8")
+    except OSError as exc:
+        raise ConfigError("--hlog", f"cannot write to {place}: {exc.strerror}") from None
+
+
+def _document(title: str, about: str, heads: Sequence[str], rows: list[list[str]]) -> ReportDocument:
+    blocks: list[Block] = [Table(tuple(heads), rows, nowrap=True)]
+    if is_marked(rows):
+        blocks.append(Note(FEW, "yellow"))
+    return ReportDocument(title, [Note(about, "bold")], sections=[Section("", title, blocks)])
+
+
+def _tell(outputs: Outputs, result: Mapping[str, Any], document: ReportDocument) -> None:
+    texts = {
+        "--json": lambda: json_text(result),
+        "--html": lambda: page_html(document, "replay_page.css"),
+        "--markdown": lambda: markdown(document, special="|"),
+    }
+    outputs.tell(texts, lambda: print_rich(terminal([*document.summary, *document.sections[0].blocks])))

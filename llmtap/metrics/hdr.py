@@ -1,0 +1,182 @@
+"""HdrHistogram's exchange format V2 and its logs (`.hlog`): written for other tools, read of any tool.
+
+`encode` writes a `Histogram`; `values` reads an encoded histogram of any range and precision; `log_text` and
+`read_log` do the same for logs, in which each line has the histogram of an interval. Own code, because the
+package `hdrhistogram` neither has wheels for all machines nor limits the size of what it decompresses
+(docs/decisions.md); the tests compare with it.
+
+Source: HdrHistogram's `encodeIntoCompressedByteBuffer`, V2, and the format of HistogramLogWriter 1.3.
+"""
+
+import re
+from base64 import b64decode, b64encode
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from struct import Struct
+from struct import error as StructError
+from typing import Final
+from zlib import compress, decompressobj
+from zlib import error as zlib_error
+
+from llmtap.metrics.histogram import Histogram
+
+_HIGHEST: Final = 86_400 * 10**9
+"""Highest value that we write: a day in ns."""
+_DIGITS: Final = 3
+_INNER_COOKIE: Final = 0x1C849313
+_OUTER_COOKIE: Final = 0x1C849314
+_BYTES_MAX: Final = 4 << 20
+"""Limit of decoded counts: more than nine bytes for each of 38,000 buckets."""
+_HEAD: Final = Struct(">iiiiqqd")
+"""Cookie, length of the payload, normalizing offset, significant digits, lowest and highest value, ratio."""
+_COMPRESSED: Final = Struct(">ii")
+_LINE: Final = re.compile(r"(?:Tag=([^,\s]*),)?[\d.]+,([\d.]+),[\d.]+,(HIST[A-Za-z0-9+/=]+)")
+LOG_LINE_BYTES_MAX: Final = 8 << 20
+TAGS_MAX: Final = 1_000
+"""Limit of the tags of a log: each has a histogram of some KB."""
+
+
+def encode(histogram: Histogram) -> str:
+    """Return the counts as a compressed HdrHistogram V2 in base64.
+
+    Values are whole ns up to a day with three significant digits; negative ones count as 0. The middle of
+    each of our buckets is encoded, so an error of theirs (0.1 %) is added to ours.
+    """
+    shape = _Shape.of(1, _HIGHEST, _DIGITS)
+    counts: Counter[int] = Counter()
+    for value, count in histogram.buckets():
+        counts[shape.index(min(max(round(value), 0), _HIGHEST))] += count
+    payload, reached = bytearray(), 0
+    for index in sorted(counts):
+        if zeros := index - reached:
+            payload += _zigzag_bytes(-zeros if zeros > 1 else 0)
+        payload += _zigzag_bytes(counts[index])
+        reached = index + 1
+    head = _HEAD.pack(_INNER_COOKIE, len(payload), 0, _DIGITS, 1, _HIGHEST, 1.0)
+    packed = compress(head + payload)
+    return b64encode(_COMPRESSED.pack(_OUTER_COOKIE, len(packed)) + packed).decode()
+
+
+def values(text: str) -> Iterator[tuple[float, int]]:
+    """Yield the values of an encoded histogram, ascending, each with its count: the middle of their bucket.
+
+    Raises ValueError if the text is no HdrHistogram V2, or too large.
+    """
+    shape, payload = _decode(text)
+    last = shape.index(shape.highest)
+    index = at = 0
+    while at < len(payload):
+        number = shift = 0
+        more = True
+        while more:
+            if at >= len(payload):
+                raise ValueError("the HdrHistogram is cut off in the middle of a count")
+            byte = payload[at]
+            more = byte > 0x7F and shift < 56
+            number |= (byte & 0x7F if more else byte) << shift
+            shift, at = shift + 7, at + 1
+        number = (number >> 1) ^ -(number & 1)
+        if number <= 0:
+            index += -number or 1
+            continue
+        if index > last:
+            raise ValueError("the HdrHistogram has a value above its declared maximum")
+        yield shape.middle(index), number
+        index += 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """Buckets of a histogram: `half` times two for the smallest values, then `half` for each octave."""
+
+    unit: int
+    """Exponent of the smallest step between values."""
+    half: int
+    """Exponent of the number of buckets in an octave."""
+    highest: int
+
+    @classmethod
+    def of(cls, lowest: int, highest: int, digits: int) -> "_Shape":
+        return cls(lowest.bit_length() - 1, (2 * 10**digits - 1).bit_length() - 1, highest)
+
+    def index(self, value: int) -> int:
+        value >>= self.unit
+        octave = max(0, value.bit_length() - self.half - 1)
+        return (octave << self.half) + (value >> octave)
+
+    def middle(self, index: int) -> float:
+        octave = max(0, (index >> self.half) - 1)
+        step = octave + self.unit
+        return ((index - (octave << self.half)) << step) + ((1 << step) - 1) / 2
+
+
+def _zigzag_bytes(number: int) -> bytes:
+    """Encode as ZigZag LEB128, as HdrHistogram does: 7 bits a byte, the ninth byte has 8."""
+    left = number << 1 if number >= 0 else (-number << 1) - 1
+    out = bytearray()
+    while left > 0x7F and len(out) < 8:
+        out.append(left & 0x7F | 0x80)
+        left >>= 7
+    out.append(left)
+    return bytes(out)
+
+
+def _decode(text: str) -> tuple[_Shape, bytes]:
+    """Return the buckets and the encoded counts. Raises ValueError unless both headers are those of V2."""
+    try:
+        raw = b64decode(text, validate=True)
+        outer, size = _COMPRESSED.unpack_from(raw)
+        inflater = decompressobj()
+        body = inflater.decompress(raw[_COMPRESSED.size :], _BYTES_MAX)
+        inner, length, offset, digits, lowest, highest, ratio = _HEAD.unpack_from(body)
+    except (ValueError, StructError, zlib_error) as exc:
+        raise ValueError(f"expected an HdrHistogram in base64: {exc}") from None
+    if (outer, inner) != (_OUTER_COOKIE, _INNER_COOKIE):
+        raise ValueError("the HdrHistogram does not have the encoding V2, compressed")
+    if (offset, ratio) != (0, 1.0):
+        raise ValueError(
+            f"the HdrHistogram has the offset {offset} and the ratio {ratio:g}; only offset 0 and ratio 1 can"
+            " be read"
+        )
+    if not 1 <= digits <= 5 or not 1 <= lowest <= highest // 2:
+        raise ValueError(f"the HdrHistogram has {digits} digits, {lowest} to {highest}")
+    if size != len(raw) - _COMPRESSED.size or not inflater.eof or length != len(body) - _HEAD.size:
+        raise ValueError("the HdrHistogram does not have the length that its header gives")
+    return _Shape.of(lowest, highest, digits), body[_HEAD.size :]
+
+
+def log_text(histograms: Mapping[str, str], seconds: float) -> str:
+    """Return a log with a line for each encoded histogram: its name is the tag, `seconds` its interval."""
+    lines = ["#[Histogram log format version 1.3]", "#[values in nanoseconds, written by llmtap]"]
+    lines.append('"StartTimestamp","Interval_Length","Interval_Max","Interval_Compressed_Histogram"')
+    for tag, text in histograms.items():
+        # By convention, the maximum is in ms for values in ns.
+        highest = max((value for value, _ in values(text)), default=0.0)
+        lines.append(f"Tag={tag},0.000,{seconds:.3f},{highest / 1e6:.3f},{text}")
+    return "\n".join(lines) + "\n"
+
+
+def read_log(lines: Iterable[str], ns_per_unit: int) -> dict[str, Histogram]:
+    """Return the histograms of a log by tag ("" without one), in ns, each merged over all intervals.
+
+    Raises ValueError with the number of the line.
+    """
+    merged: dict[str, Histogram] = {}
+    for number, line in enumerate(lines, 1):
+        line = line.strip()
+        if not line or line[0] in '#"':
+            continue
+        match = _LINE.fullmatch(line)
+        if match is None:
+            raise ValueError(f"line {number}: expected start, length, maximum and an HdrHistogram in base64")
+        tag = match[1] or ""
+        if tag not in merged and len(merged) >= TAGS_MAX:
+            raise ValueError(f"line {number}: the log has more than {TAGS_MAX:,} tags")
+        histogram = merged.setdefault(tag, Histogram())
+        try:
+            for value, count in values(match[3]):
+                histogram.record_times(round(value * ns_per_unit), count)
+        except ValueError as exc:
+            raise ValueError(f"line {number}: {exc}") from None
+    return merged

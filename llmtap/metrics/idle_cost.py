@@ -1,0 +1,148 @@
+"""Cost of a wait, f(l) in eq. 7 of the smooth goodput paper: a named function, or an expression of a user.
+
+`parse_idle_cost` checks a text once and returns an `IdleCost`. An expression has numbers, `l`, `V`, `n`, the
+operators `+ - * / **`, parentheses, `min` and `max`. It is computed from its parts; no Python code is run.
+The paper maps l to "the percentage of the benefit" and gives no function; DEFINITIONS.md has the choice.
+"""
+
+import ast
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from typing import Final
+
+from llmtap.errors import ConfigError
+
+EXPRESSION_CHARACTERS_MAX: Final = 200
+"""Limit of an expression, which also limits how deep it is nested."""
+IDLE_COSTS: Final[Mapping[str, tuple[str, str]]] = {
+    "seconds": ("l", "l in seconds"),
+    "tokens": ("l / V", "l / V in tokens"),
+    "percent": ("100 * min(1, l / (V * n))", "100 min(1, l / (V n)) in percent of the answer's tokens"),
+}
+"""Names of f, each with its expression and its description."""
+_VARIABLES: Final = {
+    "l": "user idle latency in seconds",
+    "V": "seconds that the reader needs for a token",
+    "n": "output tokens",
+}
+_CHARACTERS: Final = re.compile(r"[0-9A-Za-z_.+\-*/(), ]+")
+_HINT: Final = f"expected {', '.join(IDLE_COSTS)}, or an expression such as 100 * l / (l + V * n)"
+_Cost = Callable[[float, float, float], float]
+_BINARY: Final[Mapping[type[ast.operator], Callable[[float, float], float]]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    # Unlike **, math.pow never returns a complex number or a huge integer.
+    ast.Pow: math.pow,
+}
+_FUNCTIONS: Final[Mapping[str, Callable[[float, float], float]]] = {"min": min, "max": max}
+_SAMPLES: Final = tuple(product((0.0, 1e-3, 1.0, 3_600.0), (1e-3, 0.05, 1.0), (1.0, 2.0, 1e5)))
+"""Values of l, V and n with which an expression is checked: no wait and an hour, fast and slow readers, short
+and long answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdleCost:
+    text: str
+    """Description of the function, without `f(l) =`."""
+    cost: _Cost
+
+    def of(self, idle_s: float, reader_s_per_token: float, output_tokens: float) -> float | None:
+        """Return f for a wait; None if the expression has no finite value there."""
+        try:
+            cost = self.cost(idle_s, reader_s_per_token, output_tokens)
+        except (ArithmeticError, ValueError):
+            return None
+        return cost if math.isfinite(cost) else None
+
+
+@lru_cache(maxsize=64)
+def parse_idle_cost(text: str) -> IdleCost:
+    """Return the function of a name or expression. Raises ValueError with the problem and a hint."""
+    expression, description = IDLE_COSTS.get(text, (text.strip(" "), text.strip(" ")))
+    if len(expression) > EXPRESSION_CHARACTERS_MAX:
+        raise ValueError(f"the expression has more than {EXPRESSION_CHARACTERS_MAX} characters")
+    try:
+        if not _CHARACTERS.fullmatch(expression):
+            raise ValueError
+        tree = ast.parse(expression, mode="eval")
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        raise ValueError(f"{text!r} is no expression; {_HINT}") from None
+    parsed = IdleCost(description, _compile(tree.body))
+    _check(parsed)
+    return parsed
+
+
+def check_idle_cost(text: str, place: str) -> None:
+    """Raise ConfigError naming `place` unless the text is a name or a valid expression."""
+    try:
+        parse_idle_cost(text)
+    except ValueError as exc:
+        raise ConfigError(place, str(exc)) from None
+
+
+def _compile(node: ast.expr) -> _Cost:
+    """Return a function that computes a part of an expression. Raises ValueError for any other syntax."""
+    match node:
+        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
+            return _constant(value)
+        case ast.Name(id="l"):
+            return lambda l_s, v_s, n: l_s
+        case ast.Name(id="V"):
+            return lambda l_s, v_s, n: v_s
+        case ast.Name(id="n"):
+            return lambda l_s, v_s, n: n
+        case ast.Name(id=name):
+            offered = ", ".join(f"{known} ({about})" for known, about in _VARIABLES.items())
+            raise ValueError(f"there is no {name!r}; {_HINT}; variables: {offered}")
+        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+            return _compile(operand)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            positive = _compile(operand)
+            return lambda l_s, v_s, n: -positive(l_s, v_s, n)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+            return _pair(_BINARY[type(op)], _compile(left), _compile(right))
+        case ast.Call(func=ast.Name(id=name), args=[first, second, *others], keywords=[]) if (
+            name in _FUNCTIONS
+        ):
+            chosen = _pair(_FUNCTIONS[name], _compile(first), _compile(second))
+            for other in others:
+                chosen = _pair(_FUNCTIONS[name], chosen, _compile(other))
+            return chosen
+    raise ValueError(
+        f"{ast.unparse(node)!r} is not offered: numbers, {', '.join(_VARIABLES)}, + - * / **, parentheses,"
+        f" and min and max of two or more values; {_HINT}"
+    )
+
+
+def _constant(value: float) -> _Cost:
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError("a number of the expression is too large")
+    return lambda l_s, v_s, n: number
+
+
+def _pair(combine: Callable[[float, float], float], left: _Cost, right: _Cost) -> _Cost:
+    return lambda l_s, v_s, n: combine(left(l_s, v_s, n), right(l_s, v_s, n))
+
+
+def _check(parsed: IdleCost) -> None:
+    """Raise ValueError if f is not a number, or below 0, at one of _SAMPLES: a wait is never a benefit."""
+    for l_s, v_s, n in _SAMPLES:
+        cost = parsed.of(l_s, v_s, n)
+        at = f"for l = {l_s:g}, V = {v_s:g}, n = {n:g}"
+        if cost is None:
+            raise ValueError(
+                f"{parsed.text!r} has no finite value {at}; for example, never divide by l alone"
+            )
+        if cost < 0:
+            raise ValueError(f"{parsed.text!r} is {cost:g} {at}, but a wait costs 0 or more; use max(0, ...)")
