@@ -72,6 +72,8 @@ class ReadingLimit(StrEnum):
     """The table of the structure does not grow any more."""
     LOGGED_EVENTS = "logged_events"
     """Later events are not logged one by one (`Exchange.unlogged_events`)."""
+    HOLDS = "holds"
+    """Later pauses by the client are not kept (`Timeline.holds`)."""
 
 
 class TokenSource(Word):

@@ -8,7 +8,7 @@ from llmtap.channel.status import RelayStatus
 from llmtap.exchange import observer as observer_module
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
-from llmtap.exchange.outcome import Outcome, TokenSource
+from llmtap.exchange.outcome import Outcome, ReadingLimit, TokenSource
 from llmtap.meter.pipeline.assembler import (
     CPU_FREE_NS,
     CPU_MAX_NS,
@@ -179,6 +179,7 @@ def test_pauses_by_the_client_are_kept_with_the_exchange_up_to_a_limit(
     (x,) = ear.exchanges
     assert list(x.timeline.holds) == [400 * MS, 500 * MS, 600 * MS, 700 * MS]
     assert x.timeline.paused_ns == 300 * MS
+    assert x.reading_limits == (ReadingLimit.HOLDS,)
 
 
 def test_interim_heads_and_unknown_kinds_change_nothing() -> None:
