@@ -11,14 +11,14 @@ from typing import Any, Final
 from llmtap.capture.read.streams import open_input
 from llmtap.cli.shared import Outputs, json_text, print_rich
 from llmtap.errors import ConfigError
-from llmtap.load.replay.comparison import QUANTILES, difference_interval
+from llmtap.load.replay.comparison import GAPS, QUANTILES, difference_interval
 from llmtap.metrics import hdr
 from llmtap.metrics.histogram import Histogram
 from llmtap.metrics.intervals import quantile_interval
 from llmtap.metrics.statistics import summarise_ns
 from llmtap.report.document import Block, Note, ReportDocument, Section, Table
 from llmtap.report.render import markdown, page_html, terminal
-from llmtap.report.values import FEW, figures_text, is_marked, milliseconds
+from llmtap.report.values import FEW, counted, figures_text, is_marked, milliseconds
 from llmtap.traces.format import FormatError
 from llmtap.units import NS_PER_S
 
@@ -56,7 +56,10 @@ def show_logs(places: Sequence[str], outputs: Outputs, unit: str) -> None:
     figures = {tag: {**summarise_ns(one), "hdr": hdr.encode(one)} for tag, one in merged.items()}
     rows = [[tag or "all", *figures_text(one, _FIGURES)] for tag, one in figures.items()]
     document = _document(
-        "HdrHistograms", f"{len(places)} logs, merged by tag", ("ms", "n", *_FIGURES.values()), rows
+        "HdrHistograms",
+        f"{counted(len(places), 'log')}, merged by tag",
+        ("ms", "n", *_FIGURES.values()),
+        rows,
     )
     _tell(outputs, {"files": list(places), "histograms": figures}, document)
 
@@ -77,7 +80,10 @@ def compare_logs(places: Sequence[str], outputs: Outputs, unit: str) -> None:
     ]  # fmt: skip
     heads = ("ms", "log", "n before", "n", "before", "now", "difference", "low", "high")
     document = _document(
-        "Comparison of HdrHistograms", f"differences from {first}; intervals of 95 %", heads, rows
+        "Comparison of HdrHistograms",
+        f"differences from {first}; intervals of 95 %, for values that do not depend on each other",
+        heads,
+        rows,
     )
     _tell(outputs, {"comparisons": comparisons}, document)
 
@@ -89,7 +95,7 @@ def _differences(a: Mapping[str, Histogram], b: Mapping[str, Histogram]) -> Iter
             intervals = [quantile_interval(values, share) for values in ordered]
             if intervals[0] is None or intervals[1] is None:
                 continue
-            low, high = difference_interval(intervals[0], intervals[1])
+            low, high = difference_interval(intervals[0], intervals[1]) if tag not in GAPS else (None, None)
             yield {
                 "tag": tag, "figure": figure, "n_a": len(ordered[0]), "n_b": len(ordered[1]),
                 "a": intervals[0].value, "b": intervals[1].value,

@@ -223,6 +223,11 @@ def test_hdr_logs_are_merged_and_compared(tmp_path: Path, call: Call) -> None:
     assert 2.3e-6 < median["low"] < median["difference"] < median["high"] < 2.7e-6
     code, out, _ = call("report", a, "--compare", b)
     assert (code, "ttft p50" in out) == (0, True)
+    # The gaps of a request depend on each other, so they have no interval.
+    gaps = [hdr_log(tmp_path / f"{name}.hlog", "tbc", *range(1_000, 2_000)) for name in ("c", "d")]
+    code, out, _ = call("report", gaps[0], "--compare", gaps[1], "--json")
+    rows = json.loads(out)["comparisons"][0]["figures"]
+    assert [(row["difference"], row["low"], row["high"]) for row in rows] == [(0, None, None)] * 2
 
 
 def test_a_result_of_a_replay_becomes_an_hdr_log(tmp_path: Path, call: Call) -> None:

@@ -52,7 +52,7 @@ from llmtap.units import NS_PER_S
 QUANTILES: Final = {"p50": 0.5, "p99": 0.99}
 VALUES_MAX: Final = 20_000_000
 """Maximum number of values of a metric in one result: all of them are kept in a list for the intervals."""
-_GAPS: Final = frozenset({"tbc", "itl"})
+GAPS: Final = frozenset({"tbc", "itl"})
 """Metrics with several values for each request. The values of a request depend on each other, so these
 metrics have no interval."""
 _RATES: Final = {
@@ -192,8 +192,8 @@ def _scalars(a: _Json, b: _Json, level: float) -> Iterator[_FigureOfPair]:
 
 
 def _values(result: Mapping[str, Any], metric: str) -> Sequence[float]:
-    """Return the values of a metric in seconds, ascending, with an error of 0.1 %; none for `_GAPS`."""
-    if metric in _GAPS:
+    """Return the values of a metric in seconds, ascending, with an error of 0.1 %; none for `GAPS`."""
+    if metric in GAPS:
         return []
     histogram = result.get("hdr_histograms", {}).get(metric)
     if histogram is None:
