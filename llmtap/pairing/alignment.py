@@ -140,7 +140,7 @@ def held_tokens(alignment: Alignment, shift_ns: int) -> int:
     """
     arrivals_ns, order = np.unique(alignment.front_ns, return_index=True)
     ends = np.cumsum(alignment.weights)
-    # `np.maximum`: tokens complete in order, also if two stamps of one read are equal.
+    # searchsorted() needs ascending times, also if a clock was corrected within the answer.
     produced_ns = np.maximum.accumulate(alignment.back_ns) + shift_ns
     counts = np.concatenate(([0], ends))
     produced = counts[np.searchsorted(produced_ns, arrivals_ns, "right")]
