@@ -186,3 +186,21 @@ def test_the_wait_of_an_exchange_has_a_bar_for_each_part_on_one_scale() -> None:
         assert page.problems == []
 
     play(scene, tally)
+
+
+def test_a_stream_that_its_client_held_has_both_figures() -> None:
+    tally = an_empty_tally()
+    x = measured(1, 40)
+    times = x.timeline.events.t_ns
+    x.timeline.holds.extend((times[10] + 5_000_000, times[20]))
+    x.timeline.paused_ns = times[20] - times[10] - 5_000_000
+    tally.opened()
+    tally.ended(x)
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url + "#exchanges/run.0.1-1")
+        await reads(page, "200 ms; server alone at least 20 ms")
+        await reads(page, "20 ms; server alone at least 15 ms")
+        assert page.problems == []
+
+    play(scene, tally)

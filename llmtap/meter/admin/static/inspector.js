@@ -268,7 +268,7 @@ function ending(x) {
 /** The figures of a stream that its client held: as delivered, and without the client's time. */
 function heldFigures(held) {
   if (!held) return [];
-  const pair = (name) => `${seconds(held[`${name}_delivered`])}; server alone ${seconds(held[`${name}_server`])}`;
+  const pair = (name) => `${seconds(held[`${name}_delivered`])}; server alone at least ${seconds(held[`${name}_server`])}`;
   return [["longest pause, delivered", pair("tbc_max")], ["TPOT, delivered", pair("tpot")]];
 }
 
