@@ -84,6 +84,7 @@ def test_whole_answers_and_streams_that_were_not_understood_have_no_silences() -
     for x in (whole, unread, streamed(200)):
         counts.add(x, measure(x))
     assert counts.streams == 1
+    assert silences(whole) == silences(unread) == []
     assert {kind: one.n for kind, one in counts.kinds.items()} == {FIRST: 1, NEXT: 0}
     # Keep-alives alone do not need to be understood.
     waiting = without_token(end_ms=8_000)

@@ -160,7 +160,7 @@ async def test_a_view_asks_for_what_it_shows_and_no_more() -> None:
         assert wanted == {
             "tenants": ("tenant",), "models": ("model",), "arms": ("arm", "experiment"),
             "streams": ("none", "streams"), "exchanges": ("none", "exchanges"), "refusals": ("tenant",),
-            "tap": ("none",), "slo": ("none",),
+            "tap": ("none",), "slo": ("none",), "silences": ("none", "silences"),
         }  # fmt: skip
         assert feed.link is FeedLink.LIVE
 

@@ -116,7 +116,7 @@ def test_a_stream_that_waits_for_its_first_token_is_of_its_own_kind() -> None:
     assert (answer["running"], answer["not_judged"]) == (2, 0)
 
 
-def test_the_planted_silences_are_found_and_no_others_also_among_collected_tokens() -> None:
+def test_the_planted_silences_of_200_streams_are_found_and_no_others() -> None:
     stage = Stage()
     planted = {7, 90, 133}
     script = Script()
