@@ -69,7 +69,8 @@ def read_toml(path: Path, place: str | None = None) -> dict[str, Any]:
         raise ConfigError(str(path), f"is longer than {TOML_BYTES_MAX >> 10} KiB", "is this the right file?")
     try:
         # Do the same as tomllib.load, which accepts only files: TOML is UTF-8.
-        text = raw.decode().replace("\r\n", "\n")
+        # Editors of Windows put a byte order mark before UTF-8.
+        text = raw.decode("utf-8-sig").replace("\r\n", "\n")
         _check_depth(text, path)
         return tomllib.loads(text)
     except ValueError as exc:  # TOMLDecodeError, UnicodeDecodeError, or too many digits.

@@ -386,7 +386,9 @@ def init(
         raise ConfigError(str(file), "already exists", "to replace the file, use --force")
     from llmtap.bench.sut.detect import detect, starter_text
     from llmtap.bench.sut.sut import BenchTarget
+    from llmtap.load.sending import split_url
 
+    split_url(target)
     server_facts = asyncio.run(detect(BenchTarget(url=target, key_env=api_key_env, ca=ca)))
     text = starter_text(server_facts)
     if to_stdout:

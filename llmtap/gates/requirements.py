@@ -22,7 +22,7 @@ from llmtap.units import NS_PER_S, parse_duration_ns
 _Json = Mapping[str, Any]
 _CONDITION: Final = re.compile(r"[\s,]*([A-Za-z][\w.]*)\s*(<=|>=|<|>)\s*([^\s,]+)")
 _OPERATORS: Final = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
-_NUMBER: Final = re.compile(r"\d+(?:\.\d+)?|\.\d+")
+_NUMBER: Final = re.compile(r"\d+(?:\.\d+)?|\.\d+", re.ASCII)
 EXAMPLE: Final = "attainment>=0.99 ttft_p99<=500ms error_rate<=1%"
 _NO_TOKENS: Final = "no_tokens"
 """Kind of a finding that makes every result not valid."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, Literal
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
@@ -238,15 +238,22 @@ _TOKEN: Final = frozenset(b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZa
 _OURS: Final = frozenset({b"host", b"content-length", b"content-type", b"transfer-encoding", b"connection"})
 
 
+def split_url(url: str, place: str = "--target") -> SplitResult:
+    """Return the parts of a URL, whose port can be read. Raises ConfigError that names `place`."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # raises ValueError if it is no port
+    except ValueError as exc:
+        raise ConfigError(place, f"{url!r} is not a URL: {exc}", "such as http://127.0.0.1:8000") from None
+    return parts
+
+
 def protocol_of(url: str) -> Spoken:
     """Return the protocol of a target. A WebSocket is Realtime unless its path ends in `/responses`.
 
     Raises ConfigError if the target is no URL.
     """
-    try:
-        parts = urlsplit(url)
-    except ValueError as exc:
-        raise ConfigError("--target", f"{url!r} is not a URL: {exc}") from None
+    parts = split_url(url)
     match parts.scheme.lower():
         case "ws" | "wss":
             return "responses" if parts.path.rstrip("/").endswith("/responses") else "realtime"

@@ -199,7 +199,7 @@ def test_dots_and_brackets_in_texts_and_comments_are_no_nesting(tmp_path: Path) 
     many = "." * 500 + "[{" * 500
     file = tmp_path / "texts.toml"
     file.write_text(
-        f'# {many}\na = \'{many}\' # {many}\nb = "\\"{many}"\nc = """\n{many}"\n"""\n'
+        f'\ufeff# {many}\na = \'{many}\' # {many}\nb = "\\"{many}"\nc = """\n{many}"\n"""\n'
         f"d = '''\n{many}'''\ne = [{','.join(['1.5'] * 500)}]\n[{'f.' * (DEPTH_MAX - 1)}f]\n"
     )
     content = read_toml(file)

@@ -67,6 +67,7 @@ def test_percentiles_of_requirements_are_those_that_a_run_must_record() -> None:
         "", "  ", "ttft_p99", "ttft_p99=500ms", "ttft_p99<=500", "ttft_p99<=", "ttft<=1s", "ttft_p0<=1s",
         "ttft_p100<=1s", "attainment>=101%", "attainment>=97ms", "goodput>=5%", "nothing>=1", "5<ttft_p99",
         "error_rate<=-1%", "ttft_p99<=500ms or e2e_p99<=1s", "error_rate<=nan", "goodput>=inf",
+        "error_rate<=\N{ARABIC-INDIC DIGIT ZERO}",
     ],
 )  # fmt: skip
 def test_a_requirement_that_cannot_be_read_is_refused(text: str) -> None:

@@ -22,7 +22,7 @@ from msgspec import Meta
 
 from llmtap.bench.run.test import TESTS, BenchTest, test_named
 from llmtap.errors import ConfigError, raise_all
-from llmtap.load.sending import shown_url
+from llmtap.load.sending import shown_url, split_url
 from llmtap.options.fields import opt
 from llmtap.options.tables import OptionTables
 from llmtap.units import encode_seconds
@@ -164,6 +164,7 @@ class BenchTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return TokenCounting(self.tokenizer, self.endpoint == "chat.completions")
 
     def __post_init__(self) -> None:
+        split_url(self.url, "target.url")
         if not self.endpoint:
             endpoint = "completions" if self.tokenizer is None else "chat.completions"
             msgspec.structs.force_setattr(self, "endpoint", endpoint)

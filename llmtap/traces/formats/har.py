@@ -143,14 +143,15 @@ def _failure_of(entry: JsonObject, status_known: bool, status: int | None) -> tu
 
 
 def _arrival_ns(date: Any) -> int | None:
-    """Return a date as ns since 1970; a date without a zone is UTC. None if it is no date."""
+    """Return a date as ns since 1970; a date without a zone is UTC. None if it is no date after that."""
     try:
         moment = datetime.fromisoformat(date)
     except (TypeError, ValueError):
         return None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    return (moment - _EPOCH) // timedelta(microseconds=1) * 1_000
+    ns = (moment - _EPOCH) // timedelta(microseconds=1) * 1_000
+    return ns if 0 <= ns < 1 << 63 else None
 
 
 def _request_columns(body: bytes) -> TraceRow:

@@ -12,6 +12,7 @@ from typing import BinaryIO, Final
 import msgspec
 import pyarrow as pa
 
+from llmtap.protocol.target import split_target
 from llmtap.traces.bodies import read_object, request_columns
 from llmtap.traces.format import ASPECTS, FormatError, TraceFormat, TraceRow, TraceWriter
 from llmtap.traces.text import read_lines, start_of
@@ -49,15 +50,18 @@ def _read(file: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
         except (ValueError, RecursionError) as exc:
             raise FormatError(f"line {number}: {exc}") from None
         text = bytes(request.body).decode()
+        path = request.url
+        if not path.startswith("/"):  # a whole URL
+            path, _ = split_target(path.encode())
         body = read_object(text, f"line {number}: body")
         yield {
             "id": request.custom_id,
             "method": request.method,
-            "path": request.url,
+            "path": path,
             "stream": body.get("stream") is True,
             "level": "full",
             "request_body": text,
-            "endpoint": next((name for name, url in _URLS.items() if request.url.endswith(url[3:])), None),
+            "endpoint": next((name for name, url in _URLS.items() if path.endswith(url[3:])), None),
             **request_columns(body),
         }
 

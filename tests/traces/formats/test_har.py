@@ -111,14 +111,22 @@ def test_what_is_no_llm_call_is_left_out_and_counted() -> None:
     broken = entry()
     broken["response"]["content"] = {"text": "%%%", "encoding": "base64"}
     rows, notes = rows_of(
-        har(page, entry(), script, {"request": 3}, broken, entry(startedDateTime="yesterday"))
+        har(
+            page,
+            entry(),
+            script,
+            {"request": 3},
+            broken,
+            entry(startedDateTime="yesterday"),
+            entry(startedDateTime="1601-01-01T00:00:00Z"),
+        )
     )
     assert len(rows) == 1
     assert notes == [
         "2 entries are no LLM calls: left out",
         "1 entries have no request or no response: left out",
         "1 entries cannot be read as HTTP: left out",
-        "1 entries have no valid startedDateTime: left out",
+        "2 entries have no valid startedDateTime: left out",
     ]
 
 

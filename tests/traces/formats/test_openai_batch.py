@@ -47,6 +47,11 @@ def test_a_request_is_read_with_its_shape() -> None:
     assert row["response_text"] is row["arrival_ns"] is None
 
 
+def test_a_whole_url_gives_its_path() -> None:
+    (row,), _ = rows_of(question(url="https://gateway.example/v1/embeddings"))
+    assert (row["path"], row["endpoint"]) == ("/v1/embeddings", "embeddings")
+
+
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
