@@ -218,7 +218,8 @@ class _Deflate:
             if len(self._head) < 2:
                 return
             data = self._head
-            # RFC 1950 2.2: method 8, and the two bytes as a number are a multiple of 31.
+            # Some servers send deflate without the zlib header (RFC 9110 8.4.1.2). In that header, the method
+            # is 8, and its two bytes as a number are a multiple of 31 (RFC 1950 2.2).
             wrapped = data[0] & 0x0F == 8 and (data[0] << 8 | data[1]) % 31 == 0
             self._inflater = zlib.decompressobj(15 if wrapped else -15)
         if self._inflater.eof:

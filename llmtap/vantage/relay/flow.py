@@ -465,7 +465,7 @@ class Flow(FlowState):
         if loan is not None:
             self.last_ns = loan.last_ns
             if now_ns - self.last_ns < self._context.options.idle_timeout:
-                return  # The thread notices everything else.
+                return  # The forwarding thread handles everything but this limit.
             loan.reclaim()
             loan.handle()
             if self.over:
