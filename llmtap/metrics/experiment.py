@@ -371,9 +371,9 @@ def share_difference(
 ) -> Difference | None:
     """Return the difference of two shares; `weights` are the arms' shares of the units, if they are known.
 
-    p (None without weights) is exact: the units in which the event happened are distributed over arm and
-    control by their weights, however often it happens and however that changes over the day (Lindon and Malek
-    2020).
+    p is exact (None without weights): if the arms do not differ, each unit with the event is in an arm with
+    the probability of the arm's weight. This holds for any rate of the event, also if the rate changes over
+    the day (Lindon and Malek 2020).
     """
     a, c = arm.mean, control.mean
     if a is None or c is None:

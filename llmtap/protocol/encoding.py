@@ -21,7 +21,8 @@ RATIO_MAX: Final = 250
 """Maximum ratio of decoded to coded bytes. Streams of near-identical chunks reach about 50; deflate cannot
 exceed 1,032."""
 RATIO_FREE_BYTES: Final = 256 << 10
-"""Decoded bytes up to which the ratio is not limited: the first flush of a stream may be a few bytes."""
+"""Decoded size up to which the ratio is not limited: a stream may begin with only a few coded bytes, and
+their ratio may be high by chance."""
 CODINGS_MAX: Final = 4
 PIECE_BYTES: Final = 16 << 10
 """Maximum number of decoded bytes that are returned at once: parsing them takes a few milliseconds."""

@@ -316,7 +316,8 @@ class Flow(FlowState):
             self._tap.offer(FrameKind.HELD, self.seq, now_ns, held_ns)
 
     def client_drained(self) -> None:
-        """Resume after the client's socket has taken all bytes, or after the awaited rest of a request."""
+        """Continue after the client's socket has taken all bytes or, if the answer is complete, after the
+        rest of the request has arrived."""
         now_ns = mono_ns()
         self.last_ns = now_ns
         if self._paused_since_ns:
