@@ -91,7 +91,7 @@ class CaptureInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     arrivals: str = "wall"
     """`wall`: `arrival_ns` counts from 1970 UTC. `trace`: from the trace's own zero."""
     blocks: str = "salted"
-    """`salted`: keyed hashes. `trace`: ids from the source."""
+    """Kind of the block ids of prompts. `salted`: keyed hashes. `trace`: the ids of the source."""
     source: str = ""
     """Format that the rows were converted from; empty for live traffic."""
     began_ns: int = 0

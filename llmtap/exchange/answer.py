@@ -153,7 +153,7 @@ class AnswerReader:
 
     @property
     def kept_bytes(self) -> int:
-        """Memory of an unfinished event. A JSON body is not included, since the share counts it."""
+        """Memory of an unfinished event. A JSON body is not included: `_share` already counts it."""
         if self.kind is BodyKind.SSE:
             parser = self._parser
             return 0 if parser.idle else parser.kept_bytes

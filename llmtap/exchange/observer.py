@@ -643,10 +643,11 @@ class Observer:
             since_ns = t_ns
 
     def _token_is_followed(self, t_ns: int) -> None:
-        """Record that bytes without a complete output event follow the last token in the read at `t_ns`.
+        """Mark the last token's time as possibly late: other bytes follow the token in its read, at `t_ns`.
 
-        Only for the load generator, which probes its loop often. In a relay, the uncertainty would become
-        UNSEEN_NS for most responses, since the last token often comes with the end of the stream.
+        Only for the load generator, which probes its event loop often and so knows how late a read may be.
+        In a relay, the uncertainty of most responses would become UNSEEN_NS, because the last token often
+        comes with the end of the stream.
         """
         if self._waited is not None and self._t.last_token_ns == t_ns:
             self._share_read(t_ns)

@@ -62,7 +62,10 @@ class PromptMaker:
         self.output_exact = exact_output
 
     def describe(self, *, made: bool = True, streamed: bool = True) -> dict[str, object]:
-        """Return the fields of the requests as JSON, like `BodyMaker.describe`. All bodies are generated."""
+        """Return the fields of the requests as JSON, like `BodyMaker.describe`.
+
+        `made` and `streamed` have no effect: all bodies are generated, and all answers are streamed.
+        """
         limit = "max_output_tokens" if self._protocol in WEBSOCKET else "max_tokens"
         return {
             "endpoint": self._protocol,

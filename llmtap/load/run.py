@@ -83,7 +83,8 @@ class Schedule:
         return self._rows_left - self.dropped
 
     def take(self, now_ns: int) -> tuple[int, int | None] | None:
-        """Return a row that is due with its scheduled time (None in a closed loop); None if none is due."""
+        """Take the next due row. Return the row and its scheduled time (None in a closed loop), or None if no
+        row is due."""
         due_ns = self.next_ns
         if due_ns > now_ns:
             return None

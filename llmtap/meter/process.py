@@ -254,7 +254,8 @@ async def _run(
                 recorder.note_relay(
                     relay.name, last.opened, last.dropped, last.unsettled, last.packets, last.watched
                 )
-        # If another meter continues the capture, it is not closed here.
+        # If another meter continues the capture, close this meter's files only: the other meter completes the
+        # capture.
         await asyncio.to_thread(recorder.close, RECORDER_S, whole=whole and successor is None)
     if exporter is not None:
         await asyncio.to_thread(exporter.close)

@@ -35,7 +35,7 @@ from llmtap.meter.setup import FROM_NOW_ON, HAND_OVER, RENEW, Changeable
 
 LINE_BYTES: Final = 4_096
 GRACE_S: Final = 5.0
-"""Time in addition to the relays' own limit, for their last batches."""
+"""Time that the meter waits for the last batches of the relays after their own time limit."""
 ORPHAN_S: Final = 24.0
 """Time limit after the supervisor's death: relays end within 22 s, and the last files take 4 s more. An init
 system allows 30 s."""

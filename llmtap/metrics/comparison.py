@@ -57,8 +57,8 @@ def cache_hit_rate(cached_tokens: int, prefix_tokens: int) -> float | None:
 
 
 EXACT_MAX: Final = 50
-"""Maximum number of pairs for which the distribution of signed ranks is exact, as in SciPy. For more it is
-normal."""
+"""Maximum number of pairs for which the distribution of signed ranks is computed exactly, as in SciPy. For
+more pairs, the normal approximation is used."""
 HALVINGS: Final = 60
 """Halvings of the range of all differences: the result is finer than a float can distinguish."""
 
@@ -303,19 +303,19 @@ def compare_quantile(
         return None
     x, y = _sample_array(a), _sample_array(b)
 
-    def step(one: Values, other: Values, axis: int = -1) -> Values:
+    def quantile_difference(one: Values, other: Values, axis: int = -1) -> Values:
         difference: Values = np.quantile(other, p, axis=axis) - np.quantile(one, p, axis=axis)
         return difference
 
     with catch_warnings():
         simplefilter("ignore")  # SciPy warns about samples without variance, whose interval is a point
         drawn = stats.bootstrap(
-            (x, y), step, vectorized=True, paired=paired, n_resamples=resamples, method="percentile",
-            confidence_level=level, batch=max(1, BATCH_VALUES_MAX // max(len(x), len(y))),
-            rng=np.random.default_rng(seed),
+            (x, y), quantile_difference, vectorized=True, paired=paired, n_resamples=resamples,
+            method="percentile", confidence_level=level,
+            batch=max(1, BATCH_VALUES_MAX // max(len(x), len(y))), rng=np.random.default_rng(seed),
         )  # fmt: skip
-    steps = drawn.bootstrap_distribution
-    rarer = min(int((steps <= 0).sum()), int((steps >= 0).sum()))
+    differences = drawn.bootstrap_distribution
+    rarer = min(int((differences <= 0).sum()), int((differences >= 0).sum()))
     quantile_a, quantile_b = float(np.quantile(x, p)), float(np.quantile(y, p))
     ends = drawn.confidence_interval
     return Comparison(

@@ -72,9 +72,9 @@ class Figure:
         """Units with at least one value."""
         self.units_with = 0
         """Number of units that have a value other than 0; for a share, units in which the event happened."""
-        # Over units, with N values and S their sum: sums of S S, S N and N N.
+        # Sums over all units of S^2, S N and N^2, where a unit has N values with the sum S.
         self._ss = self._sn = self._nn = 0
-        # With the covariate X: sums of X, X X, S X and N X.
+        # Sums over all units of X, X^2, S X and N X, where X is the covariate of a unit.
         self._x = self._xx = self._sx = self._nx = 0
         self._has_several_values = False  # whether a unit has more than one value
         # The units with the smallest ids: a random sample, because ids are hashes.
@@ -371,9 +371,9 @@ def share_difference(
 ) -> Difference | None:
     """Return the difference of two shares; `weights` are the arms' shares of the units, if they are known.
 
-    p (None without weights) is exact: the units in which the event happened are distributed over arm and
-    control by their weights, however often it happens and however that changes over the day (Lindon and Malek
-    2020).
+    p is exact (None without weights): if the arms do not differ, each unit with the event is in an arm with
+    the probability of the arm's weight. This holds for any rate of the event, also if the rate changes over
+    the day (Lindon and Malek 2020).
     """
     a, c = arm.mean, control.mean
     if a is None or c is None:

@@ -32,7 +32,7 @@ def held_figures(x: Exchange, m: Measured) -> dict[str, object] | None:
         gaps = server_gaps_ns(times, holds)
         gap_max_ns, span_ns = max(gaps), times[-1] - times[0]
         if m.tpot_ns is not None and span_ns:
-            # TPOT counts all tokens of the span; only the span differs.
+            # Each span has the same tokens, so TPOT is proportional to the length of the span.
             tpot_delivered = m.tpot_ns * (delivered[-1] - delivered[0]) / span_ns
             tpot_server = m.tpot_ns * sum(gaps) / span_ns
     return {

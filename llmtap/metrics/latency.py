@@ -244,7 +244,7 @@ _of_an_exchange: Final = values_of(OF_AN_EXCHANGE)
 
 @dataclass(slots=True)
 class Measured:
-    """All terms of one exchange, computed once; ns, None where a term does not apply."""
+    """All figures of one exchange, computed once. Times are in ns; a figure that does not apply is None."""
 
     ttft_ns: int | None
     ttft_scheduled_ns: int | None

@@ -174,7 +174,8 @@ def _product_limit(
 
 def _limits(share: float, variance: float, n: int, critical: float, level: float) -> tuple[float, float]:
     if not variance:
-        # No event among n durations: the share p of such events has (1 - p)^n >= (1 - level) / 2.
+        # No event among n durations, so the variance is 0. Use the exact limit: the smallest survival s with
+        # s^n >= (1 - level) / 2.
         return ((1 - level) / 2) ** (1 / n), 1.0
     reach = exp(critical * sqrt(variance) / -log(share))
     return share**reach, share ** (1 / reach)

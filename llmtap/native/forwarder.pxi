@@ -82,7 +82,7 @@ cdef class Loan:
         self.forwarder.loans.discard(self)
         flow.loan = self.upstream.loan = passage.client.loan = None
         passage.left = self.c.left
-        passage.epoch = -1  # so that the tap is asked again
+        passage.epoch = -1  # so that `offer_data` asks the tap again whether it measures the exchange
         flow.last_ns = max(flow.last_ns, self.c.last_ns)
         flow.response_bytes += self.c.forwarded_bytes
         if not self.c.tapped:

@@ -295,7 +295,7 @@ cdef class Passage:
         self.load()
 
     cdef int load(self) except -1:
-        """Learn from the scanner how the body stands."""
+        """Copy the state of the body from the scanner."""
         scanner = self.scanner
         if self.framing == BY_CLOSE:
             self.left = 0
@@ -306,13 +306,13 @@ cdef class Passage:
         return 0
 
     cdef int store(self) except -1:
-        """Tell the scanner."""
+        """Copy the state of the body to the scanner."""
         if self.framing != BY_CLOSE and self.left >= 0:
             self.scanner.left = self.left
         return 0
 
     cdef int64_t left_behind(self, const unsigned char *data, Py_ssize_t size) noexcept:
-        """What is left behind these bytes; -1: they are not plain."""
+        """Return how much of the chunk (with its CR LF) or body follows these bytes; -1: they are not plain."""
         if self.framing == BY_CHUNKS:
             return llmtap_chunks_left(data, size, self.left)
         if self.framing == BY_LENGTH:
@@ -320,7 +320,7 @@ cdef class Passage:
         return 0
 
     cdef bint take(self, const unsigned char *data, Py_ssize_t size, int64_t t_ns) except -1:
-        """Pass the bytes on; 0: they are not plain, and nothing has happened."""
+        """Forward the bytes and return 1. Return 0 without any effect if the bytes are not plain."""
         client, flow = self.client.stream, self.flow
         if client is None or client.pending:
             return 0
@@ -340,7 +340,7 @@ cdef class Passage:
         flow.response_bytes += size
         if flow.tapped:
             added_ns = llmtap_mono_ns() - t_ns
-            # In a new epoch the tap has to say whether this exchange is still measured.
+            # In a new epoch, `offer_data` asks the tap whether this exchange is still measured.
             if self.rows.epoch != self.epoch or not self.rows.append_within(
                 RESPONSE_DATA, flow.seq, t_ns, added_ns, <const char *> data, size
             ):
@@ -351,7 +351,7 @@ cdef class Passage:
         return 1
 
 
-# One for all streams: whatever is read has been passed on or copied before Python code runs that might read.
+# One buffer for all streams: the bytes of a read are forwarded or copied before other Python code may read again.
 cdef unsigned char[READ_BYTES_MAX] _buffer
 
 
@@ -428,6 +428,6 @@ cdef class Reader:
             return now_ns
         else:
             if self.passage is not None:
-                self.passage.epoch = -1  # so that `offer_data` finds whether the bytes waited for the client
+                self.passage.epoch = -1  # so that `offer_data` subtracts the time that the read waited for the client
             return self.stream.place(now_ns, wall_ns)
         return now_ns - lag_ns

@@ -170,7 +170,8 @@ _TABLE: Final = (
 the label that its samples must have, if any. A share is the mean over a server's engines, any other value
 their sum."""
 MEAN_TIMES: Final = ("ttft", "itl", "queue", "prefill")
-"""Names of the times above, each with a series `_seconds` and `_values`."""
+"""Times of which llmtap reads the sum (series `NAME_seconds`) and the number (`NAME_values`). The quotient is
+the mean."""
 SERIES: Final = {name: MonitorSeries(unit, cast(Kind, kind)) for name, unit, kind, _ in _TABLE}
 
 
@@ -188,9 +189,9 @@ def _source_of(text: str) -> _Source:
 
 _SOURCES: Final = {name: [_source_of(text) for text in names.split()] for name, _, _, names in _TABLE}
 LINE_BYTES_MAX: Final = 16 << 10
-"""Limit of a line of `SERIES`: their labels take some hundred bytes."""
+"""Maximum length of a line with a metric that llmtap reads; its labels take some hundred bytes."""
 LINES_MAX: Final = 1 << 18
-"""Limit of all lines of a page; 2 MB have 20,000."""
+"""Maximum number of lines of a page; a page of 2 MB has 20,000."""
 _NAME: Final = re.compile(
     rb"(?:%s)(?=[\s{])"
     % b"|".join(source.name.encode() for sources in _SOURCES.values() for source in sources)

@@ -15,9 +15,10 @@ import msgspec
 from llmtap.json_types import JsonObject
 
 MODEL_CHARS_MAX: Final = 1_024
-"""Maximum length of a model's name in a dialect. `exchange/bounds.py` cuts it further."""
+"""Maximum length of a model's name that a dialect reads from an event. `exchange/bounds.py` shortens it
+further."""
 USAGE_TOKENS_MAX: Final = 10**8
-"""Tokens that the usage of one exchange may count: ten times the longest context window."""
+"""Maximum number of tokens in the usage of one exchange: ten times the longest context window."""
 
 
 class EventClass(IntEnum):

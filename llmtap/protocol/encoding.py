@@ -21,7 +21,8 @@ RATIO_MAX: Final = 250
 """Maximum ratio of decoded to coded bytes. Streams of near-identical chunks reach about 50; deflate cannot
 exceed 1,032."""
 RATIO_FREE_BYTES: Final = 256 << 10
-"""Decoded bytes up to which the ratio is not limited: the first flush of a stream may be a few bytes."""
+"""Decoded size up to which the ratio is not limited: a stream may begin with only a few coded bytes, and
+their ratio may be high by chance."""
 CODINGS_MAX: Final = 4
 PIECE_BYTES: Final = 16 << 10
 """Maximum number of decoded bytes that are returned at once: parsing them takes a few milliseconds."""
@@ -218,7 +219,8 @@ class _Deflate:
             if len(self._head) < 2:
                 return
             data = self._head
-            # RFC 1950 2.2: method 8, and the two bytes as a number are a multiple of 31.
+            # Some servers send deflate without the zlib header (RFC 9110 8.4.1.2). In that header, the method
+            # is 8, and its two bytes as a number are a multiple of 31 (RFC 1950 2.2).
             wrapped = data[0] & 0x0F == 8 and (data[0] << 8 | data[1]) % 31 == 0
             self._inflater = zlib.decompressobj(15 if wrapped else -15)
         if self._inflater.eof:

@@ -49,11 +49,14 @@ _decode_members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _replace: Final = msgspec.structs.replace
 _Loose = tuple[tuple[bytes, bool], ...]
 Fixed = tuple[bytes, _Loose, _Loose, bytes]
-"""Opening, loose values ahead of the text and beyond it, closing: as in `Repetition`."""
+"""Parts of a `Repetition`: `opening`, `ahead`, `beyond`, `closing`."""
 
 
 class Repetition(msgspec.Struct, gc=False):
-    """What is the same in each of these events: everything but the text and the loose values."""
+    """Part that all repetitions of an event share: everything but the text and the loose values.
+
+    A loose value is a member that no reader reads, such as an id, and that may differ from event to event.
+    """
 
     opening: bytes
     """Everything up to the first value, be it loose or the text. Quotes are no part of a value here."""
@@ -67,7 +70,7 @@ class Repetition(msgspec.Struct, gc=False):
     a string."""
     names: frozenset[str] = frozenset()
     sample: bytes = b""
-    """The event in which the loose values were found, without its text; empty: there are none."""
+    """The event in which the loose values were found, without its text; empty without loose values."""
 
     @property
     def fixed(self) -> Fixed:
@@ -75,7 +78,7 @@ class Repetition(msgspec.Struct, gc=False):
 
     def text_in(self, data: bytes, chunked: bool = False) -> str:
         """Return the text of a block (`chunked`: of one HTTP chunk that holds it) that is one of these
-        events; "" if it may be none."""
+        events; "" if the block may be no such event."""
         size, start, closing = len(data), 0, self.closing
         if chunked:
             line = _SIZE_LINES.get(size)

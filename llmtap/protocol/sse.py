@@ -485,7 +485,8 @@ class MessageStreamParser:
         except (ValueError, TypeError, RecursionError, binascii.Error):
             self._skipped += 1
             part = payload
-        return SseEvent(start, self.offset, part)  # The part is an event of the model's own dialect.
+        # The decoded bytes are one event in the model's own dialect. Without them, the payload is returned.
+        return SseEvent(start, self.offset, part)
 
 
 def _message_headers(data: bytes) -> dict[bytes, bytes] | None:

@@ -314,7 +314,8 @@ class LineChoice:
     """A line of a sweep, which the reader of a page can hide."""
 
     name: str
-    of: Mapping[str, str]
+    settings: Mapping[str, str]
+    """Values of the settings in which the lines of the sweep differ, by name."""
     look: Look
 
 

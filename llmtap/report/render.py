@@ -192,7 +192,7 @@ def page_html(document: ReportDocument, *assets: str) -> str:
         doc=document,
         style=_page_parts("curves.css", "plot.css", *(name for name in assets if name.endswith(".css"))),
         script=_page_parts("plot.js", "curves.js", *(name for name in assets if name.endswith(".js"))),
-        figures=_json_markup({"lines": [line.of for line in document.lines], "plots": plots}),
+        figures=_json_markup({"lines": [line.settings for line in document.lines], "plots": plots}),
     )
 
 

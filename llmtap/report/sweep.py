@@ -79,8 +79,10 @@ class Line:
     """Runs that differ only in their value on the axis, in ascending order."""
 
     label: str
-    of: dict[str, str]
+    settings: dict[str, str]
+    """Values of `Sweep.line_dimensions`, by name."""
     points: list[tuple[Any, Result]]
+    """Each run with its value on the axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ class Sweep:
 
     axis: Dimension | None
     """Dimension of the axis; None if no numeric setting varies. The runs are then drawn as bars."""
-    by: list[Dimension]
+    line_dimensions: list[Dimension]
     """Dimensions in which the lines differ."""
     lines: list[Line]
 
@@ -101,21 +103,22 @@ def read_sweep(results: Sequence[Result]) -> Sweep:
     varied = _varied_settings(results)
     numeric = [d for d in varied if d.name != "seed" and all(map(is_number, d.texts))]
     axis = max(numeric, key=lambda d: len(d.texts), default=None)
-    by = [d for d in varied if d is not axis]
+    line_dimensions = [d for d in varied if d is not axis]
 
     def line_settings(result: Result) -> dict[str, str]:
-        return {d.name: text for d in by if (text := d.text_at(result)) is not None}
+        return {d.name: text for d in line_dimensions if (text := d.text_at(result)) is not None}
 
     def rank(result: Result) -> list[int]:
-        return [-1 if (text := d.text_at(result)) is None else [*d.texts.values()].index(text) for d in by]
+        texts = [(d, d.text_at(result)) for d in line_dimensions]
+        return [-1 if text is None else [*d.texts.values()].index(text) for d, text in texts]
 
     lines = []
     for _, group in groupby(sorted(results, key=rank), key=rank):
         runs = list(group)
-        of = line_settings(runs[0])
-        label = ", ".join(of.values()) or str(runs[0].get("scheduler") or "all runs")
-        lines.append(Line(label, of, _line_points(runs, axis)))
-    return Sweep(axis, by, lines)
+        settings = line_settings(runs[0])
+        label = ", ".join(settings.values()) or str(runs[0].get("scheduler") or "all runs")
+        lines.append(Line(label, settings, _line_points(runs, axis)))
+    return Sweep(axis, line_dimensions, lines)
 
 
 def settings_of(result: Result) -> dict[str, Hashable]:

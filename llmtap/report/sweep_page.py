@@ -72,7 +72,7 @@ class Quantity:
     offered: bool = False
     """Whether to draw the offered load as a further curve."""
 
-    def of(self, result: Result) -> float | None:
+    def value_in(self, result: Result) -> float | None:
         value = at(result, *self.path)
         return value if isinstance(value, int | float) else None
 
@@ -168,7 +168,7 @@ def sweep_html(
     for chart in _CHARTS:
         quantities = [
             q for q in chart.quantities
-            if any(q.of(result) is not None for result in results) and (sla or q.path[-1] not in _SLA)
+            if any(q.value_in(result) is not None for result in results) and (sla or q.path[-1] not in _SLA)
         ]  # fmt: skip
         if not quantities:
             continue
@@ -230,7 +230,7 @@ def _summary_blocks(sweep: Sweep, results: Sequence[Result], *, sla: bool) -> li
     if sweep.axis is not None:
         parts.append(f"along {sweep.axis.title} ({len(sweep.axis.texts):,} values)")
     if len(sweep.lines) > 1:
-        parts.append(f"{len(sweep.lines):,} lines by {', '.join(d.name for d in sweep.by)}")
+        parts.append(f"{len(sweep.lines):,} lines by {', '.join(d.name for d in sweep.line_dimensions)}")
     blocks: list[Block] = [Note(f"{'; '.join(parts)}.", lead=NOT_MEASURED)]
     blocks += [Note(text, "yellow") for text in cautions(results)]
     if best := best_runs_text(results, sla=sla):
@@ -289,7 +289,7 @@ def _join_reasons(texts: Iterable[str | None]) -> str:
 def _samples_text(quantities: Sequence[Quantity], results: Sequence[Result]) -> str:
     by_text: dict[str, list[str]] = {}
     for q in quantities:
-        text = values_text(q.n(result) for result in results if q.of(result) is not None)
+        text = values_text(q.n(result) for result in results if q.value_in(result) is not None)
         by_text.setdefault(text, []).append(q.name)
     if len(by_text) == 1:
         return f"n {next(iter(by_text))}"
@@ -301,15 +301,16 @@ def _menus(sweep: Sweep) -> list[tuple[str, str, list[tuple[str, bool]]]]:
 
     Only some values are selected if there are more lines than _LINES_SHOWN.
     """
-    if len(sweep.by) < 2:
+    if len(sweep.line_dimensions) < 2:
         return []
     remaining, chosen = len(sweep.lines), {}
-    for d in reversed(sweep.by[1:]):
+    for d in reversed(sweep.line_dimensions[1:]):
         if remaining > _LINES_SHOWN:
             chosen[d.name] = list(d.texts.values())[-1]
             remaining = -(-remaining // len(d.texts))
     return [
-        (d.title, d.name, [(text, chosen.get(d.name) == text) for text in d.texts.values()]) for d in sweep.by
+        (d.title, d.name, [(text, chosen.get(d.name) == text) for text in d.texts.values()])
+        for d in sweep.line_dimensions
     ]
 
 
@@ -318,7 +319,7 @@ def _line_choices(sweep: Sweep) -> list[LineChoice]:
     looks = []
     for i, line in enumerate(sweep.lines):
         symbol = SYMBOLS[(i + i // len(DASHES)) % len(SYMBOLS)]
-        looks.append(LineChoice(line.label, line.of, Look(ink(i), DASHES[i % len(DASHES)], symbol)))
+        looks.append(LineChoice(line.label, line.settings, Look(ink(i), DASHES[i % len(DASHES)], symbol)))
     return looks
 
 
@@ -326,7 +327,7 @@ def _curves_panel(sweep: Sweep, looks: Sequence[LineChoice], quantity: Quantity)
     series = []
     points: list[tuple[float, Line, Any]] = []
     for i, (line, choice) in enumerate(zip(sweep.lines, looks, strict=True)):
-        values, look = [quantity.of(result) for _, result in line.points], choice.look
+        values, look = [quantity.value_in(result) for _, result in line.points], choice.look
         if all(value is None for value in values):
             continue
         points += [(v, line, x) for v, (x, _) in zip(values, line.points, strict=True) if v is not None]
@@ -379,7 +380,7 @@ def _hover_text(sweep: Sweep, quantity: Quantity, line: Line, x: Any, result: Re
     rows = [
         line.label,
         "" if sweep.axis is None else _place_text(sweep.axis, x),
-        f"{quantity.name} {quantity.text(quantity.of(result))}",
+        f"{quantity.name} {quantity.text(quantity.value_in(result))}",
         "" if n is None else f"n {n:,}" + " (too few)" * quantity.doubtful(result),
     ]
     return "\n".join(row for row in rows if row)

@@ -44,6 +44,7 @@ class Handover(msgspec.Struct, kw_only=True):
     """Process that the state is for: other processes may inherit the environment variable."""
     run: ProxyRun
     tap_path: str
+    """Path of the meter's socket, on which it receives frames from the relays."""
     drain_s: float
     """Drain limit of the present relays."""
     ports: HandedPorts

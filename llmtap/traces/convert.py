@@ -227,7 +227,7 @@ _ASPECTS: Final = ("request body", "response text")
 
 class _Redacted:
     """Iterator over batches that redacts their texts by the rules of a capture. Without rules,
-    it only counts them."""
+    it only counts the texts."""
 
     def __init__(self, batches: Iterable[pa.RecordBatch], rules: tuple[str, ...]) -> None:
         """Raises ConfigError for an unknown rule."""

@@ -360,7 +360,7 @@ def _first_misfit(block: bytes, number: int, header: list[str], known: Sequence[
             rows.append((at, fields))
     for c in known:
         values = [fields[header.index(c.name)] for _, fields in rows]
-        # Search by bisection, because a check of each line alone would take a millisecond.
+        # Search by bisection: a check takes up to 1 ms even for one line, too much for a check of each line.
         first = bisect_left(range(len(values)), True, key=lambda n: not _values_fit(c, values[: n + 1]))
         if first < len(values):
             wanted = c.kind.wanted + (", or nothing" if c.empty else "")

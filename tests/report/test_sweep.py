@@ -22,7 +22,7 @@ def shape(runs: Runs) -> tuple[str | None, list[str], list[tuple[str, list[Any]]
     sweep = read_sweep(runs)
     lines = [(line.label, [x for x, _ in line.points]) for line in sweep.lines]
     axis = None if sweep.axis is None else sweep.axis.name
-    return axis, [d.name for d in sweep.by], lines
+    return axis, [d.name for d in sweep.line_dimensions], lines
 
 
 @pytest.mark.parametrize(

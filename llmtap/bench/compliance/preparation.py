@@ -629,7 +629,7 @@ def _judge_ptp(report: Report, method: str, accuracy: str) -> ComplianceVerdict:
 
 
 @_only_remote
-def _clock_statement(report: Report, method: str, accuracy: str) -> ComplianceVerdict:
+def _judge_clock_statement(report: Report, method: str, accuracy: str) -> ComplianceVerdict:
     lacking = "accuracy" if method else "synchronization"
     return verdict(
         method and accuracy, f"{method}, accurate to {accuracy}", if_not_met=f"sut.clock lacks {lacking}"
@@ -643,7 +643,7 @@ def _judge_rtt(report: Report, method: str, accuracy: str) -> ComplianceVerdict:
     return verdict(line, str(line), if_not_met="no round trip time of the network is in the report")
 
 
-def _rtt_subtraction(report: Report) -> ComplianceVerdict:
+def _judge_rtt_subtraction(report: Report) -> ComplianceVerdict:
     line = _line_with(report, "subtracted")
     return met(line) if line else not_applicable("no latency is reported as adjusted")
 
@@ -773,10 +773,10 @@ ROWS: Final = requirements(
         "4.7.1-1": _same_machine,
         "4.7.2-1": _judge_ntp,
         "4.7.2-2": _judge_ptp,
-        "4.7.2-3": _clock_statement,
+        "4.7.2-3": _judge_clock_statement,
         "4.7.3-1": _judge_rtt,
-        "4.7.3-2": _rtt_subtraction,
-        "4.7.3-3": _rtt_subtraction,
+        "4.7.3-2": _judge_rtt_subtraction,
+        "4.7.3-3": _judge_rtt_subtraction,
         "4.7.4-1": _judge_timestamps,
         "4.7.4-2": _judge_timestamps,
         "4.8-1": _check_filters("not met", "met", "met", "met"),

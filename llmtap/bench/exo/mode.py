@@ -69,9 +69,9 @@ class ExoGrid(msgspec.Struct, frozen=True, kw_only=True):
     """Number of unmeasured requests of the first `pp` and `tg`, sent one at a time before all batches."""
     use_prefix_cache: bool = False
     distinct_prompts: bool = False
-    """Give each request of a batch its own prompt, even if a field of the request switches the cache off. By
-    default, the requests share one prompt in that case (exo-bench, "Concurrency"), and with
-    `use_prefix_cache`."""
+    """Give each request of a batch its own prompt, also if a field of the request switches the prefix cache
+    off. By default, the requests of a batch share one prompt in that case (exo-bench, "Concurrency"). With
+    `use_prefix_cache` they always share it."""
 
     def check(self) -> None:
         """Raise ConfigError with the name of a wrong option."""

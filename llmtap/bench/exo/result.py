@@ -78,6 +78,7 @@ class ExoBatch(msgspec.Struct, frozen=True, kw_only=True):
     start_spread_s: float | None
     """Time between the first bytes sent of the first and of the last request."""
     joules: float | None
+    """Energy used from the start of the batch to its end, from all power sources; None if it is not known."""
     findings: list[dict[str, Any]]
     """Findings of the replay's verdict that limit the validity of the figures, such as late requests."""
 

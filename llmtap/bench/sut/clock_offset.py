@@ -32,15 +32,15 @@ _PART: Final = re.compile(r"([\d.]+)(us|ms|s|min|h)")
 
 
 class ClockOffset(msgspec.Struct, frozen=True, kw_only=True):
-    """Public JSON of a report: offset of the load generator's clock. Times in seconds."""
+    """Public JSON of a report: offset of the load generator's clock. All times are in seconds."""
 
     source: str
-    """Program or call that reported it."""
+    """Program or system call that reported the offset."""
     server: str | None
     offset: float
-    """Clock minus reference."""
+    """This machine's clock minus the reference clock, in seconds."""
     accuracy: float
-    """Estimate of the largest error."""
+    """Estimate of the largest error of this machine's clock, in seconds."""
 
     @property
     def method(self) -> str:

@@ -85,6 +85,7 @@ class Detected:
     hints: dict[str, str] = field(default_factory=dict)
     """Hints by key: what is known about a value that could not be detected completely."""
     notes: list[str] = field(default_factory=list)
+    """Findings that belong to no key, as clauses for comments of the bench file."""
 
     def add_fact(self, key: str, value: Any, source: str) -> None:
         """Add a value for a key, with its source, unless the key has one already or the value is empty."""

@@ -96,7 +96,7 @@ class StarvationFigure(figures.Figure, frozen=True, kw_only=True):
 
 
 class LatencyInflation(msgspec.Struct, frozen=True):
-    """TTFT in the mix / TTFT alone."""
+    """TTFT in the mix divided by TTFT alone, by percentile and for the mean."""
 
     p50: figures.Figure | None
     p95: figures.Figure | None
@@ -119,15 +119,18 @@ class ClassFigures(Latencies, frozen=True, kw_only=True):
 
 
 class JainFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Jain's index by what normalized latency may mean."""
+    """Jain's index for each meaning of "normalized latency", which the draft does not define."""
 
     headline: figures.Figure
-    """By request: TTFT / median of its class alone."""
+    """Index over all requests of TTFT divided by the median TTFT of the request's class alone."""
     by_class: figures.Figure
+    """Index over the classes of mean TTFT divided by the median TTFT of the class alone."""
     per_class: float | None
     per_request: float | None
     raw: float | None
+    """Index over all requests of the unchanged TTFT."""
     slowdown: dict[str, float]
+    """By class: mean TTFT divided by the median TTFT of the class alone."""
     unfair_below: float
 
 
@@ -383,7 +386,7 @@ def _readings_table(jain: JainFigures) -> ReportTable:
         [f"by class: mean TTFT / median alone ({slowdown})", figures.with_interval(jain.by_class, ".3f")],
         ["by request: TTFT as it is", f"{jain.raw:.3f}"],
     ]
-    return ReportTable("Jain's index by what normalized latency may mean", ["x", "Index"], rows)
+    return ReportTable("Jain's index by the meaning of normalized latency", ["x", "Index"], rows)
 
 
 def _charts(classes: Sequence[_Class]) -> list[ChartSpec]:

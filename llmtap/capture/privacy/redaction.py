@@ -166,7 +166,7 @@ def _is_secret(name: Any) -> bool:
     return bare in _SECRET_NAMES or bare.endswith(_SECRET_ENDS)
 
 
-# Media.
+# ---------------------------------------------------------------- media (files as base64 or data: URLs)
 
 _data_url = re.compile(
     r"data:[\w.+-]{1,64}/[\w.+-]{1,64}(?:;[\w.+=-]{1,64}){0,4};base64,"
@@ -182,7 +182,7 @@ def _redact_media(text: str) -> tuple[str, int]:
     return ("[media]", 1) if _base64(text) else _data_url("[media]", text)
 
 
-# Keys.
+# ---------------------------------------------------------------- secrets (API keys, tokens, passwords)
 
 _quote = r"""\\{0,3}["']"""
 _bare = r"""[^\s"'\\,;&<>(){}]"""
@@ -295,7 +295,7 @@ def _is_assignment(m: "re.Match[str]") -> bool:
     return len(bare) >= 6 and bool(_odd(bare))
 
 
-# Addresses.
+# ---------------------------------------------------------------- e-mail addresses
 
 # A match can begin only at the start of a name, so that no name is read twice.
 _emails = _group_finder(r"(?<![\w.%+-])([\w.%+-]+@(?:[\w-]{1,63}\.){1,8}[^\W\d_]{2,24})")
@@ -305,7 +305,7 @@ def _redact_emails(text: str) -> tuple[str, int]:
     return _replace_spans(text, "[email]", _emails(text)) if "@" in text else (text, 0)
 
 
-# Cards.
+# ---------------------------------------------------------------- payment cards
 
 # The first group of digits of a possible card: enough digits must follow.
 _card_begin = re.compile(r"(?<!\d)(?![017])(?=\d(?:[ \u00a0-]{0,3}\d){12})(\d{3,19})(?!\d)").search
@@ -370,7 +370,7 @@ def _luhn_sums(group: str) -> tuple[int, int]:
 _short_sums: Final = lru_cache(maxsize=4_096)(_luhn_sums)
 
 
-# Phones.
+# ---------------------------------------------------------------- telephone numbers
 
 _NORTH_AMERICA: Final = (
     r"[1-9(](?<![\w.-][1-9(])"

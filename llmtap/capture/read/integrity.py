@@ -179,7 +179,8 @@ def latest_ledger(infos: Sequence[CaptureInfo]) -> CaptureLedger:
         for name, count in ledger.relays.items():
             if name not in relays or _progress_key(count) > _progress_key(relays[name]):
                 relays[name] = count
-            # Only the ledger of a capture's first meter has the numbers from before the capture (`since`).
+            # Only the first meter of a capture writes in `since` which numbers are older than the capture.
+            # Later meters write 0, so the largest value is valid.
             if name not in began or count.since > began[name].since:
                 began[name] = count
         mine = meters.setdefault(ledger.meter, {})

@@ -85,7 +85,7 @@ class _Anchor(NamedTuple):
 
 
 class Assembler:
-    """The open exchanges of one connection of one relay."""
+    """Builds the exchanges of one relay connection from its frames, and passes complete ones to the sink."""
 
     def __init__(self, hello: Hello, sink: Sink) -> None:
         self._hello = hello

@@ -154,7 +154,8 @@ class ExchangePipeline:
     def ended(self, x: Exchange) -> None:
         """Measure a finished exchange once and pass it to every sink."""
         self.live -= 1
-        # Call it several times, so that relays get the CPU: this function takes as long as a dozen frames.
+        # Pause several times, so that relays get the CPU: this function takes as long as the handling of a
+        # dozen frames.
         pause = self.turns.pause
         pause()
         slo = self.slos.of(x.tenant)

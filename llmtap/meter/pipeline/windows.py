@@ -308,8 +308,10 @@ class Windows:
             level = list(WINDOWS).index(window)
             tiles = self._slices.window(level, now_ns)
             start_ns = self._slices.window_start_ns(level, now_ns)
+        # Copy the sums of the open slice, because they still grow. It has no parts: after the end of an
+        # exchange, `seal` began a new slice.
         open_ = _Tile()
-        open_.add_sums(tiles[-1])  # the open slice has no parts, and its sums still grow: copy them
+        open_.add_sums(tiles[-1])
         return FrozenWindow(
             name=window,
             start=self._date(start_ns),

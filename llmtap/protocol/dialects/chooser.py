@@ -222,8 +222,8 @@ class DialectChooser:
         return self.conclude(whole=False) if self.kept_bytes > BYTES_KEPT_MAX else []
 
     def conclude(self, *, whole: bool = True) -> list[Released]:
-        """End the choice and return the kept events. `whole`: the answer is over; else no more events may be
-        kept."""
+        """End the choice and return the kept events. `whole`: whether the answer is over; False if the limit
+        of kept events ends the choice earlier."""
         if not self.open:
             return []
         self._is_full = not whole

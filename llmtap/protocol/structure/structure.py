@@ -39,7 +39,7 @@ _REASON_CHARS_MAX: Final = 40
 
 @dataclass(slots=True)
 class Kind:
-    """Events with the same name and the same marks at the top."""
+    """Events with the same name and the same marks at the top level of their JSON."""
 
     event: str | None
     marks: tuple[Mark, ...]

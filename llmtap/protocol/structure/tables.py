@@ -210,7 +210,8 @@ def _usage_of(structure: Structure) -> _Usage | None:
         if counter.path[: len(holder)] == holder and EACH not in counter.path[len(holder) :]:
             meaning_paths = counts.setdefault(counter.meaning, [])
             _add_new(meaning_paths, member_path(counter.path[len(holder) :]))
-    # Other events may hold the same object at another place: the start of an answer may count the input.
+    # Other events may hold the usage object under another path: for example, the first event of an answer
+    # may contain the number of input tokens.
     known = {path for paths in counts.values() for path in paths}
     ends = {holder, *(c.path[:-1] for c in structure.counters.values() if c.path[-1] in known)}
     holders = [

@@ -262,7 +262,7 @@ class Roster:
             # once.
             if not self._room(tokens + 1, names, 1):
                 return
-            seat = self._seat(request, tokens, names)
+            seat = self._give_seat(request, tokens, names)
             self._swapped_requests.remove(request)
             self._swap_ns += seat.rest * self._swap_token_ns
             del self._made_tokens[request]
@@ -283,7 +283,7 @@ class Roster:
             return None
         if not self._room(tokens, names, steps):
             return None
-        seat = self._seat(request, tokens, names)
+        seat = self._give_seat(request, tokens, names)
         # If the whole prompt is cached, process its last token again: this makes the first token of the
         # answer.
         seat.rest = max(1, seat.rest)
@@ -464,7 +464,7 @@ class Roster:
         spared = sum([growing[(self._step + i) % n] for i in range(steps)])
         return self.memory.needed(tokens, names) + spared <= self.memory.free
 
-    def _seat(self, request: int, tokens: int, names: Sequence[int]) -> _Seat:
+    def _give_seat(self, request: int, tokens: int, names: Sequence[int]) -> _Seat:
         cached = self._cached_tokens(names)
         self.memory.hold(tokens, names)
         self._waiting.remove(request)

@@ -211,9 +211,9 @@ class Delivery:
 def fixed_schedule(options: SimOptions, chance: random.Random) -> Iterator[int]:
     """Yield the due times of an answer's tokens without end, in ns after the request was accepted.
 
-    Token i is due at `ttft + i * itl`, counted from the request and not from the previous token, so that
-    lateness does not accumulate. `chance`: random generator of this answer alone, so that answers do not
-    depend on each other.
+    Without jitter, token i is due at `ttft + i * itl`, counted from the request and not from the previous
+    token, so that lateness does not accumulate. `chance`: random generator of this answer alone, so that
+    answers do not depend on each other.
     """
     ttft_ns = round(options.ttft * _random_factor(options.spread, chance))
     itl_ns = round(options.itl * _random_factor(options.spread, chance))

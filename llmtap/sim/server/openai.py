@@ -124,7 +124,7 @@ class OpenAIChatShape(shape.Shape):
         """Return the fields of a choice with a piece of text."""
         return {"delta": {"refusal" if choice.refused else "content": text} if text else {}}
 
-    def _full(self, choice: shape.Choice) -> JsonObject:
+    def _full_fields(self, choice: shape.Choice) -> JsonObject:
         """Return the fields of a choice with the whole text."""
         content, refusal = (None, choice.text) if choice.refused else (choice.text, None)
         return {"message": {"role": "assistant", "content": content, "refusal": refusal}}
@@ -196,7 +196,7 @@ class OpenAIChatShape(shape.Shape):
 
     def full_answer(self) -> JsonObject:
         choices = [
-            {"index": i, **self._full(choice), "logprobs": None, **self._how(choice)}
+            {"index": i, **self._full_fields(choice), "logprobs": None, **self._how(choice)}
             for i, choice in enumerate(self._answer.choices)
         ]
         usage = self._usage(self._answer.output_tokens)
@@ -240,7 +240,7 @@ class OpenAICompletionsShape(OpenAIChatShape):
     def _delta(self, choice: shape.Choice, text: str) -> JsonObject:
         return {"text": text}
 
-    def _full(self, choice: shape.Choice) -> JsonObject:
+    def _full_fields(self, choice: shape.Choice) -> JsonObject:
         return {"text": choice.text}
 
 

@@ -63,7 +63,7 @@ class ClientConnection:
         self._ahead_paused = False
         self._ahead_ns = 0  # time of the last read of the bytes in `_buffer`
         self._served = False
-        self._skipped = False  # the empty line before the head was read
+        self._skipped = False  # whether an empty line in front of this head has been skipped
         self.is_11 = True
 
     def attach(self, stream: Stream, now_ns: int) -> None:
@@ -270,7 +270,7 @@ class ClientConnection:
             self._ahead_paused = True
             self._stream.pause()
 
-    # ---------------------------------------------------------------- ends
+    # ---------------------------------------------------------------- time limits and the end
 
     def check(self, now_ns: int) -> None:
         """Apply the time limits; called by the relay several times a second."""
@@ -321,7 +321,8 @@ class ClientConnection:
         self._close()
 
     def _linger(self, now_ns: int) -> None:
-        # RFC 9112 9.6: close in stages, or the client may lose the answer to a reset.
+        # RFC 9112 9.6: close in stages. Otherwise a TCP reset may destroy the answer before the client has
+        # read it.
         assert self._stream is not None
         self._state = LINGER
         self._since_ns = now_ns

@@ -316,7 +316,8 @@ class Flow(FlowState):
             self._tap.offer(FrameKind.HELD, self.seq, now_ns, held_ns)
 
     def client_drained(self) -> None:
-        """Resume after the client's socket has taken all bytes, or after the awaited rest of a request."""
+        """Continue after the client's socket has taken all bytes or, if the answer is complete, after the
+        rest of the request has arrived."""
         now_ns = mono_ns()
         self.last_ns = now_ns
         if self._paused_since_ns:
@@ -465,7 +466,7 @@ class Flow(FlowState):
         if loan is not None:
             self.last_ns = loan.last_ns
             if now_ns - self.last_ns < self._context.options.idle_timeout:
-                return  # The thread notices everything else.
+                return  # The forwarding thread handles everything but this limit.
             loan.reclaim()
             loan.handle()
             if self.over:

@@ -16,7 +16,7 @@ HAND_OVER_READS: Final = 8
 
 
 class ForwardingThread:
-    """The thread, and what its signals lead to in the event loop."""
+    """Owns the forwarding thread, and handles its signals in the event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, tap: Tap, timebase: Timebase) -> None:
         assert native.compiled is not None
@@ -38,7 +38,8 @@ class ForwardingThread:
             try:
                 loan.deliver()
             except Exception as exc:
-                # As for a callback of the loop: the other bodies go on.
+                # Only report the error, as asyncio does for a failed callback, so that the other bodies are
+                # still delivered.
                 self._loop.call_exception_handler({"message": "a returned body failed", "exception": exc})
 
     def close(self) -> None:

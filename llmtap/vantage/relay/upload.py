@@ -373,7 +373,8 @@ class Upload:
                 # The kernel took no byte, so the upstream has not seen the request: retry with any method.
                 self._retry(data)
             else:
-                # An answer (such as 413) may already wait to be read; the reader finds it, or the end.
+                # Do not fail yet: the upstream may have sent an answer (such as 413) before it closed. The
+                # reader finds that answer, or the end of the connection.
                 self.broken = True
             return
         self._maybe_sent = True
