@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -13,17 +12,11 @@ from llmtap.cli.shared import write_output
 from llmtap.errors import ConfigError
 from llmtap.exchange.fixture import Fixture, fixture_of, make_fixture, saved_of
 from llmtap.exchange.saved import Explained, Saved, events_of
-from llmtap.protocol.dialects.openai_shapes import read_json as json_value
 from llmtap.protocol.dialects.table.declaration import DialectTable
-from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.structure import Structure, draft_table
-from llmtap.report.values import leaves
-from llmtap.units import shown
 
 _VALUES_MAX: Final = 10_000_000
 """Maximum number of JSON values of a file that are analysed: this takes some seconds."""
-_LAST_EVENTS: Final = 3
-_INTEGERS_MAX: Final = 12
 _FIXTURE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}")
 
 
@@ -54,19 +47,17 @@ def write_draft(
     events = events_of(saved).events
     for event in events:
         structure.add(event)
-    table = draft_table(structure, name, place, text=text)
+    table = draft_table(structure, events, name, place, text=text)
     if table is None:
         raise ConfigError(
             source,
             f"no generated text was found in {len(events):,} events",
             "write the table by hand: `llmtap inspect FILE` shows the events, ADDING.md all keys",
         )
-    head: tuple[str, ...] = (
+    head = (
         f"# Draft of a dialect: what {len(events):,} events of {place} suggest. `check` marks guesses.",
         f"# Test: llmtap inspect {source} --dialect FILE. Use: add it to the configuration, then reload.",
     )
-    if "\nusage = " not in table and (integers := _integers_at_the_end(events)):
-        head = (*head, f"# check: no `usage` was found. Integers at the end of the stream: {integers}")
     dialect = explained.exchange.dialect
     if dialect is not None:
         print(f"llmtap: note: {source} is read as {dialect}; it needs no table", file=sys.stderr)
@@ -75,19 +66,7 @@ def write_draft(
         print(text_out)
     else:
         write_output("--out", Path(out), text_out)
-
-
-def _integers_at_the_end(events: Sequence[SseEvent]) -> str:
-    """Return the path and value of each integer in the last events: one of them may be a count of tokens."""
-    values = [json_value(event.data) for event in events[-_LAST_EVENTS:] if event.data is not None]
-    found = {
-        path: value
-        for root in values
-        if isinstance(root, Mapping)
-        for path, value in leaves(root)
-        if type(value) is int
-    }
-    return ", ".join(f"{shown(path)} {value}" for path, value in [*found.items()][:_INTEGERS_MAX])
+        print(f"llmtap: wrote {out}", file=sys.stderr)
 
 
 def write_fixture(
@@ -104,8 +83,10 @@ def write_fixture(
             "use only letters, digits, `_`, `-` and `.`",
         )
     folder = Path(out or ".")
-    if not folder.is_dir():
-        raise ConfigError("--out", f"the folder {folder} does not exist")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise ConfigError("--out", f"cannot create the folder {folder}: {exc.strerror}") from None
     body, description = folder / f"{name}.sse", folder / f"{name}.json"
     again = known is not None and known.name == name
     for place in () if again else (body, description):

@@ -1,13 +1,22 @@
 """Write a table as TOML, with comments that say what to check (`llmtap inspect --draft`)."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, get_args
 
 import msgspec
 
-from llmtap.protocol.dialects.table.declaration import OUTPUTS, PAYLOADS, DialectTable, listed
+from llmtap.protocol.dialects.table.declaration import OUTPUTS, PAYLOADS, DialectTable, End, listed
+from llmtap.protocol.sse import SseEvent
+from llmtap.protocol.structure.candidates import (
+    Candidates,
+    EdgeEvent,
+    find_candidates,
+    integers_of,
+    texts_of,
+    usage_of,
+)
 from llmtap.protocol.structure.structure import Structure
-from llmtap.protocol.structure.tables import make_table, output_path
+from llmtap.protocol.structure.tables import make_table, member_path, output_path
 
 _OUTPUTS: Final = frozenset((*OUTPUTS, *PAYLOADS))
 _SAMPLE_CHARS: Final = 40
@@ -20,11 +29,15 @@ _END_NOTES: Final = {
 }
 
 
-def draft_table(structure: Structure, name: str, source: str, *, text: bool = True) -> str | None:
-    """Return the table of the answer whose events `structure` has seen, as TOML; None if it shows no output.
+def draft_table(
+    structure: Structure, events: Sequence[SseEvent], name: str, source: str, *, text: bool = True
+) -> str | None:
+    """Return the table of an answer as TOML; None if the answer shows no output.
 
     Args:
-        text: write samples of the output as comments.
+        structure: what the events show.
+        events: all events of the answer.
+        text: write samples of the output and other texts as comments.
     """
     table = make_table(structure, whole=True, name=name, source=source)
     if table is None:
@@ -34,36 +47,124 @@ def draft_table(structure: Structure, name: str, source: str, *, text: bool = Tr
         texts = next(iter(place.texts.values()))
         sample = f", the first {_toml_value(texts[0][:_SAMPLE_CHARS])}" if text else ""
         notes[output_path(place, structure)] = f"check: {place.count:,} texts{sample}"
-    return "\n".join(_draft_lines(table, notes))
+    return "\n".join(_Writer(table, find_candidates(table, structure, events), notes, text=text).lines())
 
 
-def _draft_lines(table: DialectTable, notes: Mapping[str, str]) -> Iterator[str]:
-    raw: dict[str, Any] = msgspec.to_builtins(table)
-    place = f"dialects.{table.name if _BARE_KEY.issuperset(table.name) else _toml_value(table.name)}"
-    yield f"[{place}]"
-    for key, value in raw.items():
-        if key in ("name", "rules", "events", "counts"):
-            continue
-        note = {
+class _Writer:
+    """Writer of a table, and of the values that it may lack."""
+
+    def __init__(
+        self, table: DialectTable, candidates: Candidates, notes: Mapping[str, str], *, text: bool
+    ) -> None:
+        self._table = table
+        self._candidates = candidates
+        self._notes = notes
+        self._text = text
+        name = table.name
+        self._place = f"dialects.{name if _BARE_KEY.issuperset(name) else _toml_value(name)}"
+
+    def lines(self) -> Iterator[str]:
+        raw: dict[str, Any] = msgspec.to_builtins(self._table)
+        place = self._place
+        notes = {
             "source": "check: the page that documents the format",
-            "end": f"check: {_END_NOTES[table.end]}",
+            "end": self._end_note(),
+            "model": self._model_note(),
         }
-        yield _toml_line(key, value, note.get(key, ""))
-    if "paths" not in raw:
-        yield '# paths = "/v1/generate"  # check: end of the request path, if other paths have other formats'
-    for rule in raw.get("rules", ()):
-        yield from ("", f"[[{place}.rules]]")
-        for key, value in rule.items():
-            if key in _OUTPUTS:
-                yield from (f"# {notes[path]}" for path in listed(value) if path in notes)
-            yield _toml_line(key, value)
-    for key, table_of in (
-        ("events", "check: events without output and usage"),
-        ("counts", "check: in the object of usage"),
-    ):
-        if raw.get(key):
-            yield from ("", f"[{place}.{key}]  # {table_of}")
-            yield from (_toml_line(name, value) for name, value in raw[key].items())
+        yield f"[{place}]"
+        for key, value in raw.items():
+            if key not in ("name", "rules", "events", "counts"):
+                yield _toml_line(key, value, notes.get(key, ""))
+        if "paths" not in raw:
+            yield '# paths = "/v1/generate"  # check: end of the request path, if two tables fit'
+        additions = self._additions()
+        for number, rule in enumerate(raw.get("rules", ())):
+            yield from ("", f"[[{place}.rules]]")
+            for key, value in rule.items():
+                if key in _OUTPUTS:
+                    yield from (f"# {self._notes[path]}" for path in listed(value) if path in self._notes)
+                yield _toml_line(key, value)
+            for event, keys in additions:
+                if event.rule == number:
+                    yield from ("# check: remove `# ` where this is right", *(f"# {line}" for line in keys))
+        yield from self._suggestions(additions)
+        for key, table_of in (
+            ("events", "check: events without output and usage"),
+            ("counts", "check: in the object of usage"),
+        ):
+            if raw.get(key):
+                yield from ("", f"[{place}.{key}]  # {table_of}")
+                yield from (_toml_line(name, value) for name, value in raw[key].items())
+
+    def _end_note(self) -> str:
+        end = self._table.end
+        others = ", ".join(_toml_value(other) for other in get_args(End) if other != end)
+        note = f"check: {_END_NOTES[end]}; other values: {others}"
+        condition = self._candidates.last[-1].condition if self._candidates.last_alone else None
+        return note if condition is None else f"{note}. The last event: {_toml_line(*condition)}"
+
+    def _model_note(self) -> str:
+        if self._table.model:
+            return "check: the name of the model"
+        found = self._listed(self._candidates.models)
+        return f"check: no model was found. Texts in the first events, or constant: {found or 'none'}"
+
+    def _listed(self, values: Mapping[str, object]) -> str:
+        """Return paths and values in one line; values of texts only if texts are shown."""
+        return ", ".join(
+            _toml_value(path)
+            + ("" if isinstance(value, str) and not self._text else f" = {_toml_value(value)}")
+            for path, value in values.items()
+        )
+
+    def _additions(self) -> list[tuple[EdgeEvent, list[str]]]:
+        """Return the keys that the table lacks, for the rules of the last events; one event for each rule."""
+        table, last = self._table, self._candidates.last
+        usage = None if any(rule.usage for rule in table.rules) else usage_of(last)
+        has_reason = any(rule.finish_reason for rule in table.rules)
+        additions: dict[object, tuple[EdgeEvent, dict[str, str]]] = {}
+        for event in reversed(last):
+            place = event.condition if event.rule is None else event.rule
+            _, lines = additions.setdefault(place, (event, {}))
+            keys = []
+            if event is last[-1] and table.end == "none" and self._candidates.last_alone:
+                keys.append(("event_class", "done", 'and end = "done" above'))
+            if not has_reason and event.texts:
+                path, value = next(iter(event.texts.items()))
+                keys.append(("finish_reason", member_path(path), _toml_value(value) if self._text else ""))
+            if usage is not None and event is usage[0]:
+                keys.append(("usage", member_path(usage[1]) or ".", ""))
+            for key, value, note in keys:
+                lines.setdefault(key, _toml_line(key, value, note))
+        return [(event, [*lines.values()]) for event, lines in reversed(additions.values()) if lines]
+
+    def _suggestions(self, additions: Sequence[tuple[EdgeEvent, list[str]]]) -> Iterator[str]:
+        """Yield comments: values for the keys that the table lacks, and rules that read them."""
+        rules, last = self._table.rules, self._candidates.last
+        missing = [
+            f"# check: no `{key}` was found. {title}: {self._listed(found) or 'none'}"
+            for key, title, found in (
+                ("finish_reason", "Texts that only the last events have", texts_of(last)),
+                ("usage", "Integers of the last events", integers_of(last)),
+            )
+            if not any(getattr(rule, key) for rule in rules)
+        ]
+        if missing:
+            yield from ("", *missing)
+        examples: list[str] = []
+        for event, keys in additions:
+            if event.rule is None and event.condition is not None:
+                examples += ("", f"[[{self._place}.rules]]", _toml_line(*event.condition), *keys)
+        usage = None if any(rule.usage for rule in rules) else usage_of(last)
+        if usage is not None and (usage[0].rule is not None or usage[0].condition is not None):
+            examples += ("", f"[{self._place}.counts]")
+            # A single count is rather that of the output.
+            meanings = ("input", "output") if len(usage[2]) > 1 else ("output",)
+            for meaning, (member, value) in zip(meanings, usage[2].items(), strict=False):
+                examples.append(_toml_line(meaning, member, f"{value}"))
+        if examples:
+            yield from ("", "# check: remove `# ` where this is right; a rule is tried before `events`:")
+            yield from (f"# {line}".rstrip() for line in examples[1:])
 
 
 def _toml_line(key: str, value: Any, note: str = "") -> str:

@@ -17,8 +17,9 @@ from llmtap.protocol.dialects.table.paths import follow
 from llmtap.protocol.dialects.table.reader import TableDialect
 from llmtap.protocol.sse import SseEvent
 
-_KEYS: Final = (*OUTPUTS, *PAYLOADS, "tokens", "logprobs", "running_tokens", "usage")
+_KEYS: Final = (*OUTPUTS, *PAYLOADS, "tokens", "logprobs", "running_tokens", "usage", "finish_reason")
 """Keys of a rule that lead to a value in some event of a whole stream."""
+_MODEL_DEFAULT: Final = DialectTable(name="default", source="", end="none", plain_text="content").model
 
 
 def notes_on(table: DialectTable, events: Iterable[SseEvent]) -> list[str]:
@@ -29,8 +30,13 @@ def notes_on(table: DialectTable, events: Iterable[SseEvent]) -> list[str]:
     fitting: Counter[int] = Counter()
     matches: set[tuple[int, str]] = set()
     usages: list[Any] = []
-    for name, value in _event_values(events):
+    read = 0
+    has_model = False
+    for name, value in _event_values(dialect, events):
         compiled, inside = dialect.find_rule(value, name)
+        if compiled is not None:
+            read += 1
+            has_model = has_model or isinstance(_first_of(table.model, inside), str)
         number = None if compiled is None else numbers.get(id(compiled.source))
         if compiled is None or number is None:
             continue
@@ -40,15 +46,21 @@ def notes_on(table: DialectTable, events: Iterable[SseEvent]) -> list[str]:
         }
         usage = _first_of(compiled.source.usage, inside)
         usages += [] if usage is None else [usage]
-    return [*_of_rules(table, fitting, matches), *_of_counts(table, usages)]
+    return [
+        *_of_rules(table, fitting, matches),
+        *([] if has_model else _of_model(table, read)),
+        *_of_counts(table, usages),
+    ]
 
 
-def _event_values(events: Iterable[SseEvent]) -> Iterator[tuple[bytes | None, Any]]:
-    """Yield name and value of each event; an array holds several."""
+def _event_values(dialect: TableDialect, events: Iterable[SseEvent]) -> Iterator[tuple[bytes | None, Any]]:
+    """Yield name and value of each event; an array that no rule reads as a whole holds several."""
     for event in events:
         value = None if event.data is None else read_json(event.data)
-        for one in value if isinstance(value, list) else (value,):
-            yield event.event, one
+        if isinstance(value, list) and dialect.find_rule(value, event.event)[0] is None:
+            yield from ((event.event, one) for one in value)
+        else:
+            yield event.event, value
 
 
 def _first_of(paths: str | tuple[str, ...], value: Any) -> Any:
@@ -66,6 +78,14 @@ def _of_rules(table: DialectTable, fitting: Counter[int], matches: set[tuple[int
             if paths and (number, key) not in matches:
                 places = " or ".join(paths)
                 yield f"{place}.{key}: no value at {places} in {fitting[number]:,} events of this rule"
+
+
+def _of_model(table: DialectTable, read: int) -> Iterator[str]:
+    """Yield the note on a path that the table gives; the default is no statement about the format."""
+    paths = listed(table.model)
+    if paths and table.model != _MODEL_DEFAULT:
+        place = f"dialects.{table.name}.model"
+        yield f"{place}: no text at {' or '.join(paths)} in {read:,} events that a rule or `events` names"
 
 
 def _of_counts(table: DialectTable, usages: list[Any]) -> Iterator[str]:

@@ -1,0 +1,179 @@
+"""Find values that a drafted table may lack: the model, the finish reason, the usage and the end.
+
+Their names say nothing that llmtap knows, so a user must choose: `draft.py` writes them as comments.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Final
+
+from llmtap.protocol.dialects.table.declaration import OUTPUTS, PAYLOADS, DialectTable, listed
+from llmtap.protocol.dialects.table.reader import TableDialect
+from llmtap.protocol.sse import SseEvent
+from llmtap.protocol.structure import names
+from llmtap.protocol.structure.structure import Structure, value_of
+from llmtap.protocol.structure.tables import member_path
+from llmtap.protocol.structure.walk import EACH, Path, leaves
+
+_EDGE_EVENTS: Final = 3
+"""Number of events at the start and at the end of an answer whose values are candidates."""
+_CANDIDATES_MAX: Final = 12
+_TEXT_CHARS_MAX: Final = 64
+"""Maximum length of the name of a model or of a finish reason."""
+
+
+@dataclass(slots=True)
+class EdgeEvent:
+    """One of the last events with JSON, and its values."""
+
+    name: str
+    rule: int | None
+    """Number of the rule of the table that reads it; None if no rule does."""
+    holds_output: bool
+    texts: dict[Path, str] = field(default_factory=dict)
+    """Short texts that no earlier event has at this path."""
+    integers: dict[Path, int] = field(default_factory=dict)
+
+    @property
+    def condition(self) -> tuple[str, str] | None:
+        """Key and value of a rule that fits this event; None if nothing distinguishes it."""
+        if self.name:
+            return "event", self.name
+        top = next((path[0] for path in (*self.texts, *self.integers) if path[0] != EACH), None)
+        return None if top is None else ("has", top)
+
+
+@dataclass(slots=True)
+class Candidates:
+    models: dict[str, str]
+    """Path and value of each text that may be the model."""
+    last: list[EdgeEvent]
+    """The last events, the latest last."""
+    last_alone: bool
+    """Whether the last event can be told from all others, so that it may be the end."""
+
+
+def find_candidates(table: DialectTable, structure: Structure, events: Sequence[SseEvent]) -> Candidates:
+    """Return what the events of a whole answer offer for the keys that the table lacks."""
+    dialect = TableDialect(table)
+    outputs = {place.path for place in structure.outputs()}
+    last = [*islice(_edge_events(dialect, reversed(events), outputs), _EDGE_EVENTS)][::-1]
+    _remove_repeated(last, structure)
+    alone = bool(last) and _is_alone(dialect, last[-1], events)
+    return Candidates(_models(dialect, structure, outputs), last, alone)
+
+
+def _is_alone(dialect: TableDialect, last: EdgeEvent, events: Sequence[SseEvent]) -> bool:
+    """Return whether the condition for the last event fits no other event."""
+    if last.condition is None or (last.rule is not None and not last.name):
+        return False
+    key, wanted = last.condition
+    fitting = 0
+    for event in events:
+        value = None if event.data is None else value_of(event.data)
+        if key == "event":
+            fitting += dialect.open(value, event.event)[0] == wanted
+        else:
+            fitting += isinstance(value, dict) and wanted in value
+    return fitting == 1
+
+
+def usage_of(last: Sequence[EdgeEvent]) -> tuple[EdgeEvent, Path, dict[str, int]] | None:
+    """Return the object that probably counts tokens, with its event, its path and its integers: the one with
+    most integers, if possible in an event without output."""
+    best: tuple[tuple[bool, int, int], EdgeEvent, Path, dict[str, int]] | None = None
+    for number, event in enumerate(last):
+        holders: dict[Path, dict[str, int]] = {}
+        for path, value in event.integers.items():
+            if path[-1] != EACH:
+                holders.setdefault(path[:-1], {})[path[-1]] = value
+        for holder, integers in holders.items():
+            rank = (not event.holds_output, len(integers), number)
+            # One integer in an event of output is rather the number of the event.
+            is_plausible = len(integers) > 1 or not event.holds_output
+            if is_plausible and (best is None or rank > best[0]):
+                best = rank, event, holder, integers
+    return None if best is None else best[1:]
+
+
+def _edge_events(
+    dialect: TableDialect, events: Iterator[SseEvent], outputs: set[Path]
+) -> Iterator[EdgeEvent]:
+    numbers = {id(rule): number for number, rule in enumerate(dialect.table.rules)}
+    for event in events:
+        value: Any = None if event.data is None else value_of(event.data)
+        if not isinstance(value, dict | list):
+            continue
+        name, _ = dialect.open(value, event.event)
+        compiled, _ = dialect.find_rule(value, event.event)
+        rule = None if compiled is None else numbers.get(id(compiled.source))
+        holds_output = rule is not None and any(
+            getattr(dialect.table.rules[rule], key) for key in (*OUTPUTS, *PAYLOADS)
+        )
+        edge = EdgeEvent(name, rule, holds_output)
+        for leaf in leaves(value):
+            if type(leaf.value) is int:
+                edge.integers.setdefault(leaf.path, leaf.value)
+            elif leaf.path not in outputs and _may_be_name(dialect, leaf.path, leaf.value):
+                edge.texts.setdefault(leaf.path, leaf.value)
+        edge.integers = dict(islice(edge.integers.items(), _CANDIDATES_MAX))
+        yield edge
+
+
+def _may_be_name(dialect: TableDialect, path: Path, value: object) -> bool:
+    """Return whether a value may be the name of a model or of a finish reason, and not the name of an
+    event."""
+    return (
+        isinstance(value, str)
+        and 0 < len(value) <= _TEXT_CHARS_MAX
+        and bool(path)
+        and EACH not in path
+        and not names.meaning_of(path[-1]).mark
+        and member_path(path) not in listed(dialect.table.match)
+    )
+
+
+def _remove_repeated(last: Sequence[EdgeEvent], structure: Structure) -> None:
+    """Remove the texts at paths that have texts in earlier events, too."""
+    counts: Counter[Path] = Counter()
+    for place in structure.places.values():
+        counts[place.path] += place.count
+    edge = Counter(path for event in last for path in event.texts)
+    for event in last:
+        fresh = ((path, text) for path, text in event.texts.items() if counts[path] <= edge[path])
+        event.texts = dict(islice(fresh, _CANDIDATES_MAX))
+
+
+def _models(dialect: TableDialect, structure: Structure, outputs: set[Path]) -> dict[str, str]:
+    """Return the texts that are constant, or stand in one of the first events only."""
+    texts: dict[Path, set[str]] = {}
+    counts: Counter[Path] = Counter()
+    first: dict[Path, int] = {}
+    for place in structure.places.values():
+        if place.path in outputs or not place.texts:
+            continue
+        texts.setdefault(place.path, set()).update(*place.texts.values())
+        counts[place.path] += place.count
+        first[place.path] = min(place.numbers[0], first.get(place.path, place.numbers[0]))
+    found = {
+        member_path(path): next(iter(texts[path]))
+        for path in sorted(texts, key=lambda path: first[path])
+        if len(texts[path]) == 1
+        and (counts[path] > 1 or first[path] < _EDGE_EVENTS)
+        and _may_be_name(dialect, path, next(iter(texts[path])))
+    }
+    return dict(islice(found.items(), _CANDIDATES_MAX))
+
+
+def integers_of(last: Sequence[EdgeEvent]) -> Mapping[str, int]:
+    """Return path and value of the integers of the last events."""
+    found = {member_path(path): value for event in last for path, value in event.integers.items()}
+    return dict(islice(found.items(), _CANDIDATES_MAX))
+
+
+def texts_of(last: Sequence[EdgeEvent]) -> Mapping[str, str]:
+    """Return path and value of the short texts that only the last events have."""
+    found = {member_path(path): value for event in last for path, value in event.texts.items()}
+    return dict(islice(found.items(), _CANDIDATES_MAX))
