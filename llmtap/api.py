@@ -18,6 +18,7 @@ from llmtap.errors import ConfigError
 from llmtap.gates.figures import every_figure, samples_of, validity_of
 from llmtap.gates.regression import Tolerances, judge_replays
 from llmtap.gates.requirements import Requirements
+from llmtap.json_types import json_value
 from llmtap.units import NS_PER_S, Duration, parse_duration_ns
 
 if TYPE_CHECKING:
@@ -324,7 +325,7 @@ def compare(
             )
             for row in rows
         ]
-    return ComparisonResult(msgspec.to_builtins(comparison), changes, judged, comparison.same_load)
+    return ComparisonResult(json_value(comparison), changes, judged, comparison.same_load)
 
 
 class SimulationOptions(TypedDict, total=False):

@@ -21,10 +21,14 @@ NO_TERMS = {
     "histogram",
     "statistics.t_quantile",
     "idle_cost.check_idle_cost",
+    "refusals.is_refused",
+    "refusals.label_key",
+    "refusals.labels_document",
     "slo.check_slos",
     "statistics.parse_percentiles",
 }
-"""Modules and functions that define no term: a table, a container and its format, a distribution, checks."""
+"""Modules and functions that define no term: a table, a container and its format, a distribution, checks,
+parts of a term, and counts of labels."""
 
 
 def tables() -> list[list[list[str]]]:

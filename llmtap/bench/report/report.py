@@ -34,6 +34,7 @@ from llmtap.bench.sut.clock_offset import NOT_KNOWN, ClockOffset
 from llmtap.bench.sut.start import model_load_text
 from llmtap.bench.sut.sut import params_document, without_keys
 from llmtap.errors import ConfigError
+from llmtap.json_types import json_value
 from llmtap.metrics.deadlines import Benefit, user_idle_ns
 from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.report.replay_terms import selftest_text, tpot_text
@@ -163,7 +164,7 @@ def report_of(
         "run": session.run,
         "quick": session.quick,
         "params": params_document(params),
-        "sut": msgspec.to_builtins(session.sut),
+        "sut": json_value(session.sut),
         "target": without_keys(session.target),
         "arms": {name: without_keys(arm) for name, arm in session.arms.items()},
         "seed": session.seed,
@@ -175,14 +176,14 @@ def report_of(
         "warmups": session.warmups,
         "refused": session.refused,
         "measurements": measurements,
-        "tasks": msgspec.to_builtins(tasks),
-        "tables": msgspec.to_builtins(tables),
-        "charts": msgspec.to_builtins(charts),
+        "tasks": json_value(tasks),
+        "tables": json_value(tables),
+        "charts": json_value(charts),
         "configuration": result.configuration
         | dict(_configuration(session, steps, option, trip, selftest, clock_offset)),
         "round_trip": trip,
-        "clock_offset": msgspec.to_builtins(clock_offset),
-        "model_load": msgspec.to_builtins(session.model_load),
+        "clock_offset": json_value(clock_offset),
+        "model_load": json_value(session.model_load),
         "selftest": selftest,
         "notes": [*result.notes, *_warm_notes(session), *_itl_notes(steps), *_tpot_notes(steps)],
         "deviations": [*result.deviations, *_workload_deviations(steps)],
@@ -190,7 +191,7 @@ def report_of(
         "itl_option": option,
         "exact_requests": _exact_requests(steps),
         "forfeits": list(test.forfeits) if session.quick else [],
-        "verdict": msgspec.to_builtins(verdict_of_test(test, steps, measurements, result.missed_objectives)),
+        "verdict": json_value(verdict_of_test(test, steps, measurements, result.missed_objectives)),
     }
     report["compliance"] = judge(report).to_dict()
     return report
@@ -274,7 +275,7 @@ def document_of(
             {name: report[name] for name in _REPEAT_FIELDS} for report in reports if _run_number(report) > 1
         ],
         "not_run": list(not_run),
-        "verdict": msgspec.to_builtins(document_verdict(reports)),
+        "verdict": json_value(document_verdict(reports)),
     }
 
 

@@ -32,6 +32,7 @@ from llmtap.capture.store.rows import to_batch
 from llmtap.clock import SystemClock, WallAnchor
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.exchange import Exchange, RequestShape, Turn
+from llmtap.json_types import json_value
 from llmtap.load.bodies import Prepared, model_ids, prepare, server_of
 from llmtap.load.endpoint_check import NO_ENDPOINT, endpoint_error, is_unanswerable
 from llmtap.load.host_limits import check_connections
@@ -189,7 +190,7 @@ class Replay:
                 details: dict[str, object] = {"warmup": warmed}
                 tokens = _output_tokens(outcome)
                 summary = series.summary(tokens=tokens)
-                details["system"] = msgspec.to_builtins({"summary": summary, "series": series.samples()})
+                details["system"] = json_value({"summary": summary, "series": series.samples()})
                 seen = RunObservations(requests, prepared.tokens, ObservedLengths(output_wanted=exact))
                 baseline = None if self.plan.baseline is None else Baseline(self.plan.baseline)
                 keep = None if self.start_recording is None else self.start_recording(outcome)

@@ -43,6 +43,7 @@ import numpy as np
 from llmtap.clock import WallAnchor
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome, TokenSource
+from llmtap.json_types import json_value
 from llmtap.load.replay.findings import findings
 from llmtap.load.replay.verdict import verdict_of
 from llmtap.load.tally import LoadTally
@@ -455,7 +456,7 @@ def result_of(
         until_ns=outcome.ended_ns,
         planned_ns=planned_ns,
     )
-    result["timeline"] = msgspec.to_builtins(timeline)
+    result["timeline"] = json_value(timeline)
     result["plan"] = dict(plan)
     result["sender"] = _sender_document(outcome, clock, seconds)
     result.update(details)
@@ -465,7 +466,7 @@ def result_of(
         uncertainties=tally.summary.histogram("uncertainties"),
         ttft_uncertainties=tally.ttft_uncertainties,
     )
-    result["verdict"] = msgspec.to_builtins(verdict_of(problems, result))
+    result["verdict"] = json_value(verdict_of(problems, result))
     return result
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from llmtap.json_types import JsonObject
-from llmtap.protocol.delta import Delta, EventClass, TokenSource, UsageCounts, Verdict
+from llmtap.protocol.delta import Delta, EventClass, TokenSource, Verdict
 from llmtap.protocol.dialects import openai_shapes, shapes
 from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.verdicts import OUTPUT, of_content_filters, of_error, of_moderation, of_refusal
@@ -297,11 +297,6 @@ def _read_end(response: JsonObject, status: str, pieces: list[shapes.Piece], *, 
             )
     usage = response.get("usage")
     counts = openai_shapes.read_usage(usage)
-    if counts is not None:
-        # Responses and Realtime name the details after input and output tokens, not prompt and completion
-        # tokens.
-        counts.reasoning = _usage_detail(counts, usage, "output_token", "reasoning_tokens", counts.reasoning)
-        counts.cached = _usage_detail(counts, usage, "input_token", "cached_tokens", counts.cached)
     delta = shapes.gather(pieces, beside, verdict=verdict, counts=counts, usage=usage)
     delta.done = done
     delta.verdict = delta.verdict or filter_verdict
@@ -310,14 +305,6 @@ def _read_end(response: JsonObject, status: str, pieces: list[shapes.Piece], *, 
     if status:
         delta.finish_reason = f"{status}:{reason}" if reason and status == "incomplete" else status
     return delta
-
-
-def _usage_detail(counts: UsageCounts, usage: Any, part: str, name: str, known: int | None) -> int | None:
-    details = usage.get(f"{part}s_details", usage.get(f"{part}_details"))
-    value = details.get(name) if isinstance(details, dict) else None
-    tokens = openai_shapes.count(value)
-    counts.refused += value is not None and tokens is None
-    return known if tokens is None else tokens
 
 
 def _output_pieces(items: Any) -> Iterator[shapes.Piece]:

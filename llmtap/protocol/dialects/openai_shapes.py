@@ -151,10 +151,11 @@ def read_usage(usage: Any) -> UsageCounts | None:
     of_input, of_output = get("prompt_tokens_details"), get("completion_tokens_details")
     prompt, completion = get("prompt_tokens"), get("completion_tokens")
     if not (prompt or completion):
-        # The names of Responses. Some servers have both, and leave those of chat null or zero.
+        # The names of Responses, or of Realtime (`input_token_details`). Some servers have both, and leave
+        # those of chat null or zero.
         prompt, completion = get("input_tokens", prompt), get("output_tokens", completion)
-        of_input = get("input_tokens_details", of_input)
-        of_output = get("output_tokens_details", of_output)
+        of_input = get("input_tokens_details", get("input_token_details", of_input))
+        of_output = get("output_tokens_details", get("output_token_details", of_output))
     reasoning = of_output.get("reasoning_tokens") if isinstance(of_output, dict) else None
     cached = of_input.get("cached_tokens") if isinstance(of_input, dict) else None
     counts = read_counts(

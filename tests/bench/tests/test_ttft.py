@@ -6,6 +6,7 @@ from typing import Any
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import Load
 from llmtap.bench.tests.ttft import TEST
+from llmtap.json_types import json_value
 from llmtap.load.monitor.timeseries import Columns, TimeSeries
 from llmtap.net.server_metrics import SERIES, read_metrics
 from tests.bench.support import Planted, measured, perform
@@ -107,12 +108,13 @@ vllm:request_queue_time_seconds_count 7""",
     server = Columns(SERIES)
     for second, page in enumerate(pages):
         server.add(second * 1_000 * MS, MS, read_metrics(page.encode()))
-    summary = TimeSeries(0, Columns({}), server).summary()
+    summary = json_value(TimeSeries(0, Columns({}), server).summary())
     session = session_of(tmp_path, [{"ttft_ns": 2_100 * MS}] * 3, system={"summary": summary})
     result = perform(TEST, session, concurrency=2, requests=3)
-    assert result.measurements["server_histograms"] == {
-        "ttft": {"n": 3, "mean": 2.0}, "queue": {"n": 2, "mean": 1.5}
-    }  # fmt: skip
+    assert result.measurements_json()["server_histograms"] == {
+        "ttft": {"n": 3, "mean": 2.0},
+        "queue": {"n": 2, "mean": 1.5},
+    }
     assert cells(result, "Components of TTFT by the server's /metrics") == {
         "TTFT (server)": ["3", "2,000 ms"], "Queue wait (server)": ["2", "1,500 ms"]
     }  # fmt: skip

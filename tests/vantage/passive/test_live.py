@@ -242,10 +242,10 @@ HOWS: dict[str, dict[str, Any]] = {
     "left": {"stream": True, "how": "for ever"},
 }  # fmt: skip
 OWN = frozenset(
-    ("capture", "relay", "seq", "id", "arrival", "arrival_ns", "anchor", "clock", "uncertainty_us",
-     "uncertain", "request_end_us", "connect_us", "added_request_us", "added_first_chunk_us",
-     "added_chunk_max_us", "delivered_us", "paused_us", "reads", "error", "request_bytes",
-     "session", "blocks", "parent")
+    ("capture", "relay", "seq", "id", "arrival", "arrival_ns", "arrival_mono_ns", "anchor", "clock",
+     "uncertainty_us", "uncertain", "request_end_us", "connect_us", "added_request_us",
+     "added_first_chunk_us", "added_chunk_max_us", "delivered_us", "paused_us", "reads", "error",
+     "request_bytes", "session", "blocks", "parent")
 )  # fmt: skip
 """Columns of the vantage: its clocks, its keyed hashes. Upstream, a request has other hop-by-hop fields."""
 UNTIL_LEFT = frozenset(
