@@ -297,7 +297,11 @@ def compare(
         Path(one).stem if isinstance(one, str | Path) else f"result {i}" for i, one in enumerate(results, 1)
     ]
     if len(names) != len(results) or len(set(names)) != len(names):
-        raise ConfigError("labels", "expected a different label for each result")
+        raise ConfigError(
+            "labels",
+            f"expected a different label for each of {len(results)} results, got {list(names)}",
+            'such as labels=["before", "after"]',
+        )
     named = {label: _json_of(one) for label, one in zip(names, results, strict=True)}
     comparison = compare_replays(named)
     changes = [

@@ -52,6 +52,8 @@ def test_two_replays_are_compared() -> None:
     assert changes["ttft_p50"].a == first["ttft_p50"].value
     assert {one.figure for one in found.judged} >= {"error_rate", "attainment"}
     assert {one.figure for one in found.worse} <= {one.figure for one in found.judged}
+    with pytest.raises(ConfigError, match=r"for each of 2 results, got \['a', 'a'\]"):
+        llmtap.compare(first, second, labels=["a", "a"])
 
 
 def test_a_replay_runs_also_in_a_running_loop() -> None:

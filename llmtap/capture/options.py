@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, urlencode
 from msgspec import Meta, Struct
 
 from llmtap.errors import ConfigError
-from llmtap.units import Bytes, Duration
+from llmtap.units import Bytes, Duration, format_ns
 
 LEVELS: Final = ("none", "coarse", "shape", "full")
 """Privacy levels, by what a row has, from least to most."""
@@ -170,15 +170,20 @@ class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             )
         for key, least in (("flush", 1_000_000), ("rotate_every", _S)):
             if getattr(self, key) < least:
-                raise ConfigError(f"capture.{key}", f"must be at least {least / 1e9:g} s")
+                raise ConfigError(
+                    f"capture.{key}",
+                    f"must be at least {format_ns(least)}, got {format_ns(getattr(self, key))}",
+                )
         if self.flush > FLUSH_NS_MAX:
             raise ConfigError(
-                "capture.flush", f"must be at most {FLUSH_NS_MAX / 1e9:g} s",
+                "capture.flush", f"must be at most {format_ns(FLUSH_NS_MAX)}, got {format_ns(self.flush)}",
                 "a crash loses exchanges since the last flush; for fewer files, set capture.rotate_every",
             )  # fmt: skip
         for key, least in (("rotate_bytes", 64 << 10), ("block_bytes", 16), ("memory_bytes", _MIB)):
             if getattr(self, key) < least:
-                raise ConfigError(f"capture.{key}", f"must be at least {least} bytes")
+                raise ConfigError(
+                    f"capture.{key}", f"must be at least {least:,} bytes, got {getattr(self, key):,}"
+                )
         if self.total_bytes < 2 * self.rotate_bytes:
             raise ConfigError(
                 "capture.total_bytes",

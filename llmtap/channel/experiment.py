@@ -257,8 +257,13 @@ def _check_arm(arm: Arm, place: str) -> None:
     if len(changes) > 1:
         raise ConfigError(place, f"changes {' and '.join(changes)}", "change one thing per arm")
     for name, value in arm.headers.items():
-        if _FIELD.fullmatch(name) is None or name.lower() in _FRAMING:
-            raise ConfigError(f"{place}.headers", f"{name!r} cannot be set")
+        if _FIELD.fullmatch(name) is None:
+            raise ConfigError(f"{place}.headers", f"{name!r} is not a valid header name")
+        if name.lower() in _FRAMING:
+            raise ConfigError(
+                f"{place}.headers",
+                f"an arm cannot set {name!r}: it belongs to framing or routing, or the relay removes it",
+            )
         if _VALUE.fullmatch(value) is None or value != value.strip():
             raise ConfigError(f"{place}.headers", f"the value of {name!r} is not a valid header value")
     try:

@@ -76,7 +76,9 @@ def _read_numbers(flag: str, text: str) -> list[int]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     for word in words:
         if not (word.isascii() and word.isdigit()):
-            raise ConfigError(flag, f"expected a number, got {word!r}", f"such as {flag} 512,4096")
+            raise ConfigError(
+                flag, f"expected whole numbers separated by commas, got {word!r}", f"such as {flag} 512,4096"
+            )
     return list(dict.fromkeys(map(int, words)))
 
 

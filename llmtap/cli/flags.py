@@ -103,7 +103,7 @@ def _value_or_default(option: Option, given: Any) -> Any:
         raise ConfigError(option.flag, error.problem, error.hint)
     value = convert(option.kind, value)
     if isinstance(value, Duration) and value > _DURATION_NS_MAX:
-        raise ConfigError(option.flag, f"{text!r} is longer than 1,000 days")
+        raise ConfigError(option.flag, f"{given!r} is longer than 1,000 days")
     return value
 
 

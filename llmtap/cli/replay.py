@@ -39,7 +39,7 @@ from llmtap.cli.shared import (
 from llmtap.errors import ConfigError, ExitCode
 from llmtap.load.options import LoadPlan
 from llmtap.options.fields import opt
-from llmtap.units import NS_PER_S, Duration
+from llmtap.units import NS_PER_S, Duration, format_ns
 
 if TYPE_CHECKING:
     from llmtap.cli.progress import ProgressLines
@@ -197,9 +197,12 @@ def selftest(
     from llmtap.bench.selftest import SelftestLoad, run_selftest
     from llmtap.report.replay import render_selftest
 
-    for name, ns, least in (("--itl", itl, NS_PER_S // 1_000), ("--duration", duration, 1)):
+    for name, ns, least, limits in (
+        ("--itl", itl, NS_PER_S // 1_000, "from 1 ms to 60 s"),
+        ("--duration", duration, 1, "above 0 and up to 60 s"),
+    ):
         if not least <= ns <= 60 * NS_PER_S:
-            raise ConfigError(name, "expected a time from 1 ms to 60 s")
+            raise ConfigError(name, f"expected a time {limits}, got {format_ns(ns)}")
     outputs = Outputs(json=json)
     load = SelftestLoad(streams=streams, itl=itl, duration=duration, processes=processes)
     result = msgspec.to_builtins(asyncio.run(run_selftest(load)))

@@ -187,7 +187,7 @@ def read_packets(vantage: "FileVantage", name: str) -> None:
         with _open_packets(name) as file:
             vantage.read(file)
     except OSError as exc:
-        raise ConfigError(where, f"cannot be read: {exc.strerror}") from None
+        raise ConfigError(where, f"cannot be read: {exc.strerror or exc}") from None
     except PcapError as exc:
         raise ConfigError(
             where, str(exc), "to capture packets, use: tcpdump -s 0 -w FILE tcp port N"

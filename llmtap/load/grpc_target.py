@@ -164,7 +164,9 @@ def parse_grpc(url: str) -> tuple[str, bool]:
         raise ConfigError("--target", f"{url!r} is not a URL: {exc}") from None
     if parts.scheme not in ("grpc", "grpcs") or not parts.hostname or port is None or parts.path.strip("/"):
         raise ConfigError(
-            "--target", f"expected a gRPC address, got {url!r}", "such as grpc://127.0.0.1:8001"
+            "--target",
+            f"expected grpc:// or grpcs:// with a host and a port, without a path, got {url!r}",
+            "such as grpc://127.0.0.1:8001",
         )
     return parts.netloc, parts.scheme == "grpcs"
 

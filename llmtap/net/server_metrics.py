@@ -230,9 +230,13 @@ def read_metrics(body: bytes) -> dict[str, float]:
             raise ValueError(f"the page has more than {LINES_MAX:,} lines")
         name = _NAME.match(line)
         if name is not None:
+            metric = name[0].decode()
             if len(line) > LINE_BYTES_MAX:
-                raise ValueError(f"a line has more than {LINE_BYTES_MAX >> 10} KiB")
-            samples.setdefault(name[0].decode(), []).append(_read_sample(line, name.end()))
+                raise ValueError(f"{metric}: a line has more than {LINE_BYTES_MAX >> 10} KiB")
+            try:
+                samples.setdefault(metric, []).append(_read_sample(line, name.end()))
+            except ValueError as exc:
+                raise ValueError(f"{metric}: {exc}") from None
     values = {}
     for ours, sources in _SOURCES.items():
         chosen = next(filter(None, (_samples_of(source, samples) for source in sources)), None)
@@ -269,7 +273,7 @@ def _read_sample(line: bytes, at: int) -> _Sample:
         at = end.end()
     value = _VALUE.fullmatch(line, at)
     if value is None:
-        raise ValueError("a line has no value")
+        raise ValueError("a line has no value: expected a number, or a number and a time")
     return _Sample(labels, float(value[1]))
 
 

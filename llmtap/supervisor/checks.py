@@ -83,7 +83,7 @@ def problems_of(settings: Settings, supervisor: int | None = None) -> Iterator[C
     yield from failures(SkipRules, relay.skip, "relay.skip")
     if relay.head_bytes < HEAD_BYTES_MIN:
         yield ConfigError(
-            "relay.head_bytes", f"must be at least {HEAD_BYTES_MIN} bytes, got {relay.head_bytes}"
+            "relay.head_bytes", f"must be at least {HEAD_BYTES_MIN:,} bytes, got {relay.head_bytes:,}"
         )
     yield from measuring_problems(settings, supervisor)
     for key in ("idle_timeout", "head_timeout", "connect_timeout"):

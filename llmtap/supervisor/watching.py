@@ -29,6 +29,7 @@ from llmtap.supervisor.checks import check_measuring
 from llmtap.supervisor.child import Child, back_off, is_ready, start_at_last
 from llmtap.supervisor.ports import bind_for, notify
 from llmtap.supervisor.run import fresh_meter_setup
+from llmtap.units import format_bytes
 from llmtap.vantage.passive.connection import pack_addresses
 from llmtap.vantage.passive.ring import ANY, PORTS_MAX, RING_BYTES_MIN, open_adapter_clock, open_ring
 from llmtap.vantage.passive.watcher import WatchSetup
@@ -52,9 +53,14 @@ def watching_problems(settings: Settings) -> Iterator[ConfigError]:
     if not options.ports:
         yield ConfigError("watch.ports", "is missing", "give --port 8000, the port of the server")
     if len(options.ports) > PORTS_MAX:
-        yield ConfigError("watch.ports", f"has more than {PORTS_MAX} ports")
+        yield ConfigError(
+            "watch.ports", f"has {len(options.ports):,} ports; at most {PORTS_MAX} are possible"
+        )
     if options.ring_bytes < RING_BYTES_MIN:
-        yield ConfigError("watch.ring_bytes", f"must be at least {RING_BYTES_MIN >> 10} KiB")
+        yield ConfigError(
+            "watch.ring_bytes",
+            f"must be at least {format_bytes(RING_BYTES_MIN)}, got {format_bytes(options.ring_bytes)}",
+        )
     if options.user is not None:
         yield from failures(_user_named, options.user)
     if settings.experiment.enabled:

@@ -342,7 +342,7 @@ def _steps(words: _Words, rate_rps: float) -> Offsets:
         steps.append(Slope(_length_ns(f"step {i}", length), step_rps, step_rps))
     words.bare = []
     if not steps:
-        raise ValueError("expected at least one step")
+        raise ValueError("expected at least one step such as 10x30s, got none")
     _check_rate("last step", steps[-1].to_rps)
     return _poisson_of(tuple(steps), (replace(steps[-1], length_ns=_STAY_NS),))
 

@@ -136,4 +136,4 @@ def test_selftest_states_load_count_and_duration(call: Call) -> None:
     assert out.splitlines()[1].startswith("1 stream, ")
     assert {line.split()[0] for line in out.splitlines()[1:]} >= {"error,", "TTFT", "ITL"}
     code, _, err = call("selftest", "--itl", "0.1ms")
-    assert (code, "--itl: expected a time from 1 ms to 60 s" in err) == (2, True)
+    assert (code, "--itl: expected a time from 1 ms to 60 s, got 100 us" in err) == (2, True)

@@ -350,7 +350,8 @@ def check_duration(session: BenchSession, duration: Duration, duration_min: Dura
     """Raise ConfigError if a level is shorter than the draft demands, except in a quick run."""
     if duration < duration_min and not session.quick:
         problem = (
-            f"is {to_seconds(duration):g} s, and {section} requires at least {to_seconds(duration_min):g} s"
+            f"is {to_seconds(duration):g} s; the IETF draft (section {section}) requires at least"
+            f" {to_seconds(duration_min):g} s"
         )
         raise ConfigError(
             "duration", problem, "set a longer duration, or use --quick: the report then lists the deviation"

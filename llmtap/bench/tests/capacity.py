@@ -110,7 +110,10 @@ def check(session: BenchSession, params: CapacityParams) -> None:
         raise ConfigError("maximum", f"is {params.maximum}, below initial ({params.initial})")
     check_duration(session, params.duration, DURATION_MIN, "5.5.3")
     if params.per_slot < PER_SLOT_MIN and not session.quick:
-        raise ConfigError("per_slot", f"is {params.per_slot}; 5.5.3 requires at least {PER_SLOT_MIN}")
+        raise ConfigError(
+            "per_slot",
+            f"is {params.per_slot}; the IETF draft (section 5.5.3) requires at least {PER_SLOT_MIN}",
+        )
 
 
 async def run(session: BenchSession, params: CapacityParams) -> TestResult:

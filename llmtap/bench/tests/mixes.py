@@ -413,7 +413,11 @@ def prefixes_of(
     Raises ConfigError if the workload shares no prefixes, or has fixed texts or conversations.
     """
     if not is_workload(name):
-        raise ConfigError("workload", f"there is no workload {name!r}", "such as code-completion")
+        raise ConfigError(
+            "workload",
+            f"there is no workload {name!r}",
+            "expected a name such as code-completion, or a FILE.toml",
+        )
     workload = workload_named(name, "workload")
     if not isinstance(workload, Composed) or isinstance(workload.content, RandomIds):
         raise ConfigError(

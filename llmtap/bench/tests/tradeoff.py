@@ -94,7 +94,10 @@ def check(session: BenchSession, params: TradeoffParams) -> None:
     check_duration(session, params.duration, DURATION_MIN, "5.3.2")
     levels = params.levels
     if len(levels) < LEVELS_MIN and not session.quick:
-        raise ConfigError("levels", f"has {len(levels)} values; 5.3.2 requires at least {LEVELS_MIN}")
+        raise ConfigError(
+            "levels",
+            f"has {len(levels)} values; the IETF draft (section 5.3.2) requires at least {LEVELS_MIN}",
+        )
     if len(levels) < 2 or levels[0] <= 0 or any(low >= high for low, high in pairwise(levels)):
         raise ConfigError("levels", "expected rising percentages above 0", "such as 10,20,30")
     if not session.quick and (levels[0] > 10 or levels[-1] < 100):

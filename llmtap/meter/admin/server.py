@@ -396,7 +396,9 @@ class _Admin:
     async def flush(self, request: web.Request) -> web.Response:
         """Make files of the exchanges captured so far; wait at most FLUSH_S."""
         if request.content_type in _FORMS:
-            raise web.HTTPUnsupportedMediaType(reason="expected a POST without a body")
+            raise web.HTTPUnsupportedMediaType(
+                reason=f"expected a POST without a body, got content of type {request.content_type}"
+            )
         recorder = self._pipeline.recorder
         if recorder is None:
             raise web.HTTPConflict(reason="no capture is configured: set capture.to")

@@ -139,7 +139,7 @@ class Emitters:
         if len(os.fsencode(socket)) > SOCKET_PATH_BYTES_MAX:
             raise ConfigError("socket", f"is longer than {SOCKET_PATH_BYTES_MAX} bytes, the system's limit")
         if tap_bytes < TAP_BYTES_MIN:
-            raise ConfigError("tap_bytes", f"must be at least {TAP_BYTES_MIN}")
+            raise ConfigError("tap_bytes", f"must be at least {TAP_BYTES_MIN:,} bytes, got {tap_bytes:,}")
         self._socket = socket
         self._tap_bytes = tap_bytes
         self._by_loop: dict[asyncio.AbstractEventLoop, Emitter] = {}

@@ -122,6 +122,10 @@ async def post(client: Client, data: bytes = b'{"enabled": true}', **headers: st
 
 def test_a_capture_is_flushed_on_demand(tmp_path: Path) -> None:
     async def scene(tally: ExchangePipeline, client: Client) -> None:
+        async with client.post("/api/v1/capture/flush", data={"a": "b"}) as answer:
+            error = (await answer.json())["error"]["message"]
+        assert answer.status == 415
+        assert error.endswith("without a body, got content of type application/x-www-form-urlencoded")
         async with client.post("/api/v1/capture/flush") as answer:
             assert answer.status == 409
         options = CaptureOptions(to=str(tmp_path))
