@@ -100,7 +100,9 @@ class _Writer:
         end = self._table.end
         others = ", ".join(_toml_value(other) for other in get_args(End) if other != end)
         note = f"check: {_END_NOTES[end]}; other values: {others}"
-        condition = self._candidates.last[-1].condition if self._candidates.last_alone else None
+        if end != "none" or not self._candidates.last_alone:
+            return note
+        condition = self._candidates.last[-1].condition
         return note if condition is None else f"{note}. The last event: {_toml_line(*condition)}"
 
     def _model_note(self) -> str:

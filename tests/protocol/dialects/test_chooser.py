@@ -8,6 +8,8 @@ import pytest
 from llmtap.protocol.delta import Delta, EventClass, Reading, ReadingLimit
 from llmtap.protocol.dialects import chooser as module
 from llmtap.protocol.dialects.chooser import BYTES_KEPT_MAX, EVENTS_KEPT_MAX, DialectChooser
+from llmtap.protocol.dialects.registry import Dialects
+from llmtap.protocol.dialects.table.declaration import DialectTable, decode_table
 from llmtap.protocol.sse import SseEvent
 from tests.protocol.dialects.events import event
 
@@ -230,3 +232,28 @@ def test_events_of_no_dialect_are_read_by_the_inferred_reader(monkeypatch: pytes
     chooser = DialectChooser("/x")
     assert chooser.read_body(b'{"say": "a"}').text == "a"
     assert chooser.reading is Reading.INFERRED
+
+
+def test_paths_of_a_users_table_choose_among_tables_and_exclude_no_answer() -> None:
+    """`docs/howto/unknown-api.md` says what `paths` does."""
+
+    def table(name: str, **more: Any) -> DialectTable:
+        rule = {"event": "say", "content": "word"}
+        return decode_table({"name": name, "source": "invented", "end": "none", "rules": [rule], **more})
+
+    def name(path: str, events: list[Any], *tables: DialectTable) -> str | None:
+        chooser = DialectChooser(path, Dialects(tables))
+        read(chooser, events)
+        return chooser.name
+
+    with_path, without = table("with.path", paths="/say"), table("without")
+    say = {"type": "say", "word": "The"}
+    assert name("/other", [say], with_path) == "with.path"
+    assert name("/say", [say], without, with_path) == "with.path"
+    assert name("/other", [say], without, with_path) == "without"
+    assert name("/other", [say], with_path, without) == "with.path"
+    for events in ([{"error": {"message": "m"}}], [b"[DONE]"]):
+        assert name("/say", events, with_path) == "with.path"
+        assert name("/other", events, with_path) is None
+    chooser = DialectChooser(CHAT, Dialects([with_path]))
+    assert [bool(chooser.offer(event(say), 10, 0)) for _ in range(2)] == [False, True]
