@@ -80,8 +80,8 @@ COMMANDS: dict[str, Callable[[str], list[str]]] = {
 MAY_READ = ("inspect", "watch", "convert ", "sim run results")
 """Beginnings of commands for which some of these files are as they should be: any text is a body."""
 HARMLESS = {"bad.spool", "types.har", "blank.json", "bom.json", "empty.json"}
-"""A spool may be torn, a HAR file may have no request to a model, and TOML that is blank, empty or only a byte
-order mark sets no option."""
+"""A spool may be torn, a HAR file may have no request to a model, and TOML that is blank, empty or only a
+byte order mark sets no option."""
 
 
 @pytest.fixture
