@@ -327,7 +327,7 @@ def load_counter(text: str, *, chat: bool, place: str) -> TokenCounter:
     Only a folder has a chat template and special tokens. Raises ConfigError naming `place`.
     """
     tokenizer = open_tokenizer(text, place)
-    if not Path(text).is_dir():
+    if not isinstance(tokenizer, _HuggingFace) or not Path(text).is_dir():
         return TokenCounter(tokenizer)
     if chat:
         return TokenCounter(tokenizer, ChatTemplate.load(Path(text), place).render, way=CHAT_TEMPLATE)

@@ -16,6 +16,7 @@ from llmtap.workload.prompts.tokenizer import (
     OwnTokenizer,
     cut_text,
     fitting_words,
+    load_counter,
     open_tokenizer,
 )
 from tests.support.workloads.model_folder import CHATML, model_folder, ours_in_tiktoken
@@ -53,6 +54,17 @@ def test_a_folder_and_its_file_are_the_same_tokenizer(folder: Path) -> None:
 def test_a_file_that_cuts_texts_for_training_counts_all_of_them(folder: Path, tmp_path: Path) -> None:
     cutting = open_tokenizer(str(model_folder(tmp_path / "cutting", truncated=True)), "--tokenizer")
     assert cutting.counts(TEXTS) == open_tokenizer(str(folder), "--tokenizer").counts(TEXTS)
+
+
+@pytest.mark.parametrize("name", ["sim", "tiktoken:tiny"])
+def test_a_folder_with_the_name_of_a_tokenizer_is_not_read(
+    name: str, encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    named = name if name == "sim" else encoding
+    Path(named).mkdir()
+    counter = load_counter(named, chat=True, place="--tokenizer")
+    assert counter.tokenizer.name == open_tokenizer(named, "--tokenizer").name
 
 
 def test_tiktoken_counts_and_gives_text_back(encoding: str) -> None:
