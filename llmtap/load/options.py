@@ -23,7 +23,7 @@ from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.options.fields import opt
 from llmtap.options.values import read_text
 from llmtap.protocol.dialects.table.declaration import DialectTable
-from llmtap.units import NS_PER_S, Duration
+from llmtap.units import NS_PER_S, Duration, format_ns
 from llmtap.user_files import read_file
 
 Endpoint = Literal["chat.completions", "completions", "responses"]
@@ -197,9 +197,9 @@ class ScheduleOptions(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.duration is not None and self.duration <= 0:
-            raise ConfigError("--duration", "expected a time above 0")
+            raise ConfigError("--duration", f"expected a time above 0, got {format_ns(self.duration)}")
         if self.drain is not None and self.drain < 0:
-            raise ConfigError("--drain", "cannot be below 0")
+            raise ConfigError("--drain", f"cannot be below 0, got {format_ns(self.drain)}")
 
 
 class TargetOptions(Struct, frozen=True, kw_only=True):
@@ -393,7 +393,7 @@ class SendingOptions(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for flag, ns in (("--timeout", self.timeout), ("--connect-timeout", self.connect_timeout)):
             if ns <= 0:
-                raise ConfigError(flag, "expected a time above 0")
+                raise ConfigError(flag, f"expected a time above 0, got {format_ns(ns)}")
         if self.stop_errors is not None:
             if self.stop_when != StopConditions():
                 raise ConfigError("--stop-errors", "cannot be combined with --stop-when")

@@ -100,7 +100,7 @@ cdef class LagMeter:
         while self.n and self.peak(self.n - 1).lag_ns <= lag_ns:
             self.n -= 1
         if self.n == PEAKS_MAX:
-            # The two oldest become one, which only widens.
+            # Merge the two oldest peaks: the older lag, which is larger, at the later time.
             self.peak(1).lag_ns = self.peak(0).lag_ns
             self.first = (self.first + 1) % PEAKS_MAX
             self.n -= 1

@@ -200,7 +200,11 @@ class ExoBench:
         options = self._options
         self._grid.check()
         if protocol_of(options.target) != "http":
-            raise ConfigError("--target", "expected an http:// URL", "such as http://127.0.0.1:52415")
+            raise ConfigError(
+                "--target",
+                f"expected an http:// URL, got {options.target!r}",
+                "such as http://127.0.0.1:52415",
+            )
         counter = load_counter(options.tokenizer or OWN, chat=True, place="--tokenizer")
         server = await self._detect(options.model)
         if options.placement is None:

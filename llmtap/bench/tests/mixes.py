@@ -83,7 +83,7 @@ LONG: Final = RequestClass(name="long", share=0.2, input=(1_024, 4_096), output=
 def check_classes(classes: Sequence[RequestClass], place: str = "classes") -> None:
     """Raise ConfigError unless at least two classes have different names and shares that add up to 1."""
     if len(classes) < 2:
-        raise ConfigError(place, "expected at least two classes (5.6.2)")
+        raise ConfigError(place, f"expected at least two classes (IETF draft, 5.6.2), got {len(classes)}")
     names = [one.name for one in classes]
     if len(set(names)) < len(names):
         raise ConfigError(place, f"two classes have the same name: {', '.join(names)}")

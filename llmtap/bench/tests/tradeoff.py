@@ -99,7 +99,9 @@ def check(session: BenchSession, params: TradeoffParams) -> None:
             f"has {len(levels)} values; the IETF draft (section 5.3.2) requires at least {LEVELS_MIN}",
         )
     if len(levels) < 2 or levels[0] <= 0 or any(low >= high for low, high in pairwise(levels)):
-        raise ConfigError("levels", "expected rising percentages above 0", "such as 10,20,30")
+        raise ConfigError(
+            "levels", f"expected rising percentages above 0, got {list(levels)}", "such as 10,20,30"
+        )
     if not session.quick and (levels[0] > 10 or levels[-1] < 100):
         raise ConfigError("levels", "must begin at 10 % of capacity or less, and reach 100 % (5.3.2)")
 
