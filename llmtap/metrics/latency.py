@@ -260,7 +260,7 @@ class Measured:
     e2e_scheduled_ns: int | None
     user_idle_ns: int | None
     user_idle_eq4_ns: int | None
-    """User idle latency with d_i = V i, eq. 4 of the smooth goodput paper as printed, whatever the grace."""
+    """User idle latency with d_i = V i, as eq. 4 of the smooth goodput paper is printed, without a grace."""
     user_idle_from_first_token_ns: int | None
     """User idle latency of a reader who starts at the first token, so without the wait for it."""
     smooth_benefit: float | None

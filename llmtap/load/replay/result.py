@@ -312,7 +312,7 @@ _ANSWERS: Final = (
     "refusal_only",
 )
 """Kinds of answers that ended well. `n`: all. `output`: has output of any kind. `silent`: has none,
-although a model was asked for text and did not refuse. `by_chunks`: its output tokens are counted by chunks.
+although the request was for text and was not refused. `by_chunks`: its output tokens are counted by chunks.
 The last three: has no content but reasoning, a tool call or a refusal; one answer may have several of these.
 """
 PERIODS_MAX: Final = 10_000
@@ -327,7 +327,7 @@ class LoadTimeline(msgspec.Struct, frozen=True):
     """Length of a period in seconds."""
     t: list[float]
     """Begin of each period."""
-    asked: list[int] | None
+    planned: list[int] | None = msgspec.field(name="asked")
     """Number of planned requests; None without a plan."""
     sent: list[int]
     ended: list[int] | None
@@ -348,7 +348,7 @@ def timeline_of(
     Args:
         sent_ns: send times in any order, on the clock of `began_ns`.
         ended_ns: end times; if None, `ended` and `in_flight` are None.
-        planned_ns: ascending scheduled offsets; if empty, `asked` is None.
+        planned_ns: ascending scheduled offsets; if empty, `planned` is None.
     """
     span_ns = max(0, until_ns - began_ns)
     period_ns = NS_PER_S * max(1, -(-span_ns // (PERIODS_MAX * NS_PER_S)))
@@ -361,11 +361,11 @@ def timeline_of(
         return np.bincount(period_of(times_ns), minlength=n).tolist()
 
     sent = np.sort(np.asarray(sent_ns, np.int64))
-    asked = in_flight = None
+    planned = in_flight = None
     if planned_ns:
         # If the run was stopped, leave out the requests that were planned after the stop.
-        planned = np.asarray(planned_ns, np.int64)
-        asked = counted(began_ns + (planned if span_ns >= planned[-1] else planned[planned < span_ns]))
+        offsets = np.asarray(planned_ns, np.int64)
+        planned = counted(began_ns + (offsets if span_ns >= offsets[-1] else offsets[offsets < span_ns]))
     if ended_ns is not None:
         ended = np.sort(np.asarray(ended_ns, np.int64))
         # The maximum of a period is reached at its start or just after a dispatch. An exchange that ends at
@@ -378,7 +378,7 @@ def timeline_of(
     return LoadTimeline(
         period=to_seconds(period_ns),
         t=[to_seconds(i * period_ns) for i in range(n)],
-        asked=asked,
+        planned=planned,
         sent=counted(sent),
         ended=None if ended_ns is None else counted(ended),
         in_flight=in_flight,

@@ -1,9 +1,9 @@
 """Key figures of the last hour and the last 24 hours, for the charts of the dashboard (`/api/v1/history`).
 
 `History` is a sink of the pipeline. It counts the exchanges that end in a step of 10 s, and of 5 minutes, and
-keeps the figures of each complete step: 360 and 288 points of FIGURES, less than 300 KB, whatever the traffic
-is. It has all traffic together: the windows (`windows.py`) have series, but no more than an hour. A new meter
-begins a new history.
+keeps the figures of each complete step: 360 and 288 points of FIGURES. They take less than 300 KB at any
+rate of requests. A point covers all tenants and models together; the windows (`windows.py`) have separate
+series, but at most the last hour. A new meter begins a new history.
 """
 
 from collections import deque

@@ -52,7 +52,7 @@ class Candidates:
     last: list[EdgeEvent]
     """The last events, the latest last."""
     last_alone: bool
-    """Whether the last event can be told from all others, so that it may be the end."""
+    """Whether the last event differs from all others, so that it may be the end mark."""
 
 
 def find_candidates(table: DialectTable, structure: Structure, events: Sequence[SseEvent]) -> Candidates:

@@ -149,10 +149,10 @@ START_NS = 7 * S
 def test_what_was_planned_behind_the_end_was_not_asked() -> None:
     planned = [0, S // 2, 3 * S // 2, 9 * S]
     told = timeline_of([], [], began_ns=START_NS, until_ns=START_NS + 2 * S, planned_ns=planned)
-    assert told.asked == [2, 1]
+    assert told.planned == [2, 1]
     # The last of a plan is due at its end, and a run has no end before that.
     told = timeline_of([], [], began_ns=START_NS, until_ns=START_NS + 2 * S, planned_ns=[0, 2 * S])
-    assert told.asked == [1, 1]
+    assert told.planned == [1, 1]
 
 
 def test_a_long_run_has_longer_periods() -> None:

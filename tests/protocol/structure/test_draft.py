@@ -1,4 +1,4 @@
-"""Each draft is a valid table that reads the stream that it was made of, whatever the stream holds."""
+"""Each draft is a valid table, and it reads the stream that it was made of."""
 
 import tomllib
 from collections.abc import Sequence
