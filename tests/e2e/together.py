@@ -19,6 +19,8 @@ from parts.script import HERE, TOGETHER, carry_out
 from parts.servers import Failure
 
 END_S_MAX = 60
+NAMING = ("[e2e] WRONG", "FAILED ", "ERROR ")
+"""Beginnings of the lines that say what failed: the last lines of the output repeat them."""
 
 
 def run_lane(
@@ -41,7 +43,8 @@ def run_lane(
         with printing:
             print(output, end="", flush=True)
         if script.returncode:
-            wrong.append(f"{name}.py ended with {script.returncode}")
+            named = [line for line in output.splitlines() if line.startswith(NAMING)]
+            wrong.append("\n  ".join([f"{name}.py ended with {script.returncode}", *named]))
         if script.returncode < 0:
             return  # ended by a signal: the next one is not started
 
