@@ -108,9 +108,6 @@ class Hello(msgspec.Struct, kw_only=True):
     guest: bool = False
     """The sender is an app with the middleware, not a process of this proxy: the meter does not wait for it
     at the end."""
-    elsewhere: bool = False
-    """Another meter, from which this one took over, measures the sender's exchanges: only its status is
-    counted here."""
     implementation: str = ""
     """Implementation of the parts that can be compiled: `native` or `python`; empty: not reported."""
     implementation_reason: str = ""

@@ -16,17 +16,21 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final
 
+from msgspec import Struct, msgpack
+
 from llmtap.channel.experiment import NO_ROOM, Experiment, read_switch, switch_word
 from llmtap.clock import Clock
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome, Reading
 from llmtap.export.sinks import SeriesKey
+from llmtap.meter.tenants import Labels
 from llmtap.metrics.catalogue import Answers, Surface, Unit, shown_on, values_of
 from llmtap.metrics.experiment import (
     FIRST_LOOK,
     ArmSample,
     Difference,
     Figure,
+    SavedSample,
     mean_difference,
     mean_interval,
     quantile_difference,
@@ -105,6 +109,26 @@ class _Arm:
     figures: dict[str, Figure] = field(default_factory=dict)
     forgotten: int = 0
 
+    def to_saved(self) -> "_SavedArm":
+        counts = [getattr(self, name) for name in _COUNTS]
+        counters = [dict(getattr(self, name)) for name in _COUNTERS]
+        return _SavedArm(counts, counters, self.uncertainty_ns, self.sample.to_saved())
+
+    def clear(self) -> None:
+        for name in _COUNTS:
+            setattr(self, name, 0)
+        for name in _COUNTERS:
+            getattr(self, name).clear()
+        self.sample.clear()
+
+    def merge_saved(self, saved: "_SavedArm") -> None:
+        for name, n in zip(_COUNTS, saved.counts, strict=True):
+            setattr(self, name, getattr(self, name) + n)
+        for name, counts in zip(_COUNTERS, saved.counters, strict=True):
+            getattr(self, name).update(counts)
+        self.uncertainty_ns = max(self.uncertainty_ns, saved.uncertainty_ns)
+        self.sample.merge_saved(saved.sample)
+
     def copy(self) -> "_Arm":
         return replace(
             self,
@@ -116,6 +140,34 @@ class _Arm:
             figures={name: figure.copy() for name, figure in self.sample.figures.items()},
             forgotten=self.sample.forgotten,
         )
+
+
+_COUNTS: Final = ("assigned", "own_headers", "single", "units")
+_COUNTERS: Final = ("excluded", "outcomes", "refusals", "labels", "chunking")
+
+
+class _SavedArm(Struct, array_like=True):
+    counts: list[int]
+    counters: list[dict[str, int]]
+    uncertainty_ns: int
+    sample: SavedSample
+
+
+class _SavedExperiment(Struct, array_like=True):
+    id: int
+    name: str
+    """Empty: there was no experiment."""
+    is_on: bool
+    switched_by: str
+    since_ns: int
+    ratio_p: float
+    stop_report: dict[str, object] | None
+    units: list[int]
+    arms: dict[str, _SavedArm]
+
+
+_encode: Final = msgpack.Encoder().encode
+_decode: Final = msgpack.Decoder(_SavedExperiment).decode
 
 
 class Experiments:
@@ -139,6 +191,13 @@ class Experiments:
         self._ratio_p = 1.0
         self._ended_exchanges = 0
         self._stop_report: dict[str, object] | None = None
+        self._is_rest = False
+        """The units were already exported."""
+
+    @property
+    def switched(self) -> tuple[bool, int]:
+        """State of the switch, and wall time in ns since which it holds."""
+        return self._is_on, self._since_ns
 
     @property
     def state(self) -> str:
@@ -149,18 +208,65 @@ class Experiments:
             return "ended"
         return "running" if self._is_on else "off"
 
-    @property
-    def word(self) -> int:
-        """Return the state of the switch for the next meter; 0: as configured."""
-        if self.experiment is None or self._by == "config":
-            return 0
-        return switch_word(self.experiment.id, self._is_on)
+    def export(self) -> Callable[[], bytes]:
+        """Return the packed experiment for another meter, as work for any thread."""
+        e = self.experiment
+        arms = {name: arm.to_saved() for name, arm in self._arms.items()}
+        packed = _encode(
+            _SavedExperiment(
+                0 if e is None else e.id, "" if e is None else e.name, self._is_on, self._by, self._since_ns,
+                self._ratio_p, self._stop_report,
+                [] if self._units is None or self._is_rest else [*self._units], arms,
+            )
+        )  # fmt: skip
+        return lambda: packed
+
+    def clear(self) -> None:
+        self._is_rest = True
+        for arm in self._arms.values():
+            arm.clear()
+
+    def absorb(self, packed: bytes, shift_ns: int, labels: Labels) -> list[str]:
+        """Add the packed experiment of another meter. Return what was left out, as texts.
+
+        Raises msgspec.MsgspecError.
+        """
+        saved = _decode(packed)
+        e = self.experiment
+        if not saved.name:
+            return []
+        if e is None or e.id != saved.id:
+            return [f"experiment {saved.name} (it was changed or removed, or it had a key of its own)"]
+        for name, arm in self._arms.items():
+            arm.merge_saved(saved.arms[name])
+        if self._units is not None:
+            self._units.update(saved.units)
+        self._ratio_p = min(self._ratio_p, saved.ratio_p)
+        if self._stop_report is None:
+            self._stop_report = saved.stop_report
+        self._absorb_switch(saved)
+        return []
+
+    def absorb_switch(self, packed: bytes) -> None:
+        """Take only the state of the switch from another meter's experiment. Raises msgspec.MsgspecError."""
+        saved = _decode(packed)
+        if self.experiment is not None and saved.name and self.experiment.id == saved.id:
+            self._absorb_switch(saved)
+
+    def _absorb_switch(self, saved: _SavedExperiment) -> None:
+        if self._by != "config":
+            return  # it was switched here, which is newer
+        self._set(saved.is_on, saved.switched_by, saved.since_ns)
 
     def switch(self, on: bool, by: str = "api") -> None:
         """Send the switch word to every relay, now and when it connects."""
         assert self.experiment is not None
         log.warning("event=experiment_switched name=%s on=%s by=%s", self.experiment.name, on, by)
-        self._is_on, self._by, self._since_ns = on, by, self._clock.wall_ns()
+        self._set(on, by, self._clock.wall_ns())
+
+    def _set(self, on: bool, by: str, since_ns: int) -> None:
+        assert self.experiment is not None
+        self._is_on, self._by, self._since_ns = on, by, since_ns
         for send in self._sends:
             send(switch_word(self.experiment.id, on))
 

@@ -46,6 +46,13 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "none: a private socket, without middleware."
         ),
     ] = None
+    state: Annotated[
+        str | None,
+        Meta(
+            description="Folder of the state that outlives a restart (windows, burn rates, experiment); "
+            "none: it outlives reloads, upgrades and crashes of the meter, but not the proxy."
+        ),
+    ] = None
     admin_token: Annotated[
         str | None,
         Meta(description="Bearer token of the admin port; required if it is not on loopback."),

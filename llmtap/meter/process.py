@@ -39,7 +39,8 @@ from llmtap.meter.pipeline.assembler import Assembler, CooperativeYield
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.receiver import Receiver, SocketFile, listen_on
 from llmtap.meter.setup import Changeable, MeterSetup
-from llmtap.meter.shutdown import Ending, Successor
+from llmtap.meter.shutdown import Ending
+from llmtap.meter.state import MeterState
 from llmtap.net.listener import parse_address, raise_file_limit
 from llmtap.protocol.dialects.registry import Dialects
 from llmtap.units import decode_special
@@ -192,6 +193,9 @@ async def _run(
 
     ending = Ending(loop, setup.changeable.drain_s, change, supervised=sock is None)
     pipeline, encode = make_pipeline(setup, SystemClock())
+    state = MeterState(setup.state, pipeline) if setup.state else None
+    if state is not None:
+        state.start(takes_over=setup.takes_over)
     exporter = _start_exporter(setup, pipeline) if setup.otlp.exports(os.environ) else None
     recorder = start_recorder(setup, pipeline, encode) if setup.capture.to else None
     receiver = Receiver(pipeline)
@@ -206,7 +210,7 @@ async def _run(
         site = AdminSite(runner, socket.socket(fileno=setup.admin_fd))
     else:
         site = AdminSite(runner, parse_address(setup.options.admin, "meter.admin"))
-    opening = loop.create_task(_open_admin(site, pipeline, at_once=not setup.takes_over))
+    opening = loop.create_task(_open_admin(site, pipeline, state, at_once=not setup.takes_over))
     if not setup.takes_over:
         await opening
     renewing = None if tls is None else asyncio.create_task(tls.renew())
@@ -222,57 +226,66 @@ async def _run(
         if task is not None:
             task.cancel()
     closing = None
-    successor = None
+    is_replaced = ending.successor is not None
     if ending.successor is not None:
         # Close the admin port: the other meter answers all requests from now on.
         closing = loop.create_task(runner.cleanup())
-        successor = Successor(ending.successor, pipeline)
-        successor.start()
+        if state is not None:
+            await state.hand_over(ending.successor)
         if recorder is not None:
             recorder.give_way()
     elif ending.orphaned:
         # Release the port for a new start of the proxy; open connections stay.
         await site.stop()
     await ending.relays_left(receiver)
-    if successor is None:  # otherwise, the supervisor has renamed the file and removes it
+    if not is_replaced:  # otherwise, the supervisor has renamed the file and removes it
         socket_file.remove()
     await receiver.close()
-    if successor is not None:
-        await successor.finish()
+    if state is not None:
+        await state.close()
     if recorder is not None:
         relays = pipeline.relays.states(pipeline.clock.mono_ns())
         # The capture is complete only if each relay ended with final counts.
         cut = [r.name for r in relays if r.connected or r.status is None or not r.status.draining]
         whole = not cut
-        if cut and successor is None:
+        if cut and not is_replaced:
             log.warning(
                 "event=capture_not_closed relays=%s reason='they ended without a final report'", ",".join(cut)
             )
         for relay in relays:
-            if relay.status is not None and not pipeline.relays.is_elsewhere(relay.name):
+            if relay.status is not None and not relay.elsewhere:
                 last = relay.status
                 recorder.note_relay(
                     relay.name, last.opened, last.dropped, last.unsettled, last.packets, last.watched
                 )
         # If another meter continues the capture, close this meter's files only: the other meter completes the
         # capture.
-        await asyncio.to_thread(recorder.close, RECORDER_S, whole=whole and successor is None)
+        await asyncio.to_thread(recorder.close, RECORDER_S, whole=whole and not is_replaced)
     if exporter is not None:
         await asyncio.to_thread(exporter.close)
     await (runner.cleanup() if closing is None else closing)
 
 
 def _is_own_fault(record: logging.LogRecord) -> bool:
-    """Return whether a log record of aiohttp is about more than a malformed request (which may hold a
-    key).
+    """Return whether a log record of aiohttp is about more than a malformed request (which may hold a key) or
+    a connection that was closed before its answer was written (uvloop's RuntimeError).
     """
-    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+    error = record.exc_info[1] if record.exc_info else None
+    is_closed = isinstance(error, RuntimeError) and "the handler is closed" in str(error)
+    return not (is_closed or isinstance(error, HttpProcessingError))
 
 
-async def _open_admin(site: web.BaseSite, pipeline: ExchangePipeline, *, at_once: bool) -> None:
-    """Open the admin port at once, or when a relay is ready. Until then, the other meter answers."""
+async def _open_admin(
+    site: web.BaseSite, pipeline: ExchangePipeline, state: MeterState | None, *, at_once: bool
+) -> None:
+    """Open the admin port at once, or when a relay is ready and the state is known. Until then, the other
+    meter answers."""
     looks = 0 if at_once else ADMIN_LOOKS_MAX
-    while looks and not pipeline.relays.ready(pipeline.clock.mono_ns()):
+
+    def is_ready() -> bool:
+        return pipeline.relays.ready(pipeline.clock.mono_ns()) and (state is None or state.is_read)
+
+    while looks and not is_ready():
         looks -= 1
         await asyncio.sleep(ADMIN_LOOK_S)
     await site.start()

@@ -46,6 +46,17 @@ class RelayState:
     status: RelayStatus | None
     implementation: str = ""
     vantage: str = ""
+    elsewhere: bool = False
+    """Another meter measures the relay, so that our capture does not account for it."""
+
+
+class RelayAccount(msgspec.Struct, array_like=True):
+    """A relay as another meter shows it."""
+
+    hello: Hello
+    status: RelayStatus
+    connected: bool
+    """More exchanges may come."""
 
 
 class Reckoning:
@@ -106,6 +117,8 @@ class _Relay:
     left_at_ns: int = 0
     open_when_left: int = 0
     skipped: int = 0
+    elsewhere: bool = False
+    """Another meter, which this one replaces, measures the relay while it drains."""
 
 
 class RelayBook:
@@ -125,12 +138,9 @@ class RelayBook:
         return self._epoch
 
     def update(self, name: str, status: RelayStatus, now_ns: int) -> int:
-        """Note a relay's status; return the number of requests that it skipped since the previous status.
-
-        An older status may come after a newer one through another meter.
-        """
+        """Note a relay's status; return the number of requests that it skipped since the previous status."""
         relay = self._relays.get(name)
-        if relay is not None and not (relay.hello.elsewhere and _is_older(status, relay.status)):
+        if relay is not None:
             relay.status, relay.status_at_ns = status, now_ns
             before, relay.skipped = relay.skipped, sum(status.skipped.values())
             return relay.skipped - before
@@ -156,9 +166,6 @@ class RelayBook:
             if final is not None:
                 relay.status = final
 
-    def connected(self) -> list[str]:
-        return [name for name, relay in self._relays.items() if relay.connected]
-
     def listen(self) -> str | None:
         """Return the address for clients: the URL of the newest relay that listens."""
         urls = (relay.hello.listen for relay in reversed(self._relays.values()) if relay.connected)
@@ -179,27 +186,36 @@ class RelayBook:
         status_ns = 0 if relay is None or relay.status is None else relay.status.t_ns
         return now_ns if now_ns - status_ns <= STATUS_LATE_NS or not status_ns else status_ns
 
-    def is_elsewhere(self, name: str) -> bool:
-        """Return whether another meter measures the relay, so that our capture does not account for it."""
-        relay = self._relays.get(name)
-        return relay is not None and relay.hello.elsewhere
+    def accounts(self) -> list[RelayAccount]:
+        """Return the accounts of all relays, also of those that left, for another meter."""
+        return [
+            RelayAccount(
+                relay.hello,
+                relay.status if relay.connected else _with_lost(relay.status, relay.open_when_left),
+                relay.connected,
+            )
+            for relay in self._relays.values()
+            # A relay that another meter measures has its account from that meter.
+            if relay.status is not None and not (relay.elsewhere and relay.connected)
+        ]
 
-    def accounts(self, names: Iterable[str]) -> Iterator[tuple[Hello, RelayStatus, bool]]:
-        """Return for each relay its hello, its counts, and whether more exchanges can come."""
-        for name in names:
-            relay = self._relays.get(name)
-            if relay is None or relay.status is None:
-                continue
-            status = relay.status
-            if not relay.connected and relay.open_when_left:
-                status = _with_lost(status, relay.open_when_left)
-            yield relay.hello, status, relay.connected
+    def absorb(self, accounts: Iterable[RelayAccount], now_ns: int) -> None:
+        """Note the accounts of relays that the meter which this one replaces still measures."""
+        for account in accounts:
+            name = account.hello.relay
+            known = self._relays.get(name)
+            if known is None or known.elsewhere:  # otherwise it has connected to this meter
+                self._relays[name] = _Relay(
+                    account.hello, 0, account.connected, account.status, now_ns, elsewhere=True
+                )
+        self._forget_some()
 
     def ready(self, now_ns: int) -> bool:
         """Return whether a relay is connected, reported lately, accepts connections and did not report its
         upstream as down."""
         return any(
             r.connected
+            and not r.elsewhere
             and r.status is not None
             and not r.status.draining
             and r.status.upstream_up is not False
@@ -209,7 +225,14 @@ class RelayBook:
 
     def states(self, now_ns: int) -> list[RelayState]:
         return [
-            RelayState(name, r.connected, _status_at(r, now_ns), r.hello.implementation, r.hello.vantage)
+            RelayState(
+                name,
+                _is_connected(r, now_ns),
+                _status_at(r, now_ns),
+                r.hello.implementation,
+                r.hello.vantage,
+                r.elsewhere,
+            )
             for name, r in self._relays.items()
         ]
 
@@ -223,11 +246,9 @@ class RelayBook:
             del self._relays[name]
 
 
-def _is_older(status: RelayStatus, than: RelayStatus | None) -> bool:
-    if than is None:
-        return False
-    # The final status of a relay that has left is newer, but without a time of its own.
-    return (status.t_ns, status.opened - status.unsettled) < (than.t_ns, than.opened - than.unsettled)
+def _is_connected(relay: _Relay, now_ns: int) -> bool:
+    """Return whether a relay reports; accounts of another meter end if that meter is killed."""
+    return relay.connected and not (relay.elsewhere and now_ns - relay.status_at_ns > GONE_NS)
 
 
 def _status_at(relay: _Relay, now_ns: int) -> RelayStatus | None:
@@ -247,7 +268,7 @@ def _relay_documents(relays: dict[str, _Relay], now_ns: int) -> Iterator[tuple[s
     for name, relay in relays.items():
         s = _status_at(relay, now_ns)
         about: dict[str, object] = {
-            "connected": relay.connected,
+            "connected": _is_connected(relay, now_ns),
             "pid": relay.hello.pid,
             "clock": relay.hello.clock,
             "vantage": relay.hello.vantage or None,

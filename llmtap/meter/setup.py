@@ -6,7 +6,6 @@ in the supervisor.
 """
 
 import os
-import signal
 import socket
 import stat
 from typing import Final
@@ -26,10 +25,8 @@ from llmtap.protocol.dialects.table.declaration import DialectTable
 FROM_NOW_ON: Final = b"from now on "
 """Beginning of a line on the stdin of a running meter, followed by a Changeable as JSON."""
 HAND_OVER: Final = b"another meter takes over at "
-"""Beginning of a line on stdin, followed by the path of the other meter's socket. A line and not a signal,
+"""Beginning of a line on stdin, followed by the state folder of the other meter. A line and not a signal,
 which may reach the whole process group."""
-RENEW: Final = signal.SIGUSR1
-"""Signal to end at once: another meter takes over, and the relays stay."""
 PROBE_S: Final = 1.0
 """Time for a meter to accept a connection; the kernel does it in microseconds."""
 
@@ -63,8 +60,10 @@ class MeterSetup(msgspec.Struct, frozen=True, kw_only=True):
     """Key of the hashes in a capture, in hex: the same for every meter of one capture, written nowhere."""
     capture_after: int = 0
     """Number of the last relay before this capture; 0 for all but its first meter."""
+    state: str = ""
+    """State folder; empty: no state outlives the meter."""
     takes_over: bool = False
-    """Another meter has the admin port until a relay of this one is ready."""
+    """Another meter has the admin port and the state until a relay of this one is ready."""
 
     def serves(self, wanted: "MeterSetup") -> bool:
         """Return whether a meter started with this setup can serve `wanted` after `Changeable` settings

@@ -4,7 +4,7 @@
 |---|---|---|
 | SIGTERM | the proxy ends; an init system may signal the whole group at once | `drain_s` and a grace |
 | HAND_OVER on stdin | another meter takes over; the relays of this one drain | the same |
-| SIGTERM again, SIGUSR1 | end now; with SIGUSR1 another meter follows and the relays stay | no |
+| SIGTERM again | end now | no |
 | stdin ends | the supervisor died: relays drain, and nobody else would stop us | the same, 24 s at most |
 
 FROM_NOW_ON on stdin ends nothing: it carries the changed settings of a reload.
@@ -13,8 +13,7 @@ A meter that was started by hand has no supervisor: its stdin is ignored, Ctrl-C
 Apps with the middleware are not waited for.
 
 After HAND_OVER the exchanges of the draining relays are still measured and captured here, but the other meter
-answers all requests. So hello and status of each of our relays are sent to it, twice a second and once at the
-end, marked as measured elsewhere (`Successor`).
+answers all requests; `state.py` sends it their figures.
 """
 
 import asyncio
@@ -27,11 +26,8 @@ from typing import Final
 
 import msgspec
 
-from llmtap.channel.frames import ACK, FrameKind, Hello, pack_batch
-from llmtap.channel.status import RelayStatus
-from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.receiver import Receiver
-from llmtap.meter.setup import FROM_NOW_ON, HAND_OVER, RENEW, Changeable
+from llmtap.meter.setup import FROM_NOW_ON, HAND_OVER, Changeable
 
 LINE_BYTES: Final = 4_096
 GRACE_S: Final = 5.0
@@ -68,13 +64,14 @@ class Ending:
         self._now = asyncio.Event()
         self.orphaned = False
         self.successor: str | None = None
+        """State folder of the meter that replaces this one."""
         loop.add_signal_handler(signal.SIGTERM, self._on_term)
-        loop.add_signal_handler(RENEW, self._on_renewal)
         # A terminal's Ctrl-C and hang-up reach the whole group; if there is a supervisor, it decides.
         for number in (signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, (lambda: None) if supervised else self._on_term)
         if supervised:
-            loop.add_signal_handler(signal.SIGUSR2, lambda: None)
+            for number in (signal.SIGUSR1, signal.SIGUSR2):
+                loop.add_signal_handler(number, lambda: None)
             loop.add_reader(sys.stdin.fileno(), self._on_stdin)
 
     async def wait(self) -> None:
@@ -94,10 +91,6 @@ class Ending:
         self._terminating = True
         self._end_event.set()
 
-    def _on_renewal(self) -> None:
-        self._now.set()
-        self._end_event.set()
-
     def _on_stdin(self) -> None:
         data = os.read(sys.stdin.fileno(), LINE_BYTES)
         if not data:
@@ -109,7 +102,7 @@ class Ending:
     def _on_line(self, line: bytes) -> None:
         if line.startswith(HAND_OVER):
             self.successor = os.fsdecode(line.removeprefix(HAND_OVER))
-            log.info("event=meter_succeeded socket=%s", self.successor)
+            log.info("event=meter_replaced state=%s", self.successor)
             self._end_event.set()
         elif line.startswith(FROM_NOW_ON):
             new = msgspec.json.decode(line.removeprefix(FROM_NOW_ON), type=Changeable)
@@ -124,98 +117,3 @@ class Ending:
         self.orphaned = self._terminating = True
         self._loop.call_later(min(self._limit_s, ORPHAN_S), self._now.set)
         self._end_event.set()
-
-
-TELL_S: Final = 0.5
-ANSWER_S: Final = 2.0
-"""Time limit of an answer. A meter that has just started answers in milliseconds, or in a second if all
-streams begin at once."""
-
-_json = msgspec.json.Encoder()
-
-
-class Successor:
-    def __init__(self, path: str, pipeline: ExchangePipeline) -> None:
-        self._pipeline = pipeline
-        self._lines = {name: _Line(path) for name in pipeline.relays.connected()}
-        self._ended_event = asyncio.Event()
-        self._reports: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._reports = asyncio.get_running_loop().create_task(self._report_until_over())
-
-    async def finish(self) -> None:
-        self._ended_event.set()
-        if self._reports is not None:
-            await self._reports
-        await self._report()
-        for line in self._lines.values():
-            line.close()
-
-    async def _report_until_over(self) -> None:
-        while not self._ended_event.is_set():
-            await self._report()
-            try:
-                await asyncio.wait_for(self._ended_event.wait(), TELL_S)
-            except TimeoutError:
-                pass
-
-    async def _report(self) -> None:
-        word = self._pipeline.experiments.word
-        for hello, status, more in list(self._pipeline.relays.accounts(self._lines)):
-            marked = msgspec.structs.replace(hello, elsewhere=True, switch=word or hello.switch)
-            line = self._lines[hello.relay]
-            if await line.report(marked, status) and not more:
-                line.close()
-                del self._lines[hello.relay]
-
-
-class _Line:
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        self._batch_no = 0
-        self._is_acknowledged = False
-        self._is_useless = False
-
-    async def report(self, hello: Hello, status: RelayStatus) -> bool:
-        """Send a relay's hello and status. Return whether the other meter processed them.
-
-        If the other meter cannot be reached, the next report includes these counts.
-        """
-        while not self._is_useless:
-            known = self._is_acknowledged
-            try:
-                async with asyncio.timeout(ANSWER_S):
-                    await self._send(hello, status)
-                return True
-            except TimeoutError:
-                self.close()
-                return False
-            except (OSError, EOFError):
-                # A peer that hangs up without an answer does not know our frames: stop sending.
-                self._is_useless = self._streams is not None and not self._is_acknowledged
-                self.close()
-                if not known:
-                    return False
-            self._is_acknowledged = False  # that meter has gone; another one may listen now
-        return False
-
-    async def _send(self, hello: Hello, status: RelayStatus) -> None:
-        rows: list[object] = [FrameKind.STATUS, 0, status.t_ns, 0, _json.encode(status)]
-        if self._streams is None:
-            self._streams = await asyncio.open_unix_connection(self._path)
-            rows = [FrameKind.HELLO, 0, 0, 0, _json.encode(hello), *rows]
-        reader, writer = self._streams
-        self._batch_no += 1
-        writer.write(pack_batch(self._batch_no, rows))
-        await writer.drain()
-        # Skip the control words of an experiment, which are for relays.
-        while ACK.unpack(await reader.readexactly(ACK.size)) != (self._batch_no,):
-            pass
-        self._is_acknowledged = True
-
-    def close(self) -> None:
-        if self._streams is not None:
-            self._streams[1].close()
-            self._streams = None

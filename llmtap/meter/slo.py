@@ -7,14 +7,17 @@ definitions and the arithmetic.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import add
 from typing import Final, NamedTuple
 
+from msgspec import Struct, msgpack
+
 from llmtap.clock import Clock
 from llmtap.exchange.exchange import Exchange
 from llmtap.meter.pipeline.windows import Merging, SliceLevel, Slices
+from llmtap.meter.tenants import Labels
 from llmtap.metrics.latency import Measured
 from llmtap.metrics.objectives import Judgement, judge
 from llmtap.metrics.slo import (
@@ -61,12 +64,29 @@ Key = tuple[str, str]
 _Counts = dict[Key, SloCount]
 
 
+_SavedCount = tuple[str, str, int, int, int, int]
+"""Class, tenant, and the fields of SloCount."""
+
+
+class _SavedSlos(Struct, array_like=True):
+    terms: dict[str, str]
+    """Text of the options of each class."""
+    begin_ns: int
+    slices: list[tuple[int, int, list[_SavedCount]]]
+    """Start as monotonic time, level, counts."""
+
+
+_encode: Final = msgpack.Encoder().encode
+_decode: Final = msgpack.Decoder(_SavedSlos).decode
+
+
 class SloBook:
     """All classes. One thread writes; what a reader gets never changes again."""
 
     def __init__(self, options: Mapping[str, SloOptions], clock: Clock) -> None:
         self._clock = clock
         self.classes = {name: SloClass.of(name, slo) for name, slo in options.items()}
+        self._terms = {name: repr(slo) for name, slo in options.items()}
         self._by_tenant = TenantClasses(self.classes.values())
         self.of = self._by_tenant.of
         self._slices: Slices[_Counts] = Slices(_LEVELS, clock.mono_ns(), dict, _merge_tables, past=False)
@@ -106,6 +126,44 @@ class SloBook:
             table[key] = table.get(key, SloCount()).plus(more)
         self._slices.tidy()
         return met
+
+    def export(self) -> Callable[[], bytes]:
+        """Return the packed windows for another meter, as work for any thread; counters stay here."""
+        terms, begin_ns = self._terms, self._slices.begin_ns
+        slices = self._slices.export(self._clock.mono_ns())
+
+        def work() -> bytes:
+            rows = [
+                (start_ns, level, [(*key, *count) for key, count in table.items()])
+                for start_ns, level, table in slices
+            ]
+            return _encode(_SavedSlos(terms, begin_ns, rows))
+
+        return work
+
+    def clear(self) -> None:
+        self._slices.clear()
+
+    def absorb(self, packed: bytes, shift_ns: int, labels: Labels) -> list[str]:
+        """Add the packed windows of another meter. Return the classes that were left out, as texts.
+
+        `shift_ns`: our monotonic time minus the other's. Raises msgspec.MsgspecError.
+        """
+        saved = _decode(packed)
+        changed = sorted(name for name, terms in saved.terms.items() if self._terms.get(name) != terms)
+
+        def table_of(rows: list[_SavedCount]) -> _Counts:
+            table: _Counts = {}
+            for slo, tenant, *counts in rows:
+                if slo not in changed:
+                    key = slo, labels.tenant(tenant)
+                    table[key] = table.get(key, SloCount()).plus(SloCount(*counts))
+            return table
+
+        self._slices.current(self._clock.mono_ns())
+        slices = [(start_ns + shift_ns, level, table_of(rows)) for start_ns, level, rows in saved.slices]
+        self._slices.absorb(saved.begin_ns + shift_ns, slices)
+        return [f"burn rates of slo.{name} (it was changed or removed)" for name in changed]
 
     def freeze(self) -> "FrozenSlos":
         now_ns = self._clock.mono_ns()

@@ -25,6 +25,8 @@ from math import ceil, floor, sqrt
 from random import Random
 from typing import Final
 
+from msgspec import Struct
+
 from llmtap.metrics import statistics
 from llmtap.metrics.histogram import RELATIVE_ERROR, Histogram
 
@@ -40,6 +42,21 @@ SAMPLE_VALUES: Final = 128
 """Maximum number of values of each sampled unit."""
 EVENTS_MIN: Final = 20
 """Minimum number of events in both arms together for the normal approximation of a share."""
+
+
+_SUMS: Final = (
+    "_has_several_values", "_nn", "_nx", "_sn", "_ss", "_sx", "_x", "_xx", "units", "units_with",
+)  # fmt: skip
+"""Attributes of a Figure that add up."""
+
+
+class SavedFigure(Struct, array_like=True):
+    """A packed Figure. `sums`: as decimal digits, since sums of squares are larger than 64 bits."""
+
+    histogram: bytes
+    sums: list[str]
+    sampled: list[tuple[int, int, list[int]]]
+    """Unit, number of its values, sample of them."""
 
 
 class Figure:
@@ -168,21 +185,28 @@ class Figure:
         """Return a copy for another thread."""
         twin = Figure()
         twin.histogram = self.histogram.copy()
-        for name in (
-            "_has_several_values",
-            "_nn",
-            "_nx",
-            "_sn",
-            "_ss",
-            "_sx",
-            "_x",
-            "_xx",
-            "units",
-            "units_with",
-        ):
+        for name in _SUMS:
             setattr(twin, name, getattr(self, name))
         twin._sampled = {unit: (n[:], values[:]) for unit, (n, values) in self._sampled.items()}
         return twin
+
+    def to_saved(self) -> SavedFigure:
+        """Return a packed copy."""
+        sampled = [(unit, n, values.tolist()) for unit, ((n,), values) in self._sampled.items()]
+        return SavedFigure(
+            self.histogram.to_bytes(), [str(int(getattr(self, name))) for name in _SUMS], sampled
+        )
+
+    def merge_saved(self, saved: SavedFigure) -> None:
+        """Add the values of other units, or further values of the same units."""
+        self.histogram.merge_bytes(saved.histogram)
+        for name, text in zip(_SUMS, saved.sums, strict=True):
+            setattr(self, name, getattr(self, name) + int(text))
+        for unit, n, values in saved.sampled:
+            new = unit not in self._sampled
+            self._sample(unit, values, new=new)
+            if unit in self._sampled:
+                self._sampled[unit][0][0] += n - len(values)
 
     def _sample(self, unit: int, values: Sequence[int], *, new: bool) -> None:
         units = self._sampled
@@ -220,6 +244,8 @@ class ArmSample:
         self.forgotten = 0
         self._single = single
         self._units: OrderedDict[int, tuple[int, dict[str, tuple[int, int]]]] = OrderedDict()
+        self._is_rest = False
+        """The units were already exported."""
 
     def add(self, unit: int, values: Mapping[str, Sequence[int]], covariate: int = 0) -> None:
         """Count an exchange of this unit: for each metric its values, maybe none.
@@ -240,6 +266,38 @@ class ArmSample:
             self._units.move_to_end(unit)
         for name, some in values.items():
             known[name] = figures[name].add(unit, some, known.get(name, (0, 0)), first)
+
+    def to_saved(self) -> "SavedSample":
+        """Return a packed copy."""
+        units = [] if self._is_rest else [(unit, *sums) for unit, sums in self._units.items()]
+        figures = {name: figure.to_saved() for name, figure in self.figures.items()}
+        return SavedSample(figures, self.forgotten, units)
+
+    def clear(self) -> None:
+        """Forget all figures; the sums of units stay, so that later values of a unit count as such."""
+        self.figures = {name: Figure() for name in self.figures}
+        self.forgotten = 0
+        self._is_rest = True
+
+    def merge_saved(self, saved: "SavedSample") -> None:
+        """Add a packed sample, of which figures that are unknown here are left out."""
+        for name, figure in self.figures.items():
+            if name in saved.figures:
+                figure.merge_saved(saved.figures[name])
+        self.forgotten += saved.forgotten
+        for unit, covariate, sums in saved.units:
+            self._units.setdefault(unit, (covariate, sums))
+        while len(self._units) > UNITS_MAX:
+            self._units.popitem(last=False)
+
+
+class SavedSample(Struct, array_like=True):
+    """A packed ArmSample."""
+
+    figures: dict[str, SavedFigure]
+    forgotten: int
+    units: list[tuple[int, int, dict[str, tuple[int, int]]]]
+    """Unit, its covariate, and number and sum of its values by metric."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ draft, 4.6.3). Histograms exist once they have a value: a meter keeps thousands 
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from math import isfinite
 from operator import attrgetter
@@ -566,6 +566,13 @@ class Summary:
     def _cost(self, price: Price, seconds: float) -> dict[str, object]:
         good = self.goodput.total().good_tokens if self.goodput.by_objectives else None
         return asdict(cost_of(price, seconds, self._tokens["output"], good, self._tokens["input"]))
+
+
+def with_objectives(packed: bytes, names: Collection[str]) -> bytes:
+    """Return a packed summary (`Summary.to_bytes`) with the goodput of these objectives only."""
+    p = _decode(packed)
+    p.goodput = [row for row in p.goodput if row[0] in names]
+    return _encode(p)
 
 
 def _histogram_in(histograms: dict[str, Histogram], name: str) -> Histogram:

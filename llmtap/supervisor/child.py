@@ -74,8 +74,6 @@ class Child:
         """Drain limit with which a relay was started."""
         self.settings: MeterSetup | None = None
         """Setup of a meter; None if an earlier supervisor started it."""
-        self.makes_way = False
-        """The meter ends because another one replaces it, so its end is not a crash."""
         self._process = process
         self._stdin = stdin
         self._stdout: asyncio.StreamReader | None = None

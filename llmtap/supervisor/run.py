@@ -100,6 +100,10 @@ class ProxyRun(msgspec.Struct, kw_only=True):
         """Return the path of the meter's socket."""
         return settings.meter.socket or str(Path(self.folder) / "tap.sock")
 
+    def state_folder(self, settings: Settings) -> str:
+        """Return the folder of the meter's state. Without a configured one, the state ends with the proxy."""
+        return settings.meter.state or str(Path(self.folder) / "state")
+
     def relay_setup(self, settings: Settings, index: int, number: int, fds: list[int]) -> RelaySetup:
         """Return the setup of the `number`th relay of this run."""
         return RelaySetup(
@@ -125,6 +129,7 @@ class ProxyRun(msgspec.Struct, kw_only=True):
             # Exported totals name the server, so that totals of different servers are not mixed.
             servers=_upstream_addresses(settings) if settings.otlp.exports(os.environ) else {},
             capture_after=0 if self.capture_met else self.relays,
+            state=self.state_folder(settings),
             takes_over=takes_over,
         )
 
@@ -147,13 +152,19 @@ def _meter_setup(settings: Settings, tenant_salt: str, **own: Any) -> MeterSetup
     )
 
 
-def fresh_meter_setup(settings: Settings, socket: str = "", admin_fd: int | None = None) -> MeterSetup:
-    """Return the setup of a meter without relays, with new keys; without `socket` it reads a file."""
+def fresh_meter_setup(
+    settings: Settings, socket: str = "", admin_fd: int | None = None, *, state: str = ""
+) -> MeterSetup:
+    """Return the setup of a meter without relays, with new keys; without `socket` it reads a file.
+
+    `state`: state folder if none is configured.
+    """
     return _meter_setup(
         settings,
         host_salt() or secrets.token_hex(16),
         socket=socket,
         admin_fd=admin_fd,
+        state=settings.meter.state or state,
         capture_id=_new_capture_id(SystemClock.wall_ns()),
         capture_salt=salt_of(settings.capture.pair_key).hex(),
     )

@@ -1,9 +1,10 @@
 """Supervisor of `llmtap proxy`: starts relays and meter, restarts failed ones, drains, reloads and upgrades.
 
 The supervisor owns the listening sockets and the folder of the socket between relays and meter. On SIGTERM
-it drains. On SIGHUP (reload) it starts new relays on the same sockets, waits until they are ready, and lets
-the old ones finish, so no connection is lost. On SIGUSR2 (hot restart) it does the same for all processes
-with the installed version of the program (`handover.py`); the old meter measures the old relays to their end.
+it drains. On SIGHUP (reload) it starts new relays on the same sockets, and a new meter if its settings
+change; it waits until they are ready, and lets the old ones finish, so no connection is lost. On SIGUSR2 (hot
+restart) it does the same for all processes with the installed version of the program (`handover.py`). The old
+meter measures the old relays to their end, and leaves its state to the new one (`meter/state.py`).
 """
 
 import asyncio
@@ -22,7 +23,7 @@ import msgspec
 from llmtap.config import Settings, fingerprint
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.log import set_up
-from llmtap.meter.setup import FROM_NOW_ON, HAND_OVER, RENEW, need_no_meter
+from llmtap.meter.setup import FROM_NOW_ON, HAND_OVER, MeterSetup, need_no_meter
 from llmtap.net.listener import name_of
 from llmtap.supervisor import handover
 from llmtap.supervisor.checks import check_settings
@@ -50,6 +51,13 @@ class _Plan(NamedTuple):
     run: ProxyRun
 
 
+class _Generation(NamedTuple):
+    """Processes that were started together; without a meter, the present one continues."""
+
+    meter: Child | None
+    relays: dict[int, Child]
+
+
 class Supervisor:
     """Parent process of one proxy."""
 
@@ -69,6 +77,9 @@ class Supervisor:
         """Relays of the present generation, by index."""
         self._meter: Child | None = None
         self._meter_came = asyncio.Event()
+        self._meter_keeper: asyncio.Task[None] | None = None
+        self._tap_path = ""
+        """Path of the present meter's socket."""
         self._generation = 0
         """Number of the present set of relays. Relays of older sets drain, and are not restarted."""
         self._starting = asyncio.Lock()
@@ -89,6 +100,7 @@ class Supervisor:
                 need_no_meter(self._settings.meter.socket)
             self._ports = Ports.open(self._settings, os.environ, os.getpid())
             self._run = ProxyRun.begin(self._settings)
+            self._tap_path = self._run.tap_path(self._settings)
         else:
             self._inherit(left)
         try:
@@ -104,7 +116,7 @@ class Supervisor:
                 settings.relay.workers,
                 fingerprint(settings),
             )
-            await self._unless_stopped(self._start() if left is None else self._take_over(left))
+            await self._unless_stopped(self._start() if left is None else self._take_over())
             if not self._stopping.is_set():
                 notify(f"READY=1\nSTATUS=forwarding to {settings.relay.upstream}")
                 self._run_task(self._obey_for_ever())
@@ -116,7 +128,7 @@ class Supervisor:
             self._ports.close()
             shutil.rmtree(self._run.folder, ignore_errors=True)
             with suppress(OSError):
-                os.unlink(self._run.tap_path(self._settings) + ASIDE)
+                os.unlink(self._tap_path + ASIDE)
         return 1 if self._failed else 0
 
     def _inherit(self, left: handover.Handover) -> None:
@@ -124,6 +136,7 @@ class Supervisor:
         self._ports = Ports.take(left.ports)
         self._run = left.run
         self._run.follow(self._settings)
+        self._tap_path = left.tap_path
         for handed in left.children:
             child = self._register(Child.adopt(handed))
             child.drain_s = left.drain_s
@@ -189,7 +202,7 @@ class Supervisor:
 
     async def _start(self) -> None:
         """Start the first meter and the first relays."""
-        self._run_task(self._keep_meter(None))
+        self._meter_keeper = self._run_task(self._keep_meter(None))
         with suppress(TimeoutError):
             # Wait for the meter, so that the first exchanges are measured, too.
             await asyncio.wait_for(self._meter_came.wait(), METER_S)
@@ -236,21 +249,16 @@ class Supervisor:
             await is_ready(child)
 
     async def _keep_meter(self, child: Child | None) -> None:
-        """Run the meter, and restart it when it ends, until another one replaces it."""
+        """Run the meter, and restart it when it ends."""
         failures = 0
         while True:
             if child is None:
                 self._meter = child = await start_at_last("meter", self._start_meter)
                 self._update_meter()  # the settings may have been reloaded meanwhile
+            if not child.is_ready:
                 await child.ready()
                 self._meter_came.set()
-            status = await child.wait()
-            if child is not self._meter:
-                return
-            if child.makes_way:
-                log.info("event=meter_renewed pid=%d", child.pid)
-            else:
-                failures = await back_off(child, status, failures)
+            failures = await back_off(child, await child.wait(), failures)
             child = None
 
     async def _start_relay(self, index: int, plan: _Plan | None = None) -> Child:
@@ -322,11 +330,9 @@ class Supervisor:
                 log.error("event=reload_refused error=%r", str(exc), exc_info=ours)
                 return
             plan = _Plan(settings, ports, run)
-            fresh, ready = await self._start_relays(plan)
-            if not ready:
-                for child in fresh.values():
-                    self._drain_relay(child)
-                log.error("event=reload_failed hint='the old relays continue with their settings'")
+            fresh = await self._start_generation(plan, meter=not self._is_served(plan))
+            if fresh is None:
+                log.error("event=reload_failed hint='the old processes continue with their settings'")
                 return
             self._apply_plan(plan)
         set_up(settings.log)
@@ -334,11 +340,76 @@ class Supervisor:
             log.warning("event=reload_partial key=relay.listen hint='its sockets came from outside'")
         if settings.meter.admin != old.meter.admin:
             log.warning("event=reload_partial key=meter.admin hint='needs a restart: SIGUSR2'")
-        retiring = self._go_on_with(fresh)
-        for child in retiring.values():
-            self._drain_relay(child)
+        retiring = self._retire_generation(fresh)
         self._update_meter()
-        log.info("event=reloaded config=%s retiring=%d", fingerprint(settings), len(retiring))
+        log.info("event=reloaded config=%s retiring=%d", fingerprint(settings), retiring)
+
+    def _is_served(self, plan: _Plan) -> bool:
+        """Return whether the present meter can continue with the settings of a plan."""
+        present = None if self._meter is None else self._meter.settings
+        return present is not None and present.serves(self._meter_setup(plan))
+
+    def _meter_setup(self, plan: _Plan) -> MeterSetup:
+        return plan.run.meter_setup(plan.settings, plan.ports.admin.fileno())
+
+    async def _start_generation(self, plan: _Plan, *, meter: bool) -> _Generation | None:
+        """Start relays for a plan, and before them a new meter if `meter`.
+
+        If not all become ready, end them and return None: the old ones continue.
+        """
+        new: Child | None = None
+        relays: dict[int, Child] = {}
+        ready = not meter
+        if meter:
+            await self._release_meter()
+            with suppress(FileNotFoundError):
+                os.rename(self._tap_path, self._tap_path + ASIDE)
+            try:
+                new = await self._start_meter(plan, takes_over=self._meter is not None)
+            except OSError as exc:
+                log_not_started("meter", exc)
+            ready = new is not None and await is_ready(new)
+        if ready:
+            relays, ready = await self._start_relays(plan)
+        if ready:
+            return _Generation(new, relays)
+        for child in relays.values():
+            self._drain_relay(child)
+        if new is not None:
+            await new.stop(GRACE_S)
+        if meter:
+            with suppress(FileNotFoundError):
+                os.rename(self._tap_path + ASIDE, self._tap_path)
+            self._meter_keeper = self._run_task(self._keep_meter(self._meter))
+        return None
+
+    async def _release_meter(self) -> None:
+        """Do not restart the present meter any more."""
+        if self._meter_keeper is not None:
+            async with self._starting:  # a meter that is being started is registered first
+                self._meter_keeper.cancel()
+            await asyncio.wait([self._meter_keeper])
+
+    def _retire_generation(self, fresh: _Generation) -> int:
+        """Make new processes the present ones, whose plan is in force; the old ones end. Return the number of
+        old relays."""
+        old = self._meter if fresh.meter is not None else None
+        if fresh.meter is not None:
+            self._meter = fresh.meter
+            self._meter_keeper = self._run_task(self._keep_meter(fresh.meter))
+            if old is not None:
+                old.write_line(HAND_OVER + self._run.state_folder(self._settings).encode())
+        relays = self._go_on_with(fresh.relays)
+        for child in relays.values():
+            self._drain_relay(child)
+        if old is not None:
+            # The old meter ends after its relays, and then writes its last files.
+            self._await_end(old, self._draining_s() + 2 * GRACE_S)
+        if fresh.meter is not None:
+            with suppress(FileNotFoundError):
+                os.unlink(self._tap_path + ASIDE)
+            self._tap_path = self._run.tap_path(self._settings)
+        return len(relays)
 
     @contextmanager
     def _changed_ports(self) -> Iterator[Ports]:
@@ -358,18 +429,12 @@ class Supervisor:
         before.close_but(plan.ports)
 
     def _update_meter(self) -> None:
-        """Send the settings in force to the meter; if it cannot change them, replace it.
-
-        If it is replaced, running exchanges are counted but not measured, and all figures begin at 0.
-        """
+        """Send the settings in force that a running meter can change."""
         meter = self._meter
-        if meter is None:
+        if meter is None or meter.settings is None:
             return
-        setup = self._run.meter_setup(self._settings, self._ports.admin.fileno())
-        if meter.settings is None or not meter.settings.serves(setup):
-            meter.makes_way = True
-            meter.signal(RENEW)
-        elif meter.settings.changeable != setup.changeable:
+        setup = self._meter_setup(self._current_plan())
+        if meter.settings.changeable != setup.changeable:
             meter.write_line(FROM_NOW_ON + encode_setup(setup.changeable))
             meter.settings = setup
 
@@ -403,18 +468,14 @@ class Supervisor:
         return handover.Handover(
             pid=os.getpid(),
             run=self._run,
-            tap_path=self._run.tap_path(self._settings),
+            tap_path=self._tap_path,
             drain_s=self._settings.relay.drain_timeout / 1e9,
             ports=self._ports.to_hand(),
             children=[child.to_hand() for child in self._children],
         )
 
-    async def _take_over(self, left: handover.Handover) -> None:
+    async def _take_over(self) -> None:
         """Start a meter and relays of this program; the old ones end when the new ones are ready."""
-        with suppress(FileNotFoundError):
-            os.rename(left.tap_path, left.tap_path + ASIDE)
-        fresh: dict[int, Child] = {}
-        meter, ready = None, False
         with self._changed_ports() as ports:
             for move in (ports.move_clients, ports.move_admin):
                 try:
@@ -422,30 +483,13 @@ class Supervisor:
                 except ConfigError as exc:
                     log.error("event=restart_partial error=%r", str(exc))
             plan = _Plan(self._settings, ports, self._run)
-            try:
-                meter = await self._start_meter(plan, takes_over=self._meter is not None)
-            except OSError as exc:
-                log_not_started("meter", exc)
-            if meter is not None and await is_ready(meter):
-                fresh, ready = await self._start_relays(plan)
-            if ready:
+            fresh = await self._start_generation(plan, meter=True)
+            if fresh is not None:
                 self._apply_plan(plan)
-        if meter is None or not ready:
-            for child in fresh.values():
-                self._drain_relay(child)
-            await self._fall_back(left, meter)
+        if fresh is None:
+            await self._fall_back()
             return
-        old, self._meter = self._meter, meter
-        self._run_task(self._keep_meter(meter))
-        if old is not None:
-            old.write_line(HAND_OVER + self._run.tap_path(self._settings).encode())
-        for child in self._go_on_with(fresh).values():
-            self._drain_relay(child)
-        if old is not None:
-            # The old meter ends after its relays, and then writes its last files.
-            self._await_end(old, self._draining_s() + 2 * GRACE_S)
-        with suppress(FileNotFoundError):
-            os.unlink(left.tap_path + ASIDE)
+        self._retire_generation(fresh)
         log.info("event=restarted config=%s pid=%d", fingerprint(self._settings), os.getpid())
 
     def _draining_s(self) -> float:
@@ -454,18 +498,13 @@ class Supervisor:
         now_s = time.monotonic()
         return max((end_s for end_s in ends if end_s is not None), default=now_s) - now_s
 
-    async def _fall_back(self, left: handover.Handover, failed: Child | None) -> None:
-        """Return to the old children, because the new ones failed to start."""
+    async def _fall_back(self) -> None:
+        """Return to the old relays, because the new ones failed to start."""
         log.error("event=restart_failed pid=%d hint='the old relays and their meter continue'", os.getpid())
-        if failed is not None:
-            await failed.stop(GRACE_S)
-        with suppress(FileNotFoundError):
-            os.rename(left.tap_path + ASIDE, left.tap_path)
         for index in range(self._settings.relay.workers):
             if index not in self._relays:  # it had died before the restart
                 self._relays[index] = await start_at_last("relay", partial(self._start_relay, index))
         self._go_on_with(self._relays)
-        self._run_task(self._keep_meter(self._meter))
 
     # ---------------------------------------------------------------- the end
 

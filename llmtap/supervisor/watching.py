@@ -153,7 +153,7 @@ class _Processes:
         self._packets = [sock.fileno() for sock in packets]
         self._adapters = adapters
         path = settings.meter.socket or str(Path(folder) / "tap.sock")
-        self._meter = fresh_meter_setup(settings, path, admin.fileno())
+        self._meter = fresh_meter_setup(settings, path, admin.fileno(), state=str(Path(folder) / "state"))
         self._id = secrets.token_hex(2)
         self._watchers = 0
         self._at_work: dict[str, Child] = {}

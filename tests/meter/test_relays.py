@@ -3,7 +3,6 @@
 import asyncio
 from contextlib import suppress
 
-import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -11,7 +10,15 @@ from msgspec.structs import replace
 from llmtap.channel import Ledger
 from llmtap.channel.frames import Hello
 from llmtap.meter.admin.views import upstream_values
-from llmtap.meter.relays import GONE_NS, RELAYS_MAX, STATUS_FRESH_NS, Reckoning, RelayBook, UpstreamLoad
+from llmtap.meter.relays import (
+    GONE_NS,
+    RELAYS_MAX,
+    STATUS_FRESH_NS,
+    Reckoning,
+    RelayAccount,
+    RelayBook,
+    UpstreamLoad,
+)
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from tests.support.servers.peer import scene, wait_until
@@ -137,39 +144,41 @@ def test_the_reckoning_is_what_the_dead_relays_ledger_would_say(steps: list[str]
 def test_what_another_meter_should_know_of_a_relay() -> None:
     book = RelayBook()
     silent, lost, away = book.join(hello("silent")), book.join(hello("lost")), book.join(hello("away"))
-    assert book.connected() == ["silent", "lost", "away"]
     for name in ("lost", "away"):
         book.update(name, relay_status(opened=9, measured=4, dropped={"overflow": 1}, unsettled=4), 0)
     book.leave("silent", silent, 2, 10)
     book.leave("lost", lost, 4, 10)
-    assert book.connected() == ["away"]
-    result = {
-        known.relay: (status, more) for known, status, more in book.accounts(["silent", "lost", "away"])
-    }
-    assert set(result) == {"lost", "away"}, "of a relay that never spoke there is nothing to tell"
-    assert result["lost"] == (
-        relay_status(opened=9, measured=4, dropped={"overflow": 1}, lost=4),
-        False,
-    )
-    assert result["away"][1]
-    assert result["away"][0].unsettled == 4
+    accounts = {account.hello.relay: account for account in book.accounts()}
+    assert set(accounts) == {"lost", "away"}, "of a relay that never spoke there is nothing to tell"
+    assert accounts["lost"].status == relay_status(opened=9, measured=4, dropped={"overflow": 1}, lost=4)
+    assert not accounts["lost"].connected
+    assert accounts["away"].connected
+    assert accounts["away"].status.unsettled == 4
     book.leave("away", away, 0, 20)
 
 
-def test_of_a_relay_elsewhere_an_older_word_that_comes_later_says_nothing() -> None:
-    book = RelayBook()
-    other = msgspec.structs.replace(hello(), elsewhere=True)
-    book.join(other)
-    assert book.is_elsewhere("r0")
-    for t_ns, settled, taken in ((5, 1, True), (4, 2, False), (5, 0, False), (5, 3, True), (6, 2, True)):
-        book.update("r0", relay_status(t_ns=t_ns, opened=3, measured=settled, unsettled=3 - settled), 0)
-        (state,) = book.states(0)
-        assert state.status is not None
-        assert ((state.status.t_ns, state.status.measured) == (t_ns, settled)) is taken
+def test_a_relay_of_another_meter_is_shown_until_it_comes_here_or_that_meter_is_silent() -> None:
+    book, now_ns = RelayBook(), 100 * S
+
+    def account(measured: int, *, connected: bool = True) -> RelayAccount:
+        return RelayAccount(hello(), relay_status(t_ns=now_ns, opened=3, measured=measured), connected)
+
+    book.absorb([account(1)], now_ns)
+    (state,) = book.states(now_ns)
+    assert (state.connected, state.elsewhere) == (True, True)
+    assert not book.accounts(), "that comes from the other meter"
+    assert not book.ready(now_ns)
+    (state,) = book.states(now_ns + 6 * S)
+    assert not state.connected, "that meter was killed"
+    book.absorb([account(3, connected=False)], now_ns)
+    (state,) = book.states(now_ns)
+    assert state.status is not None
+    assert (state.connected, state.status.measured) == (False, 3)
     book.join(hello())
-    assert not book.is_elsewhere("r0"), "it has come to us"
-    book.update("r0", relay_status(t_ns=1), 0)
-    assert book.states(0)[0].status == relay_status(t_ns=1)
+    book.absorb([account(2)], now_ns)
+    (state,) = book.states(now_ns)
+    assert state.status is not None
+    assert (state.connected, state.elsewhere, state.status.measured) == (True, False, 3), "it has come to us"
 
 
 def test_relays_that_left_are_forgotten_from_the_oldest() -> None:

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from llmtap.config import Settings, load_settings
-from llmtap.meter.setup import FROM_NOW_ON, RENEW, Changeable, MeterSetup
+from llmtap.meter.setup import FROM_NOW_ON, HAND_OVER, Changeable, MeterSetup
 from llmtap.supervisor import child
 from llmtap.supervisor.child import Child, Kind
 from llmtap.supervisor.ports import Ports
 from llmtap.supervisor.run import ProxyRun
-from llmtap.supervisor.supervisor import Supervisor
+from llmtap.supervisor.supervisor import Supervisor, _Plan
 from tests.support.servers.peer import play, wait_until
 
 
@@ -54,6 +54,10 @@ class Meters:
         self.stdin: list[int] = []
         """The end that a meter would read."""
 
+    @property
+    def of_meters(self) -> list[MeterSetup]:
+        return [setup for setup in self.setups if isinstance(setup, MeterSetup)]
+
     async def start(self, kind: Kind, name: str, index: int, setup: MeterSetup, fds: Sequence[int]) -> Child:
         self.begun += 1
         await self.may_start.wait()
@@ -85,16 +89,32 @@ class Kept:
         self.supervisor = Supervisor(settings, settings_of, lambda clients, admin: None)
         self.supervisor._ports = Ports.open(settings, {}, os.getpid())
         self.supervisor._run = ProxyRun.begin(settings)
-        self.keeper = asyncio.create_task(self.supervisor._keep_meter(None))
+        self.supervisor._meter_keeper = asyncio.create_task(self.supervisor._keep_meter(None))
+
+    @property
+    def state(self) -> str:
+        return self.supervisor._run.state_folder(self.supervisor._settings)
+
+    async def replace(self, **more: str) -> bool:
+        """Replace the meter and the relays, as a reload with these settings does."""
+        settings = settings_of(**more)
+        plan = _Plan(settings, self.supervisor._ports, self.supervisor._run)
+        fresh = await self.supervisor._start_generation(plan, meter=True)
+        if fresh is not None:
+            self.supervisor._apply_plan(plan)
+            self.supervisor._retire_generation(fresh)
+        return fresh is not None
 
     def enforce(self, **more: str) -> None:
         self.supervisor._settings = settings_of(**more)
         self.supervisor._run.follow(self.supervisor._settings)
 
     async def close(self) -> None:
-        self.keeper.cancel()
+        self.supervisor._generation += 1  # relays that end now are not started again
+        assert self.supervisor._meter_keeper is not None
+        self.supervisor._meter_keeper.cancel()
         self.meters.close()
-        await asyncio.gather(self.keeper, *self.supervisor._tasks, return_exceptions=True)
+        await asyncio.gather(self.supervisor._meter_keeper, *self.supervisor._tasks, return_exceptions=True)
         self.supervisor._ports.close()
         os.rmdir(self.supervisor._run.folder)
 
@@ -124,22 +144,42 @@ def test_a_meter_that_waits_for_its_turn_is_told_what_is_in_force_then(
     kept_meter(monkeypatch, scene)
 
 
-def test_what_a_reload_changed_while_a_meter_was_being_started_makes_it_give_way(
+def test_a_meter_that_was_being_started_is_replaced_and_its_end_is_no_crash(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scene(kept: Kept) -> None:
         await wait_until(lambda: kept.meters.begun == 1)
-        kept.enforce(cost__gpus="2")
-        kept.supervisor._update_meter()
+        replacing = asyncio.create_task(kept.replace(cost__gpus="2"))
         kept.meters.may_start.set()
-        await wait_until(lambda: len(kept.meters.setups) == 2)
-        assert await kept.meters.processes[0].wait() == -RENEW
-        assert [setup.cost.gpus for setup in kept.meters.setups] == [0, 2]
+        assert await replacing
+        assert [setup.cost.gpus for setup in kept.meters.of_meters] == [0, 2]
+        assert os.read(kept.meters.stdin[0], 4_096) == HAND_OVER + kept.state.encode() + b"\n"
+        kept.meters.processes[0].send_signal(15)
+        await wait_until(lambda: not kept.supervisor._retiring)
+        assert len(kept.meters.of_meters) == 2
 
     with caplog.at_level("INFO"):
         kept_meter(monkeypatch, scene)
-    assert "event=meter_renewed pid=1" in caplog.text
     assert "event=meter_died" not in caplog.text
+
+
+def test_a_meter_whose_successor_does_not_come_up_is_kept_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene(kept: Kept) -> None:
+        kept.meters.may_start.set()
+        await wait_until(lambda: kept.supervisor._meter is not None and kept.supervisor._meter.is_ready)
+        kept.meters.is_silent = True
+        assert not await kept.replace(cost__gpus="2")
+        kept.meters.is_silent = False
+        kept.meters.processes[0].send_signal(9)
+        await wait_until(lambda: len(kept.meters.of_meters) == 3)
+        assert [setup.cost.gpus for setup in kept.meters.of_meters] == [0, 2, 0]
+
+    monkeypatch.setattr(child, "READY_S", 0.1)
+    with caplog.at_level("INFO"):
+        kept_meter(monkeypatch, scene)
+    assert "event=meter_died" in caplog.text
 
 
 def test_what_a_running_meter_can_be_told_is_told_once_and_also_while_it_starts(
@@ -179,6 +219,4 @@ def test_a_meter_that_crashes_after_a_reload_while_it_was_away_has_crashed(
         await wait_until(lambda: len(kept.meters.setups) == 3)
         assert [setup.cost.gpus for setup in kept.meters.setups] == [0, 2, 2]
 
-    with caplog.at_level("INFO"):
-        kept_meter(monkeypatch, scene)
-    assert "event=meter_renewed" not in caplog.text
+    kept_meter(monkeypatch, scene)

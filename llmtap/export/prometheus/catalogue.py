@@ -213,6 +213,9 @@ SELF: Final[Mapping[str, SelfMetric]] = {
     ),
     "meter_errors": SelfMetric(_C, "What the meter could not make sense of", ("kind",)),
     "meter_frames": SelfMetric(_C, "Frames read from relays"),
+    "meter_crashes": SelfMetric(
+        _C, "Meters that ended without writing their state: crashes, not reloads; it outlives the meter"
+    ),
     "meter_cpu_seconds": SelfMetric(_C, "CPU time of the meter"),
     "meter_rss_bytes": SelfMetric(_G, "Resident memory of the meter"),
     "admin_limits": SelfMetric(

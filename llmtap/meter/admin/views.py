@@ -40,6 +40,7 @@ def metrics_of(p: ExchangePipeline) -> Frozen:
         "label_overflow": dict(p.labels.overflow),
         "meter_errors": dict(p.errors),
         "meter_frames": p.frames,
+        "meter_crashes": p.crashes,
         "meter_cpu_seconds": usage.ru_utime + usage.ru_stime,
         "meter_rss_bytes": resident_bytes(),
         "admin_limits": dict(p.admin_limits),

@@ -10,10 +10,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from msgspec import Struct, msgpack
+
 from llmtap.clock import Clock, WallAnchor
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Reading
 from llmtap.export.sinks import SeriesKey
+from llmtap.meter.tenants import Labels
 from llmtap.metrics.histogram import Histogram
 from llmtap.metrics.latency import Measured
 from llmtap.units import NS_PER_S
@@ -35,6 +38,25 @@ FIGURES: Final = (
 objectives, and tokens per second."""
 _SHARES: Final = (0.5, 0.99)
 _Point = tuple[float | None, ...]
+_NO_POINT: Final = (None,) * len(FIGURES)
+_SUMS: Final = ("n", "counted", "met", "benefit_n", "benefit")
+
+
+class _SavedStep(Struct, array_like=True):
+    ttft: bytes
+    itl: bytes
+    sums: list[float]
+
+
+class _SavedLevel(Struct, array_like=True):
+    end_ns: int
+    """Monotonic time of the end of the last complete step."""
+    points: list[_Point]
+    open: _SavedStep
+
+
+_encode: Final = msgpack.Encoder().encode
+_decode: Final = msgpack.Decoder(dict[str, _SavedLevel]).decode
 
 
 class _Step:
@@ -65,8 +87,18 @@ class _Step:
     def merge(self, other: "_Step") -> None:
         self.ttft.merge(other.ttft)
         self.itl.merge(other.itl)
-        for name in ("n", "counted", "met", "benefit_n", "benefit"):
+        for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def to_saved(self) -> "_SavedStep":
+        rest = [getattr(self, name) for name in _SUMS]
+        return _SavedStep(self.ttft.to_bytes(), self.itl.to_bytes(), rest)
+
+    def merge_saved(self, saved: "_SavedStep") -> None:
+        self.ttft.merge_bytes(saved.ttft)
+        self.itl.merge_bytes(saved.itl)
+        for name, value in zip(_SUMS, saved.sums, strict=True):
+            setattr(self, name, getattr(self, name) + value)
 
     def point(self, seconds: float) -> _Point:
         """Return the FIGURES; None for those without a value."""
@@ -109,6 +141,21 @@ class _Level:
         self.number, self.open = number, _Step()
         return closed
 
+    def export(self) -> _SavedLevel:
+        return _SavedLevel(self.number * self.step.step_ns, list(self.points), self.open.to_saved())
+
+    def absorb(self, saved: _SavedLevel, shift_ns: int) -> None:
+        """Add the points of another meter that are older than ours, and its open step to ours."""
+        number = min(round((saved.end_ns + shift_ns) / self.step.step_ns), self.number)
+        own, first = list(self.points), self.number - len(self.points)
+        older = saved.points[: max(0, len(saved.points) - max(0, number - first))]
+        # Nothing is known of the steps between the two meters.
+        gap = [_NO_POINT] * min(max(0, first - number), self.step.points_max) if older else []
+        self.points.clear()
+        self.points.extend([*older, *gap, *own])
+        self.open.merge_saved(saved.open)
+        self._is_whole |= number == self.number
+
 
 class History:
     """History of all traffic. One thread writes; readers get copies."""
@@ -121,6 +168,28 @@ class History:
     def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
         self._advance()
         next(iter(self._levels.values())).open.add(x, m, met)
+
+    def export(self) -> Callable[[], bytes]:
+        """Return the packed history for another meter, as work for any thread."""
+        self._advance()
+        packed = _encode({name: level.export() for name, level in self._levels.items()})
+        return lambda: packed
+
+    def clear(self) -> None:
+        for level in self._levels.values():
+            level.points.clear()
+            level.open = _Step()
+
+    def absorb(self, packed: bytes, shift_ns: int, labels: Labels) -> list[str]:
+        """Add the packed history of another meter; return what was left out: nothing.
+
+        `shift_ns`: our monotonic time minus the other's. Raises msgspec.MsgspecError.
+        """
+        saved = _decode(packed)
+        self._advance()
+        for name, level in self._levels.items():
+            level.absorb(saved[name], shift_ns)
+        return []
 
     def to_dict(self, step: str) -> Callable[[], dict[str, object]]:
         """Return public JSON of the complete steps (a key of STEPS), as work for any thread."""

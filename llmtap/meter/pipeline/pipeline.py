@@ -88,7 +88,8 @@ class ExchangePipeline:
         reserved = [*tenants.names.values(), *self.slos.tenants]
         self.labels = Labels(tenants.max, options.models_max, options.series_max, reserved)
         objectives = {name: slo.objectives for name, slo in self.slos.classes.items()}
-        self.windows = Windows(clock, objectives)
+        terms = repr((sorted((slos or {}).items()), self.benefit))
+        self.windows = Windows(clock, objectives, terms=terms)
         self.history = History(clock)
         self.exposition = Exposition(
             __version__, objectives, options.buckets, native=options.native_histograms
@@ -122,6 +123,8 @@ class ExchangePipeline:
         self.reading_limits = Counter({limit.value: 0 for limit in ReadingLimit})
         """Number of answers whose reading reached a limit, by limit."""
         self.live_missed = 0
+        self.crashes = 0
+        """Number of earlier meters that ended without writing their state."""
         self._count_tokens = count_tokens
         self._dialects = dialects
         self._patterns = options.patterns
@@ -197,8 +200,6 @@ class ExchangePipeline:
 
     def status(self, relay: str, status: RelayStatus) -> None:
         skipped = self.relays.update(relay, status, self.clock.mono_ns())
-        if self.relays.is_elsewhere(relay):
-            return  # another meter measures and captures its exchanges
         self.windows.skipped(skipped)
         self.windows.record_lag(status.lag_ns_max)
         if self.recorder is not None:

@@ -3,8 +3,7 @@
 Each connection belongs to one vantage: a relay, a passive one, or an app with the middleware (`channel/`
 sends). If a vantage hangs up while exchanges are open, it has died unless it connects again: then its
 exchanges end as `tap_error`. If it has connected again, it counts them itself, and they are forgotten here.
-The receiver hangs up on invalid bytes. A meter that hands over to this one sends only hello and status of its
-relays.
+The receiver hangs up on invalid bytes.
 """
 
 import asyncio
@@ -70,7 +69,6 @@ class _Connection(asyncio.Protocol):
         self._unread_data: deque[bytes] = deque()
         self._work: Iterator[None] | None = None
         """Processing of the bytes read so far; None: finished."""
-        self._is_handed_over = False
         self.guest = False
         self.lost = asyncio.Event()
 
@@ -175,7 +173,7 @@ class _Connection(asyncio.Protocol):
         reckoning = self._assembler.reckoning
         open_exchanges, final = reckoning.running, None
         again = self._pipeline.relays.has_reconnected(self._relay, self._epoch)
-        if self._hung_up or self._is_handed_over or again:
+        if self._hung_up or again:
             self._assembler.discard()
         else:
             final = reckoning.final()
@@ -201,8 +199,7 @@ class _Connection(asyncio.Protocol):
             raise ValueError(f"expected a hello as the first frame, got a frame of kind {frame[0]}")
         hello = msgspec.json.decode(frame[4], type=Hello)
         self._relay = hello.relay
-        self._is_handed_over = hello.elsewhere
-        self.guest = hello.guest or hello.elsewhere
+        self.guest = hello.guest
         self._epoch = self._pipeline.relays.join(hello)
         self._pipeline.experiments.join(hello.switch, self._send_word)
         self._assembler = Assembler(hello, self._pipeline)

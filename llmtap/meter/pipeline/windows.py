@@ -7,21 +7,24 @@ Summaries, serves `meter/slo.py`, too.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Final, Generic, TypeVar
+
+from msgspec import Struct, msgpack
 
 from llmtap.clock import Clock, WallAnchor
 from llmtap.exchange.exchange import Exchange
 from llmtap.export.sinks import SeriesKey
 from llmtap.meter.options import WINDOWS
+from llmtap.meter.tenants import Labels
 from llmtap.metrics.cost import Price
 from llmtap.metrics.latency import Measured
-from llmtap.metrics.objectives import Objectives
-from llmtap.metrics.summary import Summary
+from llmtap.metrics.objectives import REQUESTED, Objectives
+from llmtap.metrics.summary import Summary, with_objectives
 from llmtap.units import NS_PER_S, parse_duration_ns
 
 SLICES_MAX: Final = 512
@@ -80,6 +83,47 @@ class Slices(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._sealed) + 1
+
+    @property
+    def begin_ns(self) -> int:
+        """Monotonic time at which the data begin."""
+        return self._begin_ns
+
+    def export(self, now_ns: int) -> list[tuple[int, int, T]]:
+        """Return all slices as (start as monotonic time, level, data); the data never change again."""
+        self.seal(now_ns)
+        past = [] if self._past is None else [(self._begin_ns, len(self._levels), self._past)]
+        return past + [(self._begin_ns + s.start_ns, s.level, s.data) for s in self._sealed]
+
+    def clear(self) -> None:
+        """Forget all slices except the current one."""
+        self._sealed, self._job = [], None
+        self._past = None if self._past is None else self._make()
+
+    def absorb(self, begin_ns: int, slices: Iterable[tuple[int, int, T]]) -> None:
+        """Add the exported slices of another meter, whose data begin at `begin_ns`, to those of this one.
+
+        If they begin earlier, their steps become the steps of this one.
+        """
+        own = [(self._begin_ns + s.start_ns, s.level, s.data) for s in self._sealed]
+        now_ns = self._begin_ns + self._open.start_ns
+        self._begin_ns = min(begin_ns, self._begin_ns)
+        self._open.start_ns = self._round_to_step(now_ns, 0)
+        self._sealed = sorted(
+            (
+                _Slice(min(self._round_to_step(start_ns, level), self._open.start_ns), level, data)
+                for start_ns, level, data in (*own, *slices)
+            ),
+            key=attrgetter("start_ns"),
+        )
+        self._job, self._idle_at_ns = None, -1
+
+    def _round_to_step(self, start_ns: int, level: int) -> int:
+        """Return the start of the nearest step of a level; all data of the past begin together."""
+        if level >= len(self._levels):
+            return 0
+        step_ns = self._levels[level].step_ns
+        return max(0, (start_ns - self._begin_ns + step_ns // 2) // step_ns * step_ns)
 
     def current(self, now_ns: int) -> T:
         since_ns = now_ns - self._begin_ns
@@ -221,6 +265,41 @@ class _Tile:
         self.benefit += other.benefit
 
 
+_JUDGED: Final = ("counted", "met", "benefit_n")
+"""Sums of a tile that depend on objectives and on the reader."""
+
+
+class _SavedSlice(Struct, array_like=True):
+    """A packed slice; `start_ns` is monotonic."""
+
+    start_ns: int
+    level: int
+    lag_ns: int
+    sums: dict[str, int]
+    benefit: float
+    parts: list[tuple[SeriesKey, bytes]]
+
+
+class _SavedWindows(Struct, array_like=True):
+    terms: str
+    """Objectives and reader by which the exchanges were judged."""
+    begin_ns: int
+    slices: list[_SavedSlice]
+
+
+_encode: Final = msgpack.Encoder().encode
+_decode: Final = msgpack.Decoder(_SavedWindows).decode
+
+
+def _pack_slice(slice_: tuple[int, int, _Tile]) -> _SavedSlice:
+    start_ns, level, tile = slice_
+    # Pack a copy of a Summary: packing changes it, and others read it meanwhile.
+    parts = [
+        (key, one if isinstance(one, bytes) else _merged_parts([one])) for key, one in tile.parts.items()
+    ]
+    return _SavedSlice(start_ns, level, tile.lag_ns, dict(tile.sums), tile.benefit, parts)
+
+
 @dataclass(frozen=True, slots=True)
 class Rates:
     seconds: float
@@ -236,12 +315,20 @@ class Rates:
 class Windows:
     """All windows. One thread writes; data that readers get never changes again."""
 
-    def __init__(self, clock: Clock, objectives: Mapping[str, Objectives] | None = None) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        objectives: Mapping[str, Objectives] | None = None,
+        *,
+        terms: str = "",
+    ) -> None:
+        """`terms`: text of all options by which exchanges are judged, to compare with those of another
+        meter."""
         self._clock = clock
         self._objectives = objectives or {}
+        self._terms = terms
         self._anchor = WallAnchor.sample(clock)
-        self._start_ns = clock.mono_ns()
-        self._slices: Slices[_Tile] = Slices(LEVELS, self._start_ns, _Tile, _merge_tiles, past=True)
+        self._slices: Slices[_Tile] = Slices(LEVELS, clock.mono_ns(), _Tile, _merge_tiles, past=True)
 
     def __len__(self) -> int:
         return len(self._slices)
@@ -303,7 +390,7 @@ class Windows:
         if self._slices.current(now_ns).sums["n"]:
             self._slices.seal(now_ns)
         if window == EVERYTHING:
-            tiles, start_ns = self._slices.everything(now_ns), self._start_ns
+            tiles, start_ns = self._slices.everything(now_ns), self._slices.begin_ns
         else:
             level = list(WINDOWS).index(window)
             tiles = self._slices.window(level, now_ns)
@@ -319,6 +406,43 @@ class Windows:
             seconds=(now_ns - start_ns) / NS_PER_S,
             tiles=[*tiles[:-1], open_],
         )
+
+    def export(self) -> Callable[[], bytes]:
+        """Return the packed windows for another meter, as work for any thread."""
+        terms, begin_ns = self._terms, self._slices.begin_ns
+        slices = self._slices.export(self._clock.mono_ns())
+        return lambda: _encode(_SavedWindows(terms, begin_ns, list(map(_pack_slice, slices))))
+
+    def clear(self) -> None:
+        self._slices.clear()
+
+    def absorb(self, packed: bytes, shift_ns: int, labels: Labels) -> list[str]:
+        """Add the packed windows of another meter. Return what was left out, as texts.
+
+        `shift_ns`: our monotonic time minus the other's. Raises msgspec.MsgspecError.
+        """
+        saved = _decode(packed)
+        same_terms = saved.terms == self._terms
+        known = {REQUESTED, *(objectives.text for objectives in self._objectives.values())}
+
+        def tile_of(slice_: _SavedSlice) -> _Tile:
+            tile = _Tile(slice_.lag_ns, Counter(slice_.sums), slice_.benefit)
+            if not same_terms:
+                tile.benefit = 0.0
+                for name in _JUDGED:
+                    del tile.sums[name]
+            for key, part in slice_.parts:
+                tenant, model, arm = labels.fold(labels.tenant(key.tenant), key.model, key.arm)
+                key = key._replace(tenant=tenant, model=model, arm=arm)
+                part = part if same_terms else with_objectives(part, known)
+                tile.parts[key] = _merged_parts([part, tile.parts[key]]) if key in tile.parts else part
+            return tile
+
+        self._slices.current(self._clock.mono_ns())
+        slices = [(one.start_ns + shift_ns, one.level, tile_of(one)) for one in saved.slices]
+        self._slices.absorb(saved.begin_ns + shift_ns, slices)
+        changed = "goodput of changed objectives, and goodput rates ([slo] or the reader of [meter] changed)"
+        return [] if same_terms else [changed]
 
     def _tidy(self, pieces: int) -> None:
         for _ in range(pieces):
@@ -435,6 +559,13 @@ def _add_tile(into: Summary, part: Summary | bytes) -> None:
         into.merge_bytes(part)
     else:
         into.merge(part)
+
+
+def _merged_parts(parts: Sequence[Summary | bytes]) -> bytes:
+    summary = Summary()
+    for part in parts:
+        _add_tile(summary, part)
+    return summary.to_bytes()
 
 
 def _merge_tiles(tiles: Sequence[_Tile], level: int) -> Merging[_Tile]:

@@ -43,6 +43,7 @@ env:
   - name: LLMTAP_EXPERIMENT_KEY
     valueFrom:
       secretKeyRef: {name: {{ .Values.adminSecret }}, key: experiment-key, optional: true}
+  - {name: LLMTAP_METER_STATE, value: /var/lib/llmtap/state}
   - name: POD_NAME
     valueFrom:
       fieldRef: {fieldPath: metadata.name}

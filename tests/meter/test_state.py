@@ -1,0 +1,538 @@
+"""The state that outlives a meter: what the next one knows and leaves out, and files that are no use."""
+
+import asyncio
+import json
+import logging
+import os
+import stat
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from llmtap.channel.experiment import Experiment
+from llmtap.channel.frames import Hello
+from llmtap.clock import ManualClock
+from llmtap.export.sinks import SeriesKey
+from llmtap.meter import experiments, slo
+from llmtap.meter import state as module
+from llmtap.meter.admin.views import summary_of
+from llmtap.meter.options import MeterOptions
+from llmtap.meter.pipeline import history, windows
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
+from llmtap.meter.relays import RelayAccount
+from llmtap.meter.state import FILE, FORMAT, MeterState, read_state
+from llmtap.metrics import experiment as metrics_experiment
+from llmtap.metrics import summary
+from llmtap.metrics.experiment import SavedFigure, SavedSample
+from llmtap.metrics.slo import SloOptions
+from tests.support.traffic.experiments import an_experiment
+from tests.support.traffic.relay_status import relay_status
+from tests.support.traffic.streams import streamed
+
+S = 1_000_000_000
+MINUTE = 60 * S
+SLOS = {"gold": SloOptions(objectives="ttft:500ms", target=0.9, tenants=("a", "b"))}
+GOOD, BAD = 100, 900
+
+
+class Meter:
+    """A meter without process: its pipeline, and its state in a folder."""
+
+    def __init__(
+        self,
+        folder: Path,
+        clock: ManualClock,
+        *,
+        slos: dict[str, SloOptions] = SLOS,
+        experiment: Experiment | None = None,
+    ) -> None:
+        self.pipeline = ExchangePipeline(MeterOptions(), clock, experiment, slos=slos)
+        self.state = MeterState(str(folder), self.pipeline)
+
+    def measure(self, n: int, ttft_ms: int = GOOD, tenant: str = "a", **about: Any) -> None:
+        for _ in range(n):
+            x = streamed(ttft_ms, ttft_ms + 40, tenant=tenant)
+            for name, value in about.items():
+                setattr(x, name, value)
+            self.pipeline.opened()
+            self.pipeline.ended(x)
+
+    def burn_rates(self) -> dict[tuple[str, str], float]:
+        return self.pipeline.slos.freeze().burn_rates()
+
+    def summary(self, window: str = "all") -> dict[str, Any]:
+        out: dict[str, Any] = json.loads(msgspec.json.encode(summary_of(self.pipeline, window)()))
+        return out
+
+    def experiment(self) -> dict[str, Any]:
+        out: dict[str, Any] = json.loads(msgspec.json.encode(self.pipeline.experiments.results()()))
+        return out
+
+
+def play(scene: Callable[[], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(60):
+            await scene()
+
+    asyncio.run(run())
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+async def leave(folder: Path, clock: ManualClock, *, crash: bool = False, **about: Any) -> Meter:
+    """A meter that measured 20 exchanges in ten minutes, 4 of them bad, and is gone."""
+    meter = Meter(folder, clock, **about)
+    meter.state.start(takes_over=False)
+    for i in range(20):
+        clock.advance(MINUTE // 2)
+        meter.measure(1, BAD if i < 4 else GOOD, "a" if i % 2 else "b")
+    if crash:
+        await meter.state._write()
+        await meter.state._stop_task()
+        meter.state._unlock()
+    else:
+        await meter.state.close()
+    return meter
+
+
+async def come(folder: Path, clock: ManualClock, **about: Any) -> Meter:
+    meter = Meter(folder, clock, **about)
+    meter.state.start(takes_over=False)
+    await meter.state._stop_task()
+    return meter
+
+
+def rebooted(clock: ManualClock, down_ns: int) -> ManualClock:
+    """Another monotonic clock, this long after the other one."""
+    mono_ns = 7 * S
+    return ManualClock(mono_ns, clock.wall_ns() + down_ns - mono_ns)
+
+
+def test_the_next_meter_has_windows_burn_rates_and_history(tmp_path: Path) -> None:
+    async def scene() -> None:
+        clock = ManualClock(now_ns=1_000 * S)
+        old = await leave(tmp_path, clock)
+        new = await come(tmp_path, clock)
+        assert new.burn_rates() == old.burn_rates()
+        assert new.burn_rates()["gold", "1h"] == pytest.approx(2.0)
+        for window in ("1m", "5m", "1h", "all"):
+            assert new.summary(window) == old.summary(window), window
+        assert new.pipeline.windows.rates() == old.pipeline.windows.rates()
+        for step in ("10s", "5m"):
+            assert new.pipeline.history.to_dict(step)() == old.pipeline.history.to_dict(step)()
+        assert not new.pipeline.errors
+        assert new.pipeline.slos.freeze().total == {}, "a counter begins at 0"
+        new.measure(5, BAD)
+        assert new.burn_rates()["gold", "1h"] == pytest.approx(9 / 25 / 0.1)
+        assert new.summary("1h")["n"] == 25
+
+    play(scene)
+
+
+def test_after_a_reboot_the_windows_know_how_long_nothing_was_measured(tmp_path: Path) -> None:
+    async def scene() -> None:
+        old = await leave(tmp_path, clock := ManualClock(now_ns=90_000 * S))
+        new = await come(tmp_path, rebooted(clock, 30 * MINUTE))
+        assert new.summary("5m")["n"] == 0
+        hour = new.summary("1h")
+        assert (hour["n"], hour["window"]["seconds"]) == (20, pytest.approx(40 * 60, abs=1))
+        assert hour["metrics"] == old.summary("1h")["metrics"]
+        assert new.burn_rates() == {
+            key: rate for key, rate in old.burn_rates().items() if key[1] in ("1h", "6h")
+        }
+        rates = new.pipeline.history.to_dict("5m")()["figures"]["achieved_rps"]  # type: ignore[index]
+        assert rates[-5:] == (None,) * 5, "nothing is known of the time between"
+
+    play(scene)
+
+
+def test_a_changed_class_is_left_out_and_the_others_stay(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    slos = {**SLOS, "silver": SloOptions(objectives="ttft:50ms", target=0.9)}
+
+    async def scene() -> None:
+        clock = ManualClock(now_ns=1_000 * S)
+        meter = Meter(tmp_path, clock, slos=slos)
+        meter.state.start(takes_over=False)
+        meter.measure(10)
+        meter.measure(10, tenant="x")
+        await meter.state.close()
+        new = await come(
+            tmp_path, clock, slos={**slos, "gold": SloOptions(objectives="ttft:90ms", tenants=("a",))}
+        )
+        hour = new.pipeline.slos.freeze().windows()["1h"]
+        assert {key: count.counted for key, count in hour.items()} == {("silver", "x"): 10}
+        result = new.summary("1h")
+        assert result["n"] == 20, "latencies do not depend on objectives"
+        assert {text: count["counted"] for text, count in result["goodput"]["by"].items()} == {
+            "ttft:50ms": 10
+        }
+        assert new.pipeline.windows.rates()["1h"].goodput_rps is None
+
+    with caplog.at_level(logging.INFO):
+        play(scene)
+    assert "event=state_left_out" in caplog.text
+    assert "burn rates of slo.gold (it was changed or removed)" in caplog.text
+    assert "slo.silver" not in caplog.text
+
+
+def test_an_experiment_goes_on_with_all_it_knows_and_a_changed_one_begins_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    arms = {"name": "a"}, {"name": "b", "headers": {"X": "y"}}
+    experiment = an_experiment(*arms, unit="tenant")
+
+    def feed(meter: Meter, begin: int, end: int) -> None:
+        for i in range(begin, end):
+            arm, unit = "ab"[i % 2], f"{i % 40:016x}"
+            meter.pipeline.experiments.assigned(arm, unit, False)
+            meter.measure(1, 100 + i % 7, arm=arm, unit=unit)
+
+    async def scene() -> None:
+        clock = ManualClock(now_ns=1_000 * S)
+        whole = Meter(tmp_path / "whole", clock, experiment=experiment)
+        feed(whole, 0, 200)
+        half = Meter(tmp_path, clock, experiment=experiment)
+        half.state.start(takes_over=False)
+        feed(half, 0, 100)
+        half.pipeline.experiments.switch(False)
+        await half.state.close()
+        new = await come(tmp_path, clock, experiment=experiment)
+        assert (new.experiment()["enabled"], new.experiment()["switched_by"]) == (False, "api")
+        feed(new, 100, 200)
+        await new.state.close()
+        same = {"enabled": True, "state": "running", "switched_by": "config", "since": None}
+        assert new.experiment() | same == whole.experiment() | same
+        assert new.experiment()["sample_ratio"]["units"] == {"a": 20, "b": 20}
+        other = await come(tmp_path, clock, experiment=an_experiment(*arms, unit="tenant", name="other"))
+        assert other.experiment()["arms"]["a"]["assigned"] == 0
+        assert other.summary()["n"] == 200
+
+    with caplog.at_level(logging.INFO):
+        play(scene)
+    assert f"experiment {experiment.name} (it was changed or removed" in caplog.text
+
+
+def test_a_crash_loses_what_came_after_the_last_write_and_is_counted(tmp_path: Path) -> None:
+    async def scene() -> None:
+        clock = ManualClock(now_ns=1_000 * S)
+        old = await leave(tmp_path, clock, crash=True)
+        rates = old.burn_rates()
+        old.measure(3, BAD)
+        new = await come(tmp_path, clock)
+        assert new.burn_rates() == rates
+        assert new.pipeline.crashes == 1
+        await new.state.close()
+        assert (await come(tmp_path, clock)).pipeline.crashes == 1, "that one ended as it should"
+
+    play(scene)
+
+
+def test_it_is_written_every_minute_and_when_the_experiment_is_switched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TURN_S", 0.01)
+
+    async def scene() -> None:
+        clock = ManualClock(now_ns=1_000 * S)
+        meter = Meter(
+            tmp_path, clock, experiment=an_experiment({"name": "a"}, {"name": "b", "headers": {"X": "y"}})
+        )
+        meter.state.start(takes_over=False)
+
+        async def written() -> int:
+            while not (tmp_path / FILE).exists():
+                await asyncio.sleep(0.01)
+            saved = read_state(tmp_path / FILE)
+            assert saved is not None
+            (tmp_path / FILE).unlink()
+            return saved.mono_ns
+
+        meter.measure(1)
+        await asyncio.sleep(0.1)
+        assert not (tmp_path / FILE).exists()
+        for _ in range(2):
+            clock.advance(MINUTE)
+            assert await written() == clock.now_ns
+        meter.pipeline.experiments.switch(False)
+        assert await written() == clock.now_ns
+        await meter.state.close()
+
+    play(scene)
+
+
+def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
+    folder = tmp_path / "made" / "state"
+
+    async def scene() -> None:
+        await leave(folder, ManualClock())
+        assert names_in(folder) == ["meter.lock", FILE]
+        for path, mode in ((folder, 0o700), (folder / FILE, 0o600), (folder / "meter.lock", 0o600)):
+            assert stat.S_IMODE(os.stat(path).st_mode) == mode
+
+    play(scene)
+
+
+# ---------------------------------------------------------------- one meter replaces another
+
+
+def test_a_meter_that_is_replaced_sends_what_it_still_measures(tmp_path: Path) -> None:
+    async def scene() -> None:
+        clock = ManualClock(now_ns=1_000 * S)
+        old, new = Meter(tmp_path, clock), Meter(tmp_path, clock)
+        old.state.start(takes_over=False)
+        book, theirs = old.pipeline.relays, new.pipeline.relays
+        epoch = book.join(Hello(relay="old", pid=7, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0))
+        old.measure(10, BAD)
+        book.update("old", relay_status(opened=11, measured=10, unsettled=1), clock.mono_ns())
+        new.state.start(takes_over=True)
+        await new.state._stop_task()
+        await new.state._turn()
+        assert not new.state.is_read, "the old one has the folder"
+        new.measure(1)
+
+        await old.state.hand_over(str(tmp_path))
+        await new.state._turn()
+        assert new.state.is_read
+        assert new.summary()["n"] == 11
+        (relay,) = theirs.states(clock.mono_ns())
+        assert (relay.name, relay.connected, relay.elsewhere) == ("old", True, True)
+        clock.advance(S)
+        old.measure(1)
+        book.update("old", relay_status(opened=11, measured=11), clock.mono_ns())
+        book.leave("old", epoch, 0, clock.mono_ns())
+        await old.state.close()
+        await new.state._turn()
+        assert new.summary()["n"] == 12
+        assert new.burn_rates()["gold", "5m"] == pytest.approx(10 / 12 / 0.1)
+        (relay,) = theirs.states(clock.mono_ns())
+        assert relay.status is not None
+        assert (relay.connected, relay.status.measured) == (False, 11)
+        assert (old.pipeline.errors, new.pipeline.errors) == ({}, {})
+        await new.state.close()
+        assert names_in(tmp_path) == ["meter.lock", FILE], "what was read is removed"
+        assert (await come(tmp_path, clock)).summary()["n"] == 12, "each exchange once"
+
+    play(scene)
+
+
+def test_a_new_meter_that_dies_before_it_wrote_loses_nothing_and_counts_nothing_twice(tmp_path: Path) -> None:
+    async def scene() -> None:
+        clock = ManualClock(now_ns=1_000 * S)
+        old = Meter(tmp_path, clock)
+        old.state.start(takes_over=False)
+        old.measure(10)
+        await old.state._write()
+        await old.state.hand_over(str(tmp_path))
+        for _ in range(2):  # it reads, and dies
+            new = await come(tmp_path, clock)
+            assert new.summary()["n"] == 10
+            new.state._unlock()
+        await new.state._write()
+        new.state._lock()
+        await new.state._write()
+        old.measure(5)
+        await old.state.close()
+        name = names_in(tmp_path)[-1]
+        new.state._look()
+        kept = (tmp_path / name).read_bytes()
+        await new.state._write()
+        (tmp_path / name).write_bytes(kept)  # it dies between the write and the removal
+        new.state._unlock()
+        assert (await come(tmp_path, clock)).summary()["n"] == 15
+
+    play(scene)
+
+
+def test_two_meters_never_share_a_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scene() -> None:
+        clock = ManualClock(now_ns=1_000 * S)
+        one = Meter(tmp_path, clock)
+        one.state.start(takes_over=False)
+        one.measure(10)
+        await one.state._write()
+        two = await come(tmp_path, clock)
+        assert two.summary()["n"] == 0
+        clock.advance(MINUTE)
+        await two.state._turn()
+        assert two.pipeline.errors == {"state_not_written": 1}
+        await one.state.close()
+        await two.state._turn()
+        assert two.summary()["n"] == 10
+
+    play(scene)
+    assert f"{tmp_path}: another meter uses the folder. Hint: " in caplog.text
+
+
+# ---------------------------------------------------------------- files and folders that are no use
+
+GOOD_HEAD = b"llmtap state %d\n" % FORMAT
+BROKEN = [
+    (b"", "it is not a state file of llmtap"),
+    (b"[relay]\n", "it is not a state file of llmtap"),
+    (b"llmtap state 0\nxyz", "another version of llmtap wrote it (format 0; this one reads 1)"),
+    (b"llmtap state 99\n", "another version of llmtap wrote it (format 99; this one reads 1)"),
+    (GOOD_HEAD, "it is damaged: its checksum is wrong"),
+    (GOOD_HEAD + b"x" * 1_000, "it is damaged: its checksum is wrong"),
+]
+
+
+@pytest.mark.parametrize(("data", "problem"), BROKEN)
+def test_a_file_that_cannot_be_read_is_put_aside(
+    tmp_path: Path, data: bytes, problem: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene() -> None:
+        (tmp_path / FILE).write_bytes(data)
+        meter = await come(tmp_path, ManualClock())
+        assert meter.pipeline.errors == {"state_not_read": 1}
+        meter.measure(1)
+        await meter.state.close()
+        assert (tmp_path / f"{FILE}.bad").read_bytes() == data
+        assert (await come(tmp_path, ManualClock())).summary()["n"] == 1
+
+    play(scene)
+    assert f"{tmp_path / FILE}: {problem}. Hint: the meter goes on without it" in caplog.text
+
+
+def test_any_flipped_byte_and_any_cut_is_noticed(tmp_path: Path) -> None:
+    async def scene() -> None:
+        clock = ManualClock(now_ns=1_000 * S)
+        await leave(tmp_path, clock)
+        whole = (tmp_path / FILE).read_bytes()
+        for at in range(0, len(whole), max(1, len(whole) // 40)):
+            for data in (whole[:at], whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]):
+                (tmp_path / FILE).write_bytes(data)
+                meter = await come(tmp_path, clock)
+                assert meter.summary()["n"] == 0
+                assert meter.pipeline.errors == {"state_not_read": 1}
+                meter.state._unlock()
+
+    play(scene)
+
+
+def test_an_old_file_is_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scene() -> None:
+        await leave(tmp_path, clock := ManualClock(now_ns=1_000 * S))
+        clock.advance(6 * 60 * MINUTE)
+        meter = await come(tmp_path, clock)
+        meter.state._unlock()
+        assert meter.summary()["n"] == 20, "just young enough"
+        clock.advance(MINUTE)
+        assert (await come(tmp_path, clock)).summary()["n"] == 0
+
+    play(scene)
+    assert "event=state_not_read" in caplog.text
+    assert "error='it is too old' age_hours=6.0 age_hours_max=6" in caplog.text
+
+
+def test_a_part_that_cannot_be_decoded_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scene() -> None:
+        await leave(tmp_path, clock := ManualClock(now_ns=1_000 * S))
+        saved = read_state(tmp_path / FILE)
+        assert saved is not None
+        saved.parts["windows"] = b"\xc1"
+        del saved.parts["history"]
+        module.write_state(tmp_path / FILE, saved)
+        meter = await come(tmp_path, clock)
+        assert meter.summary()["n"] == 0
+        assert meter.burn_rates()["gold", "1h"] == pytest.approx(2.0)
+        assert meter.pipeline.errors == {"state_not_read": 2}
+
+    play(scene)
+    assert "its part windows cannot be decoded" in caplog.text
+
+
+@contextmanager
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def fsync(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        yield
+
+
+def test_a_full_disk_is_counted_and_the_last_good_file_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene() -> None:
+        clock = ManualClock(now_ns=1_000 * S)
+        meter = await leave(tmp_path, clock)
+        meter = await come(tmp_path, clock)
+        meter.measure(5)
+        with full_disk(monkeypatch):
+            await meter.state._write()
+            await meter.state._write()
+        assert meter.pipeline.errors == {"state_not_written": 2}
+        assert names_in(tmp_path) == ["meter.lock", FILE]
+        meter.measure(5)
+        assert meter.summary()["n"] == 30
+        await meter.state.close()
+        assert (await come(tmp_path, clock)).summary()["n"] == 30
+
+    play(scene)
+    assert f"{tmp_path / FILE}: No space left on device. Hint: check meter.state" in caplog.text
+
+
+def test_a_full_disk_at_the_handover_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        clock = ManualClock(now_ns=1_000 * S)
+        old = Meter(tmp_path, clock)
+        old.state.start(takes_over=False)
+        old.measure(10, BAD)
+        with full_disk(monkeypatch):
+            await old.state.hand_over(str(tmp_path))
+        old.measure(5)
+        await old.state.close()
+        new = await come(tmp_path, clock)
+        assert new.summary()["n"] == 15
+        assert new.burn_rates()["gold", "1h"] == pytest.approx(10 / 15 / 0.1)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("place", ["file/state", "/proc/llmtap"])
+def test_a_folder_that_cannot_be_made_is_counted_and_nothing_else(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").touch()
+
+    async def scene() -> None:
+        clock = ManualClock(now_ns=1_000 * S)
+        meter = await come(tmp_path / place, clock)
+        meter.measure(3)
+        clock.advance(MINUTE)
+        await meter.state._turn()
+        await meter.state.close()
+        assert meter.summary()["n"] == 3
+        assert set(meter.pipeline.errors) == {"state_not_read", "state_not_written"}
+
+    play(scene)
+
+
+LAYOUT = "44276c9c3f090af0"
+"""Digest of the fields of all that a file contains."""
+
+
+def test_a_change_of_the_layout_needs_another_format() -> None:
+    structs = (
+        module.SavedState, RelayAccount, windows._SavedWindows, windows._SavedSlice, summary._Packed,
+        slo._SavedSlos, history._SavedLevel, history._SavedStep, experiments._SavedExperiment,
+        experiments._SavedArm, SavedSample, SavedFigure,
+    )  # fmt: skip
+    fields = [
+        (one.__name__, [f"{name}: {type_}" for name, type_ in one.__annotations__.items()]) for one in structs
+    ]
+    names = [
+        SeriesKey._fields, slo.SloCount._fields, summary._COUNTERS, history._SUMS, history.FIGURES,
+        list(history.STEPS.values()), windows.LEVELS, slo._LEVELS, experiments._COUNTS, experiments._COUNTERS,
+        metrics_experiment._SUMS,
+    ]  # fmt: skip
+    digest = blake2b(repr((FORMAT, fields, names)).encode(), digest_size=8).hexdigest()
+    assert digest == LAYOUT, "increase FORMAT, so that no version reads another one's file, and set LAYOUT"
