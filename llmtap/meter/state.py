@@ -5,7 +5,7 @@ to its own figures, so that it does not matter when it reads the file. A part wh
 left out.
 
 A meter that another one replaces (reload, hot restart) measures its relays to their end. It writes its state
-to a file of its own, and from then on each half second what was added since (`rest-PID-N.state`), with the
+to a file of its own, and from then on each half second what was added since (`rest-ID-N.state`), with the
 accounts of its relays. The other meter adds these files to its figures and removes them. Whoever holds the
 lock of the folder reads and writes `meter.state`. Counters of `/metrics` are not part of the state: a counter
 that continued with an older value would look like a reset.
@@ -15,6 +15,7 @@ import asyncio
 import fcntl
 import logging
 import os
+import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from hashlib import blake2b
@@ -147,6 +148,8 @@ class MeterState:
         self._task: asyncio.Task[None] | None = None
         self._next_folder: Path | None = None
         """State folder of the meter that replaces this one."""
+        self._id = secrets.token_hex(4)
+        """Part of the names of our files: process ids repeat in containers."""
         self._rests = 0
 
     @property
@@ -169,6 +172,9 @@ class MeterState:
     async def hand_over(self, folder: str) -> None:
         """Leave the state to the meter with this state folder, and continue to send it what is added."""
         await self._stop_task()
+        self._look()
+        if self._lock_fd is None and Path(folder) == self._folder:
+            return  # the folder belongs to another proxy, which must not get our figures
         self._next_folder = Path(folder)
         await self._turn()
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -176,11 +182,7 @@ class MeterState:
     async def close(self) -> None:
         """Write the state for the last time."""
         await self._stop_task()
-        if self._next_folder is not None:
-            await self._write_rest()
-        else:
-            self._look()
-            await self._write(ended=True)
+        await self._turn(ended=True)
         self._unlock()
 
     async def _run(self) -> None:
@@ -195,18 +197,19 @@ class MeterState:
                 self._task.cancel()
             await asyncio.wait([self._task])
 
-    async def _turn(self) -> None:
+    async def _turn(self, *, ended: bool = False) -> None:
+        """Read and write what is due; `ended`: for the last time."""
         try:
             if self._next_folder is not None:
                 if await self._write_rest() and self._lock_fd is not None:
-                    with suppress(FileNotFoundError):
-                        (self._folder / FILE).unlink()
+                    self._remove(FILE, *self._absorbed)  # their content is in what was just written
                     self._unlock()
                 return
             self._look()
-            is_due = self._clock.mono_ns() >= self._due_ns
-            if is_due or self._switched != self._pipeline.experiments.switched:
-                await self._write()
+            is_due = ended or self._clock.mono_ns() >= self._due_ns
+            is_switched = self._switched != self._pipeline.experiments.switched
+            if is_due or (is_switched and self._lock_fd is not None):
+                await self._write(ended=ended)
         except Exception as error:  # an error of the state must not affect the measurement
             self._pipeline.failed("state", error)
 
@@ -295,15 +298,18 @@ class MeterState:
             self._fail("state_not_written", self._folder, "another meter uses the folder")
             return
         if await self._save(self._folder / FILE, ended=ended):
-            for name in self._absorbed:
-                with suppress(FileNotFoundError):
-                    (self._folder / name).unlink()
+            self._remove(*self._absorbed)
             self._absorbed.clear()
+
+    def _remove(self, *names: str) -> None:
+        for name in names:
+            with suppress(FileNotFoundError):
+                (self._folder / name).unlink()
 
     async def _write_rest(self) -> bool:
         """Write what was added since the last time; return False if it cannot be written and stays here."""
         assert self._next_folder is not None
-        path = self._next_folder / f"rest-{os.getpid()}-{self._rests}.state"
+        path = self._next_folder / f"rest-{self._id}-{self._rests}.state"
         works = {name: part.export() for name, part in self._parts.items()}
         for part in self._parts.values():
             part.clear()

@@ -8,6 +8,7 @@ import stat
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -348,6 +349,43 @@ def test_a_new_meter_that_dies_before_it_wrote_loses_nothing_and_counts_nothing_
         (tmp_path / name).write_bytes(kept)  # it dies between the write and the removal
         new.state._unlock()
         assert (await come(tmp_path, clock)).summary()["n"] == 15
+
+    play(scene)
+
+
+def test_meters_that_replace_each_other_soon_count_each_exchange_once(tmp_path: Path) -> None:
+    async def scene() -> None:
+        clock = ManualClock(now_ns=1_000 * S)
+        meters = [Meter(tmp_path, clock) for _ in range(4)]
+        meters[0].state.start(takes_over=False)
+        for old, new in pairwise(meters):
+            old.measure(10)
+            new.state.start(takes_over=True)
+            await old.state.hand_over(str(tmp_path))
+            old.measure(1)  # it is still at work when the next one is replaced
+            await new.state._turn()
+        for old in meters[:-1]:
+            await old.state.close()
+        await meters[-1].state.close()
+        assert meters[-1].summary()["n"] == 33
+        assert names_in(tmp_path) == ["meter.lock", FILE]
+        assert [meter.pipeline.errors for meter in meters] == [{}] * 4
+
+    play(scene)
+
+
+def test_a_meter_without_the_folder_leaves_nothing_in_it(tmp_path: Path) -> None:
+    async def scene() -> None:
+        clock = ManualClock(now_ns=1_000 * S)
+        owner, stranger = Meter(tmp_path, clock), Meter(tmp_path, clock)
+        owner.state.start(takes_over=False)
+        stranger.state.start(takes_over=False)
+        stranger.measure(5)
+        await stranger.state.hand_over(str(tmp_path))
+        await stranger.state.close()
+        assert stranger.pipeline.errors == {"state_not_written": 1}
+        await owner.state.close()
+        assert owner.summary()["n"] == 0
 
     play(scene)
 
