@@ -224,12 +224,11 @@ class MeterState:
             if self._lock_fd is None:
                 if not self._lock():
                     return
+                self._due_ns = now_ns  # from now on, the next meter can see that this one crashed
                 saved = self._read(self._folder / FILE)
                 if saved is not None:
                     self._absorbed = list(saved.absorbed)
-                    if not saved.ended:
-                        self._pipeline.crashes += 1
-                        self._due_ns = now_ns  # write the number of crashes
+                    self._pipeline.crashes += not saved.ended
             for path in sorted(self._folder.glob("rest-*.state"), key=_order):
                 if path.name not in self._absorbed:
                     self._read(path)

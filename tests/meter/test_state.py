@@ -257,6 +257,7 @@ def test_it_is_written_every_minute_and_when_the_experiment_is_switched(
             (tmp_path / FILE).unlink()
             return saved.mono_ns
 
+        assert await written() == clock.now_ns, "at the start, so that a crash can be seen"
         meter.measure(1)
         await asyncio.sleep(0.1)
         assert not (tmp_path / FILE).exists()

@@ -60,6 +60,7 @@ def exposition_text() -> str:
         "silent_streams": {("next_token", "acme"): 3},
         "silence_not_judged_streams": 1,
         "meter_frames": 1,
+        "meter_crashes": 1,
         "smooth_goodput_tokens_per_second": {"1m": 1.0},
         "goodput_requests_per_second": {"1m": 1.0},
         "window_uncertainty_seconds": {"1m": 1e-9},
