@@ -205,7 +205,7 @@ class AnswerReader:
                     self.repeats.repetition = None
                     self._look_for_tier(event.data, delta)
             if len(out) == 1 and (delta := out[0]).repeatable and parser.idle and delta.size == len(payload):
-                self.repeats.look(payload, delta, parser.offset, dialect)
+                self.repeats.search(payload, delta, parser.offset, dialect)
             return out
         if self.kind is BodyKind.JSON:
             return self._keep(payload, t_ns)
@@ -406,7 +406,7 @@ class AnswerReader:
         else:
             delta = Delta(EventClass.METADATA, message.size, parsed=message.opcode is Opcode.CLOSE)
         if self.dialect.open:
-            self._release(self.dialect.pass_by(delta, t_ns), t_ns, out)
+            self._release(self.dialect.offer_known(delta, t_ns), t_ns, out)
             return out
         return [delta]
 

@@ -747,7 +747,7 @@ class Observer:
             self._repetition = repetition
             self._run = self._make_run(repetition)
             self._set_keeps_texts()
-        if self._dechunk is None or self._dechunk.between:
+        if self._dechunk is None or self._dechunk.is_between_chunks:
             self.token_run = self._run
 
     def _make_run(self, repetition: Repetition) -> TokenRun | None:

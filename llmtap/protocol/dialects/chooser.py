@@ -22,17 +22,17 @@ EVENTS_KEPT_MAX: Final = 16
 BYTES_KEPT_MAX: Final = 1 << 16
 """Bytes of all events that are kept, keep-alives included."""
 _EVENT_BYTES_MIN: Final = 256
-"""Bytes that a kept event counts as at least, since its object takes memory too."""
+"""Minimum number of bytes that a kept event is counted with: its Python object takes memory, too."""
 CANDIDATES_MAX: Final = 4
 """Dialects that read the same events while the dialect is not known."""
 REVISIONS_MAX: Final = 256
 """Maximum number of events for which other dialects are tried after the choice."""
 _OUTPUTS_TO_REVISE: Final = 3
-"""Number of events that another dialect must read as output, and the chosen one not, before it replaces a
-chosen dialect that has read output."""
+"""A chosen dialect that has read output is replaced only after another dialect has read output in so many
+events in which the chosen one read none."""
 _OUTPUTS_ON_FOREIGN_PATH: Final = 2
-"""Number of events with output or an end after which a dialect is chosen if the path belongs to another
-one."""
+"""If the path belongs to another dialect, a dialect is chosen only after so many events with output or an
+end."""
 _NAMED: Final = 3
 """Claim (`registry.Dialect.claim`) of an object that names its dialect."""
 _FITS: Final = 2
@@ -40,11 +40,11 @@ _FITS: Final = 2
 
 
 class Released(NamedTuple):
-    """The meaning of an event, once it is known."""
+    """An event whose meaning is known."""
 
     delta: Delta
     event: SseEvent | None
-    """None if the entry belongs to no event that a dialect reads, such as a ping of a WebSocket."""
+    """None if no dialect reads it, such as a ping of a WebSocket."""
     t_ns: int
     """Time of the read that completed the event."""
 
@@ -112,7 +112,8 @@ class _Candidate:
 
     @property
     def certainty(self) -> tuple[bool, bool, bool]:
-        """Return what makes the dialect certain: the user's own table, the path, and the name."""
+        """Return three signs that the dialect is right: it is the user's own table, the path is one of its
+        paths, the events name it."""
         return self.own, self.on_path, self.claim >= _NAMED
 
 
@@ -214,8 +215,9 @@ class DialectChooser:
             return self.conclude(whole=False)
         return []
 
-    def pass_by(self, delta: Delta, t_ns: int) -> list[Released]:
-        """Take an event whose meaning is known and that no dialect reads; keep its place in the order."""
+    def offer_known(self, delta: Delta, t_ns: int) -> list[Released]:
+        """Take an event whose meaning is known and that no dialect reads. Return the events whose meaning is
+        now known, in the order in which they came."""
         if not self._stored_events:
             return [Released(delta, None, t_ns)]
         self._store(_StoredEvent(None, delta, delta.size, t_ns))
@@ -229,7 +231,8 @@ class DialectChooser:
         self._is_full = not whole
         likely = [c for c in self._candidates if c.strong or (c.evidence and c.understood >= c.unread)]
         if not likely:
-            # An event that names a dialect by chance, such as `session.closed`, stands among others.
+            # Without better evidence, accept a dialect that the events name, unless most of them mean nothing
+            # to it: a single event may have a dialect's name by chance, such as `session.closed`.
             likely = [
                 c
                 for c in self._candidates
@@ -391,7 +394,7 @@ def _is_data(event: SseEvent) -> bool:
 
 def _is_done(event: SseEvent) -> bool:
     """Return whether the event is `[DONE]`. Several dialects share this end mark, so it is evidence only for
-    the dialect that owns the path."""
+    the dialect to which the path belongs."""
     return event.data is not None and event.data.strip() == b"[DONE]"
 
 
