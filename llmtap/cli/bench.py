@@ -35,7 +35,7 @@ from llmtap.cli.shared import (
     write_output,
 )
 from llmtap.errors import ConfigError, ExitCode
-from llmtap.load.options import Seed, checked_warmup
+from llmtap.load.options import Seed, validate_warmup
 from llmtap.options.fields import opt
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class _RunOptions(Struct, frozen=True, kw_only=True):
             "10,000 output tokens, then until latency is stable (IETF draft, 4.5). N: N "
             "requests, without a stability check. none: cold start.",
             "auto|none|N",
-            parse=checked_warmup,
+            parse=validate_warmup,
             shown="auto",
         ),
     ] = "auto"
