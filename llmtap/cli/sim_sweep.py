@@ -33,7 +33,7 @@ from llmtap.sim.sweep.fitting import fit_capture
 from llmtap.sim.sweep.grid import LOADS, PRESETS, READINGS, SERVING, GridSource, Preset, SweepGrid
 from llmtap.sim.sweep.runner import Results, SweepRunner
 from llmtap.sim.sweep.sweep import JobOptions, SweepAttempt, SweepJob
-from llmtap.workload.registry import workloads
+from llmtap.workload.registry import workload_texts
 
 _AT_MOST: Final = {
     "requests": 1_000_000_000,
@@ -156,7 +156,7 @@ class AxesRead:
                     f"it has an effect on {iterating}",
                 )
         for name in self._options.keys() & ALL_OPTIONS:
-            readers = [one for one, kind in SCHEDULERS.items() if name in kind.reads]
+            readers = [one for one, kind in SCHEDULERS.items() if name in kind.options_read]
             if not set(used) & set(readers):
                 raise ConfigError(
                     self._options[name],
@@ -286,16 +286,16 @@ class SweepProgress:
     def reading(self, done: int, of: int | None) -> None:
         self._bar.update(self._task, completed=done, total=of)
 
-    def planned(self, jobs: Sequence[SweepJob], done_before: int) -> None:
+    def on_planned(self, jobs: Sequence[SweepJob], done_before: int) -> None:
         self._jobs, self._ended_jobs, self._effort = len(jobs), 0, 0
         self._bar.reset(self._task, total=sum(job.effort for job in jobs), description="simulating")
         if done_before:
             self._say(f"{done_before:,} done before and taken from the results, {len(jobs):,} left")
 
-    def under_way(self, job: SweepJob, arrived: int) -> None:
+    def on_progress(self, job: SweepJob, arrived: int) -> None:
         self._bar.update(self._task, completed=self._effort + job.effort * arrived // job.count)
 
-    def ended(self, job: SweepJob, attempt: SweepAttempt) -> None:
+    def on_ended(self, job: SweepJob, attempt: SweepAttempt) -> None:
         self._ended_jobs += 1
         self._effort += job.effort
         progress = f"{self._ended_jobs:,} of {self._jobs:,}"
@@ -396,4 +396,4 @@ def show_presets() -> None:
         rows.append([name, about, preset.source, axes])
     print_table(Table(["preset", "about", "source", "axes"], rows))
     print()
-    print_table(Table(["workload", "about"], [list(one) for one in workloads().items()]))
+    print_table(Table(["workload", "about"], [list(one) for one in workload_texts().items()]))
