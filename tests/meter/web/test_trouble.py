@@ -290,8 +290,9 @@ def test_exchanges_that_died_with_a_relay_are_told_with_what_their_clients_got()
             await page.open(f"{url}#{view}")
             await reads(page, "9 exchanges were lost since the start (outcome tap_error)")
             await reads(page, "the client got an incomplete response or none")
-        await reads(page, "Their traffic was forwarded.")  # of the 5 dropped ones
-        assert "relay_lost" not in await shown(page)
+        text = await shown(page)
+        assert "Their traffic was forwarded." in text, "of the 5 dropped ones"
+        assert "relay_lost" not in text
         assert page.problems == []
 
     play(scene, tally)
