@@ -61,7 +61,7 @@ def block_ids(
             "block_size": [size] * n,
             "block_unit": [unit] * n,
         }
-        found.append(made.blocks_of(batch_of(n, columns)))
+        found.append(made.ids_of_rows(batch_of(n, columns)))
     made.report()
     return found, writer
 

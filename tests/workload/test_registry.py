@@ -32,7 +32,7 @@ def test_a_name_is_its_workload(name: str) -> None:
     prompt = elastic.prompt(39)
     assert (
         elastic.resized_prompt(39, requests.input[39])
-        == elastic.fitted(lambda made, n: made(n)).prompt(39)
+        == elastic.with_fit(lambda made, n: made(n)).prompt(39)
         == prompt
     )
     assert (elastic.resized_prompt(39, requests.input[39] + 9) == prompt) == bool(prompt.ids)
