@@ -229,7 +229,7 @@ def replay(trace: str | Path, target: str, **options: Unpack[ReplayOptions]) -> 
 
         return keep
 
-    result = _run_coroutine(Replay(plan, load, _Silent(), start_recording=start_recording).run)
+    result = _run_coroutine(Replay(plan, load, _SilentListener(), start_recording=start_recording).run)
     batch, failed = to_batch(exchanges, capture="", level="shape")
     if failed:
         raise failed[0]
@@ -393,18 +393,18 @@ def simulate(
     return SimulationResults([Result(one) for one in outcome.summaries], outcome.notes)
 
 
-class _Silent:
+class _SilentListener:
     """A progress listener that shows nothing."""
 
-    def preparing(self, done: int, of: int) -> None: ...
+    def on_preparing(self, done: int, of: int) -> None: ...
 
-    def warming(self, how: str, done: int = 0, of: int | None = None, what: str = "requests") -> None: ...
+    def on_warming(self, how: str, done: int = 0, of: int | None = None, what: str = "requests") -> None: ...
 
-    def sending(self, progress: "Progress", planned: int | None) -> None: ...
+    def on_sending(self, progress: "Progress", planned: int | None) -> None: ...
 
-    def writing(self, done: int, of: int) -> None: ...
+    def on_writing(self, done: int, of: int) -> None: ...
 
-    def comparing(self, done: int, of: int | None) -> None: ...
+    def on_comparing(self, done: int, of: int | None) -> None: ...
 
 
 def _run_coroutine(make: Callable[[], Awaitable[_T]]) -> _T:

@@ -482,7 +482,7 @@ class _Demo:
     ) -> None:
         from llmtap.report.experiment import demo_blocks
         from llmtap.report.render import terminal
-        from llmtap.report.values import joined
+        from llmtap.report.values import counts_text
 
         experiment = await stage.read(session, "experiment")
         outcomes = result["outcomes"]
@@ -492,7 +492,7 @@ class _Demo:
             return
         exchanges = (await stage.read(session, "exchanges?limit=1000"))["exchanges"]
         print_rich(terminal(demo_blocks(summary, experiment, exchanges)))
-        self._say(f"clients      {joined(outcomes) or 'nothing was sent'}")
+        self._say(f"clients      {counts_text(outcomes) or 'nothing was sent'}")
         if outcomes.get(_CUT):
             why = "at the signal" if self._signal else f"{DRAIN_S} s after the last request"
             self._say(f"             {outcomes[_CUT]:,} responses were cancelled {why}")

@@ -170,7 +170,7 @@ def _show_formats(json: str | None) -> None:
             "name": f.name,
             "title": f.title,
             "extensions": list(f.extensions),
-            "does": ["read", *(["write"] if f.writes is not None else [])],
+            "does": ["read", *(["write"] if f.write_rows is not None else [])],
             "holds": [aspect for aspect in ASPECTS if aspect in f.holds],
             "needs": [aspect for aspect in ASPECTS if aspect in f.needs],
             "why": dict(f.why),
@@ -443,11 +443,11 @@ def _read_file(file: str) -> bytes:
 
 
 def _show(saved: Any, explained: Any, *, text: bool) -> None:
-    from llmtap.report.stream import event_cells, event_columns, headline, story
+    from llmtap.report.stream import event_cells, event_columns, fact_lines, headline
 
     print_line(headline(saved, explained))
     print_table(Table(event_columns(explained), list(event_cells(explained, text=text))))
-    facts = list(story(saved, explained))
+    facts = list(fact_lines(saved, explained))
     width = max(len(subject) for subject, _ in facts) + 2
     for subject, value in facts:
         print_line(f"{subject:{width}}{value}" if sys.stdout.isatty() else f"{subject}: {value}")

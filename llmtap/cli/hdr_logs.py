@@ -18,7 +18,7 @@ from llmtap.metrics.intervals import quantile_interval
 from llmtap.metrics.statistics import summarise_ns
 from llmtap.report.document import Block, Note, ReportDocument, Section, Table
 from llmtap.report.render import markdown, page_html, terminal
-from llmtap.report.values import FEW, counted, figures_text, is_marked, milliseconds
+from llmtap.report.values import FEW, count_with_noun, figures_text, is_marked, milliseconds
 from llmtap.traces.format import FormatError
 from llmtap.units import NS_PER_S
 
@@ -57,7 +57,7 @@ def show_logs(places: Sequence[str], outputs: Outputs, unit: str) -> None:
     rows = [[tag or "all", *figures_text(one, _FIGURES)] for tag, one in figures.items()]
     document = _document(
         "HdrHistograms",
-        f"{counted(len(places), 'log')}, merged by tag",
+        f"{count_with_noun(len(places), 'log')}, merged by tag",
         ("ms", "n", *_FIGURES.values()),
         rows,
     )

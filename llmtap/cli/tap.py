@@ -105,7 +105,7 @@ def proxy(
     # With `--check`, the caller may be a running proxy that will replace itself by this program, and asks
     # whether the configuration allows it.
     asking = take_handover(os.environ, os.getppid()) if check else None
-    loaded.checked(problems_of(settings, None if asking is None else asking.pid))
+    loaded.settings_or_raise(problems_of(settings, None if asking is None else asking.pid))
     warnings = list(warnings_of(settings))
     if check:
         print(f"ok (config {fingerprint(settings)})")
@@ -180,7 +180,7 @@ def meter(
     flags: dict[str, Any] = {"meter.socket": listen_socket, "meter.admin": admin, "capture.to": capture}
     flags |= read_pairs("--set", assign)
     loaded = read_settings(config, os.environ, flags)
-    settings = loaded.checked(alone_problems(loaded.settings))
+    settings = loaded.settings_or_raise(alone_problems(loaded.settings))
     if check:
         print(f"ok (config {fingerprint(settings)})")
         return

@@ -118,7 +118,7 @@ def watch(
         for name, given in (("--admin", admin), ("--timestamps", timestamps)):
             if given is not None:
                 raise ConfigError(name, "cannot be combined with --read")
-        settings = loaded.checked(packet_problems(settings), measuring_problems(settings))
+        settings = loaded.settings_or_raise(packet_problems(settings), measuring_problems(settings))
         if check:
             print(f"ok (config {fingerprint(settings)})")
         else:
@@ -130,10 +130,10 @@ def watch(
         )
     problems = [watching_problems(settings), packet_problems(settings)]
     if check:
-        loaded.checked(*problems, measuring_problems(settings))
+        loaded.settings_or_raise(*problems, measuring_problems(settings))
         print(f"ok (config {fingerprint(settings)})")
         return
-    loaded.checked(*problems)
+    loaded.settings_or_raise(*problems)
     what = (
         f"watching {', '.join(settings.watch.interfaces)}, port {', '.join(map(str, settings.watch.ports))}"
     )

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct
 
-from llmtap.errors import ConfigError, failures, raise_all
+from llmtap.errors import ConfigError, errors_of_check, raise_all
 from llmtap.exchange.bounds import BOUNDS
 from llmtap.exchange.verdict import TEXT_PATTERNS
 from llmtap.export.buckets import check_edges
@@ -193,7 +193,7 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         for kind, edges in self.buckets.items():
             check_edges(kind, edges, f"meter.buckets.{kind}")
         patterns = (
-            failures(_check_pattern, pattern, f"meter.refusal_patterns[{i}]")
+            errors_of_check(_check_pattern, pattern, f"meter.refusal_patterns[{i}]")
             for i, pattern in enumerate(self.refusal_patterns)
             if pattern != OURS
         )
@@ -345,7 +345,7 @@ def _rule_mistakes(rule: TenantRule, place: str) -> Iterator[ConfigError]:
     if rule.body is not None and not all(rule.body.split(".")):
         yield ConfigError(f"{place}.body", f"{rule.body!r} is not a path of names", "such as metadata.team")
     if rule.path is not None:
-        mistakes = list(failures(_check_pattern, rule.path, f"{place}.path"))
+        mistakes = list(errors_of_check(_check_pattern, rule.path, f"{place}.path"))
         yield from mistakes
         if not mistakes and not re.compile(rule.path).groups and rule.name is None:
             yield ConfigError(

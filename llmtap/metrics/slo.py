@@ -21,7 +21,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from llmtap.errors import ConfigError, failures, raise_all
+from llmtap.errors import ConfigError, errors_of_check, raise_all
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.idle_cost import check_idle_cost
 from llmtap.metrics.objectives import SCHEDULED_BOUNDS, Objectives
@@ -281,17 +281,17 @@ def _problems(classes: dict[str, SloOptions]) -> Iterator[ConfigError]:
             yield ConfigError(
                 place, f"{name!r} is not a valid name of a class", "use only letters, digits and _ . -"
             )
-        yield from failures(_check_objectives, slo.objectives, f"{place}.objectives")
+        yield from errors_of_check(_check_objectives, slo.objectives, f"{place}.objectives")
         if slo.idle_cost is not None:
-            yield from failures(check_idle_cost, slo.idle_cost, f"{place}.idle_cost")
-        wrong_target = list(failures(check_objective, slo.target, f"{place}.target"))
+            yield from errors_of_check(check_idle_cost, slo.idle_cost, f"{place}.idle_cost")
+        wrong_target = list(errors_of_check(check_objective, slo.target, f"{place}.target"))
         yield from wrong_target
         for window, factor in slo.burn.items():
             if window not in ALARMS:
                 hint = f"use {' or '.join(ALARMS)}"
                 yield ConfigError(f"{place}.burn", f"no alarm has a long window of {window!r}", hint)
             elif not wrong_target:
-                yield from failures(check_reachable, slo.target, factor, f"{place}.burn.{window}")
+                yield from errors_of_check(check_reachable, slo.target, factor, f"{place}.burn.{window}")
         if not slo.tenants and default is not None:
             yield ConfigError(
                 f"{place}.tenants",

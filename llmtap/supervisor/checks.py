@@ -9,7 +9,7 @@ from typing import Final
 
 from llmtap.capture.tokenizer import load_tokenizer
 from llmtap.config import Settings
-from llmtap.errors import ConfigError, failures, raise_all
+from llmtap.errors import ConfigError, errors_of_check, raise_all
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.setup import check_socket_path
 from llmtap.net.listener import parse_address
@@ -70,7 +70,7 @@ def problems_of(settings: Settings, supervisor: int | None = None) -> Iterator[C
                 place, "is the admin port of llmtap (meter.admin)", "set the URL of the gateway"
             )
         if place == "relay.upstream" and (origin.tls or relay.upstream_ca):
-            yield from failures(client_context, relay.upstream_ca, relay.upstream_verify)
+            yield from errors_of_check(client_context, relay.upstream_ca, relay.upstream_verify)
     if bool(relay.tls_certificate) != bool(relay.tls_key):
         given, missing = ("certificate", "key") if relay.tls_certificate else ("key", "certificate")
         yield ConfigError(
@@ -79,8 +79,8 @@ def problems_of(settings: Settings, supervisor: int | None = None) -> Iterator[C
             "set both for TLS, or neither",
         )
     if relay.tls_certificate and relay.tls_key:
-        yield from failures(server_context, relay.tls_certificate, relay.tls_key)
-    yield from failures(SkipRules, relay.skip, "relay.skip")
+        yield from errors_of_check(server_context, relay.tls_certificate, relay.tls_key)
+    yield from errors_of_check(SkipRules, relay.skip, "relay.skip")
     if relay.head_bytes < HEAD_BYTES_MIN:
         yield ConfigError(
             "relay.head_bytes", f"must be at least {HEAD_BYTES_MIN:,} bytes, got {relay.head_bytes:,}"
@@ -128,18 +128,18 @@ def measuring_problems(settings: Settings, supervisor: int | None = None) -> Ite
     meter = settings.meter
     if meter.admin_tls_certificate and meter.admin_tls_key:
         tls = (meter.admin_tls_certificate, meter.admin_tls_key, "meter.admin_tls_")
-        yield from failures(server_context, *tls)
+        yield from errors_of_check(server_context, *tls)
     if meter.socket is not None:
-        yield from failures(check_socket_path, meter.socket)
+        yield from errors_of_check(check_socket_path, meter.socket)
     if settings.cost.gpu_hour and not settings.cost.gpus:
         yield ConfigError("cost.gpus", "is 0, but cost.gpu_hour has a price", "set the number of GPUs")
     if settings.capture.level == "full" and settings.capture.to is None:
         hint = "set capture.to, or give --capture DIR"
         yield ConfigError("capture.to", "is not set, but capture.level is full: nothing is captured", hint)
     if meter.tokenizer is not None:
-        yield from failures(load_tokenizer, meter.tokenizer)
+        yield from errors_of_check(load_tokenizer, meter.tokenizer)
     if settings.capture.to is not None:
         # Import it here, because Arrow takes 40 MB and 200 ms.
         from llmtap.capture.store.store import check
 
-        yield from failures(check, settings.capture, supervisor)
+        yield from errors_of_check(check, settings.capture, supervisor)

@@ -20,7 +20,7 @@ from typing import Final, Literal
 import msgspec
 
 from llmtap.config import Settings
-from llmtap.errors import ConfigError, failures
+from llmtap.errors import ConfigError, errors_of_check
 from llmtap.log import set_up
 from llmtap.meter.setup import need_no_meter
 from llmtap.net.listener import name_of
@@ -62,7 +62,7 @@ def watching_problems(settings: Settings) -> Iterator[ConfigError]:
             f"must be at least {format_bytes(RING_BYTES_MIN)}, got {format_bytes(options.ring_bytes)}",
         )
     if options.user is not None:
-        yield from failures(_user_named, options.user)
+        yield from errors_of_check(_user_named, options.user)
     if settings.experiment.enabled:
         yield ConfigError(
             "experiment.enabled",
@@ -78,7 +78,7 @@ def packet_problems(settings: Settings) -> Iterator[ConfigError]:
             pack_addresses([host])
         except ValueError:
             yield ConfigError(f"watch.upstream_hosts[{i}]", f"{host!r} is not an IP address")
-    yield from failures(SkipRules, settings.watch.skip, "watch.skip")
+    yield from errors_of_check(SkipRules, settings.watch.skip, "watch.skip")
 
 
 def watch(settings: Settings, announce: Callable[[str], None]) -> int:

@@ -33,7 +33,7 @@ from llmtap.top.table import (
     troubles,
     unique,
 )
-from llmtap.top.views import EVENTS_MAX, VIEWS, View, inspected, reader_ns, story
+from llmtap.top.views import EVENTS_MAX, VIEWS, View, fact_lines, inspected, reader_ns
 
 _HELP: Final = """\
 1 to 9, tab   select a view
@@ -211,7 +211,7 @@ class EventScreen(Screen[None]):
             return
         table = self.query_one("#events", TextTable)
         table.show(inspected(x, self._v_ns))
-        facts_ = flowed(story(x), self.size.width - 2)
+        facts_ = flowed(fact_lines(x), self.size.width - 2)
         self._show_notes([*facts_, *table.table.notes])
         try:
             first_token = await self._feed.first_token(self._exchange_id)

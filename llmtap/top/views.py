@@ -420,7 +420,7 @@ def _seconds_to_ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-def story(x: Mapping[str, Any]) -> Iterator[str]:
+def fact_lines(x: Mapping[str, Any]) -> Iterator[str]:
     yield f"{shown(x.get('id'))}: {shown(x.get('outcome'))}"
     yield f"{shown(x.get('method'))} {shown(x.get('path'), 60)} {shown(x.get('status'))}"
     for name in ("tenant", "model", "arm", "dialect", "finish_reason"):

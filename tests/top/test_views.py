@@ -13,7 +13,7 @@ from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import chunking_of, measure
 from llmtap.top.streams import silences_table, sparkline, streams_table
 from llmtap.top.table import ViewTable, facts, firing, flowed, troubles
-from llmtap.top.views import VIEWS, Shown, inspected, story
+from llmtap.top.views import VIEWS, Shown, fact_lines, inspected
 from tests.support.servers.fake_admin import a_silent_stream, a_stream, recorded
 from tests.support.traffic.exchanges import streamed
 from tests.support.traffic.experiments import an_experiment
@@ -119,11 +119,11 @@ def test_a_stream_that_its_client_held_has_both_figures() -> None:
     x.timeline.holds.extend((events[1] + 5_000_000, events[2]))
     x.timeline.paused_ns = events[2] - events[1] - 5_000_000
     (document,) = recorded([x])["events"].values()
-    lines = list(story(document))
+    lines = list(fact_lines(document))
     assert "held by the client 15.0 ms" in lines
     assert "longest pause delivered 20.0 ms, of the server alone at least 20.0 ms" in lines
     assert "TPOT delivered 20.0 ms, of the server alone at least 16.2 ms" in lines
-    assert not any("held" in line for line in story({**document, "held": None}))
+    assert not any("held" in line for line in fact_lines({**document, "held": None}))
 
 
 def test_every_view_stands_a_tap_that_tells_nothing() -> None:

@@ -38,7 +38,7 @@ from llmtap.meter.pipeline.history import STEPS
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.windows import BY, window_name
 from llmtap.metrics.catalogue import Answers, Surface, shown_on
-from llmtap.units import shown
+from llmtap.units import short_repr
 
 _name_and_port = re.compile(r"(?:\[([^\[\]]*)\]|([^\[\]:]*))(?::[0-9]*)?").fullmatch
 
@@ -385,7 +385,7 @@ class _Admin:
         if fields:
             raise BadQuery(next(iter(fields)), "is an unknown field; known field: step")
         if step not in STEPS:
-            raise BadQuery("step", f"expected {' or '.join(STEPS)}, got {shown(step)}")
+            raise BadQuery("step", f"expected {' or '.join(STEPS)}, got {short_repr(step)}")
 
         def begin() -> Callable[[], bytes]:
             work = self._pipeline.history.to_dict(step)
@@ -442,7 +442,7 @@ def _token_guard(token: str | None) -> Middleware:
 def _window_name(text: str) -> str:
     name = window_name(text)
     if name is None:
-        raise BadQuery("window", f"expected {', '.join(WINDOWS)} or all, got {shown(text)}")
+        raise BadQuery("window", f"expected {', '.join(WINDOWS)} or all, got {short_repr(text)}")
     return name
 
 

@@ -32,7 +32,7 @@ from llmtap.meter.pipeline.assembler import Assembler
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.holds import held_figures
 from llmtap.metrics.latency import Measured, chunking_of, measure, ttft_ns
-from llmtap.units import NS_PER_S, parse_duration_ns, shown
+from llmtap.units import NS_PER_S, parse_duration_ns, short_repr
 
 BYTES_MAX: Final = 80 << 20
 """Memory of all recent exchanges: 2 million events, or 20,000 exchanges without events."""
@@ -59,7 +59,7 @@ def read_text(field: str, value: str) -> str:
 
 def read_count(field: str, value: str) -> int:
     if not (value.isascii() and value.isdigit() and len(value) <= 18):
-        raise BadQuery(field, f"expected a whole number, got {shown(value)}")
+        raise BadQuery(field, f"expected a whole number, got {short_repr(value)}")
     return int(value)
 
 
@@ -76,7 +76,7 @@ def read_fields(query: Iterable[tuple[str, str]]) -> dict[str, str]:
 def read_number(field: str, value: str, most: int) -> int:
     number = read_count(field, value)
     if not 1 <= number <= most:
-        raise BadQuery(field, f"expected a number from 1 to {most}, got {shown(value)}")
+        raise BadQuery(field, f"expected a number from 1 to {most}, got {short_repr(value)}")
     return number
 
 
@@ -84,7 +84,7 @@ def read_flag(field: str, value: str) -> bool:
     """Return a query parameter that is `1` or `0`. Raises BadQuery."""
     known = {"1": True, "true": True, "0": False, "false": False}
     if value not in known:
-        raise BadQuery(field, f"expected 1 or 0, got {shown(value)}")
+        raise BadQuery(field, f"expected 1 or 0, got {short_repr(value)}")
     return known[value]
 
 
@@ -95,7 +95,7 @@ def _read_cursor(field: str, value: str) -> tuple[int, int]:
     """
     parts = _cursor(value)
     if parts is None:
-        raise BadQuery(field, f"expected the `next` of an earlier answer, got {shown(value)}")
+        raise BadQuery(field, f"expected the `next` of an earlier answer, got {short_repr(value)}")
     number, event = int(parts[1]), int(parts[2] or 0)
     return (number + 1 if event else number), event
 
@@ -104,14 +104,14 @@ def read_outcome(field: str, value: str) -> Outcome:
     try:
         return Outcome(value)
     except ValueError:
-        raise BadQuery(field, f"expected one of {', '.join(Outcome)}, got {shown(value)}") from None
+        raise BadQuery(field, f"expected one of {', '.join(Outcome)}, got {short_repr(value)}") from None
 
 
 def read_reading(field: str, value: str) -> Reading:
     try:
         return Reading(value)
     except ValueError:
-        raise BadQuery(field, f"expected one of {', '.join(Reading)}, got {shown(value)}") from None
+        raise BadQuery(field, f"expected one of {', '.join(Reading)}, got {short_repr(value)}") from None
 
 
 FILTERS: Final[Mapping[str, Callable[[str, str], object]]] = {
@@ -434,7 +434,9 @@ def _window_ns(text: str) -> int:
     except ValueError:
         window_ns = 0
     if not 0 < window_ns <= WINDOW_MAX_S * NS_PER_S:
-        raise BadQuery("window", f"expected a duration up to {WINDOW_MAX_S}s such as 10s, got {shown(text)}")
+        raise BadQuery(
+            "window", f"expected a duration up to {WINDOW_MAX_S}s such as 10s, got {short_repr(text)}"
+        )
     return window_ns
 
 
