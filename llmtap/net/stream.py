@@ -319,6 +319,7 @@ class PlainStream:
             self.ended()
 
     def ended(self) -> None:
+        """Handle the end of the peer's data."""
         # A socket at its end stays readable. Stop watching it, or the loop would spin.
         self.pause()
         self.handler.on_eof()
@@ -399,7 +400,8 @@ class PlainStream:
             pass  # The peer has closed already; the reader will report it.
 
     def peer_left(self) -> bool:
-        """True when the peer has closed its side, even if bytes are unread: for a stream that is paused."""
+        """Return whether the peer has closed its side, even if bytes are unread: for a stream that is
+        paused."""
         return has_left(self._sock)
 
     def look_again(self) -> None:
@@ -413,11 +415,11 @@ class PlainStream:
             self._watch()
 
     def is_alive(self) -> bool:
-        """False when the peer has closed, or sent anything: for an idle connection."""
+        """Return False if the peer has closed, or has sent anything: for an idle connection."""
         return not self.closed and is_quiet(self._sock)
 
     def has_unread(self) -> bool:
-        """True when the peer has sent bytes that are unread."""
+        """Return whether the peer has sent bytes that are unread."""
         try:
             return not self.closed and bool(self._recv(1, socket.MSG_PEEK))
         except OSError:
@@ -523,7 +525,8 @@ class CompiledStream(PlainStream):
         self.reader.doubt_ns = 0
 
     def place(self, now_ns: int, wall_ns: int) -> int:
-        """Return the stamp for a read that looks late, or may have waited while reading was paused."""
+        """Return the time of a read whose timestamp seems too early, or whose bytes came while reading was
+        paused."""
         t_ns = self._timebase.place(now_ns, wall_ns, self.resumed_ns)
         if t_ns >= self.resumed_ns:
             self.reader.doubt_ns = LAG_DOUBT_NS
