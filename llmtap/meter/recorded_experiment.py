@@ -52,7 +52,8 @@ class RecordedExperiment:
 
     @classmethod
     def of(cls, batches: Iterable[pa.RecordBatch]) -> "RecordedExperiment | None":
-        """Return the experiment of rows with COLUMNS; None without two arms, or with more than ARMS_MAX."""
+        """Return the experiment of these rows, which have the columns `COLUMNS`. Return None if they have
+        fewer than two arms or more than `ARMS_MAX`."""
         routes: dict[str, bool] = {}
         units: set[str] = set()
         rows, single = 0, True

@@ -149,11 +149,11 @@ class Pool:
         self.up: bool | None = None
         """Whether the upstream accepted the latest connection; None before the first attempt."""
         self.tried_ns = 0
-        """End of the latest attempt to connect."""
+        """Monotonic time at which the latest attempt to connect ended."""
         self.reuses = 0
-        """Requests on a connection that had served one before."""
+        """Number of requests sent on a connection that had already served another request."""
         self.unsolicited = 0
-        """Connections closed because the upstream sent bytes without a request."""
+        """Number of connections closed because the upstream sent bytes without a request."""
 
     @property
     def idle(self) -> int:

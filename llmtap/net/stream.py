@@ -86,7 +86,7 @@ def is_quiet(sock: socket.socket) -> bool:
 
 
 def out_of_order(sock: socket.socket) -> bool:
-    """Whether a packet of this connection arrived before an earlier one, or this is unknown.
+    """Return whether a packet of this connection arrived before an earlier one; also True if this is unknown.
 
     A read then has the timestamp of its last packet, which is earlier than that of the packet it waited for.
     """
@@ -152,7 +152,8 @@ class Stream(Protocol):
     @property
     def out_of_order(self) -> bool: ...
     def write(self, data: bytes) -> bool:
-        """True when the kernel took all of it; raises OSError when the connection is broken."""
+        """Return True if the kernel accepted all data; False if some is pending. Raises OSError if the
+        connection is broken."""
         ...
 
     def pause(self) -> None: ...
@@ -244,7 +245,7 @@ class Timebase:
             self.on_sample(offset_ns, self.since_ns)
 
     def place(self, now_ns: int, wall_ns: int, resumed_ns: int = 0) -> int:
-        """Return the monotonic stamp for a kernel stamp that looks very late, or early, at `now_ns`.
+        """Return the monotonic time of a kernel stamp (`wall_ns`) that is implausibly far from `now_ns`.
 
         The stamp is converted with the present offset between the clocks or, if the wall clock was set
         between stamp and read, with the previous one. If neither gives a possible time, return `now_ns`. The

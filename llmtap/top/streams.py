@@ -30,7 +30,7 @@ SPARK_CELLS: Final = 24
 
 
 def _sparkline_cell(one: Any) -> Cell:
-    """Return a sparkline of the tokens of a stream in the window of the API."""
+    """Return a sparkline of the tokens of a stream over the window that the answer names."""
     age, window = one.get("age"), one.get("window")
     if age is None or window is None:
         return Cell("")

@@ -35,8 +35,8 @@ class PauseWatch:
         self.pause: CapturePause | None = None
 
     def update(self, reason: str | None, now_ns: int, *, rows: int, n_bytes: int, dropped: int) -> None:
-        """Update `pause`. `reason`: why rows cannot be written (None: they can); `rows`, `n_bytes`: what
-        waits in memory; `dropped`: exchanges dropped so far."""
+        """Update `pause`. `reason`: why rows cannot be written (None: they can); `rows`, `n_bytes`: size of
+        what waits in memory; `dropped`: number of exchanges dropped so far."""
         if reason is None:
             self._began = self.pause = None
             return

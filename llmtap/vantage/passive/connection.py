@@ -90,9 +90,9 @@ class Connection:
         self.server = TcpDirection(early, is_up=False)
         self.client.peer, self.server.peer = self.server, self.client
         self.over = False
-        """Both sides have closed the connection."""
+        """Whether both sides have closed the connection."""
         self.ignored = False
-        """The connection does not carry HTTP/1.1."""
+        """Whether the connection carries another protocol than HTTP/1.1, so that its packets are ignored."""
         self.ring_lost = False
         """The ring overflowed recently, so missing bytes will not come any more."""
         self.last_ns = 0
