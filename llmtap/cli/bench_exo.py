@@ -193,7 +193,7 @@ def exo(
         headers,
         placement=PlacementFilter(**filters) if filters else None,
     )
-    outputs.tell({"--json": result.to_json}, lambda: print_rich(terminal(exo_blocks(result))))
+    outputs.write_or_show({"--json": result.to_json}, lambda: print_rich(terminal(exo_blocks(result))))
     _exit_with(signals, result, not_valid=any(run.not_valid for run in result.runs))
 
 
@@ -263,7 +263,7 @@ def grid(
         "cluster": result.cluster,
     }
     texts = {"--json": lambda: json_text(document), "--csv": lambda: measured.to_csv().rstrip("\n")}
-    outputs.tell(texts, lambda: print_rich(terminal(grid_blocks(measured, result))))
+    outputs.write_or_show(texts, lambda: print_rich(terminal(grid_blocks(measured, result))))
     _exit_with(signals, result, not_valid=any(cell.problem for cell in measured.cells))
 
 

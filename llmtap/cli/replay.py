@@ -206,7 +206,7 @@ def selftest(
     outputs = Outputs(json=json)
     load = SelftestLoad(streams=streams, itl=itl, duration=duration, processes=processes)
     result = msgspec.to_builtins(asyncio.run(run_selftest(load)))
-    outputs.tell({"--json": lambda: json_text(result)}, lambda: print_rich(render_selftest(result)))
+    outputs.write_or_show({"--json": lambda: json_text(result)}, lambda: print_rich(render_selftest(result)))
     if result["unmatched"] == result["n"]:
         raise typer.Exit(ExitCode.FAILED)
 

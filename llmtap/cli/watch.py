@@ -141,6 +141,7 @@ def watch(
 
 
 def _read_ports(texts: list[str]) -> list[int]:
+    """Return the port numbers of --port. Raises ConfigError."""
     ports = []
     for text in ",".join(texts).split(","):
         if not (text.isascii() and text.isdigit() and 0 < int(text) < 65_536):
@@ -153,6 +154,7 @@ def _read_ports(texts: list[str]) -> list[int]:
 
 
 def _read_packets(settings: "Settings", name: str, *, json: str | None) -> None:
+    """Measure a packet capture, and print its summary. Raises ConfigError."""
     from llmtap.meter.process import OfflineMeter
     from llmtap.report.summary import render_summary
     from llmtap.supervisor.run import fresh_meter_setup

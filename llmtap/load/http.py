@@ -407,13 +407,13 @@ class Call:
             sender.clock,
             count_tokens=sender.count_tokens,
             on_request=(lambda x, head, body: True) if sender.options.texts else None,
-            waited=sender.lateness.longest_wait,
+            longest_wait=sender.lateness.longest_wait,
             dialects=sender.dialects,
         )
         observer.request_data(sender.observer_body or request[end:], now_ns)
         observer.request_end(now_ns)
         if self._submit_ns:
-            observer.submitted(self._submit_ns, self._submit_ns - now_ns)
+            observer.on_submit(self._submit_ns, self._submit_ns - now_ns)
         self._parse_early_data()
 
     def _record_submit(self, before_ns: int) -> None:
@@ -426,7 +426,7 @@ class Call:
         self._submit_ns = before_ns
         self._submit_width_ns = self.last_ns - before_ns
         if self._observer is not None:
-            self._observer.submitted(before_ns, before_ns - self.began_ns)
+            self._observer.on_submit(before_ns, before_ns - self.began_ns)
 
     # Methods of the protocol `Waiter`: they report on the connection that is being opened.
 

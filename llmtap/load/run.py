@@ -192,7 +192,7 @@ class LoadRun:
 
     async def send_all(self) -> None:
         """Send all rows on schedule; return when every request has ended, or when the run was stopped."""
-        self._waker.sooner(self._next_due_ns())
+        self._waker.call_at(self._next_due_ns())
         self._sender.deferred.pacer = self._pacer
         ending: asyncio.TimerHandle | None = None
         if self._last_ns != NEVER:
@@ -260,7 +260,7 @@ class LoadRun:
         if not self._schedule.has_followers(row):
             self._freed_rows.add(row)
             self._schedule.on_ended(row, end_ns - self.start_ns, served=True)
-            self._waker.sooner(self._next_due_ns())
+            self._waker.call_at(self._next_due_ns())
             self._check_end()
 
     def _on_done(self, call: Call | PromptCall, x: Exchange) -> None:
@@ -283,7 +283,7 @@ class LoadRun:
             if full and failed > self._stop_errors * LATEST and self.gave_up is None:
                 self.gave_up = f"{failed} of the latest {LATEST} answers failed"
                 self.stop(self.gave_up)
-        self._waker.sooner(self._next_due_ns())
+        self._waker.call_at(self._next_due_ns())
         self._check_end()
 
     def _check_endpoint(self, row: int, x: Exchange) -> None:

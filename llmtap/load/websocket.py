@@ -91,7 +91,7 @@ class ResponseWait:
     def record_submit(self, t_ns: int, began_ns: int, width_ns: int = 0) -> None:
         """Record that the kernel took the last byte at `t_ns`, or up to `width_ns` later."""
         self.submit_ns, self.submit_width_ns = t_ns, width_ns
-        self.observer.submitted(t_ns, t_ns - began_ns)
+        self.observer.on_submit(t_ns, t_ns - began_ns)
 
     def end(self, t_ns: int) -> None:
         if not self.done.done():
@@ -444,7 +444,7 @@ class WebSocketTarget:
             session.upgrade,
             self.clock,
             count_tokens=self._count_tokens,
-            waited=self.lateness.longest_wait,
+            longest_wait=self.lateness.longest_wait,
         )
         observer.request_end(began_ns)
         answer = ResponseWait(observer, request_id)

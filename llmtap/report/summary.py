@@ -12,7 +12,7 @@ from typing import Any, Final
 from rich.console import RenderableType
 
 from llmtap.metrics.catalogue import Surface, shown_on
-from llmtap.metrics.latency import SPREAD_NS, chunks_at_a_time, come_in_bursts
+from llmtap.metrics.latency import SPREAD_NS, arrives_in_bursts, chunks_at_a_time
 from llmtap.metrics.statistics import share_range
 from llmtap.report.document import Note, Table
 from llmtap.report.labels import label_lines
@@ -154,7 +154,7 @@ def _summary_lines(summary: _Json) -> Iterator[str]:
 def bursts_caution(summary: _Json) -> str:
     """Return a caution if the chunks of a summary come in bursts; empty otherwise."""
     n, gap = chunks_at_a_time(summary.get("chunking") or {}), at(summary, "metrics", "tbc", "p50")
-    if n is None or gap is None or gap * NS_PER_S > SPREAD_NS or not come_in_bursts(n, 1):
+    if n is None or gap is None or gap * NS_PER_S > SPREAD_NS or not arrives_in_bursts(n, 1):
         return ""
     return " ".join(burst_sentences(n))
 

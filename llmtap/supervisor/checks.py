@@ -19,8 +19,10 @@ from llmtap.protocol.inference import SkipRules
 from llmtap.vantage.relay.options import RelayOptions
 
 HEAD_BYTES_MIN: Final = 256
+"""Smallest possible limit for the size of a head."""
 _OWN_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", "::", ""})
-"""Hosts of this machine that may stand for each other: two of them with one port are one server."""
+"""Host names of this machine. Two URLs with different ones of them and the same port lead to the same
+server."""
 
 
 def check_settings(settings: Settings, supervisor: int | None = None) -> None:
@@ -98,7 +100,7 @@ def problems_of(settings: Settings, supervisor: int | None = None) -> Iterator[C
 
 
 def _is_same(origin: Origin, address: tuple[str, int]) -> bool:
-    """Return whether a URL leads to an address on which this host listens, by its name or another one."""
+    """Return whether a URL leads to this address, also if the URL uses another name of this host."""
     host, port = address
     hosts = {origin.host, host}
     return origin.port == port and (len(hosts) == 1 or hosts <= _OWN_HOSTS)

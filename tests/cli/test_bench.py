@@ -291,12 +291,12 @@ def test_the_time_until_the_last_request_ends_with_it(monkeypatch: pytest.Monkey
     clock_ns = 10**9
     monkeypatch.setattr(bench_progress.SystemClock, "mono_ns", lambda: clock_ns)
     lines = ProgressLines()
-    assert lines._remaining(progress(9, ended=0), 18) == ""  # the load begins
+    assert lines._remaining_text(progress(9, ended=0), 18) == ""  # the load begins
     clock_ns += 60 * 10**9
-    assert lines._remaining(progress(4), 18) == ", 1:00 until the last request, then the last answers"
-    assert lines._remaining(progress(4), None) == ""
-    assert lines._remaining(progress(4), 9) == ", all sent"
-    assert lines._remaining(progress(0), 9) == ""
+    assert lines._remaining_text(progress(4), 18) == ", 1:00 until the last request, then the last answers"
+    assert lines._remaining_text(progress(4), None) == ""
+    assert lines._remaining_text(progress(4), 9) == ", all sent"
+    assert lines._remaining_text(progress(0), 9) == ""
 
 
 def test_goodput_in_vllms_form_is_the_slo_of_the_throughput_test(

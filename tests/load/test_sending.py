@@ -96,7 +96,7 @@ async def test_who_is_due_does_not_wait_for_work() -> None:
     def work() -> None:
         nonlocal done
         if not done:  # due before this piece is done, and not before it has begun
-            Waker(pacer, act).sooner(SystemClock.mono_ns() + MS)
+            Waker(pacer, act).call_at(SystemClock.mono_ns() + MS)
         busy(2 * MS)
         done += 1
 

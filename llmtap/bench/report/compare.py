@@ -41,8 +41,8 @@ from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import RESULT, Folder
 from llmtap.bench.run.test import TESTS, ChartSpec, ReportTable
 from llmtap.errors import ConfigError
-from llmtap.metrics.comparison import Comparison, adjusted, compare_quantile, compare_runs
-from llmtap.metrics.latency import FLATTERED, chunks_at_a_time, come_in_bursts
+from llmtap.metrics.comparison import Comparison, adjusted_p_values, compare_quantile, compare_runs
+from llmtap.metrics.latency import BURST_SENSITIVE, arrives_in_bursts, chunks_at_a_time
 from llmtap.metrics.statistics import is_enough, percentile
 from llmtap.report.values import MARK
 
@@ -194,7 +194,7 @@ def compare(base: System, *others: System) -> TestComparison:
         )
         unlike += param_differences + [f"{step}: {difference}" for step, difference in loads.items()]
         for row, at_level in _comparisons(base, other, shared):
-            flattered = row.step in bursty_steps and row.figure.split()[0].lower() in FLATTERED
+            flattered = row.step in bursty_steps and row.figure.split()[0].lower() in BURST_SENSITIVE
             if param_differences or row.step in loads or flattered:
                 row.discard()
             figures.append((row, at_level))
@@ -286,10 +286,10 @@ def _bursty_systems(base: System, other: System, shared: Sequence[str]) -> Itera
         numbers = {
             step: (_chunks_at_a_time(system, step), _chunks_at_a_time(reference, step)) for step in shared
         }
-        steps = [step for step, (n, usual) in numbers.items() if come_in_bursts(n, usual)]
+        steps = [step for step, (n, usual) in numbers.items() if arrives_in_bursts(n, usual)]
         if steps:
             most = max(numbers[step][0] or 0 for step in steps)
-            yield BurstySystem(system.label, reference.label, steps, FLATTERED, most)
+            yield BurstySystem(system.label, reference.label, steps, BURST_SENSITIVE, most)
 
 
 def _chunks_at_a_time(system: System, step: str) -> float | None:
@@ -398,7 +398,7 @@ def _judge_figures(figures: Sequence[tuple[FigureComparison, _AtLevel]]) -> None
     for key in (True, False):
         family = [(row, row.p, at_level) for row, at_level in figures if row.key is key]
         tested = [(row, p, at_level) for row, p, at_level in family if p is not None]
-        corrected = adjusted([p for _, p, _ in tested], "holm" if key else "bh")
+        corrected = adjusted_p_values([p for _, p, _ in tested], "holm" if key else "bh")
         for (row, _, at_level), p_adjusted in zip(tested, corrected, strict=True):
             row.p_adjusted = p_adjusted
             if key and (wider := at_level(level=1 - ALPHA / len(tested))) is not None:

@@ -39,7 +39,7 @@ from llmtap.bench.tests.guardrail_labels import (
     send_labelled,
 )
 from llmtap.errors import ConfigError
-from llmtap.metrics.comparison import adjusted, compare_paired, compare_quantile, reduction
+from llmtap.metrics.comparison import adjusted_p_values, compare_paired, compare_quantile, reduction
 from llmtap.metrics.statistics import is_enough, percentile
 
 BASELINE: Final = "baseline"
@@ -340,7 +340,9 @@ def _overheads_of(
     for metric in METRICS:
         known = [one for one in tests.values() if one[metric].overall is not None]
         p_values = [overall.p for one in known if (overall := one[metric].overall) is not None]
-        for one, p in zip(known, adjusted([p for p in p_values if isinstance(p, float)]), strict=True):
+        for one, p in zip(
+            known, adjusted_p_values([p for p in p_values if isinstance(p, float)]), strict=True
+        ):
             one[metric] = one[metric].with_adjusted_p(p)
     return overheads
 

@@ -30,7 +30,7 @@ from llmtap.gates.figures import SCALARS, failed_and_counted
 from llmtap.metrics import hdr
 from llmtap.metrics.catalogue import Surface, shown_on
 from llmtap.metrics.intervals import Interval, quantile_interval, share_interval
-from llmtap.metrics.latency import FLATTERED, chunks_at_a_time, come_in_bursts
+from llmtap.metrics.latency import BURST_SENSITIVE, arrives_in_bursts, chunks_at_a_time
 from llmtap.metrics.statistics import is_enough
 from llmtap.report.document import Note, ReportDocument, Section, Table
 from llmtap.report.gates import regression_blocks
@@ -127,8 +127,8 @@ def difference_interval(a: Interval, b: Interval) -> tuple[float | None, float |
 def _cautions(results: Mapping[str, _Json]) -> Iterator[BurstCaution]:
     numbers = [chunks_at_a_time(result.get("chunking") or {}) for result in results.values()]
     for label, n, usual in zip(results, numbers, reversed(numbers), strict=True):
-        if n is not None and come_in_bursts(n, usual):
-            yield BurstCaution(label, FLATTERED, n)
+        if n is not None and arrives_in_bursts(n, usual):
+            yield BurstCaution(label, BURST_SENSITIVE, n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class _FigureOfPair:
 def _figures(a: _Json, b: _Json, level: float, *, in_bursts: bool) -> Iterator[ComparedFigure]:
     """Yield the figures of both results.
 
-    `in_bursts`: in one result the chunks come in bursts, so the metrics of FLATTERED are not compared.
+    `in_bursts`: in one result the chunks come in bursts, so the metrics of BURST_SENSITIVE are not compared.
     """
     for figure in chain(_quantiles(a, b, level, in_bursts=in_bursts), _scalars(a, b, level)):
         if figure.sides[0] is not None or figure.sides[1] is not None:
@@ -172,7 +172,7 @@ def _quantiles(a: _Json, b: _Json, level: float, *, in_bursts: bool) -> Iterator
                     sides=[at(result, "metrics", metric, figure) for result in pair],
                     intervals=[quantile_interval(ordered, share, level) for ordered in values],
                     option=option,
-                    is_compared=not (in_bursts and metric in FLATTERED) and "+" not in (option or ""),
+                    is_compared=not (in_bursts and metric in BURST_SENSITIVE) and "+" not in (option or ""),
                 )
 
 

@@ -543,7 +543,7 @@ def _find_miscounted_tokens(result: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _count_above(values: Histogram | None, n: int, limit: float) -> tuple[int, float]:
     """Return the number and share of the `n` values above a limit in seconds; all if `values` is None."""
-    beyond = n if values is None else values.above(limit * NS_PER_S)
+    beyond = n if values is None else values.count_above(limit * NS_PER_S)
     return beyond, beyond / n
 
 

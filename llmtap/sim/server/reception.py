@@ -160,7 +160,7 @@ class Reception:
         self._engine = engine
         self._live_engine: LiveEngine | None = None
         if engine is not None:
-            self._live_engine = live_of(engine, options.seed, Waker(self.pacer, self._advance).sooner)
+            self._live_engine = live_of(engine, options.seed, Waker(self.pacer, self._advance).call_at)
         self.truths = TruthLog(self.clock, truth_file)
         self._count = 0
         self.gauges = EngineMetrics(

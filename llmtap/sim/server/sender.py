@@ -103,7 +103,7 @@ class ResponseSender:
         self.done: asyncio.Future[None] = loop.create_future()
 
     def wake(self) -> None:
-        self._waker.sooner(self._job.next_ns())
+        self._waker.call_at(self._job.next_ns())
 
     def start(self, transport: asyncio.Transport, *, framed: bool) -> None:
         """Begin to send, after the response head. `framed`: whether the body is chunked."""
@@ -233,7 +233,7 @@ class Gatherer:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def wake(self) -> None:
-        self._waker.sooner(self._job.next_ns())
+        self._waker.call_at(self._job.next_ns())
 
     def close(self) -> None:
         self._waker.close()

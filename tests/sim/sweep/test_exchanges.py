@@ -49,7 +49,7 @@ def passing_by(arrival_ns: int, token_ns: list[int], end_ns: int) -> Exchange:
     o = Observer("sim-x", 1, arrival_ns, EPOCH_NS + arrival_ns, REQUEST)
     o.request_data(b'{"model": "sim"}', arrival_ns)
     o.request_end(arrival_ns)
-    o.submitted(arrival_ns, 0)
+    o.on_submit(arrival_ns, 0)
     o.response_head(HEAD, token_ns[0], 0)
     frame = {"object": "chat.completion.chunk", "model": "sim"}
     for t_ns in token_ns:
