@@ -282,37 +282,22 @@ def _ranked_classes(mask: int) -> tuple[EventClass, ...]:
     return classes
 
 
-class Findings:
+class Findings(msgspec.Struct, gc=False):
     """Merges the content of all choices of one event, and of the members beside them, into one Delta."""
 
-    __slots__ = (
-        "_ids",
-        "_indexes",
-        "_logprobs",
-        "_markers",
-        "_mask",
-        "_output_choices",
-        "_pieces",
-        "_role",
-        "_texts",
-        "cut",
-        "delta",
-        "railed",
-    )
-
-    def __init__(self) -> None:
-        self.delta = Delta(EventClass.METADATA)
-        self._mask = 0
-        self._texts: dict[int, list[str]] = {}
-        self._pieces = 0
-        self.cut = False
-        self.railed = False
-        """NeMo Guardrails has a report beside the choices, so the text of a filtered answer is NeMo's."""
-        self._output_choices: dict[int, None] = {}
-        self._indexes: list[int] = []
-        self._markers: list[int] = []
-        self._ids = self._logprobs = 0
-        self._role = False
+    delta: Delta = msgspec.field(default_factory=lambda: Delta(EventClass.METADATA))
+    cut: bool = False
+    railed: bool = False
+    """NeMo Guardrails has a report beside the choices, so the text of a filtered answer is NeMo's."""
+    _mask: int = 0
+    _texts: dict[int, list[str]] = {}
+    _pieces: int = 0
+    _output_choices: dict[int, None] = {}
+    _indexes: list[int] = []
+    _markers: list[int] = []
+    _ids: int = 0
+    _logprobs: int = 0
+    _role: bool = False
 
     def choice(self, index: int, *, ids: int = 0, logprobs: int = 0, role: bool = False) -> None:
         """Add a choice and the counts that it declares. Add its pieces afterwards."""

@@ -8,6 +8,7 @@ Source: ADDING.md explains every key with examples.
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -159,8 +160,12 @@ def decode_table(raw: Mapping[str, Any], name: str | None = None) -> DialectTabl
     """Return the table in decoded TOML; `name` is used if the table has no name. Raises ConfigError, which
     names every key that is wrong."""
     raw = raw if name is None else {"name": name, **raw}
-    raise_all(mistakes_in(raw, DialectTable, f"dialects.{raw.get('name', '')}".rstrip(".")))
-    return msgspec.convert(raw, DialectTable)
+    try:
+        return msgspec.convert(raw, DialectTable)
+    except msgspec.ValidationError:
+        # msgspec stops at the first mistake.
+        raise_all(mistakes_in(raw, DialectTable, f"dialects.{raw.get('name', '')}".rstrip(".")))
+        raise
 
 
 class Each(msgspec.Struct, frozen=True):
@@ -180,6 +185,7 @@ def as_texts(value: Texts | Mapping[str, Any] | None) -> tuple[str, ...]:
     return () if value is None else (value,) if isinstance(value, str) else tuple(value)
 
 
+@lru_cache(maxsize=1_024)
 def parse_path(path: str) -> tuple[Step, ...]:
     """Return the steps of a path; `.` has none. Raises ValueError."""
     if path == ".":
@@ -212,24 +218,15 @@ def _condition_value(text: str) -> Any:
         return text
 
 
-_PATHS: Final = (
-    *OUTPUTS,
-    *PAYLOADS,
-    "choice",
-    "role",
-    "tokens",
-    "logprobs",
-    "running_tokens",
-    "usage",
-    "finish_reason",
-    "error",
-)
 _CONDITIONS: Final = ("has", "where", "done")
+_NO_PATHS: Final = ("event", "event_class", "cumulative", "repeats", "times", "verdicts")
+"""Keys of a rule that hold no path, or paths inside of other values."""
+_PATHS: Final = tuple(key for key in Rule.__struct_fields__ if key not in _NO_PATHS)
 
 
 def rule_paths(rule: Rule) -> Iterator[tuple[str, str]]:
     """Yield each path of a rule with its key."""
-    for key in (*_CONDITIONS, *_PATHS):
+    for key in _PATHS:
         yield from ((key, path) for path in as_texts(getattr(rule, key)))
     for name, path, _ in timed_paths(rule):
         yield f"times.{name}", path
