@@ -27,7 +27,8 @@ STATUS_FRESH_NS: Final = 5 * NS_PER_S
 STATUS_LATE_NS: Final = NS_PER_S
 """Age from which a status shows that the relay or the meter is behind: twice the interval of reports."""
 GONE_NS: Final = 5 * NS_PER_S
-"""Time in which a relay that is alive connects again, and then counts its losses itself."""
+"""Time after a disconnect from which the open exchanges of a relay count as lost. A relay that is alive
+connects again before, and counts its losses itself."""
 DEATHS: Final = {
     RELAY: "the relay died, so the client got an incomplete response or none",
     MIDDLEWARE: "the application died, so the client got an incomplete response or none",
@@ -74,14 +75,15 @@ class Reckoning:
         self._opened_count = 0
         self._dropped_count = 0
 
-    def opened(self, seq: int) -> None:
+    def count_opened(self, seq: int) -> None:
         self.running += 1
         self._seq_max = seq
         if self._last is None or seq > self._last.opened:
             self._opened_count += 1
 
-    def settled(self, *, dropped: bool) -> None:
-        """Count an exchange that is over; `dropped`: the relay gave it up, as the channel was full."""
+    def count_settled(self, *, dropped: bool) -> None:
+        """Count an exchange that is over; `dropped`: the relay stopped reporting it, since the channel was
+        full."""
         self.running -= 1
         self._dropped_count += dropped
 
@@ -122,6 +124,8 @@ class _Relay:
 
 
 class RelayBook:
+    """Relays by name, connected and disconnected ones."""
+
     def __init__(self) -> None:
         self._relays: dict[str, _Relay] = {}
         self._epoch = 0
@@ -224,6 +228,7 @@ class RelayBook:
         )
 
     def states(self, now_ns: int) -> list[RelayState]:
+        """Return the state of each relay at a monotonic time."""
         return [
             RelayState(
                 name,

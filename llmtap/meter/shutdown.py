@@ -3,17 +3,17 @@
 | event | meaning | the meter waits for its relays |
 |---|---|---|
 | SIGTERM | the proxy ends; an init system may signal the whole group at once | `drain_s` and a grace |
-| HAND_OVER on stdin | another meter takes over; the relays of this one drain | the same |
+| HANDOVER_LINE on stdin | another meter takes over; the relays of this one drain | the same |
 | SIGTERM again | end now | no |
 | stdin ends | the supervisor died: relays drain, and nobody else would stop us | the same, 24 s at most |
 
-FROM_NOW_ON on stdin ends nothing: it carries the changed settings of a reload.
+SETTINGS_LINE on stdin ends nothing: it carries the changed settings of a reload.
 
 A meter that was started by hand has no supervisor: its stdin is ignored, Ctrl-C and a hang-up are SIGTERM.
 Apps with the middleware are not waited for.
 
-After HAND_OVER the exchanges of the draining relays are still measured and captured here, but the other meter
-answers all requests; `state.py` sends it their figures.
+After HANDOVER_LINE the exchanges of the draining relays are still measured and captured here, but the other
+meter answers all requests; `state.py` sends it their figures.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from typing import Final
 import msgspec
 
 from llmtap.meter.pipeline.receiver import Receiver
-from llmtap.meter.setup import FROM_NOW_ON, HAND_OVER, Changeable
+from llmtap.meter.setup import HANDOVER_LINE, SETTINGS_LINE, Changeable
 
 LINE_BYTES: Final = 4_096
 GRACE_S: Final = 5.0
@@ -39,8 +39,8 @@ system allows 30 s."""
 log = logging.getLogger(__name__)
 
 
-class Ending:
-    """Listener for the end of the process, from its construction on.
+class ShutdownListener:
+    """Listener for the signals and lines on stdin that end the process or change its settings.
 
     Args:
         drain_s: time for relays to finish streams.
@@ -75,11 +75,13 @@ class Ending:
             loop.add_reader(sys.stdin.fileno(), self._on_stdin)
 
     async def wait(self) -> None:
+        """Wait for the first event that ends the process."""
         await self._end_event.wait()
 
-    async def relays_left(self, receiver: Receiver) -> None:
+    async def wait_for_relays(self, receiver: Receiver) -> None:
+        """Wait until all relays have disconnected, or the time limit is reached."""
         self._loop.call_later(self._limit_s, self._now.set)
-        left = self._loop.create_task(receiver.relays_left())
+        left = self._loop.create_task(receiver.wait_for_relays())
         enough = self._loop.create_task(self._now.wait())
         await asyncio.wait((left, enough), return_when=asyncio.FIRST_COMPLETED)
         left.cancel()
@@ -100,12 +102,12 @@ class Ending:
             self._on_line(line)
 
     def _on_line(self, line: bytes) -> None:
-        if line.startswith(HAND_OVER):
-            self.successor = os.fsdecode(line.removeprefix(HAND_OVER))
+        if line.startswith(HANDOVER_LINE):
+            self.successor = os.fsdecode(line.removeprefix(HANDOVER_LINE))
             log.info("event=meter_replaced state=%s", self.successor)
             self._end_event.set()
-        elif line.startswith(FROM_NOW_ON):
-            new = msgspec.json.decode(line.removeprefix(FROM_NOW_ON), type=Changeable)
+        elif line.startswith(SETTINGS_LINE):
+            new = msgspec.json.decode(line.removeprefix(SETTINGS_LINE), type=Changeable)
             # Relays that are draining keep their earlier time limit, which may be the longer one.
             self._limit_s = max(self._limit_s, new.drain_s + GRACE_S)
             self._change(new)

@@ -166,6 +166,7 @@ class SloBook:
         return [f"burn rates of slo.{name} (it was changed or removed)" for name in changed]
 
     def freeze(self) -> "FrozenSlos":
+        """Return a copy of all counts, for any thread."""
         now_ns = self._clock.mono_ns()
         windows, seconds = {}, {}
         for level, name in enumerate(BURN_WINDOWS):

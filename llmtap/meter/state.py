@@ -211,7 +211,7 @@ class MeterState:
             if is_due or (is_switched and self._lock_fd is not None):
                 await self._write(ended=ended)
         except Exception as error:  # an error of the state must not affect the measurement
-            self._pipeline.failed("state", error)
+            self._pipeline.on_error("state", error)
 
     # ---------------------------------------------------------------- reading
 
@@ -350,7 +350,7 @@ class MeterState:
     def _fail(self, kind: str, path: Path, problem: str | None) -> None:
         """Count a problem, and log the first of its kind."""
         hint = "the meter goes on without it" if kind == "state_not_read" else "check meter.state"
-        self._pipeline.failed(kind, f"{path}: {problem}. Hint: {hint}")
+        self._pipeline.on_error(kind, f"{path}: {problem}. Hint: {hint}")
 
 
 def _order(path: Path) -> tuple[int, str]:

@@ -110,16 +110,16 @@ def test_the_reckoning_is_what_the_dead_relays_ledger_would_say(steps: list[str]
                 seen = seq = ledger.open()
                 lost_unseen = 0
                 ledger.begin(seq)
-                reckoning.opened(seq)
+                reckoning.count_opened(seq)
             case "refuse":  # no frame tells of it, until a later number does
                 ledger.drop(ledger.open(), "overflow")
                 lost_unseen += 1
             case "close" if running:
                 ledger.close(running[0], batch)
-                reckoning.settled(dropped=False)
+                reckoning.count_settled(dropped=False)
             case "drop" if running:
                 ledger.drop(running[-1], "overflow")
-                reckoning.settled(dropped=True)
+                reckoning.count_settled(dropped=True)
             case "acknowledge":
                 ledger.acknowledge(batch // 2)
             case "status":

@@ -60,8 +60,8 @@ class Meter:
             x = streamed(ttft_ms, ttft_ms + 40, tenant=tenant)
             for name, value in about.items():
                 setattr(x, name, value)
-            self.pipeline.opened()
-            self.pipeline.ended(x)
+            self.pipeline.on_open()
+            self.pipeline.on_end(x)
 
     def burn_rates(self) -> dict[tuple[str, str], float]:
         return self.pipeline.slos.freeze().burn_rates()
@@ -194,7 +194,7 @@ def test_an_experiment_goes_on_with_all_it_knows_and_a_changed_one_begins_anew(
     def feed(meter: Meter, begin: int, end: int) -> None:
         for i in range(begin, end):
             arm, unit = "ab"[i % 2], f"{i % 40:016x}"
-            meter.pipeline.experiments.assigned(arm, unit, False)
+            meter.pipeline.experiments.on_assignment(arm, unit, False)
             meter.measure(1, 100 + i % 7, arm=arm, unit=unit)
 
     async def scene() -> None:
