@@ -233,12 +233,18 @@ def firing(summary: Mapping[str, Any]) -> list[str]:
 
 
 def troubles(summary: Mapping[str, Any]) -> list[str]:
-    """Return a warning if no relay reports, one for each upstream that is down, and one for a paused
-    capture."""
+    """Return a warning if no relay reports, one for each upstream that is down and for each model whose TTFT
+    has risen, and one for a paused capture."""
     pause = at(summary, "capture", "pause", "sentence")
     paused = [] if pause is None else [f"CAPTURE PAUSED: {shown(pause, _SENTENCE_CHARS)}"]
+    models = (at(summary, "ttft_steps", "models") or {}).values()
+    risen = [
+        f"TTFT HAS RISEN: {shown(model['sentence'], _SENTENCE_CHARS)}"
+        for model in models
+        if at(model, "step") and at(model, "step", "until") is None
+    ]
     if "relays" not in summary:
-        return paused
+        return risen + paused
     connected = [relay for relay in summary["relays"].values() if at(relay, "connected")]
     lines = []
     if not any(isinstance(age := at(r, "status_age"), int | float) and age <= SILENT_S for r in connected):
@@ -248,5 +254,6 @@ def troubles(summary: Mapping[str, Any]) -> list[str]:
     return (
         lines
         + [f"UPSTREAM DOWN: {shown(url, 40)} accepts no connection; clients get 502 or 504" for url in down]
+        + risen
         + paused
     )

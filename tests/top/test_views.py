@@ -151,6 +151,14 @@ def test_relays_that_are_silent_or_gone_and_upstreams_that_are_down_are_told_of(
     assert troubles(result | {"capture": capture})[-1] == "CAPTURE PAUSED: The disk is full."
 
 
+def test_a_model_whose_ttft_has_risen_is_a_line_until_it_returns() -> None:
+    model = {"sentence": "Since 14:05 UTC ...", "step": {"until": None}}
+    summary = {"ttft_steps": {"models": {"tiny": model, "small": {"sentence": "", "step": None}}}}
+    assert troubles(summary) == ["TTFT HAS RISEN: Since 14:05 UTC ..."]
+    model["step"] = {"until": 1.0}
+    assert troubles(summary) == []
+
+
 def test_each_part_of_the_time_has_a_level_by_the_largest() -> None:
     timeline = [[0.0, 1], [0.1, 1], [1.5, 8], [3.9, 1]]
     assert sparkline(timeline, 4, 0.0, 4.0) == "▂█·▁"

@@ -18,6 +18,7 @@ from llmtap.meter.pipeline.history import FIGURES
 from llmtap.metrics.catalogue import METRICS, OF_AN_EXCHANGE
 from llmtap.metrics.silences import SilenceKind
 from llmtap.metrics.statistics import SHARES
+from llmtap.metrics.step_change import StepState
 
 Schema = dict[str, Any]
 
@@ -334,6 +335,22 @@ _OBJECTS: Final = {
         own_faults count: Left out, since llmtap itself failed (`rejected`, `tap_error`).
         attainment burn_rate number?
         marks list:text""",
+    "TtftSteps": """Lasting rises of TTFT beside the last 7 days at the same load and prompt length.
+        false_alarm_days number: Mean time between false alarms of a model, in days.
+        models map:ModelSteps: By model; without those counted as `other`.""",
+    "ModelSteps": f"""Steps of one model.
+        state {"|".join(state.value for state in StepState)}: Others than `steady` and `step`: not judged now.
+        history number: Length of the history in seconds, at most 7 days.
+        step TtftStep?: The latest step; null: none since the meter's start.
+        sentence text: The same as a sentence.""",
+    "TtftStep": """Times in seconds since 1970; TTFT in seconds, as a geometric mean.
+        since found number: Its begin, and the time of its report.
+        until number?: Its end; null: it goes on.
+        ratio low high number: TTFT since the step, divided by `baseline`, with its 95 % interval.
+        ttft number
+        baseline number: TTFT of the history for the same load and prompt lengths.
+        n count: Streams since the step.
+        history number: Length of the history before the step, in seconds.""",
     "LiveSummary": """Data of `event: summary`.
         open count: Exchanges that began and have not ended.
         subscribers count
@@ -407,6 +424,7 @@ _OBJECTS["Summary"] = (
         uncertain Uncertain
         by By
         slo map:SloClass: By class of tenants.
+        ttft_steps TtftSteps: Steps of TTFT, independent of the window.
         relays map:Relay: Status of each relay.
         meter Meter
         meter_errors map:count: What could not be measured, by kind.

@@ -30,6 +30,7 @@ from llmtap.meter.pipeline.assembler import CooperativeYield
 from llmtap.meter.pipeline.exchanges import RecentExchanges, Streams
 from llmtap.meter.pipeline.history import History
 from llmtap.meter.pipeline.silences import SilenceBook
+from llmtap.meter.pipeline.step_changes import StepBook
 from llmtap.meter.pipeline.windows import Windows
 from llmtap.meter.relays import RelayBook, UpstreamLoad
 from llmtap.meter.slo import SloBook
@@ -100,6 +101,7 @@ class ExchangePipeline:
         self.experiments = Experiments(experiment, clock)
         self.silences = SilenceBook(clock, options.silence_threshold, self.streams, self.relays, self.labels)
         self.usual_phases = UsualPhases(clock, self.recent)
+        self.steps = StepBook(clock)
         self.sinks: list[ExchangeSink] = [
             self.windows,
             self.history,
@@ -107,6 +109,7 @@ class ExchangePipeline:
             self.recent,
             self.usual_phases,
             self.silences,
+            self.steps,
         ]
         if experiment is not None:
             self.sinks.append(self.experiments)
