@@ -6,13 +6,16 @@
   minus the mean of the last 7 days in the same cells. A cell is a prompt length (within a factor of 1.41) at
   a load (within 1.19). Load is input tokens per second of the last minute, and not the number of streams in
   flight, which a slow server raises by itself. A residual is limited to CLIP.
-- **Test.** Page's CUSUM: S = max(0, S + (residual - k) t), where t is the length of the block in UNIT_NS.
-  The step began where S was last 0. k is half of log(RISE): a rise below the root of RISE is not reported.
+- **Level.** The mean of the residuals of the last LEVEL_NS, weighted exponentially, from -k to k. A step is
+  a change in time, so that another level than on the days before is not part of it.
+- **Test.** Page's CUSUM: S = max(0, S + (residual - level - k) t), where t is the length of the block in
+  UNIT_NS. The step began where S was last 0. k is half of log(RISE): a rise below the root of RISE is not
+  reported.
 - **Threshold.** S is that of a Brownian motion with drift -k, whose variance is the long-run variance of the
-  residuals: it is measured with means over BATCH_NS, so that autocorrelation counts. Slow differences of
-  level, such as from day to day, reduce k by two of their standard deviations. The threshold gives a mean
-  time between false alarms of FALSE_ALARM_DAYS. It is also above the maximum of S in the last 7 days, times
-  PEAK_FACTOR, since the tail of the maximum is exponential whatever the residuals are.
+  residuals: it is measured with means over BATCH_NS, so that autocorrelation counts. Slower changes reduce k
+  by two of their standard deviations. The threshold gives a mean time between false alarms of
+  FALSE_ALARM_DAYS. It is also above the maximum of S in the last 7 days, times PEAK_FACTOR, since the tail
+  of the maximum is exponential whatever the residuals are.
 - **End.** The same test downwards. After ACCEPTED_NS a step is the new normal, and the history begins again.
 
 Source: Page 1954, "Continuous inspection schemes"; Siegmund 1985, "Sequential analysis", for the mean time
@@ -48,14 +51,19 @@ BLOCK_NS_MAX: Final = 300 * NS_PER_S
 CELLS_MAX: Final = 512
 """Cells of a model: 8 KiB a day. Streams of further ones are not judged."""
 CELL_STREAMS_MIN: Final = 100
+"""Streams from which the mean of a cell is known."""
 ACCEPTED_NS: Final = DAY_NS
+"""Length of a step from which its level is the new normal."""
 UNIT_NS: Final = 30 * NS_PER_S
+LEVEL_NS: Final = 7_200 * NS_PER_S
 BATCH_NS: Final = 600 * NS_PER_S
+"""Time for which residuals count as dependent on each other."""
 CLIP: Final = log(2)
+"""Largest residual that counts."""
 THRESHOLD_MIN: Final = 0.6
 """Threshold below which a doubling of 30 s would be a step."""
 PEAK_FACTOR: Final = 1.6
-"""log(N of 100 days) / log(N of 1 day), where N is a number of UNIT_NS: by as much the maximum is higher."""
+"""Maximum of S in 100 days, divided by that in 1 day: log(N of 100 days) / log(N of 1 day), N in UNIT_NS."""
 LASTING_NS: Final = 90 * NS_PER_S
 """Shortest time after which a rise is reported, if it goes on: a spike that is over is no step."""
 BLOCK_SHARE: Final = 0.9
@@ -100,7 +108,8 @@ class StepChange:
     log_ttft_sum: float = 0.0
     variance: float = 0.0
     """Long-run variance of a residual, per UNIT_NS."""
-    level_variance: float = 0.0
+    slow_variance: float = 0.0
+    """Of slower changes."""
 
     def add(self, other: "StepChange") -> None:
         self.n += other.n
@@ -120,12 +129,12 @@ class StepChange:
 
     @property
     def baseline_ns(self) -> float:
-        """Geometric mean of TTFT in the history for streams of the same cells."""
+        """Geometric mean of TTFT of the history in the same cells, at the level before the step."""
         return self.ttft_ns / self.ratio
 
     def ratio_interval(self) -> tuple[float, float]:
-        """Return the 95 % interval of `ratio`, with autocorrelation and slow differences of level."""
-        reach = _Z * sqrt(self.variance * UNIT_NS / self.length_ns + self.level_variance)
+        """Return the 95 % interval of `ratio`, with autocorrelation and slower changes."""
+        reach = _Z * sqrt(self.variance * UNIT_NS / self.length_ns + self.slow_variance)
         return self.ratio * exp(-reach), self.ratio * exp(reach)
 
 
@@ -140,7 +149,7 @@ class _Day:
     """Squared differences of the streams from the means of their cells; `n`: number of these streams."""
     batches: int = 0
     excess: float = 0.0
-    """Squared means of the batches."""
+    """Squared means of the batches, less the level."""
     inverses: float = 0.0
     """1 / streams of the batches."""
     pairs: int = 0
@@ -158,11 +167,12 @@ class Noise:
     """Of one stream about the mean of its cell."""
     batch: float
     """Of a batch from one to the next, beyond that of its streams."""
-    level: float
-    """Of slow differences of level."""
+    slow: float
+    """Of slower changes, beyond the level."""
 
     @classmethod
     def of(cls, days: Iterable[_Day]) -> "Noise | None":
+        """Return the noise of these days; None with fewer than BATCHES_MIN batches."""
         days = list(days)
         batches, pairs = sum(day.batches for day in days), sum(day.pairs for day in days)
         if batches < BATCHES_MIN or not pairs:
@@ -185,7 +195,7 @@ class Noise:
         in the mean, with x = 2 k h / v (Siegmund 1985).
         """
         variance = self.long_run(streams_per_ns)
-        k = max(_K / 4, _K - 2 * sqrt(self.level))
+        k = max(_K / 4, _K - 2 * sqrt(self.slow))
         wanted = 1 + 2 * k * k / variance * FALSE_ALARM_DAYS * DAY_NS / UNIT_NS
         x = 1.0
         for _ in range(20):
@@ -212,6 +222,8 @@ class StepDetector:
         self._batch: tuple[float, int, int] = (0.0, 0, 0)
         self._previous: float | None = None
         """Mean of the last batch."""
+        self._level = self._reference = 0.0
+        """Level now, and when S was last 0: with the latter, a step does not raise its own reference."""
         self._sum = self._peak = 0.0
         """S, and its maximum since it was 0."""
         self._candidate = StepChange(now_ns, now_ns)
@@ -295,8 +307,9 @@ class StepDetector:
             self._next_day(now_ns)
 
     def _next_day(self, now_ns: int) -> None:
-        self._day_ns = now_ns
-        self._days.append(_Day())
+        days = (now_ns - self._day_ns) // DAY_NS
+        self._day_ns += days * DAY_NS
+        self._days.extend(_Day() for _ in range(min(days, DAYS + 1)))
         for cell, place in list(self._index.items()):
             if not any(day.cells[2 * place] for day in self._days):
                 del self._index[cell]
@@ -309,9 +322,13 @@ class StepDetector:
                 self._state = StepState.NEW_LOAD
             return
         residual = max(-CLIP, min(CLIP, block.log_ratio_sum / block.n))
+        centred = residual - self._reference
+        block.log_ratio_sum -= block.n * self._reference
         if self.open_step is None:
-            self._learn(residual, squares, block)
-        self._test(now_ns, residual, block)
+            self._learn(centred, squares, block)
+            weight = length_ns / LEVEL_NS
+            self._level = max(-_K, min(_K, self._level + weight * (residual - self._level)))
+        self._test(now_ns, centred, block)
 
     def _compare(self, length_ns: int) -> tuple[float, StepChange]:
         """Return the sums of the block's streams that have a history, and their squared differences from it.
@@ -367,6 +384,8 @@ class StepDetector:
     def _test(self, now_ns: int, residual: float, block: StepChange) -> None:
         noise = Noise.of(self._days) if now_ns - self.start_ns >= HISTORY_NS_MIN else None
         if noise is None:
+            self._state = StepState.LEARNING
+            self._reference = self._level
             return
         step = self.open_step
         if self._sum == 0.0:
@@ -382,14 +401,16 @@ class StepDetector:
         self._peak = max(self._peak, self._sum)
         if self._sum == 0.0 and step is None:
             self._days[-1].peak = max(self._days[-1].peak, self._peak)
+            self._reference = self._level
         if self._sum > threshold and excess > 0 and self._candidate.length_ns >= LASTING_NS:
             self._sum = 0.0
             if step is None:
+                self._level = self._reference
                 self.step = self._candidate
                 self.step.found_ns = now_ns
                 self.step.history_ns = self.history_ns(self.step.since_ns)
                 self.step.variance = noise.long_run(streams_per_ns)
-                self.step.level_variance = noise.level
+                self.step.slow_variance = noise.slow
             else:
                 step.until_ns = self._candidate.since_ns
         self._state = StepState.STEADY if self.open_step is None else StepState.STEP

@@ -129,6 +129,14 @@ def test_too_few_streams_are_not_judged(server: Server) -> None:
     assert server.detector.step is None
 
 
+def test_a_history_of_more_than_a_week_ago_does_not_count(server: Server) -> None:
+    server.now_s += 9 * DAY_S
+    server.run(6 * HOUR_S)
+    server.run(HOUR_S, factor=3)
+    assert server.state is StepState.LEARNING
+    assert server.detector.step is None
+
+
 def test_a_step_of_a_day_is_the_new_normal(server: Server) -> None:
     server.run(25 * HOUR_S, factor=2)
     assert server.detector.step is not None
@@ -149,11 +157,11 @@ def test_requests_without_a_token_count_are_judged_by_their_size() -> None:
     assert detector.open_step is not None
 
 
-@pytest.mark.parametrize("level", [0.0, 0.0025])
-def test_the_threshold_gives_the_stated_time_between_false_alarms(level: float) -> None:
+@pytest.mark.parametrize("slow", [0.0, 0.0025])
+def test_the_threshold_gives_the_stated_time_between_false_alarms(slow: float) -> None:
     """The mean time by Siegmund's formula at the threshold, in units of 30 s."""
-    noise = Noise(stream=2.0, batch=0.001, level=level)
-    h, v, k = noise.threshold(5 / S), noise.long_run(5 / S), log(RISE) / 2 - 2 * level**0.5
+    noise = Noise(stream=2.0, batch=0.001, slow=slow)
+    h, v, k = noise.threshold(5 / S), noise.long_run(5 / S), log(RISE) / 2 - 2 * slow**0.5
     assert h > THRESHOLD_MIN
     assert v == pytest.approx(20 * (0.001 + 2.0 / 3_000))
     x = 2 * k * h / v
