@@ -348,7 +348,7 @@ _OBJECTS: Final = {
         until number?: Its end; null: it goes on.
         ratio low high number: TTFT since the step, divided by `baseline`, with its 95 % interval.
         ttft number
-        baseline number: TTFT of the history for the same load and prompt lengths, at the level before the step.
+        baseline number: TTFT expected from the history for the same load and prompt lengths.
         n count: Streams since the step.
         history number: Length of the history before the step, in seconds.""",
     "LiveSummary": """Data of `event: summary`.
