@@ -26,7 +26,8 @@ class TlsStream(asyncio.Protocol):
         self.handler = handler
         self._sock = sock
         self.closed = False
-        self.resumed_ns = 0  # Always 0, because timestamps are taken on reading.
+        # Only for kernel timestamps of data that waited during a pause. TLS data are stamped on reading.
+        self.resumed_ns = 0
         self._is_full = False
         self._transport: asyncio.Transport | None = None
 
@@ -108,13 +109,13 @@ class TlsStream(asyncio.Protocol):
         """Do nothing: asyncio's transport notices a reset by itself."""
 
     def is_alive(self) -> bool:
-        """False when the peer has closed, or sent anything that is unread."""
+        """Return False if the peer has closed, or has sent anything that is unread."""
         is_open = not self.closed and self._transport is not None and not self._transport.is_closing()
         return is_open and is_quiet(self._sock)
 
     def has_unread(self) -> bool:
-        """True when the peer has sent bytes that are unread, and has not closed: after a close, unread bytes
-        may be only TLS's notice of the close."""
+        """Return whether the peer has sent bytes that are unread, and has not closed. After a close, unread
+        bytes may be only TLS's notice of the close."""
         return not self.closed and not is_quiet(self._sock) and not has_left(self._sock)
 
     def close(self) -> None:
@@ -134,13 +135,17 @@ def server_context(certificate: str, key: str, prefix: str = "relay.tls_") -> ss
     """Return a listener's TLS context; `prefix`: beginning of the options' names. Raises ConfigError."""
     for place, name in ((f"{prefix}certificate", certificate), (f"{prefix}key", key)):
         if not Path(name).is_file():
-            raise ConfigError(place, f"no such file: {name}")
+            raise ConfigError(place, f"no such file: {name}", "give the path of a PEM file")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.set_alpn_protocols(["http/1.1"])
     try:
         context.load_cert_chain(certificate, key)
     except (ssl.SSLError, OSError) as exc:
-        raise ConfigError(f"{prefix}certificate", f"cannot be used with {prefix}key: {exc}") from None
+        raise ConfigError(
+            f"{prefix}certificate",
+            f"{certificate} cannot be loaded with the key {key}: {exc}",
+            "both must be PEM files, and the key must belong to the certificate",
+        ) from None
     return context
 
 

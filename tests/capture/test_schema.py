@@ -28,7 +28,7 @@ def test_a_value_that_does_not_fit_is_an_error_and_not_another_value():
 
 def test_a_newer_version_is_refused():
     batch = pa.RecordBatch.from_pydict({"id": ["a"]})
-    with pytest.raises(CaptureVersionError, match=rf"x\.spool: schema version {VERSION + 1}") as caught:
+    with pytest.raises(CaptureVersionError, match=rf"x\.spool: has schema version {VERSION + 1}") as caught:
         migrate(batch, VERSION + 1, where="x.spool")
     assert caught.value.version == VERSION + 1
 
@@ -42,7 +42,7 @@ S = 1_000_000_000
         ("Email", "did you mean 'email'?"),
         (r"ACME-\d+", r"for a regular expression, write 're:ACME-\\d+'"),
         ("re:(", None),
-        ("re:", None),
+        ("re:", "such as re:[0-9]{8}"),
     ],
 )
 def test_a_rule_that_is_neither_is_refused_before_it_redacts_nothing(rule, hint):

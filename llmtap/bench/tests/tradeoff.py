@@ -34,7 +34,7 @@ from llmtap.bench.run.levels import (
     share,
     verdict_text,
 )
-from llmtap.bench.run.measurement import steady_of
+from llmtap.bench.run.measurement import steady_part_of
 from llmtap.bench.run.pace import ExpectedLoads, expected_search
 from llmtap.bench.run.session import BenchSession, Load, OpenLoop
 from llmtap.bench.tests.throughput import DURATION_MIN
@@ -103,7 +103,12 @@ def check(session: BenchSession, params: TradeoffParams) -> None:
             "levels", f"expected rising percentages above 0, got {list(levels)}", "such as 10,20,30"
         )
     if not session.quick and (levels[0] > 10 or levels[-1] < 100):
-        raise ConfigError("levels", "must begin at 10 % of capacity or less, and reach 100 % (5.3.2)")
+        raise ConfigError(
+            "levels",
+            f"got {list(levels)}; the IETF draft (section 5.3.2) requires a begin at 10 % of the capacity or "
+            "less, and an end at 100 % or more",
+            "such as 10,20,30,40,50,60,70,80,90,100, or use --quick",
+        )
 
 
 async def run(session: BenchSession, params: TradeoffParams) -> test.TestResult:
@@ -122,7 +127,7 @@ async def run(session: BenchSession, params: TradeoffParams) -> test.TestResult:
             duration_s=to_seconds(params.duration),
         )
         measured = await session.measure(name, load, slo=params.bounds.slo)
-        steady = steady_of(measured, to_seconds(params.duration))
+        steady = steady_part_of(measured, to_seconds(params.duration))
         violations = params.bounds.violations(steady)
         reason = verdict_text(steady, violations)
         attempts.append(LevelAttempt(rate_rps, measured, steady, not violations, reason))
@@ -135,7 +140,9 @@ async def run(session: BenchSession, params: TradeoffParams) -> test.TestResult:
         figures.table_of("Table 5: Throughput-Latency Table", measurements.levels, TABLE_5),
         figures.table_of("What else 5.3.4 has recorded at each level", measurements.levels, MORE_COLUMNS),
         test.ReportTable(
-            "Points of the curve (5.3.4)", ["Point", "Load", "By which rule"], _points(params, measurements)
+            "Points of the curve (5.3.4)",
+            ["Point", "Load", "By which rule"],
+            _point_rows(params, measurements),
         ),
     ]
     result.charts = _charts(measurements)
@@ -214,7 +221,7 @@ def _measurements(
     )
 
 
-def _points(params: TradeoffParams, measurements: TradeoffMeasurements) -> list[list[str]]:
+def _point_rows(params: TradeoffParams, measurements: TradeoffMeasurements) -> list[list[str]]:
     rules = {
         "knee_rps": ("Knee point", "TTFT P99 exceeds 2 x the smallest of all levels"),
         "saturation_rps": ("Saturation point (rule)", "throughput falls below that of the level before"),

@@ -42,7 +42,7 @@ class StepBook:
         self._anchor = WallAnchor.sample(clock)
         self._models: dict[str, StepDetector] = {}
 
-    def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
+    def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
         first_ns = x.timeline.first_content_ns
         # `other` is a mix of models, which has no level of its own.
         if first_ns is None or m.ttft_ns is None or not x.stream or key.model == OTHER:

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, Final
 from msgspec import Struct
 
 from llmtap.json_types import JsonObject
-from llmtap.traces.bodies import compact
+from llmtap.traces.bodies import compact_json
 from llmtap.traces.format import LATE_TOKENS, LENGTHS, FormatError, TraceFormat, TraceRow, without_late_token
 from llmtap.traces.text import BODY_BYTES_MAX, COUNT_MAX, json_rows, start_of
 
@@ -119,10 +119,8 @@ def _rows(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
         uncounted += any(name in values and _attribute_count(values[name]) is None for name in _COUNT_NAMES)
         reversed_ += end_ns < start_ns
         if base is not None:
-            path = [
-                base,
-                *(span_id for _, span_id in reversed(chain[:-1])),
-            ]  # Without the outermost agent, which is the conversation itself.
+            # Without the outermost agent, which is the conversation itself.
+            path = [base, *(span_id for _, span_id in reversed(chain[:-1]))]
             sessions = ["/".join(path[: n + 1]) for n in range(len(path))]
             mine = ended.setdefault(sessions[-1], [])
             parent = _last_end_before(mine, start_ns)
@@ -205,7 +203,7 @@ def _row_of_span(start_ns: int, end_ns: int, span: _Span, values: JsonObject) ->
     row["stream"] = bool(values.get("gen_ai.request.stream", first is not None))
     reasons = values.get("gen_ai.response.finish_reasons")
     if isinstance(reasons, list) and reasons:
-        row["finish_reason"] = reasons[0] if isinstance(reasons[0], str) else compact(reasons[0])
+        row["finish_reason"] = reasons[0] if isinstance(reasons[0], str) else compact_json(reasons[0])
     return row
 
 

@@ -85,8 +85,8 @@ def test_models_that_share_a_label_are_not_judged() -> None:
 def test_the_summary_and_the_metrics_have_the_steps() -> None:
     pipeline = ExchangePipeline(MeterOptions(), clock := ManualClock())
     rise(pipeline.steps, clock)
-    pipeline.opened()
-    pipeline.ended(streamed())
+    pipeline.on_open()
+    pipeline.on_end(streamed())
     summary: Any = summary_of(pipeline)()
     ratio = summary["ttft_steps"]["models"]["tiny"]["step"]["ratio"]
     body, _ = metrics_of(pipeline).render()

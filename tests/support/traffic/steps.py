@@ -24,7 +24,7 @@ def end_streams(
         end_ns = clock.mono_ns()
         assert x.timeline.first_content_ns is not None
         x.timeline.first_content_ns = end_ns - S
-        book.ended(x, m, SeriesKey("acme", model), None)
+        book.on_end(x, m, SeriesKey("acme", model), None)
 
 
 def rise(book: StepBook, clock: ManualClock, factor: float = 1.6) -> None:
