@@ -127,12 +127,12 @@ _OBJECTS: Final = {
  than 200 become 200 at most: the window is cut into 200 pieces, and the events of a piece are one, at the\
  time of the first.""",
     "Refusal": """The answer was refused, by the model or by a guardrail.
-        kind model_refusal|input_guardrail|output_guardrail
+        kind model_refusal|input_guardrail|output_guardrail|guardrail
         source text: Sign by which the refusal was recognised.
-        detail any: Further details: event, value, category, ...
+        detail any: Further details: event, value, category, ...; stage and why if it is unknown.
         confidence high|medium|low""",
     "Guardrail": """A filter, rail or hook acted, or flagged without acting.
-        phase input|output?
+        phase input|output|unknown?
         action flagged|blocked|replaced|redacted
         signal text: Sign by which the intervention was recognised.
         event count: Index of the event with the sign.

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from llmtap.exchange.outcome import Outcome
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.metrics.phases import PHASES
@@ -201,6 +202,27 @@ def test_a_stream_that_its_client_held_has_both_figures() -> None:
         await page.open(url + "#exchanges/run.0.1-1")
         await reads(page, "200 ms; server alone at least 20 ms")
         await reads(page, "20 ms; server alone at least 15 ms")
+        assert page.problems == []
+
+    play(scene, tally)
+
+
+def test_a_refusal_of_unknown_stage_has_its_reason_on_the_page() -> None:
+    tally = an_empty_tally()
+    x = streamed(100, 140, 2_000, seq=1)
+    x.outcome = Outcome.REFUSED
+    x.refusal = {
+        "kind": "guardrail", "source": "finish_reason", "confidence": "medium",
+        "detail": {"event": 1, "stage": "unknown", "why": "no usage: input or output"},
+    }  # fmt: skip
+    x.guardrail = {"phase": "unknown", "action": "blocked", "signal": "finish_reason", "event": 1}
+    tally.opened()
+    tally.ended(x)
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(f"{url}#exchanges/{x.id}")
+        await reads(page, "stage unknown: no usage: input or output")
+        await reads(page, "blocked, unknown (finish_reason)")
         assert page.problems == []
 
     play(scene, tally)

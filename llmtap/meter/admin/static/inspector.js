@@ -196,7 +196,7 @@ export class Inspector {
         ["added to a chunk, at most", seconds(x.added.chunk_max)],
         ["held by the client", seconds(x.paused)],
         ...heldFigures(x.held),
-        ["guardrail", x.guardrail ? `${x.guardrail.action} (${x.guardrail.signal})` : NONE],
+        ["guardrail", x.guardrail ? `${x.guardrail.action}, ${x.guardrail.phase} (${x.guardrail.signal})` : NONE],
         ["retries", count(x.retries)],
         ...(x.server_timing ?? []).map((time) => [`server: ${time.name}`, seconds(time.ms / 1000)]),
       ]));
@@ -259,7 +259,8 @@ function eventsOf(stream) {
 
 function ending(x) {
   const { refusal } = x;
-  const who = refusal ? `: ${refusal.kind} (${refusal.source}, confidence ${refusal.confidence})` : "";
+  const stage = refusal?.detail?.stage ? `, stage ${refusal.detail.stage}: ${refusal.detail.why}` : "";
+  const who = refusal ? `: ${refusal.kind} (${refusal.source}, confidence ${refusal.confidence}${stage})` : "";
   const error = x.error ? `: ${x.error}` : "";
   const reason = x.no_token_reason ? `; no token: ${x.no_token_reason}` : "";
   return `Outcome: ${x.outcome}${who}${error}${reason}.`;
