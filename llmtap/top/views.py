@@ -283,8 +283,7 @@ _ALARM_COLUMNS: Final = (
 def _slo_table(documents: Shown) -> ViewTable:
     """Return a row for each burn-rate alarm of each class of tenants; firing alarms first."""
     rows = []
-    for name, alarm, long, short in alarms(documents.summary):
-        slo = at(documents.summary, "slo", name)
+    for name, slo, alarm, long, short in alarms(documents.summary):
         counted = at(slo, "windows", alarm["long"], "counted")
         if alarm["ringing"]:
             state = "FIRING"

@@ -318,11 +318,13 @@ _OBJECTS: Final = {
         objectives text
         target burn_rate_max number
         tenants list:text
+        per class|tenant: Owner of an error budget.
         windows map:SloWindow
-        alarms list:SloAlarm
+        alarms list:SloAlarm: Of the class; per tenant, also those of tenants that ring while it does not.
         by SloTenants""",
     "SloTenants": "\ntenant map:map:SloWindow",
     "SloAlarm": """
+        tenant text?: Null: of the whole class.
         severity long short text
         burn_rate number
         events_min count
