@@ -339,6 +339,7 @@ VIEWS: Final = (
 
 EVENTS_MAX: Final = 1_000
 """Maximum number of events of one exchange that are shown."""
+_URL_CHARS: Final = 200
 OUTPUT: Final = frozenset({"content", "tool_call", "reasoning", "refusal"})
 
 
@@ -448,5 +449,7 @@ def story(x: Mapping[str, Any]) -> Iterator[str]:
         for name, title in (("tbc_max", "longest pause"), ("tpot", "TPOT")):
             delivered, server = (milliseconds(held.get(f"{name}_{side}")) for side in ("delivered", "server"))
             yield f"{title} delivered {delivered} ms, of the server alone at least {server} ms"
+    if x.get("trace_url") is not None:
+        yield f"trace {shown(x['trace_url'], _URL_CHARS)}"
     if x.get("uncertainty") is not None:
         yield f"uncertainty {milliseconds(x['uncertainty'])} ms"

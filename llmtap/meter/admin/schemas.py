@@ -65,6 +65,7 @@ _OBJECTS: Final = {
         route endpoint dialect request_id finish_reason text?
         upstream_request_id text?: Id of the response, such as `request-id` of Anthropic.
         trace_id text?: Of the request's `traceparent`.
+        trace_url* text?: Address of the trace by `meter.trace_url`; null: not configured, or no trace id.
         reading reading: How the answer was understood; `none`: its tokens are unknown.
         content_type text?: Media type of the answer.
         service_tier text?: Tier that served the request by its answer, else the requested one.

@@ -207,6 +207,24 @@ def test_a_stream_that_its_client_held_has_both_figures() -> None:
     play(scene, tally)
 
 
+def test_an_exchange_links_to_its_trace() -> None:
+    options = MeterOptions(trace_url="https://traces.example/{trace_id}")
+    tally = ExchangePipeline(options, an_empty_tally().clock)
+    x = streamed(100, 140, 2_000, seq=1)
+    x.trace_parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    tally.opened()
+    tally.ended(x)
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(f"{url}#exchanges/{x.id}")
+        await reads(page, "0af7651916cd43dd8448eb211c80319c")
+        link = "document.querySelector('main a[target=_blank]')"
+        assert await page.look(f"{link}.href") == "https://traces.example/0af7651916cd43dd8448eb211c80319c"
+        assert page.problems == []
+
+    play(scene, tally)
+
+
 def test_a_refusal_of_unknown_stage_has_its_reason_on_the_page() -> None:
     tally = an_empty_tally()
     x = streamed(100, 140, 2_000, seq=1)
