@@ -368,9 +368,16 @@ _OBJECTS: Final = {
         compared* list:any: Names and titles of the metrics and shares, the most important ones first.
         units_needed* count: Units of each arm from which means are compared.
         stopped* any?
+        stage* ExperimentStage?: Stage of `schedule`; null: none. All other figures are of this stage alone.
         sample_ratio* disclosure* any
         warnings* list:text: Arms whose clients send a header of another arm themselves, as sentences.
         cautions* list:Caution: Arms whose chunks arrive several at once: these metrics are misleading.""",
+    "ExperimentStage": """
+        number of count
+        share number: Share of the changed arm.
+        since sentence text
+        between_stages count: Requests left out, since they arrived just after the begin of the stage.
+        earlier list:any: Finished stages, with number, share, from, to, units and differences.""",
     "Caution": """
         arm text
         metrics list:text
