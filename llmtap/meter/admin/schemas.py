@@ -66,6 +66,7 @@ _OBJECTS: Final = {
         route endpoint dialect request_id finish_reason text?
         upstream_request_id text?: Id of the response, such as `request-id` of Anthropic.
         trace_id text?: Of the request's `traceparent`.
+        trace_url* text?: Address of the trace by `meter.trace_url`; null: not configured, or no trace id.
         reading reading: How the answer was understood; `none`: its tokens are unknown.
         content_type text?: Media type of the answer.
         service_tier text?: Tier that served the request by its answer, else the requested one.
@@ -128,12 +129,12 @@ _OBJECTS: Final = {
  than 200 become 200 at most: the window is cut into 200 pieces, and the events of a piece are one, at the\
  time of the first.""",
     "Refusal": """The answer was refused, by the model or by a guardrail.
-        kind model_refusal|input_guardrail|output_guardrail
+        kind model_refusal|input_guardrail|output_guardrail|guardrail
         source text: Sign by which the refusal was recognised.
-        detail any: Further details: event, value, category, ...
+        detail any: Further details: event, value, category, ...; stage and why if it is unknown.
         confidence high|medium|low""",
     "Guardrail": """A filter, rail or hook acted, or flagged without acting.
-        phase input|output?
+        phase input|output|unknown?
         action flagged|blocked|replaced|redacted
         signal text: Sign by which the intervention was recognised.
         event count: Index of the event with the sign.
@@ -319,11 +320,13 @@ _OBJECTS: Final = {
         objectives text
         target burn_rate_max number
         tenants list:text
+        per class|tenant: Owner of an error budget.
         windows map:SloWindow
-        alarms list:SloAlarm
+        alarms list:SloAlarm: Of the class; per tenant, also those of tenants that ring while it does not.
         by SloTenants""",
     "SloTenants": "\ntenant map:map:SloWindow",
     "SloAlarm": """
+        tenant text?: Null: of the whole class.
         severity long short text
         burn_rate number
         events_min count
@@ -382,9 +385,16 @@ _OBJECTS: Final = {
         compared* list:any: Names and titles of the metrics and shares, the most important ones first.
         units_needed* count: Units of each arm from which means are compared.
         stopped* any?
+        stage* ExperimentStage?: Stage of `schedule`; null: none. All other figures are of this stage alone.
         sample_ratio* disclosure* any
         warnings* list:text: Arms whose clients send a header of another arm themselves, as sentences.
         cautions* list:Caution: Arms whose chunks arrive several at once: these metrics are misleading.""",
+    "ExperimentStage": """
+        number of count
+        share number: Share of the changed arm.
+        since sentence text
+        between_stages count: Requests left out, since they arrived just after the begin of the stage.
+        earlier list:any: Finished stages, with number, share, from, to, units and differences.""",
     "Caution": """
         arm text
         metrics list:text

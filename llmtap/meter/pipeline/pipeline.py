@@ -97,7 +97,7 @@ class ExchangePipeline:
         self._readers = {name: slo.reader(self.benefit) for name, slo in (slos or {}).items()}
         url = options.upstream_metrics
         self.upstream = None if url is None else UpstreamLoad(url)
-        self.recent = RecentExchanges(options.exchanges_kept)
+        self.recent = RecentExchanges(options.exchanges_kept, trace_url=options.trace_url)
         self.experiments = Experiments(experiment, clock)
         self.silences = SilenceBook(clock, options.silence_threshold, self.streams, self.relays, self.labels)
         self.usual_phases = UsualPhases(clock, self.recent)
