@@ -37,7 +37,7 @@ from llmtap.report.values import (
     setting_text,
     setting_value,
     values_text,
-)  # fmt: skip
+)
 
 Result = Mapping[str, Any]
 

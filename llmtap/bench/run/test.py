@@ -55,7 +55,7 @@ class ChartSeries(msgspec.Struct, frozen=True):
     high: list[float | None] = []
 
 
-class Mark(msgspec.Struct, frozen=True):
+class ChartMark(msgspec.Struct, frozen=True):
     """Labelled position on the x axis of a chart."""
 
     x: float
@@ -69,7 +69,7 @@ class ChartSpec(msgspec.Struct, frozen=True):
     x_title: str
     y_title: str
     series: list[ChartSeries]
-    marks: list[Mark] = []
+    marks: list[ChartMark] = []
     log_x: bool = False
     log_y: bool = False
 
