@@ -266,7 +266,7 @@ def report(
     if experiment is not None:
         for option in (*flags_given(source, goals, reader), *(["--csv"] if outputs.csv is not None else [])):
             raise ConfigError(option, "applies to captures only, not to the result of an experiment")
-        with _stored_result(places[0]):
+        with _convert_result_errors(places[0]):
             show_experiment(outputs.outputs(), experiment)
         return
     if result is not None:
@@ -274,7 +274,7 @@ def report(
             if option not in ("--from", "--require"):
                 raise ConfigError(option, "applies to captures only, not to the result of a replay")
         files = outputs.outputs(outputs.csv)
-        with _stored_result(places[0]):
+        with _convert_result_errors(places[0]):
             rows = requirements.add_to(result)
             if outputs.hlog is not None:
                 from llmtap.cli.hdr_logs import write_log
@@ -320,7 +320,7 @@ def report(
             raise ConfigError("--integrity", "applies to captures of llmtap only")
         if pages:
             raise ConfigError(pages[0], "applies to captures of llmtap only")
-        summary = _of_trace(places[0], options, source.source_format)
+        summary = _summarise_trace(places[0], options, source.source_format)
         rows = requirements.add_to(summary)
         if outputs.csv is not None:
             _write_csv(outputs.csv, _trace_batches(places[0], source.source_format), summary)
@@ -370,7 +370,7 @@ def report(
     if outputs.csv is not None:
         _write_csv(outputs.csv, capture.batches(), summary)
     if pages:
-        with _stored_result("--by arm"):
+        with _convert_result_errors("--by arm"):
             files.write(_experiment_texts(experiment_part))
     if outputs.json is not None:
         print_json(summary, outputs.json)
@@ -386,7 +386,7 @@ def report(
         if verdicts:
             from llmtap.report.replay import render_verdicts
 
-            with _stored_result(f"{RESULT_PATTERN} beside the capture"):
+            with _convert_result_errors(f"{RESULT_PATTERN} beside the capture"):
                 print_rich(render_verdicts(verdicts))
     _exit(exit_code(None, rows))
 
@@ -396,7 +396,7 @@ def _are_logs(places: Sequence[str]) -> bool:
     logs = [place for place in places if place.endswith((".hlog", ".hlog.gz", ".hlog.zst"))]
     if logs and len(logs) < len(places):
         other = next(place for place in places if place not in logs)
-        raise ConfigError(other, f"is no HdrHistogram log (.hlog), and cannot be combined with {logs[0]}")
+        raise ConfigError(other, f"is not an HdrHistogram log (.hlog), and cannot be combined with {logs[0]}")
     return bool(logs)
 
 
@@ -447,7 +447,8 @@ def _is_trace(places: list[str]) -> bool:
         return False
 
 
-def _of_trace(path: str, options: dict[str, Any], source_format: str | None) -> dict[str, Any]:
+def _summarise_trace(path: str, options: dict[str, Any], source_format: str | None) -> dict[str, Any]:
+    """Return the summary of a trace as public JSON. Raises ConfigError."""
     from llmtap.capture.read.describe import describe
     from llmtap.traces.registry import open_trace
 
@@ -515,7 +516,7 @@ class _ReplayFields(msgspec.Struct):
 
 
 @contextmanager
-def _stored_result(place: str) -> Iterator[None]:
+def _convert_result_errors(place: str) -> Iterator[None]:
     """Convert errors that wrong or missing fields of a stored result cause to ConfigError."""
     try:
         yield
@@ -569,7 +570,7 @@ def show_experiment(outputs: Outputs, experiment: Mapping[str, Any]) -> None:
     """Write the requested outputs of an experiment, or print its report."""
     from llmtap.report.experiment_page import render_experiment
 
-    outputs.tell(_experiment_texts(experiment), lambda: print_rich(render_experiment(experiment)))
+    outputs.write_or_show(_experiment_texts(experiment), lambda: print_rich(render_experiment(experiment)))
 
 
 def _experiment_texts(experiment: Mapping[str, Any]) -> dict[str, Callable[[], str]]:
@@ -594,7 +595,7 @@ def show_replay(outputs: Outputs, result: Mapping[str, Any]) -> None:
         "--markdown": lambda: replay_markdown(result),
         "--csv": lambda: figures_csv(result),
     }
-    outputs.tell(texts, lambda: print_rich(render_replay(result)))
+    outputs.write_or_show(texts, lambda: print_rich(render_replay(result)))
 
 
 def result_place(capture: str, result: Mapping[str, Any] | None = None) -> Path | None:
@@ -663,11 +664,11 @@ def _show_bench(folder: Path, outputs: Outputs, requirements: "Requirements") ->
     from llmtap.gates.requirements import exit_code
     from llmtap.report.bench import render_bench
 
-    with _stored_result(str(folder)):
+    with _convert_result_errors(str(folder)):
         document = load_document(folder)
         rows = judged_loads(document, requirements)
         shown = json_value(msgspec.structs.replace(document, requirements=rows or msgspec.UNSET))
-        outputs.tell(bench_texts(shown), lambda: print_rich(render_bench(shown)))
+        outputs.write_or_show(bench_texts(shown), lambda: print_rich(render_bench(shown)))
     _exit(exit_code(None, rows))
 
 
@@ -683,12 +684,12 @@ def _compare(
     need_extra("--compare", "scipy", "bench")
     results = {place: load_result(place) for place in (places[0], *others)}
     if any(result is not None for result in results.values()):
-        with _stored_result(" or ".join(results)):
+        with _convert_result_errors(" or ".join(results)):
             _compare_replays([places[0], *others], results, outputs, tolerances)
         return
     from llmtap.cli.bench import compare_folders
 
-    with _stored_result(" or ".join((places[0], *others))):
+    with _convert_result_errors(" or ".join((places[0], *others))):
         code = compare_folders(Path(places[0]), [Path(other) for other in others], outputs, tolerances)
     raise typer.Exit(code)
 
@@ -729,7 +730,7 @@ def _compare_replays(
         "--html": lambda: page_html(comparison_document(comparison), "replay_page.css"),
         "--markdown": lambda: markdown(comparison_document(comparison), special="|"),
     }
-    outputs.tell(texts, lambda: print_rich(render_replay_comparison(comparison)))
+    outputs.write_or_show(texts, lambda: print_rich(render_replay_comparison(comparison)))
     verdicts = [result.verdict for result in comparison.results]
     differ = not comparison.same_load
     if tolerances is not None:

@@ -1,7 +1,7 @@
 """Fetch all views once and print plain tables (`llmtap top --once`), for scripts and simple terminals.
 
-`fetched` also runs before the interactive view starts, to report an admin port that does not answer. The
-tables are those of `views.py`; textual is not needed.
+`fetch_documents` also runs before the interactive view starts, to report an admin port that does not answer.
+The tables are those of `views.py`; textual is not needed.
 """
 
 import asyncio
@@ -15,13 +15,14 @@ from rich.text import Text
 
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.top.client import TOKEN_ENV, Admin, Denied, TopOptions, Trouble, Untrusted
-from llmtap.top.table import ViewTable, facts, firing, flowed, shown, troubles
-from llmtap.top.views import VIEWS, Document, Shown
+from llmtap.top.table import ViewTable, facts, firing_sentences, flow_lines, visible_text, warnings_of
+from llmtap.top.views import VIEWS, Document, Documents
 
 ROWS_MAX: Final = 20
+"""Maximum number of rows of a table; the view on llmtap itself is always complete."""
 PIPED_CELLS: Final = 240
 """Width of the header if the output is not a terminal."""
-_APART: Final = 2
+_COLUMN_GAP: Final = 2
 _BY: Final = "tenant,model,arm"
 
 
@@ -43,12 +44,12 @@ async def probe(options: TopOptions, admin: Admin) -> Document:
         raise ConfigError("--admin", f"{options.url}: {exc}", exc.hint) from None
 
 
-def fetched(options: TopOptions) -> Shown:
+def fetch_documents(options: TopOptions) -> Documents:
     """Return the data of all views. Raises the errors of `probe`, and LlmtapError."""
 
-    async def fetch() -> Shown:
+    async def fetch() -> Documents:
         async with Admin(options.url, options.token, options.tls()) as admin:
-            data = Shown(await probe(options, admin))
+            data = Documents(await probe(options, admin))
             for view in VIEWS:
                 if view.path is None:
                     continue
@@ -62,12 +63,12 @@ def fetched(options: TopOptions) -> Shown:
     return asyncio.run(fetch())
 
 
-def render_once(url: str, data: Shown, width: int) -> list[RenderableType]:
+def render_once(url: str, data: Documents, width: int) -> list[RenderableType]:
     """Return the header in lines of this width, and all tables that have rows; tables may be wider."""
     summary = data.summary
-    lines = [f"llmtap top {shown(url, 200)}", *troubles(summary), *firing(summary)]
+    lines = [f"llmtap top {visible_text(url, 200)}", *warnings_of(summary), *firing_sentences(summary)]
     parts: list[RenderableType] = [Text(line, style="bold") for line in lines]
-    parts += map(Text, flowed(facts(summary), width))
+    parts += map(Text, flow_lines(facts(summary), width))
     for view in VIEWS:
         table = view.table(data)
         notes = [note for note in table.notes if table.rows or view.path is not None]
@@ -78,7 +79,7 @@ def render_once(url: str, data: Shown, width: int) -> list[RenderableType]:
     return parts
 
 
-def print_once(url: str, data: Shown, *, terminal: bool) -> None:
+def print_once(url: str, data: Documents, *, terminal: bool) -> None:
     """Print the header and the tables on standard output.
 
     On a terminal, lines of tables are cut at its width, and other lines are wrapped. Otherwise all lines stay
@@ -99,7 +100,7 @@ def print_once(url: str, data: Shown, *, terminal: bool) -> None:
 
 
 def _plain_table(table: ViewTable, rows_max: int) -> Iterator[RenderableType]:
-    drawn = RichTable(box=None, pad_edge=False, padding=(0, _APART, 0, 0), header_style="bold")
+    drawn = RichTable(box=None, pad_edge=False, padding=(0, _COLUMN_GAP, 0, 0), header_style="bold")
     for column in table.columns:
         title = column.title.strip().replace("-\n", "").replace("/\n", "/").replace("\n", " ")
         drawn.add_column(Text(title), justify="right" if column.number else "left", overflow="fold")

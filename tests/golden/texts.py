@@ -31,7 +31,7 @@ from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.metrics.latency import measure
 from llmtap.metrics.slo import SloOptions
 from llmtap.top.plain import render_once
-from llmtap.top.views import Shown
+from llmtap.top.views import Documents
 from tests.docs.documents import hook
 from tests.support.servers.fake_admin import recorded
 from tests.support.servers.otlp_receiver import GUARD_S, OtlpReceiver
@@ -76,11 +76,11 @@ def admin_api() -> str:
     tally = ExchangePipeline(MeterOptions(), clock, an_experiment(*_ARMS), slos=slos)
     clock.advance(_S)
     tally.relays.join(Hello(relay="run.0.1", pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0))
-    tally.status("run.0.1", relay_status(opened=42, measured=40, dropped={"overflow": 1}, unsettled=1))
+    tally.on_status("run.0.1", relay_status(opened=42, measured=40, dropped={"overflow": 1}, unsettled=1))
     for x in _exchanges():
         clock.advance(_S // 10)
-        tally.opened()
-        tally.ended(x)
+        tally.on_open()
+        tally.on_end(x)
     return asyncio.run(_served(tally))
 
 
@@ -90,7 +90,7 @@ def top() -> str:
     documents = recorded(_exchanges(), experiment=an_experiment(*_ARMS))
     console = Console(file=out, width=_TOP_COLUMNS, highlight=False, no_color=True)
     console.print(
-        Group(*render_once("http://tap", Shown(documents["summary"], documents), _TOP_COLUMNS)),
+        Group(*render_once("http://tap", Documents(documents["summary"], documents), _TOP_COLUMNS)),
         soft_wrap=True,
     )
     return out.getvalue()
@@ -106,7 +106,7 @@ def telemetry() -> str:
             clock, servers = ManualClock(now_ns=_S), {"": ("gateway.example", 443)}
             exporter = OtlpExporter(options, clock, "1.2.3", servers)
             for x in islice(_exchanges(), 5, 8):
-                exporter.ended(x, measure(x), SeriesKey(x.tenant, ""), None)
+                exporter.on_end(x, measure(x), SeriesKey(x.tenant, ""), None)
             exporter.close(GUARD_S)
             sent = [MessageToDict(one) for one in (*receiver.traces, *receiver.metrics)]
         parts.append(f"semconv {version}\n" + json.dumps(_stable(sent), indent=1))

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from llmtap.bench.compliance.evidence import MODEL_LOAD, at, several
+from llmtap.bench.compliance.evidence import MODEL_LOAD, at, plural
 from llmtap.bench.compliance.judge import judge
 from llmtap.bench.report.documents import (
     BenchDocument,
@@ -48,7 +48,7 @@ def stream_charts(measured: Measurement, reader: Benefit = DEFAULT_BENEFIT) -> l
 
     The number of tokens of each chunk is the mean of its response.
     """
-    table = measured.ended_well().select(["ttft_any_ns", "gaps_ns", "output_tokens"])
+    table = measured.successful_rows().select(["ttft_any_ns", "gaps_ns", "output_tokens"])
     streams = []
     for first_ns, gaps_ns, tokens in zip(*(column.to_pylist() for column in table.columns), strict=True):
         if first_ns is not None and gaps_ns:
@@ -276,10 +276,10 @@ def load_document(folder: Path) -> BenchDocument:
     results = Folder(folder)
     setup = results.read(SETUP_FILE, BenchSetup)
     reports = [
-        results.within(name).run(run).read(RESULT, BenchReport)
+        results.subfolder(name).run(run).read(RESULT, BenchReport)
         for name in TESTS
         if (folder / name).is_dir()
-        for run in results.within(name).runs()
+        for run in results.subfolder(name).runs()
     ]
     if not reports:
         raise ConfigError(
@@ -344,7 +344,7 @@ def _itl_notes(steps: Sequence[BenchStep]) -> list[str]:
     if not with_variant:
         return []
     note = (
-        f"metrics.itl of {with_variant:,} of {several(len(steps), 'load')} is {_VARIANT}, which is no option"
+        f"metrics.itl of {with_variant:,} of {plural(len(steps), 'load')} is {_VARIANT}, which is no option"
         " of 4.6.3: a chunk's gap is spread evenly over its tokens, which option B has arrive together. The"
         " declared option is of the other figures"
     )
@@ -367,8 +367,8 @@ def _exact_requests(steps: Sequence[BenchStep]) -> str | None:
         return None
     stored = [one for one in files if one.file is not None]
     text = (
-        f"steps/NAME/{REQUESTS_FILE} of {len(stored):,} of {several(len(steps), 'load')},"
-        f" {several(sum(one.rows for one in stored), 'request')} byte for byte"
+        f"steps/NAME/{REQUESTS_FILE} of {len(stored):,} of {plural(len(steps), 'load')},"
+        f" {plural(sum(one.rows for one in stored), 'request')} byte for byte"
     )
     if len(stored) == len(steps):
         return text

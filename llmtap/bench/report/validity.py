@@ -25,7 +25,7 @@ from llmtap.bench.run.levels import is_sustained
 from llmtap.bench.run.test import BenchTest
 from llmtap.load.replay.findings import FIGURES
 from llmtap.load.replay.verdict import FigureState, figure_title, verdict_sentence
-from llmtap.report.values import at, counted, number
+from llmtap.report.values import at, count_with_noun, number
 
 FAILED: Final = "failed"
 """Kind of the finding that a load has failed requests."""
@@ -141,7 +141,7 @@ def document_verdict(reports: Sequence[BenchReport | BenchRepeat]) -> DocumentVe
     sentences = {name: one.says for name, one in verdicts.items() if one.says}
     parts = [f"{name}: {sentence}" for name, sentence in sentences.items() if sentence != _ALL_VALID]
     if rest := len(sentences) - len(parts):
-        parts.append(f"{counted(rest, 'other test' if parts else 'test')}: {_ALL_VALID}")
+        parts.append(f"{count_with_noun(rest, 'other test' if parts else 'test')}: {_ALL_VALID}")
     return DocumentVerdict(
         valid=not by_kind["findings"],
         grade=grade_of(by_kind["findings"], by_kind["cautions"]),

@@ -26,9 +26,16 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.load.http import LoadSender
 from llmtap.load.prompt_sender import PromptSender, check_target, make_prompt_sender
 from llmtap.load.run import LoadRun, RowRequest, Schedule
-from llmtap.load.sending import Later, parse_target, path_at, protocol_of
+from llmtap.load.sending import DeferredWork, parse_target, path_at, protocol_of
 from llmtap.load.tally import LoadTally
-from llmtap.load.workers.worker_handle import Done, Progress, WorkerReady, WorkerScript, WorkerSetup, frame
+from llmtap.load.workers.worker_handle import (
+    Progress,
+    WorkerDone,
+    WorkerReady,
+    WorkerScript,
+    WorkerSetup,
+    frame,
+)
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.statistics import percentile
 from llmtap.metrics.summary import ENDED_WELL
@@ -70,14 +77,14 @@ async def work(setup: WorkerSetup, script: WorkerScript, commands_fd: int, repor
     loop = asyncio.get_running_loop()
     sender = _make_sender(loop, setup)
     requests = Requests(
-        _unpacked(script.arrival_ns),
-        after=_unpacked(script.after),
-        think_ns=_unpacked(script.think_ns),
+        _unpack_column(script.arrival_ns),
+        after=_unpack_column(script.after),
+        think_ns=_unpack_column(script.think_ns),
         joins=script.joins,
         tenants=script.tenants,
         labels=script.labels,
     )
-    rows = _unpacked(script.rows)
+    rows = _unpack_column(script.rows)
     load = setup.load
     schedule = Schedule(requests, rows, load.schedule.closed)
     slo = load.measuring.slo
@@ -86,9 +93,9 @@ async def work(setup: WorkerSetup, script: WorkerScript, commands_fd: int, repor
     commands = _Commands(commands_fd)
     loop.add_reader(commands_fd, commands.read)
     keeper = _Keeper(tally, requests, setup.spill_fd)
-    later = sender.later
+    later = sender.deferred
     run: LoadRun | None = None
-    start_ns = await _get_ready(sender, setup.open, commands, reports_fd)
+    start_ns = await _open_connections(sender, setup.open, commands, reports_fd)
     if start_ns is not None:
         run = LoadRun(
             sender,
@@ -104,7 +111,7 @@ async def work(setup: WorkerSetup, script: WorkerScript, commands_fd: int, repor
             _report_progress(reports_fd, lambda: keeper.progress(sender, schedule, run), later)
         )
         try:
-            await run.go()
+            await run.send_all()
         finally:
             telling.cancel()
     loop.remove_reader(commands_fd)
@@ -115,7 +122,7 @@ async def work(setup: WorkerSetup, script: WorkerScript, commands_fd: int, repor
     keeper.flush()
     usage = resource.getrusage(resource.RUSAGE_SELF)
     stopped = commands.ended if run is None else run.stopped
-    done = Done(
+    done = WorkerDone(
         tally.to_bytes(),
         stopped,
         sender.connects,
@@ -144,7 +151,7 @@ def _make_sender(loop: asyncio.AbstractEventLoop, setup: WorkerSetup) -> LoadSen
     return LoadSender(loop, target, load.sending, load.bodies, name=setup.name, tls=tls)
 
 
-async def _get_ready(
+async def _open_connections(
     sender: LoadSender | PromptSender, connections: int, commands: "_Commands", reports_fd: int
 ) -> int | None:
     """Open connections and report that this process is ready.
@@ -160,7 +167,7 @@ async def _get_ready(
     return await commands.start
 
 
-async def _report_progress(reports_fd: int, progress: Callable[[], Progress], later: Later) -> None:
+async def _report_progress(reports_fd: int, progress: Callable[[], Progress], later: DeferredWork) -> None:
     """Report progress, and collect garbage when there is time.
 
     Python itself would collect when many answers end at the same time, and sending would stop for 20 ms with
@@ -262,7 +269,7 @@ class _Keeper:
             len(sender.calls),
             tally.summary.n,
             self._failed,
-            schedule.left,
+            schedule.rows_left,
             self._tokens,
             percentile(late, 0.99),
             percentile(ttft, 0.5),
@@ -279,7 +286,7 @@ def _request_reader(
     setup: WorkerSetup, script: WorkerScript, requests: Requests, sender: LoadSender | PromptSender
 ) -> Callable[[int], RowRequest]:
     """Return a function that reads the request of a row."""
-    fd, begins, ends = setup.bodies_fd, _unpacked(script.body_begins), _unpacked(script.body_ends)
+    fd, begins, ends = setup.bodies_fd, _unpack_column(script.body_begins), _unpack_column(script.body_ends)
     headers, paths = _row_headers(setup, requests), _row_paths(sender, script.paths)
 
     def request(row: int) -> RowRequest:
@@ -317,7 +324,7 @@ def _row_headers(setup: WorkerSetup, requests: Requests) -> Callable[[int], list
     return headers
 
 
-def _unpacked(packed: bytes) -> "array[int]":
+def _unpack_column(packed: bytes) -> "array[int]":
     column = array("q")
     column.frombytes(packed)
     return column

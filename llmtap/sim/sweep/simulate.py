@@ -277,7 +277,7 @@ class SimulationResult:
 
     def _options(self, options: msgspec.Struct) -> dict[str, object]:
         out = msgspec.to_builtins(options, enc_hook=encode_seconds)
-        return {name: value if name in self.kind.reads else None for name, value in out.items()}
+        return {name: value if name in self.kind.options_read else None for name, value in out.items()}
 
 
 def _followed(x: Exchange) -> FollowedRequest:
@@ -321,7 +321,7 @@ class ExchangeMaker:
         self._arm = scheduler
         self._relay = f"sim-{scheduler}"
         self._requests = requests
-        self._record = RunRecord.begun(0, 0) if record is None else record
+        self._record = RunRecord.for_requests(0, 0) if record is None else record
 
     def exchange(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> Exchange:
         """Return the Exchange of an ended request. If not `served`, it was given up."""
@@ -389,7 +389,7 @@ class VirtualMeter:
         self._gap_max_ns = gap_max_ns
         self._keep = keep
 
-    def ended(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> None:
+    def on_ended(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> None:
         x = self._make(request, token_ns, end_ns, served=served)
         measured = measure(x, self._reader)
         self.summary.add(x, measured)
@@ -398,7 +398,7 @@ class VirtualMeter:
         self._keep(x)
 
 
-def run_writer(to: str | Path, scheduler: str, requests: Requests) -> "RunWriter":
+def open_run_writer(to: str | Path, scheduler: str, requests: Requests) -> "RunWriter":
     """Return the writer of a run's capture to a folder or a URL. Raises ConfigError naming `to`.
 
     If the workload has no dates, arrivals count from 1970 UTC (`CaptureInfo.arrivals`).
@@ -466,7 +466,7 @@ def simulate(
     elif not is_measured and exchanges_needed:
         raise ValueError("objectives, captures and a followed request need exchanges, but measuring is off")
     if readings.failed == "dropped":
-        requests = requests.taken([row for row, made in enumerate(requests.output) if made])
+        requests = requests.select_rows([row for row, made in enumerate(requests.output) if made])
         if not requests:
             raise ValueError("all requests failed, and failed ones are dropped")
     requests = replace(requests, predicted=predict(requests, readings.predictor, seed))
@@ -478,7 +478,7 @@ def simulate(
         schedulers = [cast(Iterating, kind.build(requests, setup)) for _ in range(servers)]
         scheduler = schedulers[0]
         engine = RoutedEngine(schedulers, ROUTERS[router](requests, servers, setup.serving.kv_tokens))
-    record = RunRecord.begun(len(requests), servers)
+    record = RunRecord.for_requests(len(requests), servers)
     writer: RunWriter | None = None
     meter = None
     followed: list[Exchange] = []
@@ -492,7 +492,7 @@ def simulate(
             followed.append(x)
 
     if is_measured:
-        writer = None if capture is None else run_writer(capture, name, requests)
+        writer = None if capture is None else open_run_writer(capture, name, requests)
         meter = VirtualMeter(
             ExchangeMaker(name, requests, record),
             Summary(objectives, measuring.reader),
