@@ -254,7 +254,7 @@ tenants.salt, or on the machine id of the host: run the command where the proxy 
 
 @command(app, short_help="Show the tenant's name of an API key.", epilog=_KEY_HASH_EPILOG)
 def key_hash(config: ConfigFile = None) -> None:
-    """Show the hash that names the tenant of an API key, for `names` in [tenants], and its name there."""
+    """Show the hash of an API key, as `names` in [tenants] expects it, and the tenant's name if it is set."""
     from getpass import getpass
 
     from llmtap.config import load_settings

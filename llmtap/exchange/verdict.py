@@ -7,9 +7,9 @@ words.
 Of several verdicts (`protocol/verdicts.py` finds them in events), one that acts (blocks, replaces) takes
 precedence over one that flags, the first over later ones, and signals over texts. A flag alone is not a
 refusal. An intervention after tokens that the client already has is marked `late`. Impossible durations and
-counts are removed and counted by reason (`KINDS`): `server_time_negative`, `server_time_not_finite`,
-`server_time_too_long` (longer than the exchange) and `token_count` (negative, not whole, above
-`USAGE_TOKENS_MAX`, or not a number).
+counts are removed and counted by reason (`REMOVAL_REASONS`): `server_time_negative`,
+`server_time_not_finite`, `server_time_too_long` (longer than the exchange) and `token_count` (negative, not
+whole, above `USAGE_TOKENS_MAX`, or not a number).
 
 Source: IETF draft, 4.4 and 4.6.3; docs/dialects.md.
 """
@@ -117,7 +117,7 @@ TOKEN_COUNT: Final = "token_count"
 NEGATIVE: Final = "server_time_negative"
 NOT_FINITE: Final = "server_time_not_finite"
 TOO_LONG: Final = "server_time_too_long"
-KINDS: Final = (NEGATIVE, NOT_FINITE, TOO_LONG, TOKEN_COUNT)
+REMOVAL_REASONS: Final = (NEGATIVE, NOT_FINITE, TOO_LONG, TOKEN_COUNT)
 ROUNDING_NS: Final = 1_000_000
 """Tolerance for each duration: many servers round to whole milliseconds."""
 TOKENS_MAX: Final = 1 << 20

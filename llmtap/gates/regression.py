@@ -132,7 +132,8 @@ def replay_changes(comparison: ReplayComparison, results: Mapping[str, _Json]) -
 
 
 def _deciding_end(change: Change) -> float | None:
-    """Return the end of the interval at which the figure has become worse the least."""
+    """Return the better end of the interval: the figure is worse only if even this end is beyond the
+    tolerance."""
     return change.low if change.better == "lower" else change.high
 
 

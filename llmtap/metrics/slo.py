@@ -165,7 +165,7 @@ class SloOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = None
 
     def reader(self, usual: Benefit) -> Benefit:
-        """Return the reader of the class; `usual` has the values that the class does not set."""
+        """Return speed and idle cost of a user in this class; `usual` has the values that it leaves out."""
         speed = self.reader_tokens_per_second
         return Benefit(
             usual.alpha if self.alpha is None else self.alpha,

@@ -334,8 +334,10 @@ _OF_OUTPUT: Final = re.compile(r"\b(output|response|completion|answer)\b", re.IG
 
 
 def of_error(value: Any) -> Verdict | None:
-    """Return the verdict if the error in a JSON object is a guardrail's; the object may also hold hooks and
-    categories beside the error."""
+    """Return the verdict in a guardrail's error, or None for another error.
+
+    `value` is the whole JSON object: some gateways put the results of their guardrails beside the error.
+    """
     if not isinstance(value, dict):
         return None
     error, place = _error_in(value)

@@ -360,7 +360,8 @@ class Streams:
                     break
             if n_done % SLICE == 0:
                 await asyncio.sleep(0)
-        # Relays report requests in the order of the ends of their heads, which is nearly that of arrivals.
+        # The copies are in the order in which the heads of their requests ended, which is only nearly that of
+        # arrivals.
         copies.sort(key=lambda copy: copy.arrival_ns, reverse=True)
         return copies
 
