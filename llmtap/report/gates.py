@@ -34,7 +34,7 @@ class RequirementRow(Struct, frozen=True):
     """Whether the figure has too few samples."""
 
 
-class Change(Struct, frozen=True, kw_only=True):
+class Change(Struct, frozen=True):
     """The difference of a figure between two results: b - a. Values are in seconds, shares or numbers."""
 
     of: str
@@ -54,7 +54,7 @@ class Change(Struct, frozen=True, kw_only=True):
     level: float
 
 
-class JudgedChange(Change, frozen=True, kw_only=True):
+class JudgedChange(Change, frozen=True):
     """A change that was judged against a tolerance."""
 
     tolerance: float
