@@ -30,6 +30,7 @@ from llmtap.meter.pipeline.assembler import CooperativeYield
 from llmtap.meter.pipeline.exchanges import RecentExchanges, Streams
 from llmtap.meter.pipeline.history import History
 from llmtap.meter.pipeline.silences import SilenceBook
+from llmtap.meter.pipeline.step_changes import StepBook
 from llmtap.meter.pipeline.windows import Windows
 from llmtap.meter.relays import RelayBook, UpstreamLoad
 from llmtap.meter.slo import SloBook
@@ -96,10 +97,11 @@ class ExchangePipeline:
         self._readers = {name: slo.reader(self.benefit) for name, slo in (slos or {}).items()}
         url = options.upstream_metrics
         self.upstream = None if url is None else UpstreamLoad(url)
-        self.recent = RecentExchanges(options.exchanges_kept)
+        self.recent = RecentExchanges(options.exchanges_kept, trace_url=options.trace_url)
         self.experiments = Experiments(experiment, clock)
         self.silences = SilenceBook(clock, options.silence_threshold, self.streams, self.relays, self.labels)
         self.usual_phases = UsualPhases(clock, self.recent)
+        self.steps = StepBook(clock)
         self.sinks: list[ExchangeSink] = [
             self.windows,
             self.history,
@@ -107,6 +109,7 @@ class ExchangePipeline:
             self.recent,
             self.usual_phases,
             self.silences,
+            self.steps,
         ]
         if experiment is not None:
             self.sinks.append(self.experiments)

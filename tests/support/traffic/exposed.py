@@ -59,6 +59,7 @@ def exposition_text() -> str:
         "live_missed_exchanges": 0,
         "silent_streams": {("next_token", "acme"): 3},
         "silence_not_judged_streams": 1,
+        "ttft_step_ratio": {"tiny": 1.5},
         "meter_frames": 1,
         "smooth_goodput_tokens_per_second": {"1m": 1.0},
         "goodput_requests_per_second": {"1m": 1.0},
