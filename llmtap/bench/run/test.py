@@ -48,8 +48,8 @@ class ChartSeries(msgspec.Struct, frozen=True):
     """One line or set of points of a chart; None in `y` is a gap."""
 
     name: str
-    x: list[float | str]
-    y: list[float | None]
+    x: list[float | int | str]
+    y: list[float | int | None]
     low: list[float | None] = []
     """Lower ends of the intervals around each y (`high`: upper ends); empty without intervals."""
     high: list[float | None] = []
