@@ -58,7 +58,7 @@ class ChartSeries(msgspec.Struct, frozen=True):
 class ChartMark(msgspec.Struct, frozen=True):
     """Labelled position on the x axis of a chart."""
 
-    x: float
+    x: float | int
     says: str
     """Label of the position."""
 
