@@ -28,7 +28,7 @@ from llmtap.supervisor import handover
 from llmtap.supervisor.checks import check_settings
 from llmtap.supervisor.child import Child, back_off, encode_setup, is_ready, log_not_started, start_at_last
 from llmtap.supervisor.ports import Ports, notify
-from llmtap.supervisor.run import ProxyRun
+from llmtap.supervisor.run import ProxyRun, relay_count
 
 METER_S: Final = 5.0
 """Maximum wait for the meter at the start, which takes half a second, or a second with a capture."""
@@ -194,13 +194,13 @@ class Supervisor:
             # Wait for the meter, so that the first exchanges are measured, too.
             await asyncio.wait_for(self._meter_came.wait(), METER_S)
         fresh, _ = await self._start_relays(self._current_plan())
-        if len(fresh) < self._settings.relay.workers:
+        if len(fresh) < relay_count(self._settings):
             raise ConfigError("relay.workers", f"only {len(fresh)} relays could be started", "see the log")
         self._go_on_with(fresh)
 
     async def _start_relays(self, plan: _Plan) -> tuple[dict[int, Child], bool]:
         """Start a relay for each worker; return them, and whether all are ready."""
-        workers = plan.settings.relay.workers
+        workers = relay_count(plan.settings)
         fresh: dict[int, Child] = {}
         try:
             for index in range(workers):
@@ -461,7 +461,7 @@ class Supervisor:
             await failed.stop(GRACE_S)
         with suppress(FileNotFoundError):
             os.rename(left.tap_path + ASIDE, left.tap_path)
-        for index in range(self._settings.relay.workers):
+        for index in range(relay_count(self._settings)):
             if index not in self._relays:  # it had died before the restart
                 self._relays[index] = await start_at_last("relay", partial(self._start_relay, index))
         self._go_on_with(self._relays)
@@ -481,10 +481,13 @@ class Supervisor:
             if child.kind == "relay" and child.until_s is not None:
                 child.signal(signal.SIGTERM)  # close idle client connections at once
         at_work = sorted((c for c in self._children if c.until_s is None), key=lambda c: c.began_s)
+        front, back = self._settings.relay.workers, [c for c in at_work if c.kind == "relay"]
         await asyncio.gather(
-            *(c.stop(c.drain_s + GRACE_S) for c in at_work if c.kind == "relay"),
+            *(c.stop(c.drain_s + GRACE_S) for c in back if c.index < front),
             asyncio.gather(*self._retiring, return_exceptions=True),  # `_look_at` reports exceptions
         )
+        # The gateway may still need the relays behind it for the last streams of those in front of it.
+        await asyncio.gather(*(c.stop(c.drain_s + GRACE_S) for c in back if c.index >= front))
         for child in at_work:
             if child.kind == "meter":
                 await child.stop(GRACE_S)
