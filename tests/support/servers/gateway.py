@@ -128,7 +128,7 @@ class Gateway:
                         while await client.chunk():
                             pass
                     break
-                except Gone:
+                except (Gone, ConnectionError):
                     client.close()
             await call.say(_HEAD)
             await self._deliver(call, client, plan, passage)
