@@ -229,7 +229,7 @@ def replay(trace: str | Path, target: str, **options: Unpack[ReplayOptions]) -> 
 
         return keep
 
-    result = _run_coroutine(Replay(plan, load, _Silent(), start_recording=start_recording).run)
+    result = _run_coroutine(Replay(plan, load, _SilentListener(), start_recording=start_recording).run)
     batch, failed = to_batch(exchanges, capture="", level="shape")
     if failed:
         raise failed[0]
@@ -364,9 +364,9 @@ def simulate(
     from dataclasses import replace
 
     from llmtap.cli.sim_sweep import (
-        AxesRead,
+        AxesReader,
         SweepPlan,
-        model_fitted,
+        fit_model,
         objectives_text,
         run_sweep,
         scheduler_names,
@@ -374,17 +374,17 @@ def simulate(
     from llmtap.errors import LlmtapError
 
     _check_options(options, SimulationOptions, "simulate")
-    given = AxesRead()
+    given = AxesReader()
     given.schedulers(_option_text(scheduler))
     for name, kind in (("scale", float), ("rate", float), ("requests", int), ("servers", int), ("seed", int)):
         values = options.get(name)
         given.numbers(name, None if values is None else _option_text(values), kind)
     for option, settings in (("--serving", options.get("serving")), ("--reading", options.get("readings"))):
         given.settings([f"{name}={value}" for name, value in (settings or {}).items()], option)
-    axes = given.whole(None, "")
+    axes = given.all_axes(None, "")
     latency = options.get("latency")
     common = replace(
-        model_fitted(None if latency is None else str(latency), scheduler_names(axes, None)),
+        fit_model(None if latency is None else str(latency), scheduler_names(axes, None)),
         objectives=objectives_text(options.get("slo"), None),
     )
     outcome = run_sweep(SweepPlan(str(trace), None, axes, None, common), workers=options.get("jobs", 1))
@@ -393,18 +393,18 @@ def simulate(
     return SimulationResults([Result(one) for one in outcome.summaries], outcome.notes)
 
 
-class _Silent:
+class _SilentListener:
     """A progress listener that shows nothing."""
 
-    def preparing(self, done: int, of: int) -> None: ...
+    def on_preparing(self, done: int, of: int) -> None: ...
 
-    def warming(self, how: str, done: int = 0, of: int | None = None, what: str = "requests") -> None: ...
+    def on_warming(self, how: str, done: int = 0, of: int | None = None, what: str = "requests") -> None: ...
 
-    def sending(self, progress: "Progress", planned: int | None) -> None: ...
+    def on_sending(self, progress: "Progress", planned: int | None) -> None: ...
 
-    def writing(self, done: int, of: int) -> None: ...
+    def on_writing(self, done: int, of: int) -> None: ...
 
-    def comparing(self, done: int, of: int | None) -> None: ...
+    def on_comparing(self, done: int, of: int | None) -> None: ...
 
 
 def _run_coroutine(make: Callable[[], Awaitable[_T]]) -> _T:

@@ -17,7 +17,7 @@ import msgspec
 
 from llmtap.capture.options import CaptureOptions
 from llmtap.channel.experiment import ExperimentOptions
-from llmtap.errors import ConfigError, failures, raise_all
+from llmtap.errors import ConfigError, errors_of_check, raise_all
 from llmtap.export.options import STANDARD_ENV, OtlpOptions
 from llmtap.load.own_dialects import DIALECTS, read_tables
 from llmtap.log import LogSetup
@@ -81,12 +81,12 @@ class Loaded(NamedTuple):
     settings: Settings
     mistakes: Mistakes
 
-    def checked(self, *problems: Iterable[ConfigError]) -> Settings:
+    def settings_or_raise(self, *problems: Iterable[ConfigError]) -> Settings:
         """Return the settings. Raises one ConfigError with all these problems and all
         mistakes in the sources."""
         for errors in problems:
             self.mistakes.add(errors)
-        raise_all(self.mistakes.found)
+        raise_all(self.mistakes.errors)
         return self.settings
 
 
@@ -95,7 +95,7 @@ def load_settings(file: Path | None, environ: Mapping[str, str], flags: Mapping[
 
     Raises ConfigError, which lists all mistakes: the key, the place where it was set, and the nearest key.
     """
-    return read_settings(file, environ, flags).checked()
+    return read_settings(file, environ, flags).settings_or_raise()
 
 
 def read_settings(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> Loaded:
@@ -124,7 +124,7 @@ def read_settings(file: Path | None, environ: Mapping[str, str], flags: Mapping[
         if value is not None:
             _set_key(tables, key, value, "command line")
     made = tables.read()
-    mistakes.add(failures(check_slos, made[SLO]))
+    mistakes.add(errors_of_check(check_slos, made[SLO]))
     return Loaded(Settings(**made, dialects=dialects), mistakes)
 
 
@@ -136,7 +136,7 @@ def _set_key(tables: OptionTables, key: str, value: Any, place: str) -> None:
         first = f"{name or 'NAME'}_objectives" if table == SLO else _SCHEMA[table].__struct_fields__[0]
         variable = f"{ENV_PREFIX}{table}_{first}".upper()
         problem = f"names the table '{key.rstrip('.')}' without a key"
-        tables.mistakes.found.append(ConfigError(place, problem, f"did you mean {variable}?"))
+        tables.mistakes.errors.append(ConfigError(place, problem, f"did you mean {variable}?"))
     else:
         tables.put(key, value, place)
 

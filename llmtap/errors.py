@@ -61,7 +61,7 @@ class ConfigError(LlmtapError):
         self.others: tuple[ConfigError, ...] = ()
         """Further mistakes that were found together with this one (`raise_all`)."""
 
-    def each(self) -> "Iterator[ConfigError]":
+    def all_errors(self) -> "Iterator[ConfigError]":
         """Yield this mistake and `others`, one ConfigError each."""
         yield ConfigError(self.place, self.problem, self.hint)
         yield from self.others
@@ -82,12 +82,12 @@ def raise_all(errors: Iterable[ConfigError]) -> None:
         raise first
 
 
-def failures(check: Callable[..., object], *args: object) -> Iterator[ConfigError]:
+def errors_of_check(check: Callable[..., object], *args: object) -> Iterator[ConfigError]:
     """Yield each mistake that a check raises."""
     try:
         check(*args)
     except ConfigError as exc:
-        yield from exc.each()
+        yield from exc.all_errors()
 
 
 def install_hint(name: str) -> str:

@@ -83,7 +83,7 @@ def encode_seconds(value: object) -> object:
     raise NotImplementedError(type(value).__name__)
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """Return a value for an error message: its `repr`, shortened."""
     if isinstance(value, str | bytes):
         value = value[: 2 * _SHOWN_CHARS_MAX]
@@ -106,9 +106,9 @@ def parse_duration_ns(value: object) -> int:
         # excludes NaN.
         ns = value * NS_PER_S if 0 <= value <= DURATION_S_MAX else -1
     else:
-        raise ValueError(f"expected a duration such as 30, 0.5 or '500ms', got {shown(value)}")
+        raise ValueError(f"expected a duration such as 30, 0.5 or '500ms', got {short_repr(value)}")
     if not 0 <= ns <= DURATION_S_MAX * NS_PER_S:
-        raise ValueError(f"expected a duration of 0 to 1e9 s, got {shown(value)}")
+        raise ValueError(f"expected a duration of 0 to 1e9 s, got {short_repr(value)}")
     return round(ns)
 
 
@@ -123,7 +123,7 @@ def parse_bytes(value: object) -> int:
     elif isinstance(value, int) and not isinstance(value, bool):
         n = value
     if not 0 <= n < BYTES_MAX:
-        raise ValueError(f"expected a size such as 65536 or '64KiB', got {shown(value)}")
+        raise ValueError(f"expected a size such as 65536 or '64KiB', got {short_repr(value)}")
     return round(n)
 
 

@@ -152,7 +152,7 @@ def play(packed: list[bytes], recorder: Recorder | None) -> float:
     tally = ExchangePipeline(MeterOptions(), SystemClock())
     if recorder is not None:
         recorder.start()
-        tally.keep(recorder)
+        tally.attach_recorder(recorder)
     hello = Hello(relay="r", pid=1, clock="kernel", anchor_mono_ns=0, anchor_wall_ns=1_760_000_000 * S)
     assembler, reader = Assembler(hello, tally), BatchReader()
     before = time.process_time()

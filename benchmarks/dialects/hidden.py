@@ -90,7 +90,7 @@ def play(doc: dict[str, Any], body: bytes, dialects: Dialects = BUILT_IN) -> Exc
     observer = Observer("hidden", 1, 0, 0, request_line.encode(), dialects=dialects)
     observer.request_data(json.dumps(request["body"]).encode(), 0)
     observer.request_end(0)
-    observer.submitted(0, 0)
+    observer.on_submit(0, 0)
     fields = "".join(f"{k}: {v}\r\n" for k, v in response["headers"])
     head = f"HTTP/1.1 {response['status']} {response['reason']}\r\n{fields}\r\n"
     observer.response_head(head.encode(), round(response["headers_ms"] * _NS_PER_MS), 0)

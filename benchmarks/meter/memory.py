@@ -111,9 +111,9 @@ def main() -> int:
         before = time.thread_time_ns()
         if clock.now_ns // S != second:
             second = clock.now_ns // S
-            tally.status("r", said)
-        tally.opened()
-        tally.ended(x)
+            tally.on_status("r", said)
+        tally.on_open()
+        tally.on_end(x)
         took = time.thread_time_ns() - before
         spent_ns += took
         worst_ns = max(worst_ns, took)

@@ -31,7 +31,7 @@ from llmtap.sim.engine import Engine, run_virtual
 from llmtap.sim.model_options import ServingSetup, read_model_options, read_serving
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.server.reception import prefix_blocks
-from llmtap.workload.prompts.text import say
+from llmtap.workload.prompts.text import answer_tokens
 from llmtap.workload.requests import Requests
 
 BINS = "1,20,50"
@@ -44,7 +44,7 @@ class Times:
     def __init__(self) -> None:
         self.tokens: dict[int, list[int]] = {}
 
-    def ended(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> None:
+    def on_ended(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> None:
         self.tokens[request] = list(token_ns)
 
 
@@ -97,7 +97,7 @@ def _one(name: str, args: argparse.Namespace) -> dict[str, Any]:
         command = [
             sys.executable, "-P", "-m", "llmtap.cli", "sim", "serve", "--listen", f"127.0.0.1:{port}",
             "--scheduler", name, "--truth", str(truth),
-            *(("--reading", f"bin_edges={BINS}") if "bin_edges" in SCHEDULERS[name].reads else ()),
+            *(("--reading", f"bin_edges={BINS}") if "bin_edges" in SCHEDULERS[name].options_read else ()),
             *(part for item in serving for part in ("--serving", item)),
         ]  # fmt: skip
 
@@ -141,11 +141,11 @@ def _one(name: str, args: argparse.Namespace) -> dict[str, Any]:
 async def _send(port: int, args: argparse.Namespace) -> dict[str, str]:
     """The prompt of each request, by its id."""
     chance = random.Random(7)
-    shared = "".join(say(args.prompt // 2, "shared"))
+    shared = "".join(answer_tokens(args.prompt // 2, "shared"))
     prompts: dict[str, str] = {}
     lengths: dict[str, int] = {}
     for i in range(args.requests):
-        own = "".join(say(chance.randint(1, args.prompt), f"own {i}"))
+        own = "".join(answer_tokens(chance.randint(1, args.prompt), f"own {i}"))
         prompts[f"r{i}"] = f"{shared} {own}"
         lengths[f"r{i}"] = chance.randint(1, 2 * args.output)
     free = asyncio.Semaphore(args.at_once)

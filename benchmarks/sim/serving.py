@@ -22,7 +22,7 @@ from tables import table
 from llmtap.metrics.objectives import Objectives
 from llmtap.sim.model_options import ModelOptions, read_serving
 from llmtap.sim.sweep.simulate import simulate
-from llmtap.workload.registry import drawn_requests
+from llmtap.workload.registry import draw_requests
 from llmtap.workload.trace import Trace
 
 TTFT, TBT = "1s", "200ms"
@@ -35,7 +35,7 @@ Told = dict[str, Any]
 
 
 def flown(workload: str, rate: float, scheduler: str, seed: int, count: int, **settings: str) -> Told:
-    trace = Trace(drawn_requests(workload, count, seed, "workload"))
+    trace = Trace(draw_requests(workload, count, seed, "workload"))
     assert trace.rate_rps is not None
     requests = trace.requests_at(count=count, scale=rate / trace.rate_rps)
     return simulate(

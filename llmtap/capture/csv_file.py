@@ -15,7 +15,7 @@ import pyarrow as pa
 from llmtap.capture.schema import SCHEMA
 
 PHASES: Final = ("send_us", "wait_us", "receive_us")
-"""Columns in addition to those of a capture, among which `connect_us` is."""
+"""Columns in addition to those of a capture (`connect_us` is a column of captures)."""
 
 
 def write_csv(path: Path, batches: Iterable[pa.RecordBatch]) -> int:

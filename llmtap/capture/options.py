@@ -1,7 +1,7 @@
 """Options of the capture (`[capture]`), with the descriptions that flags, configuration and reference show.
 
 `config.py` reads them; the meter's recorder uses them (place, privacy level, limits), and `llmtap convert`
-the redaction. `redacted` hides the keys in the URL of a place.
+the redaction. `redact_url` hides the keys in the URL of a place.
 """
 
 import difflib
@@ -168,21 +168,21 @@ class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ConfigError(
                 "capture.to", "is empty", "set capture.to to a folder or a URL, or leave it out"
             )
-        for key, least in (("flush", 1_000_000), ("rotate_every", _S)):
-            if getattr(self, key) < least:
+        for key, minimum in (("flush", 1_000_000), ("rotate_every", _S)):
+            if getattr(self, key) < minimum:
                 raise ConfigError(
                     f"capture.{key}",
-                    f"must be at least {format_ns(least)}, got {format_ns(getattr(self, key))}",
+                    f"must be at least {format_ns(minimum)}, got {format_ns(getattr(self, key))}",
                 )
         if self.flush > FLUSH_NS_MAX:
             raise ConfigError(
                 "capture.flush", f"must be at most {format_ns(FLUSH_NS_MAX)}, got {format_ns(self.flush)}",
                 "a crash loses exchanges since the last flush; for fewer files, set capture.rotate_every",
             )  # fmt: skip
-        for key, least in (("rotate_bytes", 64 << 10), ("block_bytes", 16), ("memory_bytes", _MIB)):
-            if getattr(self, key) < least:
+        for key, minimum in (("rotate_bytes", 64 << 10), ("block_bytes", 16), ("memory_bytes", _MIB)):
+            if getattr(self, key) < minimum:
                 raise ConfigError(
-                    f"capture.{key}", f"must be at least {least:,} bytes, got {getattr(self, key):,}"
+                    f"capture.{key}", f"must be at least {minimum:,} bytes, got {getattr(self, key):,}"
                 )
         if self.total_bytes < 2 * self.rotate_bytes:
             raise ConfigError(
@@ -207,7 +207,8 @@ class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def _check_rule(place: str, rule: str) -> None:
-    """Raise ConfigError for an unknown name: taken for a pattern, a misspelt name would redact nothing."""
+    """Raise ConfigError for an unknown name. It is not used as a pattern, because a misspelt name would then
+    redact nothing."""
     if rule in _RULES:
         return
     if not rule.startswith(OWN_RULE):
@@ -218,7 +219,9 @@ def _check_rule(place: str, rule: str) -> None:
         )  # fmt: skip
     pattern = rule.removeprefix(OWN_RULE)
     if not pattern:
-        raise ConfigError(place, f"{rule!r} has no regular expression after {OWN_RULE!r}")
+        raise ConfigError(
+            place, f"{rule!r} has no regular expression after {OWN_RULE!r}", "such as re:[0-9]{8}"
+        )
     try:
         re.compile(pattern)
     except re.error as exc:
@@ -239,7 +242,7 @@ def key_id_of(pair_key: str | None) -> str:
     return blake2b(pair_key.encode(), digest_size=6, person=b"llmtap key id").hexdigest()
 
 
-def redacted(url: str) -> str:
+def redact_url(url: str) -> str:
     """Return the URL without user, password (up to the last @) and query fields that may be secret."""
     scheme, separator, rest = url.partition("://")
     if not separator:

@@ -117,7 +117,7 @@ class CaptureVersionError(ConfigError):
 
     def __init__(self, where: str, version: int) -> None:
         super().__init__(
-            where, f"schema version {version}, and this llmtap reads up to {VERSION}",
+            where, f"has schema version {version}, but this llmtap reads versions up to {VERSION}",
             "read it with the llmtap that wrote it, or a newer one",
         )  # fmt: skip
         self.where = where

@@ -47,6 +47,8 @@ SOCKET_PATH_BYTES_MAX: Final = 107
 
 
 class Ledger:
+    """Numbers the exchanges of a vantage, and counts in which state they are (see the module)."""
+
     __slots__ = ("_closing_batches", "dropped", "live", "measured", "opened")
 
     def __init__(self) -> None:
@@ -59,6 +61,7 @@ class Ledger:
 
     @property
     def unsettled(self) -> int:
+        """Number of exchanges that run or wait for the meter's acknowledgement."""
         return len(self.live) + sum(self._closing_batches.values())
 
     def counts(self) -> dict[str, Any]:
@@ -223,13 +226,14 @@ class Tap:
         return True
 
     def close_exchange(self, seq: int, t_ns: int, closing: Closing) -> None:
+        """Add the last frame of an exchange."""
         offered = self.offer(FrameKind.CLOSE, seq, t_ns, 0, _json.encode(closing))
         # The offer may have flushed, which shows whether the meter is gone: check the ledger again.
         if offered and seq in self.ledger.live:
             self.ledger.close(seq, self._batch_no + 1 if self.rows else self._batch_no)
 
     def drop(self, seq: int, t_ns: int, reason: str) -> None:
-        """Drop an exchange; no effect if it is over or was lost with a meter."""
+        """Drop a running exchange. Does nothing if it has ended or was already dropped."""
         if seq in self.ledger.live:
             self.ledger.drop(seq, reason)
             self.rows.epoch += 1
@@ -246,17 +250,18 @@ class Tap:
             self._start_timer()
 
     def _take_from_source(self) -> bool:
-        """Return whether there were frames."""
+        """Move the frames of the source to `rows`. Return whether there were any."""
         if self.source is None:
             return False
         before = len(self.rows)
         for seq in self.source.collect(self.rows):
             if seq in self.ledger.live:
                 self.ledger.drop(seq, "overflow")
-        self._bound()
+        self._set_bounds()
         return len(self.rows) > before
 
     def status(self, status: RelayStatus) -> None:
+        """Send a status, unless the channel is full."""
         if self._sock is not None and self.pending_bytes < self._bytes_max:
             self._append(FrameKind.STATUS, 0, status.t_ns, 0, _json.encode(status))
 
@@ -286,7 +291,7 @@ class Tap:
         if self._timer is None:
             self._timer = self._loop.call_later(FLUSH_S, self._flush)
 
-    def _bound(self) -> None:
+    def _set_bounds(self) -> None:
         """Set the sizes up to which frames are added without a check of the limits."""
         self.rows.bound = min(FLUSH_BYTES, self._bytes_max - self._outstanding)
         if self.source is not None:
@@ -296,7 +301,7 @@ class Tap:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        goes_on = self._take_from_source()
+        had_frames = self._take_from_source()
         if not self.rows:
             return
         if self._sock is None:
@@ -306,11 +311,11 @@ class Tap:
         batch = self.rows.pack(self._batch_no, None if self._news is None else self._news())
         self._in_flight.append((self._batch_no, len(batch)))
         self._outstanding += len(batch)
-        self._bound()
+        self._set_bounds()
         self._unsent.append(memoryview(batch))
         if not self._writing:
             self._send()
-        if goes_on:
+        if had_frames:
             self._start_timer()  # More frames are likely; without any, the thread announces the next one.
 
     def _send(self) -> None:
@@ -329,13 +334,13 @@ class Tap:
                 self._loop.add_writer(sock, self._send)
             return
         except OSError:
-            self._lost()
+            self._on_meter_lost()
             return
         if self._writing:
             self._writing = False
             self._loop.remove_writer(sock)
 
-    def _readable(self) -> None:
+    def _on_readable(self) -> None:
         assert self._sock is not None
         try:
             data = self._sock.recv(4_096)
@@ -344,7 +349,7 @@ class Tap:
         except OSError:
             data = b""
         if not data:
-            self._lost()
+            self._on_meter_lost()
             return
         data = self._acks + data
         whole = len(data) // ACK.size * ACK.size
@@ -358,12 +363,12 @@ class Tap:
         if batch_no:
             while self._in_flight and self._in_flight[0][0] <= batch_no:
                 self._outstanding -= self._in_flight.popleft()[1]
-            self._bound()
+            self._set_bounds()
             self.ledger.acknowledge(batch_no)
             if not self._outstanding:
                 self._all_settled.set()
 
-    def _lost(self) -> None:
+    def _on_meter_lost(self) -> None:
         """Handle the loss of the meter: unacknowledged exchanges are not measured."""
         before = self.ledger.unsettled
         self._disconnect()
@@ -386,7 +391,7 @@ class Tap:
         self._unsent.clear()
         self._in_flight.clear()
         self._outstanding = 0
-        self._bound()
+        self._set_bounds()
         self._acks = b""
         self._all_settled.set()
         self.ledger.lose_meter()
@@ -407,6 +412,6 @@ class Tap:
             return
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         self._sock = sock
-        self._loop.add_reader(sock, self._readable)
+        self._loop.add_reader(sock, self._on_readable)
         self._append(FrameKind.HELLO, 0, 0, 0, _json.encode(self._hello()))
         self._flush()

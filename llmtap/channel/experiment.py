@@ -75,7 +75,7 @@ class Arm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
 
     @property
     def changes(self) -> dict[str, object]:
-        """Describe the change without values of headers and fields, which may be secrets."""
+        """The change, without values of headers and fields, which may be secrets."""
         if self.upstream is not None:
             return {"upstream": self.upstream}
         if self.headers:
@@ -84,7 +84,7 @@ class Arm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
 
     @property
     def route(self) -> str | None:
-        """Return the kind of change for the Exchange; None if nothing is changed."""
+        """Text of the change for `Exchange.route`; None if nothing is changed."""
         if self.upstream is not None:
             return f"upstream {self.upstream}"
         for what, fields in (("headers", self.headers), ("body", self.body)):
@@ -194,7 +194,7 @@ class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 raise ConfigError(
                     "experiment.stop_worse",
                     f"there is no figure {name!r}",
-                    "a time such as ttft (its mean) or ttft.p95, or refused, failed, cancelled,"
+                    "write a time such as ttft (its mean) or ttft.p95, or refused, failed, cancelled,"
                     " false_positives, false_negatives",
                 )
         if self.key is not None and not self.key:
@@ -214,7 +214,11 @@ class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def _check_arms(self) -> None:
         if not 2 <= len(self.arms) <= ARMS_MAX:
-            raise ConfigError("experiment.arms", f"expected 2 to {ARMS_MAX} arms, got {len(self.arms)}")
+            raise ConfigError(
+                "experiment.arms",
+                f"expected 2 to {ARMS_MAX} arms, got {len(self.arms)}",
+                "write a table [[experiment.arms]] for each arm",
+            )
         names = [arm.name for arm in self.arms]
         for i, arm in enumerate(self.arms):
             _check_arm(arm, f"experiment.arms[{i}]")
@@ -231,14 +235,18 @@ class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
             if len(changing) == len(self.arms):
                 raise ConfigError(
                     "experiment.arms",
-                    "no arm is without changes, but one arm must be the control, which changes nothing",
+                    "every arm changes requests, but one must be the control, which changes nothing",
+                    "add an arm with a name only",
                 )
         if self.control is not None and self.control not in names:
-            raise ConfigError("experiment.control", f"there is no arm {self.control!r}")
+            raise ConfigError(
+                "experiment.control", f"there is no arm {self.control!r}", f"the arms are {', '.join(names)}"
+            )
         if self.control in changing and not self.aa:
             raise ConfigError(
                 "experiment.control",
                 f"the arm {self.control!r} changes requests, but the control must change nothing",
+                "name an arm without upstream, headers and body",
             )
 
 
@@ -283,7 +291,8 @@ class Experiment(ExperimentOptions, frozen=True, kw_only=True):
     until_wall_ns: int | None
     key_fingerprint: str
 
-    def over(self, wall_ns: int) -> bool:
+    def has_ended(self, wall_ns: int) -> bool:
+        """Return whether the experiment's end is reached at this wall time."""
         return self.until_wall_ns is not None and wall_ns >= self.until_wall_ns
 
     def without_key(self) -> "Experiment":
@@ -292,7 +301,7 @@ class Experiment(ExperimentOptions, frozen=True, kw_only=True):
 
     @property
     def shares(self) -> dict[str, float]:
-        """Return the expected share of units by arm."""
+        """Expected share of units by arm."""
         total = sum(arm.weight for arm in self.arms)
         return {arm.name: arm.weight / total for arm in self.arms}
 
@@ -341,10 +350,12 @@ def _ends_ns(until: str, start_wall_ns: int) -> int:
 
 
 def switch_word(experiment_id: int, on: bool) -> int:
+    """Return the control word that turns an experiment on or off."""
     return CONTROL | (_ON if on else 0) | experiment_id
 
 
 def read_switch(word: int) -> tuple[int, bool]:
+    """Return the id of the experiment, and whether the word turns it on."""
     return word & 0xFFFF_FFFF, bool(word & _ON)
 
 

@@ -147,7 +147,7 @@ class Closing(msgspec.Struct, kw_only=True, omit_defaults=True):
     error: str | None = None
     paused_ns: int = 0
     lag_ns: int = 0
-    """Worst time a byte of this exchange may have waited unread in the relay."""
+    """Longest time that a byte of this exchange may have been unread in the relay's socket."""
     connect_ns: int | None = None
     """Time to connect to the upstream, with look-up and TLS; None if a kept-alive connection was used."""
     connected_ns: int | None = None
@@ -210,6 +210,7 @@ class PythonFrameRows:
         return True
 
     def put(self, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes) -> None:
+        """Add a frame without a check of `bound`."""
         self._rows += (kind, seq, t_ns, extra_ns, data)
         self.size += len(data) + FRAME_BYTES
 
@@ -229,6 +230,7 @@ class PythonFrameRows:
 
 
 def make_frame_rows() -> PythonFrameRows:
+    """Return the compiled rows, or else those in Python."""
     rows: PythonFrameRows = PythonFrameRows() if native.compiled is None else native.compiled.FrameRows()
     return rows
 
@@ -264,12 +266,13 @@ class PythonFrameBatch:
 
         Args:
             live: the open exchanges (Observer) by seq. The compiled implementation adds token events to their
-                `token_run`, and goes on; this one leaves that to `Observer.response_data`.
+            `token_run` and skips them; this one leaves that to `Observer.response_data`.
         """
         return self._frames
 
 
 def make_frame_batch(packed: bytes, n: int) -> PythonFrameBatch:
+    """Return the batch of `n` frames in the compiled or the Python implementation."""
     kind: type[PythonFrameBatch] = PythonFrameBatch if native.compiled is None else native.compiled.FrameBatch
     return kind(packed, n)
 

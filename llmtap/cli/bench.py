@@ -35,7 +35,7 @@ from llmtap.cli.shared import (
     write_output,
 )
 from llmtap.errors import ConfigError, ExitCode
-from llmtap.load.options import Seed, checked_warmup
+from llmtap.load.options import Seed, validate_warmup
 from llmtap.options.fields import opt
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class _SystemOptions(Struct, frozen=True, kw_only=True):
         """Return the parameters that `--set` and `--goodput` set. Raises ConfigError."""
         from llmtap.bench.run.test import test_named
 
-        given = list(self.assign or ())
+        assignments = list(self.assign or ())
         if (objectives := read_objectives(None, self.goodput)) is not None:
             if not any("slo" in test_named(name).params.__struct_fields__ for name in tests):
                 raise ConfigError(
@@ -151,10 +151,10 @@ class _SystemOptions(Struct, frozen=True, kw_only=True):
                     f"has no effect on {', '.join(tests)}",
                     "use --goodput with `llmtap bench throughput`",
                 )
-            if any(item.partition("=")[0].strip() in ("slo", "throughput.slo") for item in given):
+            if any(item.partition("=")[0].strip() in ("slo", "throughput.slo") for item in assignments):
                 raise ConfigError("--goodput", "cannot be combined with --set slo")
-            given.append(f"slo={objectives}")
-        return given
+            assignments.append(f"slo={objectives}")
+        return assignments
 
 
 class _RunOptions(Struct, frozen=True, kw_only=True):
@@ -183,7 +183,7 @@ class _RunOptions(Struct, frozen=True, kw_only=True):
             "10,000 output tokens, then until latency is stable (IETF draft, 4.5). N: N "
             "requests, without a stability check. none: cold start.",
             "auto|none|N",
-            parse=checked_warmup,
+            parse=validate_warmup,
             shown="auto",
         ),
     ] = "auto"
@@ -240,7 +240,7 @@ def _run(
                 systems, place, names, watcher, signals, runs=max(how.runs, 3), again=system.again, **options
             )
         if signals.code is not None:
-            _exit_stopped(place, resume_command, signals)
+            _exit_after_stop(place, resume_command, signals)
         raise typer.Exit(compare_folders(place / "a", [place / "b"], outputs))
 
     def write_pages(document: dict[str, Any]) -> None:
@@ -266,9 +266,9 @@ def _run(
     rows = requirements.add_to_tests(document)
     if document["tests"] or not document["stopped"]:
         write_pages(document)
-        outputs.tell(bench_texts(document), lambda: _show(document, place))
+        outputs.write_or_show(bench_texts(document), lambda: _show(document, place))
     if document.get("stopped"):
-        _exit_stopped(place, resume_command, signals)
+        _exit_after_stop(place, resume_command, signals)
     has_begun = any(test["begun"] for test in document["not_run"])
     if requirements and not has_begun:
         # If there are requirements, only these decide which figures must be valid.
@@ -286,7 +286,7 @@ def exit_code_of(document: dict[str, Any]) -> ExitCode:
     )
 
 
-_ABOUT: Final = {
+_HELP_TEXTS: Final = {
     "ttft": (
         "Sends requests at a rate, or with a fixed concurrency. Reports percentiles and the distribution of"
         " TTFT."
@@ -337,7 +337,7 @@ for _name, (_section, _title) in TESTS.items():
         bench,
         _name,
         cls=SeveralValues,
-        help=f"{_title} (IETF draft, {_section}).\n\n{_ABOUT[_name]}",
+        help=f"{_title} (IETF draft, {_section}).\n\n{_HELP_TEXTS[_name]}",
         short_help=f"{_section} {_title}",
         epilog=TEST_EPILOG,
     )(_run)
@@ -449,7 +449,7 @@ def _measure_alternately(
                 return
 
 
-def _exit_stopped(place: Path, command: str, signals: ReceivedSignals) -> NoReturn:
+def _exit_after_stop(place: Path, command: str, signals: ReceivedSignals) -> NoReturn:
     print_message(f"stopped; the complete loads are in {place}. To continue:\n  {command}")
     assert signals.code is not None
     raise typer.Exit(signals.code)
@@ -477,7 +477,7 @@ def compare_folders(
         "--html": lambda: compare_html(comparison),
         "--markdown": lambda: compare_markdown(comparison),
     }
-    outputs.tell(texts, lambda: print_rich(render_compare(comparison)))
+    outputs.write_or_show(texts, lambda: print_rich(render_compare(comparison)))
     if tolerances is not None:
         return regression_code((), judged, differ=False)
     return ExitCode.of_run(not_valid=any(test.unlike or test.invalid for test in result.tests))

@@ -193,7 +193,7 @@ def exo(
         headers,
         placement=PlacementFilter(**filters) if filters else None,
     )
-    outputs.tell({"--json": result.to_json}, lambda: print_rich(terminal(exo_blocks(result))))
+    outputs.write_or_show({"--json": result.to_json}, lambda: print_rich(terminal(exo_blocks(result))))
     _exit_with(signals, result, not_valid=any(run.not_valid for run in result.runs))
 
 
@@ -238,7 +238,7 @@ def grid(
     """Measure batch times over a grid of batch sizes and lengths, and fit the simulator's latency model."""
     outputs = Outputs(json=json, csv=csv)
     from llmtap.bench.exo.mode import ExoGrid
-    from llmtap.bench.exo.result import measured_grid
+    from llmtap.bench.exo.result import make_grid
     from llmtap.report.render import terminal
 
     points = ExoGrid(
@@ -254,7 +254,7 @@ def grid(
         place = "--batch" if exc.place == "--concurrency" else exc.place
         raise ConfigError(place, exc.problem, f"such as {place} 8,32") from None
     result, signals = _run_grid(points, server, headers)
-    measured = measured_grid(result.runs, warmup=cells.warmup, length=cells.length)
+    measured = make_grid(result.runs, warmup=cells.warmup, length=cells.length)
     document = {
         "length": cells.length,
         "repeat": cells.repeat,
@@ -263,7 +263,7 @@ def grid(
         "cluster": result.cluster,
     }
     texts = {"--json": lambda: json_text(document), "--csv": lambda: measured.to_csv().rstrip("\n")}
-    outputs.tell(texts, lambda: print_rich(terminal(grid_blocks(measured, result))))
+    outputs.write_or_show(texts, lambda: print_rich(terminal(grid_blocks(measured, result))))
     _exit_with(signals, result, not_valid=any(cell.problem for cell in measured.cells))
 
 
@@ -304,11 +304,11 @@ def _exit_with(signals: ReceivedSignals, result: "ExoResult", *, not_valid: bool
 
 def exo_blocks(result: "ExoResult") -> "Iterator[Note | Table]":
     """Yield a table with a row for each point of the grid (median and range of its repeats), and notes."""
-    from llmtap.bench.exo.result import rows_of
+    from llmtap.bench.exo.result import table_rows
     from llmtap.report.document import Note
-    from llmtap.report.values import joined
+    from llmtap.report.values import counts_text
 
-    rows = rows_of(result.runs)
+    rows = table_rows(result.runs)
     columns = {
         "pp": [f"{row.pp_tokens:,}" for row in rows],
         "tg": [f"{row.tg:,}" for row in rows],
@@ -320,7 +320,7 @@ def exo_blocks(result: "ExoResult") -> "Iterator[Note | Table]":
         "wall": [_spread_text(row.figures["wall_s"]) for row in rows],
         "energy": [_spread_text(row.figures["joules"]) for row in rows],
         "peak memory": ["" if row.memory_bytes is None else format_bytes(row.memory_bytes) for row in rows],
-        "cache hits": [joined(row.hits) for row in rows],
+        "cache hits": [counts_text(row.hits) for row in rows],
         "clock": [row.timing for row in rows],
         "failed": [f"{row.failed:,}" if row.failed else "" for row in rows],
     }

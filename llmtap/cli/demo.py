@@ -73,7 +73,7 @@ SEED: Final = 280
 """Seed with which half a minute has several bursts. With most seeds, it has none or one large burst."""
 TRACE_ROWS: Final = 1_000
 """Maximum number of rows of a trace: more than can be sent during a demo."""
-MORE: Final = 6
+REQUESTS_FACTOR: Final = 6
 """Factor on the number of requests to draw, because bursts can exceed the mean rate. Requests that would come
 too late are not sent."""
 TENANTS: Final = {"acme": 6, "globex": 3, "initech": 1}
@@ -81,17 +81,17 @@ TENANTS: Final = {"acme": 6, "globex": 3, "initech": 1}
 clients have no tenant."""
 DRAIN_S: Final = 15
 READY_S: Final = 120
-_BUSY_HINT: Final = "this machine may be too busy; stop other programs, and start the demo again"
 """Maximum time to wait for the processes, which start slowly on a busy machine. A process that ends is
 reported at once."""
+_BUSY_HINT: Final = "this machine may be too busy; stop other programs, and start the demo again"
 END_S: Final = 10.0
-LOOK_S: Final = 0.25
+CHECK_S: Final = 0.25
 LINE_NS: Final = 5 * NS_PER_S
 """Time between two lines with figures."""
 SETTLE_S: Final = 30
 """Maximum time to wait at the end for a busy meter to measure all requests."""
 LOG_CHARS_MAX: Final = 2_000
-_CUT: Final = "client_cancelled"
+_CANCELLED: Final = "client_cancelled"
 OBJECTIVES: Final = "ttft:500ms tpot:50ms"
 ENGINE: Final = "150 ms to the first token, then 20 ms per token, +-30 %"
 GUARDRAIL: Final = "simulated: checks the prompt (40 ms) and each block of 8 tokens (20 ms), refuses 5 %"
@@ -124,7 +124,7 @@ x-sim-refusal-rate = "0.05"
 systems = ["simulated: a filter of prompts (40 ms), one of answers that holds 8 tokens (20 ms); refuses 5 %"]
 """
 
-_NEXT: Final = """Look next:
+_NEXT_STEPS: Final = """Look next:
   llmtap demo --keep                        repeat the load, and open the dashboard
   llmtap proxy --upstream http://HOST:PORT  measure your own server
   llmtap --help                             all commands"""
@@ -153,7 +153,7 @@ def demo(
 ) -> None:
     """Start the simulated engine and a proxy, send requests, and show what the proxy measured."""
     if not seconds:
-        raise ConfigError("--seconds", "expected a duration above 0")
+        raise ConfigError("--seconds", "expected a duration above 0", "such as --seconds 30s")
     try:
         with stoppable(), TemporaryDirectory(prefix="llmtap-demo-") as folder:
             one = _Demo(Path(folder), trace, seconds, speed, reader.benefit(), keep, json)
@@ -175,7 +175,7 @@ def demo_plan(source: str, *, speed: float, seconds: float) -> "ReplayPlan":
 
     if is_workload(source):
         rate = RATE_RPS * speed
-        count = max(MORE, round(MORE * rate * seconds))
+        count = max(REQUESTS_FACTOR, round(REQUESTS_FACTOR * rate * seconds))
         question = ScheduleOptions(source=source, requests=count, rate=rate, seed=SEED)
     else:
         question = ScheduleOptions(source=source, requests=TRACE_ROWS, speed=speed, seed=SEED)
@@ -264,7 +264,7 @@ class DemoStage:
                     f"a process of the demo ended with status {child.returncode}\n{text}".strip()
                 )
 
-    async def ready(self, session: Any) -> None:
+    async def wait_until_ready(self, session: Any) -> None:
         """Wait until both processes answer. Raises LlmtapError after READY_S."""
         began_ns = SystemClock.mono_ns()
         line_ns = began_ns + LINE_NS
@@ -279,7 +279,7 @@ class DemoStage:
                 if now_ns > line_ns:
                     line_ns += LINE_NS
                     print(f"waiting    for {url}, {(now_ns - began_ns) // NS_PER_S} s", file=sys.stderr)
-                await asyncio.sleep(LOOK_S / 5)
+                await asyncio.sleep(CHECK_S / 5)
 
     async def read(self, session: Any, path: str) -> dict[str, Any]:
         """Return an answer of the API. Raises LlmtapError after READY_S: a busy meter may answer late."""
@@ -288,11 +288,11 @@ class DemoStage:
             self.check()
             if SystemClock.mono_ns() > end_ns:
                 raise LlmtapError(f"the demo's meter did not answer {url} within {READY_S} s: {_BUSY_HINT}")
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)
         return msgspec.json.decode(raw, type=dict[str, Any])
 
 
-class _Over(Exception):
+class _Interrupted(Exception):
     """A signal arrived during a wait."""
 
 
@@ -307,9 +307,9 @@ class _Demo:
     reader: Benefit
     keep: bool
     json: str | None
-    _sent: "LatestProgress" = field(init=False)
+    _latest: "LatestProgress" = field(init=False)
     _replay: "Replay | None" = None
-    _over: asyncio.Event = field(default_factory=asyncio.Event)
+    _interrupted: asyncio.Event = field(default_factory=asyncio.Event)
     _signal: int | None = None
     _tenants: set[str] = field(default_factory=set)
     _began_ns: int = field(default_factory=SystemClock.mono_ns)
@@ -317,7 +317,7 @@ class _Demo:
     def __post_init__(self) -> None:
         from llmtap.cli.progress import LatestProgress
 
-        self._sent = LatestProgress()
+        self._latest = LatestProgress()
 
     async def run(self) -> int:
         """Return the exit code. Raises ConfigError and LlmtapError."""
@@ -328,29 +328,29 @@ class _Demo:
         code = 0
         try:
             # Read the trace first, so that an error in it is reported before a process starts.
-            plan = await self._unless_over(asyncio.to_thread(self._plan)) if self.source else None
+            plan = await self._unless_interrupted(asyncio.to_thread(self._plan)) if self.source else None
             with DemoStage(self.folder, self.reader) as stage:
                 async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
                     code = await self._send_load(stage, session, plan)
-                    if self.keep and not self._over.is_set():
-                        self._say(f"Both arms: {stage.admin}/#experiment")
-                        self._say("The proxy runs and the load repeats until Ctrl-C.")
+                    if self.keep and not self._interrupted.is_set():
+                        self._print(f"Both arms: {stage.admin}/#experiment")
+                        self._print("The proxy runs and the load repeats until Ctrl-C.")
                         await self._repeat_load(stage)
-                        self._say(f"stopped by {signal.Signals(self._signal or signal.SIGINT).name}")
-        except _Over:
-            self._say("stopped before the first request")
+                        self._print(f"stopped by {signal.Signals(self._signal or signal.SIGINT).name}")
+        except _Interrupted:
+            self._print("stopped before the first request")
         return code if self._signal is None else 128 + self._signal
 
     def _stop(self, number: int) -> None:
         """Cancel the running responses, so that the summary is printed at once."""
         if self._signal is None:
             self._signal = number
-            self._over.set()
+            self._interrupted.set()
             if self._replay is not None:
                 self._replay.stop()
                 self._replay.stop()
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         print_line(text, sys.stderr)
 
     async def _send_load(self, stage: DemoStage, session: Any, plan: "ReplayPlan | None") -> int:
@@ -358,7 +358,7 @@ class _Demo:
         from llmtap.load.replay.perform import ReplayStopped as Unsent
 
         load = Path(self.source).name if self.source else "bursts of chat requests"
-        self._say(
+        self._print(
             f"engine     {stage.engine}   simulated: {ENGINE}\n"
             f"proxy      {stage.proxy}   llmtap, forwards and measures (OpenAI's API, model: sim)\n"
             f"dashboard  {stage.admin}/  or in a terminal: llmtap top --admin {stage.admin}\n"
@@ -366,37 +366,39 @@ class _Demo:
             f"guardrail  {GUARDRAIL}"
         )
         if note := native.missing_build():
-            self._say(f"note: {note}")
+            self._print(f"note: {note}")
         # Make the prompts while the processes start.
-        made = asyncio.gather(asyncio.to_thread(self._make_replay, stage.proxy, plan), stage.ready(session))
-        self._replay = (await self._unless_over(made))[0]
+        made = asyncio.gather(
+            asyncio.to_thread(self._make_replay, stage.proxy, plan), stage.wait_until_ready(session)
+        )
+        self._replay = (await self._unless_interrupted(made))[0]
         sending = asyncio.ensure_future(self._replay.run())
         try:
             await self._watch(sending, stage, session)
             result = sending.result()
         except Unsent:
-            raise _Over from None
+            raise _Interrupted from None
         finally:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
-        summary = await self._settled_summary(session, stage, result["load"]["sent"])
+        summary = await self._final_summary(session, stage, result["load"]["sent"])
         await self._show(session, stage, summary, result)
         ours = _own_requests(summary, self._tenants)
         if ours.n < summary["n"]:
-            self._say("other clients sent requests, too; the figures contain them")
+            self._print("other clients sent requests, too; the figures contain them")
         problems = _measurement_problems(ours, result)
         for problem in problems:
-            self._say(f"failed: {problem}")
-        self._say(_NEXT)
+            self._print(f"failed: {problem}")
+        self._print(_NEXT_STEPS)
         return 1 if problems else 0
 
     async def _repeat_load(self, stage: DemoStage) -> None:
         """Repeat the load until a signal arrives. Raises LlmtapError if a process has ended."""
         from llmtap.load.replay.perform import ReplayStopped as Unsent
 
-        with suppress(_Over, Unsent):
-            while not self._over.is_set():
-                self._replay = await self._unless_over(
+        with suppress(_Interrupted, Unsent):
+            while not self._interrupted.is_set():
+                self._replay = await self._unless_interrupted(
                     asyncio.to_thread(self._make_replay, stage.proxy, None)
                 )
                 await self._replay.run()
@@ -425,15 +427,15 @@ class _Demo:
         )
         plan = plan or self._plan()
         self._tenants = {tenant or DEFAULT for tenant in plan.requests.tenants or [""]}
-        return Replay(plan, load, self._sent)
+        return Replay(plan, load, self._latest)
 
-    async def _unless_over(self, what: Awaitable[T]) -> T:
+    async def _unless_interrupted(self, what: Awaitable[T]) -> T:
         """Return the result of `what`. Raises _Over if a signal arrives first."""
-        task, over = asyncio.ensure_future(what), asyncio.ensure_future(self._over.wait())
+        task, over = asyncio.ensure_future(what), asyncio.ensure_future(self._interrupted.wait())
         try:
             await asyncio.wait((task, over), return_when=asyncio.FIRST_COMPLETED)
-            if self._over.is_set():
-                raise _Over
+            if self._interrupted.is_set():
+                raise _Interrupted
             return task.result()
         finally:
             task.cancel()
@@ -444,27 +446,27 @@ class _Demo:
         """Print a line with the proxy's figures every LINE_NS, until the load has ended."""
         next_ns = 0
         while not sending.done():
-            await asyncio.wait((sending,), timeout=LOOK_S)
+            await asyncio.wait((sending,), timeout=CHECK_S)
             stage.check()
             if SystemClock.mono_ns() >= next_ns:
                 summary = await _summary(session, stage)
                 if summary is not None and summary["n"]:
-                    self._say(self._figures_line(summary))
+                    self._print(self._figures_line(summary))
                     next_ns = SystemClock.mono_ns() + LINE_NS
 
     def _figures_line(self, summary: Mapping[str, Any]) -> str:
         from llmtap.report.values import figure_text
 
-        passed_s = (SystemClock.mono_ns() - self._began_ns) / 1e9
-        sent = 0 if self._sent.progress is None else self._sent.progress.sent
-        text = [f"{passed_s:.0f} s", f"sent {sent:,}", f"measured {summary['n']:,}"]
+        elapsed_s = (SystemClock.mono_ns() - self._began_ns) / 1e9
+        sent = 0 if self._latest.progress is None else self._latest.progress.sent
+        text = [f"{elapsed_s:.0f} s", f"sent {sent:,}", f"measured {summary['n']:,}"]
         for title, name in (("TTFT", "ttft"), ("TBC", "tbc")):
             figures = summary["metrics"][name]
             if figures["n"]:
                 text.append(f"{title} p50 {figure_text(figures, 'p50')} p99 {figure_text(figures, 'p99')} ms")
         return "  ".join(text)
 
-    async def _settled_summary(self, session: Any, stage: DemoStage, sent: int) -> Mapping[str, Any]:
+    async def _final_summary(self, session: Any, stage: DemoStage, sent: int) -> Mapping[str, Any]:
         """Return the summary when the meter has measured all requests, or after SETTLE_S."""
         end_ns = SystemClock.mono_ns() + SETTLE_S * NS_PER_S
         while True:
@@ -482,7 +484,7 @@ class _Demo:
     ) -> None:
         from llmtap.report.experiment import demo_blocks
         from llmtap.report.render import terminal
-        from llmtap.report.values import joined
+        from llmtap.report.values import counts_text
 
         experiment = await stage.read(session, "experiment")
         outcomes = result["outcomes"]
@@ -492,10 +494,10 @@ class _Demo:
             return
         exchanges = (await stage.read(session, "exchanges?limit=1000"))["exchanges"]
         print_rich(terminal(demo_blocks(summary, experiment, exchanges)))
-        self._say(f"clients      {joined(outcomes) or 'nothing was sent'}")
-        if outcomes.get(_CUT):
+        self._print(f"clients      {counts_text(outcomes) or 'nothing was sent'}")
+        if outcomes.get(_CANCELLED):
             why = "at the signal" if self._signal else f"{DRAIN_S} s after the last request"
-            self._say(f"             {outcomes[_CUT]:,} responses were cancelled {why}")
+            self._print(f"             {outcomes[_CANCELLED]:,} responses were cancelled {why}")
 
 
 async def _summary(session: Any, stage: DemoStage) -> Mapping[str, Any] | None:
@@ -540,11 +542,11 @@ def _measurement_problems(ours: _OwnRequests, result: Mapping[str, Any]) -> list
         f"{n:,} {name} (counted by the {side})"
         for side, outcomes in (("clients", result["outcomes"]), ("proxy", ours.outcomes))
         for name, n in outcomes.items()
-        if n and name not in ENDED_WELL and name != _CUT
+        if n and name not in ENDED_WELL and name != _CANCELLED
     ]
     if found:
         found += [f"{n:,} x {error}" for error, n in result["errors"].items()]
-    left = ours.outcomes.get(_CUT, 0) - result["outcomes"].get(_CUT, 0)
+    left = ours.outcomes.get(_CANCELLED, 0) - result["outcomes"].get(_CANCELLED, 0)
     if left > 0:
         found.append(f"{left:,} more responses were cancelled than the clients cancelled")
     sent = result["load"]["sent"]

@@ -88,17 +88,17 @@ def write_fixture(
     except OSError as exc:
         raise ConfigError("--out", f"cannot create the folder {folder}: {exc.strerror}") from None
     body, description = folder / f"{name}.sse", folder / f"{name}.json"
-    again = known is not None and known.name == name
-    for place in () if again else (body, description):
+    is_same = known is not None and known.name == name
+    for place in () if is_same else (body, description):
         if place.exists():
             raise ConfigError(
                 "--fixture", f"{place} exists", "choose another name, or another folder with --out"
             )
-    made = make_fixture(name, saved, explained, Path(source).name, known if again else None)
+    made = make_fixture(name, saved, explained, Path(source).name, known if is_same else None)
     try:
-        if not again:
+        if not is_same:
             body.write_bytes(saved.body)
     except OSError as exc:
         raise ConfigError("--fixture", f"cannot write {body}: {exc.strerror}") from None
     write_output("--fixture", description, json.dumps(msgspec.to_builtins(made), indent=1))
-    print(f"llmtap: wrote {description}" + ("" if again else f" and {body}"), file=sys.stderr)
+    print(f"llmtap: wrote {description}" + ("" if is_same else f" and {body}"), file=sys.stderr)

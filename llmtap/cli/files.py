@@ -92,7 +92,7 @@ def convert(
         )
     from llmtap.traces.convert import convert as convert_file
 
-    with _quiet_pipe(), _ended_in_order(), _progress() as progress:
+    with _quiet_pipe(), _sigterm_as_exit(), _progress() as progress:
         report = convert_file(
             source,
             target,
@@ -107,12 +107,12 @@ def convert(
         _show_report(report, json=json, to_stderr=target == "-")
 
 
-def _read_rules(given: list[str]) -> tuple[str, ...]:
+def _read_rules(values: list[str]) -> tuple[str, ...]:
     """Return the rules of all options. Commas separate names, but not regular expressions."""
     from llmtap.capture.options import OWN_RULE
 
     rules: list[str] = []
-    for one in given:
+    for one in values:
         rules += [one] if one.startswith(OWN_RULE) else [name.strip() for name in one.split(",")]
     return tuple(rules)
 
@@ -133,7 +133,7 @@ def _quiet_pipe() -> Iterator[None]:
 
 
 @contextmanager
-def _ended_in_order() -> Iterator[None]:
+def _sigterm_as_exit() -> Iterator[None]:
     """Handle SIGTERM like Ctrl-C within this context, so that incomplete files are removed."""
 
     def end(number: int, frame: object) -> None:
@@ -170,7 +170,7 @@ def _show_formats(json: str | None) -> None:
             "name": f.name,
             "title": f.title,
             "extensions": list(f.extensions),
-            "does": ["read", *(["write"] if f.writes is not None else [])],
+            "does": ["read", *(["write"] if f.write_rows is not None else [])],
             "holds": [aspect for aspect in ASPECTS if aspect in f.holds],
             "needs": [aspect for aspect in ASPECTS if aspect in f.needs],
             "why": dict(f.why),
@@ -355,6 +355,7 @@ def _inspect_exchange(
 
 
 def _exchanges_in(name: str, data: bytes, tables: "Sequence[DialectTable]") -> "list[tuple[Exchange, bytes]]":
+    """Return the exchanges in a packet capture, each with the bytes of its response. Raises ConfigError."""
     from llmtap.channel.frames import Frame, FrameKind
     from llmtap.config import Settings
     from llmtap.meter.process import OfflineMeter
@@ -438,16 +439,16 @@ def _read_file(file: str) -> bytes:
     except OSError as exc:
         raise ConfigError(name, f"cannot be read: {exc.strerror}") from None
     if len(data) > FILE_BYTES_MAX:
-        raise ConfigError(name, f"is longer than {FILE_BYTES_MAX >> 20} MiB")
+        raise ConfigError(name, f"is longer than {FILE_BYTES_MAX >> 20} MiB", "save a single response")
     return data
 
 
 def _show(saved: Any, explained: Any, *, text: bool) -> None:
-    from llmtap.report.stream import event_cells, event_columns, headline, story
+    from llmtap.report.stream import event_cells, event_columns, fact_lines, headline
 
     print_line(headline(saved, explained))
     print_table(Table(event_columns(explained), list(event_cells(explained, text=text))))
-    facts = list(story(saved, explained))
+    facts = list(fact_lines(saved, explained))
     width = max(len(subject) for subject, _ in facts) + 2
     for subject, value in facts:
         print_line(f"{subject:{width}}{value}" if sys.stdout.isatty() else f"{subject}: {value}")

@@ -71,6 +71,7 @@ def with_flags(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _flags_of(kind: type[msgspec.Struct]) -> Iterator[Option]:
+    """Yield the options of a struct, and of the structs in it, that are flags."""
     for option in options_of(kind):
         if is_struct(option.kind):
             yield from _flags_of(option.kind)
@@ -113,7 +114,7 @@ def _parameter(option: Option) -> inspect.Parameter:
     if extra.get("argument"):
         info = typer.Argument(metavar=extra["metavar"], help=option.meaning)
     else:
-        number = next(_numbers(type_info(option.kind)), None) if kind in (int, int | None) else None
+        number = next(_number_types(type_info(option.kind)), None) if kind in (int, int | None) else None
         more: dict[str, Any] = {name: extra[name] for name in ("hidden", "envvar") if name in extra}
         if number is not None:
             more |= {"min": number.ge, "max": number.le}
@@ -138,11 +139,12 @@ def _typer_type(option: Option) -> tuple[Any, Any]:
     return (str | None, None) if option.default is None else (str, option.default_text)
 
 
-def _numbers(info: Any) -> Iterator[Any]:
+def _number_types(info: Any) -> Iterator[Any]:
+    """Yield the number types in a type, which have the limits of a flag."""
     if isinstance(info, Metadata):
-        yield from _numbers(info.type)
+        yield from _number_types(info.type)
     elif isinstance(info, UnionType):
         for one in info.types:
-            yield from _numbers(one)
+            yield from _number_types(one)
     elif isinstance(info, IntType | FloatType):
         yield info

@@ -18,7 +18,7 @@ from llmtap.metrics.intervals import quantile_interval
 from llmtap.metrics.statistics import summarise_ns
 from llmtap.report.document import Block, Note, ReportDocument, Section, Table
 from llmtap.report.render import markdown, page_html, terminal
-from llmtap.report.values import FEW, counted, figures_text, is_marked, milliseconds
+from llmtap.report.values import FEW, count_with_noun, figures_text, is_marked, milliseconds
 from llmtap.traces.format import FormatError
 from llmtap.units import NS_PER_S
 
@@ -37,6 +37,7 @@ VALUES_MAX: Final = 20_000_000
 
 
 def _read(place: str, unit: str) -> dict[str, Histogram]:
+    """Return the histograms of a log by tag. Raises ConfigError."""
     try:
         with open_input(place, 1, None) as file:
             lines = iter(lambda: file.stream.readline(hdr.LOG_LINE_BYTES_MAX + 1), b"")
@@ -57,11 +58,11 @@ def show_logs(places: Sequence[str], outputs: Outputs, unit: str) -> None:
     rows = [[tag or "all", *figures_text(one, _FIGURES)] for tag, one in figures.items()]
     document = _document(
         "HdrHistograms",
-        f"{counted(len(places), 'log')}, merged by tag",
+        f"{count_with_noun(len(places), 'log')}, merged by tag",
         ("ms", "n", *_FIGURES.values()),
         rows,
     )
-    _tell(outputs, {"files": list(places), "histograms": figures}, document)
+    _write_outputs(outputs, {"files": list(places), "histograms": figures}, document)
 
 
 def compare_logs(places: Sequence[str], outputs: Outputs, unit: str) -> None:
@@ -85,12 +86,12 @@ def compare_logs(places: Sequence[str], outputs: Outputs, unit: str) -> None:
         heads,
         rows,
     )
-    _tell(outputs, {"comparisons": comparisons}, document)
+    _write_outputs(outputs, {"comparisons": comparisons}, document)
 
 
 def _differences(a: Mapping[str, Histogram], b: Mapping[str, Histogram]) -> Iterator[dict[str, Any]]:
     for tag in (tag for tag in a if tag in b):
-        ordered = [_ordered(tag, side[tag]) for side in (a, b)]
+        ordered = [_ordered_values(tag, side[tag]) for side in (a, b)]
         for figure, share in QUANTILES.items():
             intervals = [quantile_interval(values, share) for values in ordered]
             if intervals[0] is None or intervals[1] is None:
@@ -103,7 +104,7 @@ def _differences(a: Mapping[str, Histogram], b: Mapping[str, Histogram]) -> Iter
             }  # fmt: skip
 
 
-def _ordered(tag: str, histogram: Histogram) -> list[float]:
+def _ordered_values(tag: str, histogram: Histogram) -> list[float]:
     if histogram.n > VALUES_MAX:
         raise ConfigError(
             "--compare",
@@ -119,7 +120,7 @@ def write_log(place: Path, result: Mapping[str, Any]) -> None:
     """Write the histograms of a replay's result as a log, a tag for each metric."""
     histograms = result.get("hdr_histograms") or {}
     if not histograms:
-        raise ConfigError("--hlog", "the result has no histograms")
+        raise ConfigError("--hlog", "the result has no histograms", "repeat the replay with this llmtap")
     try:
         place.write_text(hdr.log_text(histograms, float(result["window"]["seconds"])), encoding="utf-8")
     except OSError as exc:
@@ -133,10 +134,12 @@ def _document(title: str, about: str, heads: Sequence[str], rows: list[list[str]
     return ReportDocument(title, [Note(about, "bold")], sections=[Section("", title, blocks)])
 
 
-def _tell(outputs: Outputs, result: Mapping[str, Any], document: ReportDocument) -> None:
+def _write_outputs(outputs: Outputs, result: Mapping[str, Any], document: ReportDocument) -> None:
     texts = {
         "--json": lambda: json_text(result),
         "--html": lambda: page_html(document, "replay_page.css"),
         "--markdown": lambda: markdown(document, special="|"),
     }
-    outputs.tell(texts, lambda: print_rich(terminal([*document.summary, *document.sections[0].blocks])))
+    outputs.write_or_show(
+        texts, lambda: print_rich(terminal([*document.summary, *document.sections[0].blocks]))
+    )

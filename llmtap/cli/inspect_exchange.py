@@ -10,8 +10,8 @@ from llmtap.cli.shared import print_json, print_line
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.report.first_token import first_token_lines
 from llmtap.top.client import Admin, TopOptions, Trouble
-from llmtap.top.table import flowed
-from llmtap.top.views import story
+from llmtap.top.table import flow_lines
+from llmtap.top.views import fact_lines
 
 _WIDTH: Final = 100
 
@@ -22,7 +22,7 @@ def show_exchange(exchange_id: str, options: TopOptions, *, json: str | None) ->
     if json is not None:
         print_json({"exchange": exchange, "first_token": first_token}, json)
         return
-    for line in (*flowed(story(exchange), _WIDTH), "", *first_token_lines(first_token)):
+    for line in (*flow_lines(fact_lines(exchange), _WIDTH), "", *first_token_lines(first_token)):
         print_line(line)
 
 

@@ -48,7 +48,8 @@ _COMMANDS: Final = (
     "key-hash",
 )
 """Commands in the order of the help text."""
-_READING: Final = ("convert", "demo", "inspect", "report", "top", "watch")
+_COMMANDS_WITH_PLACES: Final = ("convert", "demo", "inspect", "report", "top", "watch")
+"""Commands whose first argument is a file or a place."""
 
 
 class _Group(TyperGroup):
@@ -58,11 +59,11 @@ class _Group(TyperGroup):
         In commands that have an argument (a file or a place), a file name for `--json` must follow a `=`: the
         next word is the argument.
         """
-        read = args[:1] and args[0] in _READING
+        has_places = args[:1] and args[0] in _COMMANDS_WITH_PLACES
         last = args.index("--") if "--" in args else len(args)
         for i, arg in enumerate(args[:last]):
             after = args[i + 1] if i + 1 < last else "--"
-            if arg == "--json" and (read or (after.startswith("-") and after != "-")):
+            if arg == "--json" and (has_places or (after.startswith("-") and after != "-")):
                 args[i] = "--json=-"
         return super().parse_args(ctx, args)
 

@@ -157,6 +157,7 @@ class ReaderOptions(Struct, frozen=True, kw_only=True):
     ] = None
 
     def benefit(self) -> Benefit:
+        """Return the reader's settings, with the defaults. Raises ConfigError."""
         speed = 1e9 / READER_NS_PER_TOKEN if self.reader_speed is None else self.reader_speed
         alpha = ALPHA if self.alpha is None else self.alpha
         idle_cost = "seconds" if self.idle_cost is None else self.idle_cost
@@ -172,4 +173,5 @@ class OutputOptions(Struct, frozen=True, kw_only=True):
     markdown: Annotated[str | None, opt("File for the full report as Markdown; - is stdout.", "FILE")] = None
 
     def outputs(self, csv: str | None = None) -> Outputs:
+        """Return the files, after a check that they can be written. Raises ConfigError."""
         return Outputs(json=self.json, html=self.html, markdown=self.markdown, csv=csv)

@@ -46,4 +46,4 @@ def report_pairs(places: Sequence[str], outputs: Outputs, *, skip_broken: bool) 
         "--html": lambda: pairs_html(summary),
         "--markdown": lambda: pairs_markdown(summary),
     }
-    outputs.tell(texts, lambda: print_rich(render_pairs(summary)))
+    outputs.write_or_show(texts, lambda: print_rich(render_pairs(summary)))

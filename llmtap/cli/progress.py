@@ -41,10 +41,10 @@ class ProgressLines:
     def reading(self, done: int, of: int | None) -> None:
         pass
 
-    def preparing(self, done: int, of: int) -> None:
+    def on_preparing(self, done: int, of: int) -> None:
         pass
 
-    def warming(self, how: str, done: int = 0, of: int | None = None, what: str = "requests") -> None:
+    def on_warming(self, how: str, done: int = 0, of: int | None = None, what: str = "requests") -> None:
         if how == "none":
             return
         if of is None:
@@ -55,17 +55,17 @@ class ProgressLines:
             limit = "at most " * (what == "probes")
             self._print(f"warming the server up: {done:,} of {limit}{of:,} {what}")
 
-    def sending(self, progress: Progress, planned: int | None) -> None:
+    def on_sending(self, progress: Progress, planned: int | None) -> None:
         self._under_way = progress.under_way
         # Call this even if nothing is printed: the first call notes the start of the load.
-        remaining = self._remaining(progress, planned)
+        remaining_text = self._remaining_text(progress, planned)
         if self._is_due() or not (progress.left or progress.under_way):
-            self._print(figures(progress, planned) + remaining)
+            self._print(figures(progress, planned) + remaining_text)
 
-    def writing(self, done: int, of: int) -> None:
+    def on_writing(self, done: int, of: int) -> None:
         pass
 
-    def comparing(self, done: int, of: int | None) -> None:
+    def on_comparing(self, done: int, of: int | None) -> None:
         pass
 
     def stopping(self) -> None:
@@ -81,12 +81,12 @@ class ProgressLines:
     def step(self, name: str, message: str, seconds: float | None = None) -> None:
         """Print that a load of a benchmark begins, which takes `seconds`, or that it was measured before."""
         self._load_ns, self._load_s = 0, seconds
-        self._print(f"{self._elapsed()} {name}: {message}")
+        self._print(f"{self._elapsed_text()} {name}: {message}")
 
     def report_remaining(self, text: str) -> None:
         """Print the part of a benchmark that is still to be done."""
         if text:
-            self._print(f"{self._elapsed()} to do: {text}")
+            self._print(f"{self._elapsed_text()} to do: {text}")
 
     def _print(self, words: str) -> None:
         print_message(words)
@@ -98,12 +98,12 @@ class ProgressLines:
             self._printed_ns = now_ns
         return is_due
 
-    def _elapsed(self) -> str:
+    def _elapsed_text(self) -> str:
         """Return the minutes and seconds since the start, as `[02:05]`."""
         seconds = (SystemClock.mono_ns() - self._began_ns) // NS_PER_S
         return f"[{seconds // 60:02d}:{seconds % 60:02d}]"
 
-    def _remaining(self, progress: Progress, planned: int | None) -> str:
+    def _remaining_text(self, progress: Progress, planned: int | None) -> str:
         """Format the time until the last request is sent, from the load's duration or from the rate so far.
 
         The time after the last request is not included: it is unknown, because answers differ in length.
@@ -128,7 +128,7 @@ class LatestProgress(ProgressLines):
 
     progress: Progress | None = None
 
-    def sending(self, progress: Progress, planned: int | None) -> None:
+    def on_sending(self, progress: Progress, planned: int | None) -> None:
         self.progress = progress
 
     def _print(self, words: str) -> None:
@@ -159,23 +159,23 @@ class Bars(ProgressLines):
     def reading(self, done: int, of: int | None) -> None:
         self._show("reading", done, of)
 
-    def preparing(self, done: int, of: int) -> None:
+    def on_preparing(self, done: int, of: int) -> None:
         self._show("preparing prompts", done, of)
 
-    def warming(self, how: str, done: int = 0, of: int | None = None, what: str = "requests") -> None:
+    def on_warming(self, how: str, done: int = 0, of: int | None = None, what: str = "requests") -> None:
         if how != "none":
             activity = "warming up" if what == "requests" else "warming up: probes"
             self._show(activity, done, of, WARM_UP_AUTO if how == "auto" else "")
 
-    def sending(self, progress: Progress, planned: int | None) -> None:
+    def on_sending(self, progress: Progress, planned: int | None) -> None:
         self._under_way = progress.under_way
-        text = figures(progress, None) + self._remaining(progress, planned)
+        text = figures(progress, None) + self._remaining_text(progress, planned)
         self._show("sending", progress.ended, planned, text)
 
-    def writing(self, done: int, of: int) -> None:
+    def on_writing(self, done: int, of: int) -> None:
         self._show("writing", done, of)
 
-    def comparing(self, done: int, of: int | None) -> None:
+    def on_comparing(self, done: int, of: int | None) -> None:
         self._show("reading what was captured", done, of)
 
     def step(self, name: str, message: str, seconds: float | None = None) -> None:

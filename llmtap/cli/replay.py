@@ -106,7 +106,7 @@ def replay(
     files = outputs.outputs(csv=figures_csv_file)
     from llmtap.cli.progress import watching_progress
     from llmtap.gates.requirements import Requirements, exit_code
-    from llmtap.load.replay.options import refuse_meaningless
+    from llmtap.load.replay.options import refuse_unused_options
     from llmtap.load.replay.perform import Replay
     from llmtap.load.replay.perform import ReplayStopped as NothingMeasured
     from llmtap.load.replay.plan import plan_of
@@ -114,7 +114,7 @@ def replay(
     objectives = goals.objectives()
     requirements = Requirements.parse(goals.require)
     requirements.check_objectives(objectives)
-    refuse_meaningless(load)
+    refuse_unused_options(load)
     change = msgspec.structs.replace
     drain = load.schedule.drain
     load = change(
@@ -206,13 +206,13 @@ def selftest(
     outputs = Outputs(json=json)
     load = SelftestLoad(streams=streams, itl=itl, duration=duration, processes=processes)
     result = msgspec.to_builtins(asyncio.run(run_selftest(load)))
-    outputs.tell({"--json": lambda: json_text(result)}, lambda: print_rich(render_selftest(result)))
+    outputs.write_or_show({"--json": lambda: json_text(result)}, lambda: print_rich(render_selftest(result)))
     if result["unmatched"] == result["n"]:
         raise typer.Exit(ExitCode.FAILED)
 
 
 def _show_workloads() -> None:
-    from llmtap.workload.registry import workloads
+    from llmtap.workload.registry import workload_texts
 
-    for name, about in workloads().items():
+    for name, about in workload_texts().items():
         print(f"{name:24} {about}")

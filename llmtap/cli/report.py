@@ -269,7 +269,7 @@ def report(
     if experiment is not None:
         for option in (*flags_given(source, goals, reader), *(["--csv"] if outputs.csv is not None else [])):
             raise ConfigError(option, "applies to captures only, not to the result of an experiment")
-        with _stored_result(places[0]):
+        with _convert_result_errors(places[0]):
             show_experiment(outputs.outputs(), experiment)
         return
     if result is not None:
@@ -277,7 +277,7 @@ def report(
             if option not in ("--from", "--require"):
                 raise ConfigError(option, "applies to captures only, not to the result of a replay")
         files = outputs.outputs(outputs.csv)
-        with _stored_result(places[0]):
+        with _convert_result_errors(places[0]):
             rows = requirements.add_to(result)
             if outputs.hlog is not None:
                 from llmtap.cli.hdr_logs import write_log
@@ -323,7 +323,7 @@ def report(
             raise ConfigError("--integrity", "applies to captures of llmtap only")
         if pages:
             raise ConfigError(pages[0], "applies to captures of llmtap only")
-        summary = _of_trace(places[0], options, source.source_format)
+        summary = _summarise_trace(places[0], options, source.source_format)
         rows = requirements.add_to(summary)
         if outputs.csv is not None:
             _write_csv(outputs.csv, _trace_batches(places[0], source.source_format), summary)
@@ -373,7 +373,7 @@ def report(
     if outputs.csv is not None:
         _write_csv(outputs.csv, capture.batches(), summary)
     if pages:
-        with _stored_result("--by arm"):
+        with _convert_result_errors("--by arm"):
             files.write(_experiment_texts(experiment_part))
     if outputs.json is not None:
         print_json(summary, outputs.json)
@@ -389,7 +389,7 @@ def report(
         if verdicts:
             from llmtap.report.replay import render_verdicts
 
-            with _stored_result(f"{RESULT_PATTERN} beside the capture"):
+            with _convert_result_errors(f"{RESULT_PATTERN} beside the capture"):
                 print_rich(render_verdicts(verdicts))
     _exit(exit_code(None, rows))
 
@@ -399,7 +399,7 @@ def _are_logs(places: Sequence[str]) -> bool:
     logs = [place for place in places if place.endswith((".hlog", ".hlog.gz", ".hlog.zst"))]
     if logs and len(logs) < len(places):
         other = next(place for place in places if place not in logs)
-        raise ConfigError(other, f"is no HdrHistogram log (.hlog), and cannot be combined with {logs[0]}")
+        raise ConfigError(other, f"is not an HdrHistogram log (.hlog), and cannot be combined with {logs[0]}")
     return bool(logs)
 
 
@@ -450,7 +450,8 @@ def _is_trace(places: list[str]) -> bool:
         return False
 
 
-def _of_trace(path: str, options: dict[str, Any], source_format: str | None) -> dict[str, Any]:
+def _summarise_trace(path: str, options: dict[str, Any], source_format: str | None) -> dict[str, Any]:
+    """Return the summary of a trace as public JSON. Raises ConfigError."""
     from llmtap.capture.read.describe import describe
     from llmtap.traces.registry import open_trace
 
@@ -518,7 +519,7 @@ class _ReplayFields(msgspec.Struct):
 
 
 @contextmanager
-def _stored_result(place: str) -> Iterator[None]:
+def _convert_result_errors(place: str) -> Iterator[None]:
     """Convert errors that wrong or missing fields of a stored result cause to ConfigError."""
     try:
         yield
@@ -572,7 +573,7 @@ def show_experiment(outputs: Outputs, experiment: Mapping[str, Any]) -> None:
     """Write the requested outputs of an experiment, or print its report."""
     from llmtap.report.experiment_page import render_experiment
 
-    outputs.tell(_experiment_texts(experiment), lambda: print_rich(render_experiment(experiment)))
+    outputs.write_or_show(_experiment_texts(experiment), lambda: print_rich(render_experiment(experiment)))
 
 
 def _experiment_texts(experiment: Mapping[str, Any]) -> dict[str, Callable[[], str]]:
@@ -597,7 +598,7 @@ def show_replay(outputs: Outputs, result: Mapping[str, Any]) -> None:
         "--markdown": lambda: replay_markdown(result),
         "--csv": lambda: figures_csv(result),
     }
-    outputs.tell(texts, lambda: print_rich(render_replay(result)))
+    outputs.write_or_show(texts, lambda: print_rich(render_replay(result)))
 
 
 def result_place(capture: str, result: Mapping[str, Any] | None = None) -> Path | None:
@@ -666,10 +667,10 @@ def _show_bench(folder: Path, outputs: Outputs, requirements: "Requirements") ->
     from llmtap.gates.requirements import exit_code
     from llmtap.report.bench import render_bench
 
-    with _stored_result(str(folder)):
+    with _convert_result_errors(str(folder)):
         document = load_document(folder)
         rows = requirements.add_to_tests(document)
-        outputs.tell(bench_texts(document), lambda: print_rich(render_bench(document)))
+        outputs.write_or_show(bench_texts(document), lambda: print_rich(render_bench(document)))
     _exit(exit_code(None, rows))
 
 
@@ -685,12 +686,12 @@ def _compare(
     need_extra("--compare", "scipy", "bench")
     results = {place: load_result(place) for place in (places[0], *others)}
     if any(result is not None for result in results.values()):
-        with _stored_result(" or ".join(results)):
+        with _convert_result_errors(" or ".join(results)):
             _compare_replays([places[0], *others], results, outputs, tolerances)
         return
     from llmtap.cli.bench import compare_folders
 
-    with _stored_result(" or ".join((places[0], *others))):
+    with _convert_result_errors(" or ".join((places[0], *others))):
         code = compare_folders(Path(places[0]), [Path(other) for other in others], outputs, tolerances)
     raise typer.Exit(code)
 
@@ -731,7 +732,7 @@ def _compare_replays(
         "--html": lambda: page_html(comparison_document(comparison), "replay_page.css"),
         "--markdown": lambda: markdown(comparison_document(comparison), special="|"),
     }
-    outputs.tell(texts, lambda: print_rich(render_replay_comparison(comparison)))
+    outputs.write_or_show(texts, lambda: print_rich(render_replay_comparison(comparison)))
     verdicts = [result.verdict for result in comparison.results]
     differ = not comparison.same_load
     if tolerances is not None:

@@ -84,14 +84,14 @@ class Outputs:
                 if not known:
                     place.unlink()
             except OSError as exc:
-                raise _unwritten(option, place, exc) from None
+                raise _write_error(option, place, exc) from None
 
     def write(self, texts: Mapping[str, Callable[[], str]]) -> None:
         """Write all requested files. `texts`: by option, the function that makes the text."""
         for option, place in self.files.items():
             write_output(option, place, texts[option]())
 
-    def tell(self, texts: Mapping[str, Callable[[], str]], show: Callable[[], None]) -> None:
+    def write_or_show(self, texts: Mapping[str, Callable[[], str]], show: Callable[[], None]) -> None:
         """Write the files. Then print the output that goes to stdout, or call `show` if there is none."""
         self.write(texts)
         if self.stdout is None:
@@ -111,7 +111,9 @@ def need_capture(to: str) -> None:
     from llmtap.capture.store.parquet import check_place
 
     if not to:
-        raise ConfigError("--capture", "is empty; expected a folder or a URL")
+        raise ConfigError(
+            "--capture", "is empty; expected a folder or a URL", "such as --capture captures/run1"
+        )
     try:
         check_place(to)
     except ConfigError as exc:
@@ -123,14 +125,15 @@ def write_output(option: str, place: Path, text: str) -> None:
     try:
         place.write_text(text + "\n", encoding="utf-8")
     except OSError as exc:
-        raise _unwritten(option, place, exc) from None
+        raise _write_error(option, place, exc) from None
 
 
-def _unwritten(option: str, place: Path, exc: OSError) -> ConfigError:
+def _write_error(option: str, place: Path, exc: OSError) -> ConfigError:
     return ConfigError(option, f"cannot write {place}: {exc.strerror}")
 
 
 def json_text(value: object) -> str:
+    """Return a value as indented JSON."""
     import msgspec
 
     return msgspec.json.format(msgspec.json.encode(value)).decode()
@@ -144,15 +147,15 @@ def print_json(value: object, to: str = STDOUT, out: Any = None) -> None:
         write_output("--json", Path(to), json_text(value))
 
 
-def print_rich(shown: "RenderableType") -> None:
+def print_rich(renderable: "RenderableType") -> None:
     """Print a renderable of the package rich. In a pipe, lines are not wrapped, so that
     they can be searched."""
     from rich.console import Console
 
     if sys.stdout.isatty():
-        Console(highlight=False).print(shown)
+        Console(highlight=False).print(renderable)
     else:
-        Console(highlight=False, width=200).print(shown, soft_wrap=True)
+        Console(highlight=False, width=200).print(renderable, soft_wrap=True)
 
 
 def print_table(table: "Table", out: Any = None) -> None:
@@ -208,7 +211,7 @@ def read_pairs(
         if not separator or not key:
             raise ConfigError(option, f"expected {form}, got {item!r}")
         if once and key in pairs:
-            raise ConfigError(f"{option} {key}", "is given twice")
+            raise ConfigError(f"{option} {key}", "is given twice", "give each name once")
         pairs[key] = value.strip()
     return pairs
 
@@ -232,8 +235,8 @@ def check_known(option: str, kind: str, name: str, known: Collection[str]) -> No
 # ---------------------------------------------------------------- signals
 
 
-STOPPING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that end a command. It then reports the part that is complete."""
+STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that end a command, which then reports the part that is complete."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -282,7 +285,7 @@ def loop_signals(signals: ReceivedSignals, stop: Callable[[], None]) -> None:
         signals.add(number)
         stop()
 
-    for number in STOPPING:
+    for number in STOP_SIGNALS:
         # Do not handle a signal that was ignored at the start (nohup, background job of a shell).
         if signal.getsignal(number) is not signal.SIG_IGN:
             asyncio.get_running_loop().add_signal_handler(number, handle, number)
@@ -309,7 +312,7 @@ def stoppable() -> Iterator[ReceivedSignals]:
         raise Stopped(signals.numbers[0])
 
     if threading.current_thread() is threading.main_thread():
-        for number in STOPPING:
+        for number in STOP_SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 before[number] = signal.signal(number, stop)
     try:

@@ -137,7 +137,7 @@ class _EngineOptions(Struct, frozen=True, kw_only=True):
 def serve(
     listening: _ListenOptions,
     answers: _AnswerOptions,
-    chosen: _EngineOptions,
+    engine_options: _EngineOptions,
     truth: Annotated[
         Path | None,
         opt(
@@ -164,11 +164,11 @@ def serve(
         values[key], places[key] = value, f"--set {key}"
     options = load_options(values, places)
     engine = load_engine(
-        chosen.scheduler,
+        engine_options.scheduler,
         values,
-        serving=read_pairs("--serving", chosen.serving, "NAME=VALUE", once=True),
-        readings=read_pairs("--reading", chosen.reading, "NAME=VALUE", once=True),
-        servers=chosen.servers,
+        serving=read_pairs("--serving", engine_options.serving, "NAME=VALUE", once=True),
+        readings=read_pairs("--reading", engine_options.reading, "NAME=VALUE", once=True),
+        servers=engine_options.servers,
         places=places,
     )
 
@@ -177,15 +177,15 @@ def serve(
     import uvloop
     from aiohttp import web
 
-    from llmtap.net.listener import bind, is_free, parse_address
+    from llmtap.net.listener import bind, check_free, parse_address
     from llmtap.sim.server.server import SimServer
 
-    with _naming_option("--listen", listening.listen):
+    with _name_option("--listen", listening.listen):
         sock = bind(*parse_address(listening.listen, "--listen"), shared=False)
     if listening.grpc is not None:
-        with _naming_option("--grpc", listening.grpc):
+        with _name_option("--grpc", listening.grpc):
             grpc_host, grpc_port = parse_address(listening.grpc, "--grpc")
-            is_free(grpc_host, grpc_port)
+            check_free(grpc_host, grpc_port)
     try:
         server = SimServer(options, engine=engine, truth_file=truth)
     except OSError as exc:
@@ -194,7 +194,7 @@ def serve(
         server.serve_grpc(grpc_host, grpc_port, _pem_pair(listening.grpc_certificate, listening.grpc_key))
     bound = sock.getsockname()
 
-    def tell() -> None:
+    def announce() -> None:
         print(f"llmtap sim: http://{bound[0]}:{bound[1]}/v1/chat/completions", flush=True)
         if listening.grpc is not None:
             scheme = "grpc" if listening.grpc_certificate is None else "grpcs"
@@ -217,7 +217,7 @@ def serve(
         access_log=None,
         handle_signals=True,
         handler_cancellation=True,  # Free what the engine holds for a client that leaves.
-        print=lambda *_: tell(),
+        print=lambda *_: announce(),
     )
 
 
@@ -246,7 +246,7 @@ def _pem_pair(certificate: Path | None, key: Path | None) -> tuple[bytes, bytes]
 
 
 @contextmanager
-def _naming_option(option_name: str, address: str) -> Iterator[None]:
+def _name_option(option_name: str, address: str) -> Iterator[None]:
     """Convert an OSError to a ConfigError naming the option, for an address that cannot be used."""
     try:
         yield

@@ -281,9 +281,9 @@ def run(
         (show_readings if work.readings else show_presets)()
         return
     from llmtap.cli.sim_sweep import (
-        AxesRead,
+        AxesReader,
         SweepPlan,
-        model_fitted,
+        fit_model,
         names_in,
         objectives_text,
         preset_named,
@@ -299,7 +299,7 @@ def run(
     trace = work.trace or (named.trace if named is not None else "")
     if not trace:
         raise ConfigError("TRACE", "is missing", "`llmtap sim run --help` shows the arguments")
-    given = AxesRead()
+    given = AxesReader()
     given.schedulers(axes.scheduler)
     given.routers(axes.router)
     if axes.scale is not None and axes.rate is not None:
@@ -326,9 +326,9 @@ def run(
             given.settings([f"{name}={text}"], flag_name)
     given.settings(axes.serving or [], "--serving")
     given.settings(axes.vary or [], "--vary")
-    whole = given.whole(named, axes.preset or "")
+    whole = given.all_axes(named, axes.preset or "")
     memory = None if fit.fit_kv_blocks is None else given.kv_memory(whole, fit.fit_kv_blocks)
-    fitted = model_fitted(
+    fitted = fit_model(
         fit.latency,
         scheduler_names(whole, named),
         source_format=fit.latency_from,
@@ -401,7 +401,7 @@ def run(
                 "--json": lambda: json_text(results),
                 "--html": lambda: _page_html(results, sla=sla, figure=figure),
             }
-            outputs.tell(texts, lambda: _show(results, outcome.notes, sla=sla, figure=figure))
+            outputs.write_or_show(texts, lambda: _show(results, outcome.notes, sla=sla, figure=figure))
     except Stopped as exc:
         done = sum(len(sweeper.attempts) for sweeper in sweepers)
         kept = f"are in {runs.results}: the same command continues from there"

@@ -1,8 +1,8 @@
 """Turn the options of `llmtap sim run` into the axes of a sweep, run it, and show progress.
 
-Used by `cli/sim.py`: `AxesRead` checks and collects the axes, `run_sweep` returns the summaries of all runs.
-This module also prints the lists of `--readings` and `--presets`. Progress is a bar in a terminal, else a
-line for each completed job.
+Used by `cli/sim.py`: `AxesReader` checks and collects the axes, `run_sweep` returns the summaries of all
+runs. This module also prints the lists of `--readings` and `--presets`. Progress is a bar in a terminal, else
+a line for each completed job.
 """
 
 import sys
@@ -33,9 +33,9 @@ from llmtap.sim.sweep.fitting import fit_capture
 from llmtap.sim.sweep.grid import LOADS, PRESETS, READINGS, SERVING, GridSource, Preset, SweepGrid
 from llmtap.sim.sweep.runner import Results, SweepRunner
 from llmtap.sim.sweep.sweep import JobOptions, SweepAttempt, SweepJob
-from llmtap.workload.registry import workloads
+from llmtap.workload.registry import workload_texts
 
-_AT_MOST: Final = {
+_MAXIMA: Final = {
     "requests": 1_000_000_000,
     "servers": 10_000,
     "scale": 1_000_000_000,
@@ -44,13 +44,14 @@ _AT_MOST: Final = {
 }
 _LISTING: Final = "`llmtap sim run --readings` lists the readings and options of serving"
 _DEFAULT_SCHEDULERS: Final = ("static_fifo", "dynamic_no_bins", "multi_bin_dynamic")
-_ELSEWHERE: Final = {
+_OTHER_OPTION: Final = {
     "--reading": (SERVING, "an option of serving", "--serving"),
     "--serving": (READINGS, "a reading", "--reading"),
 }
+"""By option: names that belong to another option, what they are, and that option."""
 
 
-class AxesRead:
+class AxesReader:
     """Axes of a sweep: the values by name, and the option that set each."""
 
     def __init__(self) -> None:
@@ -81,8 +82,8 @@ class AxesRead:
             least = "at least 0" if name == "seed" else "more than 0"
             if not (value >= 0 if name == "seed" else value > 0):
                 raise ConfigError(option, f"expected {least}, got {part}")
-            if value > _AT_MOST[name]:
-                raise ConfigError(option, f"expected at most {_AT_MOST[name]:,}, got {part}")
+            if value > _MAXIMA[name]:
+                raise ConfigError(option, f"expected at most {_MAXIMA[name]:,}, got {part}")
             values.append(value)
         if not values:
             raise ConfigError(option, "expected at least one value")
@@ -94,7 +95,7 @@ class AxesRead:
         `--vary` has several values: NAME=VALUE,VALUE, or separated by `|` if the values contain commas.
         """
         several = option == "--vary"
-        others, what, theirs = _ELSEWHERE.get(option, ((), "", ""))
+        others, what, theirs = _OTHER_OPTION.get(option, ((), "", ""))
         for one in given:
             name, found, text = one.partition("=")
             name = name.strip().replace("-", "_")
@@ -105,7 +106,7 @@ class AxesRead:
                 raise ConfigError(option, f"{name} is {what}", f"use {theirs} {name}={text.strip()}")
             values = _split_list(text, "|" if "|" in text else ",") if several else [text.strip()]
             if not values:
-                raise ConfigError(option, f"{name} has no values")
+                raise ConfigError(option, f"{name} has no values", f"such as {option} {name}=1,2")
             read = read_serving if option == "--serving" or name in SERVING else read_model_options
             try:
                 for value in values:
@@ -117,7 +118,7 @@ class AxesRead:
                 raise ConfigError(option, str(exc).removeprefix(f"{name}: "), vary) from None
             self._set(name, values, option)
 
-    def whole(self, preset: Preset | None, preset_name: str) -> dict[str, tuple[Any, ...]]:
+    def all_axes(self, preset: Preset | None, preset_name: str) -> dict[str, tuple[Any, ...]]:
         """Return all axes. Axes that were not given come from the preset, or have their defaults.
 
         Raises ConfigError for an option that no scheduler reads.
@@ -141,8 +142,8 @@ class AxesRead:
             )
         used = scheduler_names(axes, preset)
         if "router" in axes:
-            most = max(axes.get("servers", (1,)))
-            if most == 1:
+            servers_max = max(axes.get("servers", (1,)))
+            if servers_max == 1:
                 raise ConfigError(
                     "--router",
                     "has no effect with one server",
@@ -156,7 +157,7 @@ class AxesRead:
                     f"it has an effect on {iterating}",
                 )
         for name in self._options.keys() & ALL_OPTIONS:
-            readers = [one for one, kind in SCHEDULERS.items() if name in kind.reads]
+            readers = [one for one, kind in SCHEDULERS.items() if name in kind.options_read]
             if not set(used) & set(readers):
                 raise ConfigError(
                     self._options[name],
@@ -225,7 +226,7 @@ def objectives_text(slo: str | None, preset: Preset | None, goodput: str | None 
     return read_objectives(slo, goodput) or ""
 
 
-def model_fitted(
+def fit_model(
     place: str | None,
     schedulers: Sequence[str],
     *,
@@ -286,24 +287,24 @@ class SweepProgress:
     def reading(self, done: int, of: int | None) -> None:
         self._bar.update(self._task, completed=done, total=of)
 
-    def planned(self, jobs: Sequence[SweepJob], done_before: int) -> None:
+    def on_planned(self, jobs: Sequence[SweepJob], done_before: int) -> None:
         self._jobs, self._ended_jobs, self._effort = len(jobs), 0, 0
         self._bar.reset(self._task, total=sum(job.effort for job in jobs), description="simulating")
         if done_before:
-            self._say(f"{done_before:,} done before and taken from the results, {len(jobs):,} left")
+            self._print(f"{done_before:,} done before and taken from the results, {len(jobs):,} left")
 
-    def under_way(self, job: SweepJob, arrived: int) -> None:
+    def on_progress(self, job: SweepJob, arrived: int) -> None:
         self._bar.update(self._task, completed=self._effort + job.effort * arrived // job.count)
 
-    def ended(self, job: SweepJob, attempt: SweepAttempt) -> None:
+    def on_ended(self, job: SweepJob, attempt: SweepAttempt) -> None:
         self._ended_jobs += 1
         self._effort += job.effort
         progress = f"{self._ended_jobs:,} of {self._jobs:,}"
         self._bar.update(self._task, completed=self._effort, description=progress)
         how = f"{attempt.seconds:.2f} s" if attempt.error is None else f"failed: {attempt.error}"
-        self._say(f"{progress}: {job.name} ({attempt.id}): {how}")
+        self._print(f"{progress}: {job.name} ({attempt.id}): {how}")
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         if self._lines:
             print_message(text)
 
@@ -357,13 +358,13 @@ def run_sweep(
         on_begin: function that gets the runner, for example to count its attempts after an interruption.
     """
     with ExitStack() as stack:
-        audience = stack.enter_context(_progress(loud=loud))
+        listener = stack.enter_context(_progress(loud=loud))
         kept = None
         if results is not None:
             kept = Results(results)
             stack.callback(kept.close)
-        source = GridSource(plan.trace, source_format=plan.source_format, progress=audience.reading)
-        sweeper = SweepRunner(source.traces, audience, results=kept, workers=workers, ray=ray)
+        source = GridSource(plan.trace, source_format=plan.source_format, progress=listener.reading)
+        sweeper = SweepRunner(source.traces, listener, results=kept, workers=workers, ray=ray)
         on_begin(sweeper)
         planned = SweepGrid(source, plan.common).jobs(plan.axes, plan.preset, sweeper.run)
         if "seed" in plan.axes and all(job.seed is None for job in planned):
@@ -378,6 +379,7 @@ def run_sweep(
 
 
 def show_readings() -> None:
+    """Print the schedulers, and the options of --reading and --serving."""
     for words, iterates in (("iteration-level schedulers", True), ("schedulers of whole batches", False)):
         print(f"{words}: {', '.join(n for n, kind in SCHEDULERS.items() if kind.iterates == iterates)}")
     print()
@@ -389,6 +391,7 @@ def show_readings() -> None:
 
 
 def show_presets() -> None:
+    """Print the presets."""
     rows = []
     for name, preset in PRESETS.items():
         axes = "; ".join(f"{axis} {','.join(map(str, values))}" for axis, values in preset.axes.items())
@@ -396,4 +399,4 @@ def show_presets() -> None:
         rows.append([name, about, preset.source, axes])
     print_table(Table(["preset", "about", "source", "axes"], rows))
     print()
-    print_table(Table(["workload", "about"], [list(one) for one in workloads().items()]))
+    print_table(Table(["workload", "about"], [list(one) for one in workload_texts().items()]))

@@ -104,8 +104,8 @@ def proxy(
 
     # With `--check`, the caller may be a running proxy that will replace itself by this program, and asks
     # whether the configuration allows it.
-    asking = take_handover(os.environ, os.getppid()) if check else None
-    loaded.checked(problems_of(settings, None if asking is None else asking.pid))
+    parent = take_handover(os.environ, os.getppid()) if check else None
+    loaded.settings_or_raise(problems_of(settings, None if parent is None else parent.pid))
     warnings = list(warnings_of(settings))
     if check:
         print(f"ok (config {fingerprint(settings)})")
@@ -114,7 +114,7 @@ def proxy(
         for warning in warnings:
             print_line(f"warning: {warning}")
         for name, options in settings.slo.items():
-            if options.parsed.streams_only:
+            if options.parsed_objectives.streams_only:
                 print(f"slo.{name}: judges streams only; an e2e limit also judges answers in one piece")
         if settings.capture.to is not None:
             to, spool = capture_places(settings.capture)
@@ -183,7 +183,7 @@ def meter(
     flags: dict[str, Any] = {"meter.socket": listen_socket, "meter.admin": admin, "capture.to": capture}
     flags |= read_pairs("--set", assign)
     loaded = read_settings(config, os.environ, flags)
-    settings = loaded.checked(alone_problems(loaded.settings))
+    settings = loaded.settings_or_raise(alone_problems(loaded.settings))
     if check:
         print(f"ok (config {fingerprint(settings)})")
         return
@@ -326,7 +326,7 @@ def top(
         window=window,
         interval=interval,
     )
-    if options.in_clear():
+    if options.is_unencrypted():
         print_message("the token travels in clear text: https keeps it to those two")
     if once or json is not None or not (sys.stdin.isatty() and sys.stdout.isatty()):
         _print(options, json=json)
@@ -335,9 +335,9 @@ def top(
 
 
 def _print(options: "TopOptions", *, json: str | None) -> None:
-    from llmtap.top.plain import fetched, print_once
+    from llmtap.top.plain import fetch_documents, print_once
 
-    documents = fetched(options)
+    documents = fetch_documents(options)
     if json is not None:
         print_json(documents, json)
     else:
@@ -346,9 +346,9 @@ def _print(options: "TopOptions", *, json: str | None) -> None:
 
 def _watch(options: "TopOptions") -> None:
     need_extra("llmtap top", "textual", "top", "; --once does without")
-    from llmtap.top.plain import fetched
+    from llmtap.top.plain import fetch_documents
 
-    fetched(options)  # Check the address here: an error would vanish with the screen.
+    fetch_documents(options)  # Check the address now: the screen of the view would hide the message.
     from llmtap.top.app import TopApp
 
     TopApp(options).run()

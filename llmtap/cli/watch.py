@@ -118,7 +118,7 @@ def watch(
         for name, given in (("--admin", admin), ("--timestamps", timestamps)):
             if given is not None:
                 raise ConfigError(name, "cannot be combined with --read")
-        settings = loaded.checked(packet_problems(settings), measuring_problems(settings))
+        settings = loaded.settings_or_raise(packet_problems(settings), measuring_problems(settings))
         if check:
             print(f"ok (config {fingerprint(settings)})")
         else:
@@ -130,10 +130,10 @@ def watch(
         )
     problems = [watching_problems(settings), packet_problems(settings)]
     if check:
-        loaded.checked(*problems, measuring_problems(settings))
+        loaded.settings_or_raise(*problems, measuring_problems(settings))
         print(f"ok (config {fingerprint(settings)})")
         return
-    loaded.checked(*problems)
+    loaded.settings_or_raise(*problems)
     what = (
         f"watching {', '.join(settings.watch.interfaces)}, port {', '.join(map(str, settings.watch.ports))}"
     )
@@ -141,6 +141,7 @@ def watch(
 
 
 def _read_ports(texts: list[str]) -> list[int]:
+    """Return the port numbers of --port. Raises ConfigError."""
     ports = []
     for text in ",".join(texts).split(","):
         if not (text.isascii() and text.isdigit() and 0 < int(text) < 65_536):
@@ -153,6 +154,7 @@ def _read_ports(texts: list[str]) -> list[int]:
 
 
 def _read_packets(settings: "Settings", name: str, *, json: str | None) -> None:
+    """Measure a packet capture, and print its summary. Raises ConfigError."""
     from llmtap.meter.process import OfflineMeter
     from llmtap.report.summary import render_summary
     from llmtap.supervisor.run import fresh_meter_setup

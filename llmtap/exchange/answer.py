@@ -3,8 +3,8 @@
 `observer.py` feeds `AnswerReader` with payload bytes, without HTTP framing. Content type and first bytes
 decide the kind of body (event stream, lines, JSON, binary stream), except Gemini's streamed array, known by
 the request's path, and WebSocket, which the caller names; a parser of `protocol/` cuts it, and the dialect
-reads each event. If the kind is unknown, only the reads are timed. Events kept until the dialect was known
-come out late, with the time of their own read (`AnswerReader.take_late`).
+reads each event. If the kind is unknown, only the reads are timed. Events that waited until the dialect was
+known are returned later, with the time of their own read (`AnswerReader.take_late`).
 
 Source: docs/dialects.md; RFC 6455.
 """
@@ -126,7 +126,7 @@ class AnswerReader:
         self._body = bytearray()  # JSON body so far
         self._keeps = True  # False after the memory limit was reached
         self._size = 0
-        self._one_value = False  # the first line shows that the body is one value, not lines
+        self._one_value = False  # whether the first line shows that the body is one value, not lines
         self.broken: str | None = None
         """Reason why the messages of a tunnel could not be read."""
         self._first_line = 0  # length of the body's first line, if it is a JSON object
@@ -136,10 +136,11 @@ class AnswerReader:
         event."""
         self.tier: str | None = None
         """Service tier that the answer names."""
-        self._had_output = False  # an event with output has been searched for the tier
+        self._had_output = False  # whether an event with output was searched for the tier
 
     @classmethod
     def of_tunnel(cls, path: str, dialects: Dialects = BUILT_IN, *, deflates: bool = False) -> "AnswerReader":
+        """Return a reader of WebSocket messages from the upstream. `deflates`: they may be compressed."""
         reader = cls(None, path, dialects=dialects)
         reader.kind = BodyKind.MESSAGES
         reader._messages = MessageParser("upstream", masked=False, deflates=deflates)
@@ -147,6 +148,7 @@ class AnswerReader:
 
     @classmethod
     def of_response(cls, path: str, dialects: Dialects = BUILT_IN) -> "AnswerReader":
+        """Return a reader of one response of a WebSocket session, which is fed with whole messages."""
         reader = cls(None, path, dialects=dialects)
         reader.kind = BodyKind.NDJSON
         return reader
@@ -167,6 +169,7 @@ class AnswerReader:
 
     @property
     def skipped(self) -> int:
+        """Number of events that were too long and were not read."""
         return self._parser.skipped + (self._lines.skipped if self._lines is not None else 0)
 
     @property
@@ -205,7 +208,7 @@ class AnswerReader:
                     self.repeats.repetition = None
                     self._look_for_tier(event.data, delta)
             if len(out) == 1 and (delta := out[0]).repeatable and parser.idle and delta.size == len(payload):
-                self.repeats.look(payload, delta, parser.offset, dialect)
+                self.repeats.search(payload, delta, parser.offset, dialect)
             return out
         if self.kind is BodyKind.JSON:
             return self._keep(payload, t_ns)
@@ -227,7 +230,8 @@ class AnswerReader:
         """False if a part of another SSE event has been read."""
         return self._parser.idle
 
-    def passed(self, payload_bytes: int) -> None:
+    def advance_offset(self, payload_bytes: int) -> None:
+        """Count bytes of repeated events that the parser did not get."""
         self._parser.offset += payload_bytes
 
     def close(self, *, whole: bool, t_ns: int = 0) -> list[Delta]:
@@ -265,18 +269,19 @@ class AnswerReader:
             if self._failed and not delta.parsed:
                 delta = Delta(EventClass.ERROR)
         delta.size = self._size
-        self._let_go()
+        self._release_body()
         self._size = 0
         return [delta]
 
     def give_up(self) -> None:
+        """Stop parsing: the rest of the body is only timed."""
         self._release(self.dialect.conclude(), None, [])
         self.kind = BodyKind.OPAQUE
         self.repeats.repetition = None
         self._held_bytes = b""
         self._lines = self._messages = None
         self._parser.drop()
-        self._let_go()
+        self._release_body()
 
     def _offer(self, event: SseEvent, t_ns: int, out: list[Delta]) -> None:
         """Pass an event to the chooser of the dialect, while the dialect is unknown."""
@@ -314,7 +319,7 @@ class AnswerReader:
             return []
         if self._size > BODY_BYTES_MAX or not self._share.take(len(payload)):
             self._keeps = False
-            self._let_go()
+            self._release_body()
             return []
         self._body += payload
         if self._one_value:
@@ -340,7 +345,7 @@ class AnswerReader:
     def _begin_kept_lines(self, t_ns: int) -> list[Delta]:
         """Read the JSON body as lines. The first line keeps the time of the read that ended it."""
         body = bytes(self._body)
-        self._let_go()
+        self._release_body()
         self._size = 0
         parser = LineParser()
         first, self._first_line = body[: self._first_line], 0
@@ -349,7 +354,7 @@ class AnswerReader:
             self.late += [(at_ns, delta) for delta in self._begin_lines(first, parser, at_ns)]
         return self._begin_lines(body[len(first) :], parser, t_ns)
 
-    def _let_go(self) -> None:
+    def _release_body(self) -> None:
         self._share.give(len(self._body))
         self._body.clear()
 
@@ -406,7 +411,7 @@ class AnswerReader:
         else:
             delta = Delta(EventClass.METADATA, message.size, parsed=message.opcode is Opcode.CLOSE)
         if self.dialect.open:
-            self._release(self.dialect.pass_by(delta, t_ns), t_ns, out)
+            self._release(self.dialect.offer_known(delta, t_ns), t_ns, out)
             return out
         return [delta]
 
@@ -422,6 +427,7 @@ class AnswerReader:
         self.tier = granted_tier(data) or self.tier
 
     def _decide(self, payload: bytes, t_ns: int) -> list[Delta]:
+        """Determine the kind of the body from its type and first bytes, and read these."""
         if self._type == _MESSAGES:
             return self._begin_lines(payload, MessageStreamParser(), t_ns)
         is_json = self._type == b"application/json" or self._type.endswith(b"+json")

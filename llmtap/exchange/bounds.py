@@ -22,6 +22,7 @@ _NUMBER_BYTES: Final = 32
 _HEADER_BYTES: Final = 16
 """Bytes of the garbage collector's header before each object."""
 _UNCHANGED_MAX: Final = 1_024
+"""Maximum number of strings in each set of `_unchanged`."""
 _UNCHANGED_CHARS_MAX: Final = 64
 _NUMBERS: Final = frozenset({int, float, bool, type(None)})
 _FIXED_BYTES: Final = {type(None): 0, bool: 0, int: _NUMBER_BYTES, float: _NUMBER_BYTES, type: 0}
@@ -44,11 +45,13 @@ _unchanged: Final[dict[str, set[str]]] = {name: set() for name in BOUNDS}
 """Short strings that need no change, by field. Most strings are repeated, and the search for keys takes 1 us.
 """
 _WHOLE: Final = [(name, limits, _unchanged[name]) for name, limits in BOUNDS.items() if "." not in name]
+"""Fields of an Exchange with a bound, with their sets of `_unchanged`; without parts of fields."""
 _read_whole: Final = attrgetter(*(name for name, _, _ in _WHOLE))
 _readers: dict[type, tuple[int, Callable[[object], Any]]] = {}
 
 
 def bounded(field: str, text: str) -> str:
+    """Return a string cut at the bound of its field, and without keys if the field requires that."""
     unchanged = _unchanged[field]
     if text in unchanged:
         return text
@@ -142,26 +145,27 @@ def _parts_of(kind: type, prefix: str) -> tuple[int, list[str]]:
 
 
 class Budget:
-    """Memory limit of all exchanges together: `left` of `bytes_max` bytes can still be taken.
+    """Memory limit of all exchanges together, at first `bytes_max`; `free_bytes` can still be taken.
 
-    `short` is called for each body for which there is no memory.
+    `on_shortage` is called for each body for which there is no memory.
     """
 
-    __slots__ = ("_short", "left")
+    __slots__ = ("_on_shortage", "free_bytes")
 
-    def __init__(self, bytes_max: int, short: Callable[[], None]) -> None:
-        self.left = bytes_max
-        self._short = short
+    def __init__(self, bytes_max: int, on_shortage: Callable[[], None]) -> None:
+        self.free_bytes = bytes_max
+        self._on_shortage = on_shortage
 
     def take(self, n: int) -> bool:
-        if n > self.left:
-            self._short()
+        """Take `n` bytes. Return False, without a change, if there is no room."""
+        if n > self.free_bytes:
+            self._on_shortage()
             return False
-        self.left -= n
+        self.free_bytes -= n
         return True
 
     def give(self, n: int) -> None:
-        self.left += n
+        self.free_bytes += n
 
 
 class Share:

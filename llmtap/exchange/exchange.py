@@ -160,6 +160,8 @@ class EventLog:
 
 @dataclass(slots=True)
 class Timeline:
+    """Points of an exchange in ns of the monotonic clock; None: not reached."""
+
     arrival_ns: int
     request_end_ns: int | None = None
     submit_ns: int | None = None
@@ -181,19 +183,22 @@ class Timeline:
     delivered_ns: int | None = None
     """Time when the client's socket took the last byte."""
     paused_ns: int = 0
+    """Total time in which the client did not read, so that the relay stopped reading the stream."""
     events: EventLog = field(default_factory=EventLog)
     connected_ns: int | None = None
     """Time when the connection to the upstream was ready; None: a connection was reused. Like `send_wait_ns`,
     only for the parts of the wait (`metrics/phases.py`)."""
     holds: "array[int]" = field(default_factory=lambda: array("q"))
-    """Begin and end of each pause in which the client held the stream, ascending. If their sum is not
-    `paused_ns`, some are not known."""
+    """Begin and end of each pause in which the client did not read, so that the relay stopped reading the
+    stream; ascending. If the pauses do not add up to `paused_ns`, some are missing."""
     send_wait_ns: int = 0
     """Total time in which the upstream's socket did not take bytes of the request."""
 
 
 @dataclass(slots=True)
 class Tokens:
+    """Numbers of tokens; None: unknown. `source`: source of `output`."""
+
     input: int | None = None
     output: int | None = None
     reasoning: int | None = None
@@ -335,6 +340,7 @@ class Exchange:
 
     @property
     def id(self) -> str:
+        """Relay, number and part, such as `r0-17`."""
         return f"{self.relay}-{self.seq}" if not self.part else f"{self.relay}-{self.seq}.{self.part}"
 
     @property
@@ -352,7 +358,7 @@ class Exchange:
         return self.reading is Reading.NONE and self.unparsed_events > 0
 
     @property
-    def reasoning_apart(self) -> bool:
+    def reasoning_is_separate(self) -> bool:
         """Whether the usage counts reasoning in addition to the output.
 
         True if the name of the count shows it (Gemini), or if only then the counts add up to the total (xAI).
@@ -367,6 +373,7 @@ class Exchange:
         return bool(input_tokens + output_tokens + reasoning == total)  # type: ignore[operator]
 
     def since_arrival(self, t_ns: int | None) -> float | None:
+        """Return a monotonic time as seconds since the arrival; None stays None."""
         return None if t_ns is None else (t_ns - self.timeline.arrival_ns) / 1e9
 
     def to_dict(

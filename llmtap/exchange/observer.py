@@ -45,7 +45,7 @@ from llmtap.protocol.websocket import WebSocketMessage, negotiates_deflate
 EVENTS_MAX: Final = 1 << 18
 """Events in the log of an exchange: 40 bytes each, 10 MB. Later ones still change the points of the
 timeline."""
-UNSEEN_NS: Final = 11_100_000
+STALL_MISSED_NS: Final = 11_100_000
 """Longest part of a stall of a relay's event loop that its probes can miss: a probe comes every 10 ms, and
 its resolution is 1.1 ms."""
 READ_BYTES_MAX: Final = 1 << 16
@@ -83,7 +83,7 @@ _CONTENT_CLASSES: Final = (EventClass.CONTENT, EventClass.GUARDRAIL, EventClass.
 _FLAGS: Final = bytes((OUTPUT, OUTPUT | BLANK)) + bytes(254)
 
 
-class UnderWay(NamedTuple):
+class RunningState(NamedTuple):
     """Present state of a running exchange."""
 
     exchange: Exchange
@@ -128,11 +128,11 @@ class Observer:
         count_tokens: Callable[[str], int] | None = None,
         on_request: OnRequest | None = None,
         bodies: Budget | None = None,
-        waited: Callable[[int, int], int] | None = None,
+        longest_wait: Callable[[int, int], int] | None = None,
         dialects: Dialects = BUILT_IN,
     ) -> None:
-        """`waited(before_ns, t_ns)` returns the longest time that a byte of the read at `t_ns` may have
-        waited, if the previous read was at `before_ns`."""
+        """`longest_wait(before_ns, t_ns)` returns the longest time that a byte of the read at `t_ns` may have
+        been unread in the socket, if the previous read was at `before_ns`."""
         self._t = Timeline(arrival_ns)
         self._x = Exchange(
             bounded("relay", relay),
@@ -166,10 +166,10 @@ class Observer:
         self._loss_reason: str | None = None
         self._holds_lost = False
         self._closed = False
-        self._waited = waited
+        self._longest_wait = longest_wait
         self._shared_ns = 0
-        """Longest time that an output event may have waited for the last byte of its read, which has the
-        kernel's stamp."""
+        """Longest time that an output event may have arrived before the timestamp of its read, which is that
+        of the read's last byte."""
         self._first_shared_ns = 0
         """Value of `_shared_ns` at the read with the first token."""
         self._emptied_ns: int | None = None
@@ -189,7 +189,7 @@ class Observer:
         self._texts_taken = 0
         """Number of texts whose memory was taken."""
         self._text_chars = self._usage_bytes = 0
-        self._noted_bytes = 0
+        self._texts_bytes = 0
         """Memory of the texts and of the usage object."""
         self._text_chars_max = _TEXT_CHARS_MAX
         self._events_max = EVENTS_MAX
@@ -199,16 +199,17 @@ class Observer:
         self._request.feed(data)
 
     def request_end(self, t_ns: int) -> None:
+        """Record that the request is complete: its last byte was read at `t_ns`."""
         self._t.request_end_ns = t_ns
         self._end_request()
 
-    def submitted(self, t_ns: int, added_ns: int) -> None:
+    def on_submit(self, t_ns: int, added_ns: int) -> None:
         """Record that the upstream's socket took the request's last byte: at `t_ns`, `added_ns` after the
         read of this byte."""
         self._t.submit_ns = t_ns
         self._x.added.request_ns = added_ns
 
-    def held(self, begin_ns: int, end_ns: int) -> None:
+    def on_hold(self, begin_ns: int, end_ns: int) -> None:
         """Record that the client held the stream: reading from the upstream was paused."""
         holds = self._t.holds
         if len(holds) < 2 * HOLDS_MAX:
@@ -218,13 +219,13 @@ class Observer:
 
     def response_head(self, raw_head: bytes, t_ns: int, added_ns: int) -> None:
         """Take the response's head, complete at `t_ns`; interim (1xx) heads are ignored."""
-        self._expect_nothing()
+        self._expect_no_repetition()
         x = self._x
         try:
             head = parse_response_head(raw_head, self._request.method)
         except PeerProtocolError as exc:
             self._t.head_ns = t_ns
-            self._lose(exc)
+            self._stop_parsing(exc)
             return
         if 100 <= head.status < 200 and head.status != 101:
             return
@@ -261,7 +262,7 @@ class Observer:
                 decoder = Decoder(b",".join(codings))
                 self._decoder = None if decoder.identity else decoder
             except PeerProtocolError as exc:
-                self._lose(exc)
+                self._stop_parsing(exc)
 
     def response_data(self, data: bytes, t_ns: int, added_ns: int) -> None:
         """Take body bytes of the response with their framing, read at `t_ns`, written `added_ns` later."""
@@ -278,15 +279,15 @@ class Observer:
                 if run.full:
                     self._log_run()
                 return ()
-            self._expect_nothing()
+            self._expect_no_repetition()
         size = len(data)
         if self._dechunk is not None:
             try:
                 data = self._dechunk.feed(data)
             except PeerProtocolError as exc:
-                self._lose(exc)
+                self._stop_parsing(exc)
         if not data:
-            # The bytes were only framing.
+            # The read held only framing, such as the size of a chunk.
             return ()
         self._count_read(t_ns, added_ns)
         answer = self._answer
@@ -301,10 +302,10 @@ class Observer:
             self._add_late(answer)
             self._add_all(deltas, t_ns)
         if (
-            answer.kept_bytes + self._noted_bytes != self._kept_bytes
+            answer.kept_bytes + self._texts_bytes != self._kept_bytes
             or len(self._t.events.classes) >= _LOGGED_FREE
         ):
-            self._weigh(answer)
+            self._count_memory(answer)
         self._end_read(answer, size, t_ns)
         return ()
 
@@ -337,7 +338,7 @@ class Observer:
                     outputs += sum(delta.output for delta in deltas)
                     last = deltas[-1]
         except PeerProtocolError as exc:
-            self._lose(exc)
+            self._stop_parsing(exc)
         if self._loss_reason is not None:
             rest = data[fed_bytes:] if decoder is None else data
             if rest:
@@ -345,31 +346,31 @@ class Observer:
         elif not fed_bytes:
             return
         elif outputs > 1:
-            self._share_read(t_ns)
+            self._mark_shared_read(t_ns)
         elif outputs and last is not None and not last.output:
-            self._token_is_followed(t_ns)
+            self._mark_followed_token(t_ns)
         self._end_read(answer, size, t_ns)
 
     def _feed(self, answer: AnswerReader, payload: bytes, t_ns: int) -> list[Delta]:
         deltas = answer.feed(payload, t_ns)
         self._add_late(answer)
         self._add_all(deltas, t_ns)
-        self._weigh(answer)
+        self._count_memory(answer)
         return deltas
 
     def _end_read(self, answer: AnswerReader, size: int, t_ns: int) -> None:
         if not answer.idle:
-            self._token_is_followed(t_ns)
+            self._mark_followed_token(t_ns)
         elif (repetition := answer.repeats.repetition) is not None and self._decoder is None:
-            self._expect(repetition)
+            self._expect_repetition(repetition)
         if size < READ_BYTES_MAX:
             self._emptied_ns = t_ns
         else:
             self._may_have_waited = True
 
-    def _weigh(self, answer: AnswerReader) -> None:
+    def _count_memory(self, answer: AnswerReader) -> None:
         """Count the memory of the response against the common limit."""
-        kept_bytes = answer.kept_bytes + self._noted_bytes
+        kept_bytes = answer.kept_bytes + self._texts_bytes
         logged = len(self._t.events.classes)
         if logged >= _LOGGED_FREE:
             event_bytes = _LOGGED_BYTES if self._texts is None else _LOGGED_BYTES + _CHARS_BYTES
@@ -386,10 +387,10 @@ class Observer:
 
     def _keep_less(self, answer: AnswerReader, kept_bytes: int) -> None:
         """Skip the unfinished event, and keep no later events and texts: `kept_bytes` is above the limit."""
-        kept_bytes -= answer.kept_bytes + self._noted_bytes
+        kept_bytes -= answer.kept_bytes + self._texts_bytes
         answer.drop_part()
         self._drop_texts()
-        kept_bytes += answer.kept_bytes + self._noted_bytes
+        kept_bytes += answer.kept_bytes + self._texts_bytes
         self._events_max = min(self._events_max, len(self._t.events.classes))
         self._text_chars_max = min(self._text_chars_max, self._text_chars)
         window_bytes = 0 if self._decoder is None else self._decoder.kept_bytes
@@ -399,7 +400,7 @@ class Observer:
         if self._share.change(kept_bytes - self._taken_bytes):
             self._taken_bytes = kept_bytes
         elif window_bytes > SLICE_BYTES:
-            self._lose(PeerProtocolError(_NO_ROOM))
+            self._stop_parsing(PeerProtocolError(_NO_ROOM))
             return
         self._kept_bytes = kept_bytes
 
@@ -408,18 +409,19 @@ class Observer:
         if self._texts is not None:
             for text in self._texts[self._texts_taken :]:
                 self._text_chars -= len(text)
-                self._noted_bytes -= getsizeof(text) + _TEXT_BYTES
+                self._texts_bytes -= getsizeof(text) + _TEXT_BYTES
             del self._texts[self._texts_taken :]
 
     def response_end(self, t_ns: int) -> None:
+        """Record that the response is complete: its last byte was read at `t_ns`."""
         self._t.response_end_ns = t_ns
         self._close(whole=True)
         if self._dechunk is not None:
-            self._token_is_followed(t_ns)
+            self._mark_followed_token(t_ns)
 
-    def upgraded(self, t_ns: int) -> None:
+    def on_upgrade(self, t_ns: int) -> None:
         """Note that the connection is a tunnel from `t_ns` on, after the head with status 101."""
-        self._expect_nothing()
+        self._expect_no_repetition()
         if self._t.head_ns is None:
             self._t.head_ns = t_ns
         self._dechunk = self._decoder = None
@@ -430,15 +432,16 @@ class Observer:
         caused it, read at `t_ns` and written `added_ns` later."""
         self.request_data(request, t_ns)
         self.request_end(t_ns)
-        self.submitted(t_ns + added_ns, added_ns)
+        self.on_submit(t_ns + added_ns, added_ns)
         self._x.status = 101
         self._answer = AnswerReader.of_response(self._request.path, self._dialects)
 
     def message(self, message: WebSocketMessage, t_ns: int, added_ns: int) -> None:
+        """Take a message of the upstream, read at `t_ns` and written `added_ns` later."""
         if t_ns > self._last_read_ns:
             self._emptied_ns = self._last_read_ns
         elif self._t.last_token_ns == t_ns:
-            self._share_read(t_ns)
+            self._mark_shared_read(t_ns)
         self._count_read(t_ns, added_ns)
         answer = self._answer
         if answer is not None and self._loss_reason is None:
@@ -446,7 +449,7 @@ class Observer:
             self._add_late(answer)
             for delta in deltas:
                 self._add(delta, t_ns)
-            self._weigh(answer)
+            self._count_memory(answer)
 
     def tunnel(
         self,
@@ -486,8 +489,8 @@ class Observer:
             outcome: outcome by the relay, a value of `Outcome`; the events refine it.
             status: status sent to the client; None: that of the head, if any.
             paused_ns: time that back-pressure of the client held the stream.
-            lag_ns: error of the timestamp of a read that holds one event; without `waited`, the longest time
-                that a byte waited unread, as far as the probes of the loop show (`UNSEEN_NS`).
+            lag_ns: error of the timestamp of a read that holds one event; without `longest_wait`, the longest
+                time that a byte waited unread, as far as the probes of the loop show (`STALL_MISSED_NS`).
             request_bytes, response_bytes: sizes including the heads.
         """
         x, t = self._x, self._t
@@ -499,11 +502,11 @@ class Observer:
         x.uncertainty_ns = x.ttft_uncertainty_ns = lag_ns
         if x.clock == "kernel":
             wait_ns = self._shared_ns
-            if self._waited is None:
+            if self._longest_wait is None:
                 # `paused_ns` already reports the time in which back-pressure of the client held the stream.
                 wait_ns = max(0, wait_ns - paused_ns)
                 if not self._may_have_waited:
-                    wait_ns = min(wait_ns, lag_ns + UNSEEN_NS)
+                    wait_ns = min(wait_ns, lag_ns + STALL_MISSED_NS)
             x.uncertainty_ns = max(lag_ns, wait_ns)
             x.ttft_uncertainty_ns = max(lag_ns, self._first_shared_ns)
         x.request_bytes = request_bytes
@@ -553,8 +556,8 @@ class Observer:
         """Stop parsing the response; its reads are still timed. Return False if it was not being parsed."""
         if self._answer is None or self._closed or self._loss_reason is not None:
             return False
-        self._expect_nothing()
-        self._lose(PeerProtocolError(reason))
+        self._expect_no_repetition()
+        self._stop_parsing(PeerProtocolError(reason))
         return True
 
     def abandon(self) -> None:
@@ -567,15 +570,17 @@ class Observer:
 
     @property
     def exchange(self) -> Exchange:
+        """The exchange, which changes until `finish`."""
         return self._x
 
-    def under_way(self) -> UnderWay:
-        """Return the present state. Logs the collected events first, so do not call it for every event."""
+    def running_state(self) -> RunningState:
+        """Return the present state. Do not call it for every event: it first adds collected events to the
+        log."""
         self._log_run()
         answer = self._answer
         if answer is None:
-            return UnderWay(self._x, None, self._request.wants_stream, 0, 0, True, self._last_read_ns)
-        return UnderWay(
+            return RunningState(self._x, None, self._request.wants_stream, 0, 0, True, self._last_read_ns)
+        return RunningState(
             self._x,
             answer.dialect.name,
             answer.streamed,
@@ -601,7 +606,8 @@ class Observer:
             self._t.events.chars.extend([0] * len(self._t.events))
             self._set_keeps_texts()
 
-    def _lose(self, reason: PeerProtocolError) -> None:
+    def _stop_parsing(self, reason: PeerProtocolError) -> None:
+        """Only time the rest of the response."""
         self._loss_reason = str(reason)
         self._dechunk = self._decoder = None
         if self._answer is None:
@@ -629,9 +635,9 @@ class Observer:
             self._add(delta, t_ns)
             outputs += delta.output
         if outputs > 1:
-            self._share_read(t_ns, since_ns)
+            self._mark_shared_read(t_ns, since_ns)
         elif outputs and not deltas[-1].output:
-            self._token_is_followed(t_ns)
+            self._mark_followed_token(t_ns)
 
     def _add_late(self, answer: AnswerReader) -> None:
         """Add events of earlier reads, which waited until the dialect was known."""
@@ -642,24 +648,24 @@ class Observer:
             self._add_all([delta for _, delta in group], t_ns, since_ns)
             since_ns = t_ns
 
-    def _token_is_followed(self, t_ns: int) -> None:
+    def _mark_followed_token(self, t_ns: int) -> None:
         """Mark the last token's time as possibly late: other bytes follow the token in its read, at `t_ns`.
 
         Only for the load generator, which probes its event loop often and so knows how late a read may be.
-        In a relay, the uncertainty of most responses would become UNSEEN_NS, because the last token often
-        comes with the end of the stream.
+        In a relay, the uncertainty of most responses would become STALL_MISSED_NS, because the last token
+        often comes with the end of the stream.
         """
-        if self._waited is not None and self._t.last_token_ns == t_ns:
-            self._share_read(t_ns)
+        if self._longest_wait is not None and self._t.last_token_ns == t_ns:
+            self._mark_shared_read(t_ns)
 
-    def _share_read(self, t_ns: int, since_ns: int | None = None) -> None:
+    def _mark_shared_read(self, t_ns: int, since_ns: int | None = None) -> None:
         """Record that bytes follow an output event in its read, so that its timestamp may be late. The event
         arrived after the previous read, and waited no longer than the loop left its sockets unread."""
         if since_ns is None:
             since_ns = self._emptied_ns or self._t.submit_ns or self._t.arrival_ns
         wait_ns = t_ns - since_ns
-        if self._waited is not None and not self._may_have_waited:
-            wait_ns = min(wait_ns, self._waited(since_ns, t_ns))
+        if self._longest_wait is not None and not self._may_have_waited:
+            wait_ns = min(wait_ns, self._longest_wait(since_ns, t_ns))
         self._shared_ns = max(self._shared_ns, wait_ns)
         if t_ns in (self._t.first_token_ns, self._t.first_content_ns):
             self._first_shared_ns = max(self._first_shared_ns, wait_ns)
@@ -715,12 +721,12 @@ class Observer:
         if delta.counts is not None:
             self._tokens.count(delta.counts, total=not delta.usage_running)
             self._x.usage = delta.usage
-            self._noted_bytes -= self._usage_bytes
+            self._texts_bytes -= self._usage_bytes
             self._usage_bytes = 0
             if delta.usage is not None and delta.size > _USAGE_BYTES_MAX:
                 self._x.usage = figures_of(delta.usage)
                 self._usage_bytes = memory_bytes(self._x.usage)
-                self._noted_bytes += self._usage_bytes
+                self._texts_bytes += self._usage_bytes
         if delta.model is not None and self._model is None:
             self._model = bounded("response_model", delta.model)
         if delta.error_type is not None:
@@ -737,17 +743,17 @@ class Observer:
         assert self._texts is not None
         if self._text_chars < self._text_chars_max:
             self._text_chars += len(text)
-            self._noted_bytes += getsizeof(text) + _TEXT_BYTES
+            self._texts_bytes += getsizeof(text) + _TEXT_BYTES
             self._texts.append(text)
 
-    def _expect(self, repetition: Repetition) -> None:
+    def _expect_repetition(self, repetition: Repetition) -> None:
         """Let `token_run` collect the next reads: the last read held exactly one event, which may come again
         with another text. No layer below the events holds pending bytes."""
         if repetition is not self._repetition:
             self._repetition = repetition
             self._run = self._make_run(repetition)
             self._set_keeps_texts()
-        if self._dechunk is None or self._dechunk.between:
+        if self._dechunk is None or self._dechunk.is_between_chunks:
             self.token_run = self._run
 
     def _make_run(self, repetition: Repetition) -> TokenRun | None:
@@ -759,12 +765,12 @@ class Observer:
             return None
         return make_token_run(repetition, chunked=self._dechunk is not None, keeps_texts=False)
 
-    def _expect_nothing(self) -> None:
+    def _expect_no_repetition(self) -> None:
         self._log_run()
         self.token_run = None
 
     def _set_keeps_texts(self) -> None:
-        """Let the run keep texts only while they are needed. Call it only while the run is empty."""
+        """Set whether the run keeps the texts of events. Call it only while the run is empty."""
         if self._run is not None and self._repetition is not None:
             read = self._interventions.reading or self._texts is not None
             self._run.keeps_texts = self._tokens.tokenizes or (
@@ -772,6 +778,7 @@ class Observer:
             )
 
     def _log_run(self) -> None:
+        """Add the collected repetitions to the log, and empty the run."""
         run, repetition, answer = self._run, self._repetition, self._answer
         if not run or repetition is None or answer is None:
             return
@@ -784,7 +791,7 @@ class Observer:
         x.reads += n
         self._last_read_ns = self._emptied_ns = t.last_token_ns = times[-1]
         self._tokens.chunks += n
-        answer.passed(sum(sizes))
+        answer.advance_offset(sum(sizes))
         flags = blanks.translate(_FLAGS) if delta.event_class is _CONTENT else bytes((OUTPUT,)) * n
         tokens = array("l", map(self._tokens.tokenize, texts)) if self._tokens.tokenizes else _UNDECLARED * n
         room = max(0, self._events_max - len(t.events))
@@ -799,7 +806,7 @@ class Observer:
                 self._interventions.read_all(texts)
             if self._texts is not None:
                 self._keep_text("".join(texts))
-        self._weigh(answer)
+        self._count_memory(answer)
         self._set_keeps_texts()
 
     @property
@@ -812,7 +819,7 @@ class Observer:
         return streamed or self._loss_reason is not None or self._x.endpoint is not None
 
     def _close(self, *, whole: bool) -> None:
-        self._expect_nothing()
+        self._expect_no_repetition()
         if self._closed:
             return
         self._closed = True

@@ -52,6 +52,7 @@ class PromptMessage:
     effect."""
     thinking: str = ""
     result: bool = False
+    """Whether the message is the result of a tool call."""
 
     @property
     def text(self) -> str:
@@ -74,16 +75,19 @@ class PromptShape:
     messages: list[PromptMessage]
     shape: RequestShape
     value: JsonObject
+    """The request's body."""
     chat: bool
+    """Whether the prompt is a list of messages."""
     tools: bytes = b""
     """Digest of the offered tools, which precede the messages in the model's input; empty: no tools."""
     cut: bool = False
+    """Whether parts were left out because of PARTS_MAX."""
 
 
 def read_prompt(body: bytes, endpoint: str | None) -> PromptShape | None:
     """Return the prompt in a request's decoded body, at most MESSAGES_MAX messages of it. None if the body is
-    not a JSON object, or has no known prompt. The endpoint tells which kind of prompt to look for; without
-    it, or if the body has no such prompt, every known kind is looked for by the members of the body."""
+    not a JSON object, or has no known prompt. The kind of prompt that the endpoint usually has is tried
+    first, then every other kind."""
     if body.lstrip()[:1] != b"{":
         return None
     try:
@@ -117,7 +121,7 @@ class _Reader:
         self._room = PARTS_MAX
         self.cut = False
 
-    def takes(self, n: int) -> bool:
+    def count_parts(self, n: int) -> bool:
         """Count `n` more parts. Return False if their number exceeds the limit."""
         if n > self._room:
             self.cut = True
@@ -131,7 +135,7 @@ class _Reader:
         messages = value.get("messages") or value.get("contents")
         if not isinstance(messages, list) or not messages or len(messages) > MESSAGES_MAX:
             return []
-        return [*self._before(value), *(self._message(message) for message in messages)]
+        return [*self._system_prompts(value), *(self._message(message) for message in messages)]
 
     def input(self, value: JsonObject) -> list[PromptMessage]:
         """Read `input` of the Responses API, or of LM Studio, which has the same format."""
@@ -140,9 +144,9 @@ class _Reader:
             items = [{"role": "user", "content": items}]
         if not isinstance(items, list) or not items or len(items) > MESSAGES_MAX:
             return []
-        return [*self._before(value), *(self._item(item) for item in items)]
+        return [*self._system_prompts(value), *(self._item(item) for item in items)]
 
-    def _before(self, value: JsonObject) -> Iterator[PromptMessage]:
+    def _system_prompts(self, value: JsonObject) -> Iterator[PromptMessage]:
         for key in ("system", "instructions", "system_prompt", "systemInstruction"):
             if one := value.get(key):
                 yield self._make("system", one.get("parts", one) if isinstance(one, dict) else one)
@@ -200,7 +204,7 @@ class _Reader:
         if isinstance(message.get("audio"), dict):
             builder.media(message["audio"])
         calls = _list(message.get("tool_calls"))
-        if not self.takes(len(calls)):
+        if not self.count_parts(len(calls)):
             builder.mark(b"value", calls)
             calls = []
         for call in calls:
@@ -241,7 +245,7 @@ class _Reader:
         return builder.build(role)
 
     def _all_media(self, values: list[Any]) -> list[Part]:
-        return [*map(self._media, values)] if self.takes(len(values)) else [b"value" + _digest(values)]
+        return [*map(self._media, values)] if self.count_parts(len(values)) else [b"value" + _digest(values)]
 
     def _media(self, value: Any) -> bytes:
         self.media += 1
@@ -302,7 +306,7 @@ class _MessageBuilder:
     def content(self, value: Any, depth: int = 0) -> None:
         if isinstance(value, str):
             self.text(value)
-        elif isinstance(value, list) and self._reader.takes(len(value)):
+        elif isinstance(value, list) and self._reader.count_parts(len(value)):
             for item in value:
                 self.part(item, depth)
         elif isinstance(value, dict):
@@ -353,7 +357,7 @@ def _completion(*keys: str) -> tuple[_Read, bool]:
 _CHAT: Final[tuple[_Read, bool]] = (_Reader.chat, True)
 _INPUT: Final[tuple[_Read, bool]] = (_Reader.input, True)
 _PROMPT: Final = _completion("prompt", "inputs")
-_BY_WHAT_IS_THERE: Final = (_CHAT, _PROMPT, _INPUT)
+_BY_MEMBERS: Final = (_CHAT, _PROMPT, _INPUT)
 _FIRST: Final = {
     **dict.fromkeys(
         ("completions", "llamacpp.completion", "ollama.generate", "tgi.generate_stream"), _PROMPT
@@ -369,7 +373,7 @@ _FIRST: Final = {
 
 def _readers_for(endpoint: str | None) -> Iterable[tuple[_Read, bool]]:
     first = _FIRST.get(endpoint or "")
-    return _BY_WHAT_IS_THERE if first is None else (first, *_BY_WHAT_IS_THERE)
+    return _BY_MEMBERS if first is None else (first, *_BY_MEMBERS)
 
 
 def _parameters(value: JsonObject) -> RequestShape:

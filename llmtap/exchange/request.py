@@ -61,15 +61,15 @@ _STREAMED_PATHS: Final = (
     "/invoke-with-response-stream",
 )
 """Ends of paths whose answers are always streams; `stream` in the body has no effect."""
-_STREAMED_UNLESS: Final = frozenset({"ollama.chat", "ollama.generate"})
+_STREAM_BY_DEFAULT: Final = frozenset({"ollama.chat", "ollama.generate"})
 """Endpoints that answer with a stream unless the body has `"stream": false`."""
 
 _MCP: Final = (b"mcp-method", b"mcp-name", b"mcp-session-id", b"mcp-protocol-version")
-_NAMED: Final = ("tools/call", "prompts/get")
+_METHODS_WITH_NAME: Final = ("tools/call", "prompts/get")
 """MCP methods whose `mcp-name` is the name of a tool or prompt. For other methods, it may be the address of a
 document."""
-_method: Final = re.compile(r"[a-z][a-zA-Z]{0,31}(?:/[a-zA-Z_]{1,31}){0,3}").fullmatch
-_name: Final = re.compile(r"[A-Za-z0-9_./-]{1,96}").fullmatch
+_match_method: Final = re.compile(r"[a-z][a-zA-Z]{0,31}(?:/[a-zA-Z_]{1,31}){0,3}").fullmatch
+_match_name: Final = re.compile(r"[A-Za-z0-9_./-]{1,96}").fullmatch
 
 _MODEL_PATH: Final = re.compile(
     r"/models/([^/:]{1,256}):(?:streamG|g)enerateContent$"
@@ -149,7 +149,7 @@ class RequestReader:
         try:
             head = self._head = parse_request_head(raw)
         except PeerProtocolError:
-            return  # the relay refused it as well, and reports that with the outcome
+            return  # the relay refuses such a request, too, and reports that as the outcome
         self._keeps = True
         self.method = head.method
         x.method = bounded("method", head.method.decode("latin-1"))
@@ -191,7 +191,7 @@ class RequestReader:
         self._size += len(data)
         taken = len(data) + _PIECE_BYTES
         if self._size > REQUEST_BYTES_MAX or not self._share.take(taken):
-            self._let_go()
+            self._drop_body()
             return
         self._taken_bytes += taken
         self._body.append(data)
@@ -203,7 +203,7 @@ class RequestReader:
             return
         path, self._path = self._path, ""
         body = self._payload(chunked=head.framing is Framing.CHUNKED)
-        self._let_go()
+        self._drop_body()
         request = _RequestBody()
         if body.lstrip().startswith(b"{"):
             try:
@@ -221,14 +221,14 @@ class RequestReader:
         self.wants_stream = (
             request.stream is True
             or path.rstrip("/").endswith(_STREAMED_PATHS)
-            or (self._x.endpoint in _STREAMED_UNLESS and request.stream is None)
+            or (self._x.endpoint in _STREAM_BY_DEFAULT and request.stream is None)
         )
         if self._identify is not None:
             self._x.tenant = bounded("tenant", self._identify(head, path, lambda: _json(body)))
         if self._on_request is not None and self._x.call is None:
             self.wants_text = self._on_request(self._x, head, body)
 
-    def _let_go(self) -> None:
+    def _drop_body(self) -> None:
         self._keeps = False
         self._body.clear()
         self._share.give(self._taken_bytes)
@@ -246,12 +246,12 @@ class RequestReader:
 
 def _call_name(fields: dict[bytes, str], method: str) -> str:
     """Return the method and name of an MCP request; without the header `mcp-method`, the HTTP method."""
-    called, name = fields.get(b"mcp-method", method), fields.get(b"mcp-name", "")
-    if b"mcp-method" in fields and not _method(called):
+    mcp_method, name = fields.get(b"mcp-method", method), fields.get(b"mcp-name", "")
+    if b"mcp-method" in fields and not _match_method(mcp_method):
         return "other"
-    if called not in _NAMED or not name:
-        return called
-    return f"{called} {name}" if _name(name) else f"{called} other"
+    if mcp_method not in _METHODS_WITH_NAME or not name:
+        return mcp_method
+    return f"{mcp_method} {name}" if _match_name(name) else f"{mcp_method} other"
 
 
 def _json(body: bytes) -> Any:

@@ -36,10 +36,12 @@ _ENTRIES_LISTED: Final = 20
 _HAR_TIMES: Final = ("blocked", "dns", "connect", "ssl", "send", "wait", "receive")
 _SSE_LINE: Final = re.compile(rb"(?:^|[\r\n])(?:data|event|id|retry|error)?:")
 _STATUS_LINE: Final = re.compile(rb"HTTP/[0-9.]+ ([0-9]{3})([^\r\n]*)\r?\n")
-_DECODED_BY_OTHERS: Final = frozenset({b"content-encoding", b"transfer-encoding", b"content-length"})
+_REMOVED_BY_WRITERS: Final = frozenset({b"content-encoding", b"transfer-encoding", b"content-length"})
 
 
 class SavedError(LlmtapError):
+    """The file has no answer that can be read; `hint`: what to do."""
+
     def __init__(self, problem: str, hint: str | None = None) -> None:
         super().__init__(problem)
         self.hint = hint
@@ -81,13 +83,17 @@ class SavedEvent:
 
 @dataclass(slots=True)
 class Explained:
+    """A parsed answer."""
+
     exchange: Exchange
     events: list[SavedEvent]
     timed: bool = False
     """Whether the exchange was measured from packets, so that it has times."""
 
 
-class _Noting(Observer):
+class _RecordingObserver(Observer):
+    """Observer that also keeps all Deltas."""
+
     def __init__(self, saved: Saved, dialects: Dialects) -> None:
         wall_ns = saved.arrival_wall_ns or 0
         super().__init__("saved", 1, 0, wall_ns, saved.request_head, dialects=dialects)
@@ -106,11 +112,11 @@ _TOO_COSTLY: Final = "its parsing took too much CPU time"
 def explain(saved: Saved, dialects: Dialects = BUILT_IN, cpu_ns: Callable[[], int] = lambda: 0) -> Explained:
     """Return the exchange and its events. `cpu_ns` reads the CPU time that CPU_MAX_NS limits."""
     until_ns = cpu_ns() + CPU_MAX_NS
-    observer = _Noting(saved, dialects)
+    observer = _RecordingObserver(saved, dialects)
     if saved.request_body:
         observer.request_data(saved.request_body, 0)
     observer.request_end(0)
-    observer.submitted(0, 0)
+    observer.on_submit(0, 0)
     observer.response_head(saved.head, 0, 0)
     for _ in observer.response_slices(saved.wire, 0, 0) if saved.wire else ():
         if cpu_ns() > until_ns:
@@ -169,7 +175,7 @@ def read_saved(data: bytes, *, path: str = "/", request_body: bytes = b"", entry
     a HAR entry, from 0. Raises SavedError."""
     marked, data = data, data.removeprefix(codecs.BOM_UTF8)
     if not data.strip():
-        raise SavedError("the file is empty")
+        raise SavedError("the file is empty", "save a response with `curl -si --raw`")
     if data.startswith(b"HTTP/"):
         saved = _read_http(data, _request_head("POST", path, len(request_body)))
         saved.request_body = request_body
@@ -205,6 +211,7 @@ def _request_head(method: str, target: str, length: int) -> bytes:
 
 
 def _kind_of(body: bytes) -> tuple[str, bytes]:
+    """Return the kind of a bare body and its content type. Raises SavedError."""
     if _read_json(body) is not None:
         return "JSON", b"application/json"
     if is_message_stream(body):
@@ -216,7 +223,9 @@ def _kind_of(body: bytes) -> tuple[str, bytes]:
         if len(lines) > 1:
             return "NDJSON", b"application/x-ndjson"
         if body.lstrip().startswith((b"{", b"[")):
-            raise SavedError("the JSON document cannot be parsed to its end")
+            raise SavedError(
+                "the JSON document cannot be parsed to its end", "check whether the file is complete"
+            )
     raise SavedError(
         "the content is not an event stream, NDJSON, JSON, an HTTP response or a HAR file",
         "save a response together with its head: `curl -si --raw`",
@@ -255,7 +264,7 @@ def _read_http(data: bytes, request_head: bytes) -> Saved:
         if not _SSE_LINE.search(payload[:4096]) and _read_json(payload) is None:
             raise SavedError(str(exc)) from None
         notes.append(f"the head says {codings.decode('latin-1')}, but the body was decoded before")
-        head, rest, body = _without_fields(head, _DECODED_BY_OTHERS), payload, payload
+        head, rest, body = _without_fields(head, _REMOVED_BY_WRITERS), payload, payload
     if not whole:
         notes.append("the body ends before its framing does: it was cut off")
     return Saved("HTTP response", head, rest, body, request_head, whole=whole, notes=notes)
@@ -264,10 +273,14 @@ def _read_http(data: bytes, request_head: bytes) -> Saved:
 def _cut_head(data: bytes) -> tuple[bytes, bytes, re.Match[bytes]]:
     head, end, rest = data.partition(b"\r\n\r\n")
     if not end:
-        raise SavedError("the HTTP response is cut off in its head")
+        raise SavedError(
+            "the HTTP response has no blank line after its head", "check whether the file is complete"
+        )
     status = _STATUS_LINE.match(head + end)
     if status is None:
-        raise SavedError("the HTTP response has no valid status line")
+        raise SavedError(
+            "the HTTP response has no valid status line", "expected a line such as `HTTP/1.1 200 OK`"
+        )
     return head + end, rest, status
 
 
@@ -394,7 +407,7 @@ def _har_head(response: JsonObject, content: JsonObject) -> bytes:
     headers = response.get("headers")
     for f in headers if isinstance(headers, list) else ():
         name = str(f.get("name") if isinstance(f, dict) else "")
-        if name and not name.startswith(":") and name.lower().encode() not in _DECODED_BY_OTHERS:
+        if name and not name.startswith(":") and name.lower().encode() not in _REMOVED_BY_WRITERS:
             names.add(name.lower())
             lines.append(f"{name}: {f.get('value') or ''}")
     if "content-type" not in names and content.get("mimeType"):
@@ -421,6 +434,7 @@ def _wall_ns(date: object) -> int | None:
 
 
 def _spans(body: bytes, sizes: list[int]) -> list[tuple[int, int]]:
+    """Return start and end of each event in a body; `sizes`: the sizes of the events."""
     parser = MessageStreamParser() if is_message_stream(body) else SseParser()
     blocks = [(event.start, event.end) for event in parser.feed(body) + parser.close()]
     lines, at = [], 0

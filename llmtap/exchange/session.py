@@ -54,15 +54,15 @@ class _Response:
 
 class Session:
     """Responses of one session. `observe(t_ns)` returns the observer of an exchange whose request was read at
-    `t_ns`, `ended` takes a complete exchange, `forgot` is called for a discarded one."""
+    `t_ns`, `on_end` takes a complete exchange, `on_discard` is called for a discarded one."""
 
     __slots__ = (
         "_cause",
         "_client_parser",
-        "_ended",
-        "_forgot",
         "_model",
         "_observe",
+        "_on_discard",
+        "_on_end",
         "_open_responses",
         "_realtime",
         "_server_parser",
@@ -75,8 +75,8 @@ class Session:
         self,
         endpoint: str,
         observe: Callable[[int], Observer],
-        ended: Callable[[Exchange], None],
-        forgot: Callable[[], None],
+        on_end: Callable[[Exchange], None],
+        on_discard: Callable[[], None],
         share: Share | None = None,
         *,
         deflates: bool = False,
@@ -87,8 +87,8 @@ class Session:
         """Whether the session had a response. If so, the tunnel is not an exchange of its own."""
         self._realtime = endpoint == "realtime"
         self._observe = observe
-        self._ended = ended
-        self._forgot = forgot
+        self._on_end = on_end
+        self._on_discard = on_discard
         self._share = Share() if share is None else share
         self._client_parser = MessageParser("client", masked=True, deflates=deflates)
         self._server_parser = MessageParser("upstream", masked=False, deflates=deflates)
@@ -104,7 +104,7 @@ class Session:
     def observers(self) -> list[Observer]:
         return [r.observer for r in self._open_responses]
 
-    def sent(self, data: bytes, t_ns: int, added_ns: int) -> None:
+    def client_data(self, data: bytes, t_ns: int, added_ns: int) -> None:
         """Take bytes from the client, read at `t_ns` and written `added_ns` later."""
         for message in () if self.lost else self._client_parser.feed(data):
             event = _read_event(message)
@@ -121,10 +121,11 @@ class Session:
                 # `response.steer` belongs to the stream of the response that it names.
                 steered = _text_member(event, "previous_response_id")
                 stream = next((r.stream for r in self._open_responses if steered and r.id == steered), stream)
-                self._note(stream, t_ns, added_ns, payload)
-        self._weigh()
+                self._store_cause(stream, t_ns, added_ns, payload)
+        self._count_memory()
 
-    def received(self, data: bytes, t_ns: int, added_ns: int) -> None:
+    def server_data(self, data: bytes, t_ns: int, added_ns: int) -> None:
+        """Take bytes from the server, read at `t_ns` and written `added_ns` later."""
         for message in () if self.lost else self._server_parser.feed(data):
             event = _read_event(message)
             kind, stream = _text_member(event, "type"), _text_member(event, "stream_id")
@@ -133,17 +134,17 @@ class Session:
             elif kind == "error":
                 self._fail_response(event, stream, message, t_ns, added_ns)
             elif kind in _COMMITTED and stream not in self._cause:
-                self._note(stream, t_ns, added_ns, b"")
+                self._store_cause(stream, t_ns, added_ns, b"")
             elif kind.startswith("session."):
                 self._model = _text_member(_object_member(event, "session"), "model") or self._model
-        self._weigh()
+        self._count_memory()
 
     @property
     def broken(self) -> str | None:
         """Reason why the messages of a side cannot be parsed."""
         return self._client_parser.broken or self._server_parser.broken
 
-    def _weigh(self) -> None:
+    def _count_memory(self) -> None:
         """Count the unfinished messages against the common limit; drop them if it is reached."""
         causes = self._cause.values()
         kept_bytes = (
@@ -164,21 +165,23 @@ class Session:
             self._end_response(response, delivered_ns, ended_as, error or _CUT_OFF, lag_ns)
 
     def give_up(self, reason: str) -> None:
+        """Stop parsing the messages; the running responses get `reason` as their error."""
         self.lost = True
         self._client_parser.drop()
         self._server_parser.drop()
-        self._weigh()
+        self._count_memory()
         for response in self._open_responses:
             response.observer.give_up(reason)
 
     def abandon(self) -> None:
+        """Discard all running responses."""
         self._share.close()
         for response in self._open_responses:
             response.observer.abandon()
-            self._forgot()
+            self._on_discard()
         self._open_responses.clear()
 
-    def _note(self, stream: str, t_ns: int, added_ns: int, payload: bytes) -> None:
+    def _store_cause(self, stream: str, t_ns: int, added_ns: int, payload: bytes) -> None:
         if stream in self._cause or len(self._cause) < RESPONSES_MAX:
             self._cause[stream] = (t_ns, added_ns, payload if len(payload) <= _CAUSE_BYTES_MAX else b"")
 
@@ -279,7 +282,7 @@ class Session:
                 x.no_token_reason = no_token_reason(x)
         if failed and x.outcome in (Outcome.COMPLETE, Outcome.TRUNCATED):
             x.outcome, x.error = Outcome.UPSTREAM_ERROR, "upstream sent an error in place of a response"
-        self._ended(x)
+        self._on_end(x)
 
 
 def _read_event(message: WebSocketMessage) -> JsonObject:

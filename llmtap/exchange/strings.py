@@ -46,7 +46,7 @@ quantifiers would have the same effect, but `re` of Python 3.11.0 to 3.11.4 matc
 _keys_in = re.compile(rf"(?<![A-Za-z0-9]){KEY_PATTERN}")
 _key_in = _keys_in.search
 # After a letter or digit, `sk-` may be the end of a word (`task-`), so the pattern of the rest is stricter.
-_key_behind_a_word = re.compile(
+_key_after_letters = re.compile(
     r"(?a:(?:[spr]k-(?:proj-|live_|test_|or-v1-|ant-[a-z0-9]{1,16}-)?(?=[A-Za-z_]{0,64}[0-9])\w{20,})"
     r"|gh[pousr]_\w{30,}|github_pat_\w{20,}|AIza[\w-]{30,})"
 ).search
@@ -57,19 +57,20 @@ _begins_as_names_do = re.compile(
 `global-llama-3-70b-instruct`, `gemma-2-sk-9b-it-v2` (for Slovak)."""
 _is_random = re.compile(r"[A-Za-z0-9]{16}|(?=[A-Za-z]*[0-9])[A-Za-z0-9]{10}").search
 _uuid_in = re.compile(r"[0-9A-Fa-f]{8}-?(?:[0-9A-Fa-f]{4}-?){3}[0-9A-Fa-f]{12}").search
-_plain = re.compile(r"[\w.~:@+,()-]*", re.ASCII).fullmatch
-_pieces = re.compile(r"[A-Za-z0-9]+").findall
-_hex = re.compile(r"(?=[0-9]*[a-fA-F])(?=[a-fA-F]*[0-9])[0-9a-fA-F]{8,}").fullmatch
-_edges = re.compile(r"[0-9](?=[A-Za-z])|[A-Za-z](?=[0-9])").findall
-_humps = re.compile(r"[a-z](?=[A-Z])").findall
-_snapshot = re.compile(r"[^@]+@(?:[0-9]{1,8}|latest|default)(?::[A-Za-z]+)?").fullmatch
-_announces = re.compile(
+_is_plain = re.compile(r"[\w.~:@+,()-]*", re.ASCII).fullmatch
+_pieces_of = re.compile(r"[A-Za-z0-9]+").findall
+_is_hex = re.compile(r"(?=[0-9]*[a-fA-F])(?=[a-fA-F]*[0-9])[0-9a-fA-F]{8,}").fullmatch
+_edges_of = re.compile(r"[0-9](?=[A-Za-z])|[A-Za-z](?=[0-9])").findall
+_humps_of = re.compile(r"[a-z](?=[A-Z])").findall
+_is_snapshot = re.compile(r"[^@]+@(?:[0-9]{1,8}|latest|default)(?::[A-Za-z]+)?").fullmatch
+_announces_key = re.compile(
     r"(?i)(?:(?:api|access|auth|secret|private|session)?[-_]?)"
     r"(?:keys?|tokens?|secrets?|passwords?|auth|sessions?)|users?"
 ).fullmatch
-_WORDS_AFTER: Final = frozenset(
+_NEVER_KEYS: Final = frozenset(
     {"v1", "v2", "v3", "api", "openai", "chat", "completions", "messages", "models"}
 )
+"""Segments that are shown even after a segment such as `keys` or `users`."""
 
 
 def looks_secret(word: str) -> bool:
@@ -77,15 +78,21 @@ def looks_secret(word: str) -> bool:
     if _key_in(word) or _uuid_in(word):
         return True
     edges = 0
-    for piece in _pieces(word):
-        size, turns = len(piece), len(_edges(piece))
+    for piece in _pieces_of(word):
+        size, turns = len(piece), len(_edges_of(piece))
         edges += turns
-        if _hex(piece) or (piece.isdigit() and size > 8):
+        if _is_hex(piece) or (piece.isdigit() and size > 8):
             # A number of 8 digits may be a date.
             return True
-        if size >= 12 and (turns >= 4 or len(_humps(piece)) >= 5):
+        if size >= 12 and (turns >= 4 or len(_humps_of(piece)) >= 5):
             return True
-        if size >= 20 and turns and not piece.islower() and not piece.isupper() and len(_humps(piece)) >= 3:
+        if (
+            size >= 20
+            and turns
+            and not piece.islower()
+            and not piece.isupper()
+            and len(_humps_of(piece)) >= 3
+        ):
             return True
         if size > 32:
             return True
@@ -107,13 +114,14 @@ def clean_name(name: str, chars_max: int = NAME_CHARS_MAX) -> str:
 def holds_key(name: str) -> bool:
     """Return whether a key is in the name of a model or tenant, by its issuer's form or by a long run of
     letters and digits. The caller cuts `name`: results are cached."""
-    if _key_behind_a_word(name):
+    if _key_after_letters(name):
         return True
     keys = (key[0] for key in _keys_in.finditer(name))
     return any(not _begins_as_names_do(key) or _is_random(key) for key in keys)
 
 
 def clean_path(path: str) -> str:
+    """Return a path in which each segment that does not look like words is replaced by `*`."""
     return _clean_known(path) if len(path) <= PATH_CHARS_MAX else _clean_path(path)
 
 
@@ -123,9 +131,9 @@ def _clean_path(path: str) -> str:
     announced = False
     for segment in path.split("/"):
         text = _decode_segment(segment)
-        is_value = announced and segment and segment.lower() not in _WORDS_AFTER
-        shown = "*" if is_value or not _may_stay(segment, text) else segment
-        announced = text is not None and bool(_announces(text))
+        is_value = announced and segment and segment.lower() not in _NEVER_KEYS
+        shown = "*" if is_value or not _is_shown(segment, text) else segment
+        announced = text is not None and bool(_announces_key(text))
         size += len(shown) + 1
         if size > PATH_CHARS_MAX - 2:
             segments.append("*")
@@ -138,7 +146,8 @@ def _clean_path(path: str) -> str:
 _clean_known = lru_cache(maxsize=512)(_clean_path)
 
 
-def _may_stay(segment: str, text: str | None) -> bool:
+def _is_shown(segment: str, text: str | None) -> bool:
+    """Return whether a segment stays; `text`: the segment without percent-encoding."""
     if segment == "*":
         return True
     if text is None or len(segment) > _SEGMENT_CHARS_MAX:
@@ -148,13 +157,13 @@ def _may_stay(segment: str, text: str | None) -> bool:
 
 
 def _is_name(name: str) -> bool:
-    if not _plain(name):
+    if not _is_plain(name):
         return False
     # Numbers are ids, except short ones: versions, years and ports.
     if name.isdigit() and len(name) > 4:
         return False
     at = name.find("@", 1)  # Cloudflare's models begin with @
-    if at > 0 and not _snapshot(name):
+    if at > 0 and not _is_snapshot(name):
         return False
     return not looks_secret(name)
 

@@ -13,6 +13,8 @@ _NO_SPAN: Final = "0" * 16
 
 @dataclass(frozen=True, slots=True)
 class TraceParent:
+    """Fields of a `traceparent`; `flags`: bit 0 is "sampled"."""
+
     trace_id: str
     span_id: str
     flags: int

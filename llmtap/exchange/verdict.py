@@ -72,6 +72,7 @@ _NO_TOKEN: Final = {
 
 
 def no_token_reason(x: Exchange) -> str:
+    """Return the reason why a stream has no token (`Exchange.no_token_reason`)."""
     if x.outcome is Outcome.COMPLETE:
         classes = set(x.timeline.events.classes) - {EventClass.KEEPALIVE, EventClass.DONE}
         return "only_metadata" if classes else "empty"
@@ -145,11 +146,11 @@ def remove_implausible(x: Exchange) -> None:
 
 
 def _check_times(x: Exchange) -> None:
-    lasted_ns = _lasted_ns(x.timeline)
-    limit_ns = None if lasted_ns is None else lasted_ns + x.uncertainty_ns
+    duration_ns = _duration_ns(x.timeline)
+    limit_ns = None if duration_ns is None else duration_ns + x.uncertainty_ns
     valid: list[dict[str, Any]] = []
     for entry in x.server_timing or ():
-        reason = _reason_text(entry.get("ms"), limit_ns)
+        reason = _reason_to_remove(entry.get("ms"), limit_ns)
         if reason is None:
             valid.append(entry)
         else:
@@ -167,7 +168,7 @@ def _check_times(x: Exchange) -> None:
         _add_count(x, TOO_LONG)
 
 
-def _reason_text(ms: Any, limit_ns: int | None) -> str | None:
+def _reason_to_remove(ms: Any, limit_ns: int | None) -> str | None:
     if not isinstance(ms, int | float) or not isfinite(ms):
         return NOT_FINITE
     if ms < 0:
@@ -175,7 +176,7 @@ def _reason_text(ms: Any, limit_ns: int | None) -> str | None:
     return TOO_LONG if limit_ns is not None and ms * 1e6 > limit_ns + ROUNDING_NS else None
 
 
-def _lasted_ns(t: Timeline) -> int | None:
+def _duration_ns(t: Timeline) -> int | None:
     """Return the time from submission to the last known point of the response; None: unknown."""
     end_ns = t.response_end_ns
     if end_ns is None:
@@ -222,8 +223,8 @@ class TokenLadder:
     def __init__(self, tokenizer: Callable[[str], int] | None) -> None:
         self.chunks = 0
         self.textless = 0
-        """Chunks of output without a text or a count: audio, the name of a call, arguments as an object. Used
-        only if `chunks` is 0: beside a transcript or arguments as text, these chunks add no tokens."""
+        """Number of chunks of output without a text or a count: audio, the name of a call, arguments as an
+        object. Used only if `chunks` is 0, since a transcript or arguments as text already count."""
         self.counts = UsageCounts()
         self._total = False
         self._declared_counts = {
@@ -241,6 +242,7 @@ class TokenLadder:
 
     @property
     def so_far(self) -> int:
+        """Number of tokens by the best source so far."""
         declared = next((n for n in self._declared_counts.values() if n), 0)
         return declared or self._tokenized_count or self.chunks or self.textless
 
@@ -271,9 +273,11 @@ class TokenLadder:
         return n
 
     def count(self, counts: UsageCounts, *, total: bool) -> None:
+        """Store the usage of an event; `total`: it covers the whole answer."""
         self.counts, self._total = counts, total
 
     def result(self, *, stream: bool) -> Tokens:
+        """Return the counts at the end of the answer."""
         counts = self.counts
         tokens = Tokens(counts.input, None, counts.reasoning, counts.cached)
         if self._total and counts.output is not None:
@@ -364,12 +368,12 @@ a pattern without this group, the pattern itself is reported."""
 _OPENING_CHARS: Final = 200
 _PATTERN_CHARS_MAX: Final = 64
 _STOPS: Final = frozenset({"stop", "end_turn", "stop_sequence", "eos", "eos_token", "complete", "completed"})
-_HOOKS_FAILED: Final = 446
+_STATUS_DENIED: Final = 446
 """Status of Portkey (denied by a hook) and WSO2 (denied by a policy)."""
-_HOOKS_FLAGGED: Final = 246
+_STATUS_FLAGGED: Final = 246
 """Status of Portkey: a guardrail hook failed, but was not set to deny."""
-_BEFORE: Final = re.compile(rb"\bpre[-_]|[-_]pre\b|input|request", re.IGNORECASE)
-_AFTER: Final = re.compile(rb"\bpost[-_]|[-_]post\b|output|response", re.IGNORECASE)
+_INPUT_WORDS: Final = re.compile(rb"\bpre[-_]|[-_]pre\b|input|request", re.IGNORECASE)
+_OUTPUT_WORDS: Final = re.compile(rb"\bpost[-_]|[-_]post\b|output|response", re.IGNORECASE)
 
 
 class _Signal(NamedTuple):
@@ -411,7 +415,8 @@ class Interventions:
             self._flagged_signal = self._flagged_signal or _Signal(verdict, event, tokens_before)
             acted = self._acted_signal
             if verdict.action == "redacted" and acted is not None and acted.verdict.confidence == "medium":
-                # Bedrock's trace shows that the guardrail named in the stop reason only masked text.
+                # Bedrock: the trace shows that the guardrail only masked text, though the stop reason names
+                # it.
                 self._acted_signal = None
         else:
             acted = self._acted_signal
@@ -420,6 +425,7 @@ class Interventions:
                 self._acted_signal = _Signal(verdict, event, tokens_before)
 
     def read(self, text: str) -> None:
+        """Add a text of the answer to its first words."""
         self.read_all((text[:_OPENING_CHARS],))
 
     def read_all(self, texts: Iterable[str]) -> None:
@@ -438,16 +444,17 @@ class Interventions:
                 return
 
     def judge(self, x: Exchange) -> None:
+        """Set `refusal` and `guardrail` of the finished exchange."""
         if self.reading:
             self._judge_words()
         acted, flagged = self._acted_signal, self._flagged_signal
-        if acted is None and x.status == _HOOKS_FAILED:
+        if acted is None and x.status == _STATUS_DENIED:
             acted = _Signal(Verdict("error.type", None, "blocked"), 0, 0)
-        if x.status == _HOOKS_FLAGGED:
+        if x.status == _STATUS_FLAGGED:
             flagged = flagged or _Signal(Verdict("", None, "flagged", "input"), 0, 0)
             flagged.verdict.signal = "http_status"
         if acted is not None:
-            self._settle(acted, x)
+            self._complete_verdict(acted, x)
             x.guardrail = _guardrail(acted)
         refused = self._refusal_signal
         if acted is not None and (refused is None or acted.event < refused.event):
@@ -465,10 +472,10 @@ class Interventions:
             flagged.verdict.phase = flagged.verdict.phase or "output"
             x.guardrail = _guardrail(flagged)
 
-    def _settle(self, signal: _Signal, x: Exchange) -> None:
+    def _complete_verdict(self, signal: _Signal, x: Exchange) -> None:
         verdict, status = signal.verdict, x.status or 0
-        nothing_came = x.timeline.first_token_ns is None
-        if verdict.signal == "finish_reason" and nothing_came and not verdict.substituted:
+        no_token = x.timeline.first_token_ns is None
+        if verdict.signal == "finish_reason" and no_token and not verdict.substituted:
             verdict.confidence = "medium"
             if x.tokens.output is None:
                 verdict.detail = {"why": "no usage: input or output"}
@@ -476,9 +483,9 @@ class Interventions:
                 verdict.kind, verdict.phase = INPUT, "input"
                 verdict.detail = {"why": "no text and completion_tokens 0"}
         if verdict.phase is None:
-            # The signal does not name the phase. Use the phase of a header, if any. Else it was the output if
-            # text came before the signal, or if a stream has a signal that is not an error code in the body:
-            # that may have withheld a whole answer. Else it was the input.
+            # The signal does not name the phase. Use the phase of a header, if any. Else the phase is
+            # `output` if text came before the signal, or if the answer is a stream and the signal is no error
+            # code in its body: the guardrail may have withheld the whole answer. Else it is `input`.
             coded = verdict.signal.endswith("error.code") and status < 400
             withheld = x.stream and not coded
             verdict.phase = self._phase_of_header() or (
@@ -492,7 +499,7 @@ class Interventions:
     def _phase_of_header(self) -> str | None:
         if self.applied is None:
             return None
-        before, after = _BEFORE.search(self.applied), _AFTER.search(self.applied)
+        before, after = _INPUT_WORDS.search(self.applied), _OUTPUT_WORDS.search(self.applied)
         if (before is None) == (after is None):
             return None
         return "output" if before is None else "input"
@@ -503,7 +510,7 @@ class Interventions:
         if status < 400:
             if streamed:
                 verdict.signal, verdict.path = f"stream_error.{part}", None
-        elif part == "type" and status == _HOOKS_FAILED:
+        elif part == "type" and status == _STATUS_DENIED:
             verdict.signal = "http_status"
         elif part != "message":
             verdict.signal = f"http_status+{part}"

@@ -18,13 +18,16 @@ from llmtap.errors import ConfigError
 
 
 def check_edges(kind: str, seconds: Sequence[float], place: str) -> None:
+    """Check the edges that an operator sets for a kind of histogram. Raises ConfigError."""
     if kind not in KINDS:
         raise ConfigError(
             place, f"no kind of histogram is called {kind!r}", f"expected one of {', '.join(KINDS)}"
         )
     ns = edges_ns(*seconds)
     if not 1 <= len(ns) <= EDGES_MAX or ns[0] < 1 or list(ns) != sorted(set(ns)):
-        raise ConfigError(place, f"expected 1 to {EDGES_MAX} ascending numbers of seconds above 0")
+        raise ConfigError(
+            place, f"expected 1 to {EDGES_MAX} ascending numbers of seconds above 0", "such as [0.1, 0.5, 1]"
+        )
 
 
 def edges_as(edges: tuple[int, ...], configured: Mapping[str, Sequence[float]]) -> tuple[int, ...]:
@@ -34,10 +37,11 @@ def edges_as(edges: tuple[int, ...], configured: Mapping[str, Sequence[float]]) 
 
 
 def edges_ns(*seconds: float) -> tuple[int, ...]:
+    """Return edges in ns."""
     return tuple(round(s * 1e9) for s in seconds)
 
 
-CLOSE: Final = 1.12
+CLOSE_RATIO: Final = 1.12
 """Ratio of neighbouring edges near objectives. Prometheus interpolates within a bucket, so the error of a
 quantile is at most 12 %."""
 _OBJECTIVES_S: Final = (
@@ -45,7 +49,7 @@ _OBJECTIVES_S: Final = (
     0.224, 0.25, 0.275, 0.3, 0.33, 0.365, 0.4, 0.448, 0.5, 0.55, 0.61, 0.675, 0.75, 0.825, 0.91, 1, 1.1, 1.22,
     1.35, 1.5, 1.65, 1.82, 2,
 )  # fmt: skip
-"""Edges in the range of most objectives, which all kinds have. Each is at most `CLOSE`
+"""Edges in the range of most objectives, which all kinds have. Each is at most `CLOSE_RATIO`
 times the one before."""
 TTFT_EDGES_NS: Final = edges_ns(
     0.001, 0.005, 0.01, 0.02, 0.04, *_OBJECTIVES_S, 2.5, 3, 4, 5, 7.5, 10, 15, 20, 30, 40, 60, 80, 120, 160,
@@ -156,7 +160,7 @@ class ExponentialBuckets:
             self.counts[i] = self.counts.get(i, 0) + n
         self.zeros, self.n, self.total = self.zeros + other.zeros, self.n + other.n, self.total + other.total
 
-    def dense(self, buckets_max: int) -> tuple[int, int, list[int]]:
+    def dense_counts(self, buckets_max: int) -> tuple[int, int, list[int]]:
         """Return the scale, OpenTelemetry's number of the first bucket, and the counts of at most
         `buckets_max` buckets.
 
@@ -175,6 +179,8 @@ class ExponentialBuckets:
 
 
 class DualBuckets(Buckets):
+    """Buckets with fixed edges, and exponential ones (`native`) for the same values."""
+
     __slots__ = ("native",)
 
     def __init__(self, edges: Sequence[int], unit: float) -> None:

@@ -56,6 +56,7 @@ class OtlpOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             _check_endpoint(self.endpoint)
 
     def exports(self, environ: Mapping[str, str]) -> bool:
+        """Return whether anything is exported, by the options and the environment."""
         own = (environ.get(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT") for signal in ("TRACES", "METRICS"))
         return any(own) if self.endpoint is None else bool(self.endpoint)
 

@@ -232,6 +232,7 @@ def _alert_rule(
 
 
 def self_alerts(job: str) -> list[Rule]:
+    """Return the alert rules about llmtap itself."""
     text = (files("llmtap.export") / "self_alerts.yaml").read_text(encoding="utf-8")
     rules: list[Rule] = yaml.safe_load(text.replace("@JOB@", job))
     return rules

@@ -1,6 +1,6 @@
 """Interface of consumers of finished exchanges (`ExchangeSink`), and the states that the consumers report.
 
-The meter's pipeline calls `ended` of each sink with the exchange, its metrics, its `SeriesKey` (tenant,
+The meter's pipeline calls `on_end` of each sink with the exchange, its metrics, its `SeriesKey` (tenant,
 model, arm, class, reading) and whether it met its objectives. `ExporterState` and `CaptureState` are the
 counts of the OTLP exporter and of the capture, for `/metrics` and the summary. `parse_trace_parent` reads the
 header `traceparent` for spans and exemplars. Source: https://www.w3.org/TR/trace-context/, 3.2 and 3.2.2.
@@ -31,7 +31,7 @@ class SeriesKey(NamedTuple):
 class ExchangeSink(Protocol):
     """Consumer of finished exchanges. It gets each exchange once, on the meter's loop, with its metrics."""
 
-    def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
+    def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
         """Process a finished exchange. `met`: whether it met its objectives; None: these do not count it."""
 
 

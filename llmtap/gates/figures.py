@@ -62,7 +62,7 @@ _FAULT_OF_HOST: Final = "tap_error"
 """Outcome that is a fault of the measuring host, not of the server."""
 
 
-def failed_of(result: _Json) -> tuple[int, int]:
+def failed_and_counted(result: _Json) -> tuple[int, int]:
     """Return the number of failed requests, and the number of all requests that count for `error_rate`."""
     outcomes = dict(result.get("outcomes") or {})
     outcomes.pop(_FAULT_OF_HOST, None)
@@ -75,7 +75,7 @@ def failed_of(result: _Json) -> tuple[int, int]:
 
 
 def _error_rate(result: _Json) -> float | None:
-    failed, n = failed_of(result)
+    failed, n = failed_and_counted(result)
     return failed / n if n else None
 
 
@@ -84,7 +84,7 @@ def _complete_share(result: _Json) -> float | None:
     return (at(result, "outcomes", "complete") or 0) / n if n else None
 
 
-def _at(*names: str) -> Callable[[_Json], float | None]:
+def _value_at(*names: str) -> Callable[[_Json], float | None]:
     return lambda result: at(result, *names)
 
 
@@ -93,44 +93,46 @@ SCALARS: Final = {
     for figure in (
         FigureRow("error_rate", FigureUnit.SHARE, "lower", "", _error_rate),
         FigureRow("complete_share", FigureUnit.SHARE, "higher", "", _complete_share),
-        FigureRow("attainment", FigureUnit.SHARE, "higher", "goodput", _at("goodput", "attainment")),
-        FigureRow("goodput", FigureUnit.NUMBER, "higher", "goodput", _at("goodput", "requests_per_second")),
-        FigureRow("refusal_rate", FigureUnit.SHARE, "lower", "", _at("refusals", "share")),
-        FigureRow("requests", FigureUnit.NUMBER, "higher", "", _at("n")),
-        FigureRow("sent_share", FigureUnit.SHARE, "higher", "load", _at("load", "sent_share")),
-        FigureRow("offered_rps", FigureUnit.NUMBER, "higher", "load", _at("load", "offered_rps")),
-        FigureRow("achieved_rps", FigureUnit.NUMBER, "higher", "load", _at("load", "achieved_rps")),
+        FigureRow("attainment", FigureUnit.SHARE, "higher", "goodput", _value_at("goodput", "attainment")),
+        FigureRow(
+            "goodput", FigureUnit.NUMBER, "higher", "goodput", _value_at("goodput", "requests_per_second")
+        ),
+        FigureRow("refusal_rate", FigureUnit.SHARE, "lower", "", _value_at("refusals", "share")),
+        FigureRow("requests", FigureUnit.NUMBER, "higher", "", _value_at("n")),
+        FigureRow("sent_share", FigureUnit.SHARE, "higher", "load", _value_at("load", "sent_share")),
+        FigureRow("offered_rps", FigureUnit.NUMBER, "higher", "load", _value_at("load", "offered_rps")),
+        FigureRow("achieved_rps", FigureUnit.NUMBER, "higher", "load", _value_at("load", "achieved_rps")),
         FigureRow(
             "output_tokens_per_second",
             FigureUnit.NUMBER,
             "higher",
             "tokens",
-            _at("tokens", "output_per_second"),
+            _value_at("tokens", "output_per_second"),
         ),
         FigureRow(
             "input_tokens_per_second",
             FigureUnit.NUMBER,
             "higher",
             "input_tokens",
-            _at("tokens", "input_per_second"),
+            _value_at("tokens", "input_per_second"),
         ),
         FigureRow(
             "user_tokens_per_second",
             FigureUnit.NUMBER,
             "higher",
             "tpot",
-            _at("concurrency", "user_tokens_per_second"),
+            _value_at("concurrency", "user_tokens_per_second"),
         ),
-        FigureRow("concurrency", FigureUnit.NUMBER, "lower", "load", _at("concurrency", "mean")),
+        FigureRow("concurrency", FigureUnit.NUMBER, "lower", "load", _value_at("concurrency", "mean")),
         FigureRow(
-            "concurrency_effective", FigureUnit.NUMBER, "lower", "load", _at("concurrency", "effective")
+            "concurrency_effective", FigureUnit.NUMBER, "lower", "load", _value_at("concurrency", "effective")
         ),
         FigureRow(
             "smooth_goodput",
             FigureUnit.NUMBER,
             "higher",
             "smooth_goodput",
-            _at("smooth_goodput", "tokens_per_second"),
+            _value_at("smooth_goodput", "tokens_per_second"),
         ),
     )
 }
@@ -186,7 +188,7 @@ def figure_named(name: str, place: str) -> FigureRow:
         FigureUnit.TIME,
         "lower",
         _VALID_WITH.get(metric, metric),
-        _at(*path, statistic),
+        _value_at(*path, statistic),
         lambda result: statistic in (at(result, *path, "marks") or ()),
         percentiles,
     )

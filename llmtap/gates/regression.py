@@ -57,7 +57,8 @@ class _Change:
 
     @property
     def deciding_end(self) -> float | None:
-        """The end of the interval at which the figure has become worse the least."""
+        """The better end of the interval: the figure is worse only if even this end is beyond the
+        tolerance."""
         return self.low if self.better == "lower" else self.high
 
 

@@ -30,7 +30,7 @@ from llmtap.load.options import BodyOptions, Server
 from llmtap.load.sending import PATHS
 from llmtap.workload.destinations import endpoint_of_body
 from llmtap.workload.plan import SET_BY
-from llmtap.workload.prompts.fitting import Fitted, FittedSource, in_batches
+from llmtap.workload.prompts.fitting import FittedPrompt, FittedSource, in_batches
 from llmtap.workload.prompts.prompt import Prompt, PromptSource
 from llmtap.workload.prompts.tokenizer import as_text
 from llmtap.workload.requests import Requests
@@ -147,7 +147,7 @@ class BodyMaker:
         endpoint = None if path else endpoint_of_body(body)
         return path if endpoint in (None, self.endpoint) else PATHS[endpoint]
 
-    def captured(self, body: bytes, path: str = "") -> bytes:
+    def adapt_recorded(self, body: bytes, path: str = "") -> bytes:
         """Return the body of a trace's row as it is sent.
 
         A recorded request, which has a path, changes only where the user gave an option. A prompt of a data
@@ -286,7 +286,7 @@ def _decode_json(raw: msgspec.Raw) -> Any:
 class Maker(Protocol):
     def body(self, prompt: Prompt, output: int) -> bytes: ...
 
-    def captured(self, body: bytes, path: str = "") -> bytes: ...
+    def adapt_recorded(self, body: bytes, path: str = "") -> bytes: ...
 
     def destination(self, body: bytes, path: str) -> str: ...
 
@@ -302,11 +302,11 @@ class PromptLengths:
     missed_max: int = 0
     ways: dict[str, int] = field(default_factory=dict)
 
-    def add(self, fitted: Fitted) -> None:
+    def add(self, fitted: FittedPrompt) -> None:
         self.n += 1
         self.exact += fitted.exact
-        self.missed_min = min(self.missed_min, fitted.missed)
-        self.missed_max = max(self.missed_max, fitted.missed)
+        self.missed_min = min(self.missed_min, fitted.excess_tokens)
+        self.missed_max = max(self.missed_max, fitted.excess_tokens)
         self.ways[fitted.way] = self.ways.get(fitted.way, 0) + 1
 
     def describe(self) -> dict[str, object]:
@@ -332,7 +332,7 @@ class Prepared:
         self.ends.append(self.begins[-1] + self._file.write(body))
         self.tokens.append(tokens)
 
-    def send_to(self, row: int, path: str) -> None:
+    def set_path(self, row: int, path: str) -> None:
         """Set the path of a row that is not sent to the run's endpoint."""
         self.paths += [""] * (row + 1 - len(self.paths))
         self.paths[row] = path
@@ -356,7 +356,9 @@ class Prepared:
         return os.pread(self.fd, self.ends[row] - begin, begin)
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # The disk is full, and the failed write was reported.
+        with contextlib.suppress(
+            OSError
+        ):  # If the disk is full, `close` fails too; the failed write was reported.
             self._file.close()
 
     def __enter__(self) -> Self:
@@ -380,7 +382,7 @@ def prepare(
         # The file never has a name, so that nothing is left behind if this process is killed.
         file = tempfile.TemporaryFile()  # noqa: SIM115
     except OSError as exc:
-        raise _no_room(exc) from None
+        raise _disk_full_error(exc) from None
     prepared = Prepared(file)
     count = len(requests)
     try:
@@ -392,7 +394,7 @@ def prepare(
                 recorded_path = requests.paths[row] if requests.paths else ""
                 prepared.kinds["made" if not own else "recorded" if recorded_path else "data_set"] += 1
                 if own and (path := maker.destination(own, recorded_path)):
-                    prepared.send_to(row, path)
+                    prepared.set_path(row, path)
             if progress is not None:
                 progress(len(prepared), count)
         if prepared.paths:
@@ -400,7 +402,7 @@ def prepare(
         prepared.flush()
     except OSError as exc:
         prepared.close()
-        raise _no_room(exc) from None
+        raise _disk_full_error(exc) from None
     except BaseException:
         prepared.close()
         raise
@@ -424,13 +426,13 @@ def _bodies(
             made = {row: (prompts.prompt(row), -1) for row in missing}
     for row in rows:
         if row in own:
-            yield row, maker.captured(own[row], requests.paths[row] if requests.paths else ""), -1
+            yield row, maker.adapt_recorded(own[row], requests.paths[row] if requests.paths else ""), -1
         else:
             prompt, tokens = made[row]
             yield row, maker.body(prompt, requests.output[row]), tokens
 
 
-def _no_room(exc: OSError) -> ConfigError:
+def _disk_full_error(exc: OSError) -> ConfigError:
     return ConfigError(
         "TMPDIR",
         f"cannot hold the prepared bodies in {tempfile.gettempdir()}: {exc.strerror or exc}",

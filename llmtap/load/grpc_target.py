@@ -1,9 +1,9 @@
 """Client of vLLM's engine service over gRPC, as a target of the load generator.
 
-`prompt_sender.py` calls `ask` with each prompt and gets an Exchange. gRPC exposes no sockets: a message gets
-its timestamp when it reaches this process, and the delay of gRPC's own threads is not measured. T_submit is
-the time at which gRPC accepted the request message; T_first is that of the first message with a token (IETF
-draft, B.1.2).
+`prompt_sender.py` calls `send_prompt` with each prompt and gets an Exchange. gRPC exposes no sockets: a
+message gets its timestamp when it reaches this process, and the delay of gRPC's own threads is not measured.
+T_submit is the time at which gRPC accepted the request message; T_first is that of the first message with a
+token (IETF draft, B.1.2).
 """
 
 import asyncio
@@ -82,7 +82,7 @@ class GrpcTarget:
         """Number of connections, at most 1: gRPC reconnects without a report."""
         self.reuses = 0
 
-    async def ask(
+    async def send_prompt(
         self, prompt: Prompt, output_tokens: int, scheduled_ns: int | None, request_id: str
     ) -> Exchange:
         """Send one request and return its Exchange, also if it fails. `scheduled_ns`: planned send time."""
@@ -128,7 +128,7 @@ class GrpcTarget:
         finally:
             del self._calls[request_id]
             call.cancel()  # This has no effect if the call has ended already.
-        x = answer.finished(self.lateness.worst_since(began_ns))
+        x = answer.finish_exchange(self.lateness.worst_since(began_ns))
         if scheduled_ns is not None:
             x.dispatch_late_ns = began_ns - scheduled_ns
         x.anchor = self.lateness.timebase.steps
@@ -143,7 +143,7 @@ class GrpcTarget:
         if request_id in self._calls:
             call, answer = self._calls[request_id]
             call.cancel()
-            answer.call_off()
+            answer.cancel()
 
     async def close(self) -> None:
         for request_id in list(self._calls):
@@ -194,7 +194,7 @@ class _Answer:
         """Time before `submit` in which gRPC may have accepted the message, in ns."""
         self._interventions = Interventions()
 
-    def call_off(self) -> None:
+    def cancel(self) -> None:
         """Cancel the call, and its write too: a write that waits for a connection would go on waiting."""
         if self._writing is not None:
             self._writing.cancel()
@@ -293,7 +293,7 @@ class _Answer:
         where = "within its answer" if begun else "in place of an answer"
         self.error = f"upstream sent the status {code.name} {where}"
 
-    def finished(self, lag_ns: int) -> Exchange:
+    def finish_exchange(self, lag_ns: int) -> Exchange:
         x = self._x
         x.uncertainty_ns = x.ttft_uncertainty_ns = max(lag_ns, self._submit_width_ns)
         usage = self._usage

@@ -27,7 +27,7 @@ from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome
 from llmtap.load.host_limits import connections_max, host_limit
 from llmtap.load.options import BodyOptions, SendingOptions
-from llmtap.load.sending import ANSWER_BYTES_MAX, TOO_LONG, Lateness, Later, LoadTarget, token_counter
+from llmtap.load.sending import ANSWER_BYTES_MAX, TOO_LONG, DeferredWork, Lateness, LoadTarget, token_counter
 from llmtap.net.pool import Attempt, Pool
 from llmtap.net.stream import Stream, keep_stamps_on
 from llmtap.protocol.dialects.registry import BUILT_IN, Dialects
@@ -42,7 +42,7 @@ from llmtap.units import NS_PER_S
 SWEEP_S: Final = 0.05
 """Interval of checks for time-outs and silent streams; longer with thousands of calls."""
 LOOKS_MAX: Final = 128
-"""Maximum number of calls checked without a break: nothing is sent during these 50 us or so."""
+"""Maximum number of calls checked without a break. This takes about 50 us, in which nothing is sent."""
 EARLY_BYTES_MAX: Final = 64 << 20
 """Maximum number of bytes that all calls of a sender together have read and not yet parsed."""
 OPENED_AT_ONCE: Final = 128
@@ -75,7 +75,7 @@ class LoadSender:
         kernel = options.clock == "kernel" and tls is None
         self.clock = "kernel" if kernel else "mono"
         self._unseen: list[Call] = []
-        self.lateness = Lateness(loop, kernel=kernel, each=self._look)
+        self.lateness = Lateness(loop, kernel=kernel, each=self._check_calls)
         self.timebase = self.lateness.timebase
         self.pool = Pool(
             loop,
@@ -87,7 +87,7 @@ class LoadSender:
             connect_ns=options.connect_timeout,
             tls=tls,
         )
-        self.later = Later(loop, gathers=kernel)
+        self.deferred = DeferredWork(loop, gathers=kernel)
         self.calls: dict[Call, None] = {}
         """Calls in progress, in dispatch order."""
         self.early_bytes = 0
@@ -128,7 +128,7 @@ class LoadSender:
         return call
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether one more connection would use a file descriptor that timers or name look-ups need."""
         return len(self.calls) + self.pool.idle > self._connections_max
 
@@ -154,13 +154,13 @@ class LoadSender:
     def stop_retrying(self) -> None:
         """Do not retry any more; calls that wait for a retry end with the result of their last attempt."""
         self.retrying = False
-        for call in [call for call in self.calls if call.waiting]:
+        for call in [call for call in self.calls if call.is_waiting]:
             call.cancel("")
 
     def close(self) -> None:
         for call in list(self.calls):
             call.cancel("the run was over")
-        self.later.finish()
+        self.deferred.finish()
         self._timer.cancel()
         self.lateness.close()
         self.pool.close()
@@ -169,23 +169,23 @@ class LoadSender:
 
     # ---------------------------------------------------------------- time-outs
 
-    def _look(self, now_ns: int) -> None:
+    def _check_calls(self, now_ns: int) -> None:
         """Check the next calls of the current sweep for time-outs and silent streams."""
         unseen, timeout_ns = self._unseen, self.options.timeout
         for _ in range(min(LOOKS_MAX, len(unseen))):
             call = unseen.pop()
-            if call.waiting or call.over:
+            if call.is_waiting or call.over:
                 continue
             if now_ns - call.began_ns > timeout_ns:
-                call.time_out()
+                call.on_timeout()
             else:
-                call.look_again(now_ns)
+                call.check_socket(now_ns)
 
     def _sweep(self) -> None:
         now_ns = mono_ns()
         self._timer = self.loop.call_later(SWEEP_S, self._sweep)
         self.pool.sweep(now_ns)
-        self.later.judge(len(self.calls))
+        self.deferred.judge(len(self.calls))
         oldest = next(iter(self.calls), None)
         self.lateness.meter.forget_before(now_ns if oldest is None else oldest.first_ns)
         if not self._unseen:
@@ -193,6 +193,8 @@ class LoadSender:
 
 
 class _Opening:
+    """Connection that is opened before a run and then given to the pool."""
+
     def __init__(self, sender: LoadSender) -> None:
         self._pool = sender.pool
         self.settled: asyncio.Future[None] = sender.loop.create_future()
@@ -238,7 +240,7 @@ HEAD_FIELDS_MAX: Final = HEAD_BYTES_MAX // 4
 QUIET_NS: Final = 200_000_000
 """Time without a byte after which a socket is checked: after a reset, the loop may not watch it any more."""
 QUIET_NS_MAX: Final = 5_000_000_000
-"""Upper limit of this time, which starts at QUIET_NS for each call and doubles with each check."""
+"""Maximum of the time that begins at QUIET_NS for each call and doubles with each check."""
 
 mono_ns = SystemClock.mono_ns
 
@@ -319,9 +321,9 @@ class Call:
         """Time at which the first attempt began to connect or to write."""
         self.retries = 0
         self.over = False
-        self._clear()
+        self._reset_attempt()
 
-    def _clear(self) -> None:
+    def _reset_attempt(self) -> None:
         self._retry_plan = self._verdict = None
         self._observer: Observer | None = None
         self._unobserved = b""
@@ -357,9 +359,9 @@ class Call:
         """Write the request, or connect first. All other work comes after the write."""
         if self._sender.options.retries:
             self._request = request
-        self._begin(request)
+        self._begin_attempt(request)
 
-    def _begin(self, request: bytes) -> None:
+    def _begin_attempt(self, request: bytes) -> None:
         sender = self._sender
         now_ns = mono_ns()
         self.began_ns = self.last_ns = now_ns
@@ -369,28 +371,28 @@ class Call:
             try:
                 before_ns = mono_ns()
                 if stream.write(request):
-                    self._submitted(before_ns)
+                    self._record_submit(before_ns)
             except OSError:
                 stream.close()  # Nothing was sent, so do not count an attempt.
                 continue
             self._stream = stream
-            self._observe_soon(request)
+            self._defer_observer(request)
             return
         self._unsent = request
-        if sender.full:
+        if sender.is_full:
             sender.loop.call_soon(self.on_connect_failed, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
         else:
             attempt = sender.pool.connect(self)
             if self._unsent:
                 self._attempt = attempt
-        self._observe_soon(request)
+        self._defer_observer(request)
 
-    def _observe_soon(self, request: bytes) -> None:
+    def _defer_observer(self, request: bytes) -> None:
         """Create the observer later, in `_observe`: the next request may be due now."""
         self._unobserved = request
-        self._sender.later.add(self._observe, urgent=True)
+        self._sender.deferred.add(self._create_observer, urgent=True)
 
-    def _observe(self) -> None:
+    def _create_observer(self) -> None:
         request, self._unobserved = self._unobserved, b""
         if not request:
             return
@@ -405,16 +407,16 @@ class Call:
             sender.clock,
             count_tokens=sender.count_tokens,
             on_request=(lambda x, head, body: True) if sender.options.texts else None,
-            waited=sender.lateness.longest_wait,
+            longest_wait=sender.lateness.longest_wait,
             dialects=sender.dialects,
         )
         observer.request_data(sender.observer_body or request[end:], now_ns)
         observer.request_end(now_ns)
         if self._submit_ns:
-            observer.submitted(self._submit_ns, self._submit_ns - now_ns)
-        self._catch_up()
+            observer.on_submit(self._submit_ns, self._submit_ns - now_ns)
+        self._parse_early_data()
 
-    def _submitted(self, before_ns: int) -> None:
+    def _record_submit(self, before_ns: int) -> None:
         """Record that the kernel took the last byte between `before_ns` and now.
 
         Use `before_ns` as the time of submission: a local server may answer before this process runs again,
@@ -424,7 +426,7 @@ class Call:
         self._submit_ns = before_ns
         self._submit_width_ns = self.last_ns - before_ns
         if self._observer is not None:
-            self._observer.submitted(before_ns, before_ns - self.began_ns)
+            self._observer.on_submit(before_ns, before_ns - self.began_ns)
 
     # Methods of the protocol `Waiter`: they report on the connection that is being opened.
 
@@ -439,32 +441,32 @@ class Call:
         try:
             before_ns = mono_ns()
             if stream.write(request):
-                self._submitted(before_ns)
+                self._record_submit(before_ns)
         except OSError as exc:
             stream.close()
             self._stream = None
             message = f"the connection broke while the request was sent ({type(exc).__name__})"
-            self._later(Outcome.UPSTREAM_RESET, message, "closed")
+            self._fail_soon(Outcome.UPSTREAM_RESET, message, "closed")
 
     def on_connect_failed(self, error: OSError) -> None:
         self._attempt = None
         self._unsent = b""
         if (limit := host_limit(error)) is not None:
-            self._later(Outcome.TAP_ERROR, limit, None)
+            self._fail_soon(Outcome.TAP_ERROR, limit, None)
             return
         if isinstance(error, TimeoutError):
-            self._later(Outcome.UPSTREAM_TIMEOUT, "the server did not accept a connection in time", None)
+            self._fail_soon(Outcome.UPSTREAM_TIMEOUT, "the server did not accept a connection in time", None)
             return
         reason = "refused" if isinstance(error, ConnectionError) else None
         message = f"cannot connect ({error.strerror or type(error).__name__})"
-        self._later(Outcome.UPSTREAM_ERROR, message, reason)
+        self._fail_soon(Outcome.UPSTREAM_ERROR, message, reason)
 
     # Methods of the protocol `Handler`: they report on the open connection.
 
     def on_data(self, data: bytes, t_ns: int) -> None:
         """Take a part of the answer that arrived at `t_ns`; parse it now, or later if other answers wait."""
         sender = self._sender
-        later = sender.later
+        later = sender.deferred
         self.response_bytes += len(data)
         if self.response_bytes > ANSWER_BYTES_MAX:
             self._end(Outcome.UPSTREAM_ERROR, TOO_LONG)
@@ -473,26 +475,26 @@ class Call:
             # If other data waits in the sockets, read it first and parse later: a late read is a late
             # timestamp.
             if not self._early and self._observer is not None:
-                later.add(self._catch_up, urgent=True)
+                later.add(self._parse_early_data, urgent=True)
             self._early.append((data, t_ns))
             sender.early_bytes += len(data)
             if sender.early_bytes > EARLY_BYTES_MAX:
-                self._observe()
-                self._catch_up()
+                self._create_observer()
+                self._parse_early_data()
         else:
-            self._take(data, t_ns)
+            self._parse_data(data, t_ns)
         later.after_read()
 
-    def _catch_up(self) -> None:
+    def _parse_early_data(self) -> None:
         early, self._early = self._early, []
         self._sender.early_bytes -= sum(len(data) for data, _ in early)
         for number, (data, t_ns) in enumerate(early, 1):
             if self._stream is None:
                 break  # The answer is complete, so the rest belongs to no request.
             self._surplus = number < len(early)
-            self._take(data, t_ns)
+            self._parse_data(data, t_ns)
 
-    def _take(self, data: bytes, t_ns: int) -> None:
+    def _parse_data(self, data: bytes, t_ns: int) -> None:
         self.last_ns = t_ns
         scanner = self._scanner
         if scanner is None:
@@ -501,14 +503,14 @@ class Call:
         try:
             end = scanner.feed(data)
         except PeerProtocolError as exc:
-            self._broke(exc)
+            self._on_protocol_error(exc)
             return
         if end < 0:
             self._observer.response_data(data, t_ns, 0)  # type: ignore[union-attr]
             return
         if end < len(data):
             self._keep = False  # The body is longer than the head announced: do not reuse the connection.
-        self._complete(data[:end], t_ns)
+        self._on_complete(data[:end], t_ns)
 
     def _on_head_data(self, data: bytes, t_ns: int) -> None:
         observer, data = self._observer, self._head_part + data
@@ -541,27 +543,27 @@ class Call:
                 self._head_bytes_left -= end
                 data = data[end:]
                 if not data:
-                    self._answer_began = False  # So far there is only an interim response (RFC 9110 15.2).
+                    self._answer_began = False  # RFC 9110 15.2: an interim response is not yet the answer.
                     return
             body_end, self._scanner = begin_response_body(head, data, end)
         except PeerProtocolError as exc:
-            self._broke(exc)
+            self._on_protocol_error(exc)
             return
         self._keep = head.keep_alive and not self._sender.options.fresh
         self._accepted = head.status < 300
         if 300 <= head.status < 400:
             self._redirect = f"status {head.status}, a redirect, which is not followed"
         if head.status in STATUSES:
-            retry_wait_ns = self._wait_ns(header_value(head.headers, b"retry-after"))
+            retry_wait_ns = self._retry_wait_ns(header_value(head.headers, b"retry-after"))
             self._retry_plan = None if retry_wait_ns is None else (str(head.status), retry_wait_ns)
         if body_end >= 0:
             # The body is longer than the head announced: do not reuse the connection.
             self._keep = self._keep and body_end == len(data)
-            self._complete(data[end:body_end], t_ns)
+            self._on_complete(data[end:body_end], t_ns)
         elif len(data) > end:
             observer.response_data(data[end:], t_ns, 0)
 
-    def _complete(self, data: bytes, t_ns: int, *, stamped: bool = True) -> None:
+    def _on_complete(self, data: bytes, t_ns: int, *, stamped: bool = True) -> None:
         stream, self._stream = self._stream, None
         assert stream is not None and self._observer is not None
         self._stamped = stamped and not stream.out_of_order
@@ -570,7 +572,7 @@ class Call:
         else:
             stream.close()
         if self._accepted:
-            self._answered(data, t_ns)
+            self._on_answered(data, t_ns)
             return
         if data:
             self._observer.response_data(data, t_ns, 0)
@@ -580,18 +582,18 @@ class Call:
         elif self._retry_plan is None:
             self._end(Outcome.COMPLETE, None)
         else:
-            self._wait(*self._retry_plan, Outcome.COMPLETE, None)
+            self._wait_for_retry(*self._retry_plan, Outcome.COMPLETE, None)
 
-    def _answered(self, data: bytes, t_ns: int) -> None:
+    def _on_answered(self, data: bytes, t_ns: int) -> None:
         """End the call after a complete answer. Parse its last piece later, when there is time."""
         self.over = True
         self.last_ns, self._rest_of_answer = t_ns, data
         sender = self._sender
-        self._lag_ns = self._error_ns()
+        self._lag_ns = self._timestamp_error_ns()
         sender.calls.pop(self, None)
         if self._on_answer is not None:
             self._on_answer(self, t_ns)
-        sender.later.add(self._finish_answer)
+        sender.deferred.add(self._finish_answer)
 
     def _finish_answer(self) -> None:
         observer, data = self._observer, self._rest_of_answer
@@ -603,18 +605,18 @@ class Call:
         self._finish(Outcome.COMPLETE, None)
 
     def on_eof(self) -> None:
-        self._observe()
-        self._catch_up()
+        self._create_observer()
+        self._parse_early_data()
         if self.over:
             return
         if isinstance(self._scanner, CloseScanner):
-            self._complete(b"", mono_ns(), stamped=False)
+            self._on_complete(b"", mono_ns(), stamped=False)
         else:
             self.on_lost(None)
 
     def on_lost(self, error: OSError | None) -> None:
-        self._observe()
-        self._catch_up()
+        self._create_observer()
+        self._parse_early_data()
         if self.over:
             return
         how = "reset" if error is not None else "closed"
@@ -626,22 +628,22 @@ class Call:
             self._fail(Outcome.UPSTREAM_RESET, message, "closed")
 
     def on_drained(self) -> None:
-        self._submitted(mono_ns())
+        self._record_submit(mono_ns())
 
     # Retries.
 
     @property
-    def waiting(self) -> bool:
+    def is_waiting(self) -> bool:
         return self._timer is not None
 
-    def _wait_ns(self, retry_after: bytes | None = None) -> int | None:
+    def _retry_wait_ns(self, retry_after: bytes | None = None) -> int | None:
         sender = self._sender
         if self.retries >= sender.options.retries or not sender.retrying:
             return None
         return wait_ns(self.retries, retry_after)
 
-    def _wait(self, reason: str, wait_ns: int, outcome: Outcome, error: str | None) -> None:
-        self._let_go()
+    def _wait_for_retry(self, reason: str, wait_ns: int, outcome: Outcome, error: str | None) -> None:
+        self._release_connection()
         self._verdict = outcome, error
         self._timer = self._sender.loop.call_later(wait_ns / 1e9, self._retry, reason)
 
@@ -649,8 +651,8 @@ class Call:
         self._timer = None
         self.retries += 1
         self._sender.retries[reason] += 1
-        self._clear()
-        self._begin(self._request)
+        self._reset_attempt()
+        self._begin_attempt(self._request)
 
     # Ends.
 
@@ -661,23 +663,23 @@ class Call:
         else:
             self._end(Outcome.CLIENT_CANCELLED, reason)
 
-    def time_out(self) -> None:
+    def on_timeout(self) -> None:
         if self._stream is None:
             self._end(Outcome.UPSTREAM_TIMEOUT, "the server did not accept a connection in time")
         else:
             self._end(Outcome.UPSTREAM_TIMEOUT, "no end of the answer in time")
 
-    def look_again(self, now_ns: int) -> None:
+    def check_socket(self, now_ns: int) -> None:
         """Check the socket of a quiet stream: after a reset, the loop may not watch it any more."""
         if self._stream is not None and now_ns - self.last_ns > self._quiet_ns:
             self.last_ns = now_ns
             self._quiet_ns = min(2 * self._quiet_ns, QUIET_NS_MAX)
             self._stream.look_again()
 
-    def _broke(self, exc: PeerProtocolError) -> None:
+    def _on_protocol_error(self, exc: PeerProtocolError) -> None:
         self._end(Outcome.UPSTREAM_ERROR, f"the server broke HTTP: {exc}")
 
-    def _later(self, outcome: Outcome, error: str, reason: str | None) -> None:
+    def _fail_soon(self, outcome: Outcome, error: str, reason: str | None) -> None:
         """Call `_fail` in the next iteration of the loop: `send` must return before `done` is called."""
         self._sender.loop.call_soon(self._fail, outcome, error, reason)
 
@@ -685,13 +687,13 @@ class Call:
         """End a failed attempt. `reason`: counter of retries to increment; None if a retry is not allowed."""
         if self.over:
             return
-        wait_ns = None if reason is None else self._wait_ns()
+        wait_ns = None if reason is None else self._retry_wait_ns()
         if reason is None or wait_ns is None:
             self._end(outcome, error)
         else:
-            self._wait(reason, wait_ns, outcome, error)
+            self._wait_for_retry(reason, wait_ns, outcome, error)
 
-    def _let_go(self) -> None:
+    def _release_connection(self) -> None:
         if self._attempt is not None:
             self._attempt.cancel()
             self._attempt = None
@@ -700,20 +702,20 @@ class Call:
             self._stream = None
 
     def _end(self, outcome: Outcome, error: str | None) -> None:
-        self._observe()
-        self._catch_up()
+        self._create_observer()
+        self._parse_early_data()
         if self.over:
             return
         self.over = True
-        self._let_go()
+        self._release_connection()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._lag_ns = self._error_ns()
+        self._lag_ns = self._timestamp_error_ns()
         self._sender.calls.pop(self, None)
         self._finish(outcome, error)
 
-    def _error_ns(self) -> int:
+    def _timestamp_error_ns(self) -> int:
         lateness = self._sender.lateness
         return (lateness.error_since if self._stamped else lateness.worst_since)(self.began_ns)
 

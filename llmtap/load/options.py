@@ -65,7 +65,7 @@ def _read_endpoint(name: str) -> Endpoint:
     return ENDPOINTS[name]
 
 
-def checked_warmup(text: str) -> str:
+def validate_warmup(text: str) -> str:
     """Return the unchanged value of `--warmup`. Raises ConfigError if it is not valid."""
     number = text.isascii() and text.isdigit() and 0 < int(text) < 10**6
     if text not in ("auto", "none") and not number:
@@ -333,7 +333,7 @@ class SendingOptions(Struct, frozen=True, kw_only=True):
             "then until latency is stable. N: N requests. none: cold start. Warm-up "
             "requests have the lengths of the first requests of the load, with different text.",
             "auto|none|N",
-            parse=checked_warmup,
+            parse=validate_warmup,
             shown="none",
         ),
     ] = "none"

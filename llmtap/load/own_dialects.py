@@ -24,7 +24,7 @@ def read_dialects(file: Path) -> tuple[DialectTable, ...]:
     mistakes.places = {name: f"{file}, line {line}" for name, line in key_lines(file).items()}
     tables = content.get(DIALECTS, {str(content.get("name", file.stem)): content})
     dialects = read_tables(tables, mistakes)
-    raise_all(mistakes.found)
+    raise_all(mistakes.errors)
     return tuple(dialects.values())
 
 
@@ -50,5 +50,5 @@ def read_tables(tables: Any, mistakes: Mistakes) -> dict[str, DialectTable]:
         try:
             dialects[name] = decode_table(table, name)
         except ConfigError as exc:
-            mistakes.add(exc.each())
+            mistakes.add(exc.all_errors())
     return dialects

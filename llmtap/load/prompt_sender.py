@@ -19,7 +19,7 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.load.bodies import Decode, output_control
 from llmtap.load.sending import (
     WEBSOCKET,
-    Later,
+    DeferredWork,
     Spoken,
     check_fields,
     parse_target,
@@ -98,7 +98,7 @@ class PromptMaker:
     def destination(self, body: bytes, path: str) -> str:
         return ""
 
-    def captured(self, body: bytes, path: str = "") -> bytes:
+    def adapt_recorded(self, body: bytes, path: str = "") -> bytes:
         raise ConfigError(
             "--target",
             "the trace has HTTP request bodies, which need an HTTP target",
@@ -135,7 +135,7 @@ class PromptSender:
     ) -> None:
         self.loop = loop
         self.lateness = target.lateness
-        self.later = Later(loop)
+        self.deferred = DeferredWork(loop)
         self._target = target
         self._name = name
         self._connect_s = connect_timeout_ns / NS_PER_S
@@ -173,7 +173,7 @@ class PromptSender:
         # Delay a cancellation until the task has taken its first step: there the target registers the id.
         request = PromptCall(row, lambda: self.loop.call_soon(self._target.cancel, request_id))
         task = self.calls[request] = self.loop.create_task(
-            self._ask(request, done, prompt, p.output, scheduled_ns, request_id)
+            self._send_prompt(request, done, prompt, p.output, scheduled_ns, request_id)
         )
         task.add_done_callback(self._check)
         return request
@@ -195,10 +195,10 @@ class PromptSender:
         await asyncio.gather(*self.calls.values(), return_exceptions=True)
         await self._target.close()
 
-    async def _ask(
+    async def _send_prompt(
         self, request: PromptCall, done: "Callable[[PromptCall, Exchange], None]", *args: Any
     ) -> None:
-        x = await self._target.ask(*args)
+        x = await self._target.send_prompt(*args)
         del self.calls[request]
         done(request, x)
 

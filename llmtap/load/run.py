@@ -79,10 +79,10 @@ class Schedule:
         return min(turn_ns, self._arrival_ns[self._first_rows[0]] if self._free_slots is None else 0)
 
     @property
-    def left(self) -> int:
+    def rows_left(self) -> int:
         return self._rows_left - self.dropped
 
-    def take(self, now_ns: int) -> tuple[int, int | None] | None:
+    def take_due_row(self, now_ns: int) -> tuple[int, int | None] | None:
         """Take the next due row. Return the row and its scheduled time (None in a closed loop), or None if no
         row is due."""
         due_ns = self.next_ns
@@ -98,27 +98,27 @@ class Schedule:
         self._free_slots -= 1
         return self._first_rows.popleft(), None
 
-    def followed(self, row: int) -> bool:
+    def has_followers(self, row: int) -> bool:
         """Whether other rows depend on the result of this one."""
         return row in self._followers or row in self._joiners
 
-    def ended(self, row: int, end_ns: int, *, served: bool) -> None:
+    def on_ended(self, row: int, end_ns: int, *, served: bool) -> None:
         """Record the end of an answer. `served`: it was successful, so its conversation continues."""
         followers = self._followers.pop(row, [])
         if self._free_slots is not None:
             self._free_slots += 1 - (len(followers) if served else 0)
         over = [row]
         for follower in followers if served else ():
-            self._may_begin(follower, end_ns)
+            self._schedule_if_ready(follower, end_ns)
         while followers and not served:
             self.dropped += 1
             over.append(followers.pop())
             followers += self._followers.pop(over[-1], [])
         for joiner in (joiner for gone in over for joiner in self._joiners.pop(gone, ())):
-            self._may_begin(joiner, end_ns)
+            self._schedule_if_ready(joiner, end_ns)
 
-    def _may_begin(self, row: int, end_ns: int) -> None:
-        """Schedule a row after one of the rows that it waits for has ended, unless others have not."""
+    def _schedule_if_ready(self, row: int, end_ns: int) -> None:
+        """Schedule a row if all rows that it waits for have ended, one of them at `end_ns`."""
         left, latest_ns = self._awaited_ends.get(row, (1, end_ns))
         latest_ns = max(latest_ns, end_ns)
         if left > 1:
@@ -176,7 +176,7 @@ class LoadRun:
         self._drain_ns = drain_ns
         self._stop_errors = stop_errors
         self._failed: deque[bool] = deque(maxlen=LATEST)
-        self._checks = min(FIRST, schedule.left) if check_endpoint else 0
+        self._checks = min(FIRST, schedule.rows_left) if check_endpoint else 0
         """Number of first requests that are checked: if all fail, the run stops. 0 after one succeeded."""
         self._checked: dict[int, bool] = {}
         """For the row of each checked request: whether the answer shows that the endpoint is unusable."""
@@ -190,10 +190,10 @@ class LoadRun:
         self.gave_up: str | None = None
         self.stopped: str | None = None
 
-    async def go(self) -> None:
+    async def send_all(self) -> None:
         """Send all rows on schedule; return when every request has ended, or when the run was stopped."""
-        self._waker.sooner(self._due_ns())
-        self._sender.later.pacer = self._pacer
+        self._waker.call_at(self._next_due_ns())
+        self._sender.deferred.pacer = self._pacer
         ending: asyncio.TimerHandle | None = None
         if self._last_ns != NEVER:
             delay_s = max(0, self._last_ns - mono_ns()) / NS_PER_S
@@ -201,9 +201,9 @@ class LoadRun:
         self._check_end()
         try:
             await self._end
-            self._sender.later.finish()
+            self._sender.deferred.finish()
         finally:
-            self._sender.later.pacer = None
+            self._sender.deferred.pacer = None
             self._pacer.close()
             for timer in (ending, self._drain):
                 if timer is not None:
@@ -214,14 +214,14 @@ class LoadRun:
 
         A second call may shorten this time.
         """
-        if self.stopped is None and self._schedule.left:
+        if self.stopped is None and self._schedule.rows_left:
             self.stopped = reason
         self._last_ns = min(self._last_ns, mono_ns())
         self._sender.stop_retrying()
         self._start_drain(self._drain_ns if drain_ns is None else drain_ns, reason)
         self._check_end()
 
-    def _due_ns(self) -> int:
+    def _next_due_ns(self) -> int:
         due_ns = self._schedule.next_ns
         return NEVER if due_ns == NEVER else self.start_ns + due_ns
 
@@ -232,9 +232,9 @@ class LoadRun:
         while now_ns <= end_ns:
             if now_ns >= self._last_ns:
                 return NEVER
-            item = schedule.take(now_ns - start_ns)
+            item = schedule.take_due_row(now_ns - start_ns)
             if item is None:
-                if self._due_ns() - now_ns > SPIN_NS:
+                if self._next_due_ns() - now_ns > SPIN_NS:
                     break
                 now_ns = mono_ns()
                 continue
@@ -252,15 +252,15 @@ class LoadRun:
             )
             now_ns = mono_ns()
         self._check_end()
-        return self._due_ns()
+        return self._next_due_ns()
 
     def _on_answered(self, call: Call | PromptCall, end_ns: int) -> None:
         """Free the slot of a request that no other row depends on as soon as its answer has arrived."""
         row = call.row
-        if not self._schedule.followed(row):
+        if not self._schedule.has_followers(row):
             self._freed_rows.add(row)
-            self._schedule.ended(row, end_ns - self.start_ns, served=True)
-            self._waker.sooner(self._due_ns())
+            self._schedule.on_ended(row, end_ns - self.start_ns, served=True)
+            self._waker.call_at(self._next_due_ns())
             self._check_end()
 
     def _on_done(self, call: Call | PromptCall, x: Exchange) -> None:
@@ -270,7 +270,7 @@ class LoadRun:
             now_ns = mono_ns()
             # Count think time from the end of the answer: it may be parsed later.
             end_ns = min(now_ns, x.timeline.response_end_ns or now_ns)
-            self._schedule.ended(call.row, end_ns - self.start_ns, served=x.outcome in _SERVED)
+            self._schedule.on_ended(call.row, end_ns - self.start_ns, served=x.outcome in _SERVED)
         self._keep_exchange(call.row, x)
         if self._checks and call.row in self._checked:
             self._check_endpoint(call.row, x)
@@ -283,7 +283,7 @@ class LoadRun:
             if full and failed > self._stop_errors * LATEST and self.gave_up is None:
                 self.gave_up = f"{failed} of the latest {LATEST} answers failed"
                 self.stop(self.gave_up)
-        self._waker.sooner(self._due_ns())
+        self._waker.call_at(self._next_due_ns())
         self._check_end()
 
     def _check_endpoint(self, row: int, x: Exchange) -> None:
@@ -305,9 +305,9 @@ class LoadRun:
         self._drain_end_ns = end_ns
         if self._drain is not None:
             self._drain.cancel()
-        self._drain = self._sender.loop.call_later(drain_ns / NS_PER_S, self._cut_requests, reason)
+        self._drain = self._sender.loop.call_later(drain_ns / NS_PER_S, self._cancel_requests, reason)
 
-    def _cut_requests(self, reason: str) -> None:
+    def _cancel_requests(self, reason: str) -> None:
         if self._sender.calls and self.stopped is None:
             self.stopped = reason
         calls: list[Call | PromptCall] = [*self._sender.calls]
@@ -318,9 +318,9 @@ class LoadRun:
     def _check_end(self) -> None:
         if self._end.done():
             return
-        if self._schedule.left and mono_ns() < self._last_ns:
+        if self._schedule.rows_left and mono_ns() < self._last_ns:
             return
         if not self._sender.calls:
             self._end.set_result(None)
-        elif not self._schedule.left:
+        elif not self._schedule.rows_left:
             self._start_drain(self._drain_ns, "the time to drain was up")

@@ -2,9 +2,9 @@
 
 The senders are `http.py` and `prompt_sender.py`; `run.py` calls them. `parse_target` checks the URL, endpoint
 and header fields of `--target` and `--header`, and returns a `LoadTarget`, which writes the head of each
-request. `Later` defers parsing and does it in short slices, because sending and reading must be on time. With
-kernel timestamps and many streams, it lets the loop sleep for up to 1 ms, so that one read gets several
-pieces. `Lateness` measures how long a byte may have waited before it was read.
+request. `DeferredWork` defers parsing and does it in short slices, because sending and reading must be on
+time. With kernel timestamps and many streams, it lets the loop sleep for up to 1 ms, so that one read gets
+several pieces. `Lateness` measures how long a byte may have waited before it was read.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ for a decoded body."""
 TOO_LONG: Final = f"the answer is longer than {ANSWER_BYTES_MAX >> 20} MiB"
 
 
-class Later:
+class DeferredWork:
     """Deferred work of one loop. Urgent pieces come first; otherwise the order of `add` is kept."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, gathers: bool = False) -> None:
@@ -74,7 +74,7 @@ class Later:
             self._waiting_work.append(work)
             if len(self._waiting_work) > WAITING_MAX:
                 self._waiting_work.popleft()()
-        self._call()
+        self._request_turn()
 
     def is_behind(self, t_ns: int) -> bool:
         """Return whether data that arrived at `t_ns` must be parsed later, because other data waits."""
@@ -87,7 +87,7 @@ class Later:
         """Plan a sleep to gather more data, if useful, and send the requests that are due. Call this after
         each read."""
         if self._is_gathering and not self._called:
-            self._call()
+            self._request_turn()
         if self.pacer is not None:
             self.pacer.catch_up()
 
@@ -103,7 +103,7 @@ class Later:
         while urgent or waiting:
             (urgent or waiting).popleft()()
 
-    def _call(self) -> None:
+    def _request_turn(self) -> None:
         if not self._called:
             self._called = True
             self._loop.call_soon(self._schedule_turn)
@@ -113,13 +113,13 @@ class Later:
         if self._urgent_work or self._waiting_work:
             if self._is_behind:
                 self._is_behind = False
-                self._call()
+                self._request_turn()
             else:
-                self._work()
+                self._run_slice()
         elif self._is_gathering:
             self._sleep()
 
-    def _work(self) -> None:
+    def _run_slice(self) -> None:
         urgent, waiting, pacer = self._urgent_work, self._waiting_work, self.pacer
         end_ns = mono_ns() + SLICE_NS
         while urgent or waiting:
@@ -129,7 +129,7 @@ class Later:
             if mono_ns() >= end_ns:
                 break
         if urgent or waiting:
-            self._call()  # Go on in the next iteration, before which the loop reads its sockets.
+            self._request_turn()  # Go on in the next iteration, before which the loop reads its sockets.
 
     def _sleep(self) -> None:
         wait_ns = GATHER_NS

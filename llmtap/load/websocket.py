@@ -1,10 +1,11 @@
 """Client of OpenAI's Responses and Realtime APIs over WebSocket, as a target of the load generator.
 
-`prompt_sender.py` calls `WebSocketTarget.ask` with each prompt and gets an Exchange; a `WebSocketSession` is
-one connection. This module is long because target and session are one subject. A request is one
-`response.create` that contains its whole input and belongs to no conversation, so sessions can be reused. A
-session serves one request at a time. T_submit is the time of the last byte of a request (IETF draft, B.1.1).
-The time to connect comes before it, so only the latencies that are corrected for lateness contain it.
+`prompt_sender.py` calls `WebSocketTarget.send_prompt` with each prompt and gets an Exchange; a
+`WebSocketSession` is one connection. This module is long because target and session are one subject. A
+request is one `response.create` that contains its whole input and belongs to no conversation, so sessions can
+be reused. A session serves one request at a time. T_submit is the time of the last byte of a request (IETF
+draft, B.1.1). The time to connect comes before it, so only the latencies that are corrected for lateness
+contain it.
 
 Source: developers.openai.com api/docs/guides/websocket-mode, responses/websocket-events and realtime server
 events.
@@ -87,10 +88,10 @@ class ResponseWait:
         self.created = False
         self.response_bytes = 0
 
-    def submitted(self, t_ns: int, began_ns: int, width_ns: int = 0) -> None:
+    def record_submit(self, t_ns: int, began_ns: int, width_ns: int = 0) -> None:
         """Record that the kernel took the last byte at `t_ns`, or up to `width_ns` later."""
         self.submit_ns, self.submit_width_ns = t_ns, width_ns
-        self.observer.submitted(t_ns, t_ns - began_ns)
+        self.observer.on_submit(t_ns, t_ns - began_ns)
 
     def end(self, t_ns: int) -> None:
         if not self.done.done():
@@ -137,7 +138,7 @@ class WebSocketSession:
         self._last_ns = 0
 
     @property
-    def reusable(self) -> bool:
+    def is_reusable(self) -> bool:
         answer = self._answer
         return (
             self._stream is not None
@@ -147,7 +148,7 @@ class WebSocketSession:
         )
 
     @property
-    def used(self) -> bool:
+    def was_used(self) -> bool:
         return self._began_ns > 0
 
     def is_alive(self) -> bool:
@@ -179,11 +180,11 @@ class WebSocketSession:
         if self._submit_ns is not None:
             # Use the time before the write, as over HTTP: a local server may answer before this process runs
             # again.
-            answer.submitted(self._began_ns, self._began_ns, self._submit_ns - self._began_ns)
+            answer.record_submit(self._began_ns, self._began_ns, self._submit_ns - self._began_ns)
         if self._break_reason is not None:
             self._end(Outcome.UPSTREAM_RESET, self._break_reason)
 
-    def call_off(self) -> None:
+    def cancel_opening(self) -> None:
         self._fail_opening(Outcome.CLIENT_CANCELLED, "the run was over")
 
     def look_again(self, now_ns: int) -> None:
@@ -191,7 +192,7 @@ class WebSocketSession:
             self._last_ns = now_ns
             self._stream.look_again()
 
-    def leave(self) -> None:
+    def start_close(self) -> None:
         if self._answer is not None:
             self._answer.fail(Outcome.CLIENT_CANCELLED, "the run was over")
         self._send_frame(Opcode.CLOSE, NORMAL)
@@ -257,7 +258,7 @@ class WebSocketSession:
 
     def on_drained(self) -> None:
         if self._answer is not None and self._answer.submit_ns is None:
-            self._answer.submitted(mono_ns(), self._began_ns)
+            self._answer.record_submit(mono_ns(), self._began_ns)
 
     def _read_head(self, data: bytes) -> bytes:
         """Return the data after the response head; empty until the head is complete."""
@@ -405,7 +406,7 @@ class WebSocketTarget:
         )
         self._idle_sessions: list[WebSocketSession] = []
         self._sessions: set[WebSocketSession] = set()
-        self._under_way: dict[str, tuple[WebSocketSession, ResponseWait]] = {}
+        self._open_requests: dict[str, tuple[WebSocketSession, ResponseWait]] = {}
         self.connects = 0
         self.reuses = 0
         self._timer = loop.call_later(SWEEP_S, self._sweep)
@@ -420,7 +421,7 @@ class WebSocketTarget:
                 one.drop()  # Each request will report the failure.
         return len(self._idle_sessions)
 
-    async def ask(
+    async def send_prompt(
         self, prompt: Prompt, output_tokens: int, scheduled_ns: int | None, request_id: str
     ) -> Exchange:
         """Send one request and return its Exchange. Raises ConfigError for a prompt of token ids."""
@@ -433,7 +434,7 @@ class WebSocketTarget:
         if session is None:
             session = self._new_session()
         else:
-            self.reuses += session.used
+            self.reuses += session.was_used
             session.send(data)
         observer = Observer(
             self._name,
@@ -443,11 +444,11 @@ class WebSocketTarget:
             session.upgrade,
             self.clock,
             count_tokens=self._count_tokens,
-            waited=self.lateness.longest_wait,
+            longest_wait=self.lateness.longest_wait,
         )
         observer.request_end(began_ns)
         answer = ResponseWait(observer, request_id)
-        self._under_way[request_id] = (session, answer)
+        self._open_requests[request_id] = (session, answer)
         try:
             async with asyncio.timeout(self._timeout_ns / NS_PER_S):
                 if fresh:
@@ -462,8 +463,8 @@ class WebSocketTarget:
             what = "accept a connection" if answer.submit_ns is None else "end its answer"
             answer.fail(Outcome.UPSTREAM_TIMEOUT, f"the server did not {what} in time")
         finally:
-            del self._under_way[request_id]
-            if session.reusable:
+            del self._open_requests[request_id]
+            if session.is_reusable:
                 self._idle_sessions.append(session)
             else:
                 session.drop()
@@ -473,14 +474,14 @@ class WebSocketTarget:
         return x
 
     def cancel(self, request_id: str) -> None:
-        if request_id in self._under_way:
-            session, answer = self._under_way[request_id]
+        if request_id in self._open_requests:
+            session, answer = self._open_requests[request_id]
             answer.fail(Outcome.CLIENT_CANCELLED, "the run was over")
-            session.call_off()
+            session.cancel_opening()
 
     async def close(self) -> None:
         for session in list(self._sessions):
-            session.leave()
+            session.start_close()
         self._timer.cancel()
         self._pool.close()
         self.lateness.close()
@@ -522,7 +523,7 @@ class WebSocketTarget:
     def _idle_session(self) -> WebSocketSession | None:
         while self._idle_sessions:
             session = self._idle_sessions.pop()
-            if session.reusable and session.is_alive():
+            if session.is_reusable and session.is_alive():
                 return session
             session.drop()
         return None

@@ -1,6 +1,6 @@
 """Sample, compare and report the arms of a running A/B experiment, and turn it on and off (`Experiments`).
 
-Relays assign requests to arms. The pipeline calls `assigned` with each assignment and `ended` with each
+Relays assign requests to arms. The pipeline calls `on_assignment` with each assignment and `on_end` with each
 finished exchange; `results()` compares each arm with the control as JSON for the admin API, with the
 statistics of `metrics/experiment.py`. `switch` sends the switch word to every relay; an arm that is worse
 than the control may switch the experiment off (`stop_worse`). A restarted meter learns the state from a
@@ -34,7 +34,7 @@ from llmtap.metrics.experiment import (
     share_difference,
     share_interval,
 )
-from llmtap.metrics.latency import FLATTERED, Measured, come_in_bursts
+from llmtap.metrics.latency import BURST_SENSITIVE, Measured, arrives_in_bursts
 from llmtap.metrics.refusals import ERRORS, error_share, is_refused, label_key, labels_document
 from llmtap.metrics.statistics import Interval, anytime_p, marks, multinomial_e_log
 from llmtap.metrics.summary import ENDED_WELL
@@ -95,15 +95,19 @@ class _Arm:
     own_headers: int = 0
     """Number of requests whose client itself sent a header field of another arm."""
     single: int = 0
+    """Number of requests that are a unit of their own, since they belong to no conversation."""
     units: int = 0
+    """Number of different units."""
     excluded: Counter[str] = field(default_factory=Counter)
+    """Number of requests without the arm's change, by reason."""
     outcomes: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
     labels: Counter[str] = field(default_factory=Counter)
     chunking: Counter[str] = field(default_factory=Counter)
     uncertainty_ns: int = 0
     figures: dict[str, Figure] = field(default_factory=dict)
-    forgotten: int = 0
+    forgotten_units: int = 0
+    """Number of units whose own sums were dropped because the sample is full."""
 
     def copy(self) -> "_Arm":
         return replace(
@@ -114,7 +118,7 @@ class _Arm:
             labels=self.labels.copy(),
             chunking=self.chunking.copy(),
             figures={name: figure.copy() for name, figure in self.sample.figures.items()},
-            forgotten=self.sample.forgotten,
+            forgotten_units=self.sample.forgotten_units,
         )
 
 
@@ -142,16 +146,16 @@ class Experiments:
 
     @property
     def state(self) -> str:
-        """State of the experiment: `none`, `off`, `running` or `ended`."""
+        """State of the experiment: `none`, `off`, `running` or `on_end`."""
         if self.experiment is None:
             return "none"
-        if self.experiment.over(self._clock.wall_ns()):
+        if self.experiment.has_ended(self._clock.wall_ns()):
             return "ended"
         return "running" if self._is_on else "off"
 
     @property
-    def word(self) -> int:
-        """Return the state of the switch for the next meter; 0: as configured."""
+    def latest_switch(self) -> int:
+        """Switch word that a relay passes to the next meter; 0: nobody has switched the experiment."""
         if self.experiment is None or self._by == "config":
             return 0
         return switch_word(self.experiment.id, self._is_on)
@@ -176,10 +180,11 @@ class Experiments:
             send(switch_word(self.experiment.id, self._is_on))
 
     def leave(self, send: Send) -> None:
+        """Remove a relay; `send`: the function that `join` got."""
         if send in self._sends:
             self._sends.remove(send)
 
-    def assigned(self, arm: str, unit: str, single: bool, *, own_headers: bool = False) -> None:
+    def on_assignment(self, arm: str, unit: str, single: bool, *, own_headers: bool = False) -> None:
         """Count an assignment. Assignments by another configuration are not counted."""
         counts = self._arms.get(arm)
         if counts is None:
@@ -208,15 +213,16 @@ class Experiments:
 
     def _watch_ratio(self) -> None:
         assert self.experiment is not None
-        rang = self._ratio_p <= RATIO_ALPHA
+        was_alarming = self._ratio_p <= RATIO_ALPHA
         units = {name: arm.units for name, arm in self._arms.items()}
-        # Keep the smallest p so far. It is an anytime-valid p-value (from an e-value), so an alarm that was
-        # once right need not be taken back.
+        # Keep the smallest p so far. The p-value is anytime-valid (from an e-value), so an alarm stays valid
+        # when later data look better.
         self._ratio_p = min(self._ratio_p, _ratio_p(units, self.experiment.shares))
-        if self._ratio_p <= RATIO_ALPHA and not rang:
+        if self._ratio_p <= RATIO_ALPHA and not was_alarming:
             log.error("event=sample_ratio_mismatch name=%s units=%s", self.experiment.name, units)
 
-    def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
+    def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
+        """Add a finished exchange to the sample of its arm."""
         arm = self._arms.get(x.arm or "")
         if arm is None or x.unit is None:
             return
@@ -278,6 +284,7 @@ class Experiments:
                     return
 
     def results(self) -> Callable[[], dict[str, object]]:
+        """Return the public JSON of `/api/v1/experiment`, as work for any thread."""
         e = self.experiment
         if e is None:
             return lambda: {"state": "none"}
@@ -316,7 +323,8 @@ def _experiment_result(
     """Return the comparison of the arms. `ratio_p`: None if the shares of the arms are unknown."""
     control = arms[e.control]
     others = {name: arm for name, arm in arms.items() if name != e.control}
-    # Labels do not depend on the arm, so the number of comparisons may depend on whether there are any.
+    # Clients set labels independently of the arm. The number of comparisons may therefore depend on whether
+    # there are labels.
     labelled = any(arm.figures[share].n for arm in arms.values() for share in LABEL_SHARES)
     shares = (*SHARES, *LABEL_SHARES) if labelled else SHARES
     compared = [name for name in TITLES if name in METRICS or name in shares]
@@ -361,13 +369,14 @@ def _experiment_result(
 
 
 def _cautions(control: str, arms: Mapping[str, _Arm]) -> Iterator[dict[str, object]]:
-    """Yield the arms whose chunks arrive several at once: differences of FLATTERED are misleading."""
+    """Yield the arms whose chunks arrive several at once: differences of BURST_SENSITIVE are misleading."""
     usual = _events_per_read(arms[control])
     for name, arm in arms.items():
         n = _events_per_read(arm)
-        if come_in_bursts(n, usual):
+        if arrives_in_bursts(n, usual):
             yield {
-                "arm": name, "metrics": FLATTERED, "events_per_read": n, "control_events_per_read": usual,
+                "arm": name, "metrics": BURST_SENSITIVE, "events_per_read": n,
+                "control_events_per_read": usual,
             }  # fmt: skip
 
 
@@ -415,7 +424,7 @@ def _arm_json(
     return {
         "weight": weight, "changes": {} if e.aa else changes, "assigned": arm.assigned, "units": arm.units,
         "own_headers": arm.own_headers,
-        "single_requests": arm.single, "units_forgotten": arm.forgotten,
+        "single_requests": arm.single, "units_forgotten": arm.forgotten_units,
         "ended": sum(arm.outcomes.values()), "outcomes": arm.outcomes,
         "excluded": arm.excluded, "metrics": metrics,
         "shares": {

@@ -50,7 +50,8 @@ class UsualPhases:
         self._recent = recent
         self._slices: Slices[_ByModel] = Slices(_LEVELS, clock.mono_ns(), dict, _merge_slices, past=False)
 
-    def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
+    def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
+        """Count the parts of the wait of a finished exchange for its model."""
         models = self._slices.current(self._clock.mono_ns())
         times = models.get(key.model)
         if times is None:
@@ -67,7 +68,7 @@ class UsualPhases:
             raise BadQuery(field, "is an unknown field; known fields: id")
         if "id" not in fields:
             raise BadQuery("id", "is missing: the id of an exchange, such as r0-1")
-        matches = self._recent.find(Query(limit=1, wanted={"id": fields["id"]}))
+        matches = self._recent.find(Query(limit=1, filters={"id": fields["id"]}))
         document = await asyncio.to_thread(self.answer(matches[0][1])) if matches else None
         body = msgspec.json.encode({"first_token": document})
         return web.Response(body=body, content_type="application/json")
@@ -76,7 +77,7 @@ class UsualPhases:
         """Return the public JSON on an exchange, as work for any thread."""
         now_ns = self._clock.mono_ns()
         self._slices.seal(now_ns)
-        slices = self._slices.window(0, now_ns)[:-1]  # the open one has nothing, and may grow
+        slices = self._slices.window(0, now_ns)[:-1]  # without the open slice: `seal` emptied it
         seconds = (now_ns - self._slices.window_start_ns(0, now_ns)) / NS_PER_S
 
         def work() -> dict[str, object]:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct
 
-from llmtap.errors import ConfigError, failures, raise_all
+from llmtap.errors import ConfigError, errors_of_check, raise_all
 from llmtap.exchange.bounds import BOUNDS
 from llmtap.exchange.verdict import TEXT_PATTERNS
 from llmtap.export.buckets import check_edges
@@ -25,13 +25,13 @@ from llmtap.units import NS_PER_S, Duration
 
 WINDOWS: Final = {"10s": 10 * NS_PER_S, "1m": 60 * NS_PER_S, "5m": 300 * NS_PER_S, "1h": 3_600 * NS_PER_S}
 TENANT_CHARS_MAX: Final = BOUNDS["tenant"].chars
-OURS: Final = "default"
+BUILT_IN_PATTERNS: Final = "default"
 """Element of `refusal_patterns` that stands for the built-in patterns (`exchange/verdict.py`)."""
 _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of counting, keeping and showing. Raises ConfigError for invalid values."""
+    """Options of the meter (`[meter]`). Raises ConfigError for invalid values."""
 
     admin: Annotated[
         str,
@@ -108,7 +108,7 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             description="Regular expressions that match refusals; `default` is "
             "the built-in list, [] disables the check."
         ),
-    ] = (OURS,)
+    ] = (BUILT_IN_PATTERNS,)
     tokenizer: Annotated[
         str | None,
         Meta(
@@ -193,9 +193,9 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         for kind, edges in self.buckets.items():
             check_edges(kind, edges, f"meter.buckets.{kind}")
         patterns = (
-            failures(_check_pattern, pattern, f"meter.refusal_patterns[{i}]")
+            errors_of_check(_check_pattern, pattern, f"meter.refusal_patterns[{i}]")
             for i, pattern in enumerate(self.refusal_patterns)
-            if pattern != OURS
+            if pattern != BUILT_IN_PATTERNS
         )
         raise_all(chain.from_iterable(patterns))
 
@@ -221,19 +221,24 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def patterns(self) -> tuple[re.Pattern[str], ...]:
+        """Compiled patterns of texts that refuse a request, with the built-in ones if selected."""
         patterns: list[re.Pattern[str]] = []
         for pattern in self.refusal_patterns:
-            patterns += TEXT_PATTERNS if pattern == OURS else [re.compile(pattern, re.IGNORECASE)]
+            patterns += (
+                TEXT_PATTERNS if pattern == BUILT_IN_PATTERNS else [re.compile(pattern, re.IGNORECASE)]
+            )
         return tuple(patterns)
 
     @property
     def benefit(self) -> Benefit:
+        """Settings of the reader whose benefit smooth goodput measures."""
         return Benefit.at_speed(
             self.reader_tokens_per_second, self.alpha, self.idle_cost, self.reader_grace_tokens
         )
 
     @property
     def window_name(self) -> str:
+        """Name of the default window, a key of WINDOWS."""
         return next(name for name, window_ns in WINDOWS.items() if window_ns == self.window)
 
 
@@ -296,11 +301,11 @@ class TenantOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = None
 
     def __post_init__(self) -> None:
-        raise_all(self._mistakes())
+        raise_all(self._problems())
 
-    def _mistakes(self) -> Iterator[ConfigError]:
+    def _problems(self) -> Iterator[ConfigError]:
         for i, rule in enumerate(self.rules):
-            yield from _rule_mistakes(rule, f"tenants.rules[{i}]")
+            yield from _rule_problems(rule, f"tenants.rules[{i}]")
         if self.salt is not None and not self.salt:
             yield ConfigError(
                 "tenants.salt",
@@ -327,6 +332,7 @@ class CostOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def price(self) -> Price | None:
+        """Prices for summaries; None if all are 0."""
         if not (self.gpus or self.input_million or self.output_million):
             return None
         return Price(self.gpus, self.gpu_hour, self.input_million, self.output_million, self.currency)
@@ -365,7 +371,7 @@ class PairOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = 1_000
 
 
-def _rule_mistakes(rule: TenantRule, place: str) -> Iterator[ConfigError]:
+def _rule_problems(rule: TenantRule, place: str) -> Iterator[ConfigError]:
     keys = [key for key in ("header", "api_key", "body", "path") if getattr(rule, key)]
     if len(keys) != 1:
         yield ConfigError(
@@ -378,7 +384,7 @@ def _rule_mistakes(rule: TenantRule, place: str) -> Iterator[ConfigError]:
     if rule.body is not None and not all(rule.body.split(".")):
         yield ConfigError(f"{place}.body", f"{rule.body!r} is not a path of names", "such as metadata.team")
     if rule.path is not None:
-        mistakes = list(failures(_check_pattern, rule.path, f"{place}.path"))
+        mistakes = list(errors_of_check(_check_pattern, rule.path, f"{place}.path"))
         yield from mistakes
         if not mistakes and not re.compile(rule.path).groups and rule.name is None:
             yield ConfigError(
@@ -411,6 +417,7 @@ def _check_pattern(text: str, place: str) -> re.Pattern[str]:
 
 
 def is_loopback(host: str) -> bool:
+    """Return whether a host is `localhost` or a loopback address."""
     if host == "localhost":
         return True
     try:

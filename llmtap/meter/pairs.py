@@ -33,7 +33,7 @@ from llmtap.metrics.catalogue import Unit
 from llmtap.metrics.latency import Measured
 from llmtap.pairing.attempts import Role
 from llmtap.pairing.clock import SAME_CLOCK
-from llmtap.pairing.figures import FIGURES, Bounded, MeasuredPair, figures_of
+from llmtap.pairing.figures import FIGURES, BoundedValue, MeasuredPair, figures_of
 from llmtap.pairing.live import Leftover, LiveMatcher, OpenExchange, Unpaired, open_exchange
 from llmtap.pairing.matching import KEYS, Pair
 from llmtap.pairing.summary import PairCounts, summarise_figures
@@ -108,7 +108,7 @@ class PairBook:
             shape.blocks = blocks.ids
         self._requests[x.id] = _Request(shape, text_is_captured)
 
-    def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
+    def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
         ended = _Ended(x, m, key, met)
         if x.side is None:
             self._pass_on(ended)
@@ -209,7 +209,7 @@ class PairBook:
 
     def _pass_on(self, ended: _Ended) -> None:
         if self.recorder is not None:
-            self.recorder.ended(ended.exchange, ended.measured, ended.key, ended.met)
+            self.recorder.on_end(ended.exchange, ended.measured, ended.key, ended.met)
 
     # ---------------------------------------------------------------- /metrics and the API
 
@@ -269,7 +269,7 @@ def _values_of(figures: MeasuredPair) -> Iterator[tuple[str, object]]:
                 float(np.median(figures.token_delays_ns)),
                 figures.token_range_ns,
             )
-            bounded = [Bounded(median_ns, median_ns - below_ns, median_ns + above_ns)]
+            bounded = [BoundedValue(median_ns, median_ns - below_ns, median_ns + above_ns)]
         if bounded:
             yield (
                 figure.name,

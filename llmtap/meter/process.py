@@ -39,7 +39,7 @@ from llmtap.meter.pipeline.assembler import Assembler, CooperativeYield
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.receiver import Receiver, SocketFile, listen_on
 from llmtap.meter.setup import Changeable, MeterSetup
-from llmtap.meter.shutdown import Ending, Successor
+from llmtap.meter.shutdown import ShutdownListener, Successor
 from llmtap.net.listener import parse_address, raise_file_limit
 from llmtap.protocol.dialects.registry import Dialects
 from llmtap.units import decode_special
@@ -52,10 +52,10 @@ if TYPE_CHECKING:
 NICE = 5
 """Nice value of the meter, which then gets a third of a relay's share if both want the same CPU
 (benchmarks/relay/README.md)."""
-ADMIN_LOOK_S = 0.05
-ADMIN_LOOKS_MAX = 100
-"""Maximum number of checks for a ready relay before the admin port opens (5 s): relays report twice a second.
-"""
+READY_CHECK_S = 0.05
+READY_CHECKS_MAX = 100
+"""Maximum number of checks for a ready relay before the admin port opens (5 s in all). Relays report twice a
+second."""
 RECORDER_S = 4.0
 """Time limit for the last files, below the supervisor's limit; the next start recovers the rest."""
 
@@ -65,21 +65,22 @@ log = logging.getLogger(__name__)
 def main() -> int:
     """Run until SIGTERM, or until the supervisor is gone and the relays have left."""
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
-        line = stdin.readline()  # unbuffered: the lines after it are for `Ending`
+        line = stdin.readline()  # unbuffered: the lines after it are for `ShutdownListener`
     setup = msgspec.json.decode(line, type=MeterSetup, dec_hook=decode_special)
     set_up(setup.changeable.log)
-    _settle()
+    _tune_process()
     uvloop.run(_run(setup))
     return 0
 
 
 def serve(setup: MeterSetup, sock: socket.socket, announce: Callable[[], None]) -> None:
     """Run a meter without a supervisor on this listening socket, until SIGTERM, Ctrl-C or a hang-up."""
-    _settle()
+    _tune_process()
     uvloop.run(_run(setup, sock, announce))
 
 
-def _settle() -> None:
+def _tune_process() -> None:
+    """Set nice value, limit of open files, and the garbage collector."""
     os.nice(NICE)
     raise_file_limit()
     # Objects that exist now stay until the end, so the collector need not visit them. Observers and exchanges
@@ -157,9 +158,9 @@ def start_recorder(setup: MeterSetup, pipeline: ExchangePipeline, encode: Encode
         )
         recorder.start()
     except Exception as exc:  # measure without a capture
-        pipeline.failed("capture", exc)
+        pipeline.on_error("capture", exc)
         return None
-    pipeline.keep(recorder)
+    pipeline.attach_recorder(recorder)
     return recorder
 
 
@@ -172,7 +173,7 @@ def _start_exporter(setup: MeterSetup, pipeline: ExchangePipeline) -> "OtlpExpor
             setup.otlp, pipeline.clock, __version__, setup.servers, reader=pipeline.benefit
         )
     except Exception as exc:  # measure without an exporter
-        pipeline.failed("otlp", exc)
+        pipeline.on_error("otlp", exc)
         return None
     pipeline.front_sinks.append(exporter)
     pipeline.exporters.append(exporter.state)
@@ -180,22 +181,22 @@ def _start_exporter(setup: MeterSetup, pipeline: ExchangePipeline) -> "OtlpExpor
     return exporter
 
 
-def _say_ready() -> None:
+def _announce_ready() -> None:
     sys.stdout.write("ready\n")
     sys.stdout.flush()
 
 
 async def _run(
-    setup: MeterSetup, sock: socket.socket | None = None, announce: Callable[[], None] = _say_ready
+    setup: MeterSetup, sock: socket.socket | None = None, announce: Callable[[], None] = _announce_ready
 ) -> None:
     loop = asyncio.get_running_loop()
 
     def change(to: Changeable) -> None:
         set_up(to.log)
         if recorder is not None:
-            recorder.go_by(to.config)
+            recorder.set_config(to.config)
 
-    ending = Ending(loop, setup.changeable.drain_s, change, supervised=sock is None)
+    ending = ShutdownListener(loop, setup.changeable.drain_s, change, supervised=sock is None)
     pipeline, encode = make_pipeline(setup, SystemClock())
     exporter = _start_exporter(setup, pipeline) if setup.otlp.exports(os.environ) else None
     recorder = start_recorder(setup, pipeline, encode) if setup.capture.to else None
@@ -238,7 +239,7 @@ async def _run(
     elif ending.orphaned:
         # Release the port for a new start of the proxy; open connections stay.
         await site.stop()
-    await ending.relays_left(receiver)
+    await ending.wait_for_relays(receiver)
     if successor is None:  # otherwise, the supervisor has renamed the file and removes it
         socket_file.remove()
     await receiver.close()
@@ -256,7 +257,7 @@ async def _run(
                 "event=capture_not_closed relays=%s reason='they ended without a final report'", ",".join(cut)
             )
         for relay in relays:
-            if relay.status is not None and not pipeline.relays.is_elsewhere(relay.name):
+            if relay.status is not None and not pipeline.relays.is_measured_elsewhere(relay.name):
                 last = relay.status
                 recorder.note_relay(
                     relay.name, last.opened, last.dropped, last.unsettled, last.packets, last.watched
@@ -270,18 +271,16 @@ async def _run(
 
 
 def _is_own_fault(record: logging.LogRecord) -> bool:
-    """Return whether a log record of aiohttp is about more than a malformed request (which may hold a
-    key).
-    """
+    """Return False for aiohttp's log record of a malformed request, whose text may contain a key."""
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 async def _open_admin(site: web.BaseSite, pipeline: ExchangePipeline, *, at_once: bool) -> None:
     """Open the admin port at once, or when a relay is ready. Until then, the other meter answers."""
-    looks = 0 if at_once else ADMIN_LOOKS_MAX
+    looks = 0 if at_once else READY_CHECKS_MAX
     while looks and not pipeline.relays.ready(pipeline.clock.mono_ns()):
         looks -= 1
-        await asyncio.sleep(ADMIN_LOOK_S)
+        await asyncio.sleep(READY_CHECK_S)
     await site.start()
 
 
@@ -327,8 +326,8 @@ class OfflineMeter:
             assert self._assembler is not None
         self._clock.now_ns = max(self._clock.now_ns, now_ns)
         assembler, turns = self._assembler, self._turns
-        # `turns` applies the limit of CPU time per exchange, as in a meter process.
-        for _ in assembler.work(turns.over(frames, None, assembler.charge), turns):
+        # `turns` measures the CPU time of each exchange, so that its limit applies as in a meter process.
+        for _ in assembler.work(turns.pace(frames, None, assembler.charge), turns):
             turns.begin_turn()
         for _ in range(WAITS_MAX):
             if self._recorder is None or self._recorder.state().waiting <= WAITING_MAX:
@@ -339,7 +338,7 @@ class OfflineMeter:
         """End the capture; return the summary of the whole file as public JSON."""
         pipeline = self._pipeline
         assert pipeline is not None, "`digest` is called at least once, at the end of the file"
-        pipeline.status(self._hello.relay, status)
+        pipeline.on_status(self._hello.relay, status)
         if self._recorder is not None:
             self._recorder.close(CLOSE_S, whole=True)
         summary: dict[str, Any] = summary_of(pipeline, "all")()
@@ -360,5 +359,5 @@ class _Listener:
     def __init__(self, on_exchange: Callable[[Exchange], None]) -> None:
         self._on_exchange = on_exchange
 
-    def ended(self, x: Exchange, *_: object) -> None:
+    def on_end(self, x: Exchange, *_: object) -> None:
         self._on_exchange(x)

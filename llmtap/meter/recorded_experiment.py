@@ -21,9 +21,9 @@ from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import measure
 
 COLUMNS: Final = ("arm", "unit", "route")
-UNITS_SEEN_MAX: Final = 100_000
-"""Number of first rows in which units are looked for that come again. Requests never do, conversations soon.
-"""
+UNITS_CHECKED_MAX: Final = 100_000
+"""Number of rows, from the first, that are searched for a unit with two rows. If there is none, the unit is
+the request; a conversation soon has a second row."""
 _CONTROLS: Final = ("control", "baseline")
 _KEY: Final = SeriesKey("", "")
 
@@ -52,7 +52,8 @@ class RecordedExperiment:
 
     @classmethod
     def of(cls, batches: Iterable[pa.RecordBatch]) -> "RecordedExperiment | None":
-        """Return the experiment of rows with COLUMNS; None without two arms, or with more than ARMS_MAX."""
+        """Return the experiment of these rows, which have the columns `COLUMNS`. Return None if they have
+        fewer than two arms or more than `ARMS_MAX`."""
         routes: dict[str, bool] = {}
         units: set[str] = set()
         rows, single = 0, True
@@ -61,7 +62,7 @@ class RecordedExperiment:
             table = pa.Table.from_batches([batch.select(["arm", "route"])])
             for pair in table.group_by(["arm", "route"]).aggregate([]).to_pylist():
                 routes[pair["arm"]] = routes.get(pair["arm"], False) or pair["route"] is not None
-            if single and rows < UNITS_SEEN_MAX:
+            if single and rows < UNITS_CHECKED_MAX:
                 units.update(batch.column("unit").to_pylist())
                 rows += batch.num_rows
                 single = len(units) == rows
@@ -69,8 +70,8 @@ class RecordedExperiment:
 
     def add(self, x: Exchange, reader: Benefit) -> None:
         if x.arm is not None and x.unit is not None:
-            self._view.assigned(x.arm, x.unit, False)
-            self._view.ended(x, measure(x, reader), _KEY, None)
+            self._view.on_assignment(x.arm, x.unit, False)
+            self._view.on_end(x, measure(x, reader), _KEY, None)
 
     def to_dict(self, name: str, window: Mapping[str, Any]) -> dict[str, object]:
         """Return public JSON. `name`: name of the capture; `window`: its span, as of a Summary."""

@@ -28,7 +28,8 @@ STATUS_FRESH_NS: Final = 5 * NS_PER_S
 STATUS_LATE_NS: Final = NS_PER_S
 """Age from which a status shows that the relay or the meter is behind: twice the interval of reports."""
 GONE_NS: Final = 5 * NS_PER_S
-"""Time in which a relay that is alive connects again, and then counts its losses itself."""
+"""Time after a disconnect from which the open exchanges of a relay count as lost. A relay that is alive
+connects again before, and counts its losses itself."""
 DEATHS: Final = {
     RELAY: "the relay died, so the client got an incomplete response or none",
     MIDDLEWARE: "the application died, so the client got an incomplete response or none",
@@ -64,14 +65,15 @@ class Reckoning:
         self._opened_count = 0
         self._dropped_count = 0
 
-    def opened(self, seq: int) -> None:
+    def count_opened(self, seq: int) -> None:
         self.running += 1
         self._seq_max = seq
         if self._last is None or seq > self._last.opened:
             self._opened_count += 1
 
-    def settled(self, *, dropped: bool) -> None:
-        """Count an exchange that is over; `dropped`: the relay gave it up, as the channel was full."""
+    def count_settled(self, *, dropped: bool) -> None:
+        """Count an exchange that is over; `dropped`: the relay stopped reporting it, since the channel was
+        full."""
         self.running -= 1
         self._dropped_count += dropped
 
@@ -110,6 +112,8 @@ class _Relay:
 
 
 class RelayBook:
+    """Relays by name, connected and disconnected ones."""
+
     def __init__(self) -> None:
         self._relays: dict[str, _Relay] = {}
         self._epoch = 0
@@ -158,6 +162,7 @@ class RelayBook:
                 relay.status = final
 
     def connected(self) -> list[str]:
+        """Return the names of the connected relays."""
         return [name for name, relay in self._relays.items() if relay.connected]
 
     def listen(self) -> str | None:
@@ -199,13 +204,13 @@ class RelayBook:
         status_ns = 0 if relay is None or relay.status is None else relay.status.t_ns
         return now_ns if now_ns - status_ns <= STATUS_LATE_NS or not status_ns else status_ns
 
-    def is_elsewhere(self, name: str) -> bool:
+    def is_measured_elsewhere(self, name: str) -> bool:
         """Return whether another meter measures the relay, so that our capture does not account for it."""
         relay = self._relays.get(name)
         return relay is not None and relay.hello.elsewhere
 
     def accounts(self, names: Iterable[str]) -> Iterator[tuple[Hello, RelayStatus, bool]]:
-        """Return for each relay its hello, its counts, and whether more exchanges can come."""
+        """Yield for each relay its hello, its last status, and whether more of its exchanges can end."""
         for name in names:
             relay = self._relays.get(name)
             if relay is None or relay.status is None:
@@ -228,6 +233,7 @@ class RelayBook:
         )
 
     def states(self, now_ns: int) -> list[RelayState]:
+        """Return the state of each relay at a monotonic time."""
         return [
             RelayState(name, r.connected, _status_at(r, now_ns), r.hello.implementation, r.hello.vantage)
             for name, r in self._relays.items()

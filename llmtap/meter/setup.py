@@ -1,8 +1,8 @@
 """Parameters of a meter process (one line of JSON at its start), and control messages on its stdin.
 
 The supervisor writes a `MeterSetup` and the messages, `process.py` and `shutdown.py` read them.
-`need_no_meter` checks that no other meter listens on a socket. Does not import the meter, which saves 19 MB
-in the supervisor.
+`check_no_meter_listens` checks that no other meter listens on a socket. Does not import the meter, which
+saves 19 MB in the supervisor.
 """
 
 import os
@@ -23,11 +23,11 @@ from llmtap.meter.options import CostOptions, MeterOptions, PairOptions, TenantO
 from llmtap.metrics.slo import SloOptions
 from llmtap.protocol.dialects.table.declaration import DialectTable
 
-FROM_NOW_ON: Final = b"from now on "
-"""Beginning of a line on the stdin of a running meter, followed by a Changeable as JSON."""
-HAND_OVER: Final = b"another meter takes over at "
-"""Beginning of a line on stdin, followed by the path of the other meter's socket. A line and not a signal,
-which may reach the whole process group."""
+SETTINGS_LINE: Final = b"from now on "
+"""Start of a line on the stdin of a running meter that changes settings; a Changeable as JSON follows."""
+HANDOVER_LINE: Final = b"another meter takes over at "
+"""Start of a line on stdin: another meter takes over; the path of its socket follows. A signal could reach
+the whole process group instead of this meter only."""
 RENEW: Final = signal.SIGUSR1
 """Signal to end at once: another meter takes over, and the relays stay."""
 PROBE_S: Final = 1.0
@@ -43,6 +43,8 @@ class Changeable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MeterSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of a meter process, from its start to its end."""
+
     options: MeterOptions
     socket: str
     admin_fd: int | None = None
@@ -86,17 +88,23 @@ def _fixed_settings(setup: MeterSetup) -> dict[str, object]:
 
 
 def check_socket_path(path: str) -> None:
-    """Raise ConfigError if no meter could ever listen at `path`."""
+    """Raise ConfigError if a socket cannot be made at `path`."""
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
         raise ConfigError("meter.socket", f"there is no directory {folder}", f"install -d -m 700 {folder}")
     if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
-        raise ConfigError("meter.socket", f"is longer than {SOCKET_PATH_BYTES_MAX} bytes, the system's limit")
+        raise ConfigError(
+            "meter.socket",
+            f"is longer than {SOCKET_PATH_BYTES_MAX} bytes, the system's limit",
+            "use a shorter path",
+        )
     if os.path.lexists(path) and not stat.S_ISSOCK(os.lstat(path).st_mode):
-        raise ConfigError("meter.socket", f"{path} exists and is not a socket")
+        raise ConfigError(
+            "meter.socket", f"{path} exists and is not a socket", "use another path, or remove it"
+        )
 
 
-def need_no_meter(path: str) -> None:
+def check_no_meter_listens(path: str) -> None:
     """Raise ConfigError if a meter listens at `path`: a second one would replace it."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(PROBE_S)

@@ -3,18 +3,18 @@
 | event | meaning | the meter waits for its relays |
 |---|---|---|
 | SIGTERM | the proxy ends; an init system may signal the whole group at once | `drain_s` and a grace |
-| HAND_OVER on stdin | another meter takes over; the relays of this one drain | the same |
+| HANDOVER_LINE on stdin | another meter takes over; the relays of this one drain | the same |
 | SIGTERM again, SIGUSR1 | end now; with SIGUSR1 another meter follows and the relays stay | no |
 | stdin ends | the supervisor died: relays drain, and nobody else would stop us | the same, 24 s at most |
 
-FROM_NOW_ON on stdin ends nothing: it carries the changed settings of a reload.
+SETTINGS_LINE on stdin ends nothing: it carries the changed settings of a reload.
 
 A meter that was started by hand has no supervisor: its stdin is ignored, Ctrl-C and a hang-up are SIGTERM.
 Apps with the middleware are not waited for.
 
-After HAND_OVER the exchanges of the draining relays are still measured and captured here, but the other meter
-answers all requests. So hello and status of each of our relays are sent to it, twice a second and once at the
-end, marked as measured elsewhere (`Successor`).
+After HANDOVER_LINE the exchanges of the draining relays are still measured and captured here, but the other
+meter answers all requests. So hello and status of each of our relays are sent to it, twice a second and once
+at the end, marked as measured elsewhere (`Successor`).
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from llmtap.channel.frames import ACK, FrameKind, Hello, pack_batch
 from llmtap.channel.status import RelayStatus
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.receiver import Receiver
-from llmtap.meter.setup import FROM_NOW_ON, HAND_OVER, RENEW, Changeable
+from llmtap.meter.setup import HANDOVER_LINE, RENEW, SETTINGS_LINE, Changeable
 
 LINE_BYTES: Final = 4_096
 GRACE_S: Final = 5.0
@@ -43,8 +43,8 @@ system allows 30 s."""
 log = logging.getLogger(__name__)
 
 
-class Ending:
-    """Listener for the end of the process, from its construction on.
+class ShutdownListener:
+    """Listener for the signals and lines on stdin that end the process or change its settings.
 
     Args:
         drain_s: time for relays to finish streams.
@@ -78,11 +78,13 @@ class Ending:
             loop.add_reader(sys.stdin.fileno(), self._on_stdin)
 
     async def wait(self) -> None:
+        """Wait for the first event that ends the process."""
         await self._end_event.wait()
 
-    async def relays_left(self, receiver: Receiver) -> None:
+    async def wait_for_relays(self, receiver: Receiver) -> None:
+        """Wait until all relays have disconnected, or the time limit is reached."""
         self._loop.call_later(self._limit_s, self._now.set)
-        left = self._loop.create_task(receiver.relays_left())
+        left = self._loop.create_task(receiver.wait_for_relays())
         enough = self._loop.create_task(self._now.wait())
         await asyncio.wait((left, enough), return_when=asyncio.FIRST_COMPLETED)
         left.cancel()
@@ -107,12 +109,12 @@ class Ending:
             self._on_line(line)
 
     def _on_line(self, line: bytes) -> None:
-        if line.startswith(HAND_OVER):
-            self.successor = os.fsdecode(line.removeprefix(HAND_OVER))
+        if line.startswith(HANDOVER_LINE):
+            self.successor = os.fsdecode(line.removeprefix(HANDOVER_LINE))
             log.info("event=meter_succeeded socket=%s", self.successor)
             self._end_event.set()
-        elif line.startswith(FROM_NOW_ON):
-            new = msgspec.json.decode(line.removeprefix(FROM_NOW_ON), type=Changeable)
+        elif line.startswith(SETTINGS_LINE):
+            new = msgspec.json.decode(line.removeprefix(SETTINGS_LINE), type=Changeable)
             # Relays that are draining keep their earlier time limit, which may be the longer one.
             self._limit_s = max(self._limit_s, new.drain_s + GRACE_S)
             self._change(new)
@@ -126,7 +128,7 @@ class Ending:
         self._end_event.set()
 
 
-TELL_S: Final = 0.5
+REPORT_S: Final = 0.5
 ANSWER_S: Final = 2.0
 """Time limit of an answer. A meter that has just started answers in milliseconds, or in a second if all
 streams begin at once."""
@@ -135,9 +137,11 @@ _json = msgspec.json.Encoder()
 
 
 class Successor:
+    """Sends hello and status of this meter's relays to the meter that takes over, until their end."""
+
     def __init__(self, path: str, pipeline: ExchangePipeline) -> None:
         self._pipeline = pipeline
-        self._lines = {name: _Line(path) for name in pipeline.relays.connected()}
+        self._lines = {name: _SuccessorConnection(path) for name in pipeline.relays.connected()}
         self._ended_event = asyncio.Event()
         self._reports: asyncio.Task[None] | None = None
 
@@ -156,12 +160,12 @@ class Successor:
         while not self._ended_event.is_set():
             await self._report()
             try:
-                await asyncio.wait_for(self._ended_event.wait(), TELL_S)
+                await asyncio.wait_for(self._ended_event.wait(), REPORT_S)
             except TimeoutError:
                 pass
 
     async def _report(self) -> None:
-        word = self._pipeline.experiments.word
+        word = self._pipeline.experiments.latest_switch
         for hello, status, more in list(self._pipeline.relays.accounts(self._lines)):
             marked = msgspec.structs.replace(hello, elsewhere=True, switch=word or hello.switch)
             line = self._lines[hello.relay]
@@ -170,20 +174,20 @@ class Successor:
                 del self._lines[hello.relay]
 
 
-class _Line:
+class _SuccessorConnection:
     def __init__(self, path: str) -> None:
         self._path = path
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._batch_no = 0
         self._is_acknowledged = False
-        self._is_useless = False
+        self._is_closed_for_good = False
 
     async def report(self, hello: Hello, status: RelayStatus) -> bool:
         """Send a relay's hello and status. Return whether the other meter processed them.
 
         If the other meter cannot be reached, the next report includes these counts.
         """
-        while not self._is_useless:
+        while not self._is_closed_for_good:
             known = self._is_acknowledged
             try:
                 async with asyncio.timeout(ANSWER_S):
@@ -193,8 +197,8 @@ class _Line:
                 self.close()
                 return False
             except (OSError, EOFError):
-                # A peer that hangs up without an answer does not know our frames: stop sending.
-                self._is_useless = self._streams is not None and not self._is_acknowledged
+                # A peer that hangs up without an answer cannot read these frames: stop sending.
+                self._is_closed_for_good = self._streams is not None and not self._is_acknowledged
                 self.close()
                 if not known:
                     return False

@@ -108,6 +108,7 @@ class SloBook:
         return met
 
     def freeze(self) -> "FrozenSlos":
+        """Return a copy of all counts, for any thread."""
         now_ns = self._clock.mono_ns()
         windows, seconds = {}, {}
         for level, name in enumerate(BURN_WINDOWS):

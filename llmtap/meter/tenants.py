@@ -73,6 +73,7 @@ class Labels:
         return self._place(key)
 
     def _place(self, key: tuple[str, str, str]) -> tuple[str, str, str]:
+        """Give a series a place if there is room. Return the label values under which it is counted."""
         if key in self._series or len(self._series) < self._series_max:
             self._series.add(key)
             return key
@@ -89,11 +90,11 @@ def _visible_text(name: str) -> str:
 
 _TAIL_DIGITS: Final = 8
 _CUT_CHARS: Final = TENANT_CHARS_MAX - 1 - _TAIL_DIGITS
-_own_form: Final = re.compile(
+_match_own_name: Final = re.compile(
     rf"(?:key-|id-|.{{{_CUT_CHARS}}}~)[0-9a-f]{{{_TAIL_DIGITS}}}", re.DOTALL
 ).fullmatch
-"""Pattern of the names that this module makes. A client that sends one would be counted as the owner of a
-key."""
+"""Matches names of the form that this module makes. If a client could use one, its requests would be counted
+for the owner of a key."""
 _KEY_HEADERS: Final = (b"authorization", b"x-api-key", b"api-key")
 _MACHINE_ID: Final = Path("/etc/machine-id")
 
@@ -145,7 +146,7 @@ class Tenants:
             return lambda head, path, body: self._clean(_value_at(body(), steps))
         assert rule.path is not None
         match = re.compile(rule.path).match
-        return lambda head, path, body: self._of_path(match(path))
+        return lambda head, path, body: self._path_value(match(path))
 
     def _hashed(self, find: Find) -> Find:
         def hashed(head: RequestHead, path: str, body: Body) -> str | None:
@@ -162,7 +163,7 @@ class Tenants:
                 return self.name_of_key(key)
         return None
 
-    def _of_path(self, match: "re.Match[str] | None") -> str | None:
+    def _path_value(self, match: "re.Match[str] | None") -> str | None:
         if match is None:
             return None
         return self._clean(match[1]) if match.re.groups else DEFAULT
@@ -178,7 +179,7 @@ class Tenants:
         text = value[: 4 * TENANT_CHARS_MAX].strip()
         if not text.isprintable():
             text = "".join(c if c.isprintable() else "_" for c in text)
-        if _own_form(text):
+        if _match_own_name(text):
             return f"id-{self.hash_of(text.encode())}"
         if len(text) <= TENANT_CHARS_MAX:
             return text or None

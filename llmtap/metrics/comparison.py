@@ -2,10 +2,10 @@
 
 For `llmtap bench`: functions from two sequences of values to a `Comparison`. `compare_paired`: the same
 requests sent to both. `compare_unpaired`: different requests, one run each. `compare_quantile`: either.
-`compare_runs`: at least three runs of each (IETF 6.3). `a` is the base; a difference is b - a. `adjusted`
-corrects p-values of many comparisons. Also simple ratios of two figures (`reduction`, `increase`,
-`cache_hit_rate`). Arms of a running experiment are compared in `experiment.py`. The Hodges-Lehmann shift is
-found by counting differences, not listing them: 10,000 values have 50 to 100 million.
+`compare_runs`: at least three runs of each (IETF 6.3). `a` is the base; a difference is b - a.
+`adjusted_p_values` corrects p-values of many comparisons. Also simple ratios of two figures (`reduction`,
+`increase`, `cache_hit_rate`). Arms of a running experiment are compared in `experiment.py`. The
+Hodges-Lehmann shift is found by counting differences, not listing them: 10,000 values have 50 to 100 million.
 
 Source: IETF draft, 5.7.4, 5.10.4 and 6.3; Hodges and Lehmann 1963; Hollander, Wolfe and Chicken 2014, 3.2,
 3.3 and 4.2; Brunner and Munzel 2000.
@@ -26,23 +26,22 @@ Values = NDArray[np.float64]
 
 
 def reduction(base: float | None, other: float | None) -> float | None:
-    """Return (base - other) / base, a share:
-
-    TTFT reduction by a cache, throughput reduction by guardrails.
-    """
+    """Return (base - other) / base, a share, such as the TTFT reduction by a cache. None if a figure is None
+    or the base is 0."""
     if base is None or other is None or not base:
         return None
     return (base - other) / base
 
 
 def increase(base: float | None, other: float | None) -> float | None:
-    """Return (other - base) / base, a share: throughput improvement by a cache."""
+    """Return (other - base) / base, a share, such as the throughput improvement by a cache."""
     less = reduction(base, other)
     return None if less is None else -less
 
 
 def difference(base: float | None, other: float | None) -> float | None:
-    """Return other - base in the figures' unit: overhead of an input filter on TTFT, of guardrails on E2E."""
+    """Return other - base in the figures' unit, such as the overhead of an input filter on TTFT; None if one
+    is None."""
     return None if base is None or other is None else other - base
 
 
@@ -60,7 +59,7 @@ EXACT_MAX: Final = 50
 """Maximum number of pairs for which the distribution of signed ranks is computed exactly, as in SciPy. For
 more pairs, the normal approximation is used."""
 HALVINGS: Final = 60
-"""Halvings of the range of all differences: the result is finer than a float can distinguish."""
+"""Number of bisections of the range of all differences: enough for the precision of a float."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ def paired_shift(differences: Values, level: float) -> Shift | None:
     if outside < 0:
         return None
     x = np.sort(differences)
-    steps = _Steps(x, x, once=True)
+    steps = _PairSums(x, x, once=True)
     return Shift(steps.median() / 2, steps.kth(outside + 1) / 2, steps.kth(steps.total - outside) / 2)
 
 
@@ -93,7 +92,7 @@ def unpaired_shift(a: Values, b: Values, level: float) -> Shift:
     these are the ends of the interval of the shift.
     """
     x, y = np.sort(a), np.sort(b)
-    steps = _Steps(y, -x[::-1], once=False)
+    steps = _PairSums(y, -x[::-1], once=False)
     middle = steps.median()
     above, below = placements(x, y - middle)
     va, vb = float(above.var(ddof=1)) / len(x), float(below.var(ddof=1)) / len(y)
@@ -121,7 +120,7 @@ def placements(a: Values, b: Values) -> tuple[Values, Values]:
     return 1 - below(a, b), below(b, a)
 
 
-class _Steps:
+class _PairSums:
     """All sums x_i + y_j of two ascending arrays, by rank; with `once` (x is y), those of i <= j only."""
 
     def __init__(self, x: Values, y: Values, *, once: bool) -> None:
@@ -134,6 +133,7 @@ class _Steps:
         return upper if self.total % 2 else (self.kth(self.total // 2) + upper) / 2
 
     def kth(self, k: int) -> float:
+        """Return the k-th smallest sum, from 1, by bisection."""
         low, high = float(self._x[0] + self._y[0]), float(self._x[-1] + self._y[-1])
         if self._count(low) >= k:
             return low
@@ -148,8 +148,9 @@ class _Steps:
         in_range = places >= 0
         return float((self._x[in_range] + self._y[places[in_range]]).max())
 
-    def _count(self, most: float) -> int:
-        rest = most - self._x
+    def _count(self, limit: float) -> int:
+        """Return the number of sums up to `limit`."""
+        rest = limit - self._x
         count = int(np.searchsorted(self._y, rest, "right").sum())
         return (count + int((self._x <= rest).sum())) // 2 if self._once else count
 
@@ -257,8 +258,8 @@ def compare_unpaired(a: Sequence[float], b: Sequence[float], *, level: float = 0
 
     None below 10 values each.
 
-    Mann-Whitney's test takes a more variable system for a slower one; it is used only for samples that do not
-    overlap. Source: Brunner and Munzel 2000; Cliff 1993.
+    Mann-Whitney's test would report a more variable system as a slower one, so it is used only for samples
+    that do not overlap. Source: Brunner and Munzel 2000; Cliff 1993.
     """
     if min(len(a), len(b)) < EACH_MIN:
         return None
@@ -354,7 +355,7 @@ def compare_runs(
     )
 
 
-def adjusted(ps: Sequence[float], method: Literal["holm", "bh"] = "holm") -> list[float]:
+def adjusted_p_values(ps: Sequence[float], method: Literal["holm", "bh"] = "holm") -> list[float]:
     """Return the p-values of comparisons made at once, corrected, in their order.
 
     `holm` limits the probability of any false finding; `bh` the expected share of false findings. Source:

@@ -27,7 +27,7 @@ class Price:
     def __post_init__(self) -> None:
         amounts = (self.gpus, self.per_gpu_hour, self.per_million_input, self.per_million_output)
         if min(amounts) < 0:
-            raise ValueError("prices and the number of GPUs must not be negative")
+            raise ValueError(f"prices and the number of GPUs must not be negative, got {min(amounts):g}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ def user_idle_ns(
     grace_tokens: int = 0,
     clamped: bool = True,
 ) -> int | None:
-    """Return how long a reader who needs V per token waits with nothing to read, from `origin_ns` on.
+    """Return the time in ns that a reader who needs V per token has nothing to read, from `origin_ns` on.
 
     max over tokens i of (t_i - origin - V (i - 1)), never below 0 when `clamped`. `tokens`: tokens of each
     chunk, one number or one for each. None without an origin or output. Source: smooth goodput paper, eq. 4
@@ -68,7 +68,7 @@ class Benefit:
 
     def __post_init__(self) -> None:
         if self.reader_ns_per_token <= 0:
-            raise ValueError("the reader's time per token must be above 0")
+            raise ValueError(f"the time per token must be above 0, got {self.reader_ns_per_token} ns")
         parse_idle_cost(self.f)
 
     @classmethod

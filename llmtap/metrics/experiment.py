@@ -133,7 +133,7 @@ class Figure:
     def covariate_mean(self) -> float:
         return self._x / self.units
 
-    def explained(self) -> tuple[float, float]:
+    def covariate_moments(self) -> tuple[float, float]:
         """Return the covariance of the mean with the covariate's mean, and the variance of the latter.
 
         Needs two units. With residuals r_u = S_u - m N_u: K / (K - 1) sum r_u (x_u - x) / (N K), and
@@ -217,7 +217,7 @@ class ArmSample:
 
     def __init__(self, names: Iterable[str], *, single: bool) -> None:
         self.figures = {name: Figure() for name in names}
-        self.forgotten = 0
+        self.forgotten_units = 0
         self._single = single
         self._units: OrderedDict[int, tuple[int, dict[str, tuple[int, int]]]] = OrderedDict()
 
@@ -235,7 +235,7 @@ class ArmSample:
         if not known:
             if len(self._units) > UNITS_MAX:
                 self._units.popitem(last=False)
-                self.forgotten += 1
+                self.forgotten_units += 1
         else:
             self._units.move_to_end(unit)
         for name, some in values.items():
@@ -278,7 +278,7 @@ def mean_difference(arm: Figure, control: Figure, alpha: float, *, adjust: bool 
     va, vc = errors[0] ** 2, errors[1] ** 2
     unadjusted, left = None, 1.0
     if adjust and va + vc > 0:
-        (ca, xa), (cc, xc) = arm.explained(), control.explained()
+        (ca, xa), (cc, xc) = arm.covariate_moments(), control.covariate_moments()
         if xa + xc > 0:
             slope = (ca + cc) / (xa + xc)
             unadjusted = estimate

@@ -40,8 +40,9 @@ TAGS_MAX: Final = 1_000
 def encode(histogram: Histogram) -> str:
     """Return the counts as a compressed HdrHistogram V2 in base64.
 
-    Values are whole ns up to a day with three significant digits; negative ones count as 0. The middle of
-    each of our buckets is encoded, so an error of theirs (0.1 %) is added to ours.
+    Values are whole ns up to a day with three significant digits; negative ones count as 0. Each value is
+    encoded as the middle of its bucket here, so the error of HdrHistogram's buckets (0.1 %) is added to that
+    of ours.
     """
     shape = _Shape.of(1, _HIGHEST, _DIGITS)
     counts: Counter[int] = Counter()
@@ -101,11 +102,13 @@ class _Shape:
         return cls(lowest.bit_length() - 1, (2 * 10**digits - 1).bit_length() - 1, highest)
 
     def index(self, value: int) -> int:
+        """Return the index of the bucket of a value."""
         value >>= self.unit
         octave = max(0, value.bit_length() - self.half - 1)
         return (octave << self.half) + (value >> octave)
 
     def middle(self, index: int) -> float:
+        """Return the middle of the values of a bucket."""
         octave = max(0, (index >> self.half) - 1)
         step = octave + self.unit
         return ((index - (octave << self.half)) << step) + ((1 << step) - 1) / 2
@@ -140,9 +143,12 @@ def _decode(text: str) -> tuple[_Shape, bytes]:
             " be read"
         )
     if not 1 <= digits <= 5 or not 1 <= lowest <= highest // 2:
-        raise ValueError(f"the HdrHistogram has {digits} digits, {lowest} to {highest}")
+        raise ValueError(
+            f"the HdrHistogram has {digits} significant digits and the range {lowest} to {highest}; expected"
+            " 1 to 5 digits, and a range from 1 or more to at least twice that"
+        )
     if size != len(raw) - _COMPRESSED.size or not inflater.eof or length != len(body) - _HEAD.size:
-        raise ValueError("the HdrHistogram does not have the length that its header gives")
+        raise ValueError("the HdrHistogram is longer or shorter than its header declares")
     return _Shape.of(lowest, highest, digits), body[_HEAD.size :]
 
 

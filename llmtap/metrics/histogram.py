@@ -57,6 +57,7 @@ class Histogram:
         self.record_many(values)
 
     def record(self, value: int) -> None:
+        """Count one value."""
         pending = self._pending
         pending.append(value)
         if len(pending) >= _PENDING_MAX:
@@ -77,12 +78,12 @@ class Histogram:
             self.fold()
 
     def fold(self) -> None:
-        """Sort waiting values into buckets; every read does this first."""
+        """Sort the values that wait in `_pending` into buckets; every method that reads does this first."""
         values = self._pending
         if not values:
             return
         self._pending = []
-        self._add_sums(len(values), *_count_by_bucket(values, self._open()))
+        self._add_sums(len(values), *_count_by_bucket(values, self._make_counts()))
 
     def _add_sums(self, n: int, total: int, low: int, high: int) -> None:
         self._n += n
@@ -90,7 +91,7 @@ class Histogram:
         self._min = low if self._min is None else min(low, self._min)
         self._max = high if self._max is None else max(high, self._max)
 
-    def _open(self) -> Counter[int]:
+    def _make_counts(self) -> Counter[int]:
         if self._counts is None:
             self._counts = Counter()
         return self._counts
@@ -105,7 +106,7 @@ class Histogram:
     def _add(
         self, indices: Iterable[int], counts: Iterable[int], n: int, total: int, low: int, high: int
     ) -> None:
-        mine = self._open()
+        mine = self._make_counts()
         if mine:
             get = mine.get
             for index, count in zip(indices, counts, strict=True):
@@ -121,7 +122,7 @@ class Histogram:
         self.fold()
         assert self._min is not None
         assert self._max is not None
-        counts = self._open()
+        counts = self._make_counts()
         indices = sorted(counts)
         steps, step_code = _pack_numbers([indices[0], *(b - a for a, b in pairwise(indices))])
         sizes, size_code = _pack_numbers([counts[i] for i in indices])
@@ -130,6 +131,7 @@ class Histogram:
         return head + steps + sizes
 
     def merge_bytes(self, packed: bytes) -> None:
+        """Add the counts of `to_bytes`."""
         if packed[0] == _VALUES:
             self.record_many(array("q", packed[1:]))
             return
@@ -144,7 +146,7 @@ class Histogram:
         """Yield the middle of each bucket and its count, ascending, within the smallest and largest value."""
         self.fold()
         if self._min is not None and self._max is not None:
-            counts = self._open()
+            counts = self._make_counts()
             for index in sorted(counts, key=_by_value):
                 yield min(max(_bucket_middle(index), self._min), self._max), counts[index]
 
@@ -181,13 +183,13 @@ class Histogram:
     def count(self, value: int) -> int:
         """Return the number of values in the bucket of `value`: exact for whole numbers below 1,024."""
         self.fold()
-        return self._open()[_BITS.unpack(_FLOAT.pack(value))[0] >> _DROPPED]
+        return self._make_counts()[_BITS.unpack(_FLOAT.pack(value))[0] >> _DROPPED]
 
-    def above(self, value: float) -> int:
+    def count_above(self, value: float) -> int:
         """Return the number of values in higher buckets than that of `value`, which is not negative."""
         self.fold()
         edge = _BITS.unpack(_FLOAT.pack(value))[0] >> _DROPPED
-        return sum(n for index, n in self._open().items() if index > edge)
+        return sum(n for index, n in self._make_counts().items() if index > edge)
 
     def percentile(self, p: float) -> float | None:
         """Return the value below which the share `p` (0 to 1) lies; None if nothing was recorded."""
@@ -198,7 +200,7 @@ class Histogram:
         self.fold()
         if self._min is None or self._max is None:
             return [None] * len(shares)
-        counts = self._open()
+        counts = self._make_counts()
         indices = sorted(counts, key=_by_value)
         ends = list(accumulate(counts[i] for i in indices))
         out: list[float | None] = []

@@ -3,7 +3,8 @@
 While the client's socket takes no bytes, the relay does not read from the upstream: it holds the stream
 (`Timeline.holds`). The stamps of later chunks then contain time of the client: `tbc_max` and `tpot` do, too.
 The figures as delivered move a chunk that arrived during a hold to its end. The figures of the server leave
-the holds out. They are lower bounds, because nobody sees what the server would have sent during a hold.
+the holds out. They are lower bounds, because the chunks that the server would have sent during a hold are
+unknown.
 """
 
 from collections.abc import Sequence

@@ -67,16 +67,18 @@ def parse_idle_cost(text: str) -> IdleCost:
     """Return the function of a name or expression. Raises ValueError with the problem and a hint."""
     expression, description = IDLE_COSTS.get(text, (text.strip(" "), text.strip(" ")))
     if len(expression) > EXPRESSION_CHARACTERS_MAX:
-        raise ValueError(f"the expression has more than {EXPRESSION_CHARACTERS_MAX} characters")
+        raise ValueError(
+            f"the expression has {len(expression)} characters; the maximum is {EXPRESSION_CHARACTERS_MAX}"
+        )
     try:
         if not _CHARACTERS.fullmatch(expression):
             raise ValueError
         tree = ast.parse(expression, mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):
-        raise ValueError(f"{text!r} is no expression; {_HINT}") from None
-    parsed = IdleCost(description, _compile(tree.body))
-    _check(parsed)
-    return parsed
+        raise ValueError(f"{text!r} is not a valid expression; {_HINT}") from None
+    idle_cost = IdleCost(description, _compile(tree.body))
+    _check(idle_cost)
+    return idle_cost
 
 
 def check_idle_cost(text: str, place: str) -> None:
@@ -99,8 +101,8 @@ def _compile(node: ast.expr) -> _Cost:
         case ast.Name(id="n"):
             return lambda l_s, v_s, n: n
         case ast.Name(id=name):
-            offered = ", ".join(f"{known} ({about})" for known, about in _VARIABLES.items())
-            raise ValueError(f"there is no {name!r}; {_HINT}; variables: {offered}")
+            variables = ", ".join(f"{known} ({about})" for known, about in _VARIABLES.items())
+            raise ValueError(f"unknown variable {name!r}; {_HINT}; variables: {variables}")
         case ast.UnaryOp(op=ast.UAdd(), operand=operand):
             return _compile(operand)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
@@ -116,8 +118,8 @@ def _compile(node: ast.expr) -> _Cost:
                 chosen = _pair(_FUNCTIONS[name], chosen, _compile(other))
             return chosen
     raise ValueError(
-        f"{ast.unparse(node)!r} is not offered: numbers, {', '.join(_VARIABLES)}, + - * / **, parentheses,"
-        f" and min and max of two or more values; {_HINT}"
+        f"{ast.unparse(node)!r} is not supported: use numbers, {', '.join(_VARIABLES)}, + - * / **,"
+        f" parentheses, and min and max of two or more values; {_HINT}"
     )
 
 
@@ -135,14 +137,14 @@ def _pair(combine: Callable[[float, float], float], left: _Cost, right: _Cost) -
     return lambda l_s, v_s, n: combine(left(l_s, v_s, n), right(l_s, v_s, n))
 
 
-def _check(parsed: IdleCost) -> None:
+def _check(idle_cost: IdleCost) -> None:
     """Raise ValueError if f is not a number, or below 0, at one of _SAMPLES: a wait is never a benefit."""
     for l_s, v_s, n in _SAMPLES:
-        cost = parsed.of(l_s, v_s, n)
+        cost = idle_cost.of(l_s, v_s, n)
         at = f"for l = {l_s:g}, V = {v_s:g}, n = {n:g}"
         if cost is None:
             raise ValueError(
-                f"{parsed.text!r} has no finite value {at}; for example, never divide by l alone"
+                f"{idle_cost.text!r} has no finite value {at}; for example, never divide by l alone"
             )
         if cost < 0:
-            raise ValueError(f"{parsed.text!r} is {cost:g} {at}, but a wait costs 0 or more; use max(0, ...)")
+            raise ValueError(f"{idle_cost.text!r} is {cost:g} {at}, but must be 0 or more; use max(0, ...)")

@@ -177,6 +177,7 @@ class _Pool:
 
 
 GRID: Final = 2_048
+"""Number of points at which the density is computed."""
 WIDE: Final = 10.0
 """Ratio of the largest to the smallest value from which modes are searched on a logarithmic scale."""
 OUTERMOST: Final = 0.002
@@ -188,6 +189,7 @@ MODE_ERRORS_MIN: Final = 4.0
 """Number of standard errors by which the values in a mode must exceed the level of its valleys; a smaller
 excess may be random."""
 _ALMOST: Final = 1 - 1e-9
+"""Factor slightly below 1, against rounding."""
 TAIL_SHARE: Final = 0.1
 """Share of the values, the largest ones, that form the tail."""
 TAIL_VALUES_MIN: Final = 50
@@ -214,6 +216,7 @@ def modes(values: Sequence[float]) -> list[float]:
 
 
 def _mode_places(data: Values, enough: float) -> list[float]:
+    """Return the peaks of the density; each has at least `enough` values."""
     low, high = (
         np.quantile(data, OUTERMOST, method="lower"),
         np.quantile(data, 1 - OUTERMOST, method="higher"),

@@ -29,10 +29,10 @@ HOLD_NS: Final = 50_000_000
 """Minimum wait before a burst: a shorter one may be a token of a slow engine, or of a reader of 20
 tokens/s."""
 HOLD_MEDIANS: Final = 5
-BURSTY: Final = 2.0
-"""Chunks come in bursts if the number of chunks that arrive together is this multiple of the reference's."""
-FLATTERED: Final = ("tpot", "tbc", "itl")
-"""Metrics of gaps between chunks. If chunks arrive together, most of these gaps are 0."""
+BURST_FACTOR: Final = 2.0
+"""Chunks arrive in bursts if at least this many times as many arrive together as for the reference."""
+BURST_SENSITIVE: Final = ("tpot", "tbc", "itl")
+"""Metrics of gaps between chunks, which bursts make look better: most gaps within a burst are 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +73,14 @@ def chunks_at_a_time(chunking: Mapping[str, Any]) -> float | None:
     """
     each: float | None = chunking.get("events_per_read")
     bursts, chunks = chunking.get("bursts") or {}, chunking.get("content_events") or 0
-    split = each is not None and each < BURSTY and 0 < chunks <= 2 * bursts.get("events", 0)
+    split = each is not None and each < BURST_FACTOR and 0 < chunks <= 2 * bursts.get("events", 0)
     return bursts["events"] / bursts["n"] if split else each
 
 
-def come_in_bursts(n: float | None, usual: float | None) -> bool:
-    """Return whether `n` chunks at a time are so many more than the `usual` number that the metrics in
-    FLATTERED mislead."""
-    return bool(n and usual and n >= BURSTY * usual)
+def arrives_in_bursts(n: float | None, usual: float | None) -> bool:
+    """Return whether so many more chunks than the `usual` number arrive together (`n`) that the metrics of
+    BURST_SENSITIVE are misleading."""
+    return bool(n and usual and n >= BURST_FACTOR * usual)
 
 
 DEFAULT_BENEFIT: Final = Benefit()
@@ -420,7 +420,7 @@ def _streamed_tokens(x: Exchange) -> int | None:
     n = _written_tokens(x)
     if n is None or x.tokens.source in (TokenSource.NONE, TokenSource.CHUNKS):
         return None
-    if x.tokens.reasoning and not (_shows_reasoning(x) or x.reasoning_apart):
+    if x.tokens.reasoning and not (_shows_reasoning(x) or x.reasoning_is_separate):
         n = max(0, n - x.tokens.reasoning)
     return n
 
@@ -428,10 +428,15 @@ def _streamed_tokens(x: Exchange) -> int | None:
 def _written_tokens(x: Exchange) -> int | None:
     """Return the output tokens, with reasoning that was sent and is counted separately."""
     n = x.tokens.output
-    return n + (x.tokens.reasoning or 0) if n is not None and x.reasoning_apart and _shows_reasoning(x) else n
+    return (
+        n + (x.tokens.reasoning or 0)
+        if n is not None and x.reasoning_is_separate and _shows_reasoning(x)
+        else n
+    )
 
 
 def _shows_reasoning(x: Exchange) -> bool:
+    """Return whether the answer has an event with reasoning."""
     return EventClass.REASONING.value in x.timeline.events.classes
 
 

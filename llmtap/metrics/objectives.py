@@ -23,7 +23,8 @@ llmtap's own fault, of which the number is reported; bad with `count_own_faults`
 
 Of a stream that was not understood (`Exchange.reading`) the first byte and the end are known, its tokens are
 not. It is bad if it breaks a known bound, and good if it meets all bounds and all are known. Otherwise it is
-not judged: it is neither good nor counted, and the number of such exchanges is reported with the share.
+not judged: it is neither good nor counted. The number of such exchanges is reported with the share of good
+ones.
 
 A bound whose figure does not apply (TPOT of a one-token answer) counts as met. Where an answer has no
 content, such as a pure tool call, its time to the first token of any kind (`ttft_any`) stands for `ttft`. The
@@ -168,6 +169,7 @@ class Objectives:
 
     @property
     def text(self) -> str:
+        """Canonical text, as `parse` reads it."""
         return " ".join(f"{name}:{_duration_text(ns)}" for name, ns in self.bounds)
 
     @property
@@ -175,7 +177,7 @@ class Objectives:
         """Whether no bound applies to an answer that is not streamed."""
         return all(name in STREAMED_BOUNDS for name, _ in self.bounds)
 
-    def replaced(self, **bounds_ns: int | None) -> "Objectives":
+    def with_bounds(self, **bounds_ns: int | None) -> "Objectives":
         """Return a copy with some bounds set (ns); None leaves a bound unchanged."""
         replacements = {name: ns for name, ns in bounds_ns.items() if ns is not None}
         assert replacements.keys() <= _FIGURES.keys()
@@ -189,7 +191,7 @@ class Objectives:
         unchanged = {n: ns for n, ns in self.bounds if n in bounds}
         return replace(self, bounds=_ordered_bounds(bounds | unchanged))
 
-    def broken(self, m: Measured, x: Exchange) -> tuple[str, ...]:
+    def broken_bounds(self, m: Measured, x: Exchange) -> tuple[str, ...]:
         """Return the names of the bounds that known figures break, whether or not the exchange counts."""
         return tuple(
             name
@@ -211,7 +213,7 @@ class Objectives:
             return Judgement.BAD
         all_known = not is_stream or m.tokens_known or not self._bounds_tokens
         if outcome is Outcome.CLIENT_CANCELLED:
-            if self._lost_by_waiting(m, x):
+            if self._was_broken_at_disconnect(m, x):
                 return Judgement.BAD
             return Judgement.NOT_COUNTED if all_known else Judgement.NOT_JUDGED
         if outcome is Outcome.REFUSED and not m.output_events:
@@ -222,7 +224,7 @@ class Objectives:
             if not _counts_output(x):
                 return Judgement.BAD
             all_known = not self._bounds_tokens
-        if self.broken(m, x):
+        if self.broken_bounds(m, x):
             return Judgement.BAD
         return Judgement.GOOD if all_known else Judgement.NOT_JUDGED
 
@@ -240,7 +242,7 @@ class Objectives:
             if name not in STREAMED_BOUNDS or (m.tokens_known and _is_token_stream(x)):
                 yield name, bound_ns
 
-    def _lost_by_waiting(self, m: Measured, x: Exchange) -> bool:
+    def _was_broken_at_disconnect(self, m: Measured, x: Exchange) -> bool:
         """Return whether a known bound was already broken when the client disconnected.
 
         Means (`tpot`) and shares (`tbc_p99`, `jitter`) can recover, so they are not considered.
@@ -297,7 +299,7 @@ def judge(objectives: Objectives | None, m: Measured, x: Exchange) -> tuple[Obje
     exchange does not count (`Objectives.judge`)."""
     applied = objectives
     if x.slo_ttft_ns is not None or x.slo_tpot_ns is not None:
-        applied = (objectives or _NO_BOUNDS).replaced(ttft=x.slo_ttft_ns, tpot=x.slo_tpot_ns)
+        applied = (objectives or _NO_BOUNDS).with_bounds(ttft=x.slo_ttft_ns, tpot=x.slo_tpot_ns)
     if applied is None:
         return None
     judgement = applied.judge(m, x)
@@ -372,7 +374,7 @@ class Goodput:
             count.met += 1
             count.good_tokens += tokens
         else:
-            count.broken.update(applied.broken(m, x) or ("ended",))
+            count.broken.update(applied.broken_bounds(m, x) or ("ended",))
         return met
 
     def merge(self, other: "Goodput") -> None:
@@ -380,6 +382,7 @@ class Goodput:
             self.by_objectives.setdefault(name, GoodputCount()).merge(count)
 
     def total(self) -> GoodputCount:
+        """Return the counts of all sets of objectives together."""
         total = GoodputCount()
         for count in self.by_objectives.values():
             total.merge(count)

@@ -120,7 +120,7 @@ def waited_ns(durations_ns: Sequence[int | None]) -> int:
 
 
 class PhaseTimes:
-    """Durations of the parts of many streams."""
+    """Histograms of the durations of each part of the wait, over many streams."""
 
     __slots__ = ("histograms", "n")
 
@@ -153,7 +153,7 @@ class PhaseTimes:
 
 @dataclass(frozen=True, slots=True)
 class PhaseVerdict:
-    """A part of one wait beside the usual ones."""
+    """Comparison of one part of a wait with the same part of other streams."""
 
     phase: Phase
     start_ns: int

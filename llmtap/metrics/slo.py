@@ -21,7 +21,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from llmtap.errors import ConfigError, failures, raise_all
+from llmtap.errors import ConfigError, errors_of_check, raise_all
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.idle_cost import check_idle_cost
 from llmtap.metrics.objectives import SCHEDULED_BOUNDS, Objectives
@@ -44,6 +44,7 @@ class Alarm:
     factor: float
 
     def rings(self, long_rate: float | None, short_rate: float | None) -> bool:
+        """Return whether the alarm rings at these burn rates of the long and short window; None: unknown."""
         return (
             long_rate is not None
             and short_rate is not None
@@ -173,7 +174,7 @@ class SloOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         )  # fmt: skip
 
     @property
-    def parsed(self) -> Objectives:
+    def parsed_objectives(self) -> Objectives:
         return replace(Objectives.parse(self.objectives), count_own_faults=self.count_own_faults)
 
 
@@ -190,6 +191,8 @@ class SloClass:
 
     @classmethod
     def of(cls, name: str, options: SloOptions) -> "SloClass":
+        """Return the class of validated options."""
+        objectives = options.parsed_objectives
         alarms: list[Alarm] = []
         unreachable: list[Alarm] = []
         for window, alarm in ALARMS.items():
@@ -197,7 +200,14 @@ class SloClass:
                 continue
             alarm = replace(alarm, factor=options.burn.get(window, alarm.factor))
             (alarms if reachable(options.target, alarm.factor) else unreachable).append(alarm)
-        return cls(name, options.parsed, options.target, options.tenants, tuple(alarms), tuple(unreachable))
+        return cls(
+            name,
+            objectives,
+            options.target,
+            options.tenants,
+            tuple(alarms),
+            tuple(unreachable),
+        )
 
     @property
     def budget(self) -> float:
@@ -215,7 +225,7 @@ class SloClass:
 
 
 TENANTS_CACHED: Final = 10_000
-"""Tenants whose class is remembered."""
+"""Maximum number of tenants whose class is cached."""
 
 
 _WILDCARDS: Final = "*?["
@@ -228,7 +238,7 @@ class TenantClasses:
         self.named: dict[str, SloClass] = {}
         self._patterns: list[tuple[Callable[[str], object], SloClass]] = []
         self._default: SloClass | None = None
-        self._of: dict[str, SloClass | None] = {}
+        self._cached: dict[str, SloClass | None] = {}
         for slo in classes:
             for tenant in slo.tenants:
                 if any(sign in tenant for sign in _WILDCARDS):
@@ -239,16 +249,17 @@ class TenantClasses:
                 self._default = slo
 
     def of(self, tenant: str) -> SloClass | None:
+        """Return the class of a tenant; None if it has none."""
         try:
-            return self._of[tenant]
+            return self._cached[tenant]
         except KeyError:
             pass
         chosen = self.named.get(tenant)
         if chosen is None:
             chosen = next((slo for match, slo in self._patterns if match(tenant)), self._default)
-        if len(self._of) >= TENANTS_CACHED:
-            self._of.clear()
-        self._of[tenant] = chosen
+        if len(self._cached) >= TENANTS_CACHED:
+            self._cached.clear()
+        self._cached[tenant] = chosen
         return chosen
 
 
@@ -281,17 +292,17 @@ def _problems(classes: dict[str, SloOptions]) -> Iterator[ConfigError]:
             yield ConfigError(
                 place, f"{name!r} is not a valid name of a class", "use only letters, digits and _ . -"
             )
-        yield from failures(_check_objectives, slo.objectives, f"{place}.objectives")
+        yield from errors_of_check(_check_objectives, slo.objectives, f"{place}.objectives")
         if slo.idle_cost is not None:
-            yield from failures(check_idle_cost, slo.idle_cost, f"{place}.idle_cost")
-        wrong_target = list(failures(check_objective, slo.target, f"{place}.target"))
+            yield from errors_of_check(check_idle_cost, slo.idle_cost, f"{place}.idle_cost")
+        wrong_target = list(errors_of_check(check_objective, slo.target, f"{place}.target"))
         yield from wrong_target
         for window, factor in slo.burn.items():
             if window not in ALARMS:
                 hint = f"use {' or '.join(ALARMS)}"
                 yield ConfigError(f"{place}.burn", f"no alarm has a long window of {window!r}", hint)
             elif not wrong_target:
-                yield from failures(check_reachable, slo.target, factor, f"{place}.burn.{window}")
+                yield from errors_of_check(check_reachable, slo.target, factor, f"{place}.burn.{window}")
         if not slo.tenants and default is not None:
             yield ConfigError(
                 f"{place}.tenants",

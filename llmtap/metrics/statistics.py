@@ -111,12 +111,12 @@ def samples_needed(p: float) -> int:
 
 
 def is_enough(n: int, p: float) -> bool:
-    """Whether n samples are as many as the p-th percentile needs."""
+    """Return whether `n` samples are enough for the p-th percentile."""
     return n >= samples_needed(p)
 
 
 def marks(n: int, shares: Mapping[str, float] = SHARES) -> list[str]:
-    """Return the names of the percentiles that `n` samples are too few for."""
+    """Return the names of the percentiles for which `n` samples are too few."""
     return [name for name, p in shares.items() if not is_enough(n, p)]
 
 
@@ -183,10 +183,10 @@ def t_quantile(alpha: float, df: float) -> float:
 
 
 TIGHTEST_AT: Final = 5_000
-"""Units of both arms for which the interval of means is as narrow as possible."""
+"""Number of units in both arms together at which the interval of means is as narrow as possible."""
 PRIOR_WEIGHT: Final = 100.0
-"""Weight of the Dirichlet prior in counts: it looks for deviations of about a tenth of a share. Small beside
-any experiment, and large enough not to see a mismatch in the first ten."""
+"""Weight of the Dirichlet prior, as a number of units. With this weight, the test is most sensitive to
+deviations of about a tenth of a share, and the first ten units cannot show a mismatch."""
 
 
 def _mixture_variance(alpha: float) -> float:
@@ -402,12 +402,12 @@ def strongest_autocorrelation(gaps_ns: Sequence[int], lags: int = LAGS) -> Autoc
     whole = sum(map(mul, d, d))
     if max(gaps_ns) - min(gaps_ns) <= 1:
         return None
-    found = [sum(map(mul, d, d[lag:])) / whole for lag in range(1, lags + 1)]
-    value = max(found, key=abs)
+    correlations = [sum(map(mul, d, d[lag:])) / whole for lag in range(1, lags + 1)]
+    value = max(correlations, key=abs)
     # The r of independent gaps is about normal with deviation 1 / sqrt(n). Bonferroni's correction allows for
     # the choice of the largest of `lags` values.
     limit = NormalDist().inv_cdf(1 - 0.05 / (2 * lags)) / sqrt(n)
-    return Autocorrelation(value, found.index(value) + 1, limit)
+    return Autocorrelation(value, correlations.index(value) + 1, limit)
 
 
 def punctuality(planned_ns: Sequence[int], sent_ns: Sequence[int | None]) -> Punctuality:

@@ -156,7 +156,7 @@ _OF_STREAMS: Final = tuple(
 _NOT_TIMES: Final = frozenset(metric.name for metric in METRICS if metric.unit is not Unit.SECONDS)
 _STREAM_NAMES: Final = tuple(metric.name for metric in _OF_STREAMS)
 _stream_terms: Final = values_of(_OF_STREAMS)
-_NOTHING: Final = Histogram()
+_EMPTY: Final = Histogram()
 _UNCERTAINTIES: Final = "uncertainties"
 _TPOT_TO_END: Final = "tpot_to_end"
 TPOT_DIFFERENCE_MIN: Final = 0.01
@@ -247,11 +247,11 @@ class Summary:
             self._labels[key] += 1
         if is_refused(x):
             self._refusals[str((x.refusal or {}).get("kind") or "unknown")] += 1
-        self.saw_uncertainty(x.uncertainty_ns)
+        self.add_uncertainty(x.uncertainty_ns)
         _histogram_in(self._metrics, _UNCERTAINTIES).record(x.uncertainty_ns)
         self.goodput.add(self.objectives, m, x)
         self._add_tokens(x)
-        self._add_added(x)
+        self._add_added_latency(x)
         if m.ttfb_ns is not None:
             _histogram_in(self._metrics, "ttfb").record(m.ttfb_ns)
         if m.e2e_ns is not None and x.outcome in ENDED_WELL:
@@ -277,7 +277,7 @@ class Summary:
             if value is not None:
                 _histogram_in(metrics, name).record(round(value))
         if m.tpot_ns is not None:
-            # A stream that did not end well has no end of its generation but its last token.
+            # Of a stream that did not end well, only the last token shows when its generation ended.
             to_end_ns = m.tpot_to_end_ns if x.outcome in ENDED_WELL else None
             _histogram_in(metrics, _TPOT_TO_END).record(round(m.tpot_ns if to_end_ns is None else to_end_ns))
         if m.smooth_benefit is not None:
@@ -324,14 +324,14 @@ class Summary:
             counts["bursts"] += bursts.count
             counts["burst_events"] += bursts.events
             counts["burst_streams"] += 1
-            self._held(bursts.hold_max_ns)
+            self._record_hold(bursts.hold_max_ns)
         if m.tokens_per_chunk is not None:
             if m.itl_b_ns is m.tbc_ns:  # each chunk has one token, as in most streams
                 self._chunk_tokens.record_times(1, len(m.tokens_per_chunk))
             else:
                 self._chunk_tokens.record_many(m.tokens_per_chunk)
 
-    def _held(self, ns: int | None) -> None:
+    def _record_hold(self, ns: int | None) -> None:
         if ns is not None and (self._burst_hold_max_ns is None or ns > self._burst_hold_max_ns):
             self._burst_hold_max_ns = ns
 
@@ -342,7 +342,7 @@ class Summary:
             if n is not None:
                 self._tokens[name] += n
 
-    def _add_added(self, x: Exchange) -> None:
+    def _add_added_latency(self, x: Exchange) -> None:
         added = x.added
         for name, ns in (("request", added.request_ns), ("first_chunk", added.first_chunk_ns)):
             if ns is not None:
@@ -350,8 +350,8 @@ class Summary:
         if added.chunks_ns:
             _histogram_in(self._added_latency, "chunk").record_many(added.chunks_ns)
 
-    def saw_uncertainty(self, ns: int) -> None:
-        """Record how long a byte may have waited before it was stamped."""
+    def add_uncertainty(self, ns: int) -> None:
+        """Record the longest time that a byte may have waited before it got its timestamp."""
         if ns > self._uncertainty_ns:
             self._uncertainty_ns = ns
 
@@ -376,12 +376,12 @@ class Summary:
         self.benefit += other.benefit
         self.benefit_eq4 += other.benefit_eq4
         self._readers += tuple(reader for reader in other._readers if reader not in self._readers)
-        self._held(other._burst_hold_max_ns)
-        self.saw_uncertainty(other._uncertainty_ns)
+        self._record_hold(other._burst_hold_max_ns)
+        self.add_uncertainty(other._uncertainty_ns)
 
     def histogram(self, name: str) -> Histogram:
         """Return the values of a metric, in ns; the caller must not change them."""
-        return self._metrics.get(name, _NOTHING)
+        return self._metrics.get(name, _EMPTY)
 
     def hdr_histograms(self) -> dict[str, str]:
         """Return each metric with values, in ns, as `hdr.encode`; without shares and tokens."""
@@ -390,7 +390,7 @@ class Summary:
 
     @property
     def benefit_n(self) -> int:
-        return self._metrics.get("smooth_benefit", _NOTHING).n
+        return self._metrics.get("smooth_benefit", _EMPTY).n
 
     def to_bytes(self) -> bytes:
         """Return all numbers (not the objectives) packed: a meter keeps thousands of summaries."""
@@ -441,8 +441,8 @@ class Summary:
             reader = Benefit(*given)
             if reader not in self._readers:
                 self._readers = (*self._readers, reader)
-        self._held(p.burst_hold_max_ns)
-        self.saw_uncertainty(p.uncertainty_ns)
+        self._record_hold(p.burst_hold_max_ns)
+        self.add_uncertainty(p.uncertainty_ns)
 
     def copy(self) -> "Summary":
         twin = Summary(self.objectives, self._reader)
@@ -465,7 +465,7 @@ class Summary:
         window is included. `percentiles`: further percentiles of each metric, by name.
         """
         metrics = {
-            metric.name: summarise_ns(self._metrics.get(metric.name, _NOTHING), percentiles)
+            metric.name: summarise_ns(self._metrics.get(metric.name, _EMPTY), percentiles)
             for metric in METRICS
         }
         to_end = self.histogram(_TPOT_TO_END)
@@ -484,7 +484,7 @@ class Summary:
                 "achieved_rps": _rate_of(self.n, seconds),
             },
             "metrics": metrics,
-            "added": {point: summarise_ns(self._added_latency.get(point, _NOTHING)) for point in _ADDED},
+            "added": {point: summarise_ns(self._added_latency.get(point, _EMPTY)) for point in _ADDED},
             "outcomes": dict(sorted(self._outcomes.items())),
             "readings": dict(sorted(self._readings.items())),
             "without_dialect": self._without_dialect.to_dicts(),
@@ -516,7 +516,7 @@ class Summary:
             },
             "labels": labels_document(self._labels),
             "cost": None if price is None else self._cost(price, seconds),
-            "uncertainties": summarise_ns(self._metrics.get(_UNCERTAINTIES, _NOTHING)),
+            "uncertainties": summarise_ns(self._metrics.get(_UNCERTAINTIES, _EMPTY)),
             "uncertainty": self._uncertainty_ns / 1e9 if self.n or self._uncertainty_ns else None,
         }
         if by is not None:

@@ -56,8 +56,8 @@ class SurvivalCounts:
     def n(self) -> int:
         return sum(self.ended) + sum(self.censored)
 
-    def reached(self) -> list[int]:
-        """Return the number of durations that reached each edge."""
+    def at_risk(self) -> list[int]:
+        """Return for each edge the number of durations that reached it."""
         cells = [ended + censored for ended, censored in zip(self.ended, self.censored, strict=True)]
         return list(accumulate(reversed(cells)))[::-1]
 
@@ -100,14 +100,14 @@ def survival_curve(counts: SurvivalCounts, level: float = LEVEL) -> list[Surviva
     than those of a single point (equal-precision band by Nair, on the scale log(-log S)). Before the first
     event, the lower limit is the exact binomial one.
     """
-    reached = counts.reached()
-    cells = sum(n >= AT_RISK_MIN for n in reached)
-    shares, variances = _product_limit(counts, reached, 0, cells)
+    at_risk = counts.at_risk()
+    cells = sum(n >= AT_RISK_MIN for n in at_risk)
+    shares, variances = _product_limit(counts, at_risk, 0, cells)
     known = [variance for variance in variances if variance]
     critical = _band_critical(known[-1] / known[0], level) if known else 0.0
     return [
         SurvivalPoint(edge, n, share, *_limits(share, variance, n, critical, level))
-        for edge, n, share, variance in zip(counts.edges, reached, shares, variances, strict=False)
+        for edge, n, share, variance in zip(counts.edges, at_risk, shares, variances, strict=False)
     ]
 
 
@@ -117,7 +117,7 @@ def ended_share(counts: SurvivalCounts, since: int, level: float = LEVEL) -> End
     `since` is rounded down to an edge, and up to the first one. The interval holds for this one point.
     """
     cell = max(0, bisect_right(counts.edges, since) - 1)
-    return _ended_share(counts, counts.reached(), cell, level)
+    return _ended_share(counts, counts.at_risk(), cell, level)
 
 
 def first_share_below(
@@ -129,10 +129,10 @@ def first_share_below(
     `follow_up` times the edge; None if there is none. If the share is not below `share_max` at the last of
     these edges, that edge is returned.
     """
-    reached = counts.reached()
+    at_risk = counts.at_risk()
     first: EndedShare | None = None
-    for cell in reversed(range(sum(n >= n_min for n in reached))):
-        at = _ended_share(counts, reached, cell, level)
+    for cell in reversed(range(sum(n >= n_min for n in at_risk))):
+        at = _ended_share(counts, at_risk, cell, level)
         if at.share is None or at.until is None or at.until < follow_up * at.since:
             continue
         if first is None or at.share < share_max:
@@ -142,20 +142,20 @@ def first_share_below(
     return first
 
 
-def _ended_share(counts: SurvivalCounts, reached: Sequence[int], cell: int, level: float) -> EndedShare:
+def _ended_share(counts: SurvivalCounts, at_risk: Sequence[int], cell: int, level: float) -> EndedShare:
     since, ended = counts.edges[cell], sum(counts.ended[cell:])
-    cells = sum(n >= AT_RISK_MIN for n in reached)
+    cells = sum(n >= AT_RISK_MIN for n in at_risk)
     if cell >= cells - 1:
-        return EndedShare(since, reached[cell], ended)
-    shares, variances = _product_limit(counts, reached, cell, cells)
+        return EndedShare(since, at_risk[cell], ended)
+    shares, variances = _product_limit(counts, at_risk, cell, cells)
     z = NormalDist().inv_cdf((1 + level) / 2)
-    low, high = _limits(shares[-1], variances[-1], reached[cells - 1], z, level)
+    low, high = _limits(shares[-1], variances[-1], at_risk[cells - 1], z, level)
     until = counts.edges[cells - 1]
-    return EndedShare(since, reached[cell], ended, until, 1 - shares[-1], 1 - high, 1 - low)
+    return EndedShare(since, at_risk[cell], ended, until, 1 - shares[-1], 1 - high, 1 - low)
 
 
 def _product_limit(
-    counts: SurvivalCounts, reached: Sequence[int], first: int, end: int
+    counts: SurvivalCounts, at_risk: Sequence[int], first: int, end: int
 ) -> tuple[list[float], list[float]]:
     """Return the survival at the edges from `first` to `end` - 1, of durations that reached `first`, and the
     variance of its logarithm by Greenwood's formula."""
@@ -164,7 +164,7 @@ def _product_limit(
     for cell in range(first, end):
         shares.append(share)
         variances.append(variance)
-        n, ended = reached[cell], counts.ended[cell]
+        n, ended = at_risk[cell], counts.ended[cell]
         # Every cell before the last edge is followed by durations that reached the next, so n > ended.
         if ended and cell + 1 < end:
             share *= 1 - ended / n

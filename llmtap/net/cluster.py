@@ -20,9 +20,9 @@ import psutil
 import llmtap
 from llmtap.errors import ConfigError, install_hint
 
-_REACHED_WITHIN_S: Final = 5.0
+_CONNECT_S: Final = 5.0
 _STARTS: Final = 2
-_KILLED_WITHIN_S: Final = 30.0
+_KILL_S: Final = 30.0
 _LOOPBACK: Final = "127.0.0.1"
 _OBJECT_STORE_BYTES: Final = 256 << 20
 """Object store of a local Ray. A million requests take 24 MB; bodies are sent in pieces of some MB."""
@@ -53,7 +53,7 @@ def ray_cluster(address: str, workers: int | None) -> Iterator[Any]:
     if not local:
         _check_reachable(address)
         try:
-            with _signals_kept():
+            with _keep_signal_handler():
                 ray.init(address, **quiet)
         except (ConnectionError, ValueError, RuntimeError) as exc:
             # A process listens at the address, so it may have refused the token: Ray reports that in its log
@@ -108,7 +108,7 @@ def _start_ray(ray: Any, settings: dict[str, Any]) -> None:
     message = ""
     for _ in range(_STARTS):
         try:
-            with _signals_kept():
+            with _keep_signal_handler():
                 ray.init("local", **settings)
             return
         except Exception as exc:  # After a time-out, Ray raises a bare Exception.
@@ -125,7 +125,7 @@ def _shut_down(ray: Any, folder: str) -> None:
     for process in started:
         with suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(started, timeout=_KILLED_WITHIN_S)
+    psutil.wait_procs(started, timeout=_KILL_S)
 
 
 def _ray_processes(folder: str) -> list[psutil.Process]:
@@ -139,7 +139,7 @@ def _ray_processes(folder: str) -> list[psutil.Process]:
 
 
 @contextmanager
-def _signals_kept() -> Iterator[None]:
+def _keep_signal_handler() -> Iterator[None]:
     """Restore the handler of SIGTERM, which Ray replaces."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -165,11 +165,12 @@ def _check_reachable(address: str) -> None:
             raise ConfigError("--ray", f"expected auto, local, HOST:PORT or ray://HOST:PORT, got {address!r}")
         return
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _REACHED_WITHIN_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
     except (OSError, OverflowError) as exc:
         raise ConfigError("--ray", f"no Ray cluster answers at {address}: {exc}") from None
 
 
 def _import_path() -> str:
+    """Return the import path for Ray's processes: that of this process, with llmtap's folder first."""
     root = str(Path(llmtap.__file__).resolve().parents[1])
     return os.pathsep.join(dict.fromkeys([root, *(path for path in sys.path if path)]))

@@ -89,7 +89,7 @@ def name_of(sock: socket.socket) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def is_free(host: str, port: int) -> None:
+def check_free(host: str, port: int) -> None:
     """Raise OSError when the port is in use, even by a process that would share it (SO_REUSEPORT)."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -115,9 +115,9 @@ class Listener:
         self._on_accept = on_accept
         self._on_shortage = on_shortage
         self._timer: asyncio.TimerHandle | None = None
-        loop.add_reader(sock, self._acceptable)
+        loop.add_reader(sock, self._on_readable)
 
-    def _acceptable(self) -> None:
+    def _on_readable(self) -> None:
         for _ in range(ACCEPTS_PER_TURN):
             if not self._accept_one():
                 return
@@ -143,7 +143,7 @@ class Listener:
 
     def _resume(self) -> None:
         self._timer = None
-        self._loop.add_reader(self._sock, self._acceptable)
+        self._loop.add_reader(self._sock, self._on_readable)
 
     def close(self) -> None:
         """Accept the connections that are in the queue, then no more."""
@@ -158,7 +158,7 @@ class Listener:
 ERROR_FIELD: Final = "X-Llmtap-Error"
 """Field of answers that llmtap itself gives instead of a gateway; its value is the code of the error."""
 ADMIN_PORT: Final = "admin_port"
-"""Code of the answer to a client that took the admin port for the proxy's."""
+"""Code of the answer to a client that mistook the admin port for the proxy's port."""
 
 
 def failure_text(error: BaseException) -> str:
@@ -187,9 +187,9 @@ def failure_text(error: BaseException) -> str:
     number_text = _ERRNO.search(str(inner))
     number = getattr(inner, "errno", None) or (int(number_text[1]) if number_text is not None else None)
     if number:
-        return _begun_small(os.strerror(number))
+        return _lower_first(os.strerror(number))
     # aiohttp's errors about an answer have a `message`; their whole text repeats the URL.
-    return _begun_small(str(getattr(inner, "message", "") or inner)) or type(inner).__name__
+    return _lower_first(str(getattr(inner, "message", "") or inner)) or type(inner).__name__
 
 
 def is_own_shortage(error: OSError) -> bool:
@@ -197,6 +197,7 @@ def is_own_shortage(error: OSError) -> bool:
     return error.errno in _SHORTAGES
 
 
-def _begun_small(text: str) -> str:
+def _lower_first(text: str) -> str:
+    """Return the first line of a text, in lower case at its beginning."""
     line = text.strip().partition("\n")[0]
     return line[:1].lower() + line[1:] if line[1:2].islower() else line  # Keep abbreviations in upper case.

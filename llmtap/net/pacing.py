@@ -47,7 +47,7 @@ class Pacer:
                 done.set_result(None)
             return NEVER
 
-        Waker(self, act).sooner(due_ns)
+        Waker(self, act).call_at(due_ns)
         await done
 
     @property
@@ -61,6 +61,7 @@ class Pacer:
             self._turn()
 
     def close(self) -> None:
+        """Make no more calls."""
         self._closed = True
         self._heap.clear()
         if self._alarm is not None:
@@ -124,7 +125,7 @@ class Waker:
         self.act = act
         self.waiting_ns: list[int] = []
 
-    def sooner(self, due_ns: int) -> None:
+    def call_at(self, due_ns: int) -> None:
         """Call at `due_ns` or as soon as possible afterwards."""
         waiting_ns = self.waiting_ns
         if due_ns < NEVER and (not waiting_ns or due_ns < waiting_ns[-1]):
@@ -143,13 +144,13 @@ def _do_nothing(now_ns: int) -> int:
 class _Alarm:
     """Kernel timer that calls back at a time of CLOCK_MONOTONIC, never earlier."""
 
-    def __init__(self, ring: Callable[[], None]) -> None:
-        self._ring = ring
+    def __init__(self, on_alarm: Callable[[], None]) -> None:
+        self._on_alarm = on_alarm
         self._loop = asyncio.get_running_loop()
         self._fd = _libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        self._loop.add_reader(self._fd, self._rings)
+        self._loop.add_reader(self._fd, self._on_timer)
 
     def set(self, at_ns: int) -> None:
         """Set the time of the call; replaces an earlier one."""
@@ -161,12 +162,12 @@ class _Alarm:
         self._loop.remove_reader(self._fd)
         os.close(self._fd)
 
-    def _rings(self) -> None:
+    def _on_timer(self) -> None:
         try:
             os.read(self._fd, 8)
         except BlockingIOError:
             return  # The timer was set again in the meantime.
-        self._ring()
+        self._on_alarm()
 
 
 # Python has these as os.timerfd_create and os.timerfd_settime_ns from 3.13 on.

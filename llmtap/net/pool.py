@@ -23,7 +23,8 @@ from llmtap.net.listener import is_own_shortage
 from llmtap.net.stream import Handler, Stream, Timebase, open_stream
 from llmtap.net.tls import TlsStream
 
-RESOLVED_FOR_NS: Final = 30_000_000_000
+RESOLUTION_NS: Final = 30_000_000_000
+"""Time for which the addresses of a host name are used without a new look-up."""
 
 Address = tuple[int, tuple[object, ...]]
 
@@ -87,8 +88,9 @@ class _Idle:
         self.since_ns = now_ns
         self.used = used
 
-    def may_be_used(self) -> bool:
-        """Whether the upstream has neither closed the connection nor sent anything since it became idle."""
+    def is_usable(self) -> bool:
+        """Return whether the upstream has neither closed the connection nor sent anything since it became
+        idle."""
         stream = self.stream
         # A server may send TLS session tickets at any time, usually before its first answer. So bytes that
         # arrive on a connection without an answer yet do not close it.
@@ -139,22 +141,23 @@ class Pool:
         self._idle_connections: list[_Idle] = []
         """Idle connections, the youngest last: the upstream is least likely to close that one."""
         self._addresses: list[Address] = []
-        self.resolved_ns = -RESOLVED_FOR_NS
+        self.resolved_ns = -RESOLUTION_NS
         self.unresolved: dict[Attempt, None] = {}
         """Attempts that wait for the look-up of the name, in their order."""
-        self._looking_up: asyncio.Task[None] | None = None
+        self._lookup_task: asyncio.Task[None] | None = None
         self.connects = 0
         self.up: bool | None = None
         """Whether the upstream accepted the latest connection; None before the first attempt."""
         self.tried_ns = 0
-        """End of the latest attempt to connect."""
+        """Monotonic time at which the latest attempt to connect ended."""
         self.reuses = 0
-        """Requests on a connection that had served one before."""
+        """Number of requests sent on a connection that had already served another request."""
         self.unsolicited = 0
-        """Connections closed because the upstream sent bytes without a request."""
+        """Number of connections closed because the upstream sent bytes without a request."""
 
     @property
     def idle(self) -> int:
+        """Number of idle connections."""
         return len(self._idle_connections)
 
     def take(self, handler: Handler) -> Stream | None:
@@ -162,7 +165,7 @@ class Pool:
         while self._idle_connections:
             idle = self._idle_connections.pop()
             stream = idle.stream
-            if idle.may_be_used():
+            if idle.is_usable():
                 stream.handler = handler
                 self.reuses += idle.used
                 return stream
@@ -180,6 +183,7 @@ class Pool:
         self._idle_connections.append(idle)
 
     def discard(self, idle: _Idle) -> None:
+        """Close an idle connection, and remove it from the pool."""
         idle.stream.close()
         try:
             self._idle_connections.remove(idle)
@@ -198,8 +202,8 @@ class Pool:
         """Close every idle connection and every attempt to connect."""
         for attempt in list(self.attempts):
             attempt.cancel()
-        if self._looking_up is not None:
-            self._looking_up.cancel()
+        if self._lookup_task is not None:
+            self._lookup_task.cancel()
         for idle in self._idle_connections:
             idle.stream.close()
         self._idle_connections.clear()
@@ -208,12 +212,12 @@ class Pool:
         """Open a connection for `waiter`, which is called with the result, maybe before this returns."""
         attempt = Attempt(self, waiter)
         self.attempts.add(attempt)
-        if mono_ns() - self.resolved_ns < RESOLVED_FOR_NS:
-            attempt.resolved(self._addresses, None)
+        if mono_ns() - self.resolved_ns < RESOLUTION_NS:
+            attempt.on_resolved(self._addresses, None)
         else:
             self.unresolved[attempt] = None
-            if self._looking_up is None:
-                self._looking_up = self.loop.create_task(self._look_up())
+            if self._lookup_task is None:
+                self._lookup_task = self.loop.create_task(self._look_up())
         return attempt
 
     async def _look_up(self) -> None:
@@ -231,10 +235,10 @@ class Pool:
             self._addresses = [(family, address) for family, _, _, _, address in infos]
             self.resolved_ns = mono_ns()
         finally:
-            self._looking_up = None
+            self._lookup_task = None
         # Call each attempt in a callback of its own, so that an exception in one does not affect the others.
         for attempt in self.unresolved:
-            self.loop.call_soon(attempt.resolved, self._addresses, error)
+            self.loop.call_soon(attempt.on_resolved, self._addresses, error)
         self.unresolved.clear()
 
 
@@ -261,7 +265,7 @@ class Attempt:
         self.waiter = waiter
         self.began_ns = mono_ns()
 
-    def resolved(self, addresses: list[Address], error: OSError | None) -> None:
+    def on_resolved(self, addresses: list[Address], error: OSError | None) -> None:
         """Connect to the first address that answers, unless the look-up failed."""
         if self not in self._pool.attempts:
             return  # The attempt was cancelled in the meantime.
@@ -289,26 +293,26 @@ class Attempt:
             if status in (0, errno.EINPROGRESS):
                 self._sock = sock
                 if status == 0 or _is_connected(sock):
-                    self._connected(sock)
+                    self._on_connect(sock)
                 else:
-                    self._pool.loop.add_writer(sock, self._writable, sock)
+                    self._pool.loop.add_writer(sock, self._on_writable, sock)
                 return
             error = OSError(status, os.strerror(status))
             sock.close()
-        self._pool.resolved_ns = -RESOLVED_FOR_NS  # No address answered: look the name up again.
+        self._pool.resolved_ns = -RESOLUTION_NS  # No address answered: look the name up again.
         self.fail(error)
 
-    def _writable(self, sock: socket.socket) -> None:
+    def _on_writable(self, sock: socket.socket) -> None:
         self._pool.loop.remove_writer(sock)
         status = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if status == 0:
-            self._connected(sock)
+            self._on_connect(sock)
         else:
             self._sock = None
             sock.close()
             self._next(OSError(status, os.strerror(status)))
 
-    def _connected(self, sock: socket.socket) -> None:
+    def _on_connect(self, sock: socket.socket) -> None:
         pool = self._pool
         if pool.tls is not None:
             self._task = pool.loop.create_task(self._secure(sock))
@@ -327,7 +331,7 @@ class Attempt:
                 server_hostname=pool.server_name,
             )
         except OSError as exc:
-            pool.resolved_ns = -RESOLVED_FOR_NS  # The addresses may belong to another host by now.
+            pool.resolved_ns = -RESOLUTION_NS  # The addresses may belong to another host by now.
             self.fail(exc)
         except ValueError as exc:  # UnicodeError: the host name cannot be encoded.
             self.fail(OSError(str(exc)))
@@ -336,20 +340,21 @@ class Attempt:
 
     def _succeed(self, stream: Stream) -> None:
         pool = self._pool
-        self._leave()
+        self._remove()
         pool.connects += 1
         pool.up, pool.tried_ns = True, mono_ns()
         self.waiter.on_connected(stream, pool.tried_ns - self.began_ns)
 
     def fail(self, error: OSError) -> None:
-        self._leave()
+        """End the attempt with an error."""
+        self._remove()
         if not is_own_shortage(error):
             self._pool.up, self._pool.tried_ns = False, mono_ns()
         self.waiter.on_connect_failed(error)
 
     def cancel(self) -> None:
         """Stop the attempt without a call of the waiter."""
-        self._leave()
+        self._remove()
         if self._task is not None:
             self._task.cancel()
         if self._sock is not None:
@@ -357,7 +362,7 @@ class Attempt:
             self._sock.close()
             self._sock = None
 
-    def _leave(self) -> None:
+    def _remove(self) -> None:
         self._pool.attempts.discard(self)
         self._pool.unresolved.pop(self, None)
 

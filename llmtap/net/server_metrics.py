@@ -201,7 +201,8 @@ _CLOSE: Final = re.compile(rb"\s*\}")
 _LABEL: Final = re.compile(rb'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"([^"\\]*(?:\\.[^"\\]*)*)"\s*(,|(?=\}))')
 _VALUE: Final = re.compile(rb"\s*([^\s_]+)(?:\s+[+-]?[0-9.eE+]+)?\s*")
 """A value, and a timestamp, which is ignored. Source: prometheus.io, "Exposition formats"."""
-_COPIES: Final = (b"tp_rank", b"pp_rank", b"moe_ep_rank")
+_COPY_LABELS: Final = (b"tp_rank", b"pp_rank", b"moe_ep_rank")
+"""Labels of the copies of one server's figure, of which only one is counted."""
 """Labels of SGLang's ranks of one engine, which report the same value."""
 
 
@@ -290,7 +291,7 @@ def _over_engines(samples: Sequence[_Sample], *, mean: bool) -> float:
     totals = [sample for sample in samples if sample.labels.get(b"priority") == b""]
     engines: dict[frozenset[tuple[bytes, bytes]], float] = {}
     for sample in totals or samples:
-        at = frozenset((name, value) for name, value in sample.labels.items() if name not in _COPIES)
+        at = frozenset((name, value) for name, value in sample.labels.items() if name not in _COPY_LABELS)
         engines[at] = max(engines.get(at, sample.value), sample.value)
     total = sum(engines.values())
     return total / len(engines) if mean else total

@@ -86,7 +86,7 @@ def is_quiet(sock: socket.socket) -> bool:
 
 
 def out_of_order(sock: socket.socket) -> bool:
-    """Whether a packet of this connection arrived before an earlier one, or this is unknown.
+    """Return whether a packet of this connection arrived before an earlier one; also True if this is unknown.
 
     A read then has the timestamp of its last packet, which is earlier than that of the packet it waited for.
     """
@@ -152,7 +152,8 @@ class Stream(Protocol):
     @property
     def out_of_order(self) -> bool: ...
     def write(self, data: bytes) -> bool:
-        """True when the kernel took all of it; raises OSError when the connection is broken."""
+        """Return True if the kernel accepted all data; False if some is pending. Raises OSError if the
+        connection is broken."""
         ...
 
     def pause(self) -> None: ...
@@ -244,7 +245,7 @@ class Timebase:
             self.on_sample(offset_ns, self.since_ns)
 
     def place(self, now_ns: int, wall_ns: int, resumed_ns: int = 0) -> int:
-        """Return the monotonic stamp for a kernel stamp that looks very late, or early, at `now_ns`.
+        """Return the monotonic time of a kernel stamp (`wall_ns`) that is implausibly far from `now_ns`.
 
         The stamp is converted with the present offset between the clocks or, if the wall clock was set
         between stamp and read, with the previous one. If neither gives a possible time, return `now_ns`. The
@@ -319,6 +320,7 @@ class PlainStream:
             self.ended()
 
     def ended(self) -> None:
+        """Handle the end of the peer's data."""
         # A socket at its end stays readable. Stop watching it, or the loop would spin.
         self.pause()
         self.handler.on_eof()
@@ -399,7 +401,8 @@ class PlainStream:
             pass  # The peer has closed already; the reader will report it.
 
     def peer_left(self) -> bool:
-        """True when the peer has closed its side, even if bytes are unread: for a stream that is paused."""
+        """Return whether the peer has closed its side, even if bytes are unread: for a stream that is
+        paused."""
         return has_left(self._sock)
 
     def look_again(self) -> None:
@@ -413,11 +416,11 @@ class PlainStream:
             self._watch()
 
     def is_alive(self) -> bool:
-        """False when the peer has closed, or sent anything: for an idle connection."""
+        """Return False if the peer has closed, or has sent anything: for an idle connection."""
         return not self.closed and is_quiet(self._sock)
 
     def has_unread(self) -> bool:
-        """True when the peer has sent bytes that are unread."""
+        """Return whether the peer has sent bytes that are unread."""
         try:
             return not self.closed and bool(self._recv(1, socket.MSG_PEEK))
         except OSError:
@@ -523,7 +526,8 @@ class CompiledStream(PlainStream):
         self.reader.doubt_ns = 0
 
     def place(self, now_ns: int, wall_ns: int) -> int:
-        """Return the stamp for a read that looks late, or may have waited while reading was paused."""
+        """Return the time of a read whose timestamp seems too early, or whose bytes came while reading was
+        paused."""
         t_ns = self._timebase.place(now_ns, wall_ns, self.resumed_ns)
         if t_ns >= self.resumed_ns:
             self.reader.doubt_ns = LAG_DOUBT_NS

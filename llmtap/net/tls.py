@@ -108,13 +108,13 @@ class TlsStream(asyncio.Protocol):
         """Do nothing: asyncio's transport notices a reset by itself."""
 
     def is_alive(self) -> bool:
-        """False when the peer has closed, or sent anything that is unread."""
+        """Return False if the peer has closed, or has sent anything that is unread."""
         is_open = not self.closed and self._transport is not None and not self._transport.is_closing()
         return is_open and is_quiet(self._sock)
 
     def has_unread(self) -> bool:
-        """True when the peer has sent bytes that are unread, and has not closed: after a close, unread bytes
-        may be only TLS's notice of the close."""
+        """Return whether the peer has sent bytes that are unread, and has not closed. After a close, unread
+        bytes may be only TLS's notice of the close."""
         return not self.closed and not is_quiet(self._sock) and not has_left(self._sock)
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ def server_context(certificate: str, key: str, prefix: str = "relay.tls_") -> ss
     """Return a listener's TLS context; `prefix`: beginning of the options' names. Raises ConfigError."""
     for place, name in ((f"{prefix}certificate", certificate), (f"{prefix}key", key)):
         if not Path(name).is_file():
-            raise ConfigError(place, f"no such file: {name}")
+            raise ConfigError(place, f"no such file: {name}", "give the path of a PEM file")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.set_alpn_protocols(["http/1.1"])
     try:

@@ -16,7 +16,7 @@ import msgspec
 
 from llmtap.errors import ConfigError
 from llmtap.options.fields import is_struct, parts_of
-from llmtap.options.values import convert, from_text, missing, mistakes_in, nearest
+from llmtap.options.values import convert, from_text, missing_key_error, mistakes_in, nearest_hint
 from llmtap.user_files import key_lines
 
 Schema = Mapping[str, Any]
@@ -28,7 +28,7 @@ class Mistakes:
     def __init__(self) -> None:
         self.places: dict[str, str] = {}
         """Where each key was set, and where each table begins."""
-        self.found: list[ConfigError] = []
+        self.errors: list[ConfigError] = []
         self.wrong: set[str] = set()
         """Keys with mistakes."""
 
@@ -41,7 +41,7 @@ class Mistakes:
         wrong: set[str] = set()
         for error in errors:
             if not any(_names_key(f"{error.place} {error.problem}", key) for key in self.wrong):
-                self.found.append(self.with_place(error))
+                self.errors.append(self.with_place(error))
             if key := _KEY.match(error.place):
                 wrong.add(key[0])
         self.wrong |= wrong
@@ -87,7 +87,7 @@ class OptionTables:
             return
         path, held = table, self.values.setdefault(table, {})
         for i, name in enumerate(rest):
-            kind, name = self._step(kind, name, path, place)
+            kind, name = self._member_type(kind, name, path, place)
             if kind is None:
                 return
             path = f"{path}.{name}".lstrip(".")
@@ -110,7 +110,7 @@ class OptionTables:
         self.mistakes.places |= places
 
         def report(name: str, problem: str, hint: str | None) -> None:
-            self.mistakes.found.append(ConfigError(places.get(name, str(file)), problem, hint))
+            self.mistakes.errors.append(ConfigError(places.get(name, str(file)), problem, hint))
 
         for name, keys in content.items():
             if name not in self.schema:
@@ -119,7 +119,7 @@ class OptionTables:
                     if isinstance(keys, dict)
                     else f"{name!r} is outside a table"
                 )
-                report(name, what, nearest(name, self.schema))
+                report(name, what, nearest_hint(name, self.schema))
                 continue
             if not isinstance(keys, dict):
                 report(
@@ -137,7 +137,9 @@ class OptionTables:
         if kind is None:
             first, _, name = table.partition(".")
             report(
-                table, f"there is no table {table!r}", nearest(name, list(self.schema[first]), f"{first}.")
+                table,
+                f"there is no table {table!r}",
+                nearest_hint(name, list(self.schema[first]), f"{first}."),
             )
             return
         if not isinstance(about, dict):
@@ -177,13 +179,13 @@ class OptionTables:
             return get_args(kind)[1] if name else None
         return kind if not name else None
 
-    def _step(self, kind: Any, name: str, path: str, place: str) -> tuple[Any, str]:
+    def _member_type(self, kind: Any, name: str, path: str, place: str) -> tuple[Any, str]:
         """Return the type and the name of a member of a table; None if there is none, which is reported."""
         inner = parts_of(kind)[0]
         if get_origin(inner) is dict:
             return get_args(inner)[1], name
         if not is_struct(inner):
-            self.mistakes.found.append(
+            self.mistakes.errors.append(
                 ConfigError(
                     place,
                     f"{path} has one value and is no table, so it has no key {name!r}",
@@ -200,13 +202,13 @@ class OptionTables:
     def _unknown(self, key: str, place: str, table: str, names: Iterable[str] | None = None) -> None:
         name = key.rpartition(".")[2]
         hint = self._nearest(table, name, names) or self._listing
-        self.mistakes.found.append(ConfigError(place, f"there is no key {key!r}", hint))
+        self.mistakes.errors.append(ConfigError(place, f"there is no key {key!r}", hint))
 
     def _nearest(self, table: str, name: str, names: Iterable[str] | None = None) -> str | None:
         """Return the hint for the nearest key of the same table, or the same name in another table."""
         kind = self.kind_of(table)
         known = list(names if names is not None else () if kind is None else kind.__struct_fields__)
-        own = nearest(name, known, f"{table}.".lstrip("."), few=not self._listing)
+        own = nearest_hint(name, known, f"{table}.".lstrip("."), few=not self._listing)
         others = (
             other for other, kind in self.schema.items() if is_struct(kind) and name in kind.__struct_fields__
         )
@@ -232,21 +234,23 @@ class OptionTables:
         for name, value in values.items():
             key = f"{table}.{name}".lstrip(".")
             if wrong := list(mistakes_in(value, fields[name].type, key, strict=self._strict)):
-                self.mistakes.add(map(self._together, wrong))
+                self.mistakes.add(map(self._with_set_keys, wrong))
                 del good[name]
         required = {name for name, field in fields.items() if field.required}
         wrong_keys = {key.rpartition(".")[2] for key in self.mistakes.wrong if key.startswith(f"{table}.")}
-        self.mistakes.add(missing(table, name) for name in sorted(required - values.keys() - wrong_keys))
+        self.mistakes.add(
+            missing_key_error(table, name) for name in sorted(required - values.keys() - wrong_keys)
+        )
         while not required - good.keys():
             try:
                 return convert(kind, good)
             except msgspec.ValidationError as exc:  # each key is valid, but not all of them together
                 text, _, path = str(exc).partition(" - at `$")
                 problem = text[0].lower() + text[1:]
-                self.mistakes.add([self._together(ConfigError(table + path.rstrip("`"), problem))])
+                self.mistakes.add([self._with_set_keys(ConfigError(table + path.rstrip("`"), problem))])
                 break
             except ConfigError as exc:
-                errors = list(exc.each())
+                errors = list(exc.all_errors())
             self.mistakes.add(errors)
             wrong_names = [
                 n for n in good if any(_names_key(error.place, f"{table}.{n}") for error in errors)
@@ -254,11 +258,11 @@ class OptionTables:
             if not wrong_names:
                 break
             for name in wrong_names:
-                # The next attempt checks the other keys.
+                # The next attempt converts the other keys.
                 del good[name]
         return None if required else kind()
 
-    def _together(self, error: ConfigError) -> ConfigError:
+    def _with_set_keys(self, error: ConfigError) -> ConfigError:
         """Return a mistake of a table with the keys that were set in it, which do not fit together."""
         keys = [key for key in self.mistakes.places if key.startswith(f"{error.place}.")]
         if error.place in self.mistakes.places or not keys:

@@ -32,7 +32,7 @@ from msgspec.inspect import (
 
 from llmtap.errors import ConfigError
 from llmtap.options.fields import allows_none, choices_of, is_struct, options_of, parts_of, value_text
-from llmtap.units import read_special, shown
+from llmtap.units import read_special, short_repr
 from llmtap.user_files import decode_json
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -72,7 +72,8 @@ def read_text(kind: Any, text: str) -> Any:
 
 
 def from_text(kind: Any, text: str) -> Any:
-    """Return what a text means in a table of type `kind`; a number stays a text."""
+    """Return the value that TOML has for this text in a field of type `kind`; a number is not converted
+    yet."""
     parts = parts_of(kind)
     origins = [get_origin(part) or part for part in parts]
     if text in choices_of(kind):
@@ -125,11 +126,11 @@ def mistakes_in(
     if isinstance(content, dict) and len(parts) == 1 and is_struct(parts[0]):
         members, required = _table_members(parts[0])
         unknown = [
-            ConfigError(place, f"there is no key `{key}`", nearest(key, members))
+            ConfigError(place, f"there is no key `{key}`", nearest_hint(key, members))
             for key in content
             if key not in members
         ]
-        unknown += [missing(place, name) for name in required if name not in content]
+        unknown += [missing_key_error(place, name) for name in required if name not in content]
     inner = (mistakes_in(*one, strict=strict, secret=secret) for one in inside)
     found = [*unknown, *(error for errors in inner for error in errors)]
     if found:
@@ -137,23 +138,24 @@ def mistakes_in(
         return
     try:
         if not _is_finite(content, kind):
-            raise ValueError(f"expected a finite number, got {shown(content if given is None else given)}")
+            raise ValueError(
+                f"expected a finite number, got {short_repr(content if given is None else given)}"
+            )
         convert(kind, content, strict=strict)
     except msgspec.ValidationError as exc:
         text, _, path = str(exc).partition(" - at `$")
         if text.startswith(("Expected", "Invalid")):
             number = isinstance(content, float) and given is None
-            got = f", got {value_text(content) if number else shown(given or content)}"
+            got = f", got {value_text(content) if number else short_repr(given or content)}"
             got = "" if secret or isinstance(content, dict) else got
             words = choices_of(kind) if all(get_origin(part) is Literal for part in parts) else []
-            text = (
-                f"expected {'one of ' * (len(words) > 1)}{', '.join(words) or wanted(type_info(kind))}{got}"
-            )
+            one_of = "one of " * (len(words) > 1)
+            text = f"expected {one_of}{', '.join(words) or type_text(type_info(kind))}{got}"
         yield ConfigError(place + path.rstrip("`"), text[0].lower() + text[1:])
     except ValueError as exc:
         yield ConfigError(place, str(exc))
     except ConfigError as exc:
-        yield from exc.each()
+        yield from exc.all_errors()
 
 
 def _values_inside(content: Any, kind: Any, place: str) -> Iterator[tuple[Any, Any, str]]:
@@ -199,13 +201,13 @@ def _is_finite(value: Any, kind: Any) -> bool:
         return True
 
 
-def wanted(info: Type) -> str:
+def type_text(info: Type) -> str:
     """Return what a value of a type is, in words."""
     match info:
         case Metadata():
-            return wanted(info.type)
+            return type_text(info.type)
         case UnionType():
-            return " or ".join(wanted(one) for one in info.types if not isinstance(one, NoneType))
+            return " or ".join(type_text(one) for one in info.types if not isinstance(one, NoneType))
         case LiteralType():
             return ", ".join(map(str, info.values))
         case BoolType():
@@ -235,7 +237,7 @@ def _limit_text(number: float) -> str:
     return f"{number:,.0f}" if number == int(number) else f"{number:,g}"
 
 
-def nearest(name: str, known: Collection[str], prefix: str = "", *, few: bool = True) -> str | None:
+def nearest_hint(name: str, known: Collection[str], prefix: str = "", *, few: bool = True) -> str | None:
     """Return the hint that names the nearest of the known names, or all if they are `few` enough."""
     near = difflib.get_close_matches(name, known, 1, 0.7)
     if near:
@@ -243,5 +245,5 @@ def nearest(name: str, known: Collection[str], prefix: str = "", *, few: bool = 
     return f"expected one of {', '.join(known)}" if few and 0 < len(known) <= _NAMED_MAX else None
 
 
-def missing(table: str, name: str) -> ConfigError:
+def missing_key_error(table: str, name: str) -> ConfigError:
     return ConfigError(table, f"the key `{name}` is missing")

@@ -19,14 +19,17 @@ Times = NDArray[np.int64]
 
 
 class TextRelation(StrEnum):
-    """Text at the front compared with that at the back."""
+    """Result of a comparison of the text at the front with the text at the back."""
 
     EQUAL = "equal"
     CUT = "cut"
-    """The front ends earlier. Its last characters that do not fill a block cannot be compared."""
+    """The text at the front ends earlier. Its last characters, which do not fill a block, are not
+    compared."""
     EXTENDED = "extended"
-    """The front continues after the end of the back, of which the same is true."""
+    """The text at the front is longer. The last characters of the back, which do not fill a block, are not
+    compared."""
     CHANGED = "changed"
+    """The texts differ before the end of the shorter one."""
     UNKNOWN = "unknown"
     """There is no text, a side has no hashes of its whole text, or the shorter text does not fill a block."""
 
@@ -39,15 +42,17 @@ class TextComparison:
     front_chars: int
     back_chars: int
     common_chars: int
-    """Length of the beginning that is equal. A difference begins less than one block after it."""
+    """Length of the equal beginning, in whole blocks. The first difference is less than one block later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """Tokens that both sides have: when each was complete at the back, and when the front had it."""
+    """Tokens that both sides received: the time at which each was complete at the back, and the time at the
+    front."""
 
     basis: str
-    """`text`: the characters are the same by their hashes. `tokens`: the counts of tokens are the same."""
+    """Reason for the alignment. `text`: hashes of the characters are equal. `tokens`: token counts are
+    equal."""
     back_ns: Times
     front_ns: Times
     weights: NDArray[np.int64]
@@ -56,7 +61,8 @@ class Alignment:
     """Number of these times whose tokens came with the first event at the front."""
 
     def delays_ns(self, offset_ns: int) -> Times:
-        """Return the delay of each token; `offset_ns`: clock of the back minus that of the front."""
+        """Return the delay of each token from the back to the front, in ns. `offset_ns`: clock of the back
+        minus clock of the front."""
         return np.repeat(self.front_ns - self.back_ns + offset_ns, self.weights)
 
 
@@ -71,6 +77,7 @@ def common_blocks(front: Exchange, back: Exchange) -> int:
 
 
 def compare_text(front: Exchange, back: Exchange) -> TextComparison:
+    """Compare the texts of two answers by their lengths and hashes."""
     front_chars, back_chars = sum(front.timeline.events.chars), sum(back.timeline.events.chars)
     hashed = _is_hashed(front, front_chars) and _is_hashed(back, back_chars)
     if not hashed or not (front_chars or back_chars):
@@ -97,8 +104,8 @@ def _is_hashed(x: Exchange, chars: int) -> bool:
 
 
 def text_events(x: Exchange) -> tuple[Times, NDArray[np.int64], NDArray[np.int64]]:
-    """Return time, end (in characters of the text) and tokens of each event with text. An event that does
-    not declare its tokens counts as one."""
+    """Return three arrays with a value for each event with text: its time in ns, the length of the text up to
+    its end in characters, and its tokens. An event that does not declare its tokens counts as one."""
     log = x.timeline.events
     chars = np.array(log.chars, np.int64)
     places = np.flatnonzero(chars)
@@ -139,8 +146,8 @@ def _align_tokens(front: Exchange, back: Exchange) -> Alignment | None:
 def held_tokens(alignment: Alignment, shift_ns: int) -> int:
     """Return the largest number of tokens that the gateway had and had not delivered.
 
-    `shift_ns` is added to the times of the back. It is counted when an event reaches the front, with the
-    tokens of this event: a gateway that holds nothing back has 1.
+    The number is taken when an event reaches the front, and includes the tokens of this event: a gateway that
+    holds nothing back has 1. `shift_ns` is added to the times of the back.
     """
     arrivals_ns, order = np.unique(alignment.front_ns, return_index=True)
     ends = np.cumsum(alignment.weights)

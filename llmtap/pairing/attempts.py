@@ -1,4 +1,4 @@
-"""Tell the attempt whose text a client received from the other requests that a gateway made for it."""
+"""Find the attempt whose text a client received among the requests that a gateway made for it."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,13 +14,13 @@ class Role(StrEnum):
 
     DELIVERED = "delivered"
     RETRY = "retry"
-    """It failed, and the delivered attempt has the same model."""
+    """The attempt failed, and the delivered attempt has the same model."""
     FALLBACK = "fallback"
-    """It failed, and the delivered attempt has another model."""
+    """The attempt failed, and the delivered attempt has another model."""
     DISCARDED = "discarded"
-    """It succeeded, and the client received another answer to the same prompt."""
+    """The attempt succeeded, but the client received another answer to the same prompt."""
     SIDE_CALL = "side_call"
-    """It has another prompt, for example that of a guardrail."""
+    """The request has another prompt, for example that of a guardrail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +36,15 @@ class GatewayAttempt:
 def attempts_of(pair: Pair) -> list[GatewayAttempt]:
     """Return all attempts of a pair, in the order of their arrival."""
     texts = [compare_text(pair.front, back) for back in pair.backs]
-    delivered = _delivered(pair, texts)
-    main = pair.backs[-1] if delivered is None else pair.backs[delivered]
+    delivered_index = _delivered_index(pair, texts)
+    main = pair.backs[-1] if delivered_index is None else pair.backs[delivered_index]
     return [
-        GatewayAttempt(back, Role.DELIVERED if i == delivered else _role(back, main), text)
+        GatewayAttempt(back, Role.DELIVERED if i == delivered_index else _role(back, main), text)
         for i, (back, text) in enumerate(zip(pair.backs, texts, strict=True))
     ]
 
 
-def _delivered(pair: Pair, texts: list[TextComparison]) -> int | None:
+def _delivered_index(pair: Pair, texts: list[TextComparison]) -> int | None:
     """Return the place of the attempt whose text was delivered.
 
     It is the attempt with the longest text in common with the front. Without common text, it is an attempt
@@ -54,7 +54,7 @@ def _delivered(pair: Pair, texts: list[TextComparison]) -> int | None:
     if max(common) > 0:
         return common.index(max(common))
     front = pair.front
-    answered = [
+    successful = [
         (
             prompt_key(back) == prompt_key(front),
             back.stream == front.stream,
@@ -64,7 +64,7 @@ def _delivered(pair: Pair, texts: list[TextComparison]) -> int | None:
         for i, back in enumerate(pair.backs)
         if not _has_failed(back)
     ]
-    return max(answered)[-1] if answered else None
+    return max(successful)[-1] if successful else None
 
 
 def _has_failed(x: Exchange) -> bool:

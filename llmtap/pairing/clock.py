@@ -14,11 +14,13 @@ import numpy as np
 from llmtap.exchange.exchange import Exchange, Timeline
 
 SAME_HOST_NS: Final = 5_000_000
-"""Largest difference between the dates of two relays of one host: a relay corrects its anchor when the wall
-clock is 1 ms off. Two hosts do not boot within 5 ms of each other."""
+"""Largest difference between the boot times (wall clock minus monotonic clock) of two relays of one host,
+since a relay corrects its wall clock only if it is 1 ms off. Two hosts do not boot within 5 ms of each
+other."""
 _POINTS: Final = tuple(
     field.name for field in fields(Timeline) if field.name.endswith("_ns") and field.name != "paused_ns"
 )
+"""Fields of a timeline that are times, not durations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ SAME_CLOCK: Final = VantageOffset()
 def use_monotonic_clock(fronts: Sequence[Exchange], backs: Sequence[Exchange]) -> bool:
     """Change the timelines of exchanges read from captures to the monotonic clock, if all are of one host.
 
-    Return whether they are; if not, nothing is changed.
+    Return whether they are of one host; if not, nothing is changed.
     """
     if not fronts or not backs:
         return False
@@ -58,6 +60,7 @@ def use_monotonic_clock(fronts: Sequence[Exchange], backs: Sequence[Exchange]) -
 
 
 def _shift(x: Exchange, by_ns: int) -> None:
+    """Add `by_ns` to all times of the exchange."""
     t = x.timeline
     for name in _POINTS:
         at_ns = getattr(t, name)
@@ -69,10 +72,10 @@ def _shift(x: Exchange, by_ns: int) -> None:
 
 
 def offset_from_traffic(pairs: Iterable[tuple[Exchange, Exchange]]) -> VantageOffset | None:
-    """Return the offset that (front, delivered back) pairs allow: the middle of the interval that causality
-    leaves. None without pairs that bound it on both sides.
+    """Return the offset between the clocks, bounded by pairs of a front and its delivered back: no event may
+    precede its cause. It is the middle of the possible interval; None if the pairs do not bound both sides.
 
-    If no offset fits all pairs, as with a clock that drifted, the uncertainty reaches to all bounds.
+    If no offset fits all pairs, for example because a clock drifted, the uncertainty includes all bounds.
     """
     lows: list[int] = []
     highs: list[int] = []

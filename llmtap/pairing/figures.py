@@ -20,8 +20,8 @@ from llmtap.pairing.clock import SAME_CLOCK, VantageOffset
 from llmtap.pairing.matching import ROUNDING_NS, Pair, error_ns
 
 
-class Bounded(NamedTuple):
-    """A value, and the range in which the true one lies: ns or tokens."""
+class BoundedValue(NamedTuple):
+    """A measured value and the range in which the true value lies, in ns or tokens."""
 
     value: float
     low: float
@@ -113,19 +113,23 @@ class MeasuredPair:
     pair: Pair
     attempts: list[GatewayAttempt]
     text: TextRelation
-    values: dict[str, list[Bounded]] = field(default_factory=dict)
-    """Values by figure: one of each pair, except for `side_call`. `token` is in `token_delays_ns`."""
+    values: dict[str, list[BoundedValue]] = field(default_factory=dict)
+    """Values by name of the figure. Only `side_call` may have several. Those of `token` are in
+    `token_delays_ns`."""
     token_delays_ns: Times | None = None
+    """Delay of each token in ns; None if the texts could not be aligned."""
     token_range_ns: tuple[int, int] = (0, 0)
-    """How much lower and higher a true delay of a token may be."""
+    """How many ns lower and higher than measured the true delay of a token may be."""
 
     @property
     def delivered(self) -> GatewayAttempt | None:
+        """Attempt whose text the client received; None if there is none."""
         return next((one for one in self.attempts if one.role is Role.DELIVERED), None)
 
     def add(self, name: str, value: float, below: float = 0, above: float | None = None) -> None:
-        """Add a value; `below`, `above`: how far away the true one may be (`above` defaults to `below`)."""
-        bounded = Bounded(value, value - below, value + (below if above is None else above))
+        """Add a value of figure `name`. The true value is at most `below` less and `above` more; `above` is
+        the same as `below` if it is None."""
+        bounded = BoundedValue(value, value - below, value + (below if above is None else above))
         self.values.setdefault(name, []).append(bounded)
 
 
@@ -157,6 +161,7 @@ def figures_of(pair: Pair, clock: VantageOffset = SAME_CLOCK) -> MeasuredPair:
 
 
 def _duration_ns(x: Exchange) -> int | None:
+    """Return the time from the arrival to the end of the response; None if the response has no end."""
     t = x.timeline
     return None if t.response_end_ns is None else t.response_end_ns - t.arrival_ns
 
@@ -195,7 +200,7 @@ def _add_held_tokens(figures: MeasuredPair, aligned: Alignment, offset_ns: int, 
 
 
 def _add_chunking(figures: MeasuredPair, front: Exchange, delivered: GatewayAttempt) -> None:
-    """Add the tokens per event of both sides; events that report no tokens count as one each at the back."""
+    """Add the tokens per event of both sides, from the number of output tokens that the back reports."""
     back = delivered.exchange
     back_events, front_events = (len(output_times_ns(x.timeline.events)) for x in (back, front))
     tokens = back.tokens.output
@@ -208,13 +213,13 @@ def _add_chunking(figures: MeasuredPair, front: Exchange, delivered: GatewayAtte
 
 
 def _hidden_reasoning(x: Exchange) -> int:
-    """Return the reasoning tokens that were counted as output and not sent."""
-    shown = x.timeline.first_reasoning_ns is not None or x.reasoning_apart
+    """Return the number of reasoning tokens that were counted as output but not sent."""
+    shown = x.timeline.first_reasoning_ns is not None or x.reasoning_is_separate
     return 0 if shown else x.tokens.reasoning or 0
 
 
 def _undelivered_tokens(figures: MeasuredPair) -> int:
-    """Return the tokens that were generated for the prompt and never delivered."""
+    """Return the number of tokens that were generated for the prompt but never delivered."""
     lost = 0
     for one in figures.attempts:
         if one.role is Role.DELIVERED:

@@ -18,29 +18,32 @@ from llmtap.exchange.exchange import TEXT_BLOCK_CHARS, Exchange, RequestShape
 from llmtap.pairing.alignment import TextRelation, align, common_blocks, compare_text
 from llmtap.pairing.clock import SAME_CLOCK, VantageOffset
 
-SEARCHED_MAX: Final = 1_000
-"""Exchanges of the front with the same key that are looked at for one of the back: a health probe may send
-the same prompt all day. If there are more that may be under way, the exchange is ambiguous."""
+CANDIDATES_MAX: Final = 1_000
+"""Most exchanges of the front with the same key that are compared with one exchange of the back: a health
+probe may send the same prompt all day. If more of them may be running, the exchange of the back is
+ambiguous."""
 TEXT_BLOCKS_MIN: Final = 4
-"""Hashed blocks of text (128 characters, more than a canned refusal) that two answers must have in common to
-be paired by their text alone, and that they must have more in common than any other candidate if the texts
-are not equal: two answers to one prompt often begin alike."""
+"""Hashed blocks of text that two answers must have in common to be paired by their text alone. They are 128
+characters, more than a fixed refusal has. If the texts are not equal, the pair must also have this many
+blocks more in common than any other candidate, because two answers to one prompt often begin alike."""
 ROUNDING_NS: Final = 1_000
-"""Times in captures are whole microseconds, rounded down."""
+"""Largest rounding error of a time in a capture: times are whole microseconds, rounded down."""
 
 
 class Evidence(StrEnum):
+    """Fact by which an exchange of the back was assigned to one of the front."""
+
     REQUEST_ID = "request_id"
     TRACE_ID = "trace_id"
     PROMPT = "prompt"
     TEXT = "text"
     ORDER = "order"
-    """Any other candidate delivered the same text before the back had it."""
+    """Every other candidate delivered the same text before the back received it, so it has another source."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """An exchange of the back, and the evidence for its pair, the decisive key first."""
+    """An exchange of the back, and the evidence for its pair; the key that found the pair is first."""
 
     back: Exchange
     evidence: tuple[Evidence, ...]
@@ -55,12 +58,13 @@ class Pair:
 
     @property
     def backs(self) -> list[Exchange]:
+        """Exchanges of the back, in the order of their arrival."""
         return [match.back for match in self.matches]
 
 
 @dataclass(frozen=True, slots=True)
 class Matching:
-    """Every exchange of both sides is in exactly one of these lists."""
+    """Result of a match. Every exchange of both sides is in exactly one of these lists."""
 
     pairs: list[Pair]
     unpaired_front: list[Exchange]
@@ -71,7 +75,7 @@ class Matching:
 
 
 def error_ns(front: Exchange, back: Exchange, clock: VantageOffset) -> int:
-    """Return the largest error of a time between the two sides."""
+    """Return the largest error of a difference between a time of the front and a time of the back, in ns."""
     return front.uncertainty_ns + back.uncertainty_ns + clock.uncertainty_ns + 2 * ROUNDING_NS
 
 
@@ -85,7 +89,7 @@ def match(
     """Match the exchanges of two vantages.
 
     Args:
-        comparable: the hashes of both sides have the same key; else only ids are evidence.
+        comparable: whether both captures made their hashes with the same key; if not, only ids are evidence.
     """
     finder = _Finder(fronts, clock, comparable=comparable)
     pairs: dict[int, Pair] = {}
@@ -100,12 +104,12 @@ def match(
             candidates_of_ambiguous |= set(map(id, candidates))
         else:
             unpaired.append(back)
-    left = [front for front in fronts if id(front) not in pairs]
+    without_pair = [front for front in fronts if id(front) not in pairs]
     return Matching(
         list(pairs.values()),
-        [front for front in left if id(front) not in candidates_of_ambiguous],
+        [front for front in without_pair if id(front) not in candidates_of_ambiguous],
         unpaired,
-        [front for front in left if id(front) in candidates_of_ambiguous],
+        [front for front in without_pair if id(front) in candidates_of_ambiguous],
         ambiguous,
     )
 
@@ -147,7 +151,7 @@ KEYS: Final[tuple[tuple[Evidence, Callable[[Exchange], list[object]]], ...]] = (
     (Evidence.PROMPT, _prompts),
     (Evidence.TEXT, _texts),
 )
-"""Keys by which an exchange is found, in order of preference."""
+"""Functions that return the keys by which an exchange is found, in order of preference."""
 _NONE: Final[tuple[list[Exchange], list[int]]] = ([], [])
 _HASHES: Final = frozenset({Evidence.PROMPT, Evidence.TEXT})
 
@@ -166,16 +170,19 @@ def is_under_way(front: Exchange, back: Exchange, clock: VantageOffset = SAME_CL
 
 
 class _Finder:
+    """Index of the exchanges of the front by their keys."""
+
     def __init__(self, fronts: Iterable[Exchange], clock: VantageOffset, *, comparable: bool) -> None:
         self._clock = clock
         self._comparable = comparable
         self._keys = [(kind, keys) for kind, keys in KEYS if comparable or kind not in _HASHES]
         self._by_key: dict[tuple[Evidence, object], tuple[list[Exchange], list[int]]] = {}
-        """Exchanges by key in the order of their arrival, with the latest end of each and all before it."""
-        self._error_ns = 0
-        """Largest uncertainty of an exchange of the front."""
+        """By key: the exchanges in the order of their arrival, and beside each the latest end (ns) of this
+        exchange and all before it."""
+        self._front_error_ns = 0
+        """Largest uncertainty of an exchange of the front, in ns."""
         for front in sorted(fronts, key=_arrival_ns):
-            self._error_ns = max(self._error_ns, front.uncertainty_ns)
+            self._front_error_ns = max(self._front_error_ns, front.uncertainty_ns)
             for kind, keys in self._keys:
                 for key in keys(front):
                     exchanges, latest_ends_ns = self._by_key.setdefault((kind, key), ([], []))
@@ -183,12 +190,13 @@ class _Finder:
                     latest_ends_ns.append(max([end_ns(front), *latest_ends_ns[-1:]]))
 
     def find(self, back: Exchange) -> tuple[list[Exchange], tuple[Evidence, ...]]:
-        """Return the exchanges of the front to which this one may belong, and the evidence if it is one."""
+        """Return the exchanges of the front to which this one may belong, and the evidence if only one
+        remains."""
         for kind, keys in self._keys:
             candidates: dict[int, Exchange] = {}
             searched_all = True
             for key in keys(back):
-                fronts, is_complete = self._under_way((kind, key), back)
+                fronts, is_complete = self._running_at_arrival((kind, key), back)
                 candidates |= {id(front): front for front in fronts}
                 searched_all = searched_all and is_complete
             if candidates:
@@ -196,18 +204,20 @@ class _Finder:
                 return chosen, evidence if len(chosen) == 1 and searched_all else ()
         return [], ()
 
-    def _under_way(self, key: tuple[Evidence, object], back: Exchange) -> tuple[list[Exchange], bool]:
-        """Return the exchanges with this key during which the exchange of the back began, and whether all
-        were looked at."""
+    def _running_at_arrival(
+        self, key: tuple[Evidence, object], back: Exchange
+    ) -> tuple[list[Exchange], bool]:
+        """Return the exchanges of the front with this key during which the exchange of the back began. Also
+        return whether all were compared, which is false above `CANDIDATES_MAX`."""
         fronts, latest_ends_ns = self._by_key.get(key, _NONE)
         began_ns = back.timeline.arrival_ns - self._clock.offset_ns
-        slack_ns = back.uncertainty_ns + self._clock.uncertainty_ns + 2 * ROUNDING_NS + self._error_ns
+        slack_ns = back.uncertainty_ns + self._clock.uncertainty_ns + 2 * ROUNDING_NS + self._front_error_ns
         candidates: list[Exchange] = []
         n = bisect_right(fronts, began_ns + slack_ns, key=_arrival_ns)
         for i in range(n - 1, -1, -1):
             if latest_ends_ns[i] < began_ns - slack_ns:
                 break
-            if n - i > SEARCHED_MAX:
+            if n - i > CANDIDATES_MAX:
                 return candidates, False
             front = fronts[i]
             if is_under_way(front, back, self._clock):
@@ -217,6 +227,7 @@ class _Finder:
     def _narrow(
         self, candidates: list[Exchange], back: Exchange, kind: Evidence
     ) -> tuple[list[Exchange], tuple[Evidence, ...]]:
+        """Exclude candidates by prompt, text and order; return those that remain and the evidence."""
         evidence = [kind]
         steps = ((Evidence.PROMPT, self._same_prompt), (Evidence.TEXT, _same_text))
         for step, choose in steps if self._comparable else ():
@@ -237,7 +248,7 @@ class _Finder:
         return [] if key is None else [front for front in candidates if prompt_key(front) == key]
 
     def _is_possible(self, front: Exchange, back: Exchange) -> bool:
-        """Return whether every token that both have reached the back before the front."""
+        """Return whether every token of the common text reached the back before the front."""
         aligned = align(front, back, compare_text(front, back))
         if aligned is None or aligned.basis != "text":
             return True
@@ -246,8 +257,8 @@ class _Finder:
 
 
 def _same_text(candidates: list[Exchange], back: Exchange) -> list[Exchange]:
-    """Return the candidates with the same text; else the one whose text has a clearly longer beginning in
-    common with this one than that of any other."""
+    """Return the candidates with the same text. If none has it, return the one that shares the longest
+    beginning with this text, if that is longer than any other by `TEXT_BLOCKS_MIN` blocks."""
     equal = [front for front in candidates if compare_text(front, back).relation is TextRelation.EQUAL]
     if equal:
         return equal

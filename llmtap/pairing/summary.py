@@ -24,8 +24,8 @@ from llmtap.pairing.matching import Evidence, Matching, match
 
 VERSION: Final = 1
 PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-LISTED_MAX: Final = 10
-"""Pairs in a list of examples."""
+EXAMPLES_MAX: Final = 10
+"""Maximum number of pairs in a list of examples."""
 _Values = NDArray[np.float64]
 _CHART_POINTS: Final = 101
 _DIFFERENT: Final = (TextRelation.CUT, TextRelation.EXTENDED, TextRelation.CHANGED)
@@ -48,7 +48,8 @@ def pair_captures(
 
     Args:
         comparable: as for `match`.
-        clock: offset of the back clock; None: of one host 0, else bounded by the traffic.
+        clock: offset of the back's clock; None: 0 if both captures are of one host, else computed from the
+        traffic.
     """
     source = "stated"
     if clock is None and use_monotonic_clock(fronts, backs):
@@ -78,8 +79,8 @@ def summarise(
     """Return the summary of all pairs.
 
     Args:
-        clock_source: `monotonic`: both sides have one clock; `traffic`: bounded by the pairs; `wall`: by
-            WALL_CLOCKS_NS; `stated`.
+        clock_source: source of `clock`. `monotonic`: both sides have one clock; `traffic`: computed from the
+        pairs; `wall`: assumed, within `WALL_CLOCKS_NS`; `stated`: given by the user.
         comparable: as for `match`.
     """
     all_figures = [figures_of(pair, clock) for pair in matching.pairs]
@@ -189,20 +190,22 @@ def _token_delays(all_figures: Sequence[MeasuredPair]) -> tuple[_Values, _Values
 
 
 def _slowest(all_figures: Iterable[MeasuredPair]) -> list[dict[str, Any]]:
-    """Return the pairs for which the gateway added most to the first token."""
+    """Return the names of the pairs for which the gateway added most to the time to the first token, in
+    seconds."""
     timed = [
         (figures.values["ttft"][0].value, figures) for figures in all_figures if "ttft" in figures.values
     ]
     timed.sort(key=lambda one: -one[0])
-    return [{**_names(figures), "ttft": ns / 1e9} for ns, figures in timed[:LISTED_MAX]]
+    return [{**_names(figures), "ttft": ns / 1e9} for ns, figures in timed[:EXAMPLES_MAX]]
 
 
 def _differences(all_figures: Iterable[MeasuredPair]) -> list[dict[str, Any]]:
-    """Return pairs whose text differs: position and lengths in characters."""
+    """Return the pairs whose texts differ, with the position of the difference and the lengths in
+    characters."""
     out: list[dict[str, Any]] = []
     for figures in all_figures:
         delivered = figures.delivered
-        if delivered is not None and figures.text in _DIFFERENT and len(out) < LISTED_MAX:
+        if delivered is not None and figures.text in _DIFFERENT and len(out) < EXAMPLES_MAX:
             text = delivered.text
             out.append(
                 {
@@ -214,6 +217,7 @@ def _differences(all_figures: Iterable[MeasuredPair]) -> list[dict[str, Any]]:
 
 
 def _names(figures: MeasuredPair) -> dict[str, Any]:
+    """Return the exchange ids of a pair."""
     return {"front": figures.pair.front.id, "back": [back.id for back in figures.pair.backs]}
 
 

@@ -1,8 +1,8 @@
 """Delta: the meaning of one event of an answer, in terms that all dialects share.
 
-Dialects (`dialects/`) return Deltas; `exchange/observer.py` adds them to an Exchange. The parts are here,
-too: event class, token counts and their source, verdict of a guardrail, duration that the server reports.
-Nothing in a Delta is specific to a provider, except `usage`, which is kept as sent.
+Dialects (`dialects/`) return Deltas; `exchange/observer.py` adds them to an Exchange. This module also has
+the parts of a Delta: event class, token counts and their source, verdict of a guardrail, duration that the
+server reports. Nothing in a Delta is specific to a provider, except `usage`, which is kept as sent.
 
 Source: docs/dialects.md.
 """
@@ -59,18 +59,18 @@ class Reading(Word):
 
 
 class ReadingLimit(StrEnum):
-    """A bound that the reading of an answer reached, so that less is known of it."""
+    """A limit that was reached while an answer was read, so that less is known about the answer."""
 
     KEPT_EVENTS = "kept_events"
-    """The dialect was not certain when no more events could be kept (`dialects/chooser.py`)."""
+    """No more events could be kept before the dialect was certain (`dialects/chooser.py`)."""
     REVISIONS = "revisions"
     """Further events that the dialect does not understand are not tried with other dialects."""
     STRUCTURE_VALUES = "structure_values"
-    """Further values are not looked at for the structure of the answer (`structure/`)."""
+    """Further values are not examined for the structure of the answer (`structure/`)."""
     STRUCTURE_PLACES = "structure_places"
     """Further places, counts or kinds of events are not compared."""
     STRUCTURE_TABLES = "structure_tables"
-    """The table of the structure does not grow any more."""
+    """The table made from the structure of the answer does not grow any more."""
     LOGGED_EVENTS = "logged_events"
     """Later events are not logged one by one (`Exchange.unlogged_events`)."""
     HOLDS = "holds"
@@ -97,7 +97,8 @@ class UsageCounts(msgspec.Struct, gc=False):
     reasoning: int | None = None
     cached: int | None = None
     refused: int = 0
-    """Number of values that are no count: negative, above USAGE_TOKENS_MAX, not whole, no number."""
+    """Number of values refused because they are no count: negative, above USAGE_TOKENS_MAX, not whole, no
+    number."""
 
 
 class Verdict(msgspec.Struct, gc=False):
@@ -133,8 +134,7 @@ class ServerTime(msgspec.Struct, gc=False):
 
 
 class Delta(msgspec.Struct, gc=False):
-    """Meaning of one event: what it adds to the answer. Made for each chunk, so most fields stay at their
-    default."""
+    """Meaning of one event: what it adds to the answer. Most events set only a few of the fields."""
 
     event_class: EventClass
     size: int = 0
@@ -164,7 +164,7 @@ class Delta(msgspec.Struct, gc=False):
     """The usage object as sent; None also if it counts nothing (all values are 0)."""
     counts: UsageCounts | None = None
     usage_running: bool = False
-    """`usage` is a running count beside output, not the total."""
+    """`usage` is the count so far, sent with output; it is not the total."""
     error_type: str | None = None
     error_message: str | None = None
     tool_call: bool = False
@@ -173,7 +173,7 @@ class Delta(msgspec.Struct, gc=False):
     verdict: Verdict | None = None
     server_times: tuple[ServerTime, ...] = ()
     server_clock_ns: int = -1
-    """Reading of the server's own clock at this event's last token, in ns since any moment that the server
+    """Reading of the server's own clock at this event's last token, in ns since a moment that the server
     chose; -1 if not reported."""
     retry: bool = False
     """A gateway restarted the answer: after output came another role event, with a new id or model."""

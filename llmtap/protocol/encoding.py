@@ -27,11 +27,11 @@ CODINGS_MAX: Final = 4
 PIECE_BYTES: Final = 16 << 10
 """Maximum number of decoded bytes that are returned at once: parsing them takes a few milliseconds."""
 _INPUT_BYTES: Final = 4 << 10
-"""Coded bytes that a stage is given at once. The libraries copy the rest of their input at the end of each
-gzip member and of each piece of output; for a whole body at once that takes quadratic time."""
+"""Maximum number of coded bytes passed to a library in one call. A library copies the rest of its input after
+each gzip member and each piece of output; with a whole body as input that would take quadratic time."""
 _ZSTD_INPUT_BYTES: Final = 64
-"""Coded bytes that zstd is given at once. It returns all output at the end of a call, and a block of 4 bytes
-may stand for 128 KiB (RFC 8878 3.1.1.2), so 64 bytes give at most 2 MiB."""
+"""Maximum number of coded bytes passed to zstd in one call. It returns all output at the end of a call, and a
+block of 4 bytes may stand for 128 KiB (RFC 8878 3.1.1.2), so 64 bytes give at most 2 MiB."""
 _ZSTD_WINDOW_MAX: Final = 8 << 20  # RFC 9659: a zstd content coding uses a window of at most 8 MB
 _BROTLI_WINDOW_MAX: Final = 16 << 20  # RFC 7932 9.1: a brotli window is smaller than 16 MiB
 _DEFLATE_WINDOW_MAX: Final = 32 << 10  # RFC 1951 2: deflate refers back by at most 32 KiB
@@ -108,7 +108,8 @@ class Decoder:
             raise DecodeError(
                 f"the body has {len(names)} content codings, and at most {CODINGS_MAX} are allowed"
             )
-        # RFC 9110 8.4: codings are listed in the order they were applied; the last comes off first.
+        # RFC 9110 8.4: codings are listed in the order in which they were applied, so decode the last one
+        # first.
         self._stages = [_stage_of(n) for n in reversed(names)]
         self._window_bytes_max = sum(stage.window_bytes_max for stage in self._stages)
         self._budget = DecodingBudget(decoded_bytes_max, ratio_max)
@@ -128,7 +129,7 @@ class Decoder:
     def pieces(self, data: bytes) -> Iterator[bytes]:
         """Yield the decoded bytes of `data`, which may be 250 times as many, in pieces of about PIECE_BYTES.
 
-        A piece may be empty, so that the caller gets its turn after each step of work.
+        A piece may be empty: the caller can then do other work after each step.
         """
         self._budget.add_coded(len(data))
         return self._decode(data, 0)
@@ -159,7 +160,7 @@ def _stage_of(name: bytes) -> _Stage:
     raise DecodeError("the body has an unknown content coding")
 
 
-def inflated(inflater: "zlib._Decompress", data: bytes, budget: DecodingBudget) -> Iterator[bytes]:
+def inflate(inflater: "zlib._Decompress", data: bytes, budget: DecodingBudget) -> Iterator[bytes]:
     """Yield the decoded bytes of `data`, up to the end of a member. Raises zlib.error."""
     while True:
         piece = inflater.decompress(data, PIECE_BYTES)
@@ -194,7 +195,7 @@ class _Gzip:
                     return
                 self._inflater, self._head = zlib.decompressobj(31), b""
             try:
-                yield from inflated(self._inflater, data, budget)
+                yield from inflate(self._inflater, data, budget)
             except zlib.error:
                 raise DecodeError("the body is not valid gzip") from None
             if not self._inflater.eof:
@@ -226,7 +227,7 @@ class _Deflate:
         if self._inflater.eof:
             return
         try:
-            yield from inflated(self._inflater, data, budget)
+            yield from inflate(self._inflater, data, budget)
         except zlib.error:
             raise DecodeError("the body is not valid deflate") from None
 
@@ -241,7 +242,7 @@ class _Brotli:
     def decode(self, data: bytes, budget: DecodingBudget) -> Iterator[bytes]:
         decompressor = self._decompressor
         try:
-            # In brotli 1.2, output may be left although `can_accept_more_data` is true, so read until a piece
+            # In brotli 1.2, output may remain even if `can_accept_more_data` is true, so read until a piece
             # is empty.
             while piece := decompressor.process(data, output_buffer_limit=PIECE_BYTES):
                 budget.take(len(piece))

@@ -3,7 +3,7 @@
 llhttp (httptools) tokenises heads; the rules of framing are here. An ambiguous head raises PeerProtocolError,
 and so does the first malformed byte of a chunked body: the relay forwards neither. Scanners (relay, load
 generator) find the end of a body without keeping payload; `ChunkedDecoder` returns the payload to
-`exchange/`. Long because heads decide the framing of bodies.
+`exchange/`.
 
 Source: RFC 9110, RFC 9112; sections beside the rules.
 """
@@ -45,7 +45,7 @@ _EXTENSIONS: Final = rb'(?:[ \t]*;[ \t]*%b(?:[ \t]*=[ \t]*(?:%b|%b"))?)*' % (_NA
 _SIZE_LINE: Final = re.compile(rb"(%b)%b\r\n" % (_SIZE_DIGITS, _EXTENSIONS))
 _TRAILER_LINE: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*\r\n")
 _REASON: Final = re.compile(rb"(?: [\t\x20-\x7e\x80-\xff]*)?")
-# Match any beginning of a chunk-size line or trailer line, because a read may end within a line.
+# These two match any beginning of a chunk-size line or trailer line: a read may end within a line.
 _SIZE_LINE_PART: Final = re.compile(
     rb"%b%b(?:\r|[ \t]*(?:;[ \t]*(?:%b[ \t]*(?:=[ \t]*(?:%b\\?)?)?)?)?)"
     % (_SIZE_DIGITS, _EXTENSIONS, _NAME, _QUOTED_PART)
@@ -164,8 +164,9 @@ KEEP_ALIVE: Final = (b"keep-alive",)
 
 
 class RequestHead(msgspec.Struct):
-    """`headers`: without the fields that Connection names. They end at this hop (RFC 9110 7.6.1), so they are
-    neither forwarded nor read by anyone: every decision rests on the head that the gateway gets."""
+    """`headers` are without the fields that Connection names. These fields end at this hop (RFC 9110 7.6.1):
+    they are not forwarded, and llmtap does not read them either, so it decides by the same head as the
+    gateway."""
 
     method: bytes
     target: bytes
@@ -220,8 +221,8 @@ def spelling_key(name: bytes) -> bytes:
     return name.lower().replace(b"_", b"-")
 
 
-def _without_named(headers: Headers, connection: tuple[bytes, ...]) -> Headers:
-    """Return the fields without those that Connection names (RFC 9110 7.6.1)."""
+def _without_connection_fields(headers: Headers, connection: tuple[bytes, ...]) -> Headers:
+    """Return the fields without those that the Connection field names (RFC 9110 7.6.1)."""
     named = frozenset(connection) - NEVER_NAMED
     return [(n, v) for n, v in headers if n.lower() not in named] if named else headers
 
@@ -327,7 +328,7 @@ def _parse_request_head(raw: bytes) -> RequestHead:
         method,
         target,
         (1, 1) if is_11 else (1, 0),
-        _without_named(fields.headers, connection) if connection else fields.headers,
+        _without_connection_fields(fields.headers, connection) if connection else fields.headers,
         framing,
         length,
         _stays_open(is_11, connection),
@@ -427,7 +428,7 @@ def _parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
         status,
         raw[13 : raw.find(b"\r\n")],
         (1, 1) if is_11 else (1, 0),
-        _without_named(headers, connection) if connection else headers,
+        _without_connection_fields(headers, connection) if connection else headers,
         framing,
         length,
         framing is not _CLOSE and _stays_open(is_11, connection),
@@ -485,7 +486,8 @@ class CloseScanner:
 
 
 _SIZES: dict[bytes, int] = {}
-"""Chunk-size lines without extensions seen lately: a stream of tokens repeats a few dozen of them."""
+"""Cache: size by chunk-size line without extensions. A stream of tokens repeats a few dozen of these
+lines."""
 _SIZES_MAX: Final = 4_096
 
 
@@ -527,13 +529,13 @@ class ChunkedScanner:
         """Number of trailer lines so far; -1 before the last chunk."""
 
     @property
-    def between(self) -> bool:
+    def is_between_chunks(self) -> bool:
         return not (self.left or self.line_part) and self.trailer_lines < 0
 
     def whole(self, data: bytes) -> bytes:
         """Return the payload of `data` if that is one whole chunk of a known size; else b"", and the caller
         must pass `data` to `feed`."""
-        if not self.between:
+        if not self.is_between_chunks:
             return b""
         start = data.find(b"\n") + 1
         size = _SIZES.get(data[:start], 0)
@@ -648,8 +650,8 @@ class ChunkedDecoder:
         self.done = False
 
     @property
-    def between(self) -> bool:
-        return self._scanner.between
+    def is_between_chunks(self) -> bool:
+        return self._scanner.is_between_chunks
 
     def feed(self, data: bytes) -> bytes:
         payload = self._scanner.whole(data)

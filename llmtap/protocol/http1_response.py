@@ -13,12 +13,12 @@ NONE, LENGTH = http1.Framing.NONE, http1.Framing.LENGTH
 
 
 INTERIM_HEADS_MAX: Final = 64
-"""Maximum number of interim (1xx) heads before a final one; each second of waiting allows one more: some
-servers send a 102 or 103 every few seconds to keep a connection open."""
+"""Maximum number of interim (1xx) heads before a final one. Each second of waiting allows one more, because
+some servers send a 102 or 103 every few seconds to keep a connection open."""
 
 
 def is_interim_flood(interims: int, waited_ns: int) -> bool:
-    """Return whether so many interim heads are more than a server may send in this time."""
+    """Return whether this number of interim heads is more than a server may send in this time."""
     return interims > INTERIM_HEADS_MAX + waited_ns // 1_000_000_000
 
 

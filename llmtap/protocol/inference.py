@@ -1,10 +1,10 @@
-"""Decide by method and path whether a request asks a model for output; vantages only count the others.
+"""Decide by method and path whether a request asks a model for output; other requests are only counted.
 
 Each vantage has `SkipRules`, made from its option `skip`, which replaces the default rules `NOT_INFERENCE`
 (GET, HEAD, `/tokenize` and others); with an empty list all requests are measured. A rule is a method (`GET`;
 streams and WebSockets are excepted) or a path with all below it: `/health` holds `/health/live`, not
-`/healthz`. Paths are decoded and without the query. A path that gateways may read as another one meets no
-rule of a path (`target.py`): `/v1/files/../chat/completions` is a chat request to many.
+`/healthz`. Paths are decoded and without the query. A path that gateways may read in different ways
+(`target.py`) meets no rule of a path: many gateways read `/v1/files/../chat/completions` as a chat request.
 """
 
 import re
@@ -40,7 +40,7 @@ class SkipRules:
     def __init__(self, rules: Collection[str], place: str = "skip") -> None:
         if isinstance(
             rules, str
-        ):  # A string is a collection of letters, so no type check finds this mistake.
+        ):  # A string is a collection of strings, too, so a type check does not find this mistake.
             raise ConfigError(place, "expected a list of rules, got text", f"write skip=({rules!r},)")
         paths = [rule for rule in rules if not _METHOD.fullmatch(rule)]
         for path in paths:
@@ -57,7 +57,7 @@ class SkipRules:
         self._methods_sent = frozenset(method.encode() for method in self._methods)
         self._exact_paths = {path.rstrip("/") or "/": path for path in paths}
         self._prefixes = tuple(f"{path}/" for path in self._exact_paths if path != "/")
-        self._rule_of_target = lru_cache(TARGETS_KEPT)(self._by_target)
+        self._rule_of_target = lru_cache(TARGETS_KEPT)(self._find_target_rule)
 
     def rule_of(
         self, method: str, path: str, query: str = "", fields: Iterable[tuple[bytes, bytes]] = ()
@@ -92,5 +92,5 @@ class SkipRules:
         path, query = split_target(target)
         return self._rule_of(method.decode(), plain_path(path), query, fields)
 
-    def _by_target(self, target: bytes) -> str | None:
+    def _find_target_rule(self, target: bytes) -> str | None:
         return self._rule_of("", plain_path(split_target(target)[0]), "", ())

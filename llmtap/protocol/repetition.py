@@ -4,11 +4,11 @@
 read to a `TokenRun`, which collects the events and returns them as columns, to be logged together. It has a
 compiled and a Python implementation.
 
-An event with the same bytes before and behind one JSON string says the same with that string as its text:
-replacing the value of a member changes nothing else. A probe with a text of our own verifies that the value
-is the text, and the dialect states that its reader remembers nothing of a text (`Delta.repeatable`). Up to
-LOOSE_MAX values at the top of the object that no reader reads (id, date, padding) may differ too; each is
-checked to be one string or one whole number.
+If two events have the same bytes before and after one JSON string, their meaning differs only in that string.
+A probe, which is the event with another text, verifies that the string is the text of the event; the dialect
+states that its reader stores nothing of a text (`Delta.repeatable`). Up to LOOSE_MAX values at the top of the
+object that no reader reads (id, date, padding) may differ too; each is checked to be one string or one whole
+number.
 """
 
 import json
@@ -24,19 +24,21 @@ from llmtap.protocol.delta import Delta
 from llmtap.protocol.sse import SseEvent, SseParser
 
 BLOCK_BYTES_MAX: Final = 4_096
-"""Maximum size of a recognised event, far above that of a token: some events are held for a moment."""
+"""Maximum size of a recognised event. An event with one token is much smaller; the limit bounds the memory of
+the events that are held."""
 _OF_MEMBER: Final = (b'":', b'": ')
 """Bytes that precede the value of a member. The probe shows whether that value is the text."""
 LOOSE_MAX: Final = 3
-"""Maximum number of loose values of an event: each is checked in each event, and no known server has more."""
+"""Maximum number of loose values of an event. Each one is checked in every event; no known server sends
+more."""
 _SIZE_LINES: Final = {
     len(line) + size + 2: line for size in range(1, BLOCK_BYTES_MAX + 1) for line in [b"%x\r\n" % size]
 }
 """First line of a chunk in its usual form (RFC 9112 7.1), by the size of the whole chunk."""
 _PAYLOADS: Final = {size: size - len(line) - 2 for size, line in _SIZE_LINES.items()}
 _WORTH_EVENTS: Final = 16
-"""If fewer events than this have passed since the last search, that search did not pay. A search takes as
-much time as it saves in about five events."""
+"""The last search was worth its time only if at least so many events came after it. A search takes as much
+time as its result saves in about five events."""
 _PATIENCE: Final = 8
 _ENCODERS: Final[tuple[Callable[[str], bytes], ...]] = (
     msgspec.json.encode,
@@ -59,7 +61,8 @@ class Repetition(msgspec.Struct, gc=False):
     """
 
     opening: bytes
-    """Everything up to the first value, be it loose or the text. Quotes are no part of a value here."""
+    """All bytes before the first value (a loose value or the text). The quotes of a value belong to the bytes
+    around it."""
     closing: bytes
     delta: Delta
     chunk_end: bytes
@@ -77,8 +80,8 @@ class Repetition(msgspec.Struct, gc=False):
         return self.opening, self.ahead, self.beyond, self.closing
 
     def text_in(self, data: bytes, chunked: bool = False) -> str:
-        """Return the text of a block (`chunked`: of one HTTP chunk that holds it) that is one of these
-        events; "" if the block may be no such event."""
+        """Return the text of a block that is such an event; "" if it is not, or may not be. `chunked`: `data`
+        is the HTTP chunk that holds the block."""
         size, start, closing = len(data), 0, self.closing
         if chunked:
             line = _SIZE_LINES.get(size)
@@ -148,7 +151,8 @@ def find_repetition(
 
 
 def _is_read(probe: bytes, candidate: Repetition, read_event: Callable[[SseEvent], Delta]) -> bool:
-    """Return whether the probe's text is read as the text of this block, and everything else as before."""
+    """Return whether the reader gives for the probe the same Delta as for the block, with the probe's
+    text."""
     events = SseParser().feed(probe)
     if len(events) != 1:
         return False
@@ -246,20 +250,21 @@ class Reader(Protocol):
 
 
 class RepetitionFinder:
-    """Keeps track of the event of one stream that may come again, and looks for it as long as that pays."""
+    """Finds the repeated event of one stream. It stops searching if the events that it finds do not come
+    again."""
 
     __slots__ = ("_at", "_last", "_patience", "repetition")
 
     def __init__(self) -> None:
         self.repetition: Repetition | None = None
-        """The event that may come again; None once another kind of event came."""
+        """The event that may come again; None after an event of another kind."""
         self._last: Repetition | None = None
         """The previous repetition, possibly outdated; it shows which values are loose."""
         self._at = 0
         """Offset in the body of the last search."""
         self._patience = _PATIENCE
 
-    def look(self, block: bytes, delta: Delta, offset: int, reader: Reader) -> None:
+    def search(self, block: bytes, delta: Delta, offset: int, reader: Reader) -> None:
         """Look for the event that may come again in `block`, which held one event of a repeatable kind.
         `offset`: where the block ends in the body."""
         if not self._patience or len(block) > BLOCK_BYTES_MAX or not delta.text or delta.blank:

@@ -28,8 +28,8 @@ SERVER_TIMES: Final = (
     "callback",
     "unnamed",
 )
-"""The names. `ttft_from_schedule` leaves out the time in the queue. `total` is the whole request as the
-reporting server sees it; in a header, the time until the server sent the head."""
+"""Common names of durations. `ttft_from_schedule` does not include the time in the queue. `total` is the
+whole request as the reporting server sees it; in a header, the time until the server sent the head."""
 
 _MS_PER: Final = {"ms": 1.0, "s": 1e3, "us": 1e-3, "ns": 1e-6}
 UNITS: Final = tuple(_MS_PER)
@@ -130,7 +130,7 @@ def rate_times(stats: Any, cached: int | None) -> tuple[ServerTime, ...]:
     out = []
     for name, tokens, without, rate in (
         ("prefill", "prompt_tokens", left_out, "prompt_tps"),
-        # Leave out the first token, because generation is timed from it.
+        # The duration begins with the first token, so the rate does not include that token.
         ("decode", "generation_tokens", 1, "generation_tps"),
     ):
         ms = None if without is None else _span_ms(stats.get(tokens), without, stats.get(rate))

@@ -439,10 +439,11 @@ class MessageStreamParser:
         events = [] if parts is None else parts.close()
         if not isinstance(parts, SseParser):
             events = [event for event in events if _payload_object(event.data or b"")]
-        return self._placed(events)
+        return self._at_message_end(events)
 
-    def _placed(self, events: list[SseEvent]) -> list[SseEvent]:
-        """Let each event of the parts end where the message that completed it ends, and keep its own size."""
+    def _at_message_end(self, events: list[SseEvent]) -> list[SseEvent]:
+        """Set the place of each event in the body: it ends with the message that completed it, and keeps its
+        size."""
         for event in events:
             event.start, event.end = self.offset - (event.end - event.start), self.offset
         return events
@@ -457,7 +458,8 @@ class MessageStreamParser:
         if names.get(b":event-type") != _PART:
             return [self._event(names, payload, start)]
         if self._first_payloads is not None:
-            # At the start of a line, a part that is a whole JSON value is an event, even without a line end.
+            # A payload at the start of a line that is a whole JSON value is an event, even without a line
+            # end.
             payload, self._first_payloads = (self._first_payloads + payload).lstrip(), b""
             if payload.startswith(_FIELDS):
                 self._parts, self._first_payloads = SseParser(), None
@@ -470,7 +472,7 @@ class MessageStreamParser:
                 return []
         if self._parts is None:
             return [SseEvent(start, self.offset, payload or b"{}", _PART)]
-        return self._placed(self._parts.feed(payload))
+        return self._at_message_end(self._parts.feed(payload))
 
     def _event(self, names: dict[bytes, bytes], payload: bytes, start: int) -> SseEvent:
         kind = names.get(b":event-type") or None

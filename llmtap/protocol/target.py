@@ -1,4 +1,4 @@
-"""Read the path of a request target, in one place for all who classify requests by it. Pure.
+"""Read the path of a request target, for all modules that classify requests by it. Pure.
 
 `routed_path` is the path by which a gateway that normalises paths routes the request: endpoint, model and
 tenant are recognised by it. `plain_path` is None for a path that gateways read in different ways: such a
@@ -12,7 +12,7 @@ from typing import Final
 from urllib.parse import unquote
 
 _SLASH: Final = "%2F"
-"""An encoded slash is a part of its segment."""
+"""Encoded slash, which does not end a segment."""
 _odd: Final = re.compile(r"[%;]|//|/\.").search
 _ambiguous: Final = re.compile(r"//|[;\\%?#\x00-\x1f\x7f\ufffd]|/[. ]*\.[. ]*(?:/|\Z)").search
 _encoded_slash: Final = re.compile(r"%(?:2f|5c)", re.IGNORECASE).search
@@ -48,7 +48,7 @@ def routed_path(path: str) -> str:
 
 
 def plain_path(path: str, *, decoded: bool = False) -> str | None:
-    """Return a path decoded; None if it has another reading as well.
+    """Return a path decoded; None if recipients may read it in different ways.
 
     Some recipients remove dot segments, merge slashes, cut `;parameters`, take `\\` or an encoded slash for a
     slash, or decode twice. `decoded`: the path has been decoded before.

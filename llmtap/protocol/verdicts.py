@@ -100,7 +100,7 @@ def of_prompt_filter_results(results: Any) -> Verdict | None:
         r.get("content_filter_results") or r.get("content_filter_result") for r in _objects_in(results)
     )
     verdict = _strongest_verdict(of_filter_results(f, "prompt_filter_results") for f in filters)
-    return None if verdict is None else _of_input(verdict)
+    return None if verdict is None else _as_input_verdict(verdict)
 
 
 def of_content_filters(filters: Any) -> Verdict | None:
@@ -115,10 +115,10 @@ def _of_content_filter(entry: JsonObject) -> Verdict | None:
     if entry.get("blocked") is True and (verdict is None or verdict.kind is None):
         category = _category_name(results, "detected") or None
         verdict = Verdict("content_filters.blocked", OUTPUT, "blocked", "output", category=category)
-    return verdict if verdict is None or entry.get("source_type") != "prompt" else _of_input(verdict)
+    return verdict if verdict is None or entry.get("source_type") != "prompt" else _as_input_verdict(verdict)
 
 
-def _of_input(verdict: Verdict) -> Verdict:
+def _as_input_verdict(verdict: Verdict) -> Verdict:
     verdict.phase = "input"
     verdict.kind = None if verdict.kind is None else INPUT
     return verdict

@@ -39,7 +39,7 @@ class WebSocketMessage(msgspec.Struct, gc=False):
     opcode: Opcode
     size: int
     payload: bytes | None
-    """None if the payload was too long, or could not be inflated."""
+    """None if the payload was too long or could not be inflated."""
 
 
 _FIN: Final = 0x80
@@ -102,7 +102,7 @@ class MessageParser:
         # The message being read, which control frames may interrupt, and the control frame.
         self._begun_opcode: Opcode | None = None
         self._compressed = False
-        # Key of both: True for the control frame, False for the message that it may interrupt.
+        # Both dicts have the key True for the control frame, and False for the message.
         self._parts: dict[bool, bytearray] = {False: bytearray(), True: bytearray()}
         self._size: dict[bool, int] = {False: 0, True: 0}
         self._too_long = False
@@ -292,7 +292,8 @@ class _Inflater:
         return None
 
     def _remember(self, text: bytes) -> None:
-        """Store the last bytes of the direction. Join them only when there are many pieces, to save time."""
+        """Store the last bytes of this direction, as pieces that are joined only when there are many, to save
+        time."""
         text = text[-_WINDOW_BYTES:]
         self._history.append(text)
         self._history_bytes += len(text)

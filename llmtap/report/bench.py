@@ -36,7 +36,7 @@ from llmtap.report.values import (
     METRIC_TITLES,
     at,
     burst_sentences,
-    counted,
+    count_with_noun,
     figure_text,
     is_marked,
     milliseconds,
@@ -61,7 +61,7 @@ def finding_texts(findings: Sequence[_Json]) -> list[str]:
         by_kind.setdefault((finding["test"], finding["what"]), []).append(finding)
     texts = []
     for (test, _), (first, *others) in by_kind.items():
-        more = f" and {counted(len(others), 'other load')}" if others else ""
+        more = f" and {count_with_noun(len(others), 'other load')}" if others else ""
         texts.append(f"{test}, {first['step']}{more}: {first['says']}")
     return texts
 
@@ -121,7 +121,7 @@ def validity_table(report: _Json) -> Table | None:
                 error = "-" if figure["error"] is None else f"{milliseconds(figure['error'])} ms"
                 shown = ", ".join(loads[:LOADS_SHOWN])
                 more = f" and {len(loads) - LOADS_SHOWN:,} more" if len(loads) > LOADS_SHOWN else ""
-                where = f"{len(loads):,} of {counted(figure['n'], 'load')}: {shown}{more}"
+                where = f"{len(loads):,} of {count_with_noun(figure['n'], 'load')}: {shown}{more}"
                 rows.append([figure["title"], state.replace("_", " "), error, where])
     heads = ["Figure", "Validity", "Largest error", "Loads"]
     return Table(heads, rows, "Figures that are not valid or doubtful") if rows else None
@@ -351,7 +351,7 @@ def configuration(report: _Json) -> list[Block]:
     return [TermTable(rows), *([Table(["Arm", "What it is"], arms)] if arms else [])]
 
 
-def mark_of(step: _Json, figure: str) -> str:
+def validity_suffix(step: _Json, figure: str) -> str:
     """Return ` (not valid)` or ` (doubtful, 3.2 ms)` for a figure of a load; empty if it is valid."""
     validity = at(step, "result", "verdict", "figures", figure)
     if validity is None or validity["state"] == "valid":
@@ -379,10 +379,11 @@ def load_tables(reports: Sequence[_Json]) -> Iterator[Note | Table]:
             n, completed = sum(outcomes.values()), sum(outcomes.get(name, 0) for name in ENDED_WELL)
             rows.append([
                 f"{step['name']} ({step['arm']})" if step.get("arm") else step["name"],
-                f"{result.get('n', 0):,}", number(at(result, "load", "offered_rps")) + mark_of(step, "load"),
-                number(at(result, "tokens", "output_per_second")) + mark_of(step, "tokens"),
+                f"{result.get('n', 0):,}",
+                number(at(result, "load", "offered_rps")) + validity_suffix(step, "load"),
+                number(at(result, "tokens", "output_per_second")) + validity_suffix(step, "tokens"),
                 *(
-                    figure_text(at(result, "metrics", metric) or {}, share) + mark_of(step, metric)
+                    figure_text(at(result, "metrics", metric) or {}, share) + validity_suffix(step, metric)
                     for metric, share in figures
                 ),
                 f"{completed / n:.1%}" if n else "-", milliseconds(at(result, "dispatch_lateness", "p99")),
@@ -422,12 +423,12 @@ def render_compare(comparison: _Json) -> RenderableType:
     """Render a comparison of systems for a terminal."""
     blocks: list[Note | Table] = []
     for test in comparison["tests"]:
-        blocks += [Note(_heading_text(test), "bold"), *_comparison(test), Note("")]
-    blocks += [Note(text, "yellow") for text in _left_out(comparison)]
+        blocks += [Note(_heading_text(test), "bold"), *_comparison_blocks(test), Note("")]
+    blocks += [Note(text, "yellow") for text in _left_out_lines(comparison)]
     return terminal([*blocks, *regression_blocks(change_rows(comparison))])
 
 
-def _comparison(test: _Json) -> Iterator[Note | Table]:
+def _comparison_blocks(test: _Json) -> Iterator[Note | Table]:
     unmet = _unmet_rows(test)
     yield from (Note(text, "bold red") for text in _objections(test))
     yield from (Note(f"caution: {text}", "yellow") for text in _burst_cautions(test))
@@ -476,7 +477,7 @@ def _compare_document(comparison: _Json) -> ReportDocument:
         [
             VerdictBox(fair, lead, "The checklist of section 6:", items),
             *(Note(text, lead="Caution:") for text in cautions), Tiles(tiles),
-            *(Note(f"{text}.") for text in _left_out(comparison)),
+            *(Note(f"{text}.") for text in _left_out_lines(comparison)),
         ],
         _systems_table(comparison),
         [
@@ -559,7 +560,7 @@ def _unmet_rows(test: _Json) -> list[_Json]:
     return [row for row in test["checklist"]["rows"] if row["status"] in ("not met", "cannot tell")]
 
 
-def _left_out(comparison: _Json) -> list[str]:
+def _left_out_lines(comparison: _Json) -> list[str]:
     return [
         f"left out: {one['test']}, of which only {', '.join(one['only'])} has results"
         for one in comparison["left_out"]
@@ -567,5 +568,5 @@ def _left_out(comparison: _Json) -> list[str]:
 
 
 def _heading_text(test: _Json) -> str:
-    others = [f"{one['label']} ({counted(one['runs'], 'run')})" for one in test["systems"]]
+    others = [f"{one['label']} ({count_with_noun(one['runs'], 'run')})" for one in test["systems"]]
     return f"{test['section']} {test['title']}: {', '.join(others[1:])} against {others[0]}"

@@ -16,7 +16,7 @@ from llmtap.report.first_token import phase_table
 from llmtap.report.gates import requirement_rows, requirements_blocks
 from llmtap.report.render import terminal
 from llmtap.report.summary import summary_blocks
-from llmtap.report.values import MARK, at, counted, joined
+from llmtap.report.values import MARK, at, count_with_noun, counts_text
 from llmtap.units import format_bytes
 
 _GROUPS_SHOWN: Final = 20
@@ -57,7 +57,7 @@ def _heading_lines(summary: _Json) -> Iterator[str]:
         parts.append(f"and {capture['back_rows']:,} behind the gateway (--by side)")
     if "files" in capture:
         spools = f" ({capture['spools']:,} still in the spool)" if capture.get("spools") else ""
-        parts.append(f"{counted(capture['files'], 'file')}{spools}, {format_bytes(capture['bytes'])}")
+        parts.append(f"{count_with_noun(capture['files'], 'file')}{spools}, {format_bytes(capture['bytes'])}")
     if len(capture.get("captures") or ()) > 1:
         parts.append(f"{len(capture['captures']):,} captures, summed up as one")
     for name, title in (("source", "from"), ("level", "level"), ("tap_version", "llmtap")):
@@ -82,7 +82,7 @@ def _workload_lines(workload: _Json) -> Iterator[str]:
         figures = workload.get(f"{name}_tokens") or {}
         if figures.get("n"):
             shown = " · ".join(f"{p} {figures[p]:,.0f}" for p in ("p50", "p90", "p99", "max"))
-            source = joined(figures["source"]) or "-"
+            source = counts_text(figures["source"]) or "-"
             yield f"{name:10} {figures['mean']:,.0f} tokens mean · {shown} · by {source}"
     for prefix in workload.get("prefix") or ():
         ratio = f"{prefix['hits']:,} of {prefix['blocks']:,} blocks"
@@ -234,7 +234,7 @@ def _integrity_text(integrity: _Json) -> str:
     if duplicates:
         parts.append(f"{duplicates:,} there twice")
     if integrity["broken"]:
-        parts.append(f"{counted(len(integrity['broken']), 'file')} could not be read")
+        parts.append(f"{count_with_noun(len(integrity['broken']), 'file')} could not be read")
     if open_ := [capture["capture"] or "(no id)" for capture in captures if not capture["closed"]]:
         more = f" and {len(open_) - _OPEN_SHOWN:,} more" if len(open_) > _OPEN_SHOWN else ""
         parts.append(
@@ -260,11 +260,11 @@ def _capture_lines(capture: _Json) -> Iterator[str]:
     not_kept = dict(capture["not_kept"])
     deleted = not_kept.pop("deleted", 0)
     if not_kept:
-        yield f"  measured and not kept: {joined(not_kept)}"
+        yield f"  measured and not kept: {counts_text(not_kept)}"
     if deleted:
         yield f"  captured and deleted with the oldest files (capture.when_full): {deleted:,}"
     if capture["damaged"]:
-        yield f"  damaged in the spool: {joined(capture['damaged'])}"
+        yield f"  damaged in the spool: {counts_text(capture['damaged'])}"
     if capture["meters"] > 1:
         yield f"  {capture['meters']:,} runs of the meter wrote it"
     if capture["unexplained"]:
@@ -277,12 +277,12 @@ def _capture_lines(capture: _Json) -> Iterator[str]:
             ranges = (f"{first}" if first == last else f"{first}-{last}" for first, last in relay["ranges"])
             running = f", running {relay['running']:,}" if relay["running"] else ""
             yield f"    missing {relay['missing']:,}{running}: {', '.join(ranges)}"
-            known = [f"dropped {joined(relay['dropped'])}"] if relay["dropped"] else []
+            known = [f"dropped {counts_text(relay['dropped'])}"] if relay["dropped"] else []
             known += [f"under way at its last word {relay['unsettled']:,}"] if relay["unsettled"] else []
             known += [f"begun after it {relay['since']:,}"] if relay["since"] else []
             if relay["unexplained"] and (deleted or not_kept):
                 # The meter counts these exchanges for all relays together, not for each relay.
-                by_meter = [joined(not_kept)] if not_kept else []
+                by_meter = [counts_text(not_kept)] if not_kept else []
                 by_meter += [f"in deleted files {deleted:,}"] if deleted else []
                 known.append(f"by the meter, of all relays: {', '.join(by_meter)}")
             yield f"    accounted for: {', '.join(known) or 'nothing'}"

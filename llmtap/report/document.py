@@ -182,7 +182,7 @@ class Compliance:
         return {"met": "good", "not met": bad}.get(row["status"], "unsure")
 
 
-def ink(i: int) -> str:
+def colour_name(i: int) -> str:
     """Return the name of the i-th colour in the page's style sheet."""
     return f"c{i % COLOURS}"
 
@@ -282,7 +282,7 @@ class FigureBlock:
     panels: Sequence[Panel]
     tables: Sequence[Table]
     rests: Sequence[str] = ()
-    """Basis of the figures, as parts of the caption: samples, load, window."""
+    """Parts of the caption that name the basis of the figures: samples, load, window."""
     legend: Sequence[LegendKey] = ()
     captioned: bool = True
     """Whether all panels have one caption; if False, the words of each panel are written below it."""
@@ -336,7 +336,7 @@ class ReportDocument:
             yield from (block for block in section.blocks if isinstance(block, FigureBlock))
 
 
-def terms(rows: Sequence[Sequence[str]]) -> list[Block]:
+def term_blocks(rows: Sequence[Sequence[str]]) -> list[Block]:
     """Return a table of terms, or no block if there are no rows."""
     return [TermTable(rows)] if rows else []
 
@@ -407,7 +407,7 @@ def _chart_series(chart: _Chart, one: Mapping[str, Any], i: int) -> Series:
         name=one["name"],
         x=one["x"],
         y=one["y"],
-        ink=ink(i),
+        ink=colour_name(i),
         step="hv" if kind == "steps" else "",
         scattered=kind == "points",
         low=one.get("low") or None,

@@ -19,9 +19,9 @@ from llmtap.report.values import (
     METRIC_TITLES,
     at,
     burst_sentences,
+    counts_text,
     figure_text,
     is_marked,
-    joined,
     milliseconds,
     number,
 )
@@ -49,7 +49,7 @@ def experiment_lines(experiment: _Json) -> list[str]:
     assignment = f"assigned by {experiment.get('unit')}, control {experiment.get('control')}"
     lines = [f"experiment {experiment.get('name')}: {experiment['state']}{aa}, {assignment}; {ended}"]
     ratio = experiment.get("sample_ratio") or {}
-    units, p = joined(ratio.get("units") or {}), ratio.get("p")
+    units, p = counts_text(ratio.get("units") or {}), ratio.get("p")
     if ratio.get("alarm"):
         lines.append(f"ALARM: units {units} are not the configured shares; all figures below are invalid")
     kind = "note" if experiment.get("strip_headers") else "warning"
@@ -151,7 +151,7 @@ def ttft_sentence(experiment: _Json, arm: str, subject: str) -> str:
     units = {name: experiment["arms"][name]["units"] for name in (experiment["control"], arm)}
     if min(units.values()) < FIRST_LOOK:
         unit = experiment.get("unit", "unit")
-        return f"A comparison needs {FIRST_LOOK} {unit}s of each arm; there are {joined(units)}."
+        return f"A comparison needs {FIRST_LOOK} {unit}s of each arm; there are {counts_text(units)}."
     ttft = at(experiment, "differences", arm, "ttft", "p50") or {}
     low, high = ttft.get("interval") or (0, 0)
     if low <= 0 <= high:

@@ -8,11 +8,11 @@ the same JSON from the rows of a capture (`meter/recorded_experiment.py`). Nothi
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from llmtap.report.document import Block, Note, ReportDocument, Section, Table, VerdictBox, terms
+from llmtap.report.document import Block, Note, ReportDocument, Section, Table, VerdictBox, term_blocks
 from llmtap.report.experiment import metric_text, ttft_sentence
 from llmtap.report.labels import labels_table
 from llmtap.report.render import markdown, page_html, terminal
-from llmtap.report.values import at, burst_sentences, joined, number
+from llmtap.report.values import at, burst_sentences, counts_text, number
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -55,7 +55,7 @@ def _document(experiment: _Json) -> ReportDocument:
             ),
             Section("arms", "Arms", [_arms(experiment)]),
             *_labels(experiment),
-            Section("experiment", "What was run", terms(list(_settings(experiment)))),
+            Section("experiment", "What was run", term_blocks(list(_settings(experiment)))),
         ],
     )
 
@@ -66,7 +66,9 @@ def _verdict(experiment: _Json, arm: str) -> VerdictBox:
     items = []
     ratio = experiment["sample_ratio"]
     if ratio["alarm"]:
-        items.append(f"The units ({joined(ratio['units'])}) are not split as configured: compare nothing.")
+        items.append(
+            f"The units ({counts_text(ratio['units'])}) are not split as configured: compare nothing."
+        )
     if stopped := experiment.get("stopped"):
         items.append(f"Stopped at {stopped['at']}: {stopped['arm']} was worse in {stopped['figure']}.")
     if not experiment.get("strip_headers"):
@@ -137,7 +139,7 @@ def _arms(experiment: _Json) -> Table:
     rows = []
     for name, arm in experiment["arms"].items():
         shares = [_share(arm["shares"][share]) for share in ("refused", "failed", "cancelled")]
-        refusals = joined(arm["refusals"]) if arm["refusals"] else "none"
+        refusals = counts_text(arm["refusals"]) if arm["refusals"] else "none"
         counts = [f"{arm[key]:,}" for key in ("assigned", "units", "ended")]
         rows.append([name, *counts, *shares, refusals])
     heads = ["arm", "assigned", "units", "ended", "refused", "failed", "cancelled", "refusals by kind"]
@@ -171,18 +173,18 @@ def _settings(experiment: _Json) -> Iterator[list[str]]:
     yield ["means are compared from", f"{experiment['units_needed']} units in each arm"]
     p = experiment["sample_ratio"]["p"]
     tested = "not tested" if p is None else f"p {p:.2g}"
-    yield ["sample ratio", f"{joined(experiment['sample_ratio']['units'])} ({tested})"]
+    yield ["sample ratio", f"{counts_text(experiment['sample_ratio']['units'])} ({tested})"]
     if experiment["covariate"] != "none":
         yield ["covariate", experiment["covariate"]]
     for name, value in experiment["disclosure"].items():
-        yield [name.replace("_", " "), _disclosed(value)]
+        yield [name.replace("_", " "), _disclosure_text(value)]
 
 
-def _disclosed(value: Any) -> str:
+def _disclosure_text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
-        return "; ".join(f"{name.replace('_', ' ')}: {_disclosed(one)}" for name, one in value.items())
+        return "; ".join(f"{name.replace('_', ' ')}: {_disclosure_text(one)}" for name, one in value.items())
     if isinstance(value, list | tuple):
-        return ", ".join(map(_disclosed, value))
+        return ", ".join(map(_disclosure_text, value))
     return "-" if value in (None, "") else str(value)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from llmtap.metrics.phases import PHASES
 from llmtap.report.document import Table
-from llmtap.report.values import at, counted, figure_text, milliseconds
+from llmtap.report.values import at, count_with_noun, figure_text, milliseconds
 
 BAR_CELLS: Final = 32
 _FULL: Final = "█"
@@ -32,7 +32,7 @@ def first_token_sentence(answer: _Json) -> str:
     most = f"The longest part is {longest['title']!r}: {took}."
     model = "the same model" if answer["same_model"] else "the models counted as other"
     span = "in the last hour" if answer["window"] >= _HOUR_MIN_S else "since the start of the meter"
-    streams = f"{counted(n, 'stream')} of {model} {span}"
+    streams = f"{count_with_noun(n, 'stream')} of {model} {span}"
     if n < answer["n_needed"]:
         return f"{most} What is unusual is not known: {streams}, {answer['n_needed']} are needed."
     unusual = [part for part in parts if part["unusual"]]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from llmtap.report.document import Table
-from llmtap.report.values import joined
+from llmtap.report.values import counts_text
 
 _WRONG: Final = {
     "should-answer": ("refused", "false positives"),
@@ -31,7 +31,7 @@ def label_lines(labels: _Labels) -> Iterator[str]:
         elif undecided:
             yield f"{label}{undecided.removeprefix(';')}"
     if labels["ignored"]:
-        yield f"labels that do not count: {joined(labels['ignored'])}"
+        yield f"labels that do not count: {counts_text(labels['ignored'])}"
 
 
 def labels_table(named: Mapping[str, _Labels], head: str) -> Table | None:
@@ -51,7 +51,7 @@ def labels_table(named: Mapping[str, _Labels], head: str) -> Table | None:
         return None
     heads = [head, "label", "answered", "refused", "neither", "errors", "share (95 % interval)"]
     ignored = [
-        f"{name}: {joined(labels['ignored'])}" for name, labels in labelled.items() if labels["ignored"]
+        f"{name}: {counts_text(labels['ignored'])}" for name, labels in labelled.items() if labels["ignored"]
     ]
     footnote = f"Labels that do not count: {'; '.join(ignored)}." if ignored else ""
     return Table(heads, rows, label="Refusals against labels", footnote=footnote)

@@ -7,9 +7,9 @@ gateway adds, in one sentence.
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from llmtap.report.document import Block, Note, ReportDocument, Section, Table, chart_figure, terms
+from llmtap.report.document import Block, Note, ReportDocument, Section, Table, chart_figure, term_blocks
 from llmtap.report.render import markdown, page_html, terminal
-from llmtap.report.values import FEW, MARK, at, is_marked, joined, milliseconds, number
+from llmtap.report.values import FEW, MARK, at, counts_text, is_marked, milliseconds, number
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -93,7 +93,7 @@ def _document(summary: _Json) -> ReportDocument:
     charts = summary["charts"]
     figures = [chart_figure("delays", charts)] if charts else []
     sections = [
-        Section("pairs", "Pairs", terms(list(_pair_rows(summary)))),
+        Section("pairs", "Pairs", term_blocks(list(_pair_rows(summary)))),
         Section("figures", "Figures", [_figure_table(summary), *figures, Note(_ABOUT)]),
         Section(_TERMS, "What the figures are", _definitions(summary)),
     ]
@@ -107,17 +107,17 @@ def _document(summary: _Json) -> ReportDocument:
 def _pair_rows(summary: _Json) -> Iterator[list[str]]:
     counts, clock = summary["counts"], summary["clock"]
     yield ["exchanges", f"front {counts['front']:,}, back {counts['back']:,}"]
-    yield ["pairs", f"{counts['pairs']:,}; by {joined(_words(summary['evidence'])) or 'nothing'}"]
+    yield ["pairs", f"{counts['pairs']:,}; by {counts_text(_plain_names(summary['evidence'])) or 'nothing'}"]
     for name in ("unpaired", "ambiguous"):
         yield [name, f"front {counts[f'{name}_front']:,}, back {counts[f'{name}_back']:,}"]
-    yield ["attempts", joined(_words(summary["attempts"])) or "none"]
-    yield ["texts", joined(summary["text"]) or "none"]
+    yield ["attempts", counts_text(_plain_names(summary["attempts"])) or "none"]
+    yield ["texts", counts_text(summary["text"]) or "none"]
     offset = f"offset {_ms(clock['offset'])} ± {_ms(clock['uncertainty'])}, "
     source = _CLOCKS[clock["source"]]
     yield ["clock", source if clock["source"] == "monotonic" else offset + source]
 
 
-def _words(counts: Mapping[str, int]) -> dict[str, int]:
+def _plain_names(counts: Mapping[str, int]) -> dict[str, int]:
     return {name.replace("_", " "): n for name, n in counts.items()}
 
 

@@ -132,14 +132,14 @@ def markdown(document: ReportDocument, *, special: str = "\\|*_`") -> str:
             shown = shown.replace(character, f"\\{character}")
         return shown.replace("<", "&lt;")
 
-    def listed(items: Sequence[str]) -> str:
+    def list_text(items: Sequence[str]) -> str:
         return "\n".join(f"- {text(item)}" for item in items)
 
-    def tabled(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    def table_text(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         lines = [heads, ["---"] * len(heads), *rows]
         return "\n".join(f"| {' | '.join(map(text, line))} |" for line in lines)
 
-    def parts(blocks: Iterable[Block]) -> Iterator[str]:
+    def block_texts(blocks: Iterable[Block]) -> Iterator[str]:
         for block in blocks:
             match block:
                 case Note():
@@ -151,33 +151,33 @@ def markdown(document: ReportDocument, *, special: str = "\\|*_`") -> str:
                 case VerdictBox():
                     yield f"**{block.lead}** {block.text}"
                     if block.items:
-                        yield listed(block.items)
+                        yield list_text(block.items)
                 case ItemList():
-                    yield listed(block.items)
+                    yield list_text(block.items)
                 case Table():
                     if block.caption:
                         yield f"**{text(block.caption)}**"
-                    yield tabled(block.heads, block.rows)
+                    yield table_text(block.heads, block.rows)
                     if block.footnote:
                         yield text(block.footnote)
                 case TableGroup():
-                    yield from parts(block.tables)
+                    yield from block_texts(block.tables)
                 case TermTable():
-                    yield tabled(["", ""], block.rows)
+                    yield table_text(["", ""], block.rows)
                 case Compliance():
                     if block.caption:
                         yield f"**{text(block.caption)}**"
                     names = ("id", "level", "says", "status", "evidence")
                     rows = [[row[name] for name in names] for row in block.rows]
-                    yield tabled(["Id", "Level", "What is demanded", "Status", "Evidence"], rows)
+                    yield table_text(["Id", "Level", "What is demanded", "Status", "Evidence"], rows)
                 case Preformatted():
                     yield f"```\n{block.text}\n```"
                 case _:
                     pass
 
-    paragraphs = [f"# {text(document.title)}", *parts(document.summary)]
+    paragraphs = [f"# {text(document.title)}", *block_texts(document.summary)]
     for section in document.sections:
-        paragraphs += [f"{'#' * section.level} {text(section.heading)}", *parts(section.blocks)]
+        paragraphs += [f"{'#' * section.level} {text(section.heading)}", *block_texts(section.blocks)]
     return "\n\n".join(paragraphs)
 
 

@@ -29,14 +29,14 @@ from llmtap.report.document import (
 from llmtap.report.gates import requirement_rows, requirements_blocks
 from llmtap.report.render import markdown, page_html, terminal
 from llmtap.report.replay_charts import distribution_sections, time_sections
-from llmtap.report.replay_terms import RATES, plan_rows, rests_on
+from llmtap.report.replay_terms import RATES, basis_texts, plan_rows
 from llmtap.report.summary import bursts_caution, goodput_text, system_blocks, system_warnings
 from llmtap.report.values import (
     FEW,
     MARK,
     METRIC_TITLES,
     at,
-    counted,
+    count_with_noun,
     eq4_text,
     figure_text,
     figures_text,
@@ -104,7 +104,7 @@ def replay_html(result: _Json) -> str:
     document = _document(result, _FIGURES)
     figures, *others = (section for section in document.sections if section.key != "system")
     for section in (figures, *others):
-        section.blocks.append(Note(" · ".join(rests_on(result, *_RESTS[section.key])), css="rests"))
+        section.blocks.append(Note(" · ".join(basis_texts(result, *_RESTS[section.key])), css="rests"))
     sections = [figures, *distribution_sections(result), *time_sections(result), *others]
     return page_html(replace(document, sections=sections), "replay_page.css")
 
@@ -138,7 +138,7 @@ def render_selftest(result: _Json) -> RenderableType:
     if result["unmatched"]:
         lead = Note(f"NOT VALID: {result['unmatched']:,} of {n:,} answers could not be compared", "red")
     details = (
-        f"{counted(load['streams'], 'stream')}, {number(load['tokens_per_second'])} tokens/s,"
+        f"{count_with_noun(load['streams'], 'stream')}, {number(load['tokens_per_second'])} tokens/s,"
         f" {number(load['duration'], 2)} s; {n - result['unmatched']:,} of {n:,} answers compared"
     )
     return terminal(

@@ -26,9 +26,9 @@ from llmtap.report.document import (
     Section,
     Series,
     Table,
-    ink,
+    colour_name,
 )
-from llmtap.report.replay_terms import rests_on
+from llmtap.report.replay_terms import basis_texts
 from llmtap.report.summary import series_title, system_table
 from llmtap.report.values import FEW, MARK, at, is_marked, milliseconds, number
 
@@ -71,9 +71,9 @@ def distribution_sections(result: _Json) -> Iterator[Section]:
             if (seconds := (quantiles[group] if group else quantiles)[metric])
         }
         if curves:
-            legend = [LegendKey(title, Look(ink(i), DASHES[i])) for i, title in enumerate(curves)]
+            legend = [LegendKey(title, Look(colour_name(i), DASHES[i])) for i, title in enumerate(curves)]
             samples = "; ".join(f"{title}: n {n:,}" for title, (n, _) in curves.items())
-            rests = rests_on(result, *terms, samples=samples)
+            rests = basis_texts(result, *terms, samples=samples)
             tables = [_quantile_table(heading, shares, curves)]
             panel = _quantile_panel(shares, curves)
             yield Section(
@@ -108,7 +108,7 @@ def _quantile_panel(shares: Sequence[float], curves: _Curves) -> Panel:
     for i, (title, (n, seconds)) in enumerate(curves.items()):
         points = [(s * factor, share) for share, s in zip(shares, seconds, strict=True) if s > 0 or not wide]
         x, y = [x for x, _ in points], [share for _, share in points]
-        series.append(Series(name=title, x=x, y=y, ink=ink(i), dash=DASHES[i]))
+        series.append(Series(name=title, x=x, y=y, ink=colour_name(i), dash=DASHES[i]))
         figures = [
             f"{name} {milliseconds(seconds[shares.index(SHARES[name])])} ms"
             + ("" if is_enough(n, SHARES[name]) else " (too few)")
@@ -172,7 +172,7 @@ def _time_section(
     result: _Json, key: str, heading: str, about: str, panels: list[Panel], table: Table, sampled: str
 ) -> Section:
     tables = [table] if table.rows else []
-    figure = FigureBlock(key, heading, panels, tables, rests_on(result, samples=sampled))
+    figure = FigureBlock(key, heading, panels, tables, basis_texts(result, samples=sampled))
     return Section(key, heading, [Note(about), figure])
 
 
@@ -209,7 +209,11 @@ def _load_lines(result: _Json, series: _Json) -> Iterator[tuple[str, str, list[S
     if counts_in_flight := timeline["in_flight"]:
         lines.append(
             Series(
-                name="in flight", x=ends, y=[*counts_in_flight, counts_in_flight[-1]], ink=ink(0), step="hv"
+                name="in flight",
+                x=ends,
+                y=[*counts_in_flight, counts_in_flight[-1]],
+                ink=colour_name(0),
+                step="hv",
             )
         )
     server = series.get("server") or {}
@@ -218,7 +222,7 @@ def _load_lines(result: _Json, series: _Json) -> Iterator[tuple[str, str, list[S
             times, values = _samples_within(server["t"], values, end)
             if any(v is not None for v in values):
                 title = f"{name}, says the server"
-                lines.append(Series(name=title, x=times, y=values, ink=ink(i), dash=DASHES[i]))
+                lines.append(Series(name=title, x=times, y=values, ink=colour_name(i), dash=DASHES[i]))
     if lines:
         yield "In flight", "requests", lines
 
@@ -248,7 +252,7 @@ def _panel_lines(series: _Json, end: float) -> dict[tuple[str, str, str], list[S
                         name=series_title(name),
                         x=times,
                         y=y,
-                        ink=ink(i),
+                        ink=colour_name(i),
                         dash=DASHES[i % len(DASHES)],
                         step="vh" if averaged else "",
                     )

@@ -1,6 +1,6 @@
 """Turn the JSON of a replay into sentences on the basis of its figures: plan, load, window, sender.
 
-Used by `replay.py` and `replay_charts.py`: `plan_rows` returns the rows of the settings, `rests_on` the
+Used by `replay.py` and `replay_charts.py`: `plan_rows` returns the rows of the settings, `basis_texts` the
 caption of a chart. The report of a benchmark uses the sentence on the self-test (`selftest_text`).
 """
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from llmtap.report.summary import goodput_text, scrape_text
-from llmtap.report.values import at, counted, joined, milliseconds, number
+from llmtap.report.values import at, count_with_noun, counts_text, milliseconds, number
 from llmtap.units import format_bytes
 
 RATES: Final = (
@@ -57,7 +57,7 @@ def plan_rows(result: _Json) -> list[tuple[str, str]]:
     return [(term, text) for term, text in rows if text]
 
 
-def rests_on(result: _Json, *terms: str, samples: str = "") -> list[str]:
+def basis_texts(result: _Json, *terms: str, samples: str = "") -> list[str]:
     """Return the parts of a figure's caption. `terms`: terms to add before those of every caption."""
     rows = dict(plan_rows(result))
     parts = [
@@ -78,7 +78,7 @@ def selftest_text(selftest: _Json | None) -> str:
         p50, p99, largest = (milliseconds(selftest[name][figure]) for figure in ("p50", "p99", "max"))
         parts.append(f"{title} p50 {p50}, p99 {p99}, worst {largest} ms (n {selftest[name]['n']:,})")
     return (
-        f"{'; '.join(parts)}; self-test of {counted(load['streams'], 'stream')},"
+        f"{'; '.join(parts)}; self-test of {count_with_noun(load['streams'], 'stream')},"
         f" {number(load['tokens_per_second'], 3)} tokens/s, {number(load['duration'], 2)} s"
     )
 
@@ -112,8 +112,8 @@ def _requests_text(load: _Json, conversations: int | None) -> str:
 
 def _retries_text(retries: _Json) -> str:
     return retries["n"] and (
-        f"{retries['n']:,} ({joined(retries['reasons'])}); lateness is of first attempts, latencies count"
-        " from the last ones; those from schedule have the waits in them"
+        f"{retries['n']:,} ({counts_text(retries['reasons'])}); lateness is of first attempts, latencies"
+        " count from the last ones; those from schedule have the waits in them"
     )
 
 
@@ -173,7 +173,7 @@ def _answers_text(body: _Json) -> str:
     return _joined_parts(
         others and ("streamed" if body["stream"] else "in one piece"),
         recorded and f"{recorded:,} recorded requests sent as recorded",
-        body.get("paths") and f"to {joined(body['paths'])}",
+        body.get("paths") and f"to {counts_text(body['paths'])}",
         limit and (f"as long as {limit} allows" if body["ignore_eos"] else f"at most {limit}"),
         temperature is not None and f"temperature {temperature}",
         *(f"{name} {value}" for name, value in (body.get("settings") or {}).items()),
@@ -243,11 +243,11 @@ def _sender_text(sender: _Json) -> str:
         return ""
     opened_before = sum(p["connections_opened_before"] for p in processes)
     return _joined_parts(
-        counted(len(processes), "process", "processes"),
+        count_with_noun(len(processes), "process", "processes"),
         f"at most {number(max(p['cpu_share'] for p in processes) * 100, 3)} % of a CPU each",
         f"{format_bytes(sum(p['rss_bytes'] for p in processes))} in all",
         cpu_s_per_1000_tokens is not None and f"{number(cpu_s_per_1000_tokens, 3)} s of CPU per 1,000 tokens",
-        counted(sum(p["connections_opened"] for p in processes), "connection")
+        count_with_noun(sum(p["connections_opened"] for p in processes), "connection")
         + (f" ({opened_before:,} opened before the load)" if opened_before else ""),
     )
 

@@ -2,8 +2,8 @@
 
 Used by `llmtap inspect`. Input: the `Saved` and `Explained` of `exchange/saved.py`. Output: public JSON
 (`explained_to_dict`), or a headline, the rows of a table of events, and facts on the whole response
-(`story`). A saved response has no times, so every duration is null. A HAR file has only totals of times, and
-the output names them as totals. An exchange of a packet capture has the times of its packets.
+(`fact_lines`). A saved response has no times, so every duration is null. A HAR file has only totals of times,
+and the output names them as totals. An exchange of a packet capture has the times of its packets.
 """
 
 from collections.abc import Iterator
@@ -140,7 +140,7 @@ def _quoted_text(text: str) -> str:
     return msgspec.json.encode(text[:TEXT_SHOWN].encode("utf-8", "replace").decode()).decode() + more
 
 
-def story(saved: Saved, explained: Explained) -> Iterator[tuple[str, str]]:
+def fact_lines(saved: Saved, explained: Explained) -> Iterator[tuple[str, str]]:
     """Yield facts on the whole response, each as a subject and a text."""
     for subject, fact in _response_facts(saved, explained):
         yield subject, printable(fact)

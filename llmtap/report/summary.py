@@ -12,7 +12,7 @@ from typing import Any, Final
 from rich.console import RenderableType
 
 from llmtap.metrics.catalogue import Surface, shown_on
-from llmtap.metrics.latency import SPREAD_NS, chunks_at_a_time, come_in_bursts
+from llmtap.metrics.latency import SPREAD_NS, arrives_in_bursts, chunks_at_a_time
 from llmtap.metrics.statistics import share_range
 from llmtap.report.document import Note, Table
 from llmtap.report.labels import label_lines
@@ -21,12 +21,12 @@ from llmtap.report.values import (
     FEW,
     at,
     burst_sentences,
-    counted,
+    count_with_noun,
+    counts_text,
     eq4_text,
     figure_text,
     figures_text,
     is_marked,
-    joined,
     milliseconds,
     number,
     percentile_titles,
@@ -105,7 +105,7 @@ def _headline_text(summary: _Json) -> str:
 
 def _summary_lines(summary: _Json) -> Iterator[str]:
     if summary.get("outcomes"):
-        yield "outcomes   " + joined(summary["outcomes"], " · ")
+        yield "outcomes   " + counts_text(summary["outcomes"], " · ")
     tokens = summary.get("tokens") or {}
     parts = [
         f"{name} {tokens[name]:,}" for name in ("input", "output", "reasoning", "cached") if tokens.get(name)
@@ -137,7 +137,7 @@ def _summary_lines(summary: _Json) -> Iterator[str]:
             parts.append(f"{chunking['events_per_read']:.3g} events a read")
         yield "chunking   " + " · ".join(parts)
     if at(summary, "refusals", "n"):
-        yield f"refusals   {summary['refusals']['n']:,}: {joined(summary['refusals']['kinds'], ' · ')}"
+        yield f"refusals   {summary['refusals']['n']:,}: {counts_text(summary['refusals']['kinds'], ' · ')}"
     for line in label_lines(summary.get("labels")):
         yield f"labels     {line}"
     if upstream := summary.get("upstream"):
@@ -154,7 +154,7 @@ def _summary_lines(summary: _Json) -> Iterator[str]:
 def bursts_caution(summary: _Json) -> str:
     """Return a caution if the chunks of a summary come in bursts; empty otherwise."""
     n, gap = chunks_at_a_time(summary.get("chunking") or {}), at(summary, "metrics", "tbc", "p50")
-    if n is None or gap is None or gap * NS_PER_S > SPREAD_NS or not come_in_bursts(n, 1):
+    if n is None or gap is None or gap * NS_PER_S > SPREAD_NS or not arrives_in_bursts(n, 1):
         return ""
     return " ".join(burst_sentences(n))
 
@@ -217,13 +217,13 @@ def _relay_text(relay: _Json) -> str:
         packets = relay["packets"]
         parts.append(f"packets {packets.get('captured', 0):,}, lost {packets.get('lost', 0):,}")
         parts.append(f"missing bytes {relay['missing_bytes']:,}")
-        parts.append(f"connections: {joined(relay['watched'], ', ') or 'none'}")
+        parts.append(f"connections: {counts_text(relay['watched'], ', ') or 'none'}")
         if relay.get("side"):
             parts.append(f"seen at the {relay['side']}")
     else:
         parts.append(f"lag max {milliseconds(relay.get('lag_max'))} ms")
     if dropped:
-        parts.append(f"dropped: {joined(relay['dropped'], ', ')}")
+        parts.append(f"dropped: {counts_text(relay['dropped'], ', ')}")
     return " · ".join(parts + ([] if relay.get("connected") else ["gone"]))
 
 
@@ -236,7 +236,7 @@ def system_blocks(resources: _Json) -> Iterator[Note | Table]:
     for side, processes in (resources.get("processes") or {}).items():
         if processes:
             names = ", ".join(dict.fromkeys(process["name"] for process in processes))
-            yield Note(f"{side:<11}{counted(len(processes), 'process', 'processes')}: {names}")
+            yield Note(f"{side:<11}{count_with_noun(len(processes), 'process', 'processes')}: {names}")
     if devices := at(resources, "gpu", "devices"):
         yield Note("GPUs       " + ", ".join(devices))
     for source, reason in (resources.get("why_not") or {}).items():
@@ -286,7 +286,7 @@ def system_warnings(resources: _Json) -> Iterator[str]:
         yield f"the hypervisor gave {stolen:.1%} of this host's CPU time to others, which shows in latencies"
     scrape = resources.get("scrape") or {}
     if scrape.get("failed") and not scrape.get("gave_up"):
-        reasons = joined(scrape["failures"])
+        reasons = counts_text(scrape["failures"])
         yield f"{scrape['failed']:,} of {scrape['scrapes']:,} scrapes of the server failed: {reasons}"
 
 

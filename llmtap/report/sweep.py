@@ -33,9 +33,9 @@ from llmtap.report.values import (
     milliseconds,
     number,
     option_text,
-    ordered,
     setting_text,
     setting_value,
+    sort_values,
     values_text,
 )  # fmt: skip
 
@@ -66,7 +66,7 @@ class Dimension:
         value = settings_of(result).get(self.name)
         return None if value is None else self.texts[value]
 
-    def place(self, result: Result) -> Any:
+    def axis_value(self, result: Result) -> Any:
         """Return the value of a run on the axis. For the dimension `load`, this is the
         offered rate in requests/s."""
         if self.name == "load":
@@ -153,7 +153,9 @@ def _varied_settings(results: Sequence[Result]) -> list[Dimension]:
         pairs = {(run.get("scheduler"), value) for value, runs in values.items() for run in runs}
         decided = name != "scheduler" and len(pairs) == len({scheduler for scheduler, _ in pairs})
         if len(values) > 1 and not decided:
-            varied.append(Dimension(name, {v: _setting_text(name, v, values[v]) for v in ordered(values)}))
+            varied.append(
+                Dimension(name, {v: _setting_text(name, v, values[v]) for v in sort_values(values)})
+            )
     return varied
 
 
@@ -175,7 +177,7 @@ def _line_points(runs: list[Result], axis: Dimension | None) -> list[tuple[Any, 
         return [(str(run.get("scheduler") or "all runs"), run) for run in runs]
     points: list[tuple[Any, Result]] = []
     for run in runs:
-        if (place := axis.place(run)) is not None:
+        if (place := axis.axis_value(run)) is not None:
             points.append((place, run))
         elif axis.name != "load":
             points += [(value, run) for value in axis.texts]
@@ -284,7 +286,7 @@ def _figure_columns(results: Sequence[Result], *, sla: bool) -> Iterator[_Column
     yield _Column("batch", lambda result: number(at(result, "batch_mean"), 3))
     if any(result.get("goodput") for result in results):
         yield _rate_column("goodput req/s", "goodput", 1, "goodput", "requests_per_second")
-    bounds = _distinct(name for result in results for name in at(result, "capacity", "by") or ())
+    bounds = _distinct_values(name for result in results for name in at(result, "capacity", "by") or ())
     for by in bounds:
         path, name = ("capacity", "by", by), "capacity" if bounds == ["request"] else f"capacity ({by})"
         yield _Column(f"{name} req/s", partial(_capacity_text, path), path, 1, name)
@@ -392,7 +394,7 @@ def sweep_lines(results: Sequence[Result], *, sla: bool = False) -> Iterator[str
     yield "; ".join(
         [*same, "times in ms; busy: share of the time that servers work; batch: mean requests in it"]
     )
-    for router in _distinct(result.get("router") for result in results):
+    for router in _distinct_values(result.get("router") for result in results):
         shares = values_text(
             n
             for result in results
@@ -408,12 +410,13 @@ def sweep_lines(results: Sequence[Result], *, sla: bool = False) -> Iterator[str
     for reason, (column, meaning, options) in _UNSERVED.items():
         if affected := [result for result in results if at(result, "unserved", reason)]:
             counted = values_text(at(result, "unserved", reason) for result in affected)
+            runs = [result["serving"] for result in affected]
             limits = ", ".join(
-                f"{name} {', '.join(_distinct(option_text(name, run['serving'][name]) for run in affected))}"
+                f"{name} {', '.join(_distinct_values(option_text(name, serving[name]) for serving in runs))}"
                 for name in options
             )
             yield f"{column}: {counted} requests {meaning} ({limits}); they count as late"
-    for allowed in _distinct(at(result, "capacity", "allowed") for result in results):
+    for allowed in _distinct_values(at(result, "capacity", "allowed") for result in results):
         yield (
             f"capacity: the highest rate at which {1 - allowed:.4g} of the requests are within their bounds"
             " (request SLA, token SLA, or slo); 0: there is none; no limit: all may come at once. It falls"
@@ -421,7 +424,7 @@ def sweep_lines(results: Sequence[Result], *, sla: bool = False) -> Iterator[str
         )
     if objectives := values_text(at(result, "goodput", "objectives") for result in results):
         yield f"goodput: requests that met {objectives}"
-    for reader in _distinct(reader_text(result) for result in results):
+    for reader in _distinct_values(reader_text(result) for result in results):
         yield f"smooth: goodput for {reader}; idle: what such a reader waited with nothing to read"
     yield from dict.fromkeys(unreliable_texts(results))
     labels = run_labels(results)
@@ -435,7 +438,7 @@ def sweep_lines(results: Sequence[Result], *, sla: bool = False) -> Iterator[str
         followed = result["followed"]
         size = f"request {followed['row']} ({followed['input']:,} + {followed['output']:,} tokens)"
         yield f"{size}, {label}: {', '.join(f'{k} {v} ms' for k, v in followed_figures(followed).items())}"
-    yield from (f"model: {text}" for text in _distinct(map(model_text, results)))
+    yield from (f"model: {text}" for text in _distinct_values(map(model_text, results)))
 
 
 _LONGEST_MAX: Final = 8
@@ -471,7 +474,7 @@ def cautions(results: Sequence[Result]) -> list[str]:
     """Return the reasons why figures are marked as DOUBTFUL."""
     return [
         f"caution: {DOUBTFUL} {text}"
-        for text in _distinct(at(result, "fit", "caution") for result in results)
+        for text in _distinct_values(at(result, "fit", "caution") for result in results)
     ]
 
 
@@ -572,7 +575,7 @@ def _capacity_text(path: tuple[str, ...], result: Result) -> str:
     return "no limit" if known and at(result, *path) is None else number(at(result, *path))
 
 
-def _distinct(values: Iterable[Any]) -> list[Any]:
+def _distinct_values(values: Iterable[Any]) -> list[Any]:
     distinct: list[Any] = []
     for value in values:
         if value is not None and value not in distinct:

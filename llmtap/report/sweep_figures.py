@@ -57,7 +57,7 @@ def mm1_wait(utilisation: float) -> float | None:
     return utilisation / (1 - utilisation) if utilisation < 1 else None
 
 
-def waits(results: Sequence[Result]) -> list[tuple[float, float, float | None]]:
+def queue_waits(results: Sequence[Result]) -> list[tuple[float, float, float | None]]:
     """Return for each run the utilisation, the mean wait, and the mean wait of an M/M/1 queue, in seconds."""
     rows = []
     for result in results:
@@ -77,13 +77,13 @@ def _knee_table(results: Sequence[Result]) -> Table:
             milliseconds(expected),
             f"{wait / expected - 1:+.1%}" if expected else "-",
         ]
-        for utilisation, wait, expected in waits(results)
+        for utilisation, wait, expected in queue_waits(results)
     ]
     return Table(["utilisation", "mean wait", "M/M/1", "difference"], rows, "Mean wait in ms")
 
 
 def _knee_panels(results: Sequence[Result]) -> list[Panel]:
-    loads, simulated, expected = zip(*waits(results), strict=True)
+    loads, simulated, expected = zip(*queue_waits(results), strict=True)
     series = [_figure_series(_SIMULATED, loads, simulated), _figure_series(_MM1, loads, expected)]
     words = f"{number(simulated[0])} s at {loads[0]:.0%}, {number(simulated[-1])} s at {loads[-1]:.0%}."
     plot = Plot(series, Axis("utilisation", share=True), Axis(zero=True), "{y} s at {x}")

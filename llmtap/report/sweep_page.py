@@ -31,7 +31,7 @@ from llmtap.report.document import (
     Series,
     Table,
     TermTable,
-    ink,
+    colour_name,
     is_wide,
 )
 from llmtap.report.render import page_html
@@ -51,7 +51,7 @@ from llmtap.report.sweep import (
     unreliable_texts,
 )  # fmt: skip
 from llmtap.report.sweep_figures import SweepFigure
-from llmtap.report.values import at, counted, number, option_text, values_text
+from llmtap.report.values import at, count_with_noun, number, option_text, values_text
 
 NOT_MEASURED: Final = "Simulated in virtual time by a latency model; no GPU was measured."
 _SLA: Final = frozenset({"request_sla_violation", "token_sla_violation"})
@@ -72,7 +72,7 @@ class Quantity:
     offered: bool = False
     """Whether to draw the offered load as a further curve."""
 
-    def value_in(self, result: Result) -> float | None:
+    def value_of(self, result: Result) -> float | None:
         value = at(result, *self.path)
         return value if isinstance(value, int | float) else None
 
@@ -80,7 +80,7 @@ class Quantity:
         value = at(result, *self.samples)
         return value if isinstance(value, int) else None
 
-    def doubtful(self, result: Result) -> bool:
+    def is_doubtful(self, result: Result) -> bool:
         """Return whether a run has too few samples for this percentile."""
         return self.path[-1] in (at(result, *self.path[:-1], "marks") or ())
 
@@ -107,7 +107,7 @@ class SweepChart:
     quantities: tuple[Quantity, ...]
 
 
-def _of_times(title: str, metric: str, *shares: str) -> tuple[Quantity, ...]:
+def _time_quantities(title: str, metric: str, *shares: str) -> tuple[Quantity, ...]:
     place = (metric,) if metric == "queueing" else ("metrics", metric)
     return tuple(Quantity(f"{title} {share}", "s", (*place, share), (*place, "n")) for share in shares)
 
@@ -122,15 +122,15 @@ _CHARTS: Final = (
         (Quantity("Goodput", "req/s", ("goodput", "requests_per_second"), ("goodput", "counted"), True),
          Quantity("Smooth goodput", "tokens/s", ("smooth_goodput", "tokens_per_second"),
                   ("smooth_goodput", "n")))),
-    SweepChart("first-token", "Time to first token", "", _of_times("TTFT", "ttft", "p50", "p99")),
+    SweepChart("first-token", "Time to first token", "", _time_quantities("TTFT", "ttft", "p50", "p99")),
     SweepChart("between-tokens", "Time between tokens",
         "ITL is each time between two tokens of an answer, TPOT an answer's mean.",
-        (*_of_times("ITL", "itl", "p99"), *_of_times("TPOT", "tpot", "p50", "p99"))),
+        (*_time_quantities("ITL", "itl", "p99"), *_time_quantities("TPOT", "tpot", "p50", "p99"))),
     SweepChart("user-idle", "User idle latency", "How long a reader waits with nothing to read.",
-        (*_of_times("User idle", "user_idle", "p50", "p99"),
-         *_of_times("User idle, d_i = V i,", "user_idle_eq4", "p99"))),
+        (*_time_quantities("User idle", "user_idle", "p50", "p99"),
+         *_time_quantities("User idle, d_i = V i,", "user_idle_eq4", "p99"))),
     SweepChart("end-to-end", "End to end latency", "From arrival to completion, of completed requests.",
-        _of_times("E2E", "e2e", "p50", "p99")),
+        _time_quantities("E2E", "e2e", "p50", "p99")),
     SweepChart("violations", "Requests outside their bounds", "",
         (Quantity("Outside the request SLA", "share", ("request_sla_violation",)),
          Quantity("Outside the token SLA", "share", ("token_sla_violation",)),
@@ -140,7 +140,7 @@ _CHARTS: Final = (
         (Quantity("Utilisation", "share", ("utilization",)),
          Quantity("Batch size, mean", "", ("batch_mean",), ("batches",)))),
     SweepChart("queueing", "Queueing", "From arrival until a server took the request up.",
-        _of_times("Queueing", "queueing", "p50", "p99")),
+        _time_quantities("Queueing", "queueing", "p50", "p99")),
     SweepChart("memory", "Memory", "Requests thrown out of a full KV memory; blocks of prompts found in it.",
         (Quantity("Preempted requests", "share", ("engine", "preempted_share")),
          Quantity("Prefix hits", "share", ("engine", "prefix_hit_rate"), ("engine", "prefix_queries")))),
@@ -168,7 +168,7 @@ def sweep_html(
     for chart in _CHARTS:
         quantities = [
             q for q in chart.quantities
-            if any(q.value_in(result) is not None for result in results) and (sla or q.path[-1] not in _SLA)
+            if any(q.value_of(result) is not None for result in results) and (sla or q.path[-1] not in _SLA)
         ]  # fmt: skip
         if not quantities:
             continue
@@ -200,7 +200,7 @@ def _followed_section(sweep: Sweep, followed: Sequence[tuple[str, Result]]) -> S
     counts, gaps = [], []
     for label, result in followed:
         times, i = result["followed"]["token_seconds"], lines.get(id(result))
-        look: dict[str, Any] = {"name": label, "line": i, "ink": "soft" if i is None else ink(i)}
+        look: dict[str, Any] = {"name": label, "line": i, "ink": "soft" if i is None else colour_name(i)}
         counts.append(Series(x=times, y=list(range(1, len(times) + 1)), **look))
         gaps.append(Series(x=list(range(2, len(times) + 1)), y=[b - a for a, b in pairwise(times)], **look))
     figures = {label: followed_figures(result["followed"]) for label, result in followed}
@@ -226,7 +226,7 @@ def _followed_section(sweep: Sweep, followed: Sequence[tuple[str, Result]]) -> S
 
 
 def _summary_blocks(sweep: Sweep, results: Sequence[Result], *, sla: bool) -> list[Block]:
-    parts = [counted(len(results), "run")]
+    parts = [count_with_noun(len(results), "run")]
     if sweep.axis is not None:
         parts.append(f"along {sweep.axis.title} ({len(sweep.axis.texts):,} values)")
     if len(sweep.lines) > 1:
@@ -289,7 +289,7 @@ def _join_reasons(texts: Iterable[str | None]) -> str:
 def _samples_text(quantities: Sequence[Quantity], results: Sequence[Result]) -> str:
     by_text: dict[str, list[str]] = {}
     for q in quantities:
-        text = values_text(q.n(result) for result in results if q.value_in(result) is not None)
+        text = values_text(q.n(result) for result in results if q.value_of(result) is not None)
         by_text.setdefault(text, []).append(q.name)
     if len(by_text) == 1:
         return f"n {next(iter(by_text))}"
@@ -319,7 +319,9 @@ def _line_choices(sweep: Sweep) -> list[LineChoice]:
     looks = []
     for i, line in enumerate(sweep.lines):
         symbol = SYMBOLS[(i + i // len(DASHES)) % len(SYMBOLS)]
-        looks.append(LineChoice(line.label, line.settings, Look(ink(i), DASHES[i % len(DASHES)], symbol)))
+        looks.append(
+            LineChoice(line.label, line.settings, Look(colour_name(i), DASHES[i % len(DASHES)], symbol))
+        )
     return looks
 
 
@@ -327,14 +329,14 @@ def _curves_panel(sweep: Sweep, looks: Sequence[LineChoice], quantity: Quantity)
     series = []
     points: list[tuple[float, Line, Any]] = []
     for i, (line, choice) in enumerate(zip(sweep.lines, looks, strict=True)):
-        values, look = [quantity.value_in(result) for _, result in line.points], choice.look
+        values, look = [quantity.value_of(result) for _, result in line.points], choice.look
         if all(value is None for value in values):
             continue
         points += [(v, line, x) for v, (x, _) in zip(values, line.points, strict=True) if v is not None]
         shape: dict[str, Any] = {"bars": True, "x": [line.label] * len(values)}
         if sweep.axis is not None:
             symbols = [
-                look.symbol + "-open" * (quantity.doubtful(result) or bool(at(result, "fit", "caution")))
+                look.symbol + "-open" * (quantity.is_doubtful(result) or bool(at(result, "fit", "caution")))
                 for _, result in line.points
             ]
             shape = {"dash": look.dash, "symbols": symbols, "x": [x for x, _ in line.points]}
@@ -380,8 +382,8 @@ def _hover_text(sweep: Sweep, quantity: Quantity, line: Line, x: Any, result: Re
     rows = [
         line.label,
         "" if sweep.axis is None else _place_text(sweep.axis, x),
-        f"{quantity.name} {quantity.text(quantity.value_in(result))}",
-        "" if n is None else f"n {n:,}" + " (too few)" * quantity.doubtful(result),
+        f"{quantity.name} {quantity.text(quantity.value_of(result))}",
+        "" if n is None else f"n {n:,}" + " (too few)" * quantity.is_doubtful(result),
     ]
     return "\n".join(row for row in rows if row)
 

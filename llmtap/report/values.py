@@ -126,12 +126,12 @@ def burst_sentences(n: float, label: str = "") -> tuple[str, str]:
     )
 
 
-def counted(n: int, noun: str, plural: str = "") -> str:
+def count_with_noun(n: int, noun: str, plural: str = "") -> str:
     """Return a count with its noun: `1 file`, `2,000 files`. Default of `plural`: the noun with an s."""
     return f"{n:,} {noun if n == 1 else plural or noun + 's'}"
 
 
-def joined(counts: Mapping[str, int], separator: str = ", ") -> str:
+def counts_text(counts: Mapping[str, int], separator: str = ", ") -> str:
     """Return names with their counts: `refused 3, complete 1,000`."""
     return separator.join(f"{name} {n:,}" for name, n in counts.items())
 
@@ -170,13 +170,13 @@ def setting_text(name: str, value: Any) -> str:
 
 def values_text(values: Iterable[Hashable], limit: int = 4) -> str:
     """Return a text with each value once, numbers ascending; for more than `limit` numbers, their range."""
-    distinct = ordered(dict.fromkeys(value for value in values if value is not None))
+    distinct = sort_values(dict.fromkeys(value for value in values if value is not None))
     if len(distinct) > limit and all(map(is_number, distinct)):
         return f"{setting_value(distinct[0])} to {setting_value(distinct[-1])}"
     return ", ".join(setting_value(value) for value in distinct)
 
 
-def ordered(values: Iterable[Hashable]) -> list[Any]:
+def sort_values(values: Iterable[Hashable]) -> list[Any]:
     """Return the values in ascending order if all are numbers; otherwise in their own order."""
     items: list[Any] = list(values)
     return sorted(items) if all(map(is_number, items)) else items

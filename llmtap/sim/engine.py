@@ -1,12 +1,13 @@
 """The simulated inference engine, the interface of its schedulers, and a driver in virtual time.
 
-A driver reports events to an `Engine` in order of time (`arrive`, `done`, `leave`, `close`). Each call
+A driver reports events to an `Engine` in order of time (`arrive`, `on_done`, `leave`, `close`). Each call
 returns a `Step`: the tokens made, the requests given up, and the runs that start, each with the time at which
-the driver must report `done`. `run_virtual` serves a whole workload (`Requests`): it jumps from one run's end
-to the next and returns the times of all requests (`RunRecord`). The driver in real time is `server/live.py`.
+the driver must call `on_done`. `run_virtual` serves a whole workload (`Requests`): it jumps from one run's
+end to the next and returns the times of all requests (`RunRecord`). The driver in real time is
+`server/live.py`.
 
 A run is the work of a server without a pause: a whole batch, or one iteration of a scheduler that composes a
-new batch for each iteration. The engine calls the scheduler's `form` when a server is free and something
+new batch for each iteration. The engine calls the scheduler's `form_work` when a server is free and something
 changed. At the end of a run the scheduler reports the tokens made, when each leaves, and the finished
 requests. Times are whole ns of any clock; requests are numbers. There is no clock, no IO and no randomness
 here; the schedulers are in `schedulers/`.
@@ -31,7 +32,7 @@ class GivenUp(Enum):
     LATE = "late"
 
 
-NOBODY: Final[Mapping[int, GivenUp]] = {}
+NO_REQUESTS: Final[Mapping[int, GivenUp]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,29 +78,29 @@ class EngineOutput:
     cached: Mapping[int, int] | None = None
 
 
-def made_later(made: EngineOutput, due_ns: Sequence[int]) -> EngineOutput:
+def with_departure_times(made: EngineOutput, due_ns: Sequence[int]) -> EngineOutput:
     """Return this output with the tokens in the order of `due_ns`, the times at which they leave."""
     leaving = sorted(zip(due_ns, made.tokens, strict=True))
     return replace(made, tokens=[request for _, request in leaving], due_ns=[due for due, _ in leaving])
 
 
 class Scheduler(Protocol):
-    def arrived(self, now_ns: int, request: int) -> None:
+    def on_arrival(self, now_ns: int, request: int) -> None:
         """Add a new request."""
 
-    def closed(self, now_ns: int) -> None:
+    def on_close(self, now_ns: int) -> None:
         """Record that no other request will arrive, so that batches need not wait for more."""
 
-    def form(self, now_ns: int) -> Any | None:
+    def form_work(self, now_ns: int) -> Any | None:
         """Return the next batch or iteration of a free server, or None to wait."""
 
-    def done(self, now_ns: int, work: Any) -> EngineOutput:
+    def on_done(self, now_ns: int, work: Any) -> EngineOutput:
         """Return the output of a batch or iteration that has finished."""
 
-    def left(self, now_ns: int, request: int) -> None:
+    def on_left(self, now_ns: int, request: int) -> None:
         """Drop an open request whose client has disconnected."""
 
-    def given_up(self) -> Mapping[int, GivenUp]:
+    def take_given_up(self) -> Mapping[int, GivenUp]:
         """Return the requests that were given up since the last call, each with the reason."""
 
 
@@ -152,7 +153,7 @@ class EngineDriver(Protocol):
 
     def arrive(self, now_ns: int, request: int, *, more: bool = False) -> Step: ...
 
-    def done(self, now_ns: int, run: EngineRun) -> Step: ...
+    def on_done(self, now_ns: int, run: EngineRun) -> Step: ...
 
     def close(self, now_ns: int) -> Step: ...
 
@@ -168,42 +169,42 @@ class Engine:
         self._now_ns: int | None = None
 
     @property
-    def idle(self) -> bool:
+    def has_free_server(self) -> bool:
         return bool(self._free_servers)
 
     def arrive(self, now_ns: int, request: int, *, more: bool = False) -> Step:
         """Add a request. `more`: other requests arrive at the same time, so do not start work before them."""
         self._at(now_ns)
-        self._scheduler.arrived(now_ns, request)
+        self._scheduler.on_arrival(now_ns, request)
         return _NOTHING if more else self.dispatch(now_ns)
 
-    def done(self, now_ns: int, run: EngineRun) -> Step:
+    def on_done(self, now_ns: int, run: EngineRun) -> Step:
         self._at(now_ns)
         assert now_ns >= run.end_ns
-        made = self._scheduler.done(now_ns, run.work)
+        made = self._scheduler.on_done(now_ns, run.work)
         heappush(self._free_servers, run.server)
         step = self.dispatch(now_ns)
         return Step(step.started, made, step.given_up)
 
     def leave(self, now_ns: int, request: int) -> Step:
         self._at(now_ns)
-        self._scheduler.left(now_ns, request)
+        self._scheduler.on_left(now_ns, request)
         return self.dispatch(now_ns)
 
     def close(self, now_ns: int) -> Step:
         self._at(now_ns)
-        self._scheduler.closed(now_ns)
+        self._scheduler.on_close(now_ns)
         return self.dispatch(now_ns)
 
     def dispatch(self, now_ns: int) -> Step:
         """Start work on the free servers, at the time of an arrival or of a completed run."""
         started = []
         while self._free_servers:
-            work = self._scheduler.form(now_ns)
+            work = self._scheduler.form_work(now_ns)
             if work is None:
                 break
             started.append(EngineRun(heappop(self._free_servers), work, now_ns, now_ns + work.duration_ns))
-        given_up = self._scheduler.given_up()
+        given_up = self._scheduler.take_given_up()
         return Step(started, given_up=given_up) if started or given_up else _NOTHING
 
     def _at(self, now_ns: int) -> None:
@@ -214,7 +215,7 @@ class Engine:
 class RequestWatcher(Protocol):
     """Listener for the end of each request."""
 
-    def ended(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> None:
+    def on_ended(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> None:
         """Receive the departure times of a request's tokens, in order, and the end of its answer.
 
         The end is not before the last token. If not `served`, the request was given up after these tokens.
@@ -245,7 +246,7 @@ class RunRecord:
     without a cache."""
 
     @classmethod
-    def begun(cls, requests: int, servers: int) -> "RunRecord":
+    def for_requests(cls, requests: int, servers: int) -> "RunRecord":
         n = requests
         starts, ends, size = array("q", [-1]) * n, array("q", bytes(8 * n)), array("q", bytes(8 * n))
         return cls(starts, ends, array("q", [-1]) * n, size, [0] * servers)
@@ -261,12 +262,12 @@ class _Recorder:
         """Departure times of the tokens of each open request, for schedulers that iterate."""
         self._begin_ns = 0
 
-    def note(self, now_ns: int, step: Step, run: EngineRun | None = None) -> None:
+    def record_step(self, now_ns: int, step: Step, run: EngineRun | None = None) -> None:
         if run is not None:
             if isinstance(run.work, Batch):
-                self._batch_done(now_ns, run)
+                self._record_batch(now_ns, run)
             else:
-                self._iteration_done(now_ns, step.made)
+                self._record_iteration(now_ns, step.made)
         for request, reason in step.given_up.items():
             self._record.reasons[request] = reason
             self._end(now_ns, request, served=False)
@@ -294,7 +295,7 @@ class _Recorder:
         record.sizes[size] += 1
         record.busy_ns[run.server] += run.end_ns - now_ns
 
-    def _batch_done(self, now_ns: int, run: EngineRun) -> None:
+    def _record_batch(self, now_ns: int, run: EngineRun) -> None:
         batch: Batch = run.work
         record, watch = self._record, self._watch
         for request in batch.members:
@@ -303,9 +304,9 @@ class _Recorder:
         if watch is not None:
             for request in batch.members:
                 times = batch.token_times(run.start_ns, self._outputs[request])
-                watch.ended(request, times, now_ns, served=True)
+                watch.on_ended(request, times, now_ns, served=True)
 
-    def _iteration_done(self, now_ns: int, made: EngineOutput) -> None:
+    def _record_iteration(self, now_ns: int, made: EngineOutput) -> None:
         record, tokens = self._record, self._tokens
         if made.cached is not None:
             if not record.cached:
@@ -331,7 +332,7 @@ class _Recorder:
         else:
             record.given_up[request] = len(times)
         if self._watch is not None:
-            self._watch.ended(request, times, end_ns, served=served)
+            self._watch.on_ended(request, times, end_ns, served=served)
 
 
 def run_virtual(
@@ -357,12 +358,12 @@ def run_virtual(
     """
     n = len(requests)
     if record is None:
-        record = RunRecord.begun(n, servers)
+        record = RunRecord.for_requests(n, servers)
     recorder = _Recorder(requests, record, watch)
-    runs, note = recorder.runs, recorder.note
+    runs, record_step = recorder.runs, recorder.record_step
     arrivals = requests.arrival_ns
     lead = 1 if gpu_first else 0
-    arrive, done = engine.arrive, engine.done
+    arrive, on_done = engine.arrive, engine.on_done
     closed = n == 0
     now_ns = i = 0
     while i < n or runs:
@@ -374,13 +375,13 @@ def run_virtual(
             if progress is not None and not i % _PROGRESS_EVERY:
                 progress(i)
             if step.started or step.given_up:
-                note(now_ns, step)
+                record_step(now_ns, step)
         else:
             now_ns, _, run = heappop(runs)
-            note(now_ns, done(now_ns, run), run)
+            record_step(now_ns, on_done(now_ns, run), run)
         if i == n and not closed:
             closed = True
-            note(now_ns, engine.close(now_ns))
+            record_step(now_ns, engine.close(now_ns))
     lost = n - record.finished - len(record.given_up)
     assert not lost, f"{lost} requests were never served"
     return record

@@ -283,7 +283,7 @@ def predict(requests: Requests, predictor: str, seed: int | None) -> "array[int]
     return PREDICTORS[predictor](requests, Random(seed or 0))
 
 
-def _of_prompts(requests: Requests, factor: Callable[[], float]) -> "array[int]":
+def _predict_from_prompts(requests: Requests, factor: Callable[[], float]) -> "array[int]":
     lengths = (1.5 * n**0.7 * factor() for n in requests.input)
     return array("q", [max(1, min(int(length), _LENGTH_MAX)) for length in lengths])
 
@@ -296,7 +296,9 @@ def _shuffled_outputs(requests: Requests, random: Random) -> "array[int]":
 
 PREDICTORS: Final[dict[str, Callable[[Requests, Random], "array[int]"]]] = {
     "perfect": lambda requests, random: array("q", requests.output),
-    "prompt": lambda requests, random: _of_prompts(requests, lambda: 1.0),
-    "noisy": lambda requests, random: _of_prompts(requests, lambda: random.lognormvariate(0, _SIGMA)),
+    "prompt": lambda requests, random: _predict_from_prompts(requests, lambda: 1.0),
+    "noisy": lambda requests, random: _predict_from_prompts(
+        requests, lambda: random.lognormvariate(0, _SIGMA)
+    ),
     "shuffled": _shuffled_outputs,
 }

@@ -143,20 +143,20 @@ class RoutedEngine:
             return step
         others, self._waiting_servers = self._waiting_servers - {server}, set()
         steps = [step, *(self._engines[other].dispatch(now_ns) for other in sorted(others))]
-        return self._joined(steps)
+        return self._merge_steps(steps)
 
-    def done(self, now_ns: int, run: EngineRun) -> Step:
-        return self._joined([self._engines[run.server].done(now_ns, run)])
+    def on_done(self, now_ns: int, run: EngineRun) -> Step:
+        return self._merge_steps([self._engines[run.server].on_done(now_ns, run)])
 
     def leave(self, now_ns: int, request: int) -> Step:
         server = self._server[request]
         self._close_request(request)
-        return self._joined([self._engines[server].leave(now_ns, request)])
+        return self._merge_steps([self._engines[server].leave(now_ns, request)])
 
     def close(self, now_ns: int) -> Step:
-        return self._joined([engine.close(now_ns) for engine in self._engines])
+        return self._merge_steps([engine.close(now_ns) for engine in self._engines])
 
-    def _joined(self, steps: Sequence[Step]) -> Step:
+    def _merge_steps(self, steps: Sequence[Step]) -> Step:
         """Combine the steps of several engines into one, and remove ended requests from the open requests."""
         step = steps[0]
         if len(steps) > 1:

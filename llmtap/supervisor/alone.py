@@ -15,7 +15,7 @@ from llmtap.errors import ConfigError
 from llmtap.log import set_up
 from llmtap.meter.pipeline.receiver import listen_on
 from llmtap.meter.process import serve
-from llmtap.meter.setup import need_no_meter
+from llmtap.meter.setup import check_no_meter_listens
 from llmtap.net.listener import name_of
 from llmtap.supervisor.checks import measuring_problems
 from llmtap.supervisor.ports import bind_for
@@ -34,7 +34,9 @@ def alone_problems(settings: Settings) -> Iterator[ConfigError]:
         )
     if settings.experiment.enabled:
         yield ConfigError(
-            "experiment.enabled", "needs `llmtap proxy`: only its relays can assign requests to arms"
+            "experiment.enabled",
+            "is true, but only the relays of `llmtap proxy` can assign requests to arms",
+            "set it to false, or use `llmtap proxy`",
         )
     yield from measuring_problems(settings)
 
@@ -46,7 +48,7 @@ def run_meter(settings: Settings, announce: Callable[[str, str], None]) -> None:
     """
     path = settings.meter.socket
     assert path is not None
-    need_no_meter(path)
+    check_no_meter_listens(path)
     (admin,) = bind_for("meter.admin", settings.meter.admin, 1)
     address = name_of(admin)
     sock = _listen_at(path)

@@ -9,7 +9,7 @@ from typing import Final
 
 from llmtap.capture.tokenizer import load_tokenizer
 from llmtap.config import Settings
-from llmtap.errors import ConfigError, failures, raise_all
+from llmtap.errors import ConfigError, errors_of_check, raise_all
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.setup import check_socket_path
 from llmtap.net.listener import parse_address
@@ -19,8 +19,10 @@ from llmtap.protocol.inference import SkipRules
 from llmtap.vantage.relay.options import RelayOptions
 
 HEAD_BYTES_MIN: Final = 256
+"""Smallest possible limit for the size of a head."""
 _OWN_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", "::", ""})
-"""Hosts of this machine that may stand for each other: two of them with one port are one server."""
+"""Host names of this machine. Two URLs with different ones of them and the same port lead to the same
+server."""
 
 
 def check_settings(settings: Settings, supervisor: int | None = None) -> None:
@@ -71,7 +73,7 @@ def problems_of(settings: Settings, supervisor: int | None = None) -> Iterator[C
                 place, "is the admin port of llmtap (meter.admin)", "set the URL of the gateway"
             )
         if place == "relay.upstream" and (origin.tls or relay.upstream_ca):
-            yield from failures(client_context, relay.upstream_ca, relay.upstream_verify)
+            yield from errors_of_check(client_context, relay.upstream_ca, relay.upstream_verify)
     if bool(relay.tls_certificate) != bool(relay.tls_key):
         given, missing = ("certificate", "key") if relay.tls_certificate else ("key", "certificate")
         yield ConfigError(
@@ -80,8 +82,8 @@ def problems_of(settings: Settings, supervisor: int | None = None) -> Iterator[C
             "set both for TLS, or neither",
         )
     if relay.tls_certificate and relay.tls_key:
-        yield from failures(server_context, relay.tls_certificate, relay.tls_key)
-    yield from failures(SkipRules, relay.skip, "relay.skip")
+        yield from errors_of_check(server_context, relay.tls_certificate, relay.tls_key)
+    yield from errors_of_check(SkipRules, relay.skip, "relay.skip")
     if relay.head_bytes < HEAD_BYTES_MIN:
         yield ConfigError(
             "relay.head_bytes", f"must be at least {HEAD_BYTES_MIN:,} bytes, got {relay.head_bytes:,}"
@@ -119,11 +121,11 @@ def _pair_problems(settings: Settings, taken: Mapping[str, tuple[str, int] | Non
             hint = "set the URL of the engine behind the gateway"
             yield ConfigError("pair.upstream", f"is the address of {key}", hint)
     if origin.tls or settings.relay.upstream_ca:
-        yield from failures(client_context, settings.relay.upstream_ca, settings.relay.upstream_verify)
+        yield from errors_of_check(client_context, settings.relay.upstream_ca, settings.relay.upstream_verify)
 
 
 def _is_same(origin: Origin, address: tuple[str, int]) -> bool:
-    """Return whether a URL leads to an address on which this host listens, by its name or another one."""
+    """Return whether a URL leads to this address, also if the URL uses another name of this host."""
     host, port = address
     hosts = {origin.host, host}
     return origin.port == port and (len(hosts) == 1 or hosts <= _OWN_HOSTS)
@@ -153,18 +155,18 @@ def measuring_problems(settings: Settings, supervisor: int | None = None) -> Ite
     meter = settings.meter
     if meter.admin_tls_certificate and meter.admin_tls_key:
         tls = (meter.admin_tls_certificate, meter.admin_tls_key, "meter.admin_tls_")
-        yield from failures(server_context, *tls)
+        yield from errors_of_check(server_context, *tls)
     if meter.socket is not None:
-        yield from failures(check_socket_path, meter.socket)
+        yield from errors_of_check(check_socket_path, meter.socket)
     if settings.cost.gpu_hour and not settings.cost.gpus:
         yield ConfigError("cost.gpus", "is 0, but cost.gpu_hour has a price", "set the number of GPUs")
     if settings.capture.level == "full" and settings.capture.to is None:
         hint = "set capture.to, or give --capture DIR"
         yield ConfigError("capture.to", "is not set, but capture.level is full: nothing is captured", hint)
     if meter.tokenizer is not None:
-        yield from failures(load_tokenizer, meter.tokenizer)
+        yield from errors_of_check(load_tokenizer, meter.tokenizer)
     if settings.capture.to is not None:
         # Import it here, because Arrow takes 40 MB and 200 ms.
         from llmtap.capture.store.store import check
 
-        yield from failures(check, settings.capture, supervisor)
+        yield from errors_of_check(check, settings.capture, supervisor)

@@ -21,11 +21,13 @@ from llmtap.meter.setup import MeterSetup
 from llmtap.units import encode_special
 
 BACKOFF_S: Final = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+"""Pauses before the next start of a child, by the number of failures in a row; the last pause repeats."""
 HEALTHY_S: Final = 10.0
-"""A child that ran for this time is restarted at once."""
+"""A child that ran for this time before it died is restarted at once."""
 READY_S: Final = 30.0
-LOOK_S: Final = 0.05
-"""Time between two checks whether an adopted child has ended."""
+"""Maximum wait for the `ready` line of a child."""
+EXIT_CHECK_S: Final = 0.05
+"""Time between two checks whether a child of the previous program has ended."""
 
 Kind = Literal["relay", "meter", "watch"]
 PACKAGES: Final[dict[Kind, str]] = {
@@ -39,7 +41,7 @@ encode_setup = msgspec.json.Encoder(enc_hook=encode_special).encode
 log = logging.getLogger(__name__)
 
 
-class HandedChild(msgspec.Struct, kw_only=True):
+class ChildState(msgspec.Struct, kw_only=True):
     """State of a child in a hot restart."""
 
     kind: Kind
@@ -47,7 +49,7 @@ class HandedChild(msgspec.Struct, kw_only=True):
     index: int
     pid: int
     stdin: int
-    """Writing end of its stdin; the child ends when it is closed."""
+    """Descriptor of the writing end of the child's stdin; the child ends when this is closed."""
     ready: bool
     until_s: float | None
     """Monotonic time in seconds at which the child is killed; None: it was not signalled to end."""
@@ -61,7 +63,7 @@ class _Process(Protocol):
 
 
 class Child:
-    """A running child process. It ends when its stdin closes, which stays open while this process lives."""
+    """A running child process. It ends when its stdin closes, so also when this process ends."""
 
     def __init__(self, kind: Kind, name: str, index: int, process: _Process, stdin: int) -> None:
         self.kind = kind
@@ -71,11 +73,11 @@ class Child:
         self.is_ready = False
         self.until_s: float | None = None
         self.drain_s = 0.0
-        """Drain limit with which a relay was started."""
+        """Drain limit with which a relay was started, in seconds."""
         self.settings: MeterSetup | None = None
         """Setup of a meter; None if an earlier supervisor started it."""
-        self.makes_way = False
-        """The meter ends because another one replaces it, so its end is not a crash."""
+        self.is_replaced = False
+        """Whether another meter replaces this one, so that its end is not logged as a crash."""
         self._process = process
         self._stdin = stdin
         self._stdout: asyncio.StreamReader | None = None
@@ -104,15 +106,16 @@ class Child:
         return child
 
     @classmethod
-    def adopt(cls, handed: HandedChild) -> "Child":
+    def adopt(cls, state: ChildState) -> "Child":
         """Return a child that the previous program of this process started."""
-        os.set_inheritable(handed.stdin, False)
-        child = cls(handed.kind, handed.name, handed.index, _Adopted(handed.pid), handed.stdin)
-        child.is_ready = handed.ready
+        os.set_inheritable(state.stdin, False)
+        child = cls(state.kind, state.name, state.index, _AdoptedProcess(state.pid), state.stdin)
+        child.is_ready = state.ready
         return child
 
-    def to_hand(self) -> HandedChild:
-        return HandedChild(
+    def to_state(self) -> ChildState:
+        """Return the state from which `adopt` makes this child again."""
+        return ChildState(
             kind=self.kind,
             name=self.name,
             index=self.index,
@@ -127,7 +130,7 @@ class Child:
         return self._process.pid
 
     async def ready(self) -> bool:
-        """Wait until the child is ready; False if it ends or takes too long."""
+        """Wait until the child is ready. Return False if it ends or takes longer than `READY_S`."""
         assert self._stdout is not None
         try:
             # Do not use `wait_for`: before Python 3.12, it loses a cancellation that arrives together with
@@ -160,7 +163,7 @@ class Child:
             os.write(self._stdin, word + b"\n")
 
     async def end_within(self, seconds: float) -> None:
-        """Wait for the end of the child, which has been requested; send SIGKILL when the time is over."""
+        """Wait until the child ends, after it was told to. Send SIGKILL if it still runs after `seconds`."""
         self.until_s = time.monotonic() + seconds
         try:
             await asyncio.wait_for(self._process.wait(), seconds)
@@ -170,13 +173,13 @@ class Child:
             await self._process.wait()
 
     async def stop(self, timeout_s: float) -> None:
-        """Send SIGTERM; after the time, send SIGKILL."""
+        """Send SIGTERM, and SIGKILL if the child still runs after `timeout_s` seconds."""
         self.signal(signal.SIGTERM)
         await self.end_within(timeout_s)
 
 
-class _Adopted:
-    """Process that was started before a hot restart, and is therefore not known to asyncio."""
+class _AdoptedProcess:
+    """Process that an earlier program started before a hot restart. asyncio does not know it."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -190,7 +193,7 @@ class _Adopted:
     async def wait(self) -> int:
         # Poll instead of using a pidfd, which kernels before 5.3 do not have.
         while self._status is None:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(EXIT_CHECK_S)
             self._check_exit()
         return self._status
 
@@ -223,8 +226,8 @@ def log_not_started(kind: str, exc: OSError) -> None:
     log.error("event=%s_not_started error=%r", kind, str(exc))
 
 
-async def start_at_last(kind: str, start: Callable[[], Awaitable[Child]]) -> Child:
-    """Return a started child; retry while the system has no memory, descriptors or process ids."""
+async def start_with_retries(kind: str, start: Callable[[], Awaitable[Child]]) -> Child:
+    """Start a child and return it. Retry if the system has no memory, descriptors or process ids."""
     failures = 0
     while True:
         try:

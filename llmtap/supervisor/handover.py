@@ -17,15 +17,15 @@ from typing import Final, NoReturn
 import msgspec
 
 from llmtap.errors import ConfigError
-from llmtap.supervisor.child import HandedChild
-from llmtap.supervisor.ports import HandedPorts
+from llmtap.supervisor.child import ChildState
+from llmtap.supervisor.ports import PortsState
 from llmtap.supervisor.run import ProxyRun
 from llmtap.units import decode_special, encode_special
 
 FORMAT: Final = 1
-"""Version of Handover; increased with incompatible changes."""
+"""Version of `Handover`, which an incompatible change increases."""
 _VARIABLE: Final = "LLMTAP_HANDOVER"
-_HELD: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
+_BLOCKED_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 TRY_S: Final = 60.0
 """Time limit of the new program's check, which takes a second, and several on a busy machine."""
 MESSAGE_CHARS_MAX: Final = 500
@@ -41,14 +41,15 @@ class Handover(msgspec.Struct, kw_only=True):
 
     format: int = FORMAT
     pid: int
-    """Process that the state is for: other processes may inherit the environment variable."""
+    """Process id of the supervisor. Other processes may inherit the environment variable, and must ignore the
+    state."""
     run: ProxyRun
     tap_path: str
     """Path of the meter's socket, on which it receives frames from the relays."""
     drain_s: float
-    """Drain limit of the present relays."""
-    ports: HandedPorts
-    children: list[HandedChild]
+    """Drain limit of the present relays, in seconds."""
+    ports: PortsState
+    children: list[ChildState]
 
 
 def take_handover(environ: MutableMapping[str, str], pid: int) -> Handover | None:
@@ -79,8 +80,8 @@ def command() -> list[str]:
 
 
 async def try_out(handover: Handover, argv: list[str]) -> str | None:
-    """Let the installed program check configuration and handover. Return its message, or None if it
-    passes."""
+    """Run the installed program with `--check`, which checks configuration and handover. Return its error
+    message; None if it passes."""
     try:
         fd = _write_handover(handover)
     except OSError as exc:
@@ -126,17 +127,18 @@ def replace_process(handover: Handover, argv: list[str]) -> NoReturn:
         raise
 
 
-def hold_signals() -> None:
-    """Block signals until the next program, or `let_signals_in`, unblocks them."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
+def block_signals() -> None:
+    """Block signals until the next program, or `unblock_signals`, unblocks them."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
 
 
-def let_signals_in() -> None:
+def unblock_signals() -> None:
     """Unblock signals, including those that arrived meanwhile."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED_SIGNALS)
 
 
 def _write_handover(handover: Handover) -> int:
+    """Return the descriptor of a memfd that contains the state."""
     fd = os.memfd_create("llmtap-handover")
     with open(fd, "wb", closefd=False) as file:
         file.write(msgspec.json.encode(handover, enc_hook=encode_special))

@@ -17,28 +17,28 @@ import msgspec
 
 from llmtap.config import Settings
 from llmtap.errors import ConfigError
-from llmtap.net.listener import bind, is_free, name_of, parse_address
+from llmtap.net.listener import bind, check_free, name_of, parse_address
 
 _FIRST_FD: Final = 3
 _ADMIN: Final = "admin"
 _VARIABLES: Final = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
 
 
-class Handed(NamedTuple):
-    """Listening sockets received from systemd, if there are any."""
+class SystemdSockets(NamedTuple):
+    """Listening sockets received from systemd; empty and None if there are none."""
 
     clients: list[socket.socket]
     admin: socket.socket | None
 
 
-def take_sockets(environ: MutableMapping[str, str], pid: int) -> Handed:
+def take_sockets(environ: MutableMapping[str, str], pid: int) -> SystemdSockets:
     """Return the sockets for process `pid`, and remove the variables, which children must not inherit.
 
-    Raises ConfigError for anything but listening TCP sockets, or two admin ports.
+    Raises ConfigError if one is not a listening TCP socket, or if two are named `admin`.
     """
     values = {name: environ.pop(name, "") for name in _VARIABLES}
     if values["LISTEN_PID"] != str(pid) or not values["LISTEN_FDS"].isdecimal():
-        return Handed([], None)
+        return SystemdSockets([], None)
     count = int(values["LISTEN_FDS"])
     names = values["LISTEN_FDNAMES"].split(":")
     clients: list[socket.socket] = []
@@ -51,8 +51,12 @@ def take_sockets(environ: MutableMapping[str, str], pid: int) -> Handed:
         elif admin is None:
             admin = sock
         else:
-            raise ConfigError("LISTEN_FDNAMES", "two sockets are named `admin`, but there is one admin port")
-    return Handed(clients, admin)
+            raise ConfigError(
+                "LISTEN_FDNAMES",
+                "two sockets are named `admin`, but there is one admin port",
+                "set FileDescriptorName=admin once",
+            )
+    return SystemdSockets(clients, admin)
 
 
 def _listening_socket(fd: int, name: str) -> socket.socket:
@@ -90,13 +94,13 @@ def notify(state: str, environ: Mapping[str, str] = os.environ) -> bool:
     return True
 
 
-class HandedPorts(msgspec.Struct, kw_only=True):
+class PortsState(msgspec.Struct, kw_only=True):
     """State of the sockets in a hot restart: descriptors and configured addresses."""
 
     clients: list[int]
     admin: int
     listen_at: str | None
-    """Configured address; None for sockets from outside."""
+    """Configured address; None for sockets that systemd opened."""
     admin_at: str | None
     back: list[int] = []
     back_at: str | None = None
@@ -111,7 +115,8 @@ class Ports:
     """The sockets for clients, at least one for each worker, those for the gateway (`[pair]`), and the admin
     port's.
 
-    `listen_at` and `admin_at` are the configured addresses; None for sockets from outside, which do not move.
+    `listen_at` and `admin_at` are the configured addresses; None for sockets that systemd opened, whose
+    addresses do not change.
     """
 
     def __init__(
@@ -128,13 +133,13 @@ class Ports:
     def open(cls, settings: Settings, environ: MutableMapping[str, str], pid: int) -> "Ports":
         """Return the sockets that process `pid` inherited, or new ones. Raises ConfigError."""
         relay, meter = settings.relay, settings.meter
-        handed = take_sockets(environ, pid)
-        clients = handed.clients or bind_for("relay.listen", relay.listen, relay.workers)
+        inherited = take_sockets(environ, pid)
+        clients = inherited.clients or bind_for("relay.listen", relay.listen, relay.workers)
         ports = cls(
             clients,
-            handed.admin or bind_for("meter.admin", meter.admin, 1)[0],
-            None if handed.clients else relay.listen,
-            None if handed.admin else meter.admin,
+            inherited.admin or bind_for("meter.admin", meter.admin, 1)[0],
+            None if inherited.clients else relay.listen,
+            None if inherited.admin else meter.admin,
         )
         ports.check_admin(settings)
         ports._share(relay.workers)
@@ -142,19 +147,20 @@ class Ports:
         return ports
 
     @classmethod
-    def take(cls, handed: HandedPorts) -> "Ports":
+    def take(cls, inherited: PortsState) -> "Ports":
         """Return the sockets that the previous program of this process opened."""
-        sockets = [socket.socket(fileno=fd) for fd in handed.all]
+        sockets = [socket.socket(fileno=fd) for fd in inherited.all]
         for sock in sockets:
             sock.set_inheritable(False)
             sock.setblocking(False)
-        admin, n = sockets.pop(0), len(handed.clients)
-        ports = cls(sockets[:n], admin, handed.listen_at, handed.admin_at)
-        ports.back, ports.back_at = sockets[n:], handed.back_at
+        admin, n = sockets.pop(0), len(inherited.clients)
+        ports = cls(sockets[:n], admin, inherited.listen_at, inherited.admin_at)
+        ports.back, ports.back_at = sockets[n:], inherited.back_at
         return ports
 
-    def to_hand(self) -> HandedPorts:
-        return HandedPorts(
+    def to_state(self) -> PortsState:
+        """Return the state from which `take` makes these sockets again."""
+        return PortsState(
             clients=[sock.fileno() for sock in self.clients],
             admin=self.admin.fileno(),
             listen_at=self.listen_at,
@@ -169,7 +175,7 @@ class Ports:
         ports.back, ports.back_at = list(self.back), self.back_at
         return ports
 
-    def close_but(self, others: "Ports") -> None:
+    def close_except(self, others: "Ports") -> None:
         """Close the sockets that are not in `others`."""
         sockets = {others.admin, *others.clients, *others.back}
         for sock in (self.admin, *self.clients, *self.back):
@@ -177,7 +183,7 @@ class Ports:
                 sock.close()
 
     def move_clients(self, settings: Settings) -> None:
-        """Open a socket for each worker at the configured address, except for sockets from outside. Closes
+        """Open a socket for each worker at the configured address, unless systemd opened the sockets. Close
         none.
 
         If it raises ConfigError, nothing has changed.
@@ -221,7 +227,7 @@ class Ports:
         """Raise ConfigError if these settings do not allow an admin port at the socket's address."""
         msgspec.structs.replace(settings.meter, admin=self.admin_at or name_of(self.admin))
 
-    def of(self, index: int, workers: int) -> list[socket.socket]:
+    def sockets_of(self, index: int, workers: int) -> list[socket.socket]:
         """Return the sockets of worker `index`; the last worker serves all remaining ones. After the workers
         in front of the gateway come those behind it, with one socket each."""
         if index >= workers:
@@ -248,13 +254,13 @@ def bind_for(key: str, text: str, copies: int) -> list[socket.socket]:
     try:
         if copies == 1:
             return [bind(host, port, shared=False)]
-        is_free(host, port)  # check first: with SO_REUSEPORT, two proxies could share a port
+        check_free(host, port)  # check first: with SO_REUSEPORT, two proxies could share a port
         return [bind(host, port, shared=True) for _ in range(copies)]
     except OSError as exc:
-        raise not_bound(key, text, exc) from None
+        raise bind_error(key, text, exc) from None
 
 
-def not_bound(key: str, text: str, error: OSError) -> ConfigError:
+def bind_error(key: str, text: str, error: OSError) -> ConfigError:
     """Return the error for an address (the value of `key`) that cannot be bound."""
     option = "--admin" if key == "meter.admin" else "--listen"
     hint = f"choose another address with {option} HOST:PORT" if error.errno == errno.EADDRINUSE else None

@@ -42,21 +42,22 @@ class ProxyRun(msgspec.Struct, kw_only=True):
 
     id: str
     folder: str
-    """Folder of the tap's socket, removed at the end."""
+    """Folder of the meter's socket, which the supervisor removes at its end."""
     tenant_salt: str
     experiment_key: str
     relays: int = 0
     """Number of relays started so far, for unique names."""
     experiment: Experiment | None = None
     experiment_of: str = ""
-    """Digest of the options of `experiment`."""
+    """Digest of the options of `experiment`, to notice a change."""
     capture_id: str = ""
     capture_salt: str = ""
     """Stored only here, so that hashes of different captures cannot be compared without `capture.pair_key`.
     """
     capture_of: str = ""
+    """Digest of the options of the capture, to notice a change."""
     capture_met: bool = False
-    """A meter has been started for the capture; later meters continue it."""
+    """Whether a meter has been started for the capture; later meters continue it."""
 
     @classmethod
     def begin(cls, settings: Settings) -> "ProxyRun":
@@ -93,13 +94,13 @@ class ProxyRun(msgspec.Struct, kw_only=True):
             self.capture_met = False
 
     def catch_up(self, other: "ProxyRun") -> None:
-        """Copy the counts of `other`, a newer copy of this state."""
+        """Copy the state that children changed in `other`, which is a newer copy of this one."""
         self.relays = other.relays
         if self.capture_id == other.capture_id:
             self.capture_met = other.capture_met
 
     def tap_path(self, settings: Settings) -> str:
-        """Return the path of the meter's socket."""
+        """Return the path of the socket on which the meter receives frames."""
         return settings.meter.socket or str(Path(self.folder) / "tap.sock")
 
     def relay_setup(self, settings: Settings, index: int, number: int, fds: list[int]) -> RelaySetup:
@@ -114,7 +115,7 @@ class ProxyRun(msgspec.Struct, kw_only=True):
             side=(BACK if is_back else FRONT) if settings.pair.upstream else "",
             # The relay in front of the gateway assigns the arms, which would else be assigned twice.
             experiment=None if is_back else self.experiment,
-            asks_upstream=index in (0, settings.relay.workers),
+            checks_upstream=index in (0, settings.relay.workers),
         )
 
     def meter_setup(self, settings: Settings, admin_fd: int, *, takes_over: bool = False) -> MeterSetup:
@@ -181,6 +182,7 @@ def fresh_meter_setup(settings: Settings, socket: str = "", admin_fd: int | None
 
 
 def _options_digest(options: msgspec.Struct) -> str:
+    """Return a hash of these options."""
     text = msgspec.json.encode(options, enc_hook=encode_special, order="sorted")
     return blake2b(text, digest_size=8).hexdigest()
 

@@ -22,22 +22,29 @@ import msgspec
 from llmtap.config import Settings, fingerprint
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.log import set_up
-from llmtap.meter.setup import FROM_NOW_ON, HAND_OVER, RENEW, need_no_meter
+from llmtap.meter.setup import HANDOVER_LINE, RENEW, SETTINGS_LINE, check_no_meter_listens
 from llmtap.net.listener import name_of
 from llmtap.supervisor import handover
 from llmtap.supervisor.checks import check_settings
-from llmtap.supervisor.child import Child, back_off, encode_setup, is_ready, log_not_started, start_at_last
+from llmtap.supervisor.child import (
+    Child,
+    back_off,
+    encode_setup,
+    is_ready,
+    log_not_started,
+    start_with_retries,
+)
 from llmtap.supervisor.ports import Ports, notify
 from llmtap.supervisor.run import ProxyRun, relay_count
 
 METER_S: Final = 5.0
 """Maximum wait for the meter at the start, which takes half a second, or a second with a capture."""
 GRACE_S: Final = 5.0
-"""Time beyond the drain limit before a child is killed."""
+"""Time from the drain limit until a child is killed."""
 SIGNAL_S: Final = 0.02
-"""Maximum time from a signal to its handler: a few rounds of the event loop."""
+"""Time in which signals that have already arrived reach their handlers: a few rounds of the event loop."""
 ASIDE: Final = ".old"
-"""Suffix of the old meter's socket while a new one begins to listen."""
+"""Suffix that the old meter's socket path gets while a new meter begins to listen on the path."""
 
 log = logging.getLogger(__name__)
 
@@ -61,36 +68,37 @@ class Supervisor:
     ) -> None:
         """`reload` reads the settings again; `announce` gets the addresses of both ports."""
         self._settings = settings
-        self._read_again = reload
+        self._reload_settings = reload
         self._announce = announce
         self._children: set[Child] = set()
         """All running children, including draining ones."""
         self._relays: dict[int, Child] = {}
         """Relays of the present generation, by index."""
         self._meter: Child | None = None
-        self._meter_came = asyncio.Event()
+        self._meter_ready = asyncio.Event()
+        """Set when a meter that this supervisor started is ready for the first time."""
         self._generation = 0
         """Number of the present set of relays. Relays of older sets drain, and are not restarted."""
         self._starting = asyncio.Lock()
-        """Held while a child starts, so that no hot restart replaces the program meanwhile."""
+        """Lock that is held while a child starts, so that no hot restart replaces the program meanwhile."""
         self._stopping = asyncio.Event()
         self._change_wanted = asyncio.Event()
         self._wants_restart = False
         self._failed = False
-        """An internal task failed because of a bug."""
+        """Whether an internal task failed because of a bug; the exit status is then 1."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._retiring: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
         """Run until SIGTERM or SIGINT; return 0, or 1 after an internal error. Raises ConfigError."""
-        left = handover.take_handover(os.environ, os.getpid())
-        if left is None:
+        handover_state = handover.take_handover(os.environ, os.getpid())
+        if handover_state is None:
             if self._settings.meter.socket is not None:
-                need_no_meter(self._settings.meter.socket)
+                check_no_meter_listens(self._settings.meter.socket)
             self._ports = Ports.open(self._settings, os.environ, os.getpid())
             self._run = ProxyRun.begin(self._settings)
         else:
-            self._inherit(left)
+            self._inherit(handover_state)
         try:
             self._listen_for_signals()
             settings = self._settings
@@ -104,10 +112,12 @@ class Supervisor:
                 settings.relay.workers,
                 fingerprint(settings),
             )
-            await self._unless_stopped(self._start() if left is None else self._take_over(left))
+            await self._unless_stopped(
+                self._start() if handover_state is None else self._take_over(handover_state)
+            )
             if not self._stopping.is_set():
                 notify(f"READY=1\nSTATUS=forwarding to {settings.relay.upstream}")
-                self._run_task(self._obey_for_ever())
+                self._run_task(self._handle_changes_for_ever())
             await self._stopping.wait()
             await self._stop()
         finally:
@@ -119,22 +129,23 @@ class Supervisor:
                 os.unlink(self._run.tap_path(self._settings) + ASIDE)
         return 1 if self._failed else 0
 
-    def _inherit(self, left: handover.Handover) -> None:
-        """Take over the previous program's sockets and children, which work until new children are ready."""
-        self._ports = Ports.take(left.ports)
-        self._run = left.run
+    def _inherit(self, handover_state: handover.Handover) -> None:
+        """Take over the previous program's sockets and children. The children continue until new ones are
+        ready."""
+        self._ports = Ports.take(handover_state.ports)
+        self._run = handover_state.run
         self._run.follow(self._settings)
-        for handed in left.children:
-            child = self._register(Child.adopt(handed))
-            child.drain_s = left.drain_s
-            if handed.until_s is not None:
-                self._await_end(child, max(0.0, handed.until_s - time.monotonic()))
-            elif not handed.ready:  # killed before the hot restart, since its `ready` would be lost
+        for state in handover_state.children:
+            child = self._register(Child.adopt(state))
+            child.drain_s = handover_state.drain_s
+            if state.until_s is not None:
+                self._await_end(child, max(0.0, state.until_s - time.monotonic()))
+            elif not state.ready:  # `_restart` killed it, because its `ready` line would be lost
                 self._await_end(child, 0.0)
-            elif handed.kind == "meter":
+            elif state.kind == "meter":
                 self._meter = child
             else:
-                self._relays[handed.index] = child
+                self._relays[state.index] = child
 
     def _listen_for_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -142,7 +153,7 @@ class Supervisor:
             loop.add_signal_handler(number, self._on_stop)
         loop.add_signal_handler(signal.SIGHUP, self._change_wanted.set)
         loop.add_signal_handler(signal.SIGUSR2, self._on_restart)
-        handover.let_signals_in()
+        handover.unblock_signals()
 
     def _on_stop(self) -> None:
         if self._stopping.is_set():
@@ -157,12 +168,12 @@ class Supervisor:
         self._change_wanted.set()
 
     def _run_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a task; if it fails, the proxy ends."""
+        """Start a task that must not fail: if it raises, the proxy stops with exit status 1."""
         task = self._begin(work)
-        task.add_done_callback(self._look_at)
+        task.add_done_callback(self._on_task_end)
         return task
 
-    def _look_at(self, ended: asyncio.Task[None]) -> None:
+    def _on_task_end(self, ended: asyncio.Task[None]) -> None:
         error = None if ended.cancelled() else ended.exception()
         if error is not None:
             hint = "streams may finish, and then it ends: start it anew"
@@ -171,6 +182,7 @@ class Supervisor:
             self._stopping.set()
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a task that `run` cancels at the end."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -192,11 +204,11 @@ class Supervisor:
         self._run_task(self._keep_meter(None))
         with suppress(TimeoutError):
             # Wait for the meter, so that the first exchanges are measured, too.
-            await asyncio.wait_for(self._meter_came.wait(), METER_S)
+            await asyncio.wait_for(self._meter_ready.wait(), METER_S)
         fresh, _ = await self._start_relays(self._current_plan())
         if len(fresh) < relay_count(self._settings):
             raise ConfigError("relay.workers", f"only {len(fresh)} relays could be started", "see the log")
-        self._go_on_with(fresh)
+        self._set_relays(fresh)
 
     async def _start_relays(self, plan: _Plan) -> tuple[dict[int, Child], bool]:
         """Start a relay for each worker; return them, and whether all are ready."""
@@ -210,7 +222,7 @@ class Supervisor:
         ready = await asyncio.gather(*(is_ready(child) for child in fresh.values()))
         return fresh, all(ready) and len(fresh) == workers
 
-    def _go_on_with(self, relays: dict[int, Child]) -> dict[int, Child]:
+    def _set_relays(self, relays: dict[int, Child]) -> dict[int, Child]:
         """Make these relays the present generation; return the previous one."""
         self._generation += 1
         before, self._relays = self._relays, relays
@@ -228,7 +240,7 @@ class Supervisor:
             failures = await back_off(child, status, failures)
             if generation != self._generation:
                 return
-            child = await start_at_last("relay", partial(self._start_relay, index))
+            child = await start_with_retries("relay", partial(self._start_relay, index))
             if generation != self._generation:
                 self._drain_relay(child)
                 return
@@ -236,18 +248,19 @@ class Supervisor:
             await is_ready(child)
 
     async def _keep_meter(self, child: Child | None) -> None:
-        """Run the meter, and restart it when it ends, until another one replaces it."""
+        """Restart the meter whenever it ends, until another meter replaces it. `child` is a meter that runs;
+        None: start the first one."""
         failures = 0
         while True:
             if child is None:
-                self._meter = child = await start_at_last("meter", self._start_meter)
+                self._meter = child = await start_with_retries("meter", self._start_meter)
                 self._update_meter()  # the settings may have been reloaded meanwhile
                 await child.ready()
-                self._meter_came.set()
+                self._meter_ready.set()
             status = await child.wait()
             if child is not self._meter:
                 return
-            if child.makes_way:
+            if child.is_replaced:
                 log.info("event=meter_renewed pid=%d", child.pid)
             else:
                 failures = await back_off(child, status, failures)
@@ -256,8 +269,8 @@ class Supervisor:
     async def _start_relay(self, index: int, plan: _Plan | None = None) -> Child:
         async with self._starting:
             settings, ports, run = plan or self._current_plan()
-            fds = [sock.fileno() for sock in ports.of(index, settings.relay.workers)]
-            self._run.relays += 1  # count in `_run`, not in the plan's copy, so that all names are unique
+            fds = [sock.fileno() for sock in ports.sockets_of(index, settings.relay.workers)]
+            self._run.relays += 1  # not in the plan's copy, which may be dropped, since names are unique
             setup = run.relay_setup(settings, index, self._run.relays, fds)
             child = self._register(await Child.start("relay", setup.name, index, setup, fds))
             child.drain_s = settings.relay.drain_timeout / 1e9
@@ -287,11 +300,12 @@ class Supervisor:
         self._children.discard(child)
 
     def _drain_relay(self, child: Child) -> None:
-        """Let a replaced relay drain, within its own limit."""
+        """Let a replaced relay finish its exchanges, within its own drain limit."""
         child.signal(signal.SIGUSR1)
         self._await_end(child, child.drain_s + GRACE_S)
 
     def _await_end(self, child: Child, limit_s: float) -> None:
+        """Wait in a task until the child ends; kill it after `limit_s` seconds."""
         child.until_s = time.monotonic() + limit_s
         task = self._run_task(child.end_within(limit_s))
         self._retiring.add(task)
@@ -299,7 +313,7 @@ class Supervisor:
 
     # ---------------------------------------------------------------- reload
 
-    async def _obey_for_ever(self) -> None:
+    async def _handle_changes_for_ever(self) -> None:
         """Perform reloads and hot restarts, one after the other."""
         while True:
             await self._change_wanted.wait()
@@ -312,7 +326,7 @@ class Supervisor:
         with self._changed_ports() as ports:
             old, run = self._settings, msgspec.structs.replace(self._run)
             try:
-                settings = self._read_again()
+                settings = self._reload_settings()
                 check_settings(settings)
                 ports.check_admin(settings)
                 ports.move_clients(settings)
@@ -334,7 +348,7 @@ class Supervisor:
             log.warning("event=reload_partial key=relay.listen hint='its sockets came from outside'")
         if settings.meter.admin != old.meter.admin:
             log.warning("event=reload_partial key=meter.admin hint='needs a restart: SIGUSR2'")
-        retiring = self._go_on_with(fresh)
+        retiring = self._set_relays(fresh)
         for child in retiring.values():
             self._drain_relay(child)
         self._update_meter()
@@ -348,14 +362,14 @@ class Supervisor:
             yield ports
         finally:
             if ports is not self._ports:
-                ports.close_but(self._ports)
+                ports.close_except(self._ports)
 
     def _apply_plan(self, plan: _Plan) -> None:
         """Put a plan in force: later children start with it."""
         before = self._ports
         plan.run.catch_up(self._run)
         self._settings, self._ports, self._run = plan
-        before.close_but(plan.ports)
+        before.close_except(plan.ports)
 
     def _update_meter(self) -> None:
         """Send the settings in force to the meter; if it cannot change them, replace it.
@@ -367,52 +381,53 @@ class Supervisor:
             return
         setup = self._run.meter_setup(self._settings, self._ports.admin.fileno())
         if meter.settings is None or not meter.settings.serves(setup):
-            meter.makes_way = True
+            meter.is_replaced = True
             meter.signal(RENEW)
         elif meter.settings.changeable != setup.changeable:
-            meter.write_line(FROM_NOW_ON + encode_setup(setup.changeable))
+            meter.write_line(SETTINGS_LINE + encode_setup(setup.changeable))
             meter.settings = setup
 
     # ---------------------------------------------------------------- hot restart
 
     async def _restart(self) -> None:
-        """Replace this program by the installed one, if that passes its check."""
+        """Replace this program by the installed version, if that version passes its check."""
         argv = handover.command()
         log.info("event=restart_asked pid=%d", os.getpid())
         notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1_000}")
-        problem = await handover.try_out(self._to_leave(), argv)
+        problem = await handover.try_out(self._make_handover(), argv)
         if problem is None:
             async with self._starting:
-                handover.hold_signals()
+                handover.block_signals()
                 await asyncio.sleep(SIGNAL_S)  # handle signals that arrived before
                 if self._stopping.is_set():
-                    handover.let_signals_in()
+                    handover.unblock_signals()
                     return
                 for child in self._children:
-                    if not child.is_ready:  # the new program would not receive its `ready`
+                    if not child.is_ready:  # its `ready` line would be lost
                         child.signal(signal.SIGKILL)
                 try:
-                    handover.replace_process(self._to_leave(), argv)
+                    handover.replace_process(self._make_handover(), argv)
                 except OSError as exc:
                     problem = f"{argv[0]} cannot be run: {exc.strerror}"
-                handover.let_signals_in()
+                handover.unblock_signals()
         log.error("event=restart_refused error=%r", problem)
         notify("READY=1")
 
-    def _to_leave(self) -> handover.Handover:
+    def _make_handover(self) -> handover.Handover:
+        """Return the state that the next program needs to take over."""
         return handover.Handover(
             pid=os.getpid(),
             run=self._run,
             tap_path=self._run.tap_path(self._settings),
             drain_s=self._settings.relay.drain_timeout / 1e9,
-            ports=self._ports.to_hand(),
-            children=[child.to_hand() for child in self._children],
+            ports=self._ports.to_state(),
+            children=[child.to_state() for child in self._children],
         )
 
-    async def _take_over(self, left: handover.Handover) -> None:
+    async def _take_over(self, handover_state: handover.Handover) -> None:
         """Start a meter and relays of this program; the old ones end when the new ones are ready."""
         with suppress(FileNotFoundError):
-            os.rename(left.tap_path, left.tap_path + ASIDE)
+            os.rename(handover_state.tap_path, handover_state.tap_path + ASIDE)
         fresh: dict[int, Child] = {}
         meter, ready = None, False
         with self._changed_ports() as ports:
@@ -433,19 +448,19 @@ class Supervisor:
         if meter is None or not ready:
             for child in fresh.values():
                 self._drain_relay(child)
-            await self._fall_back(left, meter)
+            await self._fall_back(handover_state, meter)
             return
         old, self._meter = self._meter, meter
         self._run_task(self._keep_meter(meter))
         if old is not None:
-            old.write_line(HAND_OVER + self._run.tap_path(self._settings).encode())
-        for child in self._go_on_with(fresh).values():
+            old.write_line(HANDOVER_LINE + self._run.tap_path(self._settings).encode())
+        for child in self._set_relays(fresh).values():
             self._drain_relay(child)
         if old is not None:
             # The old meter ends after its relays, and then writes its last files.
             self._await_end(old, self._draining_s() + 2 * GRACE_S)
         with suppress(FileNotFoundError):
-            os.unlink(left.tap_path + ASIDE)
+            os.unlink(handover_state.tap_path + ASIDE)
         log.info("event=restarted config=%s pid=%d", fingerprint(self._settings), os.getpid())
 
     def _draining_s(self) -> float:
@@ -454,22 +469,23 @@ class Supervisor:
         now_s = time.monotonic()
         return max((end_s for end_s in ends if end_s is not None), default=now_s) - now_s
 
-    async def _fall_back(self, left: handover.Handover, failed: Child | None) -> None:
+    async def _fall_back(self, handover_state: handover.Handover, failed: Child | None) -> None:
         """Return to the old children, because the new ones failed to start."""
         log.error("event=restart_failed pid=%d hint='the old relays and their meter continue'", os.getpid())
         if failed is not None:
             await failed.stop(GRACE_S)
         with suppress(FileNotFoundError):
-            os.rename(left.tap_path + ASIDE, left.tap_path)
+            os.rename(handover_state.tap_path + ASIDE, handover_state.tap_path)
         for index in range(relay_count(self._settings)):
             if index not in self._relays:  # it had died before the restart
-                self._relays[index] = await start_at_last("relay", partial(self._start_relay, index))
-        self._go_on_with(self._relays)
+                self._relays[index] = await start_with_retries("relay", partial(self._start_relay, index))
+        self._set_relays(self._relays)
         self._run_task(self._keep_meter(self._meter))
 
     # ---------------------------------------------------------------- the end
 
     async def _stop(self) -> None:
+        """End all children: the relays after their drain limit, then the meter."""
         notify("STOPPING=1")
         log.info("event=stopping drain_s=%s pid=%d", self._settings.relay.drain_timeout / 1e9, os.getpid())
         # Wait for children that are being started; the cancelled tasks start no others.
@@ -480,15 +496,15 @@ class Supervisor:
         for child in self._children:
             if child.kind == "relay" and child.until_s is not None:
                 child.signal(signal.SIGTERM)  # close idle client connections at once
-        at_work = sorted((c for c in self._children if c.until_s is None), key=lambda c: c.began_s)
-        front, back = self._settings.relay.workers, [c for c in at_work if c.kind == "relay"]
+        running = sorted((c for c in self._children if c.until_s is None), key=lambda c: c.began_s)
+        front, relays = self._settings.relay.workers, [c for c in running if c.kind == "relay"]
         await asyncio.gather(
-            *(c.stop(c.drain_s + GRACE_S) for c in back if c.index < front),
-            asyncio.gather(*self._retiring, return_exceptions=True),  # `_look_at` reports exceptions
+            *(c.stop(c.drain_s + GRACE_S) for c in relays if c.index < front),
+            asyncio.gather(*self._retiring, return_exceptions=True),  # `_on_task_end` reports exceptions
         )
         # The gateway may still need the relays behind it for the last streams of those in front of it.
-        await asyncio.gather(*(c.stop(c.drain_s + GRACE_S) for c in back if c.index >= front))
-        for child in at_work:
+        await asyncio.gather(*(c.stop(c.drain_s + GRACE_S) for c in relays if c.index >= front))
+        for child in running:
             if child.kind == "meter":
                 await child.stop(GRACE_S)
         log.info("event=stopped pid=%d", os.getpid())

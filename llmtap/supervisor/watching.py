@@ -23,14 +23,14 @@ from typing import Final
 import msgspec
 
 from llmtap.config import Settings
-from llmtap.errors import ConfigError, failures
+from llmtap.errors import ConfigError, errors_of_check
 from llmtap.exchange.exchange import BACK, FRONT
 from llmtap.log import set_up
-from llmtap.meter.setup import need_no_meter
+from llmtap.meter.setup import check_no_meter_listens
 from llmtap.net.listener import name_of
 from llmtap.protocol.inference import SkipRules
 from llmtap.supervisor.checks import check_measuring
-from llmtap.supervisor.child import Child, back_off, is_ready, start_at_last
+from llmtap.supervisor.child import Child, back_off, is_ready, start_with_retries
 from llmtap.supervisor.ports import bind_for, notify
 from llmtap.supervisor.run import fresh_meter_setup
 from llmtap.units import format_bytes
@@ -40,7 +40,7 @@ from llmtap.vantage.passive.ring import ANY, PORTS_MAX, RING_BYTES_MIN, open_ada
 from llmtap.vantage.passive.watcher import WatchSetup
 
 STOP_S: Final = 8.0
-"""Time limit for the end of each child, which usually takes less."""
+"""Time in which each child must end before it is killed."""
 _METER: Final = "meter"
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _CAPABILITY_VERSION_3: Final = 0x20080522
@@ -75,7 +75,7 @@ def watching_problems(settings: Settings) -> Iterator[ConfigError]:
             f"must be at least {format_bytes(RING_BYTES_MIN)}, got {format_bytes(options.ring_bytes)}",
         )
     if options.user is not None:
-        yield from failures(_user_named, options.user)
+        yield from errors_of_check(_account_of, options.user)
     if settings.experiment.enabled:
         yield ConfigError(
             "experiment.enabled",
@@ -91,7 +91,7 @@ def packet_problems(settings: Settings) -> Iterator[ConfigError]:
             pack_addresses([host])
         except ValueError:
             yield ConfigError(f"watch.upstream_hosts[{i}]", f"{host!r} is not an IP address")
-    yield from failures(SkipRules, settings.watch.skip, "watch.skip")
+    yield from errors_of_check(SkipRules, settings.watch.skip, "watch.skip")
 
 
 def watch(settings: Settings, announce: Callable[[str], None]) -> int:
@@ -102,7 +102,7 @@ def watch(settings: Settings, announce: Callable[[str], None]) -> int:
     """
     options = settings.watch
     if settings.meter.socket is not None:
-        need_no_meter(settings.meter.socket)
+        check_no_meter_listens(settings.meter.socket)
     sides = [_Side.open(side, some) for side, some in _options_by_side(settings)]
     (admin,) = bind_for("meter.admin", settings.meter.admin, 1)
     drop_privileges(options.user)
@@ -156,7 +156,7 @@ def drop_privileges(user: str | None) -> None:
     """Give up all capabilities for good, and become `user` if one is named. Raises ConfigError."""
     libc = ctypes.CDLL(None, use_errno=True)
     if user is not None:
-        known = _user_named(user)
+        known = _account_of(user)
         if os.geteuid() != known.pw_uid:
             try:
                 os.setgroups([])
@@ -175,11 +175,12 @@ def drop_privileges(user: str | None) -> None:
         )
 
 
-def _user_named(name: str) -> pwd.struct_passwd:
+def _account_of(name: str) -> pwd.struct_passwd:
+    """Return the account of this name. Raises ConfigError."""
     try:
         return pwd.getpwnam(name)
     except KeyError:
-        raise ConfigError("watch.user", f"there is no user {name!r}") from None
+        raise ConfigError("watch.user", f"there is no user {name!r}", "give a name of /etc/passwd") from None
 
 
 class _Processes:
@@ -192,7 +193,7 @@ class _Processes:
         self._meter = fresh_meter_setup(settings, path, admin.fileno())
         self._id = secrets.token_hex(2)
         self._watchers = 0
-        self._at_work: dict[str, Child] = {}
+        self._children: dict[str, Child] = {}
         """The present children; those with the name `meter` and the sides of a gateway."""
 
     async def run(self, announce: Callable[[], None]) -> int:
@@ -210,7 +211,7 @@ class _Processes:
         notify("READY=1\nSTATUS=watching " + ", ".join(self._settings.watch.interfaces))
         tasks = [
             loop.create_task(self._keep_running(name, child, starts[name]))
-            for name, child in self._at_work.items()
+            for name, child in self._children.items()
         ]
         await stop.wait()
         notify("STOPPING=1")
@@ -219,8 +220,8 @@ class _Processes:
         await asyncio.gather(*tasks, return_exceptions=True)
         # Stop `watch` first, so that the meter receives its last report.
         for name in (*(one.side for one in self._sides), _METER):
-            if name in self._at_work:
-                await self._at_work[name].stop(STOP_S)
+            if name in self._children:
+                await self._children[name].stop(STOP_S)
         return 0
 
     async def _keep_running(self, name: str, child: Child, start: Callable[[], Awaitable[Child]]) -> None:
@@ -228,10 +229,10 @@ class _Processes:
         failures = 0
         while True:
             status = await child.wait()
-            del self._at_work[name]
+            del self._children[name]
             await child.wait_and_close()
             failures = await back_off(child, status, failures)
-            child = await start_at_last(child.kind, start)
+            child = await start_with_retries(child.kind, start)
             await is_ready(child)
 
     async def _start_watcher(self, side: _Side) -> Child:
@@ -246,11 +247,11 @@ class _Processes:
             log=self._settings.log,
         )
         fds = side.packet_fds + side.adapters
-        child = self._at_work[side.side] = await Child.start("watch", setup.name, 0, setup, fds)
+        child = self._children[side.side] = await Child.start("watch", setup.name, 0, setup, fds)
         return child
 
     async def _start_meter(self) -> Child:
         assert self._meter.admin_fd is not None
         fds = [self._meter.admin_fd]
-        child = self._at_work[_METER] = await Child.start("meter", _METER, 0, self._meter, fds)
+        child = self._children[_METER] = await Child.start("meter", _METER, 0, self._meter, fds)
         return child

@@ -25,15 +25,15 @@ from llmtap.top.table import (
     Column,
     ViewTable,
     facts,
-    filtered,
-    firing,
-    flowed,
-    ordered,
-    shown,
-    troubles,
-    unique,
+    filter_rows,
+    firing_sentences,
+    flow_lines,
+    sort_rows,
+    unique_rows,
+    visible_text,
+    warnings_of,
 )
-from llmtap.top.views import EVENTS_MAX, VIEWS, View, inspected, reader_ns, story
+from llmtap.top.views import EVENTS_MAX, VIEWS, View, event_table, fact_lines, reader_ns
 
 _HELP: Final = """\
 1 to 9, tab   select a view
@@ -59,6 +59,8 @@ DISCONNECTED  the last request failed, with reason; the last figures stay
 
 
 class HelpScreen(Screen[None]):
+    """Screen with the keys and the signs."""
+
     CSS = "#help { height: auto; padding: 0 1; }"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,f1", "back", "Back")]
 
@@ -96,7 +98,7 @@ class TextTable(DataTable[Text]):
         self.rows_max = rows_max
         self.table = ViewTable(())
         self._titles: list[str] = []
-        self.order: str | None = None
+        self.sort_column: str | None = None
         self.largest_first = True
         self.wanted = ""
         self.matching = 0
@@ -107,10 +109,10 @@ class TextTable(DataTable[Text]):
 
     def redraw(self) -> None:
         # Remove rows with a repeated key: they would raise DuplicateKey.
-        columns, rows = self.table.columns, filtered(unique(self.table.rows), self.wanted)
+        columns, rows = self.table.columns, filter_rows(unique_rows(self.table.rows), self.wanted)
         keys = [column.key for column in columns]
-        if self.order in keys:
-            rows = ordered(rows, keys.index(self.order), largest_first=self.largest_first)
+        if self.sort_column in keys:
+            rows = sort_rows(rows, keys.index(self.sort_column), largest_first=self.largest_first)
         self.matching = len(rows)
         at_key, at_line, x, y = self.key_under_cursor(), self.cursor_row, self.scroll_x, self.scroll_y
         titles = [self._title(column) for column in columns]
@@ -132,15 +134,15 @@ class TextTable(DataTable[Text]):
 
     def next_order(self) -> None:
         keys: list[str | None] = [None, *(column.key for column in self.table.columns)]
-        at = keys.index(self.order) if self.order in keys else 0
+        at = keys.index(self.sort_column) if self.sort_column in keys else 0
         self.sort_by(keys[(at + 1) % len(keys)])
 
     def sort_by(self, key: str | None) -> None:
-        if key is not None and key == self.order:
+        if key is not None and key == self.sort_column:
             self.largest_first = not self.largest_first
         else:
             column = next((c for c in self.table.columns if c.key == key), None)
-            self.order, self.largest_first = key, column is None or column.number
+            self.sort_column, self.largest_first = key, column is None or column.number
         self.redraw()
 
     def turn(self) -> None:
@@ -157,7 +159,7 @@ class TextTable(DataTable[Text]):
         return self.ordered_rows[self.cursor_row].key.value
 
     def _title(self, column: Column) -> str:
-        if column.key != self.order:
+        if column.key != self.sort_column:
             return column.title
         return f"{column.title}{'▼' if self.largest_first else '▲'}"
 
@@ -167,6 +169,7 @@ def _text(text: str, column: Column) -> Text:
 
 
 RETRY_S: Final = 1.0
+"""Pause before an exchange is requested again after an error."""
 
 
 class EventScreen(Screen[None]):
@@ -194,7 +197,7 @@ class EventScreen(Screen[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        self._show_notes([f"{shown(self._exchange_id)}: requesting"])
+        self._show_notes([f"{visible_text(self._exchange_id)}: requesting"])
         self.query_one("#events", TextTable).focus()
         self.run_worker(self._load(), name="ask")
 
@@ -204,14 +207,14 @@ class EventScreen(Screen[None]):
                 x = await self._feed.exchange(self._exchange_id)
                 break
             except Trouble as exc:
-                self._show_notes([f"{shown(self._exchange_id)}: {shown(str(exc), 200)}"])
+                self._show_notes([f"{visible_text(self._exchange_id)}: {visible_text(str(exc), 200)}"])
                 await asyncio.sleep(RETRY_S)
         if x is None:
-            self._show_notes([f"{shown(self._exchange_id)} is not kept any more"])
+            self._show_notes([f"{visible_text(self._exchange_id)} is not kept any more"])
             return
         table = self.query_one("#events", TextTable)
-        table.show(inspected(x, self._v_ns))
-        facts_ = flowed(story(x), self.size.width - 2)
+        table.show(event_table(x, self._v_ns))
+        facts_ = flow_lines(fact_lines(x), self.size.width - 2)
         self._show_notes([*facts_, *table.table.notes])
         try:
             first_token = await self._feed.first_token(self._exchange_id)
@@ -239,11 +242,12 @@ class EventScreen(Screen[None]):
 
 
 TICK_S: Final = 0.5
-_OF_TABS: Final = frozenset(
+"""Time between two updates of the header, which shows the age of the figures."""
+_TAB_ACTIONS: Final = frozenset(
     {"filter", "no_filter", "sort", "turn", "window", "pause", "ask", "open", "next_tab"}
 )
-_LETTERS: Final = frozenset({"leave", "filter", "sort", "turn", "window", "pause", "ask", "help"})
-_MARKED: Final = {
+_LETTER_ACTIONS: Final = frozenset({"leave", "filter", "sort", "turn", "window", "pause", "ask", "help"})
+_LINK_STYLES: Final = {
     FeedLink.DISCONNECTED: "reverse bold",
     FeedLink.STALE: "reverse",
     FeedLink.PAUSED: "reverse",
@@ -251,6 +255,8 @@ _MARKED: Final = {
 
 
 class FilterLine(Input):
+    """Line in which the user types the filter."""
+
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "submit", "Keep the filter"),
         Binding("escape", "app.no_filter", "Clear the filter", key_display="esc"),
@@ -258,6 +264,8 @@ class FilterLine(Input):
 
 
 class TopApp(App[None]):
+    """Application with one tab for each view."""
+
     TITLE = "llmtap top"
     ENABLE_COMMAND_PALETTE = False
     CSS = """
@@ -287,10 +295,12 @@ class TopApp(App[None]):
         super().__init__()
         self._options = options
         self.view = VIEWS[0]
-        self._woken = asyncio.Event()
+        self._wake_event = asyncio.Event()
+        """Set to end the wait for the next request."""
         self._refresh_wanted = True
-        """Whether the user requested new figures, which are then fetched even during a pause."""
-        self._answered: View | None = None
+        """Whether the user requested new figures, which `_watch` then requests even during a pause."""
+        self._loaded_view: View | None = None
+        """View of the latest answer; until it is the open view, the table may be empty."""
         self._orders: dict[str, tuple[str | None, bool]] = {}
         self._admin: Admin | None = None
         self._feed: Feed | None = None
@@ -332,17 +342,17 @@ class TopApp(App[None]):
 
     async def _watch(self) -> None:
         while True:
-            self._woken.clear()
+            self._wake_event.clear()
             if self._refresh_wanted or not self.feed.paused:
                 self._refresh_wanted, view = False, self.view
                 await self.feed.poll(view)
-                self._answered = view
+                self._loaded_view = view
                 self._show()
-            await self.feed.wait(self._woken)
+            await self.feed.wait(self._wake_event)
 
     def _wake(self) -> None:
         self._refresh_wanted = True
-        self._woken.set()
+        self._wake_event.set()
 
     def _show(self) -> None:
         self._show_head()
@@ -352,14 +362,14 @@ class TopApp(App[None]):
         if self._feed is None or not self.grid.is_attached:
             return  # The application is starting or ending.
         link, width = self.feed.link, self.size.width - 2
-        state = shown(self.feed.status(), 400)
+        state = visible_text(self.feed.status(), 400)
         head = Text(no_wrap=False)
-        head.append(f"llmtap top {shown(self._options.url, 60)}  ")
-        head.append(state, style=_MARKED.get(link, "bold"))
-        summary = self.feed.shown.summary
-        for trouble in [*troubles(summary), *firing(summary)]:
+        head.append(f"llmtap top {visible_text(self._options.url, 60)}  ")
+        head.append(state, style=_LINK_STYLES.get(link, "bold"))
+        summary = self.feed.documents.summary
+        for trouble in [*warnings_of(summary), *firing_sentences(summary)]:
             head.append(f"\n{trouble}", style="reverse")
-        for line in flowed(facts(summary), width):
+        for line in flow_lines(facts(summary), width):
             head.append(f"\n{line}")
         self._head.update(head)
 
@@ -367,24 +377,28 @@ class TopApp(App[None]):
         grid = self.grid
         if not grid.is_attached:
             return
-        grid.show(self.view.table(self.feed.shown))
+        grid.show(self.view.table(self.feed.documents))
         notes, of = list(grid.table.notes), len(grid.table.rows)
         if self.view.inspects and of:
             notes.append("enter: events")
         if grid.wanted:
-            notes.append(f"filter {shown(grid.wanted)!r}: {grid.matching:,} of {of:,}; escape clears it")
+            notes.append(
+                f"filter {visible_text(grid.wanted)!r}: {grid.matching:,} of {of:,}; escape clears it"
+            )
         if grid.matching > ROWS_MAX:
             notes.append(f"the first {ROWS_MAX:,} of {grid.matching:,} lines")
         if not of and self.feed.trouble is None:
-            notes.append("no data in this window yet" if self._answered is self.view else "requesting data")
-        self._notes.update(Text("\n".join(flowed(notes, self.size.width - 2))))
+            notes.append(
+                "no data in this window yet" if self._loaded_view is self.view else "requesting data"
+            )
+        self._notes.update(Text("\n".join(flow_lines(notes, self.size.width - 2))))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Disable the keys of tabs while another screen is open, and letter keys while
         the user types text."""
-        if isinstance(self.focused, Input) and action in _LETTERS:
+        if isinstance(self.focused, Input) and action in _LETTER_ACTIONS:
             return False
-        return len(self.screen_stack) == 1 or action not in _OF_TABS
+        return len(self.screen_stack) == 1 or action not in _TAB_ACTIONS
 
     def action_leave(self) -> None:
         self.exit()
@@ -407,9 +421,9 @@ class TopApp(App[None]):
         if view is self.view:
             return
         grid = self.grid
-        self._orders[self.view.name] = grid.order, grid.largest_first
+        self._orders[self.view.name] = grid.sort_column, grid.largest_first
         self.view = view
-        grid.order, grid.largest_first = self._orders.get(view.name, (None, True))
+        grid.sort_column, grid.largest_first = self._orders.get(view.name, (None, True))
         grid.action_first()
         if self._feed is not None:
             self._show()
@@ -460,4 +474,4 @@ class TopApp(App[None]):
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         id_ = event.row_key.value
         if self.view.inspects and id_ is not None and event.data_table is self.grid:
-            self.push_screen(EventScreen(self.feed, id_, reader_ns(self.feed.shown.summary)))
+            self.push_screen(EventScreen(self.feed, id_, reader_ns(self.feed.documents.summary)))

@@ -31,13 +31,14 @@ from llmtap.net.bounded_body import read_at_most
 from llmtap.net.listener import failure_text
 from llmtap.net.tls import client_context
 from llmtap.top.table import clock_time
-from llmtap.top.views import Document, Shown, View
+from llmtap.top.views import Document, Documents, View
 from llmtap.units import NS_PER_S, parse_duration_ns
 from llmtap.version import __version__
 
 ANSWER_S: Final = 10.0
+"""Time limit of one request."""
 DOCUMENT_BYTES_MAX: Final = 64 << 20
-"""Maximum size of an answer: enough for a summary of 5,000 tenants."""
+"""Maximum size of an answer, which is enough for a summary of 5,000 tenants."""
 MESSAGE_CHARS_MAX: Final = 200
 START_HINT: Final = (
     "start the tap: llmtap proxy --upstream URL; or name its admin port: --admin http://HOST:9464"
@@ -101,7 +102,7 @@ class Admin:
             ) as response:
                 body = await read_at_most(response, DOCUMENT_BYTES_MAX)
                 if response.status != 200:
-                    raise self._refused(response.status, body)
+                    raise self._status_error(response.status, body)
         except aiohttp.ClientConnectorCertificateError as exc:
             raise Untrusted(failure_text(exc)) from None
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
@@ -123,7 +124,7 @@ class Admin:
             )
         return summary
 
-    def _refused(self, status: int, body: bytes) -> Trouble:
+    def _status_error(self, status: int, body: bytes) -> Trouble:
         match status:
             case 401 | 403 if self._has_token:
                 return Denied("the token is wrong")
@@ -182,6 +183,8 @@ TOKEN_BYTES_MAX: Final = 4_096
 
 
 class TopOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of `llmtap top`. Raises ConfigError for a value that is not valid."""
+
     admin: str = ADMIN
     token: str | None = None
     ca: str | None = None
@@ -204,12 +207,13 @@ class TopOptions(msgspec.Struct, frozen=True, kw_only=True):
                 "--window", f"there is no window {self.window!r}", f"expected one of {', '.join(WINDOWS)}"
             )
         if not INTERVAL_NS_MIN <= self.interval_ns <= INTERVAL_NS_MAX:
-            raise ConfigError("--interval", f"{self.interval} is not between 200ms and 1h")
+            raise ConfigError("--interval", f"expected a time from 200ms to 1h, got {self.interval}")
         if self.ca is not None:
             self._context()
 
     @property
     def interval_ns(self) -> int:
+        """Time between an answer and the next request. Raises ConfigError."""
         try:
             return parse_duration_ns(self.interval)
         except (ValueError, OverflowError) as exc:
@@ -220,9 +224,11 @@ class TopOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.admin.rstrip("/")
 
     def tls(self) -> ssl.SSLContext | None:
+        """Return the context for `--ca`; None for the CAs of the system."""
         return None if self.ca is None else self._context()
 
-    def in_clear(self) -> bool:
+    def is_unencrypted(self) -> bool:
+        """Return whether the token would cross a network without TLS."""
         parts = urlsplit(self.admin)
         return self.token is not None and parts.scheme == "http" and not _is_loopback(parts.hostname or "")
 
@@ -247,17 +253,18 @@ def read_token(
                 raw = opened.read(TOKEN_BYTES_MAX + 1)
         except OSError as exc:
             raise ConfigError("--token-file", f"{file} cannot be read: {exc.strerror}") from None
-        return _checked_token(raw.decode("utf-8", "replace"), "--token-file", f"the content of {file}")
+        return _check_token(raw.decode("utf-8", "replace"), "--token-file", f"the content of {file}")
     token = environ.get(name or TOKEN_ENV, "")
     if not token.strip():
         if name is not None:
             problem = f"the environment variable {name} is not set, or is empty"
             raise ConfigError("--token-env", problem, "set it, or use --token-file")
         return None
-    return _checked_token(token, "--token-env", f"the value of ${name or TOKEN_ENV}")
+    return _check_token(token, "--token-env", f"the value of ${name or TOKEN_ENV}")
 
 
-def _checked_token(text: str, option: str, what: str) -> str:
+def _check_token(text: str, option: str, what: str) -> str:
+    """Return the token without white space at its ends. Raises ConfigError."""
     token = text.strip()
     if not token or len(token) > TOKEN_BYTES_MAX or not token.isascii() or not token.isprintable():
         raise ConfigError(option, f"{what} is not a token", "expected visible ASCII characters, in one line")
@@ -284,12 +291,14 @@ def _is_url(text: str) -> bool:
 RETRY_NS: Final = (1 * NS_PER_S, 2 * NS_PER_S, 3 * NS_PER_S)
 """Pauses before the next attempts after an error; the last pause repeats."""
 STALE_NS: Final = 3 * NS_PER_S
-"""Age from which figures are marked as old, unless three intervals are longer."""
+"""Age from which figures are marked STALE; three intervals, if that is longer."""
 PAGES_MAX: Final = 16
 """Maximum number of pages of the API that are read for the events of one exchange."""
 
 
 class FeedLink(StrEnum):
+    """State of the connection to the admin port, as the header shows it."""
+
     CONNECTING = "CONNECTING"
     LIVE = "LIVE"
     STALE = "STALE"
@@ -298,7 +307,7 @@ class FeedLink(StrEnum):
 
 
 class Feed:
-    """Newest answers of one admin port. One task polls the port, and the screen reads the answers.
+    """Newest answers of one admin port. One task calls `poll`, and the screen reads the answers.
 
     `interval_ns`: time between an answer and the next request.
     """
@@ -309,32 +318,36 @@ class Feed:
         self._interval_ns = interval_ns
         self.window = window
         self.paused = False
-        self.shown = Shown()
+        self.documents = Documents()
         self.trouble: str | None = None
+        """Reason why the latest request failed; None if it succeeded."""
         self._failed_tries = 0
-        self._fetched_ns: int | None = None
-        self._fetched_wall_ns = 0
-        self._lost_ns = 0
-        self._due_ns = 0
+        self._answer_ns: int | None = None
+        self._answer_wall_ns = 0
+        self._first_failure_ns = 0
+        self._next_request_ns = 0
 
     async def poll(self, view: View) -> None:
+        """Request the documents of a view. After an error, keep the earlier ones and set `trouble`."""
         now_ns = self._clock.mono_ns()
         try:
             summary = await self._admin.summary(self.window, view.by)
             details = None if view.path is None else await self._admin.get(view.path, **view.query)
         except Trouble as exc:
             if not self._failed_tries:
-                self._lost_ns = now_ns
+                self._first_failure_ns = now_ns
             self.trouble = str(exc)
-            self._due_ns = self._clock.mono_ns() + RETRY_NS[min(self._failed_tries, len(RETRY_NS) - 1)]
+            self._next_request_ns = (
+                self._clock.mono_ns() + RETRY_NS[min(self._failed_tries, len(RETRY_NS) - 1)]
+            )
             self._failed_tries += 1
             return
-        self.shown.summary = summary
+        self.documents.summary = summary
         if view.path is not None and details is not None:
-            self.shown.details[view.path] = details
+            self.documents.details[view.path] = details
         self.trouble, self._failed_tries = None, 0
-        self._fetched_ns, self._fetched_wall_ns = self._clock.mono_ns(), self._clock.wall_ns()
-        self._due_ns = self._fetched_ns + self._interval_ns
+        self._answer_ns, self._answer_wall_ns = self._clock.mono_ns(), self._clock.wall_ns()
+        self._next_request_ns = self._answer_ns + self._interval_ns
 
     async def exchange(self, id_: str) -> Document | None:
         """Return one exchange with its events; None if the meter has it no more. Raises Trouble."""
@@ -363,36 +376,41 @@ class Feed:
         answer: Document | None = (await self._admin.get("first_token", id=id_)).get("first_token")
         return answer
 
-    async def wait(self, woken: asyncio.Event) -> None:
-        """Wait until the next request is due, or `woken` is set."""
-        seconds = max(0, self._due_ns - self._clock.mono_ns()) / NS_PER_S
+    async def wait(self, wake_event: asyncio.Event) -> None:
+        """Wait until the next request is due, or `wake_event` is set."""
+        seconds = max(0, self._next_request_ns - self._clock.mono_ns()) / NS_PER_S
         try:
             async with asyncio.timeout(None if self.paused else seconds):
-                await woken.wait()
+                await wake_event.wait()
         except TimeoutError:
             pass
 
     @property
     def link(self) -> FeedLink:
+        """State of the connection."""
         if self.paused:
             return FeedLink.PAUSED
         if self.trouble is not None:
             return FeedLink.DISCONNECTED
-        if self._fetched_ns is None:
+        if self._answer_ns is None:
             return FeedLink.CONNECTING
-        old_ns = self._clock.mono_ns() - self._fetched_ns
+        old_ns = self._clock.mono_ns() - self._answer_ns
         return FeedLink.STALE if old_ns > max(STALE_NS, 3 * self._interval_ns) else FeedLink.LIVE
 
     def status(self) -> str:
+        """Return the state of the connection and the time of the figures, for the header."""
         now_ns, link = self._clock.mono_ns(), self.link
-        of = f"figures of {self.time()}" if self._fetched_ns is not None else "no figures yet"
+        of = f"figures of {self.time()}" if self._answer_ns is not None else "no figures yet"
         match link:
             case FeedLink.DISCONNECTED:
-                lost_s, left_s = (now_ns - self._lost_ns) // NS_PER_S, (self._due_ns - now_ns) / NS_PER_S
+                lost_s, left_s = (
+                    (now_ns - self._first_failure_ns) // NS_PER_S,
+                    (self._next_request_ns - now_ns) / NS_PER_S,
+                )
                 again = f"again in {left_s:.0f} s" if left_s >= 0.5 else "trying"
                 return f"{link} {lost_s} s: {self.trouble}; {again}; {of}"
             case FeedLink.STALE:
-                return f"{link}: no answer for {(now_ns - (self._fetched_ns or now_ns)) // NS_PER_S} s; {of}"
+                return f"{link}: no answer for {(now_ns - (self._answer_ns or now_ns)) // NS_PER_S} s; {of}"
             case FeedLink.PAUSED if self.trouble is not None:
                 return f"{link}; the last request failed: {self.trouble}; {of}"
             case FeedLink.CONNECTING:
@@ -401,4 +419,5 @@ class Feed:
                 return f"{link} {self.time()}"
 
     def time(self) -> str:
-        return clock_time(self._fetched_wall_ns / NS_PER_S)
+        """Return the local time of the latest figures."""
+        return clock_time(self._answer_wall_ns / NS_PER_S)

@@ -1,7 +1,7 @@
 """Fetch all views once and print plain tables (`llmtap top --once`), for scripts and simple terminals.
 
-`fetched` also runs before the interactive view starts, to report an admin port that does not answer. The
-tables are those of `views.py`; textual is not needed.
+`fetch_documents` also runs before the interactive view starts, to report an admin port that does not answer.
+The tables are those of `views.py`; textual is not needed.
 """
 
 import asyncio
@@ -15,13 +15,14 @@ from rich.text import Text
 
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.top.client import TOKEN_ENV, Admin, Denied, TopOptions, Trouble, Untrusted
-from llmtap.top.table import ViewTable, facts, firing, flowed, shown, troubles
-from llmtap.top.views import VIEWS, Document, Shown
+from llmtap.top.table import ViewTable, facts, firing_sentences, flow_lines, visible_text, warnings_of
+from llmtap.top.views import VIEWS, Document, Documents
 
 ROWS_MAX: Final = 20
+"""Maximum number of rows of a table; the view on llmtap itself is always complete."""
 PIPED_CELLS: Final = 240
 """Width of the header if the output is not a terminal."""
-_APART: Final = 2
+_COLUMN_GAP: Final = 2
 _BY: Final = "tenant,model,arm"
 
 
@@ -43,7 +44,7 @@ async def probe(options: TopOptions, admin: Admin) -> Document:
         raise ConfigError("--admin", f"{options.url}: {exc}", exc.hint) from None
 
 
-def fetched(options: TopOptions) -> dict[str, Any]:
+def fetch_documents(options: TopOptions) -> dict[str, Any]:
     """Return all documents by name. Raises the errors of `probe`, and LlmtapError."""
 
     async def fetch() -> dict[str, Any]:
@@ -66,11 +67,15 @@ def render_once(documents: dict[str, Any], width: int) -> list[RenderableType]:
     """Return the header in lines of this width, and all tables that have rows; tables may be wider."""
     summary = documents["summary"]
     details = {view.path: documents[view.path] for view in VIEWS if view.path is not None}
-    lines = [f"llmtap top {shown(documents['admin'], 200)}", *troubles(summary), *firing(summary)]
+    lines = [
+        f"llmtap top {visible_text(documents['admin'], 200)}",
+        *warnings_of(summary),
+        *firing_sentences(summary),
+    ]
     parts: list[RenderableType] = [Text(line, style="bold") for line in lines]
-    parts += map(Text, flowed(facts(summary), width))
+    parts += map(Text, flow_lines(facts(summary), width))
     for view in VIEWS:
-        table = view.table(Shown(summary, details))
+        table = view.table(Documents(summary, details))
         notes = [note for note in table.notes if table.rows or view.path is not None]
         if table.rows or notes:
             parts += [Text(f"\n{view.title}", style="bold"), *map(Text, notes)]
@@ -100,7 +105,7 @@ def print_once(documents: dict[str, Any], *, terminal: bool) -> None:
 
 
 def _plain_table(table: ViewTable, rows_max: int) -> Iterator[RenderableType]:
-    drawn = RichTable(box=None, pad_edge=False, padding=(0, _APART, 0, 0), header_style="bold")
+    drawn = RichTable(box=None, pad_edge=False, padding=(0, _COLUMN_GAP, 0, 0), header_style="bold")
     for column in table.columns:
         title = column.title.strip().replace("-\n", "").replace("/\n", "/").replace("\n", " ")
         drawn.add_column(Text(title), justify="right" if column.number else "left", overflow="fold")

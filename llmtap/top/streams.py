@@ -23,11 +23,14 @@ from llmtap.top.table import (
 )
 
 LEVELS: Final = "▁▂▃▄▅▆▇█"
+"""Characters of a sparkline, from few tokens to many."""
 SILENT: Final = "·"
+"""Character of a sparkline for a part of the time without tokens."""
 SPARK_CELLS: Final = 24
 
 
 def _sparkline_cell(one: Any) -> Cell:
+    """Return a sparkline of the tokens of a stream over the window that the answer names."""
     age, window = one.get("age"), one.get("window")
     if age is None or window is None:
         return Cell("")
@@ -76,7 +79,7 @@ _WAITS: Final = {"first_token": "first token", "next_token": "next token"}
 
 
 def _past_cell(one: Any) -> Cell:
-    """Return how many streams of the model went on after a silence of this length."""
+    """Return how many finished streams of the model continued after a silence of this length."""
     n, resumed, share = (at(one, "past", name) for name in ("n", "resumed", "share"))
     if not n:
         return Cell(NOTHING)

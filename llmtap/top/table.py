@@ -1,7 +1,8 @@
 """Data model of the tables of `llmtap top` (columns, rows, cells, sort keys), and the texts of its header.
 
-`views.py` makes `ViewTable`s with it; `app.py` and `plain.py` draw them. The texts (`facts`, `firing`,
-`troubles`) come from the JSON of a summary. Names come from traffic, so `shown` escapes them.
+`views.py` makes `ViewTable`s with it; `app.py` and `plain.py` draw them. The texts (`facts`,
+`firing_sentences`, `warnings_of`) come from the JSON of a summary. Names come from traffic, so `visible_text`
+escapes them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,37 +22,49 @@ NAME_CHARS: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class Cell:
+    """Text of a cell, and the value by which its column is sorted and searched; None if unknown."""
+
     text: str
     value: float | str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
+    """Column of a view's table."""
+
     key: str
+    """Name of the column, unique in its table."""
     title: str
     cell: Callable[[Any], Cell]
     """Function that makes the cell of a row from the row's part of a document."""
     number: bool = True
+    """Whether the values are numbers, which are aligned right and sorted largest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
+    """Row of a view's table. The key stays the same when the figures change."""
+
     key: str
     cells: tuple[Cell, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ViewTable:
+    """Table of a view, and the notes about it."""
+
     columns: tuple[Column, ...]
     rows: list[Row] = field(default_factory=list)
     notes: tuple[str, ...] = ()
 
 
 def row_of(key: object, columns: Iterable[Column], part: object) -> Row:
+    """Return the row of this part of a document."""
     return Row(str(key), tuple(column.cell(part) for column in columns))
 
 
-def ordered(rows: Iterable[Row], column: int, *, largest_first: bool) -> list[Row]:
+def sort_rows(rows: Iterable[Row], column: int, *, largest_first: bool) -> list[Row]:
+    """Return the rows in the order of a column's values; rows without a value are last."""
     known = [row for row in rows if row.cells[column].value is not None]
     rest = [row for row in rows if row.cells[column].value is None]
     known.sort(key=lambda row: _sort_key(row.cells[column].value), reverse=largest_first)
@@ -62,8 +75,9 @@ def _sort_key(value: float | str | None) -> tuple[float, str]:
     return (0.0, value.casefold()) if isinstance(value, str) else (value or 0.0, "")
 
 
-def filtered(rows: Iterable[Row], text: str) -> list[Row]:
-    """Return the rows with this text in a cell. The part of a name that is cut off is searched as well."""
+def filter_rows(rows: Iterable[Row], text: str) -> list[Row]:
+    """Return the rows with this text in a cell. Names are searched in full, also if the cell shows them
+    cut."""
     wanted = text.casefold()
     return [row for row in rows if any(wanted in cell.casefold() for cell in _searched_texts(row))]
 
@@ -75,7 +89,7 @@ def _searched_texts(row: Row) -> Iterator[str]:
             yield cell.value
 
 
-def unique(rows: Iterable[Row]) -> list[Row]:
+def unique_rows(rows: Iterable[Row]) -> list[Row]:
     """Return the first row of each key."""
     first: dict[str, Row] = {}
     for row in rows:
@@ -83,8 +97,9 @@ def unique(rows: Iterable[Row]) -> list[Row]:
     return list(first.values())
 
 
-def shown(value: object, chars: int = NAME_CHARS) -> str:
-    """Return text from traffic with control characters escaped, cut to `chars` characters."""
+def visible_text(value: object, chars: int = NAME_CHARS) -> str:
+    """Return text from traffic with control characters escaped, cut to `chars` characters; `-` for an empty
+    one."""
     if value is None or value == "":
         return NOTHING
     text = printable(str(value)[: 4 * chars])
@@ -92,11 +107,12 @@ def shown(value: object, chars: int = NAME_CHARS) -> str:
 
 
 def clock_time(wall_s: float) -> str:
+    """Return the local time of a Unix time, as HH:MM:SS."""
     return datetime.fromtimestamp(wall_s, UTC).astimezone().strftime("%H:%M:%S")
 
 
 def name_cell(value: object, chars: int = NAME_CHARS) -> Cell:
-    return Cell(shown(value, chars), None if value is None else str(value))
+    return Cell(visible_text(value, chars), None if value is None else str(value))
 
 
 def text_cell(text: str) -> Cell:
@@ -122,7 +138,7 @@ def figure_cell(figures: object, statistic: str) -> Cell:
 
 
 LEFT_OUT: Final = {"not_judged": "not judged", "own_faults": "left out (faults of llmtap)"}
-"""Texts on exchanges that an attainment leaves out, by the name of their number."""
+"""Texts for exchanges that do not count for the attainment, by the name of their count in the JSON."""
 
 
 def column_of(key: str, title: str, cell: Callable[[Any], Cell], *path: str, number: bool = True) -> Column:
@@ -135,9 +151,9 @@ def text_column(key: str, title: str, *path: str, chars: int = NAME_CHARS) -> Co
 
 
 SILENT_S: Final = 5.0
-"""Age of its last status from which a relay counts as silent, as in the meter. Relays
-report twice per second."""
-_APART: Final = " · "
+"""Age of a relay's last status from which the relay counts as silent, as in the meter. Relays report twice
+per second."""
+_SEPARATOR: Final = " · "
 _OBJECTIVES_CHARS: Final = 60
 _SENTENCE_CHARS: Final = 600
 
@@ -149,19 +165,19 @@ def facts(summary: Mapping[str, Any]) -> Iterator[str]:
         return
     seconds = at(summary, "window", "seconds")
     long = f" ({seconds:.0f} s)" if isinstance(seconds, int | float) else ""
-    yield f"window {shown(at(summary, 'window', 'name'))}{long}"
+    yield f"window {visible_text(at(summary, 'window', 'name'))}{long}"
     rate = at(summary, "load", "achieved_rps")
     yield "req/s -" if rate is None else f"{number(rate, 3)} req/s"
     yield f"n {summary['n']:,}"
     yield _latency_text("TTFT", at(summary, "metrics", "ttft"))
     option = at(summary, "metrics", "itl", "option")
-    yield _latency_text(f"ITL ({shown(option)})", at(summary, "metrics", "itl"))
+    yield _latency_text(f"ITL ({visible_text(option)})", at(summary, "metrics", "itl"))
     goodput, smooth = at(summary, "goodput"), at(summary, "smooth_goodput")
     unjudged = "".join(f", {n:,} {text}" for name, text in LEFT_OUT.items() if (n := at(goodput, name)))
     if at(goodput, "attainment") is None:
         yield f"goodput - (no objectives met or missed{unjudged})"
     else:
-        objectives = shown(goodput["objectives"], _OBJECTIVES_CHARS)
+        objectives = visible_text(goodput["objectives"], _OBJECTIVES_CHARS)
         met = f"{goodput['met']:,} of {goodput['counted']:,} met {objectives}{unjudged}"
         yield f"goodput {number(goodput['requests_per_second'], 3)} req/s ({met})"
     rate, speed = at(smooth, "tokens_per_second"), at(smooth, "speed_tokens_per_second")
@@ -173,7 +189,7 @@ def facts(summary: Mapping[str, Any]) -> Iterator[str]:
     places = at(summary, "without_dialect") or []
     if places:
         n, most = sum(place["n"] for place in places), places[0]
-        where = shown(f"{most['path']} {most['content_type'] or ''}".strip(), _OBJECTIVES_CHARS)
+        where = visible_text(f"{most['path']} {most['content_type'] or ''}".strip(), _OBJECTIVES_CHARS)
         yield (
             f"unknown format {n / summary['n']:.1%} ({n:,}), most {where} {most['reading']}:"
             " llmtap inspect FILE --draft NAME"
@@ -188,11 +204,11 @@ def _latency_text(title: str, figures: Any) -> str:
     )
 
 
-def flowed(facts_: Iterable[str], width: int) -> list[str]:
-    """Join texts to lines of this width. A text is never broken."""
+def flow_lines(facts_: Iterable[str], width: int) -> list[str]:
+    """Return lines of this width, with several texts on each. A text is never broken."""
     lines: list[str] = []
     for fact in facts_:
-        joined = f"{lines[-1]}{_APART}{fact}" if lines else fact
+        joined = f"{lines[-1]}{_SEPARATOR}{fact}" if lines else fact
         if lines and cell_len(joined) <= width:
             lines[-1] = joined
         else:
@@ -214,13 +230,14 @@ def alarms(summary: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any],
 
 
 def _burn_rate_text(slo: object, name: str) -> str:
+    """Return the burn rate of a window, with the time that it covers."""
     rate, seconds = at(slo, "windows", name, "burn_rate"), at(slo, "windows", name, "seconds")
     measured = isinstance(seconds, int | float) and seconds < _COMPLETE * _WINDOW_S.get(name, 0)
     over = f"the {seconds:.0f} s measured" if measured else name
     return f"{NOTHING if rate is None else number(rate, 3)} over {over}"
 
 
-def firing(summary: Mapping[str, Any]) -> list[str]:
+def firing_sentences(summary: Mapping[str, Any]) -> list[str]:
     """Return a sentence for each burn-rate alarm that fires."""
     sentences = []
     for name, alarm, *rates in alarms(summary):
@@ -228,15 +245,15 @@ def firing(summary: Mapping[str, Any]) -> list[str]:
             limit = f"{number(alarm['burn_rate'], 3)} over {alarm['long']} and {alarm['short']}"
             rate = " and ".join(dict.fromkeys(rates))
             words = f"uses its error budget too fast: burn rate {rate}; {alarm['severity']} above {limit}"
-            sentences.append(f"{shown(name)} {words}")
+            sentences.append(f"{visible_text(name)} {words}")
     return sentences
 
 
-def troubles(summary: Mapping[str, Any]) -> list[str]:
+def warnings_of(summary: Mapping[str, Any]) -> list[str]:
     """Return a warning if no relay reports, one for each upstream that is down, and one for a paused
     capture."""
     pause = at(summary, "capture", "pause", "sentence")
-    paused = [] if pause is None else [f"CAPTURE PAUSED: {shown(pause, _SENTENCE_CHARS)}"]
+    paused = [] if pause is None else [f"CAPTURE PAUSED: {visible_text(pause, _SENTENCE_CHARS)}"]
     if "relays" not in summary:
         return paused
     connected = [relay for relay in summary["relays"].values() if at(relay, "connected")]
@@ -247,6 +264,9 @@ def troubles(summary: Mapping[str, Any]) -> list[str]:
     down = dict.fromkeys(url for of in upstreams for url, up in of.items() if not up)
     return (
         lines
-        + [f"UPSTREAM DOWN: {shown(url, 40)} accepts no connection; clients get 502 or 504" for url in down]
+        + [
+            f"UPSTREAM DOWN: {visible_text(url, 40)} accepts no connection; clients get 502 or 504"
+            for url in down
+        ]
         + paused
     )

@@ -1,9 +1,9 @@
-"""Views of `llmtap top` in the order of their tabs (`VIEWS`), and the events of one exchange (`inspected`).
+"""Views of `llmtap top` in the order of their tabs (`VIEWS`), and the events of one exchange (`event_table`).
 
 A view names the documents of the API that it needs, and makes a `ViewTable` (`table.py`) from them. Both the
-application (`app.py`, `client.py`) and `plain.py` use the views. `inspected` shows, for each event, its time,
-its deadline and the wait of the assumed reader; the waits add up to the user idle latency (smooth goodput
-paper, eq. 4 and 6).
+application (`app.py`, `client.py`) and `plain.py` use the views. `event_table` shows, for each event, its
+time, its deadline and the wait of the assumed reader; the waits add up to the user idle latency (smooth
+goodput paper, eq. 4 and 6).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,12 +32,12 @@ from llmtap.top.table import (
     ms_cell,
     name_cell,
     number_cell,
-    ordered,
     row_of,
     share_cell,
-    shown,
+    sort_rows,
     text_cell,
     text_column,
+    visible_text,
 )
 from llmtap.units import format_bytes
 
@@ -49,22 +49,29 @@ EXCHANGES: Final = "exchanges"
 
 
 @dataclass(slots=True)
-class Shown:
+class Documents:
+    """JSON documents of the admin API from which a view makes its table."""
+
     summary: Document = field(default_factory=dict)
+    """Answer of `/api/v1/summary`."""
     details: dict[str, Document] = field(default_factory=dict)
     """Documents other than the summary, by path."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
+    """Tab of `llmtap top`: the documents that it needs, and the function that makes its table."""
+
     name: str
     title: str
-    table: Callable[[Shown], ViewTable]
+    table: Callable[[Documents], ViewTable]
     by: str = "none"
+    """Labels by which the summary is split, for the parameter `by` of the API."""
     path: str | None = None
+    """Path of a document that the view needs besides the summary."""
     query: Mapping[str, str] = field(default_factory=dict)
     inspects: bool = False
-    """Whether the rows are exchanges, of which the user can open the events."""
+    """Whether the rows are exchanges, so that the user can open the events of one."""
 
 
 def _percentile_column(key: str, title: str, metric: str, statistic: str) -> Column:
@@ -92,19 +99,19 @@ _FIGURES: Final = (
 )
 
 
-def _series_table(documents: Shown, label: str) -> ViewTable:
+def _series_table(documents: Documents, label: str) -> ViewTable:
     summary = documents.summary
     columns = (text_column("name", f"\n{label}", "name"), *_FIGURES)
     parts = at(summary, "by", label) or {}
     rows = [row_of(name, columns, {"name": name, **part}) for name, part in parts.items()]
-    return ViewTable(columns, ordered(rows, 1, largest_first=True), (_caption_text(summary),))
+    return ViewTable(columns, sort_rows(rows, 1, largest_first=True), (_caption_text(summary),))
 
 
-def _arms_table(documents: Shown) -> ViewTable:
+def _arms_table(documents: Documents) -> ViewTable:
     table = _series_table(documents, "arm")
     if EXPERIMENT not in documents.details:
         return table
-    lines = (shown(line, 400) for line in experiment_lines(documents.details[EXPERIMENT]))
+    lines = (visible_text(line, 400) for line in experiment_lines(documents.details[EXPERIMENT]))
     return ViewTable(table.columns, table.rows, (*lines, *(table.notes if table.rows else ())))
 
 
@@ -113,7 +120,7 @@ def _caption_text(summary: Mapping[str, Any]) -> str:
     reader = "several speeds" if speed is None else f"{speed:g} tok/s"
     option, window = at(summary, "metrics", "itl", "option"), at(summary, "window", "name")
     return (
-        f"ms, window {shown(window)}; ITL ({shown(option)}); idle: reader of {reader};"
+        f"ms, window {visible_text(window)}; ITL ({visible_text(option)}); idle: reader of {reader};"
         " * fewer than ten samples beyond it"
     )
 
@@ -144,7 +151,7 @@ _EXCHANGE_COLUMNS: Final = (
 )  # fmt: skip
 
 
-def _exchanges_table(documents: Shown) -> ViewTable:
+def _exchanges_table(documents: Documents) -> ViewTable:
     exchanges = at(documents.details.get(EXCHANGES), "exchanges") or ()
     return ViewTable(_EXCHANGE_COLUMNS, [row_of(x.get("id"), _EXCHANGE_COLUMNS, x) for x in exchanges])
 
@@ -168,7 +175,7 @@ _CUT_COLUMNS: Final = (
 )  # fmt: skip
 
 
-def _refusals_table(documents: Shown) -> ViewTable:
+def _refusals_table(documents: Documents) -> ViewTable:
     summary = documents.summary
     # Use an empty key for the row `all`, since a tenant may also be called `all`.
     rows = [row_of("", _CUT_COLUMNS, {**summary, "name": "all"})] if "refusals" in summary else []
@@ -180,11 +187,11 @@ def _refusals_table(documents: Shown) -> ViewTable:
 
 TEXT_CHARS: Final = 160
 Line = tuple[str, str, Cell, str]
-"""Row of the view on llmtap itself: subject, name, value, description."""
+"""Row of the view on llmtap itself: subject, name, value and description."""
 
 
 def _tap_text(place: int) -> Callable[[Line], Cell]:
-    return lambda line: Cell(shown(line[place], TEXT_CHARS) if line[place] else "", str(line[place]))
+    return lambda line: Cell(visible_text(line[place], TEXT_CHARS) if line[place] else "", str(line[place]))
 
 
 _TAP_COLUMNS: Final = (
@@ -204,7 +211,7 @@ _COUNTS: Final = {
 }  # fmt: skip
 
 
-def _tap_table(documents: Shown) -> ViewTable:
+def _tap_table(documents: Documents) -> ViewTable:
     rows = [row_of(f"{line[0]}/{line[1]}", _TAP_COLUMNS, line) for line in _tap_lines(documents.summary)]
     note = "added: latency added by llmtap, in ms; lag: delay of its event loops"
     return ViewTable(_TAP_COLUMNS, rows, (note,))
@@ -227,7 +234,7 @@ def _tap_lines(summary: Mapping[str, Any]) -> Iterator[Line]:
         yield "meter", f"errors: {kind}", count_cell(n), "exchanges or values not measured"
     for name, value in (summary.get("capture") or {}).items():
         if isinstance(value, int | float | str) and value != "":
-            yield "capture", name, Cell(shown(value, TEXT_CHARS), str(value)), ""
+            yield "capture", name, Cell(visible_text(value, TEXT_CHARS), str(value)), ""
 
 
 def _relay_lines(relay: Mapping[str, Any]) -> Iterator[tuple[str, Cell, str]]:
@@ -280,7 +287,7 @@ _ALARM_COLUMNS: Final = (
 )  # fmt: skip
 
 
-def _slo_table(documents: Shown) -> ViewTable:
+def _slo_table(documents: Documents) -> ViewTable:
     """Return a row for each burn-rate alarm of each class of tenants; firing alarms first."""
     rows = []
     for name, alarm, long, short in alarms(documents.summary):
@@ -307,7 +314,7 @@ def _slo_table(documents: Shown) -> ViewTable:
 
 
 def _table_of_document(
-    documents: Shown, path: str, table: Callable[[Mapping[str, Any]], ViewTable]
+    documents: Documents, path: str, table: Callable[[Mapping[str, Any]], ViewTable]
 ) -> ViewTable:
     return table(documents.details.get(path) or {})
 
@@ -359,7 +366,7 @@ _EVENT_COLUMNS: Final = (
 )  # fmt: skip
 
 
-def inspected(x: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> ViewTable:
+def event_table(x: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> ViewTable:
     """Return the table of the events of an exchange (JSON of `/api/v1/exchanges`).
 
     `v_ns`: reading time of the assumed reader per token, in ns.
@@ -394,10 +401,10 @@ def inspected(x: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> ViewTabl
 
 
 def _due_ns(x: Mapping[str, Any], output: Sequence[Mapping[str, Any]], v_ns: int) -> Iterator[int]:
-    """Return the deadline of each event with output, in ns, from the number of tokens before it.
+    """Return the time (ns after the first token) at which the reader needs each event with output.
 
-    The number is known, or estimated from the mean tokens per event. A provider's total also counts reasoning
-    that it may not have sent.
+    It follows from the number of tokens before the event, which is declared, or estimated from the mean
+    tokens per event. A provider's total also counts reasoning that it may not have sent.
     """
     sizes = [event["tokens"] for event in output]
     if sizes and None not in sizes and any(sizes):
@@ -420,12 +427,13 @@ def _seconds_to_ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-def story(x: Mapping[str, Any]) -> Iterator[str]:
-    yield f"{shown(x.get('id'))}: {shown(x.get('outcome'))}"
-    yield f"{shown(x.get('method'))} {shown(x.get('path'), 60)} {shown(x.get('status'))}"
+def fact_lines(x: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the facts about one exchange (JSON of `/api/v1/exchanges`) for the header of its events."""
+    yield f"{visible_text(x.get('id'))}: {visible_text(x.get('outcome'))}"
+    yield f"{visible_text(x.get('method'))} {visible_text(x.get('path'), 60)} {visible_text(x.get('status'))}"
     for name in ("tenant", "model", "arm", "dialect", "finish_reason"):
         if x.get(name) is not None:
-            yield f"{name.replace('_', ' ')} {shown(x[name])}"
+            yield f"{name.replace('_', ' ')} {visible_text(x[name])}"
     metrics = x.get("metrics") or {}
     whole = not x.get("stream", True)
     for name, title in (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2e", "E2E"), ("user_idle", "user idle")):
@@ -433,14 +441,15 @@ def story(x: Mapping[str, Any]) -> Iterator[str]:
             yield f"{title} {milliseconds(metrics[name])} ms"
     output, source = at(x, "tokens", "output"), at(x, "tokens", "source")
     if output is not None:
-        yield f"{output:,} output tokens by {shown(source)}"
+        yield f"{output:,} output tokens by {visible_text(source)}"
     for name in ("refusal", "guardrail"):
         verdict = x.get(name)
         if isinstance(verdict, Mapping):
             kind = verdict.get("kind") or verdict.get("action")
-            yield f"{name}: {shown(kind)} by {shown(verdict.get('source') or verdict.get('signal'))}"
+            by = verdict.get("source") or verdict.get("signal")
+            yield f"{name}: {visible_text(kind)} by {visible_text(by)}"
     if x.get("error") is not None:
-        yield f"error: {shown(x['error'], 120)}"
+        yield f"error: {visible_text(x['error'], 120)}"
     added = at(x, "added", "chunk_max")
     if added is not None:
         yield f"added by the tap at most {milliseconds(added)} ms a chunk"

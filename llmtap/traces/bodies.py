@@ -39,7 +39,7 @@ _READ_BYTES: Final = 1 << 16
 _encode: Final = msgspec.json.Encoder(decimal_format="number").encode
 
 
-def compact(value: Any) -> str:
+def compact_json(value: Any) -> str:
     return _encode(value).decode()
 
 
@@ -147,7 +147,7 @@ def read_elements(file: BinaryIO, path: str = "", *, floats: bool = False) -> It
 
     counted, count_, inside = _CountedReader(file), 0, False
 
-    def shallow() -> Iterator[tuple[str, Any]]:
+    def events_within_depth() -> Iterator[tuple[str, Any]]:
         # Check the depth before ijson.parse sees the event: it makes a prefix as long as the depth for each.
         depth = 0
         for one in ijson.basic_parse(counted, buf_size=_READ_BYTES, use_float=floats):
@@ -158,7 +158,7 @@ def read_elements(file: BinaryIO, path: str = "", *, floats: bool = False) -> It
 
     def events() -> Iterator[tuple[str, str, Any]]:
         nonlocal inside
-        for one in ijson.parse(shallow()):
+        for one in ijson.parse(events_within_depth()):
             inside = inside or one[:2] == (path, "start_array")
             yield one
 

@@ -81,7 +81,7 @@ def convert(
     wanted = _target_format(target, target_format)
     with open_trace(source, source_format=source_format, progress=progress) as trace:
         rows, read_format = trace.source, trace.format
-        _check_could(read_format, wanted)
+        _check_formats(read_format, wanted)
         report = Report(shown_name(source), read_format.name, shown_name(target, output=True), wanted.name)
         counts = dict.fromkeys(format.ASPECTS, 0)
         batches = rows.batches
@@ -93,7 +93,7 @@ def convert(
             with new_file(target, replace=force) as out:
                 written = wanted.write(out.stream, rows.info, redacted)
                 own = wanted.name in (read_format.name, rows.info.source)
-                _check_did(counts, written, read_format, wanted, report, own=own)
+                _check_written_rows(counts, written, read_format, wanted, report, own=own)
             report.bytes_out = out.bytes
         except OSError as exc:
             if isinstance(exc, BrokenPipeError) and target == STANDARD:
@@ -134,13 +134,13 @@ def _target_format(target: str, name: str | None) -> format.TraceFormat:
         raise ConfigError("--to", "is required if the output is standard output")
     try:
         if name is not None:
-            return registry.by_name(name, writing=True)
-        return registry.for_target(plain_name(target))
+            return registry.format_named(name, writing=True)
+        return registry.format_for_file(plain_name(target))
     except format.FormatError as exc:
         raise ConfigError(target if name is None else "--to", str(exc)) from None
 
 
-def _check_could(read_format: format.TraceFormat, wanted: format.TraceFormat) -> None:
+def _check_formats(read_format: format.TraceFormat, wanted: format.TraceFormat) -> None:
     """Raise ConfigError, before a row is read, if the source's format lacks an aspect
     that the target needs."""
     for aspect in format.ASPECTS:
@@ -164,7 +164,7 @@ _HINTS: Final = {
 """Settings of a capture that add an aspect to it, by the aspect that a target needs."""
 
 
-def _check_did(
+def _check_written_rows(
     counts: dict[str, int],
     written: format.TraceWriter,
     read_format: format.TraceFormat,
@@ -217,7 +217,7 @@ def _aspect_of(name: str, rows: int, wanted: format.TraceFormat, written: format
 
 
 def _formats_with(aspect: str, wanted: format.TraceFormat) -> str | None:
-    names = [f.name for f in registry.FORMATS if f.writes and aspect in f.holds and f is not wanted]
+    names = [f.name for f in registry.FORMATS if f.write_rows and aspect in f.holds and f is not wanted]
     return f"--to {' or '.join(names[:_NAMED_MAX])}" if names else None
 
 
@@ -253,10 +253,10 @@ class _Redacted:
             if self._redactor is None:
                 self.raw += pc.and_(with_text, pc.is_null(batch.column("redactions"))).true_count
             elif with_text.true_count:
-                batch = self._of(batch, self._redactor)
+                batch = self._redact_batch(batch, self._redactor)
             yield batch
 
-    def _of(self, batch: pa.RecordBatch, redactor: Redactor) -> pa.RecordBatch:
+    def _redact_batch(self, batch: pa.RecordBatch, redactor: Redactor) -> pa.RecordBatch:
         names = (*_TEXTS, "redactions")
         rows = []
         for body, text, marks in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
@@ -268,7 +268,7 @@ class _Redacted:
             # If the row has no text, keep its number of marks.
             rows.append((body_, text_, marks if body is text is None else (marks or 0) + more + again))
         for name, values in zip(names, zip(*rows, strict=True), strict=True):
-            batch = format.replaced(batch, name, pa.array(values, batch.schema.field(name).type))
+            batch = format.replace_column(batch, name, pa.array(values, batch.schema.field(name).type))
         return batch
 
     def report(self, written: format.TraceWriter) -> None:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from llmtap.capture.schema import SCHEMA, CaptureInfo
 from llmtap.errors import LlmtapError
-from llmtap.traces.sorting import sorted_by
+from llmtap.traces.sorting import sort_batches
 
 TraceRow: TypeAlias = dict[str, Any]
 """A row of a trace that is read: values by the name of a column. The columns and their types are declared in
@@ -154,7 +154,7 @@ class TraceWriter:
     """Arrival of the first row, which is subtracted from each arrival; None before the first row."""
 
     @property
-    def own(self) -> bool:
+    def is_own_format(self) -> bool:
         """Whether the trace came from the format that is written."""
         return self.info.source == self.name
 
@@ -169,7 +169,7 @@ class TraceWriter:
         if n:
             self.notes.append(f"{n:,} {what}")
 
-    def outgoing(
+    def rows_to_write(
         self,
         columns: Sequence[str],
         needs: Sequence[str] = ("arrival_ns", "input_tokens", "output_tokens"),
@@ -193,12 +193,12 @@ class TraceWriter:
             reasons: function that returns for each row the reason why it cannot be written, or None.
         """
         columns = list(dict.fromkeys([*columns, "arrival_ns", "outcome", "prompt_bytes"]))
-        selected = (self._selected(batch.select(columns), needs, failed) for batch in self.batches)
-        for batch in selected if self.own else sorted_by("arrival_ns", selected):
+        selected = (self._select_rows(batch.select(columns), needs, failed) for batch in self.batches)
+        for batch in selected if self.is_own_format else sort_batches("arrival_ns", selected):
             if times == "zero" and batch.num_rows:
-                batch = self._from_zero(batch)
+                batch = self._shift_to_zero(batch)
             if reasons is not None:
-                batch = self._without_reasons(batch, reasons(batch))
+                batch = self._drop_rows_with_reason(batch, reasons(batch))
             if batch.num_rows:
                 self.rows += batch.num_rows
                 self.count(batch)
@@ -209,17 +209,17 @@ class TraceWriter:
         if times == "date" and self.info.arrivals == "trace" and self.rows:
             self.notes.append("arrivals have no date: written as if the trace began with 1970")
 
-    def _selected(self, batch: pa.RecordBatch, needs: Sequence[str], failed: bool) -> pa.RecordBatch:
+    def _select_rows(self, batch: pa.RecordBatch, needs: Sequence[str], failed: bool) -> pa.RecordBatch:
         if not failed and batch.column("outcome").null_count < batch.num_rows:
             good = pc.invert(pc.is_in(batch.column("outcome"), pa.array(FAILED)))
-            batch = self._without(batch, good, "failed request")
-        if "input_tokens" in needs and not self.own:
-            batch = self._estimated(batch)
+            batch = self._drop_rows(batch, good, "failed request")
+        if "input_tokens" in needs and not self.is_own_format:
+            batch = self._estimate_tokens(batch)
         for column in needs:
-            batch = self._without(batch, pc.is_valid(batch.column(column)), _REASONS[column])
+            batch = self._drop_rows(batch, pc.is_valid(batch.column(column)), _REASONS[column])
         return batch
 
-    def _estimated(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _estimate_tokens(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Estimate missing input tokens by the mean bytes per token of the rows so far."""
         tokens, sizes = batch.column("input_tokens"), batch.column("prompt_bytes")
         known = pc.and_(pc.is_valid(sizes), pc.greater(pc.fill_null(tokens, 0), 0))
@@ -231,30 +231,30 @@ class TraceWriter:
         self._prompts[2] += wanted.true_count
         per_token = self._prompts[0] / self._prompts[1] if self._prompts[1] else BYTES_PER_TOKEN
         estimates = pc.max_element_wise(pc.round(pc.divide(sizes.cast(pa.float64()), per_token)), 1.0)
-        return replaced(batch, "input_tokens", pc.if_else(wanted, estimates.cast(pa.int64()), tokens))
+        return replace_column(batch, "input_tokens", pc.if_else(wanted, estimates.cast(pa.int64()), tokens))
 
-    def _without(self, batch: pa.RecordBatch, good: pa.BooleanArray, reason: str) -> pa.RecordBatch:
+    def _drop_rows(self, batch: pa.RecordBatch, good: pa.BooleanArray, reason: str) -> pa.RecordBatch:
         n = len(good) - good.true_count
         if not n:
             return batch
         self.drop(reason, n)
         return batch.filter(good)
 
-    def _without_reasons(self, batch: pa.RecordBatch, reasons: list[str | None]) -> pa.RecordBatch:
+    def _drop_rows_with_reason(self, batch: pa.RecordBatch, reasons: list[str | None]) -> pa.RecordBatch:
         for reason in filter(None, reasons):
             self.drop(reason)
         return batch.filter(pa.array([reason is None for reason in reasons], pa.bool_()))
 
-    def _from_zero(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _shift_to_zero(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         arrivals = batch.column("arrival_ns")
         if self._zero_ns is None and len(arrivals) > arrivals.null_count:
-            keep = self.own and self.info.arrivals == "trace"
+            keep = self.is_own_format and self.info.arrivals == "trace"
             self._zero_ns = 0 if keep else pc.min(arrivals).as_py()
             if self._zero_ns:
                 self.notes.append(_zero_note(self.info, self._zero_ns))
         if not self._zero_ns:
             return batch
-        return replaced(batch, "arrival_ns", pc.subtract(arrivals, self._zero_ns))
+        return replace_column(batch, "arrival_ns", pc.subtract(arrivals, self._zero_ns))
 
 
 def _zero_note(info: CaptureInfo, zero_ns: int) -> str:
@@ -289,15 +289,15 @@ class TraceFormat:
     """Function that yields rows with text, by column, and adds to the notes of the source."""
     batches: Callable[[BinaryIO, list[str]], Iterator[pa.RecordBatch]] | None = None
     """Function that yields batches, used instead of `rows` for a format without text."""
-    opens: Callable[[BinaryIO], TraceSource] | None = None
+    open_source: Callable[[BinaryIO], TraceSource] | None = None
     """Function that opens the file, used instead of `rows` and `batches` if `info` depends on the file."""
-    writes: Callable[[TraceWriter], None] | None = None
+    write_rows: Callable[[TraceWriter], None] | None = None
     """Function that writes a trace; None: the format can only be read."""
 
     def read(self, stream: BinaryIO) -> TraceSource:
         """Open a trace. Raises FormatError, also while its batches are read."""
-        if self.opens is not None:
-            return self.opens(stream)
+        if self.open_source is not None:
+            return self.open_source(stream)
         notes: list[str] = []
         if self.rows is not None:
             batches = text_batches(self.rows(stream, notes))
@@ -313,9 +313,9 @@ class TraceFormat:
 
         Raises FormatError.
         """
-        assert self.writes is not None
+        assert self.write_rows is not None
         writer = TraceWriter(self.name, out, info, batches)
-        self.writes(writer)
+        self.write_rows(writer)
         return writer
 
 
@@ -352,6 +352,6 @@ def batch_of(rows: int, columns: Mapping[str, Sequence[Any] | pa.Array]) -> pa.R
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
-def replaced(batch: pa.RecordBatch, name: str, values: pa.Array) -> pa.RecordBatch:
+def replace_column(batch: pa.RecordBatch, name: str, values: pa.Array) -> pa.RecordBatch:
     at = batch.schema.get_field_index(name)
     return batch.set_column(at, batch.schema.field(at), values.cast(batch.schema.field(at).type))

@@ -1,8 +1,8 @@
 """The list of all trace formats, and opening of traces: a file, standard input, a folder or a URL.
 
-`by_name`, `detect` (for reading) and `for_target` (for writing) return a `TraceFormat` of `formats/`.
-`open_trace` detects the format unless it is given, and yields an `OpenedTrace`: batches of rows, format, and
-the open file. Conversions, replays, simulations and fits read traces with it.
+`format_named`, `detect` (for reading) and `format_for_file` (for writing) return a `TraceFormat` of
+`formats/`. `open_trace` detects the format unless it is given, and yields an `OpenedTrace`: batches of rows,
+format, and the open file. Conversions, replays, simulations and fits read traces with it.
 """
 
 import difflib
@@ -55,14 +55,14 @@ FORMATS: Final[tuple[TraceFormat, ...]] = (
 )
 
 
-def by_name(name: str, *, writing: bool = False) -> TraceFormat:
+def format_named(name: str, *, writing: bool = False) -> TraceFormat:
     """Return the format of this name. Raises FormatError, which proposes the nearest name."""
     format_ = next((f for f in FORMATS if f.name == name), None)
     if format_ is not None:
-        if writing and format_.writes is None:
+        if writing and format_.write_rows is None:
             raise FormatError(f"llmtap can read the format {name}, but cannot write it")
         return format_
-    names = [f.name for f in FORMATS if not writing or f.writes is not None]
+    names = [f.name for f in FORMATS if not writing or f.write_rows is not None]
     near = [n for n in names if name and n.startswith(name)] or difflib.get_close_matches(name, names, 1)
     meant = f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join(names)}"
     raise FormatError(f"no format to {'write' if writing else 'read'} is called {name!r}; {meant}")
@@ -88,9 +88,9 @@ def detect(name: str, head: bytes) -> TraceFormat:
     return claims[0]
 
 
-def for_target(name: str) -> TraceFormat:
+def format_for_file(name: str) -> TraceFormat:
     """Return the format for a new file of this name. Raises FormatError unless exactly one matches."""
-    written = [f for f in FORMATS if f.writes is not None]
+    written = [f for f in FORMATS if f.write_rows is not None]
     fits = [f for f in written if name.lower().endswith(f.extensions)]
     if len(fits) == 1:
         return fits[0]
@@ -161,7 +161,7 @@ def _format_of(place: str, name: str | None, head: bytes, option: str) -> TraceF
     if name is None:
         return detect("" if place == STANDARD else plain_name(place), head)
     try:
-        return by_name(name)
+        return format_named(name)
     except FormatError as exc:
         raise ConfigError(option, str(exc)) from None
 

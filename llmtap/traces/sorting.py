@@ -1,9 +1,9 @@
 """External sort in bounded memory: rows by an integer column, and records grouped by a key.
 
-The writers of trace formats use it: `sorted_by` sorts Arrow batches; `grouped` groups records of bytes by a
-key, such as the turns of a session. If there are more than RUN_BYTES, the rows are divided into runs, each of
-which is sorted and written to a temporary file in small pieces; then the runs are merged. A trace of 64 GB
-needs a thousand files.
+The writers of trace formats use it: `sort_batches` sorts Arrow batches; `group_records` groups records of
+bytes by a key, such as the turns of a session. If there are more than RUN_BYTES, the rows are divided into
+runs, each of which is sorted and written to a temporary file in small pieces; then the runs are merged. A
+trace of 64 GB needs a thousand files.
 """
 
 import tempfile
@@ -25,7 +25,7 @@ _LAST: Final = (1 << 63) - 1
 _KEY: Final = "sort key"
 
 
-def sorted_by(
+def sort_batches(
     column: str, batches: Iterable[pa.RecordBatch], *, run_bytes: int = RUN_BYTES
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows in the order of an integer column: nulls last, and rows of equal
@@ -48,7 +48,7 @@ def sorted_by(
             yield batch.drop_columns([_KEY])
 
 
-def grouped(records: Iterable[tuple[object, int, bytes]]) -> Iterator[Iterator[bytes]]:
+def group_records(records: Iterable[tuple[object, int, bytes]]) -> Iterator[Iterator[bytes]]:
     """Yield an iterator of bytes for each group (all records of one key).
 
     `records`: key, place in the group (32 bits), and bytes of each record. Groups are in the order of their
@@ -72,7 +72,7 @@ def grouped(records: Iterable[tuple[object, int, bytes]]) -> Iterator[Iterator[b
 
     rows = (
         row
-        for batch in sorted_by("key", batches())
+        for batch in sort_batches("key", batches())
         for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)
     )
     for _, group in groupby(rows, key=lambda row: row[0] >> 32):

@@ -46,7 +46,7 @@ def read_lines(file: BinaryIO, bytes_max: int = BODY_BYTES_MAX) -> Iterator[tupl
             yield number, line
 
 
-def clipped(value: str) -> str:
+def clip_value(value: str) -> str:
     """Return a value for an error message: in quotes, and cut if it is longer than a line."""
     if len(value) <= _SHOWN_CHARS:
         return f'"{value}"'
@@ -245,7 +245,8 @@ class CsvKind:
 
     pattern: str
     """Regular expression (RE2) of the allowed texts."""
-    wanted: str
+    description: str
+    """Description of the allowed texts, for error messages."""
     parse: Callable[[pa.StringArray], pa.Array]
     text: Callable[[Any], str]
 
@@ -253,10 +254,13 @@ class CsvKind:
 @dataclass(frozen=True, slots=True)
 class CsvColumn:
     name: str
+    """Name in the file."""
     kind: CsvKind
     column: str
+    """Name of the column in a capture."""
     required: bool = True
     empty: bool = False
+    """Whether a value may be empty."""
 
 
 def _seconds_ns(texts: pa.StringArray) -> pa.Int64Array:
@@ -287,7 +291,7 @@ SECONDS: Final = CsvKind(
 """Kind of a column with seconds, which are converted to ns. Ten digits before the point are 300 years."""
 SECONDS_US: Final = CsvKind(
     SECONDS.pattern,
-    SECONDS.wanted,
+    SECONDS.description,
     lambda texts: pc.divide(_seconds_ns(texts), 1_000),
     lambda us: decimal_text(us, 6),
 )
@@ -327,7 +331,7 @@ def read_csv(
                 table = arrow_csv.read_csv(pa.BufferReader(block), read, convert_options=convert)
                 values = {c.column: _parse_column(c, table.column(c.name).combine_chunks()) for c in known}
             except pa.ArrowException:
-                raise _first_misfit(block, number, header, known) from None
+                raise _first_row_error(block, number, header, known) from None
             yield table.num_rows, values
         number += block.count(b"\n")
     if unknown := [name for name in header if name not in {c.name for c in columns}]:
@@ -343,7 +347,7 @@ def _parse_column(c: CsvColumn, texts: pa.StringArray) -> pa.Array:
     return c.kind.parse(pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts))
 
 
-def _first_misfit(block: bytes, number: int, header: list[str], known: Sequence[CsvColumn]) -> FormatError:
+def _first_row_error(block: bytes, number: int, header: list[str], known: Sequence[CsvColumn]) -> FormatError:
     """Return the error of the first line of a block that does not fit. `number`: number of its first line."""
     rows: list[tuple[int, list[str]]] = []
     error = FormatError(f"line {number}: is not valid CSV")
@@ -363,8 +367,8 @@ def _first_misfit(block: bytes, number: int, header: list[str], known: Sequence[
         # Search by bisection: a check takes up to 1 ms even for one line, too much for a check of each line.
         first = bisect_left(range(len(values)), True, key=lambda n: not _values_fit(c, values[: n + 1]))
         if first < len(values):
-            wanted = c.kind.wanted + (", or nothing" if c.empty else "")
-            got = clipped(values[first])
+            wanted = c.kind.description + (", or nothing" if c.empty else "")
+            got = clip_value(values[first])
             error = FormatError(f"line {rows[first][0]}: {c.name}: expected {wanted}, got {got}")
             del rows[first:]
     return error

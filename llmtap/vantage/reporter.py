@@ -77,7 +77,7 @@ class Reporter:
     """Channel of one event loop to the meter, and status reports about the process.
 
     Args:
-        clock_name: `kernel`, `mono` or `packet`: who stamps reads.
+        clock_name: `kernel`, `mono` or `packet`: source of the timestamps of reads.
         vantage: kind of vantage, as in Hello.
         live_counts: returns the fields of RelayStatus that this kind of vantage reads when it reports.
         on_word: called with the control words that the meter sends.
@@ -103,7 +103,7 @@ class Reporter:
         self.lag = lag
         self.now_ns = clock.mono_ns
         self.timebase = Timebase(clock, lag)
-        self.tap = Tap(loop, path, tap_bytes, self._hello, on_word, self._anchor_news)
+        self.tap = Tap(loop, path, tap_bytes, self._hello, on_word, self._new_anchor_frame)
         self.arrivals: dict[Any, int] = {}
         self.counts = RelayStatus()
         """Counters since the start; `status` completes them."""
@@ -130,12 +130,13 @@ class Reporter:
         skipped = self.counts.skipped
         skipped[rule] = skipped.get(rule, 0) + 1
 
-    def began(self, exchange: object, arrival_ns: int) -> None:
+    def on_begin(self, exchange: object, arrival_ns: int) -> None:
+        """Register a running exchange, and start the probes of the loop's lag."""
         self.arrivals[exchange] = arrival_ns
         if self._probe is None:
             self.start_probe()
 
-    def ended(self, exchange: object, request_bytes: int, response_bytes: int) -> None:
+    def on_end(self, exchange: object, request_bytes: int, response_bytes: int) -> None:
         """Remove an exchange, and add its bytes to the totals."""
         self.arrivals.pop(exchange, None)
         self.counts.bytes_up += request_bytes
@@ -210,8 +211,9 @@ class Reporter:
             guest=self._guest, implementation=native.NAME, implementation_reason=native.REASON,
         )  # fmt: skip
 
-    def _anchor_news(self) -> Frame | None:
-        """Return the frame of a new anchor, which must precede every frame that it may apply to."""
+    def _new_anchor_frame(self) -> Frame | None:
+        """Return the frame of a new clock anchor, None without one. It must precede the frames to which the
+        anchor applies."""
         timebase = self.timebase
         timebase.check()
         anchor, reported = timebase.anchor, self._reported_anchor

@@ -104,7 +104,7 @@ class Intensity:
     lead: tuple[Piece, ...]
     cycle: tuple[Piece, ...]
 
-    def moments(self, units: Iterator[float]) -> Iterator[int]:
+    def arrival_times_ns(self, units: Iterator[float]) -> Iterator[int]:
         """Yield the times at which L reaches the running sums of `units`, in whole ns, never decreasing."""
         cycle_mass = sum(piece.mass for piece in self.cycle)
         cycle_ns = sum(piece.length_ns for piece in self.cycle)
@@ -319,7 +319,7 @@ def _on_off(words: _Words, rate_rps: float) -> Offsets:
     if idle_rps > rate_rps:
         raise ValueError(f"idle: {idle_rps:g} is above the mean rate of {rate_rps:g}")
     on_rps = (rate_rps * (on_ns + off_ns) - idle_rps * off_ns) / on_ns
-    return _poisson_of((), (Slope(on_ns, on_rps, on_rps), Slope(off_ns, idle_rps, idle_rps)))
+    return _poisson_arrivals((), (Slope(on_ns, on_rps, on_rps), Slope(off_ns, idle_rps, idle_rps)))
 
 
 def _ramp(words: _Words, rate_rps: float) -> Offsets:
@@ -327,7 +327,7 @@ def _ramp(words: _Words, rate_rps: float) -> Offsets:
     from_rps, to_rps = words.number("from"), words.number("to")
     _check_rate("to", to_rps)
     lead = Slope(words.length_ns("over"), from_rps, to_rps)
-    return _poisson_of((lead,), (Slope(_STAY_NS, to_rps, to_rps),))
+    return _poisson_arrivals((lead,), (Slope(_STAY_NS, to_rps, to_rps),))
 
 
 def _steps(words: _Words, rate_rps: float) -> Offsets:
@@ -344,19 +344,19 @@ def _steps(words: _Words, rate_rps: float) -> Offsets:
     if not steps:
         raise ValueError("expected at least one step such as 10x30s, got none")
     _check_rate("last step", steps[-1].to_rps)
-    return _poisson_of(tuple(steps), (replace(steps[-1], length_ns=_STAY_NS),))
+    return _poisson_arrivals(tuple(steps), (replace(steps[-1], length_ns=_STAY_NS),))
 
 
 def _diurnal(words: _Words, rate_rps: float) -> Offsets:
     """Return arrivals at a sinusoidal rate, which rises at first. The amplitude is a share
     of the mean rate."""
-    return _poisson_of(
+    return _poisson_arrivals(
         (), (Wave(words.length_ns("period"), rate_rps, words.number("amplitude", maximum=1.0)),)
     )
 
 
-def _poisson_of(lead: tuple[Piece, ...], cycle: tuple[Piece, ...]) -> Offsets:
-    return lambda random: Intensity(lead, cycle).moments(exponential(random))
+def _poisson_arrivals(lead: tuple[Piece, ...], cycle: tuple[Piece, ...]) -> Offsets:
+    return lambda random: Intensity(lead, cycle).arrival_times_ns(exponential(random))
 
 
 _PROCESSES: Final[dict[str, Callable[[_Words, float], Offsets]]] = {

@@ -25,16 +25,16 @@ from llmtap.traces.bodies import messages_of, read_object
 from llmtap.traces.format import FormatError
 from llmtap.traces.formats import sharegpt
 from llmtap.traces.text import read_lines
-from llmtap.workload.lengths import Lengths, described, drawn, recorded_lengths
+from llmtap.workload.lengths import Lengths, describe_lengths, draw_length, recorded_lengths
 from llmtap.workload.plan import (
+    ConversationPrompts,
     ConversationScript,
     PlannedTurn,
     PlannedWorkload,
     Sharing,
-    Speaker,
     WorkloadPlan,
-    assemble,
-    description,
+    assemble_plan,
+    workload_description,
 )
 from llmtap.workload.prompts.prompt import ElasticSource
 from llmtap.workload.prompts.prose import LANGUAGES, fitted_text, prose
@@ -83,33 +83,37 @@ class RecordedDataset(PlannedWorkload):
         )
         sample = "of all pairs" if step == 1 else f"of one in {step:,} pairs"
         inputs = {**message, "of": f"the message, without context and history, {sample}"}
-        outputs = {**answer, "of": f"the answer, {sample}"} if self.output is None else described(self.output)
+        outputs = (
+            {**answer, "of": f"the answer, {sample}"}
+            if self.output is None
+            else describe_lengths(self.output)
+        )
         members: dict[str, Any] = {
             "data": {**self.data.about, "subset": SUBSET},
             "generation": "the data's texts, untouched; contexts and lengths that are not the data's:"
             " random.Random, one generator for each column, seeded with SEED/COLUMN",
             "sharing": None if self.sharing is None else self.sharing.describe(),
         }
-        return description(self.name, inputs, outputs, self.data.content, **members, **self.about)
+        return workload_description(self.name, inputs, outputs, self.data.content, **members, **self.about)
 
     def plan(self, count: int, seed: int) -> WorkloadPlan:
-        return assemble(self._turns(seed), count, seed, sharing=self.sharing)
+        return assemble_plan(self._draw_turns(seed), count, seed, sharing=self.sharing)
 
     def source(self, plan: WorkloadPlan, seed: int) -> ElasticSource:
-        return Speaker(plan, _AsRecorded(self.data, plan, seed))
+        return ConversationPrompts(plan, _RecordedScript(self.data, plan, seed))
 
-    def _turns(self, seed: int) -> Iterator[PlannedTurn]:
+    def _draw_turns(self, seed: int) -> Iterator[PlannedTurn]:
         random = Random(f"{seed}/output")
         order = Random(f"{seed}/subset").sample(range(self.data.count), self.data.count)
         while True:
             for number in order:
                 message, answer = map(count_tokens, self.data.pair(number))
-                output = answer if self.output is None else drawn(self.output, random)
+                output = answer if self.output is None else draw_length(self.output, random)
                 yield PlannedTurn(message, max(1, output), place=number)
 
 
 @dataclass(frozen=True, slots=True)
-class _AsRecorded(ConversationScript):
+class _RecordedScript(ConversationScript):
     data: DataSet
     plan: WorkloadPlan
     seed: int
@@ -129,7 +133,7 @@ class _AsRecorded(ConversationScript):
 
 
 @contextmanager
-def reading(path: Path, place: str) -> Iterator[BinaryIO]:
+def open_data_file(path: Path, place: str) -> Iterator[BinaryIO]:
     """Open the file and decompress it. Raises ConfigError naming `place`."""
     try:
         with open_input(str(path), 1, None) as file:
@@ -140,7 +144,7 @@ def reading(path: Path, place: str) -> Iterator[BinaryIO]:
         raise ConfigError(place, f"{path} cannot be read: {getattr(exc, 'strerror', None) or exc}") from None
 
 
-def file_described(path: Path) -> dict[str, Any]:
+def describe_file(path: Path) -> dict[str, Any]:
     """Return the name and the sha256 of a file as JSON."""
     with path.open("rb") as file:
         return {"file": path.name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
@@ -150,7 +154,7 @@ def read_sharegpt(path: Path, place: str) -> DataSet:
     """Read the first question and answer of each conversation of a file.
     Raises ConfigError naming `place`."""
     pairs: list[Pair] = []
-    with reading(path, place) as file:
+    with open_data_file(path, place) as file:
         source = sharegpt.FORMAT.read(file)
         conversations = empty = 0
         for batch in source.batches:
@@ -169,7 +173,7 @@ def read_sharegpt(path: Path, place: str) -> DataSet:
         raise ConfigError(place, f"{path} has no conversation with a question and an answer")
     notes = [*source.notes, *([f"{empty:,} turns have no text, and were left out"] if empty else [])]
     about = {
-        **file_described(path),
+        **describe_file(path),
         "dataset": "ShareGPT-shaped",
         "version": "the file's sha256; A.3.1 asks for vicuna_cleaned of 2023-04-12",
         "preprocessing": "conversations with one assistant turn or more; what was asked before the first"
@@ -277,7 +281,7 @@ def read_stack(path: Path, place: str) -> DataSet:
     files: list[str] = []
     places: list[tuple[int, int, int]] = []  # File, start and end of each function's body.
     total = other = bare = 0
-    with reading(path, place) as lines:
+    with open_data_file(path, place) as lines:
         for number, line in read_lines(lines):
             try:
                 record = _decode(line)
@@ -290,7 +294,7 @@ def read_stack(path: Path, place: str) -> DataSet:
                 other += 1
                 continue
             text = record.content.replace("\r\n", "\n")
-            bodies = list(functions(text, language))
+            bodies = list(function_bodies(text, language))
             if not bodies:
                 bare += 1
                 continue
@@ -300,7 +304,7 @@ def read_stack(path: Path, place: str) -> DataSet:
         raise ConfigError(place, f"{path} has no function in {', '.join(LANGUAGES)}")
     omissions = ((other, "files are in other languages"), (bare, "files have no function"))
     about = {
-        **file_described(path),
+        **describe_file(path),
         "dataset": "Stack-shaped",
         "version": "the file's sha256; A.4.1 names The Stack without a version",
         "preprocessing": "function-level completions: the prompt is a function's file up to its signature"
@@ -330,7 +334,7 @@ def read_stack(path: Path, place: str) -> DataSet:
     return DataSet(len(places), pair, context, content, about)
 
 
-def functions(text: str, language: str) -> Iterator[tuple[int, int]]:
+def function_bodies(text: str, language: str) -> Iterator[tuple[int, int]]:
     """Yield the start and the end of each function body. `language`: "" if it is unknown."""
     if language in ("python", ""):
         for match in _PYTHON.finditer(text):

@@ -35,7 +35,9 @@ def endpoint_of_body(body: bytes) -> str | None:
     return next((endpoint for name, endpoint in BODY_MEMBERS.items() if name in members), None)
 
 
-def unsendable(method: str | None, path: str | None, endpoint: str | None, body: str | None) -> str | None:
+def reason_unsendable(
+    method: str | None, path: str | None, endpoint: str | None, body: str | None
+) -> str | None:
     """Return the reason why a row cannot be sent, as the end of a sentence that begins `rows`; else None."""
     if body is None:
         endpoint = endpoint or (None if path is None else endpoint_of(path))

@@ -18,16 +18,16 @@ from random import Random
 from typing import Any, Final
 
 from llmtap.workload import datasets
-from llmtap.workload.lengths import Empirical, Fixed, LogNormal, Percentiles, UniformLengths, described
+from llmtap.workload.lengths import Empirical, Fixed, LogNormal, Percentiles, UniformLengths, describe_lengths
 from llmtap.workload.plan import (
     NO_CONTEXT,
     TOKENIZER,
-    Composed,
+    ComposedWorkload,
     RandomIds,
     Sharing,
     WorkloadPlan,
     check_rows,
-    description,
+    workload_description,
 )
 from llmtap.workload.prompts.prompt import CL100K_IDS, ElasticSource, Fit, Prompt, count_ids, random_ids
 from llmtap.workload.prompts.prose import Code, Document
@@ -66,7 +66,7 @@ _CODE_STAND_IN: Final = PUBLISHED["code-completion"].stand_in_text(
     " inference trace 2023 (its first 6,000 rows; CC-BY-4.0, Patel et al., Splitwise, ISCA 2024)"
 )
 
-CODE_COMPLETION: Final = Composed(
+CODE_COMPLETION: Final = ComposedWorkload(
     "code-completion",
     _INPUT,
     _OUTPUT,
@@ -126,7 +126,7 @@ _CHAT_STAND_IN: Final = PUBLISHED["conversation"].stand_in_text(
     "random words and the percentiles of lengths of A.3.2"
 )
 
-CONVERSATION: Final = Composed(
+CONVERSATION: Final = ComposedWorkload(
     "conversation",
     _CHAT_INPUT,
     _CHAT_OUTPUT,
@@ -193,9 +193,9 @@ _QUESTION: Final = _deviation_document(
 )
 
 
-def _long_context(name: str, lengths: Empirical | UniformLengths, about: dict[str, Any]) -> Composed:
+def _long_context(name: str, lengths: Empirical | UniformLengths, about: dict[str, Any]) -> ComposedWorkload:
     about = {"source": "IETF draft, 4.3.2.5 and A.5"} | about
-    return Composed(name, lengths, Fixed(tokens=256), Document(), about=about)
+    return ComposedWorkload(name, lengths, Fixed(tokens=256), Document(), about=about)
 
 
 LONG_CONTEXT: Final = _long_context(
@@ -255,20 +255,20 @@ class SyntheticWorkload:
             " ids by randint(0, 100255)",
             **self.about,
         }
-        input_description = {**described(self.input), "of": "the prompt"}
-        return description(
-            self.name, input_description, described(self.output), RandomIds().describe(), **members
+        input_description = {**describe_lengths(self.input), "of": "the prompt"}
+        return workload_description(
+            self.name, input_description, describe_lengths(self.output), RandomIds().describe(), **members
         )
 
     def requests(self, count: int, seed: int) -> Requests:
         requests = Requests()
-        for input_tokens, output_tokens in islice(self.drawn(seed), count):
+        for input_tokens, output_tokens in islice(self.draw_lengths(seed), count):
             requests.arrival_ns.append(0)
             requests.input.append(input_tokens)
             requests.output.append(output_tokens)
         return requests
 
-    def drawn(self, seed: int) -> Iterator[tuple[int, int]]:
+    def draw_lengths(self, seed: int) -> Iterator[tuple[int, int]]:
         """Yield input and output length of each row, endlessly."""
         random = Random(seed)
         while True:
@@ -287,7 +287,7 @@ class SyntheticWorkload:
         """
         # Compare only the first rows: they are enough to detect another seed or workload.
         first = range(min(len(requests), 64))
-        check_rows(self.requests(len(first), seed), requests.taken(first))
+        check_rows(self.requests(len(first), seed), requests.select_rows(first))
         return _Sequence(self.lengths, seed)
 
 
@@ -309,10 +309,10 @@ class _Sequence:
         self._next += 1
         return Prompt(ids=random_ids(self._random, input_tokens))
 
-    def sized(self, row: int, tokens: int) -> Prompt:
+    def resized_prompt(self, row: int, tokens: int) -> Prompt:
         return self.prompt(row)
 
-    def fitted(self, fit: Fit) -> "_Sequence":
+    def with_fit(self, fit: Fit) -> "_Sequence":
         return self
 
 

@@ -1,8 +1,8 @@
 """Distributions of prompt and answer lengths in tokens, each defined by its quantile function.
 
-`drawn` draws a length, `mean_of` returns the mean, `described` the parameters for reports. A length is the
-quantile of one uniform random number, in whole tokens within bounds. A workload has one distribution for
-prompts and one for answers.
+`draw_length` draws a length, `mean_of` returns the mean, `describe_lengths` the parameters for reports. A
+length is the quantile of one uniform random number, in whole tokens within bounds. A workload has one
+distribution for prompts and one for answers.
 
 Source: IETF draft, 4.3.1 (type, parameters, unit; fixed, uniform, normal, empirical) and its lognormal
 workloads.
@@ -102,7 +102,7 @@ class LogNormal(_Bounded, frozen=True, kw_only=True, tag="lognormal"):
             raise ValueError(f"p95 {self.p95:g} is less than the median {self.median:g}")
 
     @property
-    def logarithm(self) -> tuple[float, float]:
+    def log_parameters(self) -> tuple[float, float]:
         """Mean and standard deviation of the logarithm."""
         if self.median is not None and self.p95 is not None:
             return math.log(self.median), math.log(self.p95 / self.median) / _P95
@@ -110,7 +110,7 @@ class LogNormal(_Bounded, frozen=True, kw_only=True, tag="lognormal"):
         return self.mu, self.sigma
 
     def quantile(self, p: float) -> int:
-        mu, sigma = self.logarithm
+        mu, sigma = self.log_parameters
         return self._whole(_bounded_exp(mu + sigma * _STANDARD.inv_cdf(p)))
 
 
@@ -169,12 +169,12 @@ def uniform_draw(random: Random) -> float:
     return random.random() or 2**-54
 
 
-def drawn(lengths: Lengths, random: Random) -> int:
+def draw_length(lengths: Lengths, random: Random) -> int:
     """Draw a length. This draws one number from `random`."""
     return lengths.quantile(uniform_draw(random))
 
 
-def correlated(p: float, q: float, correlation: float) -> float:
+def correlated_draw(p: float, q: float, correlation: float) -> float:
     """Return a uniform number whose normal score has this correlation with the normal score of `p`.
 
     `q`: another uniform number, independent of `p`. All numbers are between 0 and 1, both excluded.
@@ -189,7 +189,7 @@ def mean_of(lengths: Lengths, steps: int = 100_000) -> float:
     return math.fsum(lengths.quantile((i + 0.5) / steps) for i in range(steps)) / steps
 
 
-def described(lengths: Lengths) -> Mapping[str, Any]:
+def describe_lengths(lengths: Lengths) -> Mapping[str, Any]:
     """Return the type and the parameters of a distribution as JSON (IETF draft, 4.3.1)."""
     about: dict[str, Any] = msgspec.to_builtins(lengths)
     if isinstance(lengths, Empirical) and len(lengths.values) > _VALUES_MAX:
@@ -203,7 +203,7 @@ def described(lengths: Lengths) -> Mapping[str, Any]:
 
 
 def recorded_lengths(tokens: Sequence[int]) -> dict[str, Any]:
-    """Return a description of recorded lengths as JSON, in the form of `described`; empty
+    """Return a description of recorded lengths as JSON, in the form of `describe_lengths`; empty
     if there are none."""
     ordered = sorted(tokens)
     middle, spread = mean(ordered), deviation(ordered)

@@ -1,11 +1,12 @@
 """Plan the requests of a workload (shared contexts, conversations, think times), and write their prompts.
 
-`Composed` is a workload of distributions of lengths (`ietf.py`, `registry.py`). It passes the drawn lengths
-of each turn (`PlannedTurn`) to `assemble`, which returns a `WorkloadPlan` with the requests as columns, and
-makes their prompts: generated text or random token ids. `Speaker` writes the prompt of a row from the texts
-of a `ConversationScript`. `PlannedWorkload` is the base class of `Composed` and of the data sets
-(`datasets.py`). Each column has its own random generator, so that a change of one distribution does not
-change the other columns. Arrivals are in `arrivals.py`; the plan of a replay is `load/replay/plan.py`.
+`ComposedWorkload` is a workload of distributions of lengths (`ietf.py`, `registry.py`). It passes the drawn
+lengths of each turn (`PlannedTurn`) to `assemble_plan`, which returns a `WorkloadPlan` with the requests as
+columns, and makes their prompts: generated text or random token ids. `ConversationPrompts` writes the prompt
+of a row from the texts of a `ConversationScript`. `PlannedWorkload` is the base class of `ComposedWorkload`
+and of the data sets (`datasets.py`). Each column has its own random generator, so that a change of one
+distribution does not change the other columns. Arrivals are in `arrivals.py`; the plan of a replay is
+`load/replay/plan.py`.
 
 A row does not depend on the number of rows that are requested. The answers in a prompt's history are
 generated texts of the planned length, and not the answers of the server, so prompts are the same in each run.
@@ -23,7 +24,14 @@ from typing import Annotated, Any, Final, Protocol
 import msgspec
 
 from llmtap.units import Duration, to_seconds
-from llmtap.workload.lengths import Lengths, as_lengths, correlated, described, drawn, uniform_draw
+from llmtap.workload.lengths import (
+    Lengths,
+    as_lengths,
+    correlated_draw,
+    describe_lengths,
+    draw_length,
+    uniform_draw,
+)
 from llmtap.workload.prompts.prompt import CL100K_IDS, ElasticSource, Fit, Prompt, random_ids
 from llmtap.workload.prompts.prose import ProseWords, ProseWriter
 from llmtap.workload.prompts.text import VOCABULARY
@@ -49,7 +57,7 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def lengths(self, seed: int) -> tuple[int, ...]:
         """Return the tokens of each context, the most popular first."""
         random = Random(f"{seed}/context lengths")
-        return tuple(drawn(as_lengths(self.tokens), random) for _ in range(self.contexts))
+        return tuple(draw_length(as_lengths(self.tokens), random) for _ in range(self.contexts))
 
     def choices(self, random: Random) -> Iterator[int]:
         """Yield the context of each request, or NO_CONTEXT, without end.
@@ -69,7 +77,7 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             "popularity": {"distribution": "zipf", "s": self.zipf}
             if self.zipf
             else {"distribution": "uniform"},
-            "tokens": described(as_lengths(self.tokens)),
+            "tokens": describe_lengths(as_lengths(self.tokens)),
             "block_tokens": BLOCK_TOKENS,
         }
 
@@ -87,26 +95,31 @@ class SharedBlocks:
     def __init__(self, lengths: tuple[int, ...] = ()) -> None:
         """`lengths`: tokens of each context."""
         self._next = itertools.count()
-        self._contexts = [self._new(tokens // BLOCK_TOKENS) for tokens in lengths]
+        self._contexts = [self._new_blocks(tokens // BLOCK_TOKENS) for tokens in lengths]
 
-    def _new(self, count: int) -> tuple[int, ...]:
+    def _new_blocks(self, count: int) -> tuple[int, ...]:
         return tuple(itertools.islice(self._next, max(0, count)))
 
-    def of(self, tokens: int, context: int = NO_CONTEXT, before: tuple[int, ...] = ()) -> tuple[int, ...]:
+    def blocks_of(
+        self, tokens: int, context: int = NO_CONTEXT, before: tuple[int, ...] = ()
+    ) -> tuple[int, ...]:
         """Return the blocks of a prompt that begins with the blocks `before`, or with the
         blocks of its context."""
         begun = before or (() if context == NO_CONTEXT else self._contexts[context])
         # A block that is only partly in the context is not shared, so it gets a new number.
-        return begun + self._new(tokens // BLOCK_TOKENS - len(begun))
+        return begun + self._new_blocks(tokens // BLOCK_TOKENS - len(begun))
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedTurn:
     message: int
+    """Tokens of the new message."""
     output: int
     opens: bool = True
+    """Whether the turn begins a conversation."""
     think_ns: int = 0
     place: int = 0
+    """Number of its pair in the data set; 0 if the texts are generated."""
 
 
 class ConversationScript(Protocol):
@@ -126,14 +139,16 @@ class ConversationScript(Protocol):
 class WorkloadPlan:
     requests: Requests = field(default_factory=Requests)
     messages: "array[int]" = field(default_factory=int_column)
+    """Tokens of the new message of each request."""
     contexts: "array[int]" = field(default_factory=int_column)
     """Context number of each request, or NO_CONTEXT."""
     lengths: tuple[int, ...] = ()
+    """Tokens of each context."""
     places: "array[int]" = field(default_factory=int_column)
     """`PlannedTurn.place` of each request."""
 
 
-def assemble(
+def assemble_plan(
     turns: Iterator[PlannedTurn],
     count: int,
     seed: int,
@@ -175,27 +190,27 @@ def assemble(
             requests.after.append(NO_CONTEXT if turn.opens else len(requests) - 2)
             requests.think_ns.append(turn.think_ns)
         if blocks:
-            before = blocks.of(tokens, context, before)
+            before = blocks.blocks_of(tokens, context, before)
             requests.blocks.append(before)
         history = tokens + turn.output
     return plan
 
 
-def _as_wanted(made: Callable[[int], str], tokens: int) -> str:
+def _unfitted(made: Callable[[int], str], tokens: int) -> str:
     return made(tokens)
 
 
 @dataclass(slots=True)
-class Speaker:
+class ConversationPrompts:
     plan: WorkloadPlan
     script: ConversationScript
-    fit: Fit = _as_wanted
+    fit: Fit = _unfitted
     _contexts: dict[int, str] = field(default_factory=dict)
 
     def prompt(self, row: int) -> Prompt:
-        return self.sized(row, self.plan.requests.input[row])
+        return self.resized_prompt(row, self.plan.requests.input[row])
 
-    def sized(self, row: int, tokens: int) -> Prompt:
+    def resized_prompt(self, row: int, tokens: int) -> Prompt:
         """Return the row's prompt with `tokens` tokens in total. Only the length of the message changes."""
         plan = self.plan
         message = max(1, plan.messages[row] + tokens - plan.requests.input[row])
@@ -205,7 +220,7 @@ class Speaker:
             history=tuple(self._history(row)),
         )
 
-    def fitted(self, fit: Fit) -> "Speaker":
+    def with_fit(self, fit: Fit) -> "ConversationPrompts":
         """Return the same source, with each part of a prompt made by `fit`."""
         return replace(self, fit=fit, _contexts={})
 
@@ -221,7 +236,7 @@ class Speaker:
         return self._contexts[number]
 
     def _history(self, row: int) -> Iterator[tuple[str, str]]:
-        for earlier in rows_before(self.plan.requests, row):
+        for earlier in earlier_rows(self.plan.requests, row):
             yield "user", self._message(earlier, self.plan.messages[earlier])
             yield "assistant", self._answer(earlier)
 
@@ -229,7 +244,7 @@ class Speaker:
         return self.fit(lambda n: self.script.answer(row, n), self.plan.requests.output[row])
 
 
-def rows_before(requests: Requests, row: int) -> list[int]:
+def earlier_rows(requests: Requests, row: int) -> list[int]:
     rows: list[int] = []
     while requests.after and (row := requests.after[row]) >= 0:
         rows.append(row)
@@ -267,15 +282,15 @@ class Conversations(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tokens_max: Annotated[int, msgspec.Meta(ge=1)] = 32_768
     """Maximum length of a prompt, such as a context window. A conversation ends before a longer prompt."""
 
-    def turns_drawn(self, random: Random) -> int:
-        return drawn(as_lengths(self.turns), random)
+    def draw_turns(self, random: Random) -> int:
+        return draw_length(as_lengths(self.turns), random)
 
-    def think_drawn_ns(self, random: Random) -> int:
+    def draw_think_ns(self, random: Random) -> int:
         return self.think.quantile_ns(uniform_draw(random))
 
     def describe(self) -> Mapping[str, Any]:
         return {
-            "turns": {**described(as_lengths(self.turns)), "unit": "turns"},
+            "turns": {**describe_lengths(as_lengths(self.turns)), "unit": "turns"},
             "think": self.think.describe(),
             "prompt": "history and new message; answers in the history are text of the planned length",
             "tokens_max": self.tokens_max,
@@ -314,7 +329,7 @@ GENERATION: Final = (
 )
 
 
-def description(
+def workload_description(
     name: str,
     inputs: Mapping[str, Any],
     outputs: Mapping[str, Any],
@@ -377,7 +392,7 @@ class RandomIds:
 
 
 @dataclass(frozen=True, slots=True)
-class Composed(PlannedWorkload):
+class ComposedWorkload(PlannedWorkload):
     name: str
     input: Lengths
     """Distribution of the length of a new message, without context and history."""
@@ -401,15 +416,15 @@ class Composed(PlannedWorkload):
             **({"models": dict(self.models)} if self.models else {}),
             **self.about,
         }
-        input_description = {**described(self.input), "of": f"the message{more}"}
-        return description(
-            self.name, input_description, described(self.output), self.content.describe(), **members
+        input_description = {**describe_lengths(self.input), "of": f"the message{more}"}
+        return workload_description(
+            self.name, input_description, describe_lengths(self.output), self.content.describe(), **members
         )
 
     def plan(self, count: int, seed: int) -> WorkloadPlan:
         talk = self.conversations
-        plan = assemble(
-            self._turns(seed),
+        plan = assemble_plan(
+            self._draw_turns(seed),
             count,
             seed,
             sharing=self.sharing,
@@ -424,25 +439,25 @@ class Composed(PlannedWorkload):
     def source(self, plan: WorkloadPlan, seed: int) -> ElasticSource:
         if isinstance(self.content, RandomIds):
             return _Numbers(plan, self.content.vocabulary, seed)
-        return Speaker(plan, Written(self.content, plan, seed))
+        return ConversationPrompts(plan, GeneratedScript(self.content, plan, seed))
 
-    def _turns(self, seed: int) -> Iterator[PlannedTurn]:
+    def _draw_turns(self, seed: int) -> Iterator[PlannedTurn]:
         input_random, output_random, turns_random, think_random = (
             Random(f"{seed}/{what}") for what in ("input", "output", "turns", "think")
         )
         talk = self.conversations
         while True:
-            remaining = talk.turns_drawn(turns_random) if talk else 1
+            remaining = talk.draw_turns(turns_random) if talk else 1
             yield self._turn(input_random, output_random)
             for _ in range(remaining - 1):
                 assert talk is not None
-                think_ns = talk.think_drawn_ns(think_random)
+                think_ns = talk.draw_think_ns(think_random)
                 yield replace(self._turn(input_random, output_random), opens=False, think_ns=think_ns)
 
     def _turn(self, input_random: Random, output_random: Random) -> PlannedTurn:
         input_share, output_share = uniform_draw(input_random), uniform_draw(output_random)
         if self.correlation:
-            output_share = correlated(input_share, output_share, self.correlation)
+            output_share = correlated_draw(input_share, output_share, self.correlation)
         return PlannedTurn(self.input.quantile(input_share), self.output.quantile(output_share))
 
 
@@ -452,7 +467,7 @@ def check_rows(planned: Requests, requests: Requests) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Written(ConversationScript):
+class GeneratedScript(ConversationScript):
     writer: ProseWriter
     plan: WorkloadPlan
     seed: int
@@ -460,7 +475,7 @@ class Written(ConversationScript):
     def message(self, row: int, tokens: int) -> str:
         context = self.plan.contexts[row]
         # Use the same topic for all requests with the same context, or of the same conversation.
-        first = [*rows_before(self.plan.requests, row), row][0]
+        first = [*earlier_rows(self.plan.requests, row), row][0]
         topic = f"{self.seed}/{first}" if context == NO_CONTEXT else f"{self.seed}/context/{context}"
         return self.writer.text(tokens, f"{self.seed}/{row}", topic)
 
@@ -481,19 +496,19 @@ class _Numbers:
     seed: int
 
     def prompt(self, row: int) -> Prompt:
-        return Prompt(ids=[*self._before(row), *self._ids(f"{row}", self.plan.messages[row])])
+        return Prompt(ids=[*self._earlier_ids(row), *self._ids(f"{row}", self.plan.messages[row])])
 
-    def sized(self, row: int, tokens: int) -> Prompt:
+    def resized_prompt(self, row: int, tokens: int) -> Prompt:
         return self.prompt(row)
 
-    def fitted(self, fit: Fit) -> "_Numbers":
+    def with_fit(self, fit: Fit) -> "_Numbers":
         return self
 
-    def _before(self, row: int) -> list[int]:
+    def _earlier_ids(self, row: int) -> list[int]:
         plan = self.plan
         context = plan.contexts[row]
         ids = [] if context == NO_CONTEXT else self._ids(f"context/{context}", plan.lengths[context])
-        for earlier in rows_before(plan.requests, row):
+        for earlier in earlier_rows(plan.requests, row):
             ids += self._ids(f"{earlier}", plan.messages[earlier])
             ids += self._ids(f"{earlier}/answer", plan.requests.output[earlier])
         return ids

@@ -26,7 +26,7 @@ from llmtap.workload import ietf
 from llmtap.workload.arrivals import OWN_RATES, parse_arrivals
 from llmtap.workload.datasets import RecordedDataset
 from llmtap.workload.lengths import ExponentialLengths, Fixed, Lengths, LogNormal, Percentiles, as_lengths
-from llmtap.workload.plan import REQUEST, SET_BY, Composed, Conversations, RandomIds, Sharing
+from llmtap.workload.plan import REQUEST, SET_BY, ComposedWorkload, Conversations, RandomIds, Sharing
 from llmtap.workload.prompts.prompt import CL100K_IDS, Workload
 from llmtap.workload.prompts.prose import Code, Document, ProseWords, ProseWriter
 from llmtap.workload.public_data import PUBLISHED
@@ -34,7 +34,7 @@ from llmtap.workload.requests import Requests
 
 DEFAULT_SEED: Final = 42
 """Default seed, from the IETF draft, A.1.4."""
-REFERENCE: Final[Mapping[str, Composed | ietf.SyntheticWorkload]] = {
+REFERENCE: Final[Mapping[str, ComposedWorkload | ietf.SyntheticWorkload]] = {
     workload.name: workload
     for workload in (
         ietf.UNIFORM,
@@ -47,7 +47,7 @@ REFERENCE: Final[Mapping[str, Composed | ietf.SyntheticWorkload]] = {
 }
 
 
-def _of_mean(median: float, mean: float, longest: int) -> LogNormal:
+def _lognormal_of_mean(median: float, mean: float, longest: int) -> LogNormal:
     """Return a lognormal with this median and mean. Its mean is median * exp(sigma^2 / 2)."""
     return LogNormal(mu=math.log(median), sigma=math.sqrt(2 * math.log(mean / median)), max=longest)
 
@@ -68,12 +68,12 @@ and the correlation of 0.5, are fitted to the means and to the statistics of the
 
 def _simulated_workload(
     name: str, inputs: Lengths, outputs: Lengths, about: str, **arrivals: Any
-) -> Composed:
+) -> ComposedWorkload:
     meta = {"about": about, "source": "llmtap sim run", "arrivals": "poisson", "rate_rps": 1.0, **arrivals}
-    return Composed(name, inputs, outputs, about=meta)
+    return ComposedWorkload(name, inputs, outputs, about=meta)
 
 
-SIMULATED: Final[Mapping[str, Composed]] = {
+SIMULATED: Final[Mapping[str, ComposedWorkload]] = {
     workload.name: workload
     for workload in (
         _simulated_workload(
@@ -85,7 +85,7 @@ SIMULATED: Final[Mapping[str, Composed]] = {
         ),
         _simulated_workload(
             "long-chat",
-            _of_mean(1_400, 1_600, 8_192),
+            _lognormal_of_mean(1_400, 1_600, 8_192),
             _CHAT_OUTPUT,
             "chats with prompts of 1,600 tokens on average, outputs as in chat; Poisson arrivals",
         ),
@@ -132,7 +132,7 @@ _OF_FILES: Final[Mapping[str, tuple[Callable[[Path, str], RecordedDataset], str]
 }
 
 
-def workloads() -> dict[str, str]:
+def workload_texts() -> dict[str, str]:
     named = {name: str(workload.describe()["about"]) for name, workload in _NAMED.items()}
     files = {f"{kind}:FILE": about for kind, (_, about) in _OF_FILES.items()}
     return named | files | {"FILE.toml": "a workload of your own: see config/workload.toml"}
@@ -153,7 +153,7 @@ def workload_named(text: str, place: str) -> Workload:
             raise ConfigError(place, f"there is no file {file}", data_set.where_text)
         return _OF_FILES[kind][0](Path(file), place)
     near = difflib.get_close_matches(text, _NAMED, 1, 0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(workloads())}"
+    hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(workload_texts())}"
     raise ConfigError(place, f"no workload is called {text!r}", hint)
 
 
@@ -161,7 +161,7 @@ def is_workload(text: str) -> bool:
     return text in _NAMED or text.endswith(".toml") or text.partition(":")[0] in _OF_FILES
 
 
-def drawn_requests(text: str, count: int, seed: int, place: str) -> Requests:
+def draw_requests(text: str, count: int, seed: int, place: str) -> Requests:
     """Return requests with their default arrivals: the workload's process and rate, else Poisson at 1/s.
 
     Raises the errors of `workload_named`, and ConfigError if the workload has conversations.
@@ -231,7 +231,7 @@ class WorkloadFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Arrival process, unless the run sets another one. The run sets the rate."""
 
 
-def load_workload(path: Path) -> Composed:
+def load_workload(path: Path) -> ComposedWorkload:
     """Load the workload of a TOML file. Raises ConfigError naming `key in FILE`."""
     try:
         file = msgspec.convert(read_toml(path), WorkloadFile, dec_hook=read_special)
@@ -254,7 +254,7 @@ def load_workload(path: Path) -> Composed:
         **({"arrivals": file.arrivals} if file.arrivals else {}),
     }
     contents: dict[str, ProseWriter] = {"words": ProseWords(), "code": Code(), "document": Document()}
-    return Composed(
+    return ComposedWorkload(
         file.name or path.stem,
         as_lengths(file.input),
         as_lengths(file.output),

@@ -51,7 +51,7 @@ class Requests:
     def __len__(self) -> int:
         return len(self.arrival_ns)
 
-    def taken(self, rows: Iterable[int]) -> "Requests":
+    def select_rows(self, rows: Iterable[int]) -> "Requests":
         """Return these rows in this order, in which turns of a conversation must keep their order.
 
         A row begins a conversation if the turn before it is not among the rows.

@@ -21,7 +21,7 @@ from llmtap.errors import ConfigError
 from llmtap.metrics.statistics import rate_rps
 from llmtap.traces.registry import open_trace
 from llmtap.workload.requests import Requests, int_column
-from llmtap.workload.trace_rows import TraceRows, tie_note, ties
+from llmtap.workload.trace_rows import TraceRows, tie_note, tied_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +58,11 @@ class Trace:
         return rate_rps(len(self), self.span_ns)
 
     @property
-    def ties(self) -> float:
-        return ties(self.requests.arrival_ns)
+    def tied_share(self) -> float:
+        return tied_share(self.requests.arrival_ns)
 
     def first(self, count: int) -> "Trace":
-        return self._taken(range(min(count, len(self))))
+        return self._select_rows(range(min(count, len(self))))
 
     def window(self, from_ns: int = 0, for_ns: int | None = None) -> "Trace":
         """Return the rows that arrive from `from_ns` after the first row, during `for_ns` or to the end.
@@ -75,9 +75,9 @@ class Trace:
         end = len(arrivals) if for_ns is None else bisect_left(arrivals, begin_ns + for_ns)
         if first >= end:
             raise ValueError("no row of the trace arrives in the window")
-        return self._taken(range(first, end))
+        return self._select_rows(range(first, end))
 
-    def thinned(self, share: float, seed: int) -> "Trace":
+    def sample_conversations(self, share: float, seed: int) -> "Trace":
         """Return a share of the conversations, chosen by a hash of the seed and the conversation number.
 
         Conversations stay whole. Those in a smaller share are also in each larger share. Raises ValueError
@@ -95,7 +95,7 @@ class Trace:
         rows = [row for row, number in enumerate(numbers) if stays[number]]
         if not rows:
             raise ValueError(f"none of {len(stays):,} conversations is left at a share of {share:g}")
-        return self._taken(rows)
+        return self._select_rows(rows)
 
     def requests_at(self, *, count: int, scale: float = 1.0, think_scale: float = 1.0) -> Requests:
         """Return `count` requests from time 0, `scale` times as dense as in the trace. Request k is row k mod
@@ -143,8 +143,8 @@ class Trace:
             (source.labels * more)[:count],
         )
 
-    def _taken(self, rows: Sequence[int]) -> "Trace":
-        requests, notes = self.requests.taken(rows), self.notes
+    def _select_rows(self, rows: Sequence[int]) -> "Trace":
+        requests, notes = self.requests.select_rows(rows), self.notes
         ties_note = tie_note(self.requests.arrival_ns) if notes else []
         if ties_note and ties_note[0] in notes:  # The note describes all rows: replace it.
             notes = [note for note in notes if note not in ties_note] + tie_note(requests.arrival_ns)
@@ -186,8 +186,8 @@ def load_trace(
     with open_trace(place, source_format=source_format, progress=progress, option=place) as trace:
         rows.take(trace.source)
     if not rows.requests:
-        raise ConfigError(place, rows.why_none())
-    requests = rows.in_order()
+        raise ConfigError(place, rows.reason_empty())
+    requests = rows.ordered_requests()
     notes = rows.notes() + (tie_note(requests.arrival_ns) if timed else [])
     return Trace(
         requests,

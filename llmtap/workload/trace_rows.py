@@ -33,9 +33,9 @@ from llmtap.exchange.label import label_of
 from llmtap.exchange.outcome import TokenSource
 from llmtap.metrics.statistics import percentile
 from llmtap.metrics.summary import ENDED_WELL
-from llmtap.traces.format import ASPECTS, BYTES_PER_TOKEN, TraceSource, replaced, rows_with
+from llmtap.traces.format import ASPECTS, BYTES_PER_TOKEN, TraceSource, replace_column, rows_with
 from llmtap.units import format_ns
-from llmtap.workload.destinations import unsendable
+from llmtap.workload.destinations import reason_unsendable
 from llmtap.workload.requests import Requests, int_column
 
 COLUMNS: Final = (
@@ -69,7 +69,7 @@ class _Session:
     places: dict[int, int] = field(default_factory=dict)
     last: int = -1
 
-    def before(self, turn: int) -> int:
+    def row_before_turn(self, turn: int) -> int:
         """Return the row of the nearest smaller turn; -1 if there is none."""
         if turn - 1 in self.places:
             return self.places[turn - 1]
@@ -119,7 +119,7 @@ class TraceTurns:
             arrivals.append(arrival_ns)
         return pa.array(arrivals, pa.int64())
 
-    def linked(self, order: Sequence[int], arrivals_ns: Sequence[int]) -> Links:
+    def link_rows(self, order: Sequence[int], arrivals_ns: Sequence[int]) -> Links:
         """Return the links of the rows: the row before each one in its conversation.
 
         `order`: rows in the order of arrival. `arrivals_ns`: arrivals in the same order.
@@ -139,7 +139,7 @@ class TraceTurns:
             if session is not None:
                 number = session.last + 1 if turn is None else turn
                 if before < 0:
-                    before = session.before(number)
+                    before = session.row_before_turn(number)
                     exact = parent is None and (turn is None or session.places.get(turn - 1) == before)
                 session.places[number] = place
                 session.last = max(session.last, number)
@@ -156,10 +156,10 @@ class TraceTurns:
                 numbers += 1
             if (id_ := self._id[row]) is not None:
                 by_id[id_] = place
-        self._join(links, order, arrivals_ns)
+        self._add_joins(links, order, arrivals_ns)
         return links
 
-    def _join(self, links: Links, order: Sequence[int], arrivals_ns: Sequence[int]) -> None:
+    def _add_joins(self, links: Links, order: Sequence[int], arrivals_ns: Sequence[int]) -> None:
         """Add to `links.joins` the last rows of the subagents for which a row waited."""
         names = [self._session[row] for row in order]
         ends_ns = [
@@ -269,7 +269,7 @@ class TraceRows:
         self._last_ns = _NOT_YET
 
     def take(self, source: TraceSource) -> None:
-        """Read the requested rows of a source; `in_order` returns them afterwards."""
+        """Read the requested rows of a source; `ordered_requests` returns them afterwards."""
         self.dated = source.info.arrivals == "wall"
         self._of_lengths = source.info.source != "" and not self._bodies
         wanted = {
@@ -290,8 +290,8 @@ class TraceRows:
             batch, rows = _filter_rows(batch, rows, pc.invert(is_back(batch)))
             batch, rows = _filter_rows(batch, rows, pc.invert(self._for_no_model(batch)))
             if self._bodies:
-                batch, rows = _filter_rows(batch, rows, self._sendable(batch))
-            batch = self._filled(batch)
+                batch, rows = _filter_rows(batch, rows, self._sendable_rows(batch))
+            batch = self._fill_values(batch)
             for name in self._without:
                 self._without[name] += batch.column(name).null_count
             known = (batch.column(name).is_valid() for name in self._without)
@@ -311,20 +311,20 @@ class TraceRows:
             arrivals[row] = first_ns
         self._prompts.fill(self.requests.input)
         self._answers.fill(self.requests.output)
-        self.requests.block_tokens, self.requests.blocks = self._blocks.whole(self.requests.input)
+        self.requests.block_tokens, self.requests.blocks = self._blocks.blocks_by_row(self.requests.input)
         for name in ("tenants", "models", "labels", "bodies", "paths"):
             if not any(getattr(self.requests, name)):
                 setattr(self.requests, name, [])
 
-    def in_order(self) -> Requests:
+    def ordered_requests(self) -> Requests:
         arrivals = self.requests.arrival_ns
         order = sorted(range(len(arrivals)), key=arrivals.__getitem__)  # Equal arrivals keep their order.
         as_read = order == list(range(len(order)))
-        requests = self.requests if as_read else self.requests.taken(order)
+        requests = self.requests if as_read else self.requests.select_rows(order)
         if self.places and not as_read:
             self.places = array("q", map(self.places.__getitem__, order))
         if self._turns is not None:
-            self.links = self._turns.linked(order, requests.arrival_ns)
+            self.links = self._turns.link_rows(order, requests.arrival_ns)
             if any(place >= 0 for place in self.links.after):
                 requests.after, requests.think_ns = self.links.after, self.links.think_ns
                 requests.joins = self.links.joins
@@ -354,7 +354,7 @@ class TraceRows:
         """Number of rows omitted because they have no arrival or no token count."""
         return sum(self._without.values())
 
-    def why_none(self) -> str:
+    def reason_empty(self) -> str:
         if self._without["arrival_ns"]:
             return NO_TIMES
         if self.unsendable:
@@ -373,42 +373,42 @@ class TraceRows:
         self._no_model += other.true_count
         return other
 
-    def _sendable(self, batch: pa.RecordBatch) -> pa.BooleanArray:
+    def _sendable_rows(self, batch: pa.RecordBatch) -> pa.BooleanArray:
         """Return which rows can be sent, and count the others by reason."""
         columns = [batch.column(name) for name in _REQUEST]
         if all(column.null_count == len(batch) for column in columns):
             return pa.array([True] * len(batch), pa.bool_())
-        reasons = list(map(unsendable, *(column.to_pylist() for column in columns)))
+        reasons = list(map(reason_unsendable, *(column.to_pylist() for column in columns)))
         self.unsendable.update(reason for reason in reasons if reason is not None)
         return pa.array([reason is None for reason in reasons], pa.bool_())
 
-    def _filled(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _fill_values(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Fill in the values that a row may lack, and return the batch."""
-        batch = self._estimated(batch)
+        batch = self._mark_estimates(batch)
         inputs = batch.column("input_tokens")
         if self._bodies and inputs.null_count:
             unknown = pc.and_(inputs.is_null(), batch.column("request_body").is_valid())
             self._uncounted += unknown.true_count
-            batch = replaced(batch, "input_tokens", pc.if_else(unknown, 0, inputs))
+            batch = replace_column(batch, "input_tokens", pc.if_else(unknown, 0, inputs))
         if self._turns is not None:
-            batch = replaced(batch, "arrival_ns", self._turns.arrivals_ns(batch))
+            batch = replace_column(batch, "arrival_ns", self._turns.arrivals_ns(batch))
         arrivals = batch.column("arrival_ns")
         if not self._timed:
             self._untimed += arrivals.null_count
             known = pc.fill_null(pc.fill_null_forward(arrivals), self._last_ns)
             if len(known):
                 self._last_ns = known[-1].as_py()
-            batch = replaced(batch, "arrival_ns", known)
+            batch = replace_column(batch, "arrival_ns", known)
         return batch
 
-    def _estimated(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _mark_estimates(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Put the placeholder for token counts to estimate, and use event counts of
         streams as output tokens."""
         inputs, outputs = batch.column("input_tokens"), batch.column("output_tokens")
         n_bytes = batch.column("prompt_bytes")
         if inputs.null_count:
             unknown = pc.and_(inputs.is_null(), n_bytes.is_valid())
-            batch = replaced(batch, "input_tokens", pc.if_else(unknown, _TO_ESTIMATE, inputs))
+            batch = replace_column(batch, "input_tokens", pc.if_else(unknown, _TO_ESTIMATE, inputs))
         if outputs.null_count:
             counts = outputs.to_pylist()
             columns = (
@@ -418,7 +418,7 @@ class TraceRows:
                 if counts[row] is None and outcome in ENDED_WELL:
                     events = sum(1 for flag in flags or () if flag & _CARRIES_OUTPUT)
                     counts[row] = events or (_TO_ESTIMATE if n else None)
-            batch = replaced(batch, "output_tokens", pa.array(counts, pa.int64()))
+            batch = replace_column(batch, "output_tokens", pa.array(counts, pa.int64()))
         return batch
 
     def _add(self, batch: pa.RecordBatch) -> None:
@@ -455,13 +455,13 @@ class TraceRows:
             requests.paths += [path or "" if text else "" for text, path in zip(texts, paths, strict=True)]
 
 
-def ties(arrivals_ns: Sequence[int]) -> float:
+def tied_share(arrivals_ns: Sequence[int]) -> float:
     gaps = len(arrivals_ns) - 1
     return sum(map(eq, arrivals_ns, islice(arrivals_ns, 1, None))) / gaps if gaps > 0 else 0.0
 
 
 def tie_note(arrivals_ns: Sequence[int]) -> list[str]:
-    share = ties(arrivals_ns)
+    share = tied_share(arrivals_ns)
     if not share:
         return []
     gaps = sorted(b - a for a, b in zip(arrivals_ns, islice(arrivals_ns, 1, None), strict=False) if b > a)
@@ -535,7 +535,7 @@ class _Blocks:
                     self._bytes[len(self._ids)] = n_bytes
             self._ids.append(tuple(ids or ()) if size else ())
 
-    def whole(self, inputs: "array[int]") -> tuple[int, list[tuple[int, ...]]]:
+    def blocks_by_row(self, inputs: "array[int]") -> tuple[int, list[tuple[int, ...]]]:
         """Return the tokens per block, and the blocks of each row; 0 and [] without blocks.
 
         If the size is given in tokens, the last block of a row may be partial; if in bytes, only whole blocks

@@ -67,7 +67,7 @@ def session_to(
     told. `target` has more fields of the Target, and `session.watcher` is a `Silent`."""
     return BenchSession(
         name=name,
-        folder=Folder(results).within(name),
+        folder=Folder(results).subfolder(name),
         target=BenchTarget(url=url, server="vllm", metrics="none", **(target or {})),
         watcher=Silent(),
         arms=arms or {},
@@ -111,7 +111,7 @@ class Planted(BenchSession):
     def __init__(self, results: Path, answer: Callable[[str, Load], Measurement], name: str = "test") -> None:
         super().__init__(
             name=name,
-            folder=Folder(results).within(name),
+            folder=Folder(results).subfolder(name),
             watcher=Silent(),
             target=BenchTarget(url="http://127.0.0.1:9", endpoint="completions"),
         )

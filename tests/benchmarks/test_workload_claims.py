@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.load.workloads import Claim, check
 from llmtap.workload.lengths import Fixed, Lengths, LogNormal, UniformLengths
-from llmtap.workload.plan import Composed, Sharing, WorkloadPlan
+from llmtap.workload.plan import ComposedWorkload, Sharing, WorkloadPlan
 from llmtap.workload.requests import Requests
 
 NINE = Fixed(tokens=9)
@@ -55,7 +55,7 @@ def test_intervals_hold_the_truth_in_95_of_100() -> None:
     """Of 400 samples: 380 but for 4 sigma of a binomial, 17; intervals by rank are a little too wide."""
     lengths = LogNormal(mu=5.5, sigma=1.0, min=32, max=4_096)
     claims = tuple(Claim("message", name, None, "") for name in ("mean", "p50", "p95"))
-    workload = Composed("w", lengths, NINE)
+    workload = ComposedWorkload("w", lengths, NINE)
     held = dict.fromkeys(("mean", "p50", "p95"), 0)
     for seed in range(400):
         for x in check(workload, claims, 400, seed):

@@ -28,7 +28,7 @@ def test_a_value_that_does_not_fit_is_an_error_and_not_another_value():
 
 def test_a_newer_version_is_refused():
     batch = pa.RecordBatch.from_pydict({"id": ["a"]})
-    with pytest.raises(CaptureVersionError, match=rf"x\.spool: schema version {VERSION + 1}") as caught:
+    with pytest.raises(CaptureVersionError, match=rf"x\.spool: has schema version {VERSION + 1}") as caught:
         migrate(batch, VERSION + 1, where="x.spool")
     assert caught.value.version == VERSION + 1
 

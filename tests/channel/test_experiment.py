@@ -122,7 +122,7 @@ def test_an_end_is_a_date_or_counts_from_the_start(until: str | None, ends_ns: i
     e = an_experiment(start_wall_ns=1_000 * S, until=until)
     assert e.until_wall_ns == ends_ns
     if ends_ns is not None:
-        assert (e.over(ends_ns - 1), e.over(ends_ns)) == (False, True)
+        assert (e.has_ended(ends_ns - 1), e.has_ended(ends_ns)) == (False, True)
 
 
 def test_a_date_may_be_written_as_toml_knows_dates(tmp_path: Path) -> None:

@@ -253,18 +253,18 @@ def shown(of: RichProgress) -> list[tuple[str, float, float | None]]:
 def test_one_thing_is_under_way_at_a_time() -> None:
     place, _ = bar()
     bars = Bars(place)
-    bars.preparing(3, 9)
+    bars.on_preparing(3, 9)
     assert shown(place) == [("preparing prompts", 3, 9)]
-    bars.warming("none")
+    bars.on_warming("none")
     assert shown(place) == [("preparing prompts", 3, 9)]
-    bars.warming("auto")
+    bars.on_warming("auto")
     assert shown(place) == [("warming up", 0, None)]
-    bars.warming("auto", 40, 100)
+    bars.on_warming("auto", 40, 100)
     assert shown(place) == [("warming up", 40, 100)]
-    bars.sending(progress(4), 14)
+    bars.on_sending(progress(4), 14)
     assert shown(place) == [("sending", 5, 14)]
     # The next load begins where this one did.
-    bars.preparing(1, 4)
+    bars.on_preparing(1, 4)
     assert shown(place) == [("preparing prompts", 1, 4)]
 
 
@@ -272,7 +272,7 @@ def test_steps_and_what_is_left_stay_above_it() -> None:
     place, out = bar()
     watcher = Bars(place)
     watcher.step("load", "8 at a time, 12 requests")
-    watcher.sending(progress(2), 12)
+    watcher.on_sending(progress(2), 12)
     watcher.stopping()
     watcher.report_remaining("")
     watcher.report_remaining("2 of 4 levels")
@@ -291,12 +291,12 @@ def test_the_time_until_the_last_request_ends_with_it(monkeypatch: pytest.Monkey
     clock_ns = 10**9
     monkeypatch.setattr(bench_progress.SystemClock, "mono_ns", lambda: clock_ns)
     lines = ProgressLines()
-    assert lines._remaining(progress(9, ended=0), 18) == ""  # the load begins
+    assert lines._remaining_text(progress(9, ended=0), 18) == ""  # the load begins
     clock_ns += 60 * 10**9
-    assert lines._remaining(progress(4), 18) == ", 1:00 until the last request, then the last answers"
-    assert lines._remaining(progress(4), None) == ""
-    assert lines._remaining(progress(4), 9) == ", all sent"
-    assert lines._remaining(progress(0), 9) == ""
+    assert lines._remaining_text(progress(4), 18) == ", 1:00 until the last request, then the last answers"
+    assert lines._remaining_text(progress(4), None) == ""
+    assert lines._remaining_text(progress(4), 9) == ", all sent"
+    assert lines._remaining_text(progress(0), 9) == ""
 
 
 def test_goodput_in_vllms_form_is_the_slo_of_the_throughput_test(

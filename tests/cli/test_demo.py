@@ -16,8 +16,8 @@ from urllib.request import urlopen
 import pytest
 
 from llmtap.cli.demo import (
-    MORE,
     RATE_RPS,
+    REQUESTS_FACTOR,
     TENANTS,
     TOKENS_MAX,
     WORKLOAD,
@@ -113,7 +113,7 @@ def test_a_trace_is_played_and_then_it_stays_up_when_asked_to(tmp_path: Path) ->
 
 def test_the_drawn_workload_has_the_published_figures() -> None:
     """Of 20,000 requests: medians, the mean of prompts, and of answers the mean of a cut lognormal."""
-    requests = demo_plan(WORKLOAD, speed=100, seconds=20_000 / 27 / MORE).requests
+    requests = demo_plan(WORKLOAD, speed=100, seconds=20_000 / 27 / REQUESTS_FACTOR).requests
     assert len(requests) == 20_000
     assert sorted(requests.input)[10_000] == pytest.approx(251, rel=0.05)
     assert sorted(requests.output)[10_000] == pytest.approx(34, rel=0.05)

@@ -52,7 +52,7 @@ def test_while_a_command_reads_what_it_needs(when: str, args: tuple[str, ...]) -
 
 
 def told(outputs: Outputs) -> None:
-    outputs.tell({"--html": lambda: "page", "--json": lambda: "{}"}, lambda: print("table"))
+    outputs.write_or_show({"--html": lambda: "page", "--json": lambda: "{}"}, lambda: print("table"))
 
 
 def test_texts_go_to_their_files_and_to_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,7 @@ def test_what_is_said_of_a_stop(capsys: pytest.CaptureFixture[str]) -> None:
     def message(*under_way: int) -> list[str]:
         lines = ProgressLines()
         for n in under_way:
-            lines.sending(progress(n), 14)
+            lines.on_sending(progress(n), 14)
             lines.stopping()
         return capsys.readouterr().err.splitlines()
 

@@ -19,7 +19,7 @@ import pytest
 
 from llmtap.capture.read.reader import read
 from llmtap.cli.shared import Stopped, stoppable
-from llmtap.report.sweep_figures import batch_sizes, waits
+from llmtap.report.sweep_figures import batch_sizes, queue_waits
 from tests.cli.traces import HEADER, Call, small_trace
 from tests.support.waiting import block_until
 from tests.support.workloads.sweeps import children
@@ -403,13 +403,13 @@ def run(*args: str) -> "subprocess.CompletedProcess[str]":
 
 def test_the_tokenizer_file_counts_as_we_do(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers", reason="the extra `tokenizers` is not installed")
-    from llmtap.workload.prompts.text import say
+    from llmtap.workload.prompts.text import answer_tokens
 
     file = tmp_path / "tokenizer.json"
     assert run("tokenizer", str(file)).returncode == 0
     assert file.stat().st_size < 100_000
     judge = tokenizers.Tokenizer.from_file(str(file))
-    assert len(judge.encode("".join(say(777, "key"))).ids) == 777
+    assert len(judge.encode("".join(answer_tokens(777, "key"))).ids) == 777
     assert json.loads(run("tokenizer", "-").stdout) == json.loads(file.read_text())
 
 
@@ -452,7 +452,9 @@ def test_goodput_is_also_given_in_vllms_form_in_ms(trace: Path, tmp_path: Path, 
 def test_the_knee_of_a_queue_is_that_of_mm1(tmp_path: Path, call: Call) -> None:
     place = tmp_path / "out.json"
     code, out, _ = call("sim", "run", "--preset", "knee", "--requests", "20000", "--json", place)
-    found = {round(rho, 2): (wait, expected) for rho, wait, expected in waits(json.loads(place.read_text()))}
+    found = {
+        round(rho, 2): (wait, expected) for rho, wait, expected in queue_waits(json.loads(place.read_text()))
+    }
     assert (code, len(found)) == (0, 11)
     # A service takes 59.653 ms + 1,000 x 5.742 ms on average: rho / (1 - rho) of these.
     for rho, times in ((0.2, 0.25), (0.5, 1.0), (0.7, 0.7 / 0.3)):

@@ -94,7 +94,7 @@ def test_a_check_reports_everything_that_this_host_does_not_have() -> None:
     wrong = ("watch.user=nobody-of-this-name", "watch.ring_bytes=100KiB")
     options = [option for value in wrong for option in ("--set", value)]
     exc = refused("--check", "--interface", "lo", "--interface", "eth98", "--port", "80", *options)
-    places = [error.place.partition(" ")[0] for error in exc.each()]
+    places = [error.place.partition(" ")[0] for error in exc.all_errors()]
     assert places == ["watch.interfaces[1]", "watch.ring_bytes", "watch.user"]
 
 

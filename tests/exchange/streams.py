@@ -42,7 +42,7 @@ def observe(
     o = Observer("r1", 7, 10, 1_700_000_000_000_000_000, request, **options)
     o.request_data(body, 20)
     o.request_end(20)
-    o.submitted(30, 5)
+    o.on_submit(30, 5)
     if head:
         o.response_head(head, 40, 1)
     for t_ns, data in reads:

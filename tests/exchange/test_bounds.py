@@ -209,9 +209,9 @@ def short() -> Iterator[Bodies]:
     others = Share(bodies.budget)
     assert others.take(BYTES - 50)
     yield bodies
-    assert (bodies.budget.left, bodies.shortages) == (50, 1)
+    assert (bodies.budget.free_bytes, bodies.shortages) == (50, 1)
     others.close()
-    assert bodies.budget.left == BYTES
+    assert bodies.budget.free_bytes == BYTES
 
 
 def test_a_request_that_finds_no_room_is_measured_without_its_body(short: Bodies) -> None:
@@ -283,7 +283,7 @@ def test_all_is_given_back(work: Callable[[Observer], None], over: Callable[[Obs
         o = observer(bodies, head)
         work(o)
         over(o)
-        assert (bodies.budget.left, bodies.shortages) == (BYTES, 0)
+        assert (bodies.budget.free_bytes, bodies.shortages) == (BYTES, 0)
 
 
 STAY = [

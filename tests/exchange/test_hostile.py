@@ -24,7 +24,7 @@ def observe(body: Iterator[bytes], *, kind: bytes = SSE) -> Exchange:
     """The exchange of an answer that came in these reads, one every ms."""
     o = Observer("r", 1, 0, 0, b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\n\r\n")
     o.request_end(0)
-    o.submitted(0, 0)
+    o.on_submit(0, 0)
     o.response_head(b"HTTP/1.1 200 OK\r\ncontent-type: " + kind + b"\r\n\r\n", 0, 0)
     t_ns = 0
     for data in body:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from llmtap.exchange import observer
 from llmtap.exchange.exchange import BLANK, OUTPUT, Exchange
-from llmtap.exchange.observer import READ_BYTES_MAX, UNSEEN_NS, Observer
+from llmtap.exchange.observer import READ_BYTES_MAX, STALL_MISSED_NS, Observer
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 from llmtap.exchange.verdict import TOKENS_MAX
 from tests.exchange.streams import DONE, OK, REQUEST, ROLE, STOP, chunk, framed, observe, sse
@@ -272,7 +272,7 @@ def test_a_tunnel_is_timed_by_what_comes_down() -> None:
         b"GET /v1/realtime HTTP/1.1\r\nHost: g\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n",
     )
     o.response_head(b"HTTP/1.1 101 Switching\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n", 40, 0)
-    o.upgraded(40)
+    o.on_upgrade(40)
     o.tunnel(b"up", None, 50, 3)
     o.tunnel(None, b"down", 60, 4)
     o.tunnel(None, b"again", 70, 5)
@@ -390,7 +390,7 @@ def test_a_stream_that_was_announced_and_never_said_a_byte_is_a_stream() -> None
 
 A, B = chunk({"content": "a"}), chunk({"content": "b"})
 LONG = chunk({"content": "c" * READ_BYTES_MAX})
-LATER_NS = 50 + 10 * UNSEEN_NS
+LATER_NS = 50 + 10 * STALL_MISSED_NS
 
 
 @pytest.mark.parametrize(
@@ -401,12 +401,12 @@ LATER_NS = 50 + 10 * UNSEEN_NS
         ([(65, A + B)], 65 - 30, 65 - 30),  # not before the request was submitted
         ([(50, A), (90, B + STOP + DONE)], 12, 90 - 50),
         ([(50, A), (90, B + A[:9]), (95, A[9:])], 12, 90 - 50),
-        ([(50, A), (LATER_NS, A + B)], 12 + UNSEEN_NS, 10 * UNSEEN_NS),
+        ([(50, A), (LATER_NS, A + B)], 12 + STALL_MISSED_NS, 10 * STALL_MISSED_NS),
         # The socket was not empty after the first half: a byte waits for more than a turn.
         (
             [(50, A), (60, LONG[:READ_BYTES_MAX]), (LATER_NS, LONG[READ_BYTES_MAX:] + B)],
-            10 * UNSEEN_NS,
-            10 * UNSEEN_NS,
+            10 * STALL_MISSED_NS,
+            10 * STALL_MISSED_NS,
         ),
     ],
 )
@@ -414,16 +414,16 @@ def test_a_token_may_have_waited_for_what_shares_its_read(
     reads: list[tuple[int, bytes]], in_relay_ns: int, in_sender_ns: int
 ) -> None:
     assert observe(*reads, clock="kernel", paused_ns=0).uncertainty_ns == in_relay_ns
-    sent = observe(*reads, clock="kernel", paused_ns=0, waited=lambda since_ns, t_ns: t_ns - since_ns)
+    sent = observe(*reads, clock="kernel", paused_ns=0, longest_wait=lambda since_ns, t_ns: t_ns - since_ns)
     assert sent.uncertainty_ns == in_sender_ns
     assert observe(*reads, clock="mono").uncertainty_ns == 12
 
 
-@pytest.mark.parametrize("paused_ns", [0, UNSEEN_NS])
+@pytest.mark.parametrize("paused_ns", [0, STALL_MISSED_NS])
 def test_a_pause_for_a_slow_client_is_no_uncertainty(paused_ns: int) -> None:
     reads = [(60, LONG[:READ_BYTES_MAX]), (LATER_NS, LONG[READ_BYTES_MAX:] + B)]
     x = observe((50, A), *reads, clock="kernel", paused_ns=paused_ns)
-    assert x.uncertainty_ns == 10 * UNSEEN_NS - paused_ns
+    assert x.uncertainty_ns == 10 * STALL_MISSED_NS - paused_ns
 
 
 def test_the_sender_knows_how_long_a_byte_of_a_read_waited() -> None:
@@ -433,5 +433,5 @@ def test_the_sender_knows_how_long_a_byte_of_a_read_waited() -> None:
         query.append((since_ns, t_ns))
         return 15
 
-    x = observe((50, A), (90, A + B), (100, B), (200, A + B), clock="kernel", waited=waited)
+    x = observe((50, A), (90, A + B), (100, B), (200, A + B), clock="kernel", longest_wait=waited)
     assert (query, x.uncertainty_ns) == ([(50, 90), (100, 200)], 15)

@@ -62,7 +62,7 @@ def body(o: Observer) -> None:
 
 
 def tunnel(o: Observer) -> None:
-    o.upgraded(1)
+    o.on_upgrade(1)
     o.tunnel(None, frame(b"x" * PART)[:-1], 2, 0)
 
 
@@ -83,14 +83,14 @@ def test_all_that_is_kept_of_open_exchanges_has_one_limit(keep: Callable[[Observ
         o.request_end(0)
         keep(o)
         if n == 1:
-            assert BYTES - budget.left >= 0.9 * PART
-    assert shortages and 0 <= budget.left < BYTES - 2 * PART
+            assert BYTES - budget.free_bytes >= 0.9 * PART
+    assert shortages and 0 <= budget.free_bytes < BYTES - 2 * PART
     for o in observers:
         assert o.finish(9, "complete", None, None, 0, 0, 0, 0).outcome in (
             Outcome.COMPLETE,
             Outcome.TRUNCATED,
         )
-    assert budget.left == BYTES
+    assert budget.free_bytes == BYTES
 
 
 def test_a_stream_without_room_continues_with_its_next_event() -> None:
@@ -111,7 +111,7 @@ def test_a_captured_text_counts_and_ends_where_there_is_no_room() -> None:
     o.response_head(answer(b"text/event-stream"), 1, 0)
     for i in range(20):
         o.response_data(WORD * 200, 2 + i, 0)
-    assert budget.left >= 0
+    assert budget.free_bytes >= 0
     x = o.finish(9, "complete", None, None, 0, 0, 0, 0)
     assert x.text is not None and 500 < len(x.text.response_text or "") < 1_500
     assert x.tokens.output == 4_000, "the figures are those of all events"
@@ -129,7 +129,7 @@ def test_a_long_read_is_processed_in_slices(coded: bool) -> None:
     whole.response_data(data, 2, 0)
     steps, events_max, before = 0, 0, 0
     for _ in sliced.response_slices(data, 2, 0):
-        events = sliced.under_way().events
+        events = sliced.running_state().events
         steps, events_max, before = steps + 1, max(events_max, events - before), events
     assert steps >= len(stream) // SLICE_BYTES
     assert 0 < events_max <= SLICE_BYTES // len(WORD) + 1
@@ -176,8 +176,8 @@ def test_events_that_are_set_aside_count_against_the_limit(
         kept_bytes = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    assert shortages and budget.left >= 0
+    assert shortages and budget.free_bytes >= 0
     assert kept_bytes < BYTES // 2 + 40 * 8_000, "the rest is what each open exchange takes without any text"
     for o in observers:
         assert o.finish(9, "complete", None, None, 0, 0, 0, 0).tokens.output == 40
-    assert budget.left == BYTES // 2
+    assert budget.free_bytes == BYTES // 2

@@ -136,7 +136,7 @@ def observe(dialect: Any, events: list[Any], hostile: str = "0", head: bytes = b
     lines = dialect is ollama
     o = Observer("r", 1, 0, 0, f"POST {PATHS[dialect]} HTTP/1.1\r\nhost: g\r\n\r\n".encode())
     o.request_end(0)
-    o.submitted(ended.pop("submit_ns", SUBMIT_NS), 0)
+    o.on_submit(ended.pop("submit_ns", SUBMIT_NS), 0)
     kind = b"application/x-ndjson" if lines else b"text/event-stream"
     o.response_head(b"HTTP/1.1 200 OK\r\ncontent-type: " + kind + b"\r\n" + head + b"\r\n", HEAD_NS, 0)
     for i, event in enumerate(events, 1):
@@ -210,7 +210,7 @@ def test_a_count_that_is_none_changes_no_figure(
 def test_a_sum_of_counts_is_bounded_too() -> None:
     head = b"POST /generate HTTP/1.1\r\nhost: g\r\n\r\n"
     o = Observer("r", 1, 0, 0, head)
-    o.submitted(0, 0)
+    o.on_submit(0, 0)
     o.response_head(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n", 1, 0)
     details = {"finish_reason": "length", "generated_tokens": USAGE_TOKENS_MAX, "input_length": 3}
     o.response_data(json.dumps([{"generated_text": "a", "details": details}] * 2).encode(), 2, 0)

@@ -48,7 +48,7 @@ def observe(
     request = b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 0\r\n\r\n"
     observer = Observer("r", 1, 0, 0, request, patterns=patterns)
     observer.request_end(0)
-    observer.submitted(0, 0)
+    observer.on_submit(0, 0)
     fields = {"content-type": "application/json" if json_body else "text/event-stream", **(headers or {})}
     head = f"HTTP/1.1 {status} X\r\n" + "".join(f"{k}: {v}\r\n" for k, v in fields.items()) + "\r\n"
     observer.response_head(head.encode(), 1, 0)

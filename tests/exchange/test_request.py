@@ -176,7 +176,7 @@ def play_text(ear: Ear, raw: bytes, body: bytes, answer: bytes) -> Exchange:
     for at in range(0, len(body), 7):
         observer.request_data(body[at : at + 7], at)
     observer.request_end(50)
-    observer.submitted(60, 1)
+    observer.on_submit(60, 1)
     observer.response_head(ANSWER_HEAD, 70, 1)
     observer.response_data(answer, 80, 1)
     observer.response_end(90)
@@ -222,7 +222,7 @@ def test_events_that_are_known_by_their_bytes_are_kept_as_well() -> None:
     observer = Observer("r", 1, 0, 0, head(), on_request=ear)
     observer.request_data(REQUEST_BODY, 1)
     observer.request_end(1)
-    observer.submitted(2, 1)
+    observer.on_submit(2, 1)
     observer.response_head(ANSWER_HEAD, 3, 1)
     for i, word in enumerate(words):  # each in a read of its own, alike but for the word
         observer.response_data(events(content(word)), 10 + i, 1)

@@ -151,7 +151,7 @@ def test_one_of_several_entries_is_picked_by_its_number() -> None:
         (b"\x00\x01\x02" * 40, "the content is not an event stream"),
         (b'{"a": 1', "cannot be parsed to its end"),
         (b'{"a": 1}\nhello\n{"a": 2}\n', "the content is not an event stream"),
-        (b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n", "cut off in its head"),
+        (b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n", "has no blank line after its head"),
         (b"HTTP/1.1 200 OK\r\nno colon\r\n\r\ndata: x\n\n", "malformed response head"),
         (http("Content-Encoding: gzip\r\n", b"\x00\x01garbage"), "not valid gzip"),
         (http("Content-Encoding: rot13\r\n", b"\x00\x01garbage"), "unknown content coding"),

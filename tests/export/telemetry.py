@@ -2,7 +2,7 @@
 
 from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.exchange.outcome import EventClass, TokenSource
-from llmtap.export.opentelemetry.signals import Terms, terms_of
+from llmtap.export.opentelemetry.signals import CommonValues, common_values_of
 from llmtap.metrics.latency import Measured, measure
 from tests.support.traffic.streams import streamed
 
@@ -39,6 +39,6 @@ def chat(*times_ms: int, seq: int = 1, **fields: object) -> Exchange:
     return x
 
 
-def read(x: Exchange, host: str | None = None, provider: str | None = None) -> tuple[Measured, Terms]:
+def read(x: Exchange, host: str | None = None, provider: str | None = None) -> tuple[Measured, CommonValues]:
     m = measure(x)
-    return m, terms_of(x, m, host, provider)
+    return m, common_values_of(x, m, host, provider)

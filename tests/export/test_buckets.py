@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.export.buckets import CLOSE, EXPONENTIAL_SCALE, KINDS, Buckets, ExponentialBuckets
+from llmtap.export.buckets import CLOSE_RATIO, EXPONENTIAL_SCALE, KINDS, Buckets, ExponentialBuckets
 
 EDGES = (10, 20, 50)
 
@@ -16,7 +16,7 @@ EDGES = (10, 20, 50)
 def test_edges_are_close_to_each_other_where_objectives_are(kind: str) -> None:
     near = [edge for edge in KINDS[kind] if 50_000_000 <= edge <= 2_000_000_000]
     assert (near[0], near[-1]) == (50_000_000, 2_000_000_000)
-    assert all(below < above <= below * CLOSE + 1 for below, above in pairwise(near))
+    assert all(below < above <= below * CLOSE_RATIO + 1 for below, above in pairwise(near))
 
 
 @given(st.lists(st.integers(-5, 60), max_size=1_500))
@@ -48,7 +48,7 @@ def test_exponential_buckets_end_at_powers_of_the_64th_root_of_2(values: list[in
     for value, i in zip(sorted(filter(None, values)), (i for i, n in found for _ in range(n)), strict=True):
         assert 2 ** (i - 1) < value**64 <= 2**i or (i, value) == (0, 1)
     assert (together.n, together.total, together.zeros) == (len(values), sum(values), values.count(0))
-    scale, offset, dense = together.dense(most)
+    scale, offset, dense = together.dense_counts(most)
     assert len(dense) <= most
     merged = 2 ** (EXPONENTIAL_SCALE - scale)
     told = [offset + i for i, n in enumerate(dense) for _ in range(n)]

@@ -40,7 +40,7 @@ def _convert() -> Iterator[tuple[str, list[str]]]:
     for one in FORMATS:
         source = "capture" if one.name in _FROM_CAPTURE else "streams/session.har"
         file = f"out{one.extensions[0]}"
-        if one.writes is not None:
+        if one.write_rows is not None:
             there = f"llmtap convert {source} {file} --to {one.name}"
             yield f"convert/{one.name}", [there, f"llmtap convert {file} back.parquet --from {one.name}"]
 

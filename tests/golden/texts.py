@@ -75,11 +75,11 @@ def admin_api() -> str:
     tally = ExchangePipeline(MeterOptions(), clock, an_experiment(*_ARMS), slos=slos)
     clock.advance(_S)
     tally.relays.join(Hello(relay="run.0.1", pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0))
-    tally.status("run.0.1", relay_status(opened=42, measured=40, dropped={"overflow": 1}, unsettled=1))
+    tally.on_status("run.0.1", relay_status(opened=42, measured=40, dropped={"overflow": 1}, unsettled=1))
     for x in _exchanges():
         clock.advance(_S // 10)
-        tally.opened()
-        tally.ended(x)
+        tally.on_open()
+        tally.on_end(x)
     return asyncio.run(_served(tally))
 
 
@@ -102,7 +102,7 @@ def telemetry() -> str:
             clock, servers = ManualClock(now_ns=_S), {"": ("gateway.example", 443)}
             exporter = OtlpExporter(options, clock, "1.2.3", servers)
             for x in islice(_exchanges(), 5, 8):
-                exporter.ended(x, measure(x), SeriesKey(x.tenant, ""), None)
+                exporter.on_end(x, measure(x), SeriesKey(x.tenant, ""), None)
             exporter.close(GUARD_S)
             sent = [MessageToDict(one) for one in (*receiver.traces, *receiver.metrics)]
         parts.append(f"semconv {version}\n" + json.dumps(_stable(sent), indent=1))

@@ -120,7 +120,7 @@ CAPTURED = (
 
 
 def test_a_captured_body_keeps_each_value_it_need_not_lose() -> None:
-    out = BodyMaker(BodyOptions(model="b", stream=False)).captured(CAPTURED)
+    out = BodyMaker(BodyOptions(model="b", stream=False)).adapt_recorded(CAPTURED)
     assert out == (
         b'{"model":"b","messages":[{"role":"user",  "content":"caf\\u00e9"}],"n":1,"top_p":1.00,'
         b'"stream":false,"x":{"b":1,  "a":[ ]}}'
@@ -145,7 +145,7 @@ CHANGES: list[tuple[bytes, dict[str, Any], bytes]] = [
 
 @pytest.mark.parametrize(("body", "options", "wanted"), CHANGES)
 def test_only_the_way_of_answering_changes(body: bytes, options: dict[str, Any], wanted: bytes) -> None:
-    assert BodyMaker(BodyOptions(**options)).captured(body) == wanted
+    assert BodyMaker(BodyOptions(**options)).adapt_recorded(body) == wanted
 
 
 CHAT, EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"
@@ -170,7 +170,7 @@ def test_a_recorded_request_keeps_its_path_and_gets_only_what_was_asked_for(
     path: str, body: bytes, options: dict[str, Any], wanted: bytes | None
 ) -> None:
     maker = BodyMaker(BodyOptions(temperature=0.0, server="vllm", **options))
-    assert maker.captured(body, path) == (body if wanted is None else wanted)
+    assert maker.adapt_recorded(body, path) == (body if wanted is None else wanted)
     assert maker.destination(body, path) == path
 
 
@@ -179,7 +179,7 @@ def test_a_prompt_of_a_data_set_goes_to_the_endpoint_that_takes_it() -> None:
     assert maker.destination(b'{"messages":[]}', "") == ""
     assert maker.destination(b'{"prompt":"x"}', "") == "/v1/completions"
     assert maker.destination(b'{"input":"x"}', "") == "/v1/responses"
-    assert json.loads(maker.captured(b'{"input":"x"}')) == {"input": "x", "model": "m", "stream": True}
+    assert json.loads(maker.adapt_recorded(b'{"input":"x"}')) == {"input": "x", "model": "m", "stream": True}
 
 
 def test_the_settings_of_a_workload_are_sent_and_the_users_fields_win() -> None:
@@ -239,7 +239,7 @@ def test_whatever_a_captured_body_holds_it_holds_afterwards(
     value: dict[str, Any], indent: int | None
 ) -> None:
     body = json.dumps(value, indent=indent).encode()
-    out = json.loads(BodyMaker(BodyOptions(model="new")).captured(body))
+    out = json.loads(BodyMaker(BodyOptions(model="new")).adapt_recorded(body))
     changed = {"model", "stream", "stream_options"}
     assert {k: v for k, v in out.items() if k not in changed} == {
         k: v for k, v in value.items() if k not in changed

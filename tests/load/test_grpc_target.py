@@ -40,7 +40,7 @@ async def target_of(e: GrpcEngine, **sim: str) -> AsyncIterator[GrpcTarget]:
 
 
 async def ask(target: GrpcTarget, *, due: int | None = None, name: str = "load-1") -> Exchange:
-    return await target.ask(Prompt(text="hi"), 8, due, name)
+    return await target.send_prompt(Prompt(text="hi"), 8, due, name)
 
 
 async def serving(generate: Any) -> tuple[grpc.aio.Server, int]:

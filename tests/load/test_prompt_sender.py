@@ -20,7 +20,7 @@ from llmtap.load.workers.worker_pool import LoadResult, WorkerPool
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from llmtap.workload.prompts.prompt import Prompt
-from llmtap.workload.prompts.text import count_tokens, say
+from llmtap.workload.prompts.text import answer_tokens, count_tokens
 from llmtap.workload.requests import Requests
 from tests.support.servers.loading import sockets
 from tests.support.servers.peer import scene, wait_until
@@ -44,7 +44,7 @@ async def serving(spoken: str, options: SimOptions) -> AsyncIterator[str]:
 
 
 def said(tokens: int) -> str:
-    return "".join(say(tokens, "test"))
+    return "".join(answer_tokens(tokens, "test"))
 
 
 class Words:
@@ -133,4 +133,4 @@ def test_ids_go_to_grpc_as_ids_and_to_realtime_as_text() -> None:
         with pytest.raises(ConfigError, match="--target: the prompts are token ids"):
             PromptMaker("realtime", model=None, exact_output=False, decode=decode).body(ids, 4)
     with pytest.raises(ConfigError, match="HTTP request bodies"):
-        grpc.captured(b"{}")
+        grpc.adapt_recorded(b"{}")

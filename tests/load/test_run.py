@@ -48,7 +48,7 @@ class Playing:
         self.tally.add(x)
 
     async def go(self) -> "Playing":
-        await self.run.go()
+        await self.run.send_all()
         return self
 
     def outcomes(self) -> list[Outcome]:
@@ -171,7 +171,7 @@ def test_stopped_once_it_drains_and_twice_it_cuts(slots: int) -> None:
                 await going
                 wanted = Outcome.CLIENT_CANCELLED if cut else Outcome.COMPLETE
                 assert playing.outcomes() == [wanted] * 2
-                assert (playing.run.stopped, playing.schedule.left) == ("somebody stopped it", 1)
+                assert (playing.run.stopped, playing.schedule.rows_left) == ("somebody stopped it", 1)
 
     play()
 
@@ -199,7 +199,7 @@ async def test_a_stop_ends_retries_too() -> None:
         async with sender_to(server.url + path, retries=5) as to:
             playing = Playing(to, requests([0, 0]))
             going = asyncio.ensure_future(playing.go())
-            await wait_until(lambda: to.sender.calls and all(call.waiting for call in to.sender.calls))
+            await wait_until(lambda: to.sender.calls and all(call.is_waiting for call in to.sender.calls))
             playing.run.stop("enough")
             await going
             assert playing.outcomes() == [Outcome.UPSTREAM_ERROR] * 2
@@ -210,7 +210,7 @@ async def test_a_stop_ends_retries_too() -> None:
 async def test_the_next_request_does_not_wait_until_an_answer_is_understood() -> None:
     n = 6
     async with upstream() as server, sender_to(server.url + server.on(says(*ANSWER))) as to:
-        later, put_off = to.sender.later, []
+        later, put_off = to.sender.deferred, []
         add = later.add
 
         def never_time(work: Any, *, urgent: bool = False) -> None:

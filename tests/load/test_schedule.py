@@ -21,7 +21,7 @@ def requests(arrivals: Sequence[int], after: Sequence[int] = (), think: Sequence
 
 def taken(schedule: Schedule, now_ns: int) -> list[tuple[int, int | None]]:
     out = []
-    while (item := schedule.take(now_ns)) is not None:
+    while (item := schedule.take_due_row(now_ns)) is not None:
         out.append(item)
     return out
 
@@ -33,16 +33,16 @@ def test_a_row_that_joins_others_waits_for_the_last_of_their_ends(served: bool) 
     r.joins = {4: (2, 3)}
     schedule = Schedule(r, range(len(r)))
     assert taken(schedule, 0) == [(0, 0)]
-    schedule.ended(0, 10, served=True)
+    schedule.on_ended(0, 10, served=True)
     assert [row for row, _ in taken(schedule, 10)] == [1, 3]
-    schedule.ended(3, 20, served=True)
-    schedule.ended(1, 30, served=served)  # if it failed, 2 is never sent
+    schedule.on_ended(3, 20, served=True)
+    schedule.on_ended(1, 30, served=served)  # if it failed, 2 is never sent
     if served:
         assert [row for row, _ in taken(schedule, LATER)] == [2]
-        assert schedule.followed(2)
-        schedule.ended(2, 30, served=False)
+        assert schedule.has_followers(2)
+        schedule.on_ended(2, 30, served=False)
     assert (taken(schedule, 36), taken(schedule, 37)) == ([], [(4, 37)])
-    assert (schedule.left, schedule.dropped) == (0, 0 if served else 1)
+    assert (schedule.rows_left, schedule.dropped) == (0, 0 if served else 1)
 
 
 @st.composite
@@ -69,7 +69,7 @@ def played(r: Requests, rows: Sequence[int], draw: st.DataObject, slots: int) ->
     schedule = Schedule(r, rows, slots or None)
     root = roots(r)
     now, under_way, times, ends = 0, {}, {}, {}
-    while schedule.left or under_way:
+    while schedule.rows_left or under_way:
         for row, due_ns in taken(schedule, now):
             assert row not in times, "taken once"
             times[row] = now
@@ -93,7 +93,7 @@ def played(r: Requests, rows: Sequence[int], draw: st.DataObject, slots: int) ->
         now = max(now, next_ns)
         for row in [row for row, end_ns in under_way.items() if end_ns <= now]:
             ends[row] = under_way.pop(row), draw.draw(st.booleans())
-            schedule.ended(row, *ends[row][:1], served=ends[row][1])
+            schedule.on_ended(row, *ends[row][:1], served=ends[row][1])
     assert len(times) + schedule.dropped == len(rows)
     assert set(times) <= set(rows)
     lost = {row for row in rows if row not in times}

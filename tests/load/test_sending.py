@@ -17,8 +17,8 @@ from llmtap.load.sending import (
     PROBE_NS,
     WAITING_MAX,
     WAKING_NS,
+    DeferredWork,
     Lateness,
-    Later,
 )
 from llmtap.net.pacing import Pacer, Waker
 from llmtap.units import NEVER, NS_PER_S
@@ -36,7 +36,7 @@ def busy(ns: int) -> None:
 @scene
 async def test_urgent_work_goes_first_and_each_in_its_order() -> None:
     done: list[str] = []
-    later = Later(asyncio.get_running_loop())
+    later = DeferredWork(asyncio.get_running_loop())
     for name in ("a", "b"):
         later.add(lambda name=name: done.append(name))
     for name in ("1", "2"):
@@ -49,7 +49,7 @@ async def test_urgent_work_goes_first_and_each_in_its_order() -> None:
 @scene
 async def test_a_socket_is_read_before_all_work_is_done() -> None:
     loop = asyncio.get_running_loop()
-    later = Later(loop)
+    later = DeferredWork(loop)
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     done = 0
@@ -79,7 +79,7 @@ async def test_a_socket_is_read_before_all_work_is_done() -> None:
 @scene
 async def test_too_much_is_done_at_once() -> None:
     done: list[int] = []
-    later = Later(asyncio.get_running_loop())
+    later = DeferredWork(asyncio.get_running_loop())
     for i in range(WAITING_MAX + 3):
         later.add(lambda i=i: done.append(i))
     assert done == [0, 1, 2]
@@ -89,14 +89,14 @@ async def test_too_much_is_done_at_once() -> None:
 
 @scene
 async def test_who_is_due_does_not_wait_for_work() -> None:
-    later = Later(asyncio.get_running_loop())
+    later = DeferredWork(asyncio.get_running_loop())
     pacer = later.pacer = Pacer(SystemClock(), pause_ns=0)
     done, when = 0, []
 
     def work() -> None:
         nonlocal done
         if not done:  # due before this piece is done, and not before it has begun
-            Waker(pacer, act).sooner(SystemClock.mono_ns() + MS)
+            Waker(pacer, act).call_at(SystemClock.mono_ns() + MS)
         busy(2 * MS)
         done += 1
 
@@ -106,7 +106,7 @@ async def test_who_is_due_does_not_wait_for_work() -> None:
 
     for _ in range(5):
         later.add(work)
-    later._work()
+    later._run_slice()
     assert when == [1], "the first piece was under way; before the second it was called"
     later.finish()
     pacer.close()
@@ -115,7 +115,7 @@ async def test_who_is_due_does_not_wait_for_work() -> None:
 @scene
 async def test_behind_in_reading_work_waits_a_turn() -> None:
     done: list[int] = []
-    later = Later(asyncio.get_running_loop())
+    later = DeferredWork(asyncio.get_running_loop())
     later.add(lambda: done.append(1))
     assert not later.is_behind(SystemClock.mono_ns())
     assert later.is_behind(SystemClock.mono_ns() - 2 * BEHIND_NS)
@@ -142,7 +142,7 @@ async def test_when_it_pays_to_gather(
 ) -> None:
     now_ns = 0
     monkeypatch.setattr(module, "mono_ns", lambda: now_ns)
-    later = Later(asyncio.get_running_loop(), gathers=kernel)
+    later = DeferredWork(asyncio.get_running_loop(), gathers=kernel)
     for _ in range(reads):
         later.is_behind(now_ns)
     now_ns = NS_PER_S
@@ -167,7 +167,7 @@ async def test_no_sleep_makes_a_request_late(
     slept: list[float] = []
     monkeypatch.setattr(module, "mono_ns", lambda: 0)
     monkeypatch.setattr(module.time, "sleep", slept.append)
-    later = Later(asyncio.get_running_loop(), gathers=True)
+    later = DeferredWork(asyncio.get_running_loop(), gathers=True)
 
     class Due:
         next_ns = due_in_ns

@@ -54,7 +54,7 @@ async def ask(
     *,
     due: int | None = None,
 ) -> Exchange:
-    return await target.ask(prompt, output, due, f"load-{next(NUMBERS)}")
+    return await target.send_prompt(prompt, output, due, f"load-{next(NUMBERS)}")
 
 
 @pytest.mark.parametrize("clock", ["kernel", "mono"])

@@ -13,7 +13,7 @@ class CollectingSink:
         self.keys: list[SeriesKey] = []
         self._error = error
 
-    def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
+    def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
         if self._error is not None:
             raise self._error
         self.exchanges.append(x)

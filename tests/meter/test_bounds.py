@@ -160,7 +160,7 @@ def test_no_string_is_long_and_no_key_is_shown(
     options = CaptureOptions(to=str(tmp_path), level="shape")
     info = CaptureInfo(capture="c", level="shape", block_size=16, block_unit="bytes")
     recorder = Recorder(options, SystemClock(), info, salt=bytes(32))
-    tally.keep(recorder)
+    tally.attach_recorder(recorder)
     sink = CollectingSink()
     tally.sinks.append(sink)
     exporter = OtlpExporter(OtlpOptions(endpoint=receiver.endpoint), ManualClock(now_ns=1), "1")

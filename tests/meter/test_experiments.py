@@ -38,7 +38,7 @@ def ended(
     view: Experiments, x: Exchange, arm: str | None, unit: str = "1", excluded: str | None = None
 ) -> None:
     x.arm, x.unit, x.excluded = arm, unit if arm else None, excluded
-    view.ended(x, measure(x), SeriesKey("t", "m"), None)
+    view.on_end(x, measure(x), SeriesKey("t", "m"), None)
 
 
 def results_of(view: Experiments) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def results_of(view: Experiments) -> dict[str, Any]:
 def test_an_exchange_counts_in_its_arm_and_nowhere_else() -> None:
     view = viewed()
     for arm, unit in (("a", "1"), ("b", "2"), ("b", "3")):
-        view.assigned(arm, unit, False)
+        view.on_assignment(arm, unit, False)
     ended(view, streamed(100, 140, 160), "a", "1")
     ended(view, streamed(200, 240), "b", "2", excluded="not_json")
     ended(view, streamed(300), "a", "4", excluded="no_room")  # went this way for want of room: not a sample
@@ -180,9 +180,9 @@ def test_how_an_exchange_ended_counts_in_one_share(outcome: Outcome, share: str 
 def test_what_several_requests_of_a_conversation_say_counts_as_one_unit() -> None:
     view = viewed(an_experiment(A, B, unit="conversation"))
     for _ in range(5):
-        view.assigned("a", "c1", False)
+        view.on_assignment("a", "c1", False)
         ended(view, streamed(100, 140), "a", "c1")
-    view.assigned("a", "c2", True)
+    view.on_assignment("a", "c2", True)
     ended(view, streamed(100, 140), "a", "c2")
     a = results_of(view)["arms"]["a"]
     assert (a["assigned"], a["units"], a["single_requests"]) == (6, 2, 1)
@@ -210,8 +210,8 @@ def test_clients_that_send_an_arms_header_themselves_are_counted_and_warned_of_o
     view = viewed(an_experiment(strip_headers=strip))
     assert results_of(view)["warnings"] == []
     for i in range(5):
-        view.assigned("control", f"{i:x}", False, own_headers=i < 3)
-        view.assigned("marked", f"{i + 9:x}", False)
+        view.on_assignment("control", f"{i:x}", False, own_headers=i < 3)
+        view.on_assignment("marked", f"{i + 9:x}", False)
     result = results_of(view)
     assert [arm["own_headers"] for arm in result["arms"].values()] == [3, 0]
     (warning,) = result["warnings"]
@@ -252,10 +252,10 @@ def test_a_ratio_that_is_not_as_dealt_rings_once(caplog: pytest.LogCaptureFixtur
     view = viewed(an_experiment({**A, "weight": 3}, B))
     with caplog.at_level(logging.ERROR):
         for i in range(4_000):
-            view.assigned("a" if i % 4 else "b", f"{i:x}", False)
+            view.on_assignment("a" if i % 4 else "b", f"{i:x}", False)
         assert results_of(view)["sample_ratio"]["alarm"] is False
         for i in range(4_000):
-            view.assigned("ab"[i % 2], f"{i:x}", False)
+            view.on_assignment("ab"[i % 2], f"{i:x}", False)
     ratio = results_of(view)["sample_ratio"]
     assert ratio["alarm"] is True
     assert ratio["units"] == {"a": 5_000, "b": 3_000}
@@ -267,10 +267,10 @@ def test_a_ratio_that_is_not_as_dealt_rings_once(caplog: pytest.LogCaptureFixtur
 def test_an_alarm_does_not_go_away_by_itself() -> None:
     view = viewed()
     for i in range(400):
-        view.assigned("a", f"{i:x}", False)
+        view.on_assignment("a", f"{i:x}", False)
     assert results_of(view)["sample_ratio"]["alarm"] is True
     for i in range(400):
-        view.assigned("b", f"{i:x}", False)
+        view.on_assignment("b", f"{i:x}", False)
     assert results_of(view)["sample_ratio"]["alarm"] is True
 
 
@@ -278,11 +278,11 @@ def test_a_conversation_counts_once_in_the_ratio(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(module, "UNITS_MAX", 100)
     view = viewed(an_experiment(A, B, unit="tenant"))
     for _ in range(1_000):
-        view.assigned("a", "1", False)
+        view.on_assignment("a", "1", False)
     assert results_of(view)["sample_ratio"]["units"] == {"a": 1, "b": 0}
     assert results_of(view)["sample_ratio"]["alarm"] is False
     for i in range(150):
-        view.assigned("ab"[i % 2], f"{i + 2:x}", False)
+        view.on_assignment("ab"[i % 2], f"{i + 2:x}", False)
     ratio = results_of(view)["sample_ratio"]
     assert (sum(ratio["units"].values()), ratio["capped"]) == (100, True)
 

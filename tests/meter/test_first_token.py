@@ -20,8 +20,8 @@ def pipeline() -> ExchangePipeline:
 
 def ended(tally: ExchangePipeline, *exchanges: Exchange) -> None:
     for x in exchanges:
-        tally.opened()
-        tally.ended(x)
+        tally.on_open()
+        tally.on_end(x)
 
 
 def slow(seq: int) -> Exchange:

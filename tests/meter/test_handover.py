@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from llmtap.channel.frames import ACK
-from llmtap.meter.setup import HAND_OVER
+from llmtap.meter.setup import HANDOVER_LINE
 from tests.meter.test_process import Meter, finish, joined
 from tests.support.traffic.relay_status import relay_status
 from tests.support.traffic.tap_frames import Script
@@ -40,7 +40,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 def hand_over(old: Meter, path: str) -> None:
     assert old.process.stdin is not None
-    old.process.stdin.write(HAND_OVER + path.encode() + b"\n")
+    old.process.stdin.write(HANDOVER_LINE + path.encode() + b"\n")
     old.process.stdin.flush()
 
 

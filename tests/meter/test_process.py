@@ -19,7 +19,7 @@ import pytest
 from llmtap.channel.frames import ACK
 from llmtap.log import LogSetup
 from llmtap.meter.options import MeterOptions
-from llmtap.meter.setup import FROM_NOW_ON, HAND_OVER, RENEW, Changeable, MeterSetup
+from llmtap.meter.setup import HANDOVER_LINE, RENEW, SETTINGS_LINE, Changeable, MeterSetup
 from llmtap.units import encode_special
 from tests.support.traffic.relay_status import relay_status
 from tests.support.traffic.tap_frames import Script
@@ -200,12 +200,12 @@ def result(meter: Meter, *lines: bytes) -> None:
 
 def test_words_that_come_at_once_or_in_pieces_are_heard_one_by_one(meter: Meter) -> None:
     words = [
-        FROM_NOW_ON + msgspec.json.encode(Changeable(config=config, log=LogSetup(level=level)))
+        SETTINGS_LINE + msgspec.json.encode(Changeable(config=config, log=LogSetup(level=level)))
         for config, level in (("first", "info"), ("second", "warning"), ("third", "info"))
     ]
     result(meter, *words)
     assert meter.process.stdin is not None
-    for piece in (HAND_OVER[:9], HAND_OVER[9:] + b"/nowhere/tap.sock\n"):
+    for piece in (HANDOVER_LINE[:9], HANDOVER_LINE[9:] + b"/nowhere/tap.sock\n"):
         meter.process.stdin.write(piece)
         meter.process.stdin.flush()
         time.sleep(0.3)  # so that it reads the first piece alone: nothing tells when it has

@@ -52,7 +52,7 @@ def test_a_hostile_value_is_refused_under_the_name_of_its_parameter(path: str, p
 
     async def run() -> None:
         tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S))
-        tally.ended(streamed(100, 140))
+        tally.on_end(streamed(100, 140))
         async with TestClient(TestServer(admin_app(tally))) as client:
             valid = VALUES.keys() if parameter in COMPARED else VALID.get((path, parameter), set())
             assert await answers(client) == {

@@ -103,16 +103,16 @@ def test_the_reckoning_is_what_the_dead_relays_ledger_would_say(steps: list[str]
                 seen = seq = ledger.open()
                 lost_unseen = 0
                 ledger.begin(seq)
-                reckoning.opened(seq)
+                reckoning.count_opened(seq)
             case "refuse":  # no frame tells of it, until a later number does
                 ledger.drop(ledger.open(), "overflow")
                 lost_unseen += 1
             case "close" if running:
                 ledger.close(running[0], batch)
-                reckoning.settled(dropped=False)
+                reckoning.count_settled(dropped=False)
             case "drop" if running:
                 ledger.drop(running[-1], "overflow")
-                reckoning.settled(dropped=True)
+                reckoning.count_settled(dropped=True)
             case "acknowledge":
                 ledger.acknowledge(batch // 2)
             case "status":
@@ -160,14 +160,14 @@ def test_of_a_relay_elsewhere_an_older_word_that_comes_later_says_nothing() -> N
     book = RelayBook()
     other = msgspec.structs.replace(hello(), elsewhere=True)
     book.join(other)
-    assert book.is_elsewhere("r0")
+    assert book.is_measured_elsewhere("r0")
     for t_ns, settled, taken in ((5, 1, True), (4, 2, False), (5, 0, False), (5, 3, True), (6, 2, True)):
         book.update("r0", relay_status(t_ns=t_ns, opened=3, measured=settled, unsettled=3 - settled), 0)
         (state,) = book.states(0)
         assert state.status is not None
         assert ((state.status.t_ns, state.status.measured) == (t_ns, settled)) is taken
     book.join(hello())
-    assert not book.is_elsewhere("r0"), "it has come to us"
+    assert not book.is_measured_elsewhere("r0"), "it has come to us"
     book.update("r0", relay_status(t_ns=1), 0)
     assert book.states(0)[0].status == relay_status(t_ns=1)
 

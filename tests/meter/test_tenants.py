@@ -132,7 +132,7 @@ def test_all_mistakes_of_the_table_are_reported_at_once() -> None:
     rules = TenantRule(header="no good", body="a..b"), TenantRule(path="(")
     with pytest.raises(ConfigError) as failure:
         TenantOptions(rules=rules, names={"key-1": ""}, salt="")
-    assert [one.place for one in failure.value.each()] == [
+    assert [one.place for one in failure.value.all_errors()] == [
         "tenants.rules[0]", "tenants.rules[0].header", "tenants.rules[0].body", "tenants.rules[1].path",
         "tenants.salt", "tenants.names.key-1",
     ]  # fmt: skip

@@ -14,7 +14,7 @@ from scipy import stats
 from llmtap.metrics.comparison import (
     Comparison,
     _signed_rank_outside,
-    adjusted,
+    adjusted_p_values,
     cache_hit_rate,
     compare_paired,
     compare_quantile,
@@ -184,16 +184,16 @@ def test_runs_without_spread_leave_no_doubt() -> None:
 
 def test_worked_examples_of_adjusting() -> None:
     ps = [0.01, 0.04, 0.03, 0.005]
-    assert adjusted(ps) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert adjusted(ps, "bh") == pytest.approx([0.02, 0.04, 0.04, 0.02])
-    assert adjusted([]) == adjusted([], "bh") == []
-    assert adjusted([0.4]) == [0.4]
-    assert adjusted([0.6, 0.9]) == [1.0, 1.0]
+    assert adjusted_p_values(ps) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert adjusted_p_values(ps, "bh") == pytest.approx([0.02, 0.04, 0.04, 0.02])
+    assert adjusted_p_values([]) == adjusted_p_values([], "bh") == []
+    assert adjusted_p_values([0.4]) == [0.4]
+    assert adjusted_p_values([0.6, 0.9]) == [1.0, 1.0]
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20))
 def test_adjusting_keeps_the_order_and_never_helps(ps: list[float]) -> None:
-    for found in (adjusted(ps), adjusted(ps, "bh")):
+    for found in (adjusted_p_values(ps), adjusted_p_values(ps, "bh")):
         assert all(p <= after + 1e-12 <= 1 + 1e-9 for p, after in zip(ps, found, strict=True))
         by_p = [after for _, after in sorted(zip(ps, found, strict=True))]
         assert by_p == sorted(by_p)

@@ -60,7 +60,7 @@ class TestBenefit:
         assert Benefit().f_text == "f(l) = l in seconds"
         assert Benefit(f="tokens").f_text == "f(l) = l / V in tokens"
         assert [Benefit(grace_tokens=n).due_text for n in range(3)] == ["V(i-1)", "V i", "V(i+1)"]
-        with pytest.raises(ValueError, match="there is no 'minutes'"):
+        with pytest.raises(ValueError, match="unknown variable 'minutes'"):
             Benefit(f="minutes")
 
     @pytest.mark.parametrize("speed", [0.0, -1.0, float("nan")])

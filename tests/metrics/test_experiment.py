@@ -187,7 +187,7 @@ def test_units_are_forgotten_beyond_the_bound(monkeypatch: pytest.MonkeyPatch) -
     for i in range(25):
         sample.add(i, {"x": [1]})
         sample.add(0, {"x": [1]})
-    assert sample.forgotten == 15
+    assert sample.forgotten_units == 15
     assert sample.figures["x"].n == 50
     assert sample.figures["x"].units == 25, "who comes often is not forgotten"
 
@@ -332,7 +332,7 @@ def test_a_unit_that_comes_piece_by_piece_has_one_covariate() -> None:
         whole.add(unit, {"x": values}, size)
         for i, value in enumerate(values):
             pieces.add(unit, {"x": [value]}, size + i)
-    assert pieces.figures["x"].explained() == whole.figures["x"].explained()
+    assert pieces.figures["x"].covariate_moments() == whole.figures["x"].covariate_moments()
 
 
 def test_a_difference_is_found_while_watching() -> None:

@@ -75,9 +75,9 @@ def test_options_reach_the_benefit(options: ReaderOptions | MeterOptions) -> Non
 
 
 def test_options_name_the_place_of_a_mistake() -> None:
-    with pytest.raises(ConfigError, match=r"^--idle-cost: there is no 'minutes'"):
+    with pytest.raises(ConfigError, match=r"^--idle-cost: unknown variable 'minutes'"):
         ReaderOptions(idle_cost="minutes").benefit()
-    with pytest.raises(ConfigError, match=r"^meter\.idle_cost: there is no 'minutes'"):
+    with pytest.raises(ConfigError, match=r"^meter\.idle_cost: unknown variable 'minutes'"):
         MeterOptions(idle_cost="minutes")
-    with pytest.raises(ConfigError, match=r"^slo\.chat\.idle_cost: there is no 'minutes'"):
+    with pytest.raises(ConfigError, match=r"^slo\.chat\.idle_cost: unknown variable 'minutes'"):
         check_slos({"chat": SloOptions(objectives="ttft:1s", target=0.9, idle_cost="minutes")})

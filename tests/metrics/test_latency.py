@@ -15,10 +15,10 @@ from llmtap.metrics.latency import (
     NO_BURSTS,
     SPREAD_NS,
     Bursts,
+    arrives_in_bursts,
     bursts_of,
     chunking_of,
     chunks_at_a_time,
-    come_in_bursts,
     e2e_ns,
     first_event_ns,
     itl_c_ns,
@@ -259,5 +259,5 @@ def test_chunks_at_a_time_are_events_of_a_read_or_of_a_burst() -> None:
     assert chunks_at_a_time(chunking(1.5, 800, 50, 399)) == 1.5
     assert chunks_at_a_time(chunking(1.0, 0, 0, 0)) == 1.0
     assert chunks_at_a_time(chunking(None, 0, 0, 0)) is chunks_at_a_time({}) is None
-    assert [come_in_bursts(n, 1.1) for n in (None, 2.1, 2.2)] == [False, False, True]
-    assert not come_in_bursts(8, None)
+    assert [arrives_in_bursts(n, 1.1) for n in (None, 2.1, 2.2)] == [False, False, True]
+    assert not arrives_in_bursts(8, None)

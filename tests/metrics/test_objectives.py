@@ -77,8 +77,8 @@ class TestText:
 
     def test_a_request_may_bring_its_own(self) -> None:
         objectives = Objectives.parse("ttft:200ms e2e:30s")
-        assert objectives.replaced(ttft=90 * MS, tpot=7 * MS).text == "ttft:90ms tpot:7ms e2e:30s"
-        assert objectives.replaced(ttft=None, tpot=None) is objectives
+        assert objectives.with_bounds(ttft=90 * MS, tpot=7 * MS).text == "ttft:90ms tpot:7ms e2e:30s"
+        assert objectives.with_bounds(ttft=None, tpot=None) is objectives
 
 
 class TestFigures:
@@ -98,7 +98,7 @@ class TestFigures:
         x = exchange(100, 120, 200)
         assert verdict("ttft:100ms tpot:50ms e2e:200ms", x) is True
         objectives = Objectives.parse("ttft:99ms tpot:50ms e2e:199ms")
-        assert objectives.broken(measure(x), x) == ("ttft", "e2e")
+        assert objectives.broken_bounds(measure(x), x) == ("ttft", "e2e")
 
     def test_a_figure_that_does_not_apply_is_met(self) -> None:
         assert verdict("tpot:1ns tbc_max:1ns jitter:1ns", exchange(100)) is True
@@ -155,7 +155,7 @@ class TestWhatCounts:
         x = exchange(900, stream=False)
         assert verdict("ttft:1ms tbc_max:1ms", x) is None
         assert verdict("ttft:1ms e2e:1s", x) is True
-        assert Objectives.parse("ttft:1ms ttfb:2ms").broken(measure(x), x) == ("ttfb",)
+        assert Objectives.parse("ttft:1ms ttfb:2ms").broken_bounds(measure(x), x) == ("ttfb",)
 
     def test_failures_and_successes_of_one_piece_count_by_the_same_bounds(self) -> None:
         """297 answers in one piece and 32 of status 503, beside 8 streams of which 2 failed."""
@@ -443,7 +443,7 @@ def test_a_fault_of_llmtap_is_left_out_and_counted_or_bad_if_the_class_counts_it
             count.add(bounds, measure(x), x)
         out = count.total().to_dict(1)
         assert (out["met"], out["counted"], out["own_faults"], out["attainment"]) == expected
-        stricter = bounds.replaced(ttft=1)
+        stricter = bounds.with_bounds(ttft=1)
         assert stricter.judge(measure(fault), fault) is (
             Judgement.BAD if count_own_faults else Judgement.OWN_FAULT
         )
@@ -471,6 +471,6 @@ def test_bounds_from_the_schedule_count_the_wait_before_a_retry() -> None:
     assert bounds.meets(measure(x), x), "from the submission of the last attempt"
     scheduled = bounds.from_schedule()
     assert scheduled.text == "ttft_scheduled:500ms e2e_scheduled:1s"
-    assert scheduled.broken(measure(x), x) == ("ttft_scheduled", "e2e_scheduled")
+    assert scheduled.broken_bounds(measure(x), x) == ("ttft_scheduled", "e2e_scheduled")
     x.scheduled_ns = None
     assert scheduled.meets(measure(x), x), "without a schedule, from the submission"

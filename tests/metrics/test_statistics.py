@@ -153,4 +153,4 @@ def test_a_bucket_is_the_upper_bits_of_the_float(recorded: list[int]) -> None:
 
 @given(st.lists(st.integers(0, 1_023)), st.integers(0, 1_023))
 def test_values_above_a_limit_are_counted(values: list[int], limit: int) -> None:
-    assert Histogram(values).above(limit) == sum(value > limit for value in values)
+    assert Histogram(values).count_above(limit) == sum(value > limit for value in values)

@@ -237,8 +237,8 @@ def test_uncertainty_is_the_worst_seen_and_uncertainties_those_of_the_exchanges(
     out: Any = summary.to_dict(WINDOW, 1.0)
     assert (out["uncertainty"], out["uncertainties"]["n"], out["uncertainties"]["max"]) == (0.003, 3, 0.003)
     assert out["uncertainties"]["p50"] == pytest.approx(0.001, rel=1e-3)
-    summary.saw_uncertainty(5 * MS)
-    summary.saw_uncertainty(4 * MS)
+    summary.add_uncertainty(5 * MS)
+    summary.add_uncertainty(4 * MS)
     assert summary.to_dict(WINDOW, 1.0)["uncertainty"] == 0.005
 
 

@@ -84,7 +84,7 @@ def test_durations_count_in_their_cell_and_shorter_ones_not_at_all() -> None:
     for duration in (9, 10, 19, 20, 39, 40, 10**15):
         counts.add(duration, ended=duration % 2 == 0)
     assert (list(counts.ended), list(counts.censored)) == ([1, 1, 2], [1, 1, 0])
-    assert (counts.reached(), counts.n) == ([6, 4, 2], 6)
+    assert (counts.at_risk(), counts.n) == ([6, 4, 2], 6)
     copied = counts.copy()
     counts.add(10, ended=True)
     assert (list(copied.ended), counts.ended[0]) == ([1, 1, 2], 2)

@@ -232,7 +232,7 @@ class Tokens:
         if text:
             decoder = ChunkedDecoder()
             payload = decoder.feed(chunk)
-            assert decoder.between, "the chunk is not whole"
+            assert decoder.is_between_chunks, "the chunk is not whole"
             self._compare(dialect, known, payload, text)
 
     def _compare_runs(

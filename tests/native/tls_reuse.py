@@ -101,6 +101,11 @@ class _Loop(uvloop.Loop):
             for callback, args in ready:
                 callback(*args)
 
+    def run_queue(self) -> None:
+        """Run the loop's own queue, to which its TLS adds reads; each holds its connection until it ran."""
+        self.stop()
+        self.run_forever()
+
 
 class _Socket:
     """The kernel's side of a connection: bytes that came and are unread."""
@@ -364,6 +369,7 @@ class TlsReuse:
             idle.read()
         self._saw(f"{'used again' if reused else 'new'}, {case.answer}")
         self._idle = world.latest if self._answer(case, client, world.latest, path, reused=reused) else None
+        world.loop.run_queue()
 
     def _between(self, idle: _Connection, case: Case) -> bytes:
         """Let bytes come on the idle connection; return those that come after the next request."""

@@ -16,8 +16,8 @@ from llmtap.net.listener import (
     FULL_PAUSE_S,
     Listener,
     bind,
+    check_free,
     failure_text,
-    is_free,
     is_own_shortage,
     name_of,
     parse_address,
@@ -64,9 +64,9 @@ def test_several_of_us_share_a_port_and_a_stranger_does_not() -> None:
             assert second.getsockname() == first.getsockname()
         with pytest.raises(OSError):
             bind("127.0.0.1", port, shared=False)
-        # A second proxy would share it without a word: that is what is_free is for.
+        # A second proxy would share it without a word: that is what check_free is for.
         with pytest.raises(OSError):
-            is_free("127.0.0.1", port)
+            check_free("127.0.0.1", port)
 
 
 def no_shortage(error: OSError) -> None:

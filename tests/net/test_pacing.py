@@ -35,7 +35,7 @@ def test_nobody_is_called_early_and_the_earlier_go_first(offsets: list[int]) -> 
 
         dues = [now_ns + offset * MS // 10 for offset in offsets]
         for due_ns in dues:
-            Waker(pacer, make(due_ns)).sooner(due_ns)
+            Waker(pacer, make(due_ns)).call_at(due_ns)
         await done.wait()
         pacer.close()
         assert sorted(due for due, _ in called) == sorted(dues)
@@ -54,9 +54,9 @@ async def test_after_the_end_nobody_is_called() -> None:
         called.append(now_ns)
         return NEVER
 
-    Waker(pacer, act).sooner(SystemClock.mono_ns() + 2 * MS)
+    Waker(pacer, act).call_at(SystemClock.mono_ns() + 2 * MS)
     pacer.close()
-    Waker(pacer, act).sooner(0)
+    Waker(pacer, act).call_at(0)
     other = Pacer(SystemClock())
     await other.wait_until(SystemClock.mono_ns() + 4 * MS)
     other.close()
@@ -74,7 +74,7 @@ async def test_a_turn_that_fails_does_not_stop_the_others() -> None:
     def fail(now_ns: int) -> int:
         raise AssertionError("ours")
 
-    Waker(pacer, fail).sooner(SystemClock.mono_ns())
+    Waker(pacer, fail).call_at(SystemClock.mono_ns())
     while not failed:
         await asyncio.sleep(0)
     await pacer.wait_until(SystemClock.mono_ns() + MS)
@@ -131,11 +131,11 @@ def test_who_may_be_wanted_sooner_is_called_by_then_and_not_forgotten(
     for after, within in wanted:
         steered.until(steered.clock.now_ns + after)
         heapq.heappush(due, steered.clock.now_ns + within)
-        waker.sooner(steered.clock.now_ns + within)
+        waker.call_at(steered.clock.now_ns + within)
         assert len(steered.pacer._heap) == len(set(waker.waiting_ns)), "each moment once"
     steered.until(steered.clock.now_ns + 5_000)
     assert not due
-    waker.sooner(NEVER)
+    waker.call_at(NEVER)
     assert not steered.pacer._heap and not waker.waiting_ns
 
 
@@ -143,5 +143,5 @@ def test_the_same_moment_is_asked_for_once_and_no_later_one_besides() -> None:
     steered = Steered()
     waker = Waker(steered.pacer, lambda now_ns: NEVER)
     for due_ns in (70, 70, 80, 50, 60, 50):
-        waker.sooner(due_ns)
+        waker.call_at(due_ns)
     assert sorted(due_ns for due_ns, _, _ in steered.pacer._heap) == [50, 70]

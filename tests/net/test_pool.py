@@ -343,7 +343,7 @@ async def test_closing_the_pool_ends_a_look_up(monkeypatch: pytest.MonkeyPatch) 
         waiter = Waits()
         pool.connect(waiter)
         await asyncio.sleep(0.01)
-        task = pool._looking_up
+        task = pool._lookup_task
         assert task is not None
         pool.close()
         await asyncio.wait([task])

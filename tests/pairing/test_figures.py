@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from llmtap.pairing.alignment import TextRelation
 from llmtap.pairing.attempts import Role
 from llmtap.pairing.clock import SAME_CLOCK, VantageOffset, offset_from_traffic
-from llmtap.pairing.figures import Bounded, MeasuredPair, figures_of
+from llmtap.pairing.figures import BoundedValue, MeasuredPair, figures_of
 from llmtap.pairing.matching import match
 from tests.support.traffic.gateway import MS, SEND_NS, US, Crossing, Failed, words
 
@@ -78,7 +78,7 @@ def test_a_clock_that_is_ahead_changes_no_figure_if_its_offset_is_stated() -> No
     assert _width(moved.values["ttft"][0]) == _width(plain.values["ttft"][0])
 
 
-def _width(bounded: Bounded) -> float:
+def _width(bounded: BoundedValue) -> float:
     return bounded.high - bounded.low
 
 

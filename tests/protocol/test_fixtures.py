@@ -60,7 +60,7 @@ def play(doc: dict[str, Any], reads: list[tuple[int, bytes]], *, chunked: bool) 
     observer = Observer("relay", 1, 0, 0, head.encode() + b"\r\n")
     observer.request_data(body, 0)
     observer.request_end(0)
-    observer.submitted(0, 0)
+    observer.on_submit(0, 0)
     fields = [f"{k}: {v}\r\n" for k, v in response["headers"]]
     if chunked:
         fields.append("transfer-encoding: chunked\r\n")
@@ -273,7 +273,7 @@ def test_a_recorded_response_with_its_framing_gives_the_same_exchange(name: str)
 def test_reasoning_is_counted_beside_the_output_where_the_total_says_so(name: str, apart: bool) -> None:
     doc, body = load(name)
     x = play(doc, reads_of(doc, body), chunked=False)
-    assert x.reasoning_apart is apart
+    assert x.reasoning_is_separate is apart
     written = (x.tokens.output or 0) + (x.tokens.reasoning or 0 if apart else 0)
     t = x.timeline
     span_ns = (t.last_token_ns or 0) - (t.first_token_ns or 0)

@@ -213,8 +213,8 @@ def experiment(n: int, slower_ms: int = 0, refused: int = 0) -> dict[str, Any]:
             x.timeline.last_token_ns = events.t_ns[4]
             if arm == "marked" and i < refused:
                 x.refusal = REFUSAL
-            experiments.assigned(arm, unit, True)
-            experiments.ended(x, measure(x), SeriesKey(x.tenant, ""), None)
+            experiments.on_assignment(arm, unit, True)
+            experiments.on_end(x, measure(x), SeriesKey(x.tenant, ""), None)
     told: dict[str, Any] = json.loads(msgspec.json.encode(experiments.results()()))
     return told
 

@@ -18,7 +18,7 @@ from llmtap.report.document import chart_panel, chart_table
 from llmtap.report.experiment import demo_blocks, experiment_lines
 from llmtap.report.render import terminal, terminal_text
 from llmtap.report.replay import render_replay, render_verdicts, replay_html, replay_markdown
-from llmtap.report.replay_terms import plan_rows, rests_on
+from llmtap.report.replay_terms import basis_texts, plan_rows
 from llmtap.report.summary import render_summary, system_blocks, system_warnings
 from llmtap.report.sweep import sweep_lines, sweep_table
 from llmtap.report.sweep_page import sweep_html
@@ -105,7 +105,7 @@ def terms() -> Iterator[str]:
             for part, told in parts.items()
         }
         yield f"{name}: {dict(plan_rows(GOOD | changed)).get(name)}"
-    yield from rests_on(GOOD, "tokens", samples="n 120")
+    yield from basis_texts(GOOD, "tokens", samples="n 120")
 
 
 def summary() -> Iterator[str]:

@@ -23,9 +23,9 @@ def measured(*, units: int, added_ms: int, labels: bool = False) -> dict[str, An
         if labels:
             x.label = "should-answer"
             x.outcome = Outcome.REFUSED if arm == "marked" and seq <= 4 else Outcome.COMPLETE
-        tally.opened()
-        tally.experiments.assigned(arm, x.unit, False)
-        tally.ended(x)
+        tally.on_open()
+        tally.experiments.on_assignment(arm, x.unit, False)
+        tally.on_end(x)
     result: Any = tally.experiments.results()()
     return result
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from llmtap.report.sweep_figures import FIGURES, batch_sizes, figure_of, mm1_wait, waits
+from llmtap.report.sweep_figures import FIGURES, batch_sizes, figure_of, mm1_wait, queue_waits
 from llmtap.report.sweep_page import sweep_html
 from tests.report.simulated_runs import run
 from tests.support.results.pages import Page
@@ -27,8 +27,8 @@ def test_the_wait_of_an_mm1_queue() -> None:
 def test_the_knee_by_hand() -> None:
     runs = [queued(0.45, 30.0), queued(0.25, 1.5), queued(0.5, 900.0)]
     # 0.25 req/s x 2 s = 50 %: M/M/1 waits one service time; at 90 % nine.
-    assert waits(runs) == [(0.5, 1.5, 2.0), (0.9, 30.0, pytest.approx(18.0)), (1.0, 900.0, None)]
-    assert waits([queued(0.5, 1.5, servers=2)])[0][0] == 0.5
+    assert queue_waits(runs) == [(0.5, 1.5, 2.0), (0.9, 30.0, pytest.approx(18.0)), (1.0, 900.0, None)]
+    assert queue_waits([queued(0.5, 1.5, servers=2)])[0][0] == 0.5
     rows = FIGURES["knee"].table(runs).rows
     assert rows[0] == ["50%", "1,500", "2,000", "-25.0%"]
     assert rows[2][2:] == ["-", "-"]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from llmtap.report.document import COLOURS, DASHES, SYMBOLS, ink
+from llmtap.report.document import COLOURS, DASHES, SYMBOLS, colour_name
 from llmtap.report.sweep import read_sweep
 from llmtap.report.sweep_page import _line_choices, sweep_html
 from tests.report.simulated_runs import flights, run
@@ -81,7 +81,7 @@ def test_lines_look_unlike_each_other_without_colour() -> None:
     many = [
         line.look for line in _line_choices(read_sweep([run(f"s{i}", r) for i in range(20) for r in (1, 2)]))
     ]
-    assert {look.ink for look in many} == set(map(ink, range(COLOURS)))
+    assert {look.ink for look in many} == set(map(colour_name, range(COLOURS)))
     assert {look.dash for look in many} == set(DASHES)
     assert {look.symbol for look in many} == set(SYMBOLS)
     assert len({(look.dash, look.symbol) for look in many}) == 20

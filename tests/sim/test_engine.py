@@ -31,28 +31,28 @@ class Pairs:
         self.refused: dict[int, GivenUp] = {}
         self.last = False
 
-    def arrived(self, now_ns: int, request: int) -> None:
+    def on_arrival(self, now_ns: int, request: int) -> None:
         if len(self.waiting) == 3:
             self.refused[request] = GivenUp.TOO_LARGE
         else:
             self.waiting.append(request)
 
-    def closed(self, now_ns: int) -> None:
+    def on_close(self, now_ns: int) -> None:
         self.last = True
 
-    def form(self, now_ns: int) -> Iteration | None:
+    def form_work(self, now_ns: int) -> Iteration | None:
         if len(self.waiting) < 2 and not (self.last and self.waiting):
             return None
         taken, self.waiting = self.waiting[:2], self.waiting[2:]
         return Iteration(taken, 100)
 
-    def done(self, now_ns: int, work: Iteration) -> EngineOutput:
+    def on_done(self, now_ns: int, work: Iteration) -> EngineOutput:
         return EngineOutput(finished=work.begun)
 
-    def left(self, now_ns: int, request: int) -> None:
+    def on_left(self, now_ns: int, request: int) -> None:
         self.waiting.remove(request)
 
-    def given_up(self) -> Mapping[int, GivenUp]:
+    def take_given_up(self) -> Mapping[int, GivenUp]:
         gone, self.refused = self.refused, {}
         return gone
 
@@ -63,7 +63,7 @@ def test_the_free_server_with_the_lowest_number_is_next_and_none_does_two_things
     for i in range(6):
         runs += engine.arrive(i, i).started
     assert [(r.server, r.work.begun) for r in runs] == [(0, [0, 1]), (1, [2, 3])]
-    step = engine.done(103, runs[1])
+    step = engine.on_done(103, runs[1])
     assert [(r.server, r.work.begun) for r in step.started] == [(1, [4, 5])]
 
 
@@ -76,7 +76,7 @@ def test_who_left_is_not_served_and_who_is_given_up_is_told_even_while_all_serve
     step = engine.arrive(2, 5)
     assert (list(step.started), step.given_up) == ([], {5: GivenUp.TOO_LARGE})
     assert engine.leave(3, 2) == Step()
-    assert engine.done(100, run).started[0].work.begun == [3, 4]
+    assert engine.on_done(100, run).started[0].work.begun == [3, 4]
 
 
 def test_time_does_not_go_back_and_nothing_is_done_before_it_is_due() -> None:
@@ -86,7 +86,7 @@ def test_time_does_not_go_back_and_nothing_is_done_before_it_is_due() -> None:
     with pytest.raises(AssertionError, match="time went back"):
         engine.arrive(49, 3)
     with pytest.raises(AssertionError):
-        engine.done(149, run)
+        engine.on_done(149, run)
 
 
 class Watched(Engine):

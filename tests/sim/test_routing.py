@@ -22,7 +22,7 @@ class Tokens:
     def __init__(self, requests: Requests) -> None:
         self.times: list[list[float]] = [[] for _ in range(len(requests))]
 
-    def ended(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> None:
+    def on_ended(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> None:
         self.times[request] = [t / MS for t in token_ns]
 
 
@@ -124,5 +124,5 @@ def test_a_request_whose_client_leaves_is_no_load() -> None:
     [second] = engine.arrive(1 * MS, 1).started
     engine.leave(2 * MS, 1)
     assert not engine.arrive(2 * MS, 2).started  # Server 1 still runs the iteration of the request that left.
-    [run] = engine.done(second.end_ns, second).started
+    [run] = engine.on_done(second.end_ns, second).started
     assert (run.server, [request for request, _ in run.work.prefill]) == (1, [2])

@@ -13,16 +13,16 @@ import pytest
 from llmtap.config import load_settings
 from llmtap.errors import ConfigError
 from llmtap.supervisor import handover as module
-from llmtap.supervisor.child import Child, HandedChild
+from llmtap.supervisor.child import Child, ChildState
 from llmtap.supervisor.handover import (
     Handover,
-    hold_signals,
-    let_signals_in,
+    block_signals,
     replace_process,
     take_handover,
     try_out,
+    unblock_signals,
 )
-from llmtap.supervisor.ports import HandedPorts
+from llmtap.supervisor.ports import PortsState
 from llmtap.supervisor.run import ProxyRun
 from tests.support.waiting import PATIENCE_S
 
@@ -43,11 +43,11 @@ def left() -> Iterator[Handover]:
             run=run,
             tap_path="/nowhere/tap.sock",
             drain_s=3.0,
-            ports=HandedPorts(
+            ports=PortsState(
                 clients=[clients.fileno()], admin=admin.fileno(), listen_at="127.0.0.1:0", admin_at=None
             ),
             children=[
-                HandedChild(
+                ChildState(
                     kind="relay", name="r.0.1", index=0, pid=1, stdin=stdin.fileno(), ready=True, until_s=None
                 )
             ],
@@ -102,14 +102,14 @@ def test_signals_wait_while_they_are_held() -> None:
     came: list[int] = []
     before = signal.signal(signal.SIGUSR2, lambda number, frame: came.append(number))
     try:
-        hold_signals()
+        block_signals()
         signal.raise_signal(signal.SIGUSR2)  # to this thread: others of the tests' do not hold it back
         assert signal.SIGUSR2 in signal.sigpending()
         assert came == []
-        let_signals_in()
+        unblock_signals()
         assert came == [signal.SIGUSR2]
     finally:
-        let_signals_in()
+        unblock_signals()
         signal.signal(signal.SIGUSR2, before)
 
 
@@ -144,11 +144,11 @@ def test_an_adopted_child_is_waited_for_told_and_ended() -> None:
                 sys.executable, [sys.executable, "-c", script], os.environ,
                 file_actions=[(os.POSIX_SPAWN_DUP2, read, 0)],
             )  # fmt: skip
-            handed = HandedChild(
+            handed = ChildState(
                 kind="meter", name="m", index=0, pid=process, stdin=os.dup(write), ready=True, until_s=None
             )
             child = Child.adopt(handed)
-            assert child.to_hand() == handed
+            assert child.to_state() == handed
             if ending == "told":
                 child.write_line(b"5")
                 assert await asyncio.wait_for(child.wait(), PATIENCE_S) == 5
@@ -159,7 +159,7 @@ def test_an_adopted_child_is_waited_for_told_and_ended() -> None:
             child.signal(signal.SIGTERM)  # nobody's number any more: nothing is sent
         os.close(read)
         os.close(write)
-        buried = HandedChild(
+        buried = ChildState(
             kind="relay", name="r", index=1, pid=process, stdin=os.dup(0), ready=True, until_s=None
         )
         child = Child.adopt(buried)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from llmtap.config import Settings, load_settings
-from llmtap.meter.setup import FROM_NOW_ON, RENEW, Changeable, MeterSetup
+from llmtap.meter.setup import RENEW, SETTINGS_LINE, Changeable, MeterSetup
 from llmtap.supervisor import child
 from llmtap.supervisor.child import Child, Kind
 from llmtap.supervisor.ports import Ports
@@ -153,7 +153,7 @@ def test_what_a_running_meter_can_be_told_is_told_once_and_also_while_it_starts(
         kept.supervisor._update_meter()
         (stdin,) = kept.meters.stdin
         (line,) = os.read(stdin, 4_096).splitlines()
-        word = msgspec.json.decode(line.removeprefix(FROM_NOW_ON), type=Changeable)
+        word = msgspec.json.decode(line.removeprefix(SETTINGS_LINE), type=Changeable)
         assert word.drain_s == 300.0
         assert word.config != kept.meters.setups[0].changeable.config
 

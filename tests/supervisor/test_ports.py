@@ -63,8 +63,8 @@ def test_the_sockets_behind_a_gateway_are_opened_handed_over_moved_and_closed() 
 
     paired = settings(upstream="http://engine", workers=2)
     first = Ports.open(paired, {}, os.getpid())
-    assert [len(first.of(index, 1)) for index in range(3)] == [1, 1, 1]
-    handed = first.to_hand()
+    assert [len(first.sockets_of(index, 1)) for index in range(3)] == [1, 1, 1]
+    handed = first.to_state()
     ports = Ports.take(
         structs.replace(
             handed, clients=[os.dup(fd) for fd in handed.clients], admin=os.dup(handed.admin),
@@ -77,7 +77,7 @@ def test_the_sockets_behind_a_gateway_are_opened_handed_over_moved_and_closed() 
     assert ports.back == before.back, "nothing has changed"
     ports.move_clients(settings(upstream="http://engine", listen="localhost:0"))
     assert [name_of(sock) in map(name_of, before.back) for sock in ports.back] == [False]
-    before.close_but(ports)
+    before.close_except(ports)
     assert [sock.fileno() for sock in before.back] == [-1, -1]
     ports.move_clients(settings())
     assert ports.back == []

@@ -91,9 +91,9 @@ class Stage:
         await self.press(str(number))
         await self.until(lambda: self.app.view is view)
         if view.path is not None:
-            await self.until(lambda: view.path in self.app.feed.shown.details)
+            await self.until(lambda: view.path in self.app.feed.documents.details)
         await self.until(
-            lambda: self.app.feed.shown.summary.get("by", {}).keys() and self.table().table.columns
+            lambda: self.app.feed.documents.summary.get("by", {}).keys() and self.table().table.columns
         )
         await self.pilot.pause()
 
@@ -156,20 +156,20 @@ def test_sorting_goes_through_the_columns_and_turns() -> None:
     async def screenplay(stage: Stage) -> None:
         await stage.until(lambda: stage.row_keys() == ["acme", "globex", "initech"])
         await stage.press("s")
-        assert (stage.table().order, stage.row_keys()) == ("name", ["acme", "globex", "initech"])
+        assert (stage.table().sort_column, stage.row_keys()) == ("name", ["acme", "globex", "initech"])
         await stage.press("S")
         assert stage.row_keys() == ["initech", "globex", "acme"]
         await stage.press("s")
-        assert (stage.table().order, stage.row_keys()[0]) == ("n", "acme")
+        assert (stage.table().sort_column, stage.row_keys()[0]) == ("n", "acme")
         await stage.until(lambda: "▼" in "\n".join(stage.lines()))
         # It holds for the figures that come, and is kept by the tab.
         request = len(stage.fake.asked)
         await stage.until(lambda: len(stage.fake.asked) > request + 1)
         assert stage.row_keys()[0] == "acme"
         await stage.open("models")
-        assert stage.table().order is None
+        assert stage.table().sort_column is None
         await stage.open("tenants")
-        assert stage.table().order == "n"
+        assert stage.table().sort_column == "n"
 
     play(screenplay)
 
@@ -191,10 +191,10 @@ def test_an_exchange_is_inspected_event_by_event() -> None:
         await stage.press("w", "slash", "p", "tab", "s", "s", "s")
         assert stage.app.feed.window == "1m"
         assert not stage.app.feed.paused
-        assert stage.table("events").order == "gap"
+        assert stage.table("events").sort_column == "gap"
         await stage.press("escape")
         assert len(stage.app.screen_stack) == 1
-        assert stage.table().order is None
+        assert stage.table().sort_column is None
 
     play(screenplay)
 
@@ -264,7 +264,7 @@ def test_windows_change_and_a_pause_holds_everything_until_r_asks() -> None:
         await stage.until(lambda: len(stage.fake.asked) > request)
         # Another tab is asked for all the same.
         await stage.press("3")
-        await stage.until(lambda: "experiment" in stage.app.feed.shown.details)
+        await stage.until(lambda: "experiment" in stage.app.feed.documents.details)
         await stage.press("p")
         await stage.until(lambda: stage.app.feed.link is FeedLink.LIVE)
 

@@ -73,7 +73,7 @@ def test_https_is_verified_by_the_ca_that_was_named(tmp_path: Path) -> None:
         url = f"https://127.0.0.1:{fake.port}"
         try:
             options = TopOptions(admin=url, token="sesame", ca=str(tmp_path / "ca.pem"))
-            assert not options.in_clear()
+            assert not options.is_unencrypted()
             async with Admin(options.url, options.token, options.tls()) as admin:
                 assert (await admin.get("summary"))["n"] == 0
             async with Admin(url) as stranger:
@@ -187,7 +187,7 @@ async def test_tries_grow_rarer_and_figures_stay() -> None:
             assert clock.now_ns - before == pauses[-1]
         assert pauses == [*RETRY_NS, RETRY_NS[-1], RETRY_NS[-1]]
         assert feed.status().startswith(f"DISCONNECTED {sum(pauses) // S} s")
-        assert feed.shown.summary["n"] == 1
+        assert feed.documents.summary["n"] == 1
         fake.status = None
         await feed.poll(VIEWS[0])
         assert feed.link is FeedLink.LIVE

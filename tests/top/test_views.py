@@ -12,8 +12,8 @@ from llmtap.exchange.outcome import FAILED, EventClass, Outcome, TokenSource
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import chunking_of, measure
 from llmtap.top.streams import silences_table, sparkline, streams_table
-from llmtap.top.table import ViewTable, facts, firing, flowed, troubles
-from llmtap.top.views import VIEWS, Shown, inspected, story
+from llmtap.top.table import ViewTable, facts, firing_sentences, flow_lines, warnings_of
+from llmtap.top.views import VIEWS, Documents, event_table, fact_lines
 from tests.support.servers.fake_admin import a_silent_stream, a_stream, recorded
 from tests.support.traffic.exchanges import streamed
 from tests.support.traffic.experiments import an_experiment
@@ -37,7 +37,7 @@ def some() -> dict[str, Any]:
 def table(name: str, documents: dict[str, Any]) -> ViewTable:
     view = BY_NAME[name]
     beside = {} if view.path is None else {view.path: documents.get(view.path)}
-    return view.table(Shown(documents["summary"], beside))
+    return view.table(Documents(documents["summary"], beside))
 
 
 def cells(found: ViewTable) -> dict[str, dict[str, str]]:
@@ -81,7 +81,7 @@ def test_burn_rates_and_alarms_of_classes_are_shown_and_a_firing_alarm_is_in_the
     quiet = some()["summary"]
     states = [line["state"] for line in cells(table("slo", {"summary": quiet})).values()]
     assert states == ["quiet until 7 counted", "quiet until 17 counted"]
-    assert firing(quiet) == []
+    assert firing_sentences(quiet) == []
     bad = recorded([streamed(i, 3, outcome=Outcome.UPSTREAM_ERROR) for i in range(1, 11)])["summary"]
     found = cells(table("slo", {"summary": bad}))
     assert found["default 1h"] == {
@@ -91,13 +91,13 @@ def test_burn_rates_and_alarms_of_classes_are_shown_and_a_firing_alarm_is_in_the
         "objectives": "ttft:500ms tpot:50ms", "target": "99.0%",
     }  # fmt: skip
     assert found["default 6h"]["state"] == "quiet until 17 counted"
-    [message] = firing(bad)
+    [message] = firing_sentences(bad)
     assert (
         "default uses its error budget too fast: burn rate 100 over the 1 s measured; page above" in message
     )
     whole = {**bad["slo"]["default"]["windows"]["1h"], "seconds": 3_400.0, "burn_rate": 15.0}
     bad["slo"]["default"]["windows"]["1h"] = whole
-    assert "burn rate 15 over 1h and 100 over the 1 s measured" in firing(bad)[0]
+    assert "burn rate 15 over 1h and 100 over the 1 s measured" in firing_sentences(bad)[0]
 
 
 def test_names_of_others_are_harmless_in_every_view() -> None:
@@ -119,36 +119,36 @@ def test_a_stream_that_its_client_held_has_both_figures() -> None:
     x.timeline.holds.extend((events[1] + 5_000_000, events[2]))
     x.timeline.paused_ns = events[2] - events[1] - 5_000_000
     (document,) = recorded([x])["events"].values()
-    lines = list(story(document))
+    lines = list(fact_lines(document))
     assert "held by the client 15.0 ms" in lines
     assert "longest pause delivered 20.0 ms, of the server alone at least 20.0 ms" in lines
     assert "TPOT delivered 20.0 ms, of the server alone at least 16.2 ms" in lines
-    assert not any("held" in line for line in story({**document, "held": None}))
+    assert not any("held" in line for line in fact_lines({**document, "held": None}))
 
 
 def test_every_view_stands_a_tap_that_tells_nothing() -> None:
     for view in VIEWS:
         for beside in ({}, {view.path or "": {}}):
-            assert view.table(Shown({}, beside)).columns
+            assert view.table(Documents({}, beside)).columns
 
 
 def test_relays_that_are_silent_or_gone_and_upstreams_that_are_down_are_told_of() -> None:
     down = "UPSTREAM DOWN: http://gw:8000 accepts no connection; clients get 502 or 504"
-    (silent,) = troubles(recorded(relay=False)["summary"])
+    (silent,) = warnings_of(recorded(relay=False)["summary"])
     assert silent.startswith("NO RELAY REPORTS")
     result = recorded()["summary"]
     relay = result["relays"]["r0"]
-    assert troubles(result) == [down]
+    assert warnings_of(result) == [down]
     result["relays"]["r1"] = relay
-    assert troubles(result) == [down], "once, although both relays say so"
+    assert warnings_of(result) == [down], "once, although both relays say so"
     relay["status_age"] = 60.0
-    assert troubles(result) == [silent, down]
+    assert warnings_of(result) == [silent, down]
     relay["upstreams"] = {"http://gw:8000": True}
-    assert troubles(result) == [silent]
-    assert troubles({}) == []
+    assert warnings_of(result) == [silent]
+    assert warnings_of({}) == []
     capture = {"pause": {"sentence": "The disk is full."}}
-    assert troubles({"capture": capture}) == ["CAPTURE PAUSED: The disk is full."]
-    assert troubles(result | {"capture": capture})[-1] == "CAPTURE PAUSED: The disk is full."
+    assert warnings_of({"capture": capture}) == ["CAPTURE PAUSED: The disk is full."]
+    assert warnings_of(result | {"capture": capture})[-1] == "CAPTURE PAUSED: The disk is full."
 
 
 def test_each_part_of_the_time_has_a_level_by_the_largest() -> None:
@@ -200,9 +200,9 @@ def test_a_stream_is_a_line_with_what_is_known_of_it() -> None:
 
 def test_facts_flow_into_lines_and_are_never_torn() -> None:
     message = ["one", "two three", "four", "a fact longer than the line"]
-    assert flowed(message, 15) == ["one · two three", "four", "a fact longer than the line"]
-    assert flowed(["日本", "語"], 7) == ["日本", "語"], "each letter is two cells wide"
-    assert flowed([], 10) == []
+    assert flow_lines(message, 15) == ["one · two three", "four", "a fact longer than the line"]
+    assert flow_lines(["日本", "語"], 7) == ["日本", "語"], "each letter is two cells wide"
+    assert flow_lines([], 10) == []
 
 
 MS = 1_000_000
@@ -235,13 +235,13 @@ def exchange(chunks: list[tuple[int, int]], *, declared: bool = True, total: int
 
 
 def waits_ms(x: dict[str, Any], v_ns: int = 50 * MS) -> list[float]:
-    texts = [row.cells[-1].text for row in inspected(x, v_ns).rows]
+    texts = [row.cells[-1].text for row in event_table(x, v_ns).rows]
     return [float(t.split()[1].replace(",", "")) for t in texts if t.startswith("WAITS")]
 
 
 def test_a_worked_example() -> None:
     """A reader of 20 tokens/s: 2 tokens at 100 ms, 1 at 180, 1 at 400."""
-    table = inspected(result(exchange([(100, 2), (180, 1), (400, 1)])))
+    table = event_table(result(exchange([(100, 2), (180, 1), (400, 1)])))
     assert [tuple(cell.text for cell in row.cells) for row in table.rows] == [
         ("0", "1.00", "-", "role", "-", "50", "-", ""),
         ("1", "100", "99.0", "content", "2", "100", "0", "WAITS 100 ms"),
@@ -276,6 +276,6 @@ def test_waits_add_up_to_the_meters_figure(
 def test_tokens_that_nobody_declares_are_told_as_what_they_count_for() -> None:
     x = exchange([(100, 1), (180, 1)], declared=False)
     x.tokens.source = TokenSource.CHUNKS
-    table = inspected(result(x))
+    table = event_table(result(x))
     assert [row.cells[4].text for row in table.rows] == ["-", "~1", "~1", "-"]
     assert "~1: no token count declared" in table.notes[0]

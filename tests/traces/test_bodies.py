@@ -9,7 +9,7 @@ import pytest
 
 from llmtap.exchange.saved import explain, read_saved
 from llmtap.traces import bodies, format
-from llmtap.traces.bodies import compact, read_elements, read_object, request_columns
+from llmtap.traces.bodies import compact_json, read_elements, read_object, request_columns
 from llmtap.traces.format import FormatError, text_batches
 from llmtap.traces.formats.har import answer_columns, answer_text
 
@@ -124,7 +124,7 @@ def test_numbers_keep_their_value() -> None:
     data = b'[{"x": 1.10, "y": 123456789012345678901234567890, "z": 1e400}]'
     (element,) = elements(data)
     assert element == {"x": Decimal("1.10"), "y": 123456789012345678901234567890, "z": Decimal("1e400")}
-    assert compact(element) == '{"x":1.10,"y":123456789012345678901234567890,"z":1E+400}'
+    assert compact_json(element) == '{"x":1.10,"y":123456789012345678901234567890,"z":1E+400}'
 
 
 @pytest.mark.parametrize(

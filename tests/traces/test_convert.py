@@ -159,14 +159,14 @@ def mixed() -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
 
 
-@pytest.mark.parametrize("name", [f.name for f in registry.FORMATS if f.writes is not None])
+@pytest.mark.parametrize("name", [f.name for f in registry.FORMATS if f.write_rows is not None])
 def test_what_is_said_to_be_written_is_in_the_file(name: str, tmp_path: Path) -> None:
     source, target = tmp_path / "a.parquet", tmp_path / "out"
     info = CaptureInfo(capture="c", block_unit="tokens", block_size=512)
     write_parquet(source, info, [mixed()])
     report = convert(str(source), str(target), target_format=name)
     result = dict.fromkeys(ASPECTS, 0)
-    wanted = registry.by_name(name)
+    wanted = registry.format_named(name)
     with target.open("rb") as file:
         for batch in wanted.read(file).batches:
             for aspect in ASPECTS:
@@ -216,7 +216,7 @@ def test_where_no_row_has_what_is_needed_it_is_said_how_a_capture_gets_it(tmp_pa
 # Faults on the way.
 
 
-def replaced(monkeypatch: pytest.MonkeyPatch, name: str, **parts: Any) -> None:
+def replace_column(monkeypatch: pytest.MonkeyPatch, name: str, **parts: Any) -> None:
     formats = tuple(replace(f, **parts) if f.name == name else f for f in registry.FORMATS)
     monkeypatch.setattr(registry, "FORMATS", formats)
 
@@ -227,7 +227,7 @@ def replaced(monkeypatch: pytest.MonkeyPatch, name: str, **parts: Any) -> None:
 def test_a_full_disk_or_an_impatient_user_leaves_no_part(
     at: int, end: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writes = registry.by_name("azure").writes
+    writes = registry.format_named("azure").write_rows
     assert writes is not None
 
     def failing(writer: TraceWriter) -> None:
@@ -243,7 +243,7 @@ def test_a_full_disk_or_an_impatient_user_leaves_no_part(
         writer.out = SimpleNamespace(write=write)  # type: ignore[assignment]
         writes(writer)
 
-    replaced(monkeypatch, "azure", writes=failing)
+    replace_column(monkeypatch, "azure", write_rows=failing)
     source = put(tmp_path, "a.jsonl", MOONCAKE * 600)
     expected = ConfigError if isinstance(end, OSError) else KeyboardInterrupt
     with pytest.raises(expected) as failure:
@@ -264,14 +264,14 @@ def test_a_full_disk_or_an_impatient_user_leaves_no_part(
 def test_a_source_that_fails_late_is_to_blame_and_leaves_no_part(
     end: Exception, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batches = registry.by_name("azure").batches
+    batches = registry.format_named("azure").batches
     assert batches is not None
 
     def failing(file: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
         yield from batches(file, notes)
         raise end
 
-    replaced(monkeypatch, "azure", batches=failing)
+    replace_column(monkeypatch, "azure", batches=failing)
     with pytest.raises(ConfigError) as failure:
         convert(put(tmp_path, "a.csv", AZURE), str(tmp_path / "b.parquet"))
     assert str(failure.value).endswith(shown)

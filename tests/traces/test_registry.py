@@ -8,7 +8,7 @@ import pytest
 from llmtap.capture.schema import CaptureInfo
 from llmtap.traces.format import FormatError, batch_of
 from llmtap.traces.formats.parquet_capture import FORMAT as PARQUET
-from llmtap.traces.registry import FORMATS, SNIFF_BYTES, by_name, detect, for_target
+from llmtap.traces.registry import FORMATS, SNIFF_BYTES, detect, format_for_file, format_named
 
 
 def capture() -> bytes:
@@ -148,12 +148,12 @@ def test_content_decides_over_the_name() -> None:
 )
 def test_a_target_whose_name_may_mean_several_is_asked_for(name: str, problem: str) -> None:
     with pytest.raises(FormatError, match=problem):
-        for_target(name)
+        format_for_file(name)
 
 
 def test_what_begins_like_a_name_is_offered_first() -> None:
     with pytest.raises(FormatError, match=r"'a'; did you mean azure or aiperf\?"):
-        by_name("a")
+        format_named("a")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from llmtap.capture.schema import SCHEMA
 from llmtap.traces import sorting
 from llmtap.traces.format import batch_of
-from llmtap.traces.sorting import grouped, sorted_by
+from llmtap.traces.sorting import group_records, sort_batches
 from tests.support.workloads.trace_files import rows
 
 TIMES = st.none() | st.integers(-3, 3) | st.integers(-(2**62), 2**62)
@@ -21,7 +21,7 @@ def test_any_rows_are_sorted_stably_with_nulls_last(table: list[list[int | None]
         columns = {"arrival_ns": times, "seq": list(range(at, at + len(times))), "model": ["m"] * len(times)}
         batches.append(batch_of(len(times), columns))
         at += len(times)
-    found = list(sorted_by("arrival_ns", batches, run_bytes=run_bytes))
+    found = list(sort_batches("arrival_ns", batches, run_bytes=run_bytes))
     expected = sorted(numbered, key=lambda row: (row[0] is None, row[0] or 0))
     assert rows(found, "arrival_ns", "seq") == expected
     assert all(batch.schema.equals(SCHEMA) for batch in found)
@@ -37,7 +37,7 @@ def test_many_runs_of_many_pieces_are_merged(step: int) -> None:
         for at in range(0, n, per)
     )  # fmt: skip
     wanted = ("arrival_ns", "seq", "request_body")
-    found = list(sorted_by("arrival_ns", batches, run_bytes=1 << 20))
+    found = list(sort_batches("arrival_ns", batches, run_bytes=1 << 20))
     assert [row[:2] for row in rows(found, *wanted)] == sorted(zip(keys, range(n), strict=True))
     assert max(batch.num_rows for batch in found) < n
 
@@ -48,12 +48,12 @@ def test_groups_come_as_first_seen_and_sorted(records: list[tuple[int, int, byte
     for key in dict.fromkeys(key for key, _, _ in records):
         own = [(order, record) for k, order, record in records if k == key]
         expected.append([record for _, record in sorted(own, key=lambda one: one[0])])
-    assert [list(group) for group in grouped(records)] == expected
+    assert [list(group) for group in group_records(records)] == expected
 
 
 def test_groups_of_more_than_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sorting, "_PIECE_BYTES", 100)
     monkeypatch.setattr(sorting, "RUN_BYTES", 1_000)
-    found = [list(group) for group in grouped((i % 3, -i, b"%d" % i * 5) for i in range(1_000))]
+    found = [list(group) for group in group_records((i % 3, -i, b"%d" % i * 5) for i in range(1_000))]
     assert [len(group) for group in found] == [334, 333, 333]
     assert found[1][:2] == [b"997" * 5, b"994" * 5]

@@ -18,7 +18,7 @@ def sent(info: CaptureInfo, times: str = "zero", **columns: list[object]) -> tup
     n = len(columns["arrival_ns"])
     batches = [batch_of(n, {"seq": list(range(n)), **columns})]
     writer = TraceWriter("f", io.BytesIO(), info, batches)
-    return rows(writer.outgoing(("seq",), ("arrival_ns",), times=times), "seq", "arrival_ns"), writer
+    return rows(writer.rows_to_write(("seq",), ("arrival_ns",), times=times), "seq", "arrival_ns"), writer
 
 
 def test_a_foreign_trace_is_sorted_and_counts_from_its_smallest_arrival() -> None:
@@ -61,7 +61,7 @@ def block_ids(
             "block_size": [size] * n,
             "block_unit": [unit] * n,
         }
-        found.append(made.of(batch_of(n, columns)))
+        found.append(made.ids_of_rows(batch_of(n, columns)))
     made.report()
     return found, writer
 

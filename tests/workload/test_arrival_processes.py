@@ -115,7 +115,7 @@ def test_counts_follow_the_rate_and_gaps_by_its_own_clock_are_exponential(
 
 def test_the_last_rate_stays_for_hours_without_a_drift() -> None:
     intensity = Intensity((Slope(10 * S, 1, 1),), (Slope(3_600 * S, 5, 5),))
-    times = list(islice(intensity.moments(float(k > 0) for k in count()), 300_001))
+    times = list(islice(intensity.arrival_times_ns(float(k > 0) for k in count()), 300_001))
     assert times[10] == 10 * S
     assert times[-1] == 10 * S + (300_000 - 10) * S // 5
 
@@ -188,6 +188,6 @@ def test_a_wave_is_inverted(mean_rps: float, amplitude: float, length_ns: int, s
 def test_many_cycles_at_once_are_passed_by_to_the_right_place() -> None:
     intensity = Intensity((Slope(S, 3, 3),), (Slope(2 * S, 1, 1), Slope(2 * S, 0, 0)))
     far = 3 + 2 * 10**9 + 1.5
-    assert list(intensity.moments(iter([far, 0.25, 0.25]))) == [
+    assert list(intensity.arrival_times_ns(iter([far, 0.25, 0.25]))) == [
         S + 10**9 * 4 * S + round(x * S) for x in (1.5, 1.75, 4)
     ]

@@ -13,7 +13,7 @@ from llmtap.load.replay.plan import make_plan
 from llmtap.traces.registry import SNIFF_BYTES, detect
 from llmtap.workload.datasets import (
     PROMPT_TOKENS_MAX,
-    functions,
+    function_bodies,
     read_long_sharegpt,
     read_sharegpt,
     read_stack,
@@ -221,7 +221,9 @@ TYPED = """export const sum = (a: number, b: number): number => {
 
 
 def bodies(text: str, language: str) -> list[tuple[str, str]]:
-    return [(text[:begin].splitlines()[-1], text[begin:end]) for begin, end in functions(text, language)]
+    return [
+        (text[:begin].splitlines()[-1], text[begin:end]) for begin, end in function_bodies(text, language)
+    ]
 
 
 def test_functions_of_each_language() -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from llmtap.workload.destinations import endpoint_of_body, unsendable
+from llmtap.workload.destinations import endpoint_of_body, reason_unsendable
 
 CHAT = "/v1/chat/completions"
 SENDABLE = [
@@ -31,13 +31,13 @@ UNSENDABLE = [
 
 @pytest.mark.parametrize("row", SENDABLE)
 def test_a_request_with_a_path_or_a_prompt_is_sent(row: tuple[str | None, ...]) -> None:
-    assert unsendable(*row) is None
+    assert reason_unsendable(*row) is None
 
 
 @pytest.mark.parametrize("row", UNSENDABLE)
 def test_what_cannot_be_sent_is_left_out_with_its_reason(row: tuple[str | None, ...]) -> None:
     *columns, why = row
-    assert why is not None and why in (unsendable(*columns) or "")
+    assert why is not None and why in (reason_unsendable(*columns) or "")
 
 
 def test_the_members_of_a_body_decide_where_it_goes() -> None:

@@ -19,7 +19,7 @@ from llmtap.workload.ietf import (
     UNIFORM,
     SyntheticWorkload,
 )
-from llmtap.workload.plan import Composed
+from llmtap.workload.plan import ComposedWorkload
 from llmtap.workload.prompts.prose import QUESTION
 from llmtap.workload.prompts.text import count_tokens
 from llmtap.workload.registry import report_of
@@ -36,7 +36,7 @@ def sigma_of_share(share: float, n: int) -> float:
 
 @pytest.mark.parametrize("workload", ALL, ids=IDS)
 def test_lengths_are_those_of_the_distribution_that_is_described(
-    workload: Composed | SyntheticWorkload,
+    workload: ComposedWorkload | SyntheticWorkload,
 ) -> None:
     plan = workload.plan(N, 42)
     for values, lengths in ((plan.messages, workload.input), (plan.requests.output, workload.output)):
@@ -73,7 +73,9 @@ SEQUENCES = {
 
 
 @pytest.mark.parametrize("workload", ALL, ids=IDS)
-def test_the_first_thousand_of_seed_42_stay_what_they_are(workload: Composed | SyntheticWorkload) -> None:
+def test_the_first_thousand_of_seed_42_stay_what_they_are(
+    workload: ComposedWorkload | SyntheticWorkload,
+) -> None:
     result = report_of(workload, workload.requests(1_000, 42), 42)
     assert result["sha256"][:16] == SEQUENCES[workload.name]
     assert (result["seed"], result["requests"]) == (42, 1_000)

@@ -18,9 +18,9 @@ from llmtap.workload.lengths import (
     Normal,
     Percentiles,
     UniformLengths,
-    correlated,
-    described,
-    drawn,
+    correlated_draw,
+    describe_lengths,
+    draw_length,
     mean_of,
     recorded_lengths,
 )
@@ -43,7 +43,7 @@ KINDS = {
 def test_a_sample_has_its_quantiles_and_its_mean(name: str) -> None:
     lengths = KINDS[name]
     random = Random(name)
-    values = [drawn(lengths, random) for _ in range(N)]
+    values = [draw_length(lengths, random) for _ in range(N)]
     for p in (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99):
         at, slack = lengths.quantile(p), 4 * math.sqrt(N * p * (1 - p))
         assert sum(value <= at for value in values) >= N * p - slack, p
@@ -89,7 +89,7 @@ def test_quantiles_ascend_and_are_at_least_one_token(name: str, p: float, q: flo
 @given(st.sampled_from(sorted(KINDS)), st.integers())
 def test_a_draw_takes_one_number_whatever_the_distribution_is(name: str, seed: int) -> None:
     one, other = Random(seed), Random(seed)
-    drawn(KINDS[name], one)
+    draw_length(KINDS[name], one)
     other.random()
     assert one.getstate() == other.getstate()
 
@@ -115,11 +115,11 @@ def test_what_is_no_distribution_says_why(result: dict[str, object], problem: st
 
 def test_a_description_has_type_parameters_and_unit_and_makes_it_again() -> None:
     uniform = {"distribution": "uniform", "min": 128, "max": 512, "unit": "tokens"}
-    assert described(KINDS["uniform"]) == uniform
+    assert describe_lengths(KINDS["uniform"]) == uniform
     for lengths in KINDS.values():
-        result = {name: value for name, value in described(lengths).items() if name != "unit"}
+        result = {name: value for name, value in describe_lengths(lengths).items() if name != "unit"}
         assert msgspec.convert(result, Lengths) == lengths  # type: ignore[call-overload]
-    many = described(Empirical(values=tuple(range(1, 1_001))))
+    many = describe_lengths(Empirical(values=tuple(range(1, 1_001))))
     assert many["values"] == 1_000
     assert [50, 501] in many["percentiles"]
 
@@ -135,7 +135,7 @@ def test_lengths_that_were_recorded_are_told_by_their_parameters() -> None:
 
 def test_correlated_numbers_are_uniform_and_have_their_correlation() -> None:
     random, normal = Random(7), NormalDist()
-    pairs = [(p, correlated(p, random.random(), 0.5)) for p in (random.random() for _ in range(N))]
+    pairs = [(p, correlated_draw(p, random.random(), 0.5)) for p in (random.random() for _ in range(N))]
     for share in (0.1, 0.5, 0.9):
         assert sum(q < share for _, q in pairs) == pytest.approx(
             N * share, abs=4 * math.sqrt(N * share * (1 - share))
@@ -143,5 +143,5 @@ def test_correlated_numbers_are_uniform_and_have_their_correlation() -> None:
     products = [normal.inv_cdf(p) * normal.inv_cdf(q) for p, q in pairs]
     # The variance of a product is 1 + 0.5^2.
     assert sum(products) / N == pytest.approx(0.5, abs=4 * math.sqrt(1.25 / N))
-    assert correlated(0.3, 0.7, 0.0) == pytest.approx(0.7)
-    assert 0 < correlated(2**-54, 2**-54, 0.5) < correlated(1 - 2**-53, 1 - 2**-53, 0.5) < 1
+    assert correlated_draw(0.3, 0.7, 0.0) == pytest.approx(0.7)
+    assert 0 < correlated_draw(2**-54, 2**-54, 0.5) < correlated_draw(1 - 2**-53, 1 - 2**-53, 0.5) < 1

@@ -14,12 +14,12 @@ from llmtap.workload.lengths import Fixed, LogNormal, UniformLengths
 from llmtap.workload.plan import (
     BLOCK_TOKENS,
     NO_CONTEXT,
-    Composed,
+    ComposedWorkload,
+    ConversationPrompts,
     Conversations,
     RandomIds,
     SharedBlocks,
     Sharing,
-    Speaker,
     Think,
     ThinkExponential,
     ThinkFixed,
@@ -66,7 +66,7 @@ def test_prompts_share_just_the_whole_blocks_of_their_context(
     made = []
     for context, own in rows:
         tokens = own + (0 if context == NO_CONTEXT else lengths[context])
-        made.append(blocks.of(tokens, context))
+        made.append(blocks.blocks_of(tokens, context))
         assert len(made[-1]) == tokens // BLOCK_TOKENS
     for (a, one), (b, other) in itertools.combinations(zip(rows, made, strict=True), 2):
         alike = sum(1 for x, y in zip(one, other, strict=False) if x == y)
@@ -79,7 +79,7 @@ S = 1_000_000_000
 TALK = Conversations(
     turns=UniformLengths(min=1, max=5), think=ThinkExponential(mean=Duration(8 * S)), tokens_max=4_000
 )
-CHATS = Composed(
+CHATS = ComposedWorkload(
     "chats", LogNormal(median=90, p95=600), UniformLengths(min=50, max=300),
     sharing=Sharing(fraction=0.7, tokens=200, contexts=3, zipf=1.0), conversations=TALK,
 )  # fmt: skip
@@ -94,7 +94,7 @@ CHATS = Composed(
 )
 def test_think_times_have_their_median(think: Think, median_s: float) -> None:
     n, random = 20_000, Random(3)
-    times = [Conversations(turns=2, think=think).think_drawn_ns(random) for _ in range(n)]
+    times = [Conversations(turns=2, think=think).draw_think_ns(random) for _ in range(n)]
     assert think.quantile_ns(0.5) == pytest.approx(median_s * S)
     assert sum(t <= median_s * S for t in times) >= n / 2 - 4 * math.sqrt(n) / 2
     assert sum(t < median_s * S - 1 for t in times) <= n / 2 + 4 * math.sqrt(n) / 2
@@ -125,7 +125,7 @@ def test_prompts_grow_by_what_was_said() -> None:
 
 def test_a_conversation_that_would_be_too_long_is_over() -> None:
     talk = Conversations(turns=10, think=ThinkFixed(time=Duration(0)), tokens_max=100)
-    long = Composed("long", Fixed(tokens=30), Fixed(tokens=20), conversations=talk)
+    long = ComposedWorkload("long", Fixed(tokens=30), Fixed(tokens=20), conversations=talk)
     assert list(long.requests(5, 1).input) == [30, 80, 30, 80, 30]
 
 
@@ -151,12 +151,12 @@ SHORT_TALK = Conversations(turns=UniformLengths(min=1, max=4), think=ThinkFixed(
 SHARING = Sharing(fraction=0.6, tokens=UniformLengths(min=20, max=90), contexts=3)
 SHORT = LogNormal(median=40, p95=200)
 MANY = {
-    "plain": Composed("plain", SHORT, SHORT),
-    "shared": Composed("shared", SHORT, SHORT, ProseWords(), SHARING),
-    "code": Composed("code", SHORT, SHORT, Code(), SHARING),
-    "document": Composed("document", SHORT, SHORT, Document()),
-    "turns": Composed("turns", SHORT, SHORT, ProseWords(), SHARING, SHORT_TALK),
-    "ids": Composed("ids", SHORT, SHORT, RandomIds(), SHARING, SHORT_TALK),
+    "plain": ComposedWorkload("plain", SHORT, SHORT),
+    "shared": ComposedWorkload("shared", SHORT, SHORT, ProseWords(), SHARING),
+    "code": ComposedWorkload("code", SHORT, SHORT, Code(), SHARING),
+    "document": ComposedWorkload("document", SHORT, SHORT, Document()),
+    "turns": ComposedWorkload("turns", SHORT, SHORT, ProseWords(), SHARING, SHORT_TALK),
+    "ids": ComposedWorkload("ids", SHORT, SHORT, RandomIds(), SHARING, SHORT_TALK),
 }
 
 
@@ -170,7 +170,7 @@ def test_rows_are_the_same_whatever_count_and_order(
     workload: Workload = MANY[name]
     few, many = sorted((a, b))
     less, more = workload.requests(few, seed), workload.requests(many, seed)
-    assert less == more.taken(range(few))
+    assert less == more.select_rows(range(few))
     straight = [workload.prompts(less, seed).prompt(row) for row in range(few)]
     source = workload.prompts(more, seed)
     rows = list(range(few))
@@ -182,12 +182,12 @@ def test_rows_are_the_same_whatever_count_and_order(
 def test_a_prompt_can_be_asked_for_in_another_size(name: str) -> None:
     requests = MANY[name].requests(30, 3)
     source = MANY[name].prompts(requests, 3)
-    assert isinstance(source, Speaker)
+    assert isinstance(source, ConversationPrompts)
     elastic: ElasticSource = source
     for row in range(30):
         plain = elastic.prompt(row)
         for more in (-3, 0, 5, 300):
-            prompt = elastic.sized(row, requests.input[row] + more)
+            prompt = elastic.resized_prompt(row, requests.input[row] + more)
             assert (prompt.system, prompt.history) == (plain.system, plain.history)
             assert count_tokens(prompt.text) == max(1, count_tokens(plain.text) + more)
-        assert count_tokens(elastic.sized(row, 0).text) == 1
+        assert count_tokens(elastic.resized_prompt(row, 0).text) == 1

@@ -13,7 +13,7 @@ from llmtap.workload.prompts.text import count_tokens
 from llmtap.workload.registry import (
     REFERENCE,
     SIMULATED,
-    drawn_requests,
+    draw_requests,
     load_workload,
     report_of,
     workload_named,
@@ -31,9 +31,11 @@ def test_a_name_is_its_workload(name: str) -> None:
     elastic: Any = workload.prompts(requests, 3)
     prompt = elastic.prompt(39)
     assert (
-        elastic.sized(39, requests.input[39]) == elastic.fitted(lambda made, n: made(n)).prompt(39) == prompt
+        elastic.resized_prompt(39, requests.input[39])
+        == elastic.with_fit(lambda made, n: made(n)).prompt(39)
+        == prompt
     )
-    assert (elastic.sized(39, requests.input[39] + 9) == prompt) == bool(prompt.ids)
+    assert (elastic.resized_prompt(39, requests.input[39] + 9) == prompt) == bool(prompt.ids)
 
 
 @pytest.mark.parametrize(
@@ -61,17 +63,17 @@ N = 40_000
     [("chat", 156, 234), ("long-chat", 1_400, 234), ("bursty", 251, 34)],
 )
 def test_medians_are_those_of_the_source(name: str, input_median: int, output_median: int) -> None:
-    requests = drawn_requests(name, N, 42, "")
+    requests = draw_requests(name, N, 42, "")
     # The standard error of a median of N lognormal values is 1.25 sigma / sqrt(N): below 1 % of it here.
     assert median(requests.input) == pytest.approx(input_median, rel=0.03)
     assert median(requests.output) == pytest.approx(output_median, rel=0.03)
 
 
 def test_tails_and_means_are_those_of_the_source() -> None:
-    chat = drawn_requests("chat", N, 1, "")
+    chat = draw_requests("chat", N, 1, "")
     assert quantiles(chat.input, n=20)[-1] == pytest.approx(892, rel=0.05)
     assert quantiles(chat.output, n=20)[-1] == pytest.approx(789, rel=0.05)
-    long = drawn_requests("long-chat", N, 1, "")
+    long = draw_requests("long-chat", N, 1, "")
     assert fmean(long.input) == pytest.approx(1_600, rel=0.02)
 
 
@@ -93,11 +95,11 @@ def test_bursty_has_the_statistics_of_burstgpt_within_3_percent(seed: int) -> No
 
 
 def test_arrivals_have_their_rate_and_their_burstiness() -> None:
-    arrivals = drawn_requests("chat", N, 3, "").arrival_ns
+    arrivals = draw_requests("chat", N, 3, "").arrival_ns
     gaps = [b - a for a, b in pairwise(arrivals)]
     assert fmean(gaps) == pytest.approx(1e9, rel=0.03)
     assert pstdev(gaps) / fmean(gaps) == pytest.approx(1, rel=0.03)
-    bursts = drawn_requests("bursty", N, 3, "").arrival_ns
+    bursts = draw_requests("bursty", N, 3, "").arrival_ns
     gaps = [b - a for a, b in pairwise(bursts)]
     assert min(gaps) >= 0
     assert pstdev(gaps) / fmean(gaps) > 8  # of a tail so heavy a sample seldom has all

@@ -240,7 +240,7 @@ def test_thinning_takes_whole_conversations_in_their_order(
 ) -> None:
     def kept(share: float) -> Trace | None:
         try:
-            return trace.thinned(share, seed)
+            return trace.sample_conversations(share, seed)
         except ValueError:
             return None
 
@@ -264,13 +264,13 @@ def test_thinning_takes_whole_conversations_in_their_order(
 @pytest.mark.parametrize("share", [0, 1.5, float("nan")])
 def test_a_share_that_is_none_is_refused(share: float) -> None:
     with pytest.raises(ValueError, match="share"):
-        talk(*TALK).thinned(share, 1)
+        talk(*TALK).sample_conversations(share, 1)
 
 
 def test_ties_are_kept_and_told_of_the_rows_that_are_left(tmp_path: Path) -> None:
     place = mooncake(tmp_path / "m.jsonl", (0, 5, None), (0, 6, None), (3_000, 7, None), (9_000, 8, None))
     trace = load_trace(place)
-    assert trace.ties == 1 / 3
+    assert trace.tied_share == 1 / 3
     result = (
         "{} of the gaps between arrivals are 0 (the others have a median of {} s): such rows stay together"
     )
@@ -278,7 +278,7 @@ def test_ties_are_kept_and_told_of_the_rows_that_are_left(tmp_path: Path) -> Non
     assert list(trace.requests_at(count=4, scale=3).arrival_ns) == [0, 0, S, 3 * S]
     assert trace.first(3).notes == [result.format("50.0%", "3")]
     later = trace.window(1)
-    assert (later.ties, later.notes) == (0, [])
+    assert (later.tied_share, later.notes) == (0, [])
 
 
 def test_rows_without_output_tokens_are_counted(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def test_links_lead_back_and_think_times_are_not_below_zero(
     columns = dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else {}
     turns = TraceTurns()
     turns.take(batch_of(len(rows), columns))
-    found = turns.linked(range(len(rows)), [r[0] for r in rows])
+    found = turns.link_rows(range(len(rows)), [r[0] for r in rows])
     assert len(found.after) == len(found.think_ns) == len(found.session) == len(rows)
     for place, (before, think_ns) in enumerate(zip(found.after, found.think_ns, strict=True)):
         assert -1 <= before < place
@@ -308,7 +308,7 @@ def test_each_row_knows_its_place_in_the_source(tmp_path: Path) -> None:
     assert list(load_trace(place, places=True, count=3).places) == [2, 4, 0]
     assert list(trace.first(2).places) == [5, 2]
     assert list(trace.window(S, 2 * S).places) == [2, 4]
-    thin = trace.thinned(0.5, 3)
+    thin = trace.sample_conversations(0.5, 3)
     assert [n for n in trace.requests.input if n in thin.requests.input] == list(thin.requests.input)
     assert dict(zip(thin.requests.input, thin.places, strict=True)).items() <= (
         dict(zip(trace.requests.input, trace.places, strict=True)).items()

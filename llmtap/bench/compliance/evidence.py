@@ -172,7 +172,7 @@ def cannot_tell(evidence: str) -> ComplianceVerdict:
     return ComplianceVerdict("cannot tell", evidence)
 
 
-def worst(verdicts: Sequence[ComplianceVerdict], if_empty: str) -> ComplianceVerdict:
+def worst_verdict(verdicts: Sequence[ComplianceVerdict], if_empty: str) -> ComplianceVerdict:
     """Return the gravest verdict, with the number of verdicts of the same status.
 
     `if_empty`: evidence of the result (cannot tell) if there are no verdicts.
@@ -241,7 +241,7 @@ def any_step(step: Step) -> bool:
     return True
 
 
-def arms(loads: Iterable[Step]) -> list[str]:
+def arms_of(loads: Iterable[Step]) -> list[str]:
     return sorted({str(step.get("arm") or "the target") for step in loads})
 
 
@@ -359,7 +359,7 @@ def count(n: float | None) -> str:
     return "?" if n is None else f"{n:,.0f}"
 
 
-def several(n: float | None, noun: str) -> str:
+def plural(n: float | None, noun: str) -> str:
     return f"{count(n)} {noun}" + ("" if n == 1 else "s")
 
 
@@ -373,7 +373,7 @@ def seconds(value: float) -> str:
 # ---------------------------------------------------------------- kinds of checks
 
 
-def over(
+def judge_loads(
     report: Report, judge: LoadJudge, step_filter: StepFilter = any_step, if_none: str = NO_LOADS
 ) -> ComplianceVerdict:
     """Return the gravest verdict over the filtered loads, with the load's name.
@@ -391,20 +391,20 @@ def over(
         verdicts.append(
             ComplianceVerdict(judged.status, f"{name}: {judged.evidence}" if name else judged.evidence)
         )
-    return worst(verdicts, NO_LOADS)
+    return worst_verdict(verdicts, NO_LOADS)
 
 
 def each_load(step_filter: StepFilter = any_step, if_none: str = NO_LOADS) -> Callable[[LoadJudge], Check]:
     """Return a decorator that turns a function that judges one load into a check of all filtered loads."""
-    return lambda judge: lambda report: over(report, judge, step_filter, if_none)
+    return lambda judge: lambda report: judge_loads(report, judge, step_filter, if_none)
 
 
 def each_level(judge: LoadJudge) -> Check:
     """Return a check of all levels of the test, from a function that judges one load."""
-    return lambda report: over(report, judge, level_filter(report))
+    return lambda report: judge_loads(report, judge, level_filter(report))
 
 
-def states(
+def has_value(
     path: str, shown: str, missing: str, step_filter: StepFilter = any_step, if_none: str = NO_LOADS
 ) -> Check:
     """Return a check that each filtered load has a value at `path`.
@@ -416,10 +416,10 @@ def states(
         value = at(step, path)
         return met(shown.format(value)) if value else not_met(missing)
 
-    return lambda report: over(report, judge, step_filter, if_none)
+    return lambda report: judge_loads(report, judge, step_filter, if_none)
 
 
-def reads(path: str, missing: str) -> Callable[[Callable[[Any], ComplianceVerdict]], Check]:
+def judges_value_at(path: str, missing: str) -> Callable[[Callable[[Any], ComplianceVerdict]], Check]:
     """Return a decorator that turns a function that judges a value into a check of the report's value at
     `path`.
 
@@ -436,7 +436,7 @@ def reads(path: str, missing: str) -> Callable[[Callable[[Any], ComplianceVerdic
     return decorate
 
 
-def declared(path: str, what: str) -> Check:
+def is_declared(path: str, what: str) -> Check:
     """Return a check that the report has a value at `path`."""
 
     def check(report: Report) -> ComplianceVerdict:
@@ -446,7 +446,7 @@ def declared(path: str, what: str) -> Check:
     return check
 
 
-def only_at(boundary: str) -> Callable[[Check], Check]:
+def only_for_boundary(boundary: str) -> Callable[[Check], Check]:
     """Return a decorator that limits a check to systems with this boundary."""
 
     def decorate(check: Check) -> Check:
@@ -465,7 +465,7 @@ def only_at(boundary: str) -> Callable[[Check], Check]:
     return decorate
 
 
-def lasts(needed: float, step_filter: StepFilter | None = None) -> Check:
+def lasts_at_least(needed: float, step_filter: StepFilter | None = None) -> Check:
     """Return a check that each load was sent for at least `needed` seconds; by default each level."""
 
     def judge(report: Report, step: Step) -> ComplianceVerdict:
@@ -474,7 +474,7 @@ def lasts(needed: float, step_filter: StepFilter | None = None) -> Check:
             return cannot_tell("how long it lasted is not reported")
         return verdict(duration_s >= needed * _DURATION_SHARE_MIN, f"{duration_s:.1f} s, {needed:g} s needed")
 
-    return lambda report: over(report, judge, step_filter or level_filter(report))
+    return lambda report: judge_loads(report, judge, step_filter or level_filter(report))
 
 
 def has_requests(needed: int, what: str = "", step_filter: StepFilter = is_measured) -> Check:
@@ -484,15 +484,15 @@ def has_requests(needed: int, what: str = "", step_filter: StepFilter = is_measu
         n = at(step, "result.n")
         if n is None:
             return cannot_tell("the number of requests is not reported")
-        return verdict(n >= needed, f"{several(n, 'request')}, {count(needed)} needed" + what)
+        return verdict(n >= needed, f"{plural(n, 'request')}, {count(needed)} needed" + what)
 
-    return lambda report: over(report, judge, step_filter)
+    return lambda report: judge_loads(report, judge, step_filter)
 
 
 def has_levels(wanted: Sequence[int], of: str) -> Check:
     """Return a check that the parameter `levels` has these percentages of `of`."""
 
-    @reads("params.levels", "the levels of load are not reported")
+    @judges_value_at("params.levels", "the levels of load are not reported")
     def check(levels: Any) -> ComplianceVerdict:
         return all_levels(list(map(float, levels)), wanted, f" of {of}")
 
@@ -524,7 +524,7 @@ def workload_is(*names: str, step_filter: StepFilter = is_measured) -> Check:
         ]
         return met("; ".join([f"workload {name}", *readings]))
 
-    return lambda report: over(report, judge, step_filter)
+    return lambda report: judge_loads(report, judge, step_filter)
 
 
 def table_has(number: int, heads: Iterable[str] = (), labels: Iterable[str] = ()) -> Check:

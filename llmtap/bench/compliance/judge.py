@@ -56,25 +56,25 @@ _PRODUCTION: Final = ("as in production", "production-representative", "producti
 # ---------------------------------------------------------------- notes of testers
 
 
-def note_with(report: Report, *words: str) -> str | None:
+def find_note(report: Report, *words: str) -> str | None:
     notes = map(str, at(report, "sut.notes") or ())
     return next((note for note in notes if any(word in note.lower() for word in words)), None)
 
 
-def _note_check(what: str, *words: str) -> Check:
+def _check_note(what: str, *words: str) -> Check:
     def check(report: Report) -> ComplianceVerdict:
-        note = note_with(report, *words)
+        note = find_note(report, *words)
         return met(f"the tester notes: {note}") if note else cannot_tell(f"no note of {what} (sut.notes)")
 
     return check
 
 
-def _production_traffic(report: Report) -> ComplianceVerdict:
+def _judge_production_traffic(report: Report) -> ComplianceVerdict:
     workloads = (
         ", ".join(sorted({str(workload_name(step)) for step in measured_steps(report)})) or "no workload"
     )
     what = f"a comparison with production traffic; this report has {workloads}"
-    return _note_check(what, "production traffic", "traffic of production")(report)
+    return _check_note(what, "production traffic", "traffic of production")(report)
 
 
 # ---------------------------------------------------------------- comparisons
@@ -112,7 +112,7 @@ def _loads_by_run(runs: Sequence[Report]) -> dict[str, set[str]]:
     return by_name
 
 
-def _same_requests(report: Report) -> ComplianceVerdict:
+def _judge_same_requests(report: Report) -> ComplianceVerdict:
     loads = [_loads_by_run(runs) for runs in _reports_by_system(report)]
     if len(loads) < 2:
         return cannot_tell("there is one system, or none")
@@ -158,7 +158,7 @@ _ACCELERATOR: Final = "sut.hardware.accelerator"
 _COUNT: Final = "sut.hardware.count"
 
 
-def _equal_hardware(report: Report) -> ComplianceVerdict:
+def _judge_equal_hardware(report: Report) -> ComplianceVerdict:
     result = _check_equal_values(_ACCELERATOR, "accelerator")(report)
     if result.status == "met":
         result = _check_equal_values(_COUNT, "accelerators", needed=False)(report)
@@ -242,7 +242,7 @@ def _judge_duration(report: Report) -> ComplianceVerdict:
     return _check_equal_values("params.requests", "requests", needed=False)(report)
 
 
-def _run_gaps(report: Report) -> ComplianceVerdict:
+def _judge_run_gaps(report: Report) -> ComplianceVerdict:
     spans = sorted(span for one in _reports_of(report) if (span := _run_span(one)) is not None)
     if len(spans) < max(2, len(_reports_of(report))):
         return cannot_tell("the reports do not report when they were made")
@@ -261,8 +261,8 @@ def _run_span(report: Report) -> tuple[datetime, datetime] | None:
     return (min(begins), max(ends)) if begins else None
 
 
-def _production_configuration(report: Report) -> ComplianceVerdict:
-    notes = [note_with(runs[0], *_PRODUCTION) for runs in _reports_by_system(report)]
+def _judge_production_configuration(report: Report) -> ComplianceVerdict:
+    notes = [find_note(runs[0], *_PRODUCTION) for runs in _reports_by_system(report)]
     if not notes or None in notes:
         return cannot_tell("no note of each system that it is configured as in production (sut.notes)")
     return met("; ".join(map(str, notes)))
@@ -283,9 +283,9 @@ def _judge_differences(report: Report) -> ComplianceVerdict:
 
 ROWS: Final = requirements(
     {
-        "6.1-1a": _same_requests,
+        "6.1-1a": _judge_same_requests,
         "6.1-1b": _check_equal_values("sut.boundary", "boundary"),
-        "6.1-1c": _equal_hardware,
+        "6.1-1c": _judge_equal_hardware,
         "6.1-1d": _check_equal_values("params", "parameters"),
         "6.2-p1": _per_gpu,
         "6.2-p2": _check_normalised("tokens_per_currency", "tokens per unit of money"),
@@ -297,14 +297,14 @@ ROWS: Final = requirements(
         "6.4-p2": _judge_duration,
         "6.4-p3": _check_equal_values("warmup", "warm-up"),
         "6.4-p4": _check_equal_values("params", "parameters, criteria among them"),
-        "6.4-p5": _run_gaps,
-        "6.4-p6": _production_configuration,
+        "6.4-p5": _judge_run_gaps,
+        "6.4-p6": _judge_production_configuration,
         "6.4-p7": _judge_differences,
-        "7.1-1": _note_check("whether to publish was considered", "publish", "publication"),
-        "7.2-1": _production_traffic,
-        "7.4-1a": _note_check("that the system was isolated", "isolated"),
-        "7.4-1b": _note_check("that recovery was prepared", "recovery"),
-        "7.4-1c": _note_check("that failures were watched for", "monitor", "watch"),
+        "7.1-1": _check_note("whether to publish was considered", "publish", "publication"),
+        "7.2-1": _judge_production_traffic,
+        "7.4-1a": _check_note("that the system was isolated", "isolated"),
+        "7.4-1b": _check_note("that recovery was prepared", "recovery"),
+        "7.4-1c": _check_note("that failures were watched for", "monitor", "watch"),
     }
 )
 

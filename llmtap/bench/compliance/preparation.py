@@ -24,35 +24,35 @@ from llmtap.bench.compliance.evidence import (
     Report,
     Status,
     Step,
-    arms,
+    arms_of,
     arrivals_of,
     at,
     cannot_tell,
     count,
-    declared,
     departures,
     each_load,
+    has_value,
     is_closed,
+    is_declared,
     is_open,
+    judge_loads,
+    judges_value_at,
     met,
     name_of,
     not_applicable,
     not_met,
-    only_at,
-    over,
+    only_for_boundary,
+    plural,
     protocol,
-    reads,
     requirements,
     seconds,
-    several,
-    states,
     steps,
     text,
     verdict,
     workload,
     workload_is,
     workload_name,
-    worst,
+    worst_verdict,
 )
 from llmtap.units import NS_PER_S, parse_duration_ns
 
@@ -82,15 +82,15 @@ _DATE: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3,}(Z|[+-]\d\d:\d
 # ---------------------------------------------------------------- 2: compliance
 
 
-@reads("verdict.valid", "whether the result is valid is not reported")
-def _validity(valid: Any) -> ComplianceVerdict:
+@judges_value_at("verdict.valid", "whether the result is valid is not reported")
+def _judge_validity(valid: Any) -> ComplianceVerdict:
     return verdict(valid, "the result is valid", if_not_met="the result is not valid: see its verdict")
 
 
 # ---------------------------------------------------------------- 4.2: load generator
 
 
-_clock_source: Final = states(
+_judge_clock_source: Final = has_value(
     "result.sender.clock", "times in nanoseconds, stamped by the {}", "the clock of the times is not reported"
 )
 
@@ -102,12 +102,12 @@ def _judge_streaming(report: Report, step: Step) -> ComplianceVerdict:
     events = at(step, "result.chunking.events")
     if not events:
         return cannot_tell("no event of a stream is in the report")
-    answers = several(at(step, "result.n") or 0, "answer")
-    return met(f"{protocol(report) or 'a stream'}: {several(events, 'event')} of {answers}")
+    answers = plural(at(step, "result.n") or 0, "answer")
+    return met(f"{protocol(report) or 'a stream'}: {plural(events, 'event')} of {answers}")
 
 
 @each_load()
-def _chunk_times(report: Report, step: Step) -> ComplianceVerdict:
+def _judge_chunk_times(report: Report, step: Step) -> ComplianceVerdict:
     gaps, chunks = at(step, "result.metrics.tbc.n"), at(step, "result.chunking.content_events")
     if not gaps:
         return cannot_tell("no answer came in more than one chunk, or their times are not in the report")
@@ -115,14 +115,14 @@ def _chunk_times(report: Report, step: Step) -> ComplianceVerdict:
 
 
 @each_load(is_open, NO_OPEN)
-def _open_loop(report: Report, step: Step) -> ComplianceVerdict:
+def _judge_open_loop(report: Report, step: Step) -> ComplianceVerdict:
     planned, process = at(step, "result.arrivals.planned.n"), arrivals_of(step)
     if not planned or process is None:
         return cannot_tell("an open loop whose planned arrivals are not reported")
     return met(f"{count(planned)} arrivals planned beforehand, {process}, independent of the answers")
 
 
-def _poisson_possible(report: Report) -> ComplianceVerdict:
+def _judge_poisson_possible(report: Report) -> ComplianceVerdict:
     """Judge the median over the loads: one load in twenty exceeds its limit by chance."""
     loads = [step for step in steps(report) if arrivals_of(step) == "poisson"]
     if not loads:
@@ -144,7 +144,7 @@ def _poisson_possible(report: Report) -> ComplianceVerdict:
     return verdict(share <= 1, evidence)
 
 
-def _other_arrivals(report: Report) -> ComplianceVerdict:
+def _judge_other_arrivals(report: Report) -> ComplianceVerdict:
     processes = {process for step in steps(report) if (process := arrivals_of(step)) not in (None, "poisson")}
     if not processes:
         return not_applicable("no load of this test has uniform or bursty arrivals")
@@ -152,7 +152,7 @@ def _other_arrivals(report: Report) -> ComplianceVerdict:
 
 
 @each_load(is_closed, NO_CLOSED)
-def _closed_loop(report: Report, step: Step) -> ComplianceVerdict:
+def _judge_closed_loop(report: Report, step: Step) -> ComplianceVerdict:
     in_flight = _in_flight(step)
     if in_flight is None:
         return cannot_tell("a closed loop whose answers took no time that is reported")
@@ -166,7 +166,7 @@ def _in_flight(step: Step) -> float | None:
 
 
 @each_load(is_open, NO_OPEN)
-def _dispatch_lateness(report: Report, step: Step) -> ComplianceVerdict:
+def _judge_dispatch_lateness(report: Report, step: Step) -> ComplianceVerdict:
     """Judge the dispatch lateness relative to the duration of a response."""
     late, slow = at(step, "result.dispatch_lateness.p99"), at(step, "result.metrics.e2e.p50")
     if late is None:
@@ -190,7 +190,7 @@ def _judge_concurrency(report: Report) -> ComplianceVerdict:
     return (met if most > processes else cannot_tell)(evidence + "es" * (processes > 1))
 
 
-def _in_capture(what: str, *paths: str, of: str = "") -> Check:
+def _check_in_capture(what: str, *paths: str, of: str = "") -> Check:
     @each_load()
     def check(report: Report, step: Step) -> ComplianceVerdict:
         n, rows = at(step, "result.n"), at(step, "result.capture.rows")
@@ -205,32 +205,32 @@ def _in_capture(what: str, *paths: str, of: str = "") -> Check:
     return check
 
 
-def _all_abilities(report: Report) -> ComplianceVerdict:
+def _judge_all_abilities(report: Report) -> ComplianceVerdict:
     """Judge the introduction of 4.2 by all requirements of its subsections."""
     rows = [one for one in ROWS if one.section.startswith("4.2.") and one.level in MUSTS]
     verdicts = {one.id: one.check(report) for one in rows}
     against = [id for id, one in verdicts.items() if one.status == "not met"]
     if against:
         return not_met(f"not met: {', '.join(against)}")
-    gravest = worst([*verdicts.values()], "")
+    gravest = worst_verdict([*verdicts.values()], "")
     return gravest if gravest.status == "cannot tell" else met(f"{len(rows)} demands, none unmet")
 
 
 # ---------------------------------------------------------------- 4.3: workloads
 
 
-def _each_custom(judge: LoadJudge) -> Check:
+def _check_custom_workloads(judge: LoadJudge) -> Check:
     if_none = "its workloads are those of 4.3.2"
-    return lambda report: over(report, judge, lambda step: bool(departures(report, step)), if_none)
+    return lambda report: judge_loads(report, judge, lambda step: bool(departures(report, step)), if_none)
 
 
-@_each_custom
+@_check_custom_workloads
 def _judge_custom_workload(report: Report, step: Step) -> ComplianceVerdict:
     return met(f"{workload_name(step)}: {'; '.join(departures(report, step))}")
 
 
 def fully_specified(report: Report, step: Step) -> ComplianceVerdict:
-    worst_part = worst(
+    worst_part = worst_verdict(
         [part(report, step) for part in (_judge_input, _judge_output, _judge_contents, _judge_sharing)], ""
     )
     evidence = f"workload {workload_name(step)}: lengths, contents and sharing are reported"
@@ -322,10 +322,10 @@ def _judge_publication(report: Report) -> ComplianceVerdict:
         return met(f"made again by llmtap {at(report, 'versions.llmtap')} with seed {description['seed']}")
 
     exact = report.get("exact_requests")
-    return met(f"the requests lie in {exact}") if exact else over(report, judge)
+    return met(f"the requests lie in {exact}") if exact else judge_loads(report, judge)
 
 
-def _of_data(part: str) -> Check:
+def _check_data_set(part: str) -> Check:
     def judge(report: Report, step: Step) -> ComplianceVerdict:
         name, data = str(workload_name(step)), workload(step).get("data")
         if not data:
@@ -336,7 +336,7 @@ def _of_data(part: str) -> Check:
     def from_data(step: Step) -> bool:
         return bool(workload(step).get("data")) or workload_name(step) in DATA_SETS
 
-    return lambda report: over(report, judge, from_data, "no workload is drawn from a data set")
+    return lambda report: judge_loads(report, judge, from_data, "no workload is drawn from a data set")
 
 
 # ---------------------------------------------------------------- 4.4: tokens
@@ -352,7 +352,7 @@ def _judge_method(report: Report) -> ComplianceVerdict:
         sources.update({name: n or 0 for name, n in (at(step, "result.tokens.source") or {}).items()})
     if per_chunk := sources["chunks"]:
         return not_met(
-            f"option {option} is declared, and tokens of {several(per_chunk, 'answer')} were taken to be one"
+            f"option {option} is declared, and tokens of {plural(per_chunk, 'answer')} were taken to be one"
             " each, by chunk: no tokenizer counts so"
         )
     sources_text = ", ".join(f"{source} {count(n)}" for source, n in sorted(sources.items()))
@@ -400,17 +400,17 @@ def _each_warmup(judge: Callable[[WarmUp], ComplianceVerdict]) -> Check:
             return cannot_tell("the report has no loads")
         if not performed:
             return not_applicable(f"cold start: {cold}") if cold else not_met("no warm-up was made")
-        missing = [arm for arm in arms(steps(report)) if arm not in arms(performed)]
+        missing = [arm for arm in arms_of(steps(report)) if arm not in arms_of(performed)]
         if missing:
             return not_met(f"no warm-up in this configuration: {', '.join(missing)}")
-        return worst([judge(one) for one in performed], "")
+        return worst_verdict([judge(one) for one in performed], "")
 
     return check
 
 
-def _model_loading(warmup: WarmUp) -> ComplianceVerdict:
+def _judge_model_loading(warmup: WarmUp) -> ComplianceVerdict:
     """Judge by a stable latency whether the model is loaded: a client has no other sign."""
-    answers = several(warmup.get("requests") or 0, "answer")
+    answers = plural(warmup.get("requests") or 0, "answer")
     if not warmup.get("requests"):
         return cannot_tell("it answered nothing before it was measured")
     if not warmup.get("stable"):
@@ -418,9 +418,9 @@ def _model_loading(warmup: WarmUp) -> ComplianceVerdict:
     return met(f"{answers} before the measurement, and a latency that had settled")
 
 
-def _warmup_size(warmup: WarmUp) -> ComplianceVerdict:
+def _judge_warmup_size(warmup: WarmUp) -> ComplianceVerdict:
     n, tokens = warmup.get("requests") or 0, warmup.get("tokens") or 0
-    requests, wanted = several(n, "request"), count(_TOKENS_MIN)
+    requests, wanted = plural(n, "request"), count(_TOKENS_MIN)
     return verdict(
         n >= _REQUESTS_MIN and tokens >= _TOKENS_MIN,
         f"{requests} of {_REQUESTS_MIN} and {count(tokens)} output tokens of {wanted}",
@@ -432,7 +432,7 @@ def _judge_drain(warmup: WarmUp) -> ComplianceVerdict:
     if probes:
         return met(f"all its answers had come: {len(probes)} probes followed, one at a time")
     if n and warmup.get("failed") == 0:
-        return met(f"all its {several(n, 'answer')} had come, and none had failed")
+        return met(f"all its {plural(n, 'answer')} had come, and none had failed")
     return cannot_tell("nothing shows that its answers had all come")
 
 
@@ -467,7 +467,7 @@ def _judge_stability(warmup: WarmUp) -> ComplianceVerdict:
     return verdict(warmup.get("stable"), evidence)
 
 
-def _cold_start(report: Report) -> ComplianceVerdict:
+def _judge_cold_start(report: Report) -> ComplianceVerdict:
     load, performed = report.get("model_load"), warmups(report)
     if load is not None:
         return met(f"model load {load['first_token']:.3g} s: to the first answer of a process just started")
@@ -480,7 +480,7 @@ def _cold_start(report: Report) -> ComplianceVerdict:
     return met("a cold start is measured, and no warm-up was made")
 
 
-def _cold_start_label(report: Report) -> ComplianceVerdict:
+def _judge_cold_start_label(report: Report) -> ComplianceVerdict:
     if report.get("model_load") is not None:
         line = (report.get("configuration") or {}).get(MODEL_LOAD)
         return verdict(line, f"it says: {MODEL_LOAD}: {line}", if_not_met="the model load is not stated")
@@ -536,7 +536,7 @@ def _judge_handling(report: Report, step: Step) -> ComplianceVerdict:
     policies = at(step, "result.metrics.itl.policy") or {}
     if not policies:
         return cannot_tell("no gap between tokens was measured")
-    return met("; ".join(f"{policy}: {several(n, 'answer')}" for policy, n in policies.items()))
+    return met("; ".join(f"{policy}: {plural(n, 'answer')}" for policy, n in policies.items()))
 
 
 def _judge_itl_option(report: Report) -> ComplianceVerdict:
@@ -550,7 +550,7 @@ def _judge_itl_option(report: Report) -> ComplianceVerdict:
     return met(f"option {declared_option}: {' and '.join(_ITL_OPTIONS[option] for option in options)}")
 
 
-def _server_side(report: Report) -> ComplianceVerdict:
+def _judge_server_side(report: Report) -> ComplianceVerdict:
     gaps = _server_gap_count(report)
     if not gaps:
         return not_applicable("the server reports no times of tokens")
@@ -569,9 +569,9 @@ def _server_gap_count(report: Report) -> int:
 _NOT_PLACED: Final = "where the load generator stands is not declared (sut.clock.placement)"
 
 
-@only_at("model engine")
-@reads("sut.clock.placement", _NOT_PLACED)
-def _same_machine(placement: Any) -> ComplianceVerdict:
+@only_for_boundary("model engine")
+@judges_value_at("sut.clock.placement", _NOT_PLACED)
+def _judge_same_machine(placement: Any) -> ComplianceVerdict:
     return verdict(placement == "same machine", f"placement of the load generator: {placement}")
 
 
@@ -636,19 +636,19 @@ def _judge_clock_statement(report: Report, method: str, accuracy: str) -> Compli
     )
 
 
-@only_at("application gateway")
+@only_for_boundary("application gateway")
 @_only_remote
 def _judge_rtt(report: Report, method: str, accuracy: str) -> ComplianceVerdict:
-    line = _line_with(report, "rtt", "round trip")
+    line = _find_line(report, "rtt", "round trip")
     return verdict(line, str(line), if_not_met="no round trip time of the network is in the report")
 
 
 def _judge_rtt_subtraction(report: Report) -> ComplianceVerdict:
-    line = _line_with(report, "subtracted")
+    line = _find_line(report, "subtracted")
     return met(line) if line else not_applicable("no latency is reported as adjusted")
 
 
-def _line_with(report: Report, *words: str) -> str | None:
+def _find_line(report: Report, *words: str) -> str | None:
     """Return the first note or line of the configuration that has one of these words."""
     lines = [
         *(f"{label}: {value}" for label, value in (report.get("configuration") or {}).items()),
@@ -673,7 +673,7 @@ def _filter_states(report: Report) -> dict[str, bool | None]:
     return {name: at(report, f"sut.guardrails.{name}_filter") for name in ("input", "output")}
 
 
-def _guardrail_names(report: Report) -> ComplianceVerdict:
+def _judge_guardrail_names(report: Report) -> ComplianceVerdict:
     names, state = text(at(report, "sut.guardrails.names")), _filter_states(report)
     if names:
         return met(names)
@@ -687,7 +687,7 @@ def _judge_refusals(report: Report) -> ComplianceVerdict:
     if refused is None:
         return not_met("how many requests were refused is not reported")
     sent = sum(at(step, "result.n") or 0 for step in steps(report))
-    return met(f"{count(refused)} of {several(sent, 'request')} were refused")
+    return met(f"{count(refused)} of {plural(sent, 'request')} were refused")
 
 
 def _check_filters(undeclared: Status, all_on: Status, one_on: Status, none_on: Status) -> Check:
@@ -704,73 +704,73 @@ def _check_filters(undeclared: Status, all_on: Status, one_on: Status, none_on: 
     return check
 
 
-@only_at("application gateway")
+@only_for_boundary("application gateway")
 def _judge_configurations(report: Report) -> ComplianceVerdict:
-    arm_names = arms(steps(report))
+    arm_names = arms_of(steps(report))
     return verdict(len(arm_names) > 1, f"configurations measured: {', '.join(arm_names) or 'none'}")
 
 
 ROWS: Final = requirements(
     {
-        "2-p1": _validity,
-        "4.1-1": declared("sut.boundary", "boundary"),
-        "4.2-1": _all_abilities,
-        "4.2.1-1": _clock_source,
-        "4.2.1-2": _clock_source,
+        "2-p1": _judge_validity,
+        "4.1-1": is_declared("sut.boundary", "boundary"),
+        "4.2-1": _judge_all_abilities,
+        "4.2.1-1": _judge_clock_source,
+        "4.2.1-2": _judge_clock_source,
         "4.2.2-1": _judge_streaming,
-        "4.2.2-2": _chunk_times,
-        "4.2.3-1": _open_loop,
-        "4.2.3-2": _poisson_possible,
-        "4.2.3-3": _other_arrivals,
-        "4.2.4-1": _closed_loop,
-        "4.2.5-1": _dispatch_lateness,
+        "4.2.2-2": _judge_chunk_times,
+        "4.2.3-1": _judge_open_loop,
+        "4.2.3-2": _judge_poisson_possible,
+        "4.2.3-3": _judge_other_arrivals,
+        "4.2.4-1": _judge_closed_loop,
+        "4.2.5-1": _judge_dispatch_lateness,
         "4.2.5-2": _judge_concurrency,
-        "4.2.6-1a": _in_capture("time of submission", "metrics.ttfb.n", "metrics.ttft.n"),
-        "4.2.6-1b": _in_capture("first tokens", "metrics.ttft.n", of="answers"),
-        "4.2.6-1c": _in_capture("later tokens", "metrics.tbc.n", of="chunks"),
-        "4.2.6-1d": _in_capture("last tokens", "metrics.e2e.n", of="answers"),
-        "4.2.6-1e": _in_capture("input tokens", "tokens.input", of="in all"),
-        "4.2.6-1f": _in_capture("output tokens", "tokens.output", of="in all"),
-        "4.2.6-1g": _in_capture("outcome", "outcomes"),
+        "4.2.6-1a": _check_in_capture("time of submission", "metrics.ttfb.n", "metrics.ttft.n"),
+        "4.2.6-1b": _check_in_capture("first tokens", "metrics.ttft.n", of="answers"),
+        "4.2.6-1c": _check_in_capture("later tokens", "metrics.tbc.n", of="chunks"),
+        "4.2.6-1d": _check_in_capture("last tokens", "metrics.e2e.n", of="answers"),
+        "4.2.6-1e": _check_in_capture("input tokens", "tokens.input", of="in all"),
+        "4.2.6-1f": _check_in_capture("output tokens", "tokens.output", of="in all"),
+        "4.2.6-1g": _check_in_capture("outcome", "outcomes"),
         "4.3-1": _judge_custom_workload,
-        "4.3-2": _each_custom(fully_specified),
+        "4.3-2": _check_custom_workloads(fully_specified),
         "4.3.1-1a": each_load()(_judge_input),
         "4.3.1-1b": each_load()(_judge_output),
         "4.3.1-1c": each_load()(_judge_contents),
         "4.3.1-1d": each_load()(_judge_sharing),
-        "4.3.2.1-1": only_at("model engine")(workload_is("synthetic-uniform")),
-        "4.3.2.3-1": only_at("application gateway")(workload_is("conversation")),
+        "4.3.2.1-1": only_for_boundary("model engine")(workload_is("synthetic-uniform")),
+        "4.3.2.3-1": only_for_boundary("application gateway")(workload_is("conversation")),
         "4.3.2.5-1": workload_is("long-context", "long-context-uniform"),
         "4.3.3-1": _judge_seed,
-        "4.3.3-2": declared("seed", "seed"),
+        "4.3.3-2": is_declared("seed", "seed"),
         "4.3.3-3": _judge_publication,
-        "4.3.3-4a": _of_data("version"),
-        "4.3.3-4b": _of_data("subset"),
-        "4.3.3-4c": _of_data("preprocessing"),
-        "4.4.1-1a": declared("sut.tokenizer.name", "tokenizer"),
-        "4.4.1-1b": declared("sut.tokenizer.vocabulary", "vocabulary"),
-        "4.4.1-1c": declared("sut.tokenizer.source", "source"),
+        "4.3.3-4a": _check_data_set("version"),
+        "4.3.3-4b": _check_data_set("subset"),
+        "4.3.3-4c": _check_data_set("preprocessing"),
+        "4.4.1-1a": is_declared("sut.tokenizer.name", "tokenizer"),
+        "4.4.1-1b": is_declared("sut.tokenizer.vocabulary", "vocabulary"),
+        "4.4.1-1c": is_declared("sut.tokenizer.source", "source"),
         "4.4.2-1": _judge_method,
         "4.4.2-2": _judge_reference,
-        "4.4.3-1a": declared("sut.tokenizer.special", "BOS and EOS"),
-        "4.4.3-1b": declared("sut.tokenizer.system_prompt", "system prompt"),
-        "4.4.3-1c": declared("sut.tokenizer.tools", "tool calls"),
-        "4.5.1-1a": _each_warmup(_model_loading),
-        "4.5.1-1b": _each_warmup(_warmup_size),
+        "4.4.3-1a": is_declared("sut.tokenizer.special", "BOS and EOS"),
+        "4.4.3-1b": is_declared("sut.tokenizer.system_prompt", "system prompt"),
+        "4.4.3-1c": is_declared("sut.tokenizer.tools", "tool calls"),
+        "4.5.1-1a": _each_warmup(_judge_model_loading),
+        "4.5.1-1b": _each_warmup(_judge_warmup_size),
         "4.5.1-1c": _each_warmup(_judge_drain),
         "4.5.1-1d": _judge_prefixes,
         "4.5.2-1a": _each_warmup(_judge_probes),
         "4.5.2-1b": _each_warmup(_judge_stability),
-        "4.5.3-1": _cold_start,
-        "4.5.3-2": _cold_start_label,
-        "4.6.1-1": only_at("application gateway")(_protocol_is("SSE")),
-        "4.6.1-2": only_at("model engine")(_protocol_is("gRPC")),
+        "4.5.3-1": _judge_cold_start,
+        "4.5.3-2": _judge_cold_start_label,
+        "4.6.1-1": only_for_boundary("application gateway")(_protocol_is("SSE")),
+        "4.6.1-2": only_for_boundary("model engine")(_protocol_is("gRPC")),
         "4.6.2-1a": _judge_protocol,
         "4.6.2-1b": _judge_chunking,
         "4.6.2-1c": _judge_handling,
         "4.6.3-1": _judge_itl_option,
-        "4.6.3-2": _server_side,
-        "4.7.1-1": _same_machine,
+        "4.6.3-2": _judge_server_side,
+        "4.7.1-1": _judge_same_machine,
         "4.7.2-1": _judge_ntp,
         "4.7.2-2": _judge_ptp,
         "4.7.2-3": _judge_clock_statement,
@@ -780,12 +780,16 @@ ROWS: Final = requirements(
         "4.7.4-1": _judge_timestamps,
         "4.7.4-2": _judge_timestamps,
         "4.8-1": _check_filters("not met", "met", "met", "met"),
-        "4.8.1-1a": declared("sut.guardrails.input_filter", "input filter"),
-        "4.8.1-1b": declared("sut.guardrails.output_filter", "output filter"),
-        "4.8.1-1c": _guardrail_names,
+        "4.8.1-1a": is_declared("sut.guardrails.input_filter", "input filter"),
+        "4.8.1-1b": is_declared("sut.guardrails.output_filter", "output filter"),
+        "4.8.1-1c": _judge_guardrail_names,
         "4.8.1-1d": _judge_refusals,
-        "4.8.2-1": only_at("application gateway")(_check_filters("cannot tell", "met", "met", "not met")),
-        "4.8.2-2": only_at("application gateway")(_check_filters("not met", "not applicable", "met", "met")),
+        "4.8.2-1": only_for_boundary("application gateway")(
+            _check_filters("cannot tell", "met", "met", "not met")
+        ),
+        "4.8.2-2": only_for_boundary("application gateway")(
+            _check_filters("not met", "not applicable", "met", "met")
+        ),
         # Judge only by the test of 5.10, which compares configurations: a report covers one test.
         "4.8.2-3": _judge_configurations,
     }

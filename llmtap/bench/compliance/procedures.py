@@ -17,35 +17,35 @@ from llmtap.bench.compliance.evidence import (
     Step,
     StepFilter,
     all_levels,
-    arms,
+    arms_of,
     arrivals_of,
     at,
     cannot_tell,
     cell,
     count,
-    declared,
     each_level,
     each_load,
     has_levels,
     has_requests,
+    has_value,
     is_closed,
+    is_declared,
     is_measured,
     is_open,
-    lasts,
+    judge_loads,
+    judges_value_at,
+    lasts_at_least,
     levels_of,
     measured_steps,
     met,
     name_of,
     not_applicable,
     not_met,
-    over,
-    reads,
+    plural,
     requirements,
     seconds,
     sent_seconds,
-    several,
     slots_of,
-    states,
     steps,
     table,
     table_has,
@@ -80,7 +80,7 @@ workload_defined: Final = each_load()(fully_specified)
 """Check that the workload of each load is one of 4.3.2, or fully specified."""
 
 
-load_model: Final = states("result.load.mode", "{} loop", "the load model is not reported")
+load_model: Final = has_value("result.load.mode", "{} loop", "the load model is not reported")
 
 
 @each_load(is_open, NO_OPEN)
@@ -113,7 +113,7 @@ def _judge_poisson(report: Report, step: Step) -> ComplianceVerdict:
     return verdict(process == "poisson", evidence, if_not_met=f"{evidence}, not poisson")
 
 
-def _other_tokens(report: Report) -> ComplianceVerdict:
+def _judge_other_tokens(report: Report) -> ComplianceVerdict:
     figures = [at(step, "result.metrics") or {} for step in steps(report)]
     n = sum(at(one, "ttft.n") or 0 for one in figures)
     if not n:
@@ -121,7 +121,7 @@ def _other_tokens(report: Report) -> ComplianceVerdict:
     if all(
         at(one, f"ttft_any.{name}") == at(one, f"ttft.{name}") for one in figures for name in ("n", "mean")
     ):
-        return not_applicable(f"content came first in all of {several(n, 'answer')}")
+        return not_applicable(f"content came first in all of {plural(n, 'answer')}")
     matching_notes = [note for note in map(str, report.get("notes") or ()) if "content token" in note]
     missing = "tokens came before the content, and the report does not note it"
     return verdict(matching_notes, "".join(matching_notes[:1]), if_not_met=missing)
@@ -152,13 +152,13 @@ def _judge_buckets(report: Report) -> ComplianceVerdict:
     return verdict(edges and edges <= _EDGES, f"buckets {', '.join(cells[0] for cells in table_2['rows'])}")
 
 
-def _by_length(report: Report) -> ComplianceVerdict:
+def _judge_by_length(report: Report) -> ComplianceVerdict:
     if not _inputs_vary(report):
         return not_applicable("all inputs have one length")
     return table_has(2, ("Input Tokens", "P50", "P95", "P99"))(report)
 
 
-def _sample_count(report: Report) -> ComplianceVerdict:
+def _judge_sample_count(report: Report) -> ComplianceVerdict:
     samples = at(report, "measurements.ttft.n")
     requests = cell(table(report, 1), "Requests")
     if samples is None and requests is None:
@@ -180,7 +180,7 @@ def _check_configuration_line(what: str, *words: str) -> Check:
     return check
 
 
-def _all_of(*checks: Check) -> Check:
+def _check_all(*checks: Check) -> Check:
     """Return a check that is met if all these checks are met."""
 
     def check(report: Report) -> ComplianceVerdict:
@@ -191,17 +191,17 @@ def _all_of(*checks: Check) -> Check:
     return check
 
 
-def _warmup_size(report: Report) -> ComplianceVerdict:
+def _judge_warmup_size(report: Report) -> ComplianceVerdict:
     performed = warmups(report)
     if not performed:
         cold = cold_start_text(report)
         # A cold start must skip the warm-up (4.5.3), so the report has none to describe.
         return not_applicable(f"cold start: {cold}") if cold else not_met("no warm-up is reported")
     requests, tokens = (performed[0].get(name) or 0 for name in ("requests", "tokens"))
-    return met(f"warm-up: {several(requests, 'request')}, {several(tokens, 'token')}")
+    return met(f"warm-up: {plural(requests, 'request')}, {plural(tokens, 'token')}")
 
 
-def _ttft_charts(report: Report) -> ComplianceVerdict:
+def _judge_ttft_charts(report: Report) -> ComplianceVerdict:
     kinds = [chart.get("kind") for chart in report.get("charts") or () if "TTFT" in str(chart.get("title"))]
     charts = [str(kind) for kind in kinds if kind in ("cdf", "histogram")]
     return verdict(charts, " and ".join(charts), if_not_met="neither histogram nor CDF of TTFT")
@@ -229,7 +229,7 @@ def _check_parameters(step_filter: StepFilter | None, if_none: str, *names: str)
     return check
 
 
-def _search_limit(report: Report) -> ComplianceVerdict:
+def _judge_search_limit(report: Report) -> ComplianceVerdict:
     measurements = at(report, "measurements")
     if measurements is None or "limit" not in measurements:
         return cannot_tell("the report does not report where its search ended")
@@ -241,7 +241,7 @@ def _search_limit(report: Report) -> ComplianceVerdict:
     )
 
 
-def _ramp_up(report: Report) -> ComplianceVerdict:
+def _judge_ramp_up(report: Report) -> ComplianceVerdict:
     windows = [one.get("window") or {} for one in levels_of(report)]
     shares = [one["from"] / one["to"] for one in windows if one.get("from") is not None and one.get("to")]
     if not shares:
@@ -251,7 +251,7 @@ def _ramp_up(report: Report) -> ComplianceVerdict:
 
 
 @each_load(is_measured)
-def _all_open(report: Report, step: Step) -> ComplianceVerdict:
+def _judge_all_open(report: Report, step: Step) -> ComplianceVerdict:
     return verdict(is_open(step), f"{at(step, 'result.load.mode') or 'unknown'} loop")
 
 
@@ -259,8 +259,8 @@ def _level_percents(report: Report) -> list[float]:
     return sorted(float(one["percent"]) for one in levels_of(report) if one.get("percent") is not None)
 
 
-@reads("measurements.levels", "the report has no levels")
-def _enough_levels(levels: Any) -> ComplianceVerdict:
+@judges_value_at("measurements.levels", "the report has no levels")
+def _judge_enough_levels(levels: Any) -> ComplianceVerdict:
     return verdict(len(levels) >= _LEVELS_MIN, f"{len(levels)} levels, {_LEVELS_MIN} needed")
 
 
@@ -278,7 +278,7 @@ def _judge_span(report: Report) -> ComplianceVerdict:
     return met(evidence + ", with signs of saturation" * signs)
 
 
-def _all_levels(report: Report) -> ComplianceVerdict:
+def _judge_all_levels(report: Report) -> ComplianceVerdict:
     percents = _level_percents(report)
     if not percents:
         return cannot_tell("what share of capacity the levels are is not reported")
@@ -288,11 +288,11 @@ def _all_levels(report: Report) -> ComplianceVerdict:
 # ---------------------------------------------------------------- 5.4 and 5.5: ITL, capacity
 
 
-def _response_lengths(report: Report) -> ComplianceVerdict:
+def _judge_response_lengths(report: Report) -> ComplianceVerdict:
     levels = levels_of(report)
     short = sum(one.get("too_short") or 0 for one in levels)
     if short:
-        return not_met(f"{several(short, 'answer')} had fewer than {_ITL_OUTPUT_MIN} tokens: in no figure")
+        return not_met(f"{plural(short, 'answer')} had fewer than {_ITL_OUTPUT_MIN} tokens: in no figure")
 
     def judge(report: Report, step: Step) -> ComplianceVerdict:
         output = workload(step).get("output") or {}
@@ -303,17 +303,17 @@ def _response_lengths(report: Report) -> ComplianceVerdict:
             return cannot_tell("the lengths of answers are not reported")
         return met(f"no answer had fewer than {_ITL_OUTPUT_MIN} tokens")
 
-    return over(report, judge, is_measured)
+    return judge_loads(report, judge, is_measured)
 
 
 @each_load(is_measured)
-def _without_ttft(report: Report, step: Step) -> ComplianceVerdict:
+def _judge_without_ttft(report: Report, step: Step) -> ComplianceVerdict:
     """Judge whether each response has one gap less than chunks, so that TTFT is not a gap."""
     gaps, chunks = at(step, "result.metrics.tbc.n"), at(step, "result.chunking.content_events")
     first = at(step, "result.metrics.ttft_any.n")
     if not gaps or not chunks or not first:
         return cannot_tell("the report lacks the numbers of gaps, chunks and answers")
-    evidence = f"{several(gaps, 'gap')} of {several(chunks, 'chunk')} in {several(first, 'answer')}"
+    evidence = f"{plural(gaps, 'gap')} of {plural(chunks, 'chunk')} in {plural(first, 'answer')}"
     return verdict(gaps <= chunks - first, evidence)
 
 
@@ -335,7 +335,7 @@ def _judge_criteria(report: Report) -> ComplianceVerdict:
 
 
 @each_level
-def _long_levels(report: Report, step: Step) -> ComplianceVerdict:
+def _judge_long_levels(report: Report, step: Step) -> ComplianceVerdict:
     """Judge whether a level lasts 60 seconds and has 100 completions per slot; both are required."""
     time, slots, outcomes = sent_seconds(report, step), slots_of(report, step), at(step, "result.outcomes")
     if time is None or slots is None or outcomes is None:
@@ -352,8 +352,8 @@ def _is_mix(step: Step) -> bool:
     return is_measured(step) and not name_of(step).startswith("alone")
 
 
-@reads("measurements.load_share", "what share of saturation the load was is not reported")
-def _share_of_saturation(share: Any) -> ComplianceVerdict:
+@judges_value_at("measurements.load_share", "what share of saturation the load was is not reported")
+def _judge_share_of_saturation(share: Any) -> ComplianceVerdict:
     return verdict(0.695 <= share <= 0.905, f"{share:.0%} of saturation, 70% to 90% recommended")
 
 
@@ -362,7 +362,7 @@ def _classes(report: Report) -> Mapping[str, Any]:
     return classes if isinstance(classes, Mapping) else {}
 
 
-def _skewed_workload(report: Report) -> ComplianceVerdict:
+def _judge_skewed_workload(report: Report) -> ComplianceVerdict:
     """Judge the mix; a class alone (5.6.3) is a part of the workload."""
     result = workload_is("synthetic-skewed", step_filter=_is_mix)(report)
     if result.status != "not met" or not _classes(report):
@@ -370,13 +370,13 @@ def _skewed_workload(report: Report) -> ComplianceVerdict:
     return not_met(f"{result.evidence}; the parameter workload = synthetic-skewed sends it")
 
 
-def _two_classes(report: Report) -> ComplianceVerdict:
+def _judge_two_classes(report: Report) -> ComplianceVerdict:
     classes = _classes(report)
     return verdict(len(classes) > 1, f"classes: {', '.join(classes) or 'none'}")
 
 
-@reads("measurements.classes", "requests by class are not reported")
-def _per_class(classes: Any) -> ComplianceVerdict:
+@judges_value_at("measurements.classes", "requests by class are not reported")
+def _judge_per_class(classes: Any) -> ComplianceVerdict:
     sent = {name: at(one, "sent") or 0 for name, one in classes.items()}
     counts = ", ".join(f"{name} {count(n)}" for name, n in sent.items())
     return verdict(
@@ -384,7 +384,7 @@ def _per_class(classes: Any) -> ComplianceVerdict:
     )
 
 
-@reads("measurements.classes", "no classes are reported")
+@judges_value_at("measurements.classes", "no classes are reported")
 def _judge_isolation(classes: Any) -> ComplianceVerdict:
     lacking = [name for name, one in classes.items() if not at(one, "alone.sent")]
     if lacking:
@@ -393,13 +393,13 @@ def _judge_isolation(classes: Any) -> ComplianceVerdict:
     return met(f"requests of each class alone: {alone}, as many tokens per second")
 
 
-def _both_states(report: Report) -> ComplianceVerdict:
-    arm_names = arms(measured_steps(report))
+def _judge_both_states(report: Report) -> ComplianceVerdict:
+    arm_names = arms_of(measured_steps(report))
     both = all(any(word in arm for arm in arm_names) for word in ("off", "on"))
     return verdict(both, f"configurations measured: {', '.join(arm_names)}")
 
 
-def _identical_requests(report: Report) -> ComplianceVerdict:
+def _judge_identical_requests(report: Report) -> ComplianceVerdict:
     """Judge whether the two loads of a repeat, cache off (`0/off`) and on (`0/cold`), have equal requests."""
     by_repeat: dict[str, dict[str, str]] = {}
     for step in measured_steps(report):
@@ -420,13 +420,13 @@ def _identical_requests(report: Report) -> ComplianceVerdict:
     return met(f"{len(pairs)} repeats with the same requests off and on: {pairs[0]['off']}")
 
 
-@reads("params.levels", "levels are not reported")
+@judges_value_at("params.levels", "levels are not reported")
 def _judge_oversubscription(levels: Any) -> ComplianceVerdict:
     evidence = f"{', '.join(f'{float(level):g} %' for level in levels)} of capacity"
     return verdict(max(map(float, levels)) > 100, evidence, if_not_met=f"{evidence}: none is above it")
 
 
-def _capacity_known(report: Report) -> ComplianceVerdict:
+def _judge_capacity_known(report: Report) -> ComplianceVerdict:
     capacity, source = at(report, "measurements.capacity"), str(at(report, "measurements.capacity_source"))
     if capacity is None:
         return cannot_tell("the capacity that levels are of is not reported")
@@ -434,8 +434,8 @@ def _capacity_known(report: Report) -> ComplianceVerdict:
     return met(evidence) if "5.5" in source else cannot_tell(evidence)
 
 
-@reads("params.output_tokens", "the length of answers is not reported")
-def _short_output(tokens: Any) -> ComplianceVerdict:
+@judges_value_at("params.output_tokens", "the length of answers is not reported")
+def _judge_short_output(tokens: Any) -> ComplianceVerdict:
     return verdict(tokens == _OUTPUT, f"answers of {count(tokens)} tokens, {_OUTPUT} wanted")
 
 
@@ -444,7 +444,7 @@ def _is_latency(step: Step) -> bool:
 
 
 @each_load(_is_latency)
-def _low_concurrency(report: Report, step: Step) -> ComplianceVerdict:
+def _judge_low_concurrency(report: Report, step: Step) -> ComplianceVerdict:
     slots = slots_of(report, step)
     if not is_closed(step):
         return not_met("no closed loop")
@@ -454,13 +454,13 @@ def _low_concurrency(report: Report, step: Step) -> ComplianceVerdict:
     return verdict(slots <= _CONCURRENCY_MAX, evidence, if_not_met=f"{evidence}, {_CONCURRENCY_MAX} at most")
 
 
-@reads("configuration.Warm-up", "what it was warmed up with is not reported")
-def _short_warm_up(line: Any) -> ComplianceVerdict:
+@judges_value_at("configuration.Warm-up", "what it was warmed up with is not reported")
+def _judge_short_warm_up(line: Any) -> ComplianceVerdict:
     return met(str(line))
 
 
-def _four_configurations(report: Report) -> ComplianceVerdict:
-    arm_names = arms(measured_steps(report))
+def _judge_four_configurations(report: Report) -> ComplianceVerdict:
+    arm_names = arms_of(measured_steps(report))
     evidence = f"{len(arm_names)} configurations: {', '.join(arm_names) or 'none'}"
     wanted = f"{evidence}; none, input, output and all are wanted"
     return verdict(len(arm_names) >= _CONFIGURATIONS_MIN, evidence, if_not_met=wanted)
@@ -469,44 +469,44 @@ def _four_configurations(report: Report) -> ComplianceVerdict:
 ROWS: Final = requirements(
     {
         "5.1.2-1a": workload_defined,
-        "5.1.2-1b": states("result.plan.requests", "{:,} requests planned", "no number of requests"),
+        "5.1.2-1b": has_value("result.plan.requests", "{:,} requests planned", "no number of requests"),
         "5.1.2-1c": load_model,
         "5.1.2-1d": _judge_rate,
-        "5.1.2-1e": states(
+        "5.1.2-1e": has_value(
             "result.plan.arrivals.arrivals", "arrivals {}", "no arrival distribution", is_open, NO_OPEN
         ),
         "5.1.2-1f": _judge_concurrency,
-        "5.1.2-1g": declared("sut.boundary", "boundary"),
-        "5.1.2-1h": declared("sut.model", "model"),
+        "5.1.2-1g": is_declared("sut.boundary", "boundary"),
+        "5.1.2-1h": is_declared("sut.model", "model"),
         "5.1.2-1i": _judge_hardware,
-        "5.1.2-1j": declared("sut.prefix_cache", "prefix caching"),
+        "5.1.2-1j": is_declared("sut.prefix_cache", "prefix caching"),
         "5.1.2.1-1a": has_requests(1_000, " for P99"),
         # Require this of every report, since 5.1.4.1 requires P99.9.
         "5.1.2.1-1b": has_requests(10_000, " for P99.9"),
         "5.1.2.2-1": _judge_poisson,
-        "5.1.3.1-1": _other_tokens,
+        "5.1.3.1-1": _judge_other_tokens,
         "5.1.4.1-1": _judge_percentiles,
         "5.1.4.2-1": _judge_buckets,
-        "5.1.4.3-1": _sample_count,
-        "5.1.5-1a": declared("sut.boundary", "boundary"),
-        "5.1.5-1b": _all_of(declared("sut.model", "model"), _judge_hardware),
+        "5.1.4.3-1": _judge_sample_count,
+        "5.1.5-1a": is_declared("sut.boundary", "boundary"),
+        "5.1.5-1b": _check_all(is_declared("sut.model", "model"), _judge_hardware),
         "5.1.5-1c": _check_configuration_line("the workload", "workload"),
         "5.1.5-1d": _check_configuration_line("the load model", "load model"),
         "5.1.5-1e": _check_configuration_line("requests or duration", "request", "test duration"),
-        "5.1.5-1f": _warmup_size,
-        "5.1.5-1g": declared("sut.prefix_cache", "prefix caching"),
-        "5.1.5-1h": _all_of(
-            declared("sut.guardrails.input_filter", "guardrails: input filter"),
-            declared("sut.guardrails.output_filter", "output filter"),
+        "5.1.5-1f": _judge_warmup_size,
+        "5.1.5-1g": is_declared("sut.prefix_cache", "prefix caching"),
+        "5.1.5-1h": _check_all(
+            is_declared("sut.guardrails.input_filter", "guardrails: input filter"),
+            is_declared("sut.guardrails.output_filter", "output filter"),
         ),
         "5.1.5-1i": _judge_percentiles,
-        "5.1.5-1j": _by_length,
+        "5.1.5-1j": _judge_by_length,
         "5.1.5.2-1": table_has(
             1,
             ("Metric", "Value"),
             ("Requests", *(f"TTFT {name}" for name in (*_PERCENTILES, "Mean", "Min", "Max"))),
         ),
-        "5.1.5.4-1": _ttft_charts,
+        "5.1.5.4-1": _judge_ttft_charts,
         "5.2.2-1a": workload_defined,
         "5.2.2-1b": _check_parameters(None, "", "duration"),
         "5.2.2-1c": load_model,
@@ -514,10 +514,10 @@ ROWS: Final = requirements(
         "5.2.2-1e": _check_parameters(is_open, NO_OPEN, "rate_step"),
         "5.2.2-1f": _check_parameters(is_closed, NO_CLOSED, "concurrency_min", "concurrency_max"),
         "5.2.2-1g": _check_parameters(is_closed, NO_CLOSED, "concurrency_step"),
-        "5.2.2.1-1": lasts(300),
-        "5.2.2.1-p1": lasts(_DURATION_MIN_S),
-        "5.2.3.1-p1": _search_limit,
-        "5.2.3.2-p1": _ramp_up,
+        "5.2.2.1-1": lasts_at_least(300),
+        "5.2.2.1-p1": lasts_at_least(_DURATION_MIN_S),
+        "5.2.3.1-p1": _judge_search_limit,
+        "5.2.3.2-p1": _judge_ramp_up,
         "5.2.5.1-p1": table_has(
             3,
             ("Metric", "Value"),
@@ -530,38 +530,38 @@ ROWS: Final = requirements(
             ),
         ),
         "5.2.5.2-p1": table_has(4, ("Metric", "P50", "P95", "P99"), ("TTFT", "TPOT", "End-to-End")),
-        "5.3.2-1": _all_open,
-        "5.3.2-p1": lasts(_DURATION_MIN_S),
-        "5.3.2-p2": _enough_levels,
+        "5.3.2-1": _judge_all_open,
+        "5.3.2-p1": lasts_at_least(_DURATION_MIN_S),
+        "5.3.2-p2": _judge_enough_levels,
         "5.3.2-p3": _judge_span,
-        "5.3.3-p1": _all_levels,
+        "5.3.3-p1": _judge_all_levels,
         "5.3.5-p1": table_has(
             5,
             ("Offered (r/s)", "Achieved (tok/s)", "TTFT P50", "TTFT P99", "TPOT P50", "TPOT P99", "Success"),
         ),
         "5.4.2-1": workload_is("synthetic-uniform", "conversation"),
-        "5.4.2-2": _response_lengths,
+        "5.4.2-2": _judge_response_lengths,
         "5.4.2-3": has_levels((25, 50, 75, 90), "saturation"),
         "5.4.2-p1": has_requests(100),
         "5.4.2-p2": _judge_gaps,
-        "5.4.3-1": _without_ttft,
+        "5.4.3-1": _judge_without_ttft,
         "5.4.5-p1": table_has(6, ("Metric",), ("P99/P50 Ratio",)),
         "5.5.2-1": workload_is("synthetic-uniform"),
-        "5.5.2-p1": declared("params.output_tokens", "answer length"),
+        "5.5.2-p1": is_declared("params.output_tokens", "answer length"),
         "5.5.2-p2": _judge_criteria,
-        "5.5.3-p1": _long_levels,
+        "5.5.3-p1": _judge_long_levels,
         "5.5.5-p1": table_has(7, ("Concurrency", "Completion", "TTFT P99", "TPOT P99", "Errors", "Status")),
-        "5.6.2-1": _skewed_workload,
-        "5.6.2-2": _share_of_saturation,
-        "5.6.2-p1": _two_classes,
-        "5.6.2-p2": _per_class,
+        "5.6.2-1": _judge_skewed_workload,
+        "5.6.2-2": _judge_share_of_saturation,
+        "5.6.2-p1": _judge_two_classes,
+        "5.6.2-p2": _judge_per_class,
         "5.6.3-p1": _judge_isolation,
-        "5.6.3-p2": lasts(300, _is_mix),
+        "5.6.3-p2": lasts_at_least(300, _is_mix),
         "5.6.5-p1": table_has(8, ("Class", "Count", "TTFT P50", "TTFT P99", "TPOT P50", "TPOT P99")),
         "5.6.5-p2": table_has(9, ("Metric", "Value"), ("Jain's Fairness Index",)),
         "5.7.2-1": workload_is("code-completion"),
-        "5.7.2-2": _both_states,
-        "5.7.3-p1": _identical_requests,
+        "5.7.2-2": _judge_both_states,
+        "5.7.3-p1": _judge_identical_requests,
         "5.7.5-p1": table_has(
             10,
             ("Configuration", "TTFT P50", "TTFT P95", "TTFT P99"),
@@ -569,17 +569,17 @@ ROWS: Final = requirements(
         ),
         "5.8.2-1": workload_is("long-context", "long-context-uniform"),
         "5.8.2-p1": _judge_oversubscription,
-        "5.8.3-p1": _capacity_known,
-        "5.8.3-p2": lasts(120),
+        "5.8.3-p1": _judge_capacity_known,
+        "5.8.3-p2": lasts_at_least(120),
         "5.8.5-p1": table_has(11, ("Oversub Level", "Complete", "Preempt", "Fail Rate", "TTFT P99")),
         "5.9.2-1": workload_is("long-context", "long-context-uniform"),
-        "5.9.2-p1": _short_output,
-        "5.9.2-p2": _low_concurrency,
+        "5.9.2-p1": _judge_short_output,
+        "5.9.2-p2": _judge_low_concurrency,
         "5.9.2-p3": has_requests(20, step_filter=_is_latency),
-        "5.9.3-p1": _short_warm_up,
+        "5.9.3-p1": _judge_short_warm_up,
         "5.9.5-p1": table_has(12, ("Context (tokens)", "TTFT Mean", "TTFT P95", "ms/1K tokens")),
         "5.10.2-1": workload_is("conversation"),
-        "5.10.2-p1": _four_configurations,
+        "5.10.2-p1": _judge_four_configurations,
         "5.10.2-p2": has_levels((25, 50, 75), "capacity"),
         "5.10.5-p1": table_has(13, ("Configuration", "TTFT P50", "TTFT P99", "E2E P50", "E2E P99")),
         "5.10.5-p2": table_has(14, ("Configuration", "Max Throughput", "Reduction")),

@@ -128,7 +128,7 @@ class Prompts:
         self._atom = ATOM if atom_is_a_token else counter.words.separator + counter.words.table[0]
         self._by_length: dict[int, SizedPrompt] = {}
 
-    def smallest(self) -> int:
+    def smallest_tokens(self) -> int:
         """Return the tokens of a prompt of one word."""
         return fit([self._draft(1)], self._counter)[0][1].tokens
 
@@ -246,7 +246,7 @@ class ExoBench:
         seed = secrets.randbits(32) if options.seed is None else options.seed
         alike = grid.use_prefix_cache or (server.switches_cache and not grid.distinct_prompts)
         prompts = Prompts(counter, alike=alike, seed=seed)
-        smallest = prompts.smallest()
+        smallest = prompts.smallest_tokens()
         if min(grid.pp) < smallest:
             problem = (
                 f"{min(grid.pp)} is too small: a prompt of one word has {smallest} tokens with its template"
@@ -281,7 +281,7 @@ class ExoBench:
                 "target": shown_url(server.url),
                 "server": server.kind,
                 "owned_by": server.owner,
-                "model": server.listed,
+                "model": server.model_entry,
                 "state": server.state,
                 "bench": {
                     "llmtap": __version__,
@@ -353,7 +353,7 @@ class ExoBench:
                 ),
             ),
             self._watcher,
-            start_recording=batch.keep,
+            start_recording=batch.start_recording,
         )
         try:
             result = await self._replay.run()

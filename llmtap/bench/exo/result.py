@@ -1,7 +1,7 @@
 """Results of an exo benchmark: rates, batches and energy as JSON with the keys of exo-bench's output; grids.
 
-`mode.py` keeps the exchanges of each batch in a `SentBatch`; `RunBuilder` converts them to runs. `rows_of`
-summarises the repeats for the table of `llmtap bench exo`; `measured_grid` makes the batch times of
+`mode.py` keeps the exchanges of each batch in a `SentBatch`; `RunBuilder` converts them to runs. `table_rows`
+summarises the repeats for the table of `llmtap bench exo`; `make_grid` makes the batch times of
 `llmtap bench grid`.
 
 A run is one request. Prefill rate: uncached prompt tokens / prefill time; if the whole prompt was cached, the
@@ -38,10 +38,10 @@ from llmtap.metrics.latency import tpot_ns, ttft_any_ns
 from llmtap.metrics.summary import ENDED_WELL
 from llmtap.sim.sweep.batch_grid import BatchFit, GridError, fit_batches
 from llmtap.units import NS_PER_S, to_seconds
-from llmtap.workload.prompts.fitting import Fitted
+from llmtap.workload.prompts.fitting import FittedPrompt
 from llmtap.workload.prompts.prompt import Prompt
 
-SizedPrompt = tuple[Prompt, Fitted]
+SizedPrompt = tuple[Prompt, FittedPrompt]
 Hit = Literal["none", "partial", "exact"]
 LAST_TOKENS: Final = 16
 """Maximum number of tokens at the end of a prompt that a server computes although the whole prompt is cached:
@@ -251,7 +251,7 @@ class SentBatch:
     exchanges: dict[int, Exchange] = field(default_factory=dict)
     findings: list[dict[str, Any]] = field(default_factory=list)
 
-    def keep(self, outcome: LoadResult) -> Callable[[int, Exchange], None]:
+    def start_recording(self, outcome: LoadResult) -> Callable[[int, Exchange], None]:
         self.began_ns = outcome.began_ns
         return self.exchanges.__setitem__
 
@@ -376,7 +376,7 @@ def _seconds(ns: int | None) -> float | None:
 # ---------------------------------------------------------------- tables
 
 
-def by_cell(runs: Iterable[ExoRun]) -> dict[ExoCell, list[list[ExoRun]]]:
+def group_by_cell(runs: Iterable[ExoRun]) -> dict[ExoCell, list[list[ExoRun]]]:
     """Return the runs of each batch, by the point of the grid."""
     by_repeat: dict[ExoCell, dict[int, list[ExoRun]]] = {}
     for run in runs:
@@ -409,8 +409,8 @@ class ExoRow:
     """Clocks of the figures: `server`, `client`, or both."""
 
 
-def rows_of(runs: Iterable[ExoRun]) -> list[ExoRow]:
-    return [_row_of_cell(cell, repeats) for cell, repeats in by_cell(runs).items()]
+def table_rows(runs: Iterable[ExoRun]) -> list[ExoRow]:
+    return [_row_of_cell(cell, repeats) for cell, repeats in group_by_cell(runs).items()]
 
 
 def _row_of_cell(cell: ExoCell, repeats: Sequence[Sequence[ExoRun]]) -> ExoRow:
@@ -477,8 +477,8 @@ class GridCell(msgspec.Struct, frozen=True, kw_only=True):
     min_s: float | None = None
     max_s: float | None = None
     uncertainty_s: float | None = None
-    """Largest over the batches of two errors: the time between the first bytes of the first and of the last
-    request, and the longest time that a byte may have waited before it was read."""
+    """Largest error over all batches. Two errors count: the time between the first bytes of the first and of
+    the last request, and the longest time that a byte may have waited before it was read."""
     model_s: float | None = None
     """Time of the batch by the fitted model."""
 
@@ -518,9 +518,9 @@ class MeasuredGrid:
         return {"cells": msgspec.to_builtins(list(self.cells)), "fit": fit, "fit_problem": self.problem}
 
 
-def measured_grid(runs: Iterable[ExoRun], *, warmup: int, length: LengthOf) -> MeasuredGrid:
+def make_grid(runs: Iterable[ExoRun], *, warmup: int, length: LengthOf) -> MeasuredGrid:
     """Return the grid; the first `warmup` batches of each cell are left out."""
-    batches = by_cell(run for run in runs if run.repeat_index >= warmup)
+    batches = group_by_cell(run for run in runs if run.repeat_index >= warmup)
     cells = [_cell(cell, repeats, length) for cell, repeats in batches.items()]
     try:
         fit = fit_batches([(c.batch, c.length, c.mean_s) for c in cells if c.mean_s is not None])

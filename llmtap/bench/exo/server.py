@@ -81,7 +81,8 @@ class ExoServer(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a field of the request switches the prefix cache on or off."""
     owner: str | None = None
     """`owned_by` of the server's models."""
-    listed: Any = None
+    model_entry: Any = None
+    """Entry of the model in the server's `/v1/models`; None if it is not listed."""
     state: JsonObject | None = None
     """Snapshot of exo's cluster; None for other servers."""
     placement: Placement = Placement()
@@ -125,7 +126,7 @@ async def detect_server(
         url=url,
         model=model_name,
         owner=owner,
-        listed=next((entry for entry in models if entry.get("id") == model_name), None),
+        model_entry=next((entry for entry in models if entry.get("id") == model_name), None),
         bans_eos="ignore_eos, min_tokens" if kind in ("vllm", "sglang") else None,
     )
     if kind != "exo":
@@ -255,9 +256,9 @@ class Power:
 
     def __init__(self, local: Columns | None, nodes: Mapping[str, Columns]) -> None:
         self._local = local
-        self._known_series = [] if local is None else local.known()
+        self._known_series = [] if local is None else local.known_series()
         # The power of a node includes its GPUs. Add the power of this host's GPUs only if there are no nodes.
-        self._sources = [(one, "power") for one in nodes.values() if "power" in one.known()] or [
+        self._sources = [(one, "power") for one in nodes.values() if "power" in one.known_series()] or [
             (local, name) for name in self._known_series if local is not None and name.endswith("_power")
         ]
 
@@ -314,7 +315,7 @@ class PlacementFilter(msgspec.Struct, frozen=True, kw_only=True):
     nodes_min: int = 1
     nodes_max: int = NODES_MAX
 
-    def fits(self, preview: Mapping[str, Any]) -> bool:
+    def matches(self, preview: Mapping[str, Any]) -> bool:
         """Return whether a preview has no error and matches this filter."""
         meta, sharding, nodes = _preview_rank(preview)
         meta, sharding = meta.lower(), sharding.lower()
@@ -349,7 +350,7 @@ class ExoCluster:
         """Create an instance and wait until it is ready. Raises ConfigError if no placement fits."""
         response = await self._request("GET", "/instance/previews", params={"model_id": model})
         previews = [
-            preview for preview in (response or {}).get("previews") or () if placement_filter.fits(preview)
+            preview for preview in (response or {}).get("previews") or () if placement_filter.matches(preview)
         ]
         if not previews:
             hint = "see --sharding, --min-nodes and --max-nodes"
@@ -364,7 +365,7 @@ class ExoCluster:
             download_s=download_s,
         )
         try:
-            await self._ready(placed.id, list(shards.get("runnerToShard") or {}))
+            await self._wait_until_ready(placed.id, list(shards.get("runnerToShard") or {}))
         except BaseException:  # Remove the instance after a cancellation as well.
             await self.remove(placed)
             raise
@@ -376,17 +377,17 @@ class ExoCluster:
 
     async def _download(self, model: str, shards: Mapping[str, Any]) -> float | None:
         nodes: Mapping[str, str] = shards.get("nodeToRunner") or {}
-        missing = [node for node in nodes if not await self._has(node, model)]
+        missing = [node for node in nodes if not await self._has_model(node, model)]
         began_ns = SystemClock.mono_ns()
         for node in missing:
             body = {"targetNodeId": node, "shardMetadata": shards["runnerToShard"][nodes[node]]}
             await self._request("POST", "/download/start", body=body)
         for node in missing:
-            while not await self._has(node, model):
+            while not await self._has_model(node, model):
                 await asyncio.sleep(DOWNLOAD_POLL_S)
         return (SystemClock.mono_ns() - began_ns) / NS_PER_S if missing else None
 
-    async def _has(self, node: str, model: str) -> bool:
+    async def _has_model(self, node: str, model: str) -> bool:
         for tagged in await self._request("GET", f"/state/downloads/{node}") or ():
             state, download = _untag_variant(tagged)
             if _untag_variant(download.get("shardMetadata"))[1].get("modelCard", {}).get("modelId") != model:
@@ -397,7 +398,7 @@ class ExoCluster:
                 raise LlmtapError(f"exo: the download on {node} failed: {download.get('errorMessage')}")
         return False
 
-    async def _ready(self, instance_id: str, runners: Sequence[str]) -> None:
+    async def _wait_until_ready(self, instance_id: str, runners: Sequence[str]) -> None:
         has_existed = False
         while True:
             instance = await self._request("GET", f"/state/instances/{instance_id}")

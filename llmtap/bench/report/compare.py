@@ -41,8 +41,8 @@ from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import RESULT, Folder
 from llmtap.bench.run.test import TESTS, ChartSpec, ReportTable
 from llmtap.errors import ConfigError
-from llmtap.metrics.comparison import Comparison, adjusted, compare_quantile, compare_runs
-from llmtap.metrics.latency import FLATTERED, chunks_at_a_time, come_in_bursts
+from llmtap.metrics.comparison import Comparison, adjusted_p_values, compare_quantile, compare_runs
+from llmtap.metrics.latency import BURST_SENSITIVE, arrives_in_bursts, chunks_at_a_time
 from llmtap.metrics.statistics import is_enough, percentile
 from llmtap.report.values import MARK
 
@@ -127,7 +127,7 @@ def compare_results(base: Path, others: Sequence[Path]) -> ResultsComparison:
     labels = names if len(set(names)) == len(names) else [str(place) for place in places]
     folders = dict(zip(labels, map(Folder, places), strict=True))
     tests_by_label = {
-        label: [test for test in TESTS if folder.within(test).runs()] for label, folder in folders.items()
+        label: [test for test in TESTS if folder.subfolder(test).runs()] for label, folder in folders.items()
     }
     labels_by_test = {
         test: [label for label, tests in tests_by_label.items() if test in tests]
@@ -147,7 +147,7 @@ def compare_results(base: Path, others: Sequence[Path]) -> ResultsComparison:
     return ResultsComparison(
         [ResultsFolder(label, str(folder.path), tests_by_label[label]) for label, folder in folders.items()],
         [
-            compare(*(_read_system(label, folder.within(test)) for label, folder in folders.items()))
+            compare(*(_read_system(label, folder.subfolder(test)) for label, folder in folders.items()))
             for test in shared
         ],
         [LeftOutTest(test, only) for test, only in labels_by_test.items() if test not in shared],
@@ -172,7 +172,7 @@ def _read_system(label: str, folder: Folder) -> System:
 
 def compare(base: System, *others: System) -> TestComparison:
     """Compare each of `others` with `base` in one test."""
-    systems, exclusions = _in_common([base, *others])
+    systems, exclusions = _with_common_seeds([base, *others])
     base, *rest = systems
     shared = _shared_loads(systems)
     unlike: list[str] = []
@@ -182,7 +182,7 @@ def compare(base: System, *others: System) -> TestComparison:
         bursty = list(_bursty_systems(base, other, shared))
         cautions += bursty
         bursty_steps = {step for caution in bursty for step in caution.steps}
-        param_differences = _unlike_params(base, other)
+        param_differences = _different_params(base, other)
         loads = (
             {}
             if param_differences
@@ -194,7 +194,7 @@ def compare(base: System, *others: System) -> TestComparison:
         )
         unlike += param_differences + [f"{step}: {difference}" for step, difference in loads.items()]
         for row, at_level in _comparisons(base, other, shared):
-            flattered = row.step in bursty_steps and row.figure.split()[0].lower() in FLATTERED
+            flattered = row.step in bursty_steps and row.figure.split()[0].lower() in BURST_SENSITIVE
             if param_differences or row.step in loads or flattered:
                 row.discard()
             figures.append((row, at_level))
@@ -227,7 +227,7 @@ def compare(base: System, *others: System) -> TestComparison:
     )
 
 
-def _in_common(systems: Sequence[System]) -> tuple[list[System], list[str]]:
+def _with_common_seeds(systems: Sequence[System]) -> tuple[list[System], list[str]]:
     """Return the systems, each only with the runs whose seed every system has (6.1), and notes on the others.
 
     If fewer than three seeds are common to all systems, return all runs, without notes.
@@ -252,7 +252,7 @@ def _shared_loads(systems: Sequence[System]) -> list[str]:
     return [name for name in runs[0].steps if all(name in run.steps for run in runs)]
 
 
-def _unlike_params(base: System, other: System) -> list[str]:
+def _different_params(base: System, other: System) -> list[str]:
     """Return the parameters that differ, as texts such as `rate 4 of a, 8 of b`."""
     ours, theirs = (one.runs[0].report["params"] for one in (base, other))
     return [
@@ -286,10 +286,10 @@ def _bursty_systems(base: System, other: System, shared: Sequence[str]) -> Itera
         numbers = {
             step: (_chunks_at_a_time(system, step), _chunks_at_a_time(reference, step)) for step in shared
         }
-        steps = [step for step, (n, usual) in numbers.items() if come_in_bursts(n, usual)]
+        steps = [step for step, (n, usual) in numbers.items() if arrives_in_bursts(n, usual)]
         if steps:
             most = max(numbers[step][0] or 0 for step in steps)
-            yield BurstySystem(system.label, reference.label, steps, FLATTERED, most)
+            yield BurstySystem(system.label, reference.label, steps, BURST_SENSITIVE, most)
 
 
 def _chunks_at_a_time(system: System, step: str) -> float | None:
@@ -328,7 +328,7 @@ def _comparisons(
     for name, label, unit in _HEADLINES.get(test, ()):
         a, b = ([run.report["measurements"].get(name) for run in one.runs] for one in (base, other))
         if None not in a and None not in b:
-            at_any_level = partial(_of_runs, a, b)
+            at_any_level = partial(_compare_runs, a, b)
             row = _row(base, other, None, label, unit, at_any_level())
             if row.p is None:
                 row.a, row.b = median(a), median(b)
@@ -340,7 +340,7 @@ def _comparisons(
                 continue
             at_level: _AtLevel
             if min(len(a), len(b)) >= RUNS_MIN:
-                at_level = partial(_of_runs, *([percentile(v, share) for v in runs] for runs in (a, b)))
+                at_level = partial(_compare_runs, *([percentile(v, share) for v in runs] for runs in (a, b)))
             elif column == _GAPS:
                 continue  # Do not test gaps with few runs: gaps of a request are not independent samples.
             else:
@@ -350,7 +350,7 @@ def _comparisons(
                 doubtful = not all(is_enough(len(values), share) for values in (*a, *b))
                 yield _row(base, other, step, label, "s", result, doubtful=doubtful), at_level
         rates = [[_output_tps(run.steps[step]) for run in one.runs] for one in (base, other)]
-        at_level = partial(_of_runs, *rates)
+        at_level = partial(_compare_runs, *rates)
         rate = at_level()
         if rate is not None and any(map(any, rates)):
             yield _row(base, other, step, _RATE, "tok/s", rate), at_level
@@ -360,7 +360,7 @@ def _column_values(step: Measurement, column: str) -> list[float]:
     return sorted(step.gaps()) if column == _GAPS else step.values(column)
 
 
-def _of_runs(
+def _compare_runs(
     a: Sequence[float | None], b: Sequence[float | None], *, level: float = LEVEL
 ) -> Comparison | None:
     known = ([x for x in runs if x is not None] for runs in (a, b))
@@ -398,7 +398,7 @@ def _judge_figures(figures: Sequence[tuple[FigureComparison, _AtLevel]]) -> None
     for key in (True, False):
         family = [(row, row.p, at_level) for row, at_level in figures if row.key is key]
         tested = [(row, p, at_level) for row, p, at_level in family if p is not None]
-        corrected = adjusted([p for _, p, _ in tested], "holm" if key else "bh")
+        corrected = adjusted_p_values([p for _, p, _ in tested], "holm" if key else "bh")
         for (row, _, at_level), p_adjusted in zip(tested, corrected, strict=True):
             row.p_adjusted = p_adjusted
             if key and (wider := at_level(level=1 - ALPHA / len(tested))) is not None:
@@ -430,7 +430,7 @@ def _normalised_throughput(system: System) -> NormalisedThroughput:
 
 def _output_tps(step: Measurement) -> float:
     """Return the tokens of complete responses / time from the load's start to the last response."""
-    tokens: Sequence[int] = step.ended_well().column("output_tokens").drop_null().to_pylist()
+    tokens: Sequence[int] = step.successful_rows().column("output_tokens").drop_null().to_pylist()
     return sum(tokens) / step.seconds if step.seconds else 0.0
 
 
@@ -465,7 +465,7 @@ def _load_notes(systems: Sequence[System], shared: Sequence[str]) -> Iterator[st
             yield f"left out, since not every run of all systems has them: {loads_text} of {system.label}"
         for name in shared:
             loads = [run.steps[name] for run in system.runs]
-            sent, complete = sum(load.n for load in loads), sum(len(load.ended_well()) for load in loads)
+            sent, complete = sum(load.n for load in loads), sum(len(load.successful_rows()) for load in loads)
             if complete < sent:
                 yield (
                     f"{system.label}, {name}: {complete:,} of {sent:,} requests ({complete / sent:.1%}) were"

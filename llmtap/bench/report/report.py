@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import msgspec
 
-from llmtap.bench.compliance.evidence import MODEL_LOAD, at, several
+from llmtap.bench.compliance.evidence import MODEL_LOAD, at, plural
 from llmtap.bench.compliance.judge import judge
 from llmtap.bench.report.validity import document_verdict, verdict_of_test
 from llmtap.bench.run.measurement import Measurement
@@ -61,7 +61,7 @@ def stream_charts(measured: Measurement, reader: Benefit = DEFAULT_BENEFIT) -> l
 
     The number of tokens of each chunk is the mean of its response.
     """
-    table = measured.ended_well().select(["ttft_any_ns", "gaps_ns", "output_tokens"])
+    table = measured.successful_rows().select(["ttft_any_ns", "gaps_ns", "output_tokens"])
     streams = []
     for first_ns, gaps_ns, tokens in zip(*(column.to_pylist() for column in table.columns), strict=True):
         if first_ns is not None and gaps_ns:
@@ -311,10 +311,10 @@ def load_document(folder: Path) -> dict[str, Any]:
     results = Folder(folder)
     setup = results.read_json(SETUP_FILE)
     reports = [
-        results.within(name).run(run).read_json(RESULT)
+        results.subfolder(name).run(run).read_json(RESULT)
         for name in TESTS
         if (folder / name).is_dir()
-        for run in results.within(name).runs()
+        for run in results.subfolder(name).runs()
     ]
     if not reports:
         raise ConfigError(
@@ -383,7 +383,7 @@ def _itl_notes(steps: Sequence[Mapping[str, Any]]) -> list[str]:
     if not with_variant:
         return []
     note = (
-        f"metrics.itl of {with_variant:,} of {several(len(steps), 'load')} is {_VARIANT}, which is no option"
+        f"metrics.itl of {with_variant:,} of {plural(len(steps), 'load')} is {_VARIANT}, which is no option"
         " of 4.6.3: a chunk's gap is spread evenly over its tokens, which option B has arrive together. The"
         " declared option is of the other figures"
     )
@@ -406,8 +406,8 @@ def _exact_requests(steps: Sequence[Mapping[str, Any]]) -> str | None:
         return None
     stored = [one for one in files if one["file"] is not None]
     text = (
-        f"steps/NAME/{REQUESTS_FILE} of {len(stored):,} of {several(len(steps), 'load')},"
-        f" {several(sum(one['rows'] for one in stored), 'request')} byte for byte"
+        f"steps/NAME/{REQUESTS_FILE} of {len(stored):,} of {plural(len(steps), 'load')},"
+        f" {plural(sum(one['rows'] for one in stored), 'request')} byte for byte"
     )
     if len(stored) == len(steps):
         return text

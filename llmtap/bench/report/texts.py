@@ -22,7 +22,7 @@ from llmtap.report.bench import (
     hardware_text,
     identification,
     load_tables,
-    mark_of,
+    validity_suffix,
     validity_table,
 )
 from llmtap.report.document import (
@@ -56,7 +56,7 @@ _MainLoad = tuple[Mapping[str, Any], Mapping[str, Any]]
 
 
 class Rate(NamedTuple):
-    """Rate of output tokens per second, and the text on its validity (`mark_of`)."""
+    """Rate of output tokens per second, and the text on its validity (`validity_suffix`)."""
 
     tps: float
     mark: str
@@ -90,7 +90,7 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     for title, metric in (("TTFT", "ttft"), ("TPOT", "tpot")):
         row = {} if main is None else _rows_of(*main)[0].get(metric) or {}
         for name in ("p50", "p99"):
-            mark = "" if main is None else mark_of(main[1], metric)
+            mark = "" if main is None else validity_suffix(main[1], metric)
             yield f"- {title} {name.upper()}: {_ms_text(_figure_value(row, name))}{mark}"
     highest, within_bound = throughputs(document)
     yield f"- Max Throughput: {_tps_text(highest)}"
@@ -149,7 +149,10 @@ def throughputs(document: Mapping[str, Any]) -> tuple[Rate | None, Rate | None]:
     for name in (name for name in _FOR_THROUGHPUT if name in reports):
         steps = {name_of(step): step for step in reports[name].get("steps") or ()}
         levels = [
-            (Rate(level["output_tps"], mark_of(steps.get(level.get("step"), {}), "tokens")), level["ttft"])
+            (
+                Rate(level["output_tps"], validity_suffix(steps.get(level.get("step"), {}), "tokens")),
+                level["ttft"],
+            )
             for level in at(reports[name], "measurements.levels") or ()
             if is_sustained(level) and level.get("output_tps") is not None
         ]

@@ -18,7 +18,7 @@ from llmtap.bench.run.levels import is_sustained
 from llmtap.bench.run.test import BenchTest
 from llmtap.load.replay.findings import FIGURES
 from llmtap.load.replay.verdict import FigureState, figure_title, verdict_sentence
-from llmtap.report.values import at, counted, number
+from llmtap.report.values import at, count_with_noun, number
 
 FAILED: Final = "failed"
 """Kind of the finding that a load has failed requests."""
@@ -186,7 +186,7 @@ def document_verdict(reports: Sequence[_Json]) -> DocumentVerdict:
     sentences = {name: one["says"] for name, one in verdicts.items() if one.get("says")}
     parts = [f"{name}: {says}" for name, says in sentences.items() if says != _ALL_VALID]
     if rest := len(sentences) - len(parts):
-        parts.append(f"{counted(rest, 'other test' if parts else 'test')}: {_ALL_VALID}")
+        parts.append(f"{count_with_noun(rest, 'other test' if parts else 'test')}: {_ALL_VALID}")
     return DocumentVerdict(
         valid=not by_kind["findings"],
         grade=grade_of(by_kind["findings"], by_kind["cautions"]),

@@ -43,12 +43,12 @@ __all__ = [
     "legend",
     "line_series",
     "load_lines",
+    "mean_over_repeats",
     "metric_table",
     "ms",
     "ms_of",
     "ms_with_interval",
-    "over_repeats",
-    "pairs",
+    "paired_values",
     "quantile_ratio",
     "table_of",
     "text",
@@ -68,7 +68,7 @@ RUNS_MIN: Final = 3
 _PLACES_MAX: Final = 2
 _POINTS_MAX: Final = 500
 _TAIL_POINTS: Final = 100
-"""Number of highest values of which each is drawn: up to 100,000 samples, P99.9 is among them."""
+"""Number of highest values that are all drawn, each as a point. Up to 100,000 samples they include P99.9."""
 
 
 class Figure(Struct, frozen=True, kw_only=True):
@@ -160,7 +160,7 @@ def _row(ordered: Sequence[float], estimates: Mapping[str, tuple[float, Interval
     )
 
 
-def pairs(
+def paired_values(
     measurements: Iterable[tuple[Measurement, Measurement]], column: str
 ) -> tuple[list[float], list[float]]:
     """Return the values of a column in the first and in the second measurements of all pairs, matched by row.
@@ -170,14 +170,14 @@ def pairs(
     """
     first: list[float] = []
     second: list[float] = []
-    for ours, theirs in ((a.by_row(column), b.by_row(column)) for a, b in measurements):
+    for ours, theirs in ((a.values_by_row(column), b.values_by_row(column)) for a, b in measurements):
         rows = sorted(ours.keys() & theirs.keys())
         first += [ours[row] for row in rows]
         second += [theirs[row] for row in rows]
     return first, second
 
 
-def over_repeats(values: Sequence[float]) -> Figure | None:
+def mean_over_repeats(values: Sequence[float]) -> Figure | None:
     """Return the mean of the differences of three or more repeats, with Student's interval and p-value.
 
     None if there are fewer repeats.
@@ -355,7 +355,7 @@ def load_lines(load: Load, measured: Measurement) -> dict[str, str]:
         kind = arrivals.get("arrivals") or arrivals.get("process") or "as planned"
         rate = "" if load.rate_rps is None else f", {load.rate_rps:g} requests/s"
         model = f"open loop{rate}, arrivals {kind}"
-    completed = len(measured.ended_well())
+    completed = len(measured.successful_rows())
     name = workload.get("name") or description.get("trace") or "custom"
     return {
         "Workload": f"{name}, seed {description.get('seed')}",

@@ -23,7 +23,7 @@ import msgspec
 import pyarrow.compute as pc
 
 from llmtap.bench.run.figures import KEY_SHARES, METRICS, LatencyRow, latency_row, line_series, ms, ms_of
-from llmtap.bench.run.measurement import Measurement, SteadyPart, steady_of
+from llmtap.bench.run.measurement import Measurement, SteadyPart, steady_part_of
 from llmtap.bench.run.session import BASELINE, BenchSession, Load, duration_text, make_load
 from llmtap.bench.run.test import ChartSeries, ChartSpec, Mark, ReportTable
 from llmtap.errors import ConfigError
@@ -193,7 +193,7 @@ async def measure_closed(
             output_tokens=output_tokens,
         )
         measured = await session.measure(step, load, slo=slo)
-        steady = steady_of(measured, seconds)
+        steady = steady_part_of(measured, seconds)
         ended_early = steady.to_s < DURATION_SHARE_MIN * seconds
         if not ended_early or steady.failed > FAILED_MAX:
             break
@@ -400,7 +400,7 @@ def memory_errors(measured: Measurement) -> int:
     return sum(count for message, count in errors.items() if _NO_MEMORY.search(message))
 
 
-def endings(measured: Measurement) -> dict[str, int]:
+def incomplete_by_outcome(measured: Measurement) -> dict[str, int]:
     """Return the number of incomplete responses by outcome."""
     counted = Counter(measured.table.column("outcome").to_pylist())
     return {outcome: n for outcome, n in sorted(counted.items()) if outcome not in ENDED_WELL}
@@ -482,7 +482,7 @@ async def find_capacity(
         slots = min(2 * slots, slots_max)
     rps, tps, _, slots_best = best
     if not rps:
-        outcomes = ", ".join(f"{outcome} {n:,}" for outcome, n in endings(measured).items())
+        outcomes = ", ".join(f"{outcome} {n:,}" for outcome, n in incomplete_by_outcome(measured).items())
         problem = f"all requests of the search for capacity failed ({outcomes})"
         hint = "see the log of the server; if the capacity is known, set the parameter max_rate"
         raise ConfigError("target.url", problem, hint)
@@ -498,9 +498,9 @@ def _rates(measured: Measurement) -> tuple[float, float | None]:
     The rate of requests is the rate of tokens / the mean length, if both are known: it is less noisy than a
     count of requests.
     """
-    steady = steady_of(measured)
+    steady = steady_part_of(measured)
     tps = steady.output_tps
-    mean = pc.mean(measured.ended_well()["output_tokens"]).as_py()
+    mean = pc.mean(measured.successful_rows()["output_tokens"]).as_py()
     return (tps / mean if tps and mean else steady.completed_rps), tps
 
 
@@ -515,12 +515,12 @@ def is_sustained(level: Mapping[str, Any]) -> bool:
     return bool(level["sustained"]) and holds is not False
 
 
-def overload(measured: Measurement) -> float | None:
+def completion_ratio_if_overloaded(measured: Measurement) -> float | None:
     """Return completions / arrivals of an open loop above saturation (5.2.3.1); None below saturation.
 
     Also None if the load is shorter than three responses without a queue: it is too short for a judgement.
     """
-    steady, table = steady_of(measured), measured.ended_well()
+    steady, table = steady_part_of(measured), measured.successful_rows()
     if not (steady.falls_short and steady.queue_grows):
         return None
     first_ns = pc.min(table["ttft_ns"]).as_py() or 0
@@ -554,7 +554,7 @@ class RateSearch:
             self.limit = level
 
     @property
-    def next(self) -> int | None:
+    def next_level(self) -> int | None:
         """Next level to try; None at the end of the search."""
         if self.limit is not None:
             is_close = self.limit - self._floor <= self._gap_min
@@ -566,10 +566,11 @@ class RateSearch:
     @property
     def attempts_max(self) -> int:
         """Largest possible number of levels that are still to be tried."""
-        level = self.next
+        level = self.next_level
         if level is None:
             return 0
-        # If both ends are known, only success must be followed: it leaves at least as many levels as failure.
+        # If both ends are known, follow only the search after a success: it has at least as many levels left
+        # as the search after a failure.
         successors = [replace(self, best=level)]
         if self.best is None or self.limit is None:
             successors.append(replace(self, limit=level))

@@ -1,9 +1,9 @@
 """The result of one load: a table with a row for each request, and its steady part without the ramp-up.
 
 A `MeasurementRecorder` gets each exchange while the load runs (`session.py`). The table (`Measurement`) is
-stored as Parquet, and every figure of a test is computed from it. The steady part (`steady_of`) begins after
-a tenth of the time, ends when the last request was sent or at the planned end, and is divided into five equal
-parts. The tokens of a response are assumed to be spread evenly between its first token and its end. A
+stored as Parquet, and every figure of a test is computed from it. The steady part (`steady_part_of`) begins
+after a tenth of the time, ends when the last request was sent or at the planned end, and is divided into five
+equal parts. The tokens of a response are assumed to be spread evenly between its first token and its end. A
 difference between parts counts if it exceeds two standard deviations, for independent arrivals and
 departures.
 
@@ -85,21 +85,21 @@ class Measurement:
     def n(self) -> int:
         return len(self.table)
 
-    def ended_well(self) -> pa.Table:
+    def successful_rows(self) -> pa.Table:
         """Return the rows with a complete response or a refusal by a guardrail."""
         return self.table.filter(pc.field("outcome").isin([o.value for o in ENDED_WELL]))
 
-    def of_class(self, name: str) -> "Measurement":
+    def select_class(self, name: str) -> "Measurement":
         return replace(self, table=self.table.filter(pc.field("request_class") == name))
 
     def values(self, column: str) -> list[float]:
         """Return the sorted values of a column for responses that ended well, in seconds
         for names in `_ns`."""
-        values = self.ended_well().column(column).drop_null().to_pylist()
+        values = self.successful_rows().column(column).drop_null().to_pylist()
         scale = 1e9 if column.endswith("_ns") else 1
         return sorted(value / scale for value in values)
 
-    def by_row(self, column: str) -> dict[int, float]:
+    def values_by_row(self, column: str) -> dict[int, float]:
         """Return a column's values for complete responses, by row of the plan; in seconds
         for names in `_ns`."""
         table = self.table.filter(pc.field("outcome") == Outcome.COMPLETE.value)
@@ -112,7 +112,7 @@ class Measurement:
         return [gap for gaps in self.gaps_by_request() for gap in gaps]
 
     def gaps_by_request(self) -> list[list[float]]:
-        rows = self.ended_well().column("gaps_ns").to_pylist()
+        rows = self.successful_rows().column("gaps_ns").to_pylist()
         return [[ns / 1e9 for ns in gaps] for gaps in rows if gaps]
 
     def save(self, folder: Path) -> None:
@@ -220,9 +220,9 @@ class SteadyPart:
     """Prompt tokens of the requests whose first token came in this part."""
     in_flight: tuple[float, ...]
     """Mean number of requests in flight in each of the five divisions."""
-    at_begin: int
+    in_flight_begin: int
     """Number of requests in flight at the beginning of this part."""
-    at_end: int
+    in_flight_end: int
     """Number of requests in flight at the end of this part."""
     halves: tuple[float, float]
     """Number of tokens (without token counts: of responses) in the first and in the second half."""
@@ -259,11 +259,11 @@ class SteadyPart:
     @property
     def success(self) -> float:
         """Share of the requests sent in this part that got a complete response, even after its end."""
-        return len(self.sent.ended_well()) / self.arrivals if self.arrivals else 1.0
+        return len(self.sent.successful_rows()) / self.arrivals if self.arrivals else 1.0
 
     @property
     def failed(self) -> float:
-        return (self.arrivals - len(self.sent.ended_well())) / self.arrivals if self.arrivals else 0.0
+        return (self.arrivals - len(self.sent.successful_rows())) / self.arrivals if self.arrivals else 0.0
 
     @property
     def attainment(self) -> float | None:
@@ -284,7 +284,7 @@ class SteadyPart:
         """Smooth goodput / output tokens of the requests sent in this part; broken
         answers have no goodput."""
         tokens = pc.sum(self.sent.table["output_tokens"]).as_py()
-        benefit = pc.sum(self.sent.ended_well()["smooth_benefit"]).as_py()
+        benefit = pc.sum(self.sent.successful_rows()["smooth_benefit"]).as_py()
         return None if not tokens or benefit is None else benefit / tokens
 
     @property
@@ -302,7 +302,7 @@ class SteadyPart:
     def falls_short(self) -> bool:
         """Whether fewer than 90 % of the arrivals complete, and chance does not explain it."""
         level = SaturationLevel(max(self.arrival_rps, 1e-9), 0.0, 0.0, 0.0, self.delivered)
-        by_chance = DEVIATIONS * sqrt(self.at_begin + self.at_end)
+        by_chance = DEVIATIONS * sqrt(self.in_flight_begin + self.in_flight_end)
         return incomplete([level]) is not None and self.expected - self.completed > by_chance
 
     @property
@@ -324,7 +324,7 @@ class SteadyPart:
         return amount / self.seconds if self.seconds else 0.0
 
 
-def steady_of(measured: Measurement, duration_s: float | None = None) -> SteadyPart:
+def steady_part_of(measured: Measurement, duration_s: float | None = None) -> SteadyPart:
     """Return the steady part of a load, without its ramp-up.
 
     `duration_s`: planned duration, at which a stopped load ends; None: it ends when the last request was
@@ -366,8 +366,8 @@ def steady_of(measured: Measurement, duration_s: float | None = None) -> SteadyP
             float(_overlap_seconds(requests.sent_s, requests.end_s, a, b).sum() / (b - a)) if b > a else 0.0
             for a, b in pairwise(edges)
         ),
-        at_begin=int(((requests.sent_s < from_s) & (from_s <= requests.end_s)).sum()),
-        at_end=int(((requests.sent_s < to_s) & (to_s <= requests.end_s)).sum()),
+        in_flight_begin=int(((requests.sent_s < from_s) & (from_s <= requests.end_s)).sum()),
+        in_flight_end=int(((requests.sent_s < to_s) & (to_s <= requests.end_s)).sum()),
         halves=(first, second),
         halves_deviation=float(np.linalg.norm(output[_generated_share(completed, from_s, to_s) > 0])),
         held_tokens=_held_tokens(completed, from_s, to_s) if has_output and has_input else None,

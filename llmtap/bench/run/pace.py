@@ -45,7 +45,7 @@ def expected_search(rounds: int) -> ExpectedLoads:
     return ExpectedLoads(SEARCH_LOADS, answers=SEARCH_LOADS * rounds)
 
 
-def expected_at(requests: int, shares: Iterable[float], rate_rps: float | None) -> ExpectedLoads:
+def expected_open_loops(requests: int, shares: Iterable[float], rate_rps: float | None) -> ExpectedLoads:
     """Return the open loops of `requests` requests at these shares of the capacity.
 
     `rate_rps`: capacity; None if it is not measured yet.

@@ -18,7 +18,7 @@ from typing import Any, Final, get_type_hints
 
 import msgspec
 
-from llmtap.bench.compliance.evidence import several
+from llmtap.bench.compliance.evidence import plural
 from llmtap.bench.report.report import SETUP_FILE, date_of, document_of, is_results, report_of, versions
 from llmtap.bench.run.figures import Cell, latency_columns, table_of, text
 from llmtap.bench.run.levels import Latencies, latency_rows
@@ -35,7 +35,7 @@ from llmtap.bench.run.session import (
 from llmtap.bench.run.test import BenchTest, TestResult, test_named
 from llmtap.bench.selftest import run_selftest, selftest_load
 from llmtap.bench.sut.clock_offset import read_clock_offset
-from llmtap.bench.sut.start import ModelLoad, model_load_text, started
+from llmtap.bench.sut.start import ModelLoad, model_load_text, running_server
 from llmtap.bench.sut.sut import BenchFile, params_document, without_keys
 from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError
@@ -63,7 +63,7 @@ ORDER: Final = (
     "guardrail-overhead",
 )
 """Order of the tests. Throughput comes first, since the loads of most tests are a share of its result."""
-SEEDS_APART: Final = 1_000_000
+RUN_SEED_STEP: Final = 1_000_000
 """Difference between the seeds of two runs; the loads of a run use the seeds in between."""
 _KEYS: Final = {
     "--endpoint": "target.endpoint",
@@ -163,7 +163,7 @@ class Bench:
                 raise Interrupted("stopped while the server was started")
 
         self.watcher.step("start", shlex.join(command))
-        async with started(command, self.file.target, log, self.clock, check) as load:
+        async with running_server(command, self.file.target, log, self.clock, check) as load:
             self._model_load = load
             self.watcher.step("start", f"model load: {model_load_text(load)}")
             return await self._run_all(tests, not_ready)
@@ -181,7 +181,7 @@ class Bench:
             # resumes this run.
             for test in tests:
                 if test.name not in errors:
-                    self._remove(test)
+                    self._remove_results(test)
         is_new_results = not self.folder.path.exists()
         self.folder.write_json(SETUP_FILE, setup)
         for name, error in not_ready.items():
@@ -195,7 +195,7 @@ class Bench:
         self._began_ns = self.clock.mono_ns()
         if len(tests) > 1:
             self.watcher.report_remaining(
-                f"{several(len(tests), 'test')}; their duration follows from the first load"
+                f"{plural(len(tests), 'test')}; their duration follows from the first load"
             )
         reports: list[dict[str, Any]] = []
         not_run: dict[str, dict[str, Any]] = {}
@@ -210,7 +210,7 @@ class Bench:
                 has_begun = True
                 if run == 1:
                     if self.again and test.name in errors:
-                        self._remove(test)
+                        self._remove_results(test)
                     session.folder.write_json(TEST_SETUP_FILE, test_setup(test, params, session))
                 run_text = f", run {run} of {self.runs}" if self.runs > 1 else ""
                 rest_text = f", then {len(queue) - i:,} more" if i < len(queue) else ""
@@ -220,13 +220,13 @@ class Bench:
                 reports.append(await self._run_one(test, session, params))
                 self.on_report(document_of(setup, reports, list(not_run.values())))
             except Interrupted:
-                partial = self._partial(test, session, params)
+                partial = self._partial_report(test, session, params)
                 if not reports and partial is None:
                     raise
                 reports += [] if partial is None else [partial]
                 return document_of(setup, reports, list(not_run.values())) | {"stopped": True}
             except ConfigError as exc:
-                if is_new_folder and not session.steps:  # The folder would refuse a corrected command.
+                if is_new_folder and not session.steps:  # Else the folder would refuse a corrected command.
                     shutil.rmtree(session.folder.path, ignore_errors=True)
                 error = _with_file_key(exc)
                 first = first or (error if has_begun else None)
@@ -242,7 +242,7 @@ class Bench:
             raise first
         return document_of(setup, reports, list(not_run.values())) | {"stopped": False}
 
-    def _remove(self, test: BenchTest[Any]) -> None:
+    def _remove_results(self, test: BenchTest[Any]) -> None:
         shutil.rmtree(self.folder.path / test.name, ignore_errors=True)
 
     async def _connection_errors(self, tests: Sequence[BenchTest[Any]]) -> dict[str, ConfigError]:
@@ -289,7 +289,7 @@ class Bench:
         self._is_announced = True
         return f"about {duration_text(to_seconds(now_ns - self._began_ns) + left_s)} in all"
 
-    def _partial(
+    def _partial_report(
         self, test: BenchTest[Any], session: BenchSession, params: msgspec.Struct
     ) -> dict[str, Any] | None:
         """Return the report of a stopped test, without compliance. It is not stored, because the same command
@@ -359,12 +359,12 @@ class Bench:
         params = self.file.params_of(test, quick=self.quick)
         session = BenchSession(
             name=test.name,
-            folder=self.folder.within(test.name).run(run),
+            folder=self.folder.subfolder(test.name).run(run),
             target=self.file.target,
             watcher=self.watcher,
             sut=self.file.sut,
             arms=self.file.arms,
-            seed=self.seed + SEEDS_APART * (run - 1),
+            seed=self.seed + RUN_SEED_STEP * (run - 1),
             quick=self.quick,
             run=run,
             warmup=self.warmup,

@@ -32,7 +32,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 import pyarrow.compute as pc
 
-from llmtap.bench.compliance.evidence import several
+from llmtap.bench.compliance.evidence import plural
 from llmtap.bench.run.measurement import Measurement, MeasurementRecorder
 from llmtap.bench.run.pace import Pace
 from llmtap.bench.sut.detect import round_trip_ns
@@ -68,12 +68,12 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def within(self, name: str) -> "Folder":
+    def subfolder(self, name: str) -> "Folder":
         return Folder(self.path / name)
 
     def run(self, number: int) -> "Folder":
         """Return the folder of a run of this test; the first run uses the test's own folder."""
-        return self if number == 1 else self.within(f"run-{number}")
+        return self if number == 1 else self.subfolder(f"run-{number}")
 
     def runs(self) -> list[int]:
         """Return the numbers of the runs that have a report."""
@@ -107,7 +107,7 @@ class Folder:
             raise ConfigError(str(self.path / name), f"is not JSON: {exc}") from None
 
     def step(self, name: str) -> "Folder":
-        return self.within(f"steps/{name}")
+        return self.subfolder(f"steps/{name}")
 
     def begin(self, name: str) -> Path:
         """Return an empty folder for a load. `finish` renames it when the load is complete."""
@@ -334,7 +334,7 @@ class BenchSession:
         """Raise ConfigError if the server of an arm cannot be reached or lacks the endpoint."""
         # Leave out the model name, so that the check always requests the list of models.
         requests = Requests(bodies=[b"{}"], paths=["/"])
-        replay = self._replay_of(Load(plan=ReplayPlan(requests, None, {})), self._overlay(arm))
+        replay = self._make_replay(Load(plan=ReplayPlan(requests, None, {})), self._arm_overlay(arm))
         bodies = BodyOptions(endpoint=replay.load.bodies.endpoint)
         replay.load = msgspec.structs.replace(replay.load, bodies=bodies)
         await replay.check_reachable()
@@ -363,14 +363,14 @@ class BenchSession:
         """
         if self._stopped:
             raise Interrupted("stopped")
-        overlay = self._overlay(arm)
+        overlay = self._arm_overlay(arm)
         fingerprint = self._fingerprint(load, arm, overlay, slo)
         step = self.folder.step(name)
         stored = step.read_json("step.json")
         if stored is not None and stored["fingerprint"] == fingerprint:
             self.watcher.step(name, "measured before")
             return self._add_step(Measurement.load(step.path, name, arm, stored["result"]))
-        await self._switch(arm, overlay)
+        await self._switch_arm(arm, overlay)
         self.watcher.step(name, _load_text(load), _duration_s(load))
         place = self.folder.begin(name)
         recorder: MeasurementRecorder | None = None
@@ -389,15 +389,15 @@ class BenchSession:
         warmup_result: dict[str, Any] | None = None
         if self.warmup != "none" and arm not in self._warm_arms:
             # Warm up with other texts than those of the load, so that its prompts are in no cache.
-            replay = self._replay_of(warm_by or load, overlay, warmup=self.warmup)
+            replay = self._make_replay(warm_by or load, overlay, warmup=self.warmup)
             warmup_began_ns = SystemClock.mono_ns()
-            warmup_result = await self._perform(replay, replay.warm())
+            warmup_result = await self._perform(replay, replay.run_warmup())
             self.pace.add_warmup(to_seconds(SystemClock.mono_ns() - warmup_began_ns))
         began_ns = SystemClock.mono_ns()
         if prime is not None:
-            replay = self._replay_of(prime, overlay)
+            replay = self._make_replay(prime, overlay)
             await self._perform(replay, replay.run())
-        replay = self._replay_of(load, overlay, slo=slo, capture=str(place / CAPTURE))
+        replay = self._make_replay(load, overlay, slo=slo, capture=str(place / CAPTURE))
         replay.on_prepared = lambda prepared: stored_requests.append(
             write_requests(prepared, load.plan.requests, place, planned=load.closed is None)
         )
@@ -456,7 +456,7 @@ class BenchSession:
             self.warmups.append({"arm": measurement.arm, "step": measurement.name, **warmup})
         return measurement
 
-    def _overlay(self, arm: str) -> TargetArm:
+    def _arm_overlay(self, arm: str) -> TargetArm:
         if arm == BASELINE:
             return TargetArm()
         if arm not in self.arms:
@@ -467,7 +467,7 @@ class BenchSession:
             )
         return self.arms[arm]
 
-    async def _switch(self, arm: str, overlay: TargetArm) -> None:
+    async def _switch_arm(self, arm: str, overlay: TargetArm) -> None:
         if not overlay.apply or self._active_arm == arm:
             return
         self.watcher.step(arm, "switching the SUT over")
@@ -484,7 +484,7 @@ class BenchSession:
         self._active_arm = arm
         self._warm_arms.clear()
 
-    def _replay_of(
+    def _make_replay(
         self,
         load: Load,
         overlay: TargetArm,
@@ -542,7 +542,7 @@ def _load_text(load: Load) -> str:
     if load.duration_ns is not None:
         return f"{how}, {load.duration_ns / NS_PER_S:g} s"
     time = _duration_s(load)
-    return f"{how}, {several(requests, 'request')}" + ("" if time is None else f", {duration_text(time)}")
+    return f"{how}, {plural(requests, 'request')}" + ("" if time is None else f", {duration_text(time)}")
 
 
 def _duration_s(load: Load) -> float | None:

@@ -63,7 +63,7 @@ async def read_clock_offset() -> ClockOffset | None:
         output = await _output_of(*command)
         if output is not None and (offset := parse(output)) is not None:
             return offset
-    return _of_kernel()
+    return _read_kernel_offset()
 
 
 async def _output_of(*command: str) -> str | None:
@@ -181,7 +181,7 @@ def kernel_offset(state: int, timex: Timex) -> ClockOffset | None:
     return ClockOffset(source="adjtimex", server=None, offset=offset, accuracy=timex.maxerror * 1e-6)
 
 
-def _of_kernel() -> ClockOffset | None:
+def _read_kernel_offset() -> ClockOffset | None:
     try:
         adjtimex = ctypes.CDLL(None, use_errno=True).adjtimex
     except (OSError, AttributeError):

@@ -143,9 +143,9 @@ class _Detector:
         self.detected = Detected(target.url)
 
     async def identify(self) -> None:
-        know = self.detected.add_fact
+        add_fact = self.detected.add_fact
         try:
-            status, _, body = await self._ask(f"{self._base}/v1/models")
+            status, _, body = await self._request(f"{self._base}/v1/models")
         except (aiohttp.ClientError, TimeoutError, OSError):
             raise ConfigError("--target", f"{self._root} cannot be reached") from None
         if status in (401, 403):
@@ -153,42 +153,42 @@ class _Detector:
         listed = model_ids(body) if status == 200 else []
         server = server_of(body) if status == 200 else "auto"
         if len(listed) == 1:
-            know("target.model", listed[0], "GET /v1/models")
+            add_fact("target.model", listed[0], "GET /v1/models")
         elif listed:
             self.detected.hints["target.model"] = f"one of {', '.join(listed[:12])}"
         if await self._json("/sim/truth?since=0"):
             for key, value in _SIMULATED.items():
-                know(key, value, "it answers /sim/truth: the simulated engine")
+                add_fact(key, value, "it answers /sim/truth: the simulated engine")
         if version := (await self._json("/health/readiness")).get("litellm_version"):
-            know("sut.software", f"LiteLLM {version}", "GET /health/readiness")
-            know("sut.boundary", "application gateway", "LiteLLM is one")
-            await self._guardrails()
+            add_fact("sut.software", f"LiteLLM {version}", "GET /health/readiness")
+            add_fact("sut.boundary", "application gateway", "LiteLLM is one")
+            await self._detect_guardrails()
         if server == "sglang":
-            await self._sglang()
+            await self._detect_sglang()
         if server == "vllm" and (version := (await self._json("/version")).get("version")):
-            know("sut.software", f"vLLM {version}", "GET /version")
+            add_fact("sut.software", f"vLLM {version}", "GET /version")
         if server in ("vllm", "sglang"):
-            know("sut.boundary", "model engine", f"{server} is one")
-            know("target.server", server, "owned_by of GET /v1/models")
+            add_fact("sut.boundary", "model engine", f"{server} is one")
+            add_fact("target.server", server, "owned_by of GET /v1/models")
         if len(listed) == 1:
             first = msgspec.json.decode(body)["data"][0]
             root = str(first.get("root") or "")
-            know("sut.tokenizer.source", "" if root.startswith("/") else root, "root of GET /v1/models")
-            know("sut.model", listed[0], "GET /v1/models; add version and quantization")
+            add_fact("sut.tokenizer.source", "" if root.startswith("/") else root, "root of GET /v1/models")
+            add_fact("sut.model", listed[0], "GET /v1/models; add version and quantization")
 
-    async def _sglang(self) -> None:
-        know, source = self.detected.add_fact, "SGLang's server info"
+    async def _detect_sglang(self) -> None:
+        add_fact, source = self.detected.add_fact, "SGLang's server info"
         info = await self._json("/server_info") or await self._json("/get_server_info")
         model = await self._json("/get_model_info")
-        know("sut.software", f"SGLang {info.get('version') or ''}".strip(), source)
+        add_fact("sut.software", f"SGLang {info.get('version') or ''}".strip(), source)
         if "disable_radix_cache" in info:
-            know("sut.prefix_cache", not info["disable_radix_cache"], f"{source}: disable_radix_cache")
-        know("sut.max_batch", info.get("max_running_requests"), f"{source}: max_running_requests")
+            add_fact("sut.prefix_cache", not info["disable_radix_cache"], f"{source}: disable_radix_cache")
+        add_fact("sut.max_batch", info.get("max_running_requests"), f"{source}: max_running_requests")
         named = (model.get("model_path") or info.get("model_path"), info.get("quantization"))
-        know("sut.model", ", ".join(filter(None, named)), source)
-        know("sut.tokenizer.source", model.get("tokenizer_path") or info.get("tokenizer_path"), source)
+        add_fact("sut.model", ", ".join(filter(None, named)), source)
+        add_fact("sut.tokenizer.source", model.get("tokenizer_path") or info.get("tokenizer_path"), source)
 
-    async def _guardrails(self) -> None:
+    async def _detect_guardrails(self) -> None:
         source = "GET /guardrails/list"
         listed = (await self._json("/guardrails/list")).get("guardrails")
         if not isinstance(listed, list):
@@ -209,7 +209,7 @@ class _Detector:
     async def read_metrics(self) -> None:
         """Read whether the prefix cache is on, which vLLM and SGLang report as a label of a gauge."""
         try:
-            _, _, body = await self._ask(self._target.metrics or f"{self._root}/metrics")
+            _, _, body = await self._request(self._target.metrics or f"{self._root}/metrics")
         except (aiohttp.ClientError, TimeoutError, OSError):
             return
         if match := _CACHE.search(body.decode(errors="replace")):
@@ -243,7 +243,7 @@ class _Detector:
         )
         body = BodyMaker(options).body(PROBE, PROBE_TOKENS)
         try:
-            status, head, answer = await self._ask(self._base + PATHS[endpoint], body)
+            status, head, answer = await self._request(self._base + PATHS[endpoint], body)
             if status in (404, 405):
                 return False
             if status != 200:
@@ -268,13 +268,13 @@ class _Detector:
     async def _json(self, path: str) -> JsonObject:
         """Return the JSON object that the server returns for a path; {} if there is none."""
         try:
-            status, _, body = await self._ask(self._root + path)
+            status, _, body = await self._request(self._root + path)
             value = msgspec.json.decode(body) if status == 200 else {}
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, RecursionError):
             return {}
         return value if isinstance(value, dict) else {}
 
-    async def _ask(self, url: str, body: bytes | None = None) -> tuple[int, Mapping[str, str], bytes]:
+    async def _request(self, url: str, body: bytes | None = None) -> tuple[int, Mapping[str, str], bytes]:
         fields = self._headers | ({} if body is None else {"Content-Type": "application/json"})
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S if body is None else PROBE_TIMEOUT_S)
         async with self._session.request(
@@ -300,7 +300,7 @@ async def _detect_place(detected: Detected, host: str, port: int) -> None:
         addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
         addresses = []
-    if not any(_is_ours(str(one[4][0]), port) for one in addresses):
+    if not any(_is_own_address(str(one[4][0]), port) for one in addresses):
         detected.add_fact("sut.clock.placement", "remote", f"{host} is no address of this machine")
         clock = await read_clock_offset()
         if clock is None:
@@ -326,7 +326,7 @@ async def _detect_place(detected: Detected, host: str, port: int) -> None:
     detected.add_fact("sut.hardware.cpu", _cpu_model(), "this machine's")
 
 
-def _is_ours(address: str, port: int) -> bool:
+def _is_own_address(address: str, port: int) -> bool:
     """Return whether an address belongs to this machine.
 
     If it does, packets to the address also have it as their source address.

@@ -1,10 +1,10 @@
 """Start the server under test by its command, measure its model load (IETF draft, 4.5.3), and stop it.
 
-`bench/run/perform.py` runs all tests inside the context `started`, if the bench file has `sut.start`. The
-times in the `ModelLoad` count from just before the process is created: until its port accepts a connection,
-until `GET /v1/models` is answered without a server error, and until the first token of the first request that
-succeeds. Polling adds up to `POLL_S` to the first two times. If a request failed before the one that
-succeeded, waiting adds up to `RETRY_S` to the last time.
+`bench/run/perform.py` runs all tests inside the context `running_server`, if the bench file has `sut.start`.
+The times in the `ModelLoad` count from just before the process is created: until its port accepts a
+connection, until `GET /v1/models` is answered without a server error, and until the first token of the first
+request that succeeds. Polling adds up to `POLL_S` to the first two times. If a request failed before the one
+that succeeded, waiting adds up to `RETRY_S` to the last time.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class ModelLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @asynccontextmanager
-async def started(
+async def running_server(
     command: list[str], target: BenchTarget, log: Path, clock: Clock, check: Callable[[], None]
 ) -> AsyncIterator[ModelLoad]:
     """Start the server, measure its model load, and stop it at the end of the context.

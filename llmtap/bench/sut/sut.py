@@ -236,13 +236,13 @@ def load_bench(
             raise ConfigError(
                 FLAG, f"expected NAME=VALUE, got {item!r}", "`llmtap bench list` shows the parameters"
             )
-        for path in _set_by(key.strip(), tests):
+        for path in _keys_set_by(key.strip(), tests):
             tables.put(path, text.strip(), f"{FLAG} {key}")
     if "url" not in tables.values.get("target", {}):
         tables.put("target.url", "", "")
         tables.mistakes.add([ConfigError("--target", "is missing", "such as --target http://127.0.0.1:8000")])
     read = tables.read()
-    raise_all(tables.mistakes.found)
+    raise_all(tables.mistakes.errors)
     given = {name: frozenset(tables.values[f"tests.{name}"]) for name in read["tests"]}
     return BenchFile(**read, given=given)
 
@@ -265,7 +265,7 @@ def params_document(params: msgspec.Struct) -> dict[str, Any]:
     return document
 
 
-def _set_by(key: str, tests: Sequence[str]) -> list[str]:
+def _keys_set_by(key: str, tests: Sequence[str]) -> list[str]:
     """Return the keys that a flag sets. The name `rate`, for example, sets this parameter of each selected
     test that has it."""
     first, dot, rest = key.partition(".")

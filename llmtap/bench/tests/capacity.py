@@ -20,7 +20,7 @@ from llmtap.bench.run.levels import (
     LevelFigures,
     RateSearch,
     check_duration,
-    endings,
+    incomplete_by_outcome,
     latency_rows,
     level_figures,
     level_load,
@@ -31,7 +31,7 @@ from llmtap.bench.run.levels import (
     throughput_chart,
     verdict_text,
 )
-from llmtap.bench.run.measurement import Measurement, steady_of
+from llmtap.bench.run.measurement import Measurement, steady_part_of
 from llmtap.bench.run.pace import LEVELS_EXPECTED, ExpectedLoads
 from llmtap.bench.run.session import BenchSession
 from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, Mark, TestResult
@@ -120,7 +120,7 @@ async def run(session: BenchSession, params: CapacityParams) -> TestResult:
     """Search for the highest concurrency that meets the success criteria (5.5.3), and return it."""
     search = _new_search(params)
     attempts: list[LevelAttempt] = []
-    while (slots := search.next) is not None:
+    while (slots := search.next_level) is not None:
         session.report_remaining(remaining_text(search.attempts_max, to_seconds(params.duration)))
         attempts.append(await _attempt_level(session, params, attempts, slots))
         search.record(slots, attempts[-1].holds)
@@ -146,7 +146,7 @@ async def _attempt_level(
             session, name, params.workload, slots=slots, requests=rows, output_tokens=params.output_tokens
         )
         measured = await session.measure(name, load, slo=f"ttft:{params.ttft_p99:d}ns")
-        steady = steady_of(measured)
+        steady = steady_part_of(measured)
         violations = _violations(params, measured)
         attempt = LevelAttempt(
             slots, measured, steady, not violations, verdict_text(steady, violations, "meets all criteria")
@@ -181,7 +181,7 @@ def _bound_s(params: CapacityParams) -> float:
 
 
 def _completed_share(measured: Measurement) -> float:
-    return len(measured.ended_well()) / measured.n if measured.n else 0.0
+    return len(measured.successful_rows()) / measured.n if measured.n else 0.0
 
 
 def _result(params: CapacityParams, search: RateSearch, attempts: Sequence[LevelAttempt]) -> TestResult:
@@ -256,14 +256,14 @@ def _measurements(
 
 def _level(attempt: LevelAttempt) -> CapacityLevel:
     measured = attempt.measured
-    completed = len(measured.ended_well())
+    completed = len(measured.successful_rows())
     interval = share_interval(completed, measured.n)
     return CapacityLevel(
         **msgspec.structs.asdict(level_figures(attempt)) | latency_rows(measured),
         concurrency=round(attempt.level),
         completion=None if interval is None else figures.interval_figure(interval),
         failed=measured.n - completed,
-        endings=endings(measured),
+        endings=incomplete_by_outcome(measured),
         memory_errors=memory_errors(measured),
     )
 

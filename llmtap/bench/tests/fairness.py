@@ -25,10 +25,10 @@ from llmtap.bench.run.levels import (
     ROUNDS,
     Capacity,
     Latencies,
+    completion_ratio_if_overloaded,
     find_capacity,
     known_capacity,
     latency_rows,
-    overload,
 )
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.pace import ExpectedLoads, expected_search
@@ -186,14 +186,14 @@ async def run(session: BenchSession, params: FairnessParams) -> TestResult:
     alone: dict[str, tuple[Measurement, float]] = {}
     for i, one in enumerate(mix.classes):
         session.report_remaining(f"{len(mix.classes) - i} classes alone, then the mix")
-        single = mix.alone(one.name)
+        single = mix.only_class(one.name)
         alone_rps = rate * mix.mean_tokens() / single.mean_tokens()
         load = open_load(single, alone_rps, session.seed + _SEEDS["alone"] + i)
         alone[one.name] = (await session.measure(f"alone/{one.name}", load, warm_by=warm), alone_rps)
     session.report_remaining("the mix")
     load = open_load(mix, rate, session.seed)
     mixed = await session.measure("mix", load, warm_by=warm)
-    classes = [_Class(one.name, mixed.of_class(one.name), *alone[one.name]) for one in mix.classes]
+    classes = [_Class(one.name, mixed.select_class(one.name), *alone[one.name]) for one in mix.classes]
     result = TestResult(configuration=figures.load_lines(load, mixed), main=mixed.name)
     measurements = result.measurements = FairnessMeasurements(
         rate_rps=rate,
@@ -365,7 +365,7 @@ def _tables(measurements: FairnessMeasurements) -> list[ReportTable]:
     ]
 
 
-def _of_figures(cell: figures.Cell) -> figures.Cell:
+def _figures_cell(cell: figures.Cell) -> figures.Cell:
     return lambda row: cell(row.figures)
 
 
@@ -373,7 +373,7 @@ TABLE_8: Final[Mapping[str, figures.Cell]] = {
     "Class": figures.text("name"),
     "Count": lambda row: f"{row.figures.ttft.n}",
     **{
-        name: _of_figures(cell)
+        name: _figures_cell(cell)
         for name, cell in figures.latency_columns("ttft p50", "ttft p99", "tpot p50", "tpot p99").items()
     },
 }
@@ -422,13 +422,13 @@ def _add_notes(
     else:
         result.deviations.append("5.6.2: the rate was given; what share of saturation it is was not measured")
     for name, load in (("the mix", mixed), *((f"{one.name} alone", one.alone) for one in classes)):
-        delivered = overload(load)
+        delivered = completion_ratio_if_overloaded(load)
         if delivered is not None:
             result.deviations.append(
                 f"5.6.2: {name} was above saturation: answers came at {delivered:.0%} of the rate of"
                 " requests, and latencies are those of a queue that grows"
             )
-    failed = mixed.n - len(mixed.ended_well())
+    failed = mixed.n - len(mixed.successful_rows())
     if failed:
         result.notes.append(f"{failed:,} of {mixed.n:,} answers of the mix did not come whole: in no figure")
     jain = measurements.jain

@@ -25,12 +25,12 @@ from llmtap.bench.run.levels import (
     WARM_TOKENS,
     Capacity,
     Latencies,
+    completion_ratio_if_overloaded,
     find_capacity,
     known_capacity,
-    overload,
 )
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.run.pace import ExpectedLoads, expected_at, expected_search
+from llmtap.bench.run.pace import ExpectedLoads, expected_open_loops, expected_search
 from llmtap.bench.run.session import BenchSession, Load, OpenLoop, make_load
 from llmtap.bench.tests.guardrail_labels import (
     expected_labelled,
@@ -39,7 +39,7 @@ from llmtap.bench.tests.guardrail_labels import (
     send_labelled,
 )
 from llmtap.errors import ConfigError
-from llmtap.metrics.comparison import adjusted, compare_paired, compare_quantile, reduction
+from llmtap.metrics.comparison import adjusted_p_values, compare_paired, compare_quantile, reduction
 from llmtap.metrics.statistics import is_enough, percentile
 
 BASELINE: Final = "baseline"
@@ -190,7 +190,7 @@ async def run(session: BenchSession, params: GuardrailParams) -> test.TestResult
     arms = [BASELINE, *_filter_arms(session), BASELINE_REPEATED]
     levels = sorted(params.levels)
     switches = any(session.arms[name].switches for name in arms if name != BASELINE_REPEATED)
-    order = blocks(arms, levels, params.repeats, session.seed, together=switches)
+    order = order_blocks(arms, levels, params.repeats, session.seed, together=switches)
     cells: Cells = {(arm, level): {} for level in levels for arm in arms}
     for i, (arm, level, repeat) in enumerate(order):
         session.report_remaining(f"{len(order) - i} of {len(order)} blocks")
@@ -235,7 +235,7 @@ async def run(session: BenchSession, params: GuardrailParams) -> test.TestResult
     return result
 
 
-def blocks(
+def order_blocks(
     arms: Sequence[str], levels: Sequence[float], repeats: int, seed: int, *, together: bool = False
 ) -> list[tuple[str, float, int]]:
     """Return all arms at all levels, `repeats` times, in random order. All arms of a level come together.
@@ -310,11 +310,11 @@ def guardrail_figures(
             )
             for level in levels
         ],
-        None if peaks is None else {arm: _peak(peaks, arm) for arm in peaks},
+        None if peaks is None else {arm: _peak_throughput(peaks, arm) for arm in peaks},
     )
 
 
-def _peak(peaks: Mapping[str, Capacity], arm: str) -> PeakThroughput:
+def _peak_throughput(peaks: Mapping[str, Capacity], arm: str) -> PeakThroughput:
     rates = _output_rate(peaks[BASELINE]), _output_rate(peaks[arm])
     return PeakThroughput(
         **msgspec.structs.asdict(peaks[arm]), reduction=None if arm == BASELINE else reduction(*rates)
@@ -340,7 +340,9 @@ def _overheads_of(
     for metric in METRICS:
         known = [one for one in tests.values() if one[metric].overall is not None]
         p_values = [overall.p for one in known if (overall := one[metric].overall) is not None]
-        for one, p in zip(known, adjusted([p for p in p_values if isinstance(p, float)]), strict=True):
+        for one, p in zip(
+            known, adjusted_p_values([p for p in p_values if isinstance(p, float)]), strict=True
+        ):
             one[metric] = one[metric].with_adjusted_p(p)
     return overheads
 
@@ -350,7 +352,7 @@ def _output_rate(peak: Capacity) -> float:
 
 
 def _values(cell: Cell, metric: str) -> list[float]:
-    return [value for one in cell.values() for value in one.by_row(f"{metric}_ns").values()]
+    return [value for one in cell.values() for value in one.values_by_row(f"{metric}_ns").values()]
 
 
 def _arm_figures(cell: Cell, overhead: dict[str, OverheadFigures] | None) -> ArmFigures:
@@ -364,7 +366,11 @@ def _arm_figures(cell: Cell, overhead: dict[str, OverheadFigures] | None) -> Arm
         complete=outcomes["complete"],
         refused=outcomes["refused"],
         overhead=overhead,
-        overload=[delivered for one in cell.values() if (delivered := overload(one)) is not None],
+        overload=[
+            delivered
+            for one in cell.values()
+            if (delivered := completion_ratio_if_overloaded(one)) is not None
+        ],
         **rows,
     )
 
@@ -373,14 +379,14 @@ def _overhead(base: Cell, other: Cell, column: str) -> OverheadFigures:
     """Return the overhead other - base: over repeats (or pairs, if there are fewer than three repeats), over
     all pairs, and of percentiles."""
     blocks_compared = [(base[repeat], other[repeat]) for repeat in sorted(base)]
-    ours, theirs = figures.pairs(blocks_compared, column)
+    ours, theirs = figures.paired_values(blocks_compared, column)
     shift = compare_paired(ours, theirs)
     shifts = [
         value
         for one in blocks_compared
-        if (value := _median_shift(*figures.pairs([one], column))) is not None
+        if (value := _median_shift(*figures.paired_values([one], column))) is not None
     ]
-    overall = figures.over_repeats(shifts)
+    overall = figures.mean_over_repeats(shifts)
     if overall is None and shift is not None:
         overall = figures.Figure(
             value=shift.difference,
@@ -459,12 +465,12 @@ def _p_value_text(row: _OverheadRow) -> str:
     return f"{overall.p:.2g} (unadjusted)" if adjusted_p is UNSET else f"{adjusted_p:.2g}"
 
 
-def _of_arm(cell: figures.Cell) -> figures.Cell:
+def _arm_cell(cell: figures.Cell) -> figures.Cell:
     return lambda row: cell(row.figures)
 
 
 def _latency_columns(*names: str) -> dict[str, figures.Cell]:
-    return {name: _of_arm(cell) for name, cell in figures.latency_columns(*names).items()}
+    return {name: _arm_cell(cell) for name, cell in figures.latency_columns(*names).items()}
 
 
 TABLE_13: Final[Mapping[str, figures.Cell]] = {
@@ -490,9 +496,9 @@ ANSWER_COLUMNS: Final[Mapping[str, figures.Cell]] = {
     "Load": figures.text("load"),
     "Configuration": figures.text("name"),
     **_latency_columns("ttft p95", "e2e p95"),
-    "Sent": _of_arm(figures.text("sent", ",")),
-    "Complete": _of_arm(figures.text("complete", ",")),
-    "Refused": _of_arm(figures.text("refused", ",")),
+    "Sent": _arm_cell(figures.text("sent", ",")),
+    "Complete": _arm_cell(figures.text("complete", ",")),
+    "Refused": _arm_cell(figures.text("refused", ",")),
 }
 
 
@@ -603,7 +609,7 @@ def _expected_loads(session: BenchSession, params: GuardrailParams) -> ExpectedL
     capacity = known_capacity(
         session, params.max_rate, params.workload if params.output_tokens is None else None
     )
-    loads = expected_at(params.requests, shares, None if capacity is None else capacity.rps)
+    loads = expected_open_loops(params.requests, shares, None if capacity is None else capacity.rps)
     searches = (capacity is None) + arms * params.search
     for _ in range(searches):
         loads = loads.plus(expected_search(ROUNDS))

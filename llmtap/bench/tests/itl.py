@@ -17,11 +17,11 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from llmtap.bench.compliance.evidence import several
+from llmtap.bench.compliance.evidence import plural
 from llmtap.bench.run import figures, test
 from llmtap.bench.run.levels import Capacity, known_capacity
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.run.pace import ExpectedLoads, expected_at
+from llmtap.bench.run.pace import ExpectedLoads, expected_open_loops
 from llmtap.bench.run.session import BenchSession, Load, OpenLoop, make_load
 from llmtap.errors import ConfigError
 from llmtap.metrics.intervals import Tail, modes, tail
@@ -199,7 +199,7 @@ def _level_figures(
     """Return the gaps of each response that is long enough (`OUTPUT_MIN`), and the figures of a level."""
     columns = ["gaps_ns", "server_gaps_ns", "output_tokens", "itl_policy"]
     columns += ["chunk_tokens"] * (option == "B")
-    rows = measured.ended_well().select(columns).to_pylist()
+    rows = measured.successful_rows().select(columns).to_pylist()
     answers = [row for row in rows if _output_tokens(row) >= OUTPUT_MIN]
     by_server = [row for row in answers if row["server_gaps_ns"]]
     server = bool(by_server) and (option == "C" or (option == "auto" and len(by_server) == len(answers)))
@@ -259,7 +259,7 @@ def _modality(gaps: Sequence[float]) -> Modality | None:
 def _tables(levels: Sequence[ItlLevel]) -> list[test.ReportTable]:
     loads = [f"{one.name} ({one.rate_rps:.3g}/s)" for one in levels]
     terms = "/".join(dict.fromkeys(one.term for one in levels))
-    rows = [[name, *cells] for name, *cells in zip(_RESULTS, *map(_results, levels), strict=True)]
+    rows = [[name, *cells] for name, *cells in zip(_RESULTS, *map(_result_cells, levels), strict=True)]
     heads = ["Metric", *loads] if len(loads) > 1 else ["Metric", "Value"]
     at_load = "" if len(loads) > 1 else f" at {loads[0]}"
     return [
@@ -269,7 +269,7 @@ def _tables(levels: Sequence[ItlLevel]) -> list[test.ReportTable]:
     ]
 
 
-def _results(one: ItlLevel) -> list[str]:
+def _result_cells(one: ItlLevel) -> list[str]:
     cells = [figures.ms_of(one.itl, key) for key in (*_ROWS, "mean")]
     return [f"{one.itl.n}", *cells, figures.ms(one.std), _number_text(one.p99_p50)]
 
@@ -344,11 +344,11 @@ def _add_notes(result: test.TestResult, levels: Sequence[ItlLevel]) -> None:
             notes.append(f"{one.name}: chunks have {size}{single}, so the figures are times between chunks")
         if one.too_short:
             notes.append(
-                f"{one.name}: {several(one.too_short, 'answer')} had fewer than {OUTPUT_MIN} tokens: left out"
+                f"{one.name}: {plural(one.too_short, 'answer')} had fewer than {OUTPUT_MIN} tokens: left out"
             )
         if one.answers < REQUESTS_MIN or one.itl.n < SAMPLES_MIN:
             result.deviations.append(
-                f"5.4.2: {several(one.answers, 'answer')} with {one.itl.n:,} gaps at"
+                f"5.4.2: {plural(one.answers, 'answer')} with {one.itl.n:,} gaps at"
                 f" {one.name} of saturation, where {REQUESTS_MIN} with {SAMPLES_MIN:,} are wanted"
             )
     if any(one.option == "B" for one in levels):
@@ -358,7 +358,7 @@ def _add_notes(result: test.TestResult, levels: Sequence[ItlLevel]) -> None:
 def _expected_loads(session: BenchSession, params: ItlParams) -> ExpectedLoads:
     capacity = known_capacity(session, params.max_rate, params.workload)
     shares = [level / 100 for level in params.levels]
-    return expected_at(params.requests, shares, None if capacity is None else capacity.rps)
+    return expected_open_loops(params.requests, shares, None if capacity is None else capacity.rps)
 
 
 TEST: Final = test.BenchTest(

@@ -137,13 +137,13 @@ async def run(session: BenchSession, params: LongContextParams) -> TestResult:
         if not measured.values("ttft_ns"):
             result.notes.append(_refusal_text(length, measured))
             break
-        throughput, is_saturated = await _seek_throughput(session, params, length, measured, warm_by=short)
+        throughput, is_saturated = await _search_throughput(session, params, length, measured, warm_by=short)
         by_length.append(_length_results(length, measured, throughput, is_saturated=is_saturated))
         result.main = measured.name
         points += [(by_length[-1].context, ttft) for ttft in measured.values("ttft_ns")]
         result.configuration = figures.load_lines(load, measured)
-        if len(measured.ended_well()) < measured.n:
-            failed = measured.n - len(measured.ended_well())
+        if len(measured.successful_rows()) < measured.n:
+            failed = measured.n - len(measured.successful_rows())
             result.notes.append(f"{length} tokens: {failed} of {measured.n} answers did not come whole")
     result.configuration |= {
         "Context lengths": ", ".join(f"{one.length:,}" for one in by_length) or "none was served",
@@ -176,7 +176,7 @@ def _slots_of_search(params: LongContextParams) -> list[int]:
     return tried
 
 
-async def _seek_throughput(
+async def _search_throughput(
     session: BenchSession, params: LongContextParams, length: int, alone: Measurement, *, warm_by: Load
 ) -> tuple[list[LengthThroughput], bool]:
     """Double the concurrency until the throughput no longer grows (5.9.4).
@@ -249,7 +249,7 @@ def _throughput(measured: Measurement, slots: int) -> LengthThroughput:
     seconds = measured.seconds
     return LengthThroughput(
         slots,
-        len(measured.ended_well()) / seconds,
+        len(measured.successful_rows()) / seconds,
         sum(measured.values("input_tokens")) / seconds,
         sum(measured.values("output_tokens")) / seconds,
     )

@@ -256,7 +256,7 @@ def _measurements(params: MemoryPressureParams, pressure: _PressureRun) -> Press
     after = None if pressure.after is None else percentile(pressure.after.values("ttft_ns"), 0.5)
     recovered = False
     if pressure.after is not None and before is not None and after is not None:
-        whole = len(pressure.after.ended_well()) == pressure.after.n
+        whole = len(pressure.after.successful_rows()) == pressure.after.n
         recovered = whole and after - before <= max(RECOVERY_SHARE_MAX * before, RECOVERY_MAX_S)
     return PressureMeasurements(
         capacity=pressure.capacity,
@@ -275,7 +275,7 @@ def _measurements(params: MemoryPressureParams, pressure: _PressureRun) -> Press
 
 def _level_figures(level: _Level, base: _Level) -> PressureLevel:
     measured, steady, n = level.measured, level.steady, level.measured.n
-    completed = len(measured.ended_well())
+    completed = len(measured.successful_rows())
     interval = share_interval(completed, n)
     names = ("preemptions", "preempted", "recovered", "preempted_tokens")
     events, preempted, recovered, lost = (server_total(measured, name) for name in names)

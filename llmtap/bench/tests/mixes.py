@@ -6,9 +6,10 @@ make loads with shared prefixes and the load that fills a cache with them.
 Classes: 5.6.2 requires Synthetic-Skewed, and also classes of which the ranges and the ratio contradict it.
 `ClassMix` keeps the ratio and the ranges, and the lengths within a range follow the log-normals.
 `SkewedClasses` is Synthetic-Skewed; a request belongs to the class whose ranges have its lengths, and most
-requests belong to none. Prefixes: `texts` is the seed of the words, `seed` that of lengths, arrivals and
-sharing. A row does not depend on the
-number of rows.
+requests belong to none.
+
+Prefixes: `texts` is the seed of the words, `seed` is the seed of lengths, arrivals and sharing. A row does
+not depend on the number of rows.
 
 Source: IETF draft, 4.3.2.2, 4.3.2.4, 5.6.2, 5.7, A.2 and A.4.
 """
@@ -35,17 +36,17 @@ from llmtap.workload.ietf import SKEWED
 from llmtap.workload.lengths import LogNormal, UniformLengths, mean_of, uniform_draw
 from llmtap.workload.plan import (
     TOKENIZER,
-    Composed,
+    ComposedWorkload,
+    ConversationPrompts,
     ConversationScript,
+    GeneratedScript,
     PlannedTurn,
     PlannedWorkload,
     RandomIds,
     Sharing,
-    Speaker,
     WorkloadPlan,
-    Written,
-    assemble,
-    description,
+    assemble_plan,
+    workload_description,
 )
 from llmtap.workload.prompts.fitting import ElasticPrompts
 from llmtap.workload.prompts.prompt import ElasticSource
@@ -104,7 +105,7 @@ class ClassMix(PlannedWorkload):
     content: ProseWords | RandomIds = field(default_factory=ProseWords)
     name: str = "request-classes"
 
-    def alone(self, name: str) -> "ClassMix":
+    def only_class(self, name: str) -> "ClassMix":
         (one,) = (one for one in self.classes if one.name == name)
         return replace(self, classes=(msgspec.structs.replace(one, share=1.0),))
 
@@ -124,7 +125,7 @@ class ClassMix(PlannedWorkload):
         else:
             here = "random words of a token each: a chat takes text"
             deviations.append({"section": "4.3.2.2", "says": "random token sequences", "here": here})
-        return description(
+        return workload_description(
             self.name,
             _lengths_document(_INPUT, "the prompt"),
             _lengths_document(_OUTPUT, "the answer"),
@@ -136,9 +137,9 @@ class ClassMix(PlannedWorkload):
             **counted,
         )
 
-    def names(self, seed: int) -> Iterator[str | None]:
+    def class_names(self, seed: int) -> Iterator[str | None]:
         """Yield the name of each row's class, without end; None for a row of no class."""
-        return (one.name for one in self._drawn(seed))
+        return (one.name for one in self._draw_classes(seed))
 
     def mean_tokens(self) -> float:
         return sum(
@@ -154,14 +155,14 @@ class ClassMix(PlannedWorkload):
                 _length_quantile(_INPUT, one.input, uniform_draw(input_random)),
                 _length_quantile(_OUTPUT, one.output, uniform_draw(output_random)),
             )
-            for one in self._drawn(seed)
+            for one in self._draw_classes(seed)
         )
-        return assemble(turns, count, seed)
+        return assemble_plan(turns, count, seed)
 
     def source(self, plan: WorkloadPlan, seed: int) -> ElasticSource:
-        return Composed(self.name, _INPUT, _OUTPUT, self.content).source(plan, seed)
+        return ComposedWorkload(self.name, _INPUT, _OUTPUT, self.content).source(plan, seed)
 
-    def _drawn(self, seed: int) -> Iterator[RequestClass]:
+    def _draw_classes(self, seed: int) -> Iterator[RequestClass]:
         random, shares = Random(f"{seed}/class"), [one.share for one in self.classes]
         while True:
             yield random.choices(self.classes, shares)[0]
@@ -171,14 +172,14 @@ class ClassMix(PlannedWorkload):
 class SkewedClasses(ClassMix):
     """Synthetic-Skewed as in 4.3.2.2, with the classes that its requests belong to (`skewed_classes`)."""
 
-    def alone(self, name: str) -> ClassMix:
-        return ClassMix(self.classes, self.content).alone(name)
+    def only_class(self, name: str) -> ClassMix:
+        return ClassMix(self.classes, self.content).only_class(name)
 
     def describe(self) -> Mapping[str, object]:
         return {**SKEWED.describe(), "classes": msgspec.to_builtins(self.classes)}
 
-    def names(self, seed: int) -> Iterator[str | None]:
-        for given, made in SKEWED.drawn(seed):
+    def class_names(self, seed: int) -> Iterator[str | None]:
+        for given, made in SKEWED.draw_lengths(seed):
             yield next(
                 (
                     one.name
@@ -223,7 +224,7 @@ def _probability(lengths: LogNormal, span: tuple[int, int]) -> float:
     low, high = max(span[0], lengths.min), min(span[1], lengths.max)
     if low > high:
         return 0.0
-    mu, sigma = lengths.logarithm
+    mu, sigma = lengths.log_parameters
     # All lengths beyond a limit are set to the limit.
     first = 0.0 if low == lengths.min else _STANDARD.cdf((math.log(low - 0.5) - mu) / sigma)
     last = 1.0 if high == lengths.max else _STANDARD.cdf((math.log(high + 0.5) - mu) / sigma)
@@ -233,7 +234,7 @@ def _probability(lengths: LogNormal, span: tuple[int, int]) -> float:
 def _length_quantile(skewed: LogNormal, span: tuple[int, int], u: float) -> int:
     """Return the quantile `u` of the log-normal lengths within a span, which includes both ends."""
     low, high = span
-    mu, sigma = skewed.logarithm
+    mu, sigma = skewed.log_parameters
     first, last = (_STANDARD.cdf((math.log(edge) - mu) / sigma) for edge in (low - 0.5, high + 0.5))
     p = min(max(first + u * (last - first), 2**-54), 1 - 2**-53)
     return max(low, min(high, skewed.quantile(p)))
@@ -244,7 +245,7 @@ def _mean_length(skewed: LogNormal, span: tuple[int, int]) -> float:
 
 
 def _lengths_document(skewed: LogNormal, of: str) -> dict[str, Any]:
-    mu, sigma = skewed.logarithm
+    mu, sigma = skewed.log_parameters
     scope = {"of": of, "unit": "tokens", "within": "the class's range"}
     return {"distribution": "lognormal, truncated", "mu": mu, "sigma": sigma, **scope}
 
@@ -266,7 +267,7 @@ def open_mix(
     missing = {one.name: per_class for one in mix.classes}
     offsets = array("q")
     until_ns = round(duration_s * NS_PER_S)
-    for name, at_ns in zip(mix.names(seed), arrivals, strict=False):
+    for name, at_ns in zip(mix.class_names(seed), arrivals, strict=False):
         offsets.append(at_ns)
         if name is not None:
             missing[name] -= 1
@@ -287,7 +288,7 @@ def closed_mix(
     mix: ClassMix, *, slots: int, requests: int, seed: int, counting: TokenCounting = WORDS
 ) -> Load:
     """Return requests of the mix as a closed loop."""
-    class_names = list(itertools.islice(mix.names(seed), requests))
+    class_names = list(itertools.islice(mix.class_names(seed), requests))
     parts = mix.plan(requests, seed)
     about = {"workload": report_of(mix, parts.requests, seed), "arrivals": None, "seed": seed}
     plan = _replay_plan(parts.requests, mix.source(parts, seed), about, counting)
@@ -318,7 +319,7 @@ response has one token."""
 class Prefixes:
     """A workload that shares prefixes, with the tokenizer that counts its prompts."""
 
-    workload: Composed
+    workload: ComposedWorkload
     counting: TokenCounting = WORDS
     output_tokens: int | None = None
     """Response length in place of the workload's own lengths."""
@@ -328,12 +329,12 @@ class Prefixes:
         assert self.workload.sharing is not None
         return self.workload.sharing
 
-    def open(self, count: int, seed: int, texts: int, rate_rps: float) -> Load:
+    def open_load(self, count: int, seed: int, texts: int, rate_rps: float) -> Load:
         arrivals = parse_arrivals("poisson", rate_rps=rate_rps, seed=seed)
         offsets = array("q", itertools.islice(arrivals, count))
-        return _as_open_loop(self.closed(count, seed, texts, 1), offsets, arrivals, rate_rps)
+        return _as_open_loop(self.closed_load(count, seed, texts, 1), offsets, arrivals, rate_rps)
 
-    def closed(self, count: int, seed: int, texts: int, slots: int) -> Load:
+    def closed_load(self, count: int, seed: int, texts: int, slots: int) -> Load:
         parts = self._parts(count, seed)
         return Load(plan=self._plan(parts, self._script(parts, texts), seed, texts), closed=slots)
 
@@ -355,7 +356,7 @@ class Prefixes:
         )
         return Load(plan=self._plan(parts, _Primer(self._script(parts, texts)), seed, texts), closed=1)
 
-    def shared(self, count: int, seed: int) -> tuple[Sequence[int], Sequence[int]]:
+    def row_prefixes(self, count: int, seed: int) -> tuple[Sequence[int], Sequence[int]]:
         """Return the number of each row's prefix (or NO_CONTEXT), and the tokens of each prefix."""
         parts = self._parts(count, seed)
         return parts.contexts, parts.lengths
@@ -366,10 +367,10 @@ class Prefixes:
             parts.requests.output = array("q", [self.output_tokens]) * len(parts.requests)
         return parts
 
-    def _script(self, parts: WorkloadPlan, texts: int) -> Written:
+    def _script(self, parts: WorkloadPlan, texts: int) -> GeneratedScript:
         content = self.workload.content
         assert not isinstance(content, RandomIds)
-        return Written(content, parts, texts)
+        return GeneratedScript(content, parts, texts)
 
     def _plan(self, parts: WorkloadPlan, script: ConversationScript, seed: int, texts: int) -> ReplayPlan:
         about = {
@@ -378,14 +379,14 @@ class Prefixes:
             "seed": seed,
             "texts": texts,
         }
-        return _replay_plan(parts.requests, Speaker(parts, script), about, self.counting)
+        return _replay_plan(parts.requests, ConversationPrompts(parts, script), about, self.counting)
 
 
 @dataclass(frozen=True, slots=True)
 class _Primer(ConversationScript):
     """A script with the same contexts but other messages, so that the cache gets only the shared prefixes."""
 
-    script: Written
+    script: GeneratedScript
 
     def message(self, row: int, tokens: int) -> str:
         return self.script.writer.text(
@@ -419,7 +420,7 @@ def prefixes_of(
             "expected a name such as code-completion, or a FILE.toml",
         )
     workload = workload_named(name, "workload")
-    if not isinstance(workload, Composed) or isinstance(workload.content, RandomIds):
+    if not isinstance(workload, ComposedWorkload) or isinstance(workload.content, RandomIds):
         raise ConfigError(
             "workload",
             f"cannot make variants of {name!r} with new texts that no cache has",

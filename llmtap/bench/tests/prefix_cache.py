@@ -24,8 +24,8 @@ import msgspec
 from msgspec import Meta
 
 from llmtap.bench.run import figures, levels, test
-from llmtap.bench.run.measurement import Measurement, SteadyPart, steady_of
-from llmtap.bench.run.pace import ExpectedLoads, expected_at, expected_search
+from llmtap.bench.run.measurement import Measurement, SteadyPart, steady_part_of
+from llmtap.bench.run.pace import ExpectedLoads, expected_open_loops, expected_search
 from llmtap.bench.run.session import BenchSession, Load
 from llmtap.bench.tests.mixes import Prefixes, prefixes_of
 from llmtap.errors import ConfigError
@@ -200,7 +200,9 @@ async def run(session: BenchSession, params: PrefixCacheParams) -> test.TestResu
     """Send the same loads without and with a cache, and return its effect on TTFT (5.7.3, 5.7.4)."""
     prefixes = _prefixes(session, params)
     texts = _Texts(session, params.texts)
-    warm_by = replace(prefixes, output_tokens=levels.WARM_TOKENS).closed(32, session.seed - 1, texts.new(), 8)
+    warm_by = replace(prefixes, output_tokens=levels.WARM_TOKENS).closed_load(
+        32, session.seed - 1, texts.new_seed(), 8
+    )
     capacity = None if params.rate is not None else await _capacity(session, params, prefixes, texts, warm_by)
     rate = params.rate
     if rate is None:
@@ -213,13 +215,13 @@ async def run(session: BenchSession, params: PrefixCacheParams) -> test.TestResu
     for repeat in range(params.repeats):
         session.report_remaining(f"{params.repeats - repeat} of {params.repeats} repeats")
         seed = session.seed + _SEED_STEP * repeat
-        shape = prefixes.open(params.requests, seed, 0, rate)
+        shape = prefixes.open_load(params.requests, seed, 0, rate)
         cold, warm = (
-            prefixes.open(params.requests, seed, texts.of(f"{repeat}/{state}", shape), rate)
+            prefixes.open_load(params.requests, seed, texts.seed_for(f"{repeat}/{state}", shape), rate)
             for state in ("cold", "warm")
         )
         primer = prefixes.primer(seed, texts.seed_of[f"{repeat}/warm"])
-        prefix_run = PrefixRun(*prefixes.shared(params.requests, seed))
+        prefix_run = PrefixRun(*prefixes.row_prefixes(params.requests, seed))
         for state in ("cold", "warm", "off") if cold_first[repeat] else ("off", "cold", "warm"):
             prefix_run.states[state] = await session.measure(
                 f"{repeat}/{state}",
@@ -268,7 +270,7 @@ class _Texts:
         self._seeds: dict[str, int] = self._folder.read_json(TEXTS_FILE) or {}
         self.seed_of: dict[str, int] = {}
 
-    def of(self, step: str, shape: Load) -> int:
+    def seed_for(self, step: str, shape: Load) -> int:
         """Return the seed of a load. An interrupted load gets a new one, since a cache
         may have its prompts."""
         if step not in self.seed_of:
@@ -276,12 +278,12 @@ class _Texts:
             if self._seed_given is not None:
                 self._seeds[key] = self._seed_given + len(self.seed_of)
             elif key not in self._seeds or self._folder.step(step).read_json("step.json") is None:
-                self._seeds[key] = self.new()
+                self._seeds[key] = self.new_seed()
             self._folder.write_json(TEXTS_FILE, self._seeds)
             self.seed_of[step] = self._seeds[key]
         return self.seed_of[step]
 
-    def new(self) -> int:
+    def new_seed(self) -> int:
         return secrets.randbits(48)
 
 
@@ -295,8 +297,10 @@ async def _capacity(
 
     def load_of(slots: int, requests: int) -> Load:
         seed = session.seed + 7 * _SEED_STEP + slots
-        words = texts.of(f"capacity/{slots:04d}-at-a-time", prefixes.closed(requests, seed, 0, slots))
-        return prefixes.closed(requests, seed, words, slots)
+        words = texts.seed_for(
+            f"capacity/{slots:04d}-at-a-time", prefixes.closed_load(requests, seed, 0, slots)
+        )
+        return prefixes.closed_load(requests, seed, words, slots)
 
     return await levels.find_capacity(session, load_of, params.slots_max, arm=OFF, warm_by=warm_by)
 
@@ -320,8 +324,10 @@ async def _throughput(
         session.report_remaining(f"throughput: {len(cold_first) - repeat} of {len(cold_first)} repeats")
         seed = session.seed + _SEED_STEP * repeat + 1
         count = params.throughput_requests
-        words = texts.of(f"{repeat}/throughput-on", prefixes.closed(count, seed, 0, params.concurrency))
-        load = prefixes.closed(count, seed, words, params.concurrency)
+        words = texts.seed_for(
+            f"{repeat}/throughput-on", prefixes.closed_load(count, seed, 0, params.concurrency)
+        )
+        load = prefixes.closed_load(count, seed, words, params.concurrency)
         for state in ("on", "off") if first else ("off", "on"):
             measured = await session.measure(
                 f"{repeat}/throughput-{state}",
@@ -330,13 +336,13 @@ async def _throughput(
                 warm_by=warm_by,
                 prime=prefixes.primer(seed, words) if state == "on" else None,
             )
-            by_state[state].append(steady_of(measured))
+            by_state[state].append(steady_part_of(measured))
     known = all(one.output_tps is not None for runs in by_state.values() for one in runs)
     off, on = (
         [(one.output_tps if known else one.completed_rps) or 0.0 for one in by_state[s]] for s in by_state
     )
     gains = [gain for a, b in zip(off, on, strict=True) if (gain := increase(a, b)) is not None]
-    interval = figures.over_repeats(gains)
+    interval = figures.mean_over_repeats(gains)
     return CacheThroughput(
         "output tokens/s" if known else "requests/s",
         StateRate(mean(off), off),
@@ -365,18 +371,20 @@ def prefix_figures(
 
 
 def _ttfts(runs: Iterable[PrefixRun], state: str) -> list[float]:
-    return [value for one in runs for value in one.states[state].by_row("ttft_ns").values()]
+    return [value for one in runs for value in one.states[state].values_by_row("ttft_ns").values()]
 
 
 def _reduction(runs: Sequence[PrefixRun], state: str) -> TtftReduction:
     pairs = [(one.states["off"], one.states[state]) for one in runs]
-    off, on = figures.pairs(pairs, "ttft_ns")
+    off, on = figures.paired_values(pairs, "ttft_ns")
     p50, p95, p99 = (
         _reduction_of_ratio(figures.quantile_ratio(off, on, p, paired=True))
         for p in figures.KEY_SHARES.values()
     )
-    single = [figures.quantile_ratio(*figures.pairs([one], "ttft_ns"), 0.5, paired=True) for one in pairs]
-    logs = figures.over_repeats([log(one.value) for one in single if one is not None and one.value])
+    single = [
+        figures.quantile_ratio(*figures.paired_values([one], "ttft_ns"), 0.5, paired=True) for one in pairs
+    ]
+    logs = figures.mean_over_repeats([log(one.value) for one in single if one is not None and one.value])
     if logs is not None:
         value, low, high = (None if end is None else exp(end) for end in (logs.value, logs.low, logs.high))
         logs = msgspec.structs.replace(logs, value=value, low=low, high=high)
@@ -395,9 +403,9 @@ def _reduction_of_ratio(ratio: figures.Figure | None) -> figures.Figure | None:
 def _hit_rate(runs: Sequence[PrefixRun], state: str) -> HitRate | None:
     cached = prefix = reported = 0
     for prefix_run in runs:
-        hits = prefix_run.states[state].by_row("cached_tokens")
+        hits = prefix_run.states[state].values_by_row("cached_tokens")
         reported += len(hits)
-        for row in prefix_run.states[state].by_row("e2e_ns"):
+        for row in prefix_run.states[state].values_by_row("e2e_ns"):
             cached += min(int(hits.get(row, 0)), prefix_run.prefix(row))
             prefix += prefix_run.prefix(row)
     rate = cache_hit_rate(cached, prefix)
@@ -413,7 +421,7 @@ def hot_prefixes(runs: Sequence[PrefixRun]) -> int:
     """
     hot = 0
     for prefix_run in runs:
-        hits = prefix_run.states["cold"].by_row("cached_tokens")
+        hits = prefix_run.states["cold"].values_by_row("cached_tokens")
         first = {context: row for row, context in reversed([*enumerate(prefix_run.contexts)])}
         first.pop(NO_CONTEXT, None)
         hot += sum(hits.get(row, 0) > prefix_run.prefix(row) / 2 for row in first.values())
@@ -523,7 +531,7 @@ def _add_notes(
         )
     for one in runs:
         for measured in one.states.values():
-            delivered = levels.overload(measured)
+            delivered = levels.completion_ratio_if_overloaded(measured)
             if delivered is not None:
                 result.deviations.append(
                     f"{measured.name} was above saturation: answers came at {delivered:.0%} of the rate of"
@@ -534,7 +542,7 @@ def _add_notes(
 def _expected_loads(session: BenchSession, params: PrefixCacheParams) -> ExpectedLoads:
     n = 3 * params.repeats
     share, rate = (params.share, params.max_rate) if params.rate is None else (1.0, params.rate)
-    loads = expected_at(params.requests, [share] * n, rate)._replace(warmups=2)
+    loads = expected_open_loops(params.requests, [share] * n, rate)._replace(warmups=2)
     if rate is None:
         loads = loads.plus(expected_search(levels.ROUNDS))
     if not params.concurrency:

@@ -39,7 +39,7 @@ from llmtap.bench.run.levels import (
     throughput_chart,
     verdict_text,
 )
-from llmtap.bench.run.measurement import SteadyPart, steady_of, tail_is_heavy
+from llmtap.bench.run.measurement import SteadyPart, steady_part_of, tail_is_heavy
 from llmtap.bench.run.pace import LEVELS_EXPECTED, ExpectedLoads
 from llmtap.bench.run.session import BenchSession, OpenLoop
 from llmtap.errors import ConfigError
@@ -143,11 +143,11 @@ def _new_search(params: ThroughputParams) -> SearchResult:
     return SearchResult(RateSearch(low=first, high=max(first, int(high / step + 1e-6)), start=first), step)
 
 
-async def seek(session: BenchSession, params: ThroughputParams) -> SearchResult:
+async def search_limit(session: BenchSession, params: ThroughputParams) -> SearchResult:
     """Send loads (names such as `search/16rps`) until the limit is known to within one increment."""
     result = _new_search(params)
     search, seconds = result.search, to_seconds(params.duration)
-    while (index := search.next) is not None:
+    while (index := search.next_level) is not None:
         session.report_remaining(remaining_text(search.attempts_max, seconds))
         level = index * result.step
         if params.mode == "open":
@@ -160,7 +160,7 @@ async def seek(session: BenchSession, params: ThroughputParams) -> SearchResult:
                 duration_s=seconds,
             )
             measured = await session.measure(name, load, slo=params.bounds.slo)
-            steady = steady_of(measured, seconds)
+            steady = steady_part_of(measured, seconds)
         else:
             previous = result.attempts[-1] if result.attempts else None
             measured, steady, ended_early = await measure_closed(
@@ -227,7 +227,7 @@ class _LevelRow(NamedTuple):
 
 async def run(session: BenchSession, params: ThroughputParams) -> test.TestResult:
     """Search for the highest sustained load, and return it with its rates and latencies (5.2.3, 5.2.4)."""
-    search = await seek(session, params)
+    search = await search_limit(session, params)
     best, measurements = search.best, _measurements(session, params, search)
     result = test.TestResult(
         measurements, configuration=_configuration(params), main=(best or search.attempts[0]).measured.name
@@ -241,7 +241,7 @@ async def run(session: BenchSession, params: ThroughputParams) -> test.TestResul
             "All load levels, without their first 10 %",
             sorted(rows, key=lambda row: row.attempt.level),
             {f"Planned load ({params.unit})": lambda row: f"{row.attempt.level:g}"}
-            | {name: _of_level(cell) for name, cell in LEVEL_COLUMNS.items()}
+            | {name: _level_cell(cell) for name, cell in LEVEL_COLUMNS.items()}
             | {
                 "Status": lambda row: row.attempt.status,
                 "Why": lambda row: row.level.why,
@@ -255,7 +255,7 @@ async def run(session: BenchSession, params: ThroughputParams) -> test.TestResul
     return result
 
 
-def _of_level(cell: figures.Cell) -> figures.Cell:
+def _level_cell(cell: figures.Cell) -> figures.Cell:
     return lambda row: cell(row.level)
 
 

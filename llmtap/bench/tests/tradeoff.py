@@ -34,7 +34,7 @@ from llmtap.bench.run.levels import (
     share,
     verdict_text,
 )
-from llmtap.bench.run.measurement import steady_of
+from llmtap.bench.run.measurement import steady_part_of
 from llmtap.bench.run.pace import ExpectedLoads, expected_search
 from llmtap.bench.run.session import BenchSession, Load, OpenLoop
 from llmtap.bench.tests.throughput import DURATION_MIN
@@ -122,7 +122,7 @@ async def run(session: BenchSession, params: TradeoffParams) -> test.TestResult:
             duration_s=to_seconds(params.duration),
         )
         measured = await session.measure(name, load, slo=params.bounds.slo)
-        steady = steady_of(measured, to_seconds(params.duration))
+        steady = steady_part_of(measured, to_seconds(params.duration))
         violations = params.bounds.violations(steady)
         reason = verdict_text(steady, violations)
         attempts.append(LevelAttempt(rate_rps, measured, steady, not violations, reason))
@@ -135,7 +135,9 @@ async def run(session: BenchSession, params: TradeoffParams) -> test.TestResult:
         figures.table_of("Table 5: Throughput-Latency Table", measurements.levels, TABLE_5),
         figures.table_of("What else 5.3.4 has recorded at each level", measurements.levels, MORE_COLUMNS),
         test.ReportTable(
-            "Points of the curve (5.3.4)", ["Point", "Load", "By which rule"], _points(params, measurements)
+            "Points of the curve (5.3.4)",
+            ["Point", "Load", "By which rule"],
+            _point_rows(params, measurements),
         ),
     ]
     result.charts = _charts(measurements)
@@ -214,7 +216,7 @@ def _measurements(
     )
 
 
-def _points(params: TradeoffParams, measurements: TradeoffMeasurements) -> list[list[str]]:
+def _point_rows(params: TradeoffParams, measurements: TradeoffMeasurements) -> list[list[str]]:
     rules = {
         "knee_rps": ("Knee point", "TTFT P99 exceeds 2 x the smallest of all levels"),
         "saturation_rps": ("Saturation point (rule)", "throughput falls below that of the level before"),

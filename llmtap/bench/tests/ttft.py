@@ -12,11 +12,11 @@ import msgspec
 import pyarrow.compute as pc
 from msgspec import Meta
 
-from llmtap.bench.compliance.evidence import several
+from llmtap.bench.compliance.evidence import plural
 from llmtap.bench.run import figures, test
 from llmtap.bench.run.levels import Capacity, known_capacity, server_total
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.run.pace import ExpectedLoads, expected_at
+from llmtap.bench.run.pace import ExpectedLoads, expected_open_loops
 from llmtap.bench.run.session import BenchSession, Load, OpenLoop, make_load
 from llmtap.errors import ConfigError
 from llmtap.metrics.statistics import percentile
@@ -120,7 +120,7 @@ async def run(session: BenchSession, params: TtftParams) -> test.TestResult:
     ttft = measured.values("ttft_ns")
     measurements = TtftMeasurements(
         requests=measured.n,
-        answered=len(measured.ended_well()),
+        answered=len(measured.successful_rows()),
         ttft=figures.latency_row(ttft),
         ttft_by_input=_by_input(measured, load),
         ttft_any=_any_token(measured),
@@ -170,7 +170,7 @@ def _expected_loads(session: BenchSession, params: TtftParams) -> ExpectedLoads:
     if params.concurrency is not None:
         return ExpectedLoads(1, answers=params.requests / params.concurrency)
     rate = _rate(session, params)
-    return expected_at(params.requests, [SHARE if rate is None else 1.0], rate)
+    return expected_open_loops(params.requests, [SHARE if rate is None else 1.0], rate)
 
 
 def _by_input(measured: Measurement, load: Load) -> list[InputRange] | None:
@@ -178,7 +178,7 @@ def _by_input(measured: Measurement, load: Load) -> list[InputRange] | None:
     planned = load.plan.requests.input
     samples: dict[int, list[float]] = {}
     lengths = set()
-    table = measured.ended_well().select(["row", "input_tokens", "ttft_ns"])
+    table = measured.successful_rows().select(["row", "input_tokens", "ttft_ns"])
     for row, reported, ttft_ns in zip(*(column.to_pylist() for column in table.columns), strict=True):
         length = planned[row] if reported is None else reported
         lengths.add(length)
@@ -199,7 +199,7 @@ def _by_input(measured: Measurement, load: Load) -> list[InputRange] | None:
 
 def _any_token(measured: Measurement) -> AnyTokenRow | None:
     """Return the time to any token, or None if content always came first (5.1.3.1)."""
-    table = measured.ended_well()
+    table = measured.successful_rows()
     earlier = pc.less(table["ttft_any_ns"], table["ttft_ns"])  # The result is null if either value is null.
     only_other = pc.and_(pc.is_valid(table["ttft_any_ns"]), pc.is_null(table["ttft_ns"]))
     if not pc.any(earlier).as_py() and not pc.any(only_other).as_py():
@@ -300,7 +300,7 @@ def _charts(ttft: list[float], measured: Measurement, has_others: bool) -> list[
 
 
 def _notes(measurements: TtftMeasurements) -> Iterator[str]:
-    yield f"TTFT is of {several(measurements.ttft.n, 'answer')}, to the first content token"
+    yield f"TTFT is of {plural(measurements.ttft.n, 'answer')}, to the first content token"
     yield from figures.legend([measurements], "ttft")
     if measurements.ttft_any is not None:
         share = measurements.ttft_any.answers_with_others_first / max(1, measurements.answered)

@@ -35,17 +35,17 @@ def coarsen(columns: dict[str, pa.Array]) -> None:
     for column in COLUMNS:
         name = column.name
         if column.coarse is Coarse.TIME:
-            columns[name] = _rounded_down(columns[name], step)
+            columns[name] = _round_down(columns[name], step)
         elif column.coarse in (Coarse.BYTES, Coarse.TOKENS):
-            columns[name] = _rounded_up(columns[name], STEPS[column.coarse.value])
-    columns["arrival_ns"] = _rounded_down(columns["arrival_ns"], STEPS["arrival_us"] * 1_000)
+            columns[name] = _round_up(columns[name], STEPS[column.coarse.value])
+    columns["arrival_ns"] = _round_down(columns["arrival_ns"], STEPS["arrival_us"] * 1_000)
     us = pc.divide(columns["arrival_ns"], 1_000)
     columns["arrival"] = us.cast(pa.timestamp("us", "UTC"))
     columns["uncertainty_us"] = pc.add(columns["uncertainty_us"], step)
     columns["uncertain"] = pa.array([True] * len(us))
     messages = columns["message_bytes"]
     columns["message_bytes"] = pa.ListArray.from_arrays(
-        messages.offsets, _rounded_up(messages.values, STEPS["bytes"]), mask=messages.is_null()
+        messages.offsets, _round_up(messages.values, STEPS["bytes"]), mask=messages.is_null()
     )
     _merge_events(columns)
 
@@ -60,11 +60,12 @@ def floor_divide(values: pa.Array, step: int) -> pa.Array:
     return quotients
 
 
-def _rounded_down(values: pa.Array, step: int) -> pa.Array:
+def _round_down(values: pa.Array, step: int) -> pa.Array:
     return pc.multiply(floor_divide(values, step), step)
 
 
-def _rounded_up(sizes: pa.Array, least: int) -> pa.Array:
+def _round_up(sizes: pa.Array, least: int) -> pa.Array:
+    """Round sizes up to a multiple of half of their power of two, and of `least`."""
     sizes = pc.min_element_wise(sizes, pa.scalar(_SIZE_MAX, pa.int64()), skip_nulls=False)
     magnitude = pc.floor(pc.log2(pc.max_element_wise(sizes, 1, skip_nulls=False).cast(pa.float64())))
     digits = pc.max_element_wise(pc.subtract(magnitude.cast(pa.int64()), 1), least.bit_length() - 1)
@@ -73,12 +74,13 @@ def _rounded_up(sizes: pa.Array, least: int) -> pa.Array:
 
 
 def _merge_events(columns: dict[str, pa.Array]) -> None:
+    """Merge the events of one class in one step of time."""
     times, classes = columns["event_us"], columns["event_class"]
     if not len(times.values):
         return
     rows = pc.list_parent_indices(times).to_numpy()
     kinds = classes.values.dictionary_encode().indices.to_numpy()
-    us = _rounded_down(times.values, STEPS["time_us"]).to_numpy()
+    us = _round_down(times.values, STEPS["time_us"]).to_numpy()
     first = np.ones(len(rows), bool)
     first[1:] = np.any([np.diff(part) != 0 for part in (rows, us, kinds)], axis=0)
     starts = np.flatnonzero(first)
@@ -90,7 +92,7 @@ def _merge_events(columns: dict[str, pa.Array]) -> None:
     merged: dict[str, Any] = {
         "event_us": us[starts],
         "event_class": classes.values.take(pa.array(starts)),
-        "event_bytes": _rounded_up(pa.array(sizes), STEPS["bytes"]),
+        "event_bytes": _round_up(pa.array(sizes), STEPS["bytes"]),
         "event_flags": np.bitwise_or.reduceat(flags, starts) & ~np.uint8(_BLANK) | blank,
     }
     for name, values in merged.items():

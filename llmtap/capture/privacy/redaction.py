@@ -59,7 +59,9 @@ class Redactor:
     __slots__ = ("_chars_min", "_keys", "_rules")
 
     def __init__(self, rules: tuple[str, ...]) -> None:
-        own = [_own_rule(re.compile(rule.removeprefix(OWN_RULE))) for rule in rules if rule not in BUILT_IN]
+        own = [
+            _make_own_rule(re.compile(rule.removeprefix(OWN_RULE))) for rule in rules if rule not in BUILT_IN
+        ]
         # The operator's own patterns come first, because they are the most specific. The rule `key` is next,
         # because a key may contain digits that look like a phone number.
         self._rules = [*own, *(rule for name, rule in BUILT_IN.items() if name in rules)]
@@ -99,29 +101,29 @@ class _Walk:
 
     def value(self, value: Any) -> Any:
         if isinstance(value, str):
-            return self._redacted_text(value)
+            return self._redact_text(value)
         if isinstance(value, dict):
-            return self._redacted_object(value)
+            return self._redact_object(value)
         if isinstance(value, list):
             return [self.value(one) for one in value]
         # The number may be that of a card or a phone, written as a JSON number.
         if isinstance(value, int) and value > 10**11:
-            shown = self._redacted_text(str(value))
+            shown = self._redact_text(str(value))
             return value if shown == str(value) else shown
         return value
 
-    def _redacted_object(self, value: JsonObject, *, schema: bool = False) -> JsonObject:
+    def _redact_object(self, value: JsonObject, *, schema: bool = False) -> JsonObject:
         out: JsonObject = {}
         # {"name": "Authorization", "value": "..."}, as in lists of header fields.
         value_is_secret = self._names and any(_is_secret(value.get(key)) for key in ("name", "key"))
         for name, inner in value.items():
-            shown = self._redacted_text(name)
+            shown = self._redact_text(name)
             if shown in out:  # Two names became equal by redaction, for example two e-mail addresses.
                 shown = f"{shown}#{len(out)}"
             if self._names and (_is_secret(name) or (value_is_secret and name == "value")):
                 out[shown] = self._secret_mark(inner, schema=schema)
             elif name == "properties" and isinstance(inner, dict):
-                out[shown] = self._redacted_object(inner, schema=True)
+                out[shown] = self._redact_object(inner, schema=True)
             else:
                 out[shown] = self.value(inner)
         return out
@@ -133,7 +135,7 @@ class _Walk:
         # A tool has a parameter of this name. Its schema is not a secret value.
         if schema and isinstance(value, dict):
             return {
-                self._redacted_text(name): self.value(inner)
+                self._redact_text(name): self.value(inner)
                 if name in _SCHEMA_WORDS
                 else self._secret_mark(inner, schema=False)
                 for name, inner in value.items()
@@ -141,7 +143,7 @@ class _Walk:
         self.hits += 1
         return "[key]"
 
-    def _redacted_text(self, text: str) -> str:
+    def _redact_text(self, text: str) -> str:
         text, hits = self._text(text)
         self.hits += hits
         return text
@@ -160,6 +162,7 @@ _SCHEMA_WORDS: Final = frozenset({"type", "description", "title", "format", "min
 
 
 def _is_secret(name: Any) -> bool:
+    """Return whether the name of a member shows that its value is secret."""
     if not isinstance(name, str) or len(name) > 64:
         return False
     bare = name.lower().replace("-", "").replace("_", "").replace(".", "").replace(" ", "")
@@ -214,7 +217,7 @@ def _group_finder(pattern: str) -> Callable[[str], Iterator[_Span]]:
 
 
 def _pem_spans(text: str) -> Iterator[_Span]:
-    """Find private keys, to their end or to the end of the text."""
+    """Yield the spans of private keys in PEM, each to its end line, or to the end of the text without one."""
     end = 0
     for m in _pem_begin(text):
         if m.start() < end:
@@ -228,6 +231,7 @@ def _pem_spans(text: str) -> Iterator[_Span]:
 
 
 def _cookie_spans(text: str) -> Iterator[_Span]:
+    """Yield the spans of the cookies in Cookie fields."""
     end = 0
     for m in _cookie(text):
         if m.start() < end:
@@ -254,7 +258,7 @@ _assigned = re.compile(
     rf"(?:({_quote})([^\"'\\\n]{{3,1024}})|({_bare}{{4,}}))"
 )
 _ASSIGNED_NEEDLES: Final = ("pass", "pwd", "secret", "key", "token", "credential")
-_of_a_model = re.compile(
+_is_model_token = re.compile(
     r"(?i)(?:max|min|num|eos|bos|pad|unk|sep|cls|mask|stop|next|new|special|image|first|last|per)[_ -]?$"
 ).search
 """Words before "token" after which the tokens are those that models read, and no secrets."""
@@ -283,7 +287,7 @@ def _is_assignment(m: "re.Match[str]") -> bool:
     name, _, sign, _, quoted, bare = m.groups()
     if _no_value.fullmatch(quoted or bare):
         return False
-    if name.lower() == "token" and _of_a_model(m.string, max(0, m.start() - 9), m.start()):
+    if name.lower() == "token" and _is_model_token(m.string, max(0, m.start() - 9), m.start()):
         return False
     if quoted:
         return True
@@ -394,7 +398,7 @@ _PHONES: Final = (
 of a hit. A pattern begins with a character and looks back from it, because `re` searches for a character
 faster."""
 _PHONE_FINDS: Final = tuple((needle, re.compile(form).finditer, digits) for needle, form, digits in _PHONES)
-_called = re.compile(
+_phone_after_word = re.compile(
     r"[PTMCFWSDptmcfwsd\u017f](?<!\w.)(?i:(?<=p)hone|(?<=t)el(?:ephone)?|(?<=m)obile|(?<=c)ell|(?<=f)ax"
     r"|(?<=w)hatsapp|(?<=s)ms|(?<=d)ial|(?<=c)all(?: (?:me|us|him|her|them))?)\b"
     r"(?i:[ .:#-]|\b(?:at|on|is|number|no|nr)\b){0,8}(\(?\d(?:[ ./()-]{0,2}\d){6,14})(?![\w]|[.,]\d)"
@@ -407,7 +411,7 @@ def _redact_phones(text: str) -> tuple[str, int]:
     # Digits without separators are a quantity, unless they are long and follow a word such as "call".
     if text.isdigit() or not _seven_digits(text):
         return text, 0
-    called = (m.span(1) for m in _called(text) if len(m[1]) >= 9 or not m[1].isdigit())
+    called = (m.span(1) for m in _phone_after_word(text) if len(m[1]) >= 9 or not m[1].isdigit())
     phones = (_phone_spans(text, find, least) for needle, find, least in _PHONE_FINDS if needle in text)
     return _replace_spans(text, "[phone]", merge(called, *phones))
 
@@ -434,7 +438,7 @@ def _replace_spans(text: str, mark: str, spans: Iterable[_Span]) -> tuple[str, i
     return out.getvalue(), hits
 
 
-def _own_rule(pattern: "re.Pattern[str]") -> _Rule:
+def _make_own_rule(pattern: "re.Pattern[str]") -> _Rule:
     def rule(text: str) -> tuple[str, int]:
         # Ignore empty matches, which a pattern such as `x*` has everywhere.
         return _replace_spans(text, "[redacted]", (m.span() for m in pattern.finditer(text) if m[0]))

@@ -13,7 +13,7 @@ request's first k messages are all the messages of an earlier one, for the longe
 mixed. A request without messages and name has no session.
 
 - A branch (the same request again, or with another last message) stays in the session of its parent. The
-  number of a turn is its depth in the conversation, not a count. A first message that is sent again opens
+  number of a turn is its depth in the conversation, not a count. A first message that is sent again begins
   another session, because it may be from another person.
 - Among earlier exchanges with the same messages, one is preferred that has no follower and that had ended
   when the request arrived; then one with a follower after the same answer; then the latest.
@@ -83,14 +83,14 @@ class BlockHasher:
     def blocks(self, prompt: PromptShape) -> Blocks | None:
         """Return the blocks of a prompt; None, and count it, if the tokenizer fails."""
         try:
-            content, marks = self._laid_out(prompt)
+            content, marks = self._lay_out(prompt)
         except Exception:  # The tokenizer is third-party code and may raise any exception.
             self.skipped += 1
             return None
         tokens = None if self._tokenize is None else len(content) // ID_BYTES
         return Blocks(self._block_hashes(content, marks), tokens)
 
-    def _laid_out(self, prompt: PromptShape) -> tuple[bytearray, list[tuple[int, bytes]]]:
+    def _lay_out(self, prompt: PromptShape) -> tuple[bytearray, list[tuple[int, bytes]]]:
         """Return all text as bytes, and the marks with their places in it."""
         content = bytearray()
         marks = [(0, b"tools" + prompt.tools)] if prompt.tools else []
@@ -183,10 +183,11 @@ class Keys:
     """Digests by which the conversation of a request is found."""
 
     named: bytes | None = None
+    """Digest of the id by which the request names its conversation."""
     starter: bytes | None = None
     """Digest of the id of the conversation that started this one, for example of a subagent's caller."""
-    before: bytes | None = None
-    """Digest of the `previous_response_id`; the messages are a continuation of that response."""
+    previous_answer: bytes | None = None
+    """Digest of the `previous_response_id`: the messages continue the conversation after that response."""
     chain: list[bytes] = field(default_factory=list)
     """Digests of its messages (`chain`); empty if it has no conversation."""
     by: str | None = None
@@ -200,6 +201,7 @@ class _PastExchange:
     keys: tuple[bytes, ...]
     session: str
     turn: int
+    """Number of its turn."""
     id: str
     relay: str
     ended_ns: int | None
@@ -208,6 +210,7 @@ class _PastExchange:
     closing_ns: int
     """Time before the end in which the client may already have had the whole answer."""
     answered: bool
+    """Whether the server answered with a status below 400."""
     followed: bytes | None = None
     """Digest of the conversation with this answer, as the first follower sent it."""
 
@@ -250,15 +253,15 @@ class Sessions:
         if prompt is not None and prompt.chat:
             before = prompt.value.get("previous_response_id")
             if isinstance(before, str) and before:
-                keys.before = self._digest_id(before.encode("utf-8", "surrogatepass"))
-            keys.chain = chain(prompt, self._salt) if keys.before is None else []
+                keys.previous_answer = self._digest_id(before.encode("utf-8", "surrogatepass"))
+            keys.chain = chain(prompt, self._salt) if keys.previous_answer is None else []
             keys.by = _author_of(prompt.messages)
         return keys
 
     def turn(self, x: Exchange, keys: Keys) -> Turn | None:
         """Return the place of an exchange at its end, and remember the exchange; None if it has no
         session."""
-        if keys.named is None and keys.before is None and not keys.chain:
+        if keys.named is None and keys.previous_answer is None and not keys.chain:
             return None
         tag = self._digest(x.tenant.encode("utf-8", "surrogatepass"), _TAG_BYTES)
         own = None if keys.named is None else tag + keys.named
@@ -266,8 +269,8 @@ class Sessions:
         ended_wall_ns = x.arrival_wall_ns + ((ended_ns or x.timeline.arrival_ns) - x.timeline.arrival_ns)
         self._forget(ended_wall_ns - self._idle_ns)
         siblings = None if own is None else self._by_key.get(own, [])
-        if keys.before is not None:
-            parent = max(self._by_key.get(tag + keys.before, ()), key=_ended_wall_ns, default=None)
+        if keys.previous_answer is not None:
+            parent = max(self._by_key.get(tag + keys.previous_answer, ()), key=_ended_wall_ns, default=None)
         else:
             parent = self._parent(x, keys.chain, tag, siblings)
         known = siblings[0] if siblings else parent if own is None else None
@@ -290,7 +293,7 @@ class Sessions:
         self._remember(past)
         return Turn(
             session=session,
-            source="explicit" if own or keys.before else "prefix",
+            source="explicit" if own or keys.previous_answer else "prefix",
             number=number,
             parent=None if parent is None else parent.id,
             think_ns=None if parent is None else _think_ns(parent, x),
@@ -335,6 +338,7 @@ class Sessions:
                     self._by_key.pop(key, None)
 
     def _name_in(self, headers: Headers, prompt: PromptShape | None) -> bytes | None:
+        """Return the digest of the id by which the request names its conversation."""
         if (name := self._digest_of(headers, self._headers)) is not None:
             return name
         for steps in self._fields if prompt is not None else ():
@@ -365,6 +369,7 @@ def _ended_wall_ns(past: _PastExchange) -> int:
 
 
 def _latest_ended(candidates: Sequence[_PastExchange], x: Exchange) -> _PastExchange | None:
+    """Return the latest candidate that had ended when the exchange arrived."""
     ended = [past for past in candidates if _think_ns(past, x) is not None]
     return max(ended, key=_ended_wall_ns, default=None)
 
@@ -396,13 +401,14 @@ def _closing_ns(x: Exchange, ended_ns: int | None) -> int:
 
 
 def _think_ns(parent: _PastExchange, x: Exchange) -> int | None:
+    """Return the think time before an exchange; None if the parent's end is unknown or later."""
     if parent.ended_ns is None:
         return None
     if parent.relay == x.relay:  # The monotonic clock is correct even if the wall clock was set in between.
-        passed_ns = x.timeline.arrival_ns - parent.ended_ns
+        elapsed_ns = x.timeline.arrival_ns - parent.ended_ns
     else:
-        passed_ns = x.arrival_wall_ns - parent.ended_wall_ns
-    return max(0, passed_ns) if passed_ns >= -parent.closing_ns else None
+        elapsed_ns = x.arrival_wall_ns - parent.ended_wall_ns
+    return max(0, elapsed_ns) if elapsed_ns >= -parent.closing_ns else None
 
 
 def _author_of(messages: list[PromptMessage]) -> str | None:

@@ -23,7 +23,7 @@ from llmtap.capture.schema import CaptureInfo, CaptureLedger, RelayCount
 
 COLUMNS = ("capture", "relay", "seq", "id")
 _LATER = r"-[0-9]+\.(?:[2-9]|[1-9][0-9]+)$"
-"""Matches the id of a later response of a session, which has the same number as the first response."""
+"""Matches the id of the second or a later response of a session. All its responses have the same number."""
 
 
 @dataclass(slots=True)

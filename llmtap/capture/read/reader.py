@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from llmtap.capture import schema
-from llmtap.capture.options import LEVELS, redacted
+from llmtap.capture.options import LEVELS, redact_url
 from llmtap.capture.read import integrity
 from llmtap.capture.store.rows import exchanges_of
 from llmtap.capture.store.spool import SpoolContents, SpoolError, read_spool
@@ -41,7 +41,7 @@ _VALUE_BYTES: Final = 8
 _ROWS_MAX: Final = 10_000
 _ROWS_MIN: Final = 64
 _URL: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
-_OURS: Final = "llmtap-*.parquet"
+_OWN_FILES: Final = "llmtap-*.parquet"
 _SPOOLS: Final = "llmtap-*.spool"
 _SPOOL_FOLDER: Final = ".spool"
 
@@ -213,7 +213,7 @@ def read(where: Where | Sequence[Where], *, skip_broken: bool = False) -> Captur
     broken: list[tuple[str, str]] = []
     for file in _all_entries(places):
         try:
-            opened = _opened_or_later(file, places)
+            opened = _open_file_or_successor(file, places)
         except CaptureError as exc:
             if not skip_broken:
                 raise
@@ -222,12 +222,14 @@ def read(where: Where | Sequence[Where], *, skip_broken: bool = False) -> Captur
             if opened is not None:
                 opened_files[opened.name] = opened
     if not opened_files and not broken:
-        raise CaptureError(redacted(places[0]), "the Parquet files were removed while llmtap read the folder")
+        raise CaptureError(
+            redact_url(places[0]), "the Parquet files were removed while llmtap read the folder"
+        )
     return Capture(list(opened_files.values()), broken, places, skip_broken=skip_broken)
 
 
-def _opened_or_later(file: _FileEntry, places: Sequence[str]) -> CaptureFile | None:
-    """Open the file, or the Parquet file that a spool has become; None if it was deleted."""
+def _open_file_or_successor(file: _FileEntry, places: Sequence[str]) -> CaptureFile | None:
+    """Open a file. If it is a spool that has become a Parquet file, open that; None if it was deleted."""
     with suppress(FileNotFoundError):
         return _open_entry(file)
     later = _parquet_of_spool(file.stem, places) if file.spool else None
@@ -249,7 +251,7 @@ def _all_entries(places: Sequence[str]) -> list[_FileEntry]:
     for place, waiting in zip(places, spools, strict=True):
         here = waiting + _entries_at(place, spools=False)
         if not here:
-            raise CaptureError(redacted(place), *_nothing_at(place))
+            raise CaptureError(redact_url(place), *_no_file_problem(place))
         files |= {file.name: file for file in sorted(here, key=lambda f: f.order) if file.name not in files}
     finished = {file.stem for file in files.values() if not file.spool}
     return [file for file in files.values() if not (file.spool and file.stem in finished)]
@@ -265,7 +267,8 @@ def _parquet_of_spool(stem: str, places: Sequence[str]) -> _FileEntry | None:
     return None
 
 
-def _nothing_at(place: str) -> tuple[str, str]:
+def _no_file_problem(place: str) -> tuple[str, str]:
+    """Return the problem and the hint for a place without files."""
     if not _URL.match(place) and (Path(place).expanduser() / _SPOOL_FOLDER).is_dir():
         return "no Parquet file found, and the spool is empty", "nothing has been captured there yet"
     if _URL.match(place):
@@ -275,15 +278,15 @@ def _nothing_at(place: str) -> tuple[str, str]:
 
 def _entries_at(place: str, *, spools: bool) -> list[_FileEntry]:
     """Return the spools, or the other files, at a place."""
-    shown = redacted(place)  # URLs may carry keys
+    shown = redact_url(place)  # URLs may carry keys
     if spools and _URL.match(place) and not place.startswith("file:"):
         return []  # Spools are always local.
     try:
         store, path, prefix = _store_of(place)
-        there = store.get_file_info(path)
-        if there.type == fs.FileType.NotFound:
+        found_info = store.get_file_info(path)
+        if found_info.type == fs.FileType.NotFound:
             raise CaptureError(shown, "does not exist")
-        infos = [there] if there.type == fs.FileType.File else _in_folder(store, path)
+        infos = [found_info] if found_info.type == fs.FileType.File else _in_folder(store, path)
     except _READ_ERRORS as exc:
         raise CaptureError(shown, f"cannot be read: {_first_line(exc)}") from None
     entries = [_FileEntry(prefix + f.path, f.path, store, f.size or 0) for f in infos]
@@ -298,8 +301,8 @@ def _store_of(place: str) -> tuple[Any, str, str]:
         store, path = fs.FileSystem.from_uri(place)
     except (pa.ArrowException, ValueError) as exc:
         # Arrow repeats the URL in its errors, with all that it carries.
-        why = f": {_first_line(exc)}" if redacted(place) == place else ""
-        raise CaptureError(redacted(place), f"is not a URL that llmtap can read{why}") from None
+        why = f": {_first_line(exc)}" if redact_url(place) == place else ""
+        raise CaptureError(redact_url(place), f"is not a URL that llmtap can read{why}") from None
     return store, path, place[: place.index("://") + 3]
 
 
@@ -314,7 +317,7 @@ def _in_folder(store: Any, folder: str) -> list[Any]:
             continue
         folders = folders[:-1] if spool and folders[-1:] == [_SPOOL_FOLDER] else folders
         if not any(part[0] in "._" for part in (*folders, name)):
-            (ours if spool or fnmatchcase(name, _OURS) else others).append(f)
+            (ours if spool or fnmatchcase(name, _OWN_FILES) else others).append(f)
     return ours or others
 
 
@@ -325,7 +328,7 @@ def _open_entry(entry: _FileEntry) -> CaptureFile:
     """Open a file. Raises FileNotFoundError if it was deleted, else CaptureError."""
     name, path, store, size = entry
     if entry.spool:
-        return _opened_spool(entry)
+        return _open_spool(entry)
     try:
         with store.open_input_file(path) as source, pq.ParquetFile(source) as file:
             info = schema.info_of(file.schema_arrow)
@@ -345,7 +348,7 @@ def _open_entry(entry: _FileEntry) -> CaptureFile:
     return CaptureFile(name, rows, size, info, path, store)
 
 
-def _opened_spool(entry: _FileEntry) -> CaptureFile:
+def _open_spool(entry: _FileEntry) -> CaptureFile:
     """Open a spool. Raises FileNotFoundError if it was deleted, else CaptureError."""
     path = Path(entry.path)
     try:

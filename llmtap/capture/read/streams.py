@@ -62,7 +62,7 @@ class _CountedInput(io.RawIOBase):
         return len(data)
 
 
-class _Prefixed(io.RawIOBase):
+class _PrefixedInput(io.RawIOBase):
     """Input that first returns the bytes that were already read."""
 
     def __init__(self, head: bytes, rest: BinaryIO) -> None:
@@ -112,12 +112,12 @@ def open_input(source: str, head_bytes: int, progress: Progress | None = None) -
             stream.seek(0)
             yield InputFile(raw, head, stream, True)
             return
-        plain: Any = io.BufferedReader(_Prefixed(head, raw), _BUFFER_BYTES)  # type: ignore[arg-type]
+        plain: Any = io.BufferedReader(_PrefixedInput(head, raw), _BUFFER_BYTES)  # type: ignore[arg-type]
         if codec is not None:
             # pa.NativeFile has the interface of a raw file.
             plain = io.BufferedReader(pa.CompressedInputStream(plain, codec), _BUFFER_BYTES)
         head = _read_up_to(plain, head_bytes)
-        yield InputFile(raw, head, io.BufferedReader(_Prefixed(head, plain), _BUFFER_BYTES), False)
+        yield InputFile(raw, head, io.BufferedReader(_PrefixedInput(head, plain), _BUFFER_BYTES), False)
 
 
 def _read_up_to(file: Any, n: int) -> bytes:
@@ -189,7 +189,7 @@ def _open_private(path: str, flags: int) -> int:
 
 def _check_free(path: Path, *, replace: bool) -> None:
     if path.is_dir():
-        raise ConfigError(str(path), "is a folder")
+        raise ConfigError(str(path), "is a folder", "name a file to write")
     if path.exists() and not path.is_file():
         raise ConfigError(str(path), "is not a regular file", "to write to standard output, use -")
     if path.exists() and not replace:

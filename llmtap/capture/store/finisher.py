@@ -32,6 +32,7 @@ from llmtap.capture.store.spool import SpoolContents, SpoolError, read_spool
 log = logging.getLogger(__name__)
 
 BACK_OFF_S: Final = 0.5
+"""First pause before a failed spool is tried again; it doubles up to BACK_OFF_S_MAX."""
 BACK_OFF_S_MAX: Final = 30.0
 
 
@@ -48,15 +49,17 @@ class ClosedSpool:
 
 
 @dataclass(slots=True)
-class Finished:
+class FinisherCounts:
     """Counts of a finisher."""
 
     files: int = 0
     failures: int = 0
     recovered_rows: int = 0
+    """Rows of spools that an earlier process left."""
     damaged_batches: int = 0
     damaged_bytes: int = 0
     lost_rows: int = 0
+    """Rows of spools that were removed before they became files."""
 
 
 class Finisher:
@@ -66,7 +69,7 @@ class Finisher:
         self, place: CapturePlace, spool_folder: Path, on_delivered: Callable[[str, int], None]
     ) -> None:
         """`on_delivered(name, bytes)` is called for each file that is in its place."""
-        self.counts = Finished()
+        self.counts = FinisherCounts()
         self.ledger = CaptureLedger()
         """Ledger of the newest file of our own spools; a recovered spool may be of another capture."""
         self.problem: str | None = None
@@ -98,16 +101,18 @@ class Finisher:
         self._thread.start()
 
     def add(self, spool: ClosedSpool) -> None:
+        """Queue a closed spool."""
         with self._wake:
             self._queue.append(spool)
             self._wake.notify()
 
     def retry_soon(self) -> None:
+        """End the pause before the next attempt."""
         with self._wake:
             self._retry_now = True
             self._wake.notify()
 
-    def look(self) -> None:
+    def forget_removed(self) -> None:
         """Forget faulty spools that were removed."""
         with self._wake:
             self._faulty_spools = [spool for spool in self._faulty_spools if spool.path.exists()]
@@ -179,6 +184,7 @@ class Finisher:
         self.problem = reason
 
     def _leave_spool(self, spool: ClosedSpool, exc: Exception) -> None:
+        """Report a faulty spool, and leave it where it is."""
         log.error("event=capture_spool_left spool=%s reason=%r", spool.path, str(exc))
         with self._wake:
             self.counts.failures += 1
@@ -245,15 +251,15 @@ def _shows_losses(contents: SpoolContents) -> bool:
     )
 
 
-_OURS: Final = re.compile(r"llmtap-\d{8}T\d{9}Z-[A-Za-z0-9_]+-\d{4,}-[0-9a-f]{4,8}\.parquet")
+_OWN_NAME: Final = re.compile(r"llmtap-\d{8}T\d{9}Z-[A-Za-z0-9_]+-\d{4,}-[0-9a-f]{4,8}\.parquet")
 """Only files with such names are counted, and deleted at the limit."""
 
 
 class LocalFiles:
     """Our files in a local folder: their bytes, and deletion of the oldest. A remote place has none.
 
-    Our names sort by age; the folder may be shared with other captures and files. `look` and `delete_oldest`
-    are for the store's thread, `add` is for the finisher's.
+    Our names sort by age; the folder may be shared with other captures and files. `list_folder` and
+    `delete_oldest` are for the store's thread, `add` is for the finisher's.
     """
 
     def __init__(self, folder: Path | None, tag: str) -> None:
@@ -266,18 +272,18 @@ class LocalFiles:
         self._tag = f"-{tag}-"
         self._sizes: dict[str, int] = {}
         self._new_files: dict[str, int] = {}
-        """Files added during `look`."""
+        """Files added during `list_folder`."""
         self._guard = threading.Lock()
 
-    def look(self) -> None:
-        """List the folder: other programs may have moved files away."""
+    def list_folder(self) -> None:
+        """List the folder again, since other programs may have moved files away."""
         sizes = {}
         with self._guard:
             self._new_files = {}
         if self._folder is not None:
             with suppress(OSError), os.scandir(self._folder) as entries:
                 for entry in entries:
-                    if _OURS.fullmatch(entry.name):
+                    if _OWN_NAME.fullmatch(entry.name):
                         with suppress(OSError):
                             sizes[entry.name] = entry.stat().st_size
         with self._guard:

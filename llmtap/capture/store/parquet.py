@@ -3,7 +3,7 @@
 `finisher.py` makes files of the meter's spools with `write_parquet`. Replays, benchmarks and simulations add
 their exchanges to a `RunWriter`. `place_of` turns a path or a URL into a `CapturePlace`, whose `put` stores
 a file. URLs may carry keys (`s3://access:secret@bucket/...`): no message and no log line has them
-(`redacted`).
+(`redact_url`).
 
 The encodings are chosen by measurements with streams of 200 tokens about 20 ms apart (jitter 1 to 2 ms),
 8,000 exchanges in one row group, zstd level 3, bytes per event:
@@ -45,7 +45,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from llmtap.capture.columns import COLUMNS
-from llmtap.capture.options import HARMLESS, redacted
+from llmtap.capture.options import HARMLESS, redact_url
 from llmtap.capture.schema import META_KEY, SCHEMA, CaptureInfo, CaptureLedger, RelayCount
 from llmtap.capture.store.rows import to_batch
 from llmtap.clock import Clock, SystemClock
@@ -58,11 +58,11 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT_S: Final = 5.0
 REQUEST_TIMEOUT_S: Final = 20.0
-"""Longest silence of a store. The SDK tries once more when it closes."""
+"""Maximum time without an answer of a store. The SDK sends one more request when a file is closed."""
 _PART_BYTES: Final = 8 << 20
 _REASON_LENGTH: Final = 300
-_SLIP: Final = re.compile(r"(?:s3|gs|gcs|abfss?|hdfs|file):")
-_S3_KNOWN: Final = frozenset(("region", "scheme", "endpoint_override"))
+_URL_WITHOUT_SLASHES: Final = re.compile(r"(?:s3|gs|gcs|abfss?|hdfs|file):")
+_S3_FIELDS: Final = frozenset(("region", "scheme", "endpoint_override"))
 
 
 class PlaceError(LlmtapError):
@@ -93,7 +93,7 @@ class CapturePlace(Protocol):
 def place_of(to: str) -> CapturePlace:
     """Return the place of that name without access to it. Raises ConfigError for an invalid URL."""
     if "://" not in to:
-        if (slip := _SLIP.match(to)) is not None:
+        if (slip := _URL_WITHOUT_SLASHES.match(to)) is not None:
             raise ConfigError(
                 "capture.to", f"expected a URL, got {slip[0]!r}", f"such as {slip[0]}//bucket/prefix"
             )
@@ -169,7 +169,7 @@ class RemotePlace:
 
     def __init__(self, url: str) -> None:
         """Raises ConfigError for an invalid URL."""
-        self.name = redacted(url)
+        self.name = redact_url(url)
         self._secrets = _secrets_of(url)
         self._connect, self._prefix = _s3_store(url) if url.startswith("s3://") else self._other_store(url)
         self._store: FileSystem | None = None
@@ -186,11 +186,13 @@ class RemotePlace:
             store = self.store()
             size = self._upload(store, source, path)
             # A store may lose the end of a file without an error. Compare the size: cheap beside an upload.
-            there = store.get_file_info(path).size
+            stored_bytes = store.get_file_info(path).size
         except (OSError, pa.ArrowException) as exc:
             raise PlaceError(f"{name} cannot be uploaded to {self.name}: {self._clean_text(exc)}") from None
-        if there != size:
-            raise PlaceError(f"{name} was not uploaded completely to {self.name}: {there} of {size} bytes")
+        if stored_bytes != size:
+            raise PlaceError(
+                f"{name} was not uploaded completely to {self.name}: {stored_bytes} of {size} bytes"
+            )
 
     @staticmethod
     def _upload(store: "FileSystem", source: Path, path: str) -> int:
@@ -237,7 +239,7 @@ def _s3_store(url: str) -> tuple[Callable[[], "FileSystem"], str]:
     the store would hang without a network."""
     from pyarrow import fs
 
-    shown = redacted(url)
+    shown = redact_url(url)
     rest, _, query = url.removeprefix("s3://").partition("?")
     user, secret = None, None
     if ":" in rest.rpartition("@")[0]:
@@ -248,9 +250,9 @@ def _s3_store(url: str) -> tuple[Callable[[], "FileSystem"], str]:
         raise ConfigError("capture.to", f"{shown} names no bucket", "such as s3://bucket/prefix")
     fields = dict(parse_qsl(query))
     for name in fields:
-        if name not in _S3_KNOWN:
+        if name not in _S3_FIELDS:
             problem = f"the URL {shown} has an unknown field {name!r} after the ?"
-            raise ConfigError("capture.to", problem, f"known fields: {', '.join(sorted(_S3_KNOWN))}")
+            raise ConfigError("capture.to", problem, f"known fields: {', '.join(sorted(_S3_FIELDS))}")
     endpoint = fields.get("endpoint_override", "")
     scheme, separator, host = endpoint.partition("://")
     options: dict[str, Any] = {
@@ -282,7 +284,7 @@ def _s3_store(url: str) -> tuple[Callable[[], "FileSystem"], str]:
 
 
 def _secrets_of(url: str) -> list[str]:
-    """Return all that `redacted` hides, as written and decoded, longest first."""
+    """Return all that `redact_url` hides, as written and decoded, longest first."""
     rest, _, query = url.partition("://")[2].partition("?")
     texts = {url}
     if "@" in rest:
@@ -344,7 +346,7 @@ FILE_BYTES: Final = 64 << 20
 
 def check_place(to: str | Path) -> CapturePlace:
     """Open the place of a capture; create and try a local folder. Raises ConfigError with the place `to`."""
-    shown = redacted(str(to))
+    shown = redact_url(str(to))
     try:
         place = place_of(str(to))
         if place.folder is not None:
@@ -370,7 +372,7 @@ class RunWriter:
 
         `expected`: exchanges opened by each relay. `info` gets the capture's id, our version and the time.
         """
-        self._shown = redacted(str(to))
+        self._shown = redact_url(str(to))
         self._clock = SystemClock() if clock is None else clock
         now_ns = self._clock.wall_ns()
         began = datetime.fromtimestamp(now_ns // 10**9, UTC)

@@ -31,6 +31,7 @@ from llmtap.exchange.outcome import EventClass, Outcome, Reading, TokenSource
 from llmtap.exchange.strings import clean_path
 
 _OWN: Final = [column for column in COLUMNS if column.path and column.place[0] not in OPTIONAL]
+"""Columns of attributes that every Exchange has."""
 _SAME: Final = {column.name: column.path for column in _OWN if column.unit is Unit.SAME}
 _OFFSETS: Final = {column.name: column.path for column in _OWN if column.unit is Unit.OFFSET}
 _DURATIONS: Final = {column.name: column.path for column in _OWN if column.unit is Unit.DURATION}
@@ -59,7 +60,7 @@ _NAMES: Final = pa.array(EVENT_CLASS_NAMES, pa.string())
 _JSON_BYTES_MAX: Final = 64 << 10
 """Maximum size of a JSON value. A provider's usage has some hundred bytes."""
 _WORD_CHARS_MAX: Final = 64
-_SUSPECT: Final = re.compile(rb'[^!-~]|\\|[^"]{%d}' % (_WORD_CHARS_MAX + 1))
+_MAY_CONTAIN_TEXT: Final = re.compile(rb'[^!-~]|\\|[^"]{%d}' % (_WORD_CHARS_MAX + 1))
 """Matches compact JSON that may contain text: numbers and short words have no blank and no escape."""
 _WORD: Final = re.compile(rf"[!-~]{{1,{_WORD_CHARS_MAX}}}")
 _DEPTH_MAX: Final = 8
@@ -119,8 +120,8 @@ def _encode(xs: Sequence[exchange.Exchange], capture: str, level: str) -> pa.Rec
 def _add_times(xs: Sequence[exchange.Exchange], columns: dict[str, Any]) -> pa.Array:
     """Compute all points and durations as one long column; return the monotonic arrivals."""
     n = len(xs)
-    arrived, *rest = zip(*map(_times_of, xs), strict=True)
-    arrivals, zeros = pa.array(arrived, pa.int64()), pa.array(bytes(n), pa.int64())
+    arrivals_ns, *rest = zip(*map(_times_of, xs), strict=True)
+    arrivals, zeros = pa.array(arrivals_ns, pa.int64()), pa.array(bytes(n), pa.int64())
     origins = pa.concat_arrays([arrivals] * len(_OFFSETS) + [zeros] * (len(_DURATIONS) + 1))
     wall = [x.arrival_wall_ns for x in xs]
     us = _floor_us(pc.subtract(_arrow_column([*chain(*rest, wall)], len(origins), pa.int64()), origins))
@@ -278,7 +279,7 @@ def _json_text(value: object, *, words: bool = False) -> str | None:
             data = _to_json(value)
         except UnicodeError:
             data = json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
-        if words and _SUSPECT.search(data):
+        if words and _MAY_CONTAIN_TEXT.search(data):
             data = _to_json(_without_texts(_from_json(data), _DEPTH_MAX))
         return data.decode() if len(data) <= _JSON_BYTES_MAX else None
     except Exception:  # The value of the provider may be nested too deep, too large, or no JSON type.

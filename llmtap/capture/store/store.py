@@ -28,7 +28,7 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from llmtap.capture.options import CaptureOptions, redacted
+from llmtap.capture.options import CaptureOptions, redact_url
 from llmtap.capture.schema import CaptureInfo, CaptureLedger
 from llmtap.capture.store import parquet
 from llmtap.capture.store.finisher import ClosedSpool, Finisher, LocalFiles
@@ -38,14 +38,16 @@ from llmtap.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
-LOOK_AGAIN_NS: Final = 1_000_000_000
+FULL_DISK_ERRORS: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+FULL_CHECK_NS: Final = 1_000_000_000
+"""The same interval while the total size is reached."""
 MARGIN_BYTES: Final = 128 << 10
 """Free disk space required beside the size of a spool, for ledgers and the 15 KB of any Parquet file."""
 NOTES_BYTES: Final = 32 << 10
 """Share of the limit for ledgers without rows: a spool's head takes 6 KB, a file of it 3 KB."""
 NOTES_SPOOL_BYTES: Final = 16 << 10
-LOOK_NOW_AND_THEN_NS: Final = 10_000_000_000
+FOLDER_CHECK_NS: Final = 10_000_000_000
+"""Interval at which the folders are measured."""
 _HEAD_BYTES: Final = 6 << 10
 _FRAME_BYTES: Final = 1 << 10
 """Fixed cost of a batch: Arrow's description of 100 columns, packed, and the ledger behind it."""
@@ -84,7 +86,7 @@ def spool_folder(options: CaptureOptions) -> Path:
     if place.folder is not None:
         return place.folder / ".spool"
     state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-    name = hashlib.sha256(redacted(options.to).encode()).hexdigest()[:12]
+    name = hashlib.sha256(redact_url(options.to).encode()).hexdigest()[:12]
     return Path(state) / "llmtap" / f"spool-{name}"
 
 
@@ -132,7 +134,7 @@ class Store:
         self._lock: int | None = None
         self._writer: SpoolWriter | None = None
         self._began_ns = 0
-        self._looked_ns = 0
+        self._measured_ns = 0
         self._noted_ledger: CaptureLedger | None = None
         self._number = 0
         self._rows = self._bytes = 0
@@ -165,7 +167,10 @@ class Store:
         assert self._lock is not None, "not open"
         deleted = self._files.deleted_rows
         if batch.num_rows and not self._has_room(batch):
-            self._pause("total_bytes", f"{self._options.total_bytes} bytes are the bound of the total")
+            self._pause(
+                "total_bytes",
+                f"spools and files have reached capture.total_bytes ({self._options.total_bytes} bytes)",
+            )
             is_stored = False
         else:
             is_stored = self._keep_batch(batch, ledger)
@@ -182,7 +187,7 @@ class Store:
         due = writer is not None and (writer.rows > 0 or self.problem is None)
         if due and now_ns - self._began_ns >= self._options.rotate_every:
             self.rotate()
-        if now_ns - self._looked_ns >= LOOK_NOW_AND_THEN_NS:
+        if now_ns - self._measured_ns >= FOLDER_CHECK_NS:
             self._measure_folders(now_ns)
 
     def rotate(self) -> None:
@@ -237,6 +242,7 @@ class Store:
     # ---------------------------------------------------------------- writing
 
     def _keep_batch(self, batch: pa.RecordBatch, ledger: CaptureLedger) -> bool:
+        """Write the batch to the spool. Return False if that is not possible now."""
         if self._files.deleted_rows:
             dropped = {**ledger.dropped, "deleted": self._files.deleted_rows}
             ledger = msgspec.structs.replace(ledger, dropped=dropped)
@@ -245,7 +251,7 @@ class Store:
         try:
             self._write(batch, ledger)
         except OSError as exc:
-            full = exc.errno in FULL
+            full = exc.errno in FULL_DISK_ERRORS
             if batch.num_rows or not full:
                 self._pause("disk_full" if full else "folder", exc.strerror or str(exc))
             return False
@@ -262,27 +268,27 @@ class Store:
 
     def _write(self, batch: pa.RecordBatch, ledger: CaptureLedger) -> None:
         if self._writer is not None and not self._writer.present:
-            self._make_again()
+            self._restore_folder()
             self._writer.restore()
             log.warning(
                 "event=capture_spool_restored spool=%s rows=%d", self._writer.path, self._writer.rows
             )  # fmt: skip
         elif not (self._folder / LOCK).exists():
-            self._make_again()
+            self._restore_folder()
         if batch.num_rows:
-            self._leave_room(batch)
+            self._check_disk_space(batch)
         old = self._writer
         grown = old is not None and not (old.rows or batch.num_rows) and old.bytes >= NOTES_SPOOL_BYTES
         writer = self._begin_spool() if old is None or grown else old
         before = writer.bytes
         # Write the ledger to each spool, so that each file shows which exchanges are missing.
-        news = ledger if ledger != self._noted_ledger or not writer.notes else None
+        new_ledger = ledger if ledger != self._noted_ledger or not writer.notes else None
         sync = self._options.fsync == "batch"
         try:
             if batch.num_rows:
-                writer.append(batch, news, sync=sync)
-            elif news is not None:
-                writer.note(news, sync=sync)
+                writer.append(batch, new_ledger, sync=sync)
+            elif new_ledger is not None:
+                writer.note(new_ledger, sync=sync)
         except OSError:
             if writer is not old:
                 _discard_spool(writer)
@@ -315,7 +321,7 @@ class Store:
         self._bytes += writer.bytes
         return writer
 
-    def _make_again(self) -> None:
+    def _restore_folder(self) -> None:
         """Create the removed folder and its lock again. Raises OSError."""
         parquet.make_folder(self._folder)
         old, self._lock = self._lock, None
@@ -327,7 +333,7 @@ class Store:
         if old is not None:
             os.close(old)
 
-    def _leave_room(self, batch: pa.RecordBatch) -> None:
+    def _check_disk_space(self, batch: pa.RecordBatch) -> None:
         """Raise OSError if the batch would take the disk that spools need to become files."""
         disk = os.statvfs(self._folder)
         if not disk.f_blocks:
@@ -340,7 +346,8 @@ class Store:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _has_room(self, batch: pa.RecordBatch) -> bool:
-        """Whether the batch fits below the bound, after deletions if they are allowed."""
+        """Return whether the batch fits below `total_bytes`, if necessary after deletions that are
+        allowed."""
         bound = self._options.total_bytes - NOTES_BYTES
         if self._writer is None:
             bound -= _HEAD_BYTES
@@ -350,18 +357,19 @@ class Store:
         if self._bytes_on_disk() <= bound:
             return True
         now_ns = self._clock.mono_ns()
-        if self.problem != "total_bytes" or now_ns - self._looked_ns >= LOOK_AGAIN_NS:
+        if self.problem != "total_bytes" or now_ns - self._measured_ns >= FULL_CHECK_NS:
             self._measure_folders(now_ns)
         if self._options.when_full == "oldest":
             while self._bytes_on_disk() > bound and self._files.delete_oldest():
                 pass
         if self._bytes_on_disk() <= bound:
             return True
-        # As a Parquet file the spool is smaller, and may be deleted at the limit.
+        # As a Parquet file, the spool is smaller and may be deleted at the limit.
         self._rotate_rows()
         return False
 
     def _bytes_on_disk(self) -> int:
+        """Return the bytes of spools and of our local files."""
         return self._finisher.waiting[1] + self._files.bytes + self._open_bytes
 
     @property
@@ -375,9 +383,9 @@ class Store:
             self.rotate()
 
     def _measure_folders(self, now_ns: int) -> None:
-        self._looked_ns = now_ns
-        self._files.look()
-        self._finisher.look()
+        self._measured_ns = now_ns
+        self._files.list_folder()
+        self._finisher.forget_removed()
 
     def _pause(self, problem: str, reason: str) -> None:
         if problem != self.problem:
@@ -411,7 +419,7 @@ def _probe_folder(key: str, folder: Path) -> list[Path]:
         finally:
             probe.unlink(missing_ok=True)
     except OSError as exc:
-        if exc.errno not in FULL:
+        if exc.errno not in FULL_DISK_ERRORS:
             raise ConfigError(
                 key,
                 f"{folder} cannot be written: {exc.strerror}",

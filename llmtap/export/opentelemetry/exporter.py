@@ -47,9 +47,9 @@ from llmtap.export.opentelemetry.signals import (
     ExchangeIds,
     MetricRecorder,
     Totals,
+    common_values_of,
     metrics_of,
     start_span,
-    terms_of,
 )
 from llmtap.export.options import OtlpOptions
 from llmtap.export.sinks import ExporterState, SeriesKey
@@ -82,29 +82,32 @@ class _Receiver(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]  # grpc
         self.rejected = 0
         self._logged_events: set[str] = set()
 
-    def expect(self) -> None:
+    def begin_request(self) -> None:
+        """Forget the answer to the previous request."""
         self.answer, self.rejected = None, 0
 
     def intercept_unary_unary(self, proceed: Any, details: Any, request: Any) -> Any:
         call, status = proceed(details, request), grpc.StatusCode
         code = call.code()
         if code is status.OK:
-            self.took(call.result().partial_success)
+            self.on_success(call.result().partial_success)
         else:
             again = code in (
                 status.CANCELLED, status.DEADLINE_EXCEEDED, status.ABORTED, status.OUT_OF_RANGE,
                 status.UNAVAILABLE, status.DATA_LOSS,
             )  # fmt: skip
-            self.failed("again" if again else "refused", f"{code.name}: {call.details()}")
+            self.on_failure("again" if again else "refused", f"{code.name}: {call.details()}")
         return call
 
-    def took(self, partial: Any) -> None:
+    def on_success(self, partial: Any) -> None:
+        """Record a successful request; `partial`: spans that the receiver rejected."""
         self.answer = "ok"
         self.rejected = getattr(partial, "rejected_spans", 0)
         if partial.error_message:
             self.log("otlp_rejected", partial.error_message)
 
-    def failed(self, answer: Answer, problem: str) -> None:
+    def on_failure(self, answer: Answer, problem: str) -> None:
+        """Record a failed request; `answer`: `again` if it may be repeated, else `refused`."""
         self.answer = answer
         self.log("otlp_failed", problem)
 
@@ -116,6 +119,8 @@ class _Receiver(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]  # grpc
 
 
 class _Session(requests.Session):
+    """HTTP session of the SDK's exporters that passes the receiver's answers to a `_Receiver`."""
+
     def __init__(self, receiver: _Receiver, response: Any) -> None:
         super().__init__()
         self._receiver, self._response = receiver, response
@@ -125,20 +130,20 @@ class _Session(requests.Session):
         try:
             response = super().request(*args, **options)
         except requests.RequestException as exc:
-            receiver.failed("again", f"{type(exc).__name__}: {exc}")
+            receiver.on_failure("again", f"{type(exc).__name__}: {exc}")
             raise
         if 200 <= response.status_code < 300:
             try:
-                receiver.took(self._response.FromString(response.content).partial_success)
+                receiver.on_success(self._response.FromString(response.content).partial_success)
             except DecodeError:  # The request was successful nevertheless.
                 receiver.answer = "ok"
         else:
             again = response.status_code in (429, 502, 503, 504)
-            receiver.failed("again" if again else "refused", f"HTTP {response.status_code}")
+            receiver.on_failure("again" if again else "refused", f"HTTP {response.status_code}")
         return response
 
 
-class _Intercepted:
+class _ReceiverMixin:
     """Mixin for the SDK's gRPC exporters that passes the receiver's answers to a `_Receiver`."""
 
     def __init__(self, receiver: _Receiver) -> None:
@@ -150,11 +155,11 @@ class _Intercepted:
         self._client = self._stub(grpc.intercept_channel(self._channel, self._receiver))
 
 
-class _GrpcSpans(_Intercepted, grpc_traces.OTLPSpanExporter):
+class _GrpcSpans(_ReceiverMixin, grpc_traces.OTLPSpanExporter):
     pass
 
 
-class _GrpcMetrics(_Intercepted, grpc_metrics.OTLPMetricExporter):
+class _GrpcMetrics(_ReceiverMixin, grpc_metrics.OTLPMetricExporter):
     pass
 
 
@@ -183,7 +188,8 @@ class _SpanDelivery(SpanExporter):
             return SpanExportResult.FAILURE
 
     def _try(self, spans: Sequence[ReadableSpan]) -> Answer | None:
-        self._receiver.expect()
+        """Send a batch once. Return the receiver's answer; None without one."""
+        self._receiver.begin_request()
         try:
             self.inner.export(spans)
         except Exception as exc:  # A bug with one batch must not stop the export.
@@ -228,7 +234,7 @@ class _MetricDelivery:
         gathered = self._totals.gather(now_ns)
         while points := list(islice(gathered, POINTS_MAX)):
             scoped = ScopeMetrics(scope, metrics_of(points, now_ns, self._delta), scope.schema_url or "")
-            self._receiver.expect()
+            self._receiver.begin_request()
             self.inner.export(MetricsData([ResourceMetrics(resource, [scoped], "")]))
             if self._receiver.answer != "ok":
                 self.failures += 1
@@ -282,27 +288,28 @@ class OtlpExporter:
                 self._thread = Thread(target=self._totals.run, name="otlp", daemon=True)
                 self._thread.start()
 
-    def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
+    def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
         server = self._servers.get(x.arm or "") or self._servers.get("")
-        terms = terms_of(x, m, None if server is None else server[0], self._options.provider)
+        common = common_values_of(x, m, None if server is None else server[0], self._options.provider)
         if self._metrics:
-            self._recorder.record(x, m, terms)
+            self._recorder.record(x, m, common)
         if not self._traces:
             return
         self._ids.set(x)
-        span = start_span(self._tracer, x, terms, self._names, parse_trace_parent(x.trace_parent), server)
+        span = start_span(self._tracer, x, common, self._names, parse_trace_parent(x.trace_parent), server)
         if not span.is_recording():
             return
         if self._waiting() >= self._queue_max:
             self._queue_full_drops += 1
             return
         self._handed_spans += 1
-        span.end(x.arrival_wall_ns + terms.end_ns - x.timeline.arrival_ns)
+        span.end(x.arrival_wall_ns + common.end_ns - x.timeline.arrival_ns)
 
     def _waiting(self) -> int:
         return self._handed_spans - self._spans.sent - sum(self._spans.dropped.values())
 
     def state(self) -> ExporterState:
+        """Return the counts of spans and failures."""
         dropped = dict(self._spans.dropped)
         if self._queue_full_drops:
             dropped["queue_full"] = self._queue_full_drops
@@ -362,6 +369,7 @@ def _resource_attributes(version: str, reader: Benefit) -> Resource:
 
 
 def _is_wanted(signal: str) -> bool:
+    """Return whether the environment configures an export of this signal."""
     environ = os.environ
     off = environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
     endpoint = environ.get(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT") or environ.get(

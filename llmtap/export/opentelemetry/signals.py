@@ -1,9 +1,9 @@
 """Make spans and metrics of OpenTelemetry from finished exchanges, without any text of prompt or answer.
 
-`exporter.py` calls it. `terms_of` collects the values that the span and the metrics of an exchange have in
-common (`Terms`); both use the names of a version of `semconv.py`. `start_span` makes the span of an exchange.
-The relay forwards the caller's `traceparent` unchanged. So llmtap's span is a child of the caller's span, and
-the spans of a gateway behind llmtap are its siblings.
+`exporter.py` calls it. `common_values_of` collects the values that the span and the metrics of an exchange
+have in common (`CommonValues`); both use the names of a version of `semconv.py`. `start_span` makes the span
+of an exchange. The relay forwards the caller's `traceparent` unchanged. So llmtap's span is a child of the
+caller's span, and the spans of a gateway behind llmtap are its siblings.
 
 `MetricRecorder` counts each exchange when it ends. The exporter's sending thread takes the whole table of new
 counts, so that neither thread waits long for the lock. It adds the table to `Totals` and sends the result of
@@ -38,7 +38,7 @@ TEXT_MAX: Final = 256
 """Maximum length of a name from traffic in characters: enough for any model name."""
 
 _NO_ERROR: Final = ENDED_WELL | {Outcome.CLIENT_CANCELLED}
-_COUNTED: Final = frozenset(
+_EXACT_SOURCES: Final = frozenset(
     {TokenSource.USAGE, TokenSource.TOKEN_IDS, TokenSource.LOGPROBS, TokenSource.RUNNING_USAGE}
 )
 """Token sources that the conventions accept as usage: the provider reported the total, or each token."""
@@ -49,7 +49,9 @@ _IS_CHUNK: Final = bytes(
 
 
 @dataclass(slots=True)
-class Terms:
+class CommonValues:
+    """Values that the span and the metrics of an exchange have in common."""
+
     operation: str | None
     provider: str | None
     model: str | None
@@ -67,7 +69,7 @@ class Terms:
     server_per_token_ns: int | None
 
 
-def terms_of(x: Exchange, m: Measured, host: str | None, provider: str | None) -> Terms:
+def common_values_of(x: Exchange, m: Measured, host: str | None, provider: str | None) -> CommonValues:
     """Return the attributes and durations of an exchange that its span and the metrics have in common.
 
     `host`: host of the upstream. `provider`: configured provider; None: it follows from the host and the
@@ -77,12 +79,12 @@ def terms_of(x: Exchange, m: Measured, host: str | None, provider: str | None) -
     times = chunk_times_ns(t.events) if x.stream else []
     end_ns = _end_ns(x)
     completed = x.outcome in ENDED_WELL and (x.status is None or x.status < 400)
-    output = x.tokens.output if x.tokens.source in _COUNTED else None
+    output = x.tokens.output if x.tokens.source in _EXACT_SOURCES else None
     # The metrics of the server count from the last byte of the request, and only for complete answers.
     server_ns = m.e2e_ns
     first_token_ns = m.ttft_any_ns if x.stream and completed else None
     operation = semconv.operation_of(x.endpoint)
-    return Terms(
+    return CommonValues(
         operation=operation,
         provider=None if operation is None else provider or semconv.provider_of(host, x.dialect),
         model=_cut_text(x.model),
@@ -116,6 +118,7 @@ def chunk_times_ns(log: EventLog) -> list[int]:
 
 
 def _end_ns(x: Exchange) -> int:
+    """Return the last known time of the exchange."""
     t = x.timeline
     points = (t.arrival_ns, t.request_end_ns, t.submit_ns, t.head_ns, t.first_byte_ns, t.response_end_ns,
               t.delivered_ns, t.events.t_ns[-1] if len(t.events) else None)  # fmt: skip
@@ -176,13 +179,13 @@ class ExchangeIds(IdGenerator):
 def start_span(
     tracer: trace.Tracer,
     x: Exchange,
-    terms: Terms,
+    common: CommonValues,
     names: semconv.Semconv,
     parent: TraceParent | None,
     server: tuple[str, int] | None,
 ) -> trace.Span:
     """Start a span of kind CLIENT for an exchange, with the names of a version. The caller ends it at
-    `terms.end_ns`.
+    `common.end_ns`.
 
     If the tracer's sampler does not select the exchange, the span records nothing.
     """
@@ -192,9 +195,9 @@ def start_span(
             int(parent.trace_id, 16), int(parent.span_id, 16), True, trace.TraceFlags(parent.flags)
         )
         context = trace.set_span_in_context(trace.NonRecordingSpan(caller), context)
-    attributes = {k: _clean_value(v) for k, v in _attributes(x, terms, names, server) if v is not None}
+    attributes = {k: _clean_value(v) for k, v in _attributes(x, common, names, server) if v is not None}
     span = tracer.start_span(
-        _attribute_text(_span_name(x, terms)),
+        _attribute_text(_span_name(x, common)),
         context,
         trace.SpanKind.CLIENT,
         attributes,
@@ -212,8 +215,8 @@ def start_span(
     ):
         if t_ns is not None:
             span.add_event(name, timestamp=t_ns + x.arrival_wall_ns - t.arrival_ns)
-    if terms.error_type is not None:
-        span.set_status(trace.Status(trace.StatusCode.ERROR, _attribute_text(x.error or terms.error_type)))
+    if common.error_type is not None:
+        span.set_status(trace.Status(trace.StatusCode.ERROR, _attribute_text(x.error or common.error_type)))
     return span
 
 
@@ -229,35 +232,35 @@ def _clean_value(value: Value) -> Value:
     return [_attribute_text(text) for text in value] if isinstance(value, list) else value
 
 
-def _span_name(x: Exchange, terms: Terms) -> str:
-    if terms.operation is None:
+def _span_name(x: Exchange, common: CommonValues) -> str:
+    if common.operation is None:
         return x.method[:TEXT_MAX] or "HTTP"
-    return terms.operation if terms.model is None else f"{terms.operation} {terms.model}"
+    return common.operation if common.model is None else f"{common.operation} {common.model}"
 
 
 def _attributes(
-    x: Exchange, terms: Terms, names: semconv.Semconv, server: tuple[str, int] | None
+    x: Exchange, common: CommonValues, names: semconv.Semconv, server: tuple[str, int] | None
 ) -> "list[tuple[str, Value | None]]":
     host, port = server or (None, None)
     out: list[tuple[str, Value | None]] = [
         (semconv.HTTP_METHOD, x.method[:TEXT_MAX] or None), (semconv.URL_PATH, x.path[:TEXT_MAX] or None),
         (semconv.HTTP_STATUS, x.status), (semconv.SERVER_ADDRESS, host), (semconv.SERVER_PORT, port),
-        (semconv.ERROR_TYPE, terms.error_type), (semconv.EXCHANGE_ID, x.id),
+        (semconv.ERROR_TYPE, common.error_type), (semconv.EXCHANGE_ID, x.id),
         (semconv.OUTCOME, x.outcome.value), (semconv.TENANT, x.tenant[:TEXT_MAX]), (semconv.ARM, x.arm),
         (semconv.REQUEST_ID, x.request_id), (semconv.UNCERTAINTY, x.uncertainty_ns / 1e9),
     ]  # fmt: skip
-    if terms.operation is None:
+    if common.operation is None:
         return out
     kind = None if x.refusal is None else x.refusal.get("kind")
     tokens = x.tokens
     out += [
-        (names.operation, terms.operation), (names.provider, terms.provider),
-        (names.request_model, terms.model), (names.response_model, terms.response_model),
+        (names.operation, common.operation), (names.provider, common.provider),
+        (names.request_model, common.model), (names.response_model, common.response_model),
         (names.request_stream, True if x.stream else None),
         (names.finish_reasons, None if x.finish_reason is None else [x.finish_reason[:TEXT_MAX]]),
-        (names.first_chunk, None if terms.first_chunk_ns is None else terms.first_chunk_ns / 1e9),
-        (names.input_tokens, tokens.input), (names.output_tokens, terms.output_tokens),
-        (names.cached_tokens, tokens.cached), (names.cache_write_tokens, terms.cache_write_tokens),
+        (names.first_chunk, None if common.first_chunk_ns is None else common.first_chunk_ns / 1e9),
+        (names.input_tokens, tokens.input), (names.output_tokens, common.output_tokens),
+        (names.cached_tokens, tokens.cached), (names.cache_write_tokens, common.cache_write_tokens),
         (names.reasoning_tokens, tokens.reasoning),
         (semconv.DIALECT, x.dialect), (semconv.READING, x.reading.value),
         (semconv.REFUSAL_KIND, None if kind is None else str(kind)),
@@ -279,6 +282,8 @@ for all data for which there was no room."""
 
 @dataclass(frozen=True, slots=True)
 class Point:
+    """One series of a metric with its totals."""
+
     measure: semconv.Measure
     attributes: list[tuple[str, str | bool | int]]
     cell: Buckets | ExponentialBuckets
@@ -312,43 +317,43 @@ class MetricRecorder:
             fresh, self._new_values = self._new_values, {}
         return fresh
 
-    def record(self, x: Exchange, m: Measured, terms: Terms) -> None:
+    def record(self, x: Exchange, m: Measured, common: CommonValues) -> None:
         with self._lock:
-            self._record(x, m, terms)
+            self._record(x, m, common)
 
-    def _record(self, x: Exchange, m: Measured, terms: Terms) -> None:
+    def _record(self, x: Exchange, m: Measured, common: CommonValues) -> None:
         add = self._add
         base = (
-            terms.operation, terms.provider, terms.model, terms.response_model, x.tenant[:TEXT_MAX], x.arm
+            common.operation, common.provider, common.model, common.response_model, x.tenant[:TEXT_MAX], x.arm
         )  # fmt: skip
         key = (*base, None, None)
-        add("exchanges", (*base, terms.error_type, x.outcome.value), (1,))
-        if terms.operation is None:
+        add("exchanges", (*base, common.error_type, x.outcome.value), (1,))
+        if common.operation is None:
             return
         # Only durations have the error type as an attribute; the other figures describe answers.
-        of_error = key if terms.error_type is None else (*base, terms.error_type, None)
+        of_error = key if common.error_type is None else (*base, common.error_type, None)
         tokens = x.tokens
-        add("server_duration", of_error, (terms.server_duration_ns,))
-        if terms.operation == "embeddings":
-            add("embeddings_duration", of_error, (terms.duration_ns,))
+        add("server_duration", of_error, (common.server_duration_ns,))
+        if common.operation == "embeddings":
+            add("embeddings_duration", of_error, (common.duration_ns,))
             add("embeddings_tokens", key, (tokens.input,))
         else:
-            add("duration", of_error, (terms.duration_ns,))
+            add("duration", of_error, (common.duration_ns,))
             for name, n in (
-                ("input", tokens.input), ("output", terms.output_tokens), ("cached", tokens.cached),
-                ("cache_write", terms.cache_write_tokens), ("reasoning", tokens.reasoning),
+                ("input", tokens.input), ("output", common.output_tokens), ("cached", tokens.cached),
+                ("cache_write", common.cache_write_tokens), ("reasoning", tokens.reasoning),
             ):  # fmt: skip
                 add(f"{name}_tokens", key, (n,))
         if not x.stream or x.reading is Reading.INFERRED:
             return  # Do not mix times that were inferred from an unknown dialect with exact ones.
         for quantity, ns in (
-            ("first_chunk", terms.first_chunk_ns), ("server_first_token", terms.server_first_token_ns),
-            ("server_per_token", terms.server_per_token_ns),
+            ("first_chunk", common.first_chunk_ns), ("server_first_token", common.server_first_token_ns),
+            ("server_per_token", common.server_per_token_ns),
         ):  # fmt: skip
             add(quantity, key, (ns,))
         for metric, value in zip(_OWN, _own_values(m), strict=True):
             add(metric.name, key, value if metric.pooled else (None if value is None else round(value),))
-        times = terms.chunk_times_ns
+        times = common.chunk_times_ns
         add("chunk_gap", key, list(map(sub, times[1:], times)))
 
     def _add(self, quantity: str, key: Key, values: Sequence[int | None]) -> None:
@@ -375,6 +380,8 @@ class MetricRecorder:
 
 
 class Totals:
+    """Totals of all series since the start, or with delta temporality since the last delivery."""
+
     def __init__(
         self, recorder: MetricRecorder, servers: Mapping[str, tuple[str, int]], start_ns: int = 0
     ) -> None:
@@ -386,6 +393,7 @@ class Totals:
         self._start_ns = self._gathered_ns = start_ns
 
     def gather(self, now_ns: int = 0) -> Iterator[Point]:
+        """Add the recorder's new counts, and yield all series."""
         for at, cell in self._recorder.take().items():
             if at in self._cells:
                 self._cells[at][1].merge(cell)  # type: ignore[arg-type]  # of the same kind
@@ -422,7 +430,7 @@ def metrics_of(points: Iterable[Point], now_ns: int, delta: bool) -> list[sdk.Me
     temporality = sdk.AggregationTemporality.DELTA if delta else sdk.AggregationTemporality.CUMULATIVE
     metrics = []
     for instrument, group in groupby(points, key=lambda point: point.measure.instrument):
-        ready = [_ready(point, now_ns) for point in group]
+        ready = [_sdk_point(point, now_ns) for point in group]
         data: Any
         if not instrument.edges:
             data = sdk.Sum(ready, temporality, is_monotonic=True)
@@ -434,11 +442,11 @@ def metrics_of(points: Iterable[Point], now_ns: int, delta: bool) -> list[sdk.Me
     return metrics
 
 
-def _ready(point: Point, now_ns: int) -> Any:
+def _sdk_point(point: Point, now_ns: int) -> Any:
     instrument, cell, when = point.measure.instrument, point.cell, (point.start_ns, now_ns)
     attributes = dict(point.attributes)
     if isinstance(cell, ExponentialBuckets):
-        scale, offset, dense = cell.dense(EXPONENTIAL_MAX)
+        scale, offset, dense = cell.dense_counts(EXPONENTIAL_MAX)
         positive, negative = sdk.Buckets(offset, dense), sdk.Buckets(0, [])
         return sdk.ExponentialHistogramDataPoint(
             attributes, *when, cell.n, cell.total / instrument.scale, scale, cell.zeros, positive, negative,

@@ -18,7 +18,7 @@ from llmtap.channel.status import LAG_EDGES_NS, RelayStatus
 from llmtap.counts import fields_of
 from llmtap.export.buckets import (
     ADDED_EDGES_NS,
-    CLOSE,
+    CLOSE_RATIO,
     DURATION_EDGES_NS,
     GAP_EDGES_NS,
     KINDS,
@@ -28,8 +28,8 @@ from llmtap.export.buckets import (
 from llmtap.export.sinks import CaptureState, ExporterState
 from llmtap.metrics.catalogue import FAMILIES, Family
 
-WHO: Final = ("tenant", "model", "arm")
-READ: Final = (*WHO, "reading")
+SERIES_LABELS: Final = ("tenant", "model", "arm")
+TOKEN_LABELS: Final = (*SERIES_LABELS, "reading")
 """Labels of the metrics of tokens. `reading` is `dialect` for answers in a known dialect, and `inferred` for
 others, in which llmtap infers the tokens from the structure of the answer."""
 
@@ -42,7 +42,7 @@ class HistogramFamily:
     help: str
     edges: tuple[int, ...]
     unit: float = 1e9
-    labels: tuple[str, ...] = WHO
+    labels: tuple[str, ...] = SERIES_LABELS
 
     def with_bound(self, bound: int) -> "HistogramFamily":
         """Return this family with an edge at a bound, and edges close to the bound if there are none.
@@ -51,10 +51,10 @@ class HistogramFamily:
         12 %.
         """
         around = {bound}
-        if not any(bound < edge <= bound * CLOSE for edge in self.edges):
-            around.add(round(bound * CLOSE))
-        if not any(bound <= edge * CLOSE < bound * CLOSE for edge in self.edges):
-            around.add(round(bound / CLOSE))
+        if not any(bound < edge <= bound * CLOSE_RATIO for edge in self.edges):
+            around.add(round(bound * CLOSE_RATIO))
+        if not any(bound <= edge * CLOSE_RATIO < bound * CLOSE_RATIO for edge in self.edges):
+            around.add(round(bound / CLOSE_RATIO))
         return replace(self, edges=tuple(sorted({*self.edges, *around})))
 
 
@@ -62,7 +62,7 @@ class HistogramFamily:
 class CounterFamily:
     name: str
     help: str
-    labels: tuple[str, ...] = WHO
+    labels: tuple[str, ...] = SERIES_LABELS
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,10 @@ _RELAY, _WINDOW = ("relay",), ("window",)
 
 
 def _label_names(family: Family) -> tuple[str, ...]:
-    return (*(READ if family.reading else WHO), *(() if family.label is None else (family.label,)))
+    return (
+        *(TOKEN_LABELS if family.reading else SERIES_LABELS),
+        *(() if family.label is None else (family.label,)),
+    )
 
 
 def _counts_of(status: type, *labels: str) -> dict[str, SelfMetric]:
@@ -113,7 +116,7 @@ HISTOGRAMS: Final[Mapping[str, HistogramFamily]] = {
         "Difference between what we saw of a duration and the server's report of it;"
         " longer=ours: network and queues between the two, longer=server: a clock is wrong",
         TTFT_EDGES_NS,
-        labels=(*WHO, "duration", "longer"),
+        labels=(*SERIES_LABELS, "duration", "longer"),
     ),
 }
 ADDED: Final = HistogramFamily(
@@ -161,9 +164,9 @@ PAIRS: Final[Mapping[str, HistogramFamily]] = {
 }
 """Figures of the pairs of exchanges on both sides of a gateway, by their names in `pairing/figures.py`."""
 COUNTERS: Final[Mapping[str, CounterFamily]] = {
-    "exchanges": CounterFamily("llmtap_exchanges", "Exchanges by outcome", (*WHO, "outcome")),
+    "exchanges": CounterFamily("llmtap_exchanges", "Exchanges by outcome", (*SERIES_LABELS, "outcome")),
     "output": CounterFamily(
-        "llmtap_output_tokens", "Output tokens by the source of the count", (*WHO, "source")
+        "llmtap_output_tokens", "Output tokens by the source of the count", (*SERIES_LABELS, "source")
     ),
     "input": CounterFamily("llmtap_input_tokens", "Input tokens, if the provider reports them"),
     "cached": CounterFamily("llmtap_cached_input_tokens", "Those of the input tokens that were cached"),
@@ -185,15 +188,15 @@ COUNTERS: Final[Mapping[str, CounterFamily]] = {
         "llmtap_token_deadlines",
         "Token deadlines of streams with bounds for the first token and the gaps; met / all is the fluidity"
         " index of Etalon's code",
-        (*WHO, "result"),
+        (*SERIES_LABELS, "result"),
     ),
     "no_token": CounterFamily(
-        "llmtap_no_token", "Exchanges that never produced a token, by reason", (*WHO, "reason")
+        "llmtap_no_token", "Exchanges that never produced a token, by reason", (*SERIES_LABELS, "reason")
     ),
     "guardrail": CounterFamily(
         "llmtap_guardrail_events",
         "Refusals and interventions; kind: whose, or flagged and redacted for what went on",
-        (*WHO, "kind", "source"),
+        (*SERIES_LABELS, "kind", "source"),
     ),
     "events": CounterFamily("llmtap_stream_events", "Events of streams; over reads: events per read"),
     "reads": CounterFamily("llmtap_stream_reads", "Reads that the events of streams came in"),

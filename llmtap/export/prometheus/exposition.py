@@ -1,7 +1,7 @@
 """Count finished exchanges for `/metrics`, and render the counts in a format of Prometheus.
 
 `Exposition` is a sink of the meter's pipeline: an exchange is counted once, at its end, in the `Series` of
-its tenant, model and arm; calls to MCP servers are counted separately (`called`). A scrape copies the counts
+its tenant, model and arm; calls to MCP servers are counted separately (`on_call`). A scrape copies the counts
 on the meter's loop (`Exposition.freeze`), and a worker thread renders the copy (`Frozen.render`, with
 `writers.py`), which may take seconds.
 """
@@ -59,9 +59,11 @@ Place = tuple[str, tuple[str, ...], int]
 
 
 class Exemplars:
-    def __init__(self, most: int = EXEMPLARS_MAX) -> None:
+    """Newest trace of each bucket of some histograms."""
+
+    def __init__(self, exemplars_max: int = EXEMPLARS_MAX) -> None:
         self._last: OrderedDict[Place, Exemplar] = OrderedDict()
-        self._count_max = most
+        self._count_max = exemplars_max
 
     def note(self, place: Place, value: float, parent: TraceParent, wall_ns: int) -> None:
         traced = {"trace_id": parent.trace_id, "span_id": parent.span_id}
@@ -83,10 +85,10 @@ def by_series(exemplars: Mapping[Place, Exemplar]) -> dict[str, dict[tuple[str, 
 
 
 _Key = tuple[str, tuple[str, ...]]
-_OF_STREAMS: Final = tuple(
+_STREAM_METRICS: Final = tuple(
     metric for metric in OF_AN_EXCHANGE if metric.answers is Answers.STREAMS and metric.family is not None
 )
-_stream_values: Final = values_of(_OF_STREAMS)
+_stream_values: Final = values_of(_STREAM_METRICS)
 
 
 def _histogram_key(metric: catalogue.Metric, reading: str) -> _Key:
@@ -97,14 +99,14 @@ def _histogram_key(metric: catalogue.Metric, reading: str) -> _Key:
 
 
 _STREAM_PLACES: Final = {
-    reading.value: tuple(_histogram_key(metric, reading.value) for metric in _OF_STREAMS)
+    reading.value: tuple(_histogram_key(metric, reading.value) for metric in _STREAM_METRICS)
     for reading in Reading
 }
-"""By reading: the places in which the values of the metrics `_OF_STREAMS` are counted."""
+"""By reading: the places in which the values of the metrics `_STREAM_METRICS` are counted."""
 GUARDRAILS_MAX: Final = 32
 """Maximum number of combinations of a guardrail's kind and source in a series; further
 ones count as `other`."""
-_FROM_THE_START: Final = (
+_ZERO_COUNTERS: Final = (
     *((("exchanges", (outcome.value,))) for outcome in Outcome),
     *((("no_token", (reason,))) for reason in summary.NO_TOKEN_REASONS),
 )  # fmt: skip
@@ -130,13 +132,15 @@ def families_for(
 
 
 class Series:
+    """Counters and histograms of one tenant, model and arm."""
+
     __slots__ = ("_cells", "_families", "_native", "counts")
 
     def __init__(self, families: Mapping[str, HistogramFamily], *, native: bool = False) -> None:
         self._families, self._native = families, native
         self._cells: dict[_Key, Buckets] = {}
         # Start counters at 0. If a counter appeared with its first event, rate() would not see this event.
-        self.counts: dict[_Key, float] = dict.fromkeys(_FROM_THE_START, 0)
+        self.counts: dict[_Key, float] = dict.fromkeys(_ZERO_COUNTERS, 0)
 
     def freeze(self) -> _FrozenSeries:
         """Return a copy: keys, counts by bucket, sums, counters, and native buckets of each histogram."""
@@ -163,14 +167,14 @@ class Series:
             self._count_guardrail(x)
         t = x.timeline
         if t.head_ns is not None and t.submit_ns is not None and t.head_ns >= t.submit_ns:
-            self._in("headers").record(t.head_ns - t.submit_ns)
+            self._buckets("headers").record(t.head_ns - t.submit_ns)
         if m.ttfb_ns is not None:
-            self._in("ttfb").record(m.ttfb_ns)
+            self._buckets("ttfb").record(m.ttfb_ns)
         if m.e2e_ns is not None and x.outcome in summary.ENDED_WELL:
-            self._in("duration").record(m.e2e_ns)
+            self._buckets("duration").record(m.e2e_ns)
         if x.server_timing:
             for name, ns in summary.clock_disagreement(x, m).items():
-                self._in("clock", name, "ours" if ns >= 0 else "server").record(abs(ns))
+                self._buckets("clock", name, "ours" if ns >= 0 else "server").record(abs(ns))
         if x.stream:
             self._add_stream(x, m)
 
@@ -180,18 +184,18 @@ class Series:
             if ns is not None:
                 self._cell(key).record(ns if type(ns) is int else round(ns))
         if t.first_refusal_ns is not None and t.submit_ns is not None:
-            self._in("ttft", reading, "refusal").record(max(0, t.first_refusal_ns - t.submit_ns))
+            self._buckets("ttft", reading, "refusal").record(max(0, t.first_refusal_ns - t.submit_ns))
         inferred = x.reading is Reading.INFERRED
         if m.smooth_benefit is not None and x.tokens.output is not None and not inferred:
             self._count("smooth_tokens", x.tokens.output)
             self._count("smooth_penalty", x.tokens.output - m.smooth_benefit)
         if m.tbc_ns:
-            self._in("chunk_gap", reading).record_many(m.tbc_ns)
+            self._buckets("chunk_gap", reading).record_many(m.tbc_ns)
         for option, gaps_ns in (("B", m.itl_b_ns), ("B-even", m.itl_even_ns), ("C", m.itl_c_ns)):
             if gaps_ns:
-                self._in("token_gap", reading, option).record_many(gaps_ns)
+                self._buckets("token_gap", reading, option).record_many(gaps_ns)
         if m.tokens_per_chunk and not inferred:
-            self._in("chunk_tokens").record_many(m.tokens_per_chunk)
+            self._buckets("chunk_tokens").record_many(m.tokens_per_chunk)
         self._count("events", len(t.events))
         self._count("reads", x.reads)
         self._count("bursts", m.bursts.count)
@@ -221,7 +225,7 @@ class Series:
         key = (name, labels)
         self.counts[key] = self.counts.get(key, 0) + n
 
-    def _in(self, name: str, *labels: str) -> Buckets:
+    def _buckets(self, name: str, *labels: str) -> Buckets:
         return self._cell((name, labels))
 
     def _cell(self, key: _Key) -> Buckets:
@@ -267,7 +271,7 @@ class Exposition:
         self._without_dialect = summary.AnswersWithoutDialect()
         self._exemplars = Exemplars()
 
-    def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
+    def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
         labels = key[:3]
         series = self._series.get(labels)
         if series is None:
@@ -289,7 +293,7 @@ class Exposition:
         if x.trace_parent is not None:
             self._note_trace(x, m, labels)
 
-    def called(self, x: Exchange, m: Measured, *, trusted: bool = True) -> None:
+    def on_call(self, x: Exchange, m: Measured, *, trusted: bool = True) -> None:
         """Count a call to an MCP server.
 
         `trusted`: the call may create a new combination of labels; otherwise it counts as method `other`
@@ -325,7 +329,7 @@ class Exposition:
         histograms: Sequence[tuple[HistogramFamily, Sequence[Cell]]] = (),
         helps: Mapping[str, str] | None = None,
     ) -> "Frozen":
-        """Return a copy of all current counts. Call it on the thread on which `ended` is called.
+        """Return a copy of all current counts. Call it on the thread on which `on_end` is called.
 
         Args:
             values: values of the metrics about llmtap itself, by name in `catalogue.SELF`; they must not
@@ -357,6 +361,8 @@ def format_name(accept: str, *, native: bool) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frozen:
+    """Copy of all counts, for any thread."""
+
     version: str
     families: Mapping[str, HistogramFamily]
     series: Sequence[tuple[_SeriesLabels, _FrozenSeries]]

@@ -2,7 +2,7 @@
 
 `SystemSampler` fills `Columns` (`timeseries.py`) from `start` to `close`; `watch.py` starts it. If no
 processes of the server are named and the target has a loopback address, the server is the process that holds
-its listening socket (`listeners`). GPUs are read through NVML (`open_gpus`, package nvidia-ml-py).
+its listening socket (`listening_pids`). GPUs are read through NVML (`open_gpus`, package nvidia-ml-py).
 
 Samples that cannot be taken in time are skipped and counted. `<side>_cpu` (1: one busy CPU) and
 `<side>_memory` (RSS) are those of the sender or the server with its descendants; `host_cpu` and `host_stolen`
@@ -176,7 +176,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def listeners(host: str, port: int) -> tuple[list[int], str | None]:
+def listening_pids(host: str, port: int) -> tuple[list[int], str | None]:
     """Return the pids that listen on a TCP socket which `host:port` reaches, or [] and the reason.
 
     If several processes share a socket, return the first. Only root sees the sockets of other users.
@@ -224,7 +224,7 @@ class SystemSampler:
         self._roots = dict.fromkeys(sender, SENDER)
         if target is not None and not server:
             try:
-                pids, why = listeners(*target)
+                pids, why = listening_pids(*target)
             except (OSError, RuntimeError, psutil.Error) as exc:
                 pids, why = [], failure_text(exc)
             server = [pid for pid in pids if pid not in self._roots]
@@ -283,7 +283,7 @@ class SystemSampler:
         while True:
             try:
                 self._sample()
-            except Exception as exc:  # The sampler must not end a run; `report` has what is missing.
+            except Exception as exc:  # An error here must not end the run; `report` names it.
                 if "sampling" not in self._reasons:
                     self._reasons["sampling"] = f"{type(exc).__name__}: {exc}"
                     log.warning("system_sample error=%s", type(exc).__name__)

@@ -82,10 +82,12 @@ class SampledColumns(Struct, frozen=True):
     """Arrays of equal length. A series without a value is omitted."""
 
     t: list[float]
-    """Times of the samples."""
+    """Times of the samples in seconds since the start of the run."""
     took: list[float]
+    """Time in seconds that taking each sample took."""
     series: dict[str, SampledSeries]
     dropped: int
+    """Number of samples that were not stored, because SAMPLES_MAX was reached."""
 
 
 class Samples(SamplingReport, frozen=True, kw_only=True):
@@ -216,7 +218,7 @@ class Columns:
         with self._lock:
             return {name: v[-1] for name, v in self._values.items() if v and isfinite(v[-1])}
 
-    def known(self) -> list[str]:
+    def known_series(self) -> list[str]:
         with self._lock:
             return [name for name, column in self._values.items() if any(map(isfinite, column))]
 
@@ -224,7 +226,7 @@ class Columns:
         """Return the samples; times are in seconds since `start_ns`."""
         series = {
             name: SampledSeries(self.series[name].unit, self.series[name].kind, self.column(name))
-            for name in self.known()
+            for name in self.known_series()
         }
         return SampledColumns(
             [to_seconds(t_ns - start_ns) for t_ns in self._t_ns],
@@ -280,7 +282,7 @@ def _series_figures(columns: Columns, window: _Window) -> dict[str, SeriesFigure
     last = len(times_ns) if window[1] is None else bisect_right(times_ns, window[1])
     within = slice(first, last)
     figures: dict[str, SeriesFigures] = {}
-    for name in columns.known():
+    for name in columns.known_series():
         series, values = columns.series[name], columns.column(name)[within]
         if series.kind == "counter":
             figures[name] = _counter_growth(series, times_ns[within], values)
@@ -332,15 +334,15 @@ def _counter_growth(
 def _server_figures(columns: Columns, window: _Window) -> dict[str, SeriesFigures]:
     figures = _series_figures(columns, window)
 
-    def grown(name: str) -> float | None:
+    def counter_growth(name: str) -> float | None:
         counter = figures.get(name)
         return counter.total if isinstance(counter, CounterFigures) else None
 
-    queries, hits = grown("prefix_queries"), grown("prefix_hits")
+    queries, hits = counter_growth("prefix_queries"), counter_growth("prefix_hits")
     if queries and hits is not None:
         figures["prefix_hit_share"] = RatioFigure(unit="share", total=hits / queries)
     for name in MEAN_TIMES:
-        seconds, n = grown(f"{name}_seconds"), grown(f"{name}_values")
+        seconds, n = counter_growth(f"{name}_seconds"), counter_growth(f"{name}_values")
         if seconds is not None and n:
             figures[f"{name}_mean"] = RatioFigure(unit="seconds", total=seconds / n)
     return figures
@@ -349,7 +351,7 @@ def _server_figures(columns: Columns, window: _Window) -> dict[str, SeriesFigure
 def _gpu_energy(system: Columns, window: _Window, tokens: int | None, gap_ns_max: int) -> GpuEnergy | None:
     """Return the energy used in the window by all GPUs with known power; None if there is no such GPU."""
     used: dict[str, Energy] = {}
-    for name in system.known():
+    for name in system.known_series():
         if name.endswith("_power"):
             energy = energy_of(
                 system.times_ns(),

@@ -99,7 +99,7 @@ class ServerScraper:
             skipped=self._skipped_scrapes,
             failed=self._failures.total(),
             failures=dict(self._failures),
-            missing=sorted(SERIES.keys() - set(self.columns.known())) if len(self.columns) else [],
+            missing=sorted(SERIES.keys() - set(self.columns.known_series())) if len(self.columns) else [],
         )
 
     async def _run(self) -> None:

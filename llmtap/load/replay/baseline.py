@@ -1,9 +1,9 @@
 """Compare the answers of a replay with the recorded answers to the same requests.
 
 The names `now` and `then` mean the replay and the recording. After the run `Baseline` first gets the
-exchanges of the replay (`add_now`), then the rows of the source (`add_then`, called by `read_then`).
-`to_dict` returns the differences as public JSON, the `baseline` of the result. Two replays are compared in
-`comparison.py`.
+exchanges of the replay (`add_replayed`), then the rows of the source (`add_recorded`, called by
+`read_recorded`). `to_dict` returns the differences as public JSON, the `baseline` of the result. Two replays
+are compared in `comparison.py`.
 
 - A source with answer times is read again after the run, up to the last row sent; a repeated row counts once.
 - A pair is counted if both rows have the figure and both ended well. TTFT, TPOT and the longest pause are
@@ -43,9 +43,9 @@ from llmtap.workload.trace import Trace
 
 FIGURES: Final = ("ttft", "tpot", "tbc_max", "e2e", "e2e_same_length", "elapsed")
 SHARES: Final = {"p5": 0.05, "p50": 0.5, "p95": 0.95}
-LENGTHS_APART: Final = 0.05
+LENGTH_DIFFERENCE_MAX: Final = 0.05
 """Relative difference beyond which output lengths are not similar."""
-PAIRS_APART: Final = 0.05
+DISSIMILAR_SHARE_MAX: Final = 0.05
 """Share of pairs of dissimilar lengths above which E2E is not comparable at p5 and p95."""
 MODELS_MAX: Final = 5
 """Maximum number of model names kept for each side (replay, recording)."""
@@ -65,7 +65,7 @@ class RecordedAnswer:
     """Row number in the source of each request. Requests beyond the end of this array repeat rows."""
 
 
-def recorded_of(trace: Trace, place: str, count: int) -> RecordedAnswer | None:
+def find_recorded_answers(trace: Trace, place: str, count: int) -> RecordedAnswer | None:
     """Return where the recorded answers to the first `count` requests of a trace are found.
 
     None if the trace has no answer times, or if it is a pipe, which cannot be read twice.
@@ -77,8 +77,8 @@ def recorded_of(trace: Trace, place: str, count: int) -> RecordedAnswer | None:
 
 
 class Baseline:
-    """Comparison of replayed and recorded answers, by row. Add all replayed exchanges (`add_now`) before the
-    recorded ones (`add_then`)."""
+    """Comparison of replayed and recorded answers, by row. Add all replayed exchanges (`add_replayed`) before
+    the recorded ones (`add_recorded`)."""
 
     def __init__(self, recorded: RecordedAnswer) -> None:
         self.recorded = recorded
@@ -96,7 +96,7 @@ class Baseline:
         self._lengths = {"n": 0, "equal": 0, "near": 0}
         self._models: dict[str, set[str]] = {"then": set(), "now": set()}
 
-    def add_now(self, row: int, x: Exchange) -> None:
+    def add_replayed(self, row: int, x: Exchange) -> None:
         if row >= len(self._state):
             self._repeated += 1
             return
@@ -109,7 +109,7 @@ class Baseline:
     def was_sent(self, row: int) -> bool:
         return bool(self._state[row])
 
-    def add_then(self, row: int, x: Exchange, *, outcome: bool = True, uncertainty: bool = True) -> None:
+    def add_recorded(self, row: int, x: Exchange, *, outcome: bool = True, uncertainty: bool = True) -> None:
         """Add a row's recorded exchange. `outcome`, `uncertainty`: whether the source has these fields."""
         self.matched += 1
         self._add_model("then", x)
@@ -130,7 +130,7 @@ class Baseline:
         if old is not None and new is not None:
             self._lengths["n"] += 1
             self._lengths["equal"] += old == new
-            self._lengths["near"] += abs(new - old) <= LENGTHS_APART * max(old, new)
+            self._lengths["near"] += abs(new - old) <= LENGTH_DIFFERENCE_MAX * max(old, new)
             if old == new:
                 then["e2e_same_length"], now["e2e_same_length"] = then["e2e"], now["e2e"]
         for name in FIGURES:
@@ -146,7 +146,7 @@ class Baseline:
             return None
         missing = sum(map(bool, self._state)) - self.matched
         n, near = self._lengths["n"], self._lengths["near"]
-        comparable = n - near <= PAIRS_APART * n if n else None
+        comparable = n - near <= DISSIMILAR_SHARE_MAX * n if n else None
         return {
             "requests": {"compared": self.matched, "not_found": missing, "repeated": self._repeated},
             "ended_well": dict(self._ended_by_side),
@@ -179,7 +179,7 @@ class Baseline:
             apart = self._lengths["n"] - self._lengths["near"]
             yield (
                 f"{apart:,} of {self._lengths['n']:,} answers are longer or shorter than they were by more"
-                f" than {LENGTHS_APART:.0%}: E2E cannot be compared, but for those of the same length"
+                f" than {LENGTH_DIFFERENCE_MAX:.0%}: E2E cannot be compared, but for those of the same length"
             )
         elif comparable is None and (counts["e2e"] or counts["elapsed"]):
             yield "whether answers are as long as they were is not known: E2E may not be comparable"
@@ -194,7 +194,7 @@ class Baseline:
         )
 
 
-def read_then(
+def read_recorded(
     baseline: Baseline, requests: Requests, progress: Callable[[int, int | None], None] | None = None
 ) -> CaptureInfo:
     """Read from the source the rows that were sent, add them to `baseline`, and return the source's metadata.
@@ -228,7 +228,7 @@ def read_then(
                 ):
                     planned = (requests.input[row], requests.output[row])
                     if all(n in (None, ours) for n, ours in zip(length, planned, strict=True)):
-                        baseline.add_then(row, x, outcome=outcome, uncertainty=sure)
+                        baseline.add_recorded(row, x, outcome=outcome, uncertainty=sure)
             begin = end
             if done == len(order):
                 break

@@ -26,11 +26,11 @@ from llmtap.gates.comparison import (
     ReplayComparison,
     SetUpDifference,
 )
-from llmtap.gates.figures import SCALARS, failed_of
+from llmtap.gates.figures import SCALARS, failed_and_counted
 from llmtap.metrics import hdr
 from llmtap.metrics.catalogue import Surface, shown_on
 from llmtap.metrics.intervals import Interval, quantile_interval, share_interval
-from llmtap.metrics.latency import FLATTERED, chunks_at_a_time, come_in_bursts
+from llmtap.metrics.latency import BURST_SENSITIVE, arrives_in_bursts, chunks_at_a_time
 from llmtap.metrics.statistics import is_enough
 from llmtap.report.document import Note, ReportDocument, Section, Table
 from llmtap.report.gates import regression_blocks
@@ -71,7 +71,7 @@ def _reader_of_counts(*paths: Sequence[str]) -> Callable[[Mapping[str, Any]], tu
 
 _SHARES: Final = {
     "complete_share": ("answers complete", _reader_of_counts(("outcomes", "complete"), ("n",))),
-    "error_rate": ("requests failed", failed_of),
+    "error_rate": ("requests failed", failed_and_counted),
     "attainment": ("objectives met", _reader_of_counts(("goodput", "met"), ("goodput", "counted"))),
 }
 """Title, and the counts of the part and the whole, by the name of a figure."""
@@ -109,7 +109,7 @@ def compare_replays(results: Mapping[str, _Json], level: float = 0.95) -> Replay
 
 def _compare_pair(a: str, base: _Json, b: str, other: _Json, level: float) -> PairComparison:
     cautions = list(_cautions({a: base, b: other}))
-    figures = list(_figures(base, other, level, misled=bool(cautions)))
+    figures = list(_figures(base, other, level, in_bursts=bool(cautions)))
     return PairComparison(a, b, figures, cautions, _set_up(base, other))
 
 
@@ -127,8 +127,8 @@ def difference_interval(a: Interval, b: Interval) -> tuple[float | None, float |
 def _cautions(results: Mapping[str, _Json]) -> Iterator[BurstCaution]:
     numbers = [chunks_at_a_time(result.get("chunking") or {}) for result in results.values()]
     for label, n, usual in zip(results, numbers, reversed(numbers), strict=True):
-        if n is not None and come_in_bursts(n, usual):
-            yield BurstCaution(label, FLATTERED, n)
+        if n is not None and arrives_in_bursts(n, usual):
+            yield BurstCaution(label, BURST_SENSITIVE, n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,17 +146,17 @@ class _FigureOfPair:
     is_compared: bool = True
 
 
-def _figures(a: _Json, b: _Json, level: float, *, misled: bool) -> Iterator[ComparedFigure]:
+def _figures(a: _Json, b: _Json, level: float, *, in_bursts: bool) -> Iterator[ComparedFigure]:
     """Yield the figures of both results.
 
-    `misled`: in one result the chunks come in bursts, so the metrics of FLATTERED are not compared.
+    `in_bursts`: in one result the chunks come in bursts, so the metrics of BURST_SENSITIVE are not compared.
     """
-    for figure in chain(_quantiles(a, b, level, misled=misled), _scalars(a, b, level)):
+    for figure in chain(_quantiles(a, b, level, in_bursts=in_bursts), _scalars(a, b, level)):
         if figure.sides[0] is not None or figure.sides[1] is not None:
             yield _compare_figure(figure, level)
 
 
-def _quantiles(a: _Json, b: _Json, level: float, *, misled: bool) -> Iterator[_FigureOfPair]:
+def _quantiles(a: _Json, b: _Json, level: float, *, in_bursts: bool) -> Iterator[_FigureOfPair]:
     for metric in (one.name for one in shown_on(Surface.COMPARISON)):
         options = [at(result, "metrics", metric, "option") for result in (a, b)]
         for option in dict.fromkeys(options):
@@ -172,7 +172,7 @@ def _quantiles(a: _Json, b: _Json, level: float, *, misled: bool) -> Iterator[_F
                     sides=[at(result, "metrics", metric, figure) for result in pair],
                     intervals=[quantile_interval(ordered, share, level) for ordered in values],
                     option=option,
-                    is_compared=not (misled and metric in FLATTERED) and "+" not in (option or ""),
+                    is_compared=not (in_bursts and metric in BURST_SENSITIVE) and "+" not in (option or ""),
                 )
 
 

@@ -140,12 +140,12 @@ def findings(
         partial(_find_late_sends, values=lateness),
         partial(_find_unsure_timestamps, values=uncertainties),
     )
-    ends = partial(_unsure_ends, values=ttft_uncertainties)
+    ends = partial(_find_unsure_first_tokens, values=ttft_uncertainties)
     rules = (
         _find_lost_results,
-        _left_out,
+        _find_unplanned_rows,
         _find_missing_output,
-        _by_chunks,
+        _find_chunk_counts,
         late,
         _find_unsent_requests,
         _find_busy_sender,
@@ -177,7 +177,7 @@ def _find_lost_results(result: Mapping[str, Any]) -> Iterator[Finding]:
         )
 
 
-def _left_out(result: Mapping[str, Any]) -> Iterator[Finding]:
+def _find_unplanned_rows(result: Mapping[str, Any]) -> Iterator[Finding]:
     plan = result.get("plan") or {}
     left, rows = plan.get("rows_left_out") or 0, plan.get("rows") or 0
     if left:
@@ -190,7 +190,7 @@ def _left_out(result: Mapping[str, Any]) -> Iterator[Finding]:
             partial=True,
         )
     load = result["load"]
-    # A generated plan is longer than the duration that the user set: the rest was not to be sent.
+    # A generated plan is longer than the duration that the user set, so unsent rows at its end are intended.
     as_set = load.get("stopped") == TIME_UP and "trace" not in plan
     if load.get("stopped") and load.get("unsent") and not as_set:
         unsent = _part_text(load["unsent"], load["planned"], "planned requests")
@@ -271,7 +271,7 @@ def _find_missing_output(result: Mapping[str, Any]) -> Iterator[Finding]:
         )
 
 
-def _by_chunks(result: Mapping[str, Any]) -> Iterator[Finding]:
+def _find_chunk_counts(result: Mapping[str, Any]) -> Iterator[Finding]:
     """Find answers of which the output tokens are counted by chunks: a chunk may contain several tokens."""
     # Look only at answers that ended well: a failed answer has no usage, and `_find_failed_requests` reports
     # it.
@@ -372,7 +372,7 @@ def _find_unsure_timestamps(result: Mapping[str, Any], values: Histogram | None)
         )
 
 
-def _unsure_ends(result: Mapping[str, Any], values: Histogram | None) -> Iterator[Finding]:
+def _find_unsure_first_tokens(result: Mapping[str, Any], values: Histogram | None) -> Iterator[Finding]:
     """Find whether the timestamp of the submission or of the first token may be late.
 
     An error that is large enough to be visible in a figure makes it doubtful; too many large errors make it
@@ -466,7 +466,7 @@ def _find_failed_requests(result: Mapping[str, Any]) -> Iterator[Finding]:
             failed / n,
             LIMITS["failed_share"],
             f"{failed:,} of {n:,} requests did not end well ({why}): E2E is of the others; TTFT and gaps"
-            f" are of all tokens that came{_of_requests(result)}",
+            f" are of all tokens that came{_wrong_requests_text(result)}",
             doubts=_OF_WHOLE_ANSWERS,
             share=failed / n,
             failed=True,
@@ -480,7 +480,7 @@ _NOT_FAILED: Final = ("complete", "refused", "tap_error")
 `_find_lost_results` and `_find_host_limits` report."""
 
 
-def _of_requests(result: Mapping[str, Any]) -> str:
+def _wrong_requests_text(result: Mapping[str, Any]) -> str:
     """Return the part of the text about 4xx answers, which mean that the request is wrong, not the server."""
     blamed = {
         status: n
@@ -543,7 +543,7 @@ def _find_miscounted_tokens(result: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _count_above(values: Histogram | None, n: int, limit: float) -> tuple[int, float]:
     """Return the number and share of the `n` values above a limit in seconds; all if `values` is None."""
-    beyond = n if values is None else values.above(limit * NS_PER_S)
+    beyond = n if values is None else values.count_above(limit * NS_PER_S)
     return beyond, beyond / n
 
 

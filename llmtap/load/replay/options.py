@@ -107,7 +107,7 @@ _MEANINGLESS: Final[Mapping[Spoken, Mapping[str, str]]] = {
 }
 
 
-def refuse_meaningless(load: LoadPlan) -> None:
+def refuse_unused_options(load: LoadPlan) -> None:
     """Raise ConfigError for an option that the user gave and that has no effect for this target."""
     spoken = protocol_of(load.target.url)
     scheme = urlsplit(load.target.url).scheme
@@ -155,7 +155,7 @@ def http_url_of(target: str) -> str | None:
             return None
 
 
-async def reach(target: str) -> None:
+async def check_listening(target: str) -> None:
     """Raise ConfigError if no server listens at the target: without this check, gRPC would wait for one."""
     parts = urlsplit(target)
     port = parts.port or (443 if parts.scheme in ("wss", "grpcs") else 80)

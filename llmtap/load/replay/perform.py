@@ -39,16 +39,16 @@ from llmtap.load.host_limits import check_connections
 from llmtap.load.monitor.watch import Watch
 from llmtap.load.options import BodyOptions, LoadPlan
 from llmtap.load.prompt_sender import check_target
-from llmtap.load.replay.baseline import Baseline, read_then
+from llmtap.load.replay.baseline import Baseline, read_recorded
 from llmtap.load.replay.options import (
     USER_AGENT,
     AnyMaker,
+    check_listening,
     http_url_of,
     maker_for,
     notes_of,
-    reach,
 )
-from llmtap.load.replay.plan import ReplayPlan, other_words
+from llmtap.load.replay.plan import ReplayPlan, reverse_words
 from llmtap.load.replay.result import ObservedLengths, RunObservations, result_of
 from llmtap.load.sending import protocol_of, shown_url
 from llmtap.load.warmup import WarmUpOptions, warm_up
@@ -70,19 +70,19 @@ HOLD_NS: Final = 2_000_000_000
 
 
 class ProgressListener(Protocol):
-    def preparing(self, done: int, of: int) -> None: ...
+    def on_preparing(self, done: int, of: int) -> None: ...
 
-    def warming(self, how: str, done: int = 0, of: int | None = None, what: str = "requests") -> None:
+    def on_warming(self, how: str, done: int = 0, of: int | None = None, what: str = "requests") -> None:
         """`how`: value of `--warmup`. `done` of at most `of` have ended. `what`: `requests` or `probes`."""
         ...
 
-    def sending(self, progress: Progress, planned: int | None) -> None:
+    def on_sending(self, progress: Progress, planned: int | None) -> None:
         """`planned`: number of requests of the load; None if only its duration is known."""
         ...
 
-    def writing(self, done: int, of: int) -> None: ...
+    def on_writing(self, done: int, of: int) -> None: ...
 
-    def comparing(self, done: int, of: int | None) -> None: ...
+    def on_comparing(self, done: int, of: int | None) -> None: ...
 
 
 class ReplayStopped(LlmtapError):
@@ -114,14 +114,14 @@ class Replay:
     """Function called after the load; it returns a function that is called with each row and exchange."""
     stage: ReplayStage = ReplayStage.PREPARING
     _pool: WorkerPool | None = None
-    _warming: asyncio.Task[dict[str, object]] | None = None
+    _warmup_task: asyncio.Task[dict[str, object]] | None = None
     _stopped: bool = False
 
     def stop(self) -> None:
         """Send no more requests and wait for the answers in progress; a second call ends these at once."""
         self._stopped = True
-        if self._warming is not None:
-            self._warming.cancel()  # This has no effect if the warm-up has ended already.
+        if self._warmup_task is not None:
+            self._warmup_task.cancel()  # This has no effect if the warm-up has ended already.
         if self._pool is not None:
             self._pool.stop()
 
@@ -145,7 +145,7 @@ class Replay:
         requests = self.plan.requests
         with (
             self._member_factory() as create_member,
-            prepare(requests, self.plan.prompts, maker, self.listener.preparing) as prepared,
+            prepare(requests, self.plan.prompts, maker, self.listener.on_preparing) as prepared,
         ):
             if self.on_prepared is not None:
                 self.on_prepared(prepared)
@@ -178,7 +178,7 @@ class Replay:
                 if self._stopped:
                     pool.stop()
                 planned = planned_within(requests, load.schedule.duration, closed=closed)
-                outcome = await pool.run(lambda p: self.listener.sending(p, planned))
+                outcome = await pool.run(lambda p: self.listener.on_sending(p, planned))
                 if outcome.stopped == NO_ENDPOINT:
                     await watch.close(outcome.began_ns)
                     raise endpoint_error(next(x for _, x in pool.exchanges() if is_unanswerable(x)))
@@ -201,7 +201,7 @@ class Replay:
                     if keep is not None:
                         keep(row, x)
                     if baseline is not None:
-                        baseline.add_now(row, x)
+                        baseline.add_replayed(row, x)
                 details["unread"] = outcome.tally.summary.n - read
                 if writer_place is not None:
                     details["capture"] = {
@@ -237,7 +237,7 @@ class Replay:
         check_target(self._setup(-1, self.load.bodies))
         await self._complete_by_server(self.load.bodies)
 
-    async def warm(self) -> dict[str, object]:
+    async def run_warmup(self) -> dict[str, object]:
         """Run the warm-up alone and return its result. Raises the same errors as `run`."""
         check_target(self._setup(-1, self.load.bodies))
         body = await self._complete_by_server(self.load.bodies.with_settings(self.plan.settings))
@@ -260,7 +260,7 @@ class Replay:
         target = self.load.target
         spoken = protocol_of(target.url)
         if spoken != "http":
-            await reach(target.url)
+            await check_listening(target.url)
         http_url = http_url_of(target.url)
         if http_url is None:
             return body
@@ -347,8 +347,8 @@ class Replay:
             return
         n = len(self.plan.requests)
         closed = self.load.schedule.closed
-        certain = self._at_once(0) if closed is None else min(closed, n)
-        likely = self._at_once(HOLD_NS) if closed is None else certain
+        certain = self._in_flight_max(0) if closed is None else min(closed, n)
+        likely = self._in_flight_max(HOLD_NS) if closed is None else certain
         note = check_connections(certain, likely, self.load.sending.processes)
         if note is not None:
             self.notes.append(note)
@@ -359,9 +359,9 @@ class Replay:
             return 0
         if sending.connections is not None:
             return sending.connections
-        return min(self._at_once(HOLD_NS) if closed is None else closed, CONNECTIONS_MAX)
+        return min(self._in_flight_max(HOLD_NS) if closed is None else closed, CONNECTIONS_MAX)
 
-    def _at_once(self, hold_ns: int) -> int:
+    def _in_flight_max(self, hold_ns: int) -> int:
         """Return the maximum number of simultaneous requests if each answer takes `hold_ns`."""
         requests, duration_ns = self.plan.requests, self.load.schedule.duration
         if duration_ns is not None or requests.after:
@@ -387,9 +387,9 @@ class Replay:
         self.stage = ReplayStage.SENDING
         if self._stopped:
             raise ReplayStopped("stopped before anything was sent")
-        self._warming = asyncio.ensure_future(self._warm_up(prepared, maker, body))
+        self._warmup_task = asyncio.ensure_future(self._warm_up(prepared, maker, body))
         try:
-            return await self._warming
+            return await self._warmup_task
         except asyncio.CancelledError:
             raise ReplayStopped("stopped while the server was warmed up: nothing was measured") from None
 
@@ -403,12 +403,12 @@ class Replay:
             chosen = WarmUpOptions()
         else:
             chosen = WarmUpOptions(requests=int(kind), requests_max=int(kind), tokens=0, probe=False)
-        self.listener.warming(kind)
-        plan = self.plan if chosen.cold else other_words(self.plan)
+        self.listener.on_warming(kind)
+        plan = self.plan if chosen.cold else reverse_words(self.plan)
         with ExitStack() as stack:
             if prepared is None or plan is not self.plan:
                 prepared = stack.enter_context(
-                    prepare(plan.requests, plan.prompts, maker, self.listener.preparing)
+                    prepare(plan.requests, plan.prompts, maker, self.listener.on_preparing)
                 )
             setup = self._setup(prepared.fd, body, exact_output=maker.output_exact)
             # Send from one process of this host, also if the load uses more: only the server is warmed up.
@@ -418,7 +418,7 @@ class Replay:
                 prepared.begins,
                 prepared.ends,
                 chosen,
-                progress=partial(self.listener.warming, kind),
+                progress=partial(self.listener.on_warming, kind),
                 paths=prepared.paths,
             )
         return warmup.to_dict()
@@ -426,7 +426,7 @@ class Replay:
     def _compare_with(self, baseline: Baseline) -> dict[str, object] | None:
         """Compare with the recorded answers. If the source cannot be read, add a note and return None."""
         try:
-            info = read_then(baseline, self.plan.requests, self.listener.comparing)
+            info = read_recorded(baseline, self.plan.requests, self.listener.on_comparing)
         except (LlmtapError, ValueError) as exc:
             # Leave out `exc.place`: it may be a URL with a key in it.
             reason = exc.problem if isinstance(exc, ConfigError) else exc
@@ -453,20 +453,20 @@ class Replay:
             writer.add(x)
             rows += 1
             if rows % 500 == 0:
-                self.listener.writing(rows, of)
+                self.listener.on_writing(rows, of)
         writer.close()
         return rows
 
     def _write_csv(self, pool: WorkerPool, path: str) -> None:
         requests = self.plan.requests
 
-        def described() -> Iterator[Exchange]:
+        def described_exchanges() -> Iterator[Exchange]:
             for row, x in pool.exchanges():
                 describe(x, row, requests)
                 yield x
 
         try:
-            write_csv(Path(path), _capture_batches(described()))
+            write_csv(Path(path), _capture_batches(described_exchanges()))
         except OSError as exc:
             raise ConfigError("--csv", f"cannot write {path}: {exc.strerror}") from None
 

@@ -1,7 +1,7 @@
 """Make the plan of a replay: requests of a trace or of a workload with arrivals, and where prompts come from.
 
 `make_plan` takes the source and the arrival process (`ScheduleOptions`) and returns a `ReplayPlan`, which
-`perform.py` sends. `other_words` returns a plan with other prompts for the warm-up.
+`perform.py` sends. `reverse_words` returns a plan with other prompts for the warm-up.
 
 A trace has its own arrivals: a rate scales their gaps, so bursts stay bursts, and `--arrivals` replaces them.
 A workload has only lengths and needs a rate, an arrival process (default: Poisson) or a closed loop.
@@ -19,17 +19,17 @@ from typing import Any, Final
 from llmtap.errors import ConfigError
 from llmtap.load.bodies import Decode
 from llmtap.load.options import LoadPlan, ScheduleOptions
-from llmtap.load.replay.baseline import RecordedAnswer, recorded_of
+from llmtap.load.replay.baseline import RecordedAnswer, find_recorded_answers
 from llmtap.load.sending import protocol_of
 from llmtap.traces.format import FormatError
-from llmtap.traces.registry import by_name
+from llmtap.traces.registry import format_named
 from llmtap.units import NS_PER_S
 from llmtap.workload.arrivals import FORMS, OWN_RATES, parse_arrivals
 from llmtap.workload.lengths import recorded_lengths
 from llmtap.workload.prompts.fitting import ElasticPrompts, RowPrompts
 from llmtap.workload.prompts.prompt import Prompt, PromptSource
 from llmtap.workload.prompts.tokenizer import OWN, TokenCounter, load_counter
-from llmtap.workload.registry import is_workload, report_of, workload_named, workloads
+from llmtap.workload.registry import is_workload, report_of, workload_named, workload_texts
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import load_trace
 from llmtap.workload.trace_rows import NO_TIMES
@@ -80,7 +80,7 @@ def make_plan(
         raise ConfigError("--speed", "cannot be combined with --rate")
     counter = load_counter(tokenizer or OWN, chat=chat, place="--tokenizer")
     name = None if tokenizer is None else counter.tokenizer.name
-    make = _of_workload if is_workload(schedule.source) else partial(_of_trace, progress=progress)
+    make = _plan_of_workload if is_workload(schedule.source) else partial(_plan_of_trace, progress=progress)
     plan = make(schedule, counter)
     plan.about["tokenizer"] = name
     return plan
@@ -92,7 +92,7 @@ def plan_of(load: LoadPlan, progress: Callable[[int, int | None], None] | None =
     return make_plan(load.schedule, progress, tokenizer=load.bodies.tokenizer, chat=chat)
 
 
-def _of_workload(schedule: ScheduleOptions, counter: TokenCounter) -> ReplayPlan:
+def _plan_of_workload(schedule: ScheduleOptions, counter: TokenCounter) -> ReplayPlan:
     for option, value in (
         ("--speed", schedule.speed),
         ("--from", schedule.source_format),
@@ -139,13 +139,13 @@ def take_settings(workload: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in workload.pop("request").items() if name != "max_tokens"}
 
 
-def _of_trace(
+def _plan_of_trace(
     schedule: ScheduleOptions, counter: TokenCounter, progress: Callable[[int, int | None], None] | None
 ) -> ReplayPlan:
     place = schedule.source
     if schedule.source_format is not None:
         try:
-            by_name(schedule.source_format)
+            format_named(schedule.source_format)
         except FormatError as exc:
             raise ConfigError("--from", str(exc)) from None
     own_times = schedule.arrivals is None and schedule.closed is None
@@ -167,7 +167,7 @@ def _of_trace(
     except ConfigError as exc:
         if exc.hint is None and not Path(place).exists() and "://" not in place:
             raise ConfigError(
-                place, exc.problem, f"or give the name of a workload: {', '.join(workloads())}"
+                place, exc.problem, f"or give the name of a workload: {', '.join(workload_texts())}"
             ) from None
         if exc.problem == NO_TIMES and own_times:
             hint = "set the arrivals: --arrivals poisson --rate R, or --closed N"
@@ -180,7 +180,7 @@ def _of_trace(
         raise ConfigError("--window", str(exc)) from None
     try:
         if schedule.share is not None:
-            trace = trace.thinned(schedule.share, schedule.seed)
+            trace = trace.sample_conversations(schedule.share, schedule.seed)
     except ValueError as exc:
         raise ConfigError("--share", str(exc)) from None
     count = len(trace) if schedule.requests is None else schedule.requests
@@ -232,7 +232,7 @@ def _of_trace(
             f"{unanswered:,} of {len(requests):,} rows tell of no answer, as where a request failed: they are"
             " sent and ask for one token"
         )
-    baseline = recorded_of(trace, place, count)
+    baseline = find_recorded_answers(trace, place, count)
     if trace.answered and baseline is None:
         notes.append("the trace came through a pipe, which is read once: no comparison with what it tells")
     return ReplayPlan(requests, prompts, about, notes, counter.tokenizer.decode, baseline)
@@ -294,7 +294,7 @@ _WORD: Final = re.compile(r"\s*\S+")
 """A word with the space before it, because tokenizers put both into one token."""
 
 
-def other_words(plan: ReplayPlan) -> ReplayPlan:
+def reverse_words(plan: ReplayPlan) -> ReplayPlan:
     """Return the first requests of a plan with the words of each prompt in reverse order, for the warm-up.
 
     If the warm-up sent the prompts that are measured later, a server with a prefix cache would answer these

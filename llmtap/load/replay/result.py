@@ -267,13 +267,14 @@ class RunObservations:
     def planned_ns(self) -> "array[int]":
         """Return the scheduled offsets of the requests that do not wait for an earlier answer."""
         requests = self.requests
-        return array("q", (requests.arrival_ns[row] for row in self._firsts()))
+        return array("q", (requests.arrival_ns[row] for row in self._independent_rows()))
 
     def arrivals(self, began_ns: int) -> dict[str, object]:
         """Compare the actual and planned send times of requests that do not wait for an earlier answer."""
         planned = self.planned_ns()
         sent = [
-            None if (t := self._first_sent_ns.get(row)) is None else t - began_ns for row in self._firsts()
+            None if (t := self._first_sent_ns.get(row)) is None else t - began_ns
+            for row in self._independent_rows()
         ]
         times = sorted(t for t in sent if t is not None)
         timing = punctuality(planned, sent).to_dict()
@@ -287,7 +288,7 @@ class RunObservations:
             },
         }
 
-    def in_time(self, began_ns: int, until_ns: int) -> int:
+    def count_sent_by(self, began_ns: int, until_ns: int) -> int:
         """Return how many requests that do not wait for an earlier answer had been sent by `until_ns`."""
         return sum(t - began_ns <= until_ns for t in self._first_sent_ns.values())
 
@@ -295,7 +296,7 @@ class RunObservations:
         """Return the send time of the last request that waits for no earlier answer, from the run's start."""
         return max(self._first_sent_ns.values(), default=began_ns) - began_ns
 
-    def _firsts(self) -> Sequence[int]:
+    def _independent_rows(self) -> Sequence[int]:
         after = self.requests.after
         return [row for row in range(len(self.requests)) if not after or after[row] < 0]
 
@@ -357,7 +358,7 @@ def timeline_of(
     def period_of(times_ns: Any) -> Any:
         return np.clip((times_ns - began_ns) // period_ns, 0, n - 1)
 
-    def counted(times_ns: Any) -> Any:
+    def count_per_period(times_ns: Any) -> Any:
         return np.bincount(period_of(times_ns), minlength=n).tolist()
 
     sent = np.sort(np.asarray(sent_ns, np.int64))
@@ -365,7 +366,9 @@ def timeline_of(
     if planned_ns:
         # If the run was stopped, leave out the requests that were planned after the stop.
         offsets = np.asarray(planned_ns, np.int64)
-        planned = counted(began_ns + (offsets if span_ns >= offsets[-1] else offsets[offsets < span_ns]))
+        planned = count_per_period(
+            began_ns + (offsets if span_ns >= offsets[-1] else offsets[offsets < span_ns])
+        )
     if ended_ns is not None:
         ended = np.sort(np.asarray(ended_ns, np.int64))
         # The maximum of a period is reached at its start or just after a dispatch. An exchange that ends at
@@ -379,8 +382,8 @@ def timeline_of(
         period=to_seconds(period_ns),
         t=[to_seconds(i * period_ns) for i in range(n)],
         planned=planned,
-        sent=counted(sent),
-        ended=None if ended_ns is None else counted(ended),
+        sent=count_per_period(sent),
+        ended=None if ended_ns is None else count_per_period(ended),
         in_flight=in_flight,
     )
 
@@ -493,7 +496,7 @@ def _load_document(
     if len(planned_ns) and not span_ns:
         load["offered_rps"] = None  # Requests that are all due at one time have no rate.
     if span_ns:
-        in_time = seen.in_time(outcome.began_ns, planned_ns[-1] + GRACE_NS)
+        in_time = seen.count_sent_by(outcome.began_ns, planned_ns[-1] + GRACE_NS)
         load["due"], load["in_time"] = len(planned_ns), min(in_time, len(planned_ns))
         load["planned_rps"] = rate_rps(len(planned_ns), span_ns)
         load["offered_rps"] = rate_rps(in_time, span_ns)

@@ -1,7 +1,7 @@
 """Run a sending process on a node of a Ray cluster: an actor there forwards its commands and output.
 
 `RayMember` is the parent's side, used by `worker_pool.py` like a local process; `RemoteProcess` is the actor
-on the node, which starts `worker.py` there. Each node gets all bodies; exchanges come back after the run. A
+on the node, which starts `worker.py` there. Each node gets all bodies; exchanges come back after the run.
 If an actor is lost, its process ends and is not restarted. Ray sends prompts and keys unencrypted unless
 RAY_USE_TLS is set.
 """
@@ -27,7 +27,7 @@ from llmtap.load.workers.worker_handle import (
     WorkerScript,
     WorkerSetup,
     read_clocks,
-    spawned,
+    spawn_worker,
 )
 from llmtap.units import decode_special, encode_special
 
@@ -53,7 +53,7 @@ class RemoteProcess:
         self._command_lock = threading.Lock()
         self._commands_sent = 0
 
-    def about(self) -> tuple[str, ClockReading]:
+    def describe_node(self) -> tuple[str, ClockReading]:
         return llmtap.__version__, read_clocks()
 
     def take(self, piece: bytes) -> None:
@@ -62,7 +62,7 @@ class RemoteProcess:
     def start(self, setup: bytes, script: bytes, keep: bool) -> int:
         own = msgspec.json.decode(setup, type=WorkerSetup, dec_hook=decode_special)
         spill_fd = self._spill.fileno() if keep else None
-        self._proc = spawned(own, script, self._bodies.fileno(), spill_fd)
+        self._proc = spawn_worker(own, script, self._bodies.fileno(), spill_fd)
         return self._proc.pid
 
     def send_commands(self, commands: list[str]) -> None:
@@ -77,11 +77,11 @@ class RemoteProcess:
         assert self._proc is not None and self._proc.stdout is not None
         return os.read(self._proc.stdout.fileno(), _READ_BYTES)
 
-    def ended(self) -> int:
+    def wait_end(self) -> int:
         assert self._proc is not None
         return self._proc.wait()
 
-    def put_aside(self, begin: int) -> bytes:
+    def read_spill(self, begin: int) -> bytes:
         return os.pread(self._spill.fileno(), PIECE_BYTES, begin)
 
     def kill(self) -> None:
@@ -128,21 +128,21 @@ class RayMember:
             .remote()
         )
         try:
-            version, theirs = await asyncio.wait_for(self._ask("about"), STARTED_WITHIN_S)
+            version, theirs = await asyncio.wait_for(self._call_actor("describe_node"), STARTED_WITHIN_S)
             if version != llmtap.__version__:
                 raise ConfigError(
                     "--ray",
                     f"the node {theirs.host} has llmtap {version}, but this machine has {llmtap.__version__}",
                 )
             # Measure the clock in a thread: on the loop, other tasks could make the round trip longer.
-            self.clock = await asyncio.get_running_loop().run_in_executor(None, self._compare)
+            self.clock = await asyncio.get_running_loop().run_in_executor(None, self._measure_clock)
             at = 0
             while piece := os.pread(setup.bodies_fd, PIECE_BYTES, at):
-                await self._ask("take", piece)
+                await self._call_actor("take", piece)
                 at += len(piece)
             line = msgspec.json.encode(setup, enc_hook=encode_special)
             packed = msgspec.msgpack.encode(script)
-            self.pid = await self._ask("start", line, packed, spill is not None)
+            self.pid = await self._call_actor("start", line, packed, spill is not None)
         except TimeoutError:
             raise ConfigError(
                 "--ray",
@@ -158,15 +158,15 @@ class RayMember:
 
     async def read(self) -> bytes:
         try:
-            data: bytes = await self._ask("read")
+            data: bytes = await self._call_actor("read")
         except self._ray.exceptions.RayError:
             return b""
         return data
 
-    async def ended(self) -> int | None:
+    async def wait_end(self) -> int | None:
         try:
-            status: int = await self._ask("ended")
-            await self._fetch()
+            status: int = await self._call_actor("wait_end")
+            await self._fetch_spill()
         except self._ray.exceptions.RayError as exc:
             self.spill_error = f"its node was lost: {_last_line(exc)}"
             return None
@@ -181,22 +181,22 @@ class RayMember:
                 await asyncio.wait_for(_result_of(actor.kill.remote()), CLOSED_WITHIN_S)
         self._ray.kill(actor)
 
-    async def _ask(self, name: str, *args: Any) -> Any:
+    async def _call_actor(self, name: str, *args: Any) -> Any:
         return await _result_of(getattr(self._actor, name).remote(*args))
 
-    def _compare(self) -> HostClock:
+    def _measure_clock(self) -> HostClock:
         trips: list[Trip] = []
         for _ in range(TRIPS):
             request_ns = self._clock.mono_ns()
-            reading = self._ray.get(self._actor.about.remote())[1]
+            reading = self._ray.get(self._actor.describe_node.remote())[1]
             trips.append((request_ns, self._clock.mono_ns(), reading))
-        return HostClock.compared(read_clocks(self._clock), trips)
+        return HostClock.from_trips(read_clocks(self._clock), trips)
 
-    async def _fetch(self) -> None:
+    async def _fetch_spill(self) -> None:
         if self._spill is None:
             return
         try:
-            while piece := await self._ask("put_aside", self._spill.tell()):
+            while piece := await self._call_actor("read_spill", self._spill.tell()):
                 self._spill.write(piece)
         except OSError as exc:
             self.spill_error = exc.strerror

@@ -26,9 +26,16 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.load.http import LoadSender
 from llmtap.load.prompt_sender import PromptSender, check_target, make_prompt_sender
 from llmtap.load.run import LoadRun, Schedule
-from llmtap.load.sending import Later, parse_target, path_at, protocol_of
+from llmtap.load.sending import DeferredWork, parse_target, path_at, protocol_of
 from llmtap.load.tally import LoadTally
-from llmtap.load.workers.worker_handle import Done, Progress, WorkerReady, WorkerScript, WorkerSetup, frame
+from llmtap.load.workers.worker_handle import (
+    Progress,
+    WorkerDone,
+    WorkerReady,
+    WorkerScript,
+    WorkerSetup,
+    frame,
+)
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.statistics import percentile
 from llmtap.metrics.summary import ENDED_WELL
@@ -70,14 +77,14 @@ async def work(setup: WorkerSetup, script: WorkerScript, commands_fd: int, repor
     loop = asyncio.get_running_loop()
     sender = _make_sender(loop, setup)
     requests = Requests(
-        _unpacked(script.arrival_ns),
-        after=_unpacked(script.after),
-        think_ns=_unpacked(script.think_ns),
+        _unpack_column(script.arrival_ns),
+        after=_unpack_column(script.after),
+        think_ns=_unpack_column(script.think_ns),
         joins=script.joins,
         tenants=script.tenants,
         labels=script.labels,
     )
-    rows = _unpacked(script.rows)
+    rows = _unpack_column(script.rows)
     load = setup.load
     schedule = Schedule(requests, rows, load.schedule.closed)
     slo = load.measuring.slo
@@ -86,9 +93,9 @@ async def work(setup: WorkerSetup, script: WorkerScript, commands_fd: int, repor
     commands = _Commands(commands_fd)
     loop.add_reader(commands_fd, commands.read)
     keeper = _Keeper(tally, requests, setup.spill_fd)
-    later = sender.later
+    later = sender.deferred
     run: LoadRun | None = None
-    start_ns = await _get_ready(sender, setup.open, commands, reports_fd)
+    start_ns = await _open_connections(sender, setup.open, commands, reports_fd)
     if start_ns is not None:
         run = LoadRun(
             sender,
@@ -96,8 +103,8 @@ async def work(setup: WorkerSetup, script: WorkerScript, commands_fd: int, repor
             _body_reader(setup.bodies_fd, script),
             lambda row, x: later.add(partial(keeper.keep, row, x)),
             start_ns=start_ns,
-            duration_ns=_or_never(load.schedule.duration),
-            drain_ns=_or_never(load.schedule.drain),
+            duration_ns=_never_if_none(load.schedule.duration),
+            drain_ns=_never_if_none(load.schedule.drain),
             headers=_row_headers(setup, requests),
             paths=_row_paths(sender, script.paths),
             stop_errors=load.sending.stop_when.error_rate,
@@ -108,7 +115,7 @@ async def work(setup: WorkerSetup, script: WorkerScript, commands_fd: int, repor
             _report_progress(reports_fd, lambda: keeper.progress(sender, schedule, run), later)
         )
         try:
-            await run.go()
+            await run.send_all()
         finally:
             telling.cancel()
     loop.remove_reader(commands_fd)
@@ -119,7 +126,7 @@ async def work(setup: WorkerSetup, script: WorkerScript, commands_fd: int, repor
     keeper.flush()
     usage = resource.getrusage(resource.RUSAGE_SELF)
     stopped = commands.ended if run is None else run.stopped
-    done = Done(
+    done = WorkerDone(
         tally.to_bytes(),
         stopped,
         sender.connects,
@@ -148,7 +155,7 @@ def _make_sender(loop: asyncio.AbstractEventLoop, setup: WorkerSetup) -> LoadSen
     return LoadSender(loop, target, load.sending, load.bodies, name=setup.name, tls=tls)
 
 
-async def _get_ready(
+async def _open_connections(
     sender: LoadSender | PromptSender, connections: int, commands: "_Commands", reports_fd: int
 ) -> int | None:
     """Open connections and report that this process is ready.
@@ -164,7 +171,7 @@ async def _get_ready(
     return await commands.start
 
 
-async def _report_progress(reports_fd: int, progress: Callable[[], Progress], later: Later) -> None:
+async def _report_progress(reports_fd: int, progress: Callable[[], Progress], later: DeferredWork) -> None:
     """Report progress, and collect garbage when there is time.
 
     Python itself would collect when many answers end at the same time, and sending would stop for 20 ms with
@@ -266,7 +273,7 @@ class _Keeper:
             len(sender.calls),
             tally.summary.n,
             self._failed,
-            schedule.left,
+            schedule.rows_left,
             self._tokens,
             percentile(late, 0.99),
             percentile(ttft, 0.5),
@@ -280,7 +287,7 @@ class _Keeper:
 
 
 def _body_reader(fd: int, script: WorkerScript) -> Callable[[int], bytes]:
-    begins, ends = _unpacked(script.body_begins), _unpacked(script.body_ends)
+    begins, ends = _unpack_column(script.body_begins), _unpack_column(script.body_ends)
     return lambda row: os.pread(fd, ends[row] - begins[row], begins[row])
 
 
@@ -312,11 +319,11 @@ def _row_headers(setup: WorkerSetup, requests: Requests) -> Callable[[int], list
     return headers
 
 
-def _or_never(ns: int | None) -> int:
+def _never_if_none(ns: int | None) -> int:
     return NEVER if ns is None else ns
 
 
-def _unpacked(packed: bytes) -> "array[int]":
+def _unpack_column(packed: bytes) -> "array[int]":
     column = array("q")
     column.frombytes(packed)
     return column

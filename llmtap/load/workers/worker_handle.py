@@ -69,6 +69,7 @@ class WorkerScript(msgspec.Struct, array_like=True):
     """Start of each row's body in the file of bodies; `body_ends` has the ends."""
     body_ends: bytes
     joins: dict[int, tuple[int, ...]] = {}
+    """For each row that waits for several rows: the rows in addition to the one in `after`."""
     paths: list[str] = []
     """Path of each row, "" for the path of the endpoint; the list is empty if all rows have this path."""
     labels: list[str | None] = []
@@ -96,12 +97,12 @@ class Progress(msgspec.Struct, tag=True):
     tbc_p99_ns: float | None
     retries: int = 0
     gave_up: str | None = None
-    """Why all processes must stop, such as too many errors; None: they need not."""
+    """Reason why all processes must stop, such as too many errors; None if they need not stop."""
     waiting: int = 0
     """Number of requests that wait for their first token."""
 
 
-class Done(msgspec.Struct, tag=True):
+class WorkerDone(msgspec.Struct, tag=True):
     tally: bytes
     stopped: str | None
     connects: int
@@ -113,16 +114,16 @@ class Done(msgspec.Struct, tag=True):
     began_ns: int
     ended_ns: int
     spill_error: str | None = None
-    """Why exchanges could not be stored, such as a full disk. The counts still include them."""
+    """Reason why exchanges could not be stored, such as a full disk. The counts still include them."""
     opened_before: int = 0
     """Number of connections opened before the start; the parent sets it."""
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=encode_special).encode
-_decode = msgspec.msgpack.Decoder(WorkerReady | Progress | Done).decode
+_decode = msgspec.msgpack.Decoder(WorkerReady | Progress | WorkerDone).decode
 
 
-def frame(message: WorkerReady | Progress | Done) -> bytes:
+def frame(message: WorkerReady | Progress | WorkerDone) -> bytes:
     packed = _encode(message)
     return _LENGTH.pack(len(packed)) + packed
 
@@ -131,7 +132,7 @@ class Frames:
     def __init__(self) -> None:
         self._unread_bytes = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[WorkerReady | Progress | Done]:
+    def feed(self, data: bytes) -> Iterator[WorkerReady | Progress | WorkerDone]:
         rest = self._unread_bytes
         rest += data
         while len(rest) >= 4:
@@ -179,7 +180,7 @@ class HostClock:
     """Round-trip time of the comparison: the error of both offsets is at most half of it."""
 
     @classmethod
-    def compared(cls, ours: ClockReading, trips: Sequence[Trip]) -> "HostClock":
+    def from_trips(cls, ours: ClockReading, trips: Sequence[Trip]) -> "HostClock":
         """Return the clock of a host, computed from the fastest of several round trips to it.
 
         Hosts with the same boot id count as different if their clocks differ by more than the round trip.
@@ -192,13 +193,13 @@ class HostClock:
         wall_ahead_ns = theirs.wall_ns - (ours.wall_ns + at_ns - ours.mono_ns)
         return cls(theirs.host, False, mono_ahead_ns, wall_ahead_ns, rtt_ns)
 
-    def theirs(self, ours_ns: int) -> int:
+    def to_theirs_ns(self, ours_ns: int) -> int:
         return ours_ns + self.mono_ahead_ns
 
-    def ours(self, theirs_ns: int) -> int:
+    def to_ours_ns(self, theirs_ns: int) -> int:
         return theirs_ns - self.mono_ahead_ns
 
-    def place(self, x: Exchange) -> Exchange:
+    def convert(self, x: Exchange) -> Exchange:
         """Convert all times of an exchange to our clock."""
         if self.shared:
             return x
@@ -206,10 +207,10 @@ class HostClock:
         for name in _MOVED:
             ns = getattr(t, name)
             if ns is not None:
-                setattr(t, name, self.ours(ns))
-        t.events.t_ns = array("q", map(self.ours, t.events.t_ns))
+                setattr(t, name, self.to_ours_ns(ns))
+        t.events.t_ns = array("q", map(self.to_ours_ns, t.events.t_ns))
         if x.scheduled_ns is not None:
-            x.scheduled_ns = self.ours(x.scheduled_ns)
+            x.scheduled_ns = self.to_ours_ns(x.scheduled_ns)
         x.arrival_wall_ns -= self.wall_ahead_ns
         return x
 
@@ -241,7 +242,7 @@ LEAD_NS: Final = 100_000_000
 _READ_BYTES: Final = 1 << 18
 
 
-def spawned(
+def spawn_worker(
     setup: WorkerSetup, script: bytes, bodies_fd: int, spill_fd: int | None
 ) -> subprocess.Popen[bytes]:
     """Start a sending process. It reads its setup (a line of JSON) and the packed script from a file.
@@ -269,7 +270,7 @@ class LocalMember:
     lead_ns = LEAD_NS
     """Time in ns from the `go` command to the start time that the command contains."""
     spill_error: str | None = None
-    """Why the stored exchanges are incomplete; None if they are complete."""
+    """Reason why the stored exchanges are incomplete; None if they are complete."""
 
     def __init__(self) -> None:
         self.clock = HostClock(socket.gethostname())
@@ -287,7 +288,7 @@ class LocalMember:
         packed = msgspec.msgpack.encode(script)
         try:
             # This blocks the loop for a few ms, which is harmless: no request is due yet.
-            self._proc = spawned(setup, packed, setup.bodies_fd, spill_fd)
+            self._proc = spawn_worker(setup, packed, setup.bodies_fd, spill_fd)
         except OSError as exc:
             raise LlmtapError(f"no sending process can be started: {exc.strerror}") from None
         loop = asyncio.get_running_loop()
@@ -308,7 +309,7 @@ class LocalMember:
         assert self._output is not None
         return await self._output.read(_READ_BYTES)
 
-    async def ended(self) -> int | None:
+    async def wait_end(self) -> int | None:
         """Wait for the end of the process. Return its exit status, negative for a signal; None if its host
         was lost."""
         assert self._proc is not None
@@ -319,7 +320,7 @@ class LocalMember:
             return
         if self._proc.poll() is None:
             self._proc.kill()
-        await self.ended()
+        await self.wait_end()
         if self._pipe is not None:
             self._pipe.close()
         if self._proc.stdin is not None:

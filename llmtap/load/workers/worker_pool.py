@@ -27,11 +27,11 @@ from llmtap.load.stop_conditions import QueueGrowth
 from llmtap.load.tally import LoadTally
 from llmtap.load.workers.ray_worker import RayMember
 from llmtap.load.workers.worker_handle import (
-    Done,
     Frames,
     HostClock,
     LocalMember,
     Progress,
+    WorkerDone,
     WorkerReady,
     WorkerScript,
     WorkerSetup,
@@ -51,7 +51,7 @@ class LoadResult:
     tally: LoadTally
     began_ns: int
     ended_ns: int
-    done: list[Done] = field(default_factory=list)
+    done: list[WorkerDone] = field(default_factory=list)
     clocks: list[HostClock] = field(default_factory=list)
     lost: list[int | None] = field(default_factory=list)
     """Exit status of each lost process (negative for a signal), None if its host was lost."""
@@ -162,7 +162,7 @@ class WorkerPool:
             await asyncio.gather(*ready)
             began_ns = self._clock.mono_ns() + max((m.lead_ns for m in self._members), default=0)
             for member in self._started_members:
-                member.send_command(f"go {member.clock.theirs(began_ns)}")
+                member.send_command(f"go {member.clock.to_theirs_ns(began_ns)}")
             reports = await asyncio.gather(*serving)
         finally:
             for task in serving:
@@ -200,7 +200,7 @@ class WorkerPool:
                     row, x = pickle.load(spill)
                 except (EOFError, pickle.UnpicklingError):
                     break  # The end of the file, or a record that was cut when the process was lost.
-                yield row, member.clock.place(x)
+                yield row, member.clock.convert(x)
 
     def _setup_of(self, i: int) -> WorkerSetup:
         setup, n = self._setup, len(self._assigned_rows)
@@ -214,13 +214,13 @@ class WorkerPool:
 
     async def _serve_process(
         self, i: int, ready: "asyncio.Future[None]", on_progress: Callable[[Progress], None]
-    ) -> "Done | Lost | None":
+    ) -> "WorkerDone | LostWorker | None":
         member = self._members[i]
         try:
             if not await self._start_process(i, member):
                 ready.set_result(None)
                 return None
-            done: Done | None = None
+            done: WorkerDone | None = None
             opened = 0
             frames = Frames()
             while data := await member.read():
@@ -231,9 +231,9 @@ class WorkerPool:
                             ready.set_result(None)
                         case Progress():
                             on_progress(message)
-                        case Done():
+                        case WorkerDone():
                             done = msgspec.structs.replace(message, opened_before=opened)
-            status = await member.ended()
+            status = await member.wait_end()
         except Exception as exc:
             if ready.done():
                 raise
@@ -245,7 +245,7 @@ class WorkerPool:
             else:
                 how = "together with its host" if status is None else f"with status {status}"
                 ready.set_exception(LlmtapError(f"a sending process ended right after its start, {how}"))
-        return Lost(status) if done is None else done
+        return LostWorker(status) if done is None else done
 
     async def _start_process(self, i: int, member: Member) -> bool:
         requests, rows = self._requests, self._assigned_rows[i]
@@ -277,7 +277,7 @@ class WorkerPool:
         self._started_members.append(member)
         return True
 
-    def _result_of(self, began_ns: int, reports: "Sequence[Done | Lost | None]") -> LoadResult:
+    def _result_of(self, began_ns: int, reports: "Sequence[WorkerDone | LostWorker | None]") -> LoadResult:
         setup = self._setup
         measuring = setup.load.measuring
         objectives = Objectives.parse(measuring.slo) if measuring.slo else None
@@ -290,19 +290,19 @@ class WorkerPool:
                 case None:
                     tally.planned += len(rows)
                     out.stopped = out.stopped or self._stopping
-                case Lost():
+                case LostWorker():
                     out.lost.append(report.status)
                     out.lost_rows += len(rows)
                     tally.planned += len(rows)
-                case Done():
+                case WorkerDone():
                     clock = member.clock
                     done = msgspec.structs.replace(
                         report,
-                        began_ns=clock.ours(report.began_ns),
-                        ended_ns=clock.ours(report.ended_ns),
+                        began_ns=clock.to_ours_ns(report.began_ns),
+                        ended_ns=clock.to_ours_ns(report.ended_ns),
                         spill_error=report.spill_error or member.spill_error,
                     )
-                    tally.merge_bytes(done.tally, clock.ours)
+                    tally.merge_bytes(done.tally, clock.to_ours_ns)
                     out.done.append(done)
                     out.clocks.append(clock)
                     out.ended_ns = max(out.ended_ns, done.ended_ns)
@@ -311,7 +311,7 @@ class WorkerPool:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LostWorker:
     status: int | None
 
 

@@ -22,8 +22,8 @@ from aiohttp.typedefs import Handler
 from llmtap.net.listener import Listener, bind, name_of
 
 CONNECTIONS_MAX: Final = 256
-"""Maximum number of open connections, but at most half of the limit of open files. A dashboard has six, a
-scraper one."""
+"""Maximum number of open connections; half of the process's limit of open files, if that is less. A dashboard
+has six connections, a scraper one."""
 HEAD_S: Final = 20.0
 """Time for a TLS handshake, and from the first byte of a request to the end of its head, as
 `relay.head_timeout`."""
@@ -32,7 +32,7 @@ IDLE_S: Final = 75.0
 SEND_S: Final = 60.0
 """Time limit of sending one answer. Scrapers give up after 10 s, browsers wait longer."""
 CLOSE_S: Final = 5.0
-"""Time limit of answers that are being sent when the meter ends."""
+"""Time limit for the answers that are still being sent when the meter ends."""
 SLICE_BYTES: Final = 64 << 10
 ANSWERS_BYTES_MAX: Final = 128 << 20
 """Bytes of all answers that are being sent. Above it, the answer that began first is aborted."""
@@ -51,7 +51,7 @@ class AdminConnection(asyncio.Protocol):
         """Transport; None before the end of the TLS handshake, and after the end of the connection."""
         self.since_s = owner.now()
         """Start of the wait: for the end of the handshake, for a request, or for the rest of its head."""
-        self.head_begun = False
+        self.head_has_begun = False
         self.requests = 0
         """Number of requests that are being answered."""
 
@@ -80,8 +80,8 @@ class AdminConnection(asyncio.Protocol):
         self.inner.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        if not self.requests and not self.head_begun:
-            self.head_begun, self.since_s = True, self._owner.now()
+        if not self.requests and not self.head_has_begun:
+            self.head_has_begun, self.since_s = True, self._owner.now()
         self.inner.data_received(data)
 
     def eof_received(self) -> bool | None:
@@ -107,27 +107,27 @@ class AdminConnection(asyncio.Protocol):
         elif self._opening_task is not None:
             self._opening_task.cancel()
 
-    def begin(self) -> None:
+    def begin_answer(self) -> None:
         self.requests += 1
-        self.head_begun = False
+        self.head_has_begun = False
 
-    def end(self) -> None:
+    def end_answer(self) -> None:
         self.requests -= 1
         self.since_s = self._owner.now()
 
-    def late(self, now_s: float) -> str | None:
+    def exceeded_limit(self, now_s: float) -> str | None:
         """Return the name of the limit that the connection has exceeded, or None."""
         if self.requests:
             return None
         waited_s = now_s - self.since_s
         if self.transport is None:
             return "handshake_timeout" if waited_s > HEAD_S else None
-        if self.head_begun and waited_s > HEAD_S:
+        if self.head_has_begun and waited_s > HEAD_S:
             return "head_timeout"
         return "idle_timeout" if waited_s > IDLE_S else None
 
 
-class _Sending:
+class _UnsentAnswer:
     __slots__ = ("body", "bytes", "transport")
 
     def __init__(self, body: object, size: int, transport: asyncio.Transport | None) -> None:
@@ -142,8 +142,8 @@ class AdminConnections:
         self.limits = limits
         self._open_connections: dict[object, AdminConnection] = {}
         """Connections by the object of aiohttp that handles them."""
-        self._sending: dict[_Sending, None] = {}
-        """Answers that are being sent, the oldest first."""
+        self._unsent_answers: dict[_UnsentAnswer, None] = {}
+        """Answers that are being sent, the oldest first. The values are unused."""
         self._timer: asyncio.TimerHandle | None = None
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.connections_max = max(1, min(CONNECTIONS_MAX, files // 2))
@@ -176,7 +176,7 @@ class AdminConnections:
     def _sweep(self) -> None:
         now_s = self.now()
         for connection in list(self._open_connections.values()):
-            limit = connection.late(now_s)
+            limit = connection.exceeded_limit(now_s)
             if limit is not None:
                 self.limits[limit] += 1
                 connection.abort()
@@ -189,14 +189,14 @@ class AdminConnections:
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         connection = self._open_connections.get(request.protocol)
         if connection is None:
-            return await self._sent(request, await handler(request))
-        connection.begin()
+            return await self._send_sliced(request, await handler(request))
+        connection.begin_answer()
         try:
-            return await self._sent(request, await handler(request))
+            return await self._send_sliced(request, await handler(request))
         finally:
-            connection.end()
+            connection.end_answer()
 
-    async def _sent(self, request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
+    async def _send_sliced(self, request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
         body = response.body if isinstance(response, web.Response) else None
         if not isinstance(body, bytes) or len(body) <= SLICE_BYTES or request.method == hdrs.METH_HEAD:
             return response
@@ -218,7 +218,7 @@ class AdminConnections:
         """Send an answer of `size` bytes within SEND_S. `body`: memory that the slices of the answer use."""
         response = web.StreamResponse(status=status, headers=headers)
         response.content_length = size
-        one = _Sending(body, len(body), request.transport)
+        one = _UnsentAnswer(body, len(body), request.transport)
         self._make_room(one)
         try:
             async with asyncio.timeout(SEND_S):
@@ -234,20 +234,20 @@ class AdminConnections:
         except ConnectionError:
             pass  # the client disconnected, or `_make_room` aborted the connection
         finally:
-            self._sending.pop(one, None)
+            self._unsent_answers.pop(one, None)
         return response
 
-    def _make_room(self, one: _Sending) -> None:
-        self._sending[one] = None
-        while len(self._sending) > 1 and self._bytes_pending() > ANSWERS_BYTES_MAX:
-            oldest = next(iter(self._sending))
-            del self._sending[oldest]
+    def _make_room(self, one: _UnsentAnswer) -> None:
+        self._unsent_answers[one] = None
+        while len(self._unsent_answers) > 1 and self._bytes_pending() > ANSWERS_BYTES_MAX:
+            oldest = next(iter(self._unsent_answers))
+            del self._unsent_answers[oldest]
             self.limits["answer_bytes"] += 1
             if oldest.transport is not None:
                 oldest.transport.abort()
 
     def _bytes_pending(self) -> int:
-        return sum({id(one.body): one.bytes for one in self._sending}.values())
+        return sum({id(one.body): one.bytes for one in self._unsent_answers}.values())
 
 
 class AdminRunner(web.AppRunner):
@@ -256,7 +256,7 @@ class AdminRunner(web.AppRunner):
     def __init__(
         self, app: web.Application, connections: AdminConnections, tls: ssl.SSLContext | None = None
     ) -> None:
-        # aiohttp's own keep-alive time is longer than IDLE_S, so `_sweep` decides.
+        # aiohttp's own keep-alive time is longer than IDLE_S, so `_sweep` closes idle connections.
         super().__init__(app, access_log=None, shutdown_timeout=CLOSE_S)
         self._connections = connections
         self.tls = tls

@@ -1,6 +1,6 @@
 """Serve `/api/v1/live`: server-sent events with each finished exchange and one summary per second.
 
-`LiveFeed` is a sink of `pipeline/pipeline.py`: its `ended` gets each exchange, and puts it in the queue of
+`LiveFeed` is a sink of `pipeline/pipeline.py`: its `on_end` gets each exchange, and puts it in the queue of
 each subscriber (an HTTP client). Events: `exchange`, `summary`, and `missed` (number of exchanges that a slow
 subscriber did not get). The meter never waits for a subscriber. JSON is written in a worker thread. Source:
 WHATWG HTML, "Server-sent events".
@@ -39,12 +39,12 @@ KEEPALIVE_S: Final = 15.0
 """Time without events after which a comment is sent: proxies close connections that are silent for 30 to
 60 s."""
 TENURE_S: Final = 60.0
-"""If SUBSCRIBERS_MAX is reached, a new subscriber replaces the oldest one that has been connected for this
-time. Browsers subscribe again, so no client can occupy all places permanently."""
+"""If SUBSCRIBERS_MAX is reached, a new subscriber replaces the oldest one, if that has been connected for at
+least this time. Browsers subscribe again by themselves, so no client can occupy all places permanently."""
 STALLED_S: Final = 30.0
 """A subscriber that reads nothing for this time is disconnected."""
-LOOK_S: Final = 1.0
-"""Interval of the check whether a client has left, which a handler that writes nothing does not notice."""
+DISCONNECT_CHECK_S: Final = 1.0
+"""Interval at which a stream without events checks whether its client has disconnected."""
 CLOSING_S: Final = 1.0
 RETRY: Final = b"retry: 2000\n\n"
 
@@ -112,7 +112,8 @@ class LiveFeed:
         app.on_shutdown.append(self._close)
         self._pipeline.sinks.append(self)
 
-    def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
+    def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
+        """Put a finished exchange in the queue of each subscriber whose filters match."""
         wanted = [one for one in self._subscribers if one.exchanges and one.query.matches(x)]
         if not wanted:
             return
@@ -174,7 +175,7 @@ class LiveFeed:
         while not subscriber.closed and request.transport is not None:
             if loop.time() >= due:
                 due = loop.time() + period_s
-                pieces.append(await self._beat(subscriber))
+                pieces.append(await self._periodic_event(subscriber))
             if subscriber.queue:
                 batch = subscriber.take()
                 pieces.append(await asyncio.to_thread(_events_of, batch, events=subscriber.query.events))
@@ -191,13 +192,13 @@ class LiveFeed:
             if not subscriber.queue:
                 subscriber.awake.clear()
                 try:
-                    async with asyncio.timeout(min(LOOK_S, max(0.0, due - loop.time()))):
+                    async with asyncio.timeout(min(DISCONNECT_CHECK_S, max(0.0, due - loop.time()))):
                         await subscriber.awake.wait()
                 except TimeoutError:
                     pass
         await response.write_eof()
 
-    async def _beat(self, subscriber: _Subscriber) -> bytes:
+    async def _periodic_event(self, subscriber: _Subscriber) -> bytes:
         if not subscriber.summaries:
             return b": keep-alive\n\n"
         loop = asyncio.get_running_loop()

@@ -19,21 +19,21 @@ _WILDCARDS: Final = frozenset({"0.0.0.0", "::"})
 
 
 def direct_lost_clients(
-    relay: Callable[[], str | None], may_know: Callable[[web.Request], bool]
+    relay: Callable[[], str | None], may_see_address: Callable[[web.Request], bool]
 ) -> Middleware:
-    """Answer requests for models, before any other check.
+    """Return a middleware that answers requests for models before any other check.
 
     Args:
         relay: URL of the address where clients connect; None if it is unknown.
-        may_know: whether the sender of a request may learn the address.
+        may_see_address: whether the sender of a request may learn the address.
     """
 
     @web.middleware
     async def direct(request: web.Request, handler: Handler) -> web.StreamResponse:
         if not is_for_models(request.path):
             return await handler(request)
-        address = relay() if may_know(request) else None
-        return _answer(None if address is None else _reachable(address, request.url.host))
+        address = relay() if may_see_address(request) else None
+        return _answer(None if address is None else _reachable_url(address, request.url.host))
 
     return direct
 
@@ -58,7 +58,7 @@ def _answer(address: str | None) -> web.Response:
     )
 
 
-def _reachable(address: str, host: str | None) -> str:
-    """Replace an address of all interfaces by the host that the client used."""
+def _reachable_url(address: str, host: str | None) -> str:
+    """Return the URL of the proxy; a host such as 0.0.0.0 is replaced by the host that the client used."""
     url = URL(address)
     return str(url.with_host(host) if host and url.host in _WILDCARDS else url).rstrip("/")

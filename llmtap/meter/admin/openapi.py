@@ -58,7 +58,7 @@ _FILTERS: Final = tuple(
 )
 _CERTAIN: Final = Parameter("certain", "1: without exchanges flagged `uncertain`", FLAG)
 _FORBIDDEN: Final = "The request is from a page of another origin."
-_STRANGE_NAME: Final = "Or `Host` is no loopback name, as required without a token."
+_FOREIGN_HOST: Final = "Or no token is set, and `Host` does not name loopback."
 _BAD_QUERY: Final = {400: "Invalid query parameter, named by `field`."}
 
 ROUTES: Final = (
@@ -266,7 +266,7 @@ def _operation_schema(route: ApiRoute, *, token: bool) -> dict[str, Any]:
     content = {kind: {"schema": schema} for kind, schema in route.answers.items()}
     responses: dict[str, Any] = {"200": {"description": route.text, "content": content}}
     error: dict[str, Any] = {} if route.probe else {"content": {JSON: {"schema": reference("Error")}}}
-    responses["403"] = {"description": _FORBIDDEN if token else f"{_FORBIDDEN} {_STRANGE_NAME}", **error}
+    responses["403"] = {"description": _FORBIDDEN if token else f"{_FORBIDDEN} {_FOREIGN_HOST}", **error}
     for status, text in sorted(route.errors.items()):
         responses[str(status)] = {"description": text, **error}
     out: dict[str, Any] = {"operationId": route.name, "summary": route.text, "responses": responses}

@@ -38,7 +38,7 @@ from llmtap.meter.pipeline.history import STEPS
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.windows import BY, window_name
 from llmtap.metrics.catalogue import Answers, Surface, shown_on
-from llmtap.units import shown
+from llmtap.units import short_repr
 
 _name_and_port = re.compile(r"(?:\[([^\[\]]*)\]|([^\[\]:]*))(?::[0-9]*)?").fullmatch
 
@@ -119,7 +119,7 @@ _FORMS: Final = frozenset({"text/plain", "application/x-www-form-urlencoded", "m
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
-class _Wish(msgspec.Struct, forbid_unknown_fields=True):
+class _SwitchRequest(msgspec.Struct, forbid_unknown_fields=True):
     enabled: bool
 
 
@@ -145,7 +145,7 @@ def add_experiment_routes(app: web.Application, experiments: Experiments, answer
         try:
             async with asyncio.timeout(BODY_S):
                 body = await request.read()
-            wish = msgspec.json.decode(body, type=_Wish)
+            wanted = msgspec.json.decode(body, type=_SwitchRequest)
         except TimeoutError:
             raise web.HTTPRequestTimeout from None
         except msgspec.MsgspecError as exc:
@@ -154,9 +154,9 @@ def add_experiment_routes(app: web.Application, experiments: Experiments, answer
             ) from None
         if experiments.experiment is None:
             raise web.HTTPConflict(reason="no experiment is configured")
-        if wish.enabled and experiments.state == "ended":
+        if wanted.enabled and experiments.state == "ended":
             raise web.HTTPConflict(reason="the experiment has ended (experiment.until)")
-        experiments.switch(wish.enabled)
+        experiments.switch(wanted.enabled)
         return await results(request)
 
     app.router.add_get("/api/v1/experiment", results)
@@ -171,8 +171,7 @@ _FILES: Final = {part.name: part for part in (files("llmtap.meter.admin") / "sta
     name: files("llmtap.report") / name for name in ("plot.css", "plot.js")
 }
 METRICS_MODULE: Final = "metrics.js"
-"""Name of the module with the metrics of an exchange for the dashboard, made from the catalogue of metrics.
-"""
+"""Name of the JavaScript module that lists the metrics of an exchange; it is made from the catalogue."""
 ASSETS: Final = frozenset({METRICS_MODULE, *_FILES} - {INDEX})
 _PAGE_HEADERS: Final = {
     "Content-Security-Policy": (
@@ -185,7 +184,7 @@ _PAGE_HEADERS: Final = {
 }
 
 
-def takes_gzip(request: web.Request) -> bool:
+def accepts_gzip(request: web.Request) -> bool:
     """Return whether the client accepts gzip; a weight of 0 means no (RFC 9110 12.5.3)."""
     for item in request.headers.get(hdrs.ACCEPT_ENCODING, "").lower().split(","):
         coding, _, weight = item.partition(";")
@@ -195,7 +194,8 @@ def takes_gzip(request: web.Request) -> bool:
 
 
 def _unzip_slices(zipped: bytes) -> Iterator[bytes]:
-    """Decompress a body in slices: only the compressed one is kept while a client reads slowly."""
+    """Yield a decompressed body in slices. Only the compressed body is in memory while a client reads
+    slowly."""
     with gzip.GzipFile(fileobj=io.BytesIO(zipped)) as file:
         while part := file.read(SLICE_BYTES):
             yield part
@@ -212,7 +212,7 @@ async def _page_part(request: web.Request) -> web.Response:
     headers = {**_PAGE_HEADERS, hdrs.ETAG: f'W/"{etag}"'}
     if any(tag.value in (etag, "*") for tag in request.if_none_match or ()):
         return web.Response(status=304, headers=headers)
-    if takes_gzip(request):
+    if accepts_gzip(request):
         headers[hdrs.CONTENT_ENCODING], body = "gzip", zipped
     else:
         body = await asyncio.to_thread(gzip.decompress, zipped)
@@ -242,7 +242,7 @@ def metrics_module() -> bytes:
     return b"export const METRICS = " + msgspec.json.encode(rows) + b";\n"
 
 
-_OPEN_TO_ALL: Final = frozenset({"/healthz", "/readyz", "/", *(f"/assets/{name}" for name in ASSETS)})
+_PUBLIC_PATHS: Final = frozenset({"/healthz", "/readyz", "/", *(f"/assets/{name}" for name in ASSETS)})
 """Paths that need no token: probes answer only yes or no, and the dashboard's files have no data. They are
 compared as a whole, so that other spellings of a path do not match."""
 
@@ -252,7 +252,7 @@ _HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-"""Header fields of answers that set no others: pages of other origins cannot embed them."""
+"""Header fields of each answer that does not set them itself: pages of other origins cannot embed it."""
 
 
 CONNECTIONS: Final = web.AppKey("connections", AdminConnections)
@@ -325,11 +325,11 @@ class _Admin:
 
             return render
 
-        await self._pipeline.silences.look()
+        await self._pipeline.silences.refresh()
         native = self._pipeline.options.native_histograms
         zipped, size, content_type = await self._scrapes.get(format_name(accept, native=native), begin)
         headers: dict[str, str] = {hdrs.CONTENT_TYPE: content_type, hdrs.VARY: "Accept, Accept-Encoding"}
-        if takes_gzip(request):
+        if accepts_gzip(request):
             headers[hdrs.CONTENT_ENCODING] = "gzip"
             return web.Response(body=zipped, headers=headers)
         return await self.connections.send(request, headers, zipped, _unzip_slices(zipped), size)
@@ -386,7 +386,7 @@ class _Admin:
         if fields:
             raise BadQuery(next(iter(fields)), "is an unknown field; known field: step")
         if step not in STEPS:
-            raise BadQuery("step", f"expected {' or '.join(STEPS)}, got {shown(step)}")
+            raise BadQuery("step", f"expected {' or '.join(STEPS)}, got {short_repr(step)}")
 
         def begin() -> Callable[[], bytes]:
             work = self._pipeline.history.to_dict(step)
@@ -422,13 +422,13 @@ class _Admin:
         recorder.flush()
         with suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_S):
-                while recorder.flushing:
+                while recorder.is_flushing:
                     await asyncio.sleep(FLUSH_STEP_S)
         return _json_response(msgspec.json.encode(recorder.state().to_dict()))
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    # Hide the versions of Python and aiohttp from those without a token.
+    # aiohttp's own `Server` field would show the versions of Python and aiohttp to clients without a token.
     response.headers[hdrs.SERVER] = "llmtap"
     for name, value in _HEADERS.items():
         response.headers.setdefault(name, value)
@@ -440,7 +440,7 @@ def _token_guard(token: str | None) -> Middleware:
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if expected is not None and request.path not in _OPEN_TO_ALL:
+        if expected is not None and request.path not in _PUBLIC_PATHS:
             received = request.headers.get(hdrs.AUTHORIZATION, "").encode("utf-8", "surrogateescape")
             if not hmac.compare_digest(received, expected):
                 return _problem_response(
@@ -459,7 +459,7 @@ def _token_guard(token: str | None) -> Middleware:
 def _window_name(text: str) -> str:
     name = window_name(text)
     if name is None:
-        raise BadQuery("window", f"expected {', '.join(WINDOWS)} or all, got {shown(text)}")
+        raise BadQuery("window", f"expected {', '.join(WINDOWS)} or all, got {short_repr(text)}")
     return name
 
 

@@ -11,7 +11,7 @@ from llmtap.errors import ConfigError
 from llmtap.meter.options import MeterOptions
 from llmtap.net.tls import server_context
 
-LOOK_S: Final = 30.0
+CHECK_S: Final = 30.0
 """Interval of the check for new certificates, which are renewed days before they expire."""
 
 log = logging.getLogger(__name__)
@@ -22,11 +22,12 @@ class AdminTls:
 
     def __init__(self, certificate: str, key: str) -> None:
         self._files = (certificate, key)
-        self._files_state = self._look()
+        self._files_state = self._read_files_state()
         self.context: ssl.SSLContext = server_context(certificate, key, "meter.admin_tls_")
 
     @classmethod
     def of(cls, options: MeterOptions) -> "AdminTls | None":
+        """Return the TLS context of the options; None if they set no certificate."""
         if options.admin_tls_certificate is None or options.admin_tls_key is None:
             return None
         return cls(options.admin_tls_certificate, options.admin_tls_key)
@@ -38,11 +39,12 @@ class AdminTls:
         and the next check tries again.
         """
         while True:
-            await asyncio.sleep(LOOK_S)
-            self.look()
+            await asyncio.sleep(CHECK_S)
+            self.reload_if_changed()
 
-    def look(self) -> bool:
-        state = self._look()
+    def reload_if_changed(self) -> bool:
+        """Load the files if they changed. Return whether the new pair is in use."""
+        state = self._read_files_state()
         if state == self._files_state:
             return False
         try:
@@ -56,7 +58,8 @@ class AdminTls:
         log.info("event=admin_tls_renewed")
         return True
 
-    def _look(self) -> list[tuple[int, int]]:
+    def _read_files_state(self) -> list[tuple[int, int]]:
+        """Return inode and modification time of each file that exists."""
         states = []
         for name in self._files:
             with suppress(OSError):

@@ -25,7 +25,7 @@ from llmtap.exchange.session import SESSION_ENDPOINTS, Session
 from llmtap.meter.relays import DEATHS, Reckoning
 from llmtap.net.lag import make_lag_meter
 
-# Plain ints: comparing with an IntEnum's member costs ten times as much, for every frame.
+# Kinds of frames as plain ints: comparing with an IntEnum's member takes ten times as long, for every frame.
 _K: Final = FrameKind
 _OPEN, _REQUEST_DATA, _REQUEST_END, _SUBMIT, _RESPONSE_HEAD, _RESPONSE_DATA, _RESPONSE_END = map(int, (
     _K.OPEN, _K.REQUEST_DATA, _K.REQUEST_END, _K.SUBMIT, _K.RESPONSE_HEAD, _K.RESPONSE_DATA, _K.RESPONSE_END
@@ -39,8 +39,8 @@ _SLICED: Final = (_ANSWER, _TUNNEL_UP, _TUNNEL_DOWN)
 _END: Final = object()
 
 ANCHORS_MAX: Final = 4
-"""Maximum number of clock anchors kept, for requests whose head took so long that the wall clock was set
-meanwhile."""
+"""Maximum number of clock anchors kept. A request needs an older one if the wall clock was set while its head
+was received."""
 LAG_FLOOR_NS: Final = 11_000_000
 """Minimum uncertainty of an exchange whose relay died without a last status: relays check their lag every 10
 ms with a timer whose resolution is 1 ms."""
@@ -59,25 +59,28 @@ _TUNNEL_SLICE_BYTES: Final = 1 << 10
 """Bytes of a tunnel that are processed at once: decompressed, they may be 250 times as many."""
 _TOO_COSTLY: Final = "its parsing took too much CPU time"
 
-_closing: Final = msgspec.json.Decoder(Closing)
-_anchored: Final = msgspec.json.Decoder(Anchored)
-_assigned: Final = msgspec.json.Decoder(Assigned)
-_status: Final = msgspec.json.Decoder(RelayStatus)
+_closing_decoder: Final = msgspec.json.Decoder(Closing)
+_anchor_decoder: Final = msgspec.json.Decoder(Anchored)
+_assignment_decoder: Final = msgspec.json.Decoder(Assigned)
+_status_decoder: Final = msgspec.json.Decoder(RelayStatus)
 
 
 class Sink(Protocol):
     def observe(
         self, relay: str, seq: int, arrival_ns: int, arrival_wall_ns: int, head: bytes, clock: str
     ) -> Observer: ...
-    def opened(self) -> None: ...
-    def forgot(self, n: int = 1) -> None: ...
-    def ended(self, x: Exchange) -> None: ...
-    def assigned(self, arm: Assigned) -> None: ...
-    def status(self, relay: str, status: RelayStatus) -> None: ...
-    def failed(self, kind: str, error: BaseException | str) -> None: ...
+    def on_open(self) -> None: ...
+    def on_discard(self, n: int = 1) -> None: ...
+    def on_end(self, x: Exchange) -> None: ...
+    def on_assignment(self, arm: Assigned) -> None: ...
+    def on_status(self, relay: str, status: RelayStatus) -> None: ...
+    def on_error(self, kind: str, error: BaseException | str) -> None: ...
 
 
 class _Anchor(NamedTuple):
+    """Pair of clock readings, valid for times after `since_ns`; `steps`: times that the wall clock was
+    set."""
+
     mono_ns: int
     wall_ns: int
     since_ns: int
@@ -96,7 +99,7 @@ class Assembler:
         self._steps: dict[int, int] = {}
         """Number of clock steps (`Exchange.anchor`) by exchange, if it is not that of the first anchor."""
         self._cpu_ns: dict[int, int] = {}
-        """CPU time of open exchanges beyond what their bytes allow."""
+        """CPU time of open exchanges above the allowance for their bytes (CPU_PER_BYTE_NS), by exchange."""
         self._arms: dict[int, Assigned] = {}
         self._heads: dict[int, bytes] = {}
         self._sessions: dict[int, Session] = {}
@@ -107,7 +110,8 @@ class Assembler:
         """Number of open exchanges, including tunnels and the responses in them."""
         return len(self._open_exchanges) + sum(len(session.observers) for session in self._sessions.values())
 
-    def under_way(self) -> list[tuple[Observer, str | None]]:
+    def running_exchanges(self) -> list[tuple[Observer, str | None]]:
+        """Return the observers of open exchanges, newest first, each with its arm."""
         arms, sessions = {seq: a.arm for seq, a in self._arms.items()}, self._sessions
         running: list[tuple[Observer, str | None]] = []
         for seq, observer in reversed(self._open_exchanges.items()):
@@ -148,20 +152,20 @@ class Assembler:
                     self._open(seq, t_ns, extra_ns, data)
                 elif kind == _SENT:
                     self._open(seq, t_ns, t_ns, data)
-                    live[seq].submitted(extra_ns, extra_ns - t_ns)
+                    live[seq].on_submit(extra_ns, extra_ns - t_ns)
                 elif kind == _STATUS:
-                    self._take_status(_status.decode(data))
+                    self._take_status(_status_decoder.decode(data))
                 else:
                     if kind in _LAST:
-                        self.reckoning.settled(dropped=kind == _DROP)
+                        self.reckoning.count_settled(dropped=kind == _DROP)
                     if kind in _SLICED and seq in live:
                         yield from self._slice(self._read_sliced(live[seq], frame), frame, turns)
                     elif seq in live:
                         self._forward(live[seq], kind, seq, t_ns, extra_ns, data)
                     elif kind == _ANCHOR:
-                        self._set_anchor(t_ns, extra_ns, _anchored.decode(data))
+                        self._set_anchor(t_ns, extra_ns, _anchor_decoder.decode(data))
             except Exception as error:  # an error may affect the measurement of this exchange only
-                self._sink.failed(type(error).__name__, error)
+                self._sink.on_error(type(error).__name__, error)
                 self._forget(seq)
 
     def _slice(
@@ -203,11 +207,11 @@ class Assembler:
         if used_ns > CPU_MAX_NS + CPU_SHARE * lasted_ns and observer.give_up(_TOO_COSTLY):
             if seq in self._sessions:
                 self._sessions[seq].give_up(_TOO_COSTLY)
-            self._sink.failed("parse_cpu", f"exchange {observer.exchange.id}: {_TOO_COSTLY}")
+            self._sink.on_error("parse_cpu", f"exchange {observer.exchange.id}: {_TOO_COSTLY}")
 
     def discard(self) -> None:
         """Discard all open exchanges: the relay is alive, and counts those that were not acknowledged."""
-        self._sink.forgot(len(self._open_exchanges))
+        self._sink.on_discard(len(self._open_exchanges))
         for observer in self._open_exchanges.values():
             observer.abandon()
         for session in self._sessions.values():
@@ -241,17 +245,17 @@ class Assembler:
                     response_bytes=0,
                 )
                 exchange.uncertainty_ns = self._lag.worst_since(exchange.timeline.arrival_ns)
-                # Clear the reason why there was no token: a token might have followed.
+                # A token might have followed, so no reason can be given why the stream has none.
                 exchange.no_token_reason = None
                 self._end(seq, exchange)
             except Exception as error:
-                self._sink.failed(type(error).__name__, error)
+                self._sink.on_error(type(error).__name__, error)
                 self._forget(seq)
 
     def _take_status(self, status: RelayStatus) -> None:
         self._lag.note(status.t_ns, status.lag_ns_max)
         self.reckoning.update(status)
-        self._sink.status(self._hello.relay, status)
+        self._sink.on_status(self._hello.relay, status)
 
     def _set_anchor(self, mono_ns: int, wall_ns: int, about: Anchored) -> None:
         self._anchors.append(_Anchor(mono_ns, wall_ns, about.since_ns, about.steps))
@@ -262,7 +266,7 @@ class Assembler:
 
     def _open(self, seq: int, t_ns: int, whole_ns: int, data: bytes) -> None:
         head, body = _split_message(data) if whole_ns else (data, b"")
-        self.reckoning.opened(seq)
+        self.reckoning.count_opened(seq)
         self._forget(seq)
         observer, steps = self._observe(seq, t_ns, head)
         self._open_exchanges[seq] = observer
@@ -282,15 +286,15 @@ class Assembler:
             anchor = self._anchor_at(t_ns)
         wall_ns = anchor.wall_ns + t_ns - anchor.mono_ns
         # Count the exchange before its head is parsed: after an error, the handler below subtracts it again.
-        self._sink.opened()
+        self._sink.on_open()
         try:
             return self._sink.observe(hello.relay, seq, t_ns, wall_ns, head, hello.clock), anchor.steps
         except Exception:
-            self._sink.forgot()
+            self._sink.on_discard()
             raise
 
     def _upgrade(self, seq: int, observer: Observer, t_ns: int) -> None:
-        observer.upgraded(t_ns)
+        observer.on_upgrade(t_ns)
         head, endpoint = self._heads.pop(seq, None), observer.exchange.endpoint
         if head is None or endpoint is None:
             return
@@ -308,7 +312,7 @@ class Assembler:
 
         share = observer.make_share()
         self._sessions[seq] = Session(
-            endpoint, observe, self._sink.ended, self._sink.forgot, share, deflates=observer.deflates
+            endpoint, observe, self._sink.on_end, self._sink.on_discard, share, deflates=observer.deflates
         )
 
     def _read_sliced(self, observer: Observer, frame: Frame) -> Iterator[None]:
@@ -340,11 +344,11 @@ class Assembler:
         up = kind == _TUNNEL_UP
         session = self._sessions.get(seq)
         if session is not None:
-            (session.sent if up else session.received)(data, t_ns, extra_ns)
+            (session.client_data if up else session.server_data)(data, t_ns, extra_ns)
             if session.broken is not None and not session.lost:
                 session.give_up(session.broken)
                 observer.give_up(session.broken)
-                self._sink.failed("websocket", f"exchange {observer.exchange.id}: {session.broken}")
+                self._sink.on_error("websocket", f"exchange {observer.exchange.id}: {session.broken}")
             if session.began:
                 return
         up_data, down_data = (data, None) if up else (None, data)
@@ -368,7 +372,7 @@ class Assembler:
         elif kind == _REQUEST_END:
             observer.request_end(t_ns)
         elif kind == _SUBMIT:
-            observer.submitted(t_ns, extra_ns)
+            observer.on_submit(t_ns, extra_ns)
         elif kind == _RESPONSE_HEAD:
             observer.response_head(data, t_ns, extra_ns)
         elif kind == _RESPONSE_END:
@@ -378,18 +382,18 @@ class Assembler:
         elif kind == _DROP:
             self._forget(seq)
         elif kind == _HELD:
-            observer.held(t_ns - extra_ns, t_ns)
+            observer.on_hold(t_ns - extra_ns, t_ns)
         elif kind == _UPGRADED:
             self._upgrade(seq, observer, t_ns)
         elif kind == _ARM:
-            assignment = _assigned.decode(data)
+            assignment = _assignment_decoder.decode(data)
             assignment.arm, assignment.unit = bounded("arm", assignment.arm), bounded("unit", assignment.unit)
             self._arms[seq] = assignment
-            self._sink.assigned(assignment)
+            self._sink.on_assignment(assignment)
         # Other kinds are ignored: interim heads, and kinds that only a newer relay sends.
 
     def _close(self, seq: int, t_ns: int, data: bytes) -> None:
-        closing = _closing.decode(data)
+        closing = _closing_decoder.decode(data)
         if self._close_session(seq, t_ns or None, closing.outcome, closing.error, closing.lag_ns):
             self._forget(seq)
             return
@@ -418,7 +422,7 @@ class Assembler:
         self._heads.pop(seq, None)
         self._sessions.pop(seq, None)
         del self._open_exchanges[seq]
-        self._sink.ended(exchange)
+        self._sink.on_end(exchange)
 
     def _forget(self, seq: int) -> None:
         self._steps.pop(seq, None)
@@ -431,7 +435,7 @@ class Assembler:
         observer = self._open_exchanges.pop(seq, None)
         if observer is not None:
             observer.abandon()
-            self._sink.forgot()
+            self._sink.on_discard()
 
 
 def _split_message(message: bytes) -> tuple[bytes, bytes]:
@@ -442,9 +446,11 @@ def _split_message(message: bytes) -> tuple[bytes, bytes]:
 TURN_NS: Final = 50_000
 """Time between two yields: about the time that a relay takes for an event, so that a relay waits no longer
 than that."""
-AWAY_NS: Final = 2_000_000
-"""A yield that takes longer means that the CPU is shared with a process that never sleeps."""
-INSIST_NS: Final = 100_000_000
+LONG_YIELD_NS: Final = 2_000_000
+"""If a yield takes longer, a process that never sleeps uses the same CPU. The meter then does not yield for
+NO_YIELD_NS."""
+NO_YIELD_NS: Final = 100_000_000
+"""Time without yields after a long yield, or from a batch on that shows that the meter is behind."""
 BEHIND_NS: Final = 50_000_000
 """Age of a batch from which the meter is behind. Frames come every 10 ms (`llmtap/channel/`), so this batch
 waited for the CPU."""
@@ -463,8 +469,16 @@ class CooperativeYield:
     """
 
     __slots__ = (
-        "_cpu_since_ns", "_give", "_insist_until_ns", "_loop_at_ns", "_mono_ns", "_read_ns", "_since_ns",
-        "behind", "cpu_ns", "loop_is_due",
+        "_cpu_since_ns",
+        "_loop_at_ns",
+        "_mono_ns",
+        "_no_yield_until_ns",
+        "_read_ns",
+        "_since_ns",
+        "_yield_cpu",
+        "behind",
+        "cpu_ns",
+        "loop_is_due",
     )  # fmt: skip
 
     def __init__(
@@ -477,9 +491,9 @@ class CooperativeYield:
         self.cpu_ns = cpu_ns
         self._read_ns = 0  # time of the latest reading of the CPU clock
         self._cpu_since_ns = 0  # CPU time at that reading
-        self._give = give
+        self._yield_cpu = give
         self._since_ns = 0
-        self._insist_until_ns = 0
+        self._no_yield_until_ns = 0
         self._loop_at_ns = 0
         self.loop_is_due = False
         """The work of this turn of the event loop has taken LOOP_TURN_NS."""
@@ -496,13 +510,14 @@ class CooperativeYield:
         self._since_ns = self._read_ns = self._mono_ns()
         self._cpu_since_ns = self.cpu_ns()
 
-    def over(
+    def pace(
         self,
         frames: Iterable[Frame],
         last_ns: int | None,
         charge: Callable[[Frame, int], None] | None = None,
     ) -> Iterator[Frame]:
-        """Yield the frames of a batch; `last_ns`: the stamp of its last frame, None for an empty batch.
+        """Yield the frames of a batch, and offer the CPU to relays in between. `last_ns`: time of its last
+        frame; None if it is not known.
 
         `charge` is called with a frame that took longer than CPU_EVERY_NS, and its CPU time, which may
         include up to CPU_EVERY_NS of earlier frames.
@@ -511,7 +526,7 @@ class CooperativeYield:
         now_ns = self._since_ns
         self.behind = last_ns is not None and now_ns - last_ns > BEHIND_NS
         if self.behind:
-            self._insist_until_ns = now_ns + INSIST_NS
+            self._no_yield_until_ns = now_ns + NO_YIELD_NS
         for frame in frames:
             yield frame
             now_ns = self.pause()
@@ -523,13 +538,13 @@ class CooperativeYield:
                     charge(frame, used_ns)
 
     def pause(self) -> int:
-        """Yield if the turn is over. Return the time."""
+        """Yield the CPU if the turn has taken TURN_NS. Return the time before the yield, monotonic."""
         now_ns = self._mono_ns()
         if now_ns > self._loop_at_ns:
             self.loop_is_due = True
-        if now_ns - self._since_ns > TURN_NS and now_ns >= self._insist_until_ns:
-            self._give()
+        if now_ns - self._since_ns > TURN_NS and now_ns >= self._no_yield_until_ns:
+            self._yield_cpu()
             self._since_ns = back_ns = self._mono_ns()
-            if back_ns - now_ns > AWAY_NS:
-                self._insist_until_ns = back_ns + INSIST_NS
+            if back_ns - now_ns > LONG_YIELD_NS:
+                self._no_yield_until_ns = back_ns + NO_YIELD_NS
         return now_ns

@@ -35,8 +35,8 @@ class PauseWatch:
         self.pause: CapturePause | None = None
 
     def update(self, reason: str | None, now_ns: int, *, rows: int, n_bytes: int, dropped: int) -> None:
-        """Note the reason why rows cannot be written (None: they can), what waits, and what was dropped so
-        far."""
+        """Update `pause`. `reason`: why rows cannot be written (None: they can); `rows`, `n_bytes`: size of
+        what waits in memory; `dropped`: number of exchanges dropped so far."""
         if reason is None:
             self._began = self.pause = None
             return
@@ -44,10 +44,10 @@ class PauseWatch:
             self._began = now_ns, n_bytes, dropped
         began_ns, began_bytes, began_dropped = self._began
         elapsed_ns, grown = now_ns - began_ns, n_bytes - began_bytes
-        left = max(0, self._memory_bytes - n_bytes)
-        lasts = None
+        free_bytes = max(0, self._memory_bytes - n_bytes)
+        lasts_s = None
         if grown > 0 and elapsed_ns >= RATE_NS_MIN:
-            lasts = left / grown * elapsed_ns / NS_PER_S
+            lasts_s = free_bytes / grown * elapsed_ns / NS_PER_S
         lost = dropped - began_dropped
         self.pause = CapturePause(
             reason,
@@ -55,19 +55,19 @@ class PauseWatch:
             rows,
             n_bytes,
             lost,
-            lasts,
-            self._sentence(reason, rows, lost, lasts),
+            lasts_s,
+            self._sentence(reason, rows, lost, lasts_s),
         )
 
-    def _sentence(self, reason: str, rows: int, lost: int, lasts: float | None) -> str:
+    def _sentence(self, reason: str, rows: int, lost: int, lasts_s: float | None) -> str:
         cause, remedy = (text.format(**self._places) for text in CAUSES[reason])
         memory = format_bytes(self._memory_bytes)
         if lost:
             state = (
                 f"{lost:,} exchanges were not captured, since the memory for waiting ones ({memory}) is full"
             )
-        elif lasts is not None:
-            state = f"at the present rate, the memory for them ({memory}) lasts for {_duration_text(lasts)}"
+        elif lasts_s is not None:
+            state = f"at the present rate, the memory for them ({memory}) lasts for {_duration_text(lasts_s)}"
         else:
             state = f"the memory for them has {memory}"
         return (
@@ -77,7 +77,7 @@ class PauseWatch:
 
 
 def _duration_text(seconds: float) -> str:
-    """Return a duration, rounded: it is an estimate."""
+    """Return the text of an estimated duration, such as "about 3 min"."""
     for unit, size in (("h", 3_600), ("min", 60)):
         if seconds >= 2 * size:
             return f"about {seconds / size:.0f} {unit}"

@@ -32,7 +32,7 @@ from llmtap.meter.pipeline.assembler import Assembler
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.holds import held_figures
 from llmtap.metrics.latency import Measured, chunking_of, measure, ttft_ns
-from llmtap.units import NS_PER_S, parse_duration_ns, shown
+from llmtap.units import NS_PER_S, parse_duration_ns, short_repr
 
 BYTES_MAX: Final = 80 << 20
 """Memory of all recent exchanges: 2 million events, or 20,000 exchanges without events."""
@@ -41,13 +41,15 @@ LIMIT_MAX: Final = 1_000
 PAGE_BYTES_MAX: Final = 4 << 20
 """Bytes of one answer; the exchange (or slice of events) that reaches them is the last."""
 EVENTS_SLICE: Final = 1_000
-"""Events converted to JSON at a time: about 60 kB."""
+"""Number of events that are converted to JSON at a time: about 60 kB."""
 
 _encode: Final = msgspec.json.Encoder().encode
-_cursor: Final = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,9}))?").fullmatch
+_match_cursor: Final = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,9}))?").fullmatch
 
 
 class BadQuery(ValueError):
+    """Invalid query parameter (`field`) of a request to the admin API."""
+
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(problem)
         self.field = field
@@ -58,8 +60,9 @@ def read_text(field: str, value: str) -> str:
 
 
 def read_count(field: str, value: str) -> int:
+    """Return a query parameter that is a whole number. Raises BadQuery."""
     if not (value.isascii() and value.isdigit() and len(value) <= 18):
-        raise BadQuery(field, f"expected a whole number, got {shown(value)}")
+        raise BadQuery(field, f"expected a whole number, got {short_repr(value)}")
     return int(value)
 
 
@@ -73,10 +76,11 @@ def read_fields(query: Iterable[tuple[str, str]]) -> dict[str, str]:
     return fields
 
 
-def read_number(field: str, value: str, most: int) -> int:
+def read_number(field: str, value: str, maximum: int) -> int:
+    """Return a query parameter from 1 to `maximum`. Raises BadQuery."""
     number = read_count(field, value)
-    if not 1 <= number <= most:
-        raise BadQuery(field, f"expected a number from 1 to {most}, got {shown(value)}")
+    if not 1 <= number <= maximum:
+        raise BadQuery(field, f"expected a number from 1 to {maximum}, got {short_repr(value)}")
     return number
 
 
@@ -84,7 +88,7 @@ def read_flag(field: str, value: str) -> bool:
     """Return a query parameter that is `1` or `0`. Raises BadQuery."""
     known = {"1": True, "true": True, "0": False, "false": False}
     if value not in known:
-        raise BadQuery(field, f"expected 1 or 0, got {shown(value)}")
+        raise BadQuery(field, f"expected 1 or 0, got {short_repr(value)}")
     return known[value]
 
 
@@ -93,9 +97,9 @@ def _read_cursor(field: str, value: str) -> tuple[int, int]:
 
     The cursor is `N`, or `N.EVENT` for the rest of the events of exchange N.
     """
-    parts = _cursor(value)
+    parts = _match_cursor(value)
     if parts is None:
-        raise BadQuery(field, f"expected the `next` of an earlier answer, got {shown(value)}")
+        raise BadQuery(field, f"expected the `next` of an earlier answer, got {short_repr(value)}")
     number, event = int(parts[1]), int(parts[2] or 0)
     return (number + 1 if event else number), event
 
@@ -104,14 +108,14 @@ def read_outcome(field: str, value: str) -> Outcome:
     try:
         return Outcome(value)
     except ValueError:
-        raise BadQuery(field, f"expected one of {', '.join(Outcome)}, got {shown(value)}") from None
+        raise BadQuery(field, f"expected one of {', '.join(Outcome)}, got {short_repr(value)}") from None
 
 
 def read_reading(field: str, value: str) -> Reading:
     try:
         return Reading(value)
     except ValueError:
-        raise BadQuery(field, f"expected one of {', '.join(Reading)}, got {shown(value)}") from None
+        raise BadQuery(field, f"expected one of {', '.join(Reading)}, got {short_repr(value)}") from None
 
 
 FILTERS: Final[Mapping[str, Callable[[str, str], object]]] = {
@@ -145,6 +149,7 @@ FILTERS: Final[Mapping[str, Callable[[str, str], object]]] = {
     **dict.fromkeys(("finish_reason", "clock"), read_text),
     "uncertain": read_flag,
 }
+"""Readers of the filters of a query, by the name of the field of an exchange."""
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,7 +161,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     events_start: int = 0
     """First event to return of exchange `before` - 1, whose earlier events were in the previous answer; 0:
     there is no such exchange."""
-    wanted: dict[str, object] = {}
+    filters: dict[str, object] = {}
 
     @classmethod
     def parse(cls, fields: Mapping[str, str]) -> "Query":
@@ -166,7 +171,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
         invalid value.
         """
         limit, events, before, events_start = LIMIT_DEFAULT, False, None, 0
-        wanted: dict[str, object] = {}
+        filters: dict[str, object] = {}
         for field, value in fields.items():
             if field == "limit":
                 limit = read_number(field, value, LIMIT_MAX)
@@ -174,20 +179,20 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
                 events = read_flag(field, value)
             elif field == "certain":
                 if read_flag(field, value):
-                    wanted["uncertain"] = False
+                    filters["uncertain"] = False
             elif field == "next":
                 before, events_start = _read_cursor(field, value)
             elif field in FILTERS:
-                wanted[field] = FILTERS[field](field, value)
+                filters[field] = FILTERS[field](field, value)
             else:
                 raise BadQuery(
                     field,
                     f"is an unknown field; known fields: limit, events, next, certain, {', '.join(FILTERS)}",
                 )
-        return cls(limit=limit, events=events, before=before, events_start=events_start, wanted=wanted)
+        return cls(limit=limit, events=events, before=before, events_start=events_start, filters=filters)
 
     def matches(self, x: Exchange) -> bool:
-        return all(getattr(x, name) == value for name, value in self.wanted.items())
+        return all(getattr(x, name) == value for name, value in self.filters.items())
 
 
 class RecentExchanges:
@@ -202,7 +207,7 @@ class RecentExchanges:
     def __len__(self) -> int:
         return len(self._ring)
 
-    def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
+    def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
         ring = self._ring
         weight = weight_bytes(x)
         ring.append((self._next_number, weight, x, m.benefit))
@@ -311,7 +316,7 @@ class StreamsQuery:
 
 
 @dataclass(frozen=True, slots=True)
-class _Copied:
+class _StreamCopy:
     about: dict[str, object]
     arrival_ns: int
     since_ns: int
@@ -326,7 +331,7 @@ class _Copied:
         points = [
             (t, n if n >= 0 else 1) for t, n in compress(zip(self.t_ns, self.tokens, strict=True), carries)
         ]
-        points = thinned(points, self.since_ns, self.now_ns)
+        points = thin_out(points, self.since_ns, self.now_ns)
         self.about["timeline"] = [(_seconds(t - self.arrival_ns), n) for t, n in points]
         return self.about
 
@@ -346,28 +351,28 @@ class Streams:
     def add_to(self, app: web.Application) -> None:
         app.router.add_get("/api/v1/streams", self._answer)
 
-    async def find(self, query: StreamsQuery) -> list[_Copied]:
-        copies: list[_Copied] = []
+    async def find(self, query: StreamsQuery) -> list[_StreamCopy]:
+        copies: list[_StreamCopy] = []
         events_max = STREAM_EVENTS_MAX // query.limit
-        for looked, one in enumerate(self._newest_first(), 1):
+        for n_done, one in enumerate(self._newest_first(), 1):
             if query.matches(one):
                 copies.append(_copy_stream(one, self._clock.mono_ns(), query.window_ns, events_max))
                 if len(copies) == query.limit:
                     break
-            if looked % SLICE == 0:
+            if n_done % SLICE == 0:
                 await asyncio.sleep(0)
         # Relays report requests in the order of the ends of their heads, which is nearly that of arrivals.
-        copies.sort(key=lambda copied: copied.arrival_ns, reverse=True)
+        copies.sort(key=lambda copy: copy.arrival_ns, reverse=True)
         return copies
 
     def open_exchanges(self) -> Iterator[OpenExchange]:
         """Yield all open exchanges. The caller may give the event loop a turn in between."""
         for assembler in tuple(self._assemblers):
-            yield from assembler.under_way()
+            yield from assembler.running_exchanges()
 
     def _newest_first(self) -> Iterator[OpenExchange]:
         return merge(
-            *(assembler.under_way() for assembler in self._assemblers),
+            *(assembler.running_exchanges() for assembler in self._assemblers),
             key=lambda one: -one[0].exchange.timeline.arrival_ns,
         )
 
@@ -379,14 +384,14 @@ class Streams:
             window_s = query.window_ns / NS_PER_S
 
             def work() -> bytes:
-                streams = [copied.to_dict() for copied in copies]
+                streams = [copy.to_dict() for copy in copies]
                 return msgspec.json.encode({"count": count, "window": window_s, "streams": streams})
 
             body = await asyncio.to_thread(work)
         return web.Response(body=body, content_type="application/json")
 
 
-def thinned(points: list[tuple[int, int]], since_ns: int, now_ns: int) -> list[tuple[int, int]]:
+def thin_out(points: list[tuple[int, int]], since_ns: int, now_ns: int) -> list[tuple[int, int]]:
     """Return at most POINTS_MAX points of `(t_ns, tokens)` in order of time.
 
     If there are more, the span is cut into POINTS_MAX equal pieces, and each becomes one point: the time of
@@ -407,9 +412,9 @@ def thinned(points: list[tuple[int, int]], since_ns: int, now_ns: int) -> list[t
     return out
 
 
-def _copy_stream(one: OpenExchange, now_ns: int, window_ns: int, events_max: int) -> _Copied:
+def _copy_stream(one: OpenExchange, now_ns: int, window_ns: int, events_max: int) -> _StreamCopy:
     observer, arm = one
-    now = observer.under_way()
+    now = observer.running_state()
     x = now.exchange
     t = x.timeline
     log = t.events
@@ -424,7 +429,7 @@ def _copy_stream(one: OpenExchange, now_ns: int, window_ns: int, events_max: int
         "events": now.events, "tokens": now.tokens,
         "since_last": None if t.last_token_ns is None else _seconds(max(0, now_ns - t.last_token_ns)),
     }  # fmt: skip
-    return _Copied(
+    return _StreamCopy(
         about, t.arrival_ns, since_ns, now_ns, log.t_ns[start:], log.tokens[start:], log.flags[start:]
     )
 
@@ -435,7 +440,9 @@ def _window_ns(text: str) -> int:
     except ValueError:
         window_ns = 0
     if not 0 < window_ns <= WINDOW_MAX_S * NS_PER_S:
-        raise BadQuery("window", f"expected a duration up to {WINDOW_MAX_S}s such as 10s, got {shown(text)}")
+        raise BadQuery(
+            "window", f"expected a duration up to {WINDOW_MAX_S}s such as 10s, got {short_repr(text)}"
+        )
     return window_ns
 
 

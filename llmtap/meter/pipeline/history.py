@@ -93,10 +93,11 @@ class _Level:
         """Number of the open step on the monotonic clock."""
         self.open = _Step()
         self._is_whole = now_ns % step.step_ns == 0
-        """Whether the open step began at its beginning, and not with the meter: only whole steps are kept."""
+        """False if the meter started within the open step. Such a step is not kept."""
 
     def advance(self, now_ns: int) -> _Step | None:
-        """Close the open step if it is over, and return it; steps without exchanges follow it."""
+        """If the open step is over, close it and return its sums; else return None. Steps without exchanges
+        since then get empty points."""
         number = now_ns // self.step.step_ns
         if number == self.number:
             return None
@@ -118,7 +119,7 @@ class History:
         self._anchor = WallAnchor.sample(clock)
         self._levels = {name: _Level(step, clock.mono_ns()) for name, step in STEPS.items()}
 
-    def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
+    def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
         self._advance()
         next(iter(self._levels.values())).open.add(x, m, met)
 

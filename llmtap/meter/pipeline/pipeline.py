@@ -1,10 +1,10 @@
 """State of the meter: makes observers, measures each finished exchange once, passes it to the sinks.
 
 `ExchangePipeline` is the `Sink` of `assembler.py`: it makes an Observer for each opened exchange (`observe`),
-and gets each finished one (`ended`). It names tenant and labels, computes the metrics (`metrics/latency.py`),
-judges the objectives, and passes all to each ExchangeSink: windows, Prometheus, recent exchanges, experiment,
-log, live feed, OTLP, capture. Calls to MCP servers are only counted for Prometheus. It also takes the status
-of relays and counts errors. `admin/views.py` reads its state.
+and gets each finished one (`on_end`). It names tenant and labels, computes the metrics
+(`metrics/latency.py`), judges the objectives, and passes all to each ExchangeSink: windows, Prometheus,
+recent exchanges, experiment, log, live feed, OTLP, capture. Calls to MCP servers are only counted for
+Prometheus. It also takes the status of relays and counts errors. `admin/views.py` reads its state.
 """
 
 import logging
@@ -139,7 +139,8 @@ class ExchangePipeline:
         self.pairs = pairs
         self.sinks.append(pairs)
 
-    def keep(self, recorder: "Recorder") -> None:
+    def attach_recorder(self, recorder: "Recorder") -> None:
+        """Add the recorder of a capture; it gets all exchanges that end from now on."""
         self.recorder = recorder
         if self.pairs is not None:
             self.pairs.recorder = recorder
@@ -149,6 +150,7 @@ class ExchangePipeline:
     def observe(
         self, relay: str, seq: int, arrival_ns: int, arrival_wall_ns: int, head: bytes, clock: str
     ) -> Observer:
+        """Return the Observer of a new exchange; `head`: head of its request as received."""
         on_request = None if self.recorder is None else self.recorder.observe_request
         observer = Observer(
             relay, seq, arrival_ns, arrival_wall_ns, head, clock,
@@ -160,7 +162,7 @@ class ExchangePipeline:
         if self.pairs is not None:
             x.side = self.relays.side(relay)
         if x.call is not None or x.side == BACK:
-            self.windows.opened(-1)
+            self.windows.count_opened(-1)
         return observer
 
     def _observe_paired(self, x: Exchange, head: RequestHead, body: bytes) -> bool:
@@ -172,14 +174,15 @@ class ExchangePipeline:
         self.pairs.observe_request(x, body, text_is_captured=is_captured)
         return True
 
-    def opened(self) -> None:
+    def on_open(self) -> None:
         self.live += 1
-        self.windows.opened()
+        self.windows.count_opened()
 
-    def forgot(self, n: int = 1) -> None:
+    def on_discard(self, n: int = 1) -> None:
+        """Subtract `n` open exchanges that were discarded and will not end."""
         self.live -= n
 
-    def ended(self, x: Exchange) -> None:
+    def on_end(self, x: Exchange) -> None:
         """Measure a finished exchange once and pass it to every sink."""
         self.live -= 1
         # Pause several times, so that relays get the CPU: this function takes as long as the handling of a
@@ -195,16 +198,16 @@ class ExchangePipeline:
         if x.label is not None and not self._accepts_label(x.tenant):
             x.label = NOT_ACCEPTED
         for kind, n in (x.invalid_values or {}).items():
-            self.failed(kind, f"exchange {x.id}: the server sent a value that cannot be true", n)
+            self.on_error(kind, f"exchange {x.id}: the server sent a value that cannot be true", n)
         self.reading_limits.update(limit.value for limit in x.reading_limits)
         x.uncertain = x.uncertainty_ns > self.options.uncertainty_limit
         trusted = _is_accepted(x)
         x.tenant = self.labels.tenant(x.tenant, trusted=trusted)
         if x.call is not None:
             if x.endpoint != "mcp" and x.side != BACK:
-                self.windows.opened(-1)  # it was counted before its body showed an MCP call
+                self.windows.count_opened(-1)  # it was counted before its body showed an MCP call
             if x.side != BACK:
-                self.exposition.called(x, m, trusted=trusted)
+                self.exposition.on_call(x, m, trusted=trusted)
             if self.recorder is not None:
                 self.recorder.leave_out("mcp")
             return
@@ -217,36 +220,38 @@ class ExchangePipeline:
         )  # fmt: skip
         for sink in self.sinks if is_back else (*self.front_sinks, *self.sinks):
             try:
-                sink.ended(x, m, key, met)
+                sink.on_end(x, m, key, met)
             except Exception as error:  # one sink's failure must not affect the others
-                self.failed("listener", error)
+                self.on_error("listener", error)
             pause()
 
-    def assigned(self, arm: Assigned) -> None:
-        self.experiments.assigned(arm.arm, arm.unit, arm.single, own_headers=arm.own_headers)
+    def on_assignment(self, arm: Assigned) -> None:
+        self.experiments.on_assignment(arm.arm, arm.unit, arm.single, own_headers=arm.own_headers)
 
-    def status(self, relay: str, status: RelayStatus) -> None:
+    def on_status(self, relay: str, status: RelayStatus) -> None:
+        """Note the counts that a relay reports twice a second."""
         skipped = self.relays.update(relay, status, self.clock.mono_ns())
         if self.pairs is not None:
             self.pairs.advance()
-        if self.relays.is_elsewhere(relay):
+        if self.relays.is_measured_elsewhere(relay):
             return  # another meter measures and captures its exchanges
-        self.windows.skipped(skipped)
+        self.windows.count_skipped(skipped)
         self.windows.record_lag(status.lag_ns_max)
         if self.recorder is not None:
             self.recorder.note_relay(
                 relay, status.opened, status.dropped, status.unsettled, status.packets, status.watched
             )
 
-    def left(self, relay: str, final: RelayStatus) -> None:
+    def on_relay_left(self, relay: str, final: RelayStatus) -> None:
         """Note that a relay disconnected; `final`: counts as of its last frame. It has no open exchanges."""
         if self.recorder is not None:
             # `final` counts up to the last frame. The relay's own last status may be half a second older, and
             # would not count rows written since.
             self.recorder.note_relay_left(relay, final.opened, final.dropped)
 
-    def failed(self, kind: str, error: BaseException | str, n: int = 1) -> None:
-        """Count `n` things that could not be measured, and log the first of each kind."""
+    def on_error(self, kind: str, error: BaseException | str, n: int = 1) -> None:
+        """Count `n` errors of a kind, each of which affected one exchange or batch. Log the first of each
+        kind."""
         count = self.errors.get(kind, 0)
         self.errors[kind] = count + n
         if not count:
@@ -259,7 +264,7 @@ class ExchangePipeline:
         return tenants is None or tenant in tenants
 
     def _count_omitted_body(self) -> None:
-        self.failed("body_memory", f"bodies under way take {BODIES_BYTES_MAX >> 20} MiB: one was not read")
+        self.on_error("body_memory", f"bodies under way take {BODIES_BYTES_MAX >> 20} MiB: one was not read")
 
 
 def _is_accepted(x: Exchange) -> bool:
@@ -277,7 +282,7 @@ class _ExchangeLog:
     def __init__(self) -> None:
         self._log = logging.getLogger("llmtap.exchange")
 
-    def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
+    def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
         if self._log.isEnabledFor(logging.INFO):
             self._log.info(
                 "event=exchange id=%s tenant=%r model=%r path=%r status=%s outcome=%s ttft_ms=%s e2e_ms=%s",

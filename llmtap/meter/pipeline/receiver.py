@@ -34,6 +34,7 @@ class Receiver:
         self._server: asyncio.Server | None = None
 
     async def start(self, sock: socket.socket) -> None:
+        """Accept connections on a listening unix socket."""
         loop = asyncio.get_running_loop()
         # Do not use create_unix_server: since Python 3.13, its server removes the file when it closes. Only
         # `SocketFile` may remove it.
@@ -41,12 +42,13 @@ class Receiver:
             lambda: _Connection(self._pipeline, self._connections), sock=sock
         )
 
-    async def relays_left(self) -> None:
+    async def wait_for_relays(self) -> None:
         """Wait until no relay is connected; apps with the middleware do not count."""
         while (one := next((c for c in self._connections if not c.guest), None)) is not None:
             await one.lost.wait()
 
     async def close(self) -> None:
+        """Close the socket and all connections, and wait for their end."""
         if self._server is not None:
             self._server.close()
         leaving = list(self._connections)
@@ -66,12 +68,14 @@ class _Connection(asyncio.Protocol):
         self._relay = ""
         self._epoch = 0
         self._acks = bytearray()
-        self._hung_up = self._gone = self._paused = False
+        self._hung_up = self._connection_lost = self._paused = False
         self._unread_data: deque[bytes] = deque()
         self._work: Iterator[None] | None = None
         """Processing of the bytes read so far; None: finished."""
-        self._is_handed_over = False
+        self._is_measured_elsewhere = False
         self.guest = False
+        """Whether the meter does not wait for this vantage: an app, or a relay that another meter
+        measures."""
         self.lost = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -83,10 +87,11 @@ class _Connection(asyncio.Protocol):
         self._unread_data.append(data)
         if self._work is None:
             self._work = self._digest()
-            self._go_on()
+            self._process_batches()
 
-    def _go_on(self) -> None:
-        """Process what was read until the event loop is due; reading stops meanwhile."""
+    def _process_batches(self) -> None:
+        """Process the bytes read so far, until the event loop must run. If bytes are left, stop reading and
+        continue in its next round."""
         work, turns = self._work, self._pipeline.turns
         if work is None:
             return  # the receiver has closed the connection
@@ -96,12 +101,12 @@ class _Connection(asyncio.Protocol):
         except (ValueError, msgspec.MsgspecError) as error:
             # After an invalid batch, the start of the next one cannot be found: hang up, and the relay
             # connects again.
-            self._pipeline.failed("bad_batch", error)
+            self._pipeline.on_error("bad_batch", error)
             self.close()
             return
         if unfinished:
             self._pause_reading()
-            asyncio.get_running_loop().call_soon(self._go_on)
+            asyncio.get_running_loop().call_soon(self._process_batches)
             return
         self._work = None
         if turns.behind:
@@ -110,10 +115,12 @@ class _Connection(asyncio.Protocol):
             self._pause_reading()
         if self._paused:
             asyncio.get_running_loop().call_soon(self._resume_reading)
-        if self._gone:
+        if self._connection_lost:
             self._leave()
 
     def _digest(self) -> Iterator[None]:
+        """Process the unread bytes. Yields when the event loop must run. Raises ValueError for invalid
+        ones."""
         turns = self._pipeline.turns
         while self._unread_data:
             for batch_no, frames in self._batches.feed(self._unread_data.popleft()):
@@ -123,7 +130,7 @@ class _Connection(asyncio.Protocol):
                 if self._assembler is not None:
                     assembler = self._assembler
                     left = assembler.unrecognised(frames)
-                    yield from assembler.work(turns.over(left, frames.last_ns, assembler.charge), turns)
+                    yield from assembler.work(turns.pace(left, frames.last_ns, assembler.charge), turns)
                 if not self._acks:
                     asyncio.get_running_loop().call_soon(self._acknowledge)
                 self._acks += ACK.pack(batch_no)
@@ -134,14 +141,14 @@ class _Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _resume_reading(self) -> None:
-        if self._transport is not None and self._paused and self._work is None and not self._gone:
+        if self._transport is not None and self._paused and self._work is None and not self._connection_lost:
             self._paused = False
             self._transport.resume_reading()
 
     def _acknowledge(self) -> None:
         # Write to the socket, not through the transport: after a failed write, the transport closes the
-        # connection and discards unread bytes of a relay that has died. So reading goes on to the end of
-        # these bytes.
+        # connection and discards unread bytes of a relay that has died. A write to the socket leaves them
+        # readable.
         transport, acks = self._transport, bytes(self._acks)
         self._acks.clear()
         if transport is None or self.lost.is_set() or transport.is_closing():
@@ -158,7 +165,7 @@ class _Connection(asyncio.Protocol):
             transport.write(acks[sent:])
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._gone = True
+        self._connection_lost = True
         if self._hung_up:
             # Discard the rest of the work: the relay counts the exchanges that were not acknowledged.
             self._work = None
@@ -166,6 +173,7 @@ class _Connection(asyncio.Protocol):
             self._leave()
 
     def _leave(self) -> None:
+        """Remove the relay, and end or discard its open exchanges."""
         self._siblings.discard(self)
         self.lost.set()
         if self._assembler is None:
@@ -175,13 +183,13 @@ class _Connection(asyncio.Protocol):
         reckoning = self._assembler.reckoning
         open_exchanges, final = reckoning.running, None
         again = self._pipeline.relays.has_reconnected(self._relay, self._epoch)
-        if self._hung_up or self._is_handed_over or again:
+        if self._hung_up or self._is_measured_elsewhere or again:
             self._assembler.discard()
         else:
             final = reckoning.final()
             self._assembler.lose()
             if final is not None:
-                self._pipeline.left(self._relay, final)
+                self._pipeline.on_relay_left(self._relay, final)
         now_ns = self._pipeline.clock.mono_ns()
         self._pipeline.relays.leave(self._relay, self._epoch, open_exchanges, now_ns, final)
         log.info("event=relay_left relay=%s open_exchanges=%d", self._relay, open_exchanges)
@@ -201,7 +209,7 @@ class _Connection(asyncio.Protocol):
             raise ValueError(f"expected a hello as the first frame, got a frame of kind {frame[0]}")
         hello = msgspec.json.decode(frame[4], type=Hello)
         self._relay = hello.relay
-        self._is_handed_over = hello.elsewhere
+        self._is_measured_elsewhere = hello.elsewhere
         self.guest = hello.guest or hello.elsewhere
         self._epoch = self._pipeline.relays.join(hello)
         self._pipeline.experiments.join(hello.switch, self._send_word)

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
-from llmtap.capture.options import CaptureOptions, redacted
+from llmtap.capture.options import CaptureOptions, redact_url
 from llmtap.capture.privacy.redaction import Redactor
 from llmtap.capture.privacy.sessions import BlockHasher, Keys, Sessions
 from llmtap.capture.privacy.text_blocks import text_blocks
@@ -44,9 +44,9 @@ ROWS_MAX: Final = 1_000
 TURN_S: Final = 0.1
 """Interval at which the thread works: a wake-up for each exchange would cost more than the exchange."""
 LEFT_MAX: Final = 64
-"""Relays that left and are reported in each later file, so that a lost file is noticed. Their number is
-bounded because apps with the middleware may come and go for ever."""
-_OF_STORE: Final = {one.name for one in fields(StoreState)} & {one.name for one in fields(CaptureState)}
+"""Maximum number of disconnected relays that each later file still reports, so that readers notice a lost
+file. Without the limit, apps with the middleware that start and end would add relays for ever."""
+_STORE_FIELDS: Final = {one.name for one in fields(StoreState)} & {one.name for one in fields(CaptureState)}
 RETRY_OPEN_NS: Final = 1_000_000_000
 STEP_ASIDE_S: Final = 4.0
 """Time limit for finishing the files before the folder is released. Exchanges wait in memory meanwhile."""
@@ -54,8 +54,9 @@ STEP_ASIDE_S: Final = 4.0
 log = logging.getLogger(__name__)
 
 
-class _Held:
-    """Number of bytes of request data that wait for the end of their exchange; both threads change it."""
+class _RequestMemory:
+    """Number of bytes of request data that are kept until the end of their exchange; both threads change
+    it."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -69,23 +70,23 @@ class _Held:
 class _RequestData:
     """Data of a request that the recorder needs at the end of its exchange (`Exchange.capture_data`)."""
 
-    __slots__ = ("_bytes", "_held", "body", "keys")
+    __slots__ = ("_bytes", "_memory", "body", "keys")
 
-    def __init__(self, held: _Held, body: bytes | None = None) -> None:
+    def __init__(self, memory: _RequestMemory, body: bytes | None = None) -> None:
         self.body = body
         """The body, if its redacted text is wanted."""
         self.keys: Keys | None = None
-        self._held = held
+        self._memory = memory
         self._bytes = 0
 
     def count_memory(self, x: Exchange) -> None:
         """Count the body, the shape of the request and the keys of its conversation."""
         n_bytes = len(self.body or b"") + memory_bytes(self.keys) + memory_bytes(x.shape)
-        self._held.add(n_bytes - self._bytes)
+        self._memory.add(n_bytes - self._bytes)
         self._bytes = n_bytes
 
     def release(self) -> None:
-        self._held.add(-self._bytes)
+        self._memory.add(-self._bytes)
         self._bytes = 0
 
     def __del__(self) -> None:
@@ -135,12 +136,13 @@ class Recorder:
         names = (*options.session_headers, *options.parent_headers)
         self._session_fields = frozenset(name.lower().encode() for name in names)
         self._redactor = Redactor(options.redact) if options.level == "full" else None
-        # The event loop appends entries, the thread removes them. (exchange, session header fields, body,
-        # counted bytes): a request is complete; (exchange, None, b"", counted bytes): the exchange has ended.
+        # The event loop appends entries, the thread removes them. Entry of a complete request: (exchange,
+        # session header fields, body, counted bytes). Entry of a finished exchange: (exchange, None, b"",
+        # counted bytes).
         self._inbox: deque[tuple[Exchange, Headers | None, bytes, int]] = deque()
         self._taken_bytes = 0  # total of bytes appended, counted by the loop
         self._freed_bytes = 0  # total of bytes removed, counted by the thread
-        self._held_memory = _Held()
+        self._request_memory = _RequestMemory()
         self._rows: list[Exchange] = []
         self._row_bytes = 0
         self._oldest_ns = 0
@@ -151,12 +153,12 @@ class Recorder:
         self._captured = 0
         self._dropped_by_reason: dict[str, int] = {}
         self._left_out: dict[str, int] = {}
-        self._unshaped = 0  # requests whose shape found no memory; counted by the loop
-        self._cut = 0  # prompts with too many parts, or too large for the memory; counted by the thread
+        self._unshaped = 0  # requests not read, since the memory was full; counted by the loop
+        self._cut = 0  # prompts not or partly read: too many parts, or too large; counted by the thread
         self._errors: dict[str, int] = {}
         self._relays: dict[str, RelayCount] = {}
         self._left: dict[str, None] = {}
-        self._owes_counts = False  # the counts written last include running exchanges
+        self._owes_counts = False  # whether the counts written last include running exchanges
         self._after = after
         self._meter = secrets.token_hex(4)
         self._whole = False
@@ -167,15 +169,19 @@ class Recorder:
         self._flushes_requested = 0  # number so far, counted by the loop
         self._flushes_done = 0  # number so far, counted by the thread
         self._aside_folder: Path | None = None
-        self._pause = PauseWatch(options.memory_bytes, str(spool_folder(options)), redacted(options.to or ""))
+        self._pause = PauseWatch(
+            options.memory_bytes, str(spool_folder(options)), redact_url(options.to or "")
+        )
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
 
     def start(self) -> None:
+        """Open the folder, and start the thread."""
         self._open()
         self._thread.start()
 
     def observe_request(self, x: Exchange, head: RequestHead, body: bytes) -> bool:
+        """Queue a complete request. Return whether the texts of its answer are needed."""
         full = self._redactor is not None and self._is_full(x.tenant)
         wants_text = full or self._options.pair_key is not None
         if self._pending_bytes + len(body) > self._options.memory_bytes:
@@ -187,7 +193,8 @@ class Recorder:
         self._inbox.append((x, headers, body, len(body)))
         return wants_text
 
-    def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
+    def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
+        """Queue a finished exchange for the thread; drop it if the memory is full."""
         n_bytes = _bytes_of(x)
         if self._pending_bytes + n_bytes > self._options.memory_bytes:
             self._drop(self._store.problem or "memory", 1)
@@ -197,7 +204,7 @@ class Recorder:
         self._inbox.append((x, None, b"", n_bytes))
 
     def leave_out(self, reason: str) -> None:
-        """Count an exchange that is not model traffic, so that readers do not miss its row."""
+        """Count an exchange that is not model traffic, so that readers do not take its row for lost."""
         self._left_out[reason] = self._left_out.get(reason, 0) + 1
 
     def note_relay(
@@ -238,31 +245,33 @@ class Recorder:
             self._left = dict.fromkeys(name for name in self._left if name not in gone)
 
     def state(self) -> CaptureState:
+        """Return the state of the capture for the admin API."""
         store = self._store.state()
         deleted = {"deleted": store.rows_deleted} if store.rows_deleted else {}
         skipped = 0 if self._hasher is None else self._hasher.skipped
         return CaptureState(
-            to=redacted(self._options.to or ""),
+            to=redact_url(self._options.to or ""),
             level=self._options.level,
             exchanges=self._captured,
             waiting=self._waiting,
             dropped={**self._dropped_by_reason, **deleted},
             unshaped=self._unshaped + self._cut + skipped,
             pause=self._pause.pause,
-            **{name: getattr(store, name) for name in _OF_STORE}
+            **{name: getattr(store, name) for name in _STORE_FIELDS}
             | ({} if self._is_open else {"problem": "folder"}),
         )
 
-    def go_by(self, config: str) -> None:
+    def set_config(self, config: str) -> None:
         """Use this configuration in the metadata of files that begin from now on."""
         self._info = msgspec.structs.replace(self._info, config=config)
         self._store.info = self._info
 
     def flush(self) -> None:
+        """Request that files are made of all exchanges so far; `is_flushing` reports the progress."""
         self._flushes_requested += 1
 
     @property
-    def flushing(self) -> bool:
+    def is_flushing(self) -> bool:
         return self._flushes_done < self._flushes_requested or self._store.state().files_waiting > 0
 
     def give_way(self) -> None:
@@ -295,9 +304,10 @@ class Recorder:
     @property
     def _pending_bytes(self) -> int:
         queued_bytes = self._taken_bytes - self._freed_bytes
-        return queued_bytes + self._row_bytes + self._batch_bytes + self._held_memory.bytes
+        return queued_bytes + self._row_bytes + self._batch_bytes + self._request_memory.bytes
 
     def _is_full(self, tenant: str) -> bool:
+        """Return whether the tenant's text is captured."""
         return any(fnmatchcase(tenant, pattern) for pattern in self._options.full_tenants)
 
     def _drop(self, reason: str, n: int) -> None:
@@ -329,7 +339,7 @@ class Recorder:
                     self._flushes_done = requested
                 self._store.tick()
         except Exception as error:  # an error of the capture must not affect the measurement
-            self._failed(error)
+            self._count_error(error)
         self._pause.update(
             self._store.problem if self._is_open else "folder",
             self._clock.mono_ns(),
@@ -339,8 +349,8 @@ class Recorder:
         )
 
     def _step_aside(self) -> None:
-        """Make files of the spools, and release the folder. Spools that are left are finished when the
-        process ends."""
+        """Make files of the spools, and release the folder; later exchanges go to a folder beside it. Spools
+        that STEP_ASIDE_S does not suffice for are finished when the process ends."""
         self._gives_way = False
         if self._is_open:
             self._store.append(self._empty_batch, self._ledger())
@@ -376,7 +386,7 @@ class Recorder:
                 else:
                     self._finish(x)
             except Exception as error:
-                self._failed(error)
+                self._count_error(error)
                 x.text = None  # text that may not be redacted must not be written
             if headers is not None:
                 continue
@@ -389,7 +399,7 @@ class Recorder:
 
     def _read_request(self, x: Exchange, headers: Headers, body: bytes) -> None:
         full = self._redactor is not None and self._is_full(x.tenant)
-        x.capture_data = data = _RequestData(self._held_memory, body if full else None)
+        x.capture_data = data = _RequestData(self._request_memory, body if full else None)
         data.count_memory(x)
         if self._pending_bytes > self._options.memory_bytes:
             self._cut += 1  # no memory left: a shape may take ten times the memory of its body
@@ -417,7 +427,7 @@ class Recorder:
         if self._options.pair_key is not None and text is not None:
             x.text_blocks = text_blocks(text.response_text or "", self._salt)
         if data.body is not None and self._is_sampled(x):
-            x.text = self._redacted(data.body, text)
+            x.text = self._redact(data.body, text)
         data.release()
 
     def _is_sampled(self, x: Exchange) -> bool:
@@ -425,7 +435,7 @@ class Recorder:
         digest = blake2b(unit.encode(), key=self._salt, digest_size=8).digest()
         return int.from_bytes(digest) < self._options.full_share * (1 << 64)
 
-    def _redacted(self, body: bytes, captured: CapturedText | None) -> CapturedText:
+    def _redact(self, body: bytes, captured: CapturedText | None) -> CapturedText:
         assert self._redactor is not None
         request, n = self._redactor.body(body)
         out = CapturedText(request_body=request, redactions=n)
@@ -442,7 +452,7 @@ class Recorder:
             x.shape = x.turn = x.text = x.text_blocks = None  # `RecentExchanges` needs none of these
             del x.timeline.events.chars[:]
         for error in failed:
-            self._failed(error)
+            self._count_error(error)
         if failed:
             self._drop("error", len(failed))
         if batch.num_rows:
@@ -478,7 +488,7 @@ class Recorder:
     def _ledger(self, *, closed: bool = False) -> CaptureLedger:
         return CaptureLedger(self._relays, {**self._dropped_by_reason, **self._left_out}, self._meter, closed)
 
-    def _failed(self, error: BaseException) -> None:
+    def _count_error(self, error: BaseException) -> None:
         kind = type(error).__name__
         count = self._errors.get(kind, 0)
         self._errors[kind] = count + 1
@@ -497,5 +507,6 @@ def _number_of(relay: str) -> int:
 
 
 def _bytes_of(x: Exchange) -> int:
-    """Return the memory of an exchange with its captured text; `_Held` counts the data of requests."""
+    """Return the memory of an exchange with its captured text; `_RequestMemory` counts the data of
+    requests."""
     return memory_bytes(x) - memory_bytes(x.capture_data)

@@ -32,7 +32,7 @@ STREAMS_MAX: Final = 1_000
 GROUPS_MAX: Final = 200
 """Maximum number of groups in an answer, those with the most silent streams."""
 SLICE: Final = 256
-"""Streams that are looked at between two rounds of the event loop: about a millisecond."""
+"""Streams that are inspected between two rounds of the event loop: about a millisecond."""
 
 
 class SilenceGroup(NamedTuple):
@@ -59,6 +59,7 @@ class SilenceReport:
     """All open streams at one moment."""
 
     running: int = 0
+    """Number of running streams."""
     not_judged: int = 0
     """Number of streams whose answers are not understood."""
     silent: list[SilentStream] = field(default_factory=list)
@@ -82,31 +83,31 @@ class SilenceBook:
         self._relays = relays
         self._labels = labels
         self._past: dict[str, SilenceCounts] = {}
-        """By label of the model, whose number `Labels` bounds."""
+        """Silences by label of the model; `Labels` bounds the number of labels."""
         self._lock = asyncio.Lock()
 
     def add_to(self, app: web.Application) -> None:
         app.router.add_get("/api/v1/silences", self._answer)
 
-    def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
+    def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
         if x.stream:
             past = self._past.get(key.model)
             if past is None:
                 past = self._past[key.model] = SilenceCounts()
             past.add(x, m)
 
-    async def look(self) -> SilenceReport:
-        """Look at all open streams; the report is also kept as `latest`."""
+    async def refresh(self) -> SilenceReport:
+        """Return a new report on all open streams, and keep it as `latest`."""
         async with self._lock:
             report = SilenceReport()
-            for looked, one in enumerate(self._streams.open_exchanges(), 1):
-                self._look_at(one, report)
-                if looked % SLICE == 0:
+            for n_done, one in enumerate(self._streams.open_exchanges(), 1):
+                self._inspect(one, report)
+                if n_done % SLICE == 0:
                     await asyncio.sleep(0)
             self.latest = report
             return report
 
-    def _look_at(self, one: OpenExchange, report: SilenceReport) -> None:
+    def _inspect(self, one: OpenExchange, report: SilenceReport) -> None:
         observer, arm = one
         x = observer.exchange
         t = x.timeline
@@ -117,8 +118,8 @@ class SilenceBook:
         if t.last_token_ns is not None and now_ns - since_ns < self.threshold_ns:
             report.running += 1
             return
-        # This logs the collected tokens, of which the last one may be new.
-        now = observer.under_way()
+        # The call below may set `last_token_ns`, so read the time of the last token again after it.
+        now = observer.running_state()
         if not now.stream:
             return
         report.running += 1
@@ -148,7 +149,7 @@ class SilenceBook:
         limit = read_number("limit", fields.pop("limit", str(STREAMS_DEFAULT)), STREAMS_MAX)
         for name in fields:
             raise BadQuery(name, "is an unknown field; known fields: limit")
-        report = await self.look()
+        report = await self.refresh()
         models = {_model_label(stream.group.model) for stream in report.silent}
         # Copy the counts, which change while a thread reads them.
         past = {name: self._past[name].copy() for name in models & self._past.keys()}

@@ -75,13 +75,14 @@ class Slices(Generic[T]):
         self._past: T | None = make() if past else None
         self._job: tuple[int, int, int, int, Merging[T]] | None = None
         self._idle_at_ns = -1
-        """Start of the open slice when there was last nothing to merge; until the next slice there is
-        nothing, either."""
+        """Start of the slice that was open when `tidy` last had nothing to merge. It has nothing to merge
+        until the next slice begins."""
 
     def __len__(self) -> int:
         return len(self._sealed) + 1
 
     def current(self, now_ns: int) -> T:
+        """Return the data of the open slice, to which new exchanges are added."""
         since_ns = now_ns - self._begin_ns
         open_ = self._open
         step_ns = self._levels[0].step_ns
@@ -110,11 +111,13 @@ class Slices(Generic[T]):
         return self._begin_ns + max(0, self._first_ns(level, now_ns - self._begin_ns))
 
     def everything(self, now_ns: int) -> list[T]:
+        """Return all data since the start, oldest first."""
         self.current(now_ns)
         past = [] if self._past is None else [self._past]
         return past + [s.data for s in self._sealed] + [self._open.data]
 
     def tidy(self) -> bool:
+        """Do one small piece of merging. Return False if there was nothing to merge."""
         if self._job is None:
             if self._idle_at_ns == self._open.start_ns:
                 return False
@@ -191,15 +194,17 @@ TIDY_EACH_STATUS: Final = 16
 EVERYTHING: Final = "all"
 
 
-_FEW: Final = {
+_LABEL_FIELDS: Final = {
     "model": "model", "arm": "arm", "class": "slo", "reading": "reading", "service_tier": "service_tier",
 }  # fmt: skip
 """Labels with few values (all except the tenant), with their fields of SeriesKey."""
-BY: Final = ("tenant", *_FEW)
+BY: Final = ("tenant", *_LABEL_FIELDS)
 
 
 @dataclass(slots=True)
 class _Tile:
+    """Counts and Summaries of one slice."""
+
     lag_ns: int = 0
     """Largest lag of any relay. This field and the sums below are not divided by series."""
     sums: Counter[str] = field(default_factory=Counter)
@@ -246,7 +251,7 @@ class Windows:
     def __len__(self) -> int:
         return len(self._slices)
 
-    def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
+    def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
         tile = self._slices.current(self._clock.mono_ns())
         summary = tile.parts.get(key)
         if summary is None:
@@ -264,11 +269,11 @@ class Windows:
             sums["met"] += met
         self._tidy(TIDY_EACH)
 
-    def opened(self, n: int = 1) -> None:
+    def count_opened(self, n: int = 1) -> None:
         """Count exchanges that began; -1 subtracts one that is not model traffic."""
         self._slices.current(self._clock.mono_ns()).sums["opened"] += n
 
-    def skipped(self, n: int) -> None:
+    def count_skipped(self, n: int) -> None:
         self._slices.current(self._clock.mono_ns()).sums["skipped"] += n
 
     def record_lag(self, lag_ns: int) -> None:
@@ -277,11 +282,13 @@ class Windows:
         self._tidy(TIDY_EACH_STATUS)
 
     def tidy(self) -> None:
+        """Do all merging that is possible now."""
         self._slices.current(self._clock.mono_ns())
         while self._slices.tidy():
             pass
 
     def rates(self) -> dict[str, Rates]:
+        """Return the rates of each window, by its name."""
         now_ns = self._clock.mono_ns()
         rates = {}
         for level, name in enumerate(WINDOWS):
@@ -361,36 +368,37 @@ class FrozenWindow:
             "name": self.name, "seconds": self.seconds, "start": self.start, "end": self.end,
             "lag_max": sums.lag_ns / NS_PER_S,
         }  # fmt: skip
-        part_price = None if price is None else _of_tokens(price)
+        part_price = None if price is None else _token_price(price)
 
-        def described(summary: Summary) -> dict[str, object]:
+        def describe(summary: Summary) -> dict[str, object]:
             return summary.to_dict(window, self.seconds, price=part_price)
 
         total = Summary()
         total.opened = sums.sums["opened"]
-        total.saw_uncertainty(sums.lag_ns)
-        groups = {label: defaultdict[str, Summary](Summary) for label in _FEW if label in by}
+        total.add_uncertainty(sums.lag_ns)
+        groups = {label: defaultdict[str, Summary](Summary) for label in _LABEL_FIELDS if label in by}
         tenants: dict[str, object] = {}
         # Unpack one tenant after the other: all of them at once would take a gigabyte.
         for tenant, parts in groupby(self.series(certain=certain), lambda one: one[0].tenant):
-            of_tenant = Summary()
+            tenant_total = Summary()
             for key, summary in parts:
-                of_tenant.merge(summary)
+                tenant_total.merge(summary)
                 for label, group in groups.items():
-                    if name := getattr(key, _FEW[label]):
+                    if name := getattr(key, _LABEL_FIELDS[label]):
                         group[name].merge(summary)
-            total.merge(of_tenant)
+            total.merge(tenant_total)
             if "tenant" in by and tenant:
-                tenants[tenant] = described(of_tenant)
+                tenants[tenant] = describe(tenant_total)
         labels: dict[str, dict[str, object]] = {"tenant": tenants} if "tenant" in by else {}
         for label, group in groups.items():
-            labels[label] = {name: described(summary) for name, summary in sorted(group.items())}
+            labels[label] = {name: describe(summary) for name, summary in sorted(group.items())}
         out = total.to_dict(window, self.seconds, by=labels, price=price)
         out["not_inference"] = sums.sums["skipped"]
         out["uncertain"] = {"n": sums.sums["uncertain"], "included": not certain}
         return out
 
     def series(self, *, certain: bool) -> Iterator[tuple[SeriesKey, Summary]]:
+        """Yield each series with its merged Summary, in order; `certain`: without uncertain exchanges."""
         by_key = _by_key(self.tiles)
         for key in [key for key in by_key if key.uncertain]:
             parts = by_key.pop(key)
@@ -404,6 +412,7 @@ class FrozenWindow:
 
 
 def window_name(text: str) -> str | None:
+    """Return the name of a window of this length or name, such as `60s` or `all`; None if there is none."""
     if text in WINDOWS or text == EVERYTHING:
         return text
     try:
@@ -424,7 +433,8 @@ def names_of(key: SeriesKey) -> dict[str, object]:
     }
 
 
-def _of_tokens(price: Price) -> Price | None:
+def _token_price(price: Price) -> Price | None:
+    """Return the price without the costs of GPUs, which cannot be divided; None if tokens cost nothing."""
     if not (price.per_million_input or price.per_million_output):
         return None
     return Price(0, 0.0, price.per_million_input, price.per_million_output, price.currency)
@@ -443,7 +453,8 @@ def _merge_tiles(tiles: Sequence[_Tile], level: int) -> Merging[_Tile]:
     for tile in tiles:
         out.add_sums(tile)
     if level == len(LEVELS):
-        # This is the past. Copy its parts, since most of them do not change.
+        # Level `len(LEVELS)` is the past, whose first tile is the result so far. Copy its dict, since readers
+        # may have it.
         out.parts = dict(tiles[0].parts)
         tiles = tiles[1:]
     for key, parts in _by_key(tiles).items():

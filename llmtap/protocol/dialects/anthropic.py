@@ -153,7 +153,7 @@ class Anthropic(shapes.ObjectReader):
         delta.server_times = object_times(_INVOCATION, invoked)
         if isinstance(invoked, dict) and not self._total:
             names = ("inputTokenCount", "outputTokenCount", "", "cacheReadInputTokenCount")
-            shapes.add_counts(delta, shapes.counted(*map(invoked.get, names)), invoked)
+            shapes.add_counts(delta, shapes.counts_of(*map(invoked.get, names)), invoked)
         return delta
 
 
@@ -174,7 +174,7 @@ def _counts(usage: Any) -> UsageCounts | None:
         return None
     details = usage.get("output_tokens_details")
     members = details if isinstance(details, dict) else {}
-    return shapes.counted(
+    return shapes.counts_of(
         usage.get("input_tokens"),
         usage.get("output_tokens"),
         members.get("thinking_tokens", members.get("reasoning_tokens")),

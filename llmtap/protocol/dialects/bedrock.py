@@ -65,7 +65,7 @@ class BedrockText(shapes.ObjectReader):
         delta = shapes.gather(
             [(EventClass.CONTENT, text)] if text else [], reason=reason, signal="stop_reason"
         )
-        added = self._running_count.step(0, count(value.get("generation_token_count")) or 0)
+        added = self._running_count.growth(0, count(value.get("generation_token_count")) or 0)
         if added:
             delta.output, delta.choices = True, shapes.FIRST
             delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
@@ -74,7 +74,7 @@ class BedrockText(shapes.ObjectReader):
             everything, ("totalOutputTextTokenCount", "generation_token_count", "tokenCount")
         )
         invoked = value[_INVOCATION] if isinstance(value.get(_INVOCATION), dict) else {}
-        counts = shapes.counted(
+        counts = shapes.counts_of(
             invoked.get("inputTokenCount", next(iter(self._input.values()), None)),
             invoked.get("outputTokenCount", next(iter(output.values()), None)),
         )
@@ -97,7 +97,8 @@ def _first_member(value: JsonObject, names: tuple[str, ...]) -> Any:
 
 
 GUARDRAIL_ACTION: Final = b"guardrail"
-"""Bytes in every event that `add_guardrail` must read, so that other events need no second decoding."""
+"""Bytes that every event with a guardrail's action contains. Events without them are not passed to
+`add_guardrail`, which would decode them again."""
 _GENERATED: Final = frozenset({EventClass.CONTENT, EventClass.TOOL_CALL, EventClass.REASONING})
 
 
@@ -129,7 +130,7 @@ def add_guardrail(delta: Delta, data: bytes) -> None:
         delta.output = delta.content = delta.blank = delta.reasoning = delta.tool_call = False
         delta.text, delta.choices, delta.tokens, delta.token_source = "", (), -1, TokenSource.NONE
     elif delta.event_class > EventClass.CONTENT:
-        # This event has no content (only reasoning or a tool call, say), and a guardrail's Delta keeps only
-        # the text of content: drop the text.
+        # A guardrail's Delta may have only the text of content, and this event has none: its text is
+        # reasoning or a tool call.
         delta.text = ""
     delta.event_class, delta.also = EventClass.GUARDRAIL, tuple(c for c in kept if c < EventClass.METADATA)

@@ -6,6 +6,7 @@ no configuration, because one gateway may speak several dialects; users may add 
 `ADDING.md` describes the rule of the choice.
 """
 
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -15,6 +16,7 @@ from llmtap.protocol.dialects import bedrock
 from llmtap.protocol.dialects.openai_shapes import is_object, read_frame, read_json
 from llmtap.protocol.dialects.registry import BUILT_IN, Dialects, Reader
 from llmtap.protocol.dialects.shapes import failure_in
+from llmtap.protocol.dialects.table.reader import TableReader
 from llmtap.protocol.sse import SseEvent
 
 EVENTS_KEPT_MAX: Final = 16
@@ -22,17 +24,17 @@ EVENTS_KEPT_MAX: Final = 16
 BYTES_KEPT_MAX: Final = 1 << 16
 """Bytes of all events that are kept, keep-alives included."""
 _EVENT_BYTES_MIN: Final = 256
-"""Bytes that a kept event counts as at least, since its object takes memory too."""
+"""Minimum number of bytes that a kept event is counted with: its Python object takes memory, too."""
 CANDIDATES_MAX: Final = 4
 """Dialects that read the same events while the dialect is not known."""
 REVISIONS_MAX: Final = 256
 """Maximum number of events for which other dialects are tried after the choice."""
 _OUTPUTS_TO_REVISE: Final = 3
-"""Number of events that another dialect must read as output, and the chosen one not, before it replaces a
-chosen dialect that has read output."""
+"""A chosen dialect that has read output is replaced only after another dialect has read output in so many
+events in which the chosen one read none."""
 _OUTPUTS_ON_FOREIGN_PATH: Final = 2
-"""Number of events with output or an end after which a dialect is chosen if the path belongs to another
-one."""
+"""If the path belongs to another dialect, a dialect is chosen only after so many events with output or an
+end."""
 _NAMED: Final = 3
 """Claim (`registry.Dialect.claim`) of an object that names its dialect."""
 _FITS: Final = 2
@@ -40,11 +42,11 @@ _FITS: Final = 2
 
 
 class Released(NamedTuple):
-    """The meaning of an event, once it is known."""
+    """An event whose meaning is known."""
 
     delta: Delta
     event: SseEvent | None
-    """None if the entry belongs to no event that a dialect reads, such as a ping of a WebSocket."""
+    """None if no dialect reads it, such as a ping of a WebSocket."""
     t_ns: int
     """Time of the read that completed the event."""
 
@@ -57,36 +59,24 @@ class _StoredEvent(NamedTuple):
     t_ns: int
 
 
+@dataclass(slots=True, eq=False)
 class _Candidate:
     """A dialect that claims the answer, with what it reads of the kept events."""
 
-    __slots__ = (
-        "claim",
-        "deltas",
-        "events",
-        "evidence",
-        "on_path",
-        "order",
-        "own",
-        "reader",
-        "strong",
-        "understood",
-        "unread",
-    )
-
-    def __init__(self, dialects: Dialects, order: int, claim: int, path: str) -> None:
-        self.order = order
-        self.claim = claim
-        self.own = dialects.is_own(order, claim)
-        self.on_path = dialects.is_on_path(order, path)
-        self.reader = dialects.all[order]()
-        self.deltas: list[Delta] = []
-        self.evidence = 0
-        self.strong = 0
-        """Number of events that carry output or end the answer."""
-        self.events = 0
-        self.understood = 0
-        self.unread = 0
+    reader: Reader
+    order: int
+    claim: int
+    own: bool
+    on_path: bool
+    deltas: list[Delta] = field(default_factory=list)
+    evidence: int = 0
+    strong: int = 0
+    """Number of events that carry output or end the answer."""
+    outputs: int = 0
+    """Number of events that carry output, or a verdict, which may stand in its place."""
+    events: int = 0
+    understood: int = 0
+    unread: int = 0
 
     def read(self, stored: _StoredEvent, *, before: bool = False) -> None:
         """Read a kept event. `before`: the event came before the dialect's claim, so it does not count as
@@ -104,6 +94,7 @@ class _Candidate:
         ended = delta.done and self.understood == self.events
         strong = delta.output or ended or delta.finish_reason is not None
         self.strong += strong
+        self.outputs += delta.output or delta.verdict is not None
         self.evidence += strong or _is_weak_evidence(delta)
 
     @property
@@ -112,7 +103,8 @@ class _Candidate:
 
     @property
     def certainty(self) -> tuple[bool, bool, bool]:
-        """Return what makes the dialect certain: the user's own table, the path, and the name."""
+        """Return three signs that the dialect is right: it is the user's own table, the path is one of its
+        paths, the events name it."""
         return self.own, self.on_path, self.claim >= _NAMED
 
 
@@ -185,7 +177,9 @@ class DialectChooser:
     @property
     def end_certain(self) -> bool:
         """Whether a stream of the dialect that ends without an end mark was cut off."""
-        return bool(getattr(self.chosen, "end_certain", False))
+        # Members that a table needs are common: without name and path, the stream may be that of another API.
+        is_certain = any(self._certainty) or not isinstance(self.chosen, TableReader)
+        return is_certain and bool(getattr(self.chosen, "end_certain", False))
 
     @property
     def limits(self) -> tuple[ReadingLimit, ...]:
@@ -214,8 +208,9 @@ class DialectChooser:
             return self.conclude(whole=False)
         return []
 
-    def pass_by(self, delta: Delta, t_ns: int) -> list[Released]:
-        """Take an event whose meaning is known and that no dialect reads; keep its place in the order."""
+    def offer_known(self, delta: Delta, t_ns: int) -> list[Released]:
+        """Take an event whose meaning is known and that no dialect reads. Return the events whose meaning is
+        now known, in the order in which they came."""
         if not self._stored_events:
             return [Released(delta, None, t_ns)]
         self._store(_StoredEvent(None, delta, delta.size, t_ns))
@@ -229,15 +224,16 @@ class DialectChooser:
         self._is_full = not whole
         likely = [c for c in self._candidates if c.strong or (c.evidence and c.understood >= c.unread)]
         if not likely:
-            # An event that names a dialect by chance, such as `session.closed`, stands among others.
+            # Without better evidence, accept a dialect that the events name, unless most of them mean nothing
+            # to it: a single event may have a dialect's name by chance, such as `session.closed`.
             likely = [
                 c
                 for c in self._candidates
                 if c.claim >= _NAMED and not c.unread and 2 * c.understood >= c.events
             ]
-        if not any(c.strong or c.on_path or c.claim >= _NAMED for c in likely):
-            # Usage and errors look alike in many dialects, so they do not identify one. A text that the
-            # structure of the events shows is better evidence.
+        if not any(c.outputs or c.on_path for c in likely):
+            # Names of events, ends, usage and errors look alike in many APIs. A text that the structure of
+            # the events shows is better evidence than these.
             events = [stored.event for stored in self._stored_events if stored.event is not None]
             reader = structure.infer(events, whole=whole) if likely else None
             if reader is not None and reader.understood:
@@ -295,7 +291,8 @@ class DialectChooser:
                 if weakest.evidence:
                     break
                 self._candidates.remove(weakest)
-            candidate = _Candidate(self._dialects, order, claim, self._path)
+            own, on_path = self._dialects.is_own(order, claim), self._dialects.is_on_path(order, self._path)
+            candidate = _Candidate(self._dialects.all[order](), order, claim, own, on_path)
             for stored in self._stored_events[:-1]:
                 candidate.read(stored, before=True)
             candidate.read(self._stored_events[-1])
@@ -316,7 +313,7 @@ class DialectChooser:
                 return False  # Only the path fits, and the events name another dialect.
             named = candidate.claim >= _NAMED and not candidate.unread and bool(candidate.understood)
             return named or bool(candidate.strong)
-        if not candidate.strong:
+        if not candidate.outputs:
             return False
         if candidate.claim >= _NAMED and any(c.on_path and c.claim < _FITS for c in self._candidates):
             return True
@@ -391,7 +388,7 @@ def _is_data(event: SseEvent) -> bool:
 
 def _is_done(event: SseEvent) -> bool:
     """Return whether the event is `[DONE]`. Several dialects share this end mark, so it is evidence only for
-    the dialect that owns the path."""
+    the dialect to which the path belongs."""
     return event.data is not None and event.data.strip() == b"[DONE]"
 
 

@@ -52,7 +52,7 @@ class LlamaCpp(shapes.ObjectReader):
         if not answers:
             return unknown()
         deltas = list(map(self._read_answer, answers))
-        return shapes.merged(deltas, tuple(dict.fromkeys(i for d in deltas for i in d.choices)))
+        return shapes.merge_deltas(deltas, tuple(dict.fromkeys(i for d in deltas for i in d.choices)))
 
     def _read_answer(self, value: JsonObject) -> Delta:
         text, index = value["content"], value.get("index")
@@ -74,8 +74,8 @@ class LlamaCpp(shapes.ObjectReader):
     def _count(self, value: JsonObject, timings: JsonObject, delta: Delta, index: int) -> None:
         predicted = value.get("tokens_predicted")
         total = count(timings.get("predicted_n") if predicted is None else predicted)
-        runs = self._predicted.runs(index) and not self._ids
-        added = 0 if total is None else self._predicted.step(index, total)
+        runs = self._predicted.has_count(index) and not self._ids
+        added = 0 if total is None else self._predicted.growth(index, total)
         for name, source in (
             ("tokens", TokenSource.TOKEN_IDS),
             ("completion_probabilities", TokenSource.LOGPROBS),
@@ -91,11 +91,11 @@ class LlamaCpp(shapes.ObjectReader):
     def _close(self, value: JsonObject, timings: JsonObject, delta: Delta) -> None:
         older = (name for field, name in _STOPPED.items() if value.get(field) is True)
         delta.finish_reason = shapes.text_of(value.get("stop_type")) or next(older, "stop")
-        counts = shapes.counted(
+        counts = shapes.counts_of(
             value.get("tokens_evaluated"), value.get("tokens_predicted"), cached=timings.get("cache_n")
         )
         names = ("tokens_predicted", "tokens_evaluated")
         shapes.add_counts(delta, counts, timings or {name: value.get(name) for name in names})
-        delta.usage_running = counts is not None and self._predicted.several
+        delta.usage_running = counts is not None and self._predicted.has_several_choices
         # Leave out the mean: it is the sum divided by the count, and both are reported, too.
         delta.server_times = tuple(t for t in object_times("timings", timings) if t.name != "mean_itl")

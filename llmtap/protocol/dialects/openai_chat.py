@@ -187,7 +187,7 @@ class OpenAIChat(ChoicesReader):
         counts = read_usage(usage) if self._running_count.running and not delta.also else None
         if counts is None or not counts.output:
             return False
-        added = self._running_count.step(index, counts.output)
+        added = self._running_count.growth(index, counts.output)
         if added:
             delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
         delta.also = _USAGE_TOO
@@ -236,7 +236,7 @@ class OpenAIChat(ChoicesReader):
             only = (streamed or findings.railed) and bool(delta.content) and index not in self._plain
             replaced |= findings.finish(reason, results, only_text=only)
         if results is not None:
-            findings.filtered(results, alone=alone)
+            findings.filter_results(results, alone=alone)
         if delta is not _NOTHING:
             self._read_delta(delta, index, f"choices[{position}].{field}", findings, replaced=replaced)
         if (reason or not streamed) and index in self._thinking:

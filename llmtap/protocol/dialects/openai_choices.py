@@ -32,7 +32,7 @@ BESIDE_NAMES: Final = (
     "promptFeedback",
     "code",
 )
-"""An object without choices that has one of these members is still a part of an answer."""
+"""Members by which an object without choices is recognised as a part of an answer."""
 _GUARDRAIL: Final = "amazon-bedrock-guardrailAction"
 _INVOCATION: Final = "amazon-bedrock-invocationMetrics"
 _KNOWN: Final = (
@@ -56,7 +56,7 @@ _KEPT_WITH_USAGE: Final = (("generation_stats",), ("metrics", "speculative_decod
 _USUAL: Final = frozenset(
     ("id", "object", "created", "model", "choices", "usage", "service_tier", "system_fingerprint")
 )
-"""Members of OpenAI's own chunks. A chunk without other members has nothing beside its choices but usage."""
+"""Members of OpenAI's own chunks. A chunk with only these holds nothing but choices and usage."""
 _ERROR_BYTES_MAX: Final = 1 << 20
 """Maximum size of an event with an error that is searched for a guardrail; known ones have a few KiB."""
 _FINE: Final = (0, 200, "0", "200", "", "ok", "OK", "success", "Success")
@@ -130,11 +130,11 @@ def _server_times(value: JsonObject) -> tuple[ServerTime, ...]:
     return out
 
 
-def add_beside(
+def add_other_members(
     findings: Findings, value: JsonObject, size: int, name: bytes | None, *, finished: bool = False
 ) -> None:
     """Add the members beside the choices of an event of `size` bytes, except usage and timings. `finished`:
-    an earlier event had a finish reason."""
+    an earlier event had a finish reason, so the answer is over."""
     get = value.get
     if name is None and _USUAL.issuperset(value) and get("object") != "error":
         if get("usage") is not None:
@@ -142,7 +142,7 @@ def add_beside(
         return
     findings.verdict(verdicts.of_hook_results(get("hook_results")))
     findings.verdict(verdicts.of_moderation(get("moderation")))
-    findings.verdict(verdicts.of_warnings(get("warnings"), get("detections"), answered=findings.chose))
+    findings.verdict(verdicts.of_warnings(get("warnings"), get("detections"), answered=findings.has_choices))
     findings.verdict(_guardrail_verdict(value))
     findings.verdict(verdicts.of_block_reason(get("promptFeedback"), "promptFeedback"))
     verdict = verdicts.of_prompt_filter_results(get("prompt_filter_results") or get("prompt_annotations"))
@@ -175,8 +175,8 @@ class ChunkFields(msgspec.Struct, gc=False):
 
 
 class ChoicesReader:
-    """Base of the readers of chat and completions: reads a chunk, and the members beside its choices if there
-    may be any."""
+    """Base of the readers of chat and completions. It reads the choices of a chunk, and, if the chunk may
+    have them, its other members."""
 
     __slots__ = ("_finished", "_model", "_predicted", "_running_count")
     chunk_type: ClassVar[type[ChunkFields]]
@@ -204,7 +204,7 @@ class ChoicesReader:
             value = openai_shapes.read_json(data)
             if not isinstance(value, dict):
                 return openai_shapes.unknown(name)
-            chunk = msgspec.convert(_without_misfits(value), self.chunk_type)
+            chunk = msgspec.convert(_without_wrong_types(value), self.chunk_type)
         return self._read(chunk, data, name, streamed=streamed)
 
     def _read(self, chunk: Any, data: bytes, name: bytes | None, *, streamed: bool) -> Delta:
@@ -226,7 +226,7 @@ class ChoicesReader:
         usage: Any = chunk.usage
         known = chunk.choices is not None
         if value is not None:
-            add_beside(findings, value, len(data), name, finished=self._finished)
+            add_other_members(findings, value, len(data), name, finished=self._finished)
             usage = _usage_and_place(value)[0]
             known = known or any(value.get(name) is not None for name in _KNOWN)
             if not known and value.get("type") == "ping":
@@ -242,13 +242,13 @@ class ChoicesReader:
         findings.usage(usage, self._running_count)
         if chunk.timings is not None:
             findings.timings(chunk.timings, self._predicted)
-        delta = findings.ranked()
+        delta = findings.to_delta()
         if streamed and chunk.timings is not None:
             openai_shapes.end_timings(delta, chunk.timings, self._predicted)
         self._end(delta, chunk, data)
         if chunk.model and chunk.model != self._model:
             self._model = delta.model = chunk.model[:MODEL_CHARS_MAX]
-        delta.parsed = (known or not findings.empty) and not findings.cut
+        delta.parsed = (known or not findings.is_empty) and not findings.cut
         return delta
 
     def _begin(self, chunk: Any, data: bytes) -> None:
@@ -257,7 +257,8 @@ class ChoicesReader:
     def _read_choice(
         self, choice: Any, position: int, findings: Findings, *, streamed: bool, replaced: bool
     ) -> None:
-        """Add the content of a choice. `replaced`: its text is a guardrail's, in place of the model's own."""
+        """Add the content of a choice. `replaced`: its text is a guardrail's, which replaces the text of the
+        model."""
         raise NotImplementedError
 
     def _end(self, delta: Delta, chunk: Any, data: bytes) -> None:
@@ -284,11 +285,11 @@ def is_alone(chunk: Any) -> bool:
     )
 
 
-def _without_misfits(value: JsonObject) -> JsonObject:
+def _without_wrong_types(value: JsonObject) -> JsonObject:
     """Return a chunk that the typed decoder refused, without the values that have a wrong type."""
     choices, model, usage = value.get("choices"), value.get("model"), value.get("usage")
     return value | {
-        "choices": [_fitting_choice(c) for c in choices if isinstance(c, dict)]
+        "choices": [_typed_choice(c) for c in choices if isinstance(c, dict)]
         if isinstance(choices, list)
         else None,
         "model": model if isinstance(model, str) else None,
@@ -296,7 +297,7 @@ def _without_misfits(value: JsonObject) -> JsonObject:
     }
 
 
-def _fitting_choice(choice: JsonObject) -> JsonObject:
+def _typed_choice(choice: JsonObject) -> JsonObject:
     get, index = choice.get, choice.get("index")
     kinds = {"finish_reason": str, "token_ids": list, "delta": dict, "message": dict}
     return choice | {
@@ -315,8 +316,8 @@ class _Choice(msgspec.Struct, gc=False):
     index: Index = 0
     finish_reason: str | None = None
     stop_reason: Any = None
-    """DeepSeek on Bedrock sends it in place of `finish_reason`; vLLM sends the matched text or token in it,
-    beside `finish_reason`."""
+    """DeepSeek on Bedrock sends this field in place of `finish_reason`; vLLM sends both, and this one holds
+    the matched stop text or token."""
     logprobs: _Logprobs | None = None
     token_ids: list[Any] | None = None
     content_filter_results: Any = None
@@ -385,7 +386,7 @@ class OpenAICompletions(ChoicesReader):
         if choice.finish_reason:
             only = streamed and spoken and index not in self._spoken
             replaced |= findings.finish(choice.finish_reason, results, only_text=only)
-        findings.filtered(results, alone=text is None)
+        findings.filter_results(results, alone=text is None)
         if spoken and not replaced:
             findings.piece(index, EventClass.CONTENT, text)
             if len(self._spoken) < openai_shapes.CHOICES_MAX:

@@ -212,7 +212,7 @@ def _read_response_event(kind: str, value: JsonObject) -> Delta | None:
         command = shapes.text_of(value.get("command"))
         return shapes.piece(EventClass.TOOL_CALL, command) if command else Delta(EventClass.METADATA)
     if kind.endswith(".delta") and ("_arguments" in kind or ("_call" in kind and "output" not in kind)):
-        # Only what the model writes is output; the result of a tool is not.
+        # The arguments of a call are output, because the model writes them; the result of a tool is not.
         return _read_text(kind, EventClass.TOOL_CALL, value)
     return Delta(EventClass.METADATA)
 

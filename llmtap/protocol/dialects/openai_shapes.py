@@ -23,14 +23,14 @@ BAD_JSON: Final = (ValueError, RecursionError)
 CHOICES_MAX: Final = 128
 """Maximum number of choices of one answer with state in a reader; OpenAI's own limit for `n` is 128."""
 EVENT_CHOICES_MAX: Final = 4_096
-"""Choices read of one event or whole answer: twice OpenAI's limit of prompts in one completions request. The
-rest is not read, and the event counts as not understood (`Delta.parsed`)."""
+"""Maximum number of choices read of one event or whole answer: twice OpenAI's limit of prompts in one
+completions request. The rest is not read, and the event counts as not understood (`Delta.parsed`)."""
 PIECES_MAX: Final = 4_096
-"""Pieces of output read of one event or whole answer (content parts, tool calls, items); the rest is treated
-in the same way."""
+"""Maximum number of pieces of output (content parts, tool calls, items) that are read of one event or whole
+answer. The rest is not read, and the event counts as not understood (`Delta.parsed`)."""
 INDEX_MAX: Final = 1 << 31
-"""Indexes of choices are below this number; another number counts as 0. Python gives some unbounded integers
-equal hashes (n and n + 2^61 - 1), so a set of indexes that a peer chose for this would take quadratic
+"""Indexes of choices are below this number; any other number is read as 0. Without a limit, a server could
+choose indexes with equal hashes in Python (n and n + 2^61 - 1), and a set of them would take quadratic
 time."""
 Index = Annotated[int, msgspec.Meta(ge=0, lt=INDEX_MAX)]
 _CODE_MAX: Final = 1 << 40
@@ -151,8 +151,8 @@ def read_usage(usage: Any) -> UsageCounts | None:
     of_input, of_output = get("prompt_tokens_details"), get("completion_tokens_details")
     prompt, completion = get("prompt_tokens"), get("completion_tokens")
     if not (prompt or completion):
-        # The names of Responses, or of Realtime (`input_token_details`). Some servers have both, and leave
-        # those of chat null or zero.
+        # Read the names of Responses, or of Realtime (`input_token_details`). Some servers send these names
+        # and those of chat, and leave the latter null or zero.
         prompt, completion = get("input_tokens", prompt), get("output_tokens", completion)
         of_input = get("input_tokens_details", get("input_token_details", of_input))
         of_output = get("output_tokens_details", get("output_token_details", of_output))
@@ -202,7 +202,7 @@ class RunningCount:
         self.running: bool | None = None
         self._last: dict[int, int] = {}
 
-    def added(
+    def tokens_added(
         self,
         choices: list[int],
         counts: UsageCounts | None,
@@ -212,28 +212,28 @@ class RunningCount:
         role: bool = False,
     ) -> int:
         """Return the tokens since the last chunk of the same choice; 0 if unknown, and for a chunk of several
-        choices. `running`: the chunk looks like one with a running count. `role`: the tokens that the chunk
-        counts come with the next chunk."""
+        choices. `running`: the chunk looks like one with a running count. `role`: the chunk has a role
+        and no text; the tokens that it counts are then counted with the next chunk."""
         if self.running is None and choices:
             self.running = running
         if text and running and not (counts is not None and counts.output):
             self.running = False
         if not self.running or role or len(choices) != 1 or counts is None or counts.output is None:
             return 0
-        return self.step(choices[0], counts.output)
+        return self.growth(choices[0], counts.output)
 
-    def step(self, choice: int, count: int) -> int:
+    def growth(self, choice: int, count: int) -> int:
         """Return by how much the count of a choice has grown since the last event that reported it."""
         last = self._last.get(choice, 0)
         if choice in self._last or len(self._last) < CHOICES_MAX:
             self._last[choice] = count
         return max(0, count - last)
 
-    def runs(self, choice: int) -> bool:
+    def has_count(self, choice: int) -> bool:
         return choice in self._last
 
     @property
-    def several(self) -> bool:
+    def has_several_choices(self) -> bool:
         """Whether more than one choice has its own count, so that none of the counts is the total."""
         return len(self._last) > 1
 
@@ -247,11 +247,12 @@ def add_timings(delta: Delta, timings: Any, choices: Sequence[int], predicted: R
         return
     delta.server_clock_ns = clock_ns(timings)
     total = count(timings.get("predicted_n"))
-    added = 0 if total is None else predicted.step(choices[0], total)
+    added = 0 if total is None else predicted.growth(choices[0], total)
     if added and delta.tokens < 0:
         delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
         if not delta.output:
-            delta.output, delta.choices = True, tuple(choices)  # Tokens without text, such as the last one.
+            # The last token, for example, may have no text.
+            delta.output, delta.choices = True, tuple(choices)
 
 
 def end_timings(delta: Delta, timings: Any, predicted: RunningCount) -> None:
@@ -266,7 +267,7 @@ def end_timings(delta: Delta, timings: Any, predicted: RunningCount) -> None:
     if total is not None:
         delta.usage = {name: v for name, v in timings.items() if type(v) in (int, float)}
         delta.counts = read_counts(of_input, total, None, cached)
-        delta.usage_running = predicted.several
+        delta.usage_running = predicted.has_several_choices
         delta.also = (*delta.also, EventClass.USAGE)
 
 
@@ -281,37 +282,22 @@ def _ranked_classes(mask: int) -> tuple[EventClass, ...]:
     return classes
 
 
-class Findings:
+class Findings(msgspec.Struct, gc=False):
     """Merges the content of all choices of one event, and of the members beside them, into one Delta."""
 
-    __slots__ = (
-        "_ids",
-        "_indexes",
-        "_logprobs",
-        "_markers",
-        "_mask",
-        "_output_choices",
-        "_pieces",
-        "_role",
-        "_texts",
-        "cut",
-        "delta",
-        "railed",
-    )
-
-    def __init__(self) -> None:
-        self.delta = Delta(EventClass.METADATA)
-        self._mask = 0
-        self._texts: dict[int, list[str]] = {}
-        self._pieces = 0
-        self.cut = False
-        self.railed = False
-        """NeMo Guardrails has a report beside the choices, so the text of a filtered answer is NeMo's."""
-        self._output_choices: dict[int, None] = {}
-        self._indexes: list[int] = []
-        self._markers: list[int] = []
-        self._ids = self._logprobs = 0
-        self._role = False
+    delta: Delta = msgspec.field(default_factory=lambda: Delta(EventClass.METADATA))
+    cut: bool = False
+    railed: bool = False
+    """NeMo Guardrails has a report beside the choices, so the text of a filtered answer is NeMo's."""
+    _mask: int = 0
+    _texts: dict[int, list[str]] = {}
+    _pieces: int = 0
+    _output_choices: dict[int, None] = {}
+    _indexes: list[int] = []
+    _markers: list[int] = []
+    _ids: int = 0
+    _logprobs: int = 0
+    _role: bool = False
 
     def choice(self, index: int, *, ids: int = 0, logprobs: int = 0, role: bool = False) -> None:
         """Add a choice and the counts that it declares. Add its pieces afterwards."""
@@ -381,8 +367,8 @@ class Findings:
         return only_text and verdict is not None
 
     def verdict(self, verdict: Verdict | None, shown: EventClass | None = EventClass.GUARDRAIL) -> None:
-        """Add a verdict, if any, and the event class `shown`. The first verdict that acts stands for the
-        event; if none acts, the first one does."""
+        """Add a verdict, if any, and the event class `shown`. The Delta has the first verdict that acts;
+        if none acts, the first one."""
         if verdict is None:
             return
         if shown is not None:
@@ -391,7 +377,7 @@ class Findings:
         if standing is None or (standing.action in PASSED_ON and verdict.action not in PASSED_ON):
             self.delta.verdict = verdict
 
-    def filtered(self, results: Any, *, alone: bool) -> None:
+    def filter_results(self, results: Any, *, alone: bool) -> None:
         """Add the results of Azure's filter for a choice. `alone`: the choice has no delta; if it has one,
         the event keeps the class of the delta."""
         verdict = of_filter_results(results)
@@ -407,7 +393,7 @@ class Findings:
     def timings(self, timings: Any, predicted: RunningCount) -> None:
         """Add llama.cpp's `timings`, which may come with each piece of output. Call it after the choices."""
         indexes = self._indexes
-        runs = bool(self._output_choices) or (len(indexes) == 1 and predicted.runs(indexes[0]))
+        runs = bool(self._output_choices) or (len(indexes) == 1 and predicted.has_count(indexes[0]))
         add_timings(self.delta, timings, indexes if runs else [], predicted)
 
     def usage(self, usage: Any, running: RunningCount) -> None:
@@ -417,11 +403,13 @@ class Findings:
         delta = self.delta
         counts = None if usage is None else read_usage(usage)
         runs, text = usage is not None and delta.finish_reason is None, bool(self._texts)
-        added = running.added(self._indexes, counts, running=runs, text=text, role=self._role and not text)
+        added = running.tokens_added(
+            self._indexes, counts, running=runs, text=text, role=self._role and not text
+        )
         if counts is not None:
             self._mask |= 1 << EventClass.USAGE
             delta.usage, delta.counts = usage, counts
-            goes_on = delta.finish_reason is None or running.several
+            goes_on = delta.finish_reason is None or running.has_several_choices
             delta.usage_running = running.running is True and bool(self._indexes) and goes_on
         if self._ids:
             delta.tokens, delta.token_source = self._ids, TokenSource.TOKEN_IDS
@@ -429,9 +417,10 @@ class Findings:
             delta.tokens, delta.token_source = self._logprobs, TokenSource.LOGPROBS
         elif added:
             delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
-            self._output_choices[self._indexes[0]] = None  # The counted tokens are output, also without text.
+            # Counted tokens are output even if they have no text.
+            self._output_choices[self._indexes[0]] = None
 
-    def ranked(self) -> Delta:
+    def to_delta(self) -> Delta:
         """Return the Delta of all findings: its class is the first in the order of EventClass."""
         delta = self.delta
         mask = self._mask
@@ -456,9 +445,9 @@ class Findings:
         return delta
 
     @property
-    def chose(self) -> bool:
+    def has_choices(self) -> bool:
         return bool(self._indexes)
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         return not (self._indexes or self._mask)

@@ -70,7 +70,7 @@ _FITS: Final = 2
 """The claim of an object whose shape fits."""
 _OFF_PATH: Final = 3
 _ON_PATH: Final = 4
-"""Greatest claim of a table, on a path of its own; `_OFF_PATH`: on any other path."""
+"""Maximum claim of a table on one of its own paths; `_OFF_PATH` is the maximum on other paths."""
 
 
 class Dialects:
@@ -89,8 +89,8 @@ class Dialects:
         self._limits = lru_cache(_PATHS_CACHED)(self._find_limits)
 
     def claims_of(self, value: Any, path: str, name: bytes | None = None) -> Iterator[tuple[int, int]]:
-        """Yield place in `all` and claim of each dialect that claims this JSON, the surest first. `name` is
-        that of the `event:` line.
+        """Yield the position in `all`, and the claim, of each dialect that claims this JSON, the most certain
+        first. `name` is that of the `event:` line.
 
         A dialect is tried only while its claim could exceed those that were found already: most answers
         name their dialect, and its claim is the only one that is used.
@@ -98,7 +98,8 @@ class Dialects:
         # A request with several prompts gets a list of answers.
         first = value[0] if isinstance(value, list) and value else value
         claims: list[tuple[bool, int, int]] = []
-        """The least certain first: whether the dialect is the user's, its claim, and minus its place."""
+        """Sorted, the least certain first: `(whether the dialect is the user's, claim, minus its
+        position)`."""
         for limit in self._limits(path):
             while claims and claims[-1] > limit:
                 _, claim, place = claims.pop()
@@ -123,8 +124,8 @@ class Dialects:
         return order in self.owners(path) or order in self._pathless
 
     def _find_limits(self, path: str) -> list[tuple[bool, int, int]]:
-        """Return how sure each dialect can be on this path, the surest first: whether it is the user's, its
-        greatest claim, and minus its place."""
+        """Return the maximum claim that each dialect can make on this path, the most certain first, as
+        `(whether it is the user's, maximum claim, minus its position)`."""
         owners = self.owners(path)
         limits = []
         for order, dialect in enumerate(self.all):
@@ -135,7 +136,7 @@ class Dialects:
         return sorted(limits, reverse=True)
 
     def _owners(self, path: str) -> tuple[int, ...]:
-        """Return the places of the dialects that own the path: only these claim any failure on it."""
+        """Return the positions of the dialects that own the path: they claim even a plain failure on it."""
         failure = {"error": "failure"}
         return tuple(order for order, d in enumerate(self.all) if d.claim(failure, path))
 

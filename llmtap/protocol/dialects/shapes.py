@@ -1,4 +1,4 @@
-"""Shared code of all dialects but OpenAI's chat and completions: decode JSON events, build their Delta.
+"""Shared code of all dialects except OpenAI's chat and completions: decode JSON events, build their Delta.
 
 `ObjectReader` is the base of their readers, those of OpenAI's Responses and Realtime included. `gather` puts
 the pieces of output of one event together.
@@ -60,8 +60,9 @@ def kind_of(value: JsonObject, event: SseEvent) -> str:
 
 
 def failure_in(value: Any, name: bytes | None = None) -> Delta:
-    """Return the Delta of JSON outside the dialect: a failure (in an `error` member, in a list, or flat in an
-    event that its name, its type or a guardrail's code marks), a ping, or an event that is not understood."""
+    """Return the Delta of JSON that is no event of the dialect: a failure, a ping, or an event that is not
+    understood. A failure is an `error` member, a list with one, or an object that its event name, its type or
+    a guardrail's code marks as an error."""
     if isinstance(value, list) and len(value) == 1:
         value = value[0]  # Google's services send their errors in a list.
     if not isinstance(value, dict):
@@ -75,13 +76,13 @@ def failure_in(value: Any, name: bytes | None = None) -> Delta:
         return openai_shapes.unknown(name)
     findings = openai_shapes.Findings()
     findings.error(error, verdict)
-    delta = findings.ranked()
+    delta = findings.to_delta()
     if delta.error_type == "error" and isinstance(value.get("error_type"), str):
         delta.error_type = value["error_type"]
     return delta
 
 
-def counted(of_input: Any, of_output: Any, reasoning: Any = None, cached: Any = None) -> UsageCounts | None:
+def counts_of(of_input: Any, of_output: Any, reasoning: Any = None, cached: Any = None) -> UsageCounts | None:
     counts = openai_shapes.read_counts(of_input, of_output, reasoning, cached)
     return counts if counts.input or counts.output or counts.refused else None
 
@@ -129,13 +130,13 @@ def gather(
     if counts is not None:
         findings.add(EventClass.USAGE)
         findings.delta.counts, findings.delta.usage = counts, usage
-    delta = findings.ranked()
+    delta = findings.to_delta()
     if delta.output:
         delta.choices = choices
     return delta
 
 
-def merged(deltas: Sequence[Delta], choices: tuple[int, ...]) -> Delta:
+def merge_deltas(deltas: Sequence[Delta], choices: tuple[int, ...]) -> Delta:
     """Return one Delta of the answers to one prompt or several; the end is that of the last one."""
     if len(deltas) == 1:
         return deltas[0]

@@ -1,6 +1,6 @@
 """Find values that a drafted table may lack: the model, the finish reason, the usage and the end.
 
-Their names say nothing that llmtap knows, so a user must choose: `draft.py` writes them as comments.
+llmtap does not know their names, so a user must choose: `draft.py` writes them as comments.
 """
 
 from collections import Counter
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
 
-from llmtap.protocol.dialects.table.declaration import OUTPUTS, PAYLOADS, DialectTable, listed
+from llmtap.protocol.dialects.table.declaration import OUTPUTS, PAYLOADS, DialectTable, as_texts
 from llmtap.protocol.dialects.table.reader import TableDialect
 from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.structure import names
@@ -56,7 +56,7 @@ class Candidates:
 
 
 def find_candidates(table: DialectTable, structure: Structure, events: Sequence[SseEvent]) -> Candidates:
-    """Return what the events of a whole answer offer for the keys that the table lacks."""
+    """Return the values in the events of a whole answer that may belong to keys which the table lacks."""
     dialect = TableDialect(table)
     outputs = {place.path for place in structure.outputs()}
     last = [*islice(_edge_events(dialect, reversed(events), outputs), _EDGE_EVENTS)][::-1]
@@ -91,7 +91,7 @@ def usage_of(last: Sequence[EdgeEvent]) -> tuple[EdgeEvent, Path, dict[str, int]
                 holders.setdefault(path[:-1], {})[path[-1]] = value
         for holder, integers in holders.items():
             rank = (not event.holds_output, len(integers), number)
-            # One integer in an event of output is rather the number of the event.
+            # A single integer in an event with output is probably the event's number, not a count of tokens.
             is_plausible = len(integers) > 1 or not event.holds_output
             if is_plausible and (best is None or rank > best[0]):
                 best = rank, event, holder, integers
@@ -131,7 +131,7 @@ def _may_be_name(dialect: TableDialect, path: Path, value: object) -> bool:
         and bool(path)
         and EACH not in path
         and not names.meaning_of(path[-1]).mark
-        and member_path(path) not in listed(dialect.table.match)
+        and member_path(path) not in as_texts(dialect.table.match)
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from llmtap.protocol.dialects.table.declaration import OUTPUTS, PAYLOADS, DialectTable, End, listed
+from llmtap.protocol.dialects.table.declaration import OUTPUTS, PAYLOADS, DialectTable, End, as_texts
 from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.structure.candidates import (
     Candidates,
@@ -82,7 +82,7 @@ class _Writer:
             yield from ("", f"[[{place}.rules]]")
             for key, value in rule.items():
                 if key in _OUTPUTS:
-                    yield from (f"# {self._notes[path]}" for path in listed(value) if path in self._notes)
+                    yield from (f"# {self._notes[path]}" for path in as_texts(value) if path in self._notes)
                 yield _toml_line(key, value)
             for event, keys in additions:
                 if event.rule == number:
@@ -160,7 +160,7 @@ class _Writer:
         usage = None if any(rule.usage for rule in rules) else usage_of(last)
         if usage is not None and (usage[0].rule is not None or usage[0].condition is not None):
             examples += ("", f"[{self._place}.counts]")
-            # A single count is rather that of the output.
+            # A single count is probably the number of output tokens.
             meanings = ("input", "output") if len(usage[2]) > 1 else ("output",)
             for meaning, (member, value) in zip(meanings, usage[2].items(), strict=False):
                 examples.append(_toml_line(meaning, member, f"{value}"))

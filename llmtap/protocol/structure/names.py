@@ -119,7 +119,7 @@ ABOVE_NEVER: Final = _names("""
     sender, file, files, choices logprobs, grounding, web, alert, incident, job, task status, device,
     sensor, labels
 """)
-"""Words that show the same if they are in the name of an object or array that holds the member."""
+"""Words in the name of an object or array that show that no text inside it is the answer of the model."""
 ABOVE_STRONG: Final = frozenset({"delta", "choices", "candidates", "generations", "completions"})
 ABOVE_USUAL: Final = _names("""
     generation, completion, chunk, answer, parts, message, messages, output, outputs, token, content,

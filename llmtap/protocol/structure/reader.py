@@ -1,10 +1,10 @@
 """Reader of an answer by the structure of its events.
 
 `infer` is called by `dialects/chooser.py` with the first events of an answer that no dialect fits. The
-reader that it returns goes on learning: events of a new form may hold further output, the usage, or the
-end. From an event that its table does not fit it learns only if no dialect claims the event, when the
-chooser calls `learn`. A place that once held texts that are no output stays without output, because a late
-change would move the first token.
+reader that it returns continues to learn: events of a new form may hold further output, the usage, or the
+end. If its table does not fit an event, the chooser calls `learn`, but only if no dialect claims the event. A
+place that once held texts that are no output stays without output, because a late change would move the first
+token.
 """
 
 import re
@@ -94,10 +94,10 @@ class InferredReader(TableReader):
         """Learn from an event that was read as `delta`; return what it means by now."""
         return self._adjust(super().read_event(event)) if self._learn(event) else delta
 
-    def _ranked(self, findings: Findings) -> Delta:
+    def _to_delta(self, findings: Findings) -> Delta:
         # In an unknown format, the meaning of a finish reason is uncertain: report it without a verdict.
         reason, findings.reason = findings.reason, None
-        delta = super()._ranked(findings)
+        delta = super()._to_delta(findings)
         delta.finish_reason = reason
         return delta
 
@@ -119,7 +119,7 @@ class InferredReader(TableReader):
         return not self._counts and event.data is not None and _COUNTS(event.data) is not None
 
     def _learn(self, event: SseEvent) -> bool:
-        """Look at the structure of an event; return whether the table changed."""
+        """Add the structure of an event to what is known; return whether the table changed."""
         structure = self._structure
         if not (self._tables_left and structure.values_left and structure.add(event)):
             return False

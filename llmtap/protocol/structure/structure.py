@@ -1,8 +1,8 @@
 """What the events of an unknown stream show: places that hold output, counts of tokens, and marks of the end.
 
 `Structure.add` takes the first events of an answer. Texts of one place (the same path, event name and marks
-on the way) are compared with each other: pieces of one text, or the text so far, are output. Names weigh
-in. Constants, identifiers, notices, log lines and repeated texts are no output. Each sign gives points, so
+on the way) are compared with each other: pieces of one text, or the text so far, are output. Names count,
+too. Constants, identifiers, notices, log lines and repeated texts are no output. Each sign gives points, so
 that no single one decides, and a place without enough of them is no output. `tables.py` makes a table of
 the result.
 """
@@ -16,7 +16,7 @@ from llmtap.protocol.delta import EventClass, ReadingLimit
 from llmtap.protocol.dialects.openai_shapes import count, read_json
 from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.structure import names
-from llmtap.protocol.structure.texts import look
+from llmtap.protocol.structure.texts import compare_texts
 from llmtap.protocol.structure.walk import EACH, NODES_MAX, Leaf, Mark, Path, leaves
 from llmtap.protocol.verdicts import of_finish_reason
 
@@ -71,7 +71,7 @@ class Place:
     """Names of the members beside the text."""
     roles: frozenset[str] = frozenset()
     holds_output: bool | None = None
-    """None: not decided yet."""
+    """None: not judged yet."""
     points: int = 0
     event_class: EventClass = EventClass.CONTENT
     cumulative: bool = False
@@ -118,7 +118,7 @@ class Structure:
         self.events = 0
         self._forms = 0  # number of forms in the last event that no earlier event had
         self.end_text: str | None = None
-        """The data of the last event, if it is a word that ends streams (`[DONE]`)."""
+        """Data of the last event if it is a known end mark, such as `[DONE]`; else None."""
 
     def add(self, event: SseEvent) -> bool:
         """Take the next event of the answer; return whether it has a form that no earlier one had."""
@@ -163,7 +163,7 @@ class Structure:
             if place.texts and place.holds_output is None:
                 _judge_place(place, counted=counted, beside_output=place.path[:-1] in holders)
                 place.holds_output = place.points >= ENOUGH and not self.filtered.issuperset(place.numbers)
-        self._add_flagged()
+        self._add_flagged_places()
         out: list[Place] = []
         for place in sorted((p for p in self.places.values() if p.holds_output), key=lambda p: -p.points):
             place.holds_output = not _repeats_better(place, out)
@@ -171,8 +171,8 @@ class Structure:
                 out.append(place)
         return out
 
-    def _add_flagged(self) -> None:
-        """Let a place with a flag (`thought`) hold output if the same place without the flag does, since one
+    def _add_flagged_places(self) -> None:
+        """Mark a place with a flag (`thought`) as output if the same place without the flag holds output: one
         rule reads both."""
         plain = {(p.kind.event, p.marks, p.path) for p in self.places.values() if p.holds_output}
         for place in self.places.values():
@@ -298,7 +298,7 @@ def _judge_place(place: Place, *, counted: bool, beside_output: bool) -> None:
             place.points = ENOUGH
             place.reasons.append("name of a call")
         return
-    sequel = look(max(place.texts.values(), key=len))
+    sequel = compare_texts(max(place.texts.values(), key=len))
     if sequel.no_text or sequel.constant:
         return
     if is_call and own_name in names.ARGUMENTS:
@@ -343,9 +343,9 @@ def _judge_place(place: Place, *, counted: bool, beside_output: bool) -> None:
         add(3, "pieces of one text")
         if sequel.joined >= 5:
             add(1, "many of them")
-    elif sequel.joined and not sequel.apart:
+    elif sequel.joined and not sequel.separate:
         add(1, "texts that join")
-    if sequel.apart:
+    if sequel.separate:
         add(-4, "texts apart from each other")
     if sequel.lines:
         add(-2, "whole lines")

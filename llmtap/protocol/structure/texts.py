@@ -1,4 +1,5 @@
-"""How the texts that one place of a stream held follow each other: pieces, the text so far, or neither."""
+"""Compare the texts of one place of a stream: are they pieces of one text, each the text so far, or
+neither?"""
 
 import re
 from collections.abc import Sequence
@@ -31,8 +32,8 @@ class Sequel(NamedTuple):
     """The texts read as one text if put together."""
     joined: int
     """Number of pairs of successive texts that join like two parts of one text."""
-    apart: bool
-    """They do not read as one text: each is a line, a message or a notice of its own."""
+    separate: bool
+    """The texts do not read as one text: each is a separate line, message or notice."""
     lines: bool
     """Each text ends its line."""
     constant: bool
@@ -41,7 +42,7 @@ class Sequel(NamedTuple):
     """The texts are identifiers, numbers, dates, addresses or encoded bytes."""
 
 
-def look(texts: Sequence[str]) -> Sequel:
+def compare_texts(texts: Sequence[str]) -> Sequel:
     """Compare the texts of one place, in their order and none of them empty."""
     n = len(texts)
     no_text = sum(_is_no_text(text) for text in texts)
@@ -56,7 +57,7 @@ def look(texts: Sequence[str]) -> Sequel:
         cumulative=cumulative,
         pieces=pairs >= 2 and good >= pairs / 2 and bad <= pairs / 5,
         joined=good,
-        apart=not cumulative and ((pairs >= 2 and bad >= pairs / 2) or strangers),
+        separate=not cumulative and ((pairs >= 2 and bad >= pairs / 2) or strangers),
         lines=n >= 2 and sum(text.endswith("\n") for text in texts) >= 0.8 * n,
         constant=(n >= 2 and distinct == 1 and len(texts[0]) > 1) or (n >= 6 and distinct <= n / 3),
         no_text=no_text >= 0.8 * n,

@@ -1,9 +1,9 @@
 """Schedulers of the multi-bin paper, which serve whole batches: fixed or controlled sizes, one queue or bins.
 
 The engine (`sim/engine.py`) reports arriving requests to them, and requests the next `Batch` of a free server
-(`form`). All requests of a batch start together and end together, when the longest one ends. Also here: the
-bins of predicted lengths (`equal_mass`) and the controller of the batch size (`BatchSize`). Schedulers that
-compose a batch at every iteration are in `iterating.py`.
+(`form_work`). All requests of a batch start together and end together, when the longest one ends. Also here:
+the bins of predicted lengths (`equal_mass_bins`) and the controller of the batch size (`BatchSize`).
+Schedulers that compose a batch at every iteration are in `iterating.py`.
 """
 
 from bisect import bisect_right
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import floor
 from typing import Final
 
-from llmtap.sim.engine import NOBODY, Batch, EngineOutput, GivenUp
+from llmtap.sim.engine import NO_REQUESTS, Batch, EngineOutput, GivenUp
 from llmtap.sim.model_options import LatencyModel, ModelOptions
 from llmtap.workload.requests import Requests
 
@@ -28,7 +28,7 @@ class BatchFormer:
         self._checked = readings.memory_check == "hard"
         self._steps_ns = [0.0] + [model.step_ns(b) for b in range(1, readings.b_max + 1)]
 
-    def take(self, queue: "deque[int]", count: int, number: int = 0) -> Batch:
+    def make_batch(self, queue: "deque[int]", count: int, number: int = 0) -> Batch:
         members = [queue.popleft() for _ in range(min(count, len(queue)))]
         inputs, outputs = self._requests.input, self._requests.output
         if self._checked:
@@ -76,13 +76,13 @@ class BatchSize:
         self._half_band = (self._alpha if readings.band == "alpha" else self._delta) / 2
         self._guarded = readings.guards == "authors"
 
-    def next(self) -> int:
+    def next_size(self) -> int:
         if self._per_batch:
-            self._move()
+            self._move_interval()
         b_sla = floor((self.low + self.high) / 2)
-        return max(self._b_min, min(self.by_memory(), b_sla, self._limit))
+        return max(self._b_min, min(self.size_by_memory(), b_sla, self._limit))
 
-    def by_memory(self) -> int:
+    def size_by_memory(self) -> int:
         if not self._updates and self._readings.lengths_start == "limit":
             return self._limit
         expected = self._inputs + self._outputs
@@ -98,9 +98,9 @@ class BatchSize:
         self._outputs = new * outputs + old * self._outputs
         self._updates += 1
         if not self._per_batch:
-            self._move()
+            self._move_interval()
 
-    def _move(self) -> None:
+    def _move_interval(self) -> None:
         if self.b_avg is None or (self._guarded and self._updates < _WARM_UP):
             return
         b_avg = int(self.b_avg) if self._guarded else self.b_avg
@@ -148,7 +148,7 @@ class Bins:
         return list(zip(self.edges, [*self.edges[1:], None], strict=True))
 
 
-def equal_mass(lengths: Iterable[int], count: int, readings: ModelOptions) -> Bins:
+def equal_mass_bins(lengths: Iterable[int], count: int, readings: ModelOptions) -> Bins:
     """Return bins of equal mass (multi-bin paper, Algorithm 3): floored linear quantiles of the lengths."""
     known = list(lengths)
     if readings.edges == "first-1000":
@@ -187,22 +187,22 @@ class _WholeBatches:
         self._queues: list[deque[int]] = [deque() for _ in range(queues)]
         self._batch_former = BatchFormer(requests, model, readings)
 
-    def arrived(self, now_ns: int, request: int) -> None:
+    def on_arrival(self, now_ns: int, request: int) -> None:
         self._queue_of(request).append(request)
 
-    def closed(self, now_ns: int) -> None: ...
+    def on_close(self, now_ns: int) -> None: ...
 
-    def done(self, now_ns: int, work: Batch) -> EngineOutput:
+    def on_done(self, now_ns: int, work: Batch) -> EngineOutput:
         return EngineOutput(finished=work.members)
 
-    def left(self, now_ns: int, request: int) -> None:
+    def on_left(self, now_ns: int, request: int) -> None:
         """Remove a request from its queue. A request in a running batch stays there to the end."""
         queue = self._queue_of(request)
         if request in queue:
             queue.remove(request)
 
-    def given_up(self) -> Mapping[int, GivenUp]:
-        return NOBODY
+    def take_given_up(self) -> Mapping[int, GivenUp]:
+        return NO_REQUESTS
 
     def _queue_of(self, request: int) -> "deque[int]":
         return self._queues[0]
@@ -214,15 +214,15 @@ class StaticFifo(_WholeBatches):
         self._size = readings.static_batch
         self._waits_for_full = readings.partial == "wait"
 
-    def closed(self, now_ns: int) -> None:
+    def on_close(self, now_ns: int) -> None:
         """Allow a last batch that is not full."""
         self._waits_for_full = False
 
-    def form(self, now_ns: int) -> Batch | None:
+    def form_work(self, now_ns: int) -> Batch | None:
         waiting = len(self._queues[0])
         if not waiting or (self._waits_for_full and waiting < self._size):
             return None
-        return self._batch_former.take(self._queues[0], self._size)
+        return self._batch_former.make_batch(self._queues[0], self._size)
 
 
 class DynamicNoBins(_WholeBatches):
@@ -242,14 +242,14 @@ class DynamicNoBins(_WholeBatches):
         else:
             self._sizes = [BatchSize(model, readings, limit) for limit in self.limits]
 
-    def form(self, now_ns: int) -> Batch | None:
+    def form_work(self, now_ns: int) -> Batch | None:
         number = self._next_queue()
         if number is None:
             return None
-        count = min(self._candidates, self._sizes[number].next(), self.limits[number])
-        return self._batch_former.take(self._queues[number], count, number)
+        count = min(self._candidates, self._sizes[number].next_size(), self.limits[number])
+        return self._batch_former.make_batch(self._queues[number], count, number)
 
-    def done(self, now_ns: int, work: Batch) -> EngineOutput:
+    def on_done(self, now_ns: int, work: Batch) -> EngineOutput:
         members, size = work.members, len(work.members)
         inputs, outputs = self._requests.input, self._requests.output
         input_mean = sum([inputs[r] for r in members]) / size
@@ -269,7 +269,7 @@ class MultiBinDynamic(DynamicNoBins):
         self.bins = (
             Bins(readings.bin_edges, below=readings.below_first)
             if readings.bin_edges
-            else equal_mass(requests.predicted, readings.bins, readings)
+            else equal_mass_bins(requests.predicted, readings.bins, readings)
         )
         super().__init__(requests, model, readings, batch_limits(self.bins, readings))
         self._choice = readings.bin_choice

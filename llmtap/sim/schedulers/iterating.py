@@ -1,7 +1,7 @@
 """Schedulers that compose a new batch at every iteration: continuous batching, chunked prefill and variants.
 
 The engine (`sim/engine.py`) reports arriving requests to them, and requests the next `Iteration` of a free
-server (`form`). They decide which prompts and which answers an iteration processes; the `Roster`
+server (`form_work`). They decide which prompts and which answers an iteration processes; the `Roster`
 (`roster.py`) keeps the requests and their KV memory. `OutputDelay` wraps such a scheduler and delays its
 tokens. Schedulers of whole batches are in `batching.py`.
 """
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import repeat
 from typing import Any
 
-from llmtap.sim.engine import EngineOutput, GivenUp, Iterating, Iteration, made_later
+from llmtap.sim.engine import EngineOutput, GivenUp, Iterating, Iteration, with_departure_times
 from llmtap.sim.model_options import ServingSetup
 from llmtap.sim.schedulers.roster import Roster
 from llmtap.workload.requests import Requests
@@ -30,19 +30,20 @@ class ContinuousBatching:
         self._roster = roster = Roster(requests, setup, ranks)
         self._serving = setup.serving
         self.state = roster.state
-        self.arrived, self.left, self.given_up = roster.arrived, roster.left, roster.given_up
+        self.on_arrival, self.on_left = roster.on_arrival, roster.on_left
+        self.take_given_up = roster.take_given_up
 
-    def closed(self, now_ns: int) -> None:
+    def on_close(self, now_ns: int) -> None:
         pass
 
-    def form(self, now_ns: int) -> Iteration | None:
+    def form_work(self, now_ns: int) -> Iteration | None:
         roster = self._roster
         roster.begin(now_ns)
-        prefill = roster.prompts(self._serving.tokens_max)
-        return roster.iteration(prefill, () if prefill else roster.grow())
+        prefill = roster.admit_prompts(self._serving.tokens_max)
+        return roster.make_iteration(prefill, () if prefill else roster.take_decode_memory())
 
-    def done(self, now_ns: int, work: Iteration) -> EngineOutput:
-        return self._roster.done(now_ns, work)
+    def on_done(self, now_ns: int, work: Iteration) -> EngineOutput:
+        return self._roster.on_done(now_ns, work)
 
 
 class ChunkedPrefill(ContinuousBatching):
@@ -52,26 +53,31 @@ class ChunkedPrefill(ContinuousBatching):
     iteration has `chunk` tokens in total (smooth goodput paper, 3.2).
     """
 
-    _begun: int | None = None
+    _partial_request: int | None = None
     """Request whose prompt is partly processed; at most one, since pieces are assigned in order."""
 
-    def form(self, now_ns: int) -> Iteration | None:
+    def form_work(self, now_ns: int) -> Iteration | None:
         roster = self._roster
         roster.begin(now_ns)
-        decode = roster.grow()
+        decode = roster.take_decode_memory()
         room = self._serving.chunk - len(decode)
         pieces: list[tuple[int, int]] = []
-        # Continue the prompt that was begun. `rest` is 0 if the request has left, or was preempted by `grow`.
-        if self._begun is not None and (rest := roster.prompt_tokens_left(self._begun)) and room > 0:
-            pieces.append((self._begun, min(rest, room)))
+        # Continue the prompt that was begun. `rest` is 0 if the request has left, or was preempted by
+        # `take_decode_memory`.
+        if (
+            self._partial_request is not None
+            and (rest := roster.prompt_tokens_left(self._partial_request))
+            and room > 0
+        ):
+            pieces.append((self._partial_request, min(rest, room)))
             room -= rest
         while room > 0 and (one := roster.admit_next()) is not None:
             request, rest = one
             pieces.append((request, min(rest, room)))
             room -= rest
         if pieces:
-            self._begun = pieces[-1][0]
-        return roster.iteration(pieces, decode)
+            self._partial_request = pieces[-1][0]
+        return roster.make_iteration(pieces, decode)
 
 
 class DecodePrepone(ContinuousBatching):
@@ -97,7 +103,7 @@ class DecodePrepone(ContinuousBatching):
         self._from_ns: dict[int, int] = {}
         """Departure time of the newest token of each running request when the prefill was planned."""
 
-    def form(self, now_ns: int) -> Iteration | None:
+    def form_work(self, now_ns: int) -> Iteration | None:
         roster = self._roster
         roster.begin(now_ns)
         if not all(roster.prompt_tokens_left(request) for request, _ in self._prompts):
@@ -106,33 +112,33 @@ class DecodePrepone(ContinuousBatching):
             self._prompts = []
         if not self._prompts:
             self._made_tokens = 0
-            self._prompts = roster.prompts(self._serving.tokens_max, steps=self._tokens_ahead)
+            self._prompts = roster.admit_prompts(self._serving.tokens_max, steps=self._tokens_ahead)
             if self._prompts:
                 whole_ns, next_ns = roster.forecast(self._tokens_ahead, self._prompts)
                 self._whole_ns, self._next_ns = now_ns + whole_ns, now_ns + next_ns
                 self._from_ns = {r: self._left_ns.get(r, self._all_left_ns) for r in roster.running}
         if self._prompts and (self._made_tokens >= self._tokens_ahead or not roster.running):
             prompts, self._prompts = self._prompts, []
-            return roster.iteration(prompts)
-        return roster.iteration((), roster.grow())
+            return roster.make_iteration(prompts)
+        return roster.make_iteration((), roster.take_decode_memory())
 
-    def done(self, now_ns: int, work: Iteration) -> EngineOutput:
-        made = self._roster.done(now_ns, work)
+    def on_done(self, now_ns: int, work: Iteration) -> EngineOutput:
+        made = self._roster.on_done(now_ns, work)
         if work.prefill:
             self._left_ns.update(dict.fromkeys(made.tokens, now_ns))
             return made
         if self._prompts:
-            due_ns = self._spread(now_ns, made.tokens)
+            due_ns = self._departure_times(now_ns, made.tokens)
             self._left_ns.update(due_ns)
         else:
             due_ns = {request: t for request, t in self._left_ns.items() if t > now_ns}
             self._all_left_ns, self._left_ns = now_ns, due_ns
             if not due_ns:
                 return made
-        self._roster.delayed(due_ns)
-        return made_later(made, [due_ns.get(request, now_ns) for request in made.tokens])
+        self._roster.on_delay(due_ns)
+        return with_departure_times(made, [due_ns.get(request, now_ns) for request in made.tokens])
 
-    def _spread(self, now_ns: int, requests: Sequence[int]) -> dict[int, int]:
+    def _departure_times(self, now_ns: int, requests: Sequence[int]) -> dict[int, int]:
         """Return the departure times of the tokens that were just made ahead."""
         self._made_tokens += 1
         gaps, due_ns = self._tokens_ahead + 1, {}
@@ -157,12 +163,12 @@ class OutputDelay:
         self._next_ns: dict[int, int] = {}
         """Earliest departure time of the next token of each open request."""
         self.state = scheduler.state
-        self.arrived = scheduler.arrived
-        self.closed = scheduler.closed
-        self.form = scheduler.form
+        self.on_arrival = scheduler.on_arrival
+        self.on_close = scheduler.on_close
+        self.form_work = scheduler.form_work
 
-    def done(self, now_ns: int, work: Any) -> EngineOutput:
-        made = self._scheduler.done(now_ns, work)
+    def on_done(self, now_ns: int, work: Any) -> EngineOutput:
+        made = self._scheduler.on_done(now_ns, work)
         next_ns, leaving_ns = self._next_ns, []
         wanted_ns = repeat(now_ns) if made.due_ns is None else made.due_ns
         for request, due_ns in zip(made.tokens, wanted_ns, strict=False):
@@ -171,14 +177,14 @@ class OutputDelay:
             leaving_ns.append(leaves_ns)
         for request in made.finished:
             next_ns.pop(request, None)
-        return made_later(made, leaving_ns)
+        return with_departure_times(made, leaving_ns)
 
-    def left(self, now_ns: int, request: int) -> None:
+    def on_left(self, now_ns: int, request: int) -> None:
         self._next_ns.pop(request, None)
-        self._scheduler.left(now_ns, request)
+        self._scheduler.on_left(now_ns, request)
 
-    def given_up(self) -> Mapping[int, GivenUp]:
-        requests = self._scheduler.given_up()
+    def take_given_up(self) -> Mapping[int, GivenUp]:
+        requests = self._scheduler.take_given_up()
         for request in requests:
             self._next_ns.pop(request, None)
         return requests

@@ -65,19 +65,22 @@ class SchedulerKind(NamedTuple):
     iterates: bool
     """Whether it composes a batch at every iteration; else it serves whole batches, as
     in the multi-bin paper."""
-    reads: frozenset[str] = ALL_OPTIONS
+    options_read: frozenset[str] = ALL_OPTIONS
+    """Names of the options that the scheduler reads."""
 
 
 def _batch_kind(
     scheduler: type[StaticFifo] | type[DynamicNoBins] | type[MultiBinDynamic], reads: frozenset[str]
 ) -> SchedulerKind:
     return SchedulerKind(
-        lambda requests, setup: scheduler(requests, setup.model, setup.readings), iterates=False, reads=reads
+        lambda requests, setup: scheduler(requests, setup.model, setup.readings),
+        iterates=False,
+        options_read=reads,
     )
 
 
 def _iteration_kind(scheduler: Callable[[Requests, ServingSetup], Iterating], *own: str) -> SchedulerKind:
-    return SchedulerKind(scheduler, iterates=True, reads=_ITERATIONS | set(own))
+    return SchedulerKind(scheduler, iterates=True, options_read=_ITERATIONS | set(own))
 
 
 SCHEDULERS: Final[dict[str, SchedulerKind]] = {

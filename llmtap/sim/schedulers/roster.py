@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from llmtap.sim.engine import NOBODY, EngineOutput, GivenUp, Iteration, IterationState
+from llmtap.sim.engine import NO_REQUESTS, EngineOutput, GivenUp, Iteration, IterationState
 from llmtap.sim.model_options import ServingSetup
 from llmtap.workload.requests import Requests
 
@@ -39,32 +39,32 @@ class Memory:
         self.held = 0
         self.named_tokens = named_tokens
         self._block = block
-        self._named = self.size(named_tokens)
+        self._named = self.blocks_for(named_tokens)
         self._holders: dict[int, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()
         """Named blocks that are cached but held by no request; the first one is evicted next."""
 
     @property
-    def free(self) -> int:
+    def free_blocks(self) -> int:
         return self.blocks - self.held
 
     @property
     def cached_blocks(self) -> int:
         return len(self._cached) * self._named
 
-    def size(self, tokens: int) -> int:
+    def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self._block)
 
-    def whole(self, tokens: int, names: Sequence[int] = ()) -> int:
+    def blocks_without_cache(self, tokens: int, names: Sequence[int] = ()) -> int:
         """Return the number of blocks for these tokens, which begin with the blocks
         `names`, without a cache."""
-        return self.size(tokens - len(names) * self.named_tokens) + len(names) * self._named
+        return self.blocks_for(tokens - len(names) * self.named_tokens) + len(names) * self._named
 
-    def needed(self, tokens: int, names: Sequence[int] = ()) -> int:
+    def blocks_needed(self, tokens: int, names: Sequence[int] = ()) -> int:
         """Return the number of additional blocks that `hold` would take."""
         holders = self._holders
         shared = sum(name in holders for name in names) if names else 0
-        return self.whole(tokens, names) - shared * self._named
+        return self.blocks_without_cache(tokens, names) - shared * self._named
 
     def cached_prefix(self, names: Sequence[int]) -> int:
         count = 0
@@ -76,7 +76,7 @@ class Memory:
 
     def hold(self, tokens: int, names: Sequence[int] = ()) -> None:
         holders, cached = self._holders, self._cached
-        size = self.size(tokens - len(names) * self.named_tokens)
+        size = self.blocks_for(tokens - len(names) * self.named_tokens)
         for name in names:
             if name in holders:
                 holders[name] += 1
@@ -97,7 +97,7 @@ class Memory:
     def release(self, tokens: int, names: Sequence[int] = (), computed: int = 0) -> None:
         """Release the memory of tokens. Named blocks within the first `computed` tokens stay cached."""
         holders, cached = self._holders, self._cached
-        size = self.size(tokens - len(names) * self.named_tokens)
+        size = self.blocks_for(tokens - len(names) * self.named_tokens)
         for i in range(len(names) - 1, -1, -1):
             name = names[i]
             if holders[name] > 1:
@@ -120,17 +120,17 @@ class Deadlines:
         self._next_ns: dict[int, int] = {}
         self._missed_requests: set[int] = set()
 
-    def arrived(self, now_ns: int, request: int) -> None:
+    def on_arrival(self, now_ns: int, request: int) -> None:
         self._next_ns[request] = now_ns + self._ttft_ns
 
-    def made(self, now_ns: int, requests: Iterable[int]) -> None:
+    def on_tokens(self, now_ns: int, requests: Iterable[int]) -> None:
         deadlines, next_ns = self._next_ns, now_ns + self._tbt_ns
         for request in requests:
             if deadlines[request] < now_ns:
                 self._missed_requests.add(request)
             deadlines[request] = next_ns
 
-    def delayed(self, due_ns: Mapping[int, int]) -> None:
+    def on_delay(self, due_ns: Mapping[int, int]) -> None:
         """Set the deadlines of the next tokens from the departure times of the newest tokens."""
         for request, leaves_ns in due_ns.items():
             if request in self._next_ns:
@@ -140,7 +140,7 @@ class Deadlines:
         del self._next_ns[request]
         self._missed_requests.discard(request)
 
-    def missed(self, now_ns: int) -> list[int]:
+    def missed_requests(self, now_ns: int) -> list[int]:
         missed = self._missed_requests
         return [r for r, next_ns in self._next_ns.items() if next_ns < now_ns or r in missed]
 
@@ -185,9 +185,9 @@ class _Seat:
     """Number of these tokens that are not processed yet."""
     cached: int = 0
     """Number of these tokens that were found in the prefix cache."""
-    since: int = 0
+    start_step: int = 0
     """Number of the step before the request's first decoding step."""
-    until: int = 0
+    end_step: int = 0
     """Number of the step that makes its last token; 0: not decoding yet."""
 
 
@@ -221,37 +221,37 @@ class Roster:
         self._deadlines = Deadlines(serving.ttft, serving.tbt) if serving.give_up == "late" else None
         self._given_up: dict[int, GivenUp] = {}
 
-    def arrived(self, now_ns: int, request: int) -> None:
+    def on_arrival(self, now_ns: int, request: int) -> None:
         """Queue a request, or reject it if it cannot fit into the memory."""
         tokens = self._prompt(request) + self._requests.output[request]
-        if self.memory.whole(tokens, self._names(request)) > self.memory.blocks:
+        if self.memory.blocks_without_cache(tokens, self._names(request)) > self.memory.blocks:
             self._given_up[request] = GivenUp.TOO_LARGE
             return
         self._waiting.add(request)
         if self._deadlines is not None:
-            self._deadlines.arrived(now_ns, request)
+            self._deadlines.on_arrival(now_ns, request)
         self.state.waiting = len(self._waiting)
 
-    def left(self, now_ns: int, request: int) -> None:
+    def on_left(self, now_ns: int, request: int) -> None:
         if request in self._waiting:
             self._waiting.remove(request)
         else:
-            self._unseat([request])
-        self._over(request)
+            self._release_seats([request])
+        self._forget(request)
         self._update_state()
 
-    def given_up(self) -> Mapping[int, GivenUp]:
+    def take_given_up(self) -> Mapping[int, GivenUp]:
         if not self._given_up:
-            return NOBODY
+            return NO_REQUESTS
         given_up, self._given_up = self._given_up, {}
         return given_up
 
     def begin(self, now_ns: int) -> None:
         """Prepare an iteration: give up late requests, and swap in the requests that fit into the memory."""
         if self._deadlines is not None:
-            for late in self._deadlines.missed(now_ns):
+            for late in self._deadlines.missed_requests(now_ns):
                 self._given_up[late] = GivenUp.LATE
-                self.left(now_ns, late)
+                self.on_left(now_ns, late)
         while self._swapped_requests:
             request = self._waiting.head()
             if request is None or request not in self._swapped_requests:
@@ -260,13 +260,13 @@ class Roster:
             tokens = self._prompt(request) + made - 1
             # Require room for the next token as well: otherwise the request would be swapped out again at
             # once.
-            if not self._room(tokens + 1, names, 1):
+            if not self._has_room(tokens + 1, names, 1):
                 return
             seat = self._give_seat(request, tokens, names)
             self._swapped_requests.remove(request)
             self._swap_ns += seat.rest * self._swap_token_ns
             del self._made_tokens[request]
-            self._join(request, seat, made)
+            self._start_decoding(request, seat, made)
 
     def admit_next(self, limit: int | None = None, *, steps: int = 1) -> tuple[int, int] | None:
         """Admit the next waiting request. Return its number and the number of tokens to process.
@@ -281,7 +281,7 @@ class Roster:
         tokens = self._prompt(request) + self._made_tokens.get(request, 0)
         if limit is not None and max(1, tokens - self._cached_tokens(names)) > limit:
             return None
-        if not self._room(tokens, names, steps):
+        if not self._has_room(tokens, names, steps):
             return None
         seat = self._give_seat(request, tokens, names)
         # If the whole prompt is cached, process its last token again: this makes the first token of the
@@ -290,7 +290,7 @@ class Roster:
         seat.cached = tokens - seat.rest
         return request, seat.rest
 
-    def prompts(self, tokens_max: int, *, steps: int = 1) -> list[tuple[int, int]]:
+    def admit_prompts(self, tokens_max: int, *, steps: int = 1) -> list[tuple[int, int]]:
         """Admit whole prompts with at most `tokens_max` tokens in total; a single prompt may have more."""
         taken: list[tuple[int, int]] = []
         limit: int | None = None
@@ -303,7 +303,7 @@ class Roster:
         seat = self._seats.get(request)
         return 0 if seat is None else seat.rest
 
-    def grow(self) -> list[int]:
+    def take_decode_memory(self) -> list[int]:
         """Take memory for the next token of each running request, and return the requests that still run.
 
         Requests are preempted if the memory is full.
@@ -311,17 +311,19 @@ class Roster:
         if not self.running:
             return self.running
         memory, growing, place = self.memory, self._growing, self._step % len(self._growing)
-        while growing[place] > memory.free:
+        while growing[place] > memory.free_blocks:
             self._preempt(next(reversed(self._seats)))
         memory.take(growing[place])
         self._step += 1
         self._context += len(self.running)
         return self.running
 
-    def iteration(self, prefill: Sequence[tuple[int, int]], decode: Sequence[int] = ()) -> Iteration | None:
+    def make_iteration(
+        self, prefill: Sequence[tuple[int, int]], decode: Sequence[int] = ()
+    ) -> Iteration | None:
         """Return an iteration of these parts of prompts and these decoding requests; None if both are empty.
 
-        `decode`: the result of `grow`.
+        `decode`: the result of `take_decode_memory`.
         """
         self._update_state()
         if not prefill and not decode:
@@ -329,7 +331,7 @@ class Roster:
         size = len(decode)
         tokens = sum([n for _, n in prefill]) if prefill else 0
         duration_ns = self._model.duration_ns(tokens, size, self._context - size if size else 0)
-        duration_ns += self._swap_ns + self._attending_ns(prefill)
+        duration_ns += self._swap_ns + self._attention_time_ns(prefill)
         self._swap_ns = 0
         return Iteration(duration_ns, prefill, decode)
 
@@ -349,8 +351,8 @@ class Roster:
             context += size
             for request in self._ending.get(step, ()):
                 size -= 1
-                context -= self._held(self._seats[request], step)
-        total_ns += duration_ns(sum([n for _, n in prefill]), 0) + self._attending_ns(prefill)
+                context -= self._tokens_held(self._seats[request], step)
+        total_ns += duration_ns(sum([n for _, n in prefill]), 0) + self._attention_time_ns(prefill)
         whole_ns = total_ns
         for request, _ in prefill:
             if self._made_tokens.get(request, 0) + 1 < self._requests.output[request]:
@@ -366,12 +368,12 @@ class Roster:
             self.memory.release(seat.tokens, seat.names)
             self._waiting.add(request, again=True)
 
-    def delayed(self, due_ns: Mapping[int, int]) -> None:
+    def on_delay(self, due_ns: Mapping[int, int]) -> None:
         """Judge lateness by the departure times of the newest tokens."""
         if self._deadlines is not None:
-            self._deadlines.delayed(due_ns)
+            self._deadlines.on_delay(due_ns)
 
-    def done(self, now_ns: int, work: Iteration) -> EngineOutput:
+    def on_done(self, now_ns: int, work: Iteration) -> EngineOutput:
         """Return the tokens that an iteration made, and the requests that it finished.
 
         Requests with a complete prompt begin to decode; finished ones release their memory.
@@ -388,19 +390,19 @@ class Roster:
             )
             finished = self._ending.pop(self._step, [])
             if finished:
-                self._unseat(finished)
+                self._release_seats(finished)
         if work.prefill:
-            first, ended, cached = self._taken_in(work.prefill)
+            first, ended, cached = self._finish_prompts(work.prefill)
             tokens = [*tokens, *first]
             finished += ended
         if self._deadlines is not None:
-            self._deadlines.made(now_ns, tokens)
+            self._deadlines.on_tokens(now_ns, tokens)
         for request in finished:
             self.state.recovered += request in self._preempted
-            self._over(request)
+            self._forget(request)
         return EngineOutput(finished, tokens, cached=cached)
 
-    def _taken_in(
+    def _finish_prompts(
         self, prefill: Sequence[tuple[int, int]]
     ) -> tuple[list[int], list[int], dict[int, int] | None]:
         """Return the requests that made their first token, the requests that ended with it, and the cached
@@ -423,13 +425,13 @@ class Roster:
             if self._requests.output[request]:
                 first.append(request)
             if made + 1 < self._requests.output[request]:
-                self._join(request, seat, made + 1)
+                self._start_decoding(request, seat, made + 1)
             else:
                 ended.append(request)
-        self._unseat(ended)
+        self._release_seats(ended)
         return first, ended, cached
 
-    def _attending_ns(self, prefill: Sequence[tuple[int, int]]) -> int:
+    def _attention_time_ns(self, prefill: Sequence[tuple[int, int]]) -> int:
         """Return the attention time of these parts of prompts.
 
         Over all parts of a prompt, it is quadratic in the length of the prompt.
@@ -457,12 +459,12 @@ class Roster:
         """Return the number of tokens in the leading blocks of `names` that are in memory."""
         return self.memory.cached_prefix(names) * self.memory.named_tokens if names else 0
 
-    def _room(self, tokens: int, names: Sequence[int], steps: int) -> bool:
+    def _has_room(self, tokens: int, names: Sequence[int], steps: int) -> bool:
         if len(self._seats) >= self._seats_max:
             return False
         growing, n = self._growing, len(self._growing)
         spared = sum([growing[(self._step + i) % n] for i in range(steps)])
-        return self.memory.needed(tokens, names) + spared <= self.memory.free
+        return self.memory.blocks_needed(tokens, names) + spared <= self.memory.free_blocks
 
     def _give_seat(self, request: int, tokens: int, names: Sequence[int]) -> _Seat:
         cached = self._cached_tokens(names)
@@ -471,34 +473,36 @@ class Roster:
         seat = self._seats[request] = _Seat(names, tokens, tokens - cached)
         return seat
 
-    def _join(self, request: int, seat: _Seat, made: int) -> None:
+    def _start_decoding(self, request: int, seat: _Seat, made: int) -> None:
         seat.rest = 0
-        seat.since = self._step
-        seat.until = self._step + self._requests.output[request] - made
-        self._ending.setdefault(seat.until, []).append(request)
-        self._growing[self._place(seat)] += 1
+        seat.start_step = self._step
+        seat.end_step = self._step + self._requests.output[request] - made
+        self._ending.setdefault(seat.end_step, []).append(request)
+        self._growing[self._block_phase(seat)] += 1
         self._context += seat.tokens
         self.running = [*self.running, request]
 
-    def _held(self, seat: _Seat, step: int) -> int:
-        return seat.tokens + step - seat.since
+    def _tokens_held(self, seat: _Seat, step: int) -> int:
+        return seat.tokens + step - seat.start_step
 
-    def _place(self, seat: _Seat) -> int:
+    def _block_phase(self, seat: _Seat) -> int:
         """Return the step modulo `block` at which the request begins a new block."""
-        return (seat.since - seat.tokens + len(seat.names) * self.memory.named_tokens) % len(self._growing)
+        return (seat.start_step - seat.tokens + len(seat.names) * self.memory.named_tokens) % len(
+            self._growing
+        )
 
-    def _unseat(self, requests: Sequence[int]) -> None:
+    def _release_seats(self, requests: Sequence[int]) -> None:
         decoded = False
         for request in requests:
             seat = self._seats.pop(request)
             tokens = seat.tokens
-            if seat.until:
+            if seat.end_step:
                 decoded = True
-                tokens = self._held(seat, self._step)
+                tokens = self._tokens_held(seat, self._step)
                 self._context -= tokens
-                self._growing[self._place(seat)] -= 1
-                if seat.until in self._ending:
-                    self._ending[seat.until].remove(request)
+                self._growing[self._block_phase(seat)] -= 1
+                if seat.end_step in self._ending:
+                    self._ending[seat.end_step].remove(request)
             self.memory.release(tokens, seat.names, tokens - seat.rest)
         if decoded:
             self.running = [request for request in self.running if request in self._seats]
@@ -506,13 +510,13 @@ class Roster:
     def _preempt(self, request: int) -> None:
         seat, state, made = self._seats[request], self.state, self._made_tokens.get(request, 0)
         tokens = seat.tokens - seat.rest
-        if seat.until:
-            tokens = self._held(seat, self._step)
-            made = self._requests.output[request] - (seat.until - self._step)
-        self._unseat([request])
+        if seat.end_step:
+            tokens = self._tokens_held(seat, self._step)
+            made = self._requests.output[request] - (seat.end_step - self._step)
+        self._release_seats([request])
         self._waiting.add(request, again=True)
         self._made_tokens[request] = made
-        if seat.until and self._swaps:
+        if seat.end_step and self._swaps:
             self._swapped_requests.add(request)
             self._swap_ns += tokens * self._swap_token_ns
             state.swapped_tokens += tokens
@@ -524,7 +528,7 @@ class Roster:
         state.preempted += request not in self._preempted
         self._preempted.add(request)
 
-    def _over(self, request: int) -> None:
+    def _forget(self, request: int) -> None:
         self._made_tokens.pop(request, None)
         self._swapped_requests.discard(request)
         self._preempted.discard(request)

@@ -2,10 +2,10 @@
 
     made by the engine -> input filter -> output filter -> chunks -> faults -> coalescing -> keep-alives
 
-The stages of one answer are a `Delivery`. A source reports each token when it is made (`made`); the sender
-(`sender.py`) takes the due `Write`s (`take`), which name tokens of choices and have no bytes. Times are ns of
-any clock. No stage reads a clock, so the content and the due time of a write do not depend on the time at
-which it is taken.
+The stages of one answer are a `Delivery`. A source reports each token when it is made (`on_token`); the
+sender (`sender.py`) takes the due `Write`s (`take`), which name tokens of choices and have no bytes. Times
+are ns of any clock. No stage reads a clock, so the content and the due time of a write do not depend on the
+time at which it is taken.
 
 Tokens come from a `PlanSource`, which reports to the delivery all tokens made until a given time: a schedule
 known when the request is accepted (`PlannedSource`), or an engine (`EngineSource`, `live.py`).
@@ -52,7 +52,7 @@ class DeliveredText:
     block_after: int | None = None
     """Token after which the output filter stops the answer; None: it does not."""
     ends_apart: bool = False
-    """Whether the choice ends with a call of `over`, and not with its last token."""
+    """Whether the choice ends with a call of `on_choice_end`, and not with its last token."""
 
 
 class Delivery:
@@ -95,7 +95,7 @@ class Delivery:
             if not one.tokens:  # The choice was refused before it reached the engine.
                 self._chunk(Chunk(begin_ns + g.input_filter, choice, 0, 0, True))
 
-    def made(self, choice: int, at_ns: int) -> None:
+    def on_token(self, choice: int, at_ns: int) -> None:
         """Record that the next token of a choice was made. Times must not decrease, also across choices."""
         if self._ended_choices[choice] or self.closed:
             return
@@ -124,7 +124,7 @@ class Delivery:
             begun = n
         self._chunked_tokens[choice] = begun
 
-    def over(self, choice: int, at_ns: int) -> None:
+    def on_choice_end(self, choice: int, at_ns: int) -> None:
         """End a choice after its last token."""
         if self._ended_choices[choice] or self.closed:
             return
@@ -146,7 +146,7 @@ class Delivery:
         """Return the next write, if it is due. All tokens made until `now_ns` must have been reported."""
         ready, every_ns = self._ready_writes, self._every_ns
         if not ready and self._batch and self._leave_ns <= now_ns:
-            self._let_go()
+            self._flush()
         if ready:
             due_ns = ready[0].due_ns
             if not every_ns or due_ns - self._spoke_ns <= every_ns:
@@ -190,7 +190,7 @@ class Delivery:
         """Collect chunks for one write: those due within a window after the first, or at the same time."""
         batch = self._batch
         if batch and chunk.due_ns > self._leave_ns:
-            self._let_go()
+            self._flush()
         if not batch:
             self._leave_ns = chunk.due_ns + self._window_ns
         batch.append(chunk)
@@ -199,10 +199,10 @@ class Delivery:
             self._open -= 1
         if chunk.breaks or not self._open:
             self._leave_ns = chunk.due_ns  # The end of an answer flushes the buffer.
-            self._let_go()
+            self._flush()
             self.closed = True
 
-    def _let_go(self) -> None:
+    def _flush(self) -> None:
         self._ready_writes.append(Write(self._leave_ns, tuple(self._batch)))
         self._batch.clear()
         self._leave_ns = NEVER
@@ -235,6 +235,7 @@ class PlanSource(Protocol):
     """Source of an answer's tokens."""
 
     given_up: bool
+    """Whether the engine gave up the request."""
     next_ns: int
     """Time of the next token, if known; NEVER if `on_news` reports it."""
 
@@ -282,7 +283,7 @@ class PlannedSource:
         while heads and heads[0][0] <= now_ns and not delivery.closed:
             at_ns, choice = heads[0]
             self._made_ns[choice].append(at_ns - self._wait_ns)
-            delivery.made(choice, at_ns)
+            delivery.on_token(choice, at_ns)
             self._tokens_left[choice] -= 1
             if self._tokens_left[choice]:
                 heapreplace(heads, (self._begin_ns + next(self._times[choice]), choice))
@@ -325,16 +326,16 @@ class EngineSource:
         self._engine.leave(now_ns, self.tickets)
         self.on_news = _do_nothing
 
-    def token(self, choice: int, at_ns: int) -> None:
+    def on_token(self, choice: int, at_ns: int) -> None:
         self._made_ns[choice].append(at_ns)
-        self._delivery.made(choice, at_ns)
+        self._delivery.on_token(choice, at_ns)
         self.on_news()
 
-    def over(self, choice: int, at_ns: int) -> None:
-        self._delivery.over(choice, at_ns)
+    def on_end(self, choice: int, at_ns: int) -> None:
+        self._delivery.on_choice_end(choice, at_ns)
         self.on_news()
 
-    def refused(self, at_ns: int) -> None:
+    def on_refused(self, at_ns: int) -> None:
         self.given_up = True
         self._delivery.give_up(at_ns)
         self.on_news()

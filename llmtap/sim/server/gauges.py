@@ -143,20 +143,20 @@ class EngineMetrics:
             made(Histogram, f"{name}_seconds", text, buckets=buckets) for name, text, buckets in _LATENCIES
         )
 
-    def began(self) -> None:
+    def on_begin(self) -> None:
         self._open += 1
 
-    def taken_in(self, prompt_tokens: int) -> None:
+    def on_prompt(self, prompt_tokens: int) -> None:
         """Count the tokens of a prompt; called when its first output token was made."""
         self._prompt.inc(prompt_tokens)
 
-    def first(self, ns: int) -> None:
+    def on_first_token(self, ns: int) -> None:
         self._ttft.observe(ns / NS_PER_S)
 
-    def gap(self, ns: int) -> None:
+    def on_gap(self, ns: int) -> None:
         self._itl.observe(ns / NS_PER_S)
 
-    def ended(
+    def on_ended(
         self,
         tokens: int,
         first_to_last_ns: int | None,

@@ -74,14 +74,16 @@ class GrpcInference(Shape):
         self._answer.sent[index] = last
         if first == last:
             return b""
-        return self._framed(GrpcChunk([token_ids(piece)[0] for piece in self._choice.pieces[first:last]]))
+        return self._frame_message(
+            GrpcChunk([token_ids(piece)[0] for piece in self._choice.pieces[first:last]])
+        )
 
     def ending(self) -> bytes:
         answer = self._answer
         usage = GrpcUsage(answer.prompt_tokens, answer.sent[0], answer.cached_tokens or 0)
-        return self._framed(GrpcChunk(finish=self._choice.finish, usage=usage))
+        return self._frame_message(GrpcChunk(finish=self._choice.finish, usage=usage))
 
-    def _framed(self, chunk: GrpcChunk) -> bytes:
+    def _frame_message(self, chunk: GrpcChunk) -> bytes:
         message = write_chunk(chunk, self._service, self._request_id)
         return PREFIX.pack(0, len(message)) + message
 
@@ -213,7 +215,7 @@ class GrpcService:
         }
         try:
             request_, request_id = read(request, service)
-            job = reception.take(
+            job = reception.accept(
                 request_,
                 lambda answer: GrpcInference(answer, service, request_id),
                 path=f"/{service}/Generate",
@@ -227,8 +229,8 @@ class GrpcService:
         try:
             if (status := job.rejection_status) is not None:
                 if status == 400:
-                    await reception.filtered(job)
-                await self._turn_away(job, status, context)
+                    await reception.wait_for_input_filter(job)
+                await self._reject(job, status, context)
             reception.submit(job)
             await self._stream(job, context)
         finally:
@@ -236,10 +238,10 @@ class GrpcService:
 
     async def _stream(self, job: ServerJob, context: Any) -> None:
         pipe = _Pipe()
-        sender = self._reception.sender(job)
+        sender = self._reception.make_sender(job)
         try:
             if not await self._reception.wait_to_begin(job, sender):
-                await self._turn_away(job, 503, context)
+                await self._reject(job, 503, context)
             await context.send_initial_metadata(((REQUEST_ID, job.truth.id),))
             sender.done.add_done_callback(pipe.end)
             sender.start(cast(asyncio.Transport, pipe), framed=False)
@@ -250,9 +252,9 @@ class GrpcService:
         if broken := _BROKEN.get(job.truth.outcome):
             await context.abort(*broken)
 
-    async def _turn_away(self, job: ServerJob, status: int, context: Any) -> None:
+    async def _reject(self, job: ServerJob, status: int, context: Any) -> None:
         """Reject a call. This does not return: gRPC raises an exception that ends the call."""
-        job.turned_away(status)
+        job.set_rejected(status)
         code, message = BUSY.get(status, ("content_filter", FILTERED))
         retry = (("retry-after", RETRY_AFTER_S),) if status in BUSY else ()
         await context.abort(_STATUSES[status], f"{code}: {message}", retry)

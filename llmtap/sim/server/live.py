@@ -33,13 +33,13 @@ from llmtap.workload.requests import Requests
 class TokenListener(Protocol):
     """Listener for the tokens of one answer, called in order of time."""
 
-    def token(self, choice: int, at_ns: int) -> None:
+    def on_token(self, choice: int, at_ns: int) -> None:
         """Receive a token that leaves the engine at `at_ns`."""
 
-    def over(self, choice: int, at_ns: int) -> None:
+    def on_end(self, choice: int, at_ns: int) -> None:
         """Receive the end of a choice: the batch that contains it has ended."""
 
-    def refused(self, at_ns: int) -> None:
+    def on_refused(self, at_ns: int) -> None:
         """Receive that the engine gave up one of the choices."""
 
 
@@ -65,7 +65,7 @@ class Ticket:
     """Prompt tokens found in the prefix cache; None before the first token."""
     last_ns: int = 0
     """Departure time of the newest token."""
-    over: bool = False
+    is_over: bool = False
 
 
 class ServedRequests:
@@ -158,16 +158,16 @@ class LiveEngine:
         self.advance(now_ns)
         for ticket in tickets:
             ticket.listener = None
-            if ticket.over:
+            if ticket.is_over:
                 continue
-            ticket.over = True
+            ticket.is_over = True
             if ticket.number < 0:
                 self._arrivals = [entry for entry in self._arrivals if entry[2] is not ticket]
                 heapify(self._arrivals)
             elif self._open.pop(ticket.number, None) is not None:
-                self._note_step(now_ns, self._engine.leave(now_ns, ticket.number))
+                self._handle_step(now_ns, self._engine.leave(now_ns, ticket.number))
                 self._forget_later(ticket.number)
-        self._look_ahead()
+        self._update_next_time()
 
     def advance(self, now_ns: int) -> None:
         """Process all events until now, in order of time."""
@@ -185,9 +185,9 @@ class LiveEngine:
                 self._finish_run()
             else:
                 break
-        self._look_ahead()
+        self._update_next_time()
 
-    def _look_ahead(self) -> None:
+    def _update_next_time(self) -> None:
         self.next_ns = min(
             self._later_calls[0][0] if self._later_calls else NEVER,
             self._arrivals[0][0] if self._arrivals else NEVER,
@@ -204,22 +204,22 @@ class LiveEngine:
         ticket.predicted = self._predict(requests, Random(f"{self._seed}/{number}"))[0]
         self._served_requests.predicted[number] = ticket.predicted
         self._open[number] = ticket
-        self._note_step(now_ns, self._engine.arrive(now_ns, number))
+        self._handle_step(now_ns, self._engine.arrive(now_ns, number))
 
     def _finish_run(self) -> None:
         end_ns, began, run = heappop(self._runs)
-        step = self._engine.done(end_ns, run)
+        step = self._engine.on_done(end_ns, run)
         if not isinstance(run.work, Batch):
             self._report_tokens(end_ns, step)
         for number in step.made.finished:
             ticket = self._open.pop(number, None)
             if ticket is not None and isinstance(run.work, Batch):
-                ticket.over = True
+                ticket.is_over = True
                 if ticket.listener is not None:
-                    ticket.listener.over(ticket.choice, end_ns)
+                    ticket.listener.on_end(ticket.choice, end_ns)
         self._served_requests.forget(step.made.finished)
         self._served_requests.forget(self._ended_requests.pop(began, ()))
-        self._note_step(end_ns, step)
+        self._handle_step(end_ns, step)
 
     def _report_tokens(self, now_ns: int, step: Step) -> None:
         """Report the tokens of an iteration, now or at their due times."""
@@ -237,14 +237,14 @@ class LiveEngine:
             else:
                 self._call_later(due_ns, partial(self._send_token, ticket, due_ns))
 
-    def _note_step(self, now_ns: int, step: Step) -> None:
+    def _handle_step(self, now_ns: int, step: Step) -> None:
         for number in step.given_up:
             ticket = self._open.pop(number, None)
             self._forget_later(number)
             if ticket is not None:
                 # Delay the end until the tokens that were already made have left.
                 at_ns = max(now_ns, ticket.last_ns)
-                self._call_later(at_ns, partial(self._give_up, ticket, at_ns))
+                self._call_later(at_ns, partial(self._report_refusal, ticket, at_ns))
         for run in step.started:
             self._begin_ns += 1
             heappush(self._runs, (run.end_ns, self._begin_ns, run))
@@ -263,18 +263,18 @@ class LiveEngine:
             self._call_later(at_ns, partial(self._batch_token, ticket, at_ns, times))
 
     def _batch_token(self, ticket: Ticket, at_ns: int, times: Iterator[int]) -> None:
-        if not ticket.over:
+        if not ticket.is_over:
             self._send_token(ticket, at_ns)
             self._schedule_next_token(ticket, times)
 
     def _send_token(self, ticket: Ticket, at_ns: int) -> None:
         if ticket.listener is not None:
-            ticket.listener.token(ticket.choice, at_ns)
+            ticket.listener.on_token(ticket.choice, at_ns)
 
-    def _give_up(self, ticket: Ticket, at_ns: int) -> None:
-        ticket.over = True
+    def _report_refusal(self, ticket: Ticket, at_ns: int) -> None:
+        ticket.is_over = True
         if ticket.listener is not None:
-            ticket.listener.refused(at_ns)
+            ticket.listener.on_refused(at_ns)
 
     def _call_later(self, at_ns: int, act: Callable[[], None]) -> None:
         heappush(self._later_calls, (at_ns, next(self._order), act))

@@ -47,7 +47,7 @@ class _Completion(shape.CommonRequest, kw_only=True):
         options = self.stream_options or _StreamOptions()
         return self.to_request(
             *prompts,
-            stop=shape.lines_of(self.stop),
+            stop=shape.stop_texts(self.stop),
             n=1 if self.n is None else self.n,
             include_usage=bool(options.include_usage),
             continuous_usage=bool(options.continuous_usage_stats),
@@ -170,14 +170,19 @@ class OpenAIChatShape(shape.Shape):
             if self._vllm:
                 entry["token_ids"] = token_ids(text) if self._request.token_ids else None
                 if final:
-                    return self._frame([entry | self._how(choice)])
+                    return self._frame([entry | self._finish_fields(choice)])
             frames = self._frame([entry])
         if final:
-            ended = {"index": index, **self._delta(choice, ""), "logprobs": None, **self._how(choice)}
+            ended = {
+                "index": index,
+                **self._delta(choice, ""),
+                "logprobs": None,
+                **self._finish_fields(choice),
+            }
             frames += self._frame([ended])
         return frames
 
-    def _how(self, choice: shape.Choice) -> JsonObject:
+    def _finish_fields(self, choice: shape.Choice) -> JsonObject:
         how: JsonObject = {"finish_reason": choice.finish}
         return {**how, "stop_reason": choice.stop_text} if self._vllm else how
 
@@ -196,7 +201,7 @@ class OpenAIChatShape(shape.Shape):
 
     def full_answer(self) -> JsonObject:
         choices = [
-            {"index": i, **self._full_fields(choice), "logprobs": None, **self._how(choice)}
+            {"index": i, **self._full_fields(choice), "logprobs": None, **self._finish_fields(choice)}
             for i, choice in enumerate(self._answer.choices)
         ]
         usage = self._usage(self._answer.output_tokens)
@@ -271,9 +276,9 @@ class OpenAIResponsesShape(shape.Shape):
         kind = kind if kind == "error" else f"response.{kind}"
         event = {"type": kind, "sequence_number": self._sequence, **fields}
         self._sequence += 1
-        return self._sent_as(event, kind)
+        return self._encode_event(event, kind)
 
-    def _sent_as(self, event: JsonObject, kind: str) -> bytes:
+    def _encode_event(self, event: JsonObject, kind: str) -> bytes:
         """Return the bytes of an event: a server-sent event here, a message over WebSocket."""
         return shape.sse(event, kind)
 

@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 from llmtap.errors import ConfigError, raise_all
 from llmtap.options.fields import Option, opt, options_of
 from llmtap.options.tables import OptionTables
-from llmtap.options.values import nearest, read_text
+from llmtap.options.values import nearest_hint, read_text
 from llmtap.sim.model_options import ServingSetup, read_model_options, read_serving
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.units import Duration
@@ -231,7 +231,9 @@ def load_engine(
         return None
     if scheduler not in SCHEDULERS:
         known = (FIXED, *SCHEDULERS)
-        raise ConfigError("--scheduler", f"no scheduler is called {scheduler!r}", nearest(scheduler, known))
+        raise ConfigError(
+            "--scheduler", f"no scheduler is called {scheduler!r}", nearest_hint(scheduler, known)
+        )
     for key in values:
         if key.rpartition(".")[2] in _SCHEDULE:
             raise ConfigError(
@@ -249,7 +251,7 @@ def load_engine(
             settings.append(read(named))
         except ValueError as exc:
             raise ConfigError(option, str(exc), f"`{listed}` lists the options") from None
-        for name in named.keys() - (kind.reads - _OF_WHOLE_RUNS):
+        for name in named.keys() - (kind.options_read - _OF_WHOLE_RUNS):
             raise ConfigError(f"{option} {name}", f"has no effect on {scheduler}")
     served, chosen = settings
     if chosen.predictor == "shuffled":
@@ -278,7 +280,7 @@ def load_options(values: Mapping[str, str], places: Mapping[str, str] | None = N
     for key, value in values.items():
         tables.put(key, value, (places or {}).get(key, ""))
     options: SimOptions = tables.read()[""]
-    raise_all(tables.mistakes.found)
+    raise_all(tables.mistakes.errors)
     return options
 
 

@@ -52,7 +52,7 @@ class RealtimeSettings(msgspec.Struct):
     ignore_eos: bool | None = None
     seed: int | None = None
 
-    def changed(self, new: "RealtimeSettings | None") -> "RealtimeSettings":
+    def with_changes(self, new: "RealtimeSettings | None") -> "RealtimeSettings":
         """Return these settings, replaced by those that `new` sets."""
         fields = {name: getattr(new, name, None) for name in self.__struct_fields__}
         return msgspec.structs.replace(self, **{k: v for k, v in fields.items() if v is not None})
@@ -171,7 +171,7 @@ class OpenAIRealtimeShape(Shape):
             "metadata": None,
         }
 
-    def _done(self, status: str, details: JsonObject | None = None) -> bytes:
+    def _done_event(self, status: str, details: JsonObject | None = None) -> bytes:
         return self._event("response.done", response=self._response(status, details))
 
     def opening(self) -> bytes:
@@ -196,11 +196,11 @@ class OpenAIRealtimeShape(Shape):
 
     def ending(self) -> bytes:
         status, reason = self._status()
-        return self._done(status, {"type": "incomplete", "reason": reason} if reason else None)
+        return self._done_event(status, {"type": "incomplete", "reason": reason} if reason else None)
 
-    def cancelled(self) -> bytes:
+    def cancelled_events(self) -> bytes:
         """Return the final events of a response that the client cancelled."""
-        return self._done("cancelled", {"type": "cancelled", "reason": "client_cancelled"})
+        return self._done_event("cancelled", {"type": "cancelled", "reason": "client_cancelled"})
 
     def keepalive(self) -> bytes:
         return frame(b"", Opcode.PING)
@@ -208,7 +208,7 @@ class OpenAIRealtimeShape(Shape):
     def failure(self) -> bytes:
         events = self._events.error("server_error", "server_error", BROKEN, None)
         error = {"type": "server_error", "code": "server_error"}
-        return events + self._done("failed", {"type": "failed", "error": error})
+        return events + self._done_event("failed", {"type": "failed", "error": error})
 
 
 class SimulatedRealtimeSession(SimulatedSession):
@@ -223,9 +223,9 @@ class SimulatedRealtimeSession(SimulatedSession):
         self._items: list[Item] = []
 
     def _greet(self) -> None:
-        self._put("session.created", session=self._session())
+        self._send_event("session.created", session=self._session())
 
-    def _put(self, kind: str, **fields: Any) -> None:
+    def _send_event(self, kind: str, **fields: Any) -> None:
         self._write(self._events.event(kind, **fields))
 
     def _session(self) -> JsonObject:
@@ -247,16 +247,16 @@ class SimulatedRealtimeSession(SimulatedSession):
             event = _read_event(data)
             match event.type:
                 case "session.update":
-                    self._settings = self._settings.changed(event.session)
-                    self._put("session.updated", session=self._session())
+                    self._settings = self._settings.with_changes(event.session)
+                    self._send_event("session.updated", session=self._session())
                 case "conversation.item.create":
-                    self._add(event.item)
+                    self._add_item(event.item)
                 case "response.create":
-                    if self._under_way() is not None:
+                    if self._running_response() is not None:
                         raise BadRequest("the session has a running response; only one at a time is allowed")
-                    self._queue(event, now_ns)
+                    self._queue_response(event, now_ns)
                 case "response.cancel":
-                    if (running := self._under_way()) is None or running[1].sender is None:
+                    if (running := self._running_response()) is None or running[1].sender is None:
                         raise BadRequest("there is no response to cancel")
                     running[1].cancelled = True
                     running[0].cancel()
@@ -265,14 +265,14 @@ class SimulatedRealtimeSession(SimulatedSession):
         except ValueError as exc:
             self._refuse(event, 400, BadRequest.code, str(exc))
 
-    def _under_way(self) -> "tuple[asyncio.Task[None], SessionTurn] | None":
+    def _running_response(self) -> "tuple[asyncio.Task[None], SessionTurn] | None":
         """Return the response that is in progress, if there is one."""
         for task, turn in self._running.items():
             if turn.sender is None or not turn.sender.done.done():
                 return task, turn
         return None
 
-    def _add(self, item: Item | None) -> None:
+    def _add_item(self, item: Item | None) -> None:
         if item is None:
             raise BadRequest("item: is missing")
         if len(self._items) >= _ITEMS_MAX:
@@ -284,10 +284,10 @@ class SimulatedRealtimeSession(SimulatedSession):
         shown = {**msgspec.to_builtins(item), "type": item.type, "object": "realtime.item", "role": item.role}
         shown["status"] = "completed"
         for kind in ("added", "done"):
-            self._put(f"conversation.item.{kind}", previous_item_id=previous, item=shown)
+            self._send_event(f"conversation.item.{kind}", previous_item_id=previous, item=shown)
 
     def _plan(self, event: _ClientEvent) -> Plan:
-        wanted = self._settings.changed(event.response)
+        wanted = self._settings.with_changes(event.response)
         items = self._items if wanted.input is None else wanted.input
         limit = wanted.max_output_tokens
         texts = (wanted.instructions, *(text_of(item.content) for item in items))
@@ -315,6 +315,6 @@ class SimulatedRealtimeSession(SimulatedSession):
             parts = [{"type": "output_text", "text": shape.sent_text}]
             self._items.append(Item(id=shape.item_id, role="assistant", content=parts))
 
-    def _cut(self, turn: SessionTurn) -> None:
+    def _end_cancelled(self, turn: SessionTurn) -> None:
         assert isinstance(turn.job.shape, OpenAIRealtimeShape)
-        self._write(turn.job.shape.cancelled())
+        self._write(turn.job.shape.cancelled_events())

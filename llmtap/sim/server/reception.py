@@ -2,7 +2,7 @@
 
 `Reception` gets a `SimulatedRequest` from the code of a protocol (`server.py`, `websocket.py`,
 `grpc_service.py`), draws its faults and its answer, plans its tokens (`delivery.py`), and returns a
-`ServerJob` (`sender.py`). `ask` then submits the job to the engine (`live.py`), if there is one. The
+`ServerJob` (`sender.py`). `submit` then submits the job to the engine (`live.py`), if there is one. The
 protocol's code sends the answer with the sender of the job and calls `end` afterwards, which adds the job to
 the truth log and the metrics.
 """
@@ -29,7 +29,7 @@ from llmtap.sim.server.sender import Gatherer, RequestFaults, ResponseSender, Se
 from llmtap.sim.server.shapes import Answer, BadRequest, Choice, Shape, SimulatedRequest
 from llmtap.sim.server.truth import Submitted, Truth, TruthLog
 from llmtap.units import NEVER
-from llmtap.workload.prompts.text import count_tokens, cut_tokens, say, token_ids
+from llmtap.workload.prompts.text import answer_tokens, count_tokens, cut_tokens, token_ids
 
 ANSWERED: Final = frozenset({"complete", "refused", "blocked", "stall", "slow"})
 """Outcomes of answers that were sent completely."""
@@ -65,7 +65,7 @@ def draw_faults(options: SimOptions, chance: random.Random) -> RequestFaults:
     )
 
 
-def choose(
+def choose_text(
     request: SimulatedRequest, options: SimOptions, faults: RequestFaults, key: str, exact: bool
 ) -> Choice:
     """Return the text of a choice.
@@ -85,13 +85,13 @@ def choose(
             count, finish = limit, "length"
     if count > TOKENS_MAX:
         count, finish = TOKENS_MAX, "length"
-    choice = Choice(list(say(count, key)), finish)
+    choice = Choice(list(answer_tokens(count, key)), finish)
     if request.stop:
         _cut_at_stop(choice, request)
     return choice
 
 
-def block(choice: Choice, after: int, options: SimOptions) -> None:
+def cut_blocked(choice: Choice, after: int, options: SimOptions) -> None:
     """Cut a choice that the output filter blocks after token `after`. Tokens that the filter holds at this
     time are discarded."""
     tokens, hold = len(choice.pieces), options.guardrails.output_hold
@@ -160,13 +160,13 @@ class Reception:
         self._engine = engine
         self._live_engine: LiveEngine | None = None
         if engine is not None:
-            self._live_engine = live_of(engine, options.seed, Waker(self.pacer, self._advance).sooner)
+            self._live_engine = live_of(engine, options.seed, Waker(self.pacer, self._advance).call_at)
         self.truths = TruthLog(self.clock, truth_file)
         self._count = 0
         self.gauges = EngineMetrics(
             options.model, None if self._live_engine is None else self._live_engine.state
         )
-        say(1, "")  # Build the cached text now, not during the first request.
+        answer_tokens(1, "")  # Build the cached text now, not during the first request.
 
     def close(self) -> None:
         self.pacer.close()
@@ -177,7 +177,7 @@ class Reception:
         self._live_engine.advance(now_ns)
         return self._live_engine.next_ns
 
-    def take(
+    def accept(
         self,
         request: SimulatedRequest,
         shape_of: Callable[[Answer], Shape],
@@ -207,7 +207,7 @@ class Reception:
         faults = draw_faults(options, chance)
         exact = "x-sim-tokens" in headers
         choices = [
-            choose(request, options, faults, f"{options.seed}/{request.seed}/{i}/{prompt}", exact)
+            choose_text(request, options, faults, f"{options.seed}/{request.seed}/{i}/{prompt}", exact)
             for prompt in request.prompts
             for i in range(request.n)
         ]
@@ -226,7 +226,7 @@ class Reception:
             source = PlannedSource(delivery, plans, made_ns, accepted_ns, options.guardrails.input_filter)
         if block_after is not None:
             for choice in choices:
-                block(choice, block_after, options)
+                cut_blocked(choice, block_after, options)
         answer = Answer(self._count, request, sum(lengths), choices, options.dialect)
         shape = shape_of(answer)
         outcome: str = faults.fault or "complete"
@@ -246,7 +246,7 @@ class Reception:
             sent_ns=[[] for _ in choices],
             finish=[None] * len(choices),
         )
-        self.gauges.began()
+        self.gauges.on_begin()
         stamps = self.truths.begin(truth.id)
         return ServerJob(options, answer, shape, faults, delivery, source, outcome, truth, stamps)
 
@@ -285,11 +285,11 @@ class Reception:
             accepted_ns = job.truth.accepted_ns
             job.source.submit(accepted_ns, accepted_ns + job.options.guardrails.input_filter)
 
-    async def filtered(self, job: ServerJob) -> None:
+    async def wait_for_input_filter(self, job: ServerJob) -> None:
         """Wait until the input filter has decided."""
         await self.pacer.wait_until(job.truth.accepted_ns + job.options.guardrails.input_filter)
 
-    def sender(self, job: ServerJob) -> ResponseSender:
+    def make_sender(self, job: ServerJob) -> ResponseSender:
         """Return the sender of a stream; the caller must call `abandon` at the end."""
         return ResponseSender(job, self.gauges, self.pacer, self.clock)
 
@@ -322,7 +322,7 @@ class Reception:
             if source.given_up:
                 return None
         else:
-            gatherer.act(NEVER)  # The schedule is known: take all writes at once.
+            gatherer.take_due(NEVER)  # The schedule is known: take all writes at once.
             gatherer.close()
         await self.pacer.wait_until(gatherer.due_ns)
         return gatherer.due_ns
@@ -349,7 +349,7 @@ class Reception:
         sent = [stamp for stamps in truth.sent_ns for stamp in stamps]
         made = [stamp for stamps in truth.made_ns for stamp in stamps]
         if made and not sent:
-            self.gauges.taken_in(truth.prompt_tokens)
+            self.gauges.on_prompt(truth.prompt_tokens)
         # Use the send times of a stream; without streaming, the times at which the engine made the tokens.
         times = sent if truth.stream else made
         answered = truth.outcome in ANSWERED and truth.status == 200
@@ -357,7 +357,7 @@ class Reception:
         if answered or truth.outcome not in NOT_THE_ENGINES:
             other = "error" if truth.outcome == "error" else "abort"
             reasons = [finish or other for finish in truth.finish]
-        self.gauges.ended(
+        self.gauges.on_ended(
             tokens=len(sent),
             first_to_last_ns=max(times) - min(times) if times else None,
             e2e_ns=truth.ended_ns - truth.accepted_ns,

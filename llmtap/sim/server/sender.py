@@ -59,7 +59,7 @@ class ServerJob:
             return int(self.faults.fault)
         return 400 if self.faults.refusal == "error" else None
 
-    def turned_away(self, status: int) -> None:
+    def set_rejected(self, status: int) -> None:
         """Record that an error of this status is sent instead of an answer."""
         self.truth.status = status
         self.truth.outcome = (
@@ -92,7 +92,7 @@ class ResponseSender:
         self._truth = job.truth
         self._gauges = gauges
         self._mono_ns = clock.mono_ns
-        self._waker = Waker(pacer, self._act)
+        self._waker = Waker(pacer, self._send_due)
         self._transport: Any = None
         self._framed = True
         self._opened = False
@@ -103,7 +103,7 @@ class ResponseSender:
         self.done: asyncio.Future[None] = loop.create_future()
 
     def wake(self) -> None:
-        self._waker.sooner(self._job.next_ns())
+        self._waker.call_at(self._job.next_ns())
 
     def start(self, transport: asyncio.Transport, *, framed: bool) -> None:
         """Begin to send, after the response head. `framed`: whether the body is chunked."""
@@ -117,7 +117,7 @@ class ResponseSender:
             is_open = self._transport is not None and not self._transport.is_closing()
             self._end(outcome or ("cut" if is_open else "client_left"))
 
-    def _act(self, now_ns: int) -> int:
+    def _send_due(self, now_ns: int) -> int:
         """Send the due writes. Return the time of the next one."""
         if self.done.done():
             return NEVER
@@ -169,11 +169,11 @@ class ResponseSender:
             now_ns = self._mono_ns()
             self._job.complete(now_ns if self._first_ns is None else self._first_ns, now_ns)
             data += shape.ending()
-        self._note(write.due_ns, chunks)
+        self._record_times(write.due_ns, chunks)
         self._put(data)
         return False
 
-    def _note(self, due_ns: int, chunks: tuple[Chunk, ...]) -> None:
+    def _record_times(self, due_ns: int, chunks: tuple[Chunk, ...]) -> None:
         truth = self._truth
         now_ns = self._mono_ns()
         carried = False
@@ -189,10 +189,10 @@ class ResponseSender:
         if carried:
             if self._first_ns is None:
                 self._first_ns = now_ns
-                self._gauges.taken_in(truth.prompt_tokens)
-                self._gauges.first(now_ns - truth.accepted_ns)
+                self._gauges.on_prompt(truth.prompt_tokens)
+                self._gauges.on_first_token(now_ns - truth.accepted_ns)
             else:
-                self._gauges.gap(now_ns - self._last_ns)
+                self._gauges.on_gap(now_ns - self._last_ns)
             self._last_ns = now_ns
 
     def _break_off(self, data: bytes, chunks: tuple[Chunk, ...]) -> None:
@@ -205,10 +205,10 @@ class ResponseSender:
         elif outcome == "error":
             data += self._shape.failure()
         if len(chunks) > 1:
-            self._note(last.due_ns, chunks[:-1])
+            self._record_times(last.due_ns, chunks[:-1])
         self._put(data)
         if outcome == "reset":
-            reset(transport)
+            reset_connection(transport)
         elif outcome == "truncate":
             transport.close()
 
@@ -228,17 +228,17 @@ class Gatherer:
 
     def __init__(self, job: ServerJob, pacer: Pacer) -> None:
         self._job = job
-        self._waker = Waker(pacer, self.act)
+        self._waker = Waker(pacer, self.take_due)
         self.due_ns = 0
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def wake(self) -> None:
-        self._waker.sooner(self._job.next_ns())
+        self._waker.call_at(self._job.next_ns())
 
     def close(self) -> None:
         self._waker.close()
 
-    def act(self, now_ns: int) -> int:
+    def take_due(self, now_ns: int) -> int:
         """Take the due writes. Return the time of the next one."""
         delivery = self._job.delivery
         self._job.source.advance(now_ns)
@@ -251,7 +251,7 @@ class Gatherer:
         return NEVER
 
 
-def reset(transport: asyncio.Transport) -> None:
+def reset_connection(transport: asyncio.Transport) -> None:
     """Reset the connection (TCP RST) and discard unsent bytes."""
     sock = transport.get_extra_info("socket")
     if sock is not None:

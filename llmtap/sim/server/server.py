@@ -30,7 +30,7 @@ from llmtap.sim.server.openai import openai_error
 from llmtap.sim.server.options import CHOICES_MAX, EngineOptions, SimOptions
 from llmtap.sim.server.realtime import SimulatedRealtimeSession
 from llmtap.sim.server.reception import BUSY, FILTERED, RETRY_AFTER_S, Reception
-from llmtap.sim.server.sender import ServerJob, reset
+from llmtap.sim.server.sender import ServerJob, reset_connection
 from llmtap.sim.server.shapes import BROKEN, Answer, Shape, SimulatedRequest
 from llmtap.sim.server.websocket import SimulatedResponsesSession, SimulatedSession
 
@@ -94,7 +94,7 @@ class SimServer:
                 web.route("*", "/{path:.*}", self._unknown),
             ]
         )
-        self.app.on_shutdown.append(self._leave)
+        self.app.on_shutdown.append(self._close_sessions)
         self.app.on_cleanup.append(self._close)
 
     def serve_grpc(self, host: str, port: int, tls: tuple[bytes, bytes] | None = None) -> None:
@@ -150,7 +150,7 @@ class SimServer:
         accepted_ns = self._clock.mono_ns()
         reception = self.reception
         try:
-            job = reception.take(
+            job = reception.accept(
                 api.read(body),
                 api.shape,
                 path=api.path,
@@ -165,25 +165,25 @@ class SimServer:
         try:
             match job.rejection_status:
                 case 400:
-                    await reception.filtered(job)
-                    job.turned_away(400)
+                    await reception.wait_for_input_filter(job)
+                    job.set_rejected(400)
                     return _json_response(api.error(400, "content_filter", FILTERED), 400, headers)
                 case int(status):
-                    return _turned_away(api, job, status, headers)
+                    return _rejection_response(api, job, status, headers)
             reception.submit(job)
             if job.answer.request.stream:
                 return await self._stream(request, api, job, headers)
-            return await self._whole(request, api, job, headers)
+            return await self._respond_whole(request, api, job, headers)
         finally:
             reception.end(job)
 
     async def _stream(
         self, request: web.Request, api: Endpoint, job: ServerJob, headers: dict[str, str]
     ) -> web.StreamResponse:
-        sender = self.reception.sender(job)
+        sender = self.reception.make_sender(job)
         try:
             if not await self.reception.wait_to_begin(job, sender):
-                return _turned_away(api, job, 503, headers)
+                return _rejection_response(api, job, 503, headers)
             media_type = f"{job.shape.media_type}; charset=utf-8"
             response = web.StreamResponse(
                 headers={"Content-Type": media_type, "Cache-Control": "no-cache", **headers}
@@ -198,13 +198,13 @@ class SimServer:
             sender.abandon()
         return response
 
-    async def _whole(
+    async def _respond_whole(
         self, request: web.Request, api: Endpoint, job: ServerJob, headers: dict[str, str]
     ) -> web.Response:
         truth, shape, fault = job.truth, job.shape, job.faults.fault
         due_ns = await self.reception.wait_until_complete(job)
         if due_ns is None:
-            return _turned_away(api, job, 503, headers)
+            return _rejection_response(api, job, 503, headers)
         transport = request.transport
         if transport is None or transport.is_closing():
             return web.Response()
@@ -217,7 +217,7 @@ class SimServer:
                 truth.status = 500
                 return _json_response(api.error(500, "internal_error", BROKEN), 500, headers)
             if fault == "reset":
-                reset(transport)
+                reset_connection(transport)
                 return web.Response()
             if fault == "truncate":
                 lines = ("HTTP/1.1 200 OK", "Content-Type: application/json", f"Content-Length: {len(body)}")
@@ -229,8 +229,8 @@ class SimServer:
         else:
             truth.finish = [choice.finish for choice in job.answer.choices]
         if job.answer.output_tokens:
-            self.gauges.taken_in(truth.prompt_tokens)
-            self.gauges.first(first_ns - truth.accepted_ns)
+            self.gauges.on_prompt(truth.prompt_tokens)
+            self.gauges.on_first_token(first_ns - truth.accepted_ns)
         now_ns = self._clock.mono_ns()
         for i, choice in enumerate(job.answer.choices):
             truth.due_ns[i] = [due_ns] * len(choice.pieces)
@@ -248,12 +248,12 @@ class SimServer:
         finally:
             self._sessions.discard(session)
 
-    async def _leave(self, app: web.Application) -> None:
+    async def _close_sessions(self, app: web.Application) -> None:
         await asyncio.gather(*(session.close() for session in self._sessions))
 
 
-def _turned_away(api: Endpoint, job: ServerJob, status: int, headers: dict[str, str]) -> web.Response:
-    job.turned_away(status)
+def _rejection_response(api: Endpoint, job: ServerJob, status: int, headers: dict[str, str]) -> web.Response:
+    job.set_rejected(status)
     retry = {"Retry-After": RETRY_AFTER_S}
     return _json_response(api.error(status, *BUSY[status]), status, {**headers, **retry})
 

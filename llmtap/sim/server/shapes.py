@@ -186,7 +186,7 @@ def decode(body: bytes, kind: type[Any]) -> Any:
         raise BadRequest(f"invalid request body: {exc}") from None
 
 
-def lines_of(stop: str | list[str] | None) -> tuple[str, ...]:
+def stop_texts(stop: str | list[str] | None) -> tuple[str, ...]:
     return tuple(text for text in ([stop] if isinstance(stop, str) else stop or ()) if text)
 
 
@@ -218,7 +218,7 @@ def read_messages(body: bytes) -> SimulatedRequest:
     """Read a request. Raises BadRequest."""
     r: _AnthropicRequest = decode(body, _AnthropicRequest)
     texts = [text_of(r.system), *(text_of(m.content) for m in r.messages)]
-    return r.to_request("\n".join(filter(None, texts)), stop=lines_of(r.stop_sequences))
+    return r.to_request("\n".join(filter(None, texts)), stop=stop_texts(r.stop_sequences))
 
 
 def anthropic_error(status: int, code: str, message: str) -> JsonObject:
@@ -251,7 +251,7 @@ class AnthropicShape(Shape):
             "usage": usage,
         }
 
-    def _how(self) -> JsonObject:
+    def _finish_fields(self) -> JsonObject:
         choice = self._choice
         reason = {"stop": "end_turn", "length": "max_tokens", "content_filter": "refusal"}[choice.finish]
         if choice.refused:
@@ -280,7 +280,9 @@ class AnthropicShape(Shape):
 
     def ending(self) -> bytes:
         usage = {"output_tokens": self._answer.sent[0]}
-        return self._event("message_delta", delta=self._how(), usage=usage) + self._event("message_stop")
+        return self._event("message_delta", delta=self._finish_fields(), usage=usage) + self._event(
+            "message_stop"
+        )
 
     def keepalive(self) -> bytes:
         return self._event("ping")
@@ -290,7 +292,7 @@ class AnthropicShape(Shape):
 
     def full_answer(self) -> JsonObject:
         content = [{"type": "text", "text": self._choice.text}] if self._choice.pieces else []
-        return self._message(content, self._how(), len(self._choice.pieces))
+        return self._message(content, self._finish_fields(), len(self._choice.pieces))
 
 
 # ---------------------------------------------------------------- Ollama
@@ -319,7 +321,7 @@ class _OllamaRequest(msgspec.Struct):
             model=self.model,
             stream=self.stream is not False,
             max_tokens=limit,
-            stop=lines_of(o.stop),
+            stop=stop_texts(o.stop),
         )
 
 

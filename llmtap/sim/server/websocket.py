@@ -117,14 +117,14 @@ class SimulatedSession:
     def _remember(self, turn: SessionTurn) -> None:
         """Store a response, because later requests may refer to it."""
 
-    def _cut(self, turn: SessionTurn) -> None:
+    def _end_cancelled(self, turn: SessionTurn) -> None:
         """Write the end of a response that a message of the client cancelled."""
 
     def _write(self, data: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
-    def _queue(self, event: Any, now_ns: int, lane: str = "") -> None:
+    def _queue_response(self, event: Any, now_ns: int, lane: str = "") -> None:
         """Queue the response that an event requests. It begins when all earlier responses of
         the lane have ended."""
         if sum(map(len, self._lanes.values())) >= _TURNS_MAX:
@@ -132,9 +132,9 @@ class SimulatedSession:
         waiting = self._lanes.setdefault(lane, deque())
         waiting.append(event)
         if len(waiting) == 1:
-            self._next(lane, now_ns)
+            self._begin_next(lane, now_ns)
 
-    def _next(self, lane: str, now_ns: int) -> None:
+    def _begin_next(self, lane: str, now_ns: int) -> None:
         waiting = self._lanes[lane]
         while waiting and not self._over:
             try:
@@ -147,7 +147,7 @@ class SimulatedSession:
 
     def _begin(self, event: Any, lane: str, now_ns: int) -> None:
         parsed, shape_of, request_id = self._plan(event)
-        job = self._reception.take(
+        job = self._reception.accept(
             parsed,
             shape_of,
             path=self.path,
@@ -156,17 +156,19 @@ class SimulatedSession:
             request_id=request_id,
         )
         if job.rejection_status is None:
-            self._reception.submit(job)  # Not in the task: when it runs, the engine's time may be later.
+            self._reception.submit(
+                job
+            )  # Submit here: the task runs later, when the engine may be past this time.
         turn = SessionTurn(event, job)
         task = asyncio.create_task(self._respond(turn))
         self._running[task] = turn
         # Use a callback: a task that is cancelled before it begins would not run code at its end.
-        task.add_done_callback(partial(self._ended, lane))
+        task.add_done_callback(partial(self._on_ended, lane))
 
-    def _ended(self, lane: str, task: "asyncio.Task[None]") -> None:
+    def _on_ended(self, lane: str, task: "asyncio.Task[None]") -> None:
         self._reception.end(self._running.pop(task).job)
         self._lanes[lane].popleft()
-        self._next(lane, self._reception.clock.mono_ns())
+        self._begin_next(lane, self._reception.clock.mono_ns())
 
     async def _respond(self, turn: SessionTurn) -> None:
         try:
@@ -174,19 +176,19 @@ class SimulatedSession:
         except asyncio.CancelledError:
             if not turn.cancelled:
                 raise
-            self._cut(turn)
+            self._end_cancelled(turn)
 
     async def _answer(self, turn: SessionTurn) -> None:
         job, reception = turn.job, self._reception
         if (status := job.rejection_status) is not None:
             if status == 400:
-                await reception.filtered(job)
-            self._turn_away(turn, status)
+                await reception.wait_for_input_filter(job)
+            self._reject(turn, status)
             return
-        sender = turn.sender = reception.sender(job)
+        sender = turn.sender = reception.make_sender(job)
         try:
             if not await reception.wait_to_begin(job, sender):
-                self._turn_away(turn, 503)
+                self._reject(turn, 503)
                 return
             if self._transport is not None:
                 sender.start(self._transport, framed=False)
@@ -197,8 +199,8 @@ class SimulatedSession:
         if job.truth.outcome == "unfinished":
             await self._socket.close()
 
-    def _turn_away(self, turn: SessionTurn, status: int) -> None:
-        turn.job.turned_away(status)
+    def _reject(self, turn: SessionTurn, status: int) -> None:
+        turn.job.set_rejected(status)
         self._refuse(turn.event, status, *BUSY.get(status, ("content_filter", FILTERED)))
 
 
@@ -226,7 +228,7 @@ class _MessagesShape(OpenAIResponsesShape):
         super().__init__(answer)
         self._lane = lane
 
-    def _sent_as(self, event: JsonObject, kind: str) -> bytes:
+    def _encode_event(self, event: JsonObject, kind: str) -> bytes:
         return frame(msgspec.json.encode(event | self._lane))
 
     def keepalive(self) -> bytes:
@@ -250,7 +252,7 @@ class SimulatedResponsesSession(SimulatedSession):
             if event.type != "response.create":
                 raise BadRequest(f"unknown client event {event.type!r}")
             event.body = data.encode()
-            self._queue(event, now_ns, event.stream_id or "")
+            self._queue_response(event, now_ns, event.stream_id or "")
         except ValueError as exc:
             self._refuse(event, 400, BadRequest.code, str(exc))
 

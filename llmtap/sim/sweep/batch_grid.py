@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from llmtap.sim.model_options import LatencyModel
-from llmtap.sim.sweep.linear_fit import FitError, Part, Unseen, least_squares, left_out, part_of
+from llmtap.sim.sweep.linear_fit import FitError, Part, Unseen, least_squares, leave_one_out, part_of
 
 
 class GridError(FitError):
@@ -46,7 +46,9 @@ def fit_batches(points: Sequence[GridPoint]) -> BatchFit:
         raise GridError("the model does not fit this grid: some batches would have a negative duration")
     fitted = [alpha + beta * length + beta_gamma * share for _, length, share in rows]
     model = LatencyModel(alpha * 1e9, beta * 1e9, beta_gamma / beta)
-    return BatchFit(model, part_of("grid", values, fitted), left_out(list(zip(*rows, strict=True)), values))
+    return BatchFit(
+        model, part_of("grid", values, fitted), leave_one_out(list(zip(*rows, strict=True)), values)
+    )
 
 
 def load_grid(path: str | Path) -> list[GridPoint]:

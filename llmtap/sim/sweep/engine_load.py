@@ -96,9 +96,9 @@ class EngineLoad:
         self.timed = all(row.times_ns for row in running)
         self._memory = memory if self.timed else None
         if self._memory is not None:
-            self._settle(rows, running)
+            self._store_periods(rows, running)
 
-    def _settle(self, rows: Sequence[RequestTimes], running: Sequence[RequestTimes]) -> None:
+    def _store_periods(self, rows: Sequence[RequestTimes], running: Sequence[RequestTimes]) -> None:
         """Store the periods in which a request waits or is in prefill, or may be preempted."""
         waits = [
             (row.start_ns, row.end_ns if row.first_ns is None else row.first_ns, row.context) for row in rows
@@ -116,20 +116,20 @@ class EngineLoad:
     def is_full(self, t_ns: int) -> bool:
         """Return whether the memory may be too small for the next token of each running request."""
         assert self._memory is not None
-        d, context = self.decoding(t_ns + _ROUNDED_NS)
+        d, context = self.decoding_state(t_ns + _ROUNDED_NS)
         return context // self._memory.block_tokens + 2 * d > self._memory.blocks
 
-    def running(self, t_ns: int) -> int:
+    def running_count(self, t_ns: int) -> int:
         """Return the number of requests that decode at a time."""
         return bisect_left(self._first_times, t_ns) - bisect_left(self._last_times, t_ns)
 
-    def alone(self, row: RequestTimes) -> bool:
+    def was_alone(self, row: RequestTimes) -> bool:
         """Return whether no other request was open between the arrival of a request and its first token."""
         assert row.first_ns is not None
         come = bisect_left(self._arrivals, row.first_ns)
         return come - bisect_right(self._end_times, row.arrival_ns) == 1
 
-    def undisturbed(self, t_ns: int) -> bool:
+    def is_undisturbed(self, t_ns: int) -> bool:
         """Return whether at this time no request is in prefill and none can begin it.
 
         Either no request waits, or the next one does not fit into the memory.
@@ -144,7 +144,7 @@ class EngineLoad:
         if nobody_waits:
             return True
         head_start_ns, tokens = self._waiting[settled]
-        context = self.decoding(later_ns)[1]
+        context = self.decoding_state(later_ns)[1]
         # A request that waits because the memory is full is not in prefill, so it disturbs nothing. `held` is
         # a lower bound of the blocks in use, so if the next prompt does not fit by it, the request was not
         # admitted.
@@ -152,7 +152,7 @@ class EngineLoad:
         needed = -(-tokens // self._memory.block_tokens)
         return head_start_ns <= later_ns and held + needed > self._memory.blocks
 
-    def decoding(self, t_ns: int) -> tuple[int, int]:
+    def decoding_state(self, t_ns: int) -> tuple[int, int]:
         """Return the number of requests that decode at a time, and the number of their tokens in memory.
 
         The second number is valid only if all tokens have times.
@@ -163,7 +163,7 @@ class EngineLoad:
         context = self._prompts_begun[begun] - self._prompts_over[over] + tokens_made - (begun - over)
         return begun - over, context
 
-    def taken_in(self, start_ns: int, end_ns: int) -> tuple[int, int]:
+    def prompts_processed(self, start_ns: int, end_ns: int) -> tuple[int, int]:
         """Return the number of iterations in a period that made a first token, and of their prompt tokens."""
         low, high = (bisect_right(self._first_times, t_ns + _ROUNDED_NS) for t_ns in (start_ns, end_ns))
         prompts = self._prompts_taken[high] - self._prompts_taken[low]
@@ -177,11 +177,11 @@ class EngineLoad:
         assert row.first_ns is not None
         assert row.last_ns is not None
         if self.timed:
-            loads = [self.decoding(t_ns - _ROUNDED_NS) for t_ns in row.times_ns[1:]]
+            loads = [self.decoding_state(t_ns - _ROUNDED_NS) for t_ns in row.times_ns[1:]]
             n = len(loads)
             return sum((d - 1) / d for d, _ in loads if d) / n, sum(context for _, context in loads) / n
-        share, context = self._running_means.until(row.last_ns)
-        share_before, context_before = self._running_means.until(row.first_ns)
+        share, context = self._running_means.integrals_until(row.last_ns)
+        share_before, context_before = self._running_means.integrals_until(row.first_ns)
         length_ns = row.last_ns - row.first_ns
         return (share - share_before) / length_ns, (context - context_before) / length_ns
 
@@ -209,7 +209,7 @@ class _Means:
         self._share_sum = np.append(0, np.cumsum(self._share[:-1] * past))
         self._held_sum = np.append(0, np.cumsum((self._held[:-1] + self._pace[:-1] * past / 2) * past))
 
-    def until(self, t_ns: int) -> tuple[float, float]:
+    def integrals_until(self, t_ns: int) -> tuple[float, float]:
         """Return both integrals from the first point to this time."""
         i = int(np.searchsorted(self._at, t_ns, side="right")) - 1
         past_ns = t_ns - int(self._at[i])

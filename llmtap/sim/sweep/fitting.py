@@ -42,7 +42,7 @@ from llmtap.sim.sweep.linear_fit import (
     Part,
     Unseen,
     least_squares,
-    left_out,
+    leave_one_out,
     nearest,
     part_of,
     unseen_of,
@@ -130,7 +130,7 @@ def fit_exchanges(
         answered, load, chunk, alone=alone is not None, gaps=decode is not None
     )
     if prefill_unseen is None and alone is not None:
-        prefill_unseen = left_out(list(alone.columns.values()), alone.took_ns)
+        prefill_unseen = leave_one_out(list(alone.columns.values()), alone.took_ns)
     base_ns = None if alone is None else constants["base"]
     return IterationFit(
         model, prefilled.part(constants), decoded.part(constants), base_ns, prefill_unseen, decode_unseen
@@ -149,7 +149,7 @@ class _Points:
     columns: Mapping[str, Sequence[float]]
     took_ns: Sequence[float]
 
-    def predicted(self, constants: Mapping[str, float]) -> list[float]:
+    def predict(self, constants: Mapping[str, float]) -> list[float]:
         names = [name for name in self.columns if constants.get(name)]
         total = np.zeros(len(self.took_ns))
         for name in names:
@@ -158,7 +158,7 @@ class _Points:
         return predicted
 
     def part(self, constants: Mapping[str, float]) -> Part:
-        return part_of(self.source, self.took_ns, self.predicted(constants))
+        return part_of(self.source, self.took_ns, self.predict(constants))
 
 
 def _fit_all(
@@ -181,7 +181,7 @@ def _fit_all(
         constants |= gaps[0]
     if alone is None or decode is None:
         answers = _answer_points(rows, load, chunk)
-        constants |= _from_answers(answers, {n: v for n, v in constants.items() if n != "base"})
+        constants |= _fit_answers(answers, {n: v for n, v in constants.items() if n != "base"})
     return alone, decode, answers, constants
 
 
@@ -199,7 +199,7 @@ def _unseen_errors(
         [row for row in rows if row.arrival_ns < middle_ns],
         [row for row in rows if row.arrival_ns >= middle_ns],
     )
-    running_max = [max((load.running(row.first_ns or 0) for row in half), default=0) for half in halves]
+    running_max = [max((load.running_count(row.first_ns or 0) for row in half), default=0) for half in halves]
     fitted, other = halves if running_max[0] >= running_max[1] else halves[::-1]
     try:
         constants = _fit_all(fitted, load, chunk)[-1]
@@ -221,12 +221,14 @@ def _unseen_errors(
 def _unseen_of(points: _Points | None, constants: Mapping[str, float]) -> Unseen | None:
     if points is None:
         return None
-    return unseen_of(points.took_ns, points.predicted(constants))
+    return unseen_of(points.took_ns, points.predict(constants))
 
 
 def _alone_points(rows: Sequence[RequestTimes], load: EngineLoad, chunk: int | None) -> _Points:
     """Return the TTFTs of the requests that had the engine to themselves."""
-    chosen = [row for row in rows if row.prompt is not None and row.first_ns is not None and load.alone(row)]
+    chosen = [
+        row for row in rows if row.prompt is not None and row.first_ns is not None and load.was_alone(row)
+    ]
     prompts = [float(row.prompt or 0) for row in chosen]
     took = [float((row.first_ns or 0) - row.start_ns) for row in chosen]
     iterations = [1.0 if chunk is None else float(max(1, -(-n // chunk))) for n in map(int, prompts)]
@@ -256,9 +258,9 @@ def _gap_points(rows: Sequence[RequestTimes], load: EngineLoad, at_least: int = 
         times = row.times_ns
         for before_ns, t_ns in pairwise(times):
             number += 1
-            if number % every or not load.undisturbed(before_ns) or t_ns <= before_ns:
+            if number % every or not load.is_undisturbed(before_ns) or t_ns <= before_ns:
                 continue
-            d, context = load.decoding((before_ns + t_ns) // 2)
+            d, context = load.decoding_state((before_ns + t_ns) // 2)
             shares.append((d - 1) / d if d else 0.0)
             contexts.append(float(context))
             took.append(float(t_ns - before_ns))
@@ -279,7 +281,7 @@ def _answer_points(rows: Sequence[RequestTimes], load: EngineLoad, chunk: int | 
         if n + 1 < TOKENS_MIN or first_ns is None or last_ns is None or last_ns <= first_ns:
             continue
         share, context = load.means(row)
-        iterations, prompts = load.taken_in(first_ns, last_ns)
+        iterations, prompts = load.prompts_processed(first_ns, last_ns)
         # Divide by the number of tokens, so that long answers do not have more weight than short ones.
         columns["beta"].append(1.0 if chunk is not None else (n + iterations) / n)
         columns["step"].append(share)
@@ -294,7 +296,7 @@ def _answer_points(rows: Sequence[RequestTimes], load: EngineLoad, chunk: int | 
     return _Points("whole answers, from first token to last", columns, took)
 
 
-def _from_answers(points: _Points, known: Mapping[str, float]) -> _Constants:
+def _fit_answers(points: _Points, known: Mapping[str, float]) -> _Constants:
     """Return all constants: the `known` ones, and the others fitted to whole answers. Raises FitError."""
     columns = points.columns
     shares = columns["step"]

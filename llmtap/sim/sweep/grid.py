@@ -32,7 +32,7 @@ from llmtap.sim.routing import DEFAULT_ROUTER
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.sweep.fit_report import GridFitReport
 from llmtap.sim.sweep.sweep import JobOptions, SweepAttempt, SweepJob, digest_of
-from llmtap.workload.registry import drawn_requests, is_workload
+from llmtap.workload.registry import draw_requests, is_workload
 from llmtap.workload.trace import Trace, load_trace
 
 BEST: Final = "best"
@@ -240,7 +240,7 @@ class GridSource:
             if self.drawn:
                 if self._format is not None:
                     raise ConfigError("--from", f"{self.name} is a synthetic workload and has no format")
-                trace = Trace(drawn_requests(self.name, count or _DRAWN, seed, "TRACE"), "synthetic")
+                trace = Trace(draw_requests(self.name, count or _DRAWN, seed, "TRACE"), "synthetic")
             else:
                 if self.name == "-" and self._digests:
                     raise ConfigError(
@@ -282,7 +282,7 @@ class SweepGrid:
         if self.common.capacity is not None and trace.rate_rps is None:
             raise ConfigError("--capacity", _NO_RATE)
         name = point["scheduler"]
-        reads = SCHEDULERS[name].reads
+        reads = SCHEDULERS[name].options_read
         if "prefix_cache" in reads & point.keys() and not trace.requests.block_tokens:
             reads -= {"prefix_cache"}
             self.source.remarks.append(

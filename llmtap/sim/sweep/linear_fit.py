@@ -103,7 +103,7 @@ def nearest(
     return None
 
 
-def left_out(columns: Sequence[Sequence[float]], values: Sequence[float]) -> Unseen | None:
+def leave_one_out(columns: Sequence[Sequence[float]], values: Sequence[float]) -> Unseen | None:
     """Return the accuracy of predicting each value by a fit to the other values.
 
     It is computed from the leverage of each value in the fit to all. None if the fit is not determined

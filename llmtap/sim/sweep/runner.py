@@ -99,7 +99,7 @@ _DIED: Final = "its process died: killed, or out of memory"
 _STOPPING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def in_turn(
+def run_in_turn(
     jobs: Sequence[SweepJob], traces: Traces, *, progress: Callable[[SweepJob, int], None] | None = None
 ) -> Generator[SweepAttempt]:
     for job in jobs:
@@ -107,7 +107,7 @@ def in_turn(
         yield attempt(job, traces[job.rows], SystemClock.mono_ns, report)
 
 
-def in_processes(jobs: Sequence[SweepJob], traces: Traces, workers: int) -> Generator[SweepAttempt]:
+def run_in_processes(jobs: Sequence[SweepJob], traces: Traces, workers: int) -> Generator[SweepAttempt]:
     """Run jobs in processes of this machine. The processes end with this iterator or this process.
 
     If a process dies, each job that was running is repeated alone. If its process dies again, the job fails.
@@ -116,7 +116,7 @@ def in_processes(jobs: Sequence[SweepJob], traces: Traces, workers: int) -> Gene
     while left:
         suspects: list[SweepJob] = []
         with _process_pool(traces, workers) as submit:
-            for job, attempt_ in _as_they_end(list(left.values()), submit, workers + 1):
+            for job, attempt_ in _attempts_as_completed(list(left.values()), submit, workers + 1):
                 if attempt_ is None:
                     suspects.append(job)
                 else:
@@ -124,12 +124,12 @@ def in_processes(jobs: Sequence[SweepJob], traces: Traces, workers: int) -> Gene
                     yield attempt_
         for job in suspects:
             with _process_pool(traces, 1) as submit:
-                [(_, attempt_)] = _as_they_end([job], submit, 1)
+                [(_, attempt_)] = _attempts_as_completed([job], submit, 1)
             del left[job.id]
             yield attempt_ or SweepAttempt(job.id, job.to_dict(), error=_DIED)
 
 
-def _as_they_end(
+def _attempts_as_completed(
     jobs: Sequence[SweepJob], submit: Callable[[SweepJob], "Future[SweepAttempt]"], most: int
 ) -> Iterator[tuple[SweepJob, SweepAttempt | None]]:
     """Run jobs, `most` at a time. If a process dies, yield None for each job that was running, and end."""
@@ -167,7 +167,7 @@ def _process_pool(traces: Traces, workers: int) -> Iterator[Callable[[SweepJob],
     def submit(job: SweepJob) -> "Future[SweepAttempt]":
         # `submit` starts processes. They inherit this signal mask, so no signal reaches them before they are
         # ready.
-        with _signals_later():
+        with _defer_signals():
             before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
             try:
                 return pool.submit(_run_job, job)
@@ -186,7 +186,7 @@ def _process_pool(traces: Traces, workers: int) -> Iterator[Callable[[SweepJob],
 
 
 @contextmanager
-def _signals_later() -> Iterator[None]:
+def _defer_signals() -> Iterator[None]:
     """Defer the signals of _STOPPING, so that no process starts with only a part of its initial data.
 
     A signal mask of this thread is not enough: another thread may receive the signal, and Python then runs
@@ -233,7 +233,7 @@ def _run_job(job: SweepJob, trace: Trace | None = None) -> SweepAttempt:
     return attempt(job, _traces[job.rows] if trace is None else trace, SystemClock.mono_ns)
 
 
-def on_ray(
+def run_on_ray(
     jobs: Sequence[SweepJob], traces: Traces, address: str, *, workers: int | None = None
 ) -> Generator[SweepAttempt]:
     """Run jobs on the Ray cluster at this address (`auto`, `host:6379`, `ray://host:10001`).
@@ -268,13 +268,13 @@ _EFFORT_PER_PROCESS: Final = 200_000
 
 
 class SweepListener(Protocol):
-    def planned(self, jobs: Sequence[SweepJob], done_before: int) -> None:
+    def on_planned(self, jobs: Sequence[SweepJob], done_before: int) -> None:
         """Receive the jobs that will be run. `done_before`: number of jobs that have a result already."""
 
-    def under_way(self, job: SweepJob, arrived: int) -> None:
+    def on_progress(self, job: SweepJob, arrived: int) -> None:
         """Receive the progress of a job that runs in this process: the number of arrivals so far."""
 
-    def ended(self, job: SweepJob, attempt: SweepAttempt) -> None:
+    def on_ended(self, job: SweepJob, attempt: SweepAttempt) -> None:
         """Receive the result or the error of a job."""
 
 
@@ -308,24 +308,24 @@ class SweepRunner:
         self.attempts |= {id: stored[id] for id in known}
         left = [job for id, job in by_id.items() if id not in self.attempts]
         left.sort(key=lambda job: -job.effort)  # The sort is stable: equal jobs stay in order.
-        self._listener.planned(left, len(known))
+        self._listener.on_planned(left, len(known))
         if left:
             with closing(self._stream(left)) as stream:
                 for attempt in stream:
                     if self._results is not None:
                         self._results.add(attempt)
                     self.attempts[attempt.id] = attempt
-                    self._listener.ended(by_id[attempt.id], attempt)
+                    self._listener.on_ended(by_id[attempt.id], attempt)
         return self.attempts
 
     def _stream(self, jobs: list[SweepJob]) -> Generator[SweepAttempt]:
         traces = {job.rows: self._traces[job.rows] for job in jobs}
         if self._ray is not None:
-            return on_ray(jobs, traces, self._ray, workers=self._workers)
+            return run_on_ray(jobs, traces, self._ray, workers=self._workers)
         workers = min(self._workers or _useful_workers(jobs), len(jobs))
         if workers > 1:
-            return in_processes(jobs, traces, workers)
-        return in_turn(jobs, traces, progress=self._listener.under_way)
+            return run_in_processes(jobs, traces, workers)
+        return run_in_turn(jobs, traces, progress=self._listener.on_progress)
 
 
 def _useful_workers(jobs: Sequence[SweepJob]) -> int:

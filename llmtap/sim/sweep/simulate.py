@@ -95,7 +95,7 @@ class SimulationResult:
     iterations: IterationModel = SEED_ITERATIONS
     serving: Serving = field(default_factory=Serving)
     iterates: bool = False
-    reads: frozenset[str] = ALL_OPTIONS
+    options_read: frozenset[str] = ALL_OPTIONS
     state: IterationState | None = None
     summary: Summary | None = None
     slow: int | None = None
@@ -290,7 +290,7 @@ class SimulationResult:
 
     def _options(self, options: msgspec.Struct) -> dict[str, object]:
         out = msgspec.to_builtins(options, enc_hook=encode_seconds)
-        return {name: value if name in self.reads else None for name, value in out.items()}
+        return {name: value if name in self.options_read else None for name, value in out.items()}
 
 
 def _followed(x: Exchange) -> FollowedRequest:
@@ -334,7 +334,7 @@ class ExchangeMaker:
         self._arm = scheduler
         self._relay = f"sim-{scheduler}"
         self._requests = requests
-        self._record = RunRecord.begun(0, 0) if record is None else record
+        self._record = RunRecord.for_requests(0, 0) if record is None else record
 
     def exchange(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> Exchange:
         """Return the Exchange of an ended request. If not `served`, it was given up."""
@@ -402,7 +402,7 @@ class VirtualMeter:
         self._gap_max_ns = gap_max_ns
         self._keep = keep
 
-    def ended(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> None:
+    def on_ended(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> None:
         x = self._make(request, token_ns, end_ns, served=served)
         measured = measure(x, self._reader)
         self.summary.add(x, measured)
@@ -411,7 +411,7 @@ class VirtualMeter:
         self._keep(x)
 
 
-def run_writer(to: str | Path, scheduler: str, requests: Requests) -> "RunWriter":
+def open_run_writer(to: str | Path, scheduler: str, requests: Requests) -> "RunWriter":
     """Return the writer of a run's capture to a folder or a URL. Raises ConfigError naming `to`.
 
     If the workload has no dates, arrivals count from 1970 UTC (`CaptureInfo.arrivals`).
@@ -475,7 +475,7 @@ def simulate(
     elif not measure and exchanges_needed:
         raise ValueError("objectives, captures and a followed request need exchanges, but measuring is off")
     if readings.failed == "dropped":
-        requests = requests.taken([row for row, made in enumerate(requests.output) if made])
+        requests = requests.select_rows([row for row, made in enumerate(requests.output) if made])
         if not requests:
             raise ValueError("all requests failed, and failed ones are dropped")
     requests = replace(requests, predicted=predict(requests, readings.predictor, seed))
@@ -489,7 +489,7 @@ def simulate(
         schedulers = [cast(Iterating, kind.build(requests, setup)) for _ in range(servers)]
         scheduler = schedulers[0]
         engine = RoutedEngine(schedulers, ROUTERS[router](requests, servers, serving.kv_tokens))
-    record = RunRecord.begun(len(requests), servers)
+    record = RunRecord.for_requests(len(requests), servers)
     writer: RunWriter | None = None
     meter = None
     followed: list[Exchange] = []
@@ -503,7 +503,7 @@ def simulate(
             followed.append(x)
 
     if measure:
-        writer = None if capture is None else run_writer(capture, name, requests)
+        writer = None if capture is None else open_run_writer(capture, name, requests)
         meter = VirtualMeter(
             ExchangeMaker(name, requests, record),
             Summary(objectives, reader),
@@ -535,7 +535,7 @@ def simulate(
         iterations,
         serving,
         kind.iterates,
-        kind.reads,
+        kind.options_read,
         state=getattr(scheduler if router is None else engine, "state", None) if kind.iterates else None,
         summary=None if meter is None else meter.summary,
         slow=None if meter is None else meter.slow,

@@ -179,14 +179,16 @@ def run_job(job: SweepJob, trace: "Trace", progress: Callable[[int], None] | Non
         own_rps = trace.rate_rps
         assert own_rps is not None, "who plans jobs has looked"
 
-        def outside(by: str, rps: float) -> float:
+        def share_outside(by: str, rps: float) -> float:
             slo = objectives if by == "slo" else None
             again = run_at(rps / own_rps, measure=by != "request", objectives=slo)
             if by == "request":
                 return again.late_share(again.latencies_ns())
             return (again.missed_share() if by == "slo" else again.slow_share()) or 0.0
 
-        capacities = {by: capacity_rps(partial(outside, by), job.capacity, own_rps) for by in job.capacity_by}
+        capacities = {
+            by: capacity_rps(partial(share_outside, by), job.capacity, own_rps) for by in job.capacity_by
+        }
         summary["capacity"] = {
             "allowed": job.capacity,
             "rps": capacities[job.capacity_by[0]],

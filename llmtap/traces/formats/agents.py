@@ -134,8 +134,8 @@ class _Entry(Struct):
     t: Number
     type: str
     model: str | None = None
-    read: Count | None = field(default=None, name="in")
-    made: Count | None = field(default=None, name="out")
+    input_tokens: Count | None = field(default=None, name="in")
+    output_tokens: Count | None = field(default=None, name="out")
     hash_ids: list[Annotated[int, Meta(ge=0, lt=1 << 40)]] | None = None
     stop: str | None = None
     api_time: Number | None = None
@@ -188,8 +188,8 @@ def _session_rows(
             "arrival_ns": number_ns(entry.t, 9, number, "requests[...].t"),
             "model": entry.model,
             "stream": entry.type == "s",
-            "input_tokens": entry.read,
-            "output_tokens": entry.made,
+            "input_tokens": entry.input_tokens,
+            "output_tokens": entry.output_tokens,
             "finish_reason": entry.stop or None,
         }
         times = {

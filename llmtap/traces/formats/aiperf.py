@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from llmtap.capture.schema import CaptureInfo
 from llmtap.json_types import JsonObject
 from llmtap.traces import format
-from llmtap.traces.bodies import compact, is_object, read_object, request_columns
+from llmtap.traces.bodies import compact_json, is_object, read_object, request_columns
 from llmtap.traces.formats.mooncake import BLOCK_COLUMNS, SIZE, BlockIds
 from llmtap.traces.text import (
     BODY_BYTES_MAX,
@@ -117,7 +117,7 @@ def _body_columns(row: _Row, payload: str | None, number: int) -> format.TraceRo
         body = {"messages": row.messages} if row.messages is not None else {"prompt": row.text_input}
         body |= {"tools": row.tools} if row.tools is not None else {}
         body |= row.extra or {}
-        payload = compact(body)
+        payload = compact_json(body)
     return {"request_body": payload, "level": "full", **request_columns(body)}
 
 
@@ -138,15 +138,17 @@ def _write(writer: format.TraceWriter) -> None:
         names = ("request_body", "input_tokens", "session")
         return list(map(reason, *(batch.column(name).to_pylist() for name in names)))
 
-    for batch in writer.outgoing((*_WANTED, *BLOCK_COLUMNS), (), reasons=reasons):
+    for batch in writer.rows_to_write((*_WANTED, *BLOCK_COLUMNS), (), reasons=reasons):
         # Remove the blocks of rows with a body, which are written without length and blocks. Otherwise the
         # block ids in the file would have gaps.
         bodied = pc.is_valid(batch.column("request_body"))
         writer.count(batch.filter(bodied).select(["input_tokens", "blocks"]), sign=-1)
         blocks = batch.column("blocks")
-        batch = format.replaced(batch, "blocks", pc.if_else(bodied, pa.scalar(None, blocks.type), blocks))
+        batch = format.replace_column(
+            batch, "blocks", pc.if_else(bodied, pa.scalar(None, blocks.type), blocks)
+        )
         columns = [batch.column(name).to_pylist() for name in _WANTED]
-        for row in zip(*columns, ids.of(batch), strict=True):
+        for row in zip(*columns, ids.ids_of_rows(batch), strict=True):
             writer.out.write(_row_line(*row))
     ids.missing = 0  # Do not report missing ids: AIPerf accepts rows without ids.
     ids.report()
@@ -165,7 +167,7 @@ def _row_line(
     # replace it.
     payload = None if body is None else body.replace("\r", " ").replace("\n", " ")
     fields = {
-        "session_id": None if session is None else compact(session),
+        "session_id": None if session is None else compact_json(session),
         "timestamp": None if arrival_ns is None else decimal_text(arrival_ns, _MS),
         "delay": None if think_us is None else decimal_text(think_us, 3),
         "input_length": read if body is None else None,
@@ -209,6 +211,6 @@ FORMAT: Final = format.TraceFormat(
         **format.NO_FAILED,
     },
     sniff=_sniff,
-    opens=_open,
-    writes=_write,
+    open_source=_open,
+    write_rows=_write,
 )

@@ -52,7 +52,7 @@ def _write(digits: int, end: str, writer: TraceWriter) -> None:
 
     def fields() -> Iterator[dict[str, list[object]]]:
         nonlocal cut
-        for batch in writer.outgoing([c.column for c in _COLUMNS], times="date"):
+        for batch in writer.rows_to_write([c.column for c in _COLUMNS], times="date"):
             ns = batch.column("arrival_ns")
             unit = 10 ** (9 - digits)
             cut += pc.not_equal(pc.multiply(pc.divide(ns, unit), unit), ns).true_count
@@ -79,7 +79,7 @@ FORMATS: Final = (
         sniff=lambda head, name: {c.name for c in _COLUMNS} <= csv_header(head),
         info={"arrivals": "wall"},
         batches=_batches,
-        writes=partial(_write, 7, "\r\n"),
+        write_rows=partial(_write, 7, "\r\n"),
     ),
     # This format is not recognised, because the content looks like Azure's. It is read with --from.
     TraceFormat(
@@ -91,6 +91,6 @@ FORMATS: Final = (
         why={"arrival": "to the microsecond; it takes the first row as its zero", **_WHY},
         info={"arrivals": "wall"},
         batches=_batches,
-        writes=partial(_write, 6, "\n"),
+        write_rows=partial(_write, 6, "\n"),
     ),
 )

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from llmtap.traces.format import FAILED, LENGTHS, TraceFormat, TraceWriter, batch_of, replaced
+from llmtap.traces.format import FAILED, LENGTHS, TraceFormat, TraceWriter, batch_of, replace_column
 from llmtap.traces.text import COUNT, SECONDS, SECONDS_US, TEXT, CsvColumn, csv_header, read_csv, write_csv
 
 _COLUMNS: Final = (
@@ -58,10 +58,10 @@ def _write(writer: TraceWriter) -> None:
     writer.batches = map(_failed_as_zero, writer.batches)
 
     def fields() -> Iterator[dict[str, list[Any]]]:
-        for batch in writer.outgoing(_WANTED, failed=True):
+        for batch in writer.rows_to_write(_WANTED, failed=True):
             column = {name: batch.column(name).to_pylist() for name in _WANTED}
             column["total"] = list(map(add, column["input_tokens"], column["output_tokens"]))
-            if not writer.own:
+            if not writer.is_own_format:
                 column["route"] = ["API log" if s is None else "Conversation log" for s in column["session"]]
             yield column
 
@@ -73,7 +73,7 @@ def _failed_as_zero(batch: pa.RecordBatch) -> pa.RecordBatch:
     failed = pc.is_in(batch.column("outcome"), pa.array(FAILED))
     for name in ("input_tokens", "output_tokens"):
         column = batch.column(name)
-        batch = replaced(batch, name, pc.if_else(pc.and_(failed, pc.is_null(column)), 0, column))
+        batch = replace_column(batch, name, pc.if_else(pc.and_(failed, pc.is_null(column)), 0, column))
     return batch
 
 
@@ -90,5 +90,5 @@ FORMAT: Final = TraceFormat(
     },
     sniff=lambda head, name: {c.name for c in _COLUMNS if c.required} <= csv_header(head),
     batches=_batches,
-    writes=_write,
+    write_rows=_write,
 )

@@ -90,11 +90,13 @@ def _write(places: int, writer: format.TraceWriter) -> None:
     source has this format."""
     ids, cut = BlockIds(writer), 0
     seconds = places == _SECONDS
-    whole_ns = 1 if seconds or writer.own else 10**places
-    for batch in writer.outgoing((*_COLUMNS, *BLOCK_COLUMNS)):
+    whole_ns = 1 if seconds or writer.is_own_format else 10**places
+    for batch in writer.rows_to_write((*_COLUMNS, *BLOCK_COLUMNS)):
         columns = [batch.column(name).to_pylist() for name in _COLUMNS]
         lines = []
-        for arrival, input_tokens, output_tokens, end, blocks in zip(*columns, ids.of(batch), strict=True):
+        for arrival, input_tokens, output_tokens, end, blocks in zip(
+            *columns, ids.ids_of_rows(batch), strict=True
+        ):
             cut += arrival % whole_ns > 0
             time = decimal_text(arrival // whole_ns * whole_ns, places, point=seconds)
             line = f'{{"timestamp": {time}, "input_length": {input_tokens}, "output_length": {output_tokens}'
@@ -126,7 +128,7 @@ class BlockIds:
         self._foreign: dict[tuple[int | None, str | None], None] = {}
         """Block sizes and units that cannot be joined to SIZE."""
 
-    def of(self, batch: pa.RecordBatch) -> list[list[int] | None]:
+    def ids_of_rows(self, batch: pa.RecordBatch) -> list[list[int] | None]:
         """Return the block ids of each row; None if its blocks are not known."""
         lists = int_lists(batch.column("blocks"))
         self._resize(batch, lists)
@@ -239,7 +241,7 @@ FORMATS: Final = (
         sniff=partial(_sniff, _MS),
         info=_INFO,
         batches=partial(_batches, _MS),
-        writes=partial(_write, _MS),
+        write_rows=partial(_write, _MS),
     ),
     format.TraceFormat(
         name="guidellm",
@@ -254,6 +256,6 @@ FORMATS: Final = (
         sniff=partial(_sniff, _SECONDS),
         info=_INFO,
         batches=partial(_batches, _SECONDS),
-        writes=partial(_write, _SECONDS),
+        write_rows=partial(_write, _SECONDS),
     ),
 )

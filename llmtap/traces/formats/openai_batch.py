@@ -77,7 +77,7 @@ def _write(writer: TraceWriter) -> None:
         return [result if isinstance(result, str) else None for result in results]
 
     columns = (*_WANTED, *(name for aspect in _HOLDS for name in ASPECTS[aspect]))
-    for batch in writer.outgoing(columns, ("request_body",), times="none", failed=True, reasons=reasons):
+    for batch in writer.rows_to_write(columns, ("request_body",), times="none", failed=True, reasons=reasons):
         ids, methods = (batch.column(name).to_pylist() for name in ("id", "method"))
         first = writer.rows - batch.num_rows
         for n, (wanted, method, (url, body)) in enumerate(zip(ids, methods, requests, strict=True), first):
@@ -134,5 +134,5 @@ FORMAT: Final = TraceFormat(
     sniff=_sniff,
     info={"level": "full"},
     rows=_read,
-    writes=_write,
+    write_rows=_write,
 )

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, Final
 from msgspec import Struct
 
 from llmtap.json_types import JsonObject
-from llmtap.traces.bodies import compact
+from llmtap.traces.bodies import compact_json
 from llmtap.traces.format import LATE_TOKENS, LENGTHS, FormatError, TraceFormat, TraceRow, without_late_token
 from llmtap.traces.text import BODY_BYTES_MAX, COUNT_MAX, json_rows, start_of
 
@@ -205,7 +205,7 @@ def _row_of_span(start_ns: int, end_ns: int, span: _Span, values: JsonObject) ->
     row["stream"] = bool(values.get("gen_ai.request.stream", first is not None))
     reasons = values.get("gen_ai.response.finish_reasons")
     if isinstance(reasons, list) and reasons:
-        row["finish_reason"] = reasons[0] if isinstance(reasons[0], str) else compact(reasons[0])
+        row["finish_reason"] = reasons[0] if isinstance(reasons[0], str) else compact_json(reasons[0])
     return row
 
 

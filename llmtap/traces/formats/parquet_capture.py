@@ -90,7 +90,7 @@ def _write(writer: format.TraceWriter) -> None:
             if not whole:
                 known = pc.and_(pc.is_valid(batch.column("seq")), pc.is_valid(batch.column("relay")))
                 numbered += known.true_count
-                batch = format.replaced(batch, "relay", pa.nulls(batch.num_rows, pa.string()))
+                batch = format.replace_column(batch, "relay", pa.nulls(batch.num_rows, pa.string()))
             writer.count(batch)
             yield batch
 
@@ -114,6 +114,6 @@ FORMAT: Final = format.TraceFormat(
     extensions=(".parquet",),
     holds=frozenset(format.ASPECTS),
     sniff=lambda head, name: head.startswith(_MAGIC),
-    opens=_read,
-    writes=_write,
+    open_source=_read,
+    write_rows=_write,
 )

@@ -66,7 +66,7 @@ def _rows(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
             " write its requests as JSON Lines"
         )
     is_array = begin.startswith(b"[")
-    requests = _of_array(buffered) if is_array else json_rows(buffered, _Request, notes)
+    requests = _array_rows(buffered) if is_array else json_rows(buffered, _Request, notes)
     for request, number in requests:
         where = f"{'request' if is_array else 'line'} {number}"
         data = request.data
@@ -86,7 +86,7 @@ def _rows(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
         }
 
 
-def _of_array(stream: BinaryIO) -> Iterator[tuple[_Request, int]]:
+def _array_rows(stream: BinaryIO) -> Iterator[tuple[_Request, int]]:
     for number, element in enumerate(read_elements(stream), 1):
         try:
             yield msgspec.convert(element, _Request, dec_hook=read_count), number

@@ -19,9 +19,9 @@ import msgspec
 import pyarrow as pa
 
 from llmtap.json_types import JsonObject
-from llmtap.traces.bodies import compact, messages_of, read_elements, read_object, request_columns
+from llmtap.traces.bodies import compact_json, messages_of, read_elements, read_object, request_columns
 from llmtap.traces.format import FormatError, TraceFormat, TraceRow, TraceWriter
-from llmtap.traces.sorting import grouped
+from llmtap.traces.sorting import group_records
 from llmtap.traces.text import error_of, read_lines, start_of
 
 _ROLES: Final = {
@@ -87,7 +87,7 @@ def _read(file: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
     unknown: Counter[str] = Counter()
     for number, element in enumerate(_elements(file)):
         try:
-            talk = msgspec.convert(_with_objects(element), _Conversation)
+            talk = msgspec.convert(_with_turn_objects(element), _Conversation)
         except (ValueError, RecursionError) as exc:
             raise FormatError(f"conversation {number}: {exc}") from None
         for name in _unknown_names(element):
@@ -111,7 +111,7 @@ def _read(file: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
                     "turn_by": "tool" if messages[-1]["role"] == "tool" else "human",
                     "endpoint": "chat.completions",
                     "level": "full",
-                    "request_body": compact(body),
+                    "request_body": compact_json(body),
                     "response_text": turn.value,
                     **request_columns(body),
                 }
@@ -134,7 +134,7 @@ def _read(file: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
     notes += [f"{n:,} {what}" for n, what in counts if n]
 
 
-def _with_objects(element: Any) -> Any:
+def _with_turn_objects(element: Any) -> Any:
     """Return a conversation with its turns as objects. In some copies of the data, the
     turns are JSON texts."""
     turns = element.get("conversations") if isinstance(element, dict) else None
@@ -180,7 +180,7 @@ def _write(writer: TraceWriter) -> None:
 
     def turns() -> Iterator[tuple[object, int, bytes]]:
         wanted = (*_WANTED, "message_roles")
-        for batch in writer.outgoing(wanted, _WANTED[-2:], times="none", failed=True, reasons=reasons):
+        for batch in writer.rows_to_write(wanted, _WANTED[-2:], times="none", failed=True, reasons=reasons):
             columns = (batch.column(name).to_pylist() for name in _WANTED)
             rows = enumerate(zip(*columns, prompts, strict=True), writer.rows - batch.num_rows)
             for n, (capture, session, turn, name, _, answer, messages) in rows:
@@ -190,7 +190,7 @@ def _write(writer: TraceWriter) -> None:
                 yield key, n if turn is None else turn, msgspec.json.encode(record)
 
     count = branched = 0
-    for group in grouped(turns()):
+    for group in group_records(turns()):
         branch = 0
         for branch, (name, history) in enumerate(_session_branches(group)):
             name = f"conversation-{count}" if name is None else name
@@ -230,13 +230,13 @@ def _session_branches(records: Iterator[bytes]) -> Iterator[tuple[str | None, Me
     name: str | None = None
     for record in records:
         name, messages, answer = _decode_record(record)
-        if history and not _goes_on(history, messages):
+        if history and not _continues(history, messages):
             yield name, history
         history = [*messages, ("assistant", answer)]
     yield name, history
 
 
-def _goes_on(history: Messages, messages: Messages) -> bool:
+def _continues(history: Messages, messages: Messages) -> bool:
     """Return whether a prompt repeats the history. The turns of the model may
     differ: clients shorten them."""
     return len(messages) > len(history) and all(
@@ -276,5 +276,5 @@ FORMAT: Final = TraceFormat(
     sniff=_sniff,
     info={"level": "full"},
     rows=_read,
-    writes=_write,
+    write_rows=_write,
 )

@@ -13,7 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from llmtap.exchange.label import label_of
-from llmtap.traces.bodies import compact, messages_of, part_types, read_object, request_columns
+from llmtap.traces.bodies import compact_json, messages_of, part_types, read_object, request_columns
 from llmtap.traces.format import NO_FAILED, FormatError, TraceFormat, TraceRow, TraceWriter
 from llmtap.traces.text import BODY_BYTES_MAX, Count, first_objects, json_rows
 
@@ -27,7 +27,7 @@ class _Row(msgspec.Struct, omit_defaults=True):
 def prompt_columns(prompt: str) -> TraceRow:
     """Return the columns of a capture for a request with one message of a user."""
     body = {"messages": [{"role": "user", "content": prompt}]}
-    return {"request_body": compact(body), "level": "full", **request_columns(body)}
+    return {"request_body": compact_json(body), "level": "full", **request_columns(body)}
 
 
 def _read(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
@@ -64,7 +64,7 @@ def _write(writer: TraceWriter) -> None:
         return [None if prompt else "no text in the body" for prompt, _, _ in parsed]
 
     columns = ("request_body", "output_tokens", "label")
-    for batch in writer.outgoing(columns, ("request_body",), times="none", reasons=reasons):
+    for batch in writer.rows_to_write(columns, ("request_body",), times="none", reasons=reasons):
         counts, labels = (batch.column(name).to_pylist() for name in ("output_tokens", "label"))
         lines = map(_Row, prompts, counts, labels)
         writer.out.write(msgspec.json.Encoder().encode_lines(lines))
@@ -92,5 +92,5 @@ FORMAT: Final = TraceFormat(
     ),
     info={"level": "full"},
     rows=_read,
-    writes=_write,
+    write_rows=_write,
 )

@@ -28,7 +28,7 @@ from llmtap.vantage.middleware.exchange import (
 )
 
 _SWITCHING: Final = 101
-_WATCHED: Final = ("write_headers", "write", "write_eof", "enable_compression")
+_WRAPPED_METHODS: Final = ("write_headers", "write", "write_eof", "enable_compression")
 
 
 def setup(
@@ -42,7 +42,7 @@ def setup(
     emitters = Emitters(socket, tap_bytes)
 
     async def begin(_: web.Application) -> None:
-        emitters.here()  # connect now, so that the meter lists the app before its first request
+        emitters.current()  # connect now, so that the meter lists the app before its first request
 
     async def end(_: web.Application) -> None:
         await emitters.close()
@@ -54,10 +54,10 @@ def setup(
 
 def _middleware(emitters: Emitters, skips: SkipRules) -> Middleware:
     @web.middleware
-    async def tapped(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def measure(request: web.Request, handler: Handler) -> web.StreamResponse:
         rule = skips.rule_of(request.method, request.path, request.query_string, request.raw_headers)
         arrival_ns = mono_ns()
-        emitter = emitters.here()
+        emitter = emitters.current()
         if rule is not None:
             if emitter is not None:
                 emitter.skip(rule)
@@ -67,10 +67,10 @@ def _middleware(emitters: Emitters, skips: SkipRules) -> Middleware:
             return await handler(request)
         except BaseException as exc:
             if call is not None:
-                call.raised(exc)
+                call.on_exception(exc)
             raise
 
-    return tapped
+    return measure
 
 
 def _wrap_writer(emitter: Emitter, request: web.Request, arrival_ns: int) -> "_Call | None":
@@ -89,7 +89,7 @@ def _wrap_writer(emitter: Emitter, request: web.Request, arrival_ns: int) -> "_C
         if exchange is not None:
             exchange.give_up(exc)
         else:
-            emitter.failed(exc)
+            emitter.on_failure(exc)
             emitter.pass_unmeasured("middleware_error")
         return None
 
@@ -114,13 +114,13 @@ class _Call:
         self._write = writer.write
         self._write_eof = writer.write_eof
         self._enable_compression = writer.enable_compression
-        for name in _WATCHED:
+        for name in _WRAPPED_METHODS:
             setattr(writer, name, getattr(self, name))
         # If aiohttp itself fails to send an answer, the end of its task is the only sign.
-        self._task.add_done_callback(self._connection_over)
-        request.content.on_eof(self._request_came)
+        self._task.add_done_callback(self._on_connection_end)
+        request.content.on_eof(self._on_request_end)
 
-    def _request_came(self) -> None:
+    def _on_request_end(self) -> None:
         self._request_end_ns = mono_ns()
 
     # ---------------------------------------------------------------- the writer's interface
@@ -132,47 +132,47 @@ class _Call:
     async def write_headers(self, status_line: str, headers: Mapping[str, str]) -> None:
         t_ns = mono_ns()
         await self._read_request()
-        await self._passing(self._write_headers(status_line, headers), t_ns)
+        await self._await_writer(self._write_headers(status_line, headers), t_ns)
         try:
-            self._answered(int(status_line.split(" ", 2)[1]), headers, t_ns)
+            self._report_head(int(status_line.split(" ", 2)[1]), headers, t_ns)
         except Exception as exc:
             self._exchange.give_up(exc)
-        self._let_go_when_over()
+        self._restore_writer_at_end()
 
     async def write(self, chunk: bytes, **options: Any) -> None:
         t_ns = mono_ns()
-        passed_ns = await self._passing(self._write(chunk, **options), t_ns)
+        passed_ns = await self._await_writer(self._write(chunk, **options), t_ns)
         if chunk:
             self._exchange.answer_data(chunk, t_ns)
         self._exchange.add_own_time(passed_ns)
 
     async def write_eof(self, chunk: bytes = b"") -> None:
         t_ns = mono_ns()
-        passed_ns = await self._passing(self._write_eof(chunk), t_ns)
+        passed_ns = await self._await_writer(self._write_eof(chunk), t_ns)
         if chunk:
             self._exchange.answer_data(chunk, t_ns)
         await self._read_request()
         self._exchange.complete(t_ns, passed_ns)
-        self._let_go_when_over()
+        self._restore_writer_at_end()
 
-    async def _passing(self, passing: Awaitable[None], t_ns: int) -> int:
+    async def _await_writer(self, writer_call: Awaitable[None], t_ns: int) -> int:
         """Await the writer's work, which began at `t_ns`. Return the time of its end."""
         turns = self._exchange.turns
         try:
-            await passing
+            await writer_call
         except OSError:
-            self._exchange.client_gone()
-            self._let_go_when_over()
+            self._exchange.on_client_disconnect()
+            self._restore_writer_at_end()
             raise
         except Exception as exc:
-            self._exchange.cut(f"could not be answered for ({type(exc).__name__})")
-            self._let_go_when_over()
+            self._exchange.on_app_end(f"could not be answered for ({type(exc).__name__})")
+            self._restore_writer_at_end()
             raise
         passed_ns = mono_ns()
-        self._exchange.paused(turns, passed_ns - t_ns)
+        self._exchange.add_pause(turns, passed_ns - t_ns)
         return passed_ns
 
-    def _answered(self, status: int, headers: Mapping[str, str], t_ns: int) -> None:
+    def _report_head(self, status: int, headers: Mapping[str, str], t_ns: int) -> None:
         if status == _SWITCHING:
             self._exchange.leave_unmeasured("websocket")
             return
@@ -181,14 +181,14 @@ class _Call:
             # Remove Content-Encoding: the writer compresses after this wrapper, so the bytes here are not
             # coded.
             fields = [(name, value) for name, value in fields if name.lower() != b"content-encoding"]
-        self._exchange.answered(status, fields, t_ns)
+        self._exchange.answer_head(status, fields, t_ns)
 
     # ---------------------------------------------------------------- the request's body, and ends
 
     async def _read_request(self) -> None:
         """Report the body of the request if the handler has read all of it. Do not wait for the rest."""
         exchange, request = self._exchange, self._request
-        if exchange.over or exchange.request_over or request.can_read_body:
+        if exchange.is_over or exchange.request_over or request.can_read_body:
             return
         try:
             body = await request.read()
@@ -197,7 +197,7 @@ class _Call:
         end_ns = self._request_end_ns
         exchange.request_data(body, end_ns, last=True, submit_ns=end_ns)
 
-    def raised(self, error: BaseException) -> None:
+    def on_exception(self, error: BaseException) -> None:
         """Note that the handler raised. aiohttp now answers through the writer, unless the answer has
         begun."""
         if isinstance(error, asyncio.CancelledError):
@@ -205,23 +205,24 @@ class _Call:
             # leaves.
             transport = self._request.transport
             if transport is None or transport.is_closing():
-                self._exchange.client_gone()
+                self._exchange.on_client_disconnect()
             else:
-                self._exchange.cut("was cancelled")
+                self._exchange.on_app_end("was cancelled")
         elif self._exchange.status is not None:
-            self._exchange.cut(f"raised {type(error).__name__}")
-        self._let_go_when_over()
+            self._exchange.on_app_end(f"raised {type(error).__name__}")
+        self._restore_writer_at_end()
 
-    def _connection_over(self, _: "asyncio.Task[None]") -> None:
-        self._exchange.cut("ended its connection")
-        self._let_go_when_over()
+    def _on_connection_end(self, _: "asyncio.Task[None]") -> None:
+        self._exchange.on_app_end("ended its connection")
+        self._restore_writer_at_end()
 
-    def _let_go_when_over(self) -> None:
-        """Restore the writer's methods, so that no cycle of references is left."""
-        if self._exchange.over and self._writer is not None:
-            for name in _WATCHED:
+    def _restore_writer_at_end(self) -> None:
+        """After the end of the exchange, restore the writer's methods, so that no cycle of references is
+        left."""
+        if self._exchange.is_over and self._writer is not None:
+            for name in _WRAPPED_METHODS:
                 delattr(self._writer, name)
-            self._task.remove_done_callback(self._connection_over)
+            self._task.remove_done_callback(self._on_connection_end)
             self._writer = None
 
 

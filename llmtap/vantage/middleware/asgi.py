@@ -38,10 +38,11 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-_LAST_WORDS: Final = ("lifespan.shutdown.complete", "lifespan.shutdown.failed")
-_FOR_NO_ANSWER: Final = 500
+_SHUTDOWN_MESSAGES: Final = ("lifespan.shutdown.complete", "lifespan.shutdown.failed")
+_STATUS_WITHOUT_ANSWER: Final = 500
 """Status that a server sends if the app raises, or returns without a response."""
-_SELDOM_A_BODY: Final = frozenset({"GET", "HEAD", "DELETE", "OPTIONS", "TRACE"})
+_USUALLY_WITHOUT_BODY: Final = frozenset({"GET", "HEAD", "DELETE", "OPTIONS", "TRACE"})
+"""Methods whose requests have a body only if their header shows it."""
 
 
 class LlmtapMiddleware:
@@ -63,12 +64,12 @@ class LlmtapMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["type"]
         if kind in ("http", "websocket") and (rule := _skip_rule(self._skips, scope)) is not None:
-            if (emitter := self._emitters.here()) is not None:
+            if (emitter := self._emitters.current()) is not None:
                 emitter.skip(rule)
             await self._app(scope, receive, send)
         elif kind == "http":
             arrival_ns = mono_ns()
-            emitter = self._emitters.here()
+            emitter = self._emitters.current()
             call = None if emitter is None else _wrap_calls(emitter, scope, receive, send, arrival_ns)
             if call is None:
                 await self._app(scope, receive, send)
@@ -76,21 +77,21 @@ class LlmtapMiddleware:
             try:
                 await self._app(scope, call.receive, call.send)
             except BaseException as exc:
-                call.raised(exc)
+                call.on_exception(exc)
                 raise
-            call.exchange.cut("returned", _FOR_NO_ANSWER)
+            call.exchange.on_app_end("returned", _STATUS_WITHOUT_ANSWER)
         elif kind == "lifespan":
-            await self._live(scope, receive, send)
+            await self._handle_lifespan(scope, receive, send)
         else:
-            if kind == "websocket" and (emitter := self._emitters.here()) is not None:
+            if kind == "websocket" and (emitter := self._emitters.current()) is not None:
                 emitter.pass_unmeasured("websocket")
             await self._app(scope, receive, send)
 
-    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._emitters.here()  # connect now, so that the meter lists the app before its first request
+    async def _handle_lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._emitters.current()  # connect now, so that the meter lists the app before its first request
 
         async def last(message: Message) -> None:
-            if message.get("type") in _LAST_WORDS:
+            if message.get("type") in _SHUTDOWN_MESSAGES:
                 await self._emitters.close()
             await send(message)
 
@@ -123,7 +124,7 @@ def _wrap_calls(
         head = request_head(method, target + b"?" + query if query else target, version, fields)
         is_whole = not _may_have_body(method, fields)
     except Exception as exc:
-        emitter.failed(exc)
+        emitter.on_failure(exc)
         emitter.pass_unmeasured("middleware_error")
         return None
     exchange = AppExchange(emitter, method, head, arrival_ns)
@@ -139,7 +140,7 @@ def _may_have_body(method: str, fields: list[tuple[bytes, bytes]]) -> bool:
         if name == b"transfer-encoding":
             return True
     # With HTTP/2 and 3, a body needs neither Content-Length nor Transfer-Encoding.
-    return method not in _SELDOM_A_BODY
+    return method not in _USUALLY_WITHOUT_BODY
 
 
 class _Call:
@@ -156,14 +157,14 @@ class _Call:
         message = await self._receive()
         t_ns = mono_ns()
         exchange = self.exchange
-        if not exchange.over:
+        if not exchange.is_over:
             try:
                 if message["type"] == "http.request":
                     if not exchange.request_over:
                         last = not message.get("more_body", False)
                         exchange.request_data(message.get("body", b""), t_ns, last=last)
                 elif message["type"] == "http.disconnect":
-                    exchange.client_gone()
+                    exchange.on_client_disconnect()
             except Exception as exc:
                 exchange.give_up(exc)
         return message
@@ -175,17 +176,17 @@ class _Call:
         try:
             await self._send(message)
         except OSError:
-            exchange.client_gone()
+            exchange.on_client_disconnect()
             raise
-        if not exchange.over:
+        if not exchange.is_over:
             try:
                 passed_ns = mono_ns()
-                exchange.paused(turns, passed_ns - t_ns)
-                self._sent(message, t_ns, passed_ns)
+                exchange.add_pause(turns, passed_ns - t_ns)
+                self._report_message(message, t_ns, passed_ns)
             except Exception as exc:
                 exchange.give_up(exc)
 
-    def _sent(self, message: Message, t_ns: int, passed_ns: int) -> None:
+    def _report_message(self, message: Message, t_ns: int, passed_ns: int) -> None:
         exchange = self.exchange
         kind, last = message["type"], False
         if kind == "http.response.body":
@@ -194,7 +195,7 @@ class _Call:
                 exchange.answer_data(body, t_ns)
             last = not message.get("more_body", False)
         elif kind == "http.response.start":
-            exchange.answered(message["status"], message.get("headers", ()), t_ns)
+            exchange.answer_head(message["status"], message.get("headers", ()), t_ns)
         elif kind in ("http.response.pathsend", "http.response.zerocopysend"):
             # The server reads the file itself, so its bytes are not seen here.
             last = not message.get("more_body", False)
@@ -203,9 +204,9 @@ class _Call:
         else:
             exchange.add_own_time(passed_ns)
 
-    def raised(self, error: BaseException) -> None:
+    def on_exception(self, error: BaseException) -> None:
         """Note that the app ended with an exception."""
         if isinstance(error, asyncio.CancelledError):
-            self.exchange.cut("was cancelled", _FOR_NO_ANSWER)
+            self.exchange.on_app_end("was cancelled", _STATUS_WITHOUT_ANSWER)
         else:
-            self.exchange.cut(f"raised {type(error).__name__}", _FOR_NO_ANSWER)
+            self.exchange.on_app_end(f"raised {type(error).__name__}", _STATUS_WITHOUT_ANSWER)

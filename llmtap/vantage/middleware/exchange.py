@@ -79,11 +79,11 @@ class Emitter(Reporter):
         self._missing_timer = self._loop.call_later(NO_METER_S, self._warn_without_meter)
 
     def pass_unmeasured(self, reason: str) -> None:
-        """Number and count an exchange that is not measured."""
+        """Count an exchange that is not measured as dropped for `reason`; it gets a sequence number, too."""
         ledger = self.tap.ledger
         ledger.drop(ledger.open(), reason)
 
-    def failed(self, error: BaseException) -> None:
+    def on_failure(self, error: BaseException) -> None:
         """Log an error of llmtap's code, once for each kind."""
         kind = type(error).__name__
         if kind not in self._failures:
@@ -117,7 +117,7 @@ class Emitter(Reporter):
         try:
             self.report()
         except Exception as exc:
-            self.failed(exc)
+            self.on_failure(exc)
 
 
 def _is_denied(path: str) -> bool:
@@ -137,7 +137,11 @@ class Emitters:
         if not socket:
             raise ConfigError("socket", "is empty", "set it to the path of `llmtap meter --listen-socket`")
         if len(os.fsencode(socket)) > SOCKET_PATH_BYTES_MAX:
-            raise ConfigError("socket", f"is longer than {SOCKET_PATH_BYTES_MAX} bytes, the system's limit")
+            raise ConfigError(
+                "socket",
+                f"is longer than {SOCKET_PATH_BYTES_MAX} bytes, the system's limit",
+                "use a shorter path",
+            )
         if tap_bytes < TAP_BYTES_MIN:
             raise ConfigError("tap_bytes", f"must be at least {TAP_BYTES_MIN:,} bytes, got {tap_bytes:,}")
         self._socket = socket
@@ -145,7 +149,7 @@ class Emitters:
         self._by_loop: dict[asyncio.AbstractEventLoop, Emitter] = {}
         self._failed = False
 
-    def here(self) -> Emitter | None:
+    def current(self) -> Emitter | None:
         """Return the running loop's emitter, or None if there can be none (logged once). Never raises."""
         try:
             loop = asyncio.get_running_loop()
@@ -193,12 +197,12 @@ def warn(text: str, *values: object) -> None:
 Fields = Iterable[tuple[bytes, bytes]]
 
 
-def _while_measured(method: Callable[Concatenate["AppExchange", P], None]) -> Callable[..., None]:
-    """Do nothing once the exchange is over; drop it after an internal error."""
+def _only_while_measured(method: Callable[Concatenate["AppExchange", P], None]) -> Callable[..., None]:
+    """Make a method do nothing after the end of the exchange, and drop the exchange if the method fails."""
 
     @wraps(method)
     def guarded(self: "AppExchange", *args: P.args, **kwargs: P.kwargs) -> None:
-        if not self.over:
+        if not self.is_over:
             try:
                 method(self, *args, **kwargs)
             except Exception as exc:
@@ -215,7 +219,7 @@ class AppExchange:
 
     __slots__ = (
         "_bodiless", "_emitter", "_head", "_method", "_request_bytes", "_response_bytes", "_submitted",
-        "_tap", "arrival_ns", "begun", "over", "own_ns", "paused_ns", "request_over", "seq",
+        "_tap", "arrival_ns", "has_begun", "is_over", "own_ns", "paused_ns", "request_over", "seq",
         "status",
     )  # fmt: skip
 
@@ -229,25 +233,25 @@ class AppExchange:
         self._response_bytes = 0
         self._submitted = False
         self.arrival_ns = arrival_ns
-        self.begun = False
-        self.over = False
+        self.has_begun = False
+        self.is_over = False
         self.own_ns = 0
         """Time used by the middleware since the last frame that reported it."""
         self.paused_ns = 0
         self.request_over = False
         self.seq = 0
         self.status: int | None = None
-        emitter.began(self, arrival_ns)
+        emitter.on_begin(self, arrival_ns)
 
     # ---------------------------------------------------------------- the request
 
-    @_while_measured
+    @_only_while_measured
     def request_without_body(self) -> None:
         """Note that the request has no body, so it is complete at the call of the app."""
         self.request_over = self._submitted = True
         self._begin(self._head, mono_ns(), FrameKind.SENT)
 
-    @_while_measured
+    @_only_while_measured
     def request_data(self, data: bytes, t_ns: int, *, last: bool, submit_ns: int | None = None) -> None:
         """Take `data` of the request's body, which the server received at `t_ns` and the app gets.
 
@@ -256,10 +260,10 @@ class AppExchange:
         if self.request_over:
             return
         self._request_bytes += len(data)
-        if last and not self.begun:
+        if last and not self.has_begun:
             self._begin(self._head + data, t_ns)
         else:
-            if not self.begun:
+            if not self.has_begun:
                 self._begin(self._head)
             if data:
                 self._tap.offer(FrameKind.REQUEST_DATA, self.seq, t_ns, 0, data)
@@ -273,15 +277,15 @@ class AppExchange:
                 self._tap.offer(FrameKind.SUBMIT, self.seq, now_ns, now_ns - t_ns)
 
     def _begin(self, data: bytes, whole_ns: int = 0, kind: int = FrameKind.OPEN) -> None:
-        self.begun = True
+        self.has_begun = True
         self.seq, _ = self._tap.open(self.arrival_ns, data, whole_ns, kind)
 
     # ---------------------------------------------------------------- the answer
 
-    @_while_measured
-    def answered(self, status: int, fields: Fields, t_ns: int) -> None:
+    @_only_while_measured
+    def answer_head(self, status: int, fields: Fields, t_ns: int) -> None:
         """Take the response head, which the app sent at `t_ns`."""
-        if not self.begun:
+        if not self.has_begun:
             self._begin(self._head)
         if not self._submitted:
             # The app answers before it has read the whole request.
@@ -291,7 +295,7 @@ class AppExchange:
         self._bodiless = self._method == "HEAD" or status < 200 or status in _BODILESS
         self._offer(FrameKind.RESPONSE_HEAD, t_ns, response_head(status, fields))
 
-    @_while_measured
+    @_only_while_measured
     def answer_data(self, data: bytes, t_ns: int) -> None:
         """Take `data` of the response body, which the app sent at `t_ns`."""
         if not self._bodiless:
@@ -304,10 +308,10 @@ class AppExchange:
 
     @property
     def turns(self) -> int:
-        """Number of rounds of the event loop so far, for `paused`."""
+        """Number of rounds of the event loop so far, for `add_pause`."""
         return self._emitter.turns
 
-    def paused(self, turns: int, wait_ns: int) -> None:
+    def add_pause(self, turns: int, wait_ns: int) -> None:
         """Add a pause if the server waited for a slow client before it took a message.
 
         `turns`: value of `turns` when the message was passed to the server; `wait_ns`: time until the server
@@ -324,17 +328,17 @@ class AppExchange:
 
     # ---------------------------------------------------------------- ends
 
-    @_while_measured
+    @_only_while_measured
     def complete(self, t_ns: int, passed_ns: int) -> None:
         """Note that the app sent the end of its answer at `t_ns`; the server took it at `passed_ns`."""
         self._tap.offer(FrameKind.RESPONSE_END, self.seq, t_ns, 0)
         self._close(Outcome.COMPLETE, passed_ns)
 
-    def client_gone(self) -> None:
+    def on_client_disconnect(self) -> None:
         """Note that the client disconnected before the end of the response."""
         self._end(Outcome.CLIENT_CANCELLED, "the client closed the connection")
 
-    def cut(self, how: str, status: int | None = None) -> None:
+    def on_app_end(self, how: str, status: int | None = None) -> None:
         """Note that the app has ended, maybe before its answer; `how` completes the sentence "the app ...".
 
         `status`: the server's answer for an app that has not begun one.
@@ -347,25 +351,25 @@ class AppExchange:
 
     def leave_unmeasured(self, reason: str) -> None:
         """Stop measuring the exchange; count it as dropped for `reason`."""
-        if self.over:
+        if self.is_over:
             return
         try:
-            if self.begun:
+            if self.has_begun:
                 self._emitter.tap.drop(self.seq, mono_ns(), reason)
             else:
                 self._emitter.pass_unmeasured(reason)
         except Exception as exc:
-            self._emitter.failed(exc)
+            self._emitter.on_failure(exc)
         self._finish()
 
     def give_up(self, error: Exception) -> None:
         """Drop the exchange after an internal error."""
-        self._emitter.failed(error)
+        self._emitter.on_failure(error)
         self.leave_unmeasured("middleware_error")
 
-    @_while_measured
+    @_only_while_measured
     def _end(self, outcome: Outcome, error: str) -> None:
-        if not self.begun:
+        if not self.has_begun:
             self._begin(self._head)
         self._close(outcome, mono_ns(), error)
 
@@ -379,8 +383,8 @@ class AppExchange:
         self._finish()
 
     def _finish(self) -> None:
-        self.over = True
-        self._emitter.ended(self, self._request_bytes, self._response_bytes)
+        self.is_over = True
+        self._emitter.on_end(self, self._request_bytes, self._response_bytes)
 
 
 def request_head(method: str, target: bytes, version: str, fields: Fields) -> bytes:

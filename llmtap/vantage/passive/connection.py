@@ -73,6 +73,7 @@ class WatchCounts:
         self.missing_bytes = 0
 
     def add(self, kind: str) -> None:
+        """Count a connection by its kind, a key of `connections`."""
         self.connections[kind] = self.connections.get(kind, 0) + 1
 
 
@@ -89,9 +90,9 @@ class Connection:
         self.server = TcpDirection(early, is_up=False)
         self.client.peer, self.server.peer = self.server, self.client
         self.over = False
-        """Both sides have closed the connection."""
+        """Whether both sides have closed the connection."""
         self.ignored = False
-        """The connection does not carry HTTP/1.1."""
+        """Whether the connection carries another protocol than HTTP/1.1, so that its packets are ignored."""
         self.ring_lost = False
         """The ring overflowed recently, so missing bytes will not come any more."""
         self.last_ns = 0
@@ -142,14 +143,14 @@ class Connection:
             self.lose(t_ns, "packets_lost", n)  # a new request: the missing bytes will not come any more
         if way.next is None:
             if not way.is_up or not begins_request(payload):
-                self._look(payload)
+                self._check_first_payload(payload)
                 return
             way.begin(seq)
             peer.begin(ack)
         elif way.is_up and peer.next is None and payload:
             peer.begin(ack)
         if way.is_up and not window:
-            self._conversation.window_closed(t_ns)
+            self._conversation.on_window_closed(t_ns)
         try:
             pieces = way.add(seq, flags, payload, t_ns)
         except LostSyncError as exc:
@@ -168,7 +169,7 @@ class Connection:
                 return
             if piece_flags & FIN:
                 way.next = (way.next + 1) & 0xFFFFFFFF
-                self._conversation.ended(piece_ns, by_client=way.is_up)
+                self._conversation.on_fin(piece_ns, by_client=way.is_up)
                 self.over = self._conversation.over
                 if self.over:
                     return
@@ -177,7 +178,7 @@ class Connection:
         """Return the time for a packet that is stamped before its predecessor, or after a clock step."""
         back_ns = self.last_ns - t_ns
         if clock_steps == self.clock_steps and back_ns <= DISORDER_NS_MAX:
-            self._conversation.time_went_back(back_ns)
+            self._conversation.on_time_step_back(back_ns)
             return self.last_ns
         self.clock_steps = clock_steps
         if self._conversation.is_busy or self.client.hole_ns or self.server.hole_ns:
@@ -231,11 +232,12 @@ class Connection:
             return  # RFC 5961 3.2: the receiver ignores this RST. After a FIN, it may be one byte behind.
         if ahead > 0:
             self.lose(t_ns, "packets_lost", ahead)
-        self._conversation.reset(t_ns, by_client=way.is_up)
+        self._conversation.on_rst(t_ns, by_client=way.is_up)
         self.over = True
 
-    def _look(self, payload: bytes) -> None:
-        """Look at the first payload of a connection that was joined in the middle."""
+    def _check_first_payload(self, payload: bytes) -> None:
+        """Ignore the connection if the first payload captured of it is TLS; called if its start was not
+        captured."""
         if self._is_new and payload:
             self._is_new = False
             if _TLS_RECORD.match(payload):
@@ -273,14 +275,15 @@ class ConnectionTable:
     ) -> None:
         self.counts = WatchCounts() if counts is None else counts
         self.sides: set[str] = set()
-        """Where the connections were seen: `client`, `server`, `host` (both), `middle`."""
+        """Places of this host in the captured connections: `client`, `server`, `host` (both) or `middle`
+        (neither)."""
         self._sink = sink
         self._ports = frozenset(port.to_bytes(2) for port in ports)
         self._hosts = hosts
         self._local = local
         self._early_bytes = EarlyBytes()
         self._directions: dict[bytes, tuple[Connection, TcpDirection]] = {}
-        self._silent_ones: OrderedDict[bytes, Connection] = OrderedDict()
+        self._without_request: OrderedDict[bytes, Connection] = OrderedDict()
         """Connections without a request at their last check, by the flow from the client, oldest first."""
         self._connections_max = connections_max
         self._ring_lost = False
@@ -342,7 +345,7 @@ class ConnectionTable:
         if connection.over:
             self._forget(flow if way.is_up else reverse_flow(flow))
 
-    def ring_lost(self, t_ns: int, *, now: bool) -> None:
+    def on_ring_loss(self, t_ns: int, *, now: bool) -> None:
         """Note whether the ring lost packets recently (`now`). If so, holes are final at once."""
         if now:
             self._ring_lost_ns = t_ns
@@ -365,7 +368,7 @@ class ConnectionTable:
                 self._forget(flow)
 
     def close(self, t_ns: int) -> None:
-        """Drop the exchanges under way: no more packets come."""
+        """Drop the running exchanges, since no more packets come, and forget all connections."""
         for flow, connection in self._connections().items():
             connection.give_up(max(t_ns, connection.last_ns), "watch_ended")
             self._forget(flow)
@@ -374,6 +377,7 @@ class ConnectionTable:
         return {flow: connection for flow, (connection, way) in self._directions.items() if way.is_up}
 
     def _serves(self, address: bytes, port: bytes) -> bool:
+        """Return whether a server at this address and port is watched."""
         return (not self._ports or port in self._ports) and (not self._hosts or address in self._hosts)
 
     def _begin(self, flow: bytes, flags: int, payload: bytes) -> tuple[Connection, TcpDirection] | None:
@@ -401,7 +405,7 @@ class ConnectionTable:
         connection.clock_steps = self._clock_steps
         from_client, from_server = (connection, connection.client), (connection, connection.server)
         self._directions[flow], self._directions[reverse_flow(flow)] = from_client, from_server
-        self._silent_ones[flow] = connection
+        self._without_request[flow] = connection
         if self._local:
             by_client, by_server = source in self._local, target in self._local
             self.sides.add(
@@ -412,8 +416,8 @@ class ConnectionTable:
 
     def _make_room(self) -> bool:
         """Forget the oldest connection without a request. Return False if there is none."""
-        while self._silent_ones:
-            flow, connection = self._silent_ones.popitem(last=False)
+        while self._without_request:
+            flow, connection = self._without_request.popitem(last=False)
             if not connection.has_request:
                 self._forget(flow)
                 return True
@@ -423,5 +427,5 @@ class ConnectionTable:
         """Forget a connection, given by the flow from its client."""
         connection, _ = self._directions.pop(flow)
         del self._directions[reverse_flow(flow)]
-        self._silent_ones.pop(flow, None)
+        self._without_request.pop(flow, None)
         connection.release()

@@ -199,7 +199,7 @@ class Conversation:
     def response(self, data: bytes, t_ns: int) -> None:
         """Take bytes from the server."""
         if self._window_closed_ns:
-            self._pause_over(t_ns)
+            self._end_pause(t_ns)
         while data:
             x, scanner = self._answering, self._scanner
             if x is None or scanner is None:
@@ -270,17 +270,17 @@ class Conversation:
             self._offer(x, FrameKind.RESPONSE_DATA, t_ns, whole[end:])
         return b""
 
-    def window_closed(self, t_ns: int) -> None:
+    def on_window_closed(self, t_ns: int) -> None:
         """Begin a pause: the client's receive window is 0."""
         if self._answering is not None and not self._window_closed_ns:
             self._window_closed_ns = t_ns
 
-    def _pause_over(self, t_ns: int) -> None:
+    def _end_pause(self, t_ns: int) -> None:
         if self._answering is not None:
             self._answering.paused_ns += t_ns - self._window_closed_ns
         self._window_closed_ns = 0
 
-    def time_went_back(self, by_ns: int) -> None:
+    def on_time_step_back(self, by_ns: int) -> None:
         """Note that a packet's time was `by_ns` before its predecessor's: times have at least this error."""
         if self._head or not self._pending:
             self._error_ns = max(self._error_ns, by_ns)
@@ -289,7 +289,7 @@ class Conversation:
 
     # ---------------------------------------------------------------- ends
 
-    def ended(self, t_ns: int, *, by_client: bool) -> None:
+    def on_fin(self, t_ns: int, *, by_client: bool) -> None:
         """Handle a FIN. A client that has sent everything may still wait for the answer."""
         if by_client:
             self._client_left_ns = t_ns
@@ -308,7 +308,7 @@ class Conversation:
             self._close(self._answering, t_ns, Outcome.COMPLETE)
         self._cut(t_ns, "closed")
 
-    def reset(self, t_ns: int, *, by_client: bool) -> None:
+    def on_rst(self, t_ns: int, *, by_client: bool) -> None:
         """Handle an RST."""
         self.over = True
         if by_client and not self._client_left_ns:
@@ -322,6 +322,7 @@ class Conversation:
         self.lose(t_ns, reason)
 
     def _cut(self, t_ns: int, how: str) -> None:
+        """End all running exchanges, because the connection ended; `how`: "closed" or "reset"."""
         while self._pending:
             x = self._pending[0]
             if self._client_left_ns:
@@ -350,6 +351,7 @@ class Conversation:
         self._window_closed_ns = 0
 
     def _offer(self, x: _Exchange, kind: int, t_ns: int, data: bytes = b"") -> None:
+        """Send a frame of an exchange, unless the channel has dropped the exchange."""
         if x.tapped:
             x.tapped = self._sink.offer(kind, x.seq, t_ns, 0, data)
 

@@ -74,7 +74,7 @@ class PacketFile:
             unit_ns = _UNITS_NS.get(int.from_bytes(magic, "little" if order == "<" else "big"))
             if unit_ns is not None:
                 return self._pcap(order, unit_ns)
-        raise PcapError("the file is neither a pcap nor a pcapng file")
+        raise PcapError("the file is no pcap or pcapng file, such as `tcpdump -w` writes")
 
     def _read(self, n: int) -> bytes:
         """Return `n` bytes, or fewer at the end of the file."""
@@ -92,7 +92,7 @@ class PacketFile:
             self.truncated = True
         return body
 
-    def _damaged(self, what: str) -> PcapError:
+    def _damage_error(self, what: str) -> PcapError:
         return PcapError(f"the file is damaged before byte {self.read_bytes:,}: {what}")
 
     def _pcap(self, order: str, unit_ns: int) -> Iterator[tuple[int, int, bytes]]:
@@ -105,7 +105,7 @@ class PacketFile:
         while len(head := self._read(16)) == 16:
             seconds, fraction, captured, _ = record.unpack(head)
             if captured > BLOCK_BYTES_MAX:
-                raise self._damaged(f"a packet with a declared length of {captured:,} bytes")
+                raise self._damage_error(f"a packet with a declared length of {captured:,} bytes")
             if len(frame := self._body(captured)) < captured:
                 return
             yield seconds * 1_000_000_000 + fraction * unit_ns, link, frame
@@ -123,27 +123,29 @@ class PacketFile:
                 (length,) = struct.unpack(order + "I", head[4:])
                 read = 12
             if not 12 <= length <= BLOCK_BYTES_MAX or length % 4 or length < read + 4:
-                raise self._damaged(f"a block with a declared length of {length:,} bytes")
+                raise self._damage_error(f"a block with a declared length of {length:,} bytes")
             if len(body := self._body(length - read)) < length - read:
                 return
             try:
                 if kind == _ENHANCED:
                     number, high, low, captured, _ = struct.unpack_from(order + "IIIII", body)
                     if captured > len(body) - 24:
-                        raise self._damaged("a packet longer than its block")
+                        raise self._damage_error("a packet longer than its block")
                     link, ticks_per_s, offset_s = interfaces[number]
                     wall_ns = offset_s * 10**9 + (high << 32 | low) * 10**9 // ticks_per_s
                     if not 0 <= wall_ns < WALL_NS_MAX:
-                        raise self._damaged("a timestamp out of range")
+                        raise self._damage_error("a timestamp out of range")
                     self.unit_ns = max(1, 10**9 // ticks_per_s)
                     yield wall_ns, link, body[20 : 20 + captured]
                 elif kind == _INTERFACE and len(interfaces) < INTERFACES_MAX:
                     (link,) = struct.unpack_from(order + "H", body)
                     interfaces.append((link, *_clock_of(body[8:-4], order)))
                 elif kind == _SIMPLE:
-                    raise PcapError("the packets have no timestamps (simple packet blocks)")
+                    raise PcapError(
+                        "the packets have no timestamps (simple packet blocks): write a pcap file instead"
+                    )
             except (struct.error, IndexError):
-                raise self._damaged("a block that is too short") from None
+                raise self._damage_error("a block that is too short") from None
             head = self._read(8)
 
 

@@ -94,7 +94,8 @@ class PacketRing:
         self._next = self._first_block()
 
     def _first_block(self) -> int:
-        """Return the block to read first: where an earlier process stopped, or the one being filled."""
+        """Return the number of the block to read first: the oldest full one, which an earlier process has not
+        read, else the one that the kernel is filling."""
         blocks = [_BLOCK.unpack_from(self.buffer, i * BLOCK_BYTES) for i in range(self._blocks)]
         full = [(seq, i) for i, (status, _, _, seq) in enumerate(blocks) if status & _USER]
         return min(full)[1] if full else max((seq, i) for i, (_, _, _, seq) in enumerate(blocks))[1]
@@ -120,7 +121,7 @@ class PacketRing:
             _STATUS.pack_into(buffer, base + 8, 0)
             self._next = (self._next + 1) % self._blocks
 
-    def newly_lost(self) -> int:
+    def count_new_losses(self) -> int:
         """Return the number of packets lost since the last call."""
         statistics = self._sock.getsockopt(_SOL_PACKET, _STATISTICS, _STATISTICS_V3.size)
         lost: int = _STATISTICS_V3.unpack(statistics)[1]

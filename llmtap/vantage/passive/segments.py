@@ -3,8 +3,8 @@
 `network_offset` finds the IP header in a frame, `parse_segment` the TCP segment; checksums are not checked.
 `TcpDirection` keeps early segments, within bounds, until the bytes before them arrive. Bytes that arrive
 twice are returned once. It raises LostSyncError if there are more early bytes than the bounds allow, and if
-two copies of the same bytes differ: nobody knows which one the receiver got. A copy is compared with the last
-piece that was returned.
+two copies of the same bytes differ: it is unknown which one the receiver got. A copy is compared with the
+last piece that was returned.
 
 Source: RFC 791, RFC 8200, RFC 9293; link types: tcpdump.org/linktypes.html.
 """
@@ -180,7 +180,8 @@ class TcpDirection:
         return ((seq - self.next + HALF) & MASK) - HALF
 
     def add(self, seq: int, flags: int, payload: bytes, t_ns: int) -> list[tuple[bytes, int, int]]:
-        """Return the pieces that are in order now, as `(payload, t_ns, flags)`; `next` is behind them.
+        """Return the pieces that are in order now, as `(payload, t_ns, flags)`; `next` then is the byte after
+        them.
 
         A piece that waited for another one has the later time. Raises LostSyncError.
         """

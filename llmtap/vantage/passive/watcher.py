@@ -29,18 +29,19 @@ from llmtap.vantage.passive.options import WatchOptions
 from llmtap.vantage.passive.ring import PacketRing
 from llmtap.vantage.reporter import STATUS_S, ChildSetup, Reporter, begin_child, on_orphaned
 
-CALM_NS: Final = 2_000_000_000
-"""Time without an overflow of the ring after which a hole may be due to reordered packets again."""
-DOUBT_NS: Final = 1_000_000_000
+LOSS_AFTERMATH_NS: Final = 2_000_000_000
+"""Time after an overflow of the ring in which each hole counts as lost packets. Later, the missing packets
+may just be late."""
+RING_AGE_NS_MAX: Final = 1_000_000_000
 """Maximum age of packets that may still be in the ring when the wall clock is set."""
 LAST_PACKETS_S: Final = 0.06
 """Time to wait for the last packets: a little longer than the kernel keeps a block that is not full."""
 DRAIN_S: Final = 2.0
 SWEEP_NS: Final = 1_000_000_000
-UNFOLLOWED: Final = {
+UNFOLLOWED_HINTS: Final = {
     "encrypted": "TLS cannot be read from packets: watch behind the TLS termination, or use `llmtap proxy`",
     "http2": "HTTP/2 is not followed: use `llmtap proxy` or the middleware",
-    "not_http": "it is no HTTP/1.1: check watch.ports",
+    "not_http": "the connection does not carry HTTP/1.1: check watch.ports",
     "overflow": "more connections than the table holds are open",
 }
 
@@ -74,6 +75,7 @@ class _ChannelSink:
         return rule is not None
 
     def open(self, t_ns: int, data: bytes, extra_ns: int = 0, kind: int = FrameKind.OPEN) -> tuple[int, bool]:
+        """Begin an exchange. Return its number, and whether the channel accepts its frames."""
         seq, tapped = self._tap.open(t_ns, data, extra_ns, kind)
         if tapped:
             self._reporter.arrivals[seq] = t_ns
@@ -83,7 +85,7 @@ class _ChannelSink:
         reporter = self._reporter
         arrival_ns = reporter.arrivals.get(seq, t_ns)
         closing.lag_ns = max(closing.lag_ns, self._width_ns(), reporter.lag.worst_since(arrival_ns))
-        reporter.ended(seq, closing.request_bytes, closing.response_bytes)
+        reporter.on_end(seq, closing.request_bytes, closing.response_bytes)
         self._tap.close_exchange(seq, t_ns, closing)
 
     def drop(self, seq: int, t_ns: int, reason: str) -> None:
@@ -141,8 +143,8 @@ class Watcher:
     def start(self) -> None:
         self.reporter.tap.connect()
         for ring, table in self._tables:
-            self._loop.add_reader(ring.fd, partial(self._readable, ring, table))
-        self._look()
+            self._loop.add_reader(ring.fd, partial(self._on_readable, ring, table))
+        self._on_timer()
 
     async def close(self) -> None:
         """Process the last packets, then report and disconnect."""
@@ -163,17 +165,17 @@ class Watcher:
     def _width_ns(self) -> int:
         return max(base.width_ns for base in self._bases)
 
-    def _readable(self, ring: PacketRing, table: ConnectionTable) -> None:
+    def _on_readable(self, ring: PacketRing, table: ConnectionTable) -> None:
         for base in self._bases:
             base.check()
         now_ns = self._clock.mono_ns()
         steps = sum(base.steps for base in self._bases)
         if steps != self._steps:
             self._steps = steps
-            self._doubt_until_ns = now_ns + DOUBT_NS
-        if ring.newly_lost():
+            self._doubt_until_ns = now_ns + RING_AGE_NS_MAX
+        if ring.count_new_losses():
             self._lost_ns = now_ns
-            table.ring_lost(now_ns, now=True)
+            table.on_ring_loss(now_ns, now=True)
         packet, buffer = table.packet, ring.buffer
         bases = (self.reporter.timebase, self._adapters.get(ring.fd, self.reporter.timebase))
         if now_ns < self._doubt_until_ns:
@@ -184,15 +186,15 @@ class Watcher:
         for stamp_ns, which, start, stop in ring.take():
             packet(buffer, start, stop, stamp_ns + offsets_ns[which])
 
-    def _look(self) -> None:
+    def _on_timer(self) -> None:
         """Sweep, report and sample the clocks; called twice a second."""
-        self._timer = self._loop.call_later(STATUS_S, self._look)
+        self._timer = self._loop.call_later(STATUS_S, self._on_timer)
         try:
             now_ns = self._clock.mono_ns()
-            if self._lost_ns and now_ns - self._lost_ns > CALM_NS:
+            if self._lost_ns and now_ns - self._lost_ns > LOSS_AFTERMATH_NS:
                 self._lost_ns = 0
                 for _, table in self._tables:
-                    table.ring_lost(now_ns, now=False)
+                    table.on_ring_loss(now_ns, now=False)
             if now_ns - self._swept_ns > SWEEP_NS:
                 self._swept_ns = now_ns
                 for _, table in self._tables:
@@ -217,7 +219,7 @@ class Watcher:
                 "event=packets_lost packets=%d hint=%r", lost - self._reported_lost, "raise watch.ring_bytes"
             )
             self._reported_lost = lost
-        for kind, hint in UNFOLLOWED.items():
+        for kind, hint in UNFOLLOWED_HINTS.items():
             if kind in self.counts.connections and kind not in self._logged_kinds:
                 self._logged_kinds.add(kind)
                 log.warning("event=connection_not_followed kind=%s hint=%r further=counted", kind, hint)

@@ -67,6 +67,7 @@ class ClientConnection:
         self.is_11 = True
 
     def attach(self, stream: Stream, now_ns: int) -> None:
+        """Set the client's stream, once it is open."""
         self._stream = stream
         self._since_ns = now_ns
 
@@ -310,7 +311,7 @@ class ClientConnection:
             return
         if self._context.last_request_ns:
             self._since_ns = now_ns
-        # Check is_alive(), so that a request that is already in the socket is still answered.
+        # If a request is already in the socket, is_alive() is false: the request is still answered.
         elif self._served and self._stream is not None and self._stream.is_alive():
             self._close()
 

@@ -37,7 +37,7 @@ _DIGESTS: Final = frozenset(
 )
 """Header fields with a digest of the body (RFC 9530 and its predecessors)."""
 _ABSENT: Final = msgspec.Raw()
-_NOTHING: Final = frozenset({b"", b'""', b"[]", b"null"})
+_EMPTY_VALUES: Final = frozenset({b"", b'""', b"[]", b"null"})
 
 _encode = msgspec.json.Encoder().encode
 wall_ns = SystemClock.wall_ns
@@ -48,12 +48,12 @@ class _Plan:
     """Changes that one arm makes to a request."""
 
     name: str
-    what: str | None
+    change_text: str | None
     """Description of the change, for the Exchange's `route`; None: nothing is changed."""
     route: Route
     headers: Headers = field(default_factory=list)
     body: dict[str, msgspec.Raw] = field(default_factory=dict)
-    foreign: frozenset[bytes] = frozenset()
+    foreign_fields: frozenset[bytes] = frozenset()
     """Names (`spelling_key`) of header fields that only other arms set."""
 
 
@@ -91,7 +91,7 @@ class Assignment:
     def refused_trailers(self) -> frozenset[bytes]:
         return self._router.refused_trailers
 
-    def by_head(self, seq: int) -> None:
+    def assign_by_head(self, seq: int) -> None:
         """Assign request `seq` and change its head, if the head is sufficient; otherwise hold the body."""
         e, head = self._router.experiment, self.head
         unit = None
@@ -159,9 +159,9 @@ class Assignment:
 
     def _clean(self, plan: _Plan) -> bool:
         """Return whether the client itself sent a header field of another arm; remove it if configured."""
-        if not plan.foreign:
+        if not plan.foreign_fields:
             return False
-        headers = [field for field in self.head.headers if spelling_key(field[0]) not in plan.foreign]
+        headers = [field for field in self.head.headers if spelling_key(field[0]) not in plan.foreign_fields]
         if len(headers) == len(self.head.headers):
             return False
         if self._router.experiment.strip_headers:
@@ -181,20 +181,21 @@ class Assignment:
         if self.on_room_lost is not None:
             self.on_room_lost()
 
-    def sign(self, closing: Closing) -> None:
+    def add_to_closing(self, closing: Closing) -> None:
         """Add the assignment, if there is one, to the last frame of the exchange."""
         if self._plan is not None:
             closing.arm = self._plan.name
             closing.unit = self._unit
             closing.excluded = self.excluded
             if self.excluded is None:
-                closing.route = self._plan.what
+                closing.route = self._plan.change_text
 
 
 class ExperimentRouter:
     """The experiment in one relay: which request gets which arm.
 
-    `routes`: route of each arm with an upstream of its own. `short` is called for a body that finds no room.
+    `routes`: route of each arm with an upstream of its own. `on_shortage` is called for a body that finds no
+    room.
     `room`: bytes left for held bodies.
     """
 
@@ -204,13 +205,13 @@ class ExperimentRouter:
         relay: str,
         default: Route,
         routes: Mapping[str, Route],
-        short: Callable[[], None],
+        on_shortage: Callable[[], None],
     ) -> None:
         assert experiment.key is not None
         self.experiment = experiment
-        self.on = False
-        self.room = Budget(experiment.held_bytes, short)
-        self._short = short
+        self.is_on = False
+        self.room = Budget(experiment.held_bytes, on_shortage)
+        self._on_shortage = on_shortage
         self._holders: dict[Assignment, None] = {}  # assignments that take room, the oldest first
         self._over = False
         self._relay = relay
@@ -225,37 +226,37 @@ class ExperimentRouter:
             self.plans.append(_Plan(arm.name, arm.route, routes.get(arm.name, default), fields, body))
         set_by_arms = {spelling_key(name) for plan in self.plans for name, _ in plan.headers}
         for plan in self.plans:
-            plan.foreign = frozenset(set_by_arms - {spelling_key(name) for name, _ in plan.headers})
+            plan.foreign_fields = frozenset(set_by_arms - {spelling_key(name) for name, _ in plan.headers})
         self.control = next(plan for plan in self.plans if plan.name == experiment.control)
         self.refused_trailers = NO_TRAILERS | set_by_arms
         """Fields that no request of the experiment may have as trailers, whatever its arm: a recipient that
         merged trailers into the head would not read the arm's value."""
 
-    def switch(self, on: bool) -> bool:
+    def switch(self, is_on: bool) -> bool:
         """Start or stop assigning requests, from the next one on. After the end of the experiment, no request
-        is assigned. Return `on`."""
-        self._over = self._over or self.experiment.over(wall_ns())
-        self.on = on and not self._over
-        return self.on
+        is assigned. Return `is_on`."""
+        self._over = self._over or self.experiment.has_ended(wall_ns())
+        self.is_on = is_on and not self._over
+        return self.is_on
 
     def assign(self, head: RequestHead, seq: int) -> Assignment | None:
         """Return the assignment of request `seq`; None if it does not take part in the experiment."""
-        if not self.on or (head.method != b"POST" and (head.upgrade or b"").lower() != b"websocket"):
+        if not self.is_on or (head.method != b"POST" and (head.upgrade or b"").lower() != b"websocket"):
             return None
         if not self.switch(True):  # the experiment has reached its end
             return None
         assignment = Assignment(self, head)
-        assignment.by_head(seq)
+        assignment.assign_by_head(seq)
         return assignment
 
     def take_room(self, assignment: Assignment, n: int) -> bool:
         """Take memory for `n` more bytes of a held body. If there is not enough, older holders lose theirs,
         the oldest first. Return False if it still is not enough."""
-        while n > self.room.left:
+        while n > self.room.free_bytes:
             oldest = next(iter(self._holders), assignment)
             if oldest is assignment:
                 break
-            self._short()
+            self._on_shortage()
             oldest.lose_room()
         if not self.room.take(n):
             return False
@@ -352,7 +353,7 @@ def opening_unit(body: bytes, sender: bytes) -> bytes | None:
         parts = [sender, bytes(request.system), bytes(request.instructions)]
         if not messages:
             opening = bytes(request.input) or bytes(request.prompt)
-            return None if opening in _NOTHING else b"\0".join([*parts, opening])
+            return None if opening in _EMPTY_VALUES else b"\0".join([*parts, opening])
         for raw in messages:
             message = _decode_message(raw)
             parts.append(bytes(message.content))

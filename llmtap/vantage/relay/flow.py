@@ -76,9 +76,9 @@ class Flow(FlowState):
         self._interims = 0
         self._method = b""
         self._tunnel: Tunnel | None = None
-        self._answered = False  # a byte of a final answer has been sent to the client
-        self.reads_on = False  # after a failure, read the rest of the request, which the meter needs
-        self.finishing = False  # the answer is complete, but the client's socket has not taken all of it
+        self._answered = False  # whether a byte of a final answer has been sent to the client
+        self.reads_on = False  # whether to read the rest of the request after a failure, for the meter
+        self.finishing = False  # whether the answer is complete, but not yet taken by the client's socket
         self._keep_client = True
         self._keep_upstream = False
         self._paused_since_ns = 0
@@ -96,7 +96,7 @@ class Flow(FlowState):
         self._keep_client = head.keep_alive
         self.arrival_ns = arrival_ns
         self.last_ns = t_ns
-        self._context.reporter.began(self, arrival_ns)
+        self._context.reporter.on_begin(self, arrival_ns)
         return self.upload.start(head, data, head_end, arrival_ns, t_ns)
 
     # ---------------------------------------------------------------- the answer: the upstream's handler
@@ -105,16 +105,16 @@ class Flow(FlowState):
         if self.over:
             stream.close()
         else:
-            self.upload.connected(stream, took_ns)
+            self.upload.on_connected(stream, took_ns)
 
     def on_connect_failed(self, error: OSError) -> None:
         if not self.over:
-            self.upload.not_connected(error)
+            self.upload.on_connect_failed(error)
 
     def on_drained(self) -> None:
         self.last_ns = mono_ns()
         if not self.over:
-            self.upload.drained()
+            self.upload.on_drained()
 
     def on_data(self, data: bytes, t_ns: int) -> None:
         """Forward bytes of the response, read at `t_ns`, to the client, and report them to the meter.
@@ -128,13 +128,13 @@ class Flow(FlowState):
         try:
             end = scanner.feed(data)
         except PeerProtocolError as exc:
-            self._upstream_broke(exc)
+            self._on_protocol_error(exc)
             return
         if end >= 0 and end < len(data):
             data = data[:end]
             self._drop_excess()
         try:
-            sent = self._stream.write(data if self._dechunker is None else self._dechunked(data))
+            sent = self._stream.write(data if self._dechunker is None else self._dechunk(data))
         except OSError:
             self.client_gone()
             return
@@ -155,7 +155,7 @@ class Flow(FlowState):
             added_ns -= upstream.resumed_ns - t_ns
         self.tapped = self._tap.offer(RESPONSE_DATA, self.seq, t_ns, added_ns, data)
 
-    def _dechunked(self, body: bytes) -> bytes:
+    def _dechunk(self, body: bytes) -> bytes:
         pieces: list[bytes] = []
         assert self._dechunker is not None
         self._dechunker.feed(body, pieces)
@@ -192,7 +192,7 @@ class Flow(FlowState):
 
     def _on_head_data(self, data: bytes, t_ns: int) -> None:
         self.last_ns = t_ns
-        self.upload.again = b""  # the server has answered, so the request must not be sent again
+        self.upload.repeatable_request = b""  # the server has answered, so the request must not be sent again
         if self.finishing or self.over:
             return
         data = self._head_part + data
@@ -211,7 +211,7 @@ class Flow(FlowState):
             except PeerProtocolError as exc:
                 if is_interim_flood(self._interims, t_ns - self.arrival_ns):
                     self._context.refuse("interim_heads")
-                self._upstream_broke(exc)
+                self._on_protocol_error(exc)
                 return
             if match is None:
                 break
@@ -223,14 +223,14 @@ class Flow(FlowState):
                 data, end = data[start:], end - start
             if head.status >= 200:
                 self._head_part = b""
-                self._answer(head, data, end, t_ns)
+                self._forward_head(head, data, end, t_ns)
                 return
             self._interims += 1
-            self._interim(head, data[:end], t_ns)
+            self._forward_interim(head, data[:end], t_ns)
             data = data[end:]
         self._head_part = data
 
-    def _interim(self, head: http1.ResponseHead, raw: bytes, t_ns: int) -> None:
+    def _forward_interim(self, head: http1.ResponseHead, raw: bytes, t_ns: int) -> None:
         # RFC 9110 15.2: forward 1xx responses, except to HTTP/1.0 clients, which do not know them.
         if self._client.is_11:
             sent = self._send(response_lines(head, keep_alive=True, client_11=True))
@@ -248,7 +248,7 @@ class Flow(FlowState):
             self.client_gone()
             return None
 
-    def _answer(self, head: http1.ResponseHead, data: bytes, head_end: int, t_ns: int) -> None:
+    def _forward_head(self, head: http1.ResponseHead, data: bytes, head_end: int, t_ns: int) -> None:
         """Forward the final response head and the body bytes that came with it."""
         self.status = head.status
         if head.status == 404:
@@ -258,7 +258,7 @@ class Flow(FlowState):
         try:
             end, self._scanner = begin_response_body(head, data, head_end)
         except PeerProtocolError as exc:
-            self._upstream_broke(exc)
+            self._on_protocol_error(exc)
             return
         if head.framing is CHUNKED and not is_11:
             self._dechunker = http1.ChunkedScanner()
@@ -277,7 +277,7 @@ class Flow(FlowState):
         lines = response_lines(head, keep_alive=self._keep_client, client_11=is_11, dechunk=not is_11)
         body = data[head_end:]
         self._answered = True
-        sent = self._send(lines + (body if self._dechunker is None else self._dechunked(body)))
+        sent = self._send(lines + (body if self._dechunker is None else self._dechunk(body)))
         if sent is None:
             return
         self.response_bytes += len(data)
@@ -353,7 +353,7 @@ class Flow(FlowState):
             what = f"the upstream {how} the connection {where}"
             self.fail(502, "upstream_closed", what, Outcome.UPSTREAM_RESET)
 
-    def _upstream_broke(self, exc: PeerProtocolError) -> None:
+    def _on_protocol_error(self, exc: PeerProtocolError) -> None:
         self._context.warn("upstream_protocol", str(exc))
         self.upload.drop_upstream()
         self.fail(502, "upstream_protocol", f"the upstream broke HTTP: {exc}", Outcome.UPSTREAM_ERROR)
@@ -373,14 +373,14 @@ class Flow(FlowState):
         self._tap.offer(FrameKind.RESPONSE_HEAD, self.seq, t_ns, mono_ns() - t_ns, raw)
         self._tap.offer(FrameKind.UPGRADED, self.seq, t_ns, 0)
         self._end_pause(mono_ns())  # the tunnel handles back-pressure from now on
-        self._tunnel = tunnel = Tunnel(self._stream, upstream, self._tunnelled, self._tunnel_over)
+        self._tunnel = tunnel = Tunnel(self._stream, upstream, self._on_tunnel_data, self._on_tunnel_end)
         early = self._client.hand_over()
         if rest:
             tunnel.down.on_data(rest, t_ns)
         if early and not self.over:
             tunnel.up.on_data(early, t_ns)
 
-    def _tunnelled(self, kind: int, data: bytes, t_ns: int) -> None:
+    def _on_tunnel_data(self, kind: int, data: bytes, t_ns: int) -> None:
         tunnel = self._tunnel
         assert tunnel is not None
         self.last_ns = t_ns
@@ -393,7 +393,7 @@ class Flow(FlowState):
             added_ns = mono_ns() - max(t_ns, source.resumed_ns)
             self.tapped = self._tap.offer(kind, self.seq, t_ns, added_ns, data)
 
-    def _tunnel_over(self, outcome: Outcome, error: str | None) -> None:
+    def _on_tunnel_end(self, outcome: Outcome, error: str | None) -> None:
         self._outcome, self._error = outcome, error
         self._finish()
 
@@ -491,7 +491,7 @@ class Flow(FlowState):
             self._outcome = Outcome.CLIENT_CANCELLED
             self.client_gone()
         elif self._tunnel is not None:
-            self._tunnel.silent()
+            self._tunnel.on_idle_limit()
         elif not self.upload.end_ns and not self._answered and not is_upstream_deaf:
             self.upload.drop_upstream()
             self.fail(408, "request_timeout", "the request body did not arrive in time", Outcome.REJECTED)
@@ -524,7 +524,7 @@ class Flow(FlowState):
         upload, reporter = self.upload, self._context.reporter
         now_ns = mono_ns()
         self._end_pause(now_ns)
-        reporter.ended(self, upload.bytes, self.response_bytes)
+        reporter.on_end(self, upload.bytes, self.response_bytes)
         assignment = upload.assignment
         if assignment is not None:
             assignment.give_room()
@@ -536,7 +536,7 @@ class Flow(FlowState):
                 request_bytes=upload.bytes, response_bytes=self.response_bytes, retries=upload.retries,
             )  # fmt: skip
             if assignment is not None:
-                assignment.sign(closing)
+                assignment.add_to_closing(closing)
             self._tap.close_exchange(self.seq, now_ns, closing)
         upload.detach()
         self._tunnel = None

@@ -84,7 +84,7 @@ class RelayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     connect_timeout: Annotated[
         Duration, _help("maximum time to open an upstream connection, including TLS")
     ] = Duration(5 * S)
-    # The openai client gives up after 600 s by default: never give up before it.
+    # The openai client gives up after 600 s by default; the proxy must not give up earlier.
     idle_timeout: Annotated[Duration, _help("time without any byte after which an exchange is aborted")] = (
         Duration(600 * S)
     )

@@ -41,7 +41,7 @@ from llmtap.vantage.reporter import (
 )
 
 SWEEP_S = 0.25
-ASK_S = 2.0
+UPSTREAM_CHECK_S = 2.0
 """Time between two checks of the upstream, if readiness depends on it."""
 SWEEP_SLICE = 256
 """Connections checked in one step: a sweep over ten thousand must not block the event loop for
@@ -68,7 +68,7 @@ class _UpstreamCheck:
         self.url = f"{'https' if origin.tls else 'http'}://{origin.authority.decode()}"
         self.pool = pool
 
-    def ask(self) -> None:
+    def start_check(self) -> None:
         self.pool.connect(self)
 
     def on_connected(self, stream: Stream, took_ns: int) -> None:
@@ -109,7 +109,7 @@ class Relay:
         self.options = options
         # The lag probes can miss a stall of the event loop that is shorter than the time between two probes;
         # `blind_ns` adds this time to the lag. Kernel timestamps do not need it: a missed stall affects them
-        # only if two events wait in one socket, and the meter allows for that (UNSEEN_NS in
+        # only if two events wait in one socket, and the meter allows for that (STALL_MISSED_NS in
         # `exchange/observer.py`).
         if options.clock == "kernel":
             lag = make_lag_meter(KERNEL_FLOOR_NS)
@@ -146,7 +146,7 @@ class Relay:
         self._listeners: list[Listener] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._drained = asyncio.Event()
-        self.broken: asyncio.Future[None] = loop.create_future()
+        self.failure: asyncio.Future[None] = loop.create_future()
         """Done after a failure of a task on which all connections depend."""
 
     @property
@@ -179,8 +179,8 @@ class Relay:
             self.reporter.switch = word
             router.switch(on)
 
-    async def briefed(self) -> None:
-        """Wait up to BRIEFING_S for the meter to say whether the experiment is on."""
+    async def wait_for_briefing(self) -> None:
+        """Wait up to BRIEFING_S for the meter's message whether the experiment is on."""
         self.tap.connect()
         try:
             await asyncio.wait_for(self._briefing.wait(), BRIEFING_S)
@@ -196,8 +196,8 @@ class Relay:
             self._start_thread()
         for sock in sockets:
             self._listeners.append(Listener(self.loop, sock, self._accept, self._accept_failed))
-        for work in (self._sweep_for_ever, self._report_for_ever, self._ask_for_ever):
-            self._keep(work(), work.__name__).add_done_callback(self._vital_over)
+        for work in (self._sweep_for_ever, self._report_for_ever, self._check_upstreams_for_ever):
+            self._start_task(work(), work.__name__).add_done_callback(self._on_vital_task_end)
 
     def _start_thread(self) -> None:
         """Start the forwarding thread. Without it, the event loop forwards all bodies."""
@@ -208,21 +208,21 @@ class Relay:
         self.forwarding = ForwardingThread(self.loop, self.tap, self.reporter.timebase)
         self.context.forwarder = self.forwarding.forwarder
 
-    def _keep(self, coroutine: "asyncio._CoroutineLike[None]", name: str) -> asyncio.Task[None]:
+    def _start_task(self, coroutine: "asyncio._CoroutineLike[None]", name: str) -> asyncio.Task[None]:
         task = self.loop.create_task(coroutine, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _vital_over(self, task: asyncio.Task[None]) -> None:
+    def _on_vital_task_end(self, task: asyncio.Task[None]) -> None:
         """End the process if a periodic task fails: without the task there are no time limits or reports."""
         if not task.cancelled():
             log.critical(
                 "event=relay_broken relay=%s task=%s", self.reporter.name, task.get_name(),
                 exc_info=task.exception(),
             )  # fmt: skip
-            if not self.broken.done():
-                self.broken.set_result(None)
+            if not self.failure.done():
+                self.failure.set_result(None)
 
     async def _sweep_for_ever(self) -> None:
         while True:
@@ -248,22 +248,22 @@ class Relay:
             await asyncio.sleep(STATUS_S)
             self.reporter.report()
 
-    def ask_upstreams(self) -> None:
+    def check_upstreams(self) -> None:
         """Connect to each upstream once; log a warning if one accepts no connection."""
         for check in self._checks:
-            check.ask()
+            check.start_check()
 
-    async def _ask_for_ever(self) -> None:
+    async def _check_upstreams_for_ever(self) -> None:
         """Connect to upstreams that are down; with `ready_needs_upstream` to all of them."""
         while True:
             for check in self._checks:
                 if self.options.ready_needs_upstream or check.pool.up is False:
-                    check.ask()
-            await asyncio.sleep(ASK_S)
+                    check.start_check()
+            await asyncio.sleep(UPSTREAM_CHECK_S)
 
     def _live_counts(self) -> dict[str, Any]:
         """Return the fields of RelayStatus that are read when the relay reports."""
-        tried = [check for check in self._checks if check.pool.up is not None]
+        checked = [check for check in self._checks if check.pool.up is not None]
         return {
             "connections": len(self.connections),
             "upstream_idle": sum(pool.idle for pool in self._pools),
@@ -272,8 +272,8 @@ class Relay:
             "thread_loans": 0 if self.forwarding is None else self.forwarding.forwarder.lent_total,
             "upstream_unsolicited": sum(pool.unsolicited for pool in self._pools),
             "upstream_up": bool(self._checks[0].up) if self.options.ready_needs_upstream else None,
-            "upstreams": {check.url: check.pool.up for check in tried},
-            "upstreams_tried_ns": {check.url: check.pool.tried_ns for check in tried},
+            "upstreams": {check.url: check.pool.up for check in checked},
+            "upstreams_tried_ns": {check.url: check.pool.tried_ns for check in checked},
         }
 
     # ---------------------------------------------------------------- accepting
@@ -294,7 +294,7 @@ class Relay:
         connection = ClientConnection(self.context, address, self.forget)
         self.connections.add(connection)
         if self._server_tls is not None:
-            self._keep(self._accept_tls(sock, connection), "accept_tls")
+            self._start_task(self._accept_tls(sock, connection), "accept_tls")
             return
         stream = open_stream(self.loop, sock, connection, self.reporter.timebase, self.options.clock)
         connection.attach(stream, self.reporter.now_ns())
@@ -381,7 +381,7 @@ class RelaySetup(ChildSetup, kw_only=True):
     options: RelayOptions
     listen_fds: list[int]
     experiment: Experiment | None = None
-    asks_upstream: bool = False
+    checks_upstream: bool = False
     """Warn at the start if the upstream accepts no connection."""
 
 
@@ -419,10 +419,10 @@ async def _run(setup: RelaySetup) -> int:
         loop.add_signal_handler(number, lambda: None)
     on_orphaned(loop, setup, on_supervisor_lost)
     if setup.experiment is not None:
-        await relay.briefed()  # connections wait in the kernel meanwhile
+        await relay.wait_for_briefing()  # connections wait in the kernel meanwhile
     relay.start(socks)
-    if setup.asks_upstream:
-        relay.ask_upstreams()
+    if setup.checks_upstream:
+        relay.check_upstreams()
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     log.info(
@@ -430,8 +430,8 @@ async def _run(setup: RelaySetup) -> int:
         setup.name, options.upstream, options.clock, native.describe(),
     )  # fmt: skip
     stopping = loop.create_task(stop.wait())
-    await asyncio.wait((stopping, relay.broken), return_when=asyncio.FIRST_COMPLETED)
-    if relay.broken.done():
+    await asyncio.wait((stopping, relay.failure), return_when=asyncio.FIRST_COMPLETED)
+    if relay.failure.done():
         # End without a drain: without time limits, a stalled stream might never end, and the supervisor
         # starts another relay only after this process. New connections wait in the kernel meanwhile.
         return 1

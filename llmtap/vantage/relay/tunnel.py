@@ -1,9 +1,10 @@
 """Forward both directions of a connection after an upgrade (WebSocket), with back-pressure and timestamps.
 
-`flow.py` makes a `Tunnel` of two streams. The tunnel calls `passed` with the bytes and the time of each read
-that it forwarded, and `over(outcome, error)` at the end; `silent()` ends an idle one. The end of each side is
-forwarded behind all its bytes; the tunnel is over when both sides have ended, or one has broken it. A TLS
-connection cannot close in one direction only: once it has received the other side's end, it sends no more.
+`flow.py` makes a `Tunnel` of two streams. The tunnel calls `on_forwarded` with the bytes and the time of each
+read that it forwarded, and `on_end(outcome, error)` at the end; `on_idle_limit()` ends an idle one. The end
+of each side is forwarded behind all its bytes; the tunnel is over when both sides have ended, or one has
+broken it. A TLS connection cannot close in one direction only: once it has received the other side's end, it
+sends no more.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from llmtap.net.stream import Stream
 class _Direction:
     """One direction of a tunnel; the handler of its source stream."""
 
-    __slots__ = ("_kind", "_tunnel", "ended", "passed", "sink", "source")
+    __slots__ = ("_kind", "_tunnel", "end_forwarded", "ended", "sink", "source")
 
     def __init__(self, tunnel: "Tunnel", kind: int, source: Stream, sink: Stream) -> None:
         self._tunnel = tunnel
@@ -24,38 +25,38 @@ class _Direction:
         self.source = source
         self.sink = sink
         self.ended = False
-        self.passed = False
+        self.end_forwarded = False
         """The sink has received all bytes and the end."""
 
     def on_data(self, data: bytes, t_ns: int) -> None:
         try:
             sent = self.sink.write(data)
         except OSError as exc:
-            self._tunnel.not_taken(self, exc)
+            self._tunnel.on_sink_error(self, exc)
             return
-        self._tunnel.passed(self._kind, data, t_ns)
+        self._tunnel.on_forwarded(self._kind, data, t_ns)
         if not sent:
             self.source.pause()
 
     def on_eof(self) -> None:
         self.ended = True
         if not self.sink.pending:
-            self.pass_end()  # otherwise `sink_drained` forwards the end
+            self.forward_end()  # otherwise `sink_drained` forwards the end
 
-    def pass_end(self) -> None:
+    def forward_end(self) -> None:
         """Forward the end of the source, after all its bytes."""
         self.sink.shutdown_write()
-        self.passed = True
-        self._tunnel.end_passed(self)
+        self.end_forwarded = True
+        self._tunnel.on_end_forwarded(self)
 
     def sink_drained(self) -> None:
         if self.ended:
-            self.pass_end()
+            self.forward_end()
         else:
             self.source.resume()
 
     def on_lost(self, error: OSError | None) -> None:
-        self._tunnel.lost(self, error)
+        self._tunnel.on_source_lost(self, error)
 
     def on_drained(self) -> None:
         # This stream is the sink of the other direction.
@@ -74,11 +75,11 @@ class Tunnel:
         self,
         client: Stream,
         upstream: Stream,
-        passed: Callable[[int, bytes, int], None],
-        over: Callable[[Outcome, str | None], None],
+        on_forwarded: Callable[[int, bytes, int], None],
+        on_end: Callable[[Outcome, str | None], None],
     ) -> None:
-        self.passed = passed
-        self._over = over
+        self.on_forwarded = on_forwarded
+        self._on_end = on_end
         self._client = client
         self._upstream = upstream
         self._outcome = Outcome.COMPLETE
@@ -91,36 +92,36 @@ class Tunnel:
     def other(self, direction: _Direction) -> _Direction:
         return self.down if direction is self.up else self.up
 
-    def end_passed(self, direction: _Direction) -> None:
+    def on_end_forwarded(self, direction: _Direction) -> None:
         """Note that one direction ended properly; the tunnel ends when both have."""
         other = self.other(direction)
         if direction.sink.closed and not other.ended:
             other.on_eof()  # TLS closes both directions of the sink at once, which then reports no end
-        elif other.passed:
+        elif other.end_forwarded:
             self._end()
 
-    def not_taken(self, direction: _Direction, error: OSError) -> None:
+    def on_sink_error(self, direction: _Direction, error: OSError) -> None:
         """Handle a sink that refused bytes.
 
         If the upstream has ended, the bytes are discarded, and the tunnel waits for the client's end: closing
         while the client sends could destroy bytes that it has not read yet.
         """
         if direction is self.down or not self.down.ended:
-            self._broken(self.other(direction), error)
+            self._on_break(self.other(direction), error)
 
-    def lost(self, direction: _Direction, error: OSError | None) -> None:
+    def on_source_lost(self, direction: _Direction, error: OSError | None) -> None:
         """Note that the connection of the source of `direction` broke or was closed."""
         if not direction.ended or (error is not None and direction is self.up):
-            self._broken(direction, error)
+            self._on_break(direction, error)
             return
         other = self.other(direction)
         if not other.ended:
             # Reading from the sink may be paused, because the lost side did not take its bytes.
             direction.sink.resume()
-        elif not other.passed:
-            other.pass_end()
+        elif not other.end_forwarded:
+            other.forward_end()
 
-    def _broken(self, direction: _Direction, error: OSError | None) -> None:
+    def _on_break(self, direction: _Direction, error: OSError | None) -> None:
         """End the tunnel: the source of `direction` closed too early."""
         by_client = direction is self.up
         side = "client" if by_client else "upstream"
@@ -130,11 +131,11 @@ class Tunnel:
         if not by_client and self._client.pending:
             # Let the client receive the bytes from before the break.
             self._upstream.close()
-            self.down.ended = self.up.ended = self.up.passed = True
+            self.down.ended = self.up.ended = self.up.end_forwarded = True
         else:
             self._end()
 
-    def silent(self) -> None:
+    def on_idle_limit(self) -> None:
         """End the tunnel after `relay.idle_timeout` without a byte."""
         if self.down.ended:
             pass  # complete: the client has received all, but does not close
@@ -150,4 +151,4 @@ class Tunnel:
     def _end(self) -> None:
         self._client.close()
         self._upstream.close()
-        self._over(self._outcome, self._error)
+        self._on_end(self._outcome, self._error)

@@ -67,6 +67,7 @@ class RelayContext:
         self._warned_ns: dict[str, int] = {}
 
     def refuse(self, limit: str) -> None:
+        """Count a request or connection that was refused because of a limit."""
         refused = self.reporter.counts.refused
         refused[limit] = refused.get(limit, 0) + 1
 
@@ -117,7 +118,7 @@ class Upload:
     Attributes:
         upstream: the connection that has the request, while there is one.
         reused: the connection served another request before.
-        again: the whole request, while it may still be sent again.
+        repeatable_request: the whole request, while it may still be sent again.
         assignment: arm of an experiment; None without an experiment.
         broken: the upstream's socket takes no more of the request.
         end_ns: time of the read with the request's last byte; 0 before.
@@ -140,13 +141,13 @@ class Upload:
         "_send_began_ns",
         "_stream",
         "_target",
-        "again",
         "assignment",
         "broken",
         "bytes",
         "connect_ns",
         "connected_ns",
         "end_ns",
+        "repeatable_request",
         "retries",
         "reused",
         "send_wait_ns",
@@ -172,7 +173,7 @@ class Upload:
         self.upgrade = False
         self.upstream: Stream | None = None
         self.reused = False
-        self.again = b""
+        self.repeatable_request = b""
         self.broken = False
         self.end_ns = 0
         self.bytes = 0
@@ -224,7 +225,7 @@ class Upload:
             assert assignment is not None
             assignment.on_room_lost = self._on_room_lost
             self._held = body
-            self._settle()
+            self._forward_held()
         else:
             self._forward(head, body)
         return rest
@@ -249,14 +250,14 @@ class Upload:
         if upstream is not None:
             self.reused = True
             if head.method in IDEMPOTENT:
-                self.again = request
+                self.repeatable_request = request
         kind, extra_ns, tried = OPEN, t_ns, False
         if upstream is not None and arrival_ns == t_ns:
             tried = True
             # Read the clock before the send: on loopback, the answer may arrive before the call returns.
             submit_ns = mono_ns()
             try:
-                if upstream.write(request):  # otherwise `drained` is called when the rest is taken
+                if upstream.write(request):  # otherwise `on_drained` is called when the rest is taken
                     kind, extra_ns = SENT, submit_ns
                 else:
                     self._send_began_ns = submit_ns
@@ -289,7 +290,7 @@ class Upload:
             if self.upstream is None:
                 self._held += data
                 if self.assignment is not None and self.assignment.holds:
-                    self._settle()
+                    self._forward_held()
             else:
                 self._send(data)
         return rest
@@ -317,7 +318,7 @@ class Upload:
             tap.offer(FrameKind.REQUEST_END, flow.seq, t_ns, 0)
         return data, rest
 
-    def _settle(self) -> None:
+    def _forward_held(self) -> None:
         """Forward the held request, if its arm is known or no more of its body can be held."""
         flow, assignment = self._flow, self.assignment
         assert assignment is not None
@@ -338,7 +339,7 @@ class Upload:
     def _settle_without_room(self) -> None:
         holds = self.assignment is not None and self.assignment.holds
         if holds and not self._is_detached and not self._flow.over:
-            self._settle()
+            self._forward_held()
 
     # ---------------------------------------------------------------- to the upstream
 
@@ -359,7 +360,7 @@ class Upload:
             return
         self.reused = True
         if self.end_ns and head.method in IDEMPOTENT:
-            self.again = request
+            self.repeatable_request = request
         self._send(request)
 
     def _send(self, data: bytes) -> None:
@@ -380,24 +381,24 @@ class Upload:
         self._maybe_sent = True
         if sent:
             if self.end_ns or self.assignment is not None:
-                self._taken(submit_ns)
+                self._on_taken(submit_ns)
         else:
             self._send_began_ns = submit_ns
             if not self.end_ns:
                 self._stream.pause()
 
-    def _taken(self, t_ns: int) -> None:
+    def _on_taken(self, t_ns: int) -> None:
         """Note that the upstream's socket took all bytes, in a send that began at `t_ns`."""
         if self.assignment is not None:
             self.assignment.give_room()
         if self.end_ns:
             self._context.tap.offer(FrameKind.SUBMIT, self._flow.seq, t_ns, t_ns - self.end_ns)
 
-    def drained(self) -> None:
+    def on_drained(self) -> None:
         """Note that the upstream's socket took the bytes that it did not take at once."""
         now_ns = mono_ns()
         self.send_wait_ns += now_ns - self._send_began_ns
-        self._taken(now_ns)
+        self._on_taken(now_ns)
         if not self.end_ns:
             self._stream.resume()
 
@@ -410,7 +411,7 @@ class Upload:
         if self.upstream is not None or flow.over:
             self._attempt = None  # the attempt ended before connect() returned
 
-    def connected(self, stream: Stream, took_ns: int) -> None:
+    def on_connected(self, stream: Stream, took_ns: int) -> None:
         """Send the waiting request on the new connection."""
         self._attempt = None
         self.connect_ns = took_ns
@@ -421,7 +422,7 @@ class Upload:
             self._stream.resume()
         self._send(request)
 
-    def not_connected(self, error: OSError) -> None:
+    def on_connect_failed(self, error: OSError) -> None:
         """End the exchange with an error: no connection could be opened."""
         self._attempt = None
         flow, context = self._flow, self._context
@@ -443,16 +444,16 @@ class Upload:
 
     def retry(self) -> bool:
         """Send the request again on a new connection. Return False if that is not allowed."""
-        if not self.again or not self.reused:
+        if not self.repeatable_request or not self.reused:
             return False
-        self._retry(self.again)
+        self._retry(self.repeatable_request)
         return True
 
     def _retry(self, request: bytes) -> None:
         self.drop_upstream()
         self.retries += 1
         self.reused = False
-        self.again = b""
+        self.repeatable_request = b""
         self._connect_for(request)
 
     # ---------------------------------------------------------------- the end
@@ -487,6 +488,7 @@ class Upload:
             self._context.warn("doubled_path", f"{what}: {hint}")
 
     def drop_upstream(self) -> None:
+        """Close the upstream connection, if there is one."""
         if self.upstream is not None:
             self.upstream.close()
             self.upstream = None

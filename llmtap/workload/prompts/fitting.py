@@ -34,7 +34,7 @@ BATCH_ROWS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class FittedPrompt:
     text: str
     tokens: int
     wanted: int
@@ -45,7 +45,7 @@ class Fitted:
         return self.tokens == self.wanted
 
     @property
-    def missed(self) -> int:
+    def excess_tokens(self) -> int:
         """Difference from the planned length; negative if the prompt is too short."""
         return self.tokens - self.wanted
 
@@ -59,14 +59,14 @@ class Draft:
     """Expected number of tokens in addition to the words. A wrong value only costs one more count."""
 
 
-def fit(drafts: Sequence[Draft], counter: TokenCounter) -> list[tuple[Prompt, Fitted]]:
+def fit(drafts: Sequence[Draft], counter: TokenCounter) -> list[tuple[Prompt, FittedPrompt]]:
     """Return a prompt for each draft. It has at least one word, because servers refuse empty messages."""
     searches = [_Search(draft) for draft in drafts]
     for guess in (*[_Search.guess] * ROUNDS, *[_Search.guess_filled] * 2):
         open_ones = [search for search in searches if guess(search)]
         counts = counter.count([search.prompt for search in open_ones]) if open_ones else []
         for search, count in zip(open_ones, counts, strict=True):
-            search.take_count(count)
+            search.record_count(count)
     return [search.result(counter.way) for search in searches]
 
 
@@ -120,7 +120,7 @@ class _Search:
         self.prompt = replace(prompt, text=prompt.text + ATOM * atoms) if atoms else prompt
         return True
 
-    def take_count(self, count: int) -> None:
+    def record_count(self, count: int) -> None:
         wanted = self._draft.tokens
         self._tokens_by_size[self._words, self._atoms] = count
         if self._best_prompt is None or abs(count - wanted) < abs(self._best_prompt[1] - wanted):
@@ -128,10 +128,10 @@ class _Search:
         if count <= wanted and (self._longest_too_short is None or self._longest_too_short[2] < count):
             self._longest_too_short = (self._words, self._atoms, count)
 
-    def result(self, way: str) -> tuple[Prompt, Fitted]:
+    def result(self, way: str) -> tuple[Prompt, FittedPrompt]:
         assert self._best_prompt is not None
         prompt, tokens = self._best_prompt
-        return prompt, Fitted(prompt.text, tokens, self._draft.tokens, way)
+        return prompt, FittedPrompt(prompt.text, tokens, self._draft.tokens, way)
 
 
 def in_batches(rows: Iterable[int], tokens: Sequence[int]) -> Iterator[list[int]]:
@@ -160,7 +160,7 @@ class FittedSource(Protocol):
 
     def prompt(self, row: int) -> Prompt: ...
 
-    def prompts(self, rows: Sequence[int]) -> list[tuple[Prompt, Fitted]]:
+    def prompts(self, rows: Sequence[int]) -> list[tuple[Prompt, FittedPrompt]]:
         """Return the prompts of these rows. This is faster than one call for each row."""
         ...
 
@@ -181,7 +181,7 @@ class RowPrompts:
     def prompt(self, row: int) -> Prompt:
         return self.prompts([row])[0][0]
 
-    def prompts(self, rows: Sequence[int]) -> list[tuple[Prompt, Fitted]]:
+    def prompts(self, rows: Sequence[int]) -> list[tuple[Prompt, FittedPrompt]]:
         return fit([self._draft(row) for row in rows], self._counter)
 
     def _draft(self, row: int) -> Draft:
@@ -207,7 +207,7 @@ class ElasticPrompts:
 
     def __init__(self, source: ElasticSource, requests: Requests, counter: TokenCounter) -> None:
         tokenizer = counter.tokenizer
-        self._source = source if tokenizer.name == OWN else source.fitted(text_fit(tokenizer))
+        self._source = source if tokenizer.name == OWN else source.with_fit(text_fit(tokenizer))
         self._requests = requests
         self._counter = counter
         self._overheads: dict[tuple[bool, int], int] = {}
@@ -218,15 +218,15 @@ class ElasticPrompts:
     def prompt(self, row: int) -> Prompt:
         return self.prompts([row])[0][0]
 
-    def prompts(self, rows: Sequence[int]) -> list[tuple[Prompt, Fitted]]:
-        prompts_: dict[int, tuple[Prompt, Fitted]] = {}
+    def prompts(self, rows: Sequence[int]) -> list[tuple[Prompt, FittedPrompt]]:
+        prompts_: dict[int, tuple[Prompt, FittedPrompt]] = {}
         makers: dict[int, _Maker] = {}
         drafts: list[Draft] = []
         for row in rows:
             wanted, maker = self._requests.input[row], _Maker(self._source, row)
             first = maker.make(max(1, wanted - self._overhead))
             if first.ids:
-                prompts_[row] = (first, Fitted("", len(first.ids), wanted, TOKEN_IDS))
+                prompts_[row] = (first, FittedPrompt("", len(first.ids), wanted, TOKEN_IDS))
             else:
                 makers[row] = maker
                 drafts.append(
@@ -248,7 +248,7 @@ class _Maker:
 
     def make(self, words: int) -> Prompt:
         if words != self.words:
-            self.prompt = self._source.sized(self._row, words)
+            self.prompt = self._source.resized_prompt(self._row, words)
             self.words = words
         return self.prompt
 

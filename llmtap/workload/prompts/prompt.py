@@ -42,14 +42,14 @@ class PromptSource(Protocol):
 class ElasticSource(PromptSource, Protocol):
     """PromptSource whose texts can be made longer or shorter."""
 
-    def sized(self, row: int, tokens: int) -> Prompt:
+    def resized_prompt(self, row: int, tokens: int) -> Prompt:
         """Return the row's prompt with `tokens` tokens in total. Prompts of ids do not change.
 
         Only the length of the message changes; it has at least one token.
         """
         ...
 
-    def fitted(self, fit: Fit) -> "ElasticSource":
+    def with_fit(self, fit: Fit) -> "ElasticSource":
         """Return the same source with each part (system prompt, message, turn) made by `fit`, so that shared
         parts stay shared."""
         ...

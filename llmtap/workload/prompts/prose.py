@@ -14,7 +14,7 @@ from string import Template
 from typing import Any, Final, Protocol
 from zlib import crc32
 
-from llmtap.workload.prompts.text import VOCABULARY, count_tokens, cut, say, token_ids
+from llmtap.workload.prompts.text import VOCABULARY, answer_tokens, count_tokens, cut, token_ids
 
 WORDS: Final = tuple(
     word[1:] for word in VOCABULARY if len(word) > 2 and word[0] == "Ġ" and word[1:].islower()
@@ -51,7 +51,7 @@ def prose(tokens: int, key: str) -> str:
     opening = _opening_words(key)
     if tokens <= len(opening):
         return "".join(opening[:tokens])
-    words = say(tokens - len(opening), key)
+    words = answer_tokens(tokens - len(opening), key)
     return "".join(opening) + " " + "".join(words)
 
 

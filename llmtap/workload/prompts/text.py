@@ -1,8 +1,8 @@
 """Reproducible texts of n tokens, and the vocabulary and tokenizer of the simulated engine.
 
 For prompts that are made for a trace, `Numbers` and `RowText` return the bytes of a block or row, and `Words`
-turns the bytes into words. `say` writes the answers of the simulated engine, and `count_tokens` counts its
-prompts.
+turns the bytes into words. `answer_tokens` writes the answers of the simulated engine, and `count_tokens`
+counts its prompts.
 
 A text is made from bytes. Each byte selects a word from a table of 256 words, each of which is one token at
 any position. The bytes of the block or row with number x begin with a unique name: NAME_BYTES bytes of x
@@ -65,21 +65,21 @@ class Words:
         assert len(self.table) == 256
 
     @classmethod
-    def made_of(cls, words: Sequence[str], separator: str = " ", *, exact: bool = True) -> "Words":
+    def from_words(cls, words: Sequence[str], separator: str = " ", *, exact: bool = True) -> "Words":
         """Return a table of these words. The number of words used is the largest possible power of two, up to
         256; if it is smaller, the words repeat in the table."""
         size = min(256, 1 << (len(words).bit_length() - 1))
         return cls(tuple(words[:size]) * (256 // size), separator, exact)
 
     @property
-    def distinct(self) -> int:
+    def distinct_count(self) -> int:
         return len(set(self.table))
 
     def text(self, key: bytes) -> str:
         return self.separator.join(map(self.table.__getitem__, key))
 
 
-COMMON: Final = Words.made_of(_COMMON.split())
+COMMON: Final = Words.from_words(_COMMON.split())
 """Words that are one token each, with and without a leading space, in cl100k, o200k, Anthropic's published
 tokenizer and llmtap's own tokenizer."""
 
@@ -253,7 +253,7 @@ def _story_tokens() -> tuple[list[str], list[int]]:
     return tokens, starts
 
 
-def say(count: int, key: str) -> Sequence[str]:
+def answer_tokens(count: int, key: str) -> Sequence[str]:
     """Return a text of `count` tokens, with a string for each. A shorter text of the same
     key is its prefix."""
     tokens, starts = _story_tokens()

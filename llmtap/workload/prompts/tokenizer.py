@@ -141,12 +141,12 @@ def fitting_words(tokenizer: Tokenizer) -> Words:
         return COMMON
     words = _single_token_words(tokenizer, [*common, *tokenizer.vocabulary()], " ")
     if len(words) >= WORDS_MIN:
-        return Words.made_of(words)
+        return Words.from_words(words)
     letters = _single_token_words(
         tokenizer, list("abcdefghijklmnopqrstuvwxyz0123456789"), ""
     )  # One letter per token.
     if len(letters) >= WORDS_MIN:
-        return Words.made_of(letters, "")
+        return Words.from_words(letters, "")
     return replace(COMMON, exact=False)
 
 

@@ -17,7 +17,7 @@ from llmtap.bench.compliance.evidence import (
     met,
     not_applicable,
     not_met,
-    worst,
+    worst_verdict,
 )
 from llmtap.bench.compliance.judge import (
     COMPARISON,
@@ -106,9 +106,9 @@ def test_without_a_stated_minimum_or_validity_nothing_is_compliant(
 
 def test_the_gravest_of_several_verdicts_counts_its_like() -> None:
     verdicts = [met("a"), not_met("b"), cannot_tell("c"), not_met("d"), not_applicable("e")]
-    assert worst(verdicts, "") == ComplianceVerdict("not met", "b (2 of 5)")
-    assert worst(verdicts[2:3], "") == verdicts[2]
-    assert worst([], "no loads") == ComplianceVerdict("cannot tell", "no loads")
+    assert worst_verdict(verdicts, "") == ComplianceVerdict("not met", "b (2 of 5)")
+    assert worst_verdict(verdicts[2:3], "") == verdicts[2]
+    assert worst_verdict([], "no loads") == ComplianceVerdict("cannot tell", "no loads")
 
 
 @pytest.mark.parametrize("test", TESTS)

@@ -128,7 +128,7 @@ def test_a_prompt_shorter_than_the_template_is_refused_before_anything_is_sent(t
 
     error, sent = play(refused(), LIMIT_S)
     counter = load_counter(folder, chat=True, place="")
-    smallest = Prompts(counter, alike=False, seed=0).smallest()
+    smallest = Prompts(counter, alike=False, seed=0).smallest_tokens()
     assert (error.place, error.hint, sent) == ("--pp", f"the smallest possible is {smallest}", 0)
     assert error.problem.startswith("3 is too small")
 
@@ -164,7 +164,7 @@ def test_prompts_have_their_tokens_by_the_chat_template(tmp_path: Path, alike: b
         str(model_folder(tmp_path / "m")) if model else OWN, chat=True, place="--tokenizer"
     )
     prompts = Prompts(counter, alike=alike, seed=PROMPT_SEED)
-    smallest = prompts.smallest()
+    smallest = prompts.smallest_tokens()
     assert smallest == (1 if not model else min(counter.count([prompts.make(1, 1)[0][0]])))
     for pp in (smallest, smallest + 1, 33, 128, 1_000):
         made = prompts.make(pp, 3)

@@ -14,10 +14,10 @@ from llmtap.bench.exo.result import (
     batch_of,
     figures_not_valid,
     generation_tps,
-    measured_grid,
+    make_grid,
     prefill_tps,
     prefix_hit,
-    rows_of,
+    table_rows,
     timing_of,
 )
 from llmtap.bench.exo.server import Power
@@ -141,7 +141,7 @@ def run(
 
 def test_a_row_is_the_median_of_its_repeats_and_their_range() -> None:
     runs = [run(0, 100.0, 10.0), run(0, 300.0, 10.0, index=1), run(1, 500.0, 40.0), run(2, 240.0, 20.0)]
-    (row,) = rows_of([*runs, run(3, 9_999.0, 20.0, stored=True)])
+    (row,) = table_rows([*runs, run(3, 9_999.0, 20.0, stored=True)])
     assert (row.pp_tokens, row.tg, row.concurrency, row.repeats, row.failed) == (64, 20, 2, 4, 0)
     # Of the first repeat 200, the middle of its two requests; a stored rate is no measurement.
     assert row.figures["prompt_tps"] == (3, 240.0, 200.0, 500.0)
@@ -234,7 +234,7 @@ def planted(changed: Mapping[tuple[int, int], dict[str, Any]] = {}) -> list[ExoR
 
 
 def test_the_file_has_the_constants_that_were_planted(tmp_path: Path) -> None:
-    grid = measured_grid(planted(), warmup=1, length="output")
+    grid = make_grid(planted(), warmup=1, length="output")
     assert [(c.batch, c.length, c.n, c.problem) for c in grid.cells] == [
         (b, n, 2, None) for b in (1, 2, 4) for n in (16, 64)
     ]
@@ -253,7 +253,7 @@ def test_the_file_has_the_constants_that_were_planted(tmp_path: Path) -> None:
         pytest.approx(MODEL.beta_ns, rel=1e-6),
         pytest.approx(MODEL.gamma, rel=1e-5),
     )
-    assert [c.length for c in measured_grid(planted(), warmup=1, length="prompt+output").cells][:2] == [
+    assert [c.length for c in make_grid(planted(), warmup=1, length="prompt+output").cells][:2] == [
         80,
         128,
     ]
@@ -272,7 +272,7 @@ def test_the_file_has_the_constants_that_were_planted(tmp_path: Path) -> None:
     ],
 )
 def test_a_cell_that_was_no_batch_is_named_and_left_out(changed: dict[str, Any], problem: str) -> None:
-    grid = measured_grid(planted({(4, 64): changed}), warmup=1, length="output")
+    grid = make_grid(planted({(4, 64): changed}), warmup=1, length="output")
     assert [(c.batch, c.length, c.problem) for c in grid.cells if c.problem] == [(4, 64, problem)]
     assert grid.fit is not None and grid.fit.part.points == 5
     assert "\n4,64," not in grid.to_csv()

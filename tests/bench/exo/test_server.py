@@ -208,7 +208,7 @@ PREVIEWS = [
     ],
 )
 def test_a_placement_is_chosen_by_the_options_of_the_document(wish: PlacementFilter, fits: list[int]) -> None:
-    assert [i for i, one in enumerate(PREVIEWS) if wish.fits(one)] == fits
+    assert [i for i, one in enumerate(PREVIEWS) if wish.matches(one)] == fits
 
 
 class Cluster(Asked):

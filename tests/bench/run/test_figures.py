@@ -14,9 +14,9 @@ from llmtap.bench.run.figures import (
     histogram_series,
     latency_row,
     line_series,
+    mean_over_repeats,
     ms_with_interval,
-    over_repeats,
-    pairs,
+    paired_values,
     quantile_ratio,
 )
 from tests.bench.support import measured
@@ -146,9 +146,12 @@ def test_only_rows_that_both_answered_completely_are_pairs() -> None:
             {"row": 5, "ttft_ns": 50 * ms},
         ],
     )
-    assert pairs([(a, b)], "ttft_ns") == ([0.02, 0.01], [0.025, 0.017])
-    assert pairs([(a, b), (b, a)], "ttft_ns") == ([0.02, 0.01, 0.025, 0.017], [0.025, 0.017, 0.02, 0.01])
-    assert b.by_row("ttft_ns") == {1: 0.025, 3: 0.017, 5: 0.05}
+    assert paired_values([(a, b)], "ttft_ns") == ([0.02, 0.01], [0.025, 0.017])
+    assert paired_values([(a, b), (b, a)], "ttft_ns") == (
+        [0.02, 0.01, 0.025, 0.017],
+        [0.025, 0.017, 0.02, 0.01],
+    )
+    assert b.values_by_row("ttft_ns") == {1: 0.025, 3: 0.017, 5: 0.05}
 
 
 def test_a_ratio_is_that_of_the_quantiles_with_its_interval() -> None:
@@ -169,14 +172,14 @@ def test_a_ratio_is_that_of_the_quantiles_with_its_interval() -> None:
 
 def test_repeats_have_student_s_interval() -> None:
     """40, 41 and 42: 41 +- 4.303 / sqrt(3); against 0, t = 41 sqrt(3)."""
-    result = over_repeats([40.0, 41.0, 42.0])
+    result = mean_over_repeats([40.0, 41.0, 42.0])
     assert result is not None
     assert result.value == pytest.approx(41)
     assert (result.high or 0) - (result.value or 0) == pytest.approx(4.3027 / 3**0.5, rel=1e-4)
     # Of Student's t with two degrees of freedom, in closed form.
     t = 41 * 3**0.5
     assert result.p == pytest.approx(1 - t / (2 + t * t) ** 0.5, rel=1e-4)
-    assert over_repeats([1.0, 2.0]) is None
-    same = over_repeats([2.0] * 3)
+    assert mean_over_repeats([1.0, 2.0]) is None
+    same = mean_over_repeats([2.0] * 3)
     assert same is not None
     assert same.p == 0.0

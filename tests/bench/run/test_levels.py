@@ -14,19 +14,19 @@ from llmtap.bench.run.levels import (
     Bounds,
     LevelAttempt,
     RateSearch,
-    endings,
+    completion_ratio_if_overloaded,
     find_capacity,
+    incomplete_by_outcome,
     known_capacity,
     level_figures,
     memory_errors,
-    overload,
     rows_for,
     server_mean,
     server_total,
     share,
     verdict_text,
 )
-from llmtap.bench.run.measurement import Measurement, steady_of
+from llmtap.bench.run.measurement import Measurement, steady_part_of
 from llmtap.bench.run.session import Folder, Load, make_load
 from llmtap.bench.sut.sut import TokenCounting
 from llmtap.errors import ConfigError
@@ -61,13 +61,13 @@ def test_any_objective_can_bound_a_level() -> None:
     rows = rows_of([100.0] * 100)
     for i, row in enumerate(rows):
         row |= {"met": None if i == 0 else i > 2, "output_tokens": 10, "smooth_benefit": 9.0}
-    steady = steady_of(measured("x", rows, load=OVER), 10.0)
+    steady = steady_part_of(measured("x", rows, load=OVER), 10.0)
     assert (steady.attainment, steady.smooth_share) == (97 / 99, pytest.approx(0.9))
     for attainment, smooth, broken in ((0.97, 0.89, 0), (0.98, 0.89, 1), (0.97, 0.91, 1), (0.98, 0.91, 2)):
         bounds = Bounds(objectives="user_idle:1s", attainment=attainment, smooth=smooth)
         assert len(bounds.violations(steady)) == broken
         assert bounds.slo == "user_idle:1s"
-    failing = steady_of(measured("x", rows_of([100.0] * 100, 50), load=OVER), 10.0)
+    failing = steady_part_of(measured("x", rows_of([100.0] * 100, 50), load=OVER), 10.0)
     assert failing.attainment is failing.smooth_share is None
     assert len(Bounds(objectives="e2e:9s", smooth=0.5).violations(failing)) == 2
 
@@ -78,13 +78,13 @@ def test_requests_that_are_not_judged_stand_beside_the_attainment() -> None:
     for i, row in enumerate(rows):
         row |= {"met": True if i < 4 else None, "not_judged": 4 <= i < 9}
     tried = LevelAttempt(
-        1.0, measured("x", rows, load=OVER), steady_of(measured("x", rows, load=OVER), 10.0), True, ""
+        1.0, measured("x", rows, load=OVER), steady_part_of(measured("x", rows, load=OVER), 10.0), True, ""
     )
     report = level_figures(tried)
     assert (report.attainment, report.not_judged) == (1.0, 5)
     assert verdict_text(tried.steady, [], "sustained").startswith("sustained; 5 not judged")
     assert verdict_text(tried.steady, ["slow", "full"]).startswith("slow; full; 5 not judged")
-    without = steady_of(measured("x", rows_of([100.0] * 10), load=OVER), 10.0)
+    without = steady_part_of(measured("x", rows_of([100.0] * 10), load=OVER), 10.0)
     assert (without.not_judged, verdict_text(without, [], "sustained")) == (None, "sustained")
 
 
@@ -99,7 +99,7 @@ def test_bounds_are_met_or_named() -> None:
     assert Bounds().slo is None
 
     def broken(ttft_ms: list[float], failed: int = 0) -> list[str]:
-        return bounds.violations(steady_of(measured("x", rows_of(ttft_ms, failed), load=OVER), 10.0))
+        return bounds.violations(steady_part_of(measured("x", rows_of(ttft_ms, failed), load=OVER), 10.0))
 
     assert broken([100.0] * 200) == []
     assert broken([100.0] * 195 + [101.0] * 5) == ["TTFT P99 101 ms > 100 ms"]
@@ -125,7 +125,7 @@ def test_errors_of_memory_and_endings() -> None:
     }
     result = measured("x", rows_of([1.0] * 4, 3), errors=errors)
     assert memory_errors(result) == 3
-    assert endings(result) == {"upstream_reset": 3}
+    assert incomplete_by_outcome(result) == {"upstream_reset": 3}
     assert memory_errors(measured("x", [])) == 0
 
 
@@ -134,7 +134,7 @@ def test_what_a_server_said_of_itself() -> None:
     series = {"t": [0.5, 2.0, 5.0, 8.0, 11.0], "series": {"running": {"values": [1.0, 4.0, None, 6.0, 99.0]}}}
     system = {"series": {"server": series}, "summary": {"server": {"preemptions": {"total": 3.0}}}}
     result = measured("x", rows_of([1.0]), load=OVER, system=system)
-    steady = steady_of(result, 10.0)
+    steady = steady_part_of(result, 10.0)
     assert server_mean(result, "running", steady) == 5.0
     assert server_mean(result, "waiting", steady) is None
     assert server_total(result, "preemptions") == 3.0
@@ -195,7 +195,7 @@ def test_a_capacity_is_taken_of_the_same_workload_only(tmp_path: Path) -> None:
     known = known_capacity(session, 7.5, "conversation")
     assert known is not None
     assert (known.rps, known.how) == (7.5, "given as max_rate")
-    throughput = Folder(tmp_path).within("throughput")
+    throughput = Folder(tmp_path).subfolder("throughput")
     result = {"measurements": {"sustainable_load_rps": 12.0}, "params": {"workload": "conversation"}}
     throughput.write_json("result.json", result)
     report = known_capacity(session, None, "conversation")
@@ -219,8 +219,8 @@ def queued(rate: float, per_s: float, seconds: float, seed: int) -> Measurement:
 
 def test_what_does_not_keep_up_is_told_and_what_does_is_not() -> None:
     for seed in range(10):
-        assert overload(queued(8.0, 10.0, 60.0, seed)) is None
-        stored = overload(queued(20.0, 10.0, 60.0, seed))
+        assert completion_ratio_if_overloaded(queued(8.0, 10.0, 60.0, seed)) is None
+        stored = completion_ratio_if_overloaded(queued(20.0, 10.0, 60.0, seed))
         assert stored is not None
         assert stored == pytest.approx(0.5, abs=0.1)
 
@@ -228,7 +228,7 @@ def test_what_does_not_keep_up_is_told_and_what_does_is_not() -> None:
 def test_a_load_that_is_no_longer_than_its_answers_says_nothing() -> None:
     """24 requests in 2.4 s, each of 2 s: none is answered in the first half, and nothing is wrong."""
     rows = [answered(i / 10, 0.1, 2, output_tokens=10) for i in range(24)]
-    assert overload(measured("short", rows)) is None
+    assert completion_ratio_if_overloaded(measured("short", rows)) is None
 
 
 def test_what_is_not_all_is_not_called_all() -> None:
@@ -239,7 +239,7 @@ def test_what_is_not_all_is_not_called_all() -> None:
 def played(search: RateSearch, limit: int) -> list[int]:
     """Tries levels, of which those above `limit` break, until the search is over; the levels in order."""
     request = []
-    while (level := search.next) is not None:
+    while (level := search.next_level) is not None:
         request.append(level)
         search.record(level, level <= limit)
     return request
@@ -263,7 +263,7 @@ def test_a_planted_limit_is_found(low: int, above: int, begin: int, limit: int, 
     high = low + above
     search = RateSearch(low=low, high=high, start=min(high, low + begin), resolution=resolution)
     remaining = []
-    while (level := search.next) is not None:
+    while (level := search.next_level) is not None:
         assert low <= level <= high
         remaining.append(search.attempts_max)
         search.record(level, level <= limit)

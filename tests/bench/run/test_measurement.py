@@ -12,7 +12,7 @@ from llmtap.bench.run.measurement import (
     Measurement,
     MeasurementRecorder,
     SteadyPart,
-    steady_of,
+    steady_part_of,
     tail_is_heavy,
 )
 from llmtap.exchange.outcome import Reading
@@ -68,7 +68,7 @@ def test_counts_by_hand() -> None:
         answer(5.0, 6.0, 8.0, outcome="truncated"),  # sent, and no answer
         answer(8.0, 9.0, 13.0),  # a quarter: 2.5
     ]
-    steady = steady_of(measured("x", rows, load=OVER), 10.0)
+    steady = steady_part_of(measured("x", rows, load=OVER), 10.0)
     assert (steady.from_s, steady.to_s, steady.seconds) == (1.0, 10.0, 9.0)
     assert (steady.arrivals, steady.completed) == (3, 2)
     assert steady.output_tokens == pytest.approx(10 / 1.5 + 10 + 2.5)
@@ -78,7 +78,7 @@ def test_counts_by_hand() -> None:
     # Answers take 5 s (the median): those sent before 5 s should have come, which are two, and they did.
     assert (steady.expected, steady.delivered) == (2, 1.0)
     assert steady.success == pytest.approx(2 / 3)
-    assert (steady.at_begin, steady.at_end) == (1, 1)
+    assert (steady.in_flight_begin, steady.in_flight_end) == (1, 1)
     # Fifths of 1.8 s: 1 s of the first's answer and 0.8 s of the second; then the second, and so on.
     assert steady.in_flight == pytest.approx(
         [1.8 / 1.8, 1.0, (1.8 + 1.4) / 1.8, (0.6 + 1.6 + 0.2) / 1.8, 1.0]
@@ -89,16 +89,16 @@ def test_counts_by_hand() -> None:
 
 def test_tokens_held_by_hand() -> None:
     """From 1 s to 10 s: one prompt of 100 all the time, its answer of 10 growing evenly from 0 to 20 s."""
-    steady = steady_of(measured("x", [answer(0.0, 0.0, 20.0), answer(9.9, 19.0, 20.0)], load=OVER), 10.0)
+    steady = steady_part_of(measured("x", [answer(0.0, 0.0, 20.0), answer(9.9, 19.0, 20.0)], load=OVER), 10.0)
     mean_of_answer = (0.5 + 5.0) / 2
     assert steady.held_tokens == pytest.approx(100 + mean_of_answer + 100 * 0.1 / 9)
 
 
 def test_a_plan_that_is_over_sooner_counts_until_its_last_request() -> None:
     rows = [answer(t, t, t + 3) for t in range(6)]
-    assert steady_of(measured("x", rows, load={"stopped": None}), 60.0).to_s == 5.0
-    assert steady_of(measured("x", rows, load=OVER), 60.0).to_s == 60.0
-    assert steady_of(measured("x", rows, load={"stopped": None})).to_s == 5.0
+    assert steady_part_of(measured("x", rows, load={"stopped": None}), 60.0).to_s == 5.0
+    assert steady_part_of(measured("x", rows, load=OVER), 60.0).to_s == 60.0
+    assert steady_part_of(measured("x", rows, load={"stopped": None})).to_s == 5.0
 
 
 def test_what_broke_off_was_in_flight_until_the_last_that_is_known_of_it() -> None:
@@ -106,7 +106,7 @@ def test_what_broke_off_was_in_flight_until_the_last_that_is_known_of_it() -> No
         answer(1.0, 2.0, 0.0, end_ns=None, outcome="upstream_reset", gaps_ns=[S, S]),
         {"scheduled_ns": 5 * S, "outcome": "upstream_error"},
     ]
-    steady = steady_of(measured("x", rows, load=OVER), 10.0)
+    steady = steady_part_of(measured("x", rows, load=OVER), 10.0)
     assert steady.in_flight[0] == pytest.approx(1.0), "1 s to 4 s, of 1 s to 2.8 s"
     assert steady.in_flight[1] == pytest.approx(1.2 / 1.8)
     assert steady.arrivals == 2, "one never got a connection, and came all the same"
@@ -116,7 +116,7 @@ def test_what_broke_off_was_in_flight_until_the_last_that_is_known_of_it() -> No
 @pytest.mark.parametrize("over", [1.15, 1.5, 3.0])
 def test_beyond_capacity_the_queue_grows(seconds: float, over: float) -> None:
     """8 servers of 1 s: 8 requests a second. 15 % more than that can be less in a minute, by chance."""
-    loads = [steady_of(served(poisson(8 * over, seconds, seed), 8, 1.0), seconds) for seed in range(10)]
+    loads = [steady_part_of(served(poisson(8 * over, seconds, seed), 8, 1.0), seconds) for seed in range(10)]
     seen = sum(steady.queue_grows or steady.falls_short for steady in loads)
     assert seen >= (8 if seconds == 60 and over < 1.2 else 10)
     if over > 1.2:
@@ -128,7 +128,7 @@ def test_below_capacity_it_does_not_but_for_chance() -> None:
     for rate in (4.0, 6.0):
         wrong = 0
         for seed in range(100):
-            steady = steady_of(served(poisson(rate, 60.0, seed), 8, 1.0), 60.0)
+            steady = steady_part_of(served(poisson(rate, 60.0, seed), 8, 1.0), 60.0)
             wrong += steady.queue_grows or steady.falls_short
         assert wrong <= 2
 
@@ -138,23 +138,23 @@ def test_long_answers_ramp_up_is_no_queue() -> None:
     may be taken for more: a load that lasts four answers says no better."""
     wrong = 0
     for seed in range(50):
-        steady = steady_of(served(poisson(4.0, 60.0, seed), 1_000, 15.0), 60.0)
+        steady = steady_part_of(served(poisson(4.0, 60.0, seed), 1_000, 15.0), 60.0)
         wrong += steady.queue_grows
     assert wrong <= 5
-    even = steady_of(served(evenly(4.0, 60.0), 1_000, 15.0), 60.0)
+    even = steady_part_of(served(evenly(4.0, 60.0), 1_000, 15.0), 60.0)
     assert not even.queue_grows
     assert even.delivered == pytest.approx(1.0, abs=0.01), "nothing is missing but the time that answers take"
 
 
 def test_a_small_overload_is_seen_where_arrivals_are_even() -> None:
     """A twentieth more than capacity, and no chance in it."""
-    steady = steady_of(served(evenly(8.4, 300.0), 8, 1.0), 300.0)
+    steady = steady_part_of(served(evenly(8.4, 300.0), 8, 1.0), 300.0)
     assert steady.queue_grows
     assert not steady.falls_short, "95 % complete"
 
 
 def test_failures_count_as_not_completed() -> None:
-    steady = steady_of(served(evenly(8.0, 60.0), 16, 1.0, rate_of_failure=0.3), 60.0)
+    steady = steady_part_of(served(evenly(8.0, 60.0), 16, 1.0, rate_of_failure=0.3), 60.0)
     assert not steady.queue_grows
     assert steady.falls_short
     assert steady.success == pytest.approx(0.7, abs=0.06)
@@ -164,24 +164,25 @@ def test_throughput_that_falls_is_not_stable() -> None:
     """After 30 s each answer takes three times as long; nothing waits."""
     rows = [answer(t, t, t + 1.0) for t in evenly(20.0, 30.0)]
     rows += [answer(30 + t, 30 + t, 33 + t) for t in evenly(20.0 / 3, 30.0)]
-    steady = steady_of(measured("x", rows, load=OVER), 60.0)
+    steady = steady_part_of(measured("x", rows, load=OVER), 60.0)
     assert not steady.throughput_is_stable
     assert not steady.is_sustained
-    even = steady_of(served(evenly(8.0, 60.0), 16, 1.0), 60.0)
+    even = steady_part_of(served(evenly(8.0, 60.0), 16, 1.0), 60.0)
     assert even.throughput_is_stable
 
 
 def test_stability_allows_for_chance() -> None:
     """One request a second: halves of 27 differ by more than a tenth, and mean nothing by it."""
     stable = sum(
-        steady_of(served(poisson(1.0, 60.0, seed), 8, 1.0), 60.0).throughput_is_stable for seed in range(50)
+        steady_part_of(served(poisson(1.0, 60.0, seed), 8, 1.0), 60.0).throughput_is_stable
+        for seed in range(50)
     )
     assert stable >= 49
 
 
 def of_e2e(*seconds: float) -> SteadyPart:
     rows = [answer(1.0 + i / 100, 2.0, 2.0, e2e_ns=round(s * S)) for i, s in enumerate(seconds)]
-    return steady_of(measured("x", rows, load=OVER), 10.0)
+    return steady_part_of(measured("x", rows, load=OVER), 10.0)
 
 
 def test_the_tail_is_held_against_the_lowest_load() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmtap.bench.run.pace import REPORT_DEFAULT_S, SLOTS_DEFAULT, ExpectedLoads, Pace, expected_at
+from llmtap.bench.run.pace import REPORT_DEFAULT_S, SLOTS_DEFAULT, ExpectedLoads, Pace, expected_open_loops
 
 
 def test_a_test_takes_warm_up_sending_answers_and_what_each_load_takes_beside() -> None:
@@ -20,5 +20,5 @@ def test_a_test_takes_warm_up_sending_answers_and_what_each_load_takes_beside() 
 
 
 def test_an_unknown_capacity_is_guessed_by_answers_at_a_time() -> None:
-    assert expected_at(100, [0.5, 1.0], 10.0) == ExpectedLoads(2, seconds=30.0)
-    assert expected_at(100, [0.5], None) == ExpectedLoads(1, answers=200 / SLOTS_DEFAULT)
+    assert expected_open_loops(100, [0.5, 1.0], 10.0) == ExpectedLoads(2, seconds=30.0)
+    assert expected_open_loops(100, [0.5], None) == ExpectedLoads(1, answers=200 / SLOTS_DEFAULT)

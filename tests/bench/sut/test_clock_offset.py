@@ -131,7 +131,7 @@ def test_the_first_source_that_is_synchronised_counts(monkeypatch: pytest.Monkey
 
     kernel = ClockOffset(source="adjtimex", server=None, offset=0.0, accuracy=0.001)
     monkeypatch.setattr(clock_offset, "_output_of", output_of)
-    monkeypatch.setattr(clock_offset, "_of_kernel", lambda: kernel)
+    monkeypatch.setattr(clock_offset, "_read_kernel_offset", lambda: kernel)
     offset = asyncio.run(read_clock_offset())
     assert offset is not None
     assert offset.text == "+0.123 ms from 192.0.2.1 by ntpq, accurate to 0.424 ms"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmtap.bench.sut.detect import round_trip_ns
-from llmtap.bench.sut.start import ModelLoad, started
+from llmtap.bench.sut.start import ModelLoad, running_server
 from llmtap.bench.sut.sut import BenchTarget
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError, LlmtapError
@@ -71,7 +71,7 @@ async def start(command: list[str], to: BenchTarget, log: Path, stop_after: int 
             raise LlmtapError("stopped")
 
     try:
-        async with started(command, to, log, SystemClock(), check) as load:
+        async with running_server(command, to, log, SystemClock(), check) as load:
             return load
     finally:
         assert await round_trip_ns(to.url, SystemClock()) is None, "its process has ended"
@@ -111,7 +111,7 @@ def test_a_server_that_already_listens_is_no_cold_start(tmp_path: Path) -> None:
     async def beside() -> None:
         with socket.create_server(("127.0.0.1", 0)) as sock:
             to = target(sock.getsockname()[1])
-            async with started(["true"], to, tmp_path / "log", SystemClock(), lambda: None):
+            async with running_server(["true"], to, tmp_path / "log", SystemClock(), lambda: None):
                 pass
 
     with pytest.raises(ConfigError) as caught:

@@ -113,7 +113,7 @@ def test_each_class_alone_is_as_much_work_as_the_mix(tmp_path: Path) -> None:
     perform(TEST, session, rate=10.0, duration=Duration(30 * S), requests_per_class=10)
     rates = {name: load.rate_rps or 0.0 for name, load in session.loads}
     assert list(rates) == ["alone/short", "alone/long", "mix"]
-    work = {"mix": mix, **{f"alone/{name}": mix.alone(name) for name in ("short", "long")}}
+    work = {"mix": mix, **{f"alone/{name}": mix.only_class(name) for name in ("short", "long")}}
     for name, rate in rates.items():
         assert rate * work[name].mean_tokens() == pytest.approx(10.0 * mix.mean_tokens())
     assert len({tuple(load.plan.requests.input[:5]) for _, load in session.loads}) == 3

@@ -35,7 +35,7 @@ def rows_by_class(mix: ClassMix, count: int, seed: int) -> dict[str, list[tuple[
     requests = mix.requests(count, seed)
     result: dict[str, list[tuple[int, int]]] = {one.name: [] for one in mix.classes}
     lengths = zip(requests.input, requests.output, strict=True)
-    for name, row in zip(mix.names(seed), lengths, strict=False):
+    for name, row in zip(mix.class_names(seed), lengths, strict=False):
         result[name].append(row)
     return result
 
@@ -65,7 +65,7 @@ def test_classes_of_synthetic_skewed_are_requests_of_it_with_lengths_in_their_ra
     count = 40_000
     requests, own = mix.requests(count, 42), SKEWED.requests(count, 42)
     assert (requests.input, requests.output) == (own.input, own.output)
-    names = list(islice(mix.names(42), count))
+    names = list(islice(mix.class_names(42), count))
     for name, given_tokens, made in zip(names, requests.input, requests.output, strict=True):
         fitting = [
             one.name
@@ -79,9 +79,10 @@ def test_classes_of_synthetic_skewed_are_requests_of_it_with_lengths_in_their_ra
         spread = 4 * (count * one.share * (1 - one.share)) ** 0.5
         assert counted[one.name] == pytest.approx(count * one.share, abs=spread)
     assert (
-        mix.source(mix.plan(9, 42), 42).prompt(0).ids == SKEWED.prompts(own.taken(range(9)), 42).prompt(0).ids
+        mix.source(mix.plan(9, 42), 42).prompt(0).ids
+        == SKEWED.prompts(own.select_rows(range(9)), 42).prompt(0).ids
     )
-    alone = mix.alone("long").requests(50, 1)
+    alone = mix.only_class("long").requests(50, 1)
     assert min(alone.input) >= 1_024 and max(alone.output) <= 1_024
 
 
@@ -141,7 +142,7 @@ def prompts(load: Load) -> list[Prompt]:
 
 
 def test_other_words_are_the_same_work() -> None:
-    first, again, other = (CODE.open(40, 7, texts, 3.0) for texts in (1, 1, 2))
+    first, again, other = (CODE.open_load(40, 7, texts, 3.0) for texts in (1, 1, 2))
     for load in (again, other):
         assert load.plan.requests.input == first.plan.requests.input
         assert load.plan.requests.output == first.plan.requests.output
@@ -149,7 +150,7 @@ def test_other_words_are_the_same_work() -> None:
         assert load.plan.requests.blocks == first.plan.requests.blocks
     ours, same, others = prompts(first), prompts(again), prompts(other)
     assert ours == same
-    contexts, _ = CODE.shared(40, 7)
+    contexts, _ = CODE.row_prefixes(40, 7)
     for a, b, context in zip(ours, others, contexts, strict=True):
         assert a.text[:30] != b.text[:30]
         assert bool(a.system) == bool(b.system) == (context != NO_CONTEXT)
@@ -159,8 +160,8 @@ def test_other_words_are_the_same_work() -> None:
 
 
 def test_prefixes_have_their_lengths_and_are_one_text_each() -> None:
-    load = CODE.closed(60, 3, 9, slots=4)
-    contexts, lengths = CODE.shared(60, 3)
+    load = CODE.closed_load(60, 3, 9, slots=4)
+    contexts, lengths = CODE.row_prefixes(60, 3)
     assert len(lengths) == 10
     assert all(512 <= tokens <= 1_024 for tokens in lengths)
     seen: dict[int, str] = {}
@@ -176,7 +177,7 @@ def test_a_workload_of_ones_own_gets_prefixes(tmp_path: Path) -> None:
     file = tmp_path / "plain.toml"
     file.write_text("input = 40\noutput = 8\n")
     work = prefixes_of(str(file), tokens=(128, 128))
-    assert set(work.closed(10, 1, 1, 2).plan.requests.input) == {168}
+    assert set(work.closed_load(10, 1, 1, 2).plan.requests.input) == {168}
     with pytest.raises(ConfigError, match="share no prefix") as caught:
         prefixes_of(str(file))
     assert caught.value.place == "prefix_tokens"

@@ -178,7 +178,7 @@ def test_a_later_version_is_refused_and_an_earlier_one_is_read(folder: Path) -> 
     of_version(VERSION - 1)(folder / "llmtap-2.parquet")
     assert seqs(folder / "llmtap-2.parquet") == [3]
     of_version(VERSION + 1)(folder / "llmtap-2.parquet")
-    with pytest.raises(CaptureVersionError, match=r"llmtap-2\.parquet: schema version 2"):
+    with pytest.raises(CaptureVersionError, match=r"llmtap-2\.parquet: has schema version 2"):
         read(folder)
 
 

@@ -19,7 +19,7 @@ def folder(tmp_path):
 
 def test_only_what_we_may_have_made_is_counted_and_deleted_the_oldest_first(folder):
     files = LocalFiles(folder, "c1")
-    files.look()
+    files.list_folder()
     assert files.bytes == 10
     assert files.delete_oldest()
     assert sorted(os.listdir(folder)) == sorted((NEW, *OTHERS))
@@ -42,9 +42,9 @@ def test_a_file_that_comes_while_somebody_looks_is_counted_once(folder, monkeypa
 
     with monkeypatch.context() as coming:
         coming.setattr(os, "scandir", slow)
-        files.look()
+        files.list_folder()
     assert files.bytes == 17
-    files.look()
+    files.list_folder()
     assert files.bytes == 17
 
 
@@ -52,5 +52,5 @@ def test_a_file_that_comes_while_somebody_looks_is_counted_once(folder, monkeypa
 def test_without_a_local_folder_there_are_no_files(tmp_path, there):
     files = LocalFiles(tmp_path / "gone" if there else None, "c1")
     files.add(OLD, 5)
-    files.look()
+    files.list_folder()
     assert (files.bytes, files.delete_oldest()) == (0, False)

@@ -9,6 +9,7 @@ import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 
+from llmtap.capture.options import redact_url
 from llmtap.capture.schema import SCHEMA, CaptureInfo, CaptureLedger, info_of
 from llmtap.capture.store import parquet
 from llmtap.capture.store.parquet import (
@@ -16,7 +17,6 @@ from llmtap.capture.store.parquet import (
     PlaceError,
     RemotePlace,
     place_of,
-    redacted,
     write_parquet,
 )
 from llmtap.errors import ConfigError
@@ -151,7 +151,7 @@ _KEY, _SECRET = "AKIAPLANTED", "wJalr/XU+tn=FEMI"
     ],
 )
 def test_what_is_shown_of_a_url_holds_no_secret(url, shown):
-    assert redacted(url) == shown
+    assert redact_url(url) == shown
 
 
 @pytest.mark.parametrize("to", ["{}", "file://{}"])

@@ -13,7 +13,7 @@ from llmtap.capture.schema import (
 )
 from llmtap.capture.store.spool import read_spool
 from llmtap.capture.store.store import (
-    LOOK_NOW_AND_THEN_NS,
+    FOLDER_CHECK_NS,
     NOTES_BYTES,
     NOTES_SPOOL_BYTES,
 )
@@ -138,7 +138,7 @@ def test_files_that_somebody_takes_away_are_not_counted_for_long(tmp_path):
     block_until(lambda: at.state().files == 1)
     assert at.state().local_bytes == left.stat().st_size + files_in(tmp_path)[0].stat().st_size
     shutil.rmtree(tmp_path)
-    clock.advance(LOOK_NOW_AND_THEN_NS - 1)
+    clock.advance(FOLDER_CHECK_NS - 1)
     at.tick()
     assert at.state().local_bytes > 0
     clock.advance(1)

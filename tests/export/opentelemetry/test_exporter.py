@@ -40,7 +40,7 @@ def exporter(endpoint: str | None, **options: Any) -> OtlpExporter:
 
 def end(e: OtlpExporter, *exchanges: Exchange) -> None:
     for x in exchanges:
-        e.ended(x, measure(x), SeriesKey("t", "m"), None)
+        e.on_end(x, measure(x), SeriesKey("t", "m"), None)
 
 
 def export(receiver: OtlpReceiver, *exchanges: Exchange, **options: Any) -> OtlpExporter:

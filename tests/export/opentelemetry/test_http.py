@@ -68,7 +68,7 @@ def export(server: Server) -> ExporterState:
         "1",
     )
     x = chat()
-    e.ended(x, measure(x), SeriesKey("t", "m"), None)
+    e.on_end(x, measure(x), SeriesKey("t", "m"), None)
     e.close(GUARD_S)
     return e.state()
 

@@ -18,7 +18,7 @@ def exemplars(*exchanges: Exchange) -> dict[tuple[str, str, str], Exemplar]:
     """By name, kind and bucket."""
     exposition = Exposition("1")
     for x in exchanges:
-        exposition.ended(x, measure(x), SeriesKey("t", "m"), None)
+        exposition.on_end(x, measure(x), SeriesKey("t", "m"), None)
     body, _ = exposition.freeze().render(OPENMETRICS)
     assert b"trace_id" not in exposition.freeze().render("text/plain")[0]
     return {
@@ -47,7 +47,7 @@ def test_what_no_one_records_is_no_exemplar() -> None:
 
 
 def test_their_number_has_a_bound_and_the_newest_stay() -> None:
-    kept = Exemplars(most=3)
+    kept = Exemplars(exemplars_max=3)
     parent = TraceParent(TRACE, SPAN, 1)
     for i, value in enumerate([5, 15, 25, 5, 35]):
         kept.note(("x", ("t",), value // 10), value, parent, i)

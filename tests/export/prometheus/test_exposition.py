@@ -40,7 +40,7 @@ def stream(times_ms: list[int], tokens: int = 1) -> Exchange:
 
 def add(exposition: Exposition, *exchanges: Exchange, tenant: str = "t", model: str = "m") -> None:
     for x in exchanges:
-        exposition.ended(x, measure(x), SeriesKey(tenant, model), None)
+        exposition.on_end(x, measure(x), SeriesKey(tenant, model), None)
 
 
 Found = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -222,7 +222,7 @@ def test_smooth_goodput_and_fluidity_can_be_computed_from_counters() -> None:
     exposition = Exposition("1", {"gold": Objectives.parse("ttft:120ms tbc_max:50ms")})
     x = stream([100, 140, 240])
     for slo in ("gold", ""):
-        exposition.ended(x, measure(x), SeriesKey("t", "m", slo=slo), None)
+        exposition.on_end(x, measure(x), SeriesKey("t", "m", slo=slo), None)
     found = parsed(exposition.freeze().render()[0])
     assert found[of("llmtap_smooth_output_tokens_total", **WHO)] == 6
     assert found[of("llmtap_smooth_penalty_tokens_total", **WHO)] == pytest.approx(2 * 0.7)

@@ -76,7 +76,7 @@ def decoded(body: bytes) -> dict[str, Any]:
 def exposition(*, native: bool = True) -> Exposition:
     made = Exposition("1", native=native)
     for i, x in enumerate((chat(), chat(1110, 1110, 1111), chat(111_110, trace_parent=PARENT))):
-        made.ended(x, measure(x), SeriesKey("a\nb", f"m{i % 2}"), None)
+        made.on_end(x, measure(x), SeriesKey("a\nb", f"m{i % 2}"), None)
     return made
 
 

@@ -8,7 +8,7 @@ import llmtap.load.http as module
 from llmtap.clock import SystemClock
 from llmtap.exchange.outcome import Outcome
 from llmtap.load.http import HEAD_BYTES_MAX
-from llmtap.load.sending import Later
+from llmtap.load.sending import DeferredWork
 from tests.support.servers.live_proxy import port_free
 from tests.support.servers.loading import BODY, events, sender_to, streamed_answer
 from tests.support.servers.peer import chunked, scene, wait_until
@@ -316,8 +316,8 @@ async def test_what_is_read_and_not_parsed_has_a_limit() -> None:
     most = 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "EARLY_BYTES_MAX", 100_000)
-        patch.setattr(Later, "is_behind", lambda self, t_ns: True)
-        patch.setattr(Later, "_work", lambda self: None)  # the loop has always more to read
+        patch.setattr(DeferredWork, "is_behind", lambda self, t_ns: True)
+        patch.setattr(DeferredWork, "_work", lambda self: None)  # the loop has always more to read
         long = says(with_length(b" " * 4_000_000, more=1))
         async with upstream() as server, sender_to(server.url + server.on(long)) as sender:
             request = asyncio.ensure_future(sender.ask())

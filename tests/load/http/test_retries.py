@@ -142,7 +142,7 @@ async def test_a_wait_is_cut() -> None:
         script = first(9, busy(b"429 Too Many Requests", b"Retry-After: 9"))
         async with sender_to(server.url + server.on(script), retries=3) as to:
             calls = [to.send() for _ in range(3)]
-            await wait_until(lambda: all(call.waiting for call in calls))
+            await wait_until(lambda: all(call.is_waiting for call in calls))
             assert to.sender.pool.idle == 3
             calls[0].cancel("enough")
             assert (to.of(calls[0]).outcome, to.of(calls[0]).status) == (Outcome.UPSTREAM_ERROR, 429)

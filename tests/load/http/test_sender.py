@@ -13,7 +13,7 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
 from llmtap.load.http import LoadSender
 from llmtap.load.options import BodyOptions, SendingOptions
-from llmtap.load.sending import Later, parse_target
+from llmtap.load.sending import DeferredWork, parse_target
 from llmtap.net.tls import client_context
 from llmtap.protocol.http1_response import INTERIM_HEADS_MAX
 from tests.support.servers.loading import BODY, sender_to, streamed_answer
@@ -68,7 +68,7 @@ async def test_a_connection_with_more_than_its_answer_is_not_kept(
     surplus: bool, idle: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the surplus was read before the answer was parsed."""
-    monkeypatch.setattr(Later, "is_behind", lambda self, t_ns: True)
+    monkeypatch.setattr(DeferredWork, "is_behind", lambda self, t_ns: True)
     right = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nright"
 
     async def never(call: Call) -> None:

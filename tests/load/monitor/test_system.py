@@ -23,7 +23,7 @@ from llmtap.load.monitor.system import (
     SystemSampler,
     groups_of,
     is_loopback,
-    listeners,
+    listening_pids,
     open_gpus,
 )
 from llmtap.load.monitor.timeseries import SampledGpus
@@ -118,7 +118,7 @@ def test_a_server_in_the_senders_own_process_is_not_told_apart() -> None:
     report = watch.report()
     assert report.why_not["server"] == "it is served by a process of the sender"
     assert report.processes["server"] == []
-    assert "sender_cpu" in watch.columns.known() and "server_cpu" not in watch.columns.known()
+    assert "sender_cpu" in watch.columns.known_series() and "server_cpu" not in watch.columns.known_series()
 
 
 def test_a_side_that_lost_time_with_a_process_is_unknown_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,10 @@ def test_the_host_and_its_gpus_are_sampled() -> None:
         "gpu0_utilization": 0.3, "gpu0_temperature": 50, "gpu0_power": 200, "gpu0_memory": 7,
     }  # fmt: skip
     assert watch.columns.column("gpu0_power")[:2] == [100.0, 200.0]
-    assert "gpu1_power" not in watch.columns.known() and "gpu1_utilization" in watch.columns.known()
+    assert (
+        "gpu1_power" not in watch.columns.known_series()
+        and "gpu1_utilization" in watch.columns.known_series()
+    )
     assert watch.report().gpu == SampledGpus(["A", "B"], 0)
     assert nvml.open == 0, "NVML is closed"
     shares = [share for share in watch.columns.column("host_cpu") if share is not None]
@@ -218,7 +221,7 @@ def test_what_breaks_in_a_sample_is_told_and_the_next_is_taken(monkeypatch: pyte
     why = watch.report().why_not
     assert why["sampling"] == "RuntimeError: torn"
     assert why["host"] == "permission denied"
-    assert "sender_cpu" in watch.columns.known() and "host_cpu" not in watch.columns.known()
+    assert "sender_cpu" in watch.columns.known_series() and "host_cpu" not in watch.columns.known_series()
 
 
 def tree(*links: tuple[int, int]) -> dict[int, ObservedProcess]:
@@ -259,7 +262,7 @@ def test_who_listens_on_loopback_is_found(address: str, hosts: tuple[str, str]) 
         pytest.skip(f"this host has no {family.name}: {exc}")
     with server:
         port = server.getsockname()[1]
-        assert [listeners(host, port) for host in hosts] == [([os.getpid()], None)] * 2
+        assert [listening_pids(host, port) for host in hosts] == [([os.getpid()], None)] * 2
 
 
 def listening(address: str, pid: int | None, status: str = psutil.CONN_LISTEN) -> Any:
@@ -278,14 +281,14 @@ def test_only_sockets_that_the_target_reaches(
         listening("127.0.0.1", 33, psutil.CONN_ESTABLISHED), listening("::1", 55),
     ]  # fmt: skip
     monkeypatch.setattr(psutil, "net_connections", lambda kind: sockets)
-    found, why = listeners(host, 8_080)
+    found, why = listening_pids(host, 8_080)
     assert (found, why is None) == (holders, bool(holders))
 
 
 def test_a_listener_that_is_hidden_is_told_from_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "net_connections", lambda kind: [listening("0.0.0.0", None)])
-    assert listeners("127.0.0.1", 8_080) == ([], "who listens on port 8080 is hidden from this user")
-    assert listeners("127.0.0.1", 81) == ([], "nobody listens on port 81")
+    assert listening_pids("127.0.0.1", 8_080) == ([], "who listens on port 8080 is hidden from this user")
+    assert listening_pids("127.0.0.1", 81) == ([], "nobody listens on port 81")
 
 
 @pytest.mark.parametrize(
@@ -295,7 +298,7 @@ def test_a_listener_that_is_hidden_is_told_from_none(monkeypatch: pytest.MonkeyP
 def test_what_is_loopback(host: str, is_: bool) -> None:
     assert is_loopback(host) is is_
     if not is_:
-        assert listeners(host, 80) == ([], f"{host} is not a loopback address")
+        assert listening_pids(host, 80) == ([], f"{host} is not a loopback address")
 
 
 CALLS = [name for name in vars(FakeNvml) if name.startswith(("nvml", "NVML"))]

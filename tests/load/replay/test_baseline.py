@@ -18,7 +18,7 @@ from llmtap.capture.schema import CaptureInfo
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
 from llmtap.load.options import ScheduleOptions, Window
-from llmtap.load.replay.baseline import FIGURES, SHARES, Baseline, read_then, recorded_of
+from llmtap.load.replay.baseline import FIGURES, SHARES, Baseline, find_recorded_answers, read_recorded
 from llmtap.load.replay.plan import ReplayPlan, make_plan
 from llmtap.metrics.histogram import RELATIVE_ERROR
 from llmtap.metrics.latency import measure
@@ -79,8 +79,8 @@ def test_a_request_is_compared_with_the_row_it_was_made_of(
     baseline = Baseline(plan.baseline)
     for row, n in enumerate(plan.requests.input):
         # Later by as much as only this row is.
-        baseline.add_now(row, answer(n - 10, 60 + n, n - 7))
-    assert read_then(baseline, plan.requests).arrivals == "wall"
+        baseline.add_replayed(row, answer(n - 10, 60 + n, n - 7))
+    assert read_recorded(baseline, plan.requests).arrivals == "wall"
     result = told(baseline)
     more = [(60 + place + 10 - 20) / 1e3 for place in places]
     assert list(result["pairs"]["ttft"]["difference"].values()) == close_to(shares_of(more))
@@ -112,11 +112,11 @@ def test_a_row_that_has_other_lengths_is_another_one(tmp_path: Path) -> None:
     captured(path, (*ARRIVALS_MS[:4], 1, 2, 3, 4))  # two are gone
     baseline = Baseline(plan.baseline)
     for row, n in enumerate(plan.requests.input):
-        baseline.add_now(row, answer(n - 10, 60, n - 7))
+        baseline.add_replayed(row, answer(n - 10, 60, n - 7))
     changed = Requests(**{f: getattr(plan.requests, f) for f in ("arrival_ns", "output")})
     changed.input = array("q", plan.requests.input)
     changed.input[0] += 1
-    read_then(baseline, changed)
+    read_recorded(baseline, changed)
     result = told(baseline)
     assert result["requests"] == {"compared": 7, "not_found": 3, "repeated": 0}
     assert result["notes"][:-1] == ["3 rows were not found again: the source has changed meanwhile"]
@@ -202,8 +202,8 @@ def compared(plan: ReplayPlan, answers: Sequence[Exchange]) -> dict[str, Any]:
     assert plan.baseline is not None
     baseline = Baseline(plan.baseline)
     for row, x in enumerate(answers):
-        baseline.add_now(row, x)
-    result = baseline.to_dict(read_then(baseline, plan.requests))
+        baseline.add_replayed(row, x)
+    result = baseline.to_dict(read_recorded(baseline, plan.requests))
     assert result is not None
     return result
 
@@ -232,8 +232,8 @@ def test_a_pipe_is_not_opened_again(tmp_path: Path) -> None:
     os.mkfifo(fifo)
     trace = Trace(Requests(), "har", answered=True, places=array("q", [0]))
     for place in ("-", str(fifo), "/dev/stdin"):
-        assert recorded_of(trace, place, 1) is None
-    assert recorded_of(trace, str(tmp_path), 1) is not None
+        assert find_recorded_answers(trace, place, 1) is None
+    assert find_recorded_answers(trace, str(tmp_path), 1) is not None
 
 
 # ---------------------------------------------------------------- end to end

@@ -12,7 +12,7 @@ import trustme
 import llmtap
 from llmtap.errors import ConfigError
 from llmtap.load.options import BodyOptions, LoadPlan, ScheduleOptions
-from llmtap.load.replay.options import http_url_of, maker_for, read_headers, refuse_meaningless
+from llmtap.load.replay.options import http_url_of, maker_for, read_headers, refuse_unused_options
 from llmtap.load.replay.plan import make_plan
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import NS_PER_S, Duration
@@ -174,9 +174,9 @@ def test_what_means_nothing_there_is_refused(target: str) -> None:
     of_grpc = {"--server": {"server": "vllm"}, "--insecure": {"insecure": True}}
     for option, given in (named | (of_grpc if target.startswith("grpc") else {})).items():
         with pytest.raises(ConfigError, match=f"^{option}: has no effect on {target.partition(':')[0]}://"):
-            refuse_meaningless(LoadPlan.of(url=target, **given))
-        refuse_meaningless(LoadPlan.of(url="http://h:1", **given))
-    refuse_meaningless(LoadPlan.of(url=target, rate=1.0))
+            refuse_unused_options(LoadPlan.of(url=target, **given))
+        refuse_unused_options(LoadPlan.of(url="http://h:1", **given))
+    refuse_unused_options(LoadPlan.of(url=target, rate=1.0))
 
 
 @pytest.mark.parametrize(

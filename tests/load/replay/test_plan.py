@@ -14,7 +14,7 @@ from llmtap.bench.run.session import make_load
 from llmtap.errors import ConfigError
 from llmtap.load.options import ScheduleOptions, Window
 from llmtap.load.replay.perform import planned_within
-from llmtap.load.replay.plan import ReplayPlan, make_plan, other_words
+from llmtap.load.replay.plan import ReplayPlan, make_plan, reverse_words
 from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.text import count_tokens
 from llmtap.workload.requests import Requests
@@ -126,7 +126,7 @@ def shared(one: str, other: str) -> int:
 @pytest.mark.parametrize("workload", ["conversation", "long-context"])
 def test_texts_are_as_long_and_no_prefix_is_that_of_a_measured_one(workload: str) -> None:
     plan = make_load(workload, slots=2, seed=7, requests=8).plan
-    warm = other_words(plan)
+    warm = reverse_words(plan)
     measured = [plan.prompts.prompt(row) for row in range(8)]
     for row in range(8):
         sent = warm.prompts.prompt(row)
@@ -142,7 +142,7 @@ def test_texts_are_as_long_and_no_prefix_is_that_of_a_measured_one(workload: str
 
 def test_token_ids_are_the_same_ones_in_another_order() -> None:
     plan = make_load("synthetic-uniform", slots=2, seed=7, requests=4).plan
-    warm = other_words(plan)
+    warm = reverse_words(plan)
     for row in range(4):
         own, sent = plan.prompts.prompt(row).ids, warm.prompts.prompt(row).ids
         assert Counter(own) == Counter(sent)
@@ -155,7 +155,7 @@ def test_turns_wait_for_nobody_tenants_stay_and_every_part_has_other_words() -> 
         think_ns=array("q", [0, 1]), tenants=["a", "b"],
     )  # fmt: skip
     prompt = Prompt("what is a hill", system="be brief and kind", history=(("user", "one two three"),))
-    warm = other_words(ReplayPlan(requests, Said([prompt, Prompt("c d")]), {}))
+    warm = reverse_words(ReplayPlan(requests, Said([prompt, Prompt("c d")]), {}))
     found = warm.requests
     assert (list(found.after), found.tenants, list(found.arrival_ns)) == ([], ["a", "b"], [0, 0])
     sent = warm.prompts.prompt(0)

@@ -107,7 +107,7 @@ def test_who_was_sent_again_is_as_late_as_the_first_time() -> None:
     arrivals = seen.arrivals(BEGAN_NS)
     assert isinstance(arrivals["punctuality"], dict)
     assert arrivals["punctuality"]["lateness"]["max"] == 0.001
-    assert seen.in_time(BEGAN_NS, offsets[-1] + 10_000_000) == 4
+    assert seen.count_sent_by(BEGAN_NS, offsets[-1] + 10_000_000) == 4
 
 
 def test_a_task_is_measured_from_its_first_submit_to_its_last_end() -> None:

@@ -15,9 +15,9 @@ from llmtap.load.tally import LoadTally
 from llmtap.load.workers import worker
 from llmtap.load.workers.worker import work
 from llmtap.load.workers.worker_handle import (
-    Done,
     Frames,
     Progress,
+    WorkerDone,
     WorkerReady,
     WorkerScript,
     WorkerSetup,
@@ -29,7 +29,7 @@ from tests.support.servers.upstream import Call, says, upstream
 from tests.support.waiting import block_until
 
 ANSWER = says(*streamed_answer(2))
-Messages = list[WorkerReady | Progress | Done]
+Messages = list[WorkerReady | Progress | WorkerDone]
 
 
 class Pipes:
@@ -60,9 +60,9 @@ class Pipes:
     def of(self, kind: type) -> Messages:
         return [message for message in self.hear() if isinstance(message, kind)]
 
-    def done(self) -> Done:
-        (done,) = self.of(Done)
-        assert isinstance(done, Done)
+    def done(self) -> WorkerDone:
+        (done,) = self.of(WorkerDone)
+        assert isinstance(done, WorkerDone)
         return done
 
     def fill(self) -> int:
@@ -130,10 +130,10 @@ async def test_a_parent_that_does_not_read_holds_nothing_up(monkeypatch: pytest.
 
 
 def _until_done(parent: Pipes) -> None:
-    block_until(lambda: parent.of(Done))
+    block_until(lambda: parent.of(WorkerDone))
 
 
-def counted(done: Done) -> int:
+def counted(done: WorkerDone) -> int:
     tally = LoadTally()
     tally.merge_bytes(done.tally)
     return tally.summary.n

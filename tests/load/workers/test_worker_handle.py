@@ -11,10 +11,10 @@ from llmtap.clock import ManualClock
 from llmtap.load.workers.worker_handle import (
     _MOVED,
     ClockReading,
-    Done,
     Frames,
     HostClock,
     Progress,
+    WorkerDone,
     WorkerReady,
     frame,
 )
@@ -44,12 +44,12 @@ def test_the_quickest_trip_is_right_within_half_of_it(
         there = reading(ours.mono_ns() + ahead_ns, ours.wall_ns() + wall_ahead_ns)
         ours.advance(back_ns)
         trips.append((asked_ns, ours.mono_ns(), there))
-    found = HostClock.compared(reading(ours.mono_ns(), ours.wall_ns(), boot="other"), trips)
+    found = HostClock.from_trips(reading(ours.mono_ns(), ours.wall_ns(), boot="other"), trips)
     assert found.rtt_ns == min(out_ns + back_ns for out_ns, back_ns in ways)
     assert abs(found.mono_ahead_ns - ahead_ns) <= (found.rtt_ns + 1) / 2
     assert abs(found.wall_ahead_ns - wall_ahead_ns) <= (found.rtt_ns + 1) / 2
-    assert found.ours(found.theirs(at_ns)) == at_ns
-    assert found.theirs(at_ns) == at_ns + found.mono_ahead_ns
+    assert found.to_ours_ns(found.to_theirs_ns(at_ns)) == at_ns
+    assert found.to_theirs_ns(at_ns) == at_ns + found.mono_ahead_ns
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,9 @@ def test_processes_of_one_host_share_their_clock_to_the_ns(
     ours: str, theirs: str, ahead_ns: int, shared: bool
 ) -> None:
     trip = (0, 1_000 * US, reading(500 * US + ahead_ns, boot=theirs))
-    clock = HostClock.compared(reading(0, boot=ours), [trip])
+    clock = HostClock.from_trips(reading(0, boot=ours), [trip])
     assert clock.shared == shared
-    assert clock.theirs(5) == (5 if shared else 5 + ahead_ns)
+    assert clock.to_theirs_ns(5) == (5 if shared else 5 + ahead_ns)
     assert clock.host == "there"
 
 
@@ -77,7 +77,7 @@ def test_an_exchange_moves_as_a_whole() -> None:
     same.scheduled_ns = same.timeline.arrival_ns - 7
     x.dispatch_late_ns, x.timeline.paused_ns = 7, 9
     clock = HostClock("there", False, HOUR_NS, -5_000_000_000)
-    clock.place(x)
+    clock.convert(x)
     t, before = x.timeline, same.timeline
     for name in _MOVED:
         ns = getattr(before, name)
@@ -97,17 +97,17 @@ def test_what_is_told() -> None:
     assert clock.to_dict() == {"host": "n1", "shared": False, "offset": 0.0025, "rtt": 0.0009}
 
 
-MESSAGES: list[WorkerReady | Progress | Done] = [
+MESSAGES: list[WorkerReady | Progress | WorkerDone] = [
     WorkerReady(3),
     Progress(1, 2, 3, 4, 5, 6, 1.5, None, 2.5, None, 0.0, 8, "too many errors"),
     Progress(0, 0, 0, 0, 0, 0, None, None, None, None, None),
-    Done(b"\x00tally" * 30_000, None, 1, 2, 3, 4, 5, 6, 7),
-    Done(b"", "somebody stopped it", 0, 0, 0, 0, 0, 0, 0, "No space left on device"),
+    WorkerDone(b"\x00tally" * 30_000, None, 1, 2, 3, 4, 5, 6, 7),
+    WorkerDone(b"", "somebody stopped it", 0, 0, 0, 0, 0, 0, 0, "No space left on device"),
 ]
 WHOLE = b"".join(frame(message) for message in MESSAGES)
 
 
-def heard(pieces: list[bytes]) -> list[WorkerReady | Progress | Done]:
+def heard(pieces: list[bytes]) -> list[WorkerReady | Progress | WorkerDone]:
     frames = Frames()
     return [message for piece in pieces for message in frames.feed(piece)]
 

@@ -260,7 +260,7 @@ async def test_answers_that_wait_have_a_common_limit(monkeypatch: pytest.MonkeyP
 async def test_metrics_are_kept_compressed_while_they_are_sent() -> None:
     tally = pipeline()
     for seq in range(300):
-        tally.ended(streamed(100, 140, seq=seq, tenant=f"t{seq}"))
+        tally.on_end(streamed(100, 140, seq=seq, tenant=f"t{seq}"))
 
     async def play(port: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 26)

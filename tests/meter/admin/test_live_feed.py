@@ -71,12 +71,12 @@ async def subscribed(feed: LiveFeed, client: Client, path: str = QUIET) -> Async
 def test_an_exchange_is_told_when_it_ends() -> None:
     async def scene(tally: ExchangePipeline, feed: LiveFeed, client: Client) -> None:
         async with subscribed(feed, client) as stream:
-            tally.ended(streamed(100, 140, seq=7))
+            tally.on_end(streamed(100, 140, seq=7))
             name, x = await stream.next()
             assert (name, x["seq"], x["metrics"]["ttft"]) == ("exchange", 7, 0.1)
             assert "events" not in x
         async with subscribed(feed, client, QUIET + "&events=1") as stream:
-            tally.ended(streamed(100, 140, seq=8))
+            tally.on_end(streamed(100, 140, seq=8))
             _, x = await stream.next()
             assert [event["t"] for event in x["events"]] == [0.1, 0.14]
 
@@ -87,9 +87,9 @@ def test_a_summary_comes_at_once_and_again_and_again(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(live, "SUMMARY_S", 0.1)
 
     async def scene(tally: ExchangePipeline, feed: LiveFeed, client: Client) -> None:
-        tally.opened()
-        tally.opened()
-        tally.ended(streamed(100, 140))
+        tally.on_open()
+        tally.on_open()
+        tally.on_end(streamed(100, 140))
         async with subscribed(feed, client, "/api/v1/live") as stream:
             for _ in range(3):
                 name, result = await stream.next()
@@ -108,22 +108,22 @@ def test_a_slow_subscriber_loses_whole_exchanges_and_is_told_how_many() -> None:
         ):
             # No turn of the loop between them: nothing can be taken from the queue.
             for seq in range(live.QUEUE_MAX + 3):
-                tally.ended(streamed(100, seq=seq))
-            tally.ended(streamed(100, seq=9_999, tenant="acme"))
+                tally.on_end(streamed(100, seq=seq))
+            tally.on_end(streamed(100, seq=9_999, tenant="acme"))
             result = [await slow.next() for _ in range(live.QUEUE_MAX + 1)]
             exchanges = [x["seq"] for name, x in result if name == "exchange"]
             assert exchanges == list(range(live.QUEUE_MAX))
             assert [x for name, x in result if name == "missed"] == [{"n": 4, "total": 4}]
             assert (await other.next())[1]["seq"] == 9_999
             assert (tally.live_missed, tally.subscribers) == (4, 2)
-            tally.ended(streamed(100, seq=5))
+            tally.on_end(streamed(100, seq=5))
             assert (await slow.next())[1]["seq"] == 5
 
     play(scene)
 
 
 def test_who_leaves_is_forgotten_although_nothing_is_said_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "LOOK_S", 0.02)
+    monkeypatch.setattr(live, "DISCONNECT_CHECK_S", 0.02)
 
     async def run() -> None:
         app, feed = web.Application(), LiveFeed(ExchangePipeline(MeterOptions(), ManualClock(now_ns=S)))
@@ -153,7 +153,7 @@ def test_who_takes_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
         await wait_until(lambda: len(feed) == 1)
         # Each is some megabytes of JSON: more than the sockets between us take.
         for seq in range(4):
-            tally.ended(streamed(*range(1, 30_001), seq=seq))
+            tally.on_end(streamed(*range(1, 30_001), seq=seq))
         await wait_until(lambda: len(feed) == 0)
         raw.close()
 
@@ -182,7 +182,7 @@ def test_a_queue_is_bounded_by_bytes_too(monkeypatch: pytest.MonkeyPatch) -> Non
     async def scene(tally: ExchangePipeline, feed: LiveFeed, client: Client) -> None:
         async with subscribed(feed, client) as stream:
             for seq in range(4):
-                tally.ended(streamed(100, 140, seq=seq))
+                tally.on_end(streamed(100, 140, seq=seq))
             assert [(await stream.next())[1].get("seq") for _ in range(2)] == [0, 1]
             assert await stream.next() == ("missed", {"n": 2, "total": 2})
 

@@ -47,13 +47,13 @@ def fill(tally: ExchangePipeline) -> None:
     about = {"pid": 1, "clock": "mono", "anchor_mono_ns": 0, "anchor_wall_ns": 0}
     tally.relays.join(Hello(relay="r0", implementation="python", implementation_reason="x", **about))
     tally.relays.join(Hello(relay="r1", **about))
-    tally.status("r0", relay_status())
+    tally.on_status("r0", relay_status())
     for seq, outcome in enumerate(Outcome, 1):
-        tally.opened()
-        tally.ended(streamed(100, 140, 180, seq=seq, outcome=outcome, tenant=f"t{seq % 2}", tokens=seq % 3))
-    tally.opened()
+        tally.on_open()
+        tally.on_end(streamed(100, 140, 180, seq=seq, outcome=outcome, tenant=f"t{seq % 2}", tokens=seq % 3))
+    tally.on_open()
     bare = streamed(100)
-    tally.ended(
+    tally.on_end(
         Exchange(relay="r", seq=99, arrival_wall_ns=0, timeline=bare.timeline, outcome=Outcome.REJECTED)
     )
 
@@ -127,8 +127,8 @@ def test_exchanges_of_every_dialect_are_as_the_document_says() -> None:
     async def scene(tally: ExchangePipeline, client: Client) -> None:
         for name in NAMES:
             recorded = Recorded(name)
-            tally.opened()
-            tally.ended(explain(read_saved(recorded.wire, path=recorded.doc["request"]["path"])).exchange)
+            tally.on_open()
+            tally.on_end(explain(read_saved(recorded.wire, path=recorded.doc["request"]["path"])).exchange)
         result = await answer_of(client, "/api/v1/exchanges?events=1&limit=1000")
         wrong = [
             (name, complaint)

@@ -35,7 +35,7 @@ def test_health_is_the_process_and_readiness_is_a_relay_that_speaks() -> None:
         assert (await client.get("/healthz")).status == 200
         assert (await client.get("/readyz")).status == 503
         tally.relays.join(Hello(relay="r0", pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0))
-        tally.status("r0", relay_status())
+        tally.on_status("r0", relay_status())
         assert (await client.get("/readyz")).status == 200
         tally.clock.advance(60 * S)  # type: ignore[attr-defined]
         assert (await client.get("/readyz")).status == 503
@@ -46,7 +46,7 @@ def test_health_is_the_process_and_readiness_is_a_relay_that_speaks() -> None:
 
 def test_metrics_come_as_text_openmetrics_and_zipped() -> None:
     async def scene(tally: ExchangePipeline, client: Client) -> None:
-        tally.ended(streamed(100, 140))
+        tally.on_end(streamed(100, 140))
         async with client.get("/metrics", headers={"Accept-Encoding": "identity"}) as answer:
             assert answer.headers["Content-Type"].startswith("text/plain; version=")
             plain = await answer.read()
@@ -79,7 +79,7 @@ def test_tokens_after_a_disconnect_are_known_to_the_middleware_alone(
         x = streamed(100, 140, 180)
         x.outcome = Outcome.CLIENT_CANCELLED
         x.timeline.delivered_ns = x.timeline.arrival_ns + S // 8
-        tally.ended(x)
+        tally.on_end(x)
         _, out = await get(client, "/api/v1/summary?window=all")
         parts = (out, out["by"]["tenant"]["default"])
         assert [part["tokens"]["after_cancel"] for part in parts] == [after, after]
@@ -94,7 +94,7 @@ def test_the_histograms_of_series_can_be_merged_by_the_library() -> None:
         for tenant, times in (("a", (100, 140, 180)), ("b", (300, 340))):
             x = streamed(*times)
             x.tenant = tenant
-            tally.ended(x)
+            tally.on_end(x)
         status, result = await get(client, "/api/v1/histograms?window=all")
         assert (status, result["unit"], [one["tenant"] for one in result["series"]]) == (
             200,
@@ -131,9 +131,9 @@ def test_a_capture_is_flushed_on_demand(tmp_path: Path) -> None:
         options = CaptureOptions(to=str(tmp_path))
         info = CaptureInfo(capture="c", level=options.level, block_size=16, block_unit="bytes")
         recorder = Recorder(options, SystemClock(), info, salt=bytes(32))
-        tally.keep(recorder)
+        tally.attach_recorder(recorder)
         recorder.start()
-        tally.ended(streamed(100, 140))
+        tally.on_end(streamed(100, 140))
         async with client.post("/api/v1/capture/flush") as answer:
             state = await answer.json()
         assert (answer.status, state["exchanges"], state["waiting"], state["files_waiting"]) == (200, 1, 0, 0)
@@ -152,7 +152,7 @@ def test_what_runs_can_be_read_and_switched() -> None:
         tally.experiments.join(0, words.append)
         x = streamed(100, 140)
         x.arm, x.unit = "control", "ab"
-        tally.ended(x)
+        tally.on_end(x)
         async with client.get(PATH) as answer:
             out = await answer.json()
         assert (out["name"], out["state"], out["enabled"]) == ("test", "off", False)

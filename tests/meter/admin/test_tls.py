@@ -67,18 +67,18 @@ def test_a_renewed_certificate_is_shown_to_new_connections(authority: Authority)
         tls = AdminTls.of(authority.options)
         assert tls is not None
         first = await serial(authority, tls)
-        assert not tls.look()
+        assert not tls.reload_if_changed()
         assert await serial(authority, tls) == first
         authority.write()
-        assert tls.look()
+        assert tls.reload_if_changed()
         second = await serial(authority, tls)
         assert second != first
         # One file is written, the other not yet: what was there stays, and is looked at again.
         authority.write(key=False)
-        assert not tls.look()
+        assert not tls.reload_if_changed()
         assert await serial(authority, tls) == second
         authority.write()
-        assert tls.look()
+        assert tls.reload_if_changed()
         assert await serial(authority, tls) not in (first, second)
 
     asyncio.run(play())

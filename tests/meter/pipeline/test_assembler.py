@@ -37,20 +37,20 @@ class Ear:
     ) -> Observer:
         return Observer(relay, seq, arrival_ns, arrival_wall_ns, head, clock)
 
-    def opened(self) -> None:
+    def on_open(self) -> None:
         self.live += 1
 
-    def forgot(self, n: int = 1) -> None:
+    def on_discard(self, n: int = 1) -> None:
         self.live -= n
 
-    def ended(self, x: Exchange) -> None:
+    def on_end(self, x: Exchange) -> None:
         self.live -= 1
         self.exchanges.append(x)
 
-    def status(self, relay: str, status: RelayStatus) -> None:
+    def on_status(self, relay: str, status: RelayStatus) -> None:
         self.statuses.append((relay, status))
 
-    def failed(self, kind: str, error: BaseException | str) -> None:
+    def on_error(self, kind: str, error: BaseException | str) -> None:
         self.failures.append(kind)
 
 
@@ -262,7 +262,7 @@ def test_the_event_loop_gets_turns_within_one_frame_and_its_cpu_time_is_limited(
     script = Script().request(1).frame(FrameKind.RESPONSE_HEAD, 1, 5, 0, _GZIP)
     script.frame(FrameKind.RESPONSE_DATA, 1, 6, 0, _dense()).stream(2)
     loop_turns = 0
-    for _ in assembler.work(turns.over(script.frames(), None, assembler.charge), turns):
+    for _ in assembler.work(turns.pace(script.frames(), None, assembler.charge), turns):
         loop_turns += 1
         turns.begin_turn()
     assert loop_turns > 40
@@ -271,7 +271,7 @@ def test_the_event_loop_gets_turns_within_one_frame_and_its_cpu_time_is_limited(
     turns.cpu_ns = lambda: ticks() * 100
     script = Script().request(3).frame(FrameKind.RESPONSE_HEAD, 3, 5, 0, _GZIP)
     script.frame(FrameKind.RESPONSE_DATA, 3, 6, 0, _dense()).close(3, 7)
-    steps = sum(1 for _ in assembler.work(turns.over(script.frames(), None, assembler.charge), turns))
+    steps = sum(1 for _ in assembler.work(turns.pace(script.frames(), None, assembler.charge), turns))
     assert ear.failures == ["parse_cpu"]
     assert steps < loop_turns // 4
     assert ear.exchanges[-1].error is not None and "CPU time" in ear.exchanges[-1].error

@@ -3,11 +3,11 @@
 from itertools import pairwise
 
 from llmtap.meter.pipeline.assembler import (
-    AWAY_NS,
     BEHIND_NS,
     CPU_EVERY_NS,
-    INSIST_NS,
+    LONG_YIELD_NS,
     LOOP_TURN_NS,
+    NO_YIELD_NS,
     TURN_NS,
     CooperativeYield,
 )
@@ -29,7 +29,7 @@ class Bench:
     def digest(self, frames: int, work_ns: int, age_ns: int = 0) -> list[int]:
         batch = [(8, 1, self.now_ns - age_ns, 0, b"%d" % i) for i in range(frames)]
         seen = []
-        for frame in self.turns.over(batch, batch[-1][2]):
+        for frame in self.turns.pace(batch, batch[-1][2]):
             seen.append(frame)
             self.now_ns += work_ns
         assert seen == batch
@@ -49,16 +49,16 @@ def test_who_is_behind_gives_nothing_away_until_it_has_caught_up() -> None:
     assert bench.turns.behind
     assert bench.digest(frames=4, work_ns=2 * TURN_NS) == []
     assert not bench.turns.behind
-    bench.now_ns += INSIST_NS
+    bench.now_ns += NO_YIELD_NS
     assert len(bench.digest(frames=4, work_ns=2 * TURN_NS)) == 4
 
 
 def test_who_gets_the_cpu_back_late_keeps_it_for_a_while() -> None:
     bench = Bench()
-    bench.away_ns = 2 * AWAY_NS
+    bench.away_ns = 2 * LONG_YIELD_NS
     assert len(bench.digest(frames=4, work_ns=2 * TURN_NS)) == 1
-    bench.away_ns = AWAY_NS // 2
-    bench.now_ns += INSIST_NS
+    bench.away_ns = LONG_YIELD_NS // 2
+    bench.now_ns += NO_YIELD_NS
     assert len(bench.digest(frames=4, work_ns=2 * TURN_NS)) == 1 + 4
 
 
@@ -68,7 +68,7 @@ def test_a_frame_that_takes_long_is_charged_with_the_cpu_time_that_it_used() -> 
     turns = CooperativeYield(lambda: now_ns[0], lambda: None, lambda: now_ns[0] // 2)
     work_ns = {2: 8 * CPU_EVERY_NS, 5: 4 * CPU_EVERY_NS}
     frames = [(8, seq, now_ns[0], 0, b"") for seq in range(8)]
-    for _, seq, *_ in turns.over(frames, now_ns[0], lambda frame, cpu_ns: charged.append((frame[1], cpu_ns))):
+    for _, seq, *_ in turns.pace(frames, now_ns[0], lambda frame, cpu_ns: charged.append((frame[1], cpu_ns))):
         now_ns[0] += work_ns.get(seq, 0)
     assert charged == [(2, 4 * CPU_EVERY_NS), (5, 2 * CPU_EVERY_NS)]
 

@@ -25,7 +25,7 @@ from llmtap.meter.pipeline.exchanges import (
     Query,
     RecentExchanges,
     StreamsQuery,
-    thinned,
+    thin_out,
     weight_bytes,
 )
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
@@ -38,7 +38,7 @@ from tests.support.traffic.tap_frames import MS, Script
 
 
 def add(kept: RecentExchanges, x: Exchange) -> None:
-    kept.ended(x, measure(x), SeriesKey("t", "m"), None)
+    kept.on_end(x, measure(x), SeriesKey("t", "m"), None)
 
 
 def ring(n: int, exchanges_max: int = 100, **limits: int) -> RecentExchanges:
@@ -268,7 +268,7 @@ POINTS = st.lists(st.tuples(st.integers(0, 10 * S), st.integers(0, 9)), max_size
 
 @given(POINTS)
 def test_thinning_loses_no_token_and_hides_no_long_pause(points: list[tuple[int, int]]) -> None:
-    thin = thinned(points, 0, 10 * S)
+    thin = thin_out(points, 0, 10 * S)
     assert len(thin) <= POINTS_MAX
     assert sum(n for _, n in thin) == sum(n for _, n in points)
     times = [t for t, _ in points]

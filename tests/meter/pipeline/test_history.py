@@ -18,7 +18,7 @@ def ended(history: History, *times_ms: int, met: bool | None = None, reading: Re
     x = streamed(*times_ms)
     if reading is not None:
         x.reading = reading
-    history.ended(x, measure(x), SeriesKey("t", "m"), met)
+    history.on_end(x, measure(x), SeriesKey("t", "m"), met)
 
 
 def points(history: History, step: str) -> list[dict[str, Any]]:

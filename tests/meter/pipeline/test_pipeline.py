@@ -33,8 +33,8 @@ def test_failures_are_counted_always_and_told_once_for_each_kind(caplog: pytest.
     t = tally()
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            t.failed("ValueError", ValueError("odd"))
-        t.failed("bad_batch", "not a batch")
+            t.on_error("ValueError", ValueError("odd"))
+        t.on_error("bad_batch", "not a batch")
     assert t.errors == {"ValueError": 3, "bad_batch": 1}
     assert [record.getMessage().split()[1] for record in caplog.records] == [
         "kind=ValueError",
@@ -46,7 +46,7 @@ def test_failures_are_counted_always_and_told_once_for_each_kind(caplog: pytest.
 def test_values_of_a_server_that_cannot_be_true_are_counted_by_reason() -> None:
     t, x = tally(), streamed(100, 140)
     x.invalid_values = {"server_time_too_long": 2, "token_count": 1}
-    t.ended(x)
+    t.on_end(x)
     assert summary_of(t)()["meter_errors"] == {"server_time_too_long": 2, "token_count": 1}
 
 
@@ -84,8 +84,8 @@ def test_limits_of_reading_are_counted_by_name_from_zero() -> None:
     assert set(t.reading_limits.values()) == {0}
     x = streamed(100, 140)
     x.reading_limits = (ReadingLimit.KEPT_EVENTS, ReadingLimit.STRUCTURE_VALUES)
-    t.ended(x)
-    t.ended(streamed(100, 140))
+    t.on_end(x)
+    t.on_end(streamed(100, 140))
     body = metrics_of(t).render()[0]
     for limit, n in (("kept_events", 1), ("structure_values", 1), ("revisions", 0)):
         assert b'llmtap_reading_limits_total{limit="%s"} %d.0' % (limit.encode(), n) in body
@@ -95,8 +95,8 @@ def test_limits_of_reading_are_counted_by_name_from_zero() -> None:
 def test_one_line_for_each_exchange_at_info(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     t = tally()
-    t.ended(streamed(100, 140, outcome=Outcome.TRUNCATED, model="a b\n"))
-    t.ended(dataclasses.replace(streamed(100, 140), stream=False))
+    t.on_end(streamed(100, 140, outcome=Outcome.TRUNCATED, model="a b\n"))
+    t.on_end(dataclasses.replace(streamed(100, 140), stream=False))
     first, second = (record.getMessage() for record in caplog.records)
     assert first.startswith("event=exchange id=r-1 tenant='default' model='a b\\n' ")
     assert "outcome=truncated ttft_ms=100.000" in first and "ttft_ms=- e2e_ms=" in second
@@ -105,7 +105,7 @@ def test_one_line_for_each_exchange_at_info(caplog: pytest.LogCaptureFixture) ->
 def test_every_sink_gets_each_exchange_once_and_its_errors_are_counted() -> None:
     t, sink = tally(), CollectingSink()
     t.sinks[:0] = [CollectingSink(RuntimeError("odd")), sink]
-    t.ended(streamed(100, 140))
+    t.on_end(streamed(100, 140))
     assert ([x.id for x in sink.exchanges], sink.keys) == (["r-1"], [SeriesKey("default", "m")])
     assert summary_of(t)()["n"] == 1
     assert t.errors == {"listener": 1}
@@ -122,7 +122,7 @@ def test_a_tenants_class_judges_it_and_its_own_name_stays_out_when_there_is_no_r
     }
     t = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S), tenants=TenantOptions(max=1), slos=slos)
     for tenant in ("a", "vip-1", "vip-2"):
-        t.ended(streamed(100, 140, tenant=tenant))
+        t.on_end(streamed(100, 140, tenant=tenant))
     out = summary(t, by=("tenant", "class"))
     assert {name: part["n"] for name, part in out["by"]["tenant"].items()} == {"a": 1, "other": 2}
     assert {name: part["goodput"]["met"] for name, part in out["by"]["class"].items()} == {
@@ -140,7 +140,7 @@ def test_names_that_the_configuration_tells_have_their_place() -> None:
     tenants = TenantOptions(max=2, names={"key-1": "acme"})
     t = ExchangePipeline(MeterOptions(), ManualClock(), tenants=tenants, slos=slos)
     for tenant in ("a", "b", "vip", "acme", "default"):
-        t.ended(streamed(100, tenant=tenant))
+        t.on_end(streamed(100, tenant=tenant))
     assert summary(t)["by"]["tenant"].keys() == {"other", "vip", "acme", "default"}
 
 
@@ -149,7 +149,7 @@ def test_wide_stamps_are_flagged_counted_and_left_out_on_request() -> None:
     for lag_ns in (5_000_000, 5_000_001):
         x = streamed(100, 140)
         x.uncertainty_ns = lag_ns
-        t.ended(x)
+        t.on_end(x)
     assert [x.uncertain for _, x, _ in t.recent.find(Query())] == [True, False]
     assert summary(t)["uncertain"] == {"n": 1, "included": True, "limit": 0.005}
     assert (summary(t)["n"], summary(t, certain=True)["n"]) == (2, 1)
@@ -161,7 +161,7 @@ def test_a_class_of_tenants_has_a_reader_of_its_own() -> None:
     slos = {"fast": SloOptions(objectives="ttft:1s", tenants=("a",), alpha=1.0, reader_tokens_per_second=10)}
     t = ExchangePipeline(MeterOptions(reader_grace_tokens=1), ManualClock(now_ns=S), slos=slos)
     for tenant in ("a", "b"):
-        t.ended(streamed(250, 290, tenant=tenant))
+        t.on_end(streamed(250, 290, tenant=tenant))
     by = summary(t, by=("tenant",))["by"]["tenant"]
     # Due at V i: 100 and 50 ms after submit.
     assert [by[name]["metrics"]["smooth_benefit"]["mean"] for name in ("a", "b")] == [
@@ -179,7 +179,7 @@ def test_bounds_that_a_client_brings_can_be_left_alone(listened_to: bool, good: 
     t = ExchangePipeline(MeterOptions(request_objectives=listened_to), ManualClock(now_ns=S), slos=slos)
     x = streamed(100, 140)
     x.slo_ttft_ns = 1_000_000
-    t.ended(x)
+    t.on_end(x)
     goodput: Any = summary_of(t, "all")()["goodput"]
     assert (goodput["counted"], goodput["met"]) == (1, good)
     body, _ = metrics_of(t).render()
@@ -194,7 +194,7 @@ def test_labels_count_for_the_tenants_that_may_set_them(
     for name in ("a", "b"):
         x = streamed(100, 140, tenant=name, outcome=Outcome.REFUSED)
         x.label = "should-answer"
-        t.ended(x)
+        t.on_end(x)
     labels: Any = summary_of(t, "all")()["labels"]
     assert labels["should-answer"]["refused"] == len(counted)
     assert labels["ignored"] == ({"not-accepted": 2 - len(counted)} if len(counted) < 2 else {})
@@ -337,7 +337,7 @@ def test_tools_beyond_the_bound_share_a_series(monkeypatch: pytest.MonkeyPatch) 
     for name in ("a", "b", "c", "d", "a"):
         x = streamed(100, 140)
         x.call = f"tools/call {name}"
-        t.ended(x)
+        t.on_end(x)
     text, _ = metrics_of(t).render()
     found = re.findall(
         rb'llmtap_mcp_request_duration_seconds_count\{method="(\S+?)",(.*?)outcome.*\} (\d)', text

@@ -281,7 +281,7 @@ def test_a_batch_that_is_half_processed_when_its_relay_leaves_is_processed_to_it
         await receiver.start(listen_on(str(tmp_path / "tap.sock")))
         _, writer = await half_processed(tally, str(tmp_path / "tap.sock"))
         writer.close()
-        await asyncio.wait_for(receiver.relays_left(), PATIENCE_S)
+        await asyncio.wait_for(receiver.wait_for_relays(), PATIENCE_S)
         assert n(tally) == LARGE
         await receiver.close()
 

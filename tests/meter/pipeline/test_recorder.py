@@ -56,12 +56,12 @@ def play(
     )  # fmt: skip
     observer.request_data(body, 1)
     observer.request_end(1)
-    observer.submitted(2, 1)
+    observer.on_submit(2, 1)
     observer.response_head(ANSWER, seq * 10**9 + 3_000, 1)
     observer.response_data(EVENT, seq * 10**9 + 4_000, 1)
     observer.response_end(seq * 10**9 + 5_000)
     x = observer.finish(seq * 10**9 + 6_000, "complete", None, None, 0, 0, len(body), len(EVENT))
-    recorder.ended(x, measure(x), SeriesKey("t", "m"), None)
+    recorder.on_end(x, measure(x), SeriesKey("t", "m"), None)
     return x
 
 
@@ -148,11 +148,11 @@ def test_shapes_of_requests_under_way_count_against_the_bound_on_memory(tmp_path
     shaped = [o.exchange for o in observers if o.exchange.shape is not None]
     assert 0 < len(shaped) == 40 - recorder.state().unshaped
     for observer in observers:
-        recorder.ended(
+        recorder.on_end(
             observer.finish(1_000_000, "client_cancelled", None, None, 0, 0, 0, 0), None, None, None
         )
         recorder.flush()  # rows that wait to be written count, too
-        block_until(lambda: not recorder.flushing)
+        block_until(lambda: not recorder.is_flushing)
     recorder.close(60)
     assert recorder._pending_bytes == 0, "all shapes are released"
     dropped = recorder.state().dropped.get("memory", 0)

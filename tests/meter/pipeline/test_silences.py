@@ -185,8 +185,8 @@ def test_the_past_is_that_of_finished_streams_of_the_model() -> None:
         x = streamed(*times, seq=seq, model=model)
         x.timeline.response_end_ns = (140 + pause_ms) * MS
         x.outcome = Outcome.COMPLETE if resumed else Outcome.TRUNCATED
-        stage.pipeline.opened()
-        stage.pipeline.ended(x)
+        stage.pipeline.on_open()
+        stage.pipeline.on_end(x)
 
     for seq in range(1, 4):
         end(seq, 8_000, resumed=True)
@@ -222,13 +222,13 @@ def test_the_answer_has_the_longest_silences_and_groups_of_all() -> None:
 def test_metrics_have_the_number_of_silent_streams_by_kind_and_known_tenant() -> None:
     stage = Stage()
     known = streamed(100, tenant="acme")
-    stage.pipeline.opened()
-    stage.pipeline.ended(known)
+    stage.pipeline.on_open()
+    stage.pipeline.on_end(known)
     for seq in range(1, 4):
         stage.play(begun(seq))
     stage.play(Script().request(4))
     tenants = {1: "acme", 2: "acme", 3: "never seen", 4: "default"}
-    for observer, _ in stage.assembler.under_way():
+    for observer, _ in stage.assembler.running_exchanges():
         observer.exchange.tenant = tenants[observer.exchange.seq]
     stage.clock.now_ns = 60 * S
 
@@ -251,7 +251,7 @@ def test_metrics_have_the_number_of_silent_streams_by_kind_and_known_tenant() ->
 
 def test_a_relay_with_several_upstreams_names_none() -> None:
     stage = Stage()
-    stage.pipeline.status("r0", relay_status(upstreams={UPSTREAM: True, "http://b:8000": True}))
+    stage.pipeline.on_status("r0", relay_status(upstreams={UPSTREAM: True, "http://b:8000": True}))
     stage.play(begun(1), now_ms=60_000)
     (one,) = stage.silences()["streams"]
     assert one["upstream"] is None

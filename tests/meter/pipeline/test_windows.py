@@ -36,7 +36,7 @@ ANYONE = SeriesKey("t", "m")
 
 def add(windows: Windows, who: SeriesKey = ANYONE, **about: Any) -> None:
     x = streamed(100, 140, **about)
-    windows.ended(x, measure(x), who, None)
+    windows.on_end(x, measure(x), who, None)
 
 
 def n(windows: Windows, window: str = "1m") -> object:
@@ -83,8 +83,8 @@ def test_an_hour_and_more_of_compressed_time_against_everything_kept() -> None:
         outcome = rng.choice([Outcome.COMPLETE, Outcome.COMPLETE, Outcome.TRUNCATED])
         x = streamed(*times, tokens=rng.randint(1, 3), outcome=outcome)
         m = measure(x)
-        windows.opened()
-        windows.ended(x, m, who, objectives.meets(m, x))
+        windows.count_opened()
+        windows.on_end(x, m, who, objectives.meets(m, x))
         kept.append((clock.now_ns, who, x))
         if rng.random() < 0.03:
             checked += 1
@@ -125,7 +125,7 @@ def test_the_window_says_what_time_it_is_of_and_how_late_relays_ran() -> None:
     windows.record_lag(3_000_000)
     clock.advance(2 * S)
     windows.record_lag(2_000_000)
-    windows.skipped(3)
+    windows.count_skipped(3)
     out: Any = windows.freeze("1m").to_dict()
     assert out["window"] == {
         "name": "1m", "seconds": 2.0, "start": "2023-11-14T22:15:00Z", "end": "2023-11-14T22:15:02Z",
@@ -149,7 +149,7 @@ def test_what_is_frozen_does_not_change() -> None:
     frozen = windows.freeze("all")
     before = frozen.to_dict()
     for _ in range(30):
-        windows.opened()
+        windows.count_opened()
         windows.record_lag(9_000_000)
         add(windows)
         clock.advance(4 * S)

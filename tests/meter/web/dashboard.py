@@ -64,7 +64,7 @@ def an_empty_tally(
     tally = ExchangePipeline(MeterOptions(), clock, experiment, **about)
     clock.advance(60 * S)
     tally.relays.join(HELLO)
-    tally.status("r0", relay_status())
+    tally.on_status("r0", relay_status())
     return tally
 
 
@@ -73,7 +73,7 @@ def a_tally(tenant: str = "acme", model: str = "tiny", arm: str = "marked") -> E
     arms = ({"name": "control"}, {"name": arm, "headers": {"X-Arm": "b"}})
     slo = SloOptions(objectives="ttft:200ms tpot:50ms", target=0.95, tenants=())
     tally = an_empty_tally(an_experiment(*arms), slos={"gold": slo})
-    tally.status("r0", relay_status(opened=200, measured=195, dropped={"overflow": 5}, lag_ns_max=2 * MS))
+    tally.on_status("r0", relay_status(opened=200, measured=195, dropped={"overflow": 5}, lag_ns_max=2 * MS))
     rng = random.Random(7)
     for seq in range(1, 201):
         first = rng.randrange(50, 300)
@@ -89,9 +89,9 @@ def a_tally(tenant: str = "acme", model: str = "tiny", arm: str = "marked") -> E
                 "confidence": "low",
                 "detail": {"t": tenant},
             }
-        tally.opened()
-        tally.experiments.assigned(x.arm, x.unit, False)
-        tally.ended(x)
+        tally.on_open()
+        tally.experiments.on_assignment(x.arm, x.unit, False)
+        tally.on_end(x)
     return tally
 
 
@@ -105,7 +105,7 @@ def under_way(tally: ExchangePipeline, tenant: str = "acme") -> Assembler:
     for i in range(10):
         script.word(1, now_ms - 2_400 + 40 * i)
     assembler.digest(script.frames())
-    for observer, _ in assembler.under_way():
+    for observer, _ in assembler.running_exchanges():
         observer.exchange.tenant = tenant
     return assembler
 

@@ -194,7 +194,7 @@ def say_all_is_well(tally: ExchangePipeline) -> None:
         open_ = STREAMS * number
         if name not in tally.relays.to_dict(tally.clock.mono_ns()):
             tally.relays.join(Hello(relay=name, pid=100 + number, **about))
-        tally.status(name, relay_status(
+        tally.on_status(name, relay_status(
             opened=n + open_, measured=n, unsettled=open_, streams=open_, connections=open_ + 3,
             cpu_ns=round(1.9 * S * share), rss_bytes=41_000_000 + 900_000 * number,
             lag_ns_max=300_000 + 90_000 * number, bytes_up=n * 2_100, bytes_down=n * 19_000,
@@ -207,9 +207,9 @@ def end_one(rng: random.Random, tally: ExchangePipeline, seq: int) -> None:
     x.arrival_wall_ns = tally.clock.wall_ns() - (x.timeline.response_end_ns or 0)
     assert x.arm is not None
     assert x.unit is not None
-    tally.opened()
-    tally.experiments.assigned(x.arm, x.unit, False)
-    tally.ended(x)
+    tally.on_open()
+    tally.experiments.on_assignment(x.arm, x.unit, False)
+    tally.on_end(x)
 
 
 def an_exchange(rng: random.Random, seq: int) -> Exchange:
@@ -281,6 +281,6 @@ def run_streams(rng: random.Random, tally: ExchangePipeline, *, end_ms: int) -> 
                 script.word(seq, t)
         assembler.digest(script.frames())
         (tenants[seq],) = rng.choices(list(TENANTS), list(TENANTS.values()))
-    for observer, _ in assembler.under_way():
+    for observer, _ in assembler.running_exchanges():
         observer.exchange.tenant = tenants[observer.exchange.seq]
         observer.exchange.model = "large" if observer.exchange.seq % 3 else "small"

@@ -124,8 +124,8 @@ def test_a_long_list_of_chunks_is_folded_and_an_answer_in_one_piece_has_no_ttft(
     whole = streamed(100, seq=2)
     whole.stream = False
     for x in (long, whole):
-        tally.opened()
-        tally.ended(x)
+        tally.on_open()
+        tally.on_end(x)
     table = "main > div:not([hidden]) > div:not([hidden])"
     rows = f"[...document.querySelectorAll('{table} tbody tr')]"
     numbers = f"{rows}.map((row) => Number(row.cells[0].textContent))"

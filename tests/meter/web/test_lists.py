@@ -22,8 +22,8 @@ FOCUS = "document.activeElement"
 def ended(tally: ExchangePipeline, *, seqs: range, tenant: str = "common") -> ExchangePipeline:
     """These have ended, one after the other."""
     for seq in seqs:
-        tally.opened()
-        tally.ended(streamed(100, 140, 2_000, seq=seq, tenant=tenant))
+        tally.on_open()
+        tally.on_end(streamed(100, 140, 2_000, seq=seq, tenant=tenant))
     return tally
 
 
@@ -163,8 +163,8 @@ def test_the_wait_of_an_exchange_has_a_bar_for_each_part_on_one_scale() -> None:
         x = measured(seq)
         if seq == 120:
             x.timeline.first_token_ns = x.timeline.first_content_ns = x.timeline.arrival_ns + 900_000_000
-        tally.opened()
-        tally.ended(x)
+        tally.on_open()
+        tally.on_end(x)
     bars = "[...document.querySelectorAll('.parts .row')]"
 
     async def scene(page: Page, url: str) -> None:
@@ -194,8 +194,8 @@ def test_a_stream_that_its_client_held_has_both_figures() -> None:
     times = x.timeline.events.t_ns
     x.timeline.holds.extend((times[10] + 5_000_000, times[20]))
     x.timeline.paused_ns = times[20] - times[10] - 5_000_000
-    tally.opened()
-    tally.ended(x)
+    tally.on_open()
+    tally.on_end(x)
 
     async def scene(page: Page, url: str) -> None:
         await page.open(url + "#exchanges/run.0.1-1")

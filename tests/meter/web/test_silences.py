@@ -26,8 +26,8 @@ def a_meter_with_silences() -> ExchangePipeline:
         x = streamed(*((100, 140, 8_140) if resumed else (100, 140)), seq=seq, model="tiny")
         x.timeline.response_end_ns = (8_140 if resumed else 20_140) * MS
         x.outcome = Outcome.COMPLETE if resumed else Outcome.TRUNCATED
-        pipeline.opened()
-        pipeline.ended(x)
+        pipeline.on_open()
+        pipeline.on_end(x)
     hello = Hello(relay="r1", pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0)
     assembler = Assembler(hello, pipeline)
     pipeline.relays.join(hello)

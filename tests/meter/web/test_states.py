@@ -108,8 +108,8 @@ def test_where_nothing_has_passed_each_view_says_what_to_do() -> None:
 def test_an_empty_window_says_which_one_shows_the_last_exchange() -> None:
     clock = ManualClock(now_ns=40 * S)
     tally = an_empty_tally(clock=clock)
-    tally.opened()
-    tally.ended(streamed(80, 120, seq=1))
+    tally.on_open()
+    tally.on_end(streamed(80, 120, seq=1))
     clock.advance(100 * S)
 
     async def scene(page: Page, url: str) -> None:
@@ -131,9 +131,9 @@ def with_arms(tally: ExchangePipeline, shares: dict[str, int]) -> ExchangePipeli
         first = rng.randrange(80, 120)
         x = streamed(first, first + rng.randrange(40, 50), first + rng.randrange(90, 100), seq=seq)
         x.arm, x.unit = arm, f"{seq:016x}"
-        tally.opened()
-        tally.experiments.assigned(arm, x.unit, False)
-        tally.ended(x)
+        tally.on_open()
+        tally.experiments.on_assignment(arm, x.unit, False)
+        tally.on_end(x)
     return tally
 
 
@@ -145,9 +145,9 @@ def test_an_experiment_that_a_worse_arm_ended_says_so_and_shows_unadjusted_diffe
         x.arm, x.unit = ("marked", "control")[seq % 2], f"{seq:016x}"
         x.request_bytes = 100 + 10 * (seq % 7)
         x.outcome = Outcome.TRUNCATED if x.arm == "marked" else x.outcome
-        tally.opened()
-        tally.experiments.assigned(x.arm, x.unit, False)
-        tally.ended(x)
+        tally.on_open()
+        tally.experiments.on_assignment(x.arm, x.unit, False)
+        tally.on_end(x)
     result: Any = tally.experiments.results()()
     unadjusted = result["differences"]["marked"]["tbc"]["mean"]["unadjusted_difference"]
 
@@ -213,7 +213,7 @@ def test_labels_are_a_table_of_all_traffic_and_of_each_arm() -> None:
         refused = arm == "marked" and seq <= 4
         x = streamed(100, 150, seq=seq, outcome=Outcome.REFUSED if refused else Outcome.COMPLETE)
         x.arm, x.unit, x.label = arm, f"{seq:016x}", "should-answer" if seq < 20 else "unknown"
-        tally.ended(x)
+        tally.on_end(x)
     rows = """[...document.querySelectorAll("main > div:not([hidden]) [aria-label^=Refusals] tbody tr")]
       .map((row) => [...row.cells].map((cell) => cell.textContent))"""
 
@@ -302,7 +302,7 @@ def test_the_charts_begin_with_what_the_meter_kept_before_the_page_was_opened() 
     tally = ExchangePipeline(MeterOptions(), clock)
     tally.relays.join(HELLO)
     for _ in range(12):
-        tally.ended(streamed(100, 140))
+        tally.on_end(streamed(100, 140))
         clock.advance(10 * S)
     steps: list[str] = []
 

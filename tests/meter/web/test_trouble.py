@@ -57,7 +57,9 @@ def test_an_alarm_that_rings_stands_above_all_figures() -> None:
 
 def test_an_upstream_that_is_down_stands_above_all_figures() -> None:
     tally = a_tally()
-    tally.status("r0", relay_status(t_ns=99 * S, opened=1, measured=1, upstreams={"http://gw:8000": False}))
+    tally.on_status(
+        "r0", relay_status(t_ns=99 * S, opened=1, measured=1, upstreams={"http://gw:8000": False})
+    )
     alert = "document.querySelector('main > div:not([hidden]) .banner.bad')?.textContent"
 
     async def scene(page: Page, url: str) -> None:
@@ -95,7 +97,7 @@ def test_what_went_unmeasured_is_told_with_its_reasons_and_since_when() -> None:
     tally = ExchangePipeline(MeterOptions(), clock := ManualClock(now_ns=40 * S))
     clock.advance(20 * S)
     tally.relays.join(HELLO)
-    tally.status("r0", relay_status(opened=14, measured=1, dropped={"meter_lost": 10, "no_meter": 3}))
+    tally.on_status("r0", relay_status(opened=14, measured=1, dropped={"meter_lost": 10, "no_meter": 3}))
 
     async def scene(page: Page, url: str) -> None:
         await page.open(url)
@@ -116,8 +118,8 @@ def test_a_failure_is_one_of_the_upstream_or_of_llmtap_and_a_disconnect_is_none(
         x = streamed(100, 120, seq=seq, outcome=outcome)
         if outcome is Outcome.CLIENT_ERROR:
             x.timeline.events = EventLog()
-        tally.opened()
-        tally.ended(x)
+        tally.on_open()
+        tally.on_end(x)
     red = "[...document.querySelectorAll('main .outcomes .bad')].map((one) => one.textContent)"
     rows = (
         "[...document.querySelectorAll('main > div:not([hidden]) tbody td.bad')]"
@@ -144,8 +146,8 @@ def test_the_overview_points_to_times_that_are_unreliable() -> None:
     for seq in range(1, 11):
         x = streamed(100, 120, seq=seq)
         x.uncertainty_ns = 20_000_000 if seq == 1 else 1_000
-        tally.opened()
-        tally.ended(x)
+        tally.on_open()
+        tally.on_end(x)
 
     async def scene(page: Page, url: str) -> None:
         words = "10.0 % of the exchanges have an uncertainty above 10"
@@ -235,10 +237,10 @@ def test_an_answer_without_a_token_has_no_empty_picture() -> None:
     tally = an_empty_tally()
     x = streamed(100, seq=1, outcome=Outcome.REFUSED)
     x.timeline.events = EventLog()
-    tally.opened()
-    tally.ended(x)
-    tally.opened()
-    tally.ended(streamed(100, 140, seq=2))
+    tally.on_open()
+    tally.on_end(x)
+    tally.on_open()
+    tally.on_end(streamed(100, 140, seq=2))
     figure = "document.querySelector('.plot.tall').closest('figure').checkVisibility()"
 
     async def scene(page: Page, url: str) -> None:
@@ -300,7 +302,7 @@ def test_exchanges_that_died_with_a_relay_are_told_with_what_their_clients_got()
 
 def test_a_control_that_is_not_clean_has_a_banner() -> None:
     tally = a_tally()
-    tally.experiments.assigned("control", "f" * 16, False, own_headers=True)
+    tally.experiments.on_assignment("control", "f" * 16, False, own_headers=True)
 
     async def scene(page: Page, url: str) -> None:
         await page.open(f"{url}#experiment")

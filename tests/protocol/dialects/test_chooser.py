@@ -211,6 +211,44 @@ def test_an_error_is_no_evidence_against_a_text_that_shows_itself() -> None:
     assert released[-1].delta.event_class is EventClass.ERROR
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        [*({"text": w, "done": False} for w in WORDS), {"text": "", "done": True}],
+        [*({"event": "token", "data": {"chunk": w}} for w in WORDS), {"event": "end"}],
+        [*({"event": "agent_message", "data": {"answer": w}} for w in WORDS), {"event": "message_end"}],
+    ],
+    ids=["ollama", "flowise", "dify"],
+)
+@pytest.mark.parametrize("path", ["/x", CHAT])
+def test_names_and_ends_of_a_dialect_hide_no_text_that_shows_itself(values: list[Any], path: str) -> None:
+    chooser = DialectChooser(path)
+    told = read(chooser, values)
+    assert (chooser.name, chooser.reading) == (None, Reading.INFERRED)
+    assert "".join(delta.text for _, delta in told) == "".join(WORDS)
+
+
+def test_events_of_koboldcpp_have_a_name() -> None:
+    named = [SseEvent(0, 9, json.dumps({"token": w}).encode(), b"message") for w in WORDS]
+    for values, reading in ((named, "koboldcpp"), ([{"token": w} for w in WORDS], None)):
+        chooser = DialectChooser("/x")
+        told = read(chooser, values)
+        assert (chooser.name, "".join(delta.text for _, delta in told)) == (reading, "".join(WORDS))
+
+
+def test_only_a_name_or_its_path_makes_the_end_of_a_table_certain() -> None:
+    """`event: token` with a text in `data` is a form of many APIs, each with an end of its own."""
+    line = [SseEvent(0, 9, json.dumps({"data": w}).encode(), b"token") for w in WORDS]
+    for path, values, certain in (
+        ("/x", line, False),
+        ("/api/v1/prediction/7", line, True),
+        ("/x", [{"event": "token", "data": w} for w in WORDS], True),
+    ):
+        chooser = DialectChooser(path)
+        read(chooser, values)
+        assert (chooser.name, chooser.end_certain) == ("flowise", certain)
+
+
 class _Inferred:
     name = None
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.protocol.delta import Delta, EventClass, UsageCounts
-from llmtap.protocol.dialects.openai_choices import add_beside, failure_of
+from llmtap.protocol.dialects.openai_choices import add_other_members, failure_of
 from llmtap.protocol.dialects.openai_shapes import (
     CHOICES_MAX,
     Findings,
@@ -70,10 +70,10 @@ def test_usage_under_one_set_of_names(usage: Any, counts: UsageCounts | None) ->
 
 def test_a_count_steps_for_each_choice() -> None:
     count = RunningCount()
-    assert [count.step(c, n) for c, n in ((0, 2), (1, 5), (0, 3), (0, 1), (1, 5))] == [2, 5, 1, 0, 0]
+    assert [count.growth(c, n) for c, n in ((0, 2), (1, 5), (0, 3), (0, 1), (1, 5))] == [2, 5, 1, 0, 0]
     for choice in range(2 * CHOICES_MAX):
-        count.step(choice, 1)
-    assert count.step(CHOICES_MAX + 7, 4) == 4, "beyond the bound nothing is remembered"
+        count.growth(choice, 1)
+    assert count.growth(CHOICES_MAX + 7, 4) == 4, "beyond the bound nothing is remembered"
 
 
 @given(anything)
@@ -137,6 +137,6 @@ values = st.recursive(
 @given(st.dictionaries(names, values), st.sampled_from([None, b"error", b"x"]), st.booleans())
 def test_nothing_beside_raises(value: dict[str, Any], name: bytes | None, finished: bool) -> None:
     findings = Findings()
-    add_beside(findings, value, 100, name, finished=finished)
-    assert findings.ranked().event_class not in findings.delta.also
+    add_other_members(findings, value, 100, name, finished=finished)
+    assert findings.to_delta().event_class not in findings.delta.also
     failure_in(value, name)

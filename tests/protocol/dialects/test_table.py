@@ -84,7 +84,7 @@ def test_a_path_has_steps(path: str, steps: tuple[Any, ...]) -> None:
 def test_a_wrong_table_names_the_key(table: dict[str, Any], place: str) -> None:
     with pytest.raises(ConfigError) as caught:
         decode_table(table)
-    assert [error.place.partition("['")[0] for error in caught.value.each()] == [place]
+    assert [error.place.partition("['")[0] for error in caught.value.all_errors()] == [place]
 
 
 def test_an_unknown_key_gets_the_nearest_one_as_hint() -> None:
@@ -96,7 +96,7 @@ def test_an_unknown_key_gets_the_nearest_one_as_hint() -> None:
 def test_all_mistakes_are_reported_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         decode_table(raw({"content": "a[", "reasoning": "b["}, end="done"))
-    assert len(list(caught.value.each())) == 3
+    assert len(list(caught.value.all_errors())) == 3
 
 
 def test_a_table_in_code_is_checked_too_and_is_the_same_in_toml() -> None:

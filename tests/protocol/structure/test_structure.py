@@ -59,6 +59,17 @@ def test_short_streams_and_unusual_pieces_are_found_too(first: int) -> None:
     assert exact / len(STREAMS) >= (RATE_MIN if first == EVENTS_KEPT_MAX else 0.85)
 
 
+@pytest.mark.parametrize("name", [s.name for s in STREAMS if s.name.endswith("-lake")])
+def test_no_known_dialect_hides_the_text_of_a_stream(name: str) -> None:
+    (found,) = [s for s in STREAMS if s.name == name]
+    chooser = DialectChooser("/x")
+    deltas = []
+    for e in found.events:
+        deltas += [r.delta for r in chooser.offer(e, 1, 0)] if chooser.open else [chooser.read_event(e)]
+    deltas += [r.delta for r in chooser.conclude()]
+    assert [i for i, delta in enumerate(deltas) if delta.output][:1] == found.output[:1]
+
+
 @pytest.mark.parametrize("name", [s.name for s in SILENT])
 def test_no_output_is_found_in_a_stream_without_text(name: str) -> None:
     (silent,) = [s for s in SILENT if s.name == name]

@@ -54,29 +54,29 @@ class Spy:
         self.states: list[IterationState] = []
         """Copies, from when each iteration began."""
 
-    def arrived(self, now_ns: int, request: int) -> None:
-        self._scheduler.arrived(now_ns, request)
+    def on_arrival(self, now_ns: int, request: int) -> None:
+        self._scheduler.on_arrival(now_ns, request)
 
-    def closed(self, now_ns: int) -> None:
-        self._scheduler.closed(now_ns)
+    def on_close(self, now_ns: int) -> None:
+        self._scheduler.on_close(now_ns)
 
-    def form(self, now_ns: int) -> Iteration | None:
-        work: Iteration | None = self._scheduler.form(now_ns)
+    def form_work(self, now_ns: int) -> Iteration | None:
+        work: Iteration | None = self._scheduler.form_work(now_ns)
         if work is not None:
             self.composed.append((now_ns, work))
             self.states.append(replace(self._scheduler.state))
         return work
 
-    def done(self, now_ns: int, work: Iteration) -> EngineOutput:
-        made = self._scheduler.done(now_ns, work)
+    def on_done(self, now_ns: int, work: Iteration) -> EngineOutput:
+        made = self._scheduler.on_done(now_ns, work)
         self.made.append((now_ns, made))
         return made
 
-    def left(self, now_ns: int, request: int) -> None:
-        self._scheduler.left(now_ns, request)
+    def on_left(self, now_ns: int, request: int) -> None:
+        self._scheduler.on_left(now_ns, request)
 
-    def given_up(self) -> Mapping[int, GivenUp]:
-        return self._scheduler.given_up()
+    def take_given_up(self) -> Mapping[int, GivenUp]:
+        return self._scheduler.take_given_up()
 
 
 @dataclass
@@ -91,7 +91,7 @@ class Served:
     end_ns: dict[int, int] = field(default_factory=dict)
     complete: set[int] = field(default_factory=set)
 
-    def ended(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> None:
+    def on_ended(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> None:
         """As a `Watcher`."""
         assert request not in self.end_ns
         self.token_ns[request] = list(token_ns)
@@ -153,9 +153,9 @@ def check_memory(scheduler: Any) -> None:
     held, names = 0, set()
     for seat in seats.values():
         tokens = seat.tokens + (roster._step - seat.since if seat.until else 0)
-        held += memory.size(tokens - len(seat.names) * memory.named_tokens)
+        held += memory.blocks_for(tokens - len(seat.names) * memory.named_tokens)
         names.update(seat.names)
-    held += len(names) * memory.size(memory.named_tokens)
+    held += len(names) * memory.blocks_for(memory.named_tokens)
     assert memory.held == held
     assert memory.held + memory.cached_blocks <= memory.blocks
     assert roster.running == [r for r in roster.running if seats[r].until]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.sim.model_options import SEED_MODEL, ModelOptions, read_model_options
-from llmtap.sim.schedulers.batching import BatchFormer, BatchSize, Bins, batch_limits, equal_mass
+from llmtap.sim.schedulers.batching import BatchFormer, BatchSize, Bins, batch_limits, equal_mass_bins
 from tests.support.workloads.batch_runs import MODEL, Row, served, simulated, workload
 
 MS = 1_000_000
@@ -40,7 +40,7 @@ def test_the_interval_moves_by_the_time_between_tokens(
 ) -> None:
     one = size(lengths_start="limit")
     one.tau_ns, one.b_avg, one.low, one.high = tau_ms * MS, b_avg, low, high
-    found = one.next()
+    found = one.next_size()
     assert (one.low, one.high, found) == then
 
 
@@ -62,7 +62,7 @@ def test_the_steps_of_algorithm_2_are_options(
 ) -> None:
     one = size(lengths_start="limit", alpha_step="8", delta_step="3", b_min="5")
     one.tau_ns, one.b_avg, one.low, one.high = tau_ms * MS, b_avg, low, high
-    found = one.next()
+    found = one.next_size()
     assert (one.low, one.high, found) == then
 
 
@@ -77,7 +77,7 @@ def test_the_weight_of_the_moving_averages_is_an_option() -> None:
     one.learn(6.0 * MS, 9, 100, 50)
     assert (one.tau_ns, one.b_avg) == (3.0 * MS, 5)
     # (300 + 100) / 2 + (200 + 50) / 2 = 325 tokens; 8 GB less 10 % are 38,400.
-    assert one.by_memory() == 38_400 // 325
+    assert one.size_by_memory() == 38_400 // 325
 
 
 def test_the_minimum_holds_where_the_limit_of_a_bin_allows_it() -> None:
@@ -85,7 +85,7 @@ def test_the_minimum_holds_where_the_limit_of_a_bin_allows_it() -> None:
         one = size(limit=limit, b_min="5")
         for _ in range(100):
             one.learn(60.0 * MS, 1, 10**6, 0)
-        assert (one.by_memory(), one.next()) == (least, least)
+        assert (one.size_by_memory(), one.next_size()) == (least, least)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_the_authors_guards(
     for _ in range(3):
         one.learn(10 * MS, 8, 1, 1)
     one.tau_ns, one.b_avg, one.low, one.high = tau_ms * MS, b_avg, low, high
-    one.next()
+    one.next_size()
     assert (one.low, one.high) == then
 
 
@@ -120,7 +120,7 @@ def test_steps_by_update_are_taken_when_a_batch_is_done() -> None:
     one.learn(6.0 * MS, 64, 100, 100)
     moved = one.low, one.high
     assert moved == (64, 128)
-    assert {one.next() for _ in range(5)} == {int(38_400 / 440)}
+    assert {one.next_size() for _ in range(5)} == {int(38_400 / 440)}
     assert (one.low, one.high) == moved
 
 
@@ -128,10 +128,10 @@ def test_memory_is_never_less_than_one_and_never_more_than_the_limit() -> None:
     one = size(limit=50)
     for _ in range(100):
         one.learn(6.0 * MS, 1, 0, 0)
-    assert one.by_memory() == 50
+    assert one.size_by_memory() == 50
     for _ in range(100):
         one.learn(6.0 * MS, 1, 10**6, 0)
-    assert (one.by_memory(), one.next()) == (1, 1)
+    assert (one.size_by_memory(), one.next_size()) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_a_formed_batch_can_be_cut_to_fit(
 ) -> None:
     requests = workload([(0, 10_000, 5_000), (0, 20_000, 1_000), (0, 2_000, 0), (0, 1, 1)])
     queue = deque(range(4))
-    batch = BatchFormer(requests, MODEL, read_model_options(settings)).take(queue, 3, 5)
+    batch = BatchFormer(requests, MODEL, read_model_options(settings)).make_batch(queue, 3, 5)
     assert (batch.members, list(queue), batch.queue) == (taken, left, 5)
 
 
@@ -166,14 +166,14 @@ def test_a_formed_batch_can_be_cut_to_fit(
     ],
 )
 def test_edges_are_floored_linear_quantiles(lengths: list[int], count: int, edges: list[int]) -> None:
-    assert equal_mass(lengths, count, ModelOptions()).edges == edges
+    assert equal_mass_bins(lengths, count, ModelOptions()).edges == edges
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=200), st.integers(1, 12), st.integers(0, 400))
 def test_a_bin_is_the_first_whose_span_has_the_length_as_the_seed_searches_it(
     lengths: list[int], count: int, length: int
 ) -> None:
-    bins = equal_mass(lengths, count, ModelOptions())
+    bins = equal_mass_bins(lengths, count, ModelOptions())
     spans = [(low, 10**9 if high is None else high) for low, high in bins.spans]
     wanted = next((i for i, (low, high) in enumerate(spans) if low <= length < high), count - 1)
     assert bins.find(length) == wanted

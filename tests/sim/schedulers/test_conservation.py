@@ -73,8 +73,8 @@ def requests_of(rows: Sequence[Row]) -> Requests:
 class Checked(Spy):
     """Checks the memory whenever an iteration was composed."""
 
-    def form(self, now_ns: int) -> Iteration | None:
-        work = super().form(now_ns)
+    def form_work(self, now_ns: int) -> Iteration | None:
+        work = super().form_work(now_ns)
         check_memory(self._scheduler)
         return work
 
@@ -201,7 +201,7 @@ def test_whoever_leaves_leaves_nothing_behind(
     run: EngineRun | None = None
     while events or run is not None:
         if run is not None and (not events or run.end_ns <= events[-1][0]):
-            now_ns, step = run.end_ns, engine.done(run.end_ns, run)
+            now_ns, step = run.end_ns, engine.on_done(run.end_ns, run)
             run = None
             assert not gone & {*step.made.tokens, *step.made.finished}
             assert {*step.made.tokens, *step.made.finished} <= under_way

@@ -195,19 +195,19 @@ class Result:
         self.state = IterationState()
         self.gone: dict[int, GivenUp] = {}
 
-    def arrived(self, now_ns: int, request: int) -> None: ...
+    def on_arrival(self, now_ns: int, request: int) -> None: ...
 
-    def closed(self, now_ns: int) -> None: ...
+    def on_close(self, now_ns: int) -> None: ...
 
-    def form(self, now_ns: int) -> Any | None:
+    def form_work(self, now_ns: int) -> Any | None:
         return f"work at {now_ns}"
 
-    def done(self, now_ns: int, work: EngineOutput) -> EngineOutput:
+    def on_done(self, now_ns: int, work: EngineOutput) -> EngineOutput:
         return work
 
-    def left(self, now_ns: int, request: int) -> None: ...
+    def on_left(self, now_ns: int, request: int) -> None: ...
 
-    def given_up(self) -> Mapping[int, GivenUp]:
+    def take_given_up(self) -> Mapping[int, GivenUp]:
         return self.gone
 
 
@@ -216,7 +216,7 @@ def delayed(token_times: Sequence[int], gap: int) -> list[int]:
     buffer = OutputDelay(Result(), gap)
     leaving: list[int] = []
     for t in token_times:
-        leaving += buffer.done(t, EngineOutput(tokens=[0])).due_ns or ()
+        leaving += buffer.on_done(t, EngineOutput(tokens=[0])).due_ns or ()
     return leaving
 
 
@@ -262,10 +262,10 @@ def test_a_faster_reader_waits_longer_by_no_more_than_the_difference(
 
 def test_tokens_are_told_in_the_order_in_which_they_leave() -> None:
     buffer = OutputDelay(Result(), 50)
-    buffer.done(0, EngineOutput(tokens=[0, 1]))
-    buffer.done(60, EngineOutput(tokens=[1]))
-    assert buffer.done(70, EngineOutput(tokens=[1, 2, 0])) == EngineOutput((), [0, 2, 1], [70, 70, 110])
-    assert buffer.done(80, EngineOutput(tokens=[0, 2], due_ns=[200, 90])) == EngineOutput(
+    buffer.on_done(0, EngineOutput(tokens=[0, 1]))
+    buffer.on_done(60, EngineOutput(tokens=[1]))
+    assert buffer.on_done(70, EngineOutput(tokens=[1, 2, 0])) == EngineOutput((), [0, 2, 1], [70, 70, 110])
+    assert buffer.on_done(80, EngineOutput(tokens=[0, 2], due_ns=[200, 90])) == EngineOutput(
         (), [2, 0], [120, 200]
     )
 
@@ -273,14 +273,14 @@ def test_tokens_are_told_in_the_order_in_which_they_leave() -> None:
 def test_it_remembers_those_under_way_only() -> None:
     result = Result()
     buffer = OutputDelay(result, 50)
-    buffer.done(0, EngineOutput(tokens=[0, 1, 2, 3]))
-    assert buffer.done(10, EngineOutput(finished=[0], tokens=[0])).finished == [0]
-    buffer.left(11, 1)
+    buffer.on_done(0, EngineOutput(tokens=[0, 1, 2, 3]))
+    assert buffer.on_done(10, EngineOutput(finished=[0], tokens=[0])).finished == [0]
+    buffer.on_left(11, 1)
     result.gone = {2: GivenUp.LATE}
-    assert buffer.given_up() == {2: GivenUp.LATE}
+    assert buffer.take_given_up() == {2: GivenUp.LATE}
     result.gone = {}
     # As if they had never been, but for the last.
-    assert buffer.done(20, EngineOutput(tokens=[0, 1, 2, 3])).due_ns == [20, 20, 20, 50]
+    assert buffer.on_done(20, EngineOutput(tokens=[0, 1, 2, 3])).due_ns == [20, 20, 20, 50]
 
 
 def test_what_is_planned_is_what_comes() -> None:
@@ -302,6 +302,6 @@ def test_what_is_planned_is_what_comes() -> None:
                 assert run.end_ns == planned[0]
             elif run.start_ns == planned[0] and run.work.decode:
                 assert run.end_ns == planned[1]
-            step, run = engine.done(run.end_ns, run), None
+            step, run = engine.on_done(run.end_ns, run), None
         run = step.started[0] if step.started else run
     assert met >= 3

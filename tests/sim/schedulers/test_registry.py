@@ -66,7 +66,7 @@ def figures(name: str, settings: dict[str, str]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_what_is_not_read_changes_nothing(name: str) -> None:
-    unread = ALL_OPTIONS - SCHEDULERS[name].reads
+    unread = ALL_OPTIONS - SCHEDULERS[name].options_read
     assert unread
     assert figures(name, {option: OTHER[option] for option in unread}) == figures(name, {})
 
@@ -104,5 +104,5 @@ def test_what_is_read_is_looked_at(name: str) -> None:
         seen |= readings.seen | serving.seen
     # These are looked at by who drives the run and sums it up, and the predictor by who predicts.
     driven = {"token_sla", "request_sla", "window", "tokens", "failed", "same_instant", "tie", "percentile"}
-    assert kind.reads - driven - {"predictor"} <= seen
-    assert driven <= kind.reads
+    assert kind.options_read - driven - {"predictor"} <= seen
+    assert driven <= kind.options_read

@@ -170,13 +170,13 @@ def test_who_leaves_has_nothing_and_makes_nothing(
     engine.arrive(0, 0, more=True)
     run = engine.arrive(0, 1).started[0]
     for at in times:
-        run = engine.done(at * MS, run).started[0]
+        run = engine.on_done(at * MS, run).started[0]
     assert built.state.waiting == waits
     used = built.state.kv_used
     engine.leave(run.start_ns + 1, 1)
     assert (built.state.running, built.state.waiting) == (1, 0)
     assert built.state.kv_used == used - blocks / 4
-    assert list(engine.done(run.end_ns, run).made.tokens) == [0]
+    assert list(engine.on_done(run.end_ns, run).made.tokens) == [0]
     engine.leave(run.end_ns + 1, 0)
     check_nobody(built)
 
@@ -210,11 +210,18 @@ def test_sizes(
 ) -> None:
     memory = Memory(tokens, block, named_tokens)
     assert memory.blocks == tokens // block
-    assert memory.whole(request_tokens, names) == memory.needed(request_tokens, names) == size
+    assert (
+        memory.blocks_without_cache(request_tokens, names)
+        == memory.blocks_needed(request_tokens, names)
+        == size
+    )
     memory.hold(request_tokens, names)
-    assert (memory.held, memory.free) == (size, memory.blocks - size)
+    assert (memory.held, memory.free_blocks) == (size, memory.blocks - size)
     memory.release(request_tokens, names, request_tokens)
-    assert (memory.held, memory.cached_blocks) == (0, memory.whole(len(names) * named_tokens, names))
+    assert (memory.held, memory.cached_blocks) == (
+        0,
+        memory.blocks_without_cache(len(names) * named_tokens, names),
+    )
 
 
 def test_what_is_shared_is_held_once() -> None:
@@ -222,7 +229,7 @@ def test_what_is_shared_is_held_once() -> None:
     memory.hold(20, (1, 2))
     assert memory.held == 5
     assert memory.cached_prefix((1, 2, 3)) == 2
-    assert memory.needed(30, (1, 2, 3)) == 4
+    assert memory.blocks_needed(30, (1, 2, 3)) == 4
     memory.hold(30, (1, 2, 3))
     assert memory.held == 9
     memory.release(20, (1, 2), 20)
@@ -260,7 +267,7 @@ def test_it_is_as_if_all_were_counted_anew(
             assert memory.cached_prefix(held) >= min(before, computed // named_tokens)
         else:
             tokens = len(names) * named_tokens + more
-            if memory.needed(tokens, names) <= memory.free:
+            if memory.blocks_needed(tokens, names) <= memory.free_blocks:
                 memory.hold(tokens, names)
                 holding.append((tokens, names))
                 assert memory.cached_prefix(names) == len(names)

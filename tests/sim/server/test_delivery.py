@@ -57,7 +57,7 @@ def writes(
             now_ns = looks.pop(0) if looks else NEVER - 1
         while tokens and tokens[0][0] <= now_ns:
             at, choice = tokens.pop(0)
-            delivery.made(choice, at)
+            delivery.on_token(choice, at)
         while (write := delivery.take(now_ns)) is not None:
             found.append(write)
         if delivery.ended:
@@ -133,9 +133,9 @@ def test_who_is_given_up_gets_what_was_let_go_and_breaks_off(
 ) -> None:
     delivery = Delivery([DeliveredText(len(one) + 1) for one in made], options, None)
     for at, choice in sorted((at, choice) for choice, one in enumerate(made) for at in one if at <= at_ns):
-        delivery.made(choice, at)
+        delivery.on_token(choice, at)
     delivery.give_up(at_ns)
-    delivery.made(0, at_ns + 1)
+    delivery.on_token(0, at_ns + 1)
     found = []
     while (write := delivery.take(NEVER - 1)) is not None:
         found.append(write)
@@ -154,14 +154,14 @@ def test_who_is_given_up_gets_what_was_let_go_and_breaks_off(
 def test_a_choice_of_a_batch_ends_when_the_batch_is_over() -> None:
     options = SimOptions(guardrails=GuardrailOptions(output_filter=Duration(3)))
     delivery = Delivery([DeliveredText(2, ends_apart=True)], options, None)
-    delivery.made(0, 5)
-    delivery.made(0, 6)
+    delivery.on_token(0, 5)
+    delivery.on_token(0, 6)
     assert [delivery.take(20), delivery.take(20), delivery.take(20)] == [
         Write(8, (Chunk(8, 0, 0, 1, False),)), Write(9, (Chunk(9, 0, 1, 2, False),)), None,
     ]  # fmt: skip
     assert not delivery.ended
-    delivery.over(0, 50)
-    delivery.over(0, 51)
+    delivery.on_choice_end(0, 50)
+    delivery.on_choice_end(0, 51)
     assert delivery.take(60) == Write(53, (Chunk(53, 0, 2, 2, True),))
     assert delivery.ended
 

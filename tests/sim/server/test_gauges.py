@@ -6,11 +6,11 @@ from llmtap.sim.server.gauges import EngineMetrics
 
 def test_names_and_buckets_are_vllms() -> None:
     gauges = EngineMetrics("tiny")
-    gauges.began()
-    gauges.taken_in(7)
-    gauges.first(30_000_000)
-    gauges.gap(20_000_000)
-    gauges.ended(3, 40_000_000, 90_000_000, ["stop"])
+    gauges.on_begin()
+    gauges.on_prompt(7)
+    gauges.on_first_token(30_000_000)
+    gauges.on_gap(20_000_000)
+    gauges.on_ended(3, 40_000_000, 90_000_000, ["stop"])
     text = gauges.text().decode()
     at = 'engine="0",model_name="tiny"'
     for line in (
@@ -40,7 +40,7 @@ def test_an_engine_says_what_runs_and_waits_and_what_its_memory_holds() -> None:
         prefix_hits=48,
     )
     gauges = EngineMetrics("tiny", lambda: state)
-    gauges.began()
+    gauges.on_begin()
     expected = {
         "num_requests_running": 3.0, "num_requests_waiting": 4.0, "kv_cache_usage_perc": 0.5,
         "num_preemptions_total": 2.0, "prefix_cache_queries_total": 100.0, "prefix_cache_hits_total": 48.0,

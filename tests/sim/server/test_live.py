@@ -31,14 +31,14 @@ class Received:
     over_ns: int | None = None
     refused_ns: int | None = None
 
-    def token(self, choice: int, at_ns: int) -> None:
+    def on_token(self, choice: int, at_ns: int) -> None:
         assert self.over_ns is None and self.refused_ns is None
         self.tokens.append(at_ns)
 
-    def over(self, choice: int, at_ns: int) -> None:
+    def on_end(self, choice: int, at_ns: int) -> None:
         self.over_ns = at_ns
 
-    def refused(self, at_ns: int) -> None:
+    def on_refused(self, at_ns: int) -> None:
         assert self.refused_ns is None
         self.refused_ns = at_ns
 
@@ -50,7 +50,7 @@ class Watch:
     whole: bool
     answers: dict[int, Received] = field(default_factory=dict)
 
-    def ended(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> None:
+    def on_ended(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> None:
         over_ns = end_ns if served and self.whole else None
         self.answers[request] = Received(list(token_ns), over_ns, None if served else end_ns)
 

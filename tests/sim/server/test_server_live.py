@@ -49,7 +49,7 @@ class Times:
         self.tokens: dict[int, list[int]] = {}
         self.ends: dict[int, int] = {}
 
-    def ended(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> None:
+    def on_ended(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> None:
         self.tokens[request], self.ends[request] = list(token_ns), end_ns
 
 

@@ -90,9 +90,9 @@ async def test_our_own_reader_has_an_exchange_for_each_response(path: str) -> No
 
     read = Session(path.rpartition("/")[2], observe, found.append, lambda: None)
     for begin_ns, data in zip((0, 1_000_000), down, strict=True):
-        read.sent(message(CREATE), begin_ns, 0)
+        read.client_data(message(CREATE), begin_ns, 0)
         for at in range(0, len(data), 7):
-            read.received(data[at : at + 7], begin_ns + at, 0)
+            read.server_data(data[at : at + 7], begin_ns + at, 0)
     assert [x.dialect for x in found] == [f"openai.{path.rpartition('/')[2]}"] * 2
     assert [(x.finish_reason, x.tokens.output, x.unparsed_events, x.error) for x in found] == [
         ("completed", QUICK.tokens, 0, None)

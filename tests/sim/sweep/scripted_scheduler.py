@@ -23,19 +23,19 @@ class Scripted:
         self._made: dict[int, int] = {}
         self._given_up: dict[int, GivenUp] = {}
 
-    def arrived(self, now_ns: int, request: int) -> None:
+    def on_arrival(self, now_ns: int, request: int) -> None:
         if self._max.get(request) == 0:
             self._given_up[request] = GivenUp.TOO_LARGE
         else:
             self._waiting.append(request)
 
-    def closed(self, now_ns: int) -> None:
+    def on_close(self, now_ns: int) -> None:
         pass
 
-    def left(self, now_ns: int, request: int) -> None:
+    def on_left(self, now_ns: int, request: int) -> None:
         self._waiting.remove(request)
 
-    def form(self, now_ns: int) -> Iteration | None:
+    def form_work(self, now_ns: int) -> Iteration | None:
         if not self._waiting:
             return None
         request = self._waiting[0]
@@ -43,7 +43,7 @@ class Scripted:
             return Iteration(2 * S, prefill=((request, 1),))
         return Iteration(S, decode=(request,))
 
-    def done(self, now_ns: int, work: Iteration) -> EngineOutput:
+    def on_done(self, now_ns: int, work: Iteration) -> EngineOutput:
         request = self._waiting[0]
         made = self._made[request] = self._made.get(request, 0) + 1
         if made == self._outputs[request]:
@@ -54,6 +54,6 @@ class Scripted:
             self.state.preemptions += 1
         return EngineOutput((), (request,))
 
-    def given_up(self) -> Mapping[int, GivenUp]:
+    def take_given_up(self) -> Mapping[int, GivenUp]:
         result, self._given_up = self._given_up, {}
         return result

@@ -20,7 +20,7 @@ from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.summary import Summary
 from llmtap.sim.engine import RunRecord
 from llmtap.sim.model_options import ModelOptions, read_serving
-from llmtap.sim.sweep.simulate import ExchangeMaker, VirtualMeter, run_writer, simulate
+from llmtap.sim.sweep.simulate import ExchangeMaker, VirtualMeter, open_run_writer, simulate
 from llmtap.traces.convert import convert
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import load_trace
@@ -49,7 +49,7 @@ def passing_by(arrival_ns: int, token_ns: list[int], end_ns: int) -> Exchange:
     o = Observer("sim-x", 1, arrival_ns, EPOCH_NS + arrival_ns, REQUEST)
     o.request_data(b'{"model": "sim"}', arrival_ns)
     o.request_end(arrival_ns)
-    o.submitted(arrival_ns, 0)
+    o.on_submit(arrival_ns, 0)
     o.response_head(HEAD, token_ns[0], 0)
     frame = {"object": "chat.completion.chunk", "model": "sim"}
     for t_ns in token_ns:
@@ -119,7 +119,7 @@ def test_what_the_scheduler_gave_up_failed_upstream_and_misses_every_objective(
 
 @pytest.mark.parametrize(("found", "cached"), [((), None), ((0,), 0), ((5,), 5), ((-1,), None)])
 def test_what_the_prefix_cache_had_is_in_the_usage(found: tuple[int, ...], cached: int | None) -> None:
-    played = RunRecord.begun(1, 1)
+    played = RunRecord.for_requests(1, 1)
     played.cached = column(*found)
     x = ExchangeMaker("x", requests(), played).exchange(0, (5,), 6, served=True)
     assert x.tokens.cached == cached
@@ -134,10 +134,10 @@ def three() -> ExchangeMaker:
 
 def test_slow_is_who_had_any_gap_above_the_bound() -> None:
     meter = VirtualMeter(three(), Summary(), DEFAULT_BENEFIT, 10 * MS, lambda x: None)
-    meter.ended(0, [100 * MS], 100 * MS, served=True)  # one token has no gap, however late
-    meter.ended(1, [100 * MS, 110 * MS, 120 * MS], 500 * MS, served=True)
+    meter.on_ended(0, [100 * MS], 100 * MS, served=True)  # one token has no gap, however late
+    meter.on_ended(1, [100 * MS, 110 * MS, 120 * MS], 500 * MS, served=True)
     assert meter.slow == 0
-    meter.ended(2, [100 * MS, 110 * MS, 120 * MS + 1, 121 * MS], 121 * MS, served=False)
+    meter.on_ended(2, [100 * MS, 110 * MS, 120 * MS + 1, 121 * MS], 121 * MS, served=False)
     assert meter.slow == 1
 
 
@@ -157,7 +157,7 @@ def exchanges(requests: Requests, scheduler: str = "x") -> list[Exchange]:
 
 
 def record(to: Path | str, requests: Requests, scheduler: str = "x", *, close: bool = True) -> list[Exchange]:
-    recorder = run_writer(to, scheduler, requests)
+    recorder = open_run_writer(to, scheduler, requests)
     made = exchanges(requests, scheduler)
     for x in reversed(made):  # who came first need not end first
         recorder.add(x)

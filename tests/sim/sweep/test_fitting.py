@@ -137,12 +137,12 @@ def test_noise_of_durations_that_are_nearly_equal_is_no_poor_fit(spread: float, 
 def exchanges_of_a_run(requests: Requests, model: IterationModel, after_ns: int = 0) -> list[Exchange]:
     requests = replace(requests, arrival_ns=array("q", [t + after_ns for t in requests.arrival_ns]))
     requests.predicted = requests.output
-    record = RunRecord.begun(len(requests), 1)
+    record = RunRecord.for_requests(len(requests), 1)
     maker = ExchangeMaker("continuous_batching", requests, record)
     made: list[Exchange] = []
 
     class Watch:
-        def ended(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> None:
+        def on_ended(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> None:
             made.append(maker.exchange(request, token_ns, end_ns, served=served))
 
     scheduler = SCHEDULERS["continuous_batching"].build(

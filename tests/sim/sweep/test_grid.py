@@ -25,7 +25,7 @@ from llmtap.sim.sweep.grid import (
     points,
 )
 from llmtap.sim.sweep.sweep import JobOptions, SweepAttempt, SweepJob, digest_of, run_job
-from llmtap.workload.registry import drawn_requests, is_workload
+from llmtap.workload.registry import draw_requests, is_workload
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import Trace
 
@@ -107,7 +107,7 @@ def test_a_workload_is_drawn_by_its_name_and_seed() -> None:
     axes = {"scheduler": ("static_fifo",), "requests": (50,), "seed": (1, 2)}
     first, second = SweepGrid(source).jobs(axes, None, nothing)
     assert first.rows != second.rows
-    assert source.traces[first.rows].requests == drawn_requests("chat", 50, 1, "")
+    assert source.traces[first.rows].requests == draw_requests("chat", 50, 1, "")
     assert len(source.rows(None, 1)[1]) == 10_000
 
 

@@ -15,7 +15,14 @@ from typing import Any
 import pytest
 
 from llmtap.errors import ConfigError
-from llmtap.sim.sweep.runner import Results, SweepRunner, _signals_later, in_processes, in_turn, on_ray
+from llmtap.sim.sweep.runner import (
+    Results,
+    SweepRunner,
+    _defer_signals,
+    run_in_processes,
+    run_in_turn,
+    run_on_ray,
+)
 from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob
 from tests.support.workloads.sweeps import DEADLY, ENDLESS, Deadly, Endless, children, deadly_job, job, trace
 
@@ -106,13 +113,13 @@ class Audience:
     def __init__(self) -> None:
         self.calls: list[object] = []
 
-    def planned(self, jobs: Sequence[SweepJob], done_before: int) -> None:
+    def on_planned(self, jobs: Sequence[SweepJob], done_before: int) -> None:
         self.calls.append(([job.count for job in jobs], done_before))
 
-    def under_way(self, job: SweepJob, arrived: int) -> None:
+    def on_progress(self, job: SweepJob, arrived: int) -> None:
         self.calls.append((job.count, arrived))
 
-    def ended(self, job: SweepJob, attempt: SweepAttempt) -> None:
+    def on_ended(self, job: SweepJob, attempt: SweepAttempt) -> None:
         assert attempt.id == job.id
         self.calls.append(job.count)
 
@@ -154,7 +161,7 @@ JOBS: list[SweepJob] = [
 ]
 FAILS = job(SHORT, version="of another version")
 needs_ray = pytest.mark.skipif(
-    # Not imported here: what it reads when it is imported, `on_ray` sets before.
+    # Not imported here: what it reads when it is imported, `run_on_ray` sets before.
     find_spec("ray") is None, reason="Ray is not installed: make setup"
 )  # fmt: skip
 LISTENING = "0A"
@@ -170,8 +177,8 @@ def answer(attempts: list[SweepAttempt]) -> dict[str, tuple[Any, ...]]:
 
 def test_processes_and_this_one_agree() -> None:
     before = children(os.getpid())
-    here = answer(list(in_turn([*JOBS, FAILS], TRACES)))
-    there = answer(list(in_processes([*JOBS, FAILS], TRACES, 2)))
+    here = answer(list(run_in_turn([*JOBS, FAILS], TRACES)))
+    there = answer(list(run_in_processes([*JOBS, FAILS], TRACES, 2)))
     assert there == here
     assert [error is None for _, _, error in here.values()] == [True] * len(JOBS) + [False]
     assert not multiprocessing.active_children()
@@ -181,14 +188,14 @@ def test_processes_and_this_one_agree() -> None:
 
 def test_a_job_that_its_process_dies_of_is_found_and_the_others_go_on() -> None:
     jobs = [JOBS[0], deadly_job(), *JOBS[1:]]
-    attempts = answer(list(in_processes(jobs, TRACES | {DEADLY: Deadly()}, 2)))
+    attempts = answer(list(run_in_processes(jobs, TRACES | {DEADLY: Deadly()}, 2)))
     assert attempts.pop(deadly_job().id)[2] == "its process died: killed, or out of memory"
-    assert attempts == answer(list(in_turn(JOBS, TRACES)))
+    assert attempts == answer(list(run_in_turn(JOBS, TRACES)))
 
 
 def test_who_stops_listening_leaves_no_process_behind() -> None:
     endless = [replace(JOBS[0], rows=ENDLESS, seed=seed) for seed in range(500)]
-    stream = in_processes([JOBS[0], *endless], TRACES | {ENDLESS: Endless()}, 2)
+    stream = run_in_processes([JOBS[0], *endless], TRACES | {ENDLESS: Endless()}, 2)
     assert next(stream).id == JOBS[0].id
     assert len(multiprocessing.active_children()) == 2
     stream.close()
@@ -201,7 +208,7 @@ def test_a_signal_waits_until_a_process_was_sent_what_it_needs(number: signal.Si
     answer: list[int] = []
     before = signal.signal(number, lambda number, _: answer.append(number))
     try:
-        with _signals_later():
+        with _defer_signals():
             other = threading.Thread(target=signal.raise_signal, args=(number,))
             other.start()
             other.join()
@@ -210,7 +217,7 @@ def test_a_signal_waits_until_a_process_was_sent_what_it_needs(number: signal.Si
         signal.raise_signal(number)
         assert answer == [number] * 2
         signal.signal(number, signal.SIG_IGN)
-        with _signals_later():
+        with _defer_signals():
             assert signal.getsignal(number) is signal.SIG_IGN
     finally:
         signal.signal(number, before)
@@ -253,7 +260,7 @@ def test_ray_agrees_and_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("ray._private.ray_constants.ENABLE_RAY_CLUSTER", True)
     before = children(os.getpid())
     jobs = [*JOBS[:3], FAILS, deadly_job(), *JOBS[3:]]
-    stream = on_ray(jobs, TRACES | {DEADLY: Deadly()}, "local", workers=2)
+    stream = run_on_ray(jobs, TRACES | {DEADLY: Deadly()}, "local", workers=2)
     try:
         first = next(stream)
     except ConfigError as exc:
@@ -273,7 +280,7 @@ def test_ray_agrees_and_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -
     assert next(stream, None) is None
     died = attempts.pop(deadly_job().id)[2]
     assert died.startswith("its process died")
-    assert attempts == answer(list(in_turn([*JOBS, FAILS], TRACES)))
+    assert attempts == answer(list(run_in_turn([*JOBS, FAILS], TRACES)))
     assert children(os.getpid()) <= before
     assert not any(map(alive, started))
 
@@ -282,6 +289,6 @@ def test_ray_agrees_and_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.filterwarnings("default")
 def test_without_a_cluster_at_the_address_that_is_said() -> None:
     with pytest.raises(ConfigError, match=r"no Ray cluster answers at 127\.0\.0\.1:1"):
-        next(on_ray(JOBS, TRACES, "127.0.0.1:1"))
+        next(run_on_ray(JOBS, TRACES, "127.0.0.1:1"))
     with pytest.raises(ConfigError, match="expected auto, local, HOST:PORT"):
-        next(on_ray(JOBS, TRACES, "somewhere"))
+        next(run_on_ray(JOBS, TRACES, "somewhere"))

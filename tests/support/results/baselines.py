@@ -47,7 +47,7 @@ def both(pairs: Sequence[tuple[Exchange, Exchange]]) -> Baseline:
     """What rows were, and what they are now."""
     baseline = Baseline(recorded(len(pairs)))
     for row, (_, now) in enumerate(pairs):
-        baseline.add_now(row, now)
+        baseline.add_replayed(row, now)
     for row, (then, _) in enumerate(pairs):
-        baseline.add_then(row, then)
+        baseline.add_recorded(row, then)
     return baseline

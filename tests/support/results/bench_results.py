@@ -38,7 +38,7 @@ def results_folder(
         rng = Random(f"system {place.name}, run {run}")
         weather = 1 + rng.gauss(0, spread)
         report = changed(report_of_test(test), {"seed": 42 + run, "run": run, **(changes or {})})
-        held = folder.within(test).run(run)
+        held = folder.subfolder(test).run(run)
         began = _BEGAN + _EVERY * ((run - 1) * systems + place_in_turn)
         for i, step in enumerate(report["steps"]):
             start = began + timedelta(seconds=60 * i)

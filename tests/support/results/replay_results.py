@@ -10,7 +10,7 @@ from llmtap.exchange.outcome import Outcome as Ending
 from llmtap.load.monitor.timeseries import Columns, SamplingReport, ScrapeReport, TimeSeries
 from llmtap.load.replay.result import RunObservations, result_of
 from llmtap.load.tally import LoadTally
-from llmtap.load.workers.worker_handle import Done
+from llmtap.load.workers.worker_handle import WorkerDone
 from llmtap.load.workers.worker_pool import LoadResult
 from llmtap.metrics.objectives import Objectives
 from llmtap.net.server_metrics import MonitorSeries
@@ -41,7 +41,7 @@ def replay_result(n: int = 120, *, late_ms: int = 0, failed: int = 0, closed: bo
         seen.add(i, x)
     tally.planned = tally.summary.opened = n
     ended_ns = BEGAN_NS + offsets[-1] + NS_PER_S
-    done = Done(b"", None, n, 0, NS_PER_S // 10, 100 << 20, MS, BEGAN_NS, ended_ns)
+    done = WorkerDone(b"", None, n, 0, NS_PER_S // 10, 100 << 20, MS, BEGAN_NS, ended_ns)
     outcome = LoadResult(tally, BEGAN_NS, ended_ns, [done])
     series = _series(ended_ns)
     summary = series.summary(from_ns=BEGAN_NS, to_ns=ended_ns, tokens=600)

@@ -40,12 +40,12 @@ def recorded(
             opened=9, measured=7, dropped={"overflow": 2}, lag_ns_max=3_000_000,
             upstreams={"http://gw:8000": False}, upstreams_tried_ns={"http://gw:8000": S},
         )  # fmt: skip
-        tally.status("r0", status)
+        tally.on_status("r0", status)
     for x in exchanges:
-        tally.opened()
+        tally.on_open()
         if x.arm is not None:
-            tally.experiments.assigned(x.arm, x.unit or "0", True)
-        tally.ended(x)
+            tally.experiments.on_assignment(x.arm, x.unit or "0", True)
+        tally.on_end(x)
     tally.clock.advance(S)  # type: ignore[attr-defined]
     found = tally.recent.find(Query())
     with_events = json.loads(tally.recent.to_json(found, Query(events=True)))

@@ -35,7 +35,7 @@ def exposition_text() -> str:
     """The text of `/metrics` with something of everything."""
     exposition = Exposition("1.0", {"gold": Objectives.parse("ttft:500ms tpot:50ms")})
     for x in _exchanges():
-        exposition.ended(x, measure(x), SeriesKey("acme", "tiny", "control", "gold"), None)
+        exposition.on_end(x, measure(x), SeriesKey("acme", "tiny", "control", "gold"), None)
     status = relay_status(
         opened=9, measured=7, dropped={"overflow": 1}, refused={"tap_overloaded": 1},
         upstreams={"http://127.0.0.1:8000": True},

@@ -77,7 +77,7 @@ def observed(
     observer = Observer(relay, seq, at(arrival_ns), WALL_NS + at(arrival_ns), head, on_request=_hash_prompt)
     observer.request_data(body, at(arrival_ns))
     observer.request_end(at(arrival_ns))
-    observer.submitted(at(arrival_ns + SEND_NS), SEND_NS)
+    observer.on_submit(at(arrival_ns + SEND_NS), SEND_NS)
     answer = _OK if status == 200 else b"HTTP/1.1 %d Failed\r\nContent-Length: 0\r\n\r\n" % status
     observer.response_head(answer, at(reads[0][0] if reads else end_ns), 1)
     for t_ns, data in reads:

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from llmtap.traces.format import FormatError
-from llmtap.traces.registry import by_name
+from llmtap.traces.registry import format_named
 from tests.support.workloads.trace_files import read, rows
 
-WEKA, OTLP, DYNAMO = by_name("weka"), by_name("otlp"), by_name("dynamo")
+WEKA, OTLP, DYNAMO = format_named("weka"), format_named("otlp"), format_named("dynamo")
 TREE = ("id", "session", "turn", "parent", "think_us")
 
 
@@ -119,7 +119,7 @@ def test_a_time_that_is_none_is_named() -> None:
 def test_they_cannot_be_written() -> None:
     for name in ("weka", "otlp"):
         with pytest.raises(FormatError, match=f"can read the format {name}, but cannot write it"):
-            by_name(name, writing=True)
+            format_named(name, writing=True)
 
 
 MS = 1_000_000

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.capture.schema import CaptureInfo
-from llmtap.traces.bodies import compact
+from llmtap.traces.bodies import compact_json
 from llmtap.traces.format import FormatError, batch_of
-from llmtap.traces.registry import by_name
+from llmtap.traces.registry import format_named
 from tests.support.workloads.trace_files import read, rows, write
 
-FORMAT = by_name("aiperf")
+FORMAT = format_named("aiperf")
 LENGTHS = (
     b'{"session_id":"a","timestamp":0,"input_length":600,"output_length":4,"hash_ids":[1,2]}\n'
     b'{"session_id":"a","timestamp":1500.25,"delay":250.5,"input_length":5}\n'
@@ -87,7 +87,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=5,
 )
-BODY = st.none() | st.dictionaries(st.text(), JSON, max_size=3).map(compact)
+BODY = st.none() | st.dictionaries(st.text(), JSON, max_size=3).map(compact_json)
 COUNT = st.integers(0, 10**17)
 
 

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from llmtap.capture.schema import CaptureInfo
 from llmtap.traces.format import FormatError, batch_of
-from llmtap.traces.registry import by_name
+from llmtap.traces.registry import format_named
 from tests.support.storage import capture_rows
 from tests.support.workloads.trace_files import from_trace, read, rows, stats, trace, write
 
 AZURE, BURST, MOONCAKE, GUIDELLM, PERF = map(
-    by_name, ("azure", "burstgpt", "mooncake", "guidellm", "inference-perf")
+    format_named, ("azure", "burstgpt", "mooncake", "guidellm", "inference-perf")
 )
 LENGTHS = ("arrival_ns", "input_tokens", "output_tokens")
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
@@ -35,7 +35,7 @@ FILES = [
 
 @pytest.mark.parametrize(("name", "file"), FILES)
 def test_a_shared_trace_has_its_statistics_and_its_values_survive(name: str, file: str) -> None:
-    fmt, data, held = by_name(name), trace(file), stats(file)
+    fmt, data, held = format_named(name), trace(file), stats(file)
     assert fmt.sniff(data[:65_536], "trace")
     source, batches = read(fmt, data)
     times, read_, made, sessions, models = (
@@ -128,11 +128,11 @@ DATA: list[tuple[str, str, tuple[str, ...], list[tuple[Any, ...]], list[str]]] =
 def test_values_are_exact_and_survive(
     name: str, data: str, names: tuple[str, ...], expected: list[tuple[Any, ...]], notes: list[str]
 ) -> None:
-    fmt = by_name(name)
+    fmt = format_named(name)
     source, batches = read(fmt, data.encode())
     assert rows(batches, *names) == expected
     assert source.notes == notes
-    if expected and fmt.writes and "999999999" not in data:  # of which Azure's writer keeps seven digits
+    if expected and fmt.write_rows and "999999999" not in data:  # of which Azure's writer keeps seven digits
         assert rows(read(fmt, write(fmt, source.info, batches)[0])[1], *names) == expected
 
 
@@ -157,7 +157,7 @@ ERRORS: list[tuple[str, str | bytes, str]] = [
 @pytest.mark.parametrize(("name", "data", "result"), ERRORS)
 def test_an_error_names_line_and_field(name: str, data: str | bytes, result: str) -> None:
     with pytest.raises(FormatError) as caught:
-        read(by_name(name), data if isinstance(data, bytes) else data.encode())
+        read(format_named(name), data if isinstance(data, bytes) else data.encode())
     assert str(caught.value).startswith(result)
     assert len(str(caught.value)) < 200
 
@@ -213,7 +213,7 @@ def test_a_time_that_is_no_number_is_named_by_the_reader(time: str) -> None:
 @pytest.mark.parametrize("count", ["472", "472.0", "4.72e2"])
 def test_a_count_is_a_whole_number_however_it_is_spelled(count: str) -> None:
     line = MOON.replace(b'"input_length": 1', b'"input_length": %s') % (b"0", count.encode(), b"")
-    for fmt in (MOONCAKE, GUIDELLM, by_name("aiperf")):
+    for fmt in (MOONCAKE, GUIDELLM, format_named("aiperf")):
         assert rows(read(fmt, line)[1], "input_tokens") == [(472,)]
     if "e" not in count:
         table = f"{V1}\n5,m,{count},18.0,490,API log\n"
@@ -346,5 +346,5 @@ def test_whatever_it_can_hold_survives(
     table = data.draw(st.lists(st.tuples(*kinds.values()), max_size=15))
     batch = batch_of(len(table), {column: [row[i] for row in table] for i, column in enumerate(kinds)})
     info = CaptureInfo(source=name, arrivals="wall" if name == "azure" else "trace", blocks="trace")
-    written, _ = write(by_name(name), info, [batch])
-    assert rows(read(by_name(name), written)[1], *kinds) == rows([batch], *kinds)
+    written, _ = write(format_named(name), info, [batch])
+    assert rows(read(format_named(name), written)[1], *kinds) == rows([batch], *kinds)

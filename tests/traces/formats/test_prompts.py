@@ -4,13 +4,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.capture.schema import CaptureInfo
-from llmtap.traces.bodies import compact
+from llmtap.traces.bodies import compact_json
 from llmtap.traces.format import batch_of
 from llmtap.traces.formats.vllm import prompt_columns
-from llmtap.traces.registry import by_name
+from llmtap.traces.registry import format_named
 from tests.support.workloads.trace_files import read, rows, write
 
-CUSTOM = by_name("vllm-custom")
+CUSTOM = format_named("vllm-custom")
 
 
 def test_a_prompt_is_one_message_of_a_user() -> None:
@@ -38,7 +38,7 @@ def test_a_label_is_a_column_and_an_unknown_word_is_not_kept() -> None:
 def test_several_messages_are_joined_and_bodies_without_text_dropped() -> None:
     parts = [{"type": "text", "text": "Hi"}, {"type": "image_url", "image_url": {"url": "data:"}}]
     message = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": parts}]
-    bodies = [compact({"messages": message, "tools": [{}]}), '{"messages":[]}', "no JSON", None]
+    bodies = [compact_json({"messages": message, "tools": [{}]}), '{"messages":[]}', "no JSON", None]
     batch = batch_of(4, {"request_body": bodies, "output_tokens": [1, 2, 3, 4]})
     data, written = write(CUSTOM, CaptureInfo(), [batch])
     assert data == b'{"prompt":"Be brief.\\n\\nHi","output_tokens":1}\n'

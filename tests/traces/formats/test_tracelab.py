@@ -6,10 +6,14 @@ from typing import Any
 import pytest
 
 from llmtap.traces.format import FormatError
-from llmtap.traces.registry import by_name
+from llmtap.traces.registry import format_named
 from tests.support.workloads.trace_files import read, rows
 
-TRACELAB, REPLAY, SERVEGEN = by_name("tracelab"), by_name("tracelab-replay"), by_name("servegen")
+TRACELAB, REPLAY, SERVEGEN = (
+    format_named("tracelab"),
+    format_named("tracelab-replay"),
+    format_named("servegen"),
+)
 MS = 1_000_000
 
 

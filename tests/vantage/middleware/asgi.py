@@ -83,7 +83,7 @@ class Watched:
 
     @property
     def emitter(self) -> Emitter:
-        found = self.app._emitters.here()
+        found = self.app._emitters.current()
         assert found is not None
         return found
 

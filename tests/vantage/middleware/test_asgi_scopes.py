@@ -160,7 +160,7 @@ def note(text):
 sys.stderr.write = note
 async def run():
     emitters = exchange.Emitters(sys.argv[1], 1 << 20)
-    emitters.here()
+    emitters.current()
     await told.wait()
     await asyncio.sleep(0.1)
     await emitters.close()
@@ -235,14 +235,14 @@ def test_each_loop_has_an_emitter_of_its_own() -> None:
     emitters = Emitters("/nowhere/tap.sock", 1 << 20)
 
     async def name() -> str:
-        here = emitters.here()
+        here = emitters.current()
         assert here is not None
-        assert emitters.here() is here
+        assert emitters.current() is here
         await emitters.close()
         return here.name
 
     assert len({asyncio.run(name()) for _ in range(3)}) == 3
-    assert emitters.here() is None, "no loop runs, and nothing is raised"
+    assert emitters.current() is None, "no loop runs, and nothing is raised"
 
 
 def test_the_app_is_called_where_there_is_no_loop_of_asyncio() -> None:

@@ -43,7 +43,7 @@ def test_stamps_stand_as_they_were_given(now: list[int]) -> None:
     def work(exchange: AppExchange) -> None:
         now.append(250)
         exchange.request_data(b"{}", 200, last=True)
-        exchange.answered(200, [], 300)
+        exchange.answer_head(200, [], 300)
         exchange.answer_data(b"a", 400)
         exchange.complete(500, 600)
 
@@ -66,7 +66,7 @@ def test_stamps_stand_as_they_were_given(now: list[int]) -> None:
 def test_our_own_work_is_added_to_what_comes_after_it(now: list[int]) -> None:
     def work(exchange: AppExchange) -> None:
         exchange.request_data(b"", 100, last=True)
-        exchange.answered(200, [], 1_000)
+        exchange.answer_head(200, [], 1_000)
         now.append(1_130)  # told by then; the server had the message at 1,100
         exchange.add_own_time(1_100)
         exchange.answer_data(b"a", 2_000)
@@ -82,12 +82,12 @@ def test_our_own_work_is_added_to_what_comes_after_it(now: list[int]) -> None:
 def test_a_server_that_waits_for_its_client_is_a_pause_and_one_that_is_slow_is_none(now: list[int]) -> None:
     def work(exchange: AppExchange) -> None:
         exchange.request_data(b"", 100, last=True)
-        exchange.answered(200, [], 1 * MS)
-        exchange.paused(exchange.turns, 50 * MS)  # the loop stood still
+        exchange.answer_head(200, [], 1 * MS)
+        exchange.add_pause(exchange.turns, 50 * MS)  # the loop stood still
         exchange.answer_data(b"a", 60 * MS)
         turns = exchange.turns
         exchange._emitter.turns += 3
-        exchange.paused(turns, 7 * MS)
+        exchange.add_pause(turns, 7 * MS)
         exchange.complete(70 * MS, 71 * MS)
 
     assert told(work).closing.paused_ns == 7 * MS
@@ -96,11 +96,11 @@ def test_a_server_that_waits_for_its_client_is_a_pause_and_one_that_is_slow_is_n
 def test_nothing_is_told_after_the_end(now: list[int]) -> None:
     def work(exchange: AppExchange) -> None:
         exchange.request_data(b"", 100, last=True)
-        exchange.answered(200, [], 200)
-        exchange.client_gone()
+        exchange.answer_head(200, [], 200)
+        exchange.on_client_disconnect()
         exchange.answer_data(b"a", 300)
         exchange.complete(400, 400)
-        exchange.cut("raised")
+        exchange.on_app_end("raised")
         exchange.leave_unmeasured("websocket")
 
     seen = told(work)

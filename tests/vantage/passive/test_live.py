@@ -160,7 +160,7 @@ def test_ring_that_overflows_tells_the_packets_and_measures_nothing_wrong() -> N
             await wait_until(lambda: len(server.sent_ns) >= 400)
             loop.remove_reader(ring.fd)  # as if the process were stopped
             await wait_until(lambda: len(server.sent_ns) >= 2_000)
-            loop.add_reader(ring.fd, watcher._readable, ring, table)
+            loop.add_reader(ring.fd, watcher._on_readable, ring, table)
             await asking
             await ask(port, 5)
             await wait_until(lambda: watcher.reporter.status().packets["lost"] > 0)

@@ -143,14 +143,14 @@ def test_hole_is_final_after_a_while_and_at_once_while_the_ring_overflows(wire: 
         wire.down(HEAD)
         wire.make(1, EVENTS[0])
         if n:
-            table.ring_lost(wire.t_ns, now=True)
+            table.on_ring_loss(wire.t_ns, now=True)
         wire.down(EVENTS[1])
         if not n:
             table.sweep(wire.t_ns + 2_900 * MS)
             assert not sink.dropped
             table.sweep(wire.t_ns + 3_100 * MS)
         assert sink.dropped == {"packets_lost": n + 1}
-    table.ring_lost(wire.t_ns, now=False)
+    table.on_ring_loss(wire.t_ns, now=False)
 
 
 def test_end_that_was_missed_is_noticed_at_the_next_request(wire: Wire, sink: Sink) -> None:

@@ -79,12 +79,12 @@ class Sink:
     def observe(self, relay: str, seq: int, t_ns: int, wall_ns: int, head: bytes, clock: str) -> Observer:
         return Observer(relay, seq, t_ns, wall_ns, head, clock)
 
-    def opened(self) -> None: ...
-    def forgot(self, n: int = 1) -> None: ...
-    def ended(self, x: Exchange) -> None:
+    def on_open(self) -> None: ...
+    def on_discard(self, n: int = 1) -> None: ...
+    def on_end(self, x: Exchange) -> None:
         self.done.append(x)
 
-    def failed(self, kind: str, error: object) -> None:
+    def on_error(self, kind: str, error: object) -> None:
         raise AssertionError(kind, error)
 
     def said(self) -> list[tuple[str, int | None, int]]:

@@ -271,7 +271,7 @@ BODY_ARM = {"name": "set", "body": {"guard": ["pii"], "temperature": 0}}
 def is_on(tap: Tapped) -> bool:
     """Requests are assigned to arms."""
     assert tap.relay.context.router is not None
-    return tap.relay.context.router.on
+    return tap.relay.context.router.is_on
 
 
 def chat(text: str) -> bytes:
@@ -310,7 +310,7 @@ async def test_a_word_about_another_experiment_changes_nothing() -> None:
     experiment = an_experiment(enabled=False)
     async with stage(experiment=experiment) as (_, tap):
         tap.meter.say(switch_word(experiment.id ^ 1, True))
-        await tap.relay.briefed()
+        await tap.relay.wait_for_briefing()
         assert (is_on(tap), tap.relay.reporter.switch) == (False, 0)
 
 
@@ -349,12 +349,12 @@ async def test_it_switches_itself_off_at_its_end() -> None:
 async def test_a_fresh_relay_waits_for_a_word_but_not_for_long() -> None:
     experiment = an_experiment(enabled=True)
     async with stage(experiment=experiment) as (_, tap):
-        waiting = asyncio.ensure_future(tap.relay.briefed())
+        waiting = asyncio.ensure_future(tap.relay.wait_for_briefing())
         await asyncio.sleep(0)
         assert not waiting.done()
         tap.meter.say(switch_word(experiment.id, False))
         await waiting
         assert not is_on(tap)
     async with stage(experiment=experiment, with_meter=False) as (up, tap):
-        await tap.relay.briefed()
+        await tap.relay.wait_for_briefing()
         assert (await tap.post(up.on(answers()), b"{}")).status == 200

@@ -247,7 +247,7 @@ async def test_an_upstream_that_is_away_is_reported(caplog: pytest.LogCaptureFix
 async def test_an_upstream_that_a_request_found_down_is_asked_until_it_is_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(relay_module, "ASK_S", 0.02)
+    monkeypatch.setattr(relay_module, "UPSTREAM_CHECK_S", 0.02)
     with keep_port() as away:
         async with tapped(f"http://127.0.0.1:{away.getsockname()[1]}") as tap:
             assert (await tap.get("/v1/models")).status == 502

@@ -101,7 +101,7 @@ def test_rows_have_exactly_their_tokens(
     for wanted, (prompt, fitted) in zip(inputs, made, strict=True):
         assert fitted.tokens == judge(prompt) == max(wanted, least)
         assert (fitted.wanted, fitted.way, fitted.text) == (wanted, WAYS[name], prompt.text)
-        assert (fitted.exact, fitted.missed) == (wanted >= least, max(0, least - wanted))
+        assert (fitted.exact, fitted.excess_tokens) == (wanted >= least, max(0, least - wanted))
         assert prompt.system == system
 
 
@@ -181,7 +181,7 @@ class _Even(OwnTokenizer):
 
 def test_what_cannot_be_met_comes_as_near_as_it_can() -> None:
     made = RowPrompts(rows_of([101, 100]), TokenCounter(_Even())).prompts(range(2))
-    assert [abs(fitted.missed) for _, fitted in made] == [1, 0]
+    assert [abs(fitted.excess_tokens) for _, fitted in made] == [1, 0]
 
 
 class _Elastic:
@@ -192,9 +192,9 @@ class _Elastic:
         self._fit: Fit = fit or (lambda made, n: made(n))
 
     def prompt(self, row: int) -> Prompt:
-        return self.sized(row, self._requests.input[row])
+        return self.resized_prompt(row, self._requests.input[row])
 
-    def sized(self, row: int, tokens: int) -> Prompt:
+    def resized_prompt(self, row: int, tokens: int) -> Prompt:
         turns = row % 3
         history = tuple(
             (("user", "assistant")[i % 2], self._fit(partial(prose, key=f"{row}/{i}"), 11))
@@ -206,7 +206,7 @@ class _Elastic:
             system=self._fit(lambda n: prose(n, "context"), 40), history=history,
         )  # fmt: skip
 
-    def fitted(self, fit: Fit) -> "_Elastic":
+    def with_fit(self, fit: Fit) -> "_Elastic":
         return _Elastic(self._requests, fit)
 
 

@@ -17,9 +17,9 @@ from llmtap.workload.prompts.text import (
     NAME_BYTES,
     Numbers,
     RowText,
+    answer_tokens,
     count_tokens,
     cut,
-    say,
     token_ids,
     tokenizer_json,
 )
@@ -47,7 +47,7 @@ def rows_of(inputs: list[int], blocks: list[tuple[int, ...]], block_tokens: int)
 
 
 def test_the_common_words_are_256_and_a_token_each_by_our_own_tokenizer() -> None:
-    assert COMMON.distinct == 256
+    assert COMMON.distinct_count == 256
     assert count_tokens(COMMON.text(bytes(range(256)))) == 256
     assert all(count_tokens(word) == 1 for word in COMMON.table)
 
@@ -153,9 +153,11 @@ def test_any_text_has_the_same_tokens_in_both_and_comes_back(judge: Any, text: s
 @settings(max_examples=25)
 @given(st.integers(0, 9_000), st.text(max_size=5))
 def test_what_is_said_has_exactly_the_tokens_it_was_to_have(judge: Any, count: int, key: str) -> None:
-    message = say(count, key)
+    message = answer_tokens(count, key)
     assert len(message) == count
     assert judge.encode("".join(message)).ids == [i for token in message for i in token_ids(token)]
     assert len(judge.encode("".join(message)).ids) == count
-    assert say(count, key) == message
-    assert list(say(count // 2, key)) == list(message[: count // 2]), "a shorter answer begins alike"
+    assert answer_tokens(count, key) == message
+    assert list(answer_tokens(count // 2, key)) == list(message[: count // 2]), (
+        "a shorter answer begins alike"
+    )

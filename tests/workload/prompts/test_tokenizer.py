@@ -80,7 +80,7 @@ def test_a_tokenizer_of_other_words_gets_some_of_its_own(folder: Path) -> None:
     tokenizer = open_tokenizer(str(folder), "--tokenizer")
     words = fitting_words(tokenizer)
     assert words.exact
-    assert words.distinct >= 64
+    assert words.distinct_count >= 64
     assert words != COMMON
     for key in (bytes(range(256)), bytes(range(255, -1, -1)), bytes([7, 3] * 100)):
         assert tokenizer.counts([words.text(key)]) == [len(key)]

@@ -1,4 +1,4 @@
-"""Declare a dialect as a table, and check it: which events carry what, and where in them it stands.
+"""Declare a dialect as a table: what its events carry, and at which paths. Check the table.
 
 The files in `tables/` are the tables that llmtap ships. A user's table has the same form, in
 `[dialects.NAME]` of the configuration or in a file of its own. `reader.py` reads answers with a table.
@@ -8,6 +8,7 @@ Source: ADDING.md explains every key with examples.
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -159,13 +160,17 @@ def decode_table(raw: Mapping[str, Any], name: str | None = None) -> DialectTabl
     """Return the table in decoded TOML; `name` is used if the table has no name. Raises ConfigError, which
     names every key that is wrong."""
     raw = raw if name is None else {"name": name, **raw}
-    raise_all(mistakes_in(raw, DialectTable, f"dialects.{raw.get('name', '')}".rstrip(".")))
-    return msgspec.convert(raw, DialectTable)
+    try:
+        return msgspec.convert(raw, DialectTable)
+    except msgspec.ValidationError:
+        # msgspec stops at the first mistake.
+        raise_all(mistakes_in(raw, DialectTable, f"dialects.{raw.get('name', '')}".rstrip(".")))
+        raise
 
 
 class Each(msgspec.Struct, frozen=True):
-    """A step of a path: the elements of a list, or the one value that stands in place of a list. With a key:
-    only the objects in which the key has this value or, for `!=`, does not have it."""
+    """A step of a path: the elements of a list, or a single value that a server sent instead of a list. With
+    a key: only the objects in which the key has this value or, if not `equal`, another value."""
 
     key: str | None = None
     equal: bool = True
@@ -175,11 +180,12 @@ class Each(msgspec.Struct, frozen=True):
 Step = str | Each
 
 
-def listed(value: Texts | Mapping[str, Any] | None) -> tuple[str, ...]:
+def as_texts(value: Texts | Mapping[str, Any] | None) -> tuple[str, ...]:
     """Return the texts of a key, which may be one text or several, or the keys of a table."""
     return () if value is None else (value,) if isinstance(value, str) else tuple(value)
 
 
+@lru_cache(maxsize=1_024)
 def parse_path(path: str) -> tuple[Step, ...]:
     """Return the steps of a path; `.` has none. Raises ValueError."""
     if path == ".":
@@ -212,29 +218,20 @@ def _condition_value(text: str) -> Any:
         return text
 
 
-_PATHS: Final = (
-    *OUTPUTS,
-    *PAYLOADS,
-    "choice",
-    "role",
-    "tokens",
-    "logprobs",
-    "running_tokens",
-    "usage",
-    "finish_reason",
-    "error",
-)
 _CONDITIONS: Final = ("has", "where", "done")
+_NO_PATHS: Final = ("event", "event_class", "cumulative", "repeats", "times", "verdicts")
+"""Keys of a rule that hold no path, or paths inside of other values."""
+_PATHS: Final = tuple(key for key in Rule.__struct_fields__ if key not in _NO_PATHS)
 
 
 def rule_paths(rule: Rule) -> Iterator[tuple[str, str]]:
     """Yield each path of a rule with its key."""
-    for key in (*_CONDITIONS, *_PATHS):
-        yield from ((key, path) for path in listed(getattr(rule, key)))
+    for key in _PATHS:
+        yield from ((key, path) for path in as_texts(getattr(rule, key)))
     for name, path, _ in timed_paths(rule):
         yield f"times.{name}", path
     for verdict in rule.verdicts:
-        yield from (("verdicts", path) for path in (verdict.path, *listed(verdict.category)))
+        yield from (("verdicts", path) for path in (verdict.path, *as_texts(verdict.category)))
 
 
 def timed_paths(rule: Rule) -> Iterator[tuple[str, str, str]]:
@@ -245,13 +242,15 @@ def timed_paths(rule: Rule) -> Iterator[tuple[str, str, str]]:
 
 
 def count_paths(table: DialectTable) -> tuple[str, ...]:
-    return tuple(path for key in Counts.__struct_fields__ for path in listed(getattr(table.counts, key)))
+    return tuple(path for key in Counts.__struct_fields__ for path in as_texts(getattr(table.counts, key)))
 
 
 def _table_mistakes(table: DialectTable, place: str) -> Iterator[ConfigError]:
     rules = table.rules
     names = [
-        name for texts in (*(rule.event for rule in rules), *table.events.values()) for name in listed(texts)
+        name
+        for texts in (*(rule.event for rule in rules), *table.events.values())
+        for name in as_texts(texts)
     ]
     marks = {rule.event_class for rule in rules} | set(table.events)
     if not _NAME.fullmatch(table.name):
@@ -292,9 +291,9 @@ def _table_mistakes(table: DialectTable, place: str) -> Iterator[ConfigError]:
             "add usage to a rule, or leave out counts",
         )
     for key in ("match", "model"):
-        yield from _path_mistakes(f"{place}.{key}", *listed(getattr(table, key)))
+        yield from _path_mistakes(f"{place}.{key}", *as_texts(getattr(table, key)))
     for key in Counts.__struct_fields__:
-        yield from _path_mistakes(f"{place}.counts.{key}", *listed(getattr(table.counts, key)))
+        yield from _path_mistakes(f"{place}.counts.{key}", *as_texts(getattr(table.counts, key)))
     for i, rule in enumerate(rules):
         for key, path in rule_paths(rule):
             yield from _path_mistakes(f"{place}.rules[{i}].{key}", path, lists=key not in _CONDITIONS)

@@ -1,4 +1,4 @@
-"""Content of one event, as the paths of a rule find it: `Findings`, and the functions that fill it.
+"""Values that the paths of a rule lead to in one event: `Findings`, and the functions that fill it.
 
 Each of these functions gets a value, the findings, and the index of the choice that the value belongs to.
 """
@@ -17,7 +17,7 @@ from llmtap.protocol.dialects.table.declaration import VerdictRule
 
 NO_VALUE: Final = (inf, None)
 _INCREMENTS: Final = (0, -1)
-"""Stands in place of length and hash if the texts of a choice do not repeat the text so far. It matches no
+"""Value instead of length and hash for a choice whose texts do not repeat the text so far. It matches no
 text, because no hash is -1."""
 _PHASES: Final = {verdicts.INPUT: "input", verdicts.OUTPUT: "output"}
 
@@ -35,7 +35,8 @@ class TextsSoFar:
         self._marks: dict[tuple[int, EventClass], tuple[int, int]] = {}
 
     def added(self, index: int, kind: EventClass, text: str) -> str:
-        """Return what a text adds to the text so far; all of it, if it does not begin with that text."""
+        """Return the new part of a text that should begin with the text so far; the whole text if it does
+        not."""
         marks, key = self._marks, (index, kind)
         length, mark = marks.get(key, (0, 0))
         if len(text) < length or hash(text[:length]) != mark:
@@ -47,7 +48,7 @@ class TextsSoFar:
 
 
 class Findings(msgspec.Struct, gc=False):
-    """Content of one event, or of one body."""
+    """Values found in one event, or in one whole body."""
 
     so_far: TextsSoFar | None = None
     root: Any = None
@@ -78,7 +79,7 @@ class Findings(msgspec.Struct, gc=False):
     cut: bool = False
 
     def judge(self, verdict: Verdict | None) -> None:
-        """Add a verdict; the first one stands."""
+        """Store a verdict, unless an earlier one is stored."""
         self.verdict = self.verdict or verdict
 
 

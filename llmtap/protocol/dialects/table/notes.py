@@ -1,4 +1,4 @@
-"""Notes for the author of a table: what the table names and a stream does not have (`inspect --dialect`)."""
+"""Notes for the author of a table: rules and paths that nothing in a stream fits (`inspect --dialect`)."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -10,7 +10,7 @@ from llmtap.protocol.dialects.table.declaration import (
     PAYLOADS,
     Counts,
     DialectTable,
-    listed,
+    as_texts,
     parse_path,
 )
 from llmtap.protocol.dialects.table.paths import follow
@@ -47,9 +47,9 @@ def notes_on(table: DialectTable, events: Iterable[SseEvent]) -> list[str]:
         usage = _first_of(compiled.source.usage, inside)
         usages += [] if usage is None else [usage]
     return [
-        *_of_rules(table, fitting, matches),
-        *([] if has_model else _of_model(table, read)),
-        *_of_counts(table, usages),
+        *_rule_notes(table, fitting, matches),
+        *([] if has_model else _model_notes(table, read)),
+        *_count_notes(table, usages),
     ]
 
 
@@ -64,36 +64,39 @@ def _event_values(dialect: TableDialect, events: Iterable[SseEvent]) -> Iterator
 
 
 def _first_of(paths: str | tuple[str, ...], value: Any) -> Any:
-    return next((one for path in listed(paths) if (one := follow(parse_path(path))(value)) is not None), None)
+    return next(
+        (one for path in as_texts(paths) if (one := follow(parse_path(path))(value)) is not None), None
+    )
 
 
-def _of_rules(table: DialectTable, fitting: Counter[int], matches: set[tuple[int, str]]) -> Iterator[str]:
+def _rule_notes(table: DialectTable, fitting: Counter[int], matches: set[tuple[int, str]]) -> Iterator[str]:
     for number, rule in enumerate(table.rules):
         place = f"dialects.{table.name}.rules[{number}]"
         if not fitting[number]:
             yield f"{place}: fits no event"
             continue
         for key in _KEYS:
-            paths = listed(getattr(rule, key))
+            paths = as_texts(getattr(rule, key))
             if paths and (number, key) not in matches:
                 places = " or ".join(paths)
                 yield f"{place}.{key}: no value at {places} in {fitting[number]:,} events of this rule"
 
 
-def _of_model(table: DialectTable, read: int) -> Iterator[str]:
-    """Yield the note on a path that the table gives; the default is no statement about the format."""
-    paths = listed(table.model)
+def _model_notes(table: DialectTable, read: int) -> Iterator[str]:
+    """Yield a note if a path that the table sets for the model leads to no value. The default path gives no
+    note."""
+    paths = as_texts(table.model)
     if paths and table.model != _MODEL_DEFAULT:
         place = f"dialects.{table.name}.model"
         yield f"{place}: no text at {' or '.join(paths)} in {read:,} events that a rule or `events` names"
 
 
-def _of_counts(table: DialectTable, usages: list[Any]) -> Iterator[str]:
+def _count_notes(table: DialectTable, usages: list[Any]) -> Iterator[str]:
     place, defaults = f"dialects.{table.name}.counts", Counts()
     for key in Counts.__struct_fields__ if usages else ():
         paths = getattr(table.counts, key)
         if paths not in ((), getattr(defaults, key)) and all(_first_of(paths, u) is None for u in usages):
-            yield f"{place}.{key}: no value at {' or '.join(listed(paths))} of the usage"
-    known = (*listed(table.counts.input), *listed(table.counts.output))
+            yield f"{place}.{key}: no value at {' or '.join(as_texts(paths))} of the usage"
+    known = (*as_texts(table.counts.input), *as_texts(table.counts.output))
     if usages and table.counts == defaults and all(_first_of(known, usage) is None for usage in usages):
         yield f"{place}: not given, and the usage has none of OpenAI's names: {', '.join(known)}"

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Final
 
 from llmtap.protocol.dialects.openai_shapes import INDEX_MAX, PIECES_MAX
-from llmtap.protocol.dialects.table.declaration import Each, Step, Texts, listed, parse_path
+from llmtap.protocol.dialects.table.declaration import Each, Step, Texts, as_texts, parse_path
 from llmtap.protocol.dialects.table.findings import NO_VALUE, Findings, Get, Visit, equal, store
 
 ELEMENTS_MAX: Final = 8 * PIECES_MAX
@@ -113,7 +113,7 @@ def follow(steps: Sequence[Step]) -> Get:
 
 def first(paths: Texts | None) -> Get | None:
     """Return the function that returns the first value other than null at these paths; None: no paths."""
-    gets = [follow(parse_path(path)) for path in listed(paths)]
+    gets = [follow(parse_path(path)) for path in as_texts(paths)]
     if len(gets) < 2:
         return gets[0] if gets else None
 

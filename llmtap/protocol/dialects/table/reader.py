@@ -19,8 +19,8 @@ from llmtap.protocol.dialects.table.declaration import (
     Counts,
     DialectTable,
     Rule,
+    as_texts,
     count_paths,
-    listed,
     parse_path,
     rule_paths,
 )
@@ -35,7 +35,7 @@ _GUARDRAIL: Final = "amazon-bedrock-guardrailAction"
 _NO_EVENT: Final = SseEvent(0, 0, b"")
 _BESIDE_TEXT: Final = frozenset(("usage", "model", "role"))
 SAMPLES_MAX: Final = 16
-"""Number of events of one answer that become samples for later events, one after the other."""
+"""Maximum number of samples (`samples.py`) that are taken from one answer."""
 
 
 class TableDialect:
@@ -45,7 +45,7 @@ class TableDialect:
         self.table = table
         self.name = table.name
         self.end_certain = table.end_certain
-        paths_of = [listed(getattr(table.counts, key)) for key in Counts.__struct_fields__]
+        paths_of = [as_texts(getattr(table.counts, key)) for key in Counts.__struct_fields__]
         plain = [bool(paths) and parse_path(paths[0]) == (paths[0],) for paths in paths_of]
         self.counts = [
             paths[0] if is_member else None for paths, is_member in zip(paths_of, plain, strict=True)
@@ -55,7 +55,7 @@ class TableDialect:
         others = (first(paths[is_member:]) for paths, is_member in zip(paths_of, plain, strict=True))
         self.other_counts = [(i, get) for i, get in enumerate(others) if get is not None]
         self.count_paths = count_paths(table)
-        ends = (".*".join(map(re.escape, end.split("*"))) for end in listed(table.paths))
+        ends = (".*".join(map(re.escape, end.split("*"))) for end in as_texts(table.paths))
         self._is_path = re.compile(f"({'|'.join(ends)})\\Z", re.DOTALL).search if table.paths else None
         self._match = first(table.match)
         marks = (Rule(event=names, event_class=mark) for mark, names in table.events.items())
@@ -70,9 +70,9 @@ class TableDialect:
             name: [*(rule for rule in rules if name in rule.names), *self._rules_of(name)] for name in names
         }
         paths = [path for rule in table.rules for _, path in rule_paths(rule)]
-        paths += (*listed(table.match), *listed(table.model), *self.count_paths)
+        paths += (*as_texts(table.match), *as_texts(table.model), *self.count_paths)
         starts = [step for path in paths for step in parse_path(path)[:1] if isinstance(step, str)]
-        starts += (*listed(table.envelope), *(self._by_name if table.wrapped else ()))
+        starts += (*as_texts(table.envelope), *(self._by_name if table.wrapped else ()))
         self.names_read = frozenset(("type", "error", _GUARDRAIL, *starts))
         """Members at the top of an event that a reader looks at."""
 
@@ -123,7 +123,7 @@ class TableDialect:
         return name, root
 
     def _unwrap(self, name: str, root: dict[str, Any], *, alone: bool) -> tuple[str, Any]:
-        """Return name and value of the first member that names an event; else what is given."""
+        """Return name and value of the first member that names an event; else `name` and `root`."""
         if len(root) == 1 or not alone:
             member = next((key for key in root if key and key in self._by_name), None)
             if member is not None:
@@ -214,7 +214,7 @@ class TableReader(shapes.ObjectReader):
             ):
                 delta.repeatable = False
                 shapes.add_counts(delta, *usage[:2])
-                delta.usage_running = self._running_count.several
+                delta.usage_running = self._running_count.has_several_choices
             return delta
         rule, value = self._dialect.find_rule(root, event.event)
         if rule is None or (not rule.error and (root.get("error") or event.event == b"error")):
@@ -233,7 +233,7 @@ class TableReader(shapes.ObjectReader):
     def _read_with(self, rule: CompiledRule, root: Any) -> tuple[Findings, Delta]:
         findings = Findings(self._so_far)
         self._find(rule, root, findings, 0)
-        delta = self._ranked(findings)
+        delta = self._to_delta(findings)
         self._streamed = self._streamed or (delta.output and not rule.repeats)
         return findings, delta
 
@@ -252,7 +252,7 @@ class TableReader(shapes.ObjectReader):
                 findings.values = {} if model is None else {"model": model}
                 findings.choice_values, findings.ends = {}, 0
                 self._find(rule, root, findings, position if separate else 0)
-        return self._ranked(findings) if understood else shapes.failure_in(value)
+        return self._to_delta(findings) if understood else shapes.failure_in(value)
 
     def _find(self, rule: CompiledRule, root: Any, findings: Findings, position: int) -> None:
         """Add the content of an event; `position` is the index of its choice, unless the event has one."""
@@ -305,7 +305,7 @@ class TableReader(shapes.ObjectReader):
             if numbers[i] is None and (number := other(usage)) is not None:
                 numbers[i] = len(number) if type(number) is list else number
         total = numbers.pop()
-        counts = shapes.counted(*numbers)
+        counts = shapes.counts_of(*numbers)
         if counts is None:
             return None
         if usage is root:
@@ -327,9 +327,9 @@ class TableReader(shapes.ObjectReader):
         if (total := count(running)) is not None:
             # Count the first value of a running count for this event only if the event has a text and does
             # not end the choice. The text may be empty: a token may be only a part of a character.
-            runs = self._running_count.runs(index) and not self._lists_tokens
+            runs = self._running_count.has_count(index) and not self._lists_tokens
             runs = runs or (findings.texts > 0 and not reason)
-            step = self._running_count.step(index, total)
+            step = self._running_count.growth(index, total)
             if runs and not added:
                 added, source = step, TokenSource.RUNNING_USAGE
         if added and findings.reads_tokens:
@@ -337,7 +337,7 @@ class TableReader(shapes.ObjectReader):
             findings.source = source
             findings.choices[index] = None
 
-    def _ranked(self, findings: Findings) -> Delta:
+    def _to_delta(self, findings: Findings) -> Delta:
         """Return the Delta of all findings."""
         pieces, counts = findings.pieces, findings.counts[-1] if findings.counts else None
         if len(findings.counts) > 1 and self._dialect.table.array == "answers":
@@ -352,7 +352,7 @@ class TableReader(shapes.ObjectReader):
             beside = findings.tokens or findings.choice_values or findings.values.keys() - _BESIDE_TEXT
             findings.is_text = bool(delta.text) and not beside
         else:
-            delta = self._gathered(findings, counts)
+            delta = self._whole_delta(findings, counts)
         if findings.tokens:
             delta.tokens, delta.token_source = findings.tokens, findings.source
             delta.output, delta.choices = True, tuple(findings.choices)
@@ -360,8 +360,8 @@ class TableReader(shapes.ObjectReader):
             self._spoken = True
             self._answered = self._answered or delta.content or delta.blank or delta.tool_call
         if counts is not None:
-            delta.usage_running = self._running_count.several
-            # The total has no tokens beside input and reasoning, so there was no output.
+            delta.usage_running = self._running_count.has_several_choices
+            # Input and reasoning tokens add up to the total, so there was no output.
             nothing = counts.reasoning and (counts.input or 0) + counts.reasoning == count(findings.total)
             if findings.reason is not None and not self._answered and counts.output is None and nothing:
                 counts.output = 0
@@ -372,7 +372,7 @@ class TableReader(shapes.ObjectReader):
             self._name(delta, model)
         return delta
 
-    def _gathered(self, findings: Findings, counts: UsageCounts | None) -> Delta:
+    def _whole_delta(self, findings: Findings, counts: UsageCounts | None) -> Delta:
         """Return the Delta of an event that is more than one piece of output."""
         reason, beside, pieces = findings.reason, findings.beside, findings.pieces
         meaning = None if reason is None else self._dialect.table.finish_reasons.get(reason)

@@ -13,8 +13,8 @@ from llmtap.protocol.dialects.table.declaration import (
     Each,
     Rule,
     Step,
+    as_texts,
     count_paths,
-    listed,
     parse_path,
     rule_paths,
     timed_paths,
@@ -23,17 +23,17 @@ from llmtap.protocol.dialects.table.findings import Visit
 from llmtap.protocol.dialects.table.paths import Place, first, follow
 
 OF_CHOICE: Final = ("finish_reason", "tokens", "logprobs", "running_tokens")
-"""Keys with a value for each choice; other keys have one value of the event, or all of its values."""
+"""Keys that have a value for each choice. Other keys belong to the whole event."""
 _CALLS: Final = frozenset(("call", "tool_call"))
 
 
 class CompiledRule:
     def __init__(self, rule: Rule, table: DialectTable) -> None:
         self.source = rule
-        conditions = {**dict.fromkeys(listed(rule.has)), **rule.where}
+        conditions = {**dict.fromkeys(as_texts(rule.has)), **rule.where}
         self.tests = tuple((follow(parse_path(path)), wanted) for path, wanted in conditions.items())
         """Conditions: a function that returns the value at a path, and the wanted value (None: any value)."""
-        self.names = listed(rule.event)
+        self.names = as_texts(rule.event)
         self.error = bool(rule.error)
         self.conditional = bool(rule.event or rule.has or rule.where)
         self.done = len(rule.done)
@@ -44,7 +44,9 @@ class CompiledRule:
             # Fix the class here: the first piece of a call may be empty, and then no output would show the
             # class of the event.
             self.mark = EventClass.TOOL_CALL
-        self.signal = next((path.rpartition(".")[2] for path in listed(rule.finish_reason)), "finish_reason")
+        self.signal = next(
+            (path.rpartition(".")[2] for path in as_texts(rule.finish_reason)), "finish_reason"
+        )
         places = Place()
         for steps, use in _path_visits(rule, table):
             places.at(steps).uses.append(use)
@@ -78,19 +80,19 @@ def _path_visits(rule: Rule, table: DialectTable) -> Iterator[tuple[Sequence[Ste
         **{key: partial(findings.add_payload, kind) for key, kind in PAYLOADS.items()},
     }
     for key, use in uses.items():
-        yield from ((parse_path(path), use) for path in listed(getattr(rule, key)))
+        yield from ((parse_path(path), use) for path in as_texts(getattr(rule, key)))
     for path, wanted in rule.done.items():
         yield parse_path(path), partial(findings.count_end, wanted)
     for verdict in rule.verdicts:
         yield parse_path(verdict.path), partial(findings.add_verdict, verdict, first(verdict.category))
     for key in OF_CHOICE:
-        for rank, path in enumerate(listed(getattr(rule, key))):
+        for rank, path in enumerate(as_texts(getattr(rule, key))):
             yield parse_path(path), partial(findings.store_of_choice, key, rank)
-    usage = listed(rule.usage)
+    usage = as_texts(rule.usage)
     singles = {
-        "model": listed(table.model),
-        "role": listed(rule.role),
-        "error": listed(rule.error),
+        "model": as_texts(table.model),
+        "role": as_texts(rule.role),
+        "error": as_texts(rule.error),
         "usage": [path for path in usage if path != "."],
         "count": count_paths(table) if "." in usage else (),
         **{f"times.{name}": [path] for name, path, _ in timed_paths(rule)},
@@ -103,7 +105,7 @@ def _path_visits(rule: Rule, table: DialectTable) -> Iterator[tuple[Sequence[Ste
 def _usage_member(rule: Rule, table: DialectTable) -> str | None:
     """Return the member in which only the usage is read; None if there is no such member."""
     paths = [(key, parse_path(path)) for key, path in rule_paths(rule)]
-    paths += (("", parse_path(path)) for path in (*listed(table.model), *listed(table.match)))
+    paths += (("", parse_path(path)) for path in (*as_texts(table.model), *as_texts(table.match)))
     usage = [steps for key, steps in paths if key == "usage"]
     others = [steps[:1] for key, steps in paths if key != "usage"]
     alone = len(usage) == 1 and len(usage[0]) == 1 and usage[0] not in others

@@ -1,5 +1,5 @@
-"""Compare an event with one before it: most events of a stream differ only in their text and their usage, and
-need not be searched."""
+"""Compare an event with an earlier one: most events of a stream differ only in text and usage, so the paths
+of the table need not be followed again."""
 
 from collections.abc import Callable
 from operator import itemgetter
@@ -30,7 +30,7 @@ class Sample(msgspec.Struct, gc=False):
     types: list[type] | None
     """Types of the values if one of them is a number, because 1 and true are equal in Python; else None."""
     others: frozenset[str]
-    """Members that are read and that the event does not have."""
+    """Members that the dialect reads and that this event does not have."""
     kind: EventClass
     choices: tuple[int, ...]
     usage_member: str | None
