@@ -107,6 +107,14 @@ def _chunks() -> tuple[Panel, ...]:
             (rate("llmtap_input_tokens_total", WHO), "input"),
             unit="short",
         ),
+        lines(
+            "Silent streams",
+            "Running streams that have sent no token for meter.silence_threshold: before the first token, and"
+            " after it. The alert LlmtapStreamsSilent counts the latter.",
+            (f"sum by (kind) (llmtap_silent_streams{{{JOB}}})", "{{kind}}"),
+            (f"sum(llmtap_relay_streams{{{JOB}}})", "running"),
+            unit="short",
+        ),
     )
 
 

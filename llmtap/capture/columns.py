@@ -49,7 +49,8 @@ class Column:
     """Path of the attribute of the Exchange that the column holds, and into which it is read back."""
     unit: Unit = Unit.SAME
     level: str = "none"
-    """Lowest privacy level that stores the column: none, shape or full. `coarse` has the columns of shape."""
+    """Lowest privacy level that stores the column: none, shape or full. The level
+    `coarse` stores the same columns as `shape`."""
     coarse: Coarse = Coarse.SAME
     distinct: bool = False
     """The values hardly repeat, so that a dictionary of them would cost 1 to 2 bytes more per value."""

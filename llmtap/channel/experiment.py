@@ -24,7 +24,7 @@ from llmtap.channel.frames import CONTROL
 from llmtap.errors import ConfigError
 from llmtap.exchange.label import LABEL_FIELD
 from llmtap.json_types import JsonObject
-from llmtap.units import Bytes, encode_special, parse_duration_ns
+from llmtap.units import NS_PER_S, Bytes, Duration, encode_special, parse_duration_ns
 
 ARMS_MAX: Final = 8
 """Maximum number of arms: each has its own histograms in the meter, and each comparison reduces the certainty
@@ -60,6 +60,10 @@ _FRAMING: Final = frozenset(
 """Header fields of framing and routing, and the one that the relay removes: an arm must not change them."""
 _HEADER_KEYS: Final = ("conversation_headers", "tenant_headers")
 _ON: Final = 1 << 62
+_ID_MAX: Final = 0xFFFF_FFFF
+_SHARE: Final = re.compile(r"(\d{1,3}(?:\.\d{1,6})?) ?%")
+STAGES_MAX: Final = 8
+"""Maximum number of stages of a ramp: alpha is divided by their number."""
 
 
 class Arm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -166,6 +170,16 @@ class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
             "of them (`ttft`, `e2e.p95`, `failed`); `alpha` is the probability of a false stop."
         ),
     ] = ()
+    schedule: Annotated[
+        str | None,
+        Meta(
+            description="Ramp: shares of the changed arm, stage by stage (`1%, 10%, 50%`), in place of the "
+            "weights. The next one begins if `stop_worse` found no arm worse. Needs `stop_worse`, two arms."
+        ),
+    ] = None
+    stage_time: Annotated[Duration, Meta(description="Minimum duration of a stage of `schedule`.")] = (
+        Duration(3_600 * NS_PER_S)
+    )
     strip_headers: Annotated[
         bool,
         Meta(
@@ -209,6 +223,14 @@ class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
                     raise ConfigError(f"experiment.{key}", f"{name!r} is not a valid header name")
         if self.until is not None:
             _ends_ns(self.until, 0)
+        if self.schedule is not None:
+            _parse_schedule(self.schedule)
+            if not self.stop_worse:
+                raise ConfigError(
+                    "experiment.schedule",
+                    "needs experiment.stop_worse, which decides whether the next stage begins",
+                    'such as stop_worse = ["ttft", "failed"]',
+                )
         if self.arms:
             self._check_arms()
 
@@ -218,6 +240,12 @@ class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 "experiment.arms",
                 f"expected 2 to {ARMS_MAX} arms, got {len(self.arms)}",
                 "write a table [[experiment.arms]] for each arm",
+            )
+        if self.schedule is not None and len(self.arms) != 2:
+            raise ConfigError(
+                "experiment.schedule",
+                f"needs exactly two arms, got {len(self.arms)}",
+                "leave out experiment.schedule, and set the weights of the arms",
             )
         names = [arm.name for arm in self.arms]
         for i, arm in enumerate(self.arms):
@@ -300,6 +328,27 @@ class Experiment(ExperimentOptions, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, key=None)
 
     @property
+    def stages(self) -> tuple[float, ...]:
+        """Return the shares of the arm that is not the control, by stage; none without a schedule."""
+        return () if self.schedule is None else _parse_schedule(self.schedule)
+
+    def at_stage(self, stage: int) -> "Experiment":
+        """Return the experiment with the weights of a stage (0: the first), and an id of its own."""
+        if not self.stages:
+            return self
+        share = self.stages[stage]
+        arms = [
+            msgspec.structs.replace(arm, weight=1 - share if arm.name == self.control else share)
+            for arm in self.arms
+        ]
+        return msgspec.structs.replace(self, arms=arms, id=(self.id + stage) & _ID_MAX)
+
+    def stage_of(self, experiment_id: int) -> int | None:
+        """Return the stage with this id (0 without a schedule); None if the id is of another experiment."""
+        stage = (experiment_id - self.id) & _ID_MAX
+        return stage if stage < max(1, len(self.stages)) else None
+
+    @property
     def shares(self) -> dict[str, float]:
         """Expected share of units by arm."""
         total = sum(arm.weight for arm in self.arms)
@@ -330,6 +379,27 @@ def resolve(options: ExperimentOptions, spare_key: str, start_wall_ns: int) -> E
     )
 
 
+def _parse_schedule(text: str) -> tuple[float, ...]:
+    """Return the shares of `1%, 10%, 50%`. Raises ConfigError."""
+    shares = []
+    for part in text.split(","):
+        m = _SHARE.fullmatch(part.strip())
+        share = float(m[1]) / 100 if m else 0.0
+        if not 0 < share < 1:
+            raise ConfigError(
+                "experiment.schedule",
+                f"{part.strip()!r} is no share between 0 % and 100 %",
+                "such as 1%, 10%, 50%",
+            )
+        shares.append(share)
+    if sorted(set(shares)) != shares or len(shares) > STAGES_MAX:
+        raise ConfigError(
+            "experiment.schedule",
+            f"expected at most {STAGES_MAX} shares, each above the one before, got {text!r}",
+        )
+    return tuple(shares)
+
+
 def _ends_ns(until: str, start_wall_ns: int) -> int:
     """Return the end of the experiment as wall time in ns since 1970. Raises ConfigError."""
     try:
@@ -356,7 +426,7 @@ def switch_word(experiment_id: int, on: bool) -> int:
 
 def read_switch(word: int) -> tuple[int, bool]:
     """Return the id of the experiment, and whether the word turns it on."""
-    return word & 0xFFFF_FFFF, bool(word & _ON)
+    return word & _ID_MAX, bool(word & _ON)
 
 
 _DIGEST_BYTES: Final = 16

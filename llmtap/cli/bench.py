@@ -503,7 +503,7 @@ def _resume_command(place: Path) -> str:
 
 
 def bench_texts(document: dict[str, Any]) -> dict[str, Callable[[], str]]:
-    """Return, by option (`--json`, `--html`), a function that renders this output of a document."""
+    """Return, for each output option (`--json`, `--html`), a function that renders the document for it."""
 
     def html() -> str:
         from llmtap.report.bench import bench_html

@@ -320,9 +320,9 @@ def report(
     files = Outputs(html=outputs.html, markdown=outputs.markdown)
     if source.source_format is not None or _is_trace(places):
         if source.integrity:
-            raise ConfigError("--integrity", "applies to captures of llmtap only")
+            raise _only_of_captures("--integrity", places[0])
         if pages:
-            raise ConfigError(pages[0], "applies to captures of llmtap only")
+            raise _only_of_captures(pages[0], places[0])
         summary = _summarise_trace(places[0], options, source.source_format)
         rows = requirements.add_to(summary)
         if outputs.csv is not None:
@@ -425,6 +425,10 @@ def _report_logs(
     compare_logs([places[0], *comparison.compare], outputs.outputs(), unit)
 
 
+def _only_of_captures(option: str, place: str) -> ConfigError:
+    return ConfigError(option, f"applies to captures of llmtap only, and {place} is a trace", "leave it out")
+
+
 def _exit(code: ExitCode) -> None:
     """End the command with a code other than OK."""
     if code:
@@ -520,7 +524,7 @@ class _ReplayFields(msgspec.Struct):
 
 @contextmanager
 def _convert_result_errors(place: str) -> Iterator[None]:
-    """Convert errors that wrong or missing fields of a stored result cause to ConfigError."""
+    """Raise ConfigError in place of an error that a wrong or missing field of a stored result causes."""
     try:
         yield
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError) as exc:

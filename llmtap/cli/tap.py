@@ -197,6 +197,8 @@ _SLO_EPILOG = """Examples:
 
   llmtap slo generate --config config/slo.toml --out llmtap-rules.yaml; promtool check rules llmtap-rules.yaml
 
+  llmtap slo generate --config config/slo.toml --out llmtap-rules.yaml --inhibitions llmtap-inhibitions.yaml
+
   llmtap slo generate --config config/slo.toml --job serving/llmtap --runbooks https://wiki.example/llmtap
 
 If the target of an objective is low, the burn rate of a built-in alert can be impossible to reach, even when
@@ -211,6 +213,10 @@ def generate(
         opt("TOML configuration file with [slo.NAME] tables, as for `llmtap proxy`.", envvar="LLMTAP_CONFIG"),
     ] = None,
     out: Annotated[Path | None, opt("Output file (default: standard output).", "FILE")] = None,
+    inhibitions: Annotated[
+        Path | None,
+        opt("Output file of inhibition rules for Alertmanager, so that one cause sends one page.", "FILE"),
+    ] = None,
     job: Annotated[str, opt("Name of the scrape job in Prometheus.", "NAME")] = "llmtap",
     runbooks: Annotated[
         str,
@@ -223,7 +229,7 @@ def generate(
 ) -> None:
     """Write recording rules and alerts for the configured objectives."""
     from llmtap.config import load_settings
-    from llmtap.export.rules import check_job, missing_alarms, render
+    from llmtap.export.rules import check_job, inhibition_rules, missing_alarms, render
     from llmtap.metrics.slo import SloClass
 
     check_job(job)
@@ -239,6 +245,8 @@ def generate(
         for warning in missing_alarms(slo):
             print_message(f"warning: {warning}")
     text = render(classes, job, runbooks)
+    if inhibitions is not None:
+        write_output("--inhibitions", inhibitions, inhibition_rules(job).removesuffix("\n"))
     if out is None:
         sys.stdout.write(text)
     else:
@@ -257,7 +265,7 @@ tenants.salt, or on the machine id of the host: run the command where the proxy 
 
 @command(app, short_help="Show the tenant's name of an API key.", epilog=_KEY_HASH_EPILOG)
 def key_hash(config: ConfigFile = None) -> None:
-    """Show the hash that names the tenant of an API key, for `names` in [tenants], and its name there."""
+    """Show the hash of an API key, as `names` in [tenants] expects it, and the tenant's name if it is set."""
     from getpass import getpass
 
     from llmtap.config import load_settings

@@ -7,9 +7,9 @@ words.
 Of several verdicts (`protocol/verdicts.py` finds them in events), one that acts (blocks, replaces) takes
 precedence over one that flags, the first over later ones, and signals over texts. A flag alone is not a
 refusal. An intervention after tokens that the client already has is marked `late`. Impossible durations and
-counts are removed and counted by reason (`KINDS`): `server_time_negative`, `server_time_not_finite`,
-`server_time_too_long` (longer than the exchange) and `token_count` (negative, not whole, above
-`USAGE_TOKENS_MAX`, or not a number).
+counts are removed and counted by reason (`REMOVAL_REASONS`): `server_time_negative`,
+`server_time_not_finite`, `server_time_too_long` (longer than the exchange) and `token_count` (negative, not
+whole, above `USAGE_TOKENS_MAX`, or not a number).
 
 Source: IETF draft, 4.4 and 4.6.3; docs/dialects.md.
 """
@@ -26,7 +26,7 @@ from llmtap.exchange.strings import WORD_CHARS_MAX, holds_key
 from llmtap.json_types import JsonObject
 from llmtap.protocol.delta import USAGE_TOKENS_MAX, Delta, ServerTime, UsageCounts, Verdict
 from llmtap.protocol.server_times import header_times, trailer_times
-from llmtap.protocol.verdicts import INPUT, MODEL_REFUSAL, OUTPUT, PASSED_ON, reason_kind
+from llmtap.protocol.verdicts import INPUT, MODEL_REFUSAL, OUTPUT, PASSED_ON, mark_unknown, reason_kind
 
 _WORD: Final = re.compile(rf"[A-Za-z0-9_.:/\-]{{1,{WORD_CHARS_MAX}}}")
 _FIGURE_MAX: Final = 1 << 53
@@ -117,7 +117,7 @@ TOKEN_COUNT: Final = "token_count"
 NEGATIVE: Final = "server_time_negative"
 NOT_FINITE: Final = "server_time_not_finite"
 TOO_LONG: Final = "server_time_too_long"
-KINDS: Final = (NEGATIVE, NOT_FINITE, TOO_LONG, TOKEN_COUNT)
+REMOVAL_REASONS: Final = (NEGATIVE, NOT_FINITE, TOO_LONG, TOKEN_COUNT)
 ROUNDING_NS: Final = 1_000_000
 """Tolerance for each duration: many servers round to whole milliseconds."""
 TOKENS_MAX: Final = 1 << 20
@@ -477,11 +477,13 @@ class Interventions:
         no_token = x.timeline.first_token_ns is None
         if verdict.signal == "finish_reason" and no_token and not verdict.substituted:
             verdict.confidence = "medium"
-            if x.tokens.output is None:
-                verdict.detail = {"why": "no usage: input or output"}
-            elif x.tokens.output == 0 and reason_kind(verdict.value or "") == "content_filter":
-                verdict.kind, verdict.phase = INPUT, "input"
-                verdict.detail = {"why": "no text and completion_tokens 0"}
+            # Filters of prompts and of answers share this reason; other reasons name the filter of answers.
+            if reason_kind(verdict.value or "") == "content_filter":
+                if x.tokens.output is None:
+                    mark_unknown(verdict, "no usage: input or output")
+                elif x.tokens.output == 0:
+                    verdict.kind, verdict.phase = INPUT, "input"
+                    verdict.detail = {"why": "no text and completion_tokens 0"}
         if verdict.phase is None:
             # The signal does not name the phase. Use the phase of a header, if any. Else the phase is
             # `output` if text came before the signal, or if the answer is a stream and the signal is no error

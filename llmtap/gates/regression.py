@@ -39,9 +39,10 @@ _OPEN: Final = "too few samples: the end of the interval that decides is open"
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """A change that can be judged."""
+    """Difference of one figure between two results, with what is needed to judge whether it is worse."""
 
     of: str
+    """What the figure is of: a metric, a test or a load."""
     figure: str
     unit: str
     better: str

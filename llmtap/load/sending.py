@@ -239,7 +239,7 @@ _OURS: Final = frozenset({b"host", b"content-length", b"content-type", b"transfe
 
 
 def split_url(url: str, place: str = "--target") -> SplitResult:
-    """Return the parts of a URL, whose port can be read. Raises ConfigError that names `place`."""
+    """Return the parts of a URL. Raises ConfigError with `place` if it is no URL or its port is invalid."""
     try:
         parts = urlsplit(url)
         _ = parts.port  # raises ValueError if it is no port

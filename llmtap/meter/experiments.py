@@ -84,6 +84,9 @@ _FAILED: Final = frozenset(
     }
 )
 
+SETTLE_NS: Final = 10 * NS_PER_S
+"""Time after the begin of a stage whose requests are left out: a relay may not have its shares yet."""
+
 log = logging.getLogger(__name__)
 Send = Callable[[int], None]
 
@@ -131,8 +134,22 @@ class Experiments:
         self._sends: list[Send] = []
         self._by = "config"
         self._since_ns = clock.wall_ns()
-        self.experiment = experiment
         self._is_on = experiment is not None and experiment.enabled
+        self._stop_report: dict[str, object] | None = None
+        self._configured = experiment
+        self._earlier_stages: list[dict[str, object]] = []
+        self._begin_stage(0)
+
+    def _begin_stage(self, stage: int) -> None:
+        """Begin an empty comparison with the shares of a stage.
+
+        Figures of stages are never added up: the arms would have different parts of the traffic of each time.
+        """
+        experiment = None if self._configured is None else self._configured.at_stage(stage)
+        self.experiment = experiment
+        self._stage, self._stage_ns = stage, self._clock.mono_ns()
+        self._stage_since_ns = self._clock.wall_ns()
+        self._between_stages = 0
         arms = [] if experiment is None else experiment.arms
         single = experiment is None or experiment.unit == "request"
         self._arms = {
@@ -142,7 +159,39 @@ class Experiments:
         self._counted_exchanges = 0
         self._ratio_p = 1.0
         self._ended_exchanges = 0
-        self._stop_report: dict[str, object] | None = None
+
+    def _is_of_stage(self, t_ns: int) -> bool:
+        return self._stage == 0 or t_ns >= self._stage_ns + SETTLE_NS
+
+    def _advance(self) -> None:
+        """Begin the next stage if this one lasted long enough, and has units enough for `stop_worse`."""
+        e, now_ns = self.experiment, self._clock.mono_ns()
+        if e is None or self._stage + 1 >= len(e.stages) or self.state != "running":
+            return
+        units = min(arm.sample.figures["failed"].units for arm in self._arms.values())
+        if now_ns - self._stage_ns < e.stage_time or units < FIRST_LOOK:
+            return
+        result = _experiment_result(
+            e, {name: arm.copy() for name, arm in self._arms.items()}, self._ratio_p, capped=False
+        )
+        self._earlier_stages.append(
+            {
+                "number": self._stage + 1, "share": e.stages[self._stage],
+                "from": _rfc3339_text(self._stage_since_ns), "to": _rfc3339_text(self._clock.wall_ns()),
+                "units": {name: arm.units for name, arm in self._arms.items()},
+                "differences": result["differences"],
+            }
+        )  # fmt: skip
+        self._begin_stage(self._stage + 1)
+        log.warning(
+            "event=experiment_stage name=%s stage=%d share=%g", e.name, self._stage + 1, e.stages[self._stage]
+        )
+        self._send_word()
+
+    def _send_word(self) -> None:
+        assert self.experiment is not None
+        for send in self._sends:
+            send(switch_word(self.experiment.id, self._is_on))
 
     @property
     def state(self) -> str:
@@ -155,8 +204,9 @@ class Experiments:
 
     @property
     def latest_switch(self) -> int:
-        """Switch word that a relay passes to the next meter; 0: nobody has switched the experiment."""
-        if self.experiment is None or self._by == "config":
+        """Switch word that a relay passes to the next meter; 0: first stage, and nobody has switched the
+        experiment."""
+        if self.experiment is None or (self._by == "config" and not self._stage):
             return 0
         return switch_word(self.experiment.id, self._is_on)
 
@@ -165,16 +215,18 @@ class Experiments:
         assert self.experiment is not None
         log.warning("event=experiment_switched name=%s on=%s by=%s", self.experiment.name, on, by)
         self._is_on, self._by, self._since_ns = on, by, self._clock.wall_ns()
-        for send in self._sends:
-            send(switch_word(self.experiment.id, on))
+        self._send_word()
 
     def join(self, word: int, send: Send) -> None:
         """Register a relay; `word`: the switch word that it received last (0: none)."""
-        if self.experiment is None:
+        if self.experiment is None or self._configured is None:
             return
         self._sends.append(send)
         experiment_id, on = read_switch(word)
-        if word and experiment_id == self.experiment.id and self._by == "config" and on != self._is_on:
+        stage = self._configured.stage_of(experiment_id) if word else None
+        if stage is not None and stage > self._stage:
+            self._begin_stage(stage)
+        if stage == self._stage and self._by == "config" and on != self._is_on:
             self.switch(on, "relay")
         else:
             send(switch_word(self.experiment.id, self._is_on))
@@ -187,7 +239,7 @@ class Experiments:
     def on_assignment(self, arm: str, unit: str, single: bool, *, own_headers: bool = False) -> None:
         """Count an assignment. Assignments by another configuration are not counted."""
         counts = self._arms.get(arm)
-        if counts is None:
+        if counts is None or not self._is_of_stage(self._clock.mono_ns()):
             return
         counts.assigned += 1
         counts.single += single
@@ -226,6 +278,9 @@ class Experiments:
         arm = self._arms.get(x.arm or "")
         if arm is None or x.unit is None:
             return
+        if not self._is_of_stage(x.timeline.arrival_ns):
+            self._between_stages += 1
+            return
         if x.excluded == NO_ROOM:
             arm.excluded[NO_ROOM] += 1
             return
@@ -248,6 +303,7 @@ class Experiments:
         self._ended_exchanges += 1
         if self._ended_exchanges % WORSE_EVERY == 0:
             self._stop_worse()
+            self._advance()
         if x.stream:
             sizes = m.tokens_per_chunk or ()
             arm.chunking["events"] += len(x.timeline.events)
@@ -263,7 +319,8 @@ class Experiments:
             return
         figures = {name: arm.sample.figures for name, arm in self._arms.items()}
         others = [name for name in figures if name != e.control]
-        alpha = e.alpha / (len(e.stop_worse) * len(others))  # Bonferroni: divide by the number of tests
+        # Bonferroni: divide by the number of tests, in all stages.
+        alpha = e.alpha / (len(e.stop_worse) * len(others) * max(1, len(e.stages)))
         for name in others:
             for figure in e.stop_worse:
                 metric, _, quantile = figure.partition(".")
@@ -294,12 +351,32 @@ class Experiments:
             "unit": e.unit, "aa": e.aa, "control": e.control, "key_fingerprint": e.key_fingerprint,
             "alpha": e.alpha, "covariate": e.covariate, "stop_worse": e.stop_worse,
             "strip_headers": e.strip_headers,
-            "stopped": self._stop_report,
+            "stopped": self._stop_report, "stage": self._stage_document(e),
         }  # fmt: skip
         arms = {name: arm.copy() for name, arm in self._arms.items()}
         ratio_p = self._ratio_p if self._shares_known else None
         capped = self._units is not None and len(self._units) >= UNITS_MAX
         return lambda: {**about, **_experiment_result(e, arms, ratio_p, capped)}
+
+    def _stage_document(self, e: Experiment) -> dict[str, object] | None:
+        if not e.stages:
+            return None
+        arm = next(name for name in self._arms if name != e.control)
+        share, n, since = e.stages[self._stage], len(e.stages), _rfc3339_text(self._stage_since_ns)
+        sentence = (
+            f"Stage {self._stage + 1} of {n}: {arm} gets {100 * share:.4g} % of the units since {since}."
+        )
+        if self._stage + 1 < n and self._stop_report is None:
+            following = f"{100 * e.stages[self._stage + 1]:.4g} %"
+            due = _rfc3339_text(self._stage_since_ns + e.stage_time)
+            sentence += (
+                f" The next stage ({following}) begins at {due} or later, with {FIRST_LOOK} units in each"
+                " arm, if no arm is worse."
+            )
+        return {
+            "number": self._stage + 1, "of": n, "share": share, "since": since, "sentence": sentence,
+            "between_stages": self._between_stages, "earlier": list(self._earlier_stages),
+        }  # fmt: skip
 
 
 def _metric_values(x: Exchange, m: Measured) -> Iterator[tuple[str, Sequence[int]]]:

@@ -27,6 +27,8 @@ WINDOWS: Final = {"10s": 10 * NS_PER_S, "1m": 60 * NS_PER_S, "5m": 300 * NS_PER_
 TENANT_CHARS_MAX: Final = BOUNDS["tenant"].chars
 BUILT_IN_PATTERNS: Final = "default"
 """Element of `refusal_patterns` that stands for the built-in patterns (`exchange/verdict.py`)."""
+TRACE_ID: Final = "{trace_id}"
+"""The place of the trace id in `trace_url`."""
 _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -87,6 +89,13 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             ge=1, description="Maximum number of series (tenant, model, arm); above it the model is `other`."
         ),
     ] = 2_000
+    trace_url: Annotated[
+        str | None,
+        Meta(
+            description="Address of a trace in your tracing system, with `{trace_id}` in the place of "
+            "the id: exchanges with a `traceparent` link to it."
+        ),
+    ] = None
     native_histograms: Annotated[
         bool,
         Meta(description="Count for Prometheus native histograms, and offer the protobuf format, too."),
@@ -189,7 +198,14 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 "such as the output of openssl rand -hex 24",
             )
         check_idle_cost(self.idle_cost, "meter.idle_cost")
-        _check_metrics_url(self.upstream_metrics)
+        _check_url("upstream_metrics", self.upstream_metrics, "http://127.0.0.1:8000/metrics")
+        _check_url("trace_url", self.trace_url, "https://jaeger.example/trace/{trace_id}")
+        if self.trace_url is not None and TRACE_ID not in self.trace_url:
+            raise ConfigError(
+                "meter.trace_url",
+                f"expected an address with {TRACE_ID}",
+                "such as https://jaeger.example/trace/{trace_id}",
+            )
         for kind, edges in self.buckets.items():
             check_edges(kind, edges, f"meter.buckets.{kind}")
         patterns = (
@@ -393,7 +409,7 @@ def _rule_problems(rule: TenantRule, place: str) -> Iterator[ConfigError]:
             )  # fmt: skip
 
 
-def _check_metrics_url(url: str | None) -> None:
+def _check_url(name: str, url: str | None, example: str) -> None:
     if url is not None:
         try:
             parts = urlsplit(url)
@@ -402,11 +418,7 @@ def _check_metrics_url(url: str | None) -> None:
             known = False
         if not known:
             # Do not show the URL, which may contain a key.
-            raise ConfigError(
-                "meter.upstream_metrics",
-                "expected http:// or https://",
-                "such as http://127.0.0.1:8000/metrics",
-            )
+            raise ConfigError(f"meter.{name}", "expected http:// or https://", f"such as {example}")
 
 
 def _check_pattern(text: str, place: str) -> re.Pattern[str]:

@@ -153,22 +153,36 @@ def _class_to_dict(
         window: _window_to_dict(slo, seconds[window], _of_class(c, slo.name)) for window, c in windows.items()
     }
     tenants = sorted({tenant for counts in windows.values() for name, tenant in counts if name == slo.name})
+    by_tenant = {
+        tenant: {
+            window: _window_to_dict(slo, seconds[window], counts.get((slo.name, tenant), SloCount()))
+            for window, counts in windows.items()
+        }
+        for tenant in tenants
+    }
+    alarms = []
+    for alarm in (*slo.alarms, *slo.unreachable):
+        of_class = _alarm_to_dict(slo, alarm, all_of)
+        alarms.append(of_class)
+        if not slo.per_tenant:
+            continue
+        of_tenants = [
+            one
+            for tenant, own in by_tenant.items()
+            if (one := _alarm_to_dict(slo, alarm, own, tenant))["ringing"]
+        ]
+        of_class["ringing"] = of_class["ringing"] and len(of_tenants) > 1
+        if not of_class["ringing"]:
+            alarms += of_tenants
     return {
         "objectives": slo.objectives.text,
         "target": slo.target,
         "tenants": list(slo.tenants),
+        "per": "tenant" if slo.per_tenant else "class",
         "burn_rate_max": burn_rate_max(slo.target),
         "windows": all_of,
-        "alarms": [_alarm_to_dict(slo, alarm, all_of) for alarm in (*slo.alarms, *slo.unreachable)],
-        "by": {
-            "tenant": {
-                tenant: {
-                    window: _window_to_dict(slo, seconds[window], counts.get((slo.name, tenant), SloCount()))
-                    for window, counts in windows.items()
-                }
-                for tenant in tenants
-            }
-        },
+        "alarms": alarms,
+        "by": {"tenant": by_tenant},
     }
 
 
@@ -189,7 +203,7 @@ def _window_to_dict(slo: SloClass, seconds: float, count: SloCount) -> dict[str,
 
 
 def _alarm_to_dict(
-    slo: SloClass, alarm: Alarm, windows: Mapping[str, Mapping[str, object]]
+    slo: SloClass, alarm: Alarm, windows: Mapping[str, Mapping[str, object]], tenant: str | None = None
 ) -> dict[str, object]:
     long, short = _hours_text(alarm.long_ns), _hours_text(alarm.short_ns)
     long_rate, short_rate = windows[long]["burn_rate"], windows[short]["burn_rate"]
@@ -199,6 +213,7 @@ def _alarm_to_dict(
     counted = windows[long]["counted"]
     assert isinstance(counted, int)
     return {
+        "tenant": tenant,
         "severity": alarm.severity,
         "long": long,
         "short": short,

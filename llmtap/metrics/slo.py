@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
@@ -135,6 +135,13 @@ class SloOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             description="Tenant names or patterns with * and ?; none: all tenants that are in no other class."
         ),
     ] = ()
+    per: Annotated[
+        Literal["class", "tenant"],
+        Meta(
+            description="Owner of an error budget: the class, or each of its tenants, which then have alarms "
+            "of their own."
+        ),
+    ] = "class"
     count_own_faults: Annotated[
         bool,
         Meta(
@@ -165,7 +172,7 @@ class SloOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = None
 
     def reader(self, usual: Benefit) -> Benefit:
-        """Return the reader of the class; `usual` has the values that the class does not set."""
+        """Return speed and idle cost of a user in this class; `usual` has the values that it leaves out."""
         speed = self.reader_tokens_per_second
         return Benefit(
             usual.alpha if self.alpha is None else self.alpha,
@@ -188,6 +195,9 @@ class SloClass:
     """Pages that can ring at this target, evaluated by the meter."""
     unreachable: tuple[Alarm, ...]
     """Standard pages that cannot ring."""
+    per_tenant: bool = False
+    """Each tenant has an error budget. The alarms of the class then ring only if those of two tenants do, so
+    that one cause raises one alarm."""
 
     @classmethod
     def of(cls, name: str, options: SloOptions) -> "SloClass":
@@ -207,6 +217,7 @@ class SloClass:
             options.tenants,
             tuple(alarms),
             tuple(unreachable),
+            options.per == "tenant",
         )
 
     @property

@@ -89,6 +89,7 @@ class EndedShare:
     until: int | None = None
     """Longest edge that at least AT_RISK_MIN durations reached: the share is that of events before it."""
     share: float | None = None
+    """Estimated share of these durations that end by the event before `until`, from `low` to `high`."""
     low: float | None = None
     high: float | None = None
 

@@ -58,12 +58,10 @@ def ray_cluster(address: str, workers: int | None) -> Iterator[Any]:
         except (ConnectionError, ValueError, RuntimeError) as exc:
             # A process listens at the address, so it may have refused the token: Ray reports that in its log
             # only.
-            refused = isinstance(exc, ConnectionError) and address != "auto"
-            raise ConfigError(
-                "--ray",
-                f"no Ray cluster answers at {address}: {str(exc).splitlines()[0]}",
-                _TOKEN_HINT if refused else None,
-            ) from None
+            hint = _TOKEN_HINT if isinstance(exc, ConnectionError) else None
+            if address == "auto":
+                hint = "start one with `ray start --head`, or use --ray local"
+            raise ConfigError("--ray", f"no Ray cluster answers at {address}: {_reason(exc)}", hint) from None
         try:
             yield ray
         finally:
@@ -112,9 +110,14 @@ def _start_ray(ray: Any, settings: dict[str, Any]) -> None:
                 ray.init("local", **settings)
             return
         except Exception as exc:  # After a time-out, Ray raises a bare Exception.
-            message = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
+            message = _reason(exc)
             _shut_down(ray, settings["_temp_dir"])
     raise ConfigError("--ray", f"Ray did not start on this machine in {_STARTS} attempts: {message}")
+
+
+def _reason(exc: Exception) -> str:
+    """Return the first line of an error's text, or the name of its type if it has no text."""
+    return next(iter(str(exc).splitlines()), type(exc).__name__)
 
 
 def _shut_down(ray: Any, folder: str) -> None:

@@ -91,7 +91,8 @@ class Pacer:
         finally:
             self._in_turn = False
         if heap:
-            # Callbacks that are due now wait until the loop has read its sockets, but not for the pause.
+            # Callbacks that are due now run after the loop has read its sockets. Later ones also wait for the
+            # pause.
             self._arm(now_ns if heap[0][0] <= now_ns else max(heap[0][0], now_ns + self._pause_ns))
 
     def _call_due(self) -> int:

@@ -50,7 +50,7 @@ def parse_origin(url: str, place: str) -> Origin:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as exc:
-        raise ConfigError(place, f"{url!r} is not a URL: {exc}") from None
+        raise ConfigError(place, f"{url!r} is not a URL: {exc}", "such as http://127.0.0.1:8000") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(
             place, f"expected http:// or https://, got {url!r}", "such as http://127.0.0.1:8000"

@@ -26,7 +26,8 @@ class TlsStream(asyncio.Protocol):
         self.handler = handler
         self._sock = sock
         self.closed = False
-        self.resumed_ns = 0  # Always 0, because timestamps are taken on reading.
+        # Only for kernel timestamps of data that waited during a pause. TLS data are stamped on reading.
+        self.resumed_ns = 0
         self._is_full = False
         self._transport: asyncio.Transport | None = None
 
@@ -140,7 +141,11 @@ def server_context(certificate: str, key: str, prefix: str = "relay.tls_") -> ss
     try:
         context.load_cert_chain(certificate, key)
     except (ssl.SSLError, OSError) as exc:
-        raise ConfigError(f"{prefix}certificate", f"cannot be used with {prefix}key: {exc}") from None
+        raise ConfigError(
+            f"{prefix}certificate",
+            f"{certificate} cannot be loaded with the key {key}: {exc}",
+            "both must be PEM files, and the key must belong to the certificate",
+        ) from None
     return context
 
 

@@ -144,7 +144,7 @@ def _align_tokens(front: Exchange, back: Exchange) -> Alignment | None:
 
 
 def held_tokens(alignment: Alignment, shift_ns: int) -> int:
-    """Return the largest number of tokens that the gateway had and had not delivered.
+    """Return the largest number of tokens that the gateway had received but not yet delivered.
 
     The number is taken when an event reaches the front, and includes the tokens of this event: a gateway that
     holds nothing back has 1. `shift_ns` is added to the times of the back.

@@ -104,8 +104,9 @@ class UsageCounts(msgspec.Struct, gc=False):
 class Verdict(msgspec.Struct, gc=False):
     signal: str
     kind: str | None = None
-    """`model_refusal`, `input_guardrail` or `output_guardrail`. None if the guardrail only flags, or acts
-    without naming the phase: then the events before it decide (`exchange/verdict.py`)."""
+    """`model_refusal`, `input_guardrail`, `output_guardrail`, or `guardrail` if the evidence does not show
+    which of the two. None if the guardrail only flags, or acts without naming the phase: then the events
+    before it decide (`exchange/verdict.py`)."""
     action: str | None = None
     """`flagged`, `blocked`, `replaced` or `redacted`; None for the model's own refusal."""
     phase: str | None = None

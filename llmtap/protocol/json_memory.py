@@ -68,8 +68,11 @@ def bounded_decoder(kind: type[T]) -> Callable[[bytes], T]: ...
 @overload
 def bounded_decoder() -> Callable[[bytes], Any]: ...
 def bounded_decoder(kind: Any = Any) -> Callable[[bytes], Any]:
-    """Return a decoder of JSON to `kind`. It raises ValueError (JsonTooLarge for its memory) and
-    RecursionError."""
+    """Return a decoder of JSON to `kind`.
+
+    The decoder raises ValueError if the data are invalid, JsonTooLarge (a ValueError) if the decoded value
+    would take too much memory, and RecursionError if it is nested too deeply.
+    """
     decode = msgspec.json.Decoder(kind).decode
 
     def read(data: bytes) -> Any:

@@ -458,8 +458,8 @@ class MessageStreamParser:
         if names.get(b":event-type") != _PART:
             return [self._event(names, payload, start)]
         if self._first_payloads is not None:
-            # A payload at the start of a line that is a whole JSON value is an event, even without a line
-            # end.
+            # The format of the payloads is not known yet. If they are one complete JSON object, it is an
+            # event: do not wait for the end of a line.
             payload, self._first_payloads = (self._first_payloads + payload).lstrip(), b""
             if payload.startswith(_FIELDS):
                 self._parts, self._first_payloads = SseParser(), None

@@ -18,10 +18,20 @@ from llmtap.protocol.delta import Verdict
 MODEL_REFUSAL: Final = "model_refusal"
 INPUT: Final = "input_guardrail"
 OUTPUT: Final = "output_guardrail"
+GUARDRAIL: Final = "guardrail"
+"""A guardrail whose evidence does not show whether it acted on the input or on the output."""
 PASSED_ON: Final = ("flagged", "redacted")
 """Actions of a guardrail that let the answer through: no refusal."""
 
-AMBIGUOUS: Final = "whether input or output was blocked is only in the trace"
+UNKNOWN: Final = "unknown"
+_NO_TRACE: Final = "whether input or output was blocked is only in the trace"
+
+
+def mark_unknown(verdict: Verdict, reason: str) -> None:
+    """Set the stage of a guardrail to unknown; `reason`: why the evidence does not show it."""
+    verdict.kind, verdict.phase = GUARDRAIL, UNKNOWN
+    verdict.detail = {"stage": UNKNOWN, "why": reason}
+
 
 _WORD: Final = re.compile(r"[A-Za-z0-9_.:/\-]{1,64}")
 _NAME: Final = re.compile(r"[A-Za-z0-9_.:/\- ]{1,64}")
@@ -81,9 +91,9 @@ def of_finish_reason(reason: str, signal: str = "finish_reason") -> Verdict | No
         return Verdict(signal, OUTPUT, "blocked", "output", value=reason)
     if low not in _INTERVENED:
         return None
-    return Verdict(
-        signal, OUTPUT, "replaced", "output", "medium", reason, substituted=True, detail={"why": AMBIGUOUS}
-    )
+    verdict = Verdict(signal, None, "replaced", None, "medium", reason, substituted=True)
+    mark_unknown(verdict, _NO_TRACE)
+    return verdict
 
 
 def of_filter_results(results: Any, place: str = "content_filter_results") -> Verdict | None:
@@ -198,25 +208,26 @@ def _detection_type(detections: Any, phase: str) -> str | None:
 def of_guardrail_action(action: Any, trace: Any = None) -> Verdict | None:
     """Read Bedrock's `amazon-bedrock-guardrailAction`: the text was replaced. `amazon-bedrock-trace` shows
     whether the input or the output was assessed, and whether personal data was only masked. Without the
-    trace, output is assumed."""
+    trace, the stage is unknown."""
     if not isinstance(action, str) or action.upper() not in ("INTERVENED", "GUARDRAIL_INTERVENED"):
         return None
     phase, acted = phase_of_trace(trace)
     if acted == "redacted":
         place = "amazon-bedrock-guardrailAction"
         return Verdict("body_field", None, acted, phase or "output", value=action, path=place)
-    return Verdict(
+    verdict = Verdict(
         "body_field",
         INPUT if phase == "input" else OUTPUT,
         "replaced",
-        phase or "output",
+        phase,
         "medium" if phase is None else "high",
         action,
-        None,
-        "amazon-bedrock-guardrailAction",
+        path="amazon-bedrock-guardrailAction",
         substituted=True,
-        detail={"why": AMBIGUOUS} if phase is None else None,
     )
+    if phase is None:
+        mark_unknown(verdict, _NO_TRACE)
+    return verdict
 
 
 _ASSESSED: Final = {
@@ -334,8 +345,10 @@ _OF_OUTPUT: Final = re.compile(r"\b(output|response|completion|answer)\b", re.IG
 
 
 def of_error(value: Any) -> Verdict | None:
-    """Return the verdict if the error in a JSON object is a guardrail's; the object may also hold hooks and
-    categories beside the error."""
+    """Return the verdict in a guardrail's error, or None for another error.
+
+    `value` is the whole JSON object: some gateways put the results of their guardrails beside the error.
+    """
     if not isinstance(value, dict):
         return None
     error, place = _error_in(value)

@@ -156,5 +156,5 @@ def _parse_message(kind: Any, data: bytes) -> Any:
     try:
         message.ParseFromString(data)
     except DecodeError as exc:
-        raise ValueError(f"bytes that are not a {kind.DESCRIPTOR.name} message: {exc}") from None
+        raise ValueError(f"the bytes are not a {kind.DESCRIPTOR.name} message: {exc}") from None
     return message

@@ -54,6 +54,7 @@ def _document(experiment: _Json) -> ReportDocument:
                 for i, arm in enumerate(others)
             ),
             Section("arms", "Arms", [_arms(experiment)]),
+            *_stages(experiment),
             *_labels(experiment),
             Section("experiment", "What was run", term_blocks(list(_settings(experiment)))),
         ],
@@ -119,6 +120,46 @@ def _differences(experiment: _Json, arm: str) -> list[Block]:
     ]  # fmt: skip
     notes = [Note(_ABOUT), *([Note(_RECORDED)] if experiment["state"] == "recorded" else [])]
     return [Table(heads, rows, label=f"Differences of {arm}"), *notes]
+
+
+def _stages(experiment: _Json) -> Iterator[Section]:
+    """Yield the stage of a ramp and those before it, each with its own comparison."""
+    stage = experiment.get("stage")
+    if not stage:
+        return
+    arm = next(name for name in experiment["arms"] if name != experiment["control"])
+    now = {
+        "number": stage["number"], "share": stage["share"], "from": stage["since"], "to": "running",
+        "units": experiment["sample_ratio"]["units"], "differences": experiment["differences"],
+    }  # fmt: skip
+    rows = []
+    for one in (*stage["earlier"], now):
+        by = one["differences"][arm]
+        cells = []
+        for metric, statistic in (("ttft", "mean"), ("failed", "share"), ("refused", "share")):
+            d = by.get(metric, {}).get(statistic) or {}
+            cells.append(
+                _difference(metric, d.get("difference"), d.get("anytime_interval") or d.get("interval"))
+            )
+        share = f"{100 * one['share']:.4g} %"
+        rows.append(
+            [
+                f"{one['number']} of {stage['of']}",
+                share,
+                one["from"],
+                one["to"],
+                counts_text(one["units"]),
+                *cells,
+            ]
+        )
+    heads = ["stage", arm, "from", "to", "units", "TTFT, mean", "failed", "refused"]
+    about = (
+        "Each stage is a comparison of its own, and all other figures are of the last one. Figures of stages"
+        " are not added up, because the arms have different parts of the traffic of each time."
+    )
+    yield Section(
+        "stages", "Stages", [Note(stage["sentence"]), Table(heads, rows, label="Stages"), Note(about)]
+    )
 
 
 def _value(metric: str, value: float | None) -> str:

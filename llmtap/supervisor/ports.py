@@ -65,7 +65,11 @@ def _listening_socket(fd: int, name: str) -> socket.socket:
         sock = socket.socket(fileno=fd)
         listens = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     except OSError as exc:
-        raise ConfigError("LISTEN_FDS", f"{about} is not a socket: {exc.strerror}") from None
+        raise ConfigError(
+            "LISTEN_FDS",
+            f"{about} is not a socket: {exc.strerror}",
+            "start llmtap from a systemd .socket unit, or unset LISTEN_FDS",
+        ) from None
     if not listens or sock.family not in (socket.AF_INET, socket.AF_INET6):
         sock.detach()
         raise ConfigError(

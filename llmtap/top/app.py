@@ -244,9 +244,11 @@ class EventScreen(Screen[None]):
 TICK_S: Final = 0.5
 """Time between two updates of the header, which shows the age of the figures."""
 _TAB_ACTIONS: Final = frozenset(
-    {"filter", "no_filter", "sort", "turn", "window", "pause", "ask", "open", "next_tab"}
+    {"filter", "no_filter", "sort", "turn", "window", "pause", "refresh_now", "open", "next_tab"}
 )
-_LETTER_ACTIONS: Final = frozenset({"leave", "filter", "sort", "turn", "window", "pause", "ask", "help"})
+_LETTER_ACTIONS: Final = frozenset(
+    {"leave", "filter", "sort", "turn", "window", "pause", "refresh_now", "help"}
+)
 _LINK_STYLES: Final = {
     FeedLink.DISCONNECTED: "reverse bold",
     FeedLink.STALE: "reverse",
@@ -283,7 +285,7 @@ class TopApp(App[None]):
         Binding("S", "turn", "Reverse", key_display="S"),
         Binding("w", "window", "Window"),
         Binding("p", "pause", "Pause"),
-        Binding("r", "ask", "Refresh", show=False),
+        Binding("r", "refresh_now", "Refresh", show=False),
         Binding("question_mark,f1", "help", "Help", key_display="?"),
         Binding("escape", "no_filter", "No filter", show=False),
         Binding("tab", "next_tab(1)", "Next", key_display="tab", priority=True),
@@ -406,7 +408,7 @@ class TopApp(App[None]):
     def action_help(self) -> None:
         self.push_screen(HelpScreen())
 
-    def action_ask(self) -> None:
+    def action_refresh_now(self) -> None:
         self._wake()
 
     def action_open(self, name: str) -> None:

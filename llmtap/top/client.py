@@ -112,7 +112,9 @@ class Admin:
         except (ValueError, RecursionError):
             document = None
         if not isinstance(document, dict):
-            raise Trouble("the server is not an admin port of llmtap: its answer is not JSON", PROXY_HINT)
+            raise Trouble(
+                "the server is not an admin port of llmtap: its answer is not a JSON object", PROXY_HINT
+            )
         return document
 
     async def summary(self, window: str, by: str) -> Document:

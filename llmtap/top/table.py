@@ -222,11 +222,17 @@ _COMPLETE: Final = 0.9
 windows move in steps."""
 
 
-def alarms(summary: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], str, str]]:
-    """Yield each burn-rate alarm: class of tenants, alarm, and texts on its burn rates in both windows."""
+def alarms(
+    summary: Mapping[str, Any],
+) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Any], str, str]]:
+    """Yield each burn-rate alarm: its owner (a class of tenants, or a tenant and its class), the class with
+    the windows of the owner, the alarm, and texts on its burn rates in both windows."""
     for name, slo in (at(summary, "slo") or {}).items():
         for alarm in at(slo, "alarms") or ():
-            yield name, alarm, *(_burn_rate_text(slo, alarm[window]) for window in ("long", "short"))
+            tenant = alarm.get("tenant")
+            own = slo if tenant is None else {**slo, "windows": at(slo, "by", "tenant", tenant)}
+            rates = (_burn_rate_text(own, alarm[window]) for window in ("long", "short"))
+            yield name if tenant is None else f"{tenant} ({name})", own, alarm, *rates
 
 
 def _burn_rate_text(slo: object, name: str) -> str:
@@ -240,7 +246,7 @@ def _burn_rate_text(slo: object, name: str) -> str:
 def firing_sentences(summary: Mapping[str, Any]) -> list[str]:
     """Return a sentence for each burn-rate alarm that fires."""
     sentences = []
-    for name, alarm, *rates in alarms(summary):
+    for name, _, alarm, *rates in alarms(summary):
         if alarm["ringing"]:
             limit = f"{number(alarm['burn_rate'], 3)} over {alarm['long']} and {alarm['short']}"
             rate = " and ".join(dict.fromkeys(rates))
@@ -250,12 +256,18 @@ def firing_sentences(summary: Mapping[str, Any]) -> list[str]:
 
 
 def warnings_of(summary: Mapping[str, Any]) -> list[str]:
-    """Return a warning if no relay reports, one for each upstream that is down, and one for a paused
-    capture."""
+    """Return a warning if no relay reports, one for each upstream that is down and for each model whose TTFT
+    has risen, and one for a paused capture."""
     pause = at(summary, "capture", "pause", "sentence")
     paused = [] if pause is None else [f"CAPTURE PAUSED: {visible_text(pause, _SENTENCE_CHARS)}"]
+    models = (at(summary, "ttft_steps", "models") or {}).values()
+    risen = [
+        f"TTFT HAS RISEN: {visible_text(model['sentence'], _SENTENCE_CHARS)}"
+        for model in models
+        if at(model, "step") and at(model, "step", "until") is None
+    ]
     if "relays" not in summary:
-        return paused
+        return risen + paused
     connected = [relay for relay in summary["relays"].values() if at(relay, "connected")]
     lines = []
     if not any(isinstance(age := at(r, "status_age"), int | float) and age <= SILENT_S for r in connected):
@@ -268,5 +280,6 @@ def warnings_of(summary: Mapping[str, Any]) -> list[str]:
             f"UPSTREAM DOWN: {visible_text(url, 40)} accepts no connection; clients get 502 or 504"
             for url in down
         ]
+        + risen
         + paused
     )

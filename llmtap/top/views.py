@@ -290,8 +290,7 @@ _ALARM_COLUMNS: Final = (
 def _slo_table(documents: Documents) -> ViewTable:
     """Return a row for each burn-rate alarm of each class of tenants; firing alarms first."""
     rows = []
-    for name, alarm, long, short in alarms(documents.summary):
-        slo = at(documents.summary, "slo", name)
+    for name, slo, alarm, long, short in alarms(documents.summary):
         counted = at(slo, "windows", alarm["long"], "counted")
         if alarm["ringing"]:
             state = "FIRING"
@@ -347,6 +346,7 @@ VIEWS: Final = (
 
 EVENTS_MAX: Final = 1_000
 """Maximum number of events of one exchange that are shown."""
+_URL_CHARS: Final = 200
 OUTPUT: Final = frozenset({"content", "tool_call", "reasoning", "refusal"})
 
 
@@ -458,5 +458,7 @@ def fact_lines(x: Mapping[str, Any]) -> Iterator[str]:
         for name, title in (("tbc_max", "longest pause"), ("tpot", "TPOT")):
             delivered, server = (milliseconds(held.get(f"{name}_{side}")) for side in ("delivered", "server"))
             yield f"{title} delivered {delivered} ms, of the server alone at least {server} ms"
+    if x.get("trace_url") is not None:
+        yield f"trace {visible_text(x['trace_url'], _URL_CHARS)}"
     if x.get("uncertainty") is not None:
         yield f"uncertainty {milliseconds(x['uncertainty'])} ms"

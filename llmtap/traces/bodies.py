@@ -148,7 +148,8 @@ def read_elements(file: BinaryIO, path: str = "", *, floats: bool = False) -> It
     counted, count_, inside = _CountedReader(file), 0, False
 
     def events_within_depth() -> Iterator[tuple[str, Any]]:
-        # Check the depth before ijson.parse sees the event: it makes a prefix as long as the depth for each.
+        # Check the depth before ijson.parse sees the event. For every event it builds a path as long as the
+        # depth, so deep nesting would take quadratic time.
         depth = 0
         for one in ijson.basic_parse(counted, buf_size=_READ_BYTES, use_float=floats):
             depth += _DEPTH_STEP.get(one[0], 0)

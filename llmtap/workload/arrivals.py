@@ -57,7 +57,7 @@ class Slope:
         if not mass:
             return 0.0
         a, b = self.from_rps / rate_max, self.to_rps / rate_max
-        # The root is of a number that can be negative only by rounding, at the end of a ramp that falls to 0.
+        # At the end of a ramp that falls to 0, rounding can make the number under the root negative.
         return 2 * mass / (a + sqrt(max(0.0, a * a + 2 * mass * (b - a)))) * self.length_ns
 
 

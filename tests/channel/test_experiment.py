@@ -70,6 +70,27 @@ TWO = '[[experiment.arms]]\nname = "a"\n[[experiment.arms]]\nname = "b"\n'
         ("alpha = 0.0\n" + TWO, "experiment.alpha", "0"),
         ("stop_worse = ['ttft.p42']\n" + TWO, "experiment.stop_worse", "'ttft.p42'"),
         ("stop_worse = ['output_tokens']\n" + TWO, "experiment.stop_worse", "'output_tokens'"),
+        ("schedule = '1%, 10%'\n" + TWO, "experiment.schedule", "needs experiment.stop_worse"),
+        *(
+            (f"stop_worse = ['ttft']\nschedule = '{text}'\n" + TWO, "experiment.schedule", problem)
+            for text, problem in (
+                ("", "no share"),
+                ("1%, 10", "'10'"),
+                ("0%", "'0%'"),
+                ("50%, 100%", "'100%'"),
+                ("nan%", "'nan%'"),
+                ("10%, 1%", "above the one before"),
+                ("1%, 1%", "above the one before"),
+                (", ".join(f"{n}%" for n in range(1, 10)), "at most 8"),
+            )
+        ),
+        (
+            "stop_worse = ['ttft']\nschedule = '1%'\n"
+            + TWO
+            + "[[experiment.arms]]\nname = 'c'\nbody = {n = 1}\n",
+            "experiment.schedule",
+            "exactly two arms, got 3",
+        ),
         ("tenant_headers = ['a b']\n", "experiment.tenant_headers", "'a b'"),
         ("aa = true\n[[experiment.arms]]\nname = 'a'\n", "experiment.arms", "got 1"),
         ("aa = true\n" + TWO.replace('"b"', '"a"'), "experiment.arms[1].name", "another arm is called"),
@@ -255,3 +276,24 @@ async def test_the_arm_follows_the_exchanges_first_frame() -> None:
         meter.stop()
         await wait_until(lambda: not tap.connected)
         assert tap.open(1, b"x", arm=b"{}") == (2, False)
+
+
+@pytest.mark.parametrize("arms", [("a", "b"), ("b", "a")])
+def test_stages_have_their_shares_and_ids_and_keep_the_units_of_the_arm(arms: tuple[str, ...]) -> None:
+    changed = {"name": "b", "headers": {"X": "1"}}
+    ordered = [changed if name == "b" else {"name": "a"} for name in arms]
+    e = an_experiment(*ordered, schedule="1%, 12.5 %,50%", stop_worse=("ttft",))
+    assert e.stages == (0.01, 0.125, 0.5)
+    members: list[set[int]] = []
+    for stage, share in enumerate(e.stages):
+        of = e.at_stage(stage)
+        assert of.shares == {"a": pytest.approx(1 - share), "b": pytest.approx(share)}
+        assert e.stage_of(of.id) == stage
+        assigner = Assigner("key", "name", [arm.weight for arm in of.arms])
+        members.append({n for n in range(4_000) if arms[assigner.assign(b"%d" % n)[0]] == "b"})
+        assert abs(len(members[-1]) / 4_000 - share) < 4 * (share * (1 - share) / 4_000) ** 0.5
+    assert members[0] < members[1] < members[2]
+    assert e.stage_of(e.id + 3) is None and e.stage_of(e.id - 1) is None
+    without = an_experiment()
+    assert (without.at_stage(0), without.stages, without.stage_of(without.id)) == (without, (), 0)
+    assert without.stage_of(without.id + 1) is None

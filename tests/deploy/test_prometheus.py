@@ -29,14 +29,23 @@ def promtool(*args: str) -> str:
 
 def test_the_rules_are_those_of_the_example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made = tmp_path / "rules.yaml"
-    args = ["slo", "generate", "--config", str(HOUSE / "config" / "slo.toml"), "--out", str(made)]
-    monkeypatch.setattr(sys, "argv", ["llmtap", *args])
+    inhibitions = tmp_path / "inhibitions.yaml"
+    args = [
+        "--config",
+        str(HOUSE / "config" / "slo.toml"),
+        "--out",
+        str(made),
+        "--inhibitions",
+        str(inhibitions),
+    ]
+    monkeypatch.setattr(sys, "argv", ["llmtap", "slo", "generate", *args])
     with pytest.raises(SystemExit):
         main()
-    text = (FOLDER / "llmtap-rules.yaml").read_text()
-    assert text == made.read_text(), "run: llmtap " + " ".join(
-        [*args[:-1], "deploy/prometheus/llmtap-rules.yaml"]
-    )
+    for name, path in (("llmtap-rules.yaml", made), ("llmtap-inhibitions.yaml", inhibitions)):
+        assert (FOLDER / name).read_text() == path.read_text(), (
+            "run: llmtap slo generate --config config/slo.toml --out deploy/prometheus/llmtap-rules.yaml"
+            " --inhibitions deploy/prometheus/llmtap-inhibitions.yaml"
+        )
 
 
 @needs_promtool

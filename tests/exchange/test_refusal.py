@@ -83,9 +83,12 @@ FILTERED = chunk({}, choice={"content_filter_results": {"hate": {"filtered": Tru
         ([text("fine"), STOP], "- - - - -"),
         ([chunk({}, "content_filter"), usage(7)], "output_guardrail finish_reason medium output blocked"),
         ([chunk({}, "content_filter"), usage(0)], "input_guardrail finish_reason medium input blocked"),
-        ([chunk({}, "content_filter")], "output_guardrail finish_reason medium output blocked"),
+        # Without usage, the reason alone does not show the stage. Others name it, with and without usage.
+        ([chunk({}, "content_filter")], "guardrail finish_reason medium unknown blocked"),
+        ([chunk({}, "sensitive")], "output_guardrail finish_reason medium output blocked"),
+        ([chunk({}, "sensitive"), usage(0)], "output_guardrail finish_reason medium output blocked"),
         ([text("canned"), chunk({}, "guardrail_intervened")],
-         "output_guardrail finish_reason medium output replaced"),
+         "guardrail finish_reason medium unknown replaced"),
         ([text("a"), BLOCK], "output_guardrail stream_error.message high output blocked late"),
         # Before any text: what was asked.
         ([{"error": {"message": "m", "code": "1301"}}],
@@ -105,6 +108,13 @@ def test_what_a_stream_says(values: list[Any], expected: str) -> None:
     x = observe(chunk(ROLE), *values)
     assert public(x) == expected
     assert x.outcome is (Outcome.COMPLETE if expected.startswith("-") else Outcome.REFUSED)
+
+
+def test_an_unknown_stage_has_its_reason() -> None:
+    for reason in ("content_filter", "guardrail_intervened"):
+        x = observe(chunk(ROLE), chunk({}, reason))
+        assert x.refusal is not None and x.no_token_reason == "guardrail"
+        assert x.refusal["detail"]["stage"] == "unknown" and x.refusal["detail"]["why"]
 
 
 def error(message: str = "m", **fields: Any) -> dict[str, Any]:

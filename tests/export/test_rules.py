@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from llmtap.export.rules import missing_alarms, render, self_alerts, window_name
+from llmtap.export.rules import inhibition_rules, missing_alarms, render, self_alerts, window_name
 from llmtap.metrics.slo import SloClass, SloOptions
 from tests.support.traffic.exposed import FUNCTIONS, OF_A_SCRAPE, exposed, labels_grouped, selectors
 
@@ -20,6 +20,8 @@ def asked(**classes: SloOptions) -> list[SloClass]:
 
 GOLD = SloOptions(objectives="ttft:500ms tpot:50ms", target=0.99)
 BATCH = SloOptions(objectives="e2e:120s", target=0.9, tenants=("nightly-*",))
+
+EACH = SloOptions(objectives="ttft:500ms tpot:50ms", target=0.99, per="tenant")
 
 
 def groups(job: str = "llmtap", runbooks: str = "https://wiki/tap/", **classes: SloOptions) -> dict[str, Any]:
@@ -55,6 +57,69 @@ def test_alerts_have_the_windows_factors_and_least_counts() -> None:
     ]  # fmt: skip
 
 
+def test_a_template_has_the_alarms_of_the_class_and_of_its_tenants() -> None:
+    made = alerts(gold=EACH)
+    assert [rule["labels"]["long"] for rule in made] == ["1h", "6h", "1d", "3d"] * 2
+    for of_class, of_tenant in zip(made[:4], made[4:], strict=True):
+        # The class rings only while the alarm of two tenants does, which is the same expression.
+        tenants = "".join(line.strip() for line in of_tenant["expr"].splitlines())
+        assert tenants in "".join(line.strip() for line in of_class["expr"].splitlines())
+        assert of_class["expr"].endswith(") > 1\n") and "and on (tenant)" in of_tenant["expr"]
+        assert of_class["labels"] | {"per": "tenant"} == of_tenant["labels"]
+        assert "$labels.tenant" in of_tenant["annotations"]["summary"]
+    assert not any("by_tenant" in name for name in recorded())
+
+
+def matches(alert: dict[str, str], matchers: list[str]) -> bool:
+    for matcher in matchers:
+        name, sign, value = re.fullmatch(r"(\w+) (=~|=) \"?(.*?)\"?", matcher).groups()  # type: ignore[union-attr]
+        got = alert.get(name, "")
+        if (re.fullmatch(value, got) is None) if sign == "=~" else got != value:
+            return False
+    return True
+
+
+def inhibited(alert: dict[str, str], firing: list[dict[str, str]]) -> bool:
+    """Alertmanager's rule: a source fires, the alert is a target, and the labels of `equal` are equal."""
+    return any(
+        matches(alert, rule["target_matchers"])
+        and matches(source, rule["source_matchers"])
+        and all(alert.get(name, "") == source.get(name, "") for name in rule.get("equal", ()))
+        for rule in yaml.safe_load(inhibition_rules("llmtap"))["inhibit_rules"]
+        for source in firing
+    )
+
+
+def burn(severity: str, long: str, **labels: str) -> dict[str, str]:
+    names = {"alertname": "LlmtapErrorBudgetBurn", "sloth_service": "llmtap", "slo": "gold"}
+    return {**names, "severity": severity, "long": long, **labels}
+
+
+def test_one_cause_sends_one_page() -> None:
+    owners: list[dict[str, str]] = [{}, {"tenant": "a"}, {"tenant": "b"}]
+    of_gold = [
+        burn(severity, long, **owner)
+        for owner in owners
+        for severity, long in (("page", "1h"), ("page", "6h"), ("ticket", "1d"), ("ticket", "3d"))
+    ]
+    other = burn("page", "6h", slo="batch")
+    assert [one for one in [*of_gold, other] if not inhibited(one, [*of_gold, other])] == [of_gold[0], other]
+    # Without the alert of the class, each tenant has a page; another tenant's does not suppress it.
+    tenants = [one for one in of_gold if "tenant" in one]
+    assert [one for one in tenants if not inhibited(one, tenants)] == [
+        burn("page", "1h", tenant="a"), burn("page", "1h", tenant="b"),
+    ]  # fmt: skip
+    down = {"alertname": "LlmtapUpstreamDown", "severity": "page", "job": "llmtap", "instance": "a"}
+    assert [one for one in [*of_gold, down] if not inhibited(one, [*of_gold, down])] == [down]
+    assert not inhibited(burn("page", "1h", sloth_service="another"), [down])
+
+
+def test_inhibitions_name_alerts_that_exist() -> None:
+    known = {rule["alert"] for group in groups().values() for rule in group["rules"] if "alert" in rule}
+    named = set(re.findall(r"alertname = (\w+)", inhibition_rules("llmtap")))
+    assert named <= known
+
+
 def test_outdated_compares_the_target_and_each_bound_in_seconds() -> None:
     odd = SloOptions(objectives="ttft:1500us tpot:50ms", target=0.99)
     (rule,) = [r for r in rules(gold=odd) if r.get("alert") == "LlmtapSloRulesOutdated"]
@@ -79,10 +144,10 @@ def test_an_unreachable_alarm_is_a_comment_and_no_rule() -> None:
 
 def test_every_name_and_label_is_one_that_can_be_scraped_or_is_recorded() -> None:
     known = dict(exposed())
-    for name, rule in recorded().items():
-        known[name] = frozenset(rule["labels"])
+    for name, rule in recorded(gold=EACH).items():
+        known[name] = frozenset(rule["labels"]) | ({"tenant"} if "by_tenant" in name else set())
     example = yaml.safe_load((HOUSE / "deploy/prometheus/reader-alerts.yaml").read_text())["groups"]
-    made = [*groups(gold=GOLD, batch=BATCH).values(), *example]
+    made = [*groups(gold=EACH, batch=BATCH).values(), *example]
     queries = [rule["expr"] for group in made for rule in group["rules"]]
     for query in queries:
         assert query.count("(") == query.count(")"), query

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from llmtap.channel.experiment import Experiment, switch_word
+from llmtap.channel.experiment import Experiment, read_switch, switch_word
 from llmtap.channel.frames import Assigned, FrameKind, Hello
 from llmtap.clock import ManualClock
 from llmtap.exchange.exchange import Exchange
@@ -22,6 +22,7 @@ from llmtap.meter.pipeline.exchanges import Query
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.metrics.latency import measure
 from llmtap.report.experiment import experiment_lines
+from llmtap.units import Duration
 from tests.support.traffic.experiments import an_experiment
 from tests.support.traffic.streams import streamed
 from tests.support.traffic.tap_frames import Script
@@ -329,6 +330,97 @@ def test_a_worse_arm_ends_the_experiment(
     assert out["stopped"]["difference"] > 0
     assert (out["state"], out["switched_by"]) == ("off", "stop_worse")
     assert words[-1] == switch_word(view.experiment.id, False)
+
+
+MINUTE = 60 * S
+
+
+def ramp(**options: Any) -> tuple[Experiments, ManualClock, list[int]]:
+    clock = ManualClock(now_ns=S)
+    experiment = an_experiment(
+        A, B, schedule="10%, 50%", stop_worse=["failed"], stage_time=Duration(10 * MINUTE), **options
+    )
+    view, words = Experiments(experiment, clock), list[int]()
+    view.join(0, words.append)
+    return view, clock, words
+
+
+def send_units(view: Experiments, n: int, share: float, failing: float = 0.0, arrival_ns: int = 0) -> None:
+    """End `n` requests, each a unit, of which `share` are in arm b; of these, `failing` fail."""
+    for i in range(n):
+        before, after = int(i * share), int((i + 1) * share)
+        in_b = after > before
+        failed = in_b and int(after * failing) > int(before * failing)
+        x = streamed(100, 140, outcome=Outcome.UPSTREAM_ERROR if failed else Outcome.COMPLETE)
+        x.timeline.arrival_ns = arrival_ns
+        unit = f"{i:016x}"
+        view.on_assignment("b" if in_b else "a", unit, False)
+        ended(view, x, "b" if in_b else "a", unit)
+
+
+def test_a_ramp_begins_its_next_stage_with_time_and_units_and_an_empty_comparison() -> None:
+    view, clock, words = ramp()
+    send_units(view, 640, 0.1)
+    assert results_of(view)["stage"]["number"] == 1, "the stage is too short"
+    clock.advance(10 * MINUTE)
+    send_units(view, 63, 0.1)
+    assert results_of(view)["stage"]["number"] == 1, "compared only after every 64 exchanges"
+    send_units(view, 1, 0.1)
+    out = results_of(view)
+    stage = out["stage"]
+    assert (stage["number"], stage["of"], stage["share"]) == (2, 2, 0.5)
+    assert out["sample_ratio"]["expected"] == {"a": 0.5, "b": 0.5}
+    assert [arm["ended"] for arm in out["arms"].values()] == [0, 0]
+    assert [read_switch(word) for word in words] == [
+        (view.experiment.id - 1, True), (view.experiment.id, True),
+    ]  # fmt: skip
+    (earlier,) = stage["earlier"]
+    assert (earlier["number"], earlier["share"], sum(earlier["units"].values())) == (1, 0.1, 704)
+    assert earlier["differences"]["b"]["failed"]["share"]["difference"] == 0
+    # The last stage goes on.
+    clock.advance(20 * MINUTE)
+    send_units(view, 640, 0.5, arrival_ns=clock.now_ns)
+    assert results_of(view)["stage"]["number"] == 2
+    assert not results_of(view)["sample_ratio"]["alarm"]
+
+
+def test_a_stage_counts_only_requests_that_arrived_in_it() -> None:
+    view, clock, _ = ramp()
+    clock.advance(10 * MINUTE)
+    send_units(view, 512, 0.1)
+    assert results_of(view)["stage"]["number"] == 2
+    began_ns = clock.now_ns
+    send_units(view, 5, 0.1, arrival_ns=began_ns - 1)
+    send_units(view, 5, 0.1, arrival_ns=began_ns + module.SETTLE_NS - 1)
+    clock.advance(module.SETTLE_NS)
+    send_units(view, 5, 0.5, arrival_ns=clock.now_ns)
+    out = results_of(view)
+    assert (out["stage"]["between_stages"], sum(arm["ended"] for arm in out["arms"].values())) == (10, 5)
+
+
+def test_a_ramp_does_not_go_on_with_a_worse_arm_or_too_few_units() -> None:
+    view, clock, words = ramp()
+    clock.advance(10 * MINUTE)
+    send_units(view, 448, 0.1)
+    assert results_of(view)["stage"]["number"] == 1, "arm b has 44 units"
+    view, clock, words = ramp()
+    clock.advance(10 * MINUTE)
+    send_units(view, 640, 0.1, failing=0.9)
+    out = results_of(view)
+    assert (out["state"], out["stage"]["number"], out["stage"]["earlier"]) == ("off", 1, [])
+    assert out["stopped"]["figure"] == "failed" and not read_switch(words[-1])[1]
+
+
+def test_a_restarted_meter_learns_the_stage_from_a_relay() -> None:
+    view, _, words = ramp()
+    assert view.experiment is not None and view.latest_switch == 0
+    view.join(switch_word(view.experiment.id + 1, True), words.append)
+    out = results_of(view)
+    assert (out["stage"]["number"], out["arms"]["b"]["weight"]) == (2, 0.5)
+    # A relay that missed the change gets the present stage.
+    view.join(switch_word(view.experiment.id - 1, True), words.append)
+    assert read_switch(words[-1])[0] == view.experiment.id
+    assert results_of(view)["stage"]["number"] == 2
 
 
 def test_equal_arms_are_seldom_stopped() -> None:

@@ -62,7 +62,13 @@ def test_edges_of_buckets_ascend_and_are_of_a_known_kind(buckets: dict[str, tupl
 
 
 @pytest.mark.parametrize("url", ["host:8000/metrics", "ftp://h/metrics", "http:///metrics"])
-def test_the_metrics_of_the_upstream_have_a_url_that_is_not_repeated(url: str) -> None:
-    with pytest.raises(ConfigError, match=r"meter\.upstream_metrics") as caught:
-        MeterOptions(upstream_metrics=url)
+@pytest.mark.parametrize("field", ["upstream_metrics", "trace_url"])
+def test_an_address_is_one_of_http_and_is_not_repeated(field: str, url: str) -> None:
+    with pytest.raises(ConfigError, match=rf"meter\.{field}") as caught:
+        MeterOptions(**{field: url})
     assert url not in str(caught.value)
+
+
+def test_the_address_of_a_trace_has_the_place_of_the_id() -> None:
+    with pytest.raises(ConfigError, match=r"meter\.trace_url.*\{trace_id\}"):
+        MeterOptions(trace_url="https://traces.example/")

@@ -82,6 +82,31 @@ def test_attainment_and_burn_rate_by_class_and_tenant() -> None:
     )
 
 
+def owners_alarmed(slos: SloBook) -> list[tuple[str | None, str]]:
+    result: Any = slos.freeze().to_dict()["all"]
+    return [(alarm["tenant"], alarm["long"]) for alarm in result["alarms"] if alarm["ringing"]]
+
+
+def test_each_tenant_of_a_template_has_a_budget_and_one_cause_one_alarm() -> None:
+    clock = ManualClock()
+    slos = book(clock, all=slo(target=0.99, per="tenant"))
+    clock.advance(25 * S)
+    for _ in range(100):
+        ended(slos, "big", BAD)
+        ended(slos, "small", GOOD)
+    # Half of all exchanges are bad, so the class burns, too. Only one tenant does.
+    assert owners_alarmed(slos) == [("big", "1h"), ("big", "6h")]
+    for _ in range(50):
+        ended(slos, "small", BAD)
+    assert owners_alarmed(slos) == [(None, "1h"), (None, "6h")]
+    # As one budget, the class rings for one tenant.
+    whole = book(clock, all=slo(target=0.99))
+    for _ in range(100):
+        ended(whole, "big", BAD)
+        ended(whole, "small", GOOD)
+    assert owners_alarmed(whole) == [(None, "1h"), (None, "6h")]
+
+
 def test_what_a_request_asks_for_itself_comes_first() -> None:
     slos = book(ManualClock(), gold=slo(tenants=("a",)))
     assert ended(slos, "a", GOOD, slo_ttft_ns=50_000_000) is False
@@ -141,7 +166,7 @@ def test_an_alarm_does_not_ring_on_too_few() -> None:
     ended(slos, "a", BAD)
     result: Any = slos.freeze().to_dict()["gold"]
     assert result["alarms"] == [{
-        "severity": "page", "long": "1h", "short": "5m", "burn_rate": 5.0, "reachable": True,
+        "tenant": None, "severity": "page", "long": "1h", "short": "5m", "burn_rate": 5.0, "reachable": True,
         "events_min": 2, "ringing": True,
     }]  # fmt: skip
 

@@ -45,7 +45,8 @@ from llmtap.protocol.verdicts import (
 )  # fmt: skip
 def test_finish_reasons_that_refuse(reason: str, action: str, confidence: str) -> None:
     verdict = of_finish_reason(reason)
-    assert (verdict.signal, verdict.kind, verdict.phase) == ("finish_reason", "output_guardrail", "output")
+    stage = ("output_guardrail", "output") if action == "blocked" else ("guardrail", "unknown")
+    assert (verdict.signal, verdict.kind, verdict.phase) == ("finish_reason", *stage)
     assert (verdict.action, verdict.confidence, verdict.value) == (action, confidence, reason)
     assert verdict.substituted == (action == "replaced")
 

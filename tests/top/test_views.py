@@ -100,6 +100,19 @@ def test_burn_rates_and_alarms_of_classes_are_shown_and_a_firing_alarm_is_in_the
     assert "burn rate 15 over 1h and 100 over the 1 s measured" in firing_sentences(bad)[0]
 
 
+def test_an_alarm_of_a_tenant_has_its_name_and_burn_rates() -> None:
+    summary = recorded([streamed(i, 3, outcome=Outcome.UPSTREAM_ERROR) for i in range(1, 11)])["summary"]
+    slo = summary["slo"]["default"]
+    windows = {name: {**window, "burn_rate": 50.0, "counted": 9} for name, window in slo["windows"].items()}
+    slo["by"]["tenant"]["acme"] = windows
+    slo["alarms"] = [{**slo["alarms"][0], "tenant": "acme"}]
+    row = cells(table("slo", {"summary": summary}))["acme (default) 1h"]
+    assert (row["class"], row["counted"], row["long"]) == ("acme (default)", "9", "50 over the 1 s measured")
+    assert firing_sentences(summary)[0].startswith(
+        "acme (default) uses its error budget too fast: burn rate 50 over"
+    )
+
+
 def test_names_of_others_are_harmless_in_every_view() -> None:
     evil = ["\x1b[31mred", "[bold]x[/bold]", "a\nb\r", "\u202egnp", "x" * 500, "[/]", "tenant'; drop"]
     documents = recorded(
@@ -149,6 +162,14 @@ def test_relays_that_are_silent_or_gone_and_upstreams_that_are_down_are_told_of(
     capture = {"pause": {"sentence": "The disk is full."}}
     assert warnings_of({"capture": capture}) == ["CAPTURE PAUSED: The disk is full."]
     assert warnings_of(result | {"capture": capture})[-1] == "CAPTURE PAUSED: The disk is full."
+
+
+def test_a_model_whose_ttft_has_risen_is_a_line_until_it_returns() -> None:
+    model = {"sentence": "Since 14:05 UTC ...", "step": {"until": None}}
+    summary = {"ttft_steps": {"models": {"tiny": model, "small": {"sentence": "", "step": None}}}}
+    assert warnings_of(summary) == ["TTFT HAS RISEN: Since 14:05 UTC ..."]
+    model["step"] = {"until": 1.0}
+    assert warnings_of(summary) == []
 
 
 def test_each_part_of_the_time_has_a_level_by_the_largest() -> None:

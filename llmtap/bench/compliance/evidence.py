@@ -490,7 +490,10 @@ def has_requests(needed: int, what: str = "", step_filter: StepFilter = is_measu
 
 
 def has_levels(wanted: Sequence[int], of: str) -> Check:
-    """Return a check that the parameter `levels` has these percentages of `of`."""
+    """Return a check that the parameter `levels` contains all percentages in `wanted`.
+
+    `of`: the quantity of which the levels are percentages, for the text of the verdict.
+    """
 
     @judges_value_at("params.levels", "the levels of load are not reported")
     def check(levels: Any) -> ComplianceVerdict:

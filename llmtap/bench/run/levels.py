@@ -99,6 +99,7 @@ class Bounds:
 
     @property
     def slo(self) -> str | None:
+        """The bounds in the syntax of objectives: `ttft:2000ms tpot:50ms`."""
         return self.objectives or " ".join(f"{name}:{ns}ns" for name, ns in self._p99_bounds()) or None
 
     @property

@@ -66,7 +66,7 @@ async def running_server(
     `check` is called while waiting; it raises an exception to end the wait. Raises ConfigError.
     """
     if protocol_of(target.url) != "http":
-        raise ConfigError(_KEY, f"requires an HTTP target, got {target.url}")
+        raise ConfigError(_KEY, f"requires an HTTP target, got {target.url}", "such as http://127.0.0.1:8000")
     if await round_trip_ns(target.url, clock) is not None:
         raise ConfigError(
             _KEY, f"a server already listens at {target.url}", "stop that server, or remove the key"

@@ -103,7 +103,12 @@ def check(session: BenchSession, params: TradeoffParams) -> None:
             "levels", f"expected rising percentages above 0, got {list(levels)}", "such as 10,20,30"
         )
     if not session.quick and (levels[0] > 10 or levels[-1] < 100):
-        raise ConfigError("levels", "must begin at 10 % of capacity or less, and reach 100 % (5.3.2)")
+        raise ConfigError(
+            "levels",
+            f"got {list(levels)}; the IETF draft (section 5.3.2) requires a begin at 10 % of the capacity or "
+            "less, and an end at 100 % or more",
+            "such as 10,20,30,40,50,60,70,80,90,100, or use --quick",
+        )
 
 
 async def run(session: BenchSession, params: TradeoffParams) -> test.TestResult:

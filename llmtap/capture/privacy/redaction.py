@@ -181,7 +181,8 @@ _base64 = re.compile(r"(?=[a-z0-9+/_-]*[A-Z])(?=[A-Z0-9+/_-]*[a-z])[A-Za-z0-9+/_
 def _redact_media(text: str) -> tuple[str, int]:
     if len(text) < _MEDIA_CHARS_MIN:
         return text, 0
-    # A text of a single repeated character is the filler of a load generator, not a file.
+    # `_base64` needs upper-case and lower-case letters, so it does not match the filler of load generators,
+    # which repeat one character.
     return ("[media]", 1) if _base64(text) else _data_url("[media]", text)
 
 

@@ -264,6 +264,12 @@ SELF: Final[Mapping[str, SelfMetric]] = {
     "silence_not_judged_streams": SelfMetric(
         _G, "Running streams that may be silent, since their answers are not understood; no silent_streams"
     ),
+    "ttft_step_ratio": SelfMetric(
+        _G,
+        "Geometric mean of TTFT since a step, divided by that of the days before at the same load and prompt"
+        " length; only while the step goes on",
+        ("model",),
+    ),
     "smooth_goodput_tokens_per_second": SelfMetric(
         _G, f"Sum of output tokens - alpha x user idle latency, per second{_SPAN}", _WINDOW
     ),

@@ -20,8 +20,7 @@ from llmtap.meter.options import WINDOWS
 from llmtap.meter.pipeline import exchanges as recent_api
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.metrics.catalogue import Surface, shown_on
-from llmtap.metrics.holds import held_figures
-from llmtap.metrics.latency import Measured, chunking_of
+from llmtap.metrics.latency import Measured
 
 SUBSCRIBERS_MAX: Final = 32
 """Maximum number of subscribers: each costs a connection and a queue. A proxy can serve more readers."""
@@ -178,7 +177,7 @@ class LiveFeed:
                 pieces.append(await self._periodic_event(subscriber))
             if subscriber.queue:
                 batch = subscriber.take()
-                pieces.append(await asyncio.to_thread(_events_of, batch, events=subscriber.query.events))
+                pieces.append(await asyncio.to_thread(self._events_of, batch, events=subscriber.query.events))
             if subscriber.missed:
                 pieces.append(
                     _event_bytes("missed", {"n": subscriber.missed, "total": subscriber.missed_total})
@@ -231,6 +230,14 @@ class LiveFeed:
             for task in late:
                 task.cancel()
 
+    def _events_of(self, batch: list[tuple[Exchange, Measured, int]], *, events: bool) -> bytes:
+        out = []
+        for x, m, _ in batch:
+            about = self._pipeline.recent.describe(x, m)
+            data = recent_api.encode_with_events(about, x)[0] if events else msgspec.json.encode(about)
+            out.append(_frame_event("exchange", data))
+        return b"".join(out)
+
 
 def _read_query(request: web.Request) -> tuple[recent_api.Query, bool, bool]:
     fields = recent_api.read_fields(request.query.items())
@@ -240,15 +247,6 @@ def _read_query(request: web.Request) -> tuple[recent_api.Query, bool, bool]:
     summaries = recent_api.read_flag("summary", fields.pop("summary", "1"))
     exchanges = recent_api.read_flag("exchanges", fields.pop("exchanges", "1"))
     return recent_api.Query.parse(fields), summaries, exchanges
-
-
-def _events_of(batch: list[tuple[Exchange, Measured, int]], *, events: bool) -> bytes:
-    out = []
-    for x, m, _ in batch:
-        about = x.to_dict(m.metrics(), chunking_of(x), held_figures(x, m))
-        data = recent_api.encode_with_events(about, x)[0] if events else msgspec.json.encode(about)
-        out.append(_frame_event("exchange", data))
-    return b"".join(out)
 
 
 def _event_bytes(name: str, data: object) -> bytes:

@@ -18,6 +18,7 @@ from llmtap.meter.pipeline.history import FIGURES
 from llmtap.metrics.catalogue import METRICS, OF_AN_EXCHANGE
 from llmtap.metrics.silences import SilenceKind
 from llmtap.metrics.statistics import SHARES
+from llmtap.metrics.step_change import StepState
 
 Schema = dict[str, Any]
 
@@ -67,6 +68,7 @@ _OBJECTS: Final = {
         route endpoint dialect request_id finish_reason text?
         upstream_request_id text?: Id of the response, such as `request-id` of Anthropic.
         trace_id text?: Of the request's `traceparent`.
+        trace_url* text?: Address of the trace by `meter.trace_url`; null: not configured, or no trace id.
         reading reading: How the answer was understood; `none`: its tokens are unknown.
         content_type text?: Media type of the answer.
         service_tier text?: Tier that served the request by its answer, else the requested one.
@@ -130,12 +132,12 @@ _OBJECTS: Final = {
  than 200 become 200 at most: the window is cut into 200 pieces, and the events of a piece are one, at the\
  time of the first.""",
     "Refusal": """The answer was refused, by the model or by a guardrail.
-        kind model_refusal|input_guardrail|output_guardrail
+        kind model_refusal|input_guardrail|output_guardrail|guardrail
         source text: Sign by which the refusal was recognised.
-        detail any: Further details: event, value, category, ...
+        detail any: Further details: event, value, category, ...; stage and why if it is unknown.
         confidence high|medium|low""",
     "Guardrail": """A filter, rail or hook acted, or flagged without acting.
-        phase input|output?
+        phase input|output|unknown?
         action flagged|blocked|replaced|redacted
         signal text: Sign by which the intervention was recognised.
         event count: Index of the event with the sign.
@@ -348,11 +350,13 @@ _OBJECTS: Final = {
         objectives text
         target burn_rate_max number
         tenants list:text
+        per class|tenant: Owner of an error budget.
         windows map:SloWindow
-        alarms list:SloAlarm
+        alarms list:SloAlarm: Of the class; per tenant, also those of tenants that ring while it does not.
         by SloTenants""",
     "SloTenants": "\ntenant map:map:SloWindow",
     "SloAlarm": """
+        tenant text?: Null: of the whole class.
         severity long short text
         burn_rate number
         events_min count
@@ -364,6 +368,22 @@ _OBJECTS: Final = {
         own_faults count: Left out, since llmtap itself failed (`rejected`, `tap_error`).
         attainment burn_rate number?
         marks list:text""",
+    "TtftSteps": """Lasting rises of TTFT beside the last 7 days at the same load and prompt length.
+        false_alarm_days number: Mean time between false alarms of a model, in days.
+        models map:ModelSteps: By model; without those counted as `other`.""",
+    "ModelSteps": f"""Steps of one model.
+        state {"|".join(state.value for state in StepState)}: Others than `steady` and `step`: not judged now.
+        history number: Length of the history in seconds, at most 7 days.
+        step TtftStep?: The latest step; null: none since the meter's start.
+        sentence text: The same as a sentence.""",
+    "TtftStep": """Times in seconds since 1970; TTFT in seconds, as a geometric mean.
+        since found number: Its begin, and the time of its report.
+        until number?: Its end; null: it goes on.
+        ratio low high number: TTFT since the step, divided by `baseline`, with its 95 % interval.
+        ttft number
+        baseline number: TTFT expected from the history for the same load and prompt lengths.
+        n count: Streams since the step.
+        history number: Length of the history before the step, in seconds.""",
     "LiveSummary": """Data of `event: summary`.
         open count: Exchanges that began and have not ended.
         subscribers count
@@ -395,9 +415,16 @@ _OBJECTS: Final = {
         compared* list:any: Names and titles of the metrics and shares, the most important ones first.
         units_needed* count: Units of each arm from which means are compared.
         stopped* any?
+        stage* ExperimentStage?: Stage of `schedule`; null: none. All other figures are of this stage alone.
         sample_ratio* disclosure* any
         warnings* list:text: Arms whose clients send a header of another arm themselves, as sentences.
         cautions* list:Caution: Arms whose chunks arrive several at once: these metrics are misleading.""",
+    "ExperimentStage": """
+        number of count
+        share number: Share of the changed arm.
+        since sentence text
+        between_stages count: Requests left out, since they arrived just after the begin of the stage.
+        earlier list:any: Finished stages, with number, share, from, to, units and differences.""",
     "Caution": """
         arm text
         metrics list:text
@@ -437,6 +464,7 @@ _OBJECTS["Summary"] = (
         uncertain Uncertain
         by By
         slo map:SloClass: By class of tenants.
+        ttft_steps TtftSteps: Steps of TTFT, independent of the window.
         relays map:Relay: Status of each relay.
         meter Meter
         meter_errors map:count: What could not be measured, by kind.

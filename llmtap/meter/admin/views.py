@@ -50,6 +50,7 @@ def metrics_of(p: ExchangePipeline) -> Frozen:
         "live_missed_exchanges": p.live_missed,
         "silent_streams": p.silences.latest.by_tenant,
         "silence_not_judged_streams": p.silences.latest.not_judged,
+        "ttft_step_ratio": p.steps.ratios(),
         "smooth_goodput_tokens_per_second": {
             name: r.smooth_goodput_tps for name, r in rates.items() if r.smooth_goodput_tps is not None
         },
@@ -190,7 +191,7 @@ def summary_of(
     is split, some of `windows.BY`. `certain`: without exchanges whose uncertainty is above the limit.
     """
     frozen = p.windows.freeze(p.options.window_name if window is None else window)
-    slos = p.slos.freeze()
+    slos, steps = p.slos.freeze(), p.steps.to_dict()
     relays: dict[str, Any] = p.relays.to_dict(p.clock.mono_ns())
     errors, reading_limits = dict(p.errors), dict(p.reading_limits)
     capture = None if p.recorder is None else p.recorder.state().to_dict()
@@ -203,6 +204,7 @@ def summary_of(
             _clear_after_cancel(out)
         return out | {
             "slo": slos.to_dict(),
+            "ttft_steps": steps,
             "relays": relays,
             "meter_errors": errors,
             "reading_limits": reading_limits,

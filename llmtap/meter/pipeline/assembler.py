@@ -285,7 +285,7 @@ class Assembler:
         if t_ns <= anchor.since_ns:
             anchor = self._anchor_at(t_ns)
         wall_ns = anchor.wall_ns + t_ns - anchor.mono_ns
-        # Count the exchange before its head is parsed: after an error, the handler below subtracts it again.
+        # Count the exchange first: after an error, `on_discard` subtracts one.
         self._sink.on_open()
         try:
             return self._sink.observe(hello.relay, seq, t_ns, wall_ns, head, hello.clock), anchor.steps

@@ -28,6 +28,7 @@ from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome, Reading
 from llmtap.export.sinks import SeriesKey
+from llmtap.meter.options import TRACE_ID
 from llmtap.meter.pipeline.assembler import Assembler
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.holds import held_figures
@@ -196,7 +197,8 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecentExchanges:
-    def __init__(self, exchanges_max: int, bytes_max: int = BYTES_MAX) -> None:
+    def __init__(self, exchanges_max: int, bytes_max: int = BYTES_MAX, trace_url: str | None = None) -> None:
+        self._trace_url = trace_url
         self._ring: deque[tuple[int, int, Exchange, Benefit]] = deque()
         """Entries of number, size in bytes when added, exchange, and the reader of its benefit."""
         self._exchanges_max = exchanges_max
@@ -215,6 +217,13 @@ class RecentExchanges:
         self.weight_bytes += weight
         while len(ring) > self._exchanges_max or (self.weight_bytes > self._bytes_max and ring):
             self.weight_bytes -= ring.popleft()[1]
+
+    def describe(self, x: Exchange, m: Measured) -> dict[str, object]:
+        """Return the public JSON of an exchange, without its events."""
+        about = x.to_dict(m.metrics(), chunking_of(x), held_figures(x, m))
+        trace_id, url = x.trace_id, self._trace_url
+        about["trace_url"] = None if trace_id is None or url is None else url.replace(TRACE_ID, trace_id)
+        return about
 
     def find(self, query: Query) -> list[tuple[int, Exchange, Benefit]]:
         """Return the newest matching exchanges, each with its number and the reader of its benefit: at most
@@ -241,7 +250,7 @@ class RecentExchanges:
                 break
             start = query.events_start if query.before == number + 1 else 0
             m = measure(x, reader)
-            about = x.to_dict(m.metrics(), chunking_of(x), held_figures(x, m))
+            about = self.describe(x, m)
             if start:
                 about["events_start"] = start
             if not query.events:
@@ -361,7 +370,8 @@ class Streams:
                     break
             if n_done % SLICE == 0:
                 await asyncio.sleep(0)
-        # Relays report requests in the order of the ends of their heads, which is nearly that of arrivals.
+        # The copies are in the order in which the heads of their requests ended, which is only nearly that of
+        # arrivals.
         copies.sort(key=lambda copy: copy.arrival_ns, reverse=True)
         return copies
 

@@ -30,6 +30,7 @@ from llmtap.meter.pipeline.assembler import CooperativeYield
 from llmtap.meter.pipeline.exchanges import RecentExchanges, Streams
 from llmtap.meter.pipeline.history import History
 from llmtap.meter.pipeline.silences import SilenceBook
+from llmtap.meter.pipeline.step_changes import StepBook
 from llmtap.meter.pipeline.windows import Windows
 from llmtap.meter.relays import RelayBook, UpstreamLoad
 from llmtap.meter.slo import SloBook
@@ -100,16 +101,18 @@ class ExchangePipeline:
         self._readers = {name: slo.reader(self.benefit) for name, slo in (slos or {}).items()}
         url = options.upstream_metrics
         self.upstream = None if url is None else UpstreamLoad(url)
-        self.recent = RecentExchanges(options.exchanges_kept)
+        self.recent = RecentExchanges(options.exchanges_kept, trace_url=options.trace_url)
         self.experiments = Experiments(experiment, clock)
         self.silences = SilenceBook(clock, options.silence_threshold, self.streams, self.relays, self.labels)
         self.usual_phases = UsualPhases(clock, self.recent)
+        self.steps = StepBook(clock)
         self.front_sinks: list[ExchangeSink] = [
             self.windows,
             self.history,
             self.exposition,
             self.usual_phases,
             self.silences,
+            self.steps,
         ]
         """Sinks that count requests. They do not get the exchanges between a gateway and its engines, which
         are the same requests again."""
@@ -135,7 +138,7 @@ class ExchangePipeline:
         self._bodies = Budget(BODIES_BYTES_MAX, self._count_omitted_body)
 
     def pair_with(self, pairs: "PairBook") -> None:
-        """Pair the exchanges of both sides of a gateway; called before `keep`."""
+        """Pair the exchanges of both sides of a gateway; called before `attach_recorder`."""
         self.pairs = pairs
         self.sinks.append(pairs)
 

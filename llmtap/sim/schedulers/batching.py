@@ -50,7 +50,7 @@ class BatchFormer:
 
 
 class BatchSize:
-    """Controller of a queue's batch size: by memory (Algorithm 1) and by the token SLA (Algorithm 2)."""
+    """Controller of a queue's batch size: Algorithms 1 (memory) and 2 (token SLA) of the multi-bin paper."""
 
     def __init__(self, model: LatencyModel, readings: ModelOptions, limit: int) -> None:
         self._readings = readings

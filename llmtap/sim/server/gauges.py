@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from llmtap.sim.engine import IterationState
 from llmtap.units import NS_PER_S
 
-_TTFT: Final = (
+_TTFT_EDGES_S: Final = (
     0.001,
     0.005,
     0.01,
@@ -44,7 +44,7 @@ _TTFT: Final = (
     640.0,
     2560.0,
 )
-_ITL: Final = (
+_ITL_EDGES_S: Final = (
     0.01,
     0.025,
     0.05,
@@ -65,7 +65,7 @@ _ITL: Final = (
     40.0,
     80.0,
 )
-_E2E: Final = (
+_E2E_EDGES_S: Final = (
     0.3,
     0.5,
     0.8,
@@ -99,10 +99,10 @@ _COUNTED: Final = (
 )
 """Counters that are read from the engine's state: field, name of the metric, and help text."""
 _LATENCIES: Final = (
-    ("time_to_first_token", "From the request to its first token.", _TTFT),
-    ("inter_token_latency", "Between writes that carry tokens.", _ITL),
-    ("request_time_per_output_token", "Mean time per output token of a request.", _ITL),
-    ("e2e_request_latency", "From a request to the end of its answer.", _E2E),
+    ("time_to_first_token", "From the request to its first token.", _TTFT_EDGES_S),
+    ("inter_token_latency", "Between writes that carry tokens.", _ITL_EDGES_S),
+    ("request_time_per_output_token", "Mean time per output token of a request.", _ITL_EDGES_S),
+    ("e2e_request_latency", "From a request to the end of its answer.", _E2E_EDGES_S),
 )
 M = TypeVar("M", Gauge, Counter, Histogram)
 _LABELS: Final = ("model_name", "engine")

@@ -19,7 +19,8 @@ from llmtap.clock import Clock, WallAnchor
 TRUTHS_MAX: Final = 10_000
 TOKENS_MAX: Final = 1_000_000
 """Maximum number of tokens of which the times are kept in memory, about 100 bytes each."""
-PAGE_MAX: Final = 1_000
+PAGE_TRUTHS_MAX: Final = 1_000
+"""Maximum number of truths in one answer."""
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +121,7 @@ class TruthLog:
 
     def page_since(self, seq: int) -> TruthPage:
         """Return a page of requests that ended after number `seq`, oldest first, and the next `seq`."""
-        page = list(itertools.islice((truth for truth in self._ended if truth.seq > seq), PAGE_MAX))
+        page = list(itertools.islice((truth for truth in self._ended if truth.seq > seq), PAGE_TRUTHS_MAX))
         return TruthPage(self._anchor(), page[-1].seq if page else seq, page)
 
     def close(self) -> None:

@@ -128,7 +128,9 @@ class SimulatedSession:
         """Queue the response that an event requests. It begins when all earlier responses of
         the lane have ended."""
         if sum(map(len, self._lanes.values())) >= _TURNS_MAX:
-            raise BadRequest(f"a session has at most {_TURNS_MAX} responses that run or wait")
+            raise BadRequest(
+                f"a session has at most {_TURNS_MAX} responses that run or wait; wait until one has ended"
+            )
         waiting = self._lanes.setdefault(lane, deque())
         waiting.append(event)
         if len(waiting) == 1:

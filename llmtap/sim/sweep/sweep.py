@@ -88,7 +88,9 @@ class SweepJob(JobOptions):
 
     trace: str
     rows: str
+    """Digest of the trace's rows."""
     count: int
+    """Number of requests: that of the trace's rows."""
     scale: float
     scheduler: str
     wanted_load: float | None = None

@@ -31,6 +31,8 @@ _BlockSize = Annotated[int, Meta(ge=1, le=1 << 30)]
 
 
 class _Replay(Struct):
+    """Member `replay` of a record: length and block hashes of the prompt, from which it can be replayed."""
+
     trace_block_size: _BlockSize
     input_length: Count
     input_sequence_hashes: list[Annotated[int, Meta(ge=0)]]

@@ -119,10 +119,8 @@ def _rows(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
         uncounted += any(name in values and _attribute_count(values[name]) is None for name in _COUNT_NAMES)
         reversed_ += end_ns < start_ns
         if base is not None:
-            path = [
-                base,
-                *(span_id for _, span_id in reversed(chain[:-1])),
-            ]  # Without the outermost agent, which is the conversation itself.
+            # Without the outermost agent, which is the conversation itself.
+            path = [base, *(span_id for _, span_id in reversed(chain[:-1]))]
             sessions = ["/".join(path[: n + 1]) for n in range(len(path))]
             mine = ended.setdefault(sessions[-1], [])
             parent = _last_end_before(mine, start_ns)

@@ -136,7 +136,7 @@ def _date_ns(date: str, where: str) -> int:
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     ns = (moment - _EPOCH) // timedelta(microseconds=1) * 1_000
     if ns < 0:
-        raise FormatError(f"{where}: is before 1970")
+        raise FormatError(f"{where}: the date {date} is before 1970")
     return ns
 
 

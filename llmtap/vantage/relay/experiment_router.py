@@ -215,7 +215,12 @@ class ExperimentRouter:
         self._holders: dict[Assignment, None] = {}  # assignments that take room, the oldest first
         self._over = False
         self._relay = relay
-        self._assigner = Assigner(experiment.key, experiment.name, [arm.weight for arm in experiment.arms])
+        stages = [experiment.at_stage(i) for i in range(max(1, len(experiment.stages)))]
+        self._assigners = [
+            Assigner(experiment.key, experiment.name, [arm.weight for arm in stage.arms]) for stage in stages
+        ]
+        self.stage = 0
+        """Stage of the schedule, whose shares apply from the next request on."""
         self.plans: list[_Plan] = []
         for arm in experiment.arms:
             if experiment.aa:
@@ -269,7 +274,7 @@ class ExperimentRouter:
 
     def unit_of(self, unit: bytes | None, seq: int) -> tuple[int, str]:
         """Return the arm's place, and the public id, of a unit, or of request `seq` by itself."""
-        return self._assigner.assign(request_unit(self._relay, seq) if unit is None else unit)
+        return self._assigners[self.stage].assign(request_unit(self._relay, seq) if unit is None else unit)
 
 
 def _unchangeable_reason(head: RequestHead, bytes_max: int) -> str | None:

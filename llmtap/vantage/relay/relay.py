@@ -168,15 +168,18 @@ class Relay:
     # ---------------------------------------------------------------- the experiment
 
     def _on_word(self, word: int) -> None:
-        """Switch the experiment on or off by a message of the meter; ignore messages about other
-        experiments."""
+        """Switch the experiment on or off, or to a stage, by a message of the meter; ignore messages about
+        other experiments."""
         experiment_id, on = read_switch(word)
         self._briefing.set()
         router = self.context.router
-        if router is not None and experiment_id == router.experiment.id:
+        stage = None if router is None else router.experiment.stage_of(experiment_id)
+        if router is not None and stage is not None:
             if word != self.reporter.switch:
-                log.info("event=experiment_switched relay=%s on=%s", self.reporter.name, on)
-            self.reporter.switch = word
+                log.info(
+                    "event=experiment_switched relay=%s on=%s stage=%d", self.reporter.name, on, stage + 1
+                )
+            self.reporter.switch, router.stage = word, stage
             router.switch(on)
 
     async def wait_for_briefing(self) -> None:

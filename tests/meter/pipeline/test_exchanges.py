@@ -125,6 +125,20 @@ def test_as_json_an_exchange_has_its_metrics_and_on_request_its_events() -> None
     assert "events" not in answer(kept, limit="1")["exchanges"][0]
 
 
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+
+
+def test_an_exchange_with_a_traceparent_links_to_its_trace() -> None:
+    kept = RecentExchanges(10, trace_url="https://traces.example/t/{trace_id}?q={trace_id}")
+    for seq, parent in enumerate((f"00-{TRACE}-b7ad6b7169203331-01", "garbage", None), 1):
+        x = streamed(100, seq=seq)
+        x.trace_parent = parent
+        add(kept, x)
+    links = [x["trace_url"] for x in answer(kept)["exchanges"]]
+    assert links == [None, None, f"https://traces.example/t/{TRACE}?q={TRACE}"]
+    assert answer(ring(1))["exchanges"][0]["trace_url"] is None
+
+
 def walk(kept: RecentExchanges, **fields: str) -> list[Any]:
     """All answers, from the newest exchange on."""
     answers = [answer(kept, **fields)]

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from llmtap.exchange.outcome import Outcome
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.metrics.phases import PHASES
@@ -201,6 +202,45 @@ def test_a_stream_that_its_client_held_has_both_figures() -> None:
         await page.open(url + "#exchanges/run.0.1-1")
         await reads(page, "200 ms; server alone at least 20 ms")
         await reads(page, "20 ms; server alone at least 15 ms")
+        assert page.problems == []
+
+    play(scene, tally)
+
+
+def test_an_exchange_links_to_its_trace() -> None:
+    options = MeterOptions(trace_url="https://traces.example/{trace_id}")
+    tally = ExchangePipeline(options, an_empty_tally().clock)
+    x = streamed(100, 140, 2_000, seq=1)
+    x.trace_parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    tally.on_open()
+    tally.on_end(x)
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(f"{url}#exchanges/{x.id}")
+        await reads(page, "0af7651916cd43dd8448eb211c80319c")
+        link = "document.querySelector('main a[target=_blank]')"
+        assert await page.look(f"{link}.href") == "https://traces.example/0af7651916cd43dd8448eb211c80319c"
+        assert page.problems == []
+
+    play(scene, tally)
+
+
+def test_a_refusal_of_unknown_stage_has_its_reason_on_the_page() -> None:
+    tally = an_empty_tally()
+    x = streamed(100, 140, 2_000, seq=1)
+    x.outcome = Outcome.REFUSED
+    x.refusal = {
+        "kind": "guardrail", "source": "finish_reason", "confidence": "medium",
+        "detail": {"event": 1, "stage": "unknown", "why": "no usage: input or output"},
+    }  # fmt: skip
+    x.guardrail = {"phase": "unknown", "action": "blocked", "signal": "finish_reason", "event": 1}
+    tally.on_open()
+    tally.on_end(x)
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(f"{url}#exchanges/{x.id}")
+        await reads(page, "stage unknown: no usage: input or output")
+        await reads(page, "blocked, unknown (finish_reason)")
         assert page.problems == []
 
     play(scene, tally)

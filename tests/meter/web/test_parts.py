@@ -171,3 +171,24 @@ def test_the_state_of_a_capture_leaves_out_what_does_not_apply() -> None:
             assert not await page.look(f"document.body.innerText.includes({raw!r})"), raw
 
     play(scene, tally)
+
+
+ALARMS = """import("./assets/alarms.js").then(({ alarmsOf, ringing }) => {
+  const window = (burn_rate) => ({ burn_rate, seconds: 3600, counted: 100 });
+  const windows = (burn_rate) => ({ "1h": window(burn_rate), "5m": window(burn_rate) });
+  const alarm = { severity: "page", long: "1h", short: "5m", burn_rate: 14, reachable: true, events_min: 7 };
+  const alarms = [{ ...alarm, tenant: null, ringing: false }, { ...alarm, tenant: "acme", ringing: true }];
+  const slo = { all: { alarms, windows: windows(2), by: { tenant: { acme: windows(20) } } } };
+  return alarmsOf(slo).map((row) => [row.name, row.long.burn_rate, ringing(row).split(":")[0]]);
+})"""
+
+
+def test_an_alarm_of_a_tenant_has_its_name_and_burn_rates() -> None:
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url)
+        assert await page.look(ALARMS) == [
+            ["acme (all)", 20, "acme (all) uses its error budget too fast"],
+            ["all", 2, "all uses its error budget too fast"],
+        ]
+
+    play(scene, an_empty_tally())

@@ -170,6 +170,18 @@ def test_an_experiment_that_a_worse_arm_ended_says_so_and_shows_unadjusted_diffe
     play(scene, tally)
 
 
+def test_a_ramp_names_its_stage() -> None:
+    tally = an_empty_tally(an_experiment(schedule="1%, 10%", stop_worse=("failed",)))
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url + "#experiment")
+        await reads(page, "Stage 1 of 2: marked gets 1 % of the units since")
+        assert "The figures are of this stage alone." in await shown(page)
+        assert page.problems == []
+
+    play(scene, tally)
+
+
 def test_a_split_that_is_not_as_configured_is_an_alarm() -> None:
     tally = with_arms(an_empty_tally(an_experiment()), {"control": 260, "marked": 60})
 

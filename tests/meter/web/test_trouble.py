@@ -19,6 +19,7 @@ from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from tests.meter.web.dashboard import HELLO, a_tally, an_empty_tally, is_live, play, reads, shown
 from tests.support.browser import CHROMIUM, Page
 from tests.support.traffic.relay_status import relay_status
+from tests.support.traffic.steps import rise
 from tests.support.traffic.streams import streamed
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
@@ -68,6 +69,20 @@ def test_an_upstream_that_is_down_stands_above_all_figures() -> None:
             await page.until(
                 f"{alert}.startsWith('http://gw:8000 accepts no connection: clients get 502 or 504.')"
             )
+        assert page.problems == []
+
+    play(scene, tally)
+
+
+def test_a_step_of_ttft_stands_above_all_figures() -> None:
+    tally = an_empty_tally(clock=(clock := ManualClock(now_ns=40 * S)))
+    rise(tally.steps, clock)
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url)
+        await reads(page, "UTC the TTFT of tiny is 1.60 times (")
+        text = await page.look("document.querySelector('main [role=alert]').textContent")
+        assert "at the same load and prompt length: 0.158 s instead of" in text
         assert page.problems == []
 
     play(scene, tally)

@@ -36,7 +36,7 @@ REFUSED = {
     "confidence": "high", "value": "refusal", "category": "cyber", "path": None, "substituted": False,
     "detail": None,
 }  # fmt: skip
-INTERVENED = {"why": "whether input or output was blocked is only in the trace"}
+INTERVENED = {"stage": "unknown", "why": "whether input or output was blocked is only in the trace"}
 
 CASES = [
     (start(), {"is": "role"}),
@@ -81,8 +81,8 @@ CASES = [
     (
         end("guardrail_intervened"),
         {"is": "guardrail", "finish_reason": "guardrail_intervened", "verdict": REFUSED | {
-            "action": "replaced", "confidence": "medium", "value": "guardrail_intervened", "category": None,
-            "substituted": True, "detail": INTERVENED}},
+            "kind": "guardrail", "phase": "unknown", "action": "replaced", "confidence": "medium",
+            "value": "guardrail_intervened", "category": None, "substituted": True, "detail": INTERVENED}},
     ),
     ({"type": "message_stop"}, {"is": "done", "done": True}),
     ({"type": "ping"}, {"is": "keepalive"}),

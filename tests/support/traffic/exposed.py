@@ -60,6 +60,7 @@ def exposition_text() -> str:
         "live_missed_exchanges": 0,
         "silent_streams": {("next_token", "acme"): 3},
         "silence_not_judged_streams": 1,
+        "ttft_step_ratio": {"tiny": 1.5},
         "meter_frames": 1,
         "pair_exchanges": {("back", "unpaired"): 1},
         "pair_evidence": {"prompt": 1},

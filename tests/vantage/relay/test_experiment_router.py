@@ -5,6 +5,7 @@ Invariant: the upstream gets an arm's header fields as configured, each once, wh
 
 import asyncio
 import json
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -312,6 +313,27 @@ async def test_a_word_about_another_experiment_changes_nothing() -> None:
         tap.meter.say(switch_word(experiment.id ^ 1, True))
         await tap.relay.wait_for_briefing()
         assert (is_on(tap), tap.relay.reporter.switch) == (False, 0)
+
+
+@scene
+async def test_a_word_changes_the_stage_of_a_ramp() -> None:
+    experiment = an_experiment(schedule="1%, 99%", stop_worse=("failed",), key="k")
+    async with stage(experiment=experiment) as (up, tap):
+        path = up.on(answers(b"x"))
+        client = await tap.client()
+        for number, usual in ((0, "control"), (1, "marked")):
+            word = switch_word(experiment.id + number, True)
+            tap.meter.say(word)
+            await wait_until(lambda word=word: tap.relay.reporter.switch == word)
+            arms = Counter[str | None]()
+            for _ in range(20):
+                await client.post(path, b"{}")
+                recorded = await tap.meter.closed(tap.relay.tap.ledger.opened)
+                arms[recorded.closing.arm] += 1
+            assert arms[usual] >= 17, arms
+        tap.meter.say(switch_word(experiment.id + 2, False))
+        await asyncio.sleep(0)
+        assert is_on(tap) and tap.relay.context.router.stage == 1
 
 
 @scene

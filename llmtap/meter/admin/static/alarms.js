@@ -8,8 +8,12 @@ const LENGTHS = { s: 1, m: 60, h: 3600 };
 
 /** All alarms of a summary's classes; firing ones first. */
 export function alarmsOf(slo) {
-  const rows = Object.entries(slo ?? {}).flatMap(([name, { alarms, windows }]) =>
-    alarms.map((alarm) => ({ name, alarm, long: windows[alarm.long], short: windows[alarm.short] })));
+  const rows = Object.entries(slo ?? {}).flatMap(([name, { alarms, windows, by }]) =>
+    alarms.map((alarm) => {
+      const own = alarm.tenant === null ? windows : by.tenant[alarm.tenant];
+      const owner = alarm.tenant === null ? name : `${alarm.tenant} (${name})`;
+      return { name: owner, alarm, long: own[alarm.long], short: own[alarm.short] };
+    }));
   return rows.sort((a, b) => b.alarm.ringing - a.alarm.ringing);
 }
 

@@ -181,6 +181,7 @@ const REFUSED = [
   {
     id: "kind", head: "kind", kind: "text",
     text: (x) => x.refusal?.kind ?? "unknown", value: (x) => x.refusal?.kind,
+    tip: (x) => (x.refusal?.detail?.stage ? `stage ${x.refusal.detail.stage}: ${x.refusal.detail.why}` : ""),
   },
   { id: "source", head: "source", kind: "text", text: (x) => x.refusal?.source ?? NONE },
   { id: "confidence", head: "confidence", kind: "text", text: (x) => x.refusal?.confidence ?? NONE },

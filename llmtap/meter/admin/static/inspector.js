@@ -182,7 +182,7 @@ export class Inspector {
         ["status", x.status ?? NONE],
         ["outcome", x.outcome], ["finish", x.finish_reason ?? NONE], ["dialect", x.dialect ?? NONE],
         ["request id", x.request_id ?? NONE],
-        ["response id", x.upstream_request_id ?? NONE], ["trace id", x.trace_id ?? NONE], ["clock", x.clock],
+        ["response id", x.upstream_request_id ?? NONE], ["trace id", traceLink(x)], ["clock", x.clock],
       ]),
       list("Chunking", [
         ["tokens", `${count(t.output)} by ${t.source}`],
@@ -201,7 +201,7 @@ export class Inspector {
         ["added to a chunk, at most", seconds(x.added.chunk_max)],
         ["held by the client", seconds(x.paused)],
         ...heldFigures(x.held),
-        ["guardrail", x.guardrail ? `${x.guardrail.action} (${x.guardrail.signal})` : NONE],
+        ["guardrail", x.guardrail ? `${x.guardrail.action}, ${x.guardrail.phase} (${x.guardrail.signal})` : NONE],
         ["retries", count(x.retries)],
         ...(x.server_timing ?? []).map((time) => [`server: ${time.name}`, seconds(time.ms / 1000)]),
       ]));
@@ -264,10 +264,16 @@ function eventsOf(stream) {
 
 function ending(x) {
   const { refusal } = x;
-  const who = refusal ? `: ${refusal.kind} (${refusal.source}, confidence ${refusal.confidence})` : "";
+  const stage = refusal?.detail?.stage ? `, stage ${refusal.detail.stage}: ${refusal.detail.why}` : "";
+  const who = refusal ? `: ${refusal.kind} (${refusal.source}, confidence ${refusal.confidence}${stage})` : "";
   const error = x.error ? `: ${x.error}` : "";
   const reason = x.no_token_reason ? `; no token: ${x.no_token_reason}` : "";
   return `Outcome: ${x.outcome}${who}${error}${reason}.`;
+}
+
+/** The trace id, as a link if `meter.trace_url` is configured. */
+function traceLink({ trace_id: id, trace_url: href }) {
+  return href ? el("a", { href, target: "_blank", rel: "noopener" }, id) : id ?? NONE;
 }
 
 /** The figures of a stream that its client held: as delivered, and without the client's time. */

@@ -185,7 +185,7 @@ export class Overview {
     const alarms = alarmsOf(s.slo);
     const lines = [
       ...upstreamsDown(s.relays), failing(s), ...alarms.filter(({ alarm }) => alarm.ringing).map(ringing),
-      ...capturePaused(s.capture), unreliable(s),
+      ...steps(s.ttft_steps), ...capturePaused(s.capture), unreliable(s),
     ].filter(Boolean).map((line) => el("p", {}, line));
     // Replace the banner only if it differs, since screen readers read a new one aloud.
     const words = lines.map((line) => line.textContent).join();
@@ -374,6 +374,11 @@ function failing(s) {
     `${count(n)} of ${count(s.n)} exchanges failed (${share(n / s.n)}). Each one's error: `,
     el("a", { href: "#exchanges" }, "exchanges"),
   ];
+}
+
+/** A line of the banner for each model whose TTFT has risen and not returned. */
+function steps({ models }) {
+  return Object.values(models).filter(({ step }) => step && step.until === null).map(({ sentence }) => sentence);
 }
 
 /** A note on exchanges that the figures do not include. */
