@@ -87,7 +87,7 @@ class _World:
         self._connect()
         lag = make_lag_meter(1_000) if compiled else PythonLagMeter(1_000)
         base = Timebase(SystemClock(), lag)
-        reporter = SimpleNamespace(uncertainty_since=lag.worst_since, ended=lambda *bytes_passed: None)
+        reporter = SimpleNamespace(uncertainty_since=lag.worst_since, on_end=lambda *bytes_passed: None)
         relay = SimpleNamespace(
             tap=tap, route=SimpleNamespace(pool=self), reporter=reporter, draining=False, forwarder=None,
             warn=lambda kind, what: self.calls.append((kind, what)),

@@ -314,7 +314,7 @@ class _World:
         )
         reporter = SimpleNamespace(
             tap=tap, now_ns=SystemClock.mono_ns, arrivals={}, draining=False, name="r",
-            began=lambda *_: None, ended=lambda *_: None, uncertainty_since=lambda t_ns: 0,
+            on_begin=lambda *_: None, on_end=lambda *_: None, uncertainty_since=lambda t_ns: 0,
         )  # fmt: skip
         self.context = RelayContext(
             loop, RelayOptions(upstream="https://localhost:1", skip=()), cast(Any, reporter),

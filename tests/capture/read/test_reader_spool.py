@@ -115,7 +115,7 @@ def test_a_spool_that_becomes_a_file_while_it_is_looked_for_is_read_once(
 ) -> None:
     """Whatever is listed first: between the two listings, and between finding and opening."""
     spool = lay(tmp_path / ".spool", 1, 1, 4)
-    name = "_entries_at" if when == "first listed" else "_opened_spool"
+    name = "_entries_at" if when == "first listed" else "_open_spool"
     real = getattr(reader, name)
     finished: list[Path] = []
 

@@ -317,7 +317,7 @@ async def test_what_is_read_and_not_parsed_has_a_limit() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "EARLY_BYTES_MAX", 100_000)
         patch.setattr(DeferredWork, "is_behind", lambda self, t_ns: True)
-        patch.setattr(DeferredWork, "_work", lambda self: None)  # the loop has always more to read
+        patch.setattr(DeferredWork, "_run_slice", lambda self: None)  # the loop has always more to read
         long = says(with_length(b" " * 4_000_000, more=1))
         async with upstream() as server, sender_to(server.url + server.on(long)) as sender:
             request = asyncio.ensure_future(sender.ask())

@@ -99,7 +99,7 @@ def test_the_samples_hold_all_the_cpu_time_that_the_processes_used() -> None:
 
 def test_the_server_is_found_by_its_port(monkeypatch: pytest.MonkeyPatch) -> None:
     with busy_child() as child:
-        monkeypatch.setattr(module, "listeners", lambda *at: ([child.pid], None))
+        monkeypatch.setattr(module, "listening_pids", lambda *at: ([child.pid], None))
         watch = sampler(sender=[os.getpid()], target=("127.0.0.1", 8_080))
         watch.start()
         block_until(lambda: "server_cpu" in watch.columns.latest())

@@ -152,12 +152,12 @@ def check_memory(scheduler: Any) -> None:
     memory, seats = roster.memory, roster._seats
     held, names = 0, set()
     for seat in seats.values():
-        tokens = seat.tokens + (roster._step - seat.since if seat.until else 0)
+        tokens = seat.tokens + (roster._step - seat.start_step if seat.end_step else 0)
         held += memory.blocks_for(tokens - len(seat.names) * memory.named_tokens)
         names.update(seat.names)
     held += len(names) * memory.blocks_for(memory.named_tokens)
     assert memory.held == held
     assert memory.held + memory.cached_blocks <= memory.blocks
-    assert roster.running == [r for r in roster.running if seats[r].until]
+    assert roster.running == [r for r in roster.running if seats[r].end_step]
     assert sum(roster._growing) == len(roster.running)
     assert roster.state.running == len(seats)
