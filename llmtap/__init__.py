@@ -13,10 +13,8 @@ from llmtap.version import __version__
 
 if TYPE_CHECKING:
     from llmtap.api import (
-        Change,
         ComparisonResult,
         FigureValue,
-        JudgedChange,
         ReplayOptions,
         ReplayResult,
         RequirementState,
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
         simulate,
     )
     from llmtap.capture.read.reader import Capture, CaptureError, read
+    from llmtap.report.gates import Change, JudgedChange
 
 __all__ = [
     "Capture",

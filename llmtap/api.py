@@ -16,9 +16,10 @@ import msgspec
 
 from llmtap.errors import ConfigError
 from llmtap.gates.figures import every_figure, samples_of, validity_of
-from llmtap.gates.regression import Tolerances, judge_replays
+from llmtap.gates.regression import Tolerances, judge_replays, replay_changes
 from llmtap.gates.requirements import Requirements
 from llmtap.json_types import json_value
+from llmtap.report.gates import Change, JudgedChange
 from llmtap.units import NS_PER_S, Duration, parse_duration_ns
 
 if TYPE_CHECKING:
@@ -105,32 +106,6 @@ class ReplayResult(Result):
     def to_pandas(self) -> "pd.DataFrame":
         """Return a data frame with a row for each request."""
         return self.requests.to_pandas()
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """The difference of a figure between two results: b - a."""
-
-    of: str
-    """Label of the result b, which is compared with a."""
-    figure: str
-    a: float | None
-    b: float | None
-    difference: float | None
-    low: float | None
-    """Lower end of the interval (`high`: upper end); None if it is open, or if there is no interval."""
-    high: float | None
-    level: float
-
-
-@dataclass(frozen=True, slots=True)
-class JudgedChange(Change):
-    """A change that was judged against a tolerance."""
-
-    tolerance: float
-    state: str
-    """Result of the judgement: `worse`, `not_worse` or `not_valid`."""
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,31 +279,11 @@ def compare(
         )
     named = {label: _json_of(one) for label, one in zip(names, results, strict=True)}
     comparison = compare_replays(named)
-    changes = [
-        Change(pair.b, row.key, row.a, row.b, row.difference, row.low, row.high, row.level)
-        for pair in comparison.comparisons
-        for row in pair.figures
-    ]
+    changes = replay_changes(comparison, named)
     judged: list[JudgedChange] = []
     if fail_if_worse is not None:
-        rows = judge_replays(Tolerances.parse([fail_if_worse], "fail_if_worse"), named, compare_replays)
-        comparison = msgspec.structs.replace(comparison, regression=rows)
-        judged = [
-            JudgedChange(
-                row.of,
-                row.figure,
-                row.a,
-                row.b,
-                row.difference,
-                row.low,
-                row.high,
-                row.level,
-                row.tolerance,
-                row.state,
-                row.reason,
-            )
-            for row in rows
-        ]
+        judged = judge_replays(Tolerances.parse([fail_if_worse], "fail_if_worse"), named, compare_replays)
+        comparison = msgspec.structs.replace(comparison, regression=judged)
     return ComparisonResult(json_value(comparison), changes, judged, comparison.same_load)
 
 
@@ -471,8 +426,8 @@ def _option_text(values: Any) -> str:
     return ",".join(map(str, values if isinstance(values, Sequence) else [values]))
 
 
-def _data_frame(rows: Sequence[Any], kind: type) -> "pd.DataFrame":
+def _data_frame(rows: Sequence[Any], kind: type[msgspec.Struct]) -> "pd.DataFrame":
     import pandas as pd
 
-    names = list(kind.__dataclass_fields__)  # type: ignore[attr-defined]
+    names = kind.__struct_fields__
     return pd.DataFrame([[getattr(row, name) for name in names] for row in rows], columns=names)

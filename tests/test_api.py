@@ -1,7 +1,6 @@
 """The Python API: replays, comparisons and simulations as typed results."""
 
 import asyncio
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -98,4 +97,4 @@ def test_tables_of_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(result.to_pandas().columns) == SCHEMA.names
     changes = llmtap.compare(result, result.json, labels="ab").to_pandas()
     assert isinstance(changes, pandas.DataFrame)
-    assert list(changes.columns) == [field.name for field in fields(llmtap.Change)]
+    assert list(changes.columns) == list(llmtap.Change.__struct_fields__)

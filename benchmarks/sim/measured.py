@@ -26,9 +26,9 @@ from tables import table
 from llmtap.exchange.exchange import Exchange, Timeline, Tokens
 from llmtap.exchange.outcome import TokenSource
 from llmtap.metrics.statistics import percentile
-from llmtap.sim.model_options import ModelOptions, Serving
+from llmtap.sim.model_options import Serving, ServingSetup
 from llmtap.sim.sweep.fitting import IterationFit, fit_exchanges
-from llmtap.sim.sweep.simulate import simulate
+from llmtap.sim.sweep.simulate import ExchangeMeasuring, simulate
 from llmtap.workload.requests import Requests
 
 SHARES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -139,9 +139,8 @@ def main() -> None:
         )  # fmt: skip
         serving = Serving(seqs_max=args.seqs_max, tokens_max=args.chunk, chunk=args.chunk, kv_tokens=kv)
         for scheduler in SCHEDULERS:
-            told = simulate(
-                scheduler, work, ModelOptions(), iterations=fitted.model, serving=serving, measure=True
-            ).to_dict()
+            setup = ServingSetup(iterations=fitted.model, serving=serving)
+            told = simulate(scheduler, work, setup, measuring=ExchangeMeasuring(True)).to_dict()
             runs.append([
                 name, scheduler, *simulated(told, "ttft"), *simulated(told, "tpot"),
                 f"{told['window']['seconds']:.1f}", f"{told['engine']['preemptions']:,}",

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from tables import table
 
-from llmtap.sim.model_options import SEED_MODEL, ModelOptions, read_model_options
+from llmtap.sim.model_options import SEED_MODEL, ModelOptions, ServingSetup, read_model_options
 from llmtap.sim.sweep.simulate import SimulationResult, simulate
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import Trace, load_trace
@@ -59,7 +59,7 @@ CROSSED: Final = {
 
 def results(work: Requests, readings: ModelOptions) -> dict[str, dict[str, Any]]:
     """All schedulers on one workload."""
-    return {name: simulate(name, work, readings).to_dict() for name in SHORT}
+    return {name: simulate(name, work, ServingSetup(readings=readings)).to_dict() for name in SHORT}
 
 
 def ranking(told: dict[str, dict[str, Any]], key: str, *, most: bool) -> str:
@@ -151,8 +151,9 @@ def band(trace: Trace, count: int) -> None:
     rows = []
     for load, eps in product(LOADS, ("5ms", "1ms")):
         work = trace.first(count).requests_at(count=count, scale=LOADS[load])
+        setup = ServingSetup(readings=read_model_options({"eps": eps}))
         rows += [
-            [load, eps, SHORT[name], *tenths(simulate(name, work, read_model_options({"eps": eps})))]
+            [load, eps, SHORT[name], *tenths(simulate(name, work, setup))]
             for name in ("dynamic_no_bins", "multi_bin_dynamic")
         ]
     table(("load", "eps", "scheduler", *(f"{i}0 %" for i in range(1, 11))), rows)
@@ -199,7 +200,7 @@ def cost(place: str, what: str) -> None:
     name, size, load = what.split(",")
     work = load_trace(place, count=int(size)).requests_at(count=int(size), scale=LOADS[load])
     began_s = time.process_time()
-    result = simulate(name, work, ModelOptions())
+    result = simulate(name, work, ServingSetup())
     run_s = time.process_time() - began_s
     told = result.to_dict()
     print(json.dumps({

@@ -20,8 +20,8 @@ from typing import Any
 from tables import table
 
 from llmtap.metrics.objectives import Objectives
-from llmtap.sim.model_options import ModelOptions, read_serving
-from llmtap.sim.sweep.simulate import simulate
+from llmtap.sim.model_options import ServingSetup, read_serving
+from llmtap.sim.sweep.simulate import ExchangeMeasuring, simulate
 from llmtap.workload.registry import draw_requests
 from llmtap.workload.trace import Trace
 
@@ -38,9 +38,8 @@ def flown(workload: str, rate: float, scheduler: str, seed: int, count: int, **s
     trace = Trace(draw_requests(workload, count, seed, "workload"))
     assert trace.rate_rps is not None
     requests = trace.requests_at(count=count, scale=rate / trace.rate_rps)
-    return simulate(
-        scheduler, requests, ModelOptions(), serving=read_serving(settings), objectives=SLO
-    ).to_dict()
+    setup = ServingSetup(serving=read_serving(settings))
+    return simulate(scheduler, requests, setup, measuring=ExchangeMeasuring(objectives=SLO)).to_dict()
 
 
 def spread(values: Iterable[float], digits: int) -> str:

@@ -20,7 +20,7 @@ OPTIONAL: Final = ("shape", "turn", "text")
 STRING, INT, SMALL, BOOL, DOUBLE = "string", "int64", "int32", "bool", "double"
 
 
-class Unit(Enum):
+class Conversion(Enum):
     """How the value of an exchange becomes that of the column."""
 
     SAME = "unchanged"
@@ -47,7 +47,7 @@ class Column:
     """Type as in FORMAT.md; `schema.py` has the types of Arrow."""
     path: str = ""
     """Path of the attribute of the Exchange that the column holds, and into which it is read back."""
-    unit: Unit = Unit.SAME
+    conversion: Conversion = Conversion.SAME
     level: str = "none"
     """Lowest privacy level that stores the column: none, shape or full. The level
     `coarse` stores the same columns as `shape`."""
@@ -79,11 +79,11 @@ class Column:
 
 
 def _offset_column(name: str, path: str) -> Column:
-    return Column(name, INT, path, Unit.OFFSET, coarse=Coarse.TIME, distinct=True)
+    return Column(name, INT, path, Conversion.OFFSET, coarse=Coarse.TIME, distinct=True)
 
 
 def _duration_column(name: str, path: str, *, coarse: Coarse = Coarse.SAME, distinct: bool = True) -> Column:
-    return Column(name, INT, path, Unit.DURATION, coarse=coarse, distinct=distinct)
+    return Column(name, INT, path, Conversion.DURATION, coarse=coarse, distinct=distinct)
 
 
 def _arrival_mono_ns(x: Exchange) -> int | None:

@@ -189,7 +189,7 @@ class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 "capture.total_bytes",
                 f"is {self.total_bytes:,}, less than twice capture.rotate_bytes ({self.rotate_bytes:,})",
                 "increase capture.total_bytes, or reduce capture.rotate_bytes",
-            )  # fmt: skip
+            )
 
     def _check_pair_key(self, key: str) -> None:
         if len(key) < PAIR_KEY_CHARS_MIN:

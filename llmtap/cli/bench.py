@@ -8,13 +8,14 @@ Defines a command for each test, `all`, `list`, `init` and `compliance`. A run o
 import asyncio
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import msgspec
 import typer
-from msgspec import Struct
+from msgspec import UNSET, Struct, structs
 
 from llmtap.bench.run.test import TESTS
 from llmtap.cli.flags import command
@@ -35,15 +36,18 @@ from llmtap.cli.shared import (
     write_output,
 )
 from llmtap.errors import ConfigError, ExitCode
+from llmtap.json_types import json_value
 from llmtap.load.options import Seed, validate_warmup
 from llmtap.options.fields import opt
 
 if TYPE_CHECKING:
+    from llmtap.bench.report.documents import BenchDocument, DocumentVerdict, NotRun
     from llmtap.bench.run.perform import Bench
     from llmtap.bench.sut.sut import BenchFile
     from llmtap.cli.progress import ProgressLines
     from llmtap.gates.regression import Tolerances
-    from llmtap.report.gates import ChangeRow
+    from llmtap.gates.requirements import Requirements
+    from llmtap.report.gates import JudgedChange, RequirementRow
 
 _ALL: Final = "all"
 
@@ -243,46 +247,58 @@ def _run(
             _exit_after_stop(place, resume_command, signals)
         raise typer.Exit(compare_folders(place / "a", [place / "b"], outputs))
 
-    def write_pages(document: dict[str, Any]) -> None:
+    def write_pages(document: "BenchDocument") -> None:
         """Write the reports into the results folder. They cover all tests in it, including earlier runs."""
-        full_document = document
-        if document["tests"] and not document.get("stopped"):
-            full_document = load_document(place) | {"not_run": document["not_run"]}
-        write_output("--results", place / "report.md", bench_texts(full_document)["--markdown"]())
-        write_output("--results", place / "minimum.txt", minimum_text(full_document).rstrip("\n"))
+        if document.tests and document.stopped is not True:
+            stored = load_document(place)
+            document = structs.replace(stored, not_run=document.not_run)
+        shown = json_value(document)
+        write_output("--results", place / "report.md", bench_texts(shown)["--markdown"]())
+        write_output("--results", place / "minimum.txt", minimum_text(shown).rstrip("\n"))
 
-    def write_report(document: dict[str, Any]) -> None:
+    def write_report(document: "BenchDocument") -> None:
         write_pages(document)
-        outputs.write(bench_texts(document))
+        outputs.write(bench_texts(json_value(document)))
 
     with watching_progress() as watcher:
         bench_run = Bench(
             file, Folder(place), watcher, runs=how.runs, again=system.again, on_report=write_report, **options
         )
-        try:
+        document: BenchDocument | None = None
+        with suppress(Interrupted):
             document = asyncio.run(_perform(bench_run, watcher, names, signals))
-        except Interrupted:
-            document = {"tests": [], "stopped": True}
-    rows = requirements.add_to_tests(document)
-    if document["tests"] or not document["stopped"]:
-        write_pages(document)
-        outputs.write_or_show(bench_texts(document), lambda: _show(document, place))
-    if document.get("stopped"):
+    if document is None:
         _exit_after_stop(place, resume_command, signals)
-    has_begun = any(test["begun"] for test in document["not_run"])
-    if requirements and not has_begun:
+    rows = judged_loads(document, requirements)
+    if document.tests or not document.stopped:
+        write_pages(document)
+        shown = json_value(structs.replace(document, requirements=rows or UNSET))
+        outputs.write_or_show(bench_texts(shown), lambda: _show(shown, place))
+    if document.stopped:
+        _exit_after_stop(place, resume_command, signals)
+    if requirements and not any(test.begun for test in document.not_run):
         # If there are requirements, only these decide which figures must be valid.
         raise typer.Exit(exit_code(None, rows))
-    raise typer.Exit(exit_code_of(document))
+    raise typer.Exit(exit_code_of(document.verdict, document.not_run))
 
 
-def exit_code_of(document: dict[str, Any]) -> ExitCode:
+def judged_loads(document: "BenchDocument", requirements: "Requirements") -> "list[RequirementRow]":
+    """Judge the load that represents each test."""
+    return [
+        row
+        for report in document.tests
+        for row in requirements.judge(
+            next((step.result for step in report.steps if step.name == report.main), {}), report.test
+        )
+    ]
+
+
+def exit_code_of(verdict: "DocumentVerdict", not_run: "Sequence[NotRun]") -> ExitCode:
     """Return the exit code of a benchmark. A test that began but could not be completed counts as failed."""
-    verdict = document["verdict"]
     return ExitCode.of_run(
-        failed=verdict["failed"] or any(test["begun"] for test in document["not_run"]),
-        missed=bool(verdict["missed"]),
-        not_valid=not verdict["valid"],
+        failed=verdict.failed or any(test.begun for test in not_run),
+        missed=bool(verdict.missed),
+        not_valid=not verdict.valid,
     )
 
 
@@ -403,7 +419,7 @@ def init(
 
 async def _perform(
     bench_run: "Bench", watcher: "ProgressLines", names: list[str], signals: ReceivedSignals
-) -> dict[str, Any]:
+) -> "BenchDocument":
     def stop() -> None:
         watcher.stopping()
         bench_run.stop()
@@ -468,7 +484,7 @@ def compare_folders(
 
     result = compare_results(base, others)
     comparison = msgspec.to_builtins(result)
-    judged: list[ChangeRow] = []
+    judged: list[JudgedChange] = []
     if tolerances is not None:
         judged = judge_tests(tolerances, comparison)
         comparison = msgspec.to_builtins(msgspec.structs.replace(result, regression=judged))
@@ -502,7 +518,7 @@ def _resume_command(place: Path) -> str:
     return shlex.join(["llmtap", *arguments])
 
 
-def bench_texts(document: dict[str, Any]) -> dict[str, Callable[[], str]]:
+def bench_texts(document: Mapping[str, Any]) -> dict[str, Callable[[], str]]:
     """Return, for each output option (`--json`, `--html`), a function that renders the document for it."""
 
     def html() -> str:
@@ -518,7 +534,7 @@ def bench_texts(document: dict[str, Any]) -> dict[str, Callable[[], str]]:
     return {"--json": lambda: json_text(document), "--html": html, "--markdown": markdown}
 
 
-def _show(document: dict[str, Any], folder: Path) -> None:
+def _show(document: Mapping[str, Any], folder: Path) -> None:
     from llmtap.bench.report.texts import minimum_text
     from llmtap.report.bench import render_bench
 

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Iterator
 from functools import partial
 from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -329,10 +330,10 @@ def exo_blocks(result: "ExoResult") -> "Iterator[Note | Table]":
     if any(row.concurrency > 1 for row in rows):
         legend += "; agg: the fastest one's rate x concurrency"
     yield Note(legend, "dim")
-    energy = result.system_metrics["energy"]
+    energy = result.system_metrics.energy
     if energy is not None:
-        joules, seconds, watts = (energy[name] for name in ("joules", "inference_seconds", "average_power_w"))
-        yield Note(f"energy  {joules:,.1f} J in {seconds:,.1f} s: {watts:,.1f} W")
+        watts = f"{energy.average_power_w:,.1f} W"
+        yield Note(f"energy  {energy.joules:,.1f} J in {energy.inference_seconds:,.1f} s: {watts}")
     yield from _notes(result)
 
 
@@ -389,14 +390,12 @@ def _notes(result: "ExoResult") -> "Iterator[Note]":
 
     yield from (Note(f"note: {note}") for note in result.cluster["bench"]["notes"])
     batches = [run.batch for run in result.runs if run.concurrent_index == 0]
-    findings = sorted(
-        (finding for batch in batches for finding in batch.findings), key=lambda finding: finding["what"]
-    )
-    for _, alike in groupby(findings, key=lambda finding: finding["what"]):
+    findings = sorted((finding for batch in batches for finding in batch.findings), key=attrgetter("what"))
+    for _, alike in groupby(findings, key=attrgetter("what")):
         of_kind = list(alike)
-        worst = max(of_kind, key=lambda finding: abs(finding["figure"] - finding["limit"]))
+        worst = max(of_kind, key=lambda finding: abs(finding.figure - finding.limit))
         n = f"{len(of_kind):,} of {len(batches):,}"
-        yield Note(f"warning: in {n} batches, at worst: {worst['says']}", "yellow")
+        yield Note(f"warning: in {n} batches, at worst: {worst.says}", "yellow")
     if spoiled := sorted({figure for run in result.runs for figure in run.not_valid}):
         yield Note(f"verdict: not valid: {', '.join(spoiled)}", "red")
     elif result.runs:

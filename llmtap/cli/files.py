@@ -33,6 +33,7 @@ from llmtap.report.document import Table
 if TYPE_CHECKING:
     from llmtap.exchange.exchange import Exchange
     from llmtap.protocol.dialects.table.declaration import DialectTable
+    from llmtap.traces.convert import Report
 
 
 _CONVERT_EPILOG = """\
@@ -185,12 +186,12 @@ def _show_formats(json: str | None) -> None:
     print_table(Table(columns, cells))
 
 
-def _show_report(report: Any, *, json: str | None, to_stderr: bool) -> None:
+def _show_report(report: "Report", *, json: str | None, to_stderr: bool) -> None:
     from llmtap.units import format_bytes
 
     out = sys.stderr if to_stderr else sys.stdout
     if json is not None:
-        print_json(report.to_dict(), json, out)
+        print_json(report, json, out)
         return
     rate = report.rows_read / report.seconds if report.seconds else 0
     print(

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import Struct
+
 from llmtap.capture.read.streams import open_input
 from llmtap.cli.shared import Outputs, json_text, print_rich
 from llmtap.errors import ConfigError
@@ -34,6 +36,28 @@ _FIGURES: Final = {
 }
 VALUES_MAX: Final = 20_000_000
 """Maximum number of values of a tag in a comparison: all of them are kept in a list for the intervals."""
+
+
+class LogFigure(Struct, frozen=True):
+    """A percentile of two logs in seconds, with the interval of the difference b - a."""
+
+    tag: str
+    figure: str
+    n_a: int
+    n_b: int
+    a: float
+    b: float
+    difference: float
+    low: float | None
+    high: float | None
+
+
+class LogComparison(Struct, frozen=True):
+    """Comparison of the log `b` with the log `a`."""
+
+    a: str
+    b: str
+    figures: list[LogFigure]
 
 
 def _read(place: str, unit: str) -> dict[str, Histogram]:
@@ -68,17 +92,13 @@ def show_logs(places: Sequence[str], outputs: Outputs, unit: str) -> None:
 def compare_logs(places: Sequence[str], outputs: Outputs, unit: str) -> None:
     """Compare the first log with each other one by tag. A difference is other - first, with its interval."""
     (first, base), *others = [(place, _read(place, unit)) for place in places]
-    comparisons: list[dict[str, Any]] = [
-        {"a": first, "b": place, "figures": list(_differences(base, other))} for place, other in others
-    ]
+    comparisons = [LogComparison(first, place, list(_differences(base, other))) for place, other in others]
     rows = [
-        [
-            f"{one['tag'] or 'all'} {one['figure']}", comparison["b"], f"{one['n_a']:,}", f"{one['n_b']:,}",
-            *(milliseconds(one[name]) for name in ("a", "b", "difference", "low", "high")),
-        ]
+        [f"{one.tag or 'all'} {one.figure}", comparison.b, f"{one.n_a:,}", f"{one.n_b:,}"]
+        + [milliseconds(value) for value in (one.a, one.b, one.difference, one.low, one.high)]
         for comparison in comparisons
-        for one in comparison["figures"]
-    ]  # fmt: skip
+        for one in comparison.figures
+    ]
     heads = ("ms", "log", "n before", "n", "before", "now", "difference", "low", "high")
     document = _document(
         "Comparison of HdrHistograms",
@@ -89,7 +109,7 @@ def compare_logs(places: Sequence[str], outputs: Outputs, unit: str) -> None:
     _write_outputs(outputs, {"comparisons": comparisons}, document)
 
 
-def _differences(a: Mapping[str, Histogram], b: Mapping[str, Histogram]) -> Iterator[dict[str, Any]]:
+def _differences(a: Mapping[str, Histogram], b: Mapping[str, Histogram]) -> Iterator[LogFigure]:
     for tag in (tag for tag in a if tag in b):
         ordered = [_ordered_values(tag, side[tag]) for side in (a, b)]
         for figure, share in QUANTILES.items():
@@ -97,11 +117,8 @@ def _differences(a: Mapping[str, Histogram], b: Mapping[str, Histogram]) -> Iter
             if intervals[0] is None or intervals[1] is None:
                 continue
             low, high = difference_interval(intervals[0], intervals[1]) if tag not in GAPS else (None, None)
-            yield {
-                "tag": tag, "figure": figure, "n_a": len(ordered[0]), "n_b": len(ordered[1]),
-                "a": intervals[0].value, "b": intervals[1].value,
-                "difference": intervals[1].value - intervals[0].value, "low": low, "high": high,
-            }  # fmt: skip
+            (n_a, n_b), before, after = map(len, ordered), intervals[0].value, intervals[1].value
+            yield LogFigure(tag, figure, n_a, n_b, before, after, after - before, low, high)
 
 
 def _ordered_values(tag: str, histogram: Histogram) -> list[float]:

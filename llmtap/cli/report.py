@@ -21,7 +21,7 @@ from msgspec import Struct
 from llmtap.capture.columns import BY
 from llmtap.cli.flags import command
 from llmtap.cli.main import app
-from llmtap.cli.options import GoalOptions, Json, ReaderOptions
+from llmtap.cli.options import GoalOptions, OutputOptions, ReaderOptions
 from llmtap.cli.shared import (
     Outputs,
     SeveralValues,
@@ -35,6 +35,7 @@ from llmtap.cli.shared import (
     write_output,
 )
 from llmtap.errors import ConfigError, ExitCode
+from llmtap.json_types import json_value
 from llmtap.load.options import SourceFormat
 from llmtap.options.fields import flags_given, opt
 
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from llmtap.gates.regression import Tolerances
     from llmtap.gates.requirements import Requirements
     from llmtap.meter.recorded_experiment import RecordedExperiment
-    from llmtap.report.gates import ChangeRow
+    from llmtap.report.gates import JudgedChange
 
 RESULT_BYTES_MAX: Final = 256 << 20
 """Maximum size of a file that is read as a result. A result has a few MB: one value per second and series."""
@@ -134,10 +135,9 @@ class _SourceOptions(Struct, frozen=True, kw_only=True):
     skip_broken: Annotated[bool, opt("Skip files that cannot be read, and list their names.")] = False
 
 
-class _ReportOutputs(Struct, frozen=True, kw_only=True):
+class _ReportOutputs(OutputOptions, frozen=True, kw_only=True):
     """Files of the report."""
 
-    json: Json = None
     html: Annotated[
         str | None,
         opt(
@@ -159,9 +159,6 @@ class _ReportOutputs(Struct, frozen=True, kw_only=True):
         Path | None,
         opt("HdrHistogram log with the times of a replay's result in ns, a tag for each metric.", "FILE"),
     ] = None
-
-    def outputs(self, csv: str | None = None) -> Outputs:
-        return Outputs(json=self.json, html=self.html, markdown=self.markdown, csv=csv)
 
 
 class _ComparisonOptions(Struct, frozen=True, kw_only=True):
@@ -667,14 +664,15 @@ def _refuse_bench(places: list[str]) -> None:
 
 def _show_bench(folder: Path, outputs: Outputs, requirements: "Requirements") -> None:
     from llmtap.bench.report.report import load_document
-    from llmtap.cli.bench import bench_texts
+    from llmtap.cli.bench import bench_texts, judged_loads
     from llmtap.gates.requirements import exit_code
     from llmtap.report.bench import render_bench
 
     with _convert_result_errors(str(folder)):
         document = load_document(folder)
-        rows = requirements.add_to_tests(document)
-        outputs.write_or_show(bench_texts(document), lambda: print_rich(render_bench(document)))
+        rows = judged_loads(document, requirements)
+        shown = json_value(msgspec.structs.replace(document, requirements=rows or msgspec.UNSET))
+        outputs.write_or_show(bench_texts(shown), lambda: print_rich(render_bench(shown)))
     _exit(exit_code(None, rows))
 
 
@@ -727,7 +725,7 @@ def _compare_replays(
     labels = names if len(set(names)) == len(names) else places
     named = {label: stored for label, place in zip(labels, places, strict=True) if (stored := results[place])}
     comparison = compare_replays(named)
-    judged: list[ChangeRow] = []
+    judged: list[JudgedChange] = []
     if tolerances is not None:
         judged = judge_replays(tolerances, named, compare_replays)
         comparison = msgspec.structs.replace(comparison, regression=judged)

@@ -345,11 +345,11 @@ def top(
 def _print(options: "TopOptions", *, json: str | None) -> None:
     from llmtap.top.plain import fetch_documents, print_once
 
-    documents = fetch_documents(options)
+    data = fetch_documents(options)
     if json is not None:
-        print_json(documents, json)
+        print_json({"admin": options.url, "summary": data.summary, **data.details}, json)
     else:
-        print_once(documents, terminal=sys.stdout.isatty())
+        print_once(options.url, data, terminal=sys.stdout.isatty())
 
 
 def _watch(options: "TopOptions") -> None:

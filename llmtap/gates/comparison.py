@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
-from llmtap.report.gates import ChangeRow
+from llmtap.report.gates import JudgedChange
 
 
 class ComparedResult(Struct, frozen=True):
@@ -78,7 +78,7 @@ class ReplayComparison(Struct, frozen=True):
 
     results: list[ComparedResult]
     comparisons: list[PairComparison]
-    regression: list[ChangeRow] | UnsetType = UNSET
+    regression: list[JudgedChange] | UnsetType = UNSET
     """Judged changes (`--fail-if-worse`); absent if none were requested."""
 
     @property

@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from msgspec.structs import asdict
+
 from llmtap.errors import ConfigError, ExitCode
 from llmtap.gates.comparison import ReplayComparison
 from llmtap.gates.figures import figure_named, validity_of
 from llmtap.gates.requirements import load_failed
-from llmtap.report.gates import ChangeRow
+from llmtap.report.gates import Change, JudgedChange
 
 _Json = Mapping[str, Any]
 EVERY: Final = "all"
@@ -35,32 +37,6 @@ _ITEM: Final = re.compile(r"(?:([A-Za-z][\w.]*):)?(\d+(?:\.\d+)?)%?")
 _UNITS: Final = {"s": "ms", "share": "%"}
 _NO_INTERVAL: Final = "has no interval"
 _OPEN: Final = "too few samples: the end of the interval that decides is open"
-
-
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """Difference of one figure between two results, with what is needed to judge whether it is worse."""
-
-    of: str
-    """What the figure is of: a metric, a test or a load."""
-    figure: str
-    unit: str
-    better: str
-    main: bool
-    """Whether the change is judged if the user names no figure."""
-    reason: str
-    a: float | None
-    b: float | None
-    difference: float | None
-    low: float | None
-    high: float | None
-    level: float
-
-    @property
-    def deciding_end(self) -> float | None:
-        """The better end of the interval: the figure is worse only if even this end is beyond the
-        tolerance."""
-        return self.low if self.better == "lower" else self.high
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +71,7 @@ class Tolerances:
 
 def judge_replays(
     tolerances: Tolerances, results: Mapping[str, _Json], compare: Callable[..., ReplayComparison]
-) -> list[ChangeRow]:
+) -> list[JudgedChange]:
     """Judge the change of each result from the first result. `results`: by label.
 
     `compare`: the function `compare_replays`, called with the level of its intervals. Raises ConfigError if a
@@ -103,32 +79,34 @@ def judge_replays(
     """
     for name in tolerances.shares:
         figure_named(name, "--fail-if-worse")
-    plain = _replay_rows(compare(results), results)
-    places = list(_places_to_judge(plain, tolerances))
-    joint = _replay_rows(compare(results, level=1 - ALPHA / max(1, len(places))), results)
+    plain = replay_changes(compare(results), results)
+    main = [change.figure in DEFAULT_FIGURES for change in plain]
+    places = list(_places_to_judge(plain, main, tolerances))
+    joint = replay_changes(compare(results, level=1 - ALPHA / max(1, len(places))), results)
     return [_judged_change(joint[i], tolerances) for i in places]
 
 
-def judge_tests(tolerances: Tolerances, document: _Json) -> list[ChangeRow]:
+def judge_tests(tolerances: Tolerances, document: _Json) -> list[JudgedChange]:
     """Judge the comparisons in a document of benchmarks: the named figures, or the main
     figures of each test."""
-    rows = [
-        _Change(
+    compared = [(test, row) for test in document["tests"] for row in test["comparisons"]]
+    changes = [
+        Change(
             of=" ".join(filter(None, (row["b_system"], test["test"], row["step"]))),
             figure=row["figure"].lower().replace(",", "").replace(" ", "_"),
             unit=_UNITS.get(row["unit"], ""),
             better=row["better"],
-            main=row["key"],
             reason=(test["invalid"] or test["unlike"] or [""])[0],
             **{name: row[name] for name in ("a", "b", "difference", "low", "high", "level")},
         )
-        for test in document["tests"]
-        for row in test["comparisons"]
+        for test, row in compared
     ]
-    return [_judged_change(rows[i], tolerances) for i in _places_to_judge(rows, tolerances)]
+    places = _places_to_judge(changes, [row["key"] for _, row in compared], tolerances)
+    return [_judged_change(changes[i], tolerances) for i in places]
 
 
-def _replay_rows(comparison: ReplayComparison, results: Mapping[str, _Json]) -> list[_Change]:
+def replay_changes(comparison: ReplayComparison, results: Mapping[str, _Json]) -> list[Change]:
+    """Return the changes of a comparison. `results`: by label."""
     rows = []
     for pair in comparison.comparisons:
         for row in pair.figures:
@@ -136,12 +114,11 @@ def _replay_rows(comparison: ReplayComparison, results: Mapping[str, _Json]) -> 
             validity = [(label, validity_of(figure, results[label])) for label in (pair.a, pair.b)]
             reasons = [f"{label}: {of.reason}" for label, of in validity if of.state == "not_valid"]
             rows.append(
-                _Change(
+                Change(
                     of=pair.b,
                     figure=row.key,
                     unit=figure.unit.value,
                     better=figure.better,
-                    main=row.key in DEFAULT_FIGURES,
                     reason="; ".join(reasons),
                     a=row.a,
                     b=row.b,
@@ -154,7 +131,13 @@ def _replay_rows(comparison: ReplayComparison, results: Mapping[str, _Json]) -> 
     return rows
 
 
-def _places_to_judge(rows: Sequence[_Change], tolerances: Tolerances) -> Iterator[int]:
+def _deciding_end(change: Change) -> float | None:
+    """Return the better end of the interval: the figure is worse only if even this end is beyond the
+    tolerance."""
+    return change.low if change.better == "lower" else change.high
+
+
+def _places_to_judge(rows: Sequence[Change], main: Sequence[bool], tolerances: Tolerances) -> Iterator[int]:
     """Yield the indexes of the rows to judge: the named figures, or the main figures with a usable interval.
 
     Raises ConfigError if a named figure is not compared.
@@ -165,13 +148,13 @@ def _places_to_judge(rows: Sequence[_Change], tolerances: Tolerances) -> Iterato
             hint = f"its figures are {', '.join(known)}"
             raise ConfigError("--fail-if-worse", f"the comparison has no figure {name}", hint)
     for i, row in enumerate(rows):
-        by_default = not tolerances.shares and row.main and row.deciding_end is not None
+        by_default = not tolerances.shares and main[i] and _deciding_end(row) is not None
         if by_default or row.figure in tolerances.shares:
             yield i
 
 
-def _judged_change(row: _Change, tolerances: Tolerances) -> ChangeRow:
-    share, end, reason = tolerances.share(row.figure), row.deciding_end, row.reason
+def _judged_change(row: Change, tolerances: Tolerances) -> JudgedChange:
+    share, end, reason = tolerances.share(row.figure), _deciding_end(row), row.reason
     if not reason and end is None:
         reason = _NO_INTERVAL if row.low is None and row.high is None else _OPEN
     if reason or end is None or row.a is None:
@@ -179,24 +162,11 @@ def _judged_change(row: _Change, tolerances: Tolerances) -> ChangeRow:
     else:
         worsening = end if row.better == "lower" else -end
         state = "worse" if worsening > share * abs(row.a) else "not_worse"
-    return ChangeRow(
-        of=row.of,
-        figure=row.figure,
-        unit=row.unit,
-        better=row.better,
-        reason=reason,
-        a=row.a,
-        b=row.b,
-        difference=row.difference,
-        low=row.low,
-        high=row.high,
-        level=row.level,
-        tolerance=share,
-        state=state,
-    )
+    fields = asdict(row) | {"reason": reason}
+    return JudgedChange(**fields, tolerance=share, state=state)
 
 
-def regression_code(verdicts: Sequence[_Json], rows: Sequence[ChangeRow], *, differ: bool) -> ExitCode:
+def regression_code(verdicts: Sequence[_Json], rows: Sequence[JudgedChange], *, differ: bool) -> ExitCode:
     """Return the exit code of a comparison. `differ`: whether the loads differ."""
     limited = any(row.figure == "error_rate" for row in rows)
     return ExitCode.of_run(

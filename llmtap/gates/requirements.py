@@ -121,21 +121,6 @@ class Requirements:
             result["requirements"] = rows
         return rows
 
-    def add_to_tests(self, document: MutableMapping[str, Any]) -> list[RequirementRow]:
-        """Judge the main load of each test in a document of benchmarks; add the rows to
-        the document, as `add_to`."""
-        tests = document.get("tests") or ()
-        rows = [row for test in tests for row in self.judge(_main_load(test), test["test"])]
-        if rows:
-            document["requirements"] = rows
-        return rows
-
-
-def _main_load(test: _Json) -> _Json:
-    """Return the result of the load that represents a test; empty if there is none."""
-    loads = [step["result"] for step in test.get("steps") or () if step["name"] == test.get("main")]
-    return loads[0] if loads else {}
-
 
 def _judged_requirement(one: Condition, result: _Json, label: str) -> RequirementRow:
     value, validity = one.figure.value(result), validity_of(one.figure, result)

@@ -29,7 +29,6 @@ from llmtap.json_types import JsonObject
 from llmtap.load.options import BodyOptions, Server
 from llmtap.load.sending import PATHS
 from llmtap.workload.destinations import endpoint_of_body
-from llmtap.workload.plan import SET_BY
 from llmtap.workload.prompts.fitting import FittedPrompt, FittedSource, in_batches
 from llmtap.workload.prompts.prompt import Prompt, PromptSource
 from llmtap.workload.prompts.tokenizer import as_text
@@ -44,7 +43,7 @@ _STREAMED: Final = frozenset({"chat.completions", "completions", "responses", "m
 """Endpoints whose answer is a stream if the body has `"stream": true`."""
 _INCLUDE_USAGE: Final = frozenset({"chat.completions", "completions"})
 """Endpoints of `_STREAMED` whose streams report token usage only if `stream_options` requests it."""
-_LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -217,32 +216,6 @@ class BodyMaker:
                 "use --endpoint completions, or give the --tokenizer whose ids they are",
             )
         return text
-
-
-def parse_body_fields(texts: Sequence[str]) -> dict[str, msgspec.Raw]:
-    """Parse `NAME=JSON` fields. Raises ConfigError for invalid JSON, a duplicate, or a field that another
-    option sets."""
-    fields: dict[str, msgspec.Raw] = {}
-    place = "--body-field"
-    for text in texts:
-        name, equals, value = text.partition("=")
-        name = name.strip()
-        if not equals or not name:
-            raise ConfigError(place, f"expected NAME=JSON, got {text!r}", "such as top_p=0.9")
-        if name in SET_BY and name not in _LIMITS:
-            raise ConfigError(place, f"{name} cannot be set by {place}, because {SET_BY[name]} sets it")
-        if name in fields:
-            raise ConfigError(place, f"{name} is given twice")
-        try:
-            decoded = msgspec.json.decode(value)
-        except (ValueError, RecursionError):
-            raise ConfigError(
-                place,
-                f"the value of {name} is not JSON",
-                f"""write a text with quotes of its own: '{name}="text"'""",
-            ) from None
-        fields[name] = msgspec.Raw(_encode(decoded))
-    return fields
 
 
 def server_of(models: bytes) -> Server:

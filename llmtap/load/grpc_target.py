@@ -22,6 +22,7 @@ from llmtap.exchange.exchange import OUTPUT, Exchange, Timeline, Tokens
 from llmtap.exchange.observer import EVENTS_MAX
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 from llmtap.exchange.verdict import TOKENS_MAX, Interventions, remove_implausible
+from llmtap.load.options import BodyOptions, SendingOptions
 from llmtap.load.sending import ANSWER_BYTES_MAX, Lateness
 from llmtap.protocol.delta import Verdict
 from llmtap.protocol.sse import EVENT_BYTES_MAX
@@ -31,8 +32,10 @@ from llmtap.units import NS_PER_S
 from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.tokenizer import as_text
 
-TIMEOUT_NS: Final = 600 * NS_PER_S
 MESSAGE_BYTES_MAX: Final = EVENT_BYTES_MAX
+
+_SENDING: Final = SendingOptions()
+_BODIES: Final = BodyOptions()
 
 mono_ns = SystemClock.mono_ns
 
@@ -43,12 +46,12 @@ class GrpcTarget:
     def __init__(
         self,
         url: str,
+        options: SendingOptions = _SENDING,
+        bodies: BodyOptions = _BODIES,
         *,
-        model: str | None = None,
         ca: str | None = None,
         headers: Sequence[tuple[bytes, bytes]] = (),
         exact_output: bool = False,
-        timeout_ns: int = TIMEOUT_NS,
         name: str = "load",
     ) -> None:
         """`url`: `grpc://host:port`, or `grpcs://` for TLS. `ca`: PEM file of trusted CAs.
@@ -58,22 +61,22 @@ class GrpcTarget:
         """
         address, tls = parse_grpc(url)
         self._metadata = metadata_of(headers)
-        self.model = model
+        self.model = bodies.model
         self._exact_output = exact_output
-        self._timeout_ns = timeout_ns
+        self._timeout_ns = options.timeout
         self._name = name
         self._seq = 0
         self.lateness = Lateness(asyncio.get_running_loop(), kernel=False)
-        options = (
+        channel_options = (
             ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
             ("grpc.enable_retries", 0),
             ("grpc.use_local_subchannel_pool", 1),
         )
         if tls:
             trusted = grpc.ssl_channel_credentials(None if ca is None else Path(ca).read_bytes())
-            self._channel = grpc.aio.secure_channel(address, trusted, options=options)
+            self._channel = grpc.aio.secure_channel(address, trusted, options=channel_options)
         else:
-            self._channel = grpc.aio.insecure_channel(address, options=options)
+            self._channel = grpc.aio.insecure_channel(address, options=channel_options)
         # The method takes one request message. Call it with a stream of requests: the bytes are the same, and
         # only such a call reports when gRPC has accepted the message.
         self._call = self._channel.stream_stream(METHOD)

@@ -73,10 +73,36 @@ def validate_warmup(text: str) -> str:
     return text
 
 
-def _body_fields(texts: Sequence[str]) -> dict[str, msgspec.Raw]:
-    from llmtap.load.bodies import parse_body_fields
+LIMIT_FIELDS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+"""Members of a body that limit the output. `--body-field` may set them."""
 
-    return parse_body_fields(texts)
+
+def parse_body_fields(texts: Sequence[str]) -> dict[str, msgspec.Raw]:
+    """Parse `NAME=JSON` fields. Raises ConfigError for invalid JSON, a duplicate, or a field that another
+    option sets."""
+    from llmtap.workload.plan import SET_BY
+
+    fields: dict[str, msgspec.Raw] = {}
+    place = "--body-field"
+    for text in texts:
+        name, equals, value = text.partition("=")
+        name = name.strip()
+        if not equals or not name:
+            raise ConfigError(place, f"expected NAME=JSON, got {text!r}", "such as top_p=0.9")
+        if name in SET_BY and name not in LIMIT_FIELDS:
+            raise ConfigError(place, f"{name} cannot be set by {place}, because {SET_BY[name]} sets it")
+        if name in fields:
+            raise ConfigError(place, f"{name} is given twice")
+        try:
+            decoded = msgspec.json.decode(value)
+        except (ValueError, RecursionError):
+            raise ConfigError(
+                place,
+                f"the value of {name} is not JSON",
+                f"""write a text with quotes of its own: '{name}="text"'""",
+            ) from None
+        fields[name] = msgspec.Raw(msgspec.json.encode(decoded))
+    return fields
 
 
 def _read_dialects(files: Sequence[str]) -> tuple[DialectTable, ...]:
@@ -111,7 +137,7 @@ BodyFields = Annotated[
         "Field to add to every request body, for example top_p=0.9; may be repeated.",
         "NAME=JSON",
         "--body-field",
-        parse=_body_fields,
+        parse=parse_body_fields,
     ),
 ]
 OwnDialects = Annotated[

@@ -24,7 +24,6 @@ from llmtap.load.sending import (
     check_fields,
     parse_target,
     protocol_of,
-    token_counter,
 )
 from llmtap.load.workers.worker_handle import WorkerSetup
 from llmtap.units import NS_PER_S
@@ -232,25 +231,18 @@ def make_prompt_sender(
     loop: asyncio.AbstractEventLoop, setup: WorkerSetup, tls: ssl.SSLContext | None
 ) -> PromptSender:
     """Return the sender for the protocol of the target. Raises ConfigError naming `--target`."""
-    options, url = setup.load.sending, setup.load.target.url
+    options, bodies, url = setup.load.sending, setup.load.bodies, setup.load.target.url
     common: dict[str, Any] = {
-        "model": setup.load.bodies.model,
         "headers": setup.headers,
         "exact_output": setup.exact_output,
-        "timeout_ns": options.timeout,
         "name": setup.name,
     }
     make_sender = partial(PromptSender, loop, name=setup.name, connect_timeout_ns=options.connect_timeout)
     if protocol_of(url) in WEBSOCKET:
         from llmtap.load.websocket import WebSocketTarget
 
-        connect_ns = options.connect_timeout
-        tokenizer = setup.load.bodies.tokenizer
-        common["count_tokens"] = None if tokenizer is None else token_counter(tokenizer)
-        return make_sender(
-            WebSocketTarget(url, clock=options.clock, tls=tls, connect_timeout_ns=connect_ns, **common)
-        )
+        return make_sender(WebSocketTarget(url, options, bodies, tls=tls, **common))
     # Imported here, because the import takes 33 ms and 14 MB.
     from llmtap.load.grpc_target import GrpcTarget
 
-    return make_sender(GrpcTarget(url, ca=setup.load.target.ca, **common))
+    return make_sender(GrpcTarget(url, options, bodies, ca=setup.load.target.ca, **common))

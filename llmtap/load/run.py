@@ -13,13 +13,14 @@ import asyncio
 import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from llmtap.clock import SystemClock
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
 from llmtap.load.endpoint_check import FIRST, NO_ENDPOINT, is_unanswerable
 from llmtap.load.http import Call, LoadSender
+from llmtap.load.options import LoadPlan
 from llmtap.load.prompt_sender import PromptCall, PromptSender
 from llmtap.net.pacing import Pacer, Waker
 from llmtap.units import NEVER, NS_PER_S
@@ -138,15 +139,23 @@ _SERVED: Final = frozenset({Outcome.COMPLETE, Outcome.REFUSED})
 mono_ns = SystemClock.mono_ns
 
 
+class RowRequest(NamedTuple):
+    """Request of a row. Each part but the body adds to those of the target."""
+
+    body: bytes
+    headers: Sequence[tuple[bytes, bytes]] = ()
+    path: bytes = b""
+    """Path on the target; empty for the target's own path."""
+
+
 class LoadRun:
     """One run on one loop.
 
     Args:
+        request: function that returns the request of a row.
         keep: function called with each exchange and its row.
-        paths: path of each row on the target, b"" for the target's own path; empty if all rows have this one.
+        load: its duration, its time to drain, and the share of failed requests that stops it.
         start_ns: monotonic time of the schedule's time 0.
-        drain_ns: time to wait for outstanding answers after `duration_ns`, or after the last request.
-        stop_errors: share of failures among the latest answers above which the run stops.
         check_endpoint: whether to stop if the first answers show that no request can be answered.
     """
 
@@ -154,27 +163,22 @@ class LoadRun:
         self,
         sender: LoadSender | PromptSender,
         schedule: Schedule,
-        body: Callable[[int], bytes],
+        request: Callable[[int], RowRequest],
         keep: Callable[[int, Exchange], None],
+        load: LoadPlan,
         *,
         start_ns: int,
-        duration_ns: int = NEVER,
-        drain_ns: int = NEVER,
-        headers: Callable[[int], list[tuple[bytes, bytes]]] | None = None,
-        paths: Sequence[bytes] = (),
-        stop_errors: float | None = None,
         check_endpoint: bool = False,
     ) -> None:
         self._sender = sender
         self._schedule = schedule
-        self._body = body
+        self._request = request
         self._keep_exchange = keep
-        self._headers = headers
-        self._paths = paths
         self.start_ns = start_ns
-        self._last_ns = NEVER if duration_ns == NEVER else start_ns + duration_ns
-        self._drain_ns = drain_ns
-        self._stop_errors = stop_errors
+        duration_ns, drain_ns = load.schedule.duration, load.schedule.drain
+        self._last_ns = NEVER if duration_ns is None else start_ns + duration_ns
+        self._drain_ns = NEVER if drain_ns is None else drain_ns
+        self._stop_errors = load.sending.stop_when.error_rate
         self._failed: deque[bool] = deque(maxlen=LATEST)
         self._checks = min(FIRST, schedule.rows_left) if check_endpoint else 0
         """Number of first requests that are checked: if all fail, the run stops. 0 after one succeeded."""
@@ -241,13 +245,14 @@ class LoadRun:
             row, due_ns = item
             if len(self._checked) < self._checks:
                 self._checked[row] = False
+            request = self._request(row)
             sender.send(
-                self._body(row),
+                request.body,
                 self._on_done,
                 row=row,
                 scheduled_ns=None if due_ns is None else start_ns + due_ns,
-                headers=() if self._headers is None else self._headers(row),
-                path=self._paths[row] if self._paths else b"",
+                headers=request.headers,
+                path=request.path,
                 on_answer=self._on_answered,
             )
             now_ns = mono_ns()

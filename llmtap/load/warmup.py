@@ -97,16 +97,15 @@ class WarmUp:
 async def warm_up(
     setup: WorkerSetup,
     requests: Requests,
-    body_begins: "array[int]",
-    body_ends: "array[int]",
+    bodies: "tuple[array[int], array[int]]",
     options: WarmUpOptions | None = None,
     progress: WarmUpProgress = lambda done, of, what: None,
     paths: Sequence[str] = (),
 ) -> WarmUp:
     """Send the rows of `requests` one after the other; their times and turns are ignored. The probe is row 0.
 
-    `paths` is the same as in `WorkerPool`. Raises the errors of `WorkerPool.run`, and ConfigError if the
-    target lacks the endpoint.
+    `bodies` and `paths` are the same as in `WorkerPool`. Raises the errors of `WorkerPool.run`, and
+    ConfigError if the target lacks the endpoint.
     """
     options = options or WarmUpOptions()
     if options.cold:
@@ -117,7 +116,7 @@ async def warm_up(
     async def send(
         rows: Sequence[int], slots: int, listener: Callable[[Progress], None] | None = None
     ) -> list[Exchange]:
-        return await _send_rows(setup, requests, (body_begins, body_ends), paths, rows, slots, listener)
+        return await _send_rows(setup, requests, bodies, paths, rows, slots, listener)
 
     result = WarmUp()
     if options.probe:
@@ -128,7 +127,7 @@ async def warm_up(
         if n <= 0:
             break
         began_ns = SystemClock.mono_ns()
-        rows = [number % len(body_begins) for number in range(sent, sent + n)]
+        rows = [number % len(requests) for number in range(sent, sent + n)]
         for x in await send(rows, options.slots, partial(_round_listener, progress, sent, sent + n)):
             if x.outcome in ENDED_WELL:
                 result.requests += 1
@@ -205,13 +204,13 @@ async def _send_probes(send: _Send, n: int) -> list[Probe]:
 async def _send_rows(
     setup: WorkerSetup,
     requests: Requests,
-    places: "tuple[array[int], array[int]]",
+    bodies: "tuple[array[int], array[int]]",
     paths: Sequence[str],
     rows: Sequence[int],
     slots: int,
     listener: Callable[[Progress], None] | None,
 ) -> list[Exchange]:
-    """Send these rows in order, `slots` at a time. `places`: begin and end of each row's body in the file."""
+    """Send these rows in order, `slots` at a time. `bodies`: begin and end of each row's body in the file."""
     change, load = msgspec.structs.replace, setup.load
     load = change(
         load,
@@ -222,9 +221,9 @@ async def _send_rows(
     setup = change(setup, load=load, open=slots, name=f"{setup.name}-warmup")
     tenants = [requests.tenants[row] for row in rows] if requests.tenants else []
     plan = Requests(array("q", [0] * len(rows)), tenants=tenants)
-    begins, ends = (array("q", [column[row] for row in rows]) for column in places)
+    begins, ends = (array("q", [column[row] for row in rows]) for column in bodies)
     own = [paths[row] for row in rows] if paths else ()
-    with WorkerPool(setup, plan, begins, ends, paths=own, keep=True) as pool:
+    with WorkerPool(setup, plan, (begins, ends), paths=own, keep=True) as pool:
         out = await pool.run(listener)
         if out.lost:
             raise LlmtapError(f"the sending process of the warm-up ended with status {out.lost[0]}")

@@ -15,7 +15,7 @@ import asyncio
 import base64
 import os
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
 
@@ -27,7 +27,8 @@ from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome, TokenSource
 from llmtap.json_types import JsonObject
-from llmtap.load.sending import ANSWER_BYTES_MAX, TOO_LONG, Lateness, protocol_of
+from llmtap.load.options import BodyOptions, SendingOptions
+from llmtap.load.sending import ANSWER_BYTES_MAX, TOO_LONG, Lateness, protocol_of, token_counter
 from llmtap.net.listener import failure_text
 from llmtap.net.pool import Attempt, Origin, Pool, parse_origin
 from llmtap.net.stream import Stream, keep_stamps_on
@@ -45,6 +46,9 @@ NORMAL: Final = (1000).to_bytes(2, "big")
 _ENDS: Final = frozenset(
     f"response.{how}" for how in ("completed", "incomplete", "failed", "cancelled", "done")
 )
+
+_SENDING: Final = SendingOptions()
+_BODIES: Final = BodyOptions()
 
 mono_ns = SystemClock.mono_ns
 
@@ -347,8 +351,6 @@ class WebSocketSession:
 
 
 _PATH: Final = "/v1/realtime"
-TIMEOUT_NS: Final = 600 * NS_PER_S
-CONNECT_TIMEOUT_NS: Final = 10 * NS_PER_S
 SWEEP_S: Final = 0.1
 
 _encode = msgspec.json.Encoder().encode
@@ -360,14 +362,11 @@ class WebSocketTarget:
     def __init__(
         self,
         url: str,
+        options: SendingOptions = _SENDING,
+        bodies: BodyOptions = _BODIES,
         *,
-        model: str | None = None,
         headers: Sequence[tuple[bytes, bytes]] = (),
         exact_output: bool = False,
-        count_tokens: Callable[[str], int] | None = None,
-        clock: str = "kernel",
-        timeout_ns: int = TIMEOUT_NS,
-        connect_timeout_ns: int = CONNECT_TIMEOUT_NS,
         tls: ssl.SSLContext | None = None,
         name: str = "load",
     ) -> None:
@@ -376,10 +375,10 @@ class WebSocketTarget:
         sent only with the upgrade. `exact_output`: also send `ignore_eos` and `min_tokens`.
         Raises ConfigError naming `--target`."""
         origin, path, named = parse_websocket_url(url)
-        self.model = model or named
+        self.model = bodies.model or named
         if origin.tls and tls is None:
             raise ConfigError("--target", "a wss:// target needs a TLS context")
-        kernel = clock == "kernel" and not origin.tls
+        kernel = options.clock == "kernel" and not origin.tls
         self.clock = "kernel" if kernel else "mono"
         self._realtime = protocol_of(url) == "realtime"
         query = f"?{urlencode({'model': self.model})}" if self.model and self._realtime else ""
@@ -387,8 +386,8 @@ class WebSocketTarget:
         self._authority = origin.authority
         self._headers = list(headers)
         self._exact_output = exact_output
-        self._count_tokens = count_tokens
-        self._timeout_ns = timeout_ns
+        self._count_tokens = None if bodies.tokenizer is None else token_counter(bodies.tokenizer)
+        self._timeout_ns = options.timeout
         self._name = name
         self._seq = 0
         loop = asyncio.get_running_loop()
@@ -401,7 +400,7 @@ class WebSocketTarget:
             clock=self.clock,
             idle_max=0,
             idle_ns=0,
-            connect_ns=connect_timeout_ns,
+            connect_ns=options.connect_timeout,
             tls=tls,
         )
         self._idle_sessions: list[WebSocketSession] = []

@@ -267,7 +267,6 @@ METRICS: Final = (
     ),
 )
 """All metrics, in the order of tables."""
-METRIC_OF: Final = {metric.name: metric for metric in METRICS}
 OF_AN_EXCHANGE: Final = tuple(metric for metric in METRICS if not metric.pooled)
 """Metrics that have one value in each exchange."""
 FAMILIES: Final = tuple(dict.fromkeys(metric.family for metric in METRICS if metric.family is not None))

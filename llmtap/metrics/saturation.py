@@ -13,7 +13,7 @@ Source: IETF draft, 5.2.3.1, 5.3.4, 5.5.3, 5.6.4, 5.9.4.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from math import exp, log, nan
+from math import exp, nan
 from typing import Final
 
 import numpy as np
@@ -161,12 +161,6 @@ def fit_quadratic(xs: Sequence[float], ys: Sequence[float]) -> QuadraticFit:
     fit = np.polynomial.Polynomial.fit(xs, ys, 2)
     c0, c1, c2 = (float(c) for c in fit.convert().coef)
     return QuadraticFit(c2, c1, c0, r_squared(ys, fit(np.asarray(xs, dtype=float))))
-
-
-def local_exponents(xs: Sequence[float], ys: Sequence[float]) -> list[float]:
-    """Return the exponent between neighbours: where it grows, one exponent does not describe the data."""
-    points = zip(xs, ys, strict=True)
-    return [log(y2 / y1) / log(x2 / x1) for (x1, y1), (x2, y2) in pairwise(points)]
 
 
 def per_thousand_tokens(

@@ -230,9 +230,7 @@ class SloClass:
         Prometheus."""
         tickets = [alarm for alarm in _TICKETS if reachable(self.target, alarm.factor)]
         silent = [alarm for alarm in _TICKETS if alarm not in tickets]
-        return replace(
-            self, alarms=(*self.alarms, *tickets), unreachable=(*self.unreachable, *silent)
-        )  # fmt: skip
+        return replace(self, alarms=(*self.alarms, *tickets), unreachable=(*self.unreachable, *silent))
 
 
 TENANTS_CACHED: Final = 10_000

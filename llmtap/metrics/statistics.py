@@ -24,7 +24,7 @@ from itertools import pairwise
 from math import ceil, exp, lgamma, log, pi, sqrt, tan
 from operator import mul
 from statistics import NormalDist
-from typing import Any, Final
+from typing import Final
 
 from llmtap.errors import ConfigError
 from llmtap.metrics.histogram import Histogram
@@ -303,7 +303,7 @@ class ArrivalFigures:
     """Whether the rate is that of the gaps, with the limit KS_95_OWN_MEAN."""
     autocorrelation: Autocorrelation | None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         correlation = self.autocorrelation
         return {
             "n": self.n, "span": self.span_ns / 1e9, "rate_rps": self.rate_rps,
@@ -335,13 +335,6 @@ class Punctuality:
     """Send minus planned time of sent requests: mean, min, max, p50, p90, p99; empty if none was sent."""
     early: int
     """Number of requests that were sent before their time."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "planned": self.planned, "sent": self.sent, "asked_rps": self.planned_rps,
-            "achieved_rps": self.achieved_rps, "ratio": self.ratio, "early": self.early,
-            "lateness": {name: value / 1e9 for name, value in self.late_ns.items()},
-        }  # fmt: skip
 
 
 def arrival_figures(times_ns: Sequence[int], *, rate_rps: float | None = None) -> ArrivalFigures:

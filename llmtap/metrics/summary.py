@@ -109,7 +109,6 @@ class AnswersWithoutDialect:
 
 
 _BURSTS: Final = {"n": "bursts", "streams": "burst_streams", "events": "burst_events"}
-DISAGREEMENTS: Final = ("ttft", "decode", "itl", "e2e")
 
 
 def clock_disagreement(x: Exchange, m: Measured) -> dict[str, int]:

@@ -102,7 +102,7 @@ FIGURES: Final = (
         "side calls",
         "Duration of the gateway's requests with another prompt, such as those of a guardrail.",
     ),
-)  # fmt: skip
+)
 """All figures, in the order of tables."""
 
 

@@ -5,7 +5,6 @@ Input: the JSON of `bench/report/report.py` (`render_bench`, `bench_html`) and o
 `bench/report/texts.py`, which uses the sentences on compliance, deviations and findings from here.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -261,7 +260,7 @@ def _main_tiles(report: _Json) -> Iterator[Tile]:
         values = [
             (row[0], row[table["heads"].index(head) if head else -1])
             for table in report.get("tables") or ()
-            if re.match(rf"Table {number_}\b", table["caption"]) and (not head or head in table["heads"])
+            if table["caption"].startswith(f"Table {number_}:") and (not head or head in table["heads"])
             for row in table["rows"]
             if row[0].endswith(label)
         ]
@@ -323,9 +322,7 @@ def guardrails_text(sut: _Json) -> str:
     """Return the state and names of prompt and response filters (IETF draft, 4.8.1)."""
     guardrails = sut.get("guardrails") or {}
     states = {True: "on", False: "off", None: NOT_DECLARED}
-    filters = [
-        f"{side} filter {states[guardrails.get(f'{side}_filter')]}" for side in ("input", "output")
-    ]  # fmt: skip
+    filters = [f"{side} filter {states[guardrails.get(f'{side}_filter')]}" for side in ("input", "output")]
     return ", ".join([*filters, *(guardrails.get("names") or ())])
 
 

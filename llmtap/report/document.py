@@ -214,7 +214,7 @@ class Axis(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether values are shares, which are shown in percent."""
 
 
-class Series(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class PlotSeries(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     name: str
     x: Sequence[Any]
     y: Sequence[float | None]
@@ -248,7 +248,7 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class Plot(msgspec.Struct, frozen=True, omit_defaults=True):
-    series: list[Series]
+    series: list[PlotSeries]
     x: Axis
     y: Axis
     hover: str = ""
@@ -396,14 +396,14 @@ def interval_text(low: float | None, high: float | None) -> str:
     return "" if high is None else f"{number(high)} or less"
 
 
-def _chart_series(chart: _Chart, one: Mapping[str, Any], i: int) -> Series:
+def _chart_series(chart: _Chart, one: Mapping[str, Any], i: int) -> PlotSeries:
     kind = chart["kind"]
     look: dict[str, Any] = {"dash": DASHES[i % len(DASHES)], "symbols": [SYMBOLS[i % len(SYMBOLS)]]}
     if kind in _BARS:
         look = {"bars": True, "hatch": _HATCHES[i % len(_HATCHES)]}
     elif kind in ("cdf", "steps"):
         look["symbols"] = None
-    return Series(
+    return PlotSeries(
         name=one["name"],
         x=one["x"],
         y=one["y"],

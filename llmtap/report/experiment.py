@@ -110,7 +110,7 @@ _DEMO_ROWS: Final = (
     ("tbc_max", "p50", "longest pause", "longest wait between two chunks"),
     ("tpot", "p50", "time per output token", "mean; low if tokens arrive together"),
     ("e2e", "p50", "end to end", "request sent until the last byte"),
-)  # fmt: skip
+)
 """Rows of the table: metric, statistic, title and meaning."""
 
 

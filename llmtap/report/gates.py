@@ -34,11 +34,11 @@ class RequirementRow(Struct, frozen=True):
     """Whether the figure has too few samples."""
 
 
-class ChangeRow(Struct, frozen=True):
-    """A judged change of a figure from a to b. Values are in seconds, shares or numbers."""
+class Change(Struct, frozen=True):
+    """The difference of a figure between two results: b - a. Values are in seconds, shares or numbers."""
 
     of: str
-    """Label of the result b."""
+    """Label of the result b, which is compared with a."""
     figure: str
     unit: str
     better: str
@@ -52,6 +52,11 @@ class ChangeRow(Struct, frozen=True):
     """Lower end of the interval of the difference; None if it is open."""
     high: float | None
     level: float
+
+
+class JudgedChange(Change, frozen=True):
+    """A change that was judged against a tolerance."""
+
     tolerance: float
     """Tolerated worsening as a share of a."""
     state: str
@@ -97,7 +102,7 @@ def requirements_blocks(rows: Sequence[RequirementRow]) -> Iterator[Table | Note
     yield _summary_note("requirements", rows, _STATES)
 
 
-def _reason_notes(rows: Sequence[RequirementRow | ChangeRow]) -> Iterator[Note]:
+def _reason_notes(rows: Sequence[RequirementRow | JudgedChange]) -> Iterator[Note]:
     """Yield each reason why figures are doubtful or not valid, once, with the names of the figures."""
     figures: dict[str, dict[str, None]] = {}
     for row in rows:
@@ -109,13 +114,13 @@ def _reason_notes(rows: Sequence[RequirementRow | ChangeRow]) -> Iterator[Note]:
 _CHANGES: Final = {"not_worse": "not worse", "worse": "WORSE", "not_valid": "NOT VALID"}
 
 
-def change_rows(document: Mapping[str, Any]) -> list[ChangeRow] | None:
+def change_rows(document: Mapping[str, Any]) -> list[JudgedChange] | None:
     """Return the judged changes of a comparison; None if none were requested."""
     rows = document.get("regression")
-    return None if rows is None else msgspec.convert(rows, list[ChangeRow])
+    return None if rows is None else msgspec.convert(rows, list[JudgedChange])
 
 
-def regression_blocks(rows: Sequence[ChangeRow] | None) -> Iterator[Table | Note]:
+def regression_blocks(rows: Sequence[JudgedChange] | None) -> Iterator[Table | Note]:
     """Yield the table of judged changes and its summary; nothing if none was judged."""
     if rows is None:
         return
@@ -150,7 +155,9 @@ def _bound_text(value: float | None, unit: str) -> str:
     return f"{'+' if value > 0 else ''}{gate_text(value, unit)}"
 
 
-def _summary_note(name: str, rows: Sequence[RequirementRow | ChangeRow], titles: Mapping[str, str]) -> Note:
+def _summary_note(
+    name: str, rows: Sequence[RequirementRow | JudgedChange], titles: Mapping[str, str]
+) -> Note:
     counts = {state: sum(row.state == state for row in rows) for state in titles}
     text = ", ".join(f"{n:,} {titles[state]}" for state, n in counts.items() if n)
     good = counts[next(iter(titles))] == len(rows)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 from markupsafe import Markup
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -74,13 +74,6 @@ def terminal(blocks: Iterable[Block]) -> RenderableType:
                 if block.footnote:
                     line(block.footnote, "yellow")
     return Group(*parts)
-
-
-def terminal_text(blocks: Iterable[Block], width: int = 80) -> str:
-    console = Console(width=width, no_color=True, force_terminal=False, highlight=False)
-    with console.capture() as capture:
-        console.print(terminal(blocks))
-    return capture.get()
 
 
 def rich_table(table: Table) -> RichTable:

@@ -251,7 +251,7 @@ def _figure_blocks(result: _Json, known: Mapping[str, str]) -> Iterator[Block]:
         ]
         for name, title, figures in candidates
         if figures["n"]
-    ]  # fmt: skip
+    ]
     shares = [_share_row(name, metrics[name], shown) for name in _SHARES if metrics[name]["n"]]
     heads = ("", "n", *shown.values())
     yield Table(

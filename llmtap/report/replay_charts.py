@@ -23,8 +23,8 @@ from llmtap.report.document import (
     Note,
     Panel,
     Plot,
+    PlotSeries,
     Section,
-    Series,
     Table,
     colour_name,
 )
@@ -108,7 +108,7 @@ def _quantile_panel(shares: Sequence[float], curves: _Curves) -> Panel:
     for i, (title, (n, seconds)) in enumerate(curves.items()):
         points = [(s * factor, share) for share, s in zip(shares, seconds, strict=True) if s > 0 or not wide]
         x, y = [x for x, _ in points], [share for _, share in points]
-        series.append(Series(name=title, x=x, y=y, ink=colour_name(i), dash=DASHES[i]))
+        series.append(PlotSeries(name=title, x=x, y=y, ink=colour_name(i), dash=DASHES[i]))
         figures = [
             f"{name} {milliseconds(seconds[shares.index(SHARES[name])])} ms"
             + ("" if is_enough(n, SHARES[name]) else " (too few)")
@@ -190,7 +190,7 @@ def _timeline_table(timeline: _Json) -> Table:
     return Table(heads, rows, "Requests over time")
 
 
-def _load_lines(result: _Json, series: _Json) -> Iterator[tuple[str, str, list[Series]]]:
+def _load_lines(result: _Json, series: _Json) -> Iterator[tuple[str, str, list[PlotSeries]]]:
     """Yield the title, the unit and the lines of each panel on requests."""
     timeline, load, end = result["timeline"], result["load"], result["window"]["seconds"]
     period, t = timeline["period"], timeline["t"]
@@ -203,12 +203,12 @@ def _load_lines(result: _Json, series: _Json) -> Iterator[tuple[str, str, list[S
             title = name
             if name == "asked" and load["stopped"] is None and sum(counts) < load["planned"]:
                 title = "asked, of first turns"  # Later turns have no planned time.
-            rates.append(Series(name=title, x=ends, y=[*y, y[-1]], ink=colour, dash=dash, step="hv"))
+            rates.append(PlotSeries(name=title, x=ends, y=[*y, y[-1]], ink=colour, dash=dash, step="hv"))
     yield "Requests per second", "per second", rates
     lines = []
     if counts_in_flight := timeline["in_flight"]:
         lines.append(
-            Series(
+            PlotSeries(
                 name="in flight",
                 x=ends,
                 y=[*counts_in_flight, counts_in_flight[-1]],
@@ -222,14 +222,14 @@ def _load_lines(result: _Json, series: _Json) -> Iterator[tuple[str, str, list[S
             times, values = _samples_within(server["t"], values, end)
             if any(v is not None for v in values):
                 title = f"{name}, says the server"
-                lines.append(Series(name=title, x=times, y=values, ink=colour_name(i), dash=DASHES[i]))
+                lines.append(PlotSeries(name=title, x=times, y=values, ink=colour_name(i), dash=DASHES[i]))
     if lines:
         yield "In flight", "requests", lines
 
 
-def _panel_lines(series: _Json, end: float) -> dict[tuple[str, str, str], list[Series]]:
+def _panel_lines(series: _Json, end: float) -> dict[tuple[str, str, str], list[PlotSeries]]:
     """Return the lines of each panel, by owner (host, server or gpu), title and unit."""
-    groups: dict[tuple[str, str, str], list[Series]] = {}
+    groups: dict[tuple[str, str, str], list[PlotSeries]] = {}
     for part in ("system", "server"):
         samples = series.get(part) or {"series": {}}
         for name, metric in samples["series"].items():
@@ -248,7 +248,7 @@ def _panel_lines(series: _Json, end: float) -> dict[tuple[str, str, str], list[S
                 lines = groups.setdefault((owner, title, unit), [])
                 y, i = [None if v is None else v * factor for v in values], len(lines)
                 lines.append(
-                    Series(
+                    PlotSeries(
                         name=series_title(name),
                         x=times,
                         y=y,
@@ -289,7 +289,7 @@ def _growth_per_second(
     return times, rates
 
 
-def _panel_of(title: str, unit: str, lines: Sequence[Series], end: float) -> Panel:
+def _panel_of(title: str, unit: str, lines: Sequence[PlotSeries], end: float) -> Panel:
     words, largest = [], 0.0
     for line in lines:
         values = [v for v in line.y if v is not None]
@@ -305,7 +305,7 @@ def _panel_of(title: str, unit: str, lines: Sequence[Series], end: float) -> Pan
     return Panel(title, " ".join(words), plot, legend)
 
 
-def _thinned_line(line: Series) -> Series:
+def _thinned_line(line: PlotSeries) -> PlotSeries:
     """Return a line with at most _POINTS_MAX points: the lowest and the highest value of each section."""
     n, y = len(line.x), line.y
     if n <= _POINTS_MAX:

@@ -37,7 +37,7 @@ from llmtap.report.values import (
     setting_value,
     sort_values,
     values_text,
-)  # fmt: skip
+)
 
 Result = Mapping[str, Any]
 

@@ -21,8 +21,8 @@ from llmtap.report.document import (
     Note,
     Panel,
     Plot,
+    PlotSeries,
     Section,
-    Series,
     Table,
 )
 from llmtap.report.sweep import Result, read_sweep
@@ -122,10 +122,10 @@ def _batch_panels(results: Sequence[Result]) -> list[Panel]:
     ]
 
 
-def _figure_series(key: LegendKey, x: Sequence[float], y: Sequence[float | None]) -> Series:
+def _figure_series(key: LegendKey, x: Sequence[float], y: Sequence[float | None]) -> PlotSeries:
     look = key.look
     symbols = [look.symbol] * len(x) if look.symbol else None
-    return Series(name=key.name, x=list(x), y=list(y), ink=look.ink, dash=look.dash, symbols=symbols)
+    return PlotSeries(name=key.name, x=list(x), y=list(y), ink=look.ink, dash=look.dash, symbols=symbols)
 
 
 FIGURES: Final[Mapping[str, SweepFigure]] = {

@@ -26,9 +26,9 @@ from llmtap.report.document import (
     Note,
     Panel,
     Plot,
+    PlotSeries,
     ReportDocument,
     Section,
-    Series,
     Table,
     TermTable,
     colour_name,
@@ -49,7 +49,7 @@ from llmtap.report.sweep import (
     reader_text,
     sweep_table,
     unreliable_texts,
-)  # fmt: skip
+)
 from llmtap.report.sweep_figures import SweepFigure
 from llmtap.report.values import at, count_with_noun, number, option_text, values_text
 
@@ -201,8 +201,10 @@ def _followed_section(sweep: Sweep, followed: Sequence[tuple[str, Result]]) -> S
     for label, result in followed:
         times, i = result["followed"]["token_seconds"], lines.get(id(result))
         look: dict[str, Any] = {"name": label, "line": i, "ink": "soft" if i is None else colour_name(i)}
-        counts.append(Series(x=times, y=list(range(1, len(times) + 1)), **look))
-        gaps.append(Series(x=list(range(2, len(times) + 1)), y=[b - a for a, b in pairwise(times)], **look))
+        counts.append(PlotSeries(x=times, y=list(range(1, len(times) + 1)), **look))
+        gaps.append(
+            PlotSeries(x=list(range(2, len(times) + 1)), y=[b - a for a, b in pairwise(times)], **look)
+        )
     figures = {label: followed_figures(result["followed"]) for label, result in followed}
     words = [
         f"{title}: {', '.join(f'{label} {one[name]} ms' for label, one in figures.items())}."
@@ -341,7 +343,7 @@ def _curves_panel(sweep: Sweep, looks: Sequence[LineChoice], quantity: Quantity)
             ]
             shape = {"dash": look.dash, "symbols": symbols, "x": [x for x, _ in line.points]}
         texts = [_hover_text(sweep, quantity, line, x, result) for x, result in line.points]
-        series.append(Series(name=line.label, line=i, ink=look.ink, y=values, texts=texts, **shape))
+        series.append(PlotSeries(name=line.label, line=i, ink=look.ink, y=values, texts=texts, **shape))
     places = sorted({x for _, _, x in points})
     low, high = min(points, key=lambda one: one[0]), max(points, key=lambda one: one[0])
     title = quantity.title
@@ -350,7 +352,7 @@ def _curves_panel(sweep: Sweep, looks: Sequence[LineChoice], quantity: Quantity)
     if quantity.offered and sweep.axis is not None and sweep.axis.name == "load" and len(places) > 1:
         look = _OFFERED.look
         series.append(
-            Series(name=_OFFERED.name, ink=look.ink, dash=look.dash, x=places, y=places, silent=True)
+            PlotSeries(name=_OFFERED.name, ink=look.ink, dash=look.dash, x=places, y=places, silent=True)
         )
         # Scale the axis to the completed rate. The offered rate may be far higher, and the curves of the
         # completed rate would become flat.

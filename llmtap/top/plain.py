@@ -7,7 +7,7 @@ The tables are those of `views.py`; textual is not needed.
 import asyncio
 from collections.abc import Iterator
 from io import StringIO
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console, RenderableType
 from rich.table import Table as RichTable
@@ -44,38 +44,33 @@ async def probe(options: TopOptions, admin: Admin) -> Document:
         raise ConfigError("--admin", f"{options.url}: {exc}", exc.hint) from None
 
 
-def fetch_documents(options: TopOptions) -> dict[str, Any]:
-    """Return all documents by name. Raises the errors of `probe`, and LlmtapError."""
+def fetch_documents(options: TopOptions) -> Documents:
+    """Return the data of all views. Raises the errors of `probe`, and LlmtapError."""
 
-    async def fetch() -> dict[str, Any]:
+    async def fetch() -> Documents:
         async with Admin(options.url, options.token, options.tls()) as admin:
-            documents: dict[str, Any] = {"admin": options.url, "summary": await probe(options, admin)}
+            data = Documents(await probe(options, admin))
             for view in VIEWS:
                 if view.path is None:
                     continue
                 query = {**view.query, "limit": str(ROWS_MAX)} if view.inspects else view.query
                 try:
-                    documents[view.path] = await admin.get(view.path, **query)
+                    data.details[view.path] = await admin.get(view.path, **query)
                 except Trouble as exc:
                     raise LlmtapError(f"{options.url}: {exc}") from None
-            return documents
+            return data
 
     return asyncio.run(fetch())
 
 
-def render_once(documents: dict[str, Any], width: int) -> list[RenderableType]:
+def render_once(url: str, data: Documents, width: int) -> list[RenderableType]:
     """Return the header in lines of this width, and all tables that have rows; tables may be wider."""
-    summary = documents["summary"]
-    details = {view.path: documents[view.path] for view in VIEWS if view.path is not None}
-    lines = [
-        f"llmtap top {visible_text(documents['admin'], 200)}",
-        *warnings_of(summary),
-        *firing_sentences(summary),
-    ]
+    summary = data.summary
+    lines = [f"llmtap top {visible_text(url, 200)}", *warnings_of(summary), *firing_sentences(summary)]
     parts: list[RenderableType] = [Text(line, style="bold") for line in lines]
     parts += map(Text, flow_lines(facts(summary), width))
     for view in VIEWS:
-        table = view.table(Documents(summary, details))
+        table = view.table(data)
         notes = [note for note in table.notes if table.rows or view.path is not None]
         if table.rows or notes:
             parts += [Text(f"\n{view.title}", style="bold"), *map(Text, notes)]
@@ -84,14 +79,14 @@ def render_once(documents: dict[str, Any], width: int) -> list[RenderableType]:
     return parts
 
 
-def print_once(documents: dict[str, Any], *, terminal: bool) -> None:
+def print_once(url: str, data: Documents, *, terminal: bool) -> None:
     """Print the header and the tables on standard output.
 
     On a terminal, lines of tables are cut at its width, and other lines are wrapped. Otherwise all lines stay
     whole.
     """
     console = Console(highlight=False, emoji=False)
-    for part in render_once(documents, console.width if terminal else PIPED_CELLS):
+    for part in render_once(url, data, console.width if terminal else PIPED_CELLS):
         if not isinstance(part, RichTable):
             console.print(part, soft_wrap=not terminal)
             continue

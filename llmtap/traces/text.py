@@ -87,7 +87,7 @@ COUNT_MAX: Final = 10**18 - 1
 """Maximum count of tokens, so that sums of several counts still fit into 64 bits."""
 
 
-class Count(int):
+class TokenCount(int):
     """Number of tokens in a row type: a whole number in any notation, such as 472, 472.0 or 4.72e2."""
 
 
@@ -134,15 +134,15 @@ def json_rows(
     notes += [f"{n} rows with a field {name!r} that is not kept" for name, n in unknown.items()]
 
 
-def read_count(kind: type, value: object) -> Count:
+def read_count(kind: type, value: object) -> TokenCount:
     """Convert the value of a `Count` field. Raises ValueError, to which msgspec adds the
     name of the field."""
-    assert kind is Count
+    assert kind is TokenCount
     if not isinstance(value, int | float | Decimal) or isinstance(value, bool) or value != value // 1:
         raise ValueError(f"Expected `int`, got `{_JSON_NAMES.get(type(value), type(value).__name__)}`")
     if not 0 <= value <= COUNT_MAX:
         raise ValueError(f"Expected `int` {'>= 0' if value < 0 else f'<= {COUNT_MAX}'}")
-    return Count(value)
+    return TokenCount(value)
 
 
 _JSON_NAMES: Final[dict[type, str]] = {list: "array", dict: "object"}

@@ -60,7 +60,7 @@ _DEVIATIONS: Final = (
         "the tokens of the prefix are added to those of the message",
     ),
 )
-_ABOUT: Final[dict[str, Any]] = {"source": "IETF draft, 4.3.2.4 and A.4"}
+_ABOUT: Final[dict[str, object]] = {"source": "IETF draft, 4.3.2.4 and A.4"}
 _CODE_STAND_IN: Final = PUBLISHED["code-completion"].stand_in_text(
     "generated functions in these languages and the percentiles of lengths of the code part of Azure's LLM"
     " inference trace 2023 (its first 6,000 rows; CC-BY-4.0, Patel et al., Splitwise, ISCA 2024)"
@@ -121,7 +121,7 @@ _SYSTEM_PROMPT: Final = _deviation_document(
     "no rule whether input tokens include the system prompt",
     "they do not, because more than half of the documented lengths are below its 200 tokens",
 )
-_CHAT_ABOUT: Final[dict[str, Any]] = {"source": "IETF draft, 4.3.2.3 and A.3"}
+_CHAT_ABOUT: Final[dict[str, object]] = {"source": "IETF draft, 4.3.2.3 and A.3"}
 _CHAT_STAND_IN: Final = PUBLISHED["conversation"].stand_in_text(
     "random words and the percentiles of lengths of A.3.2"
 )
@@ -193,7 +193,9 @@ _QUESTION: Final = _deviation_document(
 )
 
 
-def _long_context(name: str, lengths: Empirical | UniformLengths, about: dict[str, Any]) -> ComposedWorkload:
+def _long_context(
+    name: str, lengths: Empirical | UniformLengths, about: dict[str, object]
+) -> ComposedWorkload:
     about = {"source": "IETF draft, 4.3.2.5 and A.5"} | about
     return ComposedWorkload(name, lengths, Fixed(tokens=256), Document(), about=about)
 

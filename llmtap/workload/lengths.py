@@ -202,7 +202,7 @@ def describe_lengths(lengths: Lengths) -> Mapping[str, Any]:
     return {name: value for name, value in about.items() if value is not None} | {"unit": "tokens"}
 
 
-def recorded_lengths(tokens: Sequence[int]) -> dict[str, Any]:
+def recorded_lengths(tokens: Sequence[int]) -> Mapping[str, object]:
     """Return a description of recorded lengths as JSON, in the form of `describe_lengths`; empty
     if there are none."""
     ordered = sorted(tokens)

@@ -16,12 +16,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from typing import Final
 
 from llmtap.errors import ConfigError
 from llmtap.metrics.statistics import rate_rps
 from llmtap.traces.registry import open_trace
 from llmtap.workload.requests import Requests, int_column
-from llmtap.workload.trace_rows import TraceRows, tie_note, tied_share
+from llmtap.workload.trace_rows import TraceParts, TraceRows, tie_note, tied_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,42 +154,30 @@ class Trace:
         return replace(self, requests=requests, notes=notes, sessions=sessions, places=places)
 
 
+_ARRIVALS: Final = TraceParts()
+
+
 def load_trace(
     place: str,
     *,
     count: int | None = None,
     source_format: str | None = None,
     progress: Callable[[int, int | None], None] | None = None,
-    conversations: bool = False,
-    names: bool = False,
-    bodies: bool = False,
-    timed: bool = True,
-    places: bool = False,
+    parts: TraceParts = _ARRIVALS,
 ) -> Trace:
     """Read the first `count` rows of a trace or capture with arrival and token counts.
 
     Missing token counts are estimated from the events that carry output, or from the number of bytes and the
     trace's mean bytes per token. A row without output tokens is a failed request and gets 0. Raises
     ConfigError naming the trace.
-
-    Args:
-        conversations: also read turns and think times. Later rows of a session then need no arrival.
-        names: also read tenants, models and labels.
-        bodies: also read request bodies. Rows with a body need no token counts, and rows that cannot be sent
-            are left out.
-        timed: whether rows need an arrival. Otherwise, a row without one gets the arrival of the row before,
-            or 0.
-        places: also return each row's number in the source.
     """
-    rows = TraceRows(
-        count, conversations=conversations, names=names, bodies=bodies, timed=timed, places=places
-    )
+    rows = TraceRows(count, parts)
     with open_trace(place, source_format=source_format, progress=progress, option=place) as trace:
         rows.take(trace.source)
     if not rows.requests:
         raise ConfigError(place, rows.reason_empty())
     requests = rows.ordered_requests()
-    notes = rows.notes() + (tie_note(requests.arrival_ns) if timed else [])
+    notes = rows.notes() + (tie_note(requests.arrival_ns) if parts.timed else [])
     return Trace(
         requests,
         trace.format.name,

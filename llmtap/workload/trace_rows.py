@@ -231,32 +231,37 @@ _NOT_YET = -(1 << 62)
 """Placeholder for the arrival of rows before the first row with a known arrival."""
 
 
-class TraceRows:
-    """Reads rows as `Requests`, in the order of their arrivals. The arguments are those of `load_trace`.
+@dataclass(frozen=True, slots=True)
+class TraceParts:
+    """Parts of a trace that are read beside the lengths."""
 
-    Without `timed`, rows before the first known arrival get this arrival.
-    """
+    conversations: bool = False
+    """Turns and think times. Later rows of a session then need no arrival."""
+    names: bool = False
+    """Tenants, models and labels."""
+    bodies: bool = False
+    """Request bodies. Rows with a body need no token counts, and rows that cannot be sent are left out."""
+    timed: bool = True
+    """Whether rows need an arrival. Otherwise, a row without one gets the arrival of the row before, and the
+    first rows get the first known arrival, or 0."""
+    places: bool = False
+    """Number of each row in the source."""
+
+
+class TraceRows:
+    """Reads rows as `Requests`, in the order of their arrivals. The arguments are those of `load_trace`."""
 
     dated = False
     answered = False
 
-    def __init__(
-        self,
-        count: int | None,
-        *,
-        conversations: bool = False,
-        names: bool = False,
-        bodies: bool = False,
-        timed: bool = True,
-        places: bool = False,
-    ) -> None:
+    def __init__(self, count: int | None, parts: TraceParts) -> None:
         self.requests = Requests()
         self.links = Links()
         self.places = array("q")
         self._rows_left = count
         self._blocks = _Blocks()
-        self._turns = TraceTurns() if conversations else None
-        self._names, self._bodies, self._timed, self._placed = names, bodies, timed, places
+        self._turns = TraceTurns() if parts.conversations else None
+        self._parts = parts
         self._of_lengths = False
         """Whether to use the lengths of the rows instead of their bodies: for formats of other tools."""
         self._without = dict.fromkeys(("arrival_ns", "input_tokens"), 0)
@@ -271,16 +276,16 @@ class TraceRows:
     def take(self, source: TraceSource) -> None:
         """Read the requested rows of a source; `ordered_requests` returns them afterwards."""
         self.dated = source.info.arrivals == "wall"
-        self._of_lengths = source.info.source != "" and not self._bodies
+        self._of_lengths = source.info.source != "" and not self._parts.bodies
         wanted = {
             *_COLUMNS,
             "side",
             *_BLOCKS,
             *_STREAMS,
             *(COLUMNS if self._turns is not None else ()),
-            *(("tenant", "model", "label") if self._names else ()),
-            *(_REQUEST if self._bodies else ()),
-            *(name for aspect in _ANSWERS if self._placed for name in ASPECTS[aspect]),
+            *(("tenant", "model", "label") if self._parts.names else ()),
+            *(_REQUEST if self._parts.bodies else ()),
+            *(name for aspect in _ANSWERS if self._parts.places for name in ASPECTS[aspect]),
         }
         begin = 0
         for batch in source.batches:
@@ -289,7 +294,7 @@ class TraceRows:
             begin += batch.num_rows
             batch, rows = _filter_rows(batch, rows, pc.invert(is_back(batch)))
             batch, rows = _filter_rows(batch, rows, pc.invert(self._for_no_model(batch)))
-            if self._bodies:
+            if self._parts.bodies:
                 batch, rows = _filter_rows(batch, rows, self._sendable_rows(batch))
             batch = self._fill_values(batch)
             for name in self._without:
@@ -298,7 +303,7 @@ class TraceRows:
             batch, rows = _filter_rows(batch, rows, pc.and_(*known))
             batch = batch.slice(0, self._rows_left)
             self._add(batch)
-            if self._placed:
+            if self._parts.places:
                 self.places.extend(islice(rows, batch.num_rows))
                 self.answered = self.answered or any(rows_with(batch, aspect) for aspect in _ANSWERS)
             if self._rows_left is not None:
@@ -366,7 +371,12 @@ class TraceRows:
     def _for_no_model(self, batch: pa.RecordBatch) -> pa.BooleanArray:
         """Return which rows are HTTP requests that are not for a model: they have no endpoint of a model, no
         prompt and no tokens."""
-        names = ("input_tokens", "prompt_bytes", "endpoint", *(("request_body",) if self._bodies else ()))
+        names = (
+            "input_tokens",
+            "prompt_bytes",
+            "endpoint",
+            *(("request_body",) if self._parts.bodies else ()),
+        )
         other = batch.column("method").is_valid()
         for name in names:
             other = pc.and_(other, batch.column(name).is_null())
@@ -386,14 +396,14 @@ class TraceRows:
         """Fill in the values that a row may lack, and return the batch."""
         batch = self._mark_estimates(batch)
         inputs = batch.column("input_tokens")
-        if self._bodies and inputs.null_count:
+        if self._parts.bodies and inputs.null_count:
             unknown = pc.and_(inputs.is_null(), batch.column("request_body").is_valid())
             self._uncounted += unknown.true_count
             batch = replace_column(batch, "input_tokens", pc.if_else(unknown, 0, inputs))
         if self._turns is not None:
             batch = replace_column(batch, "arrival_ns", self._turns.arrivals_ns(batch))
         arrivals = batch.column("arrival_ns")
-        if not self._timed:
+        if not self._parts.timed:
             self._untimed += arrivals.null_count
             known = pc.fill_null(pc.fill_null_forward(arrivals), self._last_ns)
             if len(known):
@@ -445,11 +455,11 @@ class TraceRows:
         self._blocks.take([batch.column(name) for name in _BLOCKS])
         if self._turns is not None:
             self._turns.take(batch)
-        if self._names:
+        if self._parts.names:
             requests.tenants += pc.fill_null(batch.column("tenant"), "").to_pylist()
             requests.models += pc.fill_null(batch.column("model"), "").to_pylist()
             requests.labels += map(label_of, batch.column("label").to_pylist())
-        if self._bodies:
+        if self._parts.bodies:
             texts, paths = (batch.column(name).to_pylist() for name in ("request_body", "path"))
             requests.bodies += [(text or "").encode() for text in texts]
             requests.paths += [path or "" if text else "" for text, path in zip(texts, paths, strict=True)]

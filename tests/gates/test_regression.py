@@ -11,7 +11,7 @@ from llmtap.load.replay.comparison import compare_replays
 from llmtap.metrics import hdr
 from llmtap.metrics.histogram import Histogram
 from llmtap.metrics.statistics import summarise_ns
-from llmtap.report.gates import ChangeRow
+from llmtap.report.gates import JudgedChange
 
 
 def result(ttft_ms: list[float], *, complete: int | None = None, **more: Any) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def test_the_main_figures_of_benchmarks_are_judged() -> None:
 
 
 def test_exit_codes_of_a_comparison() -> None:
-    same = ChangeRow("b", "ttft_p50", "ms", "lower", "", 0.1, 0.1, 0.0, 0.0, 0.0, 0.95, 0.05, "not_worse")
+    same = JudgedChange("b", "ttft_p50", "ms", "lower", "", 0.1, 0.1, 0.0, 0.0, 0.0, 0.95, 0.05, "not_worse")
     worse, open_end = (msgspec.structs.replace(same, state=state) for state in ("worse", "not_valid"))
     assert regression_code([{}], [same], differ=False) == ExitCode.OK
     assert regression_code([{}], [same, worse, open_end], differ=False) == ExitCode.MISSED

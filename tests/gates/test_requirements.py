@@ -146,17 +146,3 @@ def test_a_cancelled_request_is_an_error_of_a_load_and_none_of_a_capture(sender:
     outcomes = {"complete": 7, "truncated": 2, "client_cancelled": 1, "tap_error": 5}
     (row,) = Requirements.parse(["error_rate<=1"]).judge(result(outcomes=outcomes, sender=sender))
     assert row.value == pytest.approx(rate)
-
-
-def test_a_benchmark_is_judged_by_the_main_load_of_each_test() -> None:
-    document: dict[str, Any] = {
-        "tests": [
-            {"test": "ttft", "main": "load", "steps": [
-                {"name": "other", "result": {}}, {"name": "load", "result": result()},
-            ]},
-            {"test": "itl", "main": "", "steps": []},
-        ],
-    }  # fmt: skip
-    rows = Requirements.parse(["ttft_p99<=1s"]).add_to_tests(document)
-    assert [(row.of, row.state) for row in rows] == [("ttft", "met"), ("itl", "not_valid")]
-    assert document["requirements"] == rows

@@ -31,6 +31,7 @@ from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.metrics.latency import measure
 from llmtap.metrics.slo import SloOptions
 from llmtap.top.plain import render_once
+from llmtap.top.views import Documents
 from tests.docs.documents import hook
 from tests.support.servers.fake_admin import recorded
 from tests.support.servers.otlp_receiver import GUARD_S, OtlpReceiver
@@ -88,7 +89,10 @@ def top() -> str:
     out = StringIO()
     documents = recorded(_exchanges(), experiment=an_experiment(*_ARMS))
     console = Console(file=out, width=_TOP_COLUMNS, highlight=False, no_color=True)
-    console.print(Group(*render_once({"admin": "http://tap", **documents}, _TOP_COLUMNS)), soft_wrap=True)
+    console.print(
+        Group(*render_once("http://tap", Documents(documents["summary"], documents), _TOP_COLUMNS)),
+        soft_wrap=True,
+    )
     return out.getvalue()
 
 

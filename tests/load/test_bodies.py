@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmtap.errors import ConfigError
-from llmtap.load.bodies import BodyMaker, parse_body_fields, prepare, server_of
-from llmtap.load.options import BodyOptions, Server
+from llmtap.load.bodies import BodyMaker, prepare, server_of
+from llmtap.load.options import BodyOptions, Server, parse_body_fields
 from llmtap.workload.prompts.fitting import RowPrompts
 from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.tokenizer import OwnTokenizer, TokenCounter

@@ -16,6 +16,7 @@ from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.exchange.outcome import Outcome, TokenSource
 from llmtap.load import grpc_target as module
 from llmtap.load.grpc_target import GrpcTarget
+from llmtap.load.options import BodyOptions, SendingOptions
 from llmtap.metrics.latency import ttft_ns
 from llmtap.protocol.vllm_grpc import METHOD, SERVICE, GrpcChunk, GrpcUsage, read_request, write_chunk
 from llmtap.sim.server.options import SimOptions
@@ -32,7 +33,9 @@ TIMED = SimOptions(ttft=Duration(6 * MS), itl=Duration(3 * MS), tokens=8)
 @asynccontextmanager
 async def target_of(e: GrpcEngine, **sim: str) -> AsyncIterator[GrpcTarget]:
     headers = [(name.replace("_", "-").encode(), value.encode()) for name, value in sim.items()]
-    target = GrpcTarget(f"grpc://{e.address}", model="m", headers=headers, exact_output=True)
+    target = GrpcTarget(
+        f"grpc://{e.address}", bodies=BodyOptions(model="m"), headers=headers, exact_output=True
+    )
     try:
         yield target
     finally:
@@ -156,7 +159,7 @@ async def test_what_goes_wrong_is_an_outcome(
 @scene
 async def test_a_time_out_and_a_close_end_what_is_under_way() -> None:
     async with grpc_engine(SimOptions(ttft=Duration(60_000 * MS))) as e:
-        target = GrpcTarget(f"grpc://{e.address}", timeout_ns=100 * MS)
+        target = GrpcTarget(f"grpc://{e.address}", SendingOptions(timeout=Duration(100 * MS)))
         x = await ask(target)
         assert (x.outcome, x.error) == (Outcome.UPSTREAM_TIMEOUT, "no end of the answer in time")
         await target.close()

@@ -84,7 +84,7 @@ async def sent(
             **more,
         )
         setup = WorkerSetup(load=load, bodies_fd=prepared.fd, spill_fd=None, exact_output=True, open=open)
-        with WorkerPool(setup, r, prepared.begins, prepared.ends, keep=True) as crew:
+        with WorkerPool(setup, r, (prepared.begins, prepared.ends), keep=True) as crew:
             running = asyncio.ensure_future(crew.run())
             try:
                 if meanwhile is not None:

@@ -10,8 +10,10 @@ import pytest
 from llmtap.clock import SystemClock
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
-from llmtap.load.run import LoadRun, Schedule
+from llmtap.load.options import LoadPlan
+from llmtap.load.run import LoadRun, RowRequest, Schedule
 from llmtap.load.tally import LoadTally
+from llmtap.units import Duration
 from llmtap.workload.requests import Requests
 from tests.support.servers.loading import Sending, body_of, sender_to, streamed_answer
 from tests.support.servers.peer import scene, wait_until
@@ -39,7 +41,15 @@ class Playing:
         self.tally = LoadTally()
         self.start_ns = SystemClock.mono_ns() + 20 * MS
         self.schedule = Schedule(r, range(len(r)), slots) if slots else Schedule(r, range(len(r)))
-        self.run = LoadRun(to.sender, self.schedule, body_of, self._keep, start_ns=self.start_ns, **more)
+        load = LoadPlan.of(url="http://127.0.0.1:1", **more)
+        self.run = LoadRun(
+            to.sender,
+            self.schedule,
+            lambda row: RowRequest(body_of(row)),
+            self._keep,
+            load,
+            start_ns=self.start_ns,
+        )
 
     def _keep(self, row: int, x: Exchange) -> None:
         assert row not in self.exchanges, "kept once"
@@ -188,7 +198,7 @@ async def test_the_time_to_drain_begins_when_the_last_conversation_breaks_off() 
 
     async with upstream() as server, sender_to(server.url + server.on(script)) as to:
         r = requests([0, 0, 0], after=[-1, 0, -1], think_ms=[0, 0, 0])
-        playing = await Playing(to, r, drain_ns=50 * MS).go()
+        playing = await Playing(to, r, drain=Duration(50 * MS)).go()
         assert playing.outcomes() == [Outcome.UPSTREAM_RESET, Outcome.CLIENT_CANCELLED]
 
 

@@ -64,7 +64,7 @@ def warmed(
         async with upstream() as server:
             with bodies(server.url + server.on(script), rows, clock="mono") as (setup, begins, ends):
                 r = Requests(array("q", [3_600_000_000_000] * rows), tenants=["t"] * rows)
-                return await warm_up(setup, r, begins, ends, options, progress), server
+                return await warm_up(setup, r, (begins, ends), options, progress), server
 
     found: tuple[WarmUp, Upstream] = play(work(), 60)
     return found

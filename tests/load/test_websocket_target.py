@@ -16,6 +16,7 @@ from llmtap.clock import SystemClock
 from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.exchange.outcome import Outcome, TokenSource
 from llmtap.load import websocket as module
+from llmtap.load.options import BodyOptions, SendingOptions
 from llmtap.load.websocket import WebSocketTarget
 from llmtap.metrics.latency import ttft_ns
 from llmtap.net.stream import READ_BYTES_MAX
@@ -33,6 +34,7 @@ HI = Prompt(text="hi")
 NUMBERS = itertools.count(1)
 mono_ns = SystemClock.mono_ns
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+NAMED = BodyOptions(model="m")
 TIMED = SimOptions(ttft=Duration(6 * MS), itl=Duration(3 * MS), tokens=8)
 
 
@@ -40,7 +42,7 @@ TIMED = SimOptions(ttft=Duration(6 * MS), itl=Duration(3 * MS), tokens=8)
 async def target_of(e: Engine, **sim: str) -> AsyncIterator[WebSocketTarget]:
     headers = [(name.replace("_", "-").encode(), value.encode()) for name, value in sim.items()]
     url = e.url.replace("http", "ws")
-    target = WebSocketTarget(url, model="m", headers=headers, exact_output=True)
+    target = WebSocketTarget(url, bodies=NAMED, headers=headers, exact_output=True)
     try:
         yield target
     finally:
@@ -61,7 +63,7 @@ async def ask(
 @scene
 async def test_an_exchange_is_what_the_engine_did(clock: str) -> None:
     async with engine(TIMED) as e:
-        target = WebSocketTarget(e.url.replace("http", "ws"), model="m", clock=clock)
+        target = WebSocketTarget(e.url.replace("http", "ws"), SendingOptions(clock=clock), NAMED)
         found = [await ask(target, due=5) for _ in range(3)]
         await target.close()
         truths = await e.ended(3)
@@ -220,9 +222,8 @@ async def test_each_response_of_a_session_is_an_exchange(name: str, outcome: Out
     server = ResponsesServer(name)
     prompt = Prompt(text="more", system="Be brief.", history=(("user", "hi"), ("assistant", "hello")))
     async with served("/v1/responses", server.handle) as url:
-        target = WebSocketTarget(
-            f"{url}/v1/responses", model="m", headers=[(b"authorization", b"Bearer k")],
-        )  # fmt: skip
+        headers = [(b"authorization", b"Bearer k")]
+        target = WebSocketTarget(f"{url}/v1/responses", bodies=NAMED, headers=headers)
         found = [await ask(target, prompt, 7, due=5) for _ in range(2)]
         await target.close()
     assert [s["authorization"] for s in server.sessions] == ["Bearer k"]

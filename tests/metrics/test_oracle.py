@@ -24,7 +24,6 @@ from llmtap.metrics.saturation import (
     jain,
     jain_readings,
     knee,
-    local_exponents,
     operating_point,
     peak,
     per_thousand_tokens,
@@ -285,10 +284,6 @@ def test_scaling_by_length(ietf: dict[str, Any]) -> None:
             per_thousand_tokens(lengths, ttft, thousand), expected[f"ms_per_{thousand}_tokens"], strict=True
         ):
             same(value, printed)
-    for value, printed in zip(
-        local_exponents(lengths, ttft), expected["pairwise_local_exponents"], strict=True
-    ):
-        same(value, printed)
 
 
 def test_tails_and_jitter(ietf: dict[str, Any]) -> None:

@@ -4,8 +4,8 @@ from array import array
 from typing import Any
 
 from llmtap.metrics.objectives import Objectives
-from llmtap.sim.model_options import read_model_options
-from llmtap.sim.sweep.simulate import simulate
+from llmtap.sim.model_options import ServingSetup, read_model_options
+from llmtap.sim.sweep.simulate import ExchangeMeasuring, simulate
 from llmtap.workload.requests import Requests
 
 
@@ -42,8 +42,10 @@ def flights(schedulers: tuple[str, ...], rates: tuple[float, ...], **settings: s
         lengths = array("q", (20 + 7 * i % 31 for i in range(60)))
         for name in schedulers:
             result = simulate(
-                name, Requests(arrivals, lengths, lengths, array("q")), read_model_options(settings),
-                objectives=Objectives.parse("ttft:200ms tpot:50ms", "here"), measure=True,
-            )  # fmt: skip
+                name,
+                Requests(arrivals, lengths, lengths, array("q")),
+                ServingSetup(readings=read_model_options(settings)),
+                measuring=ExchangeMeasuring(True, Objectives.parse("ttft:200ms tpot:50ms", "here")),
+            )
             results.append(result.to_dict() | {"trace": "made up", "scale": rate, "fit": None})
     return results

@@ -16,7 +16,7 @@ from llmtap.report.bench import bench_html, compare_html, compare_markdown, rend
 from llmtap.report.capture import render_capture, render_integrity
 from llmtap.report.document import chart_panel, chart_table
 from llmtap.report.experiment import demo_blocks, experiment_lines
-from llmtap.report.render import terminal, terminal_text
+from llmtap.report.render import terminal
 from llmtap.report.replay import render_replay, render_verdicts, replay_html, replay_markdown
 from llmtap.report.replay_terms import basis_texts, plan_rows
 from llmtap.report.summary import render_summary, system_blocks, system_warnings
@@ -153,7 +153,7 @@ def demos() -> Iterator[str]:
     exchanges = [{"uncertainty": i / 1e5} for i in range(100)]
     bursts = experiment(60) | {"cautions": [CAUTION]}
     for told in (experiment(10), experiment(60, slower_ms=179, refused=5), experiment(200), bursts):
-        yield terminal_text(demo_blocks(of_tap, told, exchanges), 100)
+        yield shown(terminal(demo_blocks(of_tap, told, exchanges)))
 
 
 def charts() -> Iterator[str]:

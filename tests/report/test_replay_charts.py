@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from llmtap.report.document import FigureBlock, Series
+from llmtap.report.document import FigureBlock, PlotSeries
 from llmtap.report.replay_charts import time_sections
 from tests.support.results.replay_results import replay_result
 
 GOOD = replay_result()
 
 
-def lines_of(result: dict[str, Any]) -> dict[str, Series]:
+def lines_of(result: dict[str, Any]) -> dict[str, PlotSeries]:
     """What is drawn of the samples, by chart, panel and name."""
     return {
         f"{section.key}/{panel.title}/{one.name}": one

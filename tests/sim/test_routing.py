@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llmtap.sim.engine import Engine, RunRecord, run_virtual
-from llmtap.sim.model_options import ModelOptions, read_serving
+from llmtap.sim.model_options import ModelOptions, ServingSetup, read_serving
 from llmtap.sim.routing import IMBALANCE_MAX, ROUTERS, PrefixAware, RoutedEngine
 from llmtap.sim.sweep.simulate import simulate
 from llmtap.workload.requests import Requests
@@ -104,10 +104,12 @@ def test_one_server_behind_a_router_is_the_engine_itself(router: str, scheduler:
 def test_every_request_is_served_or_given_up_by_one_server(router: str, same_instant: Any) -> None:
     rows = [(20 * (i // 4), 5 + 13 * i % 90, 1 + 7 * i % 30) for i in range(200)]
     requests = workload(rows, [(i % 3, 100 + i) for i in range(200)], 8)
-    result = simulate(
-        "continuous_batching", requests, ModelOptions(same_instant=same_instant), iterations=MODEL,
-        serving=read_serving({"kv_tokens": "112", "give_up": "late", "ttft": "2s"}), servers=3, router=router,
-    ).to_dict()  # fmt: skip
+    setup = ServingSetup(
+        readings=ModelOptions(same_instant=same_instant),
+        iterations=MODEL,
+        serving=read_serving({"kv_tokens": "112", "give_up": "late", "ttft": "2s"}),
+    )
+    result = simulate("continuous_batching", requests, setup, servers=3, router=router).to_dict()
     assert sum(result["outcomes"].values()) == 200
     assert result["unserved"]["too_large"] == sum(max(1, p) + o > 112 for _, p, o in rows)
     assert sum(result["by_server"]["requests"]) <= 200

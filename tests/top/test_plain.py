@@ -5,6 +5,7 @@ import pytest
 from llmtap.errors import ConfigError
 from llmtap.top.client import PROXY_HINT, Admin, TopOptions
 from llmtap.top.plain import ROWS_MAX, print_once, probe
+from llmtap.top.views import Documents
 from tests.support.servers.fake_admin import fake_admin, recorded
 from tests.support.servers.live_proxy import port_free
 from tests.support.servers.peer import scene
@@ -12,7 +13,7 @@ from tests.support.traffic.exchanges import streamed
 
 
 def printed(capsys: pytest.CaptureFixture[str], documents: dict[str, Any], *, terminal: bool = False) -> str:
-    print_once({"admin": "http://tap", **documents}, terminal=terminal)
+    print_once("http://tap", Documents(documents["summary"], documents), terminal=terminal)
     return capsys.readouterr().out
 
 

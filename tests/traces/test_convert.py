@@ -194,7 +194,7 @@ def test_what_fell_away_with_its_rows_is_kept_in_part_only(tmp_path: Path) -> No
     assert report.aspects[0].why == (
         "left out: no count of input tokens (1); in whole milliseconds, from the first one"
     )
-    assert report.to_dict()["aspects"][0]["written"] == 2
+    assert report.aspects[0].written == 2
 
 
 def test_where_no_row_has_what_is_needed_it_is_said_how_a_capture_gets_it(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from llmtap.metrics.statistics import arrival_figures, percentile
 from llmtap.workload.trace import Trace, load_trace
+from llmtap.workload.trace_rows import TraceParts
 from tests.support.workloads.trace_files import TRACES, stats
 
 S = 1_000_000_000
@@ -21,7 +22,7 @@ FILES = (
 
 
 def loaded(name: str) -> Trace:
-    return load_trace(str(TRACES / name), conversations=True, names=True, bodies=True)
+    return load_trace(str(TRACES / name), parts=TraceParts(conversations=True, names=True, bodies=True))
 
 
 @pytest.mark.parametrize("name", FILES)

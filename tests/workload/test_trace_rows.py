@@ -13,7 +13,7 @@ from llmtap.errors import ConfigError
 from llmtap.traces.convert import convert
 from llmtap.traces.format import batch_of
 from llmtap.workload.trace import Trace, load_trace
-from llmtap.workload.trace_rows import TraceTurns
+from llmtap.workload.trace_rows import TraceParts, TraceTurns
 
 S = 1_000_000_000
 US = 1_000_000
@@ -34,7 +34,7 @@ def row(at_s: float | None, session: str | None = None, **columns: object) -> di
 
 
 def loaded(tmp_path: Path, *rows: dict[str, object]) -> Trace:
-    return load_trace(capture(tmp_path / "c.parquet", *rows), conversations=True)
+    return load_trace(capture(tmp_path / "c.parquet", *rows), parts=TraceParts(conversations=True))
 
 
 STREAM = {"stream": True}
@@ -150,7 +150,7 @@ def test_a_turn_without_a_time_comes_when_its_conversation_would_go_on(tmp_path:
         '{"delay": 500, "session_id": "s", "input_length": 8, "output_length": 1}\n'
         '{"delay": 1, "session_id": "u", "input_length": 9, "output_length": 1}\n'
     )
-    trace = load_trace(str(path), source_format="aiperf", conversations=True)
+    trace = load_trace(str(path), source_format="aiperf", parts=TraceParts(conversations=True))
     assert [t / S for t in trace.requests.arrival_ns] == [1, 2, 5, 5.5]
     assert list(trace.requests.input) == [5, 6, 7, 8]
     assert links(trace) == [(-1, 0), (-1, 0), (0, 4), (2, 0.5)]
@@ -214,7 +214,7 @@ def test_bodies_come_as_they_are(tmp_path: Path) -> None:
         row(3, request_body=None, input_tokens=4),
         row(4, request_body=None, input_tokens=None),
     )
-    trace = load_trace(place, bodies=True)
+    trace = load_trace(place, parts=TraceParts(bodies=True))
     assert trace.requests.bodies == [BODIES[0].encode(), BODIES[1].encode(), b""]
     assert list(trace.requests.input) == [0, 3, 4]
     assert trace.notes == [
@@ -249,7 +249,7 @@ def test_rows_without_a_count_of_the_server_are_estimated_from_their_stream(tmp_
         row(0, method="GET", response_bytes=45, outcome="complete"),
         row(7, input_tokens=8),
     )
-    trace = load_trace(place, bodies=True, places=True)
+    trace = load_trace(place, parts=TraceParts(bodies=True, places=True))
     assert list(trace.places) == [0, 1, 2, 3, 4, 7]
     assert list(trace.requests.input) == [100, 20, 10, 10, 1, 8]
     assert list(trace.requests.output) == [10, 7, 3, 9, 0, 0]
@@ -266,11 +266,11 @@ def test_names_come_where_they_are_known(tmp_path: Path) -> None:
     place = capture(
         tmp_path / "c.parquet", row(2, tenant="t", model=None), row(1, tenant=None, model="m"), row(3)
     )
-    trace = load_trace(place, names=True)
+    trace = load_trace(place, parts=TraceParts(names=True))
     assert trace.requests.tenants == ["", "t", ""]
     assert trace.requests.models == ["m", "", ""]
     assert (load_trace(place).requests.tenants, load_trace(place).requests.models) == ([], [])
-    nobody = load_trace(capture(tmp_path / "d.parquet", row(1)), names=True, bodies=True)
+    nobody = load_trace(capture(tmp_path / "d.parquet", row(1)), parts=TraceParts(names=True, bodies=True))
     assert (nobody.requests.tenants, nobody.requests.models, nobody.requests.bodies) == ([], [], [])
 
 
@@ -280,8 +280,8 @@ def test_a_batch_of_bodies_has_no_times_and_can_be_had_without(tmp_path: Path) -
     line = {"method": "POST", "url": "/v1/chat/completions", "body": body}
     path.write_text("".join(json.dumps(line | {"custom_id": f"q{i}"}) + "\n" for i in range(3)))
     with pytest.raises(ConfigError, match="none of its rows has an arrival time"):
-        load_trace(str(path), bodies=True)
-    trace = load_trace(str(path), bodies=True, names=True, timed=False)
+        load_trace(str(path), parts=TraceParts(bodies=True))
+    trace = load_trace(str(path), parts=TraceParts(bodies=True, names=True, timed=False))
     assert list(trace.requests.arrival_ns) == [0, 0, 0]
     assert [json.loads(sent) for sent in trace.requests.bodies] == [body] * 3
     assert trace.requests.models == ["m"] * 3
@@ -293,7 +293,7 @@ def test_a_batch_of_bodies_has_no_times_and_can_be_had_without(tmp_path: Path) -
 
 def test_a_row_without_a_time_comes_with_the_one_before(tmp_path: Path) -> None:
     place = capture(tmp_path / "c.parquet", row(None), row(5), row(None), row(None), row(6))
-    trace = load_trace(place, timed=False)
+    trace = load_trace(place, parts=TraceParts(timed=False))
     assert [t / S for t in trace.requests.arrival_ns] == [5, 5, 5, 5, 6]
 
 
@@ -302,10 +302,10 @@ def test_each_row_knows_its_place_in_the_source(tmp_path: Path) -> None:
     place = capture(
         tmp_path / "c.parquet", *(row(at_s, input_tokens=n, response_end_us=7) for at_s, n in known)
     )
-    trace = load_trace(place, places=True)
+    trace = load_trace(place, parts=TraceParts(places=True))
     assert (list(trace.requests.input), list(trace.places)) == ([10, 20, 21, 40, 50], [5, 2, 4, 6, 0])
-    assert list(load_trace(place, places=True, timed=False).places) == [5, 2, 4, 6, 0, 1]
-    assert list(load_trace(place, places=True, count=3).places) == [2, 4, 0]
+    assert list(load_trace(place, parts=TraceParts(places=True, timed=False)).places) == [5, 2, 4, 6, 0, 1]
+    assert list(load_trace(place, parts=TraceParts(places=True), count=3).places) == [2, 4, 0]
     assert list(trace.first(2).places) == [5, 2]
     assert list(trace.window(S, 2 * S).places) == [2, 4]
     thin = trace.sample_conversations(0.5, 3)
@@ -329,12 +329,12 @@ def test_rows_with_bodies_keep_their_paths_and_what_cannot_be_sent_is_left_out(t
         row(5, request_body="--form", **chat),
         level="full",
     )
-    trace = load_trace(place, bodies=True)
+    trace = load_trace(place, parts=TraceParts(bodies=True))
     assert trace.requests.paths == ["/v1/chat/completions", "/v1/embeddings", ""]
     assert trace.requests.bodies == [b'{"messages":[]}', b'{"input":"x"}', b""]
     assert sum(trace.unsendable.values()) == 2 and len(trace.unsendable) == 2
     assert sum("not sent" in note for note in trace.notes) == 2
     again = trace.requests_at(count=5)
     assert again.paths == [*trace.requests.paths, *trace.requests.paths[:2]]
-    assert load_trace(place, bodies=True, count=3).requests.bodies == trace.requests.bodies
+    assert load_trace(place, parts=TraceParts(bodies=True), count=3).requests.bodies == trace.requests.bodies
     assert len(load_trace(place)) == 5, "without bodies nothing is sent"

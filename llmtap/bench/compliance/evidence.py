@@ -9,7 +9,6 @@ an error. Source: IETF draft, 2.
 """
 
 import csv
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -269,11 +268,9 @@ def sent_seconds(report: Report, step: Step) -> float | None:
 
 def slots_of(report: Report, step: Step) -> int | None:
     """Return the concurrency of a closed loop."""
-    in_name = re.search(r"(\d+)-?(?:slots|at-a-time)", name_of(step))
     candidates = (
         at(step, "load.closed"),
         level_of(report, step).get("concurrency"),
-        in_name and int(in_name[1]),
         at(report, "params.concurrency"),
     )
     return next((slots for slots in candidates if isinstance(slots, int)), None)
@@ -315,7 +312,7 @@ def departures(report: Report, step: Step) -> list[str]:
 
 def table(report: Report, number: int) -> Mapping[str, Any] | None:
     for candidate in report.get("tables") or ():
-        if re.match(rf"\s*Table {number}\b", str(at(candidate, "caption"))):
+        if str(at(candidate, "caption")).startswith(f"Table {number}:"):
             rows = [list(map(str, cells)) for cells in at(candidate, "rows") or () if cells]
             return {"heads": list(map(str, at(candidate, "heads") or ())), "rows": rows}
     return None
@@ -333,7 +330,7 @@ def _is_same(wanted: str, own: str) -> bool:
     def plain(label: str) -> str:
         return label.replace("\u2019", "'").strip().lower()
 
-    return plain(wanted) in (plain(own), re.sub(r"\s*\([^)]*\)$", "", plain(own)))
+    return plain(wanted) in (plain(own), plain(own).partition(" (")[0])
 
 
 # ---------------------------------------------------------------- texts

@@ -4,7 +4,6 @@ A check gets the JSON of one test's report and returns a verdict. `ROWS` has the
 checks, for `judge.py`. The module is long because section 5 is one table.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -57,8 +56,6 @@ from llmtap.bench.compliance.evidence import (
 from llmtap.bench.compliance.preparation import cold_start_text, fully_specified, warmups
 
 _PERCENTILES: Final = ("P50", "P90", "P95", "P99", "P99.9")
-_BOTH: Final = ("n", "mean")
-"""Figures to compare between TTFT and TTFT of any token: both are equal if content always came first."""
 _EDGES: Final = {0, 256, 512, 1_024, 2_048, 4_096}
 _ITL_OUTPUT_MIN: Final = 50
 _GAPS_MIN: Final = 5_000
@@ -145,11 +142,12 @@ def _inputs_vary(report: Report) -> bool:
 def _judge_buckets(report: Report) -> ComplianceVerdict:
     if not _inputs_vary(report):
         return not_applicable("all inputs have one length")
-    table_2 = table(report, 2)
-    if table_2 is None:
-        return not_met("the report has no Table 2")
-    edges = {int(n) for cells in table_2["rows"] for n in re.findall(r"\d+", cells[0].replace(",", ""))}
-    return verdict(edges and edges <= _EDGES, f"buckets {', '.join(cells[0] for cells in table_2['rows'])}")
+    ranges = [(at(one, "begin"), at(one, "below")) for one in at(report, "measurements.ttft_by_input") or ()]
+    if not ranges:
+        return not_met("the report has no TTFT by input length")
+    texts = [f"{begin}+" if below is None else f"{begin}-{below}" for begin, below in ranges]
+    edges = {edge for pair in ranges for edge in pair} - {None}
+    return verdict(edges <= _EDGES, f"buckets {', '.join(texts)}")
 
 
 def _judge_by_length(report: Report) -> ComplianceVerdict:

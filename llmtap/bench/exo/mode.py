@@ -21,7 +21,15 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from llmtap.bench.exo.result import ExoCell, ExoResult, ExoRun, RunBuilder, SentBatch, SizedPrompt
+from llmtap.bench.exo.result import (
+    ExoCell,
+    ExoResult,
+    ExoRun,
+    RunBuilder,
+    SentBatch,
+    SizedPrompt,
+    SystemMetrics,
+)
 from llmtap.bench.exo.server import (
     ExoCluster,
     ExoServer,
@@ -40,6 +48,7 @@ from llmtap.errors import ConfigError, LlmtapError
 from llmtap.load.monitor.system import is_loopback
 from llmtap.load.monitor.watch import Watch
 from llmtap.load.options import BodyOptions, LoadPlan
+from llmtap.load.replay.findings import JudgedFinding
 from llmtap.load.replay.perform import Replay, ReplayStopped
 from llmtap.load.replay.plan import ReplayPlan
 from llmtap.load.sending import protocol_of, shown_url
@@ -303,14 +312,12 @@ class ExoBench:
                     ],
                 },
             },
-            system_metrics={
-                "local": {"server_is_here": is_local, **msgspec.to_builtins(series.samples())},
-                "nodes": {
-                    node: msgspec.to_builtins(batch.samples(start_ns)) for node, batch in columns.items()
-                },
-                "nodes_failed": None if nodes is None else nodes.failed,
-                "energy": total_of(power.energy(*batch.window_ns) for batch in batches),
-            },
+            system_metrics=SystemMetrics(
+                local={"server_is_here": is_local, **msgspec.to_builtins(series.samples())},
+                nodes={node: msgspec.to_builtins(batch.samples(start_ns)) for node, batch in columns.items()},
+                nodes_failed=None if nodes is None else nodes.failed,
+                energy=total_of(power.energy(*batch.window_ns) for batch in batches),
+            ),
         )
 
     async def _send_all(
@@ -366,7 +373,7 @@ class ExoBench:
             self._replay = None
         if self.stopped:
             raise ReplayStopped("stopped")
-        batch.findings += result["verdict"]["findings"]
+        batch.findings += msgspec.convert(result["verdict"]["findings"], list[JudgedFinding])
         return batch
 
     def _notes(self, server: ExoServer, is_local: bool, placed: PlacedInstance | None) -> Iterator[str]:

@@ -30,9 +30,10 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 
 import msgspec
 
-from llmtap.bench.exo.server import ExoServer, Power
+from llmtap.bench.exo.server import ExoServer, Power, TotalEnergy
 from llmtap.exchange.exchange import Exchange, Timeline
 from llmtap.exchange.outcome import Outcome as ExchangeOutcome
+from llmtap.load.replay.findings import JudgedFinding
 from llmtap.load.workers.worker_pool import LoadResult
 from llmtap.metrics.latency import tpot_ns, ttft_any_ns
 from llmtap.metrics.summary import ENDED_WELL
@@ -79,7 +80,7 @@ class ExoBatch(msgspec.Struct, frozen=True, kw_only=True):
     """Time between the first bytes sent of the first and of the last request."""
     joules: float | None
     """Energy used from the start of the batch to its end, from all power sources; None if it is not known."""
-    findings: list[dict[str, Any]]
+    findings: list[JudgedFinding]
     """Findings of the replay's verdict that limit the validity of the figures, such as late requests."""
 
 
@@ -120,10 +121,20 @@ class ExoRun(msgspec.Struct, frozen=True, kw_only=True):
     """Download time of the model, if this benchmark started the download."""
 
 
+class SystemMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """Samples of this host and of exo's nodes, and the energy of all batches."""
+
+    local: Mapping[str, Any]
+    nodes: Mapping[str, Any]
+    nodes_failed: int | None
+    energy: TotalEnergy | None
+
+
 class ExoResult(msgspec.Struct, frozen=True, kw_only=True):
     runs: list[ExoRun]
-    cluster: dict[str, Any]
-    system_metrics: dict[str, Any]
+    cluster: Mapping[str, Any]
+    """State of the server, and with the key `bench` the settings of the benchmark."""
+    system_metrics: SystemMetrics
 
     def to_json(self) -> str:
         return msgspec.json.format(msgspec.json.encode(self)).decode()
@@ -194,7 +205,7 @@ def batch_of(
     began_ns: int,
     start_s: float,
     joules: float | None,
-    findings: list[dict[str, Any]],
+    findings: list[JudgedFinding],
 ) -> ExoBatch:
     """Return the result of requests sent together at `began_ns`; `rates` are their generation_tps."""
     n = len(exchanges)
@@ -230,7 +241,7 @@ def figures_not_valid(batch: ExoBatch, timing: Timing) -> list[str]:
     Figures from the server's clock stay valid even if the client was late. The wall time is always from the
     client's clock.
     """
-    invalid = {figure for finding in batch.findings for figure in finding.get("spoils") or ()}
+    invalid = {figure for finding in batch.findings for figure in finding.spoils}
     return [
         column
         for column, figures in _BASES.items()
@@ -249,7 +260,7 @@ class SentBatch:
     """Whether the same prompt was sent before, or is sent several times in this batch."""
     began_ns: int = 0
     exchanges: dict[int, Exchange] = field(default_factory=dict)
-    findings: list[dict[str, Any]] = field(default_factory=list)
+    findings: list[JudgedFinding] = field(default_factory=list)
 
     def start_recording(self, outcome: LoadResult) -> Callable[[int, Exchange], None]:
         self.began_ns = outcome.began_ns
@@ -502,7 +513,7 @@ class MeasuredGrid:
                 writer.writerow((cell.batch, cell.length, mean, std, cell.n, *lengths))
         return out.getvalue()
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return public JSON: the cells, and the constants of the fit or the reason for none."""
         fit = None
         if self.fit is not None:

@@ -293,17 +293,24 @@ class Power:
         return int(max(sums)) if sums else None
 
 
-def total_of(windows: Iterable[Energy | None]) -> dict[str, Any] | None:
+class TotalEnergy(msgspec.Struct, frozen=True, kw_only=True):
+    joules: float
+    inference_seconds: float
+    seconds_missing: float
+    average_power_w: float | None
+
+
+def total_of(windows: Iterable[Energy | None]) -> TotalEnergy | None:
     """Return the total energy of all windows and their average power, or None without samples."""
     known = [window for window in windows if window is not None]
     if not known:
         return None
-    return {
-        "joules": sum(window.joules for window in known),
-        "inference_seconds": to_seconds(sum(window.known_ns for window in known)),
-        "seconds_missing": to_seconds(sum(window.missing_ns for window in known)),
-        "average_power_w": average_power_w(known),
-    }
+    return TotalEnergy(
+        joules=sum(window.joules for window in known),
+        inference_seconds=to_seconds(sum(window.known_ns for window in known)),
+        seconds_missing=to_seconds(sum(window.missing_ns for window in known)),
+        average_power_w=average_power_w(known),
+    )
 
 
 # ---------------------------------------------------------------- placement

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from llmtap.bench.run.test import ChartSpec, ReportTable
-from llmtap.report.gates import ChangeRow
+from llmtap.report.gates import JudgedChange
 
 ALPHA: Final = 0.05
 LEVEL: Final = 1 - ALPHA
@@ -126,5 +126,5 @@ class ResultsComparison(msgspec.Struct, frozen=True):
     systems: list[ResultsFolder]
     tests: list[TestComparison]
     left_out: list[LeftOutTest]
-    regression: list[ChangeRow] | UnsetType = UNSET
+    regression: list[JudgedChange] | UnsetType = UNSET
     """Judged changes (`--fail-if-worse`); absent if none were requested."""

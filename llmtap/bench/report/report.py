@@ -1,16 +1,8 @@
-"""Build the public JSON of a benchmark: a report for each test, and one document of all tests.
+"""Make the report of each benchmark test and the document of all tests (`documents.py`).
 
-`bench/run/perform.py` calls `report_of` after each test and `document_of` at the end; `load_document` builds
+`bench/run/perform.py` calls `report_of` after each test and `document_of` at the end; `load_document` makes
 the document from a results folder. Compliance is judged here; `texts.py` and `llmtap/report/bench.py` render
 the document.
-
-A report has: `test`, `section`, `title`, `run`, `quick`, `params`, `sut`, `target` and `arms` (without keys),
-`seed`, `warmup`, `began`, `ended`, `versions`, `steps` (each load: `name`, `arm`, `load`, `cached`,
-`requests`, `result`), `warmups`, `refused`, `measurements`, `tasks` (of a compound system), `tables`,
-`charts`, `configuration`, `notes`, `deviations`, `main` (name of the load that represents the test),
-`itl_option`, `round_trip` (seconds), `clock_offset`, `model_load`, `selftest`, `exact_requests`, `forfeits`,
-`verdict` and `compliance`. The document has the fields that are common to all reports, `tests` (reports of
-first runs), `repeats` (short forms of the reports of further runs), `not_run` and a verdict over all tests.
 """
 
 import os
@@ -26,9 +18,17 @@ import msgspec
 
 from llmtap.bench.compliance.evidence import MODEL_LOAD, at, plural
 from llmtap.bench.compliance.judge import judge
+from llmtap.bench.report.documents import (
+    BenchDocument,
+    BenchReport,
+    BenchSetup,
+    BenchStep,
+    LoadTasks,
+    NotRun,
+)
 from llmtap.bench.report.validity import document_verdict, verdict_of_test
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.run.session import REQUESTS_FILE, RESULT, BenchSession, Folder
+from llmtap.bench.run.session import REQUESTS_FILE, RESULT, BenchSession, Folder, StoredRequests
 from llmtap.bench.run.test import TESTS, BenchTest, ChartSeries, ChartSpec, ReportTable, TestResult
 from llmtap.bench.sut.clock_offset import NOT_KNOWN, ClockOffset
 from llmtap.bench.sut.start import model_load_text
@@ -41,19 +41,6 @@ from llmtap.report.replay_terms import selftest_text, tpot_text
 from llmtap.report.values import figures_text
 from llmtap.units import NS_PER_S, to_seconds
 from llmtap.version import __version__
-
-__all__ = [
-    "RESULT",
-    "SETUP_FILE",
-    "date_of",
-    "document_of",
-    "is_results",
-    "load_document",
-    "reading_times_ns",
-    "report_of",
-    "stream_charts",
-    "versions",
-]
 
 
 def stream_charts(measured: Measurement, reader: Benefit = DEFAULT_BENEFIT) -> list[ChartSpec]:
@@ -128,10 +115,9 @@ _OPTION_TEXTS: Final = {
 }
 _VARIANT: Final = "B-even"
 """Variant of option B in results of loads; the draft has no such option."""
-_OUTPUT_CONTROL: Final = "result.plan.body.output_control"
+_OUTPUT_CONTROL: Final = "plan.body.output_control"
 _STREAM_TESTS: Final = frozenset({"ttft", "itl"})
 """Tests whose report has charts of two streams of the last load (`stream_charts`)."""
-_REPEAT_FIELDS: Final = ("test", "run", "seed", "began", "ended", "verdict")
 _LONG_FIELDS: Final = ("timeline", "hdr_histograms")
 
 
@@ -145,80 +131,65 @@ def report_of(
     ended_ns: int,
     selftest: Mapping[str, Any] | None = None,
     clock_offset: ClockOffset | None = None,
-) -> dict[str, Any]:
+) -> BenchReport:
     """Return the report of one test with its compliance. `began_ns` and `ended_ns` are wall-clock times."""
-    steps, measurements = _step_documents(session), result.measurements_json()
+    steps, measurements = list(_steps(session)), result.measurements_json()
     option = _itl_option(result, steps)
     trip = next(
-        (round_trip for step in steps if (round_trip := step["result"].get("round_trip")) is not None), None
+        (round_trip for step in steps if (round_trip := step.result.get("round_trip")) is not None), None
     )
     charts = list(result.charts)
     if test.name in _STREAM_TESTS and session.steps:
         charts += stream_charts(session.steps[-1], session.reader)
     tasks = task_times(steps) if session.sut.boundary == "compound system" else None
-    tables = [*result.tables, *([] if tasks is None else [_task_table(tasks)])]
-    report: dict[str, Any] = {
-        "test": test.name,
-        "section": test.section,
-        "title": test.title,
-        "run": session.run,
-        "quick": session.quick,
-        "params": params_document(params),
-        "sut": json_value(session.sut),
-        "target": without_keys(session.target),
-        "arms": {name: without_keys(arm) for name, arm in session.arms.items()},
-        "seed": session.seed,
-        "warmup": session.warmup,
-        "began": date_of(began_ns),
-        "ended": date_of(ended_ns),
-        "versions": versions(),
-        "steps": steps,
-        "warmups": session.warmups,
-        "refused": session.refused,
-        "measurements": measurements,
-        "tasks": json_value(tasks),
-        "tables": json_value(tables),
-        "charts": json_value(charts),
-        "configuration": result.configuration
+    report = BenchReport(
+        test=test.name,
+        section=test.section,
+        title=test.title,
+        run=session.run,
+        quick=session.quick,
+        params=params_document(params),
+        sut=session.sut,
+        target=without_keys(session.target),
+        arms={name: without_keys(arm) for name, arm in session.arms.items()},
+        seed=session.seed,
+        warmup=session.warmup,
+        began=date_of(began_ns),
+        ended=date_of(ended_ns),
+        versions=versions(),
+        steps=steps,
+        warmups=session.warmups,
+        refused=session.refused,
+        measurements=measurements,
+        tasks=tasks,
+        tables=[*result.tables, *([] if tasks is None else [_task_table(tasks)])],
+        charts=charts,
+        configuration=result.configuration
         | dict(_configuration(session, steps, option, trip, selftest, clock_offset)),
-        "round_trip": trip,
-        "clock_offset": json_value(clock_offset),
-        "model_load": json_value(session.model_load),
-        "selftest": selftest,
-        "notes": [*result.notes, *_warm_notes(session), *_itl_notes(steps), *_tpot_notes(steps)],
-        "deviations": [*result.deviations, *_workload_deviations(steps)],
-        "main": result.main,
-        "itl_option": option,
-        "exact_requests": _exact_requests(steps),
-        "forfeits": list(test.forfeits) if session.quick else [],
-        "verdict": json_value(verdict_of_test(test, steps, measurements, result.missed_objectives)),
-    }
-    report["compliance"] = judge(report).to_dict()
-    return report
+        round_trip=trip,
+        clock_offset=clock_offset,
+        model_load=session.model_load,
+        selftest=selftest,
+        notes=[*result.notes, *_warm_notes(session), *_itl_notes(steps), *_tpot_notes(steps)],
+        deviations=[*result.deviations, *_workload_deviations(steps)],
+        main=result.main,
+        itl_option=option,
+        exact_requests=_exact_requests(steps),
+        forfeits=list(test.forfeits) if session.quick else [],
+        verdict=verdict_of_test(test, steps, measurements, result.missed_objectives),
+    )
+    return msgspec.structs.replace(report, compliance=judge(json_value(report)).to_dict())
 
 
-class LoadTasks(msgspec.Struct, frozen=True):
-    """End-to-end times of the tasks of a load (IETF 4.1.3), in seconds.
-
-    A task is a conversation, from its first submit to its last end; without conversations it is a request.
-    Only tasks whose requests all ended well have a duration.
-    """
-
-    step: str
-    task: str
-    n: int
-    duration: Mapping[str, Any] | None
-
-
-def task_times(steps: Sequence[Mapping[str, Any]]) -> list[LoadTasks]:
+def task_times(steps: Sequence[BenchStep]) -> list[LoadTasks]:
     """Return the times of the tasks of each load."""
     tasks = []
     for step in steps:
-        if at(step, "result.tasks") is None:
-            kind, n, duration = "request", "result.n", "result.metrics.e2e"
+        if at(step.result, "tasks") is None:
+            kind, n, duration = "request", "n", "metrics.e2e"
         else:
-            kind, n, duration = "conversation", "result.tasks.n", "result.tasks.duration"
-        tasks.append(LoadTasks(step["name"], kind, at(step, n), at(step, duration)))
+            kind, n, duration = "conversation", "tasks.n", "tasks.duration"
+        tasks.append(LoadTasks(step.name, kind, at(step.result, n), at(step.result, duration)))
     return tasks
 
 
@@ -241,7 +212,7 @@ def _task_table(tasks: Sequence[LoadTasks]) -> ReportTable:
 
 def _configuration(
     session: BenchSession,
-    steps: Sequence[Mapping[str, Any]],
+    steps: Sequence[BenchStep],
     option: str | None,
     trip: float | None,
     selftest: Mapping[str, Any] | None,
@@ -250,7 +221,7 @@ def _configuration(
     """Yield the lines of the configuration that the reports of all tests have."""
     if option is not None:
         yield "ITL option (4.6.3)", "; ".join(f"{one}: {_OPTION_TEXTS[one]}" for one in option.split(" + "))
-    if controls := list(dict.fromkeys(filter(None, (at(step, _OUTPUT_CONTROL) for step in steps)))):
+    if controls := list(dict.fromkeys(filter(None, (at(step.result, _OUTPUT_CONTROL) for step in steps)))):
         yield "Control of output length (4.3.1)", ", ".join(controls)
     if trip is not None:
         value = f"{trip * 1e3:.3f} ms before the first load; no latency is adjusted for it"
@@ -265,18 +236,16 @@ def _configuration(
 
 
 def document_of(
-    setup: Mapping[str, Any], reports: Sequence[Mapping[str, Any]], not_run: Sequence[Mapping[str, Any]] = ()
-) -> dict[str, Any]:
-    """Return the document of all tests. `setup`: content of `SETUP_FILE`."""
-    return {
-        **setup,
-        "tests": [report for report in reports if _run_number(report) == 1],
-        "repeats": [
-            {name: report[name] for name in _REPEAT_FIELDS} for report in reports if _run_number(report) > 1
-        ],
-        "not_run": list(not_run),
-        "verdict": json_value(document_verdict(reports)),
-    }
+    setup: BenchSetup, reports: Sequence[BenchReport], not_run: Sequence[NotRun] = ()
+) -> BenchDocument:
+    """Return the document of all tests."""
+    return BenchDocument(
+        **msgspec.structs.asdict(setup),
+        tests=[report for report in reports if report.run == 1],
+        repeats=[report.short() for report in reports if report.run > 1],
+        not_run=list(not_run),
+        verdict=document_verdict(reports),
+    )
 
 
 def _warm_notes(session: BenchSession) -> list[str]:
@@ -285,18 +254,14 @@ def _warm_notes(session: BenchSession) -> list[str]:
     return ["no measured prompt was sent to warm up: none was in a prefix cache for that reason"]
 
 
-def _workload_deviations(steps: Sequence[Mapping[str, Any]]) -> list[str]:
+def _workload_deviations(steps: Sequence[BenchStep]) -> list[str]:
     """Return each deviation of the loads' workloads from the draft once."""
     texts = (
         f"{one['section']}: the draft has {one['says']}; here {one['here']}"
         for step in steps
-        for one in at(step, "result.plan.workload.deviations") or ()
+        for one in at(step.result, "plan.workload.deviations") or ()
     )
     return list(dict.fromkeys(texts))
-
-
-def _run_number(report: Mapping[str, Any]) -> int:
-    return int(report.get("run", 1))
 
 
 def is_results(folder: Path) -> bool:
@@ -304,14 +269,14 @@ def is_results(folder: Path) -> bool:
     return (folder / SETUP_FILE).is_file()
 
 
-def load_document(folder: Path) -> dict[str, Any]:
+def load_document(folder: Path) -> BenchDocument:
     """Return the document of a results folder, with the reports of all complete tests. Raises ConfigError."""
     if not is_results(folder):
         raise ConfigError(str(folder), f"is not a results folder of llmtap bench: it has no {SETUP_FILE}")
     results = Folder(folder)
-    setup = results.read_json(SETUP_FILE)
+    setup = results.read(SETUP_FILE, BenchSetup)
     reports = [
-        results.subfolder(name).run(run).read_json(RESULT)
+        results.subfolder(name).run(run).read(RESULT, BenchReport)
         for name in TESTS
         if (folder / name).is_dir()
         for run in results.subfolder(name).runs()
@@ -346,39 +311,35 @@ def date_of(wall_ns: int) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _step_documents(session: BenchSession) -> list[dict[str, Any]]:
-    steps = []
+def _steps(session: BenchSession) -> Iterator[BenchStep]:
     for step in session.steps:
         stored = session.folder.read_json(f"steps/{step.name}/step.json") or {}
-        steps.append(
-            {
-                "name": step.name,
-                "arm": step.arm,
-                "load": stored.get("load") or {},
-                "cached": step.cached,
-                "requests": stored.get("requests"),
-                "result": _short_result(step.result),
-            }
+        yield BenchStep(
+            name=step.name,
+            arm=step.arm,
+            load=stored.get("load") or {},
+            cached=step.cached,
+            requests=msgspec.convert(stored.get("requests") or None, StoredRequests | None),
+            result=_short_result(step.result),
         )
-    return steps
 
 
-def _short_result(result: Mapping[str, Any]) -> dict[str, Any]:
+def _short_result(result: Mapping[str, Any]) -> Mapping[str, Any]:
     short = {name: part for name, part in result.items() if name not in _LONG_FIELDS}
     if system := short.get("system"):
         short["system"] = {name: part for name, part in system.items() if name != "series"}
     return short
 
 
-def _itl_option(result: TestResult, steps: Sequence[Mapping[str, Any]]) -> str | None:
+def _itl_option(result: TestResult, steps: Sequence[BenchStep]) -> str | None:
     """Return the option of 4.6.3 by the draft's letters. Every load has the time between chunks: option A."""
     if result.itl_option is not None:
         return result.itl_option
-    return "A" if any(at(step, "result.metrics.tbc.n") for step in steps) else None
+    return "A" if any(at(step.result, "metrics.tbc.n") for step in steps) else None
 
 
-def _itl_notes(steps: Sequence[Mapping[str, Any]]) -> list[str]:
-    options = [str(at(step, "result.metrics.itl.option")) for step in steps]
+def _itl_notes(steps: Sequence[BenchStep]) -> list[str]:
+    options = [str(at(step.result, "metrics.itl.option")) for step in steps]
     with_variant = sum(_VARIANT in option.split("+") for option in options)
     if not with_variant:
         return []
@@ -390,24 +351,24 @@ def _itl_notes(steps: Sequence[Mapping[str, Any]]) -> list[str]:
     return [note]
 
 
-def _tpot_notes(steps: Sequence[Mapping[str, Any]]) -> list[str]:
+def _tpot_notes(steps: Sequence[BenchStep]) -> list[str]:
     """Return a note on each load whose two forms of TPOT differ by more than 1 %."""
     return [
-        f"TPOT of {step['name']}: {text}"
+        f"TPOT of {step.name}: {text}"
         for step in steps
-        if (text := tpot_text(at(step, "result.metrics.tpot") or {}))
+        if (text := tpot_text(at(step.result, "metrics.tpot") or {}))
     ]
 
 
-def _exact_requests(steps: Sequence[Mapping[str, Any]]) -> str | None:
+def _exact_requests(steps: Sequence[BenchStep]) -> str | None:
     """Return where the exact requests are stored (4.3.3), or None."""
-    files = [step["requests"] for step in steps if step.get("requests")]
+    files = [step.requests for step in steps if step.requests is not None]
     if not files:
         return None
-    stored = [one for one in files if one["file"] is not None]
+    stored = [one for one in files if one.file is not None]
     text = (
         f"steps/NAME/{REQUESTS_FILE} of {len(stored):,} of {plural(len(steps), 'load')},"
-        f" {plural(sum(one['rows'] for one in stored), 'request')} byte for byte"
+        f" {plural(sum(one.rows for one in stored), 'request')} byte for byte"
     )
     if len(stored) == len(steps):
         return text

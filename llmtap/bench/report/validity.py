@@ -11,9 +11,16 @@ against the definitions of DEFINITIONS.md, "Load and length".
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-import msgspec
-from msgspec import UNSET, UnsetType
-
+from llmtap.bench.report.documents import (
+    BenchFigure,
+    BenchFinding,
+    BenchRepeat,
+    BenchReport,
+    BenchStep,
+    DocumentFinding,
+    DocumentVerdict,
+    ReportVerdict,
+)
 from llmtap.bench.run.levels import is_sustained
 from llmtap.bench.run.test import BenchTest
 from llmtap.load.replay.findings import FIGURES
@@ -34,54 +41,14 @@ _MAXIMA: Final = {
 _Json = Mapping[str, Any]
 
 
-class BenchFinding(msgspec.Struct, frozen=True):
-    """A finding of a load."""
-
-    step: str
-    """Name of the load."""
-    what: str
-    says: str
-    share: float | UnsetType | None = UNSET
-    """Share of the requests that the finding concerns, if the load's verdict has it."""
-
-
-class BenchFigure(msgspec.Struct, kw_only=True):
-    """State of a figure: its worst state over all loads."""
-
-    title: str
-    state: str
-    requested: bool
-    error: float | None
-    """Largest possible error in seconds, if known."""
-    n: int
-    """Number of loads that have the figure."""
-    loads: dict[str, list[str]]
-    """Names of the loads in which the figure is not valid or doubtful, by state."""
-
-
-class TestVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    valid: bool
-    grade: str
-    failed: bool
-    missed: list[str]
-    """Objectives that no load met."""
-    figures: dict[str, BenchFigure]
-    says: str
-    """The verdict in one sentence."""
-    findings: list[BenchFinding]
-    """Findings that make a requested figure not valid."""
-    cautions: list[BenchFinding]
-    """Findings that make a figure doubtful, or concern a figure that is not requested."""
-    failures: list[BenchFinding]
-    """Failures of the server."""
-    unchecked: list[BenchFinding]
-
-
 def verdict_of_test(
-    test: BenchTest[Any], steps: Sequence[_Json], measurements: _Json, missed_objectives: Sequence[str] = ()
-) -> TestVerdict:
+    test: BenchTest[Any],
+    steps: Sequence[BenchStep],
+    measurements: _Json,
+    missed_objectives: Sequence[str] = (),
+) -> ReportVerdict:
     """Return the verdict of a test. `missed_objectives`: objectives that no load met."""
-    verdicts = [(step["name"], at(step, "result", "verdict") or {}) for step in steps]
+    verdicts = [(step.name, at(step.result, "verdict") or {}) for step in steps]
     by_kind: dict[str, list[BenchFinding]] = {"findings": [], "cautions": [], "failures": []}
     failed = False
     for name, verdict in verdicts:
@@ -89,13 +56,13 @@ def verdict_of_test(
             kind = _kind_of(finding, test)
             failed |= not test.overloads if kind == "failures" else bool(finding.get("failed"))
             by_kind[kind].append(BenchFinding(name, finding["what"], finding["says"], finding.get("share")))
-    answers = [at(step, "result", "outcomes", name) for step in steps for name in ("complete", "refused")]
+    answers = [at(step.result, "outcomes", name) for step in steps for name in ("complete", "refused")]
     if steps and not any(answers):
         sentence = "no request of any load ended well"
-        by_kind["findings"].append(BenchFinding(steps[-1]["name"], "no_answers", sentence))
+        by_kind["findings"].append(BenchFinding(steps[-1].name, "no_answers", sentence))
         failed = True
     figures = _figures(test, verdicts)
-    last_step = steps[-1]["name"] if steps else ""
+    last_step = steps[-1].name if steps else ""
     for what, name, sentence in contradictions(measurements):
         by_kind["findings" if what == "contradiction" else "cautions"].append(
             BenchFinding(last_step, what, sentence)
@@ -103,7 +70,7 @@ def verdict_of_test(
         if name in figures:
             worse = FigureState.NOT_VALID if what == "contradiction" else FigureState.DOUBTFUL
             figures[name].state = min((FigureState(figures[name].state), worse), key=_WORST.index)
-    return TestVerdict(
+    return ReportVerdict(
         valid=not by_kind["findings"],
         grade=grade_of(by_kind["findings"], by_kind["cautions"]),
         failed=failed,
@@ -158,42 +125,28 @@ def _validity_text(
     return prefix + verdict_sentence(states, failed=failed)
 
 
-class DocumentVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Verdict over all tests: their findings with the test's name, and one sentence."""
-
-    valid: bool
-    grade: str
-    failed: bool
-    missed: list[str]
-    says: str
-    findings: list[_Json]
-    cautions: list[_Json]
-    unchecked: list[_Json]
-
-
-def document_verdict(reports: Sequence[_Json]) -> DocumentVerdict:
+def document_verdict(reports: Sequence[BenchReport | BenchRepeat]) -> DocumentVerdict:
     """Return the verdict over the stored reports of all tests."""
-    by_kind: dict[str, list[_Json]] = {
+    by_kind = {
         kind: [
-            {"test": report["test"], **finding, "step": _with_run(report, finding["step"])}
+            DocumentFinding(
+                report.test, _with_run(report, finding.step), finding.what, finding.says, finding.share
+            )
             for report in reports
-            for finding in report["verdict"].get(kind) or ()
+            for finding in getattr(report.verdict, kind)
         ]
         for kind in ("findings", "cautions", "unchecked")
     }
-    verdicts = {_with_run(report, report["test"]): report["verdict"] for report in reports}
-    # Skip verdicts without a sentence: earlier versions wrote none.
-    sentences = {name: one["says"] for name, one in verdicts.items() if one.get("says")}
-    parts = [f"{name}: {says}" for name, says in sentences.items() if says != _ALL_VALID]
+    verdicts = {_with_run(report, report.test): report.verdict for report in reports}
+    sentences = {name: one.says for name, one in verdicts.items() if one.says}
+    parts = [f"{name}: {sentence}" for name, sentence in sentences.items() if sentence != _ALL_VALID]
     if rest := len(sentences) - len(parts):
         parts.append(f"{count_with_noun(rest, 'other test' if parts else 'test')}: {_ALL_VALID}")
     return DocumentVerdict(
         valid=not by_kind["findings"],
         grade=grade_of(by_kind["findings"], by_kind["cautions"]),
-        failed=any(one.get("failed") for one in verdicts.values()),
-        missed=[
-            f"{name}: {sentences}" for name, one in verdicts.items() for sentences in one.get("missed") or ()
-        ],
+        failed=any(one.failed for one in verdicts.values()),
+        missed=[f"{name}: {text}" for name, one in verdicts.items() for text in one.missed],
         says="; ".join(parts),
         **by_kind,
     )
@@ -206,9 +159,8 @@ def grade_of(findings: Sequence[Any], cautions: Sequence[Any]) -> str:
     return "not valid" if findings else "caution" if cautions else "valid"
 
 
-def _with_run(report: _Json, name: str) -> str:
-    run = int(report.get("run", 1))
-    return name if run == 1 else f"run-{run}/{name}"
+def _with_run(report: BenchReport | BenchRepeat, name: str) -> str:
+    return name if report.run == 1 else f"run-{report.run}/{name}"
 
 
 # ---------------------------------------------------------------- contradictions

@@ -1,7 +1,7 @@
 """Percentiles with confidence intervals for benchmark results, and their table cells and chart series.
 
 Used by the ten tests and by comparisons. Input: measured values in seconds. Output: figures in seconds
-(`Figure`, `LatencyRow`), cells and tables, and chart series in milliseconds. `metrics/intervals.py`
+(`IntervalFigure`, `LatencyRow`), cells and tables, and chart series in milliseconds. `metrics/intervals.py`
 calculates the intervals.
 """
 
@@ -32,7 +32,7 @@ __all__ = [
     "METRICS",
     "RUNS_MIN",
     "Cell",
-    "Figure",
+    "IntervalFigure",
     "LatencyRow",
     "cdf_series",
     "clustered_row",
@@ -71,7 +71,7 @@ _TAIL_POINTS: Final = 100
 """Number of highest values that are all drawn, each as a point. Up to 100,000 samples they include P99.9."""
 
 
-class Figure(Struct, frozen=True, kw_only=True):
+class IntervalFigure(Struct, frozen=True, kw_only=True):
     """A figure with its interval."""
 
     value: float | None
@@ -92,8 +92,8 @@ class Figure(Struct, frozen=True, kw_only=True):
     r2_log: float | UnsetType = UNSET
 
 
-def interval_figure(interval: Interval) -> Figure:
-    return Figure(
+def interval_figure(interval: Interval) -> IntervalFigure:
+    return IntervalFigure(
         value=interval.value,
         low=None if interval.open_below else interval.low,
         high=None if interval.open_above else interval.high,
@@ -110,17 +110,17 @@ class LatencyRow(Struct, frozen=True, kw_only=True):
     mean: float | None
     min: float | None
     max: float | None
-    p50: Figure | UnsetType | None = UNSET
-    p90: Figure | UnsetType | None = UNSET
-    p95: Figure | UnsetType | None = UNSET
-    p99: Figure | UnsetType | None = UNSET
-    p999: Figure | UnsetType | None = UNSET
+    p50: IntervalFigure | UnsetType | None = UNSET
+    p90: IntervalFigure | UnsetType | None = UNSET
+    p95: IntervalFigure | UnsetType | None = UNSET
+    p99: IntervalFigure | UnsetType | None = UNSET
+    p999: IntervalFigure | UnsetType | None = UNSET
     marks: list[str]
     """Names of the percentiles with too few values (5.1.4.3)."""
 
-    def percentile(self, name: str) -> Figure | None:
+    def percentile(self, name: str) -> IntervalFigure | None:
         """Return the figure of a percentile, by its name: `p50`."""
-        figure: Figure | UnsetType | None = getattr(self, name)
+        figure: IntervalFigure | UnsetType | None = getattr(self, name)
         assert figure is not UNSET, f"{name} was not requested"
         return figure
 
@@ -142,12 +142,12 @@ def clustered_row(groups: Sequence[Sequence[float]], shares: Mapping[str, float]
 
 def _row(ordered: Sequence[float], estimates: Mapping[str, tuple[float, Interval | None]]) -> LatencyRow:
     n = len(ordered)
-    percentiles: dict[str, Figure | None] = {}
+    percentiles: dict[str, IntervalFigure | None] = {}
     for name, (p, interval) in estimates.items():
         if not n:
             percentiles[name] = None
         elif interval is None:
-            percentiles[name] = Figure(value=percentile(ordered, p), low=None, high=None, n=n)
+            percentiles[name] = IntervalFigure(value=percentile(ordered, p), low=None, high=None, n=n)
         else:
             percentiles[name] = interval_figure(interval)
     return LatencyRow(
@@ -177,7 +177,7 @@ def paired_values(
     return first, second
 
 
-def mean_over_repeats(values: Sequence[float]) -> Figure | None:
+def mean_over_repeats(values: Sequence[float]) -> IntervalFigure | None:
     """Return the mean of the differences of three or more repeats, with Student's interval and p-value.
 
     None if there are fewer repeats.
@@ -189,7 +189,7 @@ def mean_over_repeats(values: Sequence[float]) -> Figure | None:
         p = 1.0 if values[0] == 0 else 0.0
     else:
         p = float(stats.ttest_1samp(values, 0.0).pvalue)
-    return Figure(
+    return IntervalFigure(
         value=interval.value,
         low=interval.low,
         high=interval.high,
@@ -199,7 +199,9 @@ def mean_over_repeats(values: Sequence[float]) -> Figure | None:
     )
 
 
-def quantile_ratio(base: Sequence[float], other: Sequence[float], p: float, *, paired: bool) -> Figure | None:
+def quantile_ratio(
+    base: Sequence[float], other: Sequence[float], p: float, *, paired: bool
+) -> IntervalFigure | None:
     """Return the ratio other / base of the p-quantiles, with its interval; None if a value is not above 0."""
     if not base or not other or min(base) <= 0 or min(other) <= 0:
         return None
@@ -207,8 +209,8 @@ def quantile_ratio(base: Sequence[float], other: Sequence[float], p: float, *, p
     assert first is not None and second is not None
     comparison = compare_quantile([log(x) for x in base], [log(x) for x in other], p, paired=paired)
     if comparison is None:
-        return Figure(value=second / first, low=None, high=None, n=len(other), method=None)
-    return Figure(
+        return IntervalFigure(value=second / first, low=None, high=None, n=len(other), method=None)
+    return IntervalFigure(
         value=second / first,
         low=exp(comparison.low),
         high=exp(comparison.high),
@@ -224,7 +226,7 @@ def ms(seconds: float | None, *, doubtful: bool = False, unit: bool = True) -> s
     return _ms_text(seconds, _decimal_places(seconds)) + " ms" * unit + f" {MARK}" * doubtful
 
 
-def ms_with_interval(figure: Figure | None, *, doubtful: bool = False, unit: bool = True) -> str:
+def ms_with_interval(figure: IntervalFigure | None, *, doubtful: bool = False, unit: bool = True) -> str:
     """Return a figure with its interval: `200.9 ms (200.5 to 201.6)`, or `240 ms * (233 ms or more)`."""
     if figure is None or figure.value is None:
         return _ABSENT
@@ -241,7 +243,7 @@ def ms_with_interval(figure: Figure | None, *, doubtful: bool = False, unit: boo
     return _ms_text(figure.value, places) + " ms" * unit + f" {MARK}" * doubtful + span
 
 
-def with_interval(figure: Figure | None, form: str) -> str:
+def with_interval(figure: IntervalFigure | None, form: str) -> str:
     if figure is None or figure.value is None:
         return _ABSENT
     ends = (figure.low, figure.high)
@@ -261,7 +263,7 @@ def _ms_text(seconds: float, places: int) -> str:
 def ms_of(row: LatencyRow, name: str, *, unit: bool = True) -> str:
     """Format a percentile, or `mean`, `min` or `max`, of a row; with its interval if it has one."""
     figure, doubtful = getattr(row, name), name in row.marks
-    if isinstance(figure, Figure):
+    if isinstance(figure, IntervalFigure):
         return ms_with_interval(figure, doubtful=doubtful, unit=unit)
     return ms(figure, doubtful=doubtful, unit=unit)
 
@@ -329,7 +331,9 @@ def histogram_series(
     return ChartSeries(name, centres, [count / len(values) for count in counts])
 
 
-def line_series(name: str, xs: Sequence[float | str], figures: Sequence[Figure | None]) -> ChartSeries:
+def line_series(
+    name: str, xs: Sequence[float | str], figures: Sequence[IntervalFigure | None]
+) -> ChartSeries:
     """Return a line of figures, converted from seconds to ms, with their intervals."""
 
     def in_ms(values: Iterable[float | None]) -> list[float | None]:

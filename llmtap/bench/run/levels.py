@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from llmtap.bench.run.figures import KEY_SHARES, METRICS, LatencyRow, latency_row, line_series, ms, ms_of
 from llmtap.bench.run.measurement import Measurement, SteadyPart, steady_part_of
 from llmtap.bench.run.session import BASELINE, BenchSession, Load, duration_text, make_load
-from llmtap.bench.run.test import ChartSeries, ChartSpec, Mark, ReportTable
+from llmtap.bench.run.test import ChartMark, ChartSeries, ChartSpec, ReportTable
 from llmtap.errors import ConfigError
 from llmtap.metrics.saturation import SaturationLevel
 from llmtap.metrics.summary import ENDED_WELL
@@ -321,7 +321,7 @@ def throughput_chart(
     x_title: str,
     xs: Sequence[float],
     attempts: Sequence[LevelAttempt],
-    marks: list[Mark],
+    marks: list[ChartMark],
     *,
     log_x: bool = False,
 ) -> ChartSpec:
@@ -337,7 +337,7 @@ def p99_chart(
     x_title: str,
     xs: Sequence[float],
     rows: Sequence[Latencies],
-    marks: Sequence[Mark] = (),
+    marks: Sequence[ChartMark] = (),
 ) -> ChartSpec:
     """Return the chart of the P99 of TTFT, TPOT and E2E. `rows`: one for each level."""
     lines = [

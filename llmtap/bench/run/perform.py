@@ -19,6 +19,13 @@ from typing import Any, Final, get_type_hints
 import msgspec
 
 from llmtap.bench.compliance.evidence import plural
+from llmtap.bench.report.documents import (
+    BenchDocument,
+    BenchFinding,
+    BenchReport,
+    BenchSetup,
+    NotRun,
+)
 from llmtap.bench.report.report import SETUP_FILE, date_of, document_of, is_results, report_of, versions
 from llmtap.bench.run.figures import Cell, latency_columns, table_of, text
 from llmtap.bench.run.levels import Latencies, latency_rows
@@ -39,6 +46,7 @@ from llmtap.bench.sut.start import ModelLoad, model_load_text, running_server
 from llmtap.bench.sut.sut import BenchFile, params_document, without_keys
 from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError
+from llmtap.json_types import json_value
 from llmtap.load.replay.plan import AT_ONCE
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import DEFAULT_BENEFIT
@@ -110,7 +118,7 @@ class Bench:
     selftest: bool = True
     """Measure the error of llmtap's own times after each test, at its densest load."""
     clock: Clock = field(default_factory=SystemClock)
-    on_report: Callable[[dict[str, Any]], None] = lambda document: None
+    on_report: Callable[[BenchDocument], None] = lambda document: None
     """Function called with the document after each test."""
     _session: BenchSession | None = None
     _model_load: ModelLoad | None = None
@@ -129,7 +137,7 @@ class Bench:
         if self._session is not None:
             self._session.stop()
 
-    async def run(self, names: Sequence[str]) -> dict[str, Any]:
+    async def run(self, names: Sequence[str]) -> BenchDocument:
         """Run the tests and return the document (`bench/report/report.py`), which is also in the folder.
 
         Raises:
@@ -170,7 +178,7 @@ class Bench:
 
     async def _run_all(
         self, tests: Sequence[BenchTest[Any]], not_ready: Mapping[str, ConfigError]
-    ) -> dict[str, Any]:
+    ) -> BenchDocument:
         """Run the tests in turn. `not_ready`: errors of tests that an earlier test may make possible."""
         errors = {**not_ready, **await self._connection_errors(tests)}
         if len(errors) == len(tests):
@@ -197,8 +205,8 @@ class Bench:
             self.watcher.report_remaining(
                 f"{plural(len(tests), 'test')}; their duration follows from the first load"
             )
-        reports: list[dict[str, Any]] = []
-        not_run: dict[str, dict[str, Any]] = {}
+        reports: list[BenchReport] = []
+        not_run: dict[str, NotRun] = {}
         first: ConfigError | None = None
         for i, (test, run) in enumerate(queue, 1):
             if test.name in not_run:
@@ -224,23 +232,22 @@ class Bench:
                 if not reports and partial is None:
                     raise
                 reports += [] if partial is None else [partial]
-                return document_of(setup, reports, list(not_run.values())) | {"stopped": True}
+                document = document_of(setup, reports, list(not_run.values()))
+                return msgspec.structs.replace(document, stopped=True)
             except ConfigError as exc:
                 if is_new_folder and not session.steps:  # Else the folder would refuse a corrected command.
                     shutil.rmtree(session.folder.path, ignore_errors=True)
                 error = _with_file_key(exc)
                 first = first or (error if has_begun else None)
-                not_run[test.name] = {
-                    "test": test.name,
-                    "why": _error_text(error),
-                    "hint": error.hint,
-                    "begun": has_begun,
-                }
+                not_run[test.name] = NotRun(
+                    test=test.name, reason=_error_text(error), hint=error.hint, begun=has_begun
+                )
         if first is not None and not reports:
             if is_new_results and [entry.name for entry in self.folder.path.iterdir()] == [SETUP_FILE]:
                 shutil.rmtree(self.folder.path, ignore_errors=True)
             raise first
-        return document_of(setup, reports, list(not_run.values())) | {"stopped": False}
+        document = document_of(setup, reports, list(not_run.values()))
+        return msgspec.structs.replace(document, stopped=False)
 
     def _remove_results(self, test: BenchTest[Any]) -> None:
         shutil.rmtree(self.folder.path / test.name, ignore_errors=True)
@@ -291,7 +298,7 @@ class Bench:
 
     def _partial_report(
         self, test: BenchTest[Any], session: BenchSession, params: msgspec.Struct
-    ) -> dict[str, Any] | None:
+    ) -> BenchReport | None:
         """Return the report of a stopped test, without compliance. It is not stored, because the same command
         resumes the test."""
         if not session.steps:
@@ -304,20 +311,19 @@ class Bench:
         now_ns = self.clock.wall_ns()
         report = report_of(test, params, session, result, began_ns=now_ns, ended_ns=now_ns)
         message = "the test was stopped: the last load is a part of what was planned"
-        finding = {"step": session.steps[-1].name, "what": "stopped", "says": message}
-        verdict = report["verdict"]
-        report["compliance"] = None
-        report["verdict"] = verdict | {
-            "valid": False,
-            "grade": "not valid",
-            "findings": [finding, *verdict["findings"]],
-            "says": f"the test was stopped; {verdict['says']}",
-        }
-        return report
+        finding = BenchFinding(session.steps[-1].name, "stopped", message)
+        verdict = msgspec.structs.replace(
+            report.verdict,
+            valid=False,
+            grade="not valid",
+            findings=[finding, *report.verdict.findings],
+            says=f"the test was stopped; {report.verdict.says}",
+        )
+        return msgspec.structs.replace(report, compliance=None, verdict=verdict)
 
     async def _run_one(
         self, test: BenchTest[Any], session: BenchSession, params: msgspec.Struct
-    ) -> dict[str, Any]:
+    ) -> BenchReport:
         self._session = session
         if self._stopped:
             session.stop()
@@ -375,48 +381,49 @@ class Bench:
         )
         return session, params
 
-    def _setup(self, tests: Sequence[BenchTest[Any]]) -> dict[str, Any]:
+    def _setup(self, tests: Sequence[BenchTest[Any]]) -> BenchSetup:
         file = self.file
-        return {
-            "command": self.command,
-            "made": date_of(self.clock.wall_ns()),
-            "results": str(self.folder.path),
-            "asked": [test.name for test in tests],
-            "quick": self.quick,
-            "seed": self.seed,
-            "runs": self.runs,
-            "warmup": self.warmup,
-            "versions": versions(),
-            "target": without_keys(file.target),
-            "sut": msgspec.to_builtins(file.sut),
-            "arms": {name: without_keys(arm) for name, arm in file.arms.items()},
-            "params": {test.name: params_document(file.params_of(test, quick=self.quick)) for test in tests},
-        }
+        return BenchSetup(
+            command=self.command,
+            made=date_of(self.clock.wall_ns()),
+            results=str(self.folder.path),
+            tests_requested=[test.name for test in tests],
+            quick=self.quick,
+            seed=self.seed,
+            runs=self.runs,
+            warmup=self.warmup,
+            versions=versions(),
+            target=without_keys(file.target),
+            sut=file.sut,
+            arms={name: without_keys(arm) for name, arm in file.arms.items()},
+            params={test.name: params_document(file.params_of(test, quick=self.quick)) for test in tests},
+        )
 
 
 def _arms_of(test: BenchTest[Any]) -> tuple[str, ...]:
     return (*test.arms, *test.arms_any)
 
 
-def test_setup(test: BenchTest[Any], params: msgspec.Struct, session: BenchSession) -> dict[str, Any]:
+def test_setup(test: BenchTest[Any], params: msgspec.Struct, session: BenchSession) -> Mapping[str, Any]:
     """Return the parameters of a test's runs as JSON, without keys.
 
     `hidden` is a digest of the target and the arms including keys, so that a change of these is noticed.
     """
     arms = {name: arm for name, arm in session.arms.items() if name in _arms_of(test)}
     hidden = msgspec.json.encode([session.target, arms], order="sorted")
-    setup = {
-        "quick": session.quick,
-        "params": params_document(params),
-        "target": without_keys(session.target),
-        "arms": {name: without_keys(arm) for name, arm in arms.items()},
-        "seed": session.seed,
-        "warmup": session.warmup,
-        "reader": session.reader.text,
-        "hidden": hashlib.sha256(hidden).hexdigest()[:16],
-    }
-    decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(setup))
-    return decoded
+    setup: Mapping[str, Any] = json_value(
+        {
+            "quick": session.quick,
+            "params": params_document(params),
+            "target": without_keys(session.target),
+            "arms": {name: without_keys(arm) for name, arm in arms.items()},
+            "seed": session.seed,
+            "warmup": session.warmup,
+            "reader": session.reader.text,
+            "hidden": hashlib.sha256(hidden).hexdigest()[:16],
+        }
+    )
+    return setup
 
 
 def _refuse_other_setup(folder: Folder, setup: Mapping[str, Any]) -> None:

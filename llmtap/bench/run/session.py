@@ -27,7 +27,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import pyarrow.compute as pc
@@ -60,6 +60,7 @@ CAPTURE: Final = "capture"
 BASELINE: Final = ""
 """Name of the arm without changes to the target."""
 RESULT: Final = "result.json"
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 class Folder:
@@ -92,6 +93,14 @@ class Folder:
             ) from None
         temporary.write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
         os.replace(temporary, self.path / name)
+
+    def read(self, name: str, kind: type[S]) -> S:
+        """Return the content of a file that exists. Raises ConfigError."""
+        try:
+            return msgspec.convert(self.read_json(name), kind)
+        except msgspec.ValidationError as exc:
+            hint = "it was edited, or another version of llmtap wrote it"
+            raise ConfigError(str(self.path / name), f"is not a result of llmtap: {exc}", hint) from None
 
     def read_json(self, name: str) -> Any:
         """Return the content of a file; None if there is none. Raises ConfigError."""
@@ -294,7 +303,7 @@ class BenchSession:
     """Warm-up, as in `llmtap replay --warmup`: `auto` (IETF 4.5), `none` (cold start), or
     a number of requests."""
     steps: list[Measurement] = field(default_factory=list)
-    warmups: list[dict[str, Any]] = field(default_factory=list)
+    warmups: list[Mapping[str, Any]] = field(default_factory=list)
     refused: int = 0
     model_load: ModelLoad | None = None
     """Times of the server's start, if llmtap started it; else None."""
@@ -421,7 +430,7 @@ class BenchSession:
             "name": name,
             "arm": arm,
             "fingerprint": fingerprint,
-            "requests": stored_requests[-1] if stored_requests else {},
+            "requests": stored_requests[-1] if stored_requests else None,
             "load": {"closed": load.closed, "rate_rps": load.rate_rps, **load.about},
             "result": result,
         }

@@ -48,17 +48,17 @@ class ChartSeries(msgspec.Struct, frozen=True):
     """One line or set of points of a chart; None in `y` is a gap."""
 
     name: str
-    x: list[float | str]
-    y: list[float | None]
+    x: list[float | int | str]
+    y: list[float | int | None]
     low: list[float | None] = []
     """Lower ends of the intervals around each y (`high`: upper ends); empty without intervals."""
     high: list[float | None] = []
 
 
-class Mark(msgspec.Struct, frozen=True):
+class ChartMark(msgspec.Struct, frozen=True):
     """Labelled position on the x axis of a chart."""
 
-    x: float
+    x: float | int
     says: str
     """Label of the position."""
 
@@ -69,7 +69,7 @@ class ChartSpec(msgspec.Struct, frozen=True):
     x_title: str
     y_title: str
     series: list[ChartSeries]
-    marks: list[Mark] = []
+    marks: list[ChartMark] = []
     log_x: bool = False
     log_y: bool = False
 

@@ -34,7 +34,7 @@ from llmtap.bench.run.levels import (
 from llmtap.bench.run.measurement import Measurement, steady_part_of
 from llmtap.bench.run.pace import LEVELS_EXPECTED, ExpectedLoads
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, Mark, TestResult
+from llmtap.bench.run.test import BenchTest, ChartMark, ChartSeries, ChartSpec, TestResult
 from llmtap.bench.tests.throughput import DURATION_MIN
 from llmtap.errors import ConfigError
 from llmtap.metrics.intervals import share_interval
@@ -73,7 +73,7 @@ class CapacityLevel(LevelFigures, frozen=True, kw_only=True):
     """Figures of a level; latencies and counts are of all its requests, including the ramp-up."""
 
     concurrency: int
-    completion: figures.Figure | None
+    completion: figures.IntervalFigure | None
     failed: int
     endings: dict[str, int]
     memory_errors: int
@@ -271,7 +271,7 @@ def _level(attempt: LevelAttempt) -> CapacityLevel:
 def _charts(params: CapacityParams, attempts: Sequence[LevelAttempt], best: int | None) -> list[ChartSpec]:
     by_concurrency = {t.level: t for t in sorted(attempts, key=lambda t: t.level)}
     xs, levels = [*by_concurrency], [*by_concurrency.values()]
-    marks = [] if best is None else [Mark(best, "capacity")]
+    marks = [] if best is None else [ChartMark(best, "capacity")]
     x_title = "requests at a time"
     bound = ChartSeries("threshold", [*xs], [_bound_s(params) * 1e3] * len(xs))
     ttft = figures.line_series(

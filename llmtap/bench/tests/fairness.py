@@ -86,7 +86,7 @@ def check(session: BenchSession, params: FairnessParams) -> None:
     _mix(session, params)
 
 
-class StarvationFigure(figures.Figure, frozen=True, kw_only=True):
+class StarvationFigure(figures.IntervalFigure, frozen=True, kw_only=True):
     """Share of the requests that wait much longer than the median."""
 
     starved: int
@@ -98,9 +98,9 @@ class StarvationFigure(figures.Figure, frozen=True, kw_only=True):
 class LatencyInflation(msgspec.Struct, frozen=True):
     """TTFT in the mix divided by TTFT alone, by percentile and for the mean."""
 
-    p50: figures.Figure | None
-    p95: figures.Figure | None
-    p99: figures.Figure | None
+    p50: figures.IntervalFigure | None
+    p95: figures.IntervalFigure | None
+    p99: figures.IntervalFigure | None
     mean: float | None
 
 
@@ -121,9 +121,9 @@ class ClassFigures(Latencies, frozen=True, kw_only=True):
 class JainFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Jain's index for each meaning of "normalized latency", which the draft does not define."""
 
-    headline: figures.Figure
+    headline: figures.IntervalFigure
     """Index over all requests of TTFT divided by the median TTFT of the request's class alone."""
-    by_class: figures.Figure
+    by_class: figures.IntervalFigure
     """Index over the classes of mean TTFT divided by the median TTFT of the class alone."""
     per_class: float | None
     per_request: float | None
@@ -285,7 +285,7 @@ def _jain(classes: Sequence[_Class], seed: int) -> JainFigures | None:
     count = sum(map(len, latencies.values()))
     method = "bootstrap of each class's requests, percentiles"
     by_reading = {
-        name: figures.Figure(
+        name: figures.IntervalFigure(
             value=getattr(readings, name), low=low, high=high, n=count, method=method, reading=name
         )
         for name, (low, high) in intervals.items()

@@ -68,15 +68,15 @@ Level = Annotated[float, Meta(gt=0, le=100)]
 class OverheadFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Overhead of a configuration in seconds: its metric minus that of the baseline."""
 
-    overall: figures.Figure | None
+    overall: figures.IntervalFigure | None
     """Over repeats, or over pairs if there are fewer than three repeats."""
     by_repeat: list[float]
     pairs: int
     shift: dict[str, object] | None
     """Comparison over all pairs."""
-    p50: figures.Figure | None
-    p95: figures.Figure | None
-    p99: figures.Figure | None
+    p50: figures.IntervalFigure | None
+    p95: figures.IntervalFigure | None
+    p99: figures.IntervalFigure | None
 
     def with_adjusted_p(self, p: float) -> "OverheadFigures":
         assert self.overall is not None
@@ -388,7 +388,7 @@ def _overhead(base: Cell, other: Cell, column: str) -> OverheadFigures:
     ]
     overall = figures.mean_over_repeats(shifts)
     if overall is None and shift is not None:
-        overall = figures.Figure(
+        overall = figures.IntervalFigure(
             value=shift.difference,
             low=shift.low,
             high=shift.high,
@@ -396,14 +396,14 @@ def _overhead(base: Cell, other: Cell, column: str) -> OverheadFigures:
             p=shift.p,
             method=shift.method,
         )
-    quantiles: dict[str, figures.Figure | None] = {}
+    quantiles: dict[str, figures.IntervalFigure | None] = {}
     for name, p in figures.KEY_SHARES.items():
         comparison = compare_quantile(ours, theirs, p, paired=True) if ours else None
         first, second = percentile(sorted(ours), p), percentile(sorted(theirs), p)
         low, high = (None, None) if comparison is None else (comparison.low, comparison.high)
         quantiles[name] = None
         if first is not None and second is not None:
-            quantiles[name] = figures.Figure(value=second - first, low=low, high=high, n=len(ours))
+            quantiles[name] = figures.IntervalFigure(value=second - first, low=low, high=high, n=len(ours))
     return OverheadFigures(
         overall=overall,
         by_repeat=shifts,
@@ -449,7 +449,7 @@ def _percentile_cell(share: str) -> figures.Cell:
     """Return a function that formats the overhead at a percentile; a dash if it has no interval."""
 
     def cell(row: _OverheadRow) -> str:
-        figure: figures.Figure | None = getattr(row.overhead, share)
+        figure: figures.IntervalFigure | None = getattr(row.overhead, share)
         if figure is None or figure.low is None:
             return "-"
         return figures.ms_with_interval(figure, doubtful=not is_enough(figure.n, figures.KEY_SHARES[share]))

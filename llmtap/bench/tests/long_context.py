@@ -66,7 +66,7 @@ class LengthFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Mean number of input tokens, as the server counts."""
     requests: int
     ttft: figures.LatencyRow
-    ttft_mean: figures.Figure
+    ttft_mean: figures.IntervalFigure
     e2e: figures.LatencyRow
     seconds_per_1000_tokens: float
     throughput: list[LengthThroughput]
@@ -77,7 +77,7 @@ class LengthFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 class LongContextMeasurements(msgspec.Struct, frozen=True, kw_only=True):
     lengths: list[LengthFigures]
-    scaling_exponent: figures.Figure | None
+    scaling_exponent: figures.IntervalFigure | None
     best_fit: str | None
     fits: dict[str, dict[str, object]]
     """Coefficients, R^2 and BIC of each fit, by its name."""
@@ -230,7 +230,7 @@ def _length_results(
     average = mean(ttft)
     assert average is not None
     (per_thousand,) = saturation.per_thousand_tokens([context], [average])
-    mean_figure = figures.Figure(value=average, low=None, high=None, n=len(ttft))
+    mean_figure = figures.IntervalFigure(value=average, low=None, high=None, n=len(ttft))
     return LengthFigures(
         length=length,
         context=context,
@@ -314,12 +314,12 @@ def _fits(by_length: Sequence[LengthFigures], points: Sequence[tuple[float, floa
     return sorted(fits, key=lambda one: (one.bic > lowest + BIC_STRONG, one.parameters, one.bic))
 
 
-def _scaling_exponent(fits: Sequence[_Fit], lengths: int) -> figures.Figure | None:
+def _scaling_exponent(fits: Sequence[_Fit], lengths: int) -> figures.IntervalFigure | None:
     power = next((one.raw for one in fits if isinstance(one.raw, saturation.PowerFit)), None)
     if power is None:
         return None
     low, high = power.k_interval or (None, None)
-    return figures.Figure(value=power.k, low=low, high=high, n=lengths, r2_log=power.r2_log)
+    return figures.IntervalFigure(value=power.k, low=low, high=high, n=lengths, r2_log=power.r2_log)
 
 
 def _best_fit_text(fits: Sequence[_Fit]) -> str:
@@ -405,7 +405,7 @@ def _add_notes(
     result: TestResult,
     by_length: Sequence[LengthFigures],
     fits: Sequence[_Fit],
-    exponent: figures.Figure | None,
+    exponent: figures.IntervalFigure | None,
 ) -> None:
     notes = result.notes
     if exponent is not None:

@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from llmtap.bench.run.figures import (
     Cell,
-    Figure,
+    IntervalFigure,
     interval_figure,
     latency_columns,
     legend,
@@ -95,7 +95,7 @@ class PressureLevel(Latencies, frozen=True, kw_only=True):
     concurrency: int
     step: str
     requests: int
-    completion: Figure | None
+    completion: IntervalFigure | None
     fail_rate: float
     memory_errors: int
     preemption_events: int | None

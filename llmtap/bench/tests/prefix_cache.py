@@ -52,11 +52,11 @@ class StateRows(msgspec.Struct, frozen=True):
 class TtftReduction(msgspec.Struct, frozen=True, kw_only=True):
     """Reduction of TTFT compared with a disabled cache, as a share."""
 
-    p50: figures.Figure | None
+    p50: figures.IntervalFigure | None
     """Reduction of the percentile over all pairs of requests."""
-    p95: figures.Figure | None
-    p99: figures.Figure | None
-    by_repeats: figures.Figure | None
+    p95: figures.IntervalFigure | None
+    p99: figures.IntervalFigure | None
+    by_repeats: figures.IntervalFigure | None
     """Reduction of P50, as geometric mean over repeats."""
     pairs: int
 
@@ -94,7 +94,7 @@ class CacheThroughput(msgspec.Struct, frozen=True):
     unit: str
     off: StateRate
     on: StateRate
-    improvement: figures.Figure
+    improvement: figures.IntervalFigure
 
 
 class PrefixMeasurements(msgspec.Struct, frozen=True, kw_only=True):
@@ -347,7 +347,7 @@ async def _throughput(
         "output tokens/s" if known else "requests/s",
         StateRate(mean(off), off),
         StateRate(mean(on), on),
-        figures.Figure(
+        figures.IntervalFigure(
             value=mean(gains),
             low=None if interval is None else interval.low,
             high=None if interval is None else interval.high,
@@ -391,7 +391,7 @@ def _reduction(runs: Sequence[PrefixRun], state: str) -> TtftReduction:
     return TtftReduction(p50=p50, p95=p95, p99=p99, by_repeats=_reduction_of_ratio(logs), pairs=len(off))
 
 
-def _reduction_of_ratio(ratio: figures.Figure | None) -> figures.Figure | None:
+def _reduction_of_ratio(ratio: figures.IntervalFigure | None) -> figures.IntervalFigure | None:
     """Convert the ratio on / off to the reduction (off - on) / off."""
     if ratio is None:
         return None

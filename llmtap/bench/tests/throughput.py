@@ -366,7 +366,7 @@ def _charts(params: ThroughputParams, search: SearchResult) -> list[test.ChartSp
     levels = [by_load[level] for level in xs]
     x_title = "planned load (requests/s)" if params.mode == "open" else "requests at a time"
     best = search.best
-    marks = [] if best is None else [test.Mark(best.level, "highest that is sustained")]
+    marks = [] if best is None else [test.ChartMark(best.level, "highest that is sustained")]
     rows = [Latencies(**latency_rows(t.steady.sent)) for t in levels]
     return [
         throughput_chart("load", x_title, xs, levels, marks),

@@ -253,7 +253,7 @@ def _charts(measurements: TradeoffMeasurements) -> list[test.ChartSpec]:
         "operating_point_rps": "operating point",
     }
     marks = [
-        test.Mark(rate, label)
+        test.ChartMark(rate, label)
         for name, label in named.items()
         if (rate := getattr(measurements, name)) is not None
     ]

@@ -394,7 +394,7 @@ _PHONES: Final = (
     ("0", r"0(?<![\w./:-]0)[1-9]\d{0,3}-\d{2,4}-\d{4}(?![\w]|[./:-]\d)", 10),
     # Chinese mobile numbers: 138-1234-5678.
     ("-", r"1(?<![\w./:-]1)[3-9]\d-\d{4}-\d{4}(?![\w]|[./:-]\d)", 11),
-)  # fmt: skip
+)
 """Forms of phone numbers: a substring that a text must contain, the pattern, and the minimum number of digits
 of a hit. A pattern begins with a character and looks back from it, because `re` searches for a character
 faster."""

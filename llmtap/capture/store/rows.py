@@ -23,7 +23,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from llmtap.capture.columns import COLUMNS, OPTIONAL, Unit, columns_at
+from llmtap.capture.columns import COLUMNS, OPTIONAL, Conversion, columns_at
 from llmtap.capture.privacy.coarse import coarsen, floor_divide
 from llmtap.capture.schema import EVENT_CLASS_NAMES, SCHEMA
 from llmtap.exchange import exchange
@@ -32,14 +32,14 @@ from llmtap.exchange.strings import clean_path
 
 _OWN: Final = [column for column in COLUMNS if column.path and column.place[0] not in OPTIONAL]
 """Columns of attributes that every Exchange has."""
-_SAME: Final = {column.name: column.path for column in _OWN if column.unit is Unit.SAME}
-_OFFSETS: Final = {column.name: column.path for column in _OWN if column.unit is Unit.OFFSET}
-_DURATIONS: Final = {column.name: column.path for column in _OWN if column.unit is Unit.DURATION}
-_POINTS: Final = [column.place for column in _OWN if column.unit is Unit.OFFSET]
+_SAME: Final = {column.name: column.path for column in _OWN if column.conversion is Conversion.SAME}
+_OFFSETS: Final = {column.name: column.path for column in _OWN if column.conversion is Conversion.OFFSET}
+_DURATIONS: Final = {column.name: column.path for column in _OWN if column.conversion is Conversion.DURATION}
+_POINTS: Final = [column.place for column in _OWN if column.conversion is Conversion.OFFSET]
 _RESTORED: Final = [
-    (column.name, *column.place, column.unit is Unit.DURATION)
+    (column.name, *column.place, column.conversion is Conversion.DURATION)
     for column in _OWN
-    if column.unit is not Unit.OFFSET
+    if column.conversion is not Conversion.OFFSET
 ]
 _OF_SHAPE, _OF_TEXT = (
     {column.name: column.place[1] for column in COLUMNS if column.place[0] == part}

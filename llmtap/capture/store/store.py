@@ -160,7 +160,7 @@ class Store:
             log.warning(
                 "event=capture_unredacted tenants=%r reason='capture.redact is empty: nothing is redacted'",
                 ",".join(options.full_tenants),
-            )  # fmt: skip
+            )
 
     def append(self, batch: pa.RecordBatch, ledger: CaptureLedger) -> bool:
         """Write the rows, and the ledger if it is new; return False if that is not possible now."""
@@ -270,9 +270,7 @@ class Store:
         if self._writer is not None and not self._writer.present:
             self._restore_folder()
             self._writer.restore()
-            log.warning(
-                "event=capture_spool_restored spool=%s rows=%d", self._writer.path, self._writer.rows
-            )  # fmt: skip
+            log.warning("event=capture_spool_restored spool=%s rows=%d", self._writer.path, self._writer.rows)
         elif not (self._folder / LOCK).exists():
             self._restore_folder()
         if batch.num_rows:
@@ -389,9 +387,7 @@ class Store:
 
     def _pause(self, problem: str, reason: str) -> None:
         if problem != self.problem:
-            log.warning(
-                "event=capture_paused problem=%s spool=%s reason=%r", problem, self._folder, reason
-            )  # fmt: skip
+            log.warning("event=capture_paused problem=%s spool=%s reason=%r", problem, self._folder, reason)
         self.problem = problem
 
 

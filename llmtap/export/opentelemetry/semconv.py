@@ -54,10 +54,10 @@ UNCERTAINTY: Final = "llmtap.uncertainty"
 
 _SECONDS: Final = edges_ns(
     0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92
-)  # fmt: skip
+)
 _FIRST_TOKEN: Final = edges_ns(
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10
-)  # fmt: skip
+)
 _PER_TOKEN: Final = edges_ns(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
 _TOKENS: Final = tuple(4**i for i in range(14))
 
@@ -116,7 +116,7 @@ _OWN: Final = {
         if metric.otlp is not None and metric.family is not None
     },
     "exchanges": (Measure(Instrument("llmtap.exchanges", "Exchanges by outcome.", "{exchange}")),),
-}  # fmt: skip
+}
 _SERVER: Final = {
     "server_duration": _time_measures(
         "gen_ai.server.request.duration",

@@ -109,7 +109,7 @@ ones count as `other`."""
 _ZERO_COUNTERS: Final = (
     *((("exchanges", (outcome.value,))) for outcome in Outcome),
     *((("no_token", (reason,))) for reason in summary.NO_TOKEN_REASONS),
-)  # fmt: skip
+)
 
 _FrozenSeries = tuple[list[_Key], list[Any], dict[_Key, float], list[ExponentialBuckets] | None]
 

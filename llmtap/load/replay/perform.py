@@ -167,8 +167,7 @@ class Replay:
             with WorkerPool(
                 setup,
                 requests,
-                prepared.begins,
-                prepared.ends,
+                (prepared.begins, prepared.ends),
                 processes=load.sending.processes,
                 paths=prepared.paths,
                 keep=True,
@@ -415,8 +414,7 @@ class Replay:
             warmup = await warm_up(
                 setup,
                 plan.requests,
-                prepared.begins,
-                prepared.ends,
+                (prepared.begins, prepared.ends),
                 chosen,
                 progress=partial(self.listener.on_warming, kind),
                 paths=prepared.paths,

@@ -32,7 +32,7 @@ from llmtap.workload.prompts.tokenizer import OWN, TokenCounter, load_counter
 from llmtap.workload.registry import is_workload, report_of, workload_named, workload_texts
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import load_trace
-from llmtap.workload.trace_rows import NO_TIMES
+from llmtap.workload.trace_rows import NO_TIMES, TraceParts
 
 REQUESTS: Final = 1_000
 """Default number of requests of a workload: p99 needs this number (IETF draft, 5.1.4.3)."""
@@ -109,7 +109,7 @@ def _plan_of_workload(schedule: ScheduleOptions, counter: TokenCounter) -> Repla
     if len(requests) == 0:
         raise ConfigError("TRACE", f"{schedule.source} has no requests")
     description = report_of(workload, requests, schedule.seed)
-    arrivals: dict[str, Any] | None = None
+    arrivals: Mapping[str, object] | None = None
     if schedule.closed is not None:
         _refuse_arrivals(schedule)
     else:
@@ -158,11 +158,9 @@ def _plan_of_trace(
             count=None if windowed else schedule.requests,
             source_format=schedule.source_format,
             progress=progress,
-            conversations=True,
-            names=True,
-            bodies=True,
-            timed=own_times or windowed,
-            places=True,
+            parts=TraceParts(
+                conversations=True, names=True, bodies=True, timed=own_times or windowed, places=True
+            ),
         )
     except ConfigError as exc:
         if exc.hint is None and not Path(place).exists() and "://" not in place:
@@ -194,7 +192,7 @@ def _plan_of_trace(
         requests = trace.requests_at(count=count, scale=scale, think_scale=scale if schedule.speed else 1.0)
     except ValueError as exc:
         raise ConfigError("--requests", str(exc)) from None
-    arrivals: dict[str, Any] | None = None
+    arrivals: Mapping[str, object] | None = None
     if own_times:
         arrivals = {
             "arrivals": "recorded",
@@ -238,7 +236,7 @@ def _plan_of_trace(
     return ReplayPlan(requests, prompts, about, notes, counter.tokenizer.decode, baseline)
 
 
-def _set_arrivals(requests: Requests, process: str, schedule: ScheduleOptions) -> dict[str, Any]:
+def _set_arrivals(requests: Requests, process: str, schedule: ScheduleOptions) -> Mapping[str, object]:
     """Replace the arrivals of the first request of each conversation; its later turns get the same time."""
     after = requests.after
     if process == AT_ONCE:

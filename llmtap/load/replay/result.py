@@ -277,14 +277,14 @@ class RunObservations:
             for row in self._independent_rows()
         ]
         times = sorted(t for t in sent if t is not None)
-        timing = punctuality(planned, sent).to_dict()
+        timing = punctuality(planned, sent)
         return {
             "planned": arrival_figures(planned).to_dict(),
             "sent": arrival_figures(times).to_dict(),
             "punctuality": {
-                "rate_ratio": timing["ratio"],
-                "early": timing["early"],
-                "lateness": timing["lateness"],
+                "rate_ratio": timing.ratio,
+                "early": timing.early,
+                "lateness": {name: to_seconds(ns) for name, ns in timing.late_ns.items()},
             },
         }
 

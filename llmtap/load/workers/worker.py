@@ -25,7 +25,7 @@ from llmtap.clock import SystemClock
 from llmtap.exchange.exchange import Exchange
 from llmtap.load.http import LoadSender
 from llmtap.load.prompt_sender import PromptSender, check_target, make_prompt_sender
-from llmtap.load.run import LoadRun, Schedule
+from llmtap.load.run import LoadRun, RowRequest, Schedule
 from llmtap.load.sending import DeferredWork, parse_target, path_at, protocol_of
 from llmtap.load.tally import LoadTally
 from llmtap.load.workers.worker_handle import (
@@ -41,7 +41,7 @@ from llmtap.metrics.statistics import percentile
 from llmtap.metrics.summary import ENDED_WELL
 from llmtap.net.listener import raise_file_limit
 from llmtap.net.tls import client_context
-from llmtap.units import NEVER, decode_special
+from llmtap.units import decode_special
 from llmtap.workload.requests import Requests
 
 REPORT_S: Final = 0.25
@@ -100,14 +100,10 @@ async def work(setup: WorkerSetup, script: WorkerScript, commands_fd: int, repor
         run = LoadRun(
             sender,
             schedule,
-            _body_reader(setup.bodies_fd, script),
+            _request_reader(setup, script, requests, sender),
             lambda row, x: later.add(partial(keeper.keep, row, x)),
+            load,
             start_ns=start_ns,
-            duration_ns=_never_if_none(load.schedule.duration),
-            drain_ns=_never_if_none(load.schedule.drain),
-            headers=_row_headers(setup, requests),
-            paths=_row_paths(sender, script.paths),
-            stop_errors=load.sending.stop_when.error_rate,
             check_endpoint=setup.check_endpoint,
         )
         commands.run = run
@@ -286,9 +282,18 @@ class _Keeper:
         )
 
 
-def _body_reader(fd: int, script: WorkerScript) -> Callable[[int], bytes]:
-    begins, ends = _unpack_column(script.body_begins), _unpack_column(script.body_ends)
-    return lambda row: os.pread(fd, ends[row] - begins[row], begins[row])
+def _request_reader(
+    setup: WorkerSetup, script: WorkerScript, requests: Requests, sender: LoadSender | PromptSender
+) -> Callable[[int], RowRequest]:
+    """Return a function that reads the request of a row."""
+    fd, begins, ends = setup.bodies_fd, _unpack_column(script.body_begins), _unpack_column(script.body_ends)
+    headers, paths = _row_headers(setup, requests), _row_paths(sender, script.paths)
+
+    def request(row: int) -> RowRequest:
+        body = os.pread(fd, ends[row] - begins[row], begins[row])
+        return RowRequest(body, headers(row), paths[row] if paths else b"")
+
+    return request
 
 
 def _row_paths(sender: LoadSender | PromptSender, paths: list[str]) -> list[bytes]:
@@ -317,10 +322,6 @@ def _row_headers(setup: WorkerSetup, requests: Requests) -> Callable[[int], list
         return fields
 
     return headers
-
-
-def _never_if_none(ns: int | None) -> int:
-    return NEVER if ns is None else ns
 
 
 def _unpack_column(packed: bytes) -> "array[int]":

@@ -87,8 +87,7 @@ class WorkerPool:
         self,
         setup: WorkerSetup,
         requests: Requests,
-        body_begins: "array[int]",
-        body_ends: "array[int]",
+        bodies: "tuple[array[int], array[int]]",
         *,
         processes: int = 1,
         paths: Sequence[str] = (),
@@ -96,13 +95,15 @@ class WorkerPool:
         create_member: Callable[[], Member] = LocalMember,
         clock: Clock | None = None,
     ) -> None:
-        """`setup`: its slots and connections are divided among all processes. `paths`: path of each row, ""
+        """`setup`: its slots and connections are divided among all processes. `bodies`: begin and end of each
+        row's body in the file. `paths`: path of each row, ""
         for the path of the endpoint; empty if all rows have this path. `keep`: store the exchanges, not only
         the counts. `create_member`: function that creates a process. `clock`: gives the results' times."""
         self._setup = setup
         self._requests = requests
         self._paths = list(paths)
-        self._bodies = (body_begins.tobytes(), body_ends.tobytes())
+        begins, ends = bodies
+        self._bodies = (begins.tobytes(), ends.tobytes())
         # Use at most one process per slot: a process without a slot would never send.
         processes_used = min(processes, setup.load.schedule.closed or processes)
         self._assigned_rows = [rows for rows in assign_rows(requests, processes_used) if rows]

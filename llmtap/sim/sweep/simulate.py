@@ -22,7 +22,7 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -38,19 +38,10 @@ from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.statistics import SHARES, marks, percentile, percentile_by, rate_rps
 from llmtap.metrics.summary import Summary
 from llmtap.sim.engine import Engine, EngineDriver, GivenUp, Iterating, IterationState, RunRecord, run_virtual
-from llmtap.sim.model_options import (
-    SEED_ITERATIONS,
-    SEED_MODEL,
-    IterationModel,
-    LatencyModel,
-    ModelOptions,
-    Serving,
-    ServingSetup,
-    predict,
-)
+from llmtap.sim.model_options import ServingSetup, predict
 from llmtap.sim.routing import DEFAULT_ROUTER, ROUTERS, RoutedEngine
 from llmtap.sim.schedulers.batching import MultiBinDynamic
-from llmtap.sim.schedulers.registry import ALL_OPTIONS, SCHEDULERS
+from llmtap.sim.schedulers.registry import SCHEDULERS, SchedulerKind
 from llmtap.sim.sweep.run_figures import (
     BatchOutputs,
     EngineFigures,
@@ -88,14 +79,10 @@ class SimulationResult:
     name: str
     requests: Requests
     record: RunRecord
-    readings: ModelOptions
-    model: LatencyModel
+    kind: SchedulerKind
+    setup: ServingSetup
     servers: int
     seed: int | None
-    iterations: IterationModel = SEED_ITERATIONS
-    serving: Serving = field(default_factory=Serving)
-    iterates: bool = False
-    options_read: frozenset[str] = ALL_OPTIONS
     state: IterationState | None = None
     summary: Summary | None = None
     slow: int | None = None
@@ -117,7 +104,7 @@ class SimulationResult:
 
         TTFT is the wait for the batch plus alpha (multi-bin paper, 4.3).
         """
-        first_ns = round(self.model.alpha_ns)
+        first_ns = round(self.setup.model.alpha_ns)
         rows = zip(self.record.start_ns, self.requests.arrival_ns, self.requests.output, strict=True)
         return sorted([start + first_ns - arrival for start, arrival, made in rows if made])
 
@@ -126,12 +113,12 @@ class SimulationResult:
 
         It is beta h(b) of the request's batch (multi-bin paper, 6.2 and 8.4).
         """
-        steps = ([round(self.model.step_ns(b))] * (b * k) for b, k in self.record.sizes.items())
+        steps = ([round(self.setup.model.step_ns(b))] * (b * k) for b, k in self.record.sizes.items())
         return sorted(chain.from_iterable(steps))
 
     def late_share(self, latencies_ns: Sequence[int]) -> float:
         """Return the share of requests outside the request SLA: they ended too late, or were given up."""
-        limit_ns = self.readings.request_sla
+        limit_ns = self.setup.readings.request_sla
         late = sum(t > limit_ns for t in latencies_ns) + len(self.record.given_up)
         return late / len(self.requests)
 
@@ -141,9 +128,9 @@ class SimulationResult:
         With whole batches, these are the requests in batches with a longer time between tokens; otherwise,
         the requests with a longer gap between two tokens.
         """
-        if self.iterates:
+        if self.kind.iterates:
             return None if self.slow is None else self.slow / len(self.requests)
-        limit_ns, step_ns = self.readings.token_sla, self.model.step_ns
+        limit_ns, step_ns = self.setup.readings.token_sla, self.setup.model.step_ns
         slow = sum(b * n for b, n in self.record.sizes.items() if step_ns(b) > limit_ns)
         return slow / len(self.requests)
 
@@ -170,7 +157,7 @@ class SimulationResult:
         return out
 
     def run(self) -> SimulatedRun:
-        requests, played, readings = self.requests, self.record, self.readings
+        requests, played, readings = self.requests, self.record, self.setup.readings
         n, arrivals, given_up = len(requests), requests.arrival_ns, played.given_up
         span_ns, offered_ns = max(played.end_ns) - arrivals[0], arrivals[-1] - arrivals[0]
         completed = [r for r in range(n) if r not in given_up]
@@ -189,8 +176,8 @@ class SimulationResult:
         waited_ns = [at_ns - arrivals[r] for r, at_ns in enumerate(played.start_ns) if at_ns >= 0]
         busy_ns, batches = sum(played.busy_ns), played.sizes.total()
         step_ns: float = busy_ns
-        if not self.iterates:
-            step_ns = sum(self.model.step_ns(b) * k for b, k in played.sizes.items())
+        if not self.kind.iterates:
+            step_ns = sum(self.setup.model.step_ns(b) * k for b, k in played.sizes.items())
         outcomes = {
             Outcome.COMPLETE.value: played.finished,
             Outcome.TRUNCATED.value: len(cut),
@@ -200,7 +187,7 @@ class SimulationResult:
             reason.value + "_midway" * bool(given_up[r]) for r, reason in played.reasons.items()
         )
         metrics, rule = {"e2e": latency}, readings.percentile
-        if not self.iterates:
+        if not self.kind.iterates:
             metrics["ttft"] = _figures_of(self.ttfts_ns(), rule)
         return SimulatedRun(
             scheduler=self.name,
@@ -227,8 +214,8 @@ class SimulationResult:
             batches=batches,
             batch_sizes={str(b): k for b, k in sorted(played.sizes.items())},
             queueing=_figures_of(sorted(waited_ns), rule),
-            decode_tbt=None if self.iterates else _figures_of(self.decode_tbts_ns(), rule),
-            longest_output=None if self.iterates else self._longest_outputs(),
+            decode_tbt=None if self.kind.iterates else _figures_of(self.decode_tbts_ns(), rule),
+            longest_output=None if self.kind.iterates else self._longest_outputs(),
             seconds_per_output_token=to_seconds(busy_ns) / output_tokens if output_tokens else None,
             decode_step_mean=to_seconds(step_ns / batches) if batches else None,
             bins=self.bins,
@@ -237,10 +224,10 @@ class SimulationResult:
             router=self.router,
             by_server=self._by_server(span_ns),
             seed=self.seed,
-            model=(self.iterations if self.iterates else self.model).to_dict(),
+            model=(self.setup.iterations if self.kind.iterates else self.setup.model).to_dict(),
             readings=self._options(readings),
-            serving=self._options(self.serving) if self.iterates else msgspec.UNSET,
-            engine=self._engine(n) if self.iterates else msgspec.UNSET,
+            serving=self._options(self.setup.serving) if self.kind.iterates else msgspec.UNSET,
+            engine=self._engine(n) if self.kind.iterates else msgspec.UNSET,
             followed=msgspec.UNSET if self.followed is None else _followed(self.followed),
         )
 
@@ -290,7 +277,7 @@ class SimulationResult:
 
     def _options(self, options: msgspec.Struct) -> dict[str, object]:
         out = msgspec.to_builtins(options, enc_hook=encode_seconds)
-        return {name: value if name in self.options_read else None for name, value in out.items()}
+        return {name: value if name in self.kind.options_read else None for name, value in out.items()}
 
 
 def _followed(x: Exchange) -> FollowedRequest:
@@ -430,57 +417,59 @@ def open_run_writer(to: str | Path, scheduler: str, requests: Requests) -> "RunW
     return RunWriter(to, {f"sim-{scheduler}": len(requests)}, info, meter="sim")
 
 
+@dataclass(frozen=True, slots=True)
+class ExchangeMeasuring:
+    """What a simulation measures of its exchanges."""
+
+    enabled: bool | None = None
+    """Whether to make and summarise Exchanges, which takes ten times as long for whole batches. None: only if
+    the scheduler iterates, or if one of the other options needs them."""
+    objectives: Objectives | None = None
+    reader: Benefit = DEFAULT_BENEFIT
+    follow: int | None = None
+    """Row of a request, from 1, of which the token times are reported; 0: the request with the longest
+    answer."""
+    capture: str | Path | None = None
+    """Folder or URL for a capture of the exchanges."""
+
+
 def simulate(
     name: str,
     requests: Requests,
-    readings: ModelOptions,
+    setup: ServingSetup,
     *,
-    model: LatencyModel = SEED_MODEL,
-    iterations: IterationModel = SEED_ITERATIONS,
-    serving: Serving | None = None,
     servers: int = 1,
     router: str | None = None,
     seed: int | None = 42,
-    objectives: Objectives | None = None,
-    reader: Benefit = DEFAULT_BENEFIT,
-    measure: bool | None = None,
-    follow: int | None = None,
-    capture: str | Path | None = None,
+    measuring: ExchangeMeasuring | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> SimulationResult:
     """Run a scheduler of `SCHEDULERS` on requests with predicted lengths.
 
-    Requests that failed in the trace are left out, if `readings` says so.
+    Requests that failed in the trace are left out, if `setup.readings` says so.
 
     Args:
-        model: latency model for schedulers of whole batches.
-        iterations, serving: latency model and options for schedulers that iterate.
         router: name in `ROUTERS`, for several servers of a scheduler that iterates; None: the default.
             With whole batches, all servers have one queue and no router.
         seed: random seed; None if nothing is random.
-        measure: whether to make and summarise Exchanges, which takes ten times as long for whole batches.
-            None: only if the scheduler iterates, or if objectives or a capture need them.
-        follow: row of a request, from 1, of which the token times are reported; 0: the request with the
-            longest answer.
-        capture: folder or URL for a capture of the exchanges.
         progress: function called from time to time with the number of arrivals.
 
     Raises ValueError for invalid combinations, and ConfigError for a capture that cannot be written.
     """
-    kind = SCHEDULERS[name]
+    kind, readings, measuring = SCHEDULERS[name], setup.readings, measuring or ExchangeMeasuring()
+    objectives, capture, follow = measuring.objectives, measuring.capture, measuring.follow
     router = (router or DEFAULT_ROUTER) if kind.iterates and servers > 1 else None
     exchanges_needed = objectives is not None or capture is not None or follow is not None
-    if measure is None:
-        measure = kind.iterates or exchanges_needed
-    elif not measure and exchanges_needed:
+    is_measured = measuring.enabled
+    if is_measured is None:
+        is_measured = kind.iterates or exchanges_needed
+    elif not is_measured and exchanges_needed:
         raise ValueError("objectives, captures and a followed request need exchanges, but measuring is off")
     if readings.failed == "dropped":
         requests = requests.select_rows([row for row, made in enumerate(requests.output) if made])
         if not requests:
             raise ValueError("all requests failed, and failed ones are dropped")
     requests = replace(requests, predicted=predict(requests, readings.predictor, seed))
-    serving = Serving() if serving is None else serving
-    setup = ServingSetup(model, readings, iterations, serving)
     engine: EngineDriver
     if router is None:
         scheduler = kind.build(requests, setup)
@@ -488,7 +477,7 @@ def simulate(
     else:
         schedulers = [cast(Iterating, kind.build(requests, setup)) for _ in range(servers)]
         scheduler = schedulers[0]
-        engine = RoutedEngine(schedulers, ROUTERS[router](requests, servers, serving.kv_tokens))
+        engine = RoutedEngine(schedulers, ROUTERS[router](requests, servers, setup.serving.kv_tokens))
     record = RunRecord.for_requests(len(requests), servers)
     writer: RunWriter | None = None
     meter = None
@@ -502,12 +491,12 @@ def simulate(
         if x.seq == follow:
             followed.append(x)
 
-    if measure:
+    if is_measured:
         writer = None if capture is None else open_run_writer(capture, name, requests)
         meter = VirtualMeter(
             ExchangeMaker(name, requests, record),
-            Summary(objectives, reader),
-            reader,
+            Summary(objectives, measuring.reader),
+            measuring.reader,
             readings.token_sla,
             keep,
         )
@@ -528,14 +517,10 @@ def simulate(
         name,
         requests,
         record,
-        readings,
-        model,
+        kind,
+        setup,
         servers,
         seed,
-        iterations,
-        serving,
-        kind.iterates,
-        kind.options_read,
         state=getattr(scheduler if router is None else engine, "state", None) if kind.iterates else None,
         summary=None if meter is None else meter.summary,
         slow=None if meter is None else meter.slow,

@@ -33,10 +33,11 @@ from llmtap.sim.model_options import (
     LatencyModel,
     ModelOptions,
     Serving,
+    ServingSetup,
 )
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.sweep.fit_report import FitReport
-from llmtap.sim.sweep.simulate import SimulationResult, capacity_rps, simulate
+from llmtap.sim.sweep.simulate import ExchangeMeasuring, SimulationResult, capacity_rps, simulate
 from llmtap.units import encode_special, to_seconds
 from llmtap.version import __version__
 
@@ -145,29 +146,24 @@ def run_job(job: SweepJob, trace: "Trace", progress: Callable[[int], None] | Non
     if part != place:
         shutil.rmtree(str(part), ignore_errors=True)
 
-    def run_at(scale: float, **options: Any) -> SimulationResult:
+    setup = ServingSetup(job.model, job.readings, job.iterations, job.serving)
+
+    def run_at(
+        scale: float, measuring: ExchangeMeasuring, progress: Callable[[int], None] | None = None
+    ) -> SimulationResult:
         return simulate(
             job.scheduler,
             trace.requests_at(count=job.count, scale=scale),
-            job.readings,
-            model=job.model,
-            iterations=job.iterations,
-            serving=job.serving,
+            setup,
             servers=job.servers,
             router=job.router,
             seed=job.seed,
-            **options,
+            measuring=measuring,
+            progress=progress,
         )
 
-    result = run_at(
-        job.scale,
-        objectives=objectives,
-        reader=job.reader,
-        measure=job.measure,
-        follow=job.follow,
-        progress=progress,
-        capture=part,
-    )
+    measuring = ExchangeMeasuring(job.measure, objectives, job.reader, job.follow, part)
+    result = run_at(job.scale, measuring, progress)
     summary = result.to_dict() | {"trace": job.trace, "scale": job.scale, "asked_load": job.wanted_load}
     summary |= {"fit": msgspec.to_builtins(job.fit), "model_source": job.model_source or None, "job": job.id}
     if place is not None and part is not None:
@@ -183,7 +179,7 @@ def run_job(job: SweepJob, trace: "Trace", progress: Callable[[int], None] | Non
 
         def share_outside(by: str, rps: float) -> float:
             slo = objectives if by == "slo" else None
-            again = run_at(rps / own_rps, measure=by != "request", objectives=slo)
+            again = run_at(rps / own_rps, ExchangeMeasuring(by != "request", slo))
             if by == "request":
                 return again.late_share(again.latencies_ns())
             return (again.missed_share() if by == "slo" else again.slow_share()) or 0.0

@@ -23,7 +23,15 @@ from msgspec import Meta, Struct, field
 
 from llmtap.json_types import JsonObject
 from llmtap.traces.format import LATE_TOKENS, LENGTHS, FormatError, TraceFormat, TraceRow, without_late_token
-from llmtap.traces.text import BODY_BYTES_MAX, Count, Number, first_objects, json_rows, number_ns, start_of
+from llmtap.traces.text import (
+    BODY_BYTES_MAX,
+    Number,
+    TokenCount,
+    first_objects,
+    json_rows,
+    number_ns,
+    start_of,
+)
 
 _SCHEMA: Final = "dynamo.request.trace.v1"
 _Ms = Annotated[float, Meta(ge=0, le=1e15)]
@@ -34,16 +42,16 @@ class _Replay(Struct):
     """Member `replay` of a record: length and block hashes of the prompt, from which it can be replayed."""
 
     trace_block_size: _BlockSize
-    input_length: Count
+    input_length: TokenCount
     input_sequence_hashes: list[Annotated[int, Meta(ge=0)]]
 
 
 class _Request(Struct):
     request_id: str
     model: str | None = None
-    input_tokens: Count | None = None
-    output_tokens: Count | None = None
-    cached_tokens: Count | None = None
+    input_tokens: TokenCount | None = None
+    output_tokens: TokenCount | None = None
+    cached_tokens: TokenCount | None = None
     request_received_ms: Number | None = None
     ttft_ms: _Ms | None = None
     total_time_ms: _Ms | None = None
@@ -136,8 +144,8 @@ class _Entry(Struct):
     t: Number
     type: str
     model: str | None = None
-    input_tokens: Count | None = field(default=None, name="in")
-    output_tokens: Count | None = field(default=None, name="out")
+    input_tokens: TokenCount | None = field(default=None, name="in")
+    output_tokens: TokenCount | None = field(default=None, name="out")
     hash_ids: list[Annotated[int, Meta(ge=0, lt=1 << 40)]] | None = None
     stop: str | None = None
     api_time: Number | None = None

@@ -23,9 +23,9 @@ from llmtap.traces.bodies import compact_json, is_object, read_object, request_c
 from llmtap.traces.formats.mooncake import BLOCK_COLUMNS, SIZE, BlockIds
 from llmtap.traces.text import (
     BODY_BYTES_MAX,
-    Count,
     Id,
     Number,
+    TokenCount,
     decimal_text,
     first_objects,
     json_rows,
@@ -48,11 +48,11 @@ _WANTED: Final = (
 
 
 class _Row(msgspec.Struct):
-    input_length: Count | None = None
+    input_length: TokenCount | None = None
     payload: msgspec.Raw = msgspec.Raw()
     messages: list[JsonObject] | None = None
     text_input: str | None = None
-    output_length: Count | None = None
+    output_length: TokenCount | None = None
     hash_ids: list[Id] | None = None
     timestamp: Number | None = None
     delay: Number | None = None

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from llmtap.traces import format
-from llmtap.traces.text import Count, Id, Number, decimal_text, first_objects, json_rows, number_ns
+from llmtap.traces.text import Id, Number, TokenCount, decimal_text, first_objects, json_rows, number_ns
 
 SIZE: Final = 512
 """Number of tokens in a block. The programs that read these files expect this number."""
@@ -37,8 +37,8 @@ _SECONDS: Final = 9
 
 class _Row(msgspec.Struct):
     timestamp: Number
-    input_length: Count
-    output_length: Count
+    input_length: TokenCount
+    output_length: TokenCount
     hash_ids: Annotated[list[Id], msgspec.Meta(max_length=1 << 24)] | None = None
     duration: Number | None = None
 

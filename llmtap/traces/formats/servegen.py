@@ -22,8 +22,8 @@ from msgspec import Struct
 from llmtap.traces.bodies import read_elements
 from llmtap.traces.format import LENGTHS, FormatError, TraceFormat, TraceRow
 from llmtap.traces.text import (
-    Count,
     Number,
+    TokenCount,
     error_of,
     first_objects,
     json_rows,
@@ -42,12 +42,12 @@ _FIRST_BYTES: Final = 4_096
 
 
 class _Data(Struct):
-    output_tokens: Count
-    input_tokens: Count | None = None
-    text_tokens: Count | None = None
-    image_tokens: list[Count] = []
-    audio_tokens: list[Count] = []
-    video_tokens: list[Count] = []
+    output_tokens: TokenCount
+    input_tokens: TokenCount | None = None
+    text_tokens: TokenCount | None = None
+    image_tokens: list[TokenCount] = []
+    audio_tokens: list[TokenCount] = []
+    video_tokens: list[TokenCount] = []
     reason_ratio: float | None = None
 
 

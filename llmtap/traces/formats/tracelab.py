@@ -26,9 +26,9 @@ from llmtap.traces.text import (
     COUNT,
     SECONDS_US,
     TEXT,
-    Count,
     CsvColumn,
     CsvKind,
+    TokenCount,
     csv_header,
     first_objects,
     json_rows,
@@ -48,11 +48,11 @@ class _Event(Struct):
 
 class _Round(Struct):
     session_id: str
-    round_index: Count
-    input_tokens_total: Count | None = None
-    output_tokens: Count | None = None
-    prefix_tokens: Count | None = None
-    reasoning_output_tokens: Count | None = None
+    round_index: TokenCount
+    input_tokens_total: TokenCount | None = None
+    output_tokens: TokenCount | None = None
+    prefix_tokens: TokenCount | None = None
+    reasoning_output_tokens: TokenCount | None = None
     round_id: str | None = None
     model: str | None = None
     timing_events: list[_Event] = []

@@ -15,12 +15,12 @@ import pyarrow as pa
 from llmtap.exchange.label import label_of
 from llmtap.traces.bodies import compact_json, messages_of, part_types, read_object, request_columns
 from llmtap.traces.format import NO_FAILED, FormatError, TraceFormat, TraceRow, TraceWriter
-from llmtap.traces.text import BODY_BYTES_MAX, Count, first_objects, json_rows
+from llmtap.traces.text import BODY_BYTES_MAX, TokenCount, first_objects, json_rows
 
 
 class _Row(msgspec.Struct, omit_defaults=True):
     prompt: str
-    output_tokens: Count | None = None
+    output_tokens: TokenCount | None = None
     label: str | None = None
 
 

@@ -87,7 +87,7 @@ class Conversation:
         "_window_closed_ns",
         "began",
         "over",
-    )  # fmt: skip
+    )
 
     def __init__(self, sink: FrameSink) -> None:
         self._sink = sink

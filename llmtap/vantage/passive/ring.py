@@ -161,7 +161,7 @@ def open_adapter_clock(sock: socket.socket, interface: str) -> int:
                 "watch.timestamps",
                 f"the network adapter {interface} does not timestamp all received packets",
                 "leave out --timestamps adapter; `ethtool -T` shows the timestamps of an interface",
-            )  # fmt: skip
+            )
         _interface_request(sock, interface, _SIOCGHWTSTAMP, config)
         flags, sending, receiving = _CONFIG.unpack(config.raw)
         if receiving != _ALL_PACKETS:

@@ -153,7 +153,7 @@ class Upload:
         "send_wait_ns",
         "upgrade",
         "upstream",
-    )  # fmt: skip
+    )
 
     def __init__(
         self, context: RelayContext, flow: UploadOwner, client: ExchangeClient, stream: Stream

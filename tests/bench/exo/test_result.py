@@ -24,6 +24,7 @@ from llmtap.bench.exo.server import Power
 from llmtap.exchange.exchange import Exchange, Tokens
 from llmtap.exchange.outcome import Outcome, TokenSource
 from llmtap.load.monitor.timeseries import Columns
+from llmtap.load.replay.findings import Finding
 from llmtap.net.server_metrics import MonitorSeries
 from llmtap.sim.model_options import LatencyModel
 from llmtap.sim.sweep.batch_grid import fit_batches, length_counted, load_grid
@@ -300,6 +301,6 @@ def test_a_figure_is_not_valid_if_what_it_rests_on_is_not(
         agg_gen_tps=1.0,
         start_spread_s=0.0,
         joules=None,
-        findings=[{"what": "late", "says": "late", "spoils": list(spoils)}],
+        findings=[Finding("late", 1.0, 0.0, "late", spoils).judged()],
     )
     assert figures_not_valid(batch, Timing(by, 1.0, 1.0)) == figures

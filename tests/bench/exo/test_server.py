@@ -148,8 +148,8 @@ def test_exo_s_own_rates_come_through(monkeypatch: pytest.MonkeyPatch, hit: str,
             2,
         )
     assert result.cluster["state"].keys() == {"instances", "topology"}
-    assert result.system_metrics["nodes"]["n2"]["series"]["power"]["values"][0] == 60.0
-    assert result.system_metrics["energy"]["average_power_w"] == pytest.approx(100.0)
+    assert result.system_metrics.nodes["n2"]["series"]["power"]["values"][0] == 60.0
+    assert result.system_metrics.energy.average_power_w == pytest.approx(100.0)
     batch = result.runs[0].batch
     assert batch.wall_s is not None and batch.joules == pytest.approx(100.0 * batch.wall_s)
 
@@ -306,7 +306,7 @@ def test_the_model_is_downloaded_placed_measured_and_removed() -> None:
         2,
     )
     assert isinstance(one.download_duration_s, float)
-    series = result.system_metrics["nodes"]["n1"]["series"]
+    series = result.system_metrics.nodes["n1"]["series"]
     assert (series["performance_cores"]["values"][0], series["efficiency_cores"]["values"][0]) == (0.25, 0.5)
     assert series["power"]["values"][0] == 40.0
 

@@ -4,7 +4,8 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.bench.report.report import LoadTasks, reading_times_ns, stream_charts, task_times
+from llmtap.bench.report.documents import BenchStep, LoadTasks
+from llmtap.bench.report.report import reading_times_ns, stream_charts, task_times
 from llmtap.bench.run.measurement import Measurement
 from llmtap.metrics.deadlines import READER_NS_PER_TOKEN, user_idle_ns
 
@@ -73,8 +74,10 @@ def test_a_chunk_of_several_tokens_takes_as_long_to_read() -> None:
 def test_a_task_is_a_conversation_or_else_a_request() -> None:
     e2e, whole = ({"n": n, "p50": p50} for n, p50 in ((9, 2.0), (3, 7.5)))
     steps = [
-        {"name": "load", "result": {"n": 10, "metrics": {"e2e": e2e}, "tasks": None}},
-        {"name": "talk", "result": {"n": 12, "metrics": {"e2e": e2e}, "tasks": {"n": 4, "duration": whole}}},
+        BenchStep(name="load", result={"n": 10, "metrics": {"e2e": e2e}, "tasks": None}),
+        BenchStep(
+            name="talk", result={"n": 12, "metrics": {"e2e": e2e}, "tasks": {"n": 4, "duration": whole}}
+        ),
     ]
     assert task_times(steps) == [
         LoadTasks("load", "request", 10, e2e),

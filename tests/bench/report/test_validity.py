@@ -1,10 +1,12 @@
 """A figure has the worst state of all loads; a test is judged by the figures that it reports."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
+from llmtap.bench.report.documents import BenchRepeat, BenchStep, NotRun, ReportVerdict
 from llmtap.bench.report.validity import contradictions, document_verdict, verdict_of_test
 from llmtap.bench.run import test
 from llmtap.cli.bench import exit_code_of
@@ -13,11 +15,11 @@ from llmtap.errors import ExitCode
 VALID: dict[str, Any] = {"state": "valid", "requested": True, "error": None, "findings": []}
 
 
-def load(name: str, *findings: dict[str, Any], **figures: dict[str, Any]) -> dict[str, Any]:
+def load(name: str, *findings: dict[str, Any], **figures: dict[str, Any]) -> BenchStep:
     """A load with these findings; its figures are valid but these."""
     report = dict.fromkeys(("load", "ttft", "tpot", "e2e", "tbc", "tokens"), VALID) | figures
     verdict = {"findings": list(findings), "figures": report}
-    return {"name": name, "result": {"outcomes": {"complete": 9}, "verdict": verdict}}
+    return BenchStep(name=name, result={"outcomes": {"complete": 9}, "verdict": verdict})
 
 
 def finding(what: str, *spoils: str, **more: Any) -> dict[str, Any]:
@@ -29,14 +31,17 @@ BAD_TBC = VALID | {"state": "not_valid", "error": 0.0121}
 FAILED = finding("failed", failed=True)
 
 
-def verdict(name: str, *loads: dict[str, Any], missed: tuple[str, ...] = ()) -> dict[str, Any]:
+def verdict(name: str, *loads: BenchStep, missed: tuple[str, ...] = ()) -> dict[str, Any]:
     public: dict[str, Any] = msgspec.to_builtins(verdict_of_test(test.test_named(name), loads, {}, missed))
     return public
 
 
-def code(*verdicts: dict[str, Any], **more: Any) -> ExitCode:
-    reports = [{"test": f"t{i}", "verdict": one} for i, one in enumerate(verdicts)]
-    return exit_code_of({"verdict": msgspec.to_builtins(document_verdict(reports)), "not_run": [], **more})
+def code(*verdicts: dict[str, Any], not_run: Sequence[NotRun] = ()) -> ExitCode:
+    reports = [
+        BenchRepeat(test=f"t{i}", seed=1, began="", ended="", verdict=msgspec.convert(one, ReportVerdict))
+        for i, one in enumerate(verdicts)
+    ]
+    return exit_code_of(document_verdict(reports), not_run)
 
 
 def test_a_spoiled_figure_counts_in_the_tests_that_report_it() -> None:
@@ -65,16 +70,16 @@ def test_failed_requests_fail_a_load_but_not_a_search_for_limits() -> None:
     assert code(search) is ExitCode.OK
     limit = finding("host_limit", "load", failed=True)
     assert code(verdict("throughput", load("1", limit))) is ExitCode.FAILED
-    nothing = load("1")
-    nothing["result"]["outcomes"] = {"upstream_error": 9}
-    assert code(verdict("throughput", nothing)) is ExitCode.FAILED
+    nothing = {"outcomes": {"upstream_error": 9}}
+    assert code(verdict("throughput", BenchStep(name="1", result=nothing))) is ExitCode.FAILED
 
 
 def test_objectives_that_no_level_meets_are_missed() -> None:
     missed = verdict("capacity", load("1"), missed=("not even one request at a time",))
     assert code(missed) is ExitCode.MISSED
     assert missed["says"].startswith("not even one request at a time")
-    assert code(verdict("capacity", load("1")), not_run=[{"begun": True}]) is ExitCode.FAILED
+    begun = NotRun(test="itl", reason="", hint=None, begun=True)
+    assert code(verdict("capacity", load("1")), not_run=[begun]) is ExitCode.FAILED
 
 
 def level(tps: float, **more: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.bench.run.figures import (
-    Figure,
+    IntervalFigure,
     cdf_series,
     clustered_row,
     histogram_series,
@@ -78,7 +78,7 @@ def test_the_interval_of_groups_is_that_of_so_many_groups() -> None:
 def test_a_figure_is_told_with_its_interval_and_digits_that_tell_its_ends_apart(
     value: float | None, low: float | None, high: float | None, text: str
 ) -> None:
-    assert ms_with_interval(Figure(value=value, low=low, high=high, n=9)) == text
+    assert ms_with_interval(IntervalFigure(value=value, low=low, high=high, n=9)) == text
 
 
 @given(_SECONDS)
@@ -120,7 +120,7 @@ def test_a_histogram_leaves_out_what_is_beyond_its_span() -> None:
 
 
 def test_a_line_has_its_intervals_in_ms_and_gaps_where_nothing_is_known() -> None:
-    figure = Figure(value=0.002, low=0.001, high=None, n=9)
+    figure = IntervalFigure(value=0.002, low=0.001, high=None, n=9)
     series = line_series("l", [1, 2], [figure, None])
     assert (series.x, series.y, series.low, series.high) == ([1, 2], [2.0, None], [1.0, None], [None, None])
 

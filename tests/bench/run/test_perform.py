@@ -16,6 +16,7 @@ from llmtap.bench.run.test import TESTS
 from llmtap.bench.run.test import test_named as one_test
 from llmtap.bench.sut.sut import load_bench
 from llmtap.errors import ConfigError
+from llmtap.json_types import json_value
 from llmtap.report.bench import deviation_texts
 from tests.bench.support import SERVE, Silent, sim
 from tests.support.servers.peer import play
@@ -38,7 +39,7 @@ def bench(results: Path, url: str, *sets: str, tests: Sequence[str] = ("ttft",),
 
 
 def run(one: Bench, *names: str) -> dict[str, Any]:
-    document: dict[str, Any] = play(one.run(names or ("ttft",)), limit_s=250)
+    document: dict[str, Any] = json_value(play(one.run(names or ("ttft",)), limit_s=250))
     return document
 
 
@@ -101,8 +102,7 @@ def test_the_model_load_of_a_server_that_is_started_is_reported(tmp_path: Path) 
     judged = {one["id"]: one["status"] for one in report["compliance"]["rows"]}
     assert (judged["4.5.3-1"], judged["4.5.3-2"]) == ("met", "met")
     assert "llmtap" in (tmp_path / "server.log").read_text()
-    document = load_document(tmp_path)
-    assert document["tests"][0]["model_load"] == load
+    assert json_value(load_document(tmp_path).tests[0].model_load) == load
 
 
 def test_a_test_leaves_its_report_judged_and_a_second_run_measures_nothing(tmp_path: Path, url: str) -> None:
@@ -139,7 +139,7 @@ def test_a_test_leaves_its_report_judged_and_a_second_run_measures_nothing(tmp_p
     assert steps(again) == [("load", "measured before")]
     assert cached["tests"][0]["measurements"] == report["measurements"]
     assert cached["tests"][0]["warmups"] == report["warmups"]
-    assert load_document(tmp_path)["tests"][0]["measurements"] == report["measurements"]
+    assert load_document(tmp_path).tests[0].measurements == report["measurements"]
 
 
 def test_several_go_on_without_the_one_that_cannot_run(tmp_path: Path, url: str) -> None:
@@ -176,7 +176,7 @@ def test_runs_have_steps_and_seeds_of_their_own_and_the_first_is_where_it_was(
     assert len({report["steps"][0]["requests"]["sha256"] for report in reports}) == 3
     assert [message == "measured before" for _, message in steps(more)] == [True, True, True, False]
     assert [one["run"] for one in again["repeats"]] == [2, 3, 4]
-    assert [one["run"] for one in load_document(tmp_path)["repeats"]] == [2, 3, 4]
+    assert [one.run for one in load_document(tmp_path).repeats] == [2, 3, 4]
 
 
 def stored(place: Path) -> dict[str, bytes]:

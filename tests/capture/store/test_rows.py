@@ -11,16 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtap.capture.columns import COLUMNS, Unit
+from llmtap.capture.columns import COLUMNS, Conversion
 from llmtap.capture.schema import SCHEMA
 from llmtap.capture.store.rows import exchanges_of, to_batch
 from llmtap.exchange.exchange import CapturedText, Exchange, RequestShape, Tokens, Turn
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 from tests.support.traffic.exchanges import US, WALL_NS, any_exchange, streamed
 
-POINTS = [column.place[1] for column in COLUMNS if column.unit is Unit.OFFSET and column.place[0]]
+POINTS = [column.place[1] for column in COLUMNS if column.conversion is Conversion.OFFSET and column.place[0]]
 SAME = ["arrival_wall_ns", "path", "refusal", "guardrail", "usage", "server_timing", "text"]
-SAME += [column.path for column in COLUMNS if column.unit is Unit.SAME and column.path.isidentifier()]
+SAME += [
+    column.path for column in COLUMNS if column.conversion is Conversion.SAME and column.path.isidentifier()
+]
 
 
 def rows_of(*exchanges: Exchange, level: str = "shape") -> list[dict[str, Any]]:

@@ -85,7 +85,7 @@ async def sent(
     with (
         bodies(url, len(r), **more) as (setup, begins, ends),
         WorkerPool(
-            setup, r, begins, ends, processes=processes, keep=True, clock=clock,
+            setup, r, (begins, ends), processes=processes, keep=True, clock=clock,
             create_member=lambda: RayMember(ray, clock),
         ) as crew,
     ):  # fmt: skip

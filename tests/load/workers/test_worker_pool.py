@@ -52,7 +52,7 @@ class Load:
             url = self.server.url + self.server.on(self.script)
             with (
                 bodies(url, len(self.r), **self.more) as (setup, begins, ends),
-                WorkerPool(setup, self.r, begins, ends, processes=self.processes, keep=True) as self.crew,
+                WorkerPool(setup, self.r, (begins, ends), processes=self.processes, keep=True) as self.crew,
             ):
                 self.running = asyncio.ensure_future(self.crew.run(self.told.append))
                 try:
@@ -129,7 +129,7 @@ def test_a_torn_record_ends_what_a_lost_process_had_put_aside(torn: int) -> None
     whole = b"".join(pickle.dumps((row, x), pickle.HIGHEST_PROTOCOL) for row in (3, 1))
     with (
         bodies("http://127.0.0.1:1", 1) as (setup, begins, ends),
-        WorkerPool(setup, requests([0]), begins, ends, keep=True) as crew,
+        WorkerPool(setup, requests([0]), (begins, ends), keep=True) as crew,
     ):
         crew._spills[0].write(whole + whole[:torn])
         assert [row for row, _ in crew.exchanges()] == [3, 1]
@@ -170,7 +170,7 @@ async def main():
         setup = WorkerSetup(load=LoadPlan(target=TargetOptions(url=sys.argv[1])),
                       bodies_fd=file.fileno(), spill_fd=None, open=int(sys.argv[2]))
         plan = Requests(array("q", [0, 0, 3_600_000_000_000]))
-        with WorkerPool(setup, plan, array("q", [0] * 3), array("q", [2] * 3), processes=2) as crew:
+        with WorkerPool(setup, plan, (array("q", [0] * 3), array("q", [2] * 3)), processes=2) as crew:
             running = asyncio.ensure_future(crew.run())
             while len(crew.pids) < 2:
                 await asyncio.sleep(0.01)
@@ -219,7 +219,7 @@ def test_settings_that_no_process_could_use(more: dict[str, Any], place: str) ->
     async def work() -> None:
         with (
             bodies(**{"url": "http://127.0.0.1:1", "count": 1, **more}) as (setup, begins, ends),
-            WorkerPool(setup, requests([0]), begins, ends) as crew,
+            WorkerPool(setup, requests([0]), (begins, ends)) as crew,
         ):
             await crew.run()
 

@@ -60,7 +60,7 @@ def options_of(settings: dict[str, str]) -> tuple[ModelOptions, Serving]:
 
 def figures(name: str, settings: dict[str, str]) -> dict[str, Any]:
     readings, serving = options_of(settings)
-    result = simulate(name, bursts(), readings, serving=serving).to_dict()
+    result = simulate(name, bursts(), ServingSetup(readings=readings, serving=serving)).to_dict()
     return {key: value for key, value in result.items() if key not in ("readings", "serving")}
 
 

@@ -19,8 +19,14 @@ from llmtap.metrics.latency import DEFAULT_BENEFIT, chunking_of, measure
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.summary import Summary
 from llmtap.sim.engine import RunRecord
-from llmtap.sim.model_options import ModelOptions, read_serving
-from llmtap.sim.sweep.simulate import ExchangeMaker, VirtualMeter, open_run_writer, simulate
+from llmtap.sim.model_options import ServingSetup, read_serving
+from llmtap.sim.sweep.simulate import (
+    ExchangeMaker,
+    ExchangeMeasuring,
+    VirtualMeter,
+    open_run_writer,
+    simulate,
+)
 from llmtap.traces.convert import convert
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import load_trace
@@ -213,7 +219,10 @@ def test_a_mooncake_trace_comes_back_as_it_was(tmp_path: Path) -> None:
     requests = load_trace(str(trace)).requests_at(count=len(rows))
     serving = read_serving({"prefix_cache": "true"})
     result = simulate(
-        "continuous_batching", requests, ModelOptions(), serving=serving, capture=tmp_path / "c"
+        "continuous_batching",
+        requests,
+        ServingSetup(serving=serving),
+        measuring=ExchangeMeasuring(capture=tmp_path / "c"),
     ).to_dict()
     convert(str(tmp_path / "c"), str(back), target_format="mooncake")
     assert back.read_text() == trace.read_text()

@@ -19,7 +19,6 @@ from llmtap.sim.model_options import (
     SEED_MODEL,
     IterationModel,
     LatencyModel,
-    ModelOptions,
     Serving,
     ServingSetup,
 )
@@ -29,7 +28,7 @@ from llmtap.sim.sweep.engine_load import KvMemory
 from llmtap.sim.sweep.fit_report import caution_of
 from llmtap.sim.sweep.fitting import IterationFit, fit_capture, fit_exchanges
 from llmtap.sim.sweep.linear_fit import FitError, nearest, unseen_of
-from llmtap.sim.sweep.simulate import ExchangeMaker, simulate
+from llmtap.sim.sweep.simulate import ExchangeMaker, ExchangeMeasuring, simulate
 from llmtap.workload.requests import Requests
 
 S = 1_000_000_000
@@ -55,7 +54,8 @@ def work(n: int, rate_rps: float, *, rest_every: int = 0) -> Requests:
 
 
 def captured(to: Path, requests: Requests, scheduler: str = "continuous_batching") -> Path:
-    simulate(scheduler, requests, ModelOptions(), iterations=MODEL, serving=SERVING, capture=to)
+    setup = ServingSetup(iterations=MODEL, serving=SERVING)
+    simulate(scheduler, requests, setup, measuring=ExchangeMeasuring(capture=to))
     return to
 
 
@@ -90,9 +90,8 @@ def test_a_server_at_the_limit_of_its_memory_needs_the_number_of_its_blocks(
     scheduler: str, tmp_path: Path
 ) -> None:
     serving = structs.replace(SERVING, kv_tokens=4_000)
-    simulate(
-        scheduler, work(400, 6), ModelOptions(), iterations=MODEL, serving=serving, capture=tmp_path
-    )  # fmt: skip
+    setup = ServingSetup(iterations=MODEL, serving=serving)
+    simulate(scheduler, work(400, 6), setup, measuring=ExchangeMeasuring(capture=tmp_path))
     exchanges = list(llmtap.read(tmp_path).exchanges())
     unaware = fit_exchanges(exchanges, chunk=CHUNKS[scheduler])
     assert unaware.decode.r2 < 0.2

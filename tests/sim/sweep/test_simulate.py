@@ -10,13 +10,19 @@ from typing import Any
 
 import pytest
 
-from llmtap.metrics.catalogue import METRIC_OF
+from llmtap.metrics.catalogue import METRICS
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.summary import Summary
 from llmtap.sim.engine import IterationState
-from llmtap.sim.model_options import IterationModel, ModelOptions, Serving, read_model_options
+from llmtap.sim.model_options import IterationModel, ModelOptions, Serving, ServingSetup, read_model_options
 from llmtap.sim.schedulers.registry import SCHEDULERS, SchedulerKind
-from llmtap.sim.sweep.simulate import SimulationResult, capacity_rps, expected_longest, simulate
+from llmtap.sim.sweep.simulate import (
+    ExchangeMeasuring,
+    SimulationResult,
+    capacity_rps,
+    expected_longest,
+    simulate,
+)
 from tests.sim.sweep.scripted_scheduler import Scripted
 from tests.sim.sweep.seed004 import simulate as oracle
 from tests.support.data import ORACLE
@@ -26,13 +32,17 @@ BATCHES = [name for name, kind in SCHEDULERS.items() if not kind.iterates]
 """The schedulers of seed 004."""
 
 
+def setup(**settings: str) -> ServingSetup:
+    return ServingSetup(readings=read_model_options(settings))
+
+
 @pytest.mark.parametrize("scheduler", BATCHES)
 @pytest.mark.parametrize("eps", ["0.005", "0.001"])
 def test_twelve_requests_are_served_as_the_oracle_has_it_to_the_last_digit(scheduler: str, eps: str) -> None:
     answer = json.loads((ORACLE / "sim004_tiny.json").read_text())
     expected = answer["schedulers"][f"{scheduler} eps={eps}"]
     rows = list(zip(answer["arrival_s"], answer["prompt"], answer["output"], strict=True))
-    result = simulate(scheduler, workload(rows), read_model_options({"eps": eps, "bins": "4"}))
+    result = simulate(scheduler, workload(rows), setup(eps=eps, bins="4"))
     summary = result.to_dict()
     assert [list(one) for one in served(result)] == expected["per_request_start_end_batch"]
     assert summary["latency"]["p95"] == expected["p95_latency_s"]
@@ -79,7 +89,9 @@ def test_every_figure_by_hand() -> None:
 @pytest.mark.parametrize("measure", [True, False])
 def test_each_request_of_a_batch_has_its_ttft_and_decode_tbt(measure: bool) -> None:
     """004, 4.3 and 6.2: TTFT of service is alpha = 1 s, TBT is beta h(b); 8.4 wants both for each request."""
-    result = simulate("static_fifo", workload(ROWS), ModelOptions(), model=MODEL, measure=measure)
+    result = simulate(
+        "static_fifo", workload(ROWS), ServingSetup(MODEL), measuring=ExchangeMeasuring(measure)
+    )
     # Starts at 1, 4, 6.25 and 11.25 s, arrivals at 1, 2, 5 and 11 s; the third request makes no token.
     assert [ns / S for ns in result.ttfts_ns()] == [1, 1.25, 2.25, 3]
     assert [ns / S for ns in result.decode_tbts_ns()] == [0.1, 0.1, 0.1, 0.125, 0.125]
@@ -253,7 +265,7 @@ def test_a_second_implementation_serves_each_request_at_the_same_time(
         # Bursts, with no two events at one moment: the two keep time differently.
         at_s += chance.expovariate(2.0) if chance.random() < 0.7 else chance.expovariate(0.1)
         rows.append((at_s, int(chance.lognormvariate(5.5, 1.3)), int(chance.lognormvariate(3.5, 1.5))))
-    result = simulate(scheduler, workload(rows), read_model_options({"eps": str(eps)}))
+    result = simulate(scheduler, workload(rows), setup(eps=str(eps)))
     again = oracle(scheduler, rows, eps, 8)
     assert [n for _, _, n in served(result)] == [n for _, _, n in again]
     for (start, end, _), (start_again, end_again, _) in zip(served(result), again, strict=True):
@@ -265,15 +277,15 @@ OBJECTIVES = Objectives.parse("ttft:3s e2e:5s")
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_measuring_changes_no_figure_and_adds_all_of_a_summary(scheduler: str) -> None:
-    work, read = workload(ROWS), read_model_options({"request_sla": "5s"})
-    plain = simulate(scheduler, work, read, measure=False).to_dict()
-    answer = simulate(scheduler, work, read, objectives=OBJECTIVES).to_dict()
+    work, read = workload(ROWS), setup(request_sla="5s")
+    plain = simulate(scheduler, work, read, measuring=ExchangeMeasuring(False)).to_dict()
+    answer = simulate(scheduler, work, read, measuring=ExchangeMeasuring(objectives=OBJECTIVES)).to_dict()
     assert answer.keys() - plain.keys() == Summary().to_dict({}, 1.0).keys() - plain.keys()
     for name in plain.keys() - {"metrics", "tokens", "token_sla_violation"}:
         assert answer[name] == plain[name], name
     for name, figures in plain["metrics"].items():
         assert answer["metrics"][name].items() >= figures.items(), name
-    assert set(answer["metrics"]) == set(METRIC_OF)
+    assert set(answer["metrics"]) == {metric.name for metric in METRICS}
     assert {name: answer["tokens"][name] for name in plain["tokens"]} == pytest.approx(plain["tokens"])
     # One of the five asks for no token: an empty answer meets nothing.
     assert (answer["goodput"]["counted"], answer["goodput"]["broken"]["ended"]) == (5, 1)
@@ -286,12 +298,18 @@ ALONE_ROWS: list[Row] = [(1, 10, 2), (1.5, 20, 3), (2, 30, 1), (8, 40, 2)]
 
 
 def scripted(
-    monkeypatch: pytest.MonkeyPatch, tokens_max: Mapping[int, int], *, window: str = "completion", **more: Any
+    monkeypatch: pytest.MonkeyPatch,
+    tokens_max: Mapping[int, int],
+    *,
+    window: str = "completion",
+    measure: bool | None = None,
+    **parts: Any,
 ) -> SimulationResult:
     kind = SchedulerKind(lambda requests, setup: Scripted(requests, tokens_max), iterates=True)
     monkeypatch.setitem(SCHEDULERS, "scripted", kind)
     read = read_model_options({"request_sla": "6s", "token_sla": "900ms", "window": window})
-    return simulate("scripted", workload(ALONE_ROWS), read, **more)
+    own = ServingSetup(readings=read, **parts)
+    return simulate("scripted", workload(ALONE_ROWS), own, measuring=ExchangeMeasuring(measure))
 
 
 def test_when_all_are_served_every_figure_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from pyarrow import csv
 import llmtap
 from llmtap.capture.read.reader import read
 from llmtap.metrics.deadlines import Benefit
-from llmtap.sim.model_options import IterationModel, LatencyModel, ModelOptions, Serving
+from llmtap.sim.model_options import IterationModel, LatencyModel, ModelOptions, Serving, ServingSetup
 from llmtap.sim.sweep.fit_report import GridFitReport
 from llmtap.sim.sweep.simulate import simulate
 from llmtap.sim.sweep.sweep import SweepJob, attempt, digest_of, run_job, write_runs
@@ -93,7 +93,7 @@ def test_a_job_tells_the_figures_of_its_run_and_its_own_parameters() -> None:
         replace(JOB, scheduler="multi_bin_dynamic", readings=readings, servers=2, scale=5.0, count=90), TRACE
     )
     work = TRACE.requests_at(count=90, scale=5.0)
-    result = simulate("multi_bin_dynamic", work, readings, servers=2).to_dict()
+    result = simulate("multi_bin_dynamic", work, ServingSetup(readings=readings), servers=2).to_dict()
     assert {name: answer[name] for name in result} == result
     assert (answer["trace"], answer["scale"], answer["fit"]) == ("a.csv", 5.0, None)
     assert len(answer["bins"]) == 3

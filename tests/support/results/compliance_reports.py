@@ -208,7 +208,10 @@ def _ttft() -> _Own:
     return (
         [step("load", workload="synthetic-uniform")],
         {"workload": "synthetic-uniform", "requests": 10_000, "rate": 20.0, "concurrency": None},
-        {"ttft": {"n": 10_000, "p50": {"value": 0.1, "low": 0.09, "high": 0.11}}},
+        {
+            "ttft": {"n": 10_000, "p50": {"value": 0.1, "low": 0.09, "high": 0.11}},
+            "ttft_by_input": [{"begin": 0, "below": 256}, {"begin": 256, "below": 512}],
+        },
     )
 
 

@@ -6,7 +6,7 @@ The model is alpha 1 s, beta 0.1 s a token, gamma 0.5: h is 1, 1.25, 4/3, 1.375 
 from array import array
 from collections.abc import Sequence
 
-from llmtap.sim.model_options import LatencyModel, ModelOptions, read_model_options
+from llmtap.sim.model_options import LatencyModel, ModelOptions, ServingSetup, read_model_options
 from llmtap.sim.sweep.simulate import SimulationResult, simulate
 from llmtap.workload.requests import Requests
 
@@ -25,7 +25,7 @@ def workload(rows: Sequence[Row]) -> Requests:
 def simulated(scheduler: str, rows: Sequence[Row], *, servers: int = 1, **settings: str) -> SimulationResult:
     """A run with the model above; `settings` as on the command line."""
     readings: ModelOptions = read_model_options(settings)
-    return simulate(scheduler, workload(rows), readings, model=MODEL, servers=servers)
+    return simulate(scheduler, workload(rows), ServingSetup(MODEL, readings), servers=servers)
 
 
 def served(result: SimulationResult) -> list[tuple[float, float, int]]:

@@ -1,0 +1,213 @@
+"""Public JSON of a benchmark: the report of each test, and one document of all tests.
+
+`report.py` makes them and reads them from a results folder; `llmtap bench --json` writes the document. Times
+are in seconds.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from llmtap.bench.run.session import StoredRequests
+from llmtap.bench.run.test import ChartSpec, ReportTable
+from llmtap.bench.sut.clock_offset import ClockOffset
+from llmtap.bench.sut.start import ModelLoad
+from llmtap.bench.sut.sut import Sut
+from llmtap.report.gates import RequirementRow
+
+
+class BenchStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A load of a test."""
+
+    name: str
+    arm: str = ""
+    load: Mapping[str, Any] = {}
+    """Rate or concurrency, and what the test adds about the load."""
+    cached: bool = False
+    """Whether the result is of an earlier run of the command."""
+    requests: StoredRequests | None = None
+    result: Mapping[str, Any]
+    """Result as in `llmtap replay --json`, without its time series."""
+
+
+class LoadTasks(msgspec.Struct, frozen=True):
+    """End-to-end times of the tasks of a load (IETF 4.1.3).
+
+    A task is a conversation, from its first submit to its last end; without conversations it is a request.
+    Only tasks whose requests all ended well have a duration.
+    """
+
+    step: str
+    task: str
+    n: int
+    duration: Mapping[str, Any] | None
+
+
+class BenchFinding(msgspec.Struct, frozen=True):
+    """A finding of a load."""
+
+    step: str
+    """Name of the load."""
+    what: str
+    says: str
+    share: float | UnsetType | None = UNSET
+    """Share of the requests that the finding concerns, if the load's verdict has it."""
+
+
+class BenchFigure(msgspec.Struct, kw_only=True):
+    """State of a figure: its worst state over all loads."""
+
+    title: str
+    state: str
+    requested: bool
+    error: float | None
+    """Largest possible error in seconds, if known."""
+    n: int
+    """Number of loads that have the figure."""
+    loads: dict[str, list[str]]
+    """Names of the loads in which the figure is not valid or doubtful, by state."""
+
+
+class ReportVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    valid: bool
+    grade: str = ""
+    failed: bool = False
+    missed: list[str] = []
+    """Objectives that no load met."""
+    figures: dict[str, BenchFigure] = {}
+    says: str = ""
+    """The verdict in one sentence; empty in results of earlier versions."""
+    findings: list[BenchFinding]
+    """Findings that make a requested figure not valid."""
+    cautions: list[BenchFinding] = []
+    """Findings that make a figure doubtful, or concern a figure that is not requested."""
+    failures: list[BenchFinding] = []
+    """Failures of the server."""
+    unchecked: list[BenchFinding] = []
+
+
+class BenchRepeat(msgspec.Struct, frozen=True, kw_only=True):
+    """Short form of the report of a further run of a test."""
+
+    test: str
+    run: int = 1
+    seed: int
+    began: str
+    ended: str
+    verdict: ReportVerdict
+
+
+class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Report of a run of a test."""
+
+    test: str
+    section: str
+    title: str
+    run: int = 1
+    quick: bool
+    params: Mapping[str, Any]
+    sut: Sut
+    target: Mapping[str, Any]
+    """Target without keys, as `arms`."""
+    arms: Mapping[str, Mapping[str, Any]]
+    seed: int
+    warmup: str
+    began: str
+    ended: str
+    versions: dict[str, str]
+    steps: list[BenchStep]
+    warmups: list[Mapping[str, Any]]
+    refused: int
+    measurements: Mapping[str, Any]
+    """Figures of the test (`TestResult.measurements`)."""
+    tasks: list[LoadTasks] | None = None
+    """Only for a compound system."""
+    tables: list[ReportTable]
+    charts: list[ChartSpec]
+    configuration: dict[str, str]
+    round_trip: float | None = None
+    clock_offset: ClockOffset | None = None
+    model_load: ModelLoad | None = None
+    selftest: Mapping[str, Any] | None = None
+    notes: list[str]
+    deviations: list[str]
+    main: str = ""
+    """Name of the load that represents the test."""
+    itl_option: str | None = None
+    exact_requests: str | None = None
+    """Where the requests are stored (IETF 4.3.3)."""
+    forfeits: list[str] = []
+    verdict: ReportVerdict
+    compliance: Mapping[str, Any] | None = None
+    """None if the test was stopped."""
+
+    def short(self) -> BenchRepeat:
+        return BenchRepeat(**{name: getattr(self, name) for name in BenchRepeat.__struct_fields__})
+
+
+class DocumentFinding(msgspec.Struct, frozen=True):
+    """A finding of a load, with the name of the test."""
+
+    test: str
+    step: str
+    """Name of the load, after the number of the run if it is a further run."""
+    what: str
+    says: str
+    share: float | UnsetType | None = UNSET
+
+
+class DocumentVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Verdict over all tests: their findings, and one sentence."""
+
+    valid: bool
+    grade: str
+    failed: bool
+    missed: list[str]
+    says: str
+    findings: list[DocumentFinding]
+    cautions: list[DocumentFinding]
+    unchecked: list[DocumentFinding]
+
+
+class BenchSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of a benchmark, without keys."""
+
+    command: str
+    made: str
+    results: str
+    tests_requested: list[str] = msgspec.field(name="asked")
+    quick: bool
+    seed: int
+    runs: int
+    warmup: str
+    versions: dict[str, str]
+    target: Mapping[str, Any]
+    sut: Sut
+    arms: Mapping[str, Mapping[str, Any]]
+    params: Mapping[str, Mapping[str, Any]]
+
+
+class NotRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A test that could not run or be completed."""
+
+    test: str
+    reason: str = msgspec.field(name="why")
+    hint: str | None
+    begun: bool
+    """Whether the test began."""
+
+
+class BenchDocument(BenchSetup, frozen=True, kw_only=True):
+    """Settings, reports and verdict of a benchmark."""
+
+    tests: list[BenchReport]
+    """Reports of first runs."""
+    repeats: list[BenchRepeat]
+    not_run: list[NotRun]
+    verdict: DocumentVerdict
+    stopped: bool | UnsetType = UNSET
+    """Whether a signal stopped the benchmark; absent in the document of a stored benchmark."""
+    requirements: list[RequirementRow] | UnsetType = UNSET
+    """Judged requirements (`--require`); absent if there are none."""
