@@ -21,7 +21,7 @@ from llmtap.errors import ConfigError, errors_of_check, raise_all
 from llmtap.export.options import STANDARD_ENV, OtlpOptions
 from llmtap.load.own_dialects import DIALECTS, read_tables
 from llmtap.log import LogSetup
-from llmtap.meter.options import CostOptions, MeterOptions, TenantOptions
+from llmtap.meter.options import CostOptions, MeterOptions, PairOptions, TenantOptions
 from llmtap.metrics.slo import SloOptions, check_slos
 from llmtap.options.fields import options_of
 from llmtap.options.tables import Mistakes, OptionTables
@@ -41,6 +41,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     relay: RelayOptions = RelayOptions()
     watch: WatchOptions = WatchOptions()
+    pair: PairOptions = PairOptions()
     meter: MeterOptions = MeterOptions()
     tenants: TenantOptions = TenantOptions()
     slo: dict[str, SloOptions] = {}

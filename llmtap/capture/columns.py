@@ -118,6 +118,8 @@ COLUMNS: Final = (
     Column("response_model", STRING, "response_model"),
     Column("route", STRING, "route", statistics=True),
     Column("arm", STRING, "arm", statistics=True, by=True),
+    Column("side", STRING, "side", statistics=True, by=True),
+    Column("pair", STRING, distinct=True, of=lambda x: x.pair_id),
     Column("unit", STRING, "unit", distinct=True),
     Column("excluded", STRING, "excluded"),
     Column("label", STRING, "label", by=True),

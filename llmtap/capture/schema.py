@@ -9,9 +9,11 @@ from typing import Final
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from llmtap.capture.columns import COLUMNS
 from llmtap.errors import ConfigError
+from llmtap.exchange.exchange import BACK
 from llmtap.exchange.outcome import EventClass
 from llmtap.user_files import decode_json
 
@@ -143,3 +145,8 @@ def migrate(
             column = batch.column(at)
             columns.append(column if column.type == field.type else column.cast(field.type))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def is_back(batch: pa.RecordBatch) -> pa.BooleanArray:
+    """Return which rows are those between a gateway and its engines: the same requests again."""
+    return pc.fill_null(pc.equal(batch.column("side"), BACK), False)

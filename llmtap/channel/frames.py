@@ -94,6 +94,8 @@ class Hello(msgspec.Struct, kw_only=True):
     """`mono`, `kernel` or `packet`."""
     vantage: str = ""
     """`relay`, `middleware` or `passive`; empty: not reported."""
+    side: str = ""
+    """Side of the gateway in a pair of vantages, as in `Exchange.side`; empty: not part of a pair."""
     listen: str = ""
     """URL of the address where clients connect; empty for an app with the middleware."""
     anchor_mono_ns: int

@@ -1,10 +1,11 @@
-"""`llmtap report FRONT BACK --pair`: pair the captures on both sides of a gateway."""
+"""`llmtap report FRONT BACK --pair`: pair the captures on both sides of a gateway, or one capture of both."""
 
 from collections.abc import Sequence
 from typing import Final
 
 from llmtap.cli.shared import Outputs, json_text, print_rich
 from llmtap.errors import ConfigError
+from llmtap.exchange.exchange import BACK, FRONT
 
 EXCHANGES_MAX: Final = 200_000
 """Exchanges of one side that are paired at once: all are in memory, some 20 KB each."""
@@ -16,10 +17,10 @@ def report_pairs(places: Sequence[str], outputs: Outputs, *, skip_broken: bool) 
     from llmtap.pairing.summary import pair_captures
     from llmtap.report.pairs import pairs_html, pairs_markdown, render_pairs
 
-    if len(places) != 2:
+    if len(places) not in (1, 2):
         raise ConfigError(
             "--pair",
-            f"needs two captures, got {len(places)}",
+            f"needs two captures, or one of both sides, got {len(places)}",
             "such as llmtap report FRONT BACK --pair; to write JSON to a file, use --json=FILE",
         )
     captures = [read(place, skip_broken=skip_broken) for place in places]
@@ -30,9 +31,16 @@ def report_pairs(places: Sequence[str], outputs: Outputs, *, skip_broken: bool) 
                 f"has {len(capture):,} exchanges; at most {EXCHANGES_MAX:,} can be paired",
                 "name single files of each capture that cover the same time",
             )
-    front_key, back_key = (capture.info.pair_key for capture in captures)
-    fronts, backs = (list(capture.exchanges()) for capture in captures)
-    summary = pair_captures(fronts, backs, comparable=bool(front_key) and front_key == back_key)
+    keys = {capture.info.pair_key for capture in captures}
+    if len(captures) == 2:
+        fronts, backs = (list(capture.exchanges()) for capture in captures)
+    else:
+        exchanges = list(captures[0].exchanges())
+        fronts, backs = ([x for x in exchanges if x.side == side] for side in (FRONT, BACK))
+        if not fronts or not backs:
+            hint = "name two captures, or a capture of a proxy with [pair]"
+            raise ConfigError(places[0], "does not have both sides of a gateway", hint)
+    summary = pair_captures(fronts, backs, comparable=len(keys) == 1 and "" not in keys)
     texts = {
         "--json": lambda: json_text(summary),
         "--html": lambda: pairs_html(summary),

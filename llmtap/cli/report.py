@@ -124,8 +124,8 @@ class _SourceOptions(Struct, frozen=True, kw_only=True):
     pair: Annotated[
         bool,
         opt(
-            "Pair the exchanges of two captures, FRONT and BACK, one on each side of a gateway, and report "
-            "what the gateway did. See docs/howto/gateway.md."
+            "Pair the exchanges of two captures, FRONT and BACK, one on each side of a gateway, or of one "
+            "capture of both sides, and report what the gateway did. See docs/howto/gateway.md."
         ),
     ] = False
     hlog_unit: Annotated[

@@ -126,7 +126,10 @@ def proxy(
     scheme = "https" if settings.relay.tls_certificate else "http"
 
     def started(listen: str, admin: str) -> None:
-        announce(f"{scheme}://{listen} -> {settings.relay.upstream}", admin, settings)
+        what = f"{scheme}://{listen} -> {settings.relay.upstream}"
+        if settings.pair.upstream:
+            what += f"   back: http://{settings.pair.listen} -> {settings.pair.upstream}"
+        announce(what, admin, settings)
 
     raise typer.Exit(asyncio.run(Supervisor(settings, load, started).run()))
 

@@ -70,6 +70,25 @@ class CapturedText:
     redactions: int = 0
 
 
+@dataclass(slots=True)
+class PairMember:
+    """Place of an exchange in a pair of exchanges on both sides of a gateway."""
+
+    id: Annotated[str, Bound(128, "llmtap")]
+    """Id of the exchange of the front."""
+    role: Annotated[str, Bound(16, "llmtap")] = ""
+    """Purpose of a request that the gateway made (`pairing/attempts.py`); empty for the front."""
+    evidence: Annotated[tuple[str, ...], Bound(16, "llmtap")] = ()
+    """Evidence that the exchange of the back belongs to the pair, the decisive key first."""
+    figures: Annotated[dict[str, object] | None, Bound(32, "llmtap", members=256)] = None
+    """Figures of the pair, at the front; see `pairing/figures.py`."""
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "id": self.id, "role": self.role or None, "evidence": list(self.evidence), "figures": self.figures
+        }  # fmt: skip
+
+
 EVENT_CLASSES = tuple(EventClass)
 _POINTS: Final = (
     "request_end",
@@ -87,6 +106,10 @@ _POINTS: Final = (
     "delivered",
 )
 """Names in the public timeline, in its order; each is a field of `Timeline` without `_ns`."""
+FRONT: Final = "front"
+"""Side of a gateway on which its clients are."""
+BACK: Final = "back"
+"""Side of a gateway on which its engines are."""
 TEXT_BLOCK_CHARS: Final = 32
 """Characters of a block of `Exchange.text_blocks`; the last block may be shorter."""
 A2A: Final = "a2a"
@@ -285,6 +308,10 @@ class Exchange:
     """`mono`: stamped on read; `kernel`: stamped by the kernel on arrival; `virtual`: simulated."""
     anchor: int = 0
     """Number of times that the host's wall clock was set between the start of the relay and the arrival."""
+    side: Annotated[str | None, Bound(8, "llmtap")] = None
+    """FRONT or BACK if the exchanges of both sides of a gateway are paired."""
+    pair: PairMember | None = None
+    """Set when the exchange is paired, after its end."""
     shape: RequestShape | None = None
     """Set only during a capture, like `turn` and `text`."""
     turn: Turn | None = None
@@ -315,6 +342,10 @@ class Exchange:
     def id(self) -> str:
         """Relay, number and part, such as `r0-17`."""
         return f"{self.relay}-{self.seq}" if not self.part else f"{self.relay}-{self.seq}.{self.part}"
+
+    @property
+    def pair_id(self) -> str | None:
+        return None if self.pair is None else self.pair.id
 
     @property
     def trace_id(self) -> str | None:
@@ -365,6 +396,8 @@ class Exchange:
             "service_tier": self.service_tier,
             "service_tier_requested": self.service_tier_requested,
             "route": self.route,
+            "side": self.side,
+            "pair": None if self.pair is None else self.pair.to_dict(),
             "arm": self.arm,
             "unit": self.unit,
             "excluded": self.excluded,

@@ -1,4 +1,4 @@
-"""Options of the meter (`[meter]`), of tenant rules (`[tenants]`) and of token prices (`[cost]`).
+"""Options of the meter (`[meter]`), tenant rules (`[tenants]`), token prices (`[cost]`) and pairs (`[pair]`).
 
 Structs with validation, and the descriptions that flags, configuration and reference show. `config.py` reads
 the values, and `setup.py` carries them to the meter process.
@@ -359,6 +359,39 @@ class CostOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         if not (self.gpus or self.input_million or self.output_million):
             return None
         return Price(self.gpus, self.gpu_hour, self.input_million, self.output_million, self.currency)
+
+
+class PairOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of a second vantage, between a gateway and its engines. `[relay]` is the one in front of the
+    gateway, and the meter pairs the exchanges of both."""
+
+    upstream: Annotated[
+        str,
+        Meta(
+            description="URL of the engine behind the gateway; starts a second relay, between the two, and "
+            "pairs the exchanges of both."
+        ),
+    ] = ""
+    listen: Annotated[str, Meta(description="HOST:PORT that the gateway sends its requests to.")] = (
+        "127.0.0.1:8081"
+    )
+    workers: Annotated[
+        int, Meta(ge=1, le=256, description="Number of relay processes between gateway and engine.")
+    ] = 1
+    back_ports: Annotated[
+        tuple[Annotated[int, Meta(ge=1, le=65_535)], ...],
+        Meta(
+            description="Those of watch.ports on which the engines listen; the gateway listens on the "
+            "others. `llmtap watch` then pairs the exchanges of both."
+        ),
+    ] = ()
+    exchanges_max: Annotated[
+        int,
+        Meta(ge=100, description="Maximum number of ended exchanges that wait in memory for their partners."),
+    ] = 10_000
+    pairs_kept: Annotated[
+        int, Meta(ge=1, description="Number of recent pairs of which the API shows the figures.")
+    ] = 1_000
 
 
 def _rule_problems(rule: TenantRule, place: str) -> Iterator[ConfigError]:

@@ -119,6 +119,11 @@ def make_pipeline(setup: MeterSetup, clock: Clock) -> tuple[ExchangePipeline, En
         count_tokens=_token_counter(encode),
         dialects=Dialects(setup.dialects.values()),
     )
+    if setup.pair is not None:
+        # Imported only for pairs: numpy takes 20 MB and 100 ms.
+        from llmtap.meter.pairs import PairBook
+
+        pipeline.pair_with(PairBook(setup.pair, pipeline.relays, pipeline.streams, pipeline.turns.pause))
     return pipeline, encode
 
 
@@ -171,7 +176,7 @@ def _start_exporter(setup: MeterSetup, pipeline: ExchangePipeline) -> "OtlpExpor
     except Exception as exc:  # measure without an exporter
         pipeline.on_error("otlp", exc)
         return None
-    pipeline.sinks.append(exporter)
+    pipeline.front_sinks.append(exporter)
     pipeline.exporters.append(exporter.state)
     log.info("event=otlp_exporter protocol=%s semconv=%s", setup.otlp.protocol, setup.otlp.semconv)
     return exporter
@@ -244,6 +249,8 @@ async def _run(
     await receiver.close()
     if state is not None:
         await state.close()
+    if pipeline.pairs is not None:
+        pipeline.pairs.close()
     if recorder is not None:
         relays = pipeline.relays.states(pipeline.clock.mono_ns())
         # The capture is complete only if each relay ended with final counts.

@@ -19,6 +19,7 @@ import msgspec
 from llmtap.channel.frames import Hello
 from llmtap.channel.status import RelayStatus
 from llmtap.counts import MIDDLEWARE, PASSIVE, RELAY, fields_of
+from llmtap.exchange.exchange import BACK
 from llmtap.net.server_metrics import ACCEPT, SCRAPE_ERRORS, failure_reason, read_body, read_metrics_in_thread
 from llmtap.units import NS_PER_S
 
@@ -172,8 +173,27 @@ class RelayBook:
 
     def listen(self) -> str | None:
         """Return the address for clients: the URL of the newest relay that listens."""
-        urls = (relay.hello.listen for relay in reversed(self._relays.values()) if relay.connected)
+        urls = (
+            relay.hello.listen
+            for relay in reversed(self._relays.values())
+            if relay.connected and relay.hello.side != BACK
+        )
         return next(filter(None, urls), None)
+
+    def side(self, name: str) -> str | None:
+        """Return the side of the gateway on which a relay is; None: it is not part of a pair."""
+        relay = self._relays.get(name)
+        return None if relay is None else relay.hello.side or None
+
+    def known_ns(self) -> int | None:
+        """Return the time up to which all events of the connected relays of a pair are known; None if one of
+        them has not reported."""
+        reported = [
+            0 if relay.status is None else relay.status.t_ns
+            for relay in self._relays.values()
+            if relay.connected and relay.hello.side and not relay.elsewhere
+        ]
+        return min(reported, default=0) or None
 
     def upstream(self, name: str) -> str | None:
         """Return the URL of a relay's upstream; None if it has several, or if it is not known."""

@@ -18,7 +18,7 @@ from llmtap.channel.experiment import Experiment
 from llmtap.errors import ConfigError
 from llmtap.export.options import OtlpOptions
 from llmtap.log import LogSetup
-from llmtap.meter.options import CostOptions, MeterOptions, TenantOptions
+from llmtap.meter.options import CostOptions, MeterOptions, PairOptions, TenantOptions
 from llmtap.metrics.slo import SloOptions
 from llmtap.protocol.dialects.table.declaration import DialectTable
 
@@ -53,6 +53,8 @@ class MeterSetup(msgspec.Struct, frozen=True, kw_only=True):
     salt: str = ""
     slo: dict[str, SloOptions] = {}
     cost: CostOptions = CostOptions()
+    pair: PairOptions | None = None
+    """Set if the exchanges of two vantages are paired."""
     dialects: dict[str, DialectTable] = {}
     servers: dict[str, tuple[str, int]] = {}
     """Host and port of the upstream by arm, under "" for all others; empty if no export needs them."""

@@ -57,6 +57,8 @@ class Alignment:
     front_ns: Times
     weights: NDArray[np.int64]
     """Number of tokens at each of these times: one event may have several."""
+    first_block: int
+    """Number of these times whose tokens came with the first event at the front."""
 
     def delays_ns(self, offset_ns: int) -> Times:
         """Return the delay of each token from the back to the front, in ns. `offset_ns`: clock of the back
@@ -126,17 +128,19 @@ def _align_text(front: Exchange, back: Exchange, common_chars: int) -> Alignment
     if not n:
         return None
     delivered = np.searchsorted(front_ends, back_ends[:n], "left")
-    return Alignment("text", back_ns[:n], front_ns[delivered], tokens[:n])
+    first_block = int((delivered == delivered[0]).sum())
+    return Alignment("text", back_ns[:n], front_ns[delivered], tokens[:n], first_block)
 
 
 def _align_tokens(front: Exchange, back: Exchange) -> Alignment | None:
     front_tokens, back_tokens = tokens_per_chunk(front), tokens_per_chunk(back)
-    if front_tokens is None or back_tokens is None or sum(front_tokens) != sum(back_tokens):
+    if not front_tokens or not back_tokens or sum(front_tokens) != sum(back_tokens):
         return None
     front_ends, back_ends = np.cumsum(front_tokens), np.cumsum(back_tokens)
     front_ns, back_ns = (np.array(output_times_ns(x.timeline.events), np.int64) for x in (front, back))
     delivered = [bisect_left(front_ends, end) for end in back_ends]
-    return Alignment("tokens", back_ns, front_ns[delivered], np.array(back_tokens, np.int64))
+    first_block = delivered.count(delivered[0])
+    return Alignment("tokens", back_ns, front_ns[delivered], np.array(back_tokens, np.int64), first_block)
 
 
 def held_tokens(alignment: Alignment, shift_ns: int) -> int:

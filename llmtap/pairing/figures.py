@@ -52,6 +52,18 @@ FIGURES: Final = (
         "time of the request, and does not depend on the clock offset.",
     ),
     PairFigure("first_token", "first token, way back", "First content at the front minus that at the back."),
+    PairFigure(
+        "block_wait",
+        "wait for a block",
+        "First token of an answer at the back until the last one that the first event at the front has: 0 if "
+        "the gateway does not collect tokens.",
+    ),
+    PairFigure(
+        "block_check",
+        "check of a block",
+        "That last token at the back until the front has the event: the time in which a guardrail checks the "
+        "block, and all other time of the gateway.",
+    ),
     PairFigure("token", "each token", "Time from the arrival of a token at the back until the front has it."),
     PairFigure("token_hold_max", "longest delay of a token", "The longest such time of an answer."),
     PairFigure(
@@ -174,6 +186,11 @@ def _add_delays(
         figures.token_range_ns = (error + own_ns, error)
         delays_ns = figures.token_delays_ns = aligned.delays_ns(clock.offset_ns)
         figures.add("token_hold_max", int(delays_ns.max()), error + own_ns, error)
+        last = aligned.first_block - 1
+        wait_ns = int(aligned.back_ns[last] - aligned.back_ns[0])
+        figures.add("block_wait", wait_ns, 2 * (back.uncertainty_ns + ROUNDING_NS))
+        check_ns = int(aligned.front_ns[last] - aligned.back_ns[last]) + clock.offset_ns
+        figures.add("block_check", check_ns, error + own_ns, error)
         _add_held_tokens(figures, aligned, clock.offset_ns, error)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from llmtap.exchange.exchange import TEXT_BLOCK_CHARS, Exchange
+from llmtap.exchange.exchange import TEXT_BLOCK_CHARS, Exchange, RequestShape
 from llmtap.pairing.alignment import TextRelation, align, common_blocks, compare_text
 from llmtap.pairing.clock import SAME_CLOCK, VantageOffset
 
@@ -116,7 +116,11 @@ def match(
 
 def prompt_key(x: Exchange) -> tuple[object, ...] | None:
     """Return the hash of the whole prompt with its unit; None if the prompt was not hashed."""
-    shape = x.shape
+    return shape_key(x.shape)
+
+
+def shape_key(shape: RequestShape | None) -> tuple[object, ...] | None:
+    """Return the same as `prompt_key` for the shape of a request."""
     if shape is None or not shape.blocks:
         return None
     return shape.block_unit, shape.block_size, shape.blocks[-1]
@@ -141,7 +145,7 @@ def _texts(x: Exchange) -> list[object]:
     return [blocks[TEXT_BLOCKS_MIN - 1]] if min(full, len(blocks)) >= TEXT_BLOCKS_MIN else []
 
 
-_KEYS: Final[tuple[tuple[Evidence, Callable[[Exchange], list[object]]], ...]] = (
+KEYS: Final[tuple[tuple[Evidence, Callable[[Exchange], list[object]]], ...]] = (
     (Evidence.REQUEST_ID, _request_ids),
     (Evidence.TRACE_ID, _trace_ids),
     (Evidence.PROMPT, _prompts),
@@ -152,13 +156,26 @@ _NONE: Final[tuple[list[Exchange], list[int]]] = ([], [])
 _HASHES: Final = frozenset({Evidence.PROMPT, Evidence.TEXT})
 
 
+def find(fronts: Iterable[Exchange], back: Exchange) -> tuple[list[Exchange], tuple[Evidence, ...]]:
+    """Return those of `fronts`, on the same clock, to which `back` may belong, and the evidence if it is
+    one."""
+    return _Finder(fronts, SAME_CLOCK, comparable=True).find(back)
+
+
+def is_under_way(front: Exchange, back: Exchange, clock: VantageOffset = SAME_CLOCK) -> bool:
+    """Return whether the exchange of the back may have begun during that of the front."""
+    began_ns = back.timeline.arrival_ns - clock.offset_ns
+    within_ns = error_ns(front, back, clock)
+    return front.timeline.arrival_ns - within_ns <= began_ns <= end_ns(front) + within_ns
+
+
 class _Finder:
     """Index of the exchanges of the front by their keys."""
 
     def __init__(self, fronts: Iterable[Exchange], clock: VantageOffset, *, comparable: bool) -> None:
         self._clock = clock
         self._comparable = comparable
-        self._keys = [(kind, keys) for kind, keys in _KEYS if comparable or kind not in _HASHES]
+        self._keys = [(kind, keys) for kind, keys in KEYS if comparable or kind not in _HASHES]
         self._by_key: dict[tuple[Evidence, object], tuple[list[Exchange], list[int]]] = {}
         """By key: the exchanges in the order of their arrival, and beside each the latest end (ns) of this
         exchange and all before it."""
@@ -170,7 +187,7 @@ class _Finder:
                 for key in keys(front):
                     exchanges, latest_ends_ns = self._by_key.setdefault((kind, key), ([], []))
                     exchanges.append(front)
-                    latest_ends_ns.append(max([_end_ns(front), *latest_ends_ns[-1:]]))
+                    latest_ends_ns.append(max([end_ns(front), *latest_ends_ns[-1:]]))
 
     def find(self, back: Exchange) -> tuple[list[Exchange], tuple[Evidence, ...]]:
         """Return the exchanges of the front to which this one may belong, and the evidence if only one
@@ -203,8 +220,7 @@ class _Finder:
             if n - i > CANDIDATES_MAX:
                 return candidates, False
             front = fronts[i]
-            within_ns = error_ns(front, back, self._clock)
-            if front.timeline.arrival_ns - within_ns <= began_ns <= _end_ns(front) + within_ns:
+            if is_under_way(front, back, self._clock):
                 candidates.append(front)
         return candidates, True
 
@@ -256,7 +272,8 @@ def _arrival_ns(x: Exchange) -> int:
     return x.timeline.arrival_ns
 
 
-def _end_ns(x: Exchange) -> int:
+def end_ns(x: Exchange) -> int:
+    """Return the last time of an exchange."""
     t = x.timeline
     ends = (t.arrival_ns, t.request_end_ns, t.last_token_ns, t.response_end_ns, t.delivered_ns)
     return max(end for end in ends if end is not None)

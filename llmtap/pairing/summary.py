@@ -7,6 +7,7 @@ values. Tokens of one answer are not independent, so the number of pairs counts 
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -83,21 +84,64 @@ def summarise(
         comparable: as for `match`.
     """
     all_figures = [figures_of(pair, clock) for pair in matching.pairs]
-    attempts = Counter(one.role for figures in all_figures for one in figures.attempts)
-    evidence = Counter(one.evidence[0] for pair in matching.pairs for one in pair.matches)
-    texts = Counter(figures.text for figures in all_figures)
-    n_front = len(matching.pairs) + len(matching.unpaired_front) + len(matching.ambiguous_front)
-    n_back = sum(evidence.values()) + len(matching.unpaired_back) + len(matching.ambiguous_back)
+    counts = PairCounts()
+    for figures in all_figures:
+        counts.add(figures)
+    counts.left.update(
+        unpaired_front=len(matching.unpaired_front), unpaired_back=len(matching.unpaired_back),
+        ambiguous_front=len(matching.ambiguous_front), ambiguous_back=len(matching.ambiguous_back),
+    )  # fmt: skip
+    return summarise_figures(all_figures, counts, clock, clock_source=clock_source, comparable=comparable)
+
+
+@dataclass(slots=True)
+class PairCounts:
+    """Number of exchanges and pairs."""
+
+    pairs: int = 0
+    evidence: Counter[Evidence] = field(default_factory=Counter)
+    """Exchanges of the back in pairs, by the decisive evidence."""
+    attempts: Counter[Role] = field(default_factory=Counter)
+    text: Counter[TextRelation] = field(default_factory=Counter)
+    left: Counter[str] = field(default_factory=Counter)
+    """Exchanges in no pair, by reason and side, such as `unpaired_front`."""
+
+    def add(self, figures: MeasuredPair) -> None:
+        self.pairs += 1
+        self.evidence.update(one.evidence[0] for one in figures.pair.matches)
+        self.attempts.update(one.role for one in figures.attempts)
+        self.text[figures.text] += 1
+
+    def to_dict(self) -> dict[str, Any]:
+        def total(side: str) -> int:
+            return sum(n for reason, n in self.left.items() if reason.endswith(side))
+
+        return {
+            "counts": {
+                "front": self.pairs + total("_front"),
+                "back": self.evidence.total() + total("_back"),
+                "pairs": self.pairs,
+                **self.left,
+            },
+            "evidence": {kind.value: self.evidence[kind] for kind in Evidence if self.evidence[kind]},
+            "attempts": {role.value: self.attempts[role] for role in Role if self.attempts[role]},
+            "text": {relation.value: self.text[relation] for relation in TextRelation if self.text[relation]},
+        }
+
+
+def summarise_figures(
+    all_figures: Sequence[MeasuredPair],
+    counts: PairCounts,
+    clock: VantageOffset,
+    *,
+    clock_source: str,
+    comparable: bool,
+) -> dict[str, Any]:
+    """Return the summary of measured pairs, with these counts; the other arguments are those of
+    `summarise`."""
     return {
         "version": VERSION,
-        "counts": {
-            "front": n_front, "back": n_back, "pairs": len(matching.pairs),
-            "unpaired_front": len(matching.unpaired_front), "unpaired_back": len(matching.unpaired_back),
-            "ambiguous_front": len(matching.ambiguous_front), "ambiguous_back": len(matching.ambiguous_back),
-        },
-        "evidence": {kind.value: evidence[kind] for kind in Evidence if evidence[kind]},
-        "attempts": {role.value: attempts[role] for role in Role if attempts[role]},
-        "text": {relation.value: texts[relation] for relation in TextRelation if texts[relation]},
+        **counts.to_dict(),
         "comparable": comparable,
         "clock": {
             "source": clock_source, "offset": clock.offset_ns / 1e9, "uncertainty": clock.uncertainty_ns / 1e9

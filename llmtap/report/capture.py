@@ -53,6 +53,8 @@ def render_capture(summary: _Json) -> RenderableType:
 def _heading_lines(summary: _Json) -> Iterator[str]:
     capture, window = summary.get("capture") or {}, summary.get("window") or {}
     parts = [f"{capture.get('rows', 0):,} exchanges"]
+    if capture.get("back_rows"):
+        parts.append(f"and {capture['back_rows']:,} behind the gateway (--by side)")
     if "files" in capture:
         spools = f" ({capture['spools']:,} still in the spool)" if capture.get("spools") else ""
         parts.append(f"{count_with_noun(capture['files'], 'file')}{spools}, {format_bytes(capture['bytes'])}")

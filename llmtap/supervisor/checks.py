@@ -4,7 +4,7 @@
 mistakes. `alone.py` and `watching.py` check their commands with the part for the meter.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from llmtap.capture.tokenizer import load_tokenizer
@@ -55,6 +55,7 @@ def problems_of(settings: Settings, supervisor: int | None = None) -> Iterator[C
         hint = "give --upstream http://HOST:PORT, or set LLMTAP_RELAY_UPSTREAM"
         yield ConfigError("relay.upstream", "the gateway's URL is missing", hint)
         del urls["relay.upstream"]
+    yield from _pair_problems(settings, {"relay.listen": listen, "meter.admin": admin})
     for place, url in urls.items():
         try:
             origin = parse_origin(url, place)
@@ -97,6 +98,30 @@ def problems_of(settings: Settings, supervisor: int | None = None) -> Iterator[C
         yield ConfigError(
             "experiment.arms", "is empty, but experiment.enabled is true", "add at least two arms"
         )
+
+
+def _pair_problems(settings: Settings, taken: Mapping[str, tuple[str, int] | None]) -> Iterator[ConfigError]:
+    """Yield what is wrong with the second relay of a proxy; `taken`: addresses in use, by key."""
+    pair = settings.pair
+    if pair.back_ports:
+        hint = "set pair.upstream and pair.listen for a relay, or use llmtap watch"
+        yield ConfigError("pair.back_ports", "is for llmtap watch, and a proxy watches no ports", hint)
+    if not pair.upstream:
+        return
+    try:
+        listen = parse_address(pair.listen, "pair.listen")
+        origin = parse_origin(pair.upstream, "pair.upstream")
+    except ConfigError as exc:
+        yield exc
+        return
+    for key, address in {**taken, "pair.listen": listen}.items():
+        if key != "pair.listen" and listen[1] and listen == address:
+            yield ConfigError("pair.listen", f"is the address of {key}", "use another port")
+        if address is not None and _is_same(origin, address):
+            hint = "set the URL of the engine behind the gateway"
+            yield ConfigError("pair.upstream", f"is the address of {key}", hint)
+    if origin.tls or settings.relay.upstream_ca:
+        yield from errors_of_check(client_context, settings.relay.upstream_ca, settings.relay.upstream_verify)
 
 
 def _is_same(origin: Origin, address: tuple[str, int]) -> bool:

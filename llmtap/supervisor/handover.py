@@ -117,7 +117,7 @@ def replace_process(handover: Handover, argv: list[str]) -> NoReturn:
     """Replace this process by the installed program. If it raises OSError, nothing has changed."""
     fd = _write_handover(handover)
     ports = handover.ports
-    fds = [fd, ports.admin, *ports.clients, *(child.stdin for child in handover.children)]
+    fds = [fd, *ports.all, *(child.stdin for child in handover.children)]
     try:
         _let_inherit(fds, True)
         os.execve(argv[0], argv, _new_environment(fd))

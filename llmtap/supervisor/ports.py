@@ -106,10 +106,18 @@ class PortsState(msgspec.Struct, kw_only=True):
     listen_at: str | None
     """Configured address; None for sockets that systemd opened."""
     admin_at: str | None
+    back: list[int] = []
+    back_at: str | None = None
+
+    @property
+    def all(self) -> list[int]:
+        """All descriptors, the admin port's first."""
+        return [self.admin, *self.clients, *self.back]
 
 
 class Ports:
-    """The sockets for clients, at least one for each worker, and the admin port's.
+    """The sockets for clients, at least one for each worker, those for the gateway (`[pair]`), and the admin
+    port's.
 
     `listen_at` and `admin_at` are the configured addresses; None for sockets that systemd opened, whose
     addresses do not change.
@@ -122,6 +130,8 @@ class Ports:
         self.admin = admin
         self.listen_at = listen_at
         self.admin_at = admin_at
+        self.back: list[socket.socket] = []
+        self.back_at: str | None = None
 
     @classmethod
     def open(cls, settings: Settings, environ: MutableMapping[str, str], pid: int) -> "Ports":
@@ -137,16 +147,20 @@ class Ports:
         )
         ports.check_admin(settings)
         ports._share(relay.workers)
+        ports._move_back(settings)
         return ports
 
     @classmethod
     def take(cls, inherited: PortsState) -> "Ports":
         """Return the sockets that the previous program of this process opened."""
-        sockets = [socket.socket(fileno=fd) for fd in (*inherited.clients, inherited.admin)]
+        sockets = [socket.socket(fileno=fd) for fd in inherited.all]
         for sock in sockets:
             sock.set_inheritable(False)
             sock.setblocking(False)
-        return cls(sockets[:-1], sockets[-1], inherited.listen_at, inherited.admin_at)
+        admin, n = sockets.pop(0), len(inherited.clients)
+        ports = cls(sockets[:n], admin, inherited.listen_at, inherited.admin_at)
+        ports.back, ports.back_at = sockets[n:], inherited.back_at
+        return ports
 
     def to_state(self) -> PortsState:
         """Return the state from which `take` makes these sockets again."""
@@ -155,16 +169,20 @@ class Ports:
             admin=self.admin.fileno(),
             listen_at=self.listen_at,
             admin_at=self.admin_at,
+            back=[sock.fileno() for sock in self.back],
+            back_at=self.back_at,
         )
 
     def copy(self) -> "Ports":
         """Return a copy with the same sockets, in which sockets can be replaced."""
-        return Ports(list(self.clients), self.admin, self.listen_at, self.admin_at)
+        ports = Ports(list(self.clients), self.admin, self.listen_at, self.admin_at)
+        ports.back, ports.back_at = list(self.back), self.back_at
+        return ports
 
     def close_except(self, others: "Ports") -> None:
         """Close the sockets that are not in `others`."""
-        sockets = {others.admin, *others.clients}
-        for sock in (self.admin, *self.clients):
+        sockets = {others.admin, *others.clients, *others.back}
+        for sock in (self.admin, *self.clients, *self.back):
             if sock not in sockets:
                 sock.close()
 
@@ -186,6 +204,19 @@ class Ports:
             except OSError:
                 pass  # the port is not shareable, since it was opened for a single worker
         self._share(relay.workers)
+        self._move_back(settings)
+
+    def _move_back(self, settings: Settings) -> None:
+        """Open the sockets for the gateway at their configured address, if there is a second relay."""
+        pair = settings.pair
+        if not pair.upstream:
+            self.back, self.back_at = [], None
+        elif (pair.listen, pair.workers) != (self.back_at, len(self.back)):
+            if self.back_at == pair.listen:
+                self.back = [self.back[0], *(self.back[0].dup() for _ in range(pair.workers - 1))]
+            else:
+                self.back = bind_for("pair.listen", pair.listen, pair.workers)
+            self.back_at = pair.listen
 
     def move_admin(self, settings: Settings) -> None:
         """Open the admin port at its configured address; only a new meter can serve it. Raises
@@ -201,13 +232,16 @@ class Ports:
         msgspec.structs.replace(settings.meter, admin=self.admin_at or name_of(self.admin))
 
     def sockets_of(self, index: int, workers: int) -> list[socket.socket]:
-        """Return the sockets of worker `index`; the last worker serves all remaining ones."""
+        """Return the sockets of worker `index`; the last worker serves all remaining ones. After the workers
+        in front of the gateway come those behind it, with one socket each."""
+        if index >= workers:
+            return self.back[index - workers : index - workers + 1]
         return self.clients[index:] if index == workers - 1 else self.clients[index : index + 1]
 
     def close_clients(self) -> None:
-        for sock in self.clients:
+        for sock in (*self.clients, *self.back):
             sock.close()
-        self.clients = []
+        self.clients, self.back = [], []
 
     def close(self) -> None:
         self.close_clients()

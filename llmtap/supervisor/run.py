@@ -20,10 +20,12 @@ from llmtap.capture.options import salt_of
 from llmtap.channel.experiment import Experiment, resolve
 from llmtap.clock import SystemClock
 from llmtap.config import Settings, fingerprint
+from llmtap.exchange.exchange import BACK, FRONT
 from llmtap.meter.setup import Changeable, MeterSetup
 from llmtap.meter.tenants import host_salt
 from llmtap.net.pool import parse_origin
 from llmtap.units import encode_special
+from llmtap.vantage.relay.options import RelayOptions
 from llmtap.vantage.relay.relay import RelaySetup
 
 log = logging.getLogger(__name__)
@@ -107,14 +109,17 @@ class ProxyRun(msgspec.Struct, kw_only=True):
 
     def relay_setup(self, settings: Settings, index: int, number: int, fds: list[int]) -> RelaySetup:
         """Return the setup of the `number`th relay of this run."""
+        is_back = index >= settings.relay.workers
         return RelaySetup(
-            options=settings.relay,
+            options=back_relay_options(settings) if is_back else settings.relay,
             name=f"{self.id}.{index}.{number}",
             listen_fds=fds,
             tap_path=self.tap_path(settings),
             log=settings.log,
-            experiment=self.experiment,
-            checks_upstream=index == 0,
+            side=(BACK if is_back else FRONT) if settings.pair.upstream else "",
+            # The relay in front of the gateway assigns the arms, which would else be assigned twice.
+            experiment=None if is_back else self.experiment,
+            checks_upstream=index in (0, settings.relay.workers),
         )
 
     def meter_setup(self, settings: Settings, admin_fd: int, *, takes_over: bool = False) -> MeterSetup:
@@ -135,6 +140,21 @@ class ProxyRun(msgspec.Struct, kw_only=True):
         )
 
 
+def relay_count(settings: Settings) -> int:
+    """Return the number of relay processes: those in front of the gateway, then those behind it."""
+    return settings.relay.workers + (settings.pair.workers if settings.pair.upstream else 0)
+
+
+def back_relay_options(settings: Settings) -> RelayOptions:
+    """Return the options of the relay between gateway and engine: those of the other one, except for
+    addresses and TLS of clients."""
+    pair = settings.pair
+    return msgspec.structs.replace(
+        settings.relay, upstream=pair.upstream, listen=pair.listen, workers=pair.workers, request_id="pass",
+        tls_certificate=None, tls_key=None, upstream_server_name=None,
+    )  # fmt: skip
+
+
 def _meter_setup(settings: Settings, tenant_salt: str, **own: Any) -> MeterSetup:
     """Return the setup of a meter. `own`: further fields; `tenant_salt`: used if the settings have none."""
     return MeterSetup(
@@ -149,6 +169,7 @@ def _meter_setup(settings: Settings, tenant_salt: str, **own: Any) -> MeterSetup
         cost=settings.cost,
         dialects=settings.dialects,
         capture=settings.capture,
+        pair=settings.pair if settings.pair.upstream or settings.pair.back_ports else None,
         **own,
     )
 

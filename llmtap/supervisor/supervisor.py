@@ -36,7 +36,7 @@ from llmtap.supervisor.child import (
     start_with_retries,
 )
 from llmtap.supervisor.ports import Ports, notify
-from llmtap.supervisor.run import ProxyRun
+from llmtap.supervisor.run import ProxyRun, relay_count
 
 METER_S: Final = 5.0
 """Maximum wait for the meter at the start, which takes half a second, or a second with a capture."""
@@ -216,13 +216,13 @@ class Supervisor:
             # Wait for the meter, so that the first exchanges are measured, too.
             await asyncio.wait_for(self._meter_ready.wait(), METER_S)
         fresh, _ = await self._start_relays(self._current_plan())
-        if len(fresh) < self._settings.relay.workers:
+        if len(fresh) < relay_count(self._settings):
             raise ConfigError("relay.workers", f"only {len(fresh)} relays could be started", "see the log")
         self._set_relays(fresh)
 
     async def _start_relays(self, plan: _Plan) -> tuple[dict[int, Child], bool]:
         """Start a relay for each worker; return them, and whether all are ready."""
-        workers = plan.settings.relay.workers
+        workers = relay_count(plan.settings)
         fresh: dict[int, Child] = {}
         try:
             for index in range(workers):
@@ -512,7 +512,7 @@ class Supervisor:
     async def _fall_back(self) -> None:
         """Return to the old relays, because the new ones failed to start."""
         log.error("event=restart_failed pid=%d hint='the old relays and their meter continue'", os.getpid())
-        for index in range(self._settings.relay.workers):
+        for index in range(relay_count(self._settings)):
             if index not in self._relays:  # it had died before the restart
                 self._relays[index] = await start_with_retries("relay", partial(self._start_relay, index))
         self._set_relays(self._relays)
@@ -532,10 +532,13 @@ class Supervisor:
             if child.kind == "relay" and child.until_s is not None:
                 child.signal(signal.SIGTERM)  # close idle client connections at once
         running = sorted((c for c in self._children if c.until_s is None), key=lambda c: c.began_s)
+        front, relays = self._settings.relay.workers, [c for c in running if c.kind == "relay"]
         await asyncio.gather(
-            *(c.stop(c.drain_s + GRACE_S) for c in running if c.kind == "relay"),
+            *(c.stop(c.drain_s + GRACE_S) for c in relays if c.index < front),
             asyncio.gather(*self._retiring, return_exceptions=True),  # `_on_task_end` reports exceptions
         )
+        # The gateway may still need the relays behind it for the last streams of those in front of it.
+        await asyncio.gather(*(c.stop(c.drain_s + GRACE_S) for c in relays if c.index >= front))
         for child in running:
             if child.kind == "meter":
                 await child.stop(GRACE_S)

@@ -1,7 +1,8 @@
 """Parent process of `llmtap watch`: opens packet sockets, gives up capabilities, runs a watcher and a meter.
 
-The watcher inherits the packet sockets, the meter the admin port; neither has capabilities. A child that dies
-is started again; a new watcher reads on in the ring buffers where the earlier one stopped.
+With `pair.back_ports`, there is a watcher for each side of a gateway. A watcher inherits its packet sockets,
+the meter the admin port; neither has capabilities. A child that dies is started again; a new watcher reads on
+in the ring buffers where the earlier one stopped.
 """
 
 import asyncio
@@ -14,13 +15,16 @@ import signal
 import socket
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
 from llmtap.config import Settings
 from llmtap.errors import ConfigError, errors_of_check
+from llmtap.exchange.exchange import BACK, FRONT
 from llmtap.log import set_up
 from llmtap.meter.setup import check_no_meter_listens
 from llmtap.net.listener import name_of
@@ -31,11 +35,13 @@ from llmtap.supervisor.ports import bind_for, notify
 from llmtap.supervisor.run import fresh_meter_setup
 from llmtap.units import format_bytes
 from llmtap.vantage.passive.connection import pack_addresses
+from llmtap.vantage.passive.options import WatchOptions
 from llmtap.vantage.passive.ring import ANY, PORTS_MAX, RING_BYTES_MIN, open_adapter_clock, open_ring
 from llmtap.vantage.passive.watcher import WatchSetup
 
 STOP_S: Final = 8.0
 """Time in which each child must end before it is killed."""
+_METER: Final = "meter"
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _CAPABILITY_VERSION_3: Final = 0x20080522
 
@@ -56,6 +62,13 @@ def watching_problems(settings: Settings) -> Iterator[ConfigError]:
         yield ConfigError(
             "watch.ports", f"has {len(options.ports):,} ports; at most {PORTS_MAX} are possible"
         )
+    back_ports = set(settings.pair.back_ports)
+    if back_ports and not back_ports < set(options.ports):
+        hint = "watch.ports has the ports of gateway and engines, pair.back_ports those of the engines"
+        yield ConfigError("pair.back_ports", "must be some of watch.ports, and not all", hint)
+    if settings.pair.upstream:
+        hint = "set pair.back_ports, or use llmtap proxy"
+        yield ConfigError("pair.upstream", "needs a relay, and llmtap watch has none", hint)
     if options.ring_bytes < RING_BYTES_MIN:
         yield ConfigError(
             "watch.ring_bytes",
@@ -90,22 +103,53 @@ def watch(settings: Settings, announce: Callable[[str], None]) -> int:
     options = settings.watch
     if settings.meter.socket is not None:
         check_no_meter_listens(settings.meter.socket)
-    packets = [open_ring(name, options.ports, options.ring_bytes) for name in options.interfaces]
-    adapters = []
-    if options.timestamps == "adapter":
-        adapters = [
-            open_adapter_clock(sock, name) for sock, name in zip(packets, options.interfaces, strict=True)
-        ]
+    sides = [_Side.open(side, some) for side, some in _options_by_side(settings)]
     (admin,) = bind_for("meter.admin", settings.meter.admin, 1)
     drop_privileges(options.user)
     check_measuring(settings)
     set_up(settings.log)
     folder = tempfile.mkdtemp(prefix="llmtap-")
     try:
-        processes = _Processes(settings, packets, adapters, admin, folder)
+        processes = _Processes(settings, sides, admin, folder)
         return asyncio.run(processes.run(lambda: announce(name_of(admin))))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _options_by_side(settings: Settings) -> list[tuple[str, WatchOptions]]:
+    """Return the options of each watching process: one, or one for each side of a gateway."""
+    options, back_ports = settings.watch, settings.pair.back_ports
+    if not back_ports:
+        return [("", options)]
+    front_ports = tuple(port for port in options.ports if port not in back_ports)
+    return [
+        (side, msgspec.structs.replace(options, ports=ports))
+        for side, ports in ((FRONT, front_ports), (BACK, back_ports))
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """Packet sockets of one watching process."""
+
+    side: str
+    options: WatchOptions
+    packets: list[socket.socket]
+    adapters: list[int]
+
+    @classmethod
+    def open(cls, side: str, options: WatchOptions) -> "_Side":
+        packets = [open_ring(name, options.ports, options.ring_bytes) for name in options.interfaces]
+        adapters = []
+        if options.timestamps == "adapter":
+            adapters = [
+                open_adapter_clock(sock, name) for sock, name in zip(packets, options.interfaces, strict=True)
+            ]
+        return cls(side, options, packets, adapters)
+
+    @property
+    def packet_fds(self) -> list[int]:
+        return [sock.fileno() for sock in self.packets]
 
 
 def drop_privileges(user: str | None) -> None:
@@ -140,24 +184,17 @@ def _account_of(name: str) -> pwd.struct_passwd:
 
 
 class _Processes:
-    """The meter and the watching process."""
+    """The meter, and the watching process of each side."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        packets: list[socket.socket],
-        adapters: list[int],
-        admin: socket.socket,
-        folder: str,
-    ) -> None:
+    def __init__(self, settings: Settings, sides: list[_Side], admin: socket.socket, folder: str) -> None:
         self._settings = settings
-        self._packets = [sock.fileno() for sock in packets]
-        self._adapters = adapters
+        self._sides = sides
         path = settings.meter.socket or str(Path(folder) / "tap.sock")
         self._meter = fresh_meter_setup(settings, path, admin.fileno(), state=str(Path(folder) / "state"))
         self._id = secrets.token_hex(2)
         self._watchers = 0
         self._children: dict[str, Child] = {}
+        """The present children; those with the name `meter` and the sides of a gateway."""
 
     async def run(self, announce: Callable[[], None]) -> int:
         loop = asyncio.get_running_loop()
@@ -167,12 +204,14 @@ class _Processes:
         meter = await self._start_meter()
         if await is_ready(meter):  # wait, so that the first exchanges are measured, too
             announce()
-        watcher = await self._start_watcher()
-        await is_ready(watcher)
+        starts: dict[str, Callable[[], Awaitable[Child]]] = {_METER: self._start_meter}
+        for side in self._sides:
+            starts[side.side] = partial(self._start_watcher, side)
+            await is_ready(await starts[side.side]())
         notify("READY=1\nSTATUS=watching " + ", ".join(self._settings.watch.interfaces))
         tasks = [
-            loop.create_task(self._keep_running(meter, self._start_meter)),
-            loop.create_task(self._keep_running(watcher, self._start_watcher)),
+            loop.create_task(self._keep_running(name, child, starts[name]))
+            for name, child in self._children.items()
         ]
         await stop.wait()
         notify("STOPPING=1")
@@ -180,40 +219,39 @@ class _Processes:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         # Stop `watch` first, so that the meter receives its last report.
-        for kind in ("watch", "meter"):
-            if kind in self._children:
-                await self._children[kind].stop(STOP_S)
+        for name in (*(one.side for one in self._sides), _METER):
+            if name in self._children:
+                await self._children[name].stop(STOP_S)
         return 0
 
-    async def _keep_running(self, child: Child, start: Callable[[], Awaitable[Child]]) -> None:
+    async def _keep_running(self, name: str, child: Child, start: Callable[[], Awaitable[Child]]) -> None:
         """Start a child again whenever it dies."""
         failures = 0
         while True:
             status = await child.wait()
-            del self._children[child.kind]
+            del self._children[name]
             await child.wait_and_close()
             failures = await back_off(child, status, failures)
             child = await start_with_retries(child.kind, start)
             await is_ready(child)
 
-    async def _start_watcher(self) -> Child:
+    async def _start_watcher(self, side: _Side) -> Child:
         self._watchers += 1
         setup = WatchSetup(
-            options=self._settings.watch,
+            options=side.options,
+            side=side.side,
             name=f"watch-{self._id}.0.{self._watchers}",
-            packet_fds=self._packets,
-            adapter_fds=self._adapters,
+            packet_fds=side.packet_fds,
+            adapter_fds=side.adapters,
             tap_path=self._meter.socket,
             log=self._settings.log,
         )
-        return await self._start("watch", setup.name, setup, self._packets + self._adapters)
+        fds = side.packet_fds + side.adapters
+        child = self._children[side.side] = await Child.start("watch", setup.name, 0, setup, fds)
+        return child
 
     async def _start_meter(self) -> Child:
         assert self._meter.admin_fd is not None
-        return await self._start("meter", "meter", self._meter, [self._meter.admin_fd])
-
-    async def _start(
-        self, kind: Literal["watch", "meter"], name: str, setup: msgspec.Struct, fds: list[int]
-    ) -> Child:
-        child = self._children[kind] = await Child.start(kind, name, 0, setup, fds)
+        fds = [self._meter.admin_fd]
+        child = self._children[_METER] = await Child.start("meter", _METER, 0, self._meter, fds)
         return child

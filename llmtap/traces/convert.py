@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from llmtap.capture.options import CaptureOptions
 from llmtap.capture.privacy.redaction import Redactor
 from llmtap.capture.read.streams import STANDARD, new_file
+from llmtap.capture.schema import is_back
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
 from llmtap.traces import format, registry
@@ -80,7 +81,11 @@ def convert(
         _check_formats(read_format, wanted)
         report = Report(shown_name(source), read_format.name, shown_name(target, output=True), wanted.name)
         counts = dict.fromkeys(format.ASPECTS, 0)
-        redacted = _Redacted(_count_batches(rows.batches, report, counts), redact)
+        batches = rows.batches
+        if wanted.name != read_format.name:
+            # A trace of another tool has each request once: without those between a gateway and its engines.
+            batches = (batch.filter(pc.invert(is_back(batch))) for batch in batches)
+        redacted = _Redacted(_count_batches(batches, report, counts), redact)
         try:
             with new_file(target, replace=force) as out:
                 written = wanted.write(out.stream, rows.info, redacted)

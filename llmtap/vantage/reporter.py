@@ -44,6 +44,8 @@ class ChildSetup(msgspec.Struct, kw_only=True):
     name: str
     tap_path: str
     log: LogSetup
+    side: str = ""
+    """As in Hello."""
 
 
 S = TypeVar("S", bound=ChildSetup)
@@ -106,6 +108,8 @@ class Reporter:
         self.counts = RelayStatus()
         """Counters since the start; `status` completes them."""
         self.draining = False
+        self.side = ""
+        """As in Hello."""
         self.switch = 0
         """Latest switch word of the meter."""
         self.turns = 0
@@ -201,7 +205,7 @@ class Reporter:
         self.timebase.check()
         anchor = self._reported_anchor = self.timebase.anchor
         return Hello(
-            relay=self.name, pid=os.getpid(), clock=self._clock_name, vantage=self._vantage,
+            relay=self.name, pid=os.getpid(), clock=self._clock_name, vantage=self._vantage, side=self.side,
             listen=self._listen, anchor_mono_ns=anchor.mono_ns, anchor_wall_ns=anchor.wall_ns,
             anchor_steps=self.timebase.steps, switch=self.switch, skipped=sum(self.counts.skipped.values()),
             guest=self._guest, implementation=native.NAME, implementation_reason=native.REASON,

@@ -11,7 +11,7 @@ import llmtap.capture
 from llmtap.capture.columns import COLUMNS, Coarse, columns_at
 from llmtap.capture.schema import EVENT_CLASS_NAMES, VERSION, CaptureInfo
 from llmtap.capture.store.rows import to_batch
-from llmtap.exchange.exchange import CapturedText, Exchange, RequestShape, Tokens, Turn
+from llmtap.exchange.exchange import BACK, CapturedText, Exchange, PairMember, RequestShape, Tokens, Turn
 from llmtap.exchange.outcome import Outcome, TokenSource
 from llmtap.metrics.histogram import Histogram
 from llmtap.metrics.latency import measure
@@ -102,6 +102,7 @@ def full_exchange() -> Exchange:
     x.text = CapturedText("asked", "answered", 1)
     t.events.chars.extend([4] * len(t.events))
     x.text_blocks = array("q", [1])
+    x.side, x.pair = BACK, PairMember("r-1")
     return x
 
 

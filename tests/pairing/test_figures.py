@@ -52,6 +52,22 @@ def test_a_hold_of_four_tokens_delays_the_first_of_them_by_three_gaps() -> None:
     assert value(figures, "first_token") == 3 * gap + delay
 
 
+@pytest.mark.parametrize("uncertainty_ns", [0, MS])
+def test_the_stages_of_a_guardrail_add_up_to_what_it_adds_to_the_first_token(uncertainty_ns: int) -> None:
+    """It checks the prompt for 40 ms, and blocks of 8 tokens, 20 ms apart, for 20 ms each."""
+    figures = measured(
+        Crossing(
+            tokens=words(24), engine_gap_ns=20 * MS, request_ns=40 * MS, group=8, first_ns=20 * MS,
+            delay_ns=20 * MS, uncertainty_ns=uncertainty_ns,
+        )
+    )  # fmt: skip
+    stages = {name: value(figures, name) for name in ("request", "block_wait", "block_check")}
+    assert stages == {"request": 40 * MS, "block_wait": 7 * 20 * MS, "block_check": 20 * MS}
+    assert value(figures, "first_token") == stages["block_wait"] + stages["block_check"]
+    assert value(figures, "ttft") == sum(stages.values()) + SEND_NS
+    assert all(_width(figures.values[name][0]) <= 5 * MS for name in stages)
+
+
 def test_a_clock_that_is_ahead_changes_no_figure_if_its_offset_is_stated() -> None:
     crossing = Crossing(back_clock_ns=-70 * MS)
     plain, moved = measured(Crossing()), measured(crossing, VantageOffset(-70 * MS, 2 * MS))

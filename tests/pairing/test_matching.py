@@ -1,24 +1,9 @@
 """Which exchanges belong together: all that can be known, and nothing that is guessed."""
 
-import random
-from collections.abc import Sequence
-
-from llmtap.exchange.exchange import Exchange
 from llmtap.pairing.clock import VantageOffset
 from llmtap.pairing.matching import Evidence, Matching, match
 from llmtap.pairing.summary import summarise
-from tests.support.traffic.gateway import MS, Crossing, Failed, words
-
-
-def played(*crossings: Crossing) -> tuple[list[Exchange], list[Exchange], dict[str, str]]:
-    """Both sides of all crossings, and the id of the front by that of the back."""
-    fronts, backs, truth = [], [], {}
-    for seq, crossing in enumerate(crossings, 1):
-        front, own = crossing.play(seq)
-        fronts.append(front)
-        backs += own
-        truth |= {back.id: front.id for back in own}
-    return fronts, backs, truth
+from tests.support.traffic.gateway import MS, Crossing, Failed, played, traffic, words
 
 
 def found(matching: Matching) -> dict[str, str]:
@@ -124,38 +109,8 @@ def test_a_prompt_of_very_many_requests_at_one_time_is_ambiguous() -> None:
     assert matching.ambiguous_back == backs
 
 
-def _traffic(n: int, seed: int, *, faults: bool = False) -> Sequence[Crossing]:
-    """`n` requests of which 200 at most are under way; a fifth have the prompt of another one. `faults`: 1 %
-    are tried again, and 2 % of the texts are changed."""
-    rng = random.Random(seed)
-    crossings = []
-    for i in range(n):
-        prompt = f"common question {rng.randrange(5)}" if i % 5 == 0 else f"question {i} {rng.random()}"
-        begin = rng.randrange(5) * 1_000  # answers to equal prompts often begin alike
-        tokens = [*words(rng.randrange(8), begin), *words(rng.randrange(20, 60), 10_000 + 100 * i)]
-        failed = [Failed()] if faults and rng.random() < 0.01 else []
-        changed = faults and rng.random() < 0.02
-        crossings.append(
-            Crossing(
-                failed=failed,
-                deliver=_change if changed else _keep,
-                prompt=prompt, tokens=tokens, at_ns=1_000 * MS + i * 3 * MS,
-                request_ns=rng.randrange(20 * MS), group=rng.choice((1, 1, 3)),
-            )
-        )  # fmt: skip
-    return crossings
-
-
-def _keep(tokens: Sequence[str]) -> Sequence[str]:
-    return tokens
-
-
-def _change(tokens: Sequence[str]) -> Sequence[str]:
-    return [*tokens[:12], "[redacted] ", *tokens[13:]]
-
-
 def test_with_faults_no_pair_is_wrong_and_only_equal_prompts_are_ambiguous() -> None:
-    crossings = _traffic(1_000, seed=11, faults=True)
+    crossings = traffic(1_000, seed=11, faults=True)
     fronts, backs, truth = played(*crossings)
     matching = match(fronts, backs)
     result = found(matching)
@@ -167,7 +122,7 @@ def test_with_faults_no_pair_is_wrong_and_only_equal_prompts_are_ambiguous() -> 
 
 
 def test_content_pairs_200_streams_with_a_fifth_of_equal_prompts() -> None:
-    fronts, backs, truth = played(*_traffic(1_000, seed=7))
+    fronts, backs, truth = played(*traffic(1_000, seed=7))
     matching = match(fronts, backs)
     result = found(matching)
     assert all(truth[back] == front for back, front in result.items())

@@ -29,6 +29,23 @@ def test_an_upstream_that_is_llmtap_itself_is_refused(listen: str, upstream: str
 
 
 @pytest.mark.parametrize(
+    ("pair", "wrong"),
+    [
+        ({"upstream": "http://engine"}, []),
+        ({"upstream": "ftp://engine"}, ["pair.upstream"]),
+        ({"upstream": "http://engine", "listen": "127.0.0.1:8080"}, ["pair.listen"]),
+        ({"upstream": "http://engine", "listen": "127.0.0.1:9464"}, ["pair.listen"]),
+        ({"upstream": "http://localhost:8081"}, ["pair.upstream"]),
+        ({"upstream": "http://localhost:8080"}, ["pair.upstream"]),
+        ({"back_ports": [8000]}, ["pair.back_ports"]),
+    ],
+)
+def test_what_is_wrong_with_a_second_relay(pair: dict[str, object], wrong: list[str]) -> None:
+    flags = {"relay.upstream": "http://gateway", **{f"pair.{key}": value for key, value in pair.items()}}
+    assert [error.place for error in problems_of(load_settings(None, {}, flags))] == wrong
+
+
+@pytest.mark.parametrize(
     ("listen", "admin", "warned"),
     [
         ("127.0.0.1:9464", "127.0.0.1:8080", True),

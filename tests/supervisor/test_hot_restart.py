@@ -28,7 +28,9 @@ from tests.supervisor.running import (
     restarted,
     under_way,
 )
+from tests.support.servers.live_proxy import port_free
 from tests.support.servers.peer import scene, wait_until
+from tests.support.servers.raw_client import RawClient
 from tests.support.servers.upstream import answers, upstream
 
 STREAMS = 100
@@ -97,6 +99,27 @@ async def test_a_hot_restart_breaks_no_stream_refuses_nobody_and_keeps_every_exc
     assert found.closed
     assert not list(kept.glob(".spool/aside-*")), "the old meter's own folder went with it"
     assert "event=restarted" not in log.read_text(), "that is no warning"
+
+
+@scene
+async def test_the_relay_behind_a_gateway_is_replaced_and_keeps_its_port() -> None:
+    port = port_free()
+    async with upstream() as up:
+        pair = ("--set", f"pair.upstream={up.url}", "--set", f"pair.listen=127.0.0.1:{port}")
+        async with proxy(up, *PATIENT, *pair) as tap:
+            path = up.on(answers(b"here"))
+            before = tap.relays()
+            assert len(before) == 2
+            os.kill(tap.pid, signal.SIGUSR2)
+            await restarted(tap, before)
+            await gone(before)
+            assert len(tap.relays()) == 2
+            for at in (tap.listen, port):
+                client = await RawClient.connect(at)
+                assert (await client.get(path)).data == b"here"
+                client.close()
+            os.kill(tap.pid, signal.SIGTERM)
+            assert await tap.ended() == 0
 
 
 @scene

@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
-from llmtap.config import load_settings
+from llmtap.config import Settings, load_settings
 from llmtap.errors import ConfigError
-from llmtap.net.listener import bind
+from llmtap.net.listener import bind, name_of
 from llmtap.supervisor import ports as systemd
 from llmtap.supervisor.ports import Ports, notify, take_sockets
 from tests.supervisor.running import (
@@ -53,6 +54,35 @@ def test_a_second_proxy_does_not_share_the_port_of_the_first() -> None:
             )
             with pytest.raises(ConfigError, match=r"relay\.listen"):
                 Ports.open(settings, {}, os.getpid())
+
+
+def test_the_sockets_behind_a_gateway_are_opened_handed_over_moved_and_closed() -> None:
+    def settings(**pair: object) -> Settings:
+        flags = {"relay.listen": "127.0.0.1:0", "meter.admin": "127.0.0.1:0", "pair.listen": "127.0.0.1:0"}
+        return load_settings(None, {}, {**flags, **{f"pair.{key}": value for key, value in pair.items()}})
+
+    paired = settings(upstream="http://engine", workers=2)
+    first = Ports.open(paired, {}, os.getpid())
+    assert [len(first.sockets_of(index, 1)) for index in range(3)] == [1, 1, 1]
+    handed = first.to_state()
+    ports = Ports.take(
+        structs.replace(
+            handed, clients=[os.dup(fd) for fd in handed.clients], admin=os.dup(handed.admin),
+            back=[os.dup(fd) for fd in handed.back],
+        )
+    )  # fmt: skip
+    assert [name_of(sock) for sock in ports.back] == [name_of(sock) for sock in first.back]
+    before = ports.copy()
+    ports.move_clients(paired)
+    assert ports.back == before.back, "nothing has changed"
+    ports.move_clients(settings(upstream="http://engine", listen="localhost:0"))
+    assert [name_of(sock) in map(name_of, before.back) for sock in ports.back] == [False]
+    before.close_except(ports)
+    assert [sock.fileno() for sock in before.back] == [-1, -1]
+    ports.move_clients(settings())
+    assert ports.back == []
+    for one in (first, ports):
+        one.close()
 
 
 def environ(count: int, names: str = "", pid: int | None = None) -> dict[str, str]:

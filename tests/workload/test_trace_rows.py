@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from llmtap.capture.schema import CaptureInfo
 from llmtap.capture.store.parquet import write_parquet
 from llmtap.errors import ConfigError
+from llmtap.traces.convert import convert
 from llmtap.traces.format import batch_of
 from llmtap.workload.trace import Trace, load_trace
 from llmtap.workload.trace_rows import TraceParts, TraceTurns
@@ -223,6 +224,16 @@ def test_bodies_come_as_they_are(tmp_path: Path) -> None:
     # Who does not ask for bodies has no use for rows of which they are all there is.
     alone = load_trace(place)
     assert (list(alone.requests.input), alone.requests.bodies) == ([3, 4], [])
+
+
+def test_what_a_gateway_asks_its_engine_is_not_sent_again(tmp_path: Path) -> None:
+    sides = [
+        row(at, side=side, input_tokens=at, output_tokens=1)
+        for at, side in enumerate(("front", "back", None, "back"), 1)
+    ]
+    assert list(load_trace(capture(tmp_path / "c.parquet", *sides)).requests.input) == [1, 3]
+    report = convert(str(tmp_path / "c.parquet"), str(tmp_path / "c.jsonl"), target_format="mooncake")
+    assert report.rows_read == 2
 
 
 def test_rows_without_a_count_of_the_server_are_estimated_from_their_stream(tmp_path: Path) -> None:

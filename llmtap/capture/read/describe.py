@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from llmtap.capture.columns import BY
-from llmtap.capture.schema import CaptureInfo
+from llmtap.capture.schema import CaptureInfo, is_back
 from llmtap.capture.store.rows import exchanges_of
 from llmtap.exchange.exchange import Exchange
 from llmtap.metrics.deadlines import Benefit
@@ -230,6 +230,8 @@ def describe(
 ) -> dict[str, object]:
     """Return a Summary as JSON, with `capture` (its description), `workload` and `silences` beside it.
 
+    Of a capture of both sides of a gateway, only the part `side` of `by` has the rows of the back.
+
     Args:
         infos: metadata of the files.
         batches: all rows, in the whole schema.
@@ -244,8 +246,14 @@ def describe(
     workload = CapturedWorkload(wall=wall)
     total, phases, silences = Summary(objectives, reader), PhaseTimes(), SilenceCounts()
     groups = {label: _Groups(label, lambda: Summary(objectives, reader)) for label in by}
-    unknown = uncertainties = 0
-    for batch in batches:
+    unknown = uncertainties = back = 0
+    for rows in batches:
+        again = is_back(rows)
+        back += again.true_count
+        if again.true_count and "side" in groups:
+            for x in exchanges_of(rows.filter(again)):
+                groups["side"].add(x, measure(x, reader))
+        batch = rows.filter(pc.invert(again)) if again.true_count else rows
         workload.add(batch)
         unknown += batch.column("outcome").null_count
         uncertainties += batch.num_rows - batch.column("uncertainty_us").null_count
@@ -259,7 +267,7 @@ def describe(
             if on_exchange is not None:
                 on_exchange(x)
         if progress is not None:
-            progress(workload.rows)
+            progress(workload.rows + back)
     window, seconds, mode = workload.window(), workload.span_s, workload.mode
     parts = {
         label: {
@@ -282,6 +290,7 @@ def describe(
             one["load"] |= {"achieved_rps": None}  # type: ignore[operator]
     out["capture"] = {
         "rows": workload.rows,
+        "back_rows": back,
         "captures": sorted({info.capture for info in infos if info.capture}),
         **{
             name: sorted({str(value) for info in infos if (value := getattr(info, name))})

@@ -361,6 +361,8 @@ def _set_fields(x: exchange.Exchange, row: dict[str, Any]) -> None:
             "kind": row["refusal_kind"], "source": row["refusal_source"],
             "detail": _read_json(row["refusal_detail"]), "confidence": row["refusal_confidence"],
         }  # fmt: skip
+    if row["pair"] is not None:
+        x.pair = exchange.PairMember(row["pair"])
     if row["session"] is not None:
         number = -1 if row["turn"] is None else row["turn"]
         x.turn = exchange.Turn(

@@ -20,6 +20,7 @@ from llmtap.export.buckets import (
     ADDED_EDGES_NS,
     CLOSE_RATIO,
     DURATION_EDGES_NS,
+    GAP_EDGES_NS,
     KINDS,
     TOKEN_EDGES,
     TTFT_EDGES_NS,
@@ -133,6 +134,35 @@ CALLS: Final = HistogramFamily(
 LAG: Final = HistogramFamily(
     "llmtap_tap_loop_lag_seconds", "How late the relay's event loop ran", LAG_EDGES_NS, labels=_RELAY
 )
+PAIRS: Final[Mapping[str, HistogramFamily]] = {
+    "request": HistogramFamily(
+        "llmtap_pair_request_seconds",
+        "Last byte of a request sent to the gateway until the gateway's own request; below 0 counts as 0",
+        GAP_EDGES_NS,
+        labels=("model",),
+    ),
+    "ttft": HistogramFamily(
+        "llmtap_pair_first_token_seconds",
+        "TTFT in front of the gateway minus TTFT behind it; below 0 counts as 0",
+        GAP_EDGES_NS,
+        labels=("model",),
+    ),
+    "token": HistogramFamily(
+        "llmtap_pair_token_seconds",
+        "Time from the arrival of a token at the back of the gateway until the front has it",
+        GAP_EDGES_NS,
+        labels=("model",),
+    ),
+    "tokens_held": HistogramFamily(
+        "llmtap_pair_held_tokens",
+        "Largest number of tokens of an answer that the gateway had and had not delivered, with those of the"
+        " event that it delivered: 1 if it holds nothing back",
+        TOKEN_EDGES,
+        unit=1,
+        labels=("model",),
+    ),
+}
+"""Figures of the pairs of exchanges on both sides of a gateway, by their names in `pairing/figures.py`."""
 COUNTERS: Final[Mapping[str, CounterFamily]] = {
     "exchanges": CounterFamily("llmtap_exchanges", "Exchanges by outcome", (*SERIES_LABELS, "outcome")),
     "output": CounterFamily(
@@ -258,6 +288,20 @@ SELF: Final[Mapping[str, SelfMetric]] = {
         " that had left, or that do not come through llmtap",
     ),
     "upstream_scrape_failures": SelfMetric(_C, "Scrapes of the upstream's metrics that failed"),
+    "pair_exchanges": SelfMetric(
+        _C,
+        "Exchanges of both sides of the gateway: paired, unpaired (no partner), ambiguous (several possible"
+        " partners) or left_out (no memory, or uncertain times)",
+        ("side", "result"),
+    ),
+    "pair_evidence": SelfMetric(
+        _C, "Exchanges of the back in pairs, by the decisive evidence", ("evidence",)
+    ),
+    "pair_attempts": SelfMetric(_C, "Requests of the gateway in pairs, by their purpose", ("role",)),
+    "pair_undelivered_tokens": SelfMetric(
+        _C, "Output tokens that were generated for a request and never delivered to the client"
+    ),
+    "pair_waiting_exchanges": SelfMetric(_G, "Exchanges that have ended and wait for their partners"),
     "window_uncertainty_seconds": SelfMetric(
         _G, "Worst lag of a relay's event loop in a window: no figure of it is more exact", _WINDOW
     ),

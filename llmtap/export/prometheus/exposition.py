@@ -36,7 +36,6 @@ from llmtap.export.prometheus.catalogue import (
     CALLS,
     COUNTERS,
     HISTOGRAMS,
-    LAG,
     HistogramFamily,
     Value,
     collect,
@@ -327,7 +326,7 @@ class Exposition:
     def freeze(
         self,
         values: Mapping[str, Value] | None = None,
-        lags: Sequence[Cell] = (),
+        histograms: Sequence[tuple[HistogramFamily, Sequence[Cell]]] = (),
         helps: Mapping[str, str] | None = None,
     ) -> "Frozen":
         """Return a copy of all current counts. Call it on the thread on which `on_end` is called.
@@ -335,7 +334,7 @@ class Exposition:
         Args:
             values: values of the metrics about llmtap itself, by name in `catalogue.SELF`; they must not
                 change later.
-            lags: histograms of the loop lag of relays.
+            histograms: those of llmtap itself and of pairs.
             helps: other help texts for some metrics.
         """
         # Only copy here: sorting and formatting take longer and run in another thread.
@@ -350,7 +349,7 @@ class Exposition:
                 },
                 **(values or {}),
             },
-            lags, helps or {},
+            histograms, helps or {},
             self._exemplars.freeze(), self._native,
         )  # fmt: skip
 
@@ -370,7 +369,7 @@ class Frozen:
     added: Mapping[str, tuple[Sequence[int], int]]
     calls: Sequence[Cell]
     values: Mapping[str, Value]
-    lags: Sequence[Cell]
+    histograms: Sequence[tuple[HistogramFamily, Sequence[Cell]]]
     helps: Mapping[str, str]
     exemplars: Mapping[Place, Exemplar]
     native: bool = False
@@ -427,7 +426,7 @@ class Frozen:
         yield ADDED, [((point,), counts, total) for point, (counts, total) in self.added.items()]
         if self.calls:
             yield CALLS, self.calls
-        yield LAG, self.lags
+        yield from self.histograms
 
     def _counters(self) -> dict[str, list[tuple[tuple[str, ...], float]]]:
         rows_by_metric: dict[str, list[tuple[tuple[str, ...], float]]] = {}

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from llmtap.exchange.outcome import Outcome, Reading
 from llmtap.meter.admin.schemas import COUNT, FLAG, SCHEMAS, TEXT, Schema, reference
+from llmtap.meter.admin.views import PAIRS_DEFAULT, PAIRS_MAX
 from llmtap.meter.options import WINDOWS
 from llmtap.meter.pipeline import exchanges as recent_api
 from llmtap.meter.pipeline import silences as silences_api
@@ -143,6 +144,21 @@ ROUTES: Final = (
         ),
         answers={JSON: reference("FirstTokenAnswer")}, errors=_BAD_QUERY,
         query=(Parameter("id", "the id of the exchange"),),
+    ),
+    ApiRoute(
+        path="/api/v1/pairs", name="pairs",
+        text=(
+            "What a gateway does between the relays on both sides: counts since the meter's start, and the"
+            " figures of the recent pairs."
+        ),
+        answers={JSON: reference("Pairs")},
+        errors={**_BAD_QUERY, 404: "No exchanges are paired: `pair.upstream` is not set."},
+        query=(
+            Parameter(
+                "limit", "maximum number of single pairs, the newest first",
+                {**COUNT, "minimum": 1, "maximum": PAIRS_MAX, "default": PAIRS_DEFAULT},
+            ),
+        ),
     ),
     ApiRoute(
         path="/api/v1/capture/flush", method="post", name="flushCapture",

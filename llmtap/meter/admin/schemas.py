@@ -59,6 +59,8 @@ _OBJECTS: Final = {
         tenant method text
         path text: Without the query.
         model text?: Model named in the request, else in the answer.
+        side front|back?: Side of a gateway, if the exchanges of both sides are paired.
+        pair PairMember?: Null: not in a pair, or not known yet.
         arm text?: Arm of the running experiment.
         unit text?: Unit of randomisation: a keyed hash.
         excluded text?: Reason why the arm's change was not made.
@@ -117,6 +119,7 @@ _OBJECTS: Final = {
         tokens count?: Number that the event itself declares.""",
     "Stream": """A running exchange.
         id tenant text
+        side front|back?: As of a finished exchange.
         model arm endpoint dialect text?
         route text?: Known at the end only.
         stream flag: The answer is an event stream, or is to be one.
@@ -174,6 +177,33 @@ _OBJECTS: Final = {
         count count: Number of all running exchanges.
         window number: Length of the timelines in seconds.
         streams list:Stream""",
+    "PairMember": """Place of an exchange in a pair of exchanges on both sides of a gateway.
+        id text: Id of the exchange of the front.
+        role text?: Purpose of the gateway's request (`Role` in `pairing/attempts.py`); null: the front.
+        evidence list:text: Evidence that the exchange of the back belongs to it, the decisive key first.
+        figures map:list:PairFigure?: By name, of the front: seconds or tokens.""",
+    "PairFigure": """A value, and the range in which the true one lies.
+        value low high number""",
+    "Pairs": """Exchanges on both sides of a gateway: counts since the start, figures of recent pairs.
+        version waiting count
+        counts map:count: Exchanges, pairs, and exchanges in no pair by reason and side.
+        evidence attempts text map:count
+        comparable flag
+        clock figures any
+        slowest differences charts list:any
+        recent list:GatewayPair: The newest first.""",
+    "GatewayPair": """An exchange of the front with those of the back.
+        front text: Its id.
+        model text?
+        text text: Text of the front compared with that of the delivered attempt.
+        figures map:list:PairFigure
+        back list:GatewayAttempt""",
+    "GatewayAttempt": """A request that the gateway made.
+        id text role text
+        evidence list:text
+        model text?
+        outcome outcome
+        front_chars back_chars equal_chars count""",
     "Silences": """
         threshold number: `meter.silence_threshold`.
         running count: Number of running streams.

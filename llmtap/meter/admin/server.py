@@ -29,11 +29,11 @@ from llmtap.meter.admin.connections import SLICE_BYTES, AdminConnections, AdminR
 from llmtap.meter.admin.live_feed import LiveFeed
 from llmtap.meter.admin.lost_clients import direct_lost_clients
 from llmtap.meter.admin.openapi import add_openapi_route
-from llmtap.meter.admin.views import histograms_of, metrics_of, summary_of
+from llmtap.meter.admin.views import PAIRS_DEFAULT, PAIRS_MAX, histograms_of, metrics_of, summary_of
 from llmtap.meter.experiments import Experiments
 from llmtap.meter.options import WINDOWS, is_loopback
 from llmtap.meter.pipeline import exchanges as recent_api
-from llmtap.meter.pipeline.exchanges import BadQuery, Query, read_fields
+from llmtap.meter.pipeline.exchanges import BadQuery, Query, read_fields, read_number
 from llmtap.meter.pipeline.history import STEPS
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.windows import BY, window_name
@@ -278,6 +278,7 @@ def admin_app(pipeline: ExchangePipeline, token: str | None = None) -> web.Appli
     app.router.add_get("/api/v1/histograms", api.histograms)
     app.router.add_get("/api/v1/history", api.history)
     app.router.add_get("/api/v1/exchanges", api.exchanges)
+    app.router.add_get("/api/v1/pairs", api.pairs)
     app.router.add_post("/api/v1/capture/flush", api.flush)
     LiveFeed(pipeline).add_to(app)
     pipeline.streams.add_to(app)
@@ -392,6 +393,22 @@ class _Admin:
             return lambda: msgspec.json.encode(work())
 
         return _json_response(await self.answers.get(("history", step), begin))
+
+    async def pairs(self, request: web.Request) -> web.Response:
+        """Answer the pairs of exchanges on both sides of a gateway, with the newest `?limit=` of them."""
+        fields = read_fields(request.query.items())
+        limit = read_number("limit", fields.pop("limit", str(PAIRS_DEFAULT)), PAIRS_MAX)
+        if fields:
+            raise BadQuery(next(iter(fields)), "is an unknown field; known field: limit")
+        pairs = self._pipeline.pairs
+        if pairs is None:
+            raise web.HTTPNotFound(reason="no exchanges are paired: set pair.upstream")
+
+        def begin() -> Callable[[], bytes]:
+            work = pairs.to_dict(limit)
+            return lambda: msgspec.json.encode(work())
+
+        return _json_response(await self.answers.get(("pairs", limit), begin))
 
     async def flush(self, request: web.Request) -> web.Response:
         """Make files of the exchanges captured so far; wait at most FLUSH_S."""

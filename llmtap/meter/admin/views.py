@@ -14,7 +14,7 @@ from llmtap import native
 from llmtap.channel.status import LAG_EDGES_NS
 from llmtap.clock import resident_bytes
 from llmtap.counts import fields_of
-from llmtap.export.prometheus.catalogue import Value
+from llmtap.export.prometheus.catalogue import LAG, Value
 from llmtap.export.prometheus.exposition import Cell, Frozen
 from llmtap.export.sinks import CaptureState, ExporterState
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
@@ -27,6 +27,9 @@ _UPSTREAM: Final = {
     "upstream_running_requests": "running", "upstream_waiting_requests": "waiting",
     "upstream_kv_cache_usage_ratio": "kv_use", "upstream_output_tokens": "generation_tokens",
 }  # fmt: skip
+PAIRS_DEFAULT: Final = 20
+PAIRS_MAX: Final = 1_000
+"""Single pairs in an answer of `/api/v1/pairs`."""
 Values = Mapping[str, Value]
 _Samples = dict[str, dict[tuple[str, ...], float]]
 
@@ -56,6 +59,7 @@ def metrics_of(p: ExchangePipeline) -> Frozen:
             name: r.goodput_rps for name, r in rates.items() if r.goodput_rps is not None
         },
         "window_uncertainty_seconds": {name: r.lag_ns / 1e9 for name, r in rates.items()},
+        **({} if p.pairs is None else p.pairs.values()),
         **upstream_values(p.upstream),
         **relay_values(relays),
         **_slo_values(p.slos.freeze()),
@@ -66,7 +70,9 @@ def metrics_of(p: ExchangePipeline) -> Frozen:
         f"Sum of output tokens - {p.benefit.alpha:g} x user idle latency, {p.benefit.f_text},"
         f" of a reader of {p.benefit.speed:g} tokens/s with token i due at {p.benefit.due_text}, per second"
     )
-    return p.exposition.freeze(values, lag_cells(relays), {"smooth_goodput_tokens_per_second": smooth})
+    pairs = [] if p.pairs is None else list(p.pairs.histograms())
+    histograms = [(LAG, lag_cells(relays)), *pairs]
+    return p.exposition.freeze(values, histograms, {"smooth_goodput_tokens_per_second": smooth})
 
 
 def upstream_values(upstream: UpstreamLoad | None) -> Values:

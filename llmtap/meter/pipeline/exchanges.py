@@ -122,6 +122,7 @@ def read_reading(field: str, value: str) -> Reading:
 FILTERS: Final[Mapping[str, Callable[[str, str], object]]] = {
     **dict.fromkeys(("id", "relay"), read_text),
     "seq": read_count,
+    **dict.fromkeys(("side", "pair_id"), read_text),
     **dict.fromkeys(
         (
             "tenant",
@@ -431,7 +432,7 @@ def _copy_stream(one: OpenExchange, now_ns: int, window_ns: int, events_max: int
     start = max(bisect_left(log.t_ns, since_ns), len(log) - events_max)
     ttft = ttft_ns(t)
     about: dict[str, object] = {
-        "id": x.id, "tenant": x.tenant, "model": x.model, "route": x.route, "arm": arm,
+        "id": x.id, "tenant": x.tenant, "model": x.model, "route": x.route, "side": x.side, "arm": arm,
         "endpoint": x.endpoint, "dialect": now.dialect, "stream": now.stream,
         "age": _seconds(max(0, now_ns - t.arrival_ns)),
         "ttft": None if ttft is None else _seconds(ttft),

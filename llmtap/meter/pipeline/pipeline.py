@@ -17,7 +17,7 @@ from llmtap.channel.frames import Assigned
 from llmtap.channel.status import RelayStatus
 from llmtap.clock import Clock
 from llmtap.exchange.bounds import Budget
-from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.exchange import BACK, Exchange
 from llmtap.exchange.label import NOT_ACCEPTED
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome, ReadingLimit
@@ -39,10 +39,14 @@ from llmtap.metrics.cost import Price
 from llmtap.metrics.latency import Measured, measure
 from llmtap.metrics.slo import SloOptions
 from llmtap.protocol.dialects.registry import BUILT_IN, Dialects
+from llmtap.protocol.http1 import RequestHead
 from llmtap.version import __version__
 
 if TYPE_CHECKING:  # Arrow is imported only where exchanges are captured
     from llmtap.meter.pipeline.recorder import Recorder
+
+if TYPE_CHECKING:  # numpy is imported only where exchanges are paired
+    from llmtap.meter.pairs import PairBook
 
 _NOT_ACCEPTED: Final = frozenset({Outcome.REJECTED, Outcome.CLIENT_ERROR, Outcome.UPSTREAM_ERROR})
 BODIES_BYTES_MAX: Final = 256 << 20
@@ -103,19 +107,22 @@ class ExchangePipeline:
         self.silences = SilenceBook(clock, options.silence_threshold, self.streams, self.relays, self.labels)
         self.usual_phases = UsualPhases(clock, self.recent)
         self.steps = StepBook(clock)
-        self.sinks: list[ExchangeSink] = [
+        self.front_sinks: list[ExchangeSink] = [
             self.windows,
             self.history,
             self.exposition,
-            self.recent,
             self.usual_phases,
             self.silences,
             self.steps,
         ]
+        """Sinks that count requests. They do not get the exchanges between a gateway and its engines, which
+        are the same requests again."""
         if experiment is not None:
-            self.sinks.append(self.experiments)
-        self.sinks.append(_ExchangeLog())
+            self.front_sinks.append(self.experiments)
+        self.sinks: list[ExchangeSink] = [self.recent, _ExchangeLog()]
+        """Sinks that get every exchange."""
         self.recorder: Recorder | None = None
+        self.pairs: PairBook | None = None
         self.exporters: list[Callable[[], ExporterState]] = []
         self.frames = 0
         self.live = 0
@@ -133,24 +140,45 @@ class ExchangePipeline:
         self._patterns = options.patterns
         self._bodies = Budget(BODIES_BYTES_MAX, self._count_omitted_body)
 
+    def pair_with(self, pairs: "PairBook") -> None:
+        """Pair the exchanges of both sides of a gateway; called before `attach_recorder`."""
+        self.pairs = pairs
+        self.sinks.append(pairs)
+
     def attach_recorder(self, recorder: "Recorder") -> None:
         """Add the recorder of a capture; it gets all exchanges that end from now on."""
         self.recorder = recorder
-        self.sinks.append(recorder)
+        if self.pairs is not None:
+            self.pairs.recorder = recorder
+        else:
+            self.sinks.append(recorder)
 
     def observe(
         self, relay: str, seq: int, arrival_ns: int, arrival_wall_ns: int, head: bytes, clock: str
     ) -> Observer:
         """Return the Observer of a new exchange; `head`: head of its request as received."""
+        on_request = None if self.recorder is None else self.recorder.observe_request
         observer = Observer(
             relay, seq, arrival_ns, arrival_wall_ns, head, clock,
             self.tenants.identify, self._patterns, self._count_tokens,
-            None if self.recorder is None else self.recorder.observe_request, self._bodies,
+            on_request if self.pairs is None else self._observe_paired, self._bodies,
             dialects=self._dialects,
         )  # fmt: skip
-        if observer.exchange.call is not None:
+        x = observer.exchange
+        if self.pairs is not None:
+            x.side = self.relays.side(relay)
+        if x.call is not None or x.side == BACK:
             self.windows.count_opened(-1)
         return observer
+
+    def _observe_paired(self, x: Exchange, head: RequestHead, body: bytes) -> bool:
+        """Pass a complete request to the capture, and to the pairs; return whether one needs the text of the
+        answer."""
+        is_captured = self.recorder is not None and self.recorder.observe_request(x, head, body)
+        if self.pairs is None or x.side is None:
+            return is_captured
+        self.pairs.observe_request(x, body, text_is_captured=is_captured)
+        return True
 
     def on_open(self) -> None:
         self.live += 1
@@ -182,19 +210,21 @@ class ExchangePipeline:
         trusted = _is_accepted(x)
         x.tenant = self.labels.tenant(x.tenant, trusted=trusted)
         if x.call is not None:
-            if x.endpoint != "mcp":
+            if x.endpoint != "mcp" and x.side != BACK:
                 self.windows.count_opened(-1)  # it was counted before its body showed an MCP call
-            self.exposition.on_call(x, m, trusted=trusted)
+            if x.side != BACK:
+                self.exposition.on_call(x, m, trusted=trusted)
             if self.recorder is not None:
                 self.recorder.leave_out("mcp")
             return
         tenant, model, arm = self.labels.fold(x.tenant, x.model, x.arm, trusted=trusted)
-        met = self.slos.judge(x, m, slo, tenant)
+        is_back = x.side == BACK
+        met = None if is_back else self.slos.judge(x, m, slo, tenant)
         key = SeriesKey(
             tenant, model, arm, "" if slo is None else slo.name, x.uncertain, x.reading.word,
             x.service_tier or "",
         )  # fmt: skip
-        for sink in self.sinks:
+        for sink in self.sinks if is_back else (*self.front_sinks, *self.sinks):
             try:
                 sink.on_end(x, m, key, met)
             except Exception as error:  # one sink's failure must not affect the others
@@ -207,6 +237,8 @@ class ExchangePipeline:
     def on_status(self, relay: str, status: RelayStatus) -> None:
         """Note the counts that a relay reports twice a second."""
         skipped = self.relays.update(relay, status, self.clock.mono_ns())
+        if self.pairs is not None:
+            self.pairs.advance()
         self.windows.count_skipped(skipped)
         self.windows.record_lag(status.lag_ns_max)
         if self.recorder is not None:

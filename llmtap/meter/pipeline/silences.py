@@ -18,7 +18,7 @@ import msgspec
 from aiohttp import web
 
 from llmtap.clock import Clock
-from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.exchange import BACK, Exchange
 from llmtap.export.sinks import SeriesKey
 from llmtap.meter.pipeline.exchanges import BadQuery, OpenExchange, Streams, read_fields, read_number
 from llmtap.meter.relays import RelayBook
@@ -112,7 +112,7 @@ class SilenceBook:
         x = observer.exchange
         t = x.timeline
         since_ns = t.submit_ns if t.last_token_ns is None else t.last_token_ns
-        if x.call is not None or since_ns is None or t.response_end_ns is not None:
+        if x.call is not None or x.side == BACK or since_ns is None or t.response_end_ns is not None:
             return
         now_ns = self._relays.processed_ns(x.relay, self._clock.mono_ns())
         if t.last_token_ns is not None and now_ns - since_ns < self.threshold_ns:

@@ -260,6 +260,7 @@ async def _run(setup: WatchSetup) -> None:
         loop, options, rings, name=setup.name, tap_path=setup.tap_path,
         adapters=[AdapterClock(fd) for fd in setup.adapter_fds], local=local_addresses(),
     )  # fmt: skip
+    watcher.reporter.side = setup.side
     stop = asyncio.Event()
 
     loop.add_signal_handler(signal.SIGTERM, stop.set)

@@ -403,6 +403,7 @@ async def _run(setup: RelaySetup) -> int:
         loop, options, name=setup.name, tap_path=setup.tap_path, experiment=setup.experiment,
         listen=f"http{'s' if options.tls_certificate else ''}://{name_of(socks[0])}" if socks else "",
     )  # fmt: skip
+    relay.reporter.side = setup.side
     stop = asyncio.Event()
 
     def on_supervisor_lost() -> None:

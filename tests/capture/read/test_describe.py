@@ -7,7 +7,7 @@ import pytest
 from llmtap.capture.read.describe import CapturedWorkload, describe
 from llmtap.capture.schema import SCHEMA, CaptureInfo
 from llmtap.capture.store.rows import to_batch
-from llmtap.exchange.exchange import Exchange, RequestShape, Tokens, Turn
+from llmtap.exchange.exchange import BACK, FRONT, Exchange, RequestShape, Tokens, Turn
 from llmtap.exchange.outcome import Outcome, TokenSource
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.statistics import percentile
@@ -190,3 +190,13 @@ def test_a_trace_that_tells_no_times_but_arrivals_has_no_rate_of_ends_and_no_unc
     told = describe([INFO], [rows])
     assert told["uncertainty"] == 50e-6
     assert told["load"]["achieved_rps"] == pytest.approx(2 / 0.641)
+
+
+def test_of_both_sides_of_a_gateway_each_request_counts_once_except_by_side() -> None:
+    xs = [streamed(i, tenant="acme") for i in range(5)]
+    for i, x in enumerate(xs):
+        x.side = FRONT if i < 2 else BACK
+    told: Any = describe([CaptureInfo()], [batch(*xs[::2]), batch(*xs[1::2])], by=("side", "tenant"))
+    assert (told["n"], told["workload"]["rows"], told["capture"]["back_rows"]) == (2, 2, 3)
+    assert {side: part["n"] for side, part in told["by"]["side"].items()} == {FRONT: 2, BACK: 3}
+    assert told["by"]["tenant"]["acme"]["n"] == 2

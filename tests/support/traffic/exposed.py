@@ -6,7 +6,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from llmtap.exchange.exchange import EventLog, Exchange, Tokens
 from llmtap.exchange.outcome import Outcome, Reading
-from llmtap.export.prometheus.catalogue import Value
+from llmtap.export.buckets import Buckets
+from llmtap.export.prometheus.catalogue import LAG, PAIRS, Value
 from llmtap.export.prometheus.exposition import Exposition
 from llmtap.export.sinks import CaptureState, ExporterState, SeriesKey
 from llmtap.meter.admin.views import capture_values, exporter_values, lag_cells, relay_values, upstream_values
@@ -62,6 +63,10 @@ def exposition_text() -> str:
         "ttft_step_ratio": {"tiny": 1.5},
         "meter_frames": 1,
         "meter_crashes": 1,
+        "pair_exchanges": {("back", "unpaired"): 1},
+        "pair_evidence": {"prompt": 1},
+        "pair_attempts": {"retry": 1},
+        **dict.fromkeys(("pair_undelivered_tokens", "pair_waiting_exchanges"), 1),
         "smooth_goodput_tokens_per_second": {"1m": 1.0},
         "goodput_requests_per_second": {"1m": 1.0},
         "window_uncertainty_seconds": {"1m": 1e-9},
@@ -70,7 +75,8 @@ def exposition_text() -> str:
         **exporter_values([ExporterState("otlp", 1, 0, 1, {"queue_full": 1})]),
         **capture_values(capture),
     }
-    body, _ = exposition.freeze(values, lag_cells(relays)).render()
+    pairs = [(family, [(("tiny",), *Buckets(family.edges).read())]) for family in PAIRS.values()]
+    body, _ = exposition.freeze(values, [(LAG, lag_cells(relays)), *pairs]).render()
     return body.decode()
 
 

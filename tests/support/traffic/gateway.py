@@ -5,6 +5,7 @@ prompts and texts are hashed as the recorder of a capture hashes them.
 """
 
 import json
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -182,3 +183,44 @@ class Crossing:
 
     def with_(self, **changes: Any) -> "Crossing":
         return replace(self, **changes)
+
+
+def played(*crossings: Crossing) -> tuple[list[Exchange], list[Exchange], dict[str, str]]:
+    """Both sides of all crossings, and the id of the front by that of the back."""
+    fronts, backs, truth = [], [], {}
+    for seq, crossing in enumerate(crossings, 1):
+        front, own = crossing.play(seq)
+        fronts.append(front)
+        backs += own
+        truth |= {back.id: front.id for back in own}
+    return fronts, backs, truth
+
+
+def traffic(n: int, seed: int, *, faults: bool = False) -> Sequence[Crossing]:
+    """`n` requests of which 200 at most are under way; a fifth have the prompt of another one. `faults`: 1 %
+    are tried again, and 2 % of the texts are changed."""
+    rng = random.Random(seed)
+    crossings = []
+    for i in range(n):
+        prompt = f"common question {rng.randrange(5)}" if i % 5 == 0 else f"question {i} {rng.random()}"
+        begin = rng.randrange(5) * 1_000  # answers to equal prompts often begin alike
+        tokens = [*words(rng.randrange(8), begin), *words(rng.randrange(20, 60), 10_000 + 100 * i)]
+        failed = [Failed()] if faults and rng.random() < 0.01 else []
+        changed = faults and rng.random() < 0.02
+        crossings.append(
+            Crossing(
+                failed=failed,
+                deliver=_change if changed else _keep,
+                prompt=prompt, tokens=tokens, at_ns=1_000 * MS + i * 3 * MS,
+                request_ns=rng.randrange(20 * MS), group=rng.choice((1, 1, 3)),
+            )
+        )  # fmt: skip
+    return crossings
+
+
+def _keep(tokens: Sequence[str]) -> Sequence[str]:
+    return tokens
+
+
+def _change(tokens: Sequence[str]) -> Sequence[str]:
+    return [*tokens[:12], "[redacted] ", *tokens[13:]]

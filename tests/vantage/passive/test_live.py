@@ -27,10 +27,12 @@ from llmtap.vantage.passive.options import WatchOptions
 from llmtap.vantage.passive.ring import PacketRing, open_adapter_clock, open_ring
 from llmtap.vantage.passive.watcher import Watcher, local_addresses
 from tests.support.clocks import SettableClock
+from tests.support.servers.gateway import Gateway
 from tests.support.servers.live_proxy import LiveProxy, live_proxy, port_free
 from tests.support.servers.peer import play
 from tests.support.servers.proxy import FakeMeter
 from tests.support.servers.served import HOUSE, answers, process, served
+from tests.support.servers.upstream import upstream
 from tests.support.waiting import block_until, wait_until
 from tests.vantage.passive.wire import ASK, EVENTS, HEAD, LAST
 
@@ -393,3 +395,31 @@ def llmtap(*args: str) -> Any:
     argv = [sys.executable, "-P", "-m", "llmtap.cli", *args]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120, cwd=HOUSE, check=True)
     return json.loads(done.stdout)
+
+
+def test_both_sides_of_a_gateway_are_paired_by_their_packets() -> None:
+    streams = 10
+
+    async def run() -> tuple[Any, Any]:
+        gateway = Gateway(keeps_ids=False, gap_s=0.02)
+        async with upstream() as engine, upstream() as between:
+            gateway.serve(engine, between)
+            gateway.port = engine.port
+            sides = ("--port", str(engine.port), "--set", f"pair.back_ports=[{engine.port}]")
+            async with watching(between.port, *sides) as (meter, _):
+                await asyncio.gather(*(gateway.ask(between.port, n, f"prompt {n}") for n in range(streams)))
+
+                async def paired() -> bool:
+                    pairs = await meter.told("/api/v1/pairs")
+                    return bool(pairs and pairs["counts"]["pairs"] == streams)
+
+                await wait_until(paired, LIMIT_S)
+                return await meter.told("/api/v1/pairs"), await meter.told("/api/v1/exchanges")
+
+    pairs, result = play(run())
+    sides = {x["id"]: (x["side"], x["tenant"]) for x in result["exchanges"]}
+    for pair in pairs["recent"]:
+        side, tenant = sides[pair["front"]]
+        assert side == "front"
+        assert {sides[back["id"]] for back in pair["back"]} == {("back", tenant)}
+        assert pair["figures"]["request"][0]["high"] >= 0.02

@@ -108,7 +108,10 @@ export class Exchanges {
       return { of: null, list: { ...list, limit, outcome } };
     }
     const id = this.one;
-    if (this.inspector.exchange?.id === id) return { of: id, same: true };
+    const shown = this.inspector.exchange;
+    if (shown?.id === id && !(shown.side && !shown.pair && await this.isPaired(id, signal))) {
+      return { of: id, same: true };
+    }
     if (this.inspector.running?.id === id) {
       const running = await this.askRunning(id, signal);
       if (running) return { of: id, running };
@@ -116,7 +119,7 @@ export class Exchanges {
     const exchange = await this.askEnded(id, signal);
     if (exchange) {
       const { first_token: firstToken } = await this.app.api.get("first_token", { id }, signal);
-      return { of: id, exchange, firstToken };
+      return { of: id, exchange, firstToken, pair: await this.askPair(exchange, signal) };
     }
     return { of: id, running: await this.askRunning(id, signal) };
   }
@@ -133,6 +136,21 @@ export class Exchanges {
       next = answer.next;
     } while (next !== null);
     return whole;
+  }
+
+  /** Whether an exchange is in a pair, which is known some time after its end. */
+  async isPaired(id, signal) {
+    const { exchanges } = await this.app.api.get("exchanges", { id, limit: 1 }, signal);
+    return Boolean(exchanges[0]?.pair);
+  }
+
+  /** The exchanges of a pair with their events, and the titles of its figures; null without a pair. */
+  async askPair(x, signal) {
+    if (!x.pair) return null;
+    const { api } = this.app;
+    const { exchanges } = await api.get("exchanges", { pair_id: x.pair.id, events: "1", limit: 50 }, signal);
+    const { figures } = await api.get("pairs", { limit: 1 }, signal);
+    return { members: exchanges, figures };
   }
 
   /** The running stream with this id, or null. */
@@ -152,7 +170,7 @@ export class Exchanges {
         this.render();
         return;
       }
-      if (answer.exchange) this.inspector.show(answer.exchange, answer.firstToken);
+      if (answer.exchange) this.inspector.show(answer.exchange, answer.firstToken, answer.pair);
       else if (answer.running) this.inspector.watch(answer.running);
       else this.inspector.missing(answer.of);
     });

@@ -6,6 +6,7 @@ import { el, emptyState, refill, setText, section } from "./dom.js";
 import { FAILED, NONE, bytes, clock, count, number, seconds, share, tokenTime, zone } from "./format.js";
 import { FirstToken } from "./first_token.js";
 import { METRICS } from "./metrics.js";
+import { Pair } from "./pair.js";
 import { follow } from "./reader.js";
 import { Table } from "./table.js";
 
@@ -29,6 +30,7 @@ export class Inspector {
     this.plot = el("div", { class: "plot tall", role: "img", "aria-label": words });
     this.words = el("p");
     this.firstToken = new FirstToken();
+    this.pair = new Pair();
     this.facts = el("div", { class: "facts" });
     const about = { caption: "Chunks of this exchange", key: (row) => row.i, rows: CHUNKS_LISTED };
     this.table = new Table(COLUMNS, about);
@@ -38,7 +40,8 @@ export class Inspector {
     this.figure = el("figure", {},
       el("figcaption", {}, "Tokens received, and tokens read by a reader"), legend(LINES), this.plot);
     this.body = el("div", {},
-      this.figure, this.words, this.firstToken.node, this.facts, section("Chunks", this.table.node, this.unfold));
+      this.figure, this.words, this.firstToken.node, this.pair.node, this.facts,
+      section("Chunks", this.table.node, this.unfold));
     this.node = el("div", { hidden: true }, this.problem, this.body);
     this.clear();
   }
@@ -68,8 +71,8 @@ export class Inspector {
     return this.app.readerSpeed ?? SPEED;
   }
 
-  /** Shows a finished exchange; `firstToken`: the parts of its wait, or null. */
-  show(x, firstToken) {
+  /** Shows a finished exchange; `firstToken`: the parts of its wait, `pair`: both sides of a gateway, or null. */
+  show(x, firstToken, pair) {
     if (this.running) this.app.announce(`Ended: ${x.outcome}`);
     this.reset();
     this.exchange = x;
@@ -78,6 +81,7 @@ export class Inspector {
     this.submit = x.timeline.submit ?? 0;
     const reading = this.reading = follow(x.events, this.submit, 1 / this.speed, x.tokens.output);
     this.firstToken.show(firstToken);
+    this.pair.show(pair);
     this.renderFacts(x);
     this.renderChunks(x.events);
     const worst = reading.chunks[reading.worst];
@@ -95,6 +99,7 @@ export class Inspector {
     this.reset();
     this.running = stream;
     this.firstToken.show(null);
+    this.pair.show(null);
     const events = eventsOf(stream);
     const reading = this.reading = follow(events, 0, 1 / this.speed);
     const waits = stream.age > reading.free;
@@ -172,7 +177,7 @@ export class Inspector {
       list("Figures", metrics),
       list("Exchange", [
         ["tenant", x.tenant], ["model", x.model ?? NONE], ["arm", x.arm ?? NONE], ["route", x.route ?? NONE],
-        ["label", x.label ?? NONE],
+        ["label", x.label ?? NONE], ["side", x.side ?? NONE],
         ["arrived", `${clock(x.arrival)} ${zone()}`], ["request", `${x.method} ${x.path}`],
         ["status", x.status ?? NONE],
         ["outcome", x.outcome], ["finish", x.finish_reason ?? NONE], ["dialect", x.dialect ?? NONE],

@@ -1,0 +1,304 @@
+"""Pair the exchanges of both sides of a gateway while they end, for the API, `/metrics` and the capture.
+
+`PairBook` is a sink of the pipeline, and stands before the recorder: it passes an exchange on when its pair
+is known. It keeps a copy of each ended exchange, with hashes of prompt and text under a key of its own, until
+the exchange is in a pair or has none (`pairing/live.py`). It works when a relay of the pair reports, twice a
+second, so that events cost nothing. Imported only with `[pair]`, because numpy takes 20 MB.
+"""
+
+import copy
+import secrets
+from array import array
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from llmtap.capture.privacy.sessions import BlockHasher
+from llmtap.capture.privacy.text_blocks import text_blocks
+from llmtap.exchange.exchange import BACK, FRONT, EventLog, Exchange, PairMember, RequestShape
+from llmtap.exchange.prompt import read_prompt
+from llmtap.export.buckets import Buckets
+from llmtap.export.prometheus.catalogue import PAIRS, HistogramFamily, Value
+from llmtap.export.prometheus.exposition import Cell
+from llmtap.export.sinks import SeriesKey
+from llmtap.meter.options import PairOptions
+from llmtap.meter.pipeline.exchanges import Streams
+from llmtap.meter.relays import RelayBook
+from llmtap.metrics.catalogue import Unit
+from llmtap.metrics.latency import Measured
+from llmtap.pairing.attempts import Role
+from llmtap.pairing.clock import SAME_CLOCK
+from llmtap.pairing.figures import FIGURES, BoundedValue, MeasuredPair, figures_of
+from llmtap.pairing.live import Leftover, LiveMatcher, OpenExchange, Unpaired, open_exchange
+from llmtap.pairing.matching import KEYS, Pair
+from llmtap.pairing.summary import PairCounts, summarise_figures
+
+if TYPE_CHECKING:
+    from llmtap.meter.pipeline.recorder import Recorder
+
+PROMPT_BLOCK_BYTES: Final = 1 << 30
+"""The whole prompt is one block, since only its last hash is compared."""
+DELAYS_MAX: Final = 2_000_000
+"""Delays of single tokens that are kept of the recent pairs: 16 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """Data of a request until the end of its exchange."""
+
+    shape: RequestShape
+    """Hash of the whole prompt."""
+    text_is_captured: bool
+    """The recorder needs the text of the answer, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """An exchange that waits for its partners, and what the sinks get with it."""
+
+    exchange: Exchange
+    measured: Measured
+    key: SeriesKey
+    met: bool | None
+
+
+class PairBook:
+    """Pairs since the meter's start, and the figures of the recent ones.
+
+    Args:
+        pause: called between pairs, so that relays get the CPU.
+    """
+
+    def __init__(
+        self, options: PairOptions, relays: RelayBook, streams: Streams, pause: Callable[[], object]
+    ) -> None:
+        self._options = options
+        self._relays = relays
+        self._streams = streams
+        self._pause = pause
+        self.recorder: Recorder | None = None
+        key = secrets.token_bytes(16)
+        self._text_key = key
+        self._hasher = BlockHasher(key, size=PROMPT_BLOCK_BYTES, unit="bytes")
+        self._requests: dict[str, _Request] = {}
+        """By id of an exchange under way."""
+        self._ended: dict[str, _Ended] = {}
+        """By id of an exchange that waits for its partners."""
+        self._matcher = LiveMatcher(options.exchanges_max)
+        self.counts = PairCounts(
+            left=Counter({_reason(one, side): 0 for one in Leftover for side in (FRONT, BACK)})
+        )
+        self._undelivered_tokens = 0.0
+        self._recent: deque[MeasuredPair] = deque()
+        self._delays = 0
+        self._cells: dict[tuple[str, str], Buckets] = {}
+        """By figure and model."""
+
+    def observe_request(self, x: Exchange, body: bytes, *, text_is_captured: bool) -> None:
+        """Hash the prompt of a complete request."""
+        prompt = read_prompt(body, x.endpoint)
+        blocks = None if prompt is None else self._hasher.blocks(prompt)
+        shape = RequestShape(block_unit="bytes", block_size=PROMPT_BLOCK_BYTES)
+        if blocks is not None:
+            shape.blocks = blocks.ids
+        self._requests[x.id] = _Request(shape, text_is_captured)
+
+    def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
+        ended = _Ended(x, m, key, met)
+        if x.side is None:
+            self._pass_on(ended)
+            return
+        self._ended[x.id] = ended
+        add = self._matcher.add_front if x.side == FRONT else self._matcher.add_back
+        add(self._copy(x))
+
+    def advance(self) -> None:
+        """Pair what can be paired now; called when a relay of the pair reports."""
+        known_ns = self._relays.known_ns()
+        if known_ns is None or not (len(self._matcher) or self._requests):
+            return
+        fronts: list[OpenExchange] = []
+        backs: list[OpenExchange] = []
+        requests: dict[str, _Request] = {}
+        for observer, _ in self._streams.open_exchanges():
+            x = observer.exchange
+            if x.side is None or x.call is not None or x.status == HTTPStatus.SWITCHING_PROTOCOLS:
+                continue
+            request = self._requests.get(x.id)
+            if request is not None:
+                requests[x.id] = request
+            open_now = open_exchange(x, None if request is None else request.shape)
+            (fronts if x.side == FRONT else backs).append(open_now)
+        self._requests = requests  # without those that were discarded
+        self._take(self._matcher.advance(known_ns, fronts, backs))
+
+    def close(self) -> None:
+        """Pair the rest: no exchange is under way any more."""
+        self._take(self._matcher.close())
+
+    def _copy(self, x: Exchange) -> Exchange:
+        """Return a copy for the matcher, and take from the exchange what a capture may not store."""
+        request = self._requests.pop(x.id, None)
+        log = x.timeline.events
+        timeline = replace(x.timeline, events=replace(log, chars=log.chars[:]))
+        shape = None if request is None else request.shape
+        ours = replace(x, timeline=timeline, shape=shape, turn=None, text=None, capture_data=None)
+        if x.text is not None:
+            ours.text_blocks = text_blocks(x.text.response_text or "", self._text_key)
+        if request is None or not request.text_is_captured:
+            x.text = None
+            log.chars = array("l")
+        return ours
+
+    def _take(self, decided: Iterable[Pair | Unpaired]) -> None:
+        for one in decided:
+            if isinstance(one, Pair):
+                self._add_pair(one)
+            else:
+                x = one.exchange
+                assert x.side is not None
+                self.counts.left[_reason(one.reason, x.side)] += 1
+                self._pass_on(self._ended.pop(x.id))
+            self._pause()
+
+    def _add_pair(self, pair: Pair) -> None:
+        figures = figures_of(pair, SAME_CLOCK)
+        self.counts.add(figures)
+        front = self._ended.pop(pair.front.id)
+        id_ = pair.front.id
+        front.exchange.pair = PairMember(id_, figures=dict(_values_of(figures)))
+        self._record(figures, front.key.model)
+        self._pass_on(front)
+        for attempt, match in zip(figures.attempts, pair.matches, strict=True):
+            back = self._ended.pop(match.back.id)
+            back.exchange.pair = PairMember(
+                id_, attempt.role.value, tuple(one.value for one in match.evidence)
+            )
+            self._pass_on(back)
+        self._keep(figures)
+
+    def _record(self, figures: MeasuredPair, model: str) -> None:
+        for name in PAIRS:
+            delays_ns = figures.token_delays_ns if name == "token" else None
+            values = (
+                [one.value for one in figures.values.get(name, ())]
+                if delays_ns is None
+                else delays_ns.tolist()
+            )
+            if not values:
+                continue
+            cell = self._cells.get((name, model))
+            if cell is None:
+                cell = self._cells[name, model] = Buckets(PAIRS[name].edges)
+            cell.record_many([max(0, round(value)) for value in values])
+        self._undelivered_tokens += sum(one.value for one in figures.values.get("tokens_undelivered", ()))
+
+    def _keep(self, figures: MeasuredPair) -> None:
+        """Keep the figures of a recent pair, without its events."""
+        for x in (figures.pair.front, *figures.pair.backs):
+            x.timeline.events, x.text_blocks, x.shape = EventLog(), None, None
+        self._recent.append(figures)
+        self._delays += _delays_of(figures)
+        while len(self._recent) > self._options.pairs_kept or (self._delays > DELAYS_MAX and self._recent):
+            self._delays -= _delays_of(self._recent.popleft())
+
+    def _pass_on(self, ended: _Ended) -> None:
+        if self.recorder is not None:
+            self.recorder.on_end(ended.exchange, ended.measured, ended.key, ended.met)
+
+    # ---------------------------------------------------------------- /metrics and the API
+
+    def values(self) -> dict[str, Value]:
+        """Return the counts of `/metrics`, by name in `catalogue.SELF`."""
+        counts = self.counts
+        paired = {(side, "paired"): n for side, n in ((FRONT, counts.pairs), (BACK, counts.evidence.total()))}
+        left = {tuple(reversed(reason.rsplit("_", 1))): n for reason, n in counts.left.items()}
+        return {
+            "pair_exchanges": {**paired, **left},
+            "pair_evidence": {kind.value: counts.evidence[kind] for kind, _ in KEYS},
+            "pair_attempts": {role.value: counts.attempts[role] for role in Role},
+            "pair_undelivered_tokens": self._undelivered_tokens,
+            "pair_waiting_exchanges": len(self._matcher),
+        }
+
+    def histograms(self) -> Iterator[tuple[HistogramFamily, list[Cell]]]:
+        """Yield a copy of the histograms of the figures."""
+        for name, family in PAIRS.items():
+            yield (
+                family,
+                [
+                    ((model,), *buckets.read())
+                    for (figure, model), buckets in self._cells.items()
+                    if figure == name
+                ],
+            )
+
+    def to_dict(self, limit: int) -> Callable[[], dict[str, Any]]:
+        """Return the counts since the start, the figures of the recent pairs, and the newest of them, as work
+        for any thread."""
+        recent, counts, waiting = list(self._recent), copy.deepcopy(self.counts), len(self._matcher)
+
+        def work() -> dict[str, Any]:
+            summary = summarise_figures(recent, counts, SAME_CLOCK, clock_source="monotonic", comparable=True)
+            newest = [_pair_to_dict(figures) for figures in islice(reversed(recent), limit)]
+            return {**summary, "waiting": waiting, "recent": newest}
+
+        return work
+
+
+def _reason(leftover: Leftover, side: str) -> str:
+    return f"{leftover.value}_{side}"
+
+
+def _delays_of(figures: MeasuredPair) -> int:
+    return 0 if figures.token_delays_ns is None else len(figures.token_delays_ns)
+
+
+def _values_of(figures: MeasuredPair) -> Iterator[tuple[str, object]]:
+    """Yield the figures of a pair as JSON: seconds or tokens, each with its range; of `token` the median."""
+    for figure in FIGURES:
+        scale = 1e9 if figure.unit is Unit.SECONDS else 1.0
+        bounded = figures.values.get(figure.name, [])
+        if figure.name == "token" and figures.token_delays_ns is not None:
+            median_ns, (below_ns, above_ns) = (
+                float(np.median(figures.token_delays_ns)),
+                figures.token_range_ns,
+            )
+            bounded = [BoundedValue(median_ns, median_ns - below_ns, median_ns + above_ns)]
+        if bounded:
+            yield (
+                figure.name,
+                [
+                    {"value": one.value / scale, "low": one.low / scale, "high": one.high / scale}
+                    for one in bounded
+                ],
+            )
+
+
+def _pair_to_dict(figures: MeasuredPair) -> dict[str, object]:
+    front = figures.pair.front
+    return {
+        "front": front.id,
+        "model": front.model,
+        "text": figures.text.value,
+        "figures": dict(_values_of(figures)),
+        "back": [
+            {
+                "id": attempt.exchange.id,
+                "role": attempt.role.value,
+                "evidence": [one.value for one in match.evidence],
+                "model": attempt.exchange.model,
+                "outcome": attempt.exchange.outcome.value,
+                "text": attempt.text.relation.value,
+                "front_chars": attempt.text.front_chars,
+                "back_chars": attempt.text.back_chars,
+                "equal_chars": attempt.text.common_chars,
+            }
+            for attempt, match in zip(figures.attempts, figures.pair.matches, strict=True)
+        ],
+    }
