@@ -338,8 +338,8 @@ MINUTE = 60 * S
 
 def ramp(**options: Any) -> tuple[Experiments, ManualClock, list[int]]:
     clock = ManualClock(now_ns=S)
-    ramped = {"schedule": "10%, 50%", "stop_worse": ["failed"], "stage_time": Duration(10 * MINUTE)}
-    experiment = an_experiment(A, B, **ramped | options)
+    options = {"stop_worse": ["failed"], **options}
+    experiment = an_experiment(A, B, schedule="10%, 50%", stage_time=Duration(10 * MINUTE), **options)
     view, words = Experiments(experiment, clock), list[int]()
     view.join(0, words.append)
     return view, clock, words
@@ -360,6 +360,7 @@ def send_units(view: Experiments, n: int, share: float, failing: float = 0.0, ar
 
 def test_a_ramp_begins_its_next_stage_with_time_and_units_and_an_empty_comparison() -> None:
     view, clock, words = ramp()
+    assert view.experiment is not None
     send_units(view, 640, 0.1)
     assert results_of(view)["stage"]["number"] == 1, "the stage is too short"
     clock.advance(10 * MINUTE)
