@@ -165,9 +165,10 @@ def test_relays_that_are_silent_or_gone_and_upstreams_that_are_down_are_told_of(
 
 
 def test_a_model_whose_ttft_has_risen_is_a_line_until_it_returns() -> None:
-    model = {"sentence": "Since 14:05 UTC ...", "step": {"until": None}}
+    model = {"state": "step", "sentence": "Since 14:05 UTC ...", "step": {"until": None}}
     summary = {"ttft_steps": {"models": {"tiny": model, "small": {"sentence": "", "step": None}}}}
     assert warnings_of(summary) == ["TTFT HAS RISEN: Since 14:05 UTC ..."]
+    assert warnings_of({"ttft_steps": {"models": {"tiny": model | {"state": "few"}}}}) == []
     model["step"] = {"until": 1.0}
     assert warnings_of(summary) == []
 
