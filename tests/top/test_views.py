@@ -227,6 +227,11 @@ def test_facts_flow_into_lines_and_are_never_torn() -> None:
     assert flow_lines([], 10) == []
 
 
+def test_the_address_of_a_trace_is_whole_and_escaped() -> None:
+    url = f"https://traces.example/{'a' * 300}?\x1b[31m"
+    assert list(fact_lines({"trace_url": url}))[-1] == f"trace https://traces.example/{'a' * 300}?\\u001b[31m"
+
+
 MS = 1_000_000
 
 
