@@ -284,6 +284,12 @@ class Experiments:
         for arm in self._arms.values():
             arm.clear()
 
+    def keep_units(self) -> None:
+        """Export the units again: what was exported before `clear` is not written."""
+        self._is_rest = False
+        for arm in self._arms.values():
+            arm.sample.keep_units()
+
     def absorb(self, packed: bytes, shift_ns: int, labels: Labels) -> list[str]:
         """Add the packed experiment of another meter. Return what was left out, as texts.
 
@@ -327,8 +333,8 @@ class Experiments:
         return stage
 
     def _absorb_switch(self, saved: _SavedExperiment) -> None:
-        if self._by != "config":
-            return  # it was switched here, which is newer
+        if self._by != "config" and self._since_ns >= saved.since_ns:
+            return  # it was switched here later
         self._set(saved.is_on, saved.switched_by, saved.since_ns)
 
     def switch(self, on: bool, by: str = "api") -> None:
