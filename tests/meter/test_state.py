@@ -862,7 +862,7 @@ def test_a_disk_that_hangs_delays_neither_the_start_nor_the_handover_nor_the_end
         answers.set()
 
 
-LAYOUT = "688eb9ca2af7f137"
+LAYOUT = "a3e58fe2e93df08b"
 """Digest of the fields of all that a file contains."""
 
 
