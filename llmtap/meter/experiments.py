@@ -294,6 +294,12 @@ class Experiments:
         for arm in self._arms.values():
             arm.clear()
 
+    def keep_units(self) -> None:
+        """Export the units again: what was exported before `clear` is not written."""
+        self._is_rest = False
+        for arm in self._arms.values():
+            arm.sample.keep_units()
+
     def absorb(self, packed: bytes, shift_ns: int, labels: Labels) -> list[str]:
         """Add the packed experiment of another meter. Return what was left out, as texts.
 
@@ -340,7 +346,7 @@ class Experiments:
         return stage
 
     def _absorb_switch(self, saved: _SavedExperiment) -> None:
-        if self._by == "config":  # otherwise, it was switched here, which is newer
+        if self._by == "config" or self._since_ns < saved.since_ns:  # otherwise, it was switched here later
             self._is_on, self._by, self._since_ns = saved.is_on, saved.switched_by, saved.since_ns
         self._send_word()
 

@@ -201,7 +201,7 @@ async def _run(
     pipeline, encode = make_pipeline(setup, SystemClock())
     state = MeterState(setup.state, pipeline) if setup.state else None
     if state is not None:
-        state.start(takes_over=setup.takes_over)
+        await state.start(takes_over=setup.takes_over)
     exporter = _start_exporter(setup, pipeline) if setup.otlp.exports(os.environ) else None
     recorder = start_recorder(setup, pipeline, encode) if setup.capture.to else None
     receiver = Receiver(pipeline)
@@ -236,10 +236,10 @@ async def _run(
     if ending.successor is not None:
         # Close the admin port: the other meter answers all requests from now on.
         closing = loop.create_task(runner.cleanup())
+        if recorder is not None:
+            recorder.give_way()  # first: the other meter waits for it
         if state is not None:
             await state.hand_over(ending.successor)
-        if recorder is not None:
-            recorder.give_way()
     elif ending.orphaned:
         # Release the port for a new start of the proxy; open connections stay.
         await site.stop()

@@ -26,7 +26,9 @@ SETTINGS_LINE: Final = b"from now on "
 """Beginning of a line on the stdin of a running meter, followed by a Changeable as JSON."""
 HANDOVER_LINE: Final = b"another meter takes over at "
 """Beginning of a line on stdin, followed by the state folder of the other meter. A line and not a signal,
-which may reach the whole process group."""
+which may reach the whole process group. The beginning stays when the rest changes: a meter that ignores the
+line does not end after its relays and is killed. A meter of an older version takes the folder for a socket to
+which it cannot connect, and ends without a handover."""
 PROBE_S: Final = 1.0
 """Time for a meter to accept a connection; the kernel does it in microseconds."""
 

@@ -9,6 +9,9 @@ to a file of its own, and from then on each half second what was added since (`r
 accounts of its relays. The other meter adds these files to its figures and removes them. Whoever holds the
 lock of the folder reads and writes `meter.state`. Counters of `/metrics` are not part of the state: a counter
 that continued with an older value would look like a reset.
+
+A folder that other users can write is refused. Threads read and write the files, and nothing waits for them
+longer than `DISK_S`.
 """
 
 import asyncio
@@ -16,31 +19,41 @@ import fcntl
 import logging
 import os
 import secrets
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
-from hashlib import blake2b
 from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
 
-from llmtap.errors import LlmtapError
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from llmtap.meter.relays import RelayAccount
+from llmtap.meter.state_file import (
+    FILE,
+    SavedState,
+    StateError,
+    check_folder,
+    contained_files,
+    problem_of,
+    read_state,
+    unlinked,
+    write_state,
+)
 from llmtap.meter.tenants import Labels
 from llmtap.units import NS_PER_S
 from llmtap.version import __version__
 
-FORMAT: Final = 1
-"""Version of the files; increased with every change of what they contain."""
-FILE: Final = "meter.state"
 WRITE_NS: Final = 60 * NS_PER_S
 """Interval of the writes: a crash loses what came after the last one."""
 TURN_S: Final = 0.5
+RETRY_NS: Final = 10 * NS_PER_S
+"""Time until a failed write to the folder of the next meter is tried again."""
+DISK_S: Final = 3.0
+"""Time that the start, the handover and the end of a meter wait for the disk."""
+LEFTOVER_S: Final = 600.0
+"""Age from which an incomplete file is removed: a meter that was killed left it."""
 AGE_NS_MAX: Final = 6 * 3_600 * NS_PER_S
 """Age from which a file is not read: the longest window of burn rates."""
-_MAGIC: Final = b"llmtap state "
-_DIGEST_BYTES: Final = 16
 
 log = logging.getLogger(__name__)
 
@@ -61,65 +74,6 @@ class StatePart(Protocol):
         """
 
 
-class SavedState(msgspec.Struct, array_like=True):
-    """Content of a file."""
-
-    version: str
-    mono_ns: int
-    wall_ns: int
-    parts: dict[str, bytes]
-    ended: bool = False
-    """The meter wrote the file at its end, or before another one replaced it."""
-    crashes: int = 0
-    """Number of meters before that ended without this."""
-    absorbed: list[str] = []
-    """Files whose content is in this one; they are removed after it is written."""
-    relays: list[RelayAccount] = []
-
-
-class StateError(LlmtapError):
-    """A file that cannot be used; says what is wrong and what happens."""
-
-
-def write_state(path: Path, saved: SavedState) -> None:
-    """Write a file that only this user can read; it is complete, or as before. Raises OSError."""
-    body = msgspec.msgpack.encode(saved)
-    data = b"%b%d\n%b%b" % (_MAGIC, FORMAT, blake2b(body, digest_size=_DIGEST_BYTES).digest(), body)
-    new = path.with_name(f"{path.name}.{os.getpid()}.new")
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    try:
-        with open(fd, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(fd)
-        os.replace(new, path)
-    except BaseException:
-        with suppress(OSError):
-            new.unlink()
-        raise
-
-
-def read_state(path: Path) -> SavedState | None:
-    """Return the content of a file, None without one. Raises StateError and OSError."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    head, _, rest = data.partition(b"\n")
-    if not head.startswith(_MAGIC):
-        raise StateError("it is not a state file of llmtap")
-    number = head.removeprefix(_MAGIC).decode(errors="replace")
-    if number != str(FORMAT):
-        raise StateError(f"another version of llmtap wrote it (format {number}; this one reads {FORMAT})")
-    digest, body = rest[:_DIGEST_BYTES], rest[_DIGEST_BYTES:]
-    if blake2b(body, digest_size=_DIGEST_BYTES).digest() != digest:
-        raise StateError("it is damaged: its checksum is wrong")
-    try:
-        return msgspec.msgpack.decode(body, type=SavedState)
-    except msgspec.MsgspecError as exc:
-        raise StateError(f"it cannot be decoded: {exc}") from None
-
-
 class MeterState:
     """Keeper of the state of one meter.
 
@@ -137,15 +91,20 @@ class MeterState:
             "slo": pipeline.slos,
             "experiment": pipeline.experiments,
         }
+        self._is_read = False
         self._lock_fd: int | None = None
         self._absorbed: list[str] = []
-        """Files that were added to our figures and are not removed yet."""
+        """Files that are in our figures, or are no use, and are not removed yet."""
         self._left_out: set[str] = set()
         self._busy = asyncio.Lock()
         self._look_at_ns = 0
         self._due_ns = self._clock.mono_ns() + WRITE_NS
         self._switched = pipeline.experiments.switched
         self._task: asyncio.Task[None] | None = None
+        self._late: list[asyncio.Task[None]] = []
+        """Work that took longer than `DISK_S`."""
+        self._refusal: str | None = None
+        """Reason why the folder cannot be used; None: another meter has its lock."""
         self._next_folder: Path | None = None
         """State folder of the meter that replaces this one."""
         self._id = secrets.token_hex(4)
@@ -155,33 +114,63 @@ class MeterState:
     @property
     def is_read(self) -> bool:
         """The state of the meter before is known, as far as there is one."""
-        return self._lock_fd is not None
+        return self._is_read
 
-    def start(self, *, takes_over: bool) -> None:
+    async def start(self, *, takes_over: bool) -> None:
         """Read the state; `takes_over`: another meter has the folder until it is replaced."""
-        if takes_over:
-            # The first relays must not use an experiment that is switched off.
-            with suppress(StateError, OSError, msgspec.MsgspecError, KeyError):
-                saved = read_state(self._folder / FILE)
-                if saved is not None:
-                    self._pipeline.experiments.absorb_switch(saved.parts["experiment"])
-        else:
-            self._look()
+        await self._limited("state_not_read", self._begin(takes_over=takes_over))
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def hand_over(self, folder: str) -> None:
         """Leave the state to the meter with this state folder, and continue to send it what is added."""
-        await self._stop_task()
-        self._look()
-        if self._lock_fd is None and Path(folder) == self._folder:
-            return  # the folder belongs to another proxy, which must not get our figures
-        self._next_folder = Path(folder)
-        await self._turn()
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        await self._limited("state_not_written", self._leave_to(Path(folder)))
 
     async def close(self) -> None:
         """Write the state for the last time."""
-        await self._stop_task()
+        await self._limited("state_not_written", self._end())
+
+    async def _limited(self, kind: str, work: Coroutine[None, None, None]) -> None:
+        """Wait for work, for `DISK_S` at most: the meter must not hang with its disk. The work continues."""
+
+        async def run() -> None:
+            async with self._busy:
+                try:
+                    await work
+                except Exception as error:  # an error of the state must not affect the measurement
+                    self._pipeline.on_error("state", error)
+
+        task = asyncio.get_running_loop().create_task(run())
+        await asyncio.wait([task], timeout=DISK_S)
+        if not task.done():
+            self._late.append(task)
+            self._fail(kind, self._folder, f"the disk has not answered within {DISK_S:g} s")
+
+    async def _begin(self, *, takes_over: bool) -> None:
+        if not takes_over:
+            await self._look()
+            return
+        # The first relays must not use an experiment that is switched off.
+        with suppress(StateError, OSError, msgspec.MsgspecError, KeyError):
+            saved = await asyncio.to_thread(self._peek)
+            if saved is not None:
+                self._pipeline.experiments.absorb_switch(saved.parts["experiment"])
+
+    def _peek(self) -> SavedState | None:
+        check_folder(self._folder)
+        return read_state(self._folder / FILE)
+
+    async def _leave_to(self, folder: Path) -> None:
+        await self._look()
+        if self._lock_fd is None and folder == self._folder:
+            # The folder belongs to another proxy, which must not get our figures.
+            self._stop_task()
+            return
+        self._next_folder = folder
+        self._due_ns = self._clock.mono_ns()
+        await self._turn()
+
+    async def _end(self) -> None:
+        self._stop_task()
         await self._turn(ended=True)
         self._unlock()
 
@@ -191,21 +180,19 @@ class MeterState:
             async with self._busy:
                 await self._turn()
 
-    async def _stop_task(self) -> None:
+    def _stop_task(self) -> None:
+        """End the turns. The caller is `_busy`: a thread that writes cannot be cancelled."""
         if self._task is not None:
-            async with self._busy:  # a thread that writes cannot be cancelled
-                self._task.cancel()
-            await asyncio.wait([self._task])
+            self._task.cancel()
 
     async def _turn(self, *, ended: bool = False) -> None:
         """Read and write what is due; `ended`: for the last time."""
         try:
             if self._next_folder is not None:
-                if await self._write_rest() and self._lock_fd is not None:
-                    self._remove(FILE, *self._absorbed)  # their content is in what was just written
-                    self._unlock()
+                if ended or self._clock.mono_ns() >= self._due_ns:
+                    await self._write_rest()
                 return
-            self._look()
+            await self._look()
             is_due = ended or self._clock.mono_ns() >= self._due_ns
             is_switched = self._switched != self._pipeline.experiments.switched
             if is_due or (is_switched and self._lock_fd is not None):
@@ -215,37 +202,84 @@ class MeterState:
 
     # ---------------------------------------------------------------- reading
 
-    def _look(self) -> None:
+    async def _look(self) -> None:
         """Read what other meters have left."""
         now_ns = self._clock.mono_ns()
         if now_ns < self._look_at_ns:
             return
+        had_lock = self._lock_fd is not None
         try:
-            if self._lock_fd is None:
-                if not self._lock():
-                    return
-                self._due_ns = now_ns  # from now on, the next meter can see that this one crashed
-                saved = self._read(self._folder / FILE)
-                if saved is not None:
-                    self._absorbed = list(saved.absorbed)
-                    self._pipeline.crashes += not saved.ended
-            for path in sorted(self._folder.glob("rest-*.state"), key=_order):
-                if path.name not in self._absorbed:
-                    self._read(path)
-                    self._absorbed.append(path.name)
-        except OSError as exc:
+            files = await asyncio.to_thread(self._read_folder, set(self._absorbed))
+        except (StateError, OSError) as exc:
+            if not had_lock:
+                self._unlock()
             self._look_at_ns = now_ns + WRITE_NS
-            self._fail("state_not_read", self._folder, exc.strerror)
+            self._refusal = problem_of(exc)
+            self._fail("state_not_read", self._folder, self._refusal)
+            return
+        self._refusal = None
+        if self._lock_fd is None:
+            return
+        if not had_lock:
+            self._due_ns = now_ns  # from now on, the next meter can see that this one crashed
+        contained = contained_files(files)
+        for name, saved in files.items():
+            if isinstance(saved, str):
+                self._fail("state_not_read", self._folder / name, saved)
+            elif name not in contained:
+                self._absorb(self._folder / name, saved)
+        # `meter.state` is not removed, but written again.
+        self._absorbed += [name for name in files if name != FILE]
+        self._is_read = True
+
+    def _read_folder(self, known: Collection[str]) -> dict[str, SavedState | str]:
+        """Take the lock, and return the new files by name: `meter.state`, then each meter's in their order.
+
+        A file that cannot be used is put aside; a text says why. Runs in a thread. Raises StateError and
+        OSError.
+        """
+        names = []
+        if self._lock_fd is None:
+            if not self._lock():
+                return {}
+            names = [FILE]
+            self._remove_leftovers()
+        names += [path.name for path in sorted(self._folder.glob("rest-*.state"), key=_order)]
+        files: dict[str, SavedState | str] = {}
+        for name in names:
+            if name in known:
+                continue
+            path = self._folder / name
+            try:
+                saved = read_state(path)
+            except (StateError, OSError) as exc:
+                files[name] = problem_of(exc)
+                with suppress(OSError):
+                    os.replace(path, path.with_name(f"{FILE}.bad"))
+            else:
+                if saved is not None:
+                    files[name] = saved
+        return files
+
+    def _remove_leftovers(self) -> None:
+        for path in self._folder.glob("*.state.*.new"):
+            with suppress(OSError):
+                if time.time() - path.lstat().st_mtime > LEFTOVER_S:
+                    path.unlink()
 
     def _lock(self) -> bool:
-        """Take the lock of the folder; return False if another meter has it. Raises OSError."""
+        """Take the lock of the folder; False if another meter has it. Raises StateError and OSError."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(self._folder / "meter.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        check_folder(self._folder)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        fd = os.open(self._folder / "meter.lock", flags, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except OSError as exc:
             os.close(fd)
-            return False
+            if isinstance(exc, BlockingIOError):
+                return False
+            raise
         self._lock_fd = fd
         return True
 
@@ -254,24 +288,15 @@ class MeterState:
             os.close(self._lock_fd)
             self._lock_fd = None
 
-    def _read(self, path: Path) -> SavedState | None:
-        """Add the content of a file to our figures, and return it; None if it cannot be used."""
-        try:
-            saved = read_state(path)
-        except (StateError, OSError) as exc:
-            self._fail("state_not_read", path, str(exc))
-            with suppress(OSError):
-                os.replace(path, path.with_name(f"{FILE}.bad"))
-            return None
-        if saved is None:
-            return None
+    def _absorb(self, path: Path, saved: SavedState) -> None:
+        """Add the content of a file to our figures."""
         age_ns = self._clock.wall_ns() - saved.wall_ns
         if age_ns > AGE_NS_MAX:
             log.warning(
                 "event=state_not_read file=%s error='it is too old' age_hours=%.1f age_hours_max=%d",
                 path, age_ns / 3_600e9, AGE_NS_MAX // (3_600 * NS_PER_S),
             )  # fmt: skip
-            return None
+            return
         shift_ns = self._clock.mono_ns() - max(0, age_ns) - saved.mono_ns
         for name, part in self._parts.items():
             try:
@@ -285,8 +310,8 @@ class MeterState:
         self._pipeline.relays.absorb(saved.relays, self._clock.mono_ns())
         self._pipeline.crashes += saved.crashes
         if path.name == FILE:
+            self._pipeline.crashes += not saved.ended
             log.info("event=state_read file=%s age_s=%.1f version=%s", path, age_ns / 1e9, saved.version)
-        return saved
 
     # ---------------------------------------------------------------- writing
 
@@ -294,35 +319,50 @@ class MeterState:
         self._due_ns = self._clock.mono_ns() + WRITE_NS
         self._switched = self._pipeline.experiments.switched
         if self._lock_fd is None:
-            self._fail("state_not_written", self._folder, "another meter uses the folder")
+            problem = self._refusal or "another meter uses the folder"
+            self._fail("state_not_written", self._folder, problem)
             return
-        if await self._save(self._folder / FILE, ended=ended):
-            self._remove(*self._absorbed)
-            self._absorbed.clear()
+        await self._save(self._folder, FILE, ended=ended, absorbed=self._absorbed, remove=self._absorbed)
 
-    def _remove(self, *names: str) -> None:
-        for name in names:
-            with suppress(FileNotFoundError):
-                (self._folder / name).unlink()
-
-    async def _write_rest(self) -> bool:
-        """Write what was added since the last time; return False if it cannot be written and stays here."""
+    async def _write_rest(self) -> None:
+        """Write what was added since the last time, and leave the folder; without success, it stays here."""
         assert self._next_folder is not None
-        path = self._next_folder / f"rest-{self._id}-{self._rests}.state"
+        remove = [] if self._lock_fd is None else [FILE, *self._absorbed]
         works = {name: part.export() for name, part in self._parts.items()}
         for part in self._parts.values():
             part.clear()
-        if await self._save(path, ended=True, works=works):
+        if await self._save(
+            self._next_folder,
+            f"rest-{self._id}-{self._rests}.state",
+            ended=True,
+            absorbed=remove if self._next_folder == self._folder else [],
+            remove=remove,
+            works=works,
+        ):
             self._pipeline.crashes = 0
             self._rests += 1
-            return True
+            self._unlock()
+            return
+        self._due_ns = self._clock.mono_ns() + RETRY_NS
         for name, work in works.items():
-            self._parts[name].absorb(work(), 0, self._pipeline.labels)
-        return False
+            try:
+                self._parts[name].absorb(work(), 0, self._pipeline.labels)
+            except Exception as error:  # the other parts stay
+                self._pipeline.on_error("state", error)
+        if not self._rests:
+            self._pipeline.experiments.keep_units()
 
     async def _save(
-        self, path: Path, *, ended: bool, works: Mapping[str, Callable[[], bytes]] | None = None
+        self,
+        folder: Path,
+        name: str,
+        *,
+        ended: bool,
+        absorbed: list[str],
+        remove: list[str],
+        works: Mapping[str, Callable[[], bytes]] | None = None,
     ) -> bool:
+        """Write a file, and remove others from our folder. Return False if it cannot be written."""
         if works is None:
             works = {name: part.export() for name, part in self._parts.items()}
         saved = SavedState(
@@ -332,25 +372,36 @@ class MeterState:
             parts={},
             ended=ended,
             crashes=self._pipeline.crashes,
-            absorbed=list(self._absorbed),
+            absorbed=list(absorbed),
             relays=[] if self._next_folder is None else self._pipeline.relays.accounts(),
         )
 
-        def work() -> None:
+        def work() -> list[str]:
             saved.parts = {name: pack() for name, pack in works.items()}
-            write_state(path, saved)
+            folder.mkdir(mode=0o700, exist_ok=True)
+            check_folder(folder)
+            if name == FILE and self._lock_fd is not None and not os.fstat(self._lock_fd).st_nlink:
+                # The folder was removed and made again: the old lock does not protect this one.
+                self._unlock()
+                if not self._lock():
+                    raise StateError("another meter uses the folder")
+            write_state(folder / name, saved)
+            return [name for name in remove if not unlinked(self._folder / name)]
 
         try:
-            await asyncio.to_thread(work)
-        except OSError as exc:
-            self._fail("state_not_written", path, exc.strerror)
+            left = await asyncio.to_thread(work)
+        except Exception as exc:  # such as a full disk
+            self._fail("state_not_written", folder / name, problem_of(exc))
             return False
+        self._absorbed = [name for name in left if name != FILE]
         return True
 
-    def _fail(self, kind: str, path: Path, problem: str | None) -> None:
+    def _fail(self, kind: str, path: Path, problem: str) -> None:
         """Count a problem, and log the first of its kind."""
-        hint = "the meter goes on without it" if kind == "state_not_read" else "check meter.state"
-        self._pipeline.on_error(kind, f"{path}: {problem}. Hint: {hint}")
+        if "Hint: " not in problem:
+            hint = "the meter goes on without it" if kind == "state_not_read" else "check meter.state"
+            problem = f"{problem}. Hint: {hint}"
+        self._pipeline.on_error(kind, f"{path}: {problem}")
 
 
 def _order(path: Path) -> tuple[int, str]:

@@ -279,6 +279,10 @@ class ArmSample:
         self.forgotten_units = 0
         self._is_rest = True
 
+    def keep_units(self) -> None:
+        """Pack the sums of units again: what was packed before `clear` is not written."""
+        self._is_rest = False
+
     def merge_saved(self, saved: "SavedSample") -> None:
         """Add a packed sample, of which figures that are unknown here are left out."""
         for name, figure in self.figures.items():

@@ -4,7 +4,10 @@ import asyncio
 import json
 import logging
 import os
+import shutil
 import stat
+import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
@@ -19,14 +22,15 @@ from llmtap.channel.experiment import Experiment
 from llmtap.channel.frames import Hello
 from llmtap.clock import ManualClock
 from llmtap.export.sinks import SeriesKey
-from llmtap.meter import experiments, slo
+from llmtap.meter import experiments, slo, state_file
 from llmtap.meter import state as module
 from llmtap.meter.admin.views import summary_of
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline import history, windows
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.relays import RelayAccount
-from llmtap.meter.state import FILE, FORMAT, MeterState, read_state
+from llmtap.meter.state import MeterState
+from llmtap.meter.state_file import FILE, FILE_BYTES_MAX, FORMAT, SavedState, read_state, write_state
 from llmtap.metrics import experiment as metrics_experiment
 from llmtap.metrics import summary
 from llmtap.metrics.experiment import SavedFigure, SavedSample
@@ -91,13 +95,13 @@ def names_in(folder: Path) -> list[str]:
 async def leave(folder: Path, clock: ManualClock, *, crash: bool = False, **about: Any) -> Meter:
     """A meter that measured 20 exchanges in ten minutes, 4 of them bad, and is gone."""
     meter = Meter(folder, clock, **about)
-    meter.state.start(takes_over=False)
+    await meter.state.start(takes_over=False)
     for i in range(20):
         clock.advance(MINUTE // 2)
         meter.measure(1, BAD if i < 4 else GOOD, "a" if i % 2 else "b")
     if crash:
         await meter.state._write()
-        await meter.state._stop_task()
+        meter.state._stop_task()
         meter.state._unlock()
     else:
         await meter.state.close()
@@ -106,8 +110,8 @@ async def leave(folder: Path, clock: ManualClock, *, crash: bool = False, **abou
 
 async def come(folder: Path, clock: ManualClock, **about: Any) -> Meter:
     meter = Meter(folder, clock, **about)
-    meter.state.start(takes_over=False)
-    await meter.state._stop_task()
+    await meter.state.start(takes_over=False)
+    meter.state._stop_task()
     return meter
 
 
@@ -163,7 +167,7 @@ def test_a_changed_class_is_left_out_and_the_others_stay(
     async def scene() -> None:
         clock = ManualClock(now_ns=1_000 * S)
         meter = Meter(tmp_path, clock, slos=slos)
-        meter.state.start(takes_over=False)
+        await meter.state.start(takes_over=False)
         meter.measure(10)
         meter.measure(10, tenant="x")
         await meter.state.close()
@@ -203,7 +207,7 @@ def test_an_experiment_goes_on_with_all_it_knows_and_a_changed_one_begins_anew(
         whole = Meter(tmp_path / "whole", clock, experiment=experiment)
         feed(whole, 0, 200)
         half = Meter(tmp_path, clock, experiment=experiment)
-        half.state.start(takes_over=False)
+        await half.state.start(takes_over=False)
         feed(half, 0, 100)
         half.pipeline.experiments.switch(False)
         await half.state.close()
@@ -248,7 +252,7 @@ def test_it_is_written_every_minute_and_when_the_experiment_is_switched(
         meter = Meter(
             tmp_path, clock, experiment=an_experiment({"name": "a"}, {"name": "b", "headers": {"X": "y"}})
         )
-        meter.state.start(takes_over=False)
+        await meter.state.start(takes_over=False)
 
         async def written() -> int:
             while not (tmp_path / FILE).exists():
@@ -291,15 +295,15 @@ def test_a_meter_that_is_replaced_sends_what_it_still_measures(tmp_path: Path) -
     async def scene() -> None:
         clock = ManualClock(now_ns=1_000 * S)
         old, new = Meter(tmp_path, clock), Meter(tmp_path, clock)
-        old.state.start(takes_over=False)
+        await old.state.start(takes_over=False)
         book, theirs = old.pipeline.relays, new.pipeline.relays
         epoch = book.join(Hello(relay="old", pid=7, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0))
         old.measure(10, BAD)
         book.update("old", relay_status(opened=11, measured=10, unsettled=1), clock.mono_ns())
-        new.state.start(takes_over=True)
-        await new.state._stop_task()
+        await new.state.start(takes_over=True)
+        new.state._stop_task()
         await new.state._turn()
-        assert not new.state.is_read, "the old one has the folder"
+        assert new.state._lock_fd is None, "the old one has the folder"
         new.measure(1)
 
         await old.state.hand_over(str(tmp_path))
@@ -331,7 +335,7 @@ def test_a_new_meter_that_dies_before_it_wrote_loses_nothing_and_counts_nothing_
     async def scene() -> None:
         clock = ManualClock(now_ns=1_000 * S)
         old = Meter(tmp_path, clock)
-        old.state.start(takes_over=False)
+        await old.state.start(takes_over=False)
         old.measure(10)
         await old.state._write()
         await old.state.hand_over(str(tmp_path))
@@ -345,7 +349,7 @@ def test_a_new_meter_that_dies_before_it_wrote_loses_nothing_and_counts_nothing_
         old.measure(5)
         await old.state.close()
         name = names_in(tmp_path)[-1]
-        new.state._look()
+        await new.state._look()
         kept = (tmp_path / name).read_bytes()
         await new.state._write()
         (tmp_path / name).write_bytes(kept)  # it dies between the write and the removal
@@ -355,14 +359,48 @@ def test_a_new_meter_that_dies_before_it_wrote_loses_nothing_and_counts_nothing_
     play(scene)
 
 
+def test_a_meter_that_is_killed_in_its_handover_leaves_each_exchange_once(tmp_path: Path) -> None:
+    async def scene() -> None:
+        clock = ManualClock(now_ns=1_000 * S)
+        await leave(tmp_path, clock)
+        old = await come(tmp_path, clock)
+        old.measure(10)
+        await old.state._write()
+        kept = (tmp_path / FILE).read_bytes()
+        old.measure(1)
+        clock.advance(S)
+        await old.state.hand_over(str(tmp_path))
+        (tmp_path / FILE).write_bytes(kept)  # it is killed between the write and the removal
+        rest = tmp_path / names_in(tmp_path)[-1]
+        saved = rest.read_bytes()
+        new = await come(tmp_path, clock)
+        assert new.summary()["n"] == 31
+        new.measure(1)
+        await new.state._write()
+        assert names_in(tmp_path) == ["meter.lock", FILE]
+        new.state._unlock()
+        rest.write_bytes(saved)  # the other one is killed there, too
+        third = await come(tmp_path, clock)
+        assert third.summary()["n"] == 32, "what meter.state contains is not added"
+        third.state._unlock()
+        state = read_state(tmp_path / FILE)
+        assert state is not None
+        # Later. The removal of the older file was lost with the machine's power.
+        state.absorbed, state.wall_ns = [], state.wall_ns + 1
+        write_state(tmp_path / FILE, state)
+        assert (await come(tmp_path, clock)).summary()["n"] == 32 + 31, "no figure of the newer file is lost"
+
+    play(scene)
+
+
 def test_meters_that_replace_each_other_soon_count_each_exchange_once(tmp_path: Path) -> None:
     async def scene() -> None:
         clock = ManualClock(now_ns=1_000 * S)
         meters = [Meter(tmp_path, clock) for _ in range(4)]
-        meters[0].state.start(takes_over=False)
+        await meters[0].state.start(takes_over=False)
         for old, new in pairwise(meters):
             old.measure(10)
-            new.state.start(takes_over=True)
+            await new.state.start(takes_over=True)
             await old.state.hand_over(str(tmp_path))
             old.measure(1)  # it is still at work when the next one is replaced
             await new.state._turn()
@@ -380,8 +418,8 @@ def test_a_meter_without_the_folder_leaves_nothing_in_it(tmp_path: Path) -> None
     async def scene() -> None:
         clock = ManualClock(now_ns=1_000 * S)
         owner, stranger = Meter(tmp_path, clock), Meter(tmp_path, clock)
-        owner.state.start(takes_over=False)
-        stranger.state.start(takes_over=False)
+        await owner.state.start(takes_over=False)
+        await stranger.state.start(takes_over=False)
         stranger.measure(5)
         await stranger.state.hand_over(str(tmp_path))
         await stranger.state.close()
@@ -396,7 +434,7 @@ def test_two_meters_never_share_a_folder(tmp_path: Path, caplog: pytest.LogCaptu
     async def scene() -> None:
         clock = ManualClock(now_ns=1_000 * S)
         one = Meter(tmp_path, clock)
-        one.state.start(takes_over=False)
+        await one.state.start(takes_over=False)
         one.measure(10)
         await one.state._write()
         two = await come(tmp_path, clock)
@@ -480,7 +518,7 @@ def test_a_part_that_cannot_be_decoded_is_left_out(tmp_path: Path, caplog: pytes
         assert saved is not None
         saved.parts["windows"] = b"\xc1"
         del saved.parts["history"]
-        module.write_state(tmp_path / FILE, saved)
+        write_state(tmp_path / FILE, saved)
         meter = await come(tmp_path, clock)
         assert meter.summary()["n"] == 0
         assert meter.burn_rates()["gold", "1h"] == pytest.approx(2.0)
@@ -526,7 +564,7 @@ def test_a_full_disk_at_the_handover_loses_nothing(tmp_path: Path, monkeypatch: 
     async def scene() -> None:
         clock = ManualClock(now_ns=1_000 * S)
         old = Meter(tmp_path, clock)
-        old.state.start(takes_over=False)
+        await old.state.start(takes_over=False)
         old.measure(10, BAD)
         with full_disk(monkeypatch):
             await old.state.hand_over(str(tmp_path))
@@ -535,6 +573,77 @@ def test_a_full_disk_at_the_handover_loses_nothing(tmp_path: Path, monkeypatch: 
         new = await come(tmp_path, clock)
         assert new.summary()["n"] == 15
         assert new.burn_rates()["gold", "1h"] == pytest.approx(10 / 15 / 0.1)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ValueError("a mistake")])
+def test_a_handover_that_fails_at_first_keeps_the_units_of_the_experiment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    experiment = an_experiment({"name": "a"}, {"name": "b", "headers": {"X": "y"}}, unit="tenant")
+
+    def feed(meter: Meter, unit: int) -> None:
+        meter.pipeline.experiments.on_assignment("a", f"{unit:016x}", False)
+        meter.measure(1, arm="a", unit=f"{unit:016x}")
+
+    writes = []
+
+    def fail(*_: object) -> None:
+        writes.append(1)
+        raise error
+
+    async def scene() -> None:
+        clock = ManualClock(now_ns=1_000 * S)
+        old = Meter(tmp_path, clock, experiment=experiment)
+        await old.state.start(takes_over=False)
+        for unit in range(20):
+            feed(old, unit)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "write_state", fail)
+            await old.state.hand_over(str(tmp_path))
+            for _ in range(3):
+                await old.state._turn()
+            assert len(writes) == 1, "it is not tried again at once"
+            clock.advance(module.RETRY_NS)
+            await old.state._turn()
+            assert len(writes) == 2
+        assert old.pipeline.errors == {"state_not_written": 2}
+        clock.advance(module.RETRY_NS)
+        await old.state._turn()
+        new = await come(tmp_path, clock, experiment=experiment)
+        for unit in range(20):
+            feed(new, unit)
+        result = new.experiment()["arms"]["a"]
+        assert (result["ended"], result["units"], result["metrics"]["ttft"]["units"]) == (40, 20, 20)
+        await old.state.close()
+
+    play(scene)
+
+
+def test_a_switch_while_the_meter_is_replaced_counts(tmp_path: Path) -> None:
+    experiment = an_experiment({"name": "a"}, {"name": "b", "headers": {"X": "y"}})
+
+    async def scene() -> None:
+        clock = ManualClock(now_ns=1_000 * S)
+        old, new = (Meter(tmp_path, clock, experiment=experiment) for _ in range(2))
+        await old.state.start(takes_over=False)
+        old.pipeline.experiments.switch(False)
+        await old.state._write()
+        clock.advance(S)
+        await new.state.start(takes_over=True)
+        assert not new.experiment()["enabled"]
+        old.pipeline.experiments.switch(True)
+        await old.state.hand_over(str(tmp_path))
+        await new.state._turn()
+        assert new.experiment()["enabled"], "the later switch counts"
+        clock.advance(S)
+        new.pipeline.experiments.switch(False)
+        old.measure(1)
+        await old.state.close()
+        await new.state._turn()
+        assert not new.experiment()["enabled"], "the switch of the old meter is older"
+        await new.state.close()
 
     play(scene)
 
@@ -556,13 +665,210 @@ def test_a_folder_that_cannot_be_made_is_counted_and_nothing_else(tmp_path: Path
     play(scene)
 
 
+def test_the_reason_for_which_a_folder_is_not_used_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+
+    async def scene() -> None:
+        await (await come(tmp_path / "file" / "state", ManualClock())).state.close()
+
+    play(scene)
+    assert "kind=state_not_written" in caplog.text
+    assert "another meter" not in caplog.text
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o702])
+def test_a_folder_that_others_can_write_is_refused(
+    tmp_path: Path, mode: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "state"
+
+    async def scene() -> None:
+        clock = ManualClock(now_ns=1_000 * S)
+        await leave(folder, clock)
+        folder.chmod(mode)
+        before = (folder / FILE).read_bytes()
+        meter = await come(folder, clock)
+        meter.measure(1)
+        await meter.state._turn()
+        await meter.state.close()
+        assert meter.summary()["n"] == 1, "it measures without the file"
+        assert meter.pipeline.errors == {"state_not_read": 1, "state_not_written": 1}
+        assert (folder / FILE).read_bytes() == before
+        owner = Meter(tmp_path / "other", clock)
+        await owner.state.start(takes_over=False)
+        await owner.state.hand_over(str(folder))
+        assert owner.pipeline.errors == {"state_not_written": 1}
+        assert names_in(folder) == ["meter.lock", FILE], "no figures are written there"
+        folder.chmod(0o700)
+        assert (await come(folder, clock)).summary()["n"] == 20
+        await owner.state.close()
+
+    play(scene)
+    assert (
+        f"{folder}: other users can write to the folder (mode {mode:04o}). Hint: chmod 700 {folder}"
+    ) in caplog.text
+
+
+def test_a_folder_or_file_of_another_user_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene() -> None:
+        await leave(tmp_path, clock := ManualClock(now_ns=1_000 * S))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "geteuid", lambda: 12_345)
+            assert (await come(tmp_path, clock)).pipeline.errors == {"state_not_read": 1}
+            patch.setattr(module, "check_folder", lambda folder: None)
+            meter = await come(tmp_path, clock)
+            assert meter.pipeline.errors == {"state_not_read": 1}
+            assert meter.summary()["n"] == 0
+
+    play(scene)
+    assert f"user {os.getuid()} owns the folder, and the meter runs as user 12345. Hint: " in caplog.text
+    assert f"it belongs to user {os.getuid()}, and the meter runs as user 12345" in caplog.text
+
+
+def plant_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def plant_large_file(path: Path) -> None:
+    path.touch()
+    os.truncate(path, FILE_BYTES_MAX + 1)
+
+
+def plant_folder(path: Path) -> None:
+    (path / "full").mkdir(parents=True)
+
+
+def plant_link(path: Path) -> None:
+    write_state(path.parent / "elsewhere", SavedState("", 0, 0, {}, ended=True))
+    path.symlink_to(path.parent / "elsewhere")
+
+
+@pytest.mark.parametrize("name", [FILE, "rest-x-0.state"])
+@pytest.mark.parametrize("plant", [plant_fifo, plant_large_file, plant_folder, plant_link])
+def test_only_a_regular_file_of_limited_size_is_read(
+    tmp_path: Path, name: str, plant: Callable[[Path], None]
+) -> None:
+    async def scene() -> None:
+        plant(tmp_path / name)
+        clock = ManualClock(now_ns=1_000 * S)
+        meter = await come(tmp_path, clock)
+        meter.measure(1)
+        await meter.state._turn()
+        await meter.state.close()
+        assert meter.pipeline.errors == {"state_not_read": 1}
+        assert (await come(tmp_path, clock)).summary()["n"] == 1
+
+    play(scene)
+
+
+def test_the_lock_is_not_made_behind_a_link(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir(mode=0o700)
+    (folder / "meter.lock").symlink_to(tmp_path / "elsewhere")
+
+    async def scene() -> None:
+        meter = await come(folder, ManualClock())
+        assert meter.pipeline.errors == {"state_not_read": 1}
+        assert not (tmp_path / "elsewhere").exists()
+
+    play(scene)
+
+
+def test_a_state_above_the_limit_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_file, "FILE_BYTES_MAX", 1_000)
+
+    async def scene() -> None:
+        meter = await leave(tmp_path, ManualClock(now_ns=1_000 * S))
+        assert meter.pipeline.errors == {"state_not_written": 1}
+        assert names_in(tmp_path) == ["meter.lock"]
+
+    play(scene)
+
+
+def test_a_folder_that_is_removed_is_made_again_and_locked(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+
+    async def scene() -> None:
+        clock = ManualClock(now_ns=1_000 * S)
+        meter = await come(folder, clock)
+        meter.measure(5)
+        await meter.state._write()
+        shutil.rmtree(folder)
+        await meter.state._write()
+        assert names_in(folder) == ["meter.lock", FILE]
+        assert not (await come(folder, clock)).state.is_read
+        assert meter.pipeline.errors == {}
+        await meter.state.close()
+        assert (await come(folder, clock)).summary()["n"] == 5
+
+    play(scene)
+
+
+def test_incomplete_files_of_meters_that_were_killed_are_removed(tmp_path: Path) -> None:
+    for name, age_s in ((f"{FILE}.7.new", 700), ("rest-x-0.state.8.new", 700), ("rest-y-0.state.9.new", 0)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (time.time() - age_s,) * 2)
+
+    async def scene() -> None:
+        await come(tmp_path, ManualClock())
+        assert names_in(tmp_path) == ["meter.lock", "rest-y-0.state.9.new"], "this one may be at work"
+
+    play(scene)
+
+
+def test_a_disk_that_hangs_delays_neither_the_start_nor_the_handover_nor_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "DISK_S", 0.05)
+    answers = threading.Event()
+
+    def hang(path: Path) -> SavedState | None:
+        answers.wait(60)
+        return read_state(path)
+
+    def hang_too(path: Path, saved: SavedState) -> None:
+        answers.wait(60)
+        write_state(path, saved)
+
+    async def scene() -> None:
+        clock = ManualClock(now_ns=1_000 * S)
+        await leave(tmp_path, clock)
+        monkeypatch.setattr(module, "read_state", hang)
+        monkeypatch.setattr(module, "write_state", hang_too)
+        meter = Meter(tmp_path, clock)
+        await meter.state.start(takes_over=False)
+        assert meter.pipeline.errors == {"state_not_read": 1}
+        assert meter.summary()["n"] == 0
+        meter.measure(1)
+        answers.set()
+        while not meter.state.is_read:
+            await asyncio.sleep(0.01)
+        assert meter.summary()["n"] == 21, "the figures come when the disk answers"
+        answers.clear()
+        await meter.state.hand_over(str(tmp_path))
+        await meter.state.close()
+        assert meter.pipeline.errors == {"state_not_read": 1, "state_not_written": 2}
+        answers.set()
+        await asyncio.wait(meter.state._late)
+        assert (await come(tmp_path, clock)).summary()["n"] == 21
+
+    try:
+        play(scene)
+    finally:
+        answers.set()
+
+
 LAYOUT = "a3e58fe2e93df08b"
 """Digest of the fields of all that a file contains."""
 
 
 def test_a_change_of_the_layout_needs_another_format() -> None:
     structs = (
-        module.SavedState, RelayAccount, windows._SavedWindows, windows._SavedSlice, summary._Packed,
+        SavedState, RelayAccount, windows._SavedWindows, windows._SavedSlice, summary._Packed,
         slo._SavedSlos, history._SavedLevel, history._SavedStep, experiments._SavedExperiment,
         experiments._SavedArm, SavedSample, SavedFigure,
     )  # fmt: skip

@@ -1,0 +1,138 @@
+"""Files of the meter's state: content (`SavedState`), reading and writing (`state.py` has the rules)."""
+
+import errno
+import os
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from llmtap.errors import LlmtapError
+from llmtap.meter.relays import RelayAccount
+
+FORMAT: Final = 1
+"""Version of the files; increased with every change of what they contain."""
+FILE: Final = "meter.state"
+FILE_BYTES_MAX: Final = 256 << 20
+"""Maximum size of a file. A large one has about 40 MB: 20,000 units in each of four arms."""
+_MAGIC: Final = b"llmtap state "
+_DIGEST_BYTES: Final = 16
+
+
+class SavedState(msgspec.Struct, array_like=True):
+    """Content of a file."""
+
+    version: str
+    mono_ns: int
+    wall_ns: int
+    parts: dict[str, bytes]
+    ended: bool = False
+    """The meter wrote the file at its end, or before another one replaced it."""
+    crashes: int = 0
+    """Number of meters before that ended without this."""
+    absorbed: list[str] = []
+    """Files of the same folder whose content is in this one; they are removed after it is written."""
+    relays: list[RelayAccount] = []
+
+
+class StateError(LlmtapError):
+    """A file or folder that cannot be used; says what is wrong."""
+
+
+def check_folder(folder: Path) -> None:
+    """Raise StateError if other users can put files into a folder, OSError if it cannot be read."""
+    status = os.stat(folder)
+    if status.st_uid != os.geteuid():
+        raise StateError(
+            f"user {status.st_uid} owns the folder, and the meter runs as user {os.geteuid()}."
+            " Hint: name another folder, which llmtap makes if it does not exist"
+        )
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise StateError(
+            f"other users can write to the folder (mode {stat.S_IMODE(status.st_mode):04o})."
+            f" Hint: chmod 700 {folder}"
+        )
+
+
+def write_state(path: Path, saved: SavedState) -> None:
+    """Write a file that only this user can read; it is complete, or as before. Raises OSError."""
+    body = msgspec.msgpack.encode(saved)
+    data = b"%b%d\n%b%b" % (_MAGIC, FORMAT, blake2b(body, digest_size=_DIGEST_BYTES).digest(), body)
+    if len(data) > FILE_BYTES_MAX:
+        raise OSError(errno.EFBIG, f"the state has {len(data)} bytes; the limit is {FILE_BYTES_MAX}")
+    new = path.with_name(f"{path.name}.{os.getpid()}.new")
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    try:
+        with open(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(fd)
+        os.replace(new, path)
+    except BaseException:
+        with suppress(OSError):
+            new.unlink()
+        raise
+
+
+def read_state(path: Path) -> SavedState | None:
+    """Return the content of a file, None without one. Raises StateError and OSError."""
+    try:
+        # Without O_NONBLOCK, the open of a FIFO waits for a writer.
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    with open(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise StateError("it is not a regular file")
+        if status.st_uid != os.geteuid():
+            raise StateError(f"it belongs to user {status.st_uid}, and the meter runs as user {os.geteuid()}")
+        if status.st_size > FILE_BYTES_MAX:
+            raise StateError(f"it has {status.st_size} bytes; the limit is {FILE_BYTES_MAX}")
+        data = file.read(status.st_size)
+    head, _, rest = data.partition(b"\n")
+    if not head.startswith(_MAGIC):
+        raise StateError("it is not a state file of llmtap")
+    number = head.removeprefix(_MAGIC).decode(errors="replace")
+    if number != str(FORMAT):
+        raise StateError(f"another version of llmtap wrote it (format {number}; this one reads {FORMAT})")
+    digest, body = rest[:_DIGEST_BYTES], rest[_DIGEST_BYTES:]
+    if blake2b(body, digest_size=_DIGEST_BYTES).digest() != digest:
+        raise StateError("it is damaged: its checksum is wrong")
+    try:
+        return msgspec.msgpack.decode(body, type=SavedState)
+    except msgspec.MsgspecError as exc:
+        raise StateError(f"it cannot be decoded: {exc}") from None
+
+
+def contained_files(files: Mapping[str, SavedState | str]) -> set[str]:
+    """Return the files that others contain: a meter was killed before it removed them.
+
+    What `meter.state` contains comes first. A file may name a `meter.state` that was replaced by a newer one.
+    """
+    state = files.get(FILE)
+    ours = state if isinstance(state, SavedState) else None
+    contained = set() if ours is None else set(ours.absorbed)
+    for name, saved in files.items():
+        if name != FILE and name not in contained and isinstance(saved, SavedState):
+            is_newer = ours is not None and saved.wall_ns >= ours.wall_ns
+            contained.update(other for other in saved.absorbed if other != FILE or is_newer)
+    return contained
+
+
+def problem_of(exc: Exception) -> str:
+    """Return the text of an error."""
+    return str((isinstance(exc, OSError) and exc.strerror) or exc or type(exc).__name__)
+
+
+def unlinked(path: Path) -> bool:
+    """Remove a file; return False if it is still there."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True
