@@ -28,7 +28,7 @@ ENCODED = {"no UTF-8": "%ff%fe", "surrogate": "%ed%a0%80", "cut escape": "%", "w
 VALUES = {name: quote(value, safe="") for name, value in DECODED.items()} | ENCODED
 COMPARED = frozenset(
     {"id", "relay", "tenant", "model", "route", "arm", "label", "endpoint", "dialect", "method", "path",
-     "request_id", "upstream_request_id", "trace_id", "content_type", "finish_reason", "clock",
+     "request_id", "upstream_request_id", "trace_id", "pair_id", "content_type", "finish_reason", "clock",
      "service_tier", "service_tier_requested"}
 )  # fmt: skip
 """Parameters whose value is compared and nothing else: each value is valid."""

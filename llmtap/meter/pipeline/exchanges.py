@@ -24,7 +24,7 @@ from aiohttp import web
 
 from llmtap.clock import Clock
 from llmtap.exchange.bounds import memory_bytes
-from llmtap.exchange.exchange import OUTPUT, Exchange
+from llmtap.exchange.exchange import BACK, FRONT, OUTPUT, Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome, Reading
 from llmtap.export.sinks import SeriesKey
@@ -119,10 +119,17 @@ def read_reading(field: str, value: str) -> Reading:
         raise BadQuery(field, f"expected one of {', '.join(Reading)}, got {short_repr(value)}") from None
 
 
+def _read_side(field: str, value: str) -> str:
+    if value not in (FRONT, BACK):
+        raise BadQuery(field, f"expected {FRONT} or {BACK}, got {short_repr(value)}")
+    return value
+
+
 FILTERS: Final[Mapping[str, Callable[[str, str], object]]] = {
     **dict.fromkeys(("id", "relay"), read_text),
     "seq": read_count,
-    **dict.fromkeys(("side", "pair_id"), read_text),
+    "side": _read_side,
+    "pair_id": read_text,
     **dict.fromkeys(
         (
             "tenant",
