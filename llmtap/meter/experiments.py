@@ -174,6 +174,7 @@ class _SavedExperiment(Struct, array_like=True):
     stage_since_ns: int
     between_stages: int
     earlier_stages: list[dict[str, object]]
+    stage_age_ns: int
 
 
 _encode: Final = msgpack.Encoder().encode
@@ -202,9 +203,12 @@ class Experiments:
         """
         experiment = None if self._configured is None else self._configured.at_stage(stage)
         self.experiment = experiment
-        self._stage, self._stage_ns = stage, self._clock.mono_ns()
-        self._stage_since_ns = self._clock.wall_ns()
+        self._stage = stage
+        self._begin_stage_time()
+        self._settled_ns = self._stage_ns + SETTLE_NS if stage else 0
         self._between_stages = 0
+        self._unjudged = [] if experiment is None else experiment.stop_worse
+        """Figures of `stop_worse` that could not be judged at the last check."""
         arms = [] if experiment is None else experiment.arms
         single = experiment is None or experiment.unit == "request"
         self._arms = {
@@ -217,31 +221,36 @@ class Experiments:
         self._is_rest = False
         """The units were already exported."""
 
+    def _begin_stage_time(self) -> None:
+        self._stage_ns, self._stage_since_ns = self._clock.mono_ns(), self._clock.wall_ns()
+
     @property
     def switched(self) -> tuple[bool, int, int]:
         """State of the switch, wall time in ns since which it holds, and number of the stage."""
         return self._is_on, self._since_ns, self._stage
 
     def _is_of_stage(self, t_ns: int) -> bool:
-        return self._stage == 0 or t_ns >= self._stage_ns + SETTLE_NS
+        return t_ns >= self._settled_ns
 
     def _advance(self) -> None:
-        """Begin the next stage if this one lasted long enough, and has units enough for `stop_worse`."""
-        e, now_ns = self.experiment, self._clock.mono_ns()
+        """Begin the next stage if this one lasted long enough, each figure of `stop_worse` could be judged,
+        and the units are split as configured."""
+        e = self.experiment
         if e is None or self._stage + 1 >= len(e.stages) or self.state != "running":
             return
-        units = min(arm.sample.figures["failed"].units for arm in self._arms.values())
-        if now_ns - self._stage_ns < e.stage_time or units < FIRST_LOOK:
+        if self._unjudged or self._clock.mono_ns() - self._stage_ns < e.stage_time:
             return
-        result = _experiment_result(
-            e, {name: arm.copy() for name, arm in self._arms.items()}, self._ratio_p, capped=False
-        )
+        self._watch_ratio()
+        if self._ratio_p <= RATIO_ALPHA:
+            return
+        arms = {name: arm.copy() for name, arm in self._arms.items()}
+        result = _experiment_result(e, arms, self._ratio_p, self._is_capped)
         self._earlier_stages.append(
             {
                 "number": self._stage + 1, "share": e.stages[self._stage],
                 "from": _rfc3339_text(self._stage_since_ns), "to": _rfc3339_text(self._clock.wall_ns()),
                 "units": {name: arm.units for name, arm in self._arms.items()},
-                "differences": result["differences"],
+                "differences": result["differences"], "sample_ratio": result["sample_ratio"],
             }
         )  # fmt: skip
         self._begin_stage(self._stage + 1)
@@ -274,6 +283,7 @@ class Experiments:
                 self._ratio_p, self._stop_report,
                 [] if self._units is None or self._is_rest else [*self._units], arms,
                 self._stage_since_ns, self._between_stages, self._earlier_stages,
+                self._clock.mono_ns() - self._stage_ns,
             )
         )  # fmt: skip
         return lambda: packed
@@ -321,24 +331,26 @@ class Experiments:
         if stage is not None and stage >= self._stage:
             if stage > self._stage:
                 self._begin_stage(stage)
-            ago_ns = self._clock.wall_ns() - saved.stage_since_ns
-            self._stage_since_ns, self._stage_ns = saved.stage_since_ns, self._clock.mono_ns() - ago_ns
             self._earlier_stages = saved.earlier_stages
+            if self._by == "config" or saved.since_ns >= self._since_ns:  # it was not switched here since
+                # The time without a meter does not count.
+                self._stage_ns = self._clock.mono_ns() - saved.stage_age_ns
+                self._stage_since_ns = saved.stage_since_ns
+                self._settled_ns = self._stage_ns + SETTLE_NS if stage else 0
         return stage
 
     def _absorb_switch(self, saved: _SavedExperiment) -> None:
-        if self._by != "config":
-            return  # it was switched here, which is newer
-        self._set(saved.is_on, saved.switched_by, saved.since_ns)
+        if self._by == "config":  # otherwise, it was switched here, which is newer
+            self._is_on, self._by, self._since_ns = saved.is_on, saved.switched_by, saved.since_ns
+        self._send_word()
 
     def switch(self, on: bool, by: str = "api") -> None:
         """Send the switch word to every relay, now and when it connects."""
         assert self.experiment is not None
         log.warning("event=experiment_switched name=%s on=%s by=%s", self.experiment.name, on, by)
-        self._set(on, by, self._clock.wall_ns())
-
-    def _set(self, on: bool, by: str, since_ns: int) -> None:
-        self._is_on, self._by, self._since_ns = on, by, since_ns
+        if on and not self._is_on:
+            self._begin_stage_time()
+        self._is_on, self._by, self._since_ns = on, by, self._clock.wall_ns()
         self._send_word()
 
     def join(self, word: int, send: Send) -> None:
@@ -348,10 +360,13 @@ class Experiments:
         self._sends.append(send)
         experiment_id, on = read_switch(word)
         stage = self._configured.stage_of(experiment_id) if word else None
-        if stage is not None and stage > self._stage:
+        is_later = stage is not None and stage > self._stage
+        if stage is not None and is_later:
             self._begin_stage(stage)
         if stage == self._stage and self._by == "config" and on != self._is_on:
             self.switch(on, "relay")
+        elif is_later:
+            self._send_word()
         else:
             send(switch_word(self.experiment.id, self._is_on))
 
@@ -437,7 +452,10 @@ class Experiments:
             arm.chunking["single_token_chunks"] += sum(1 for size in sizes if size == 1)
 
     def _stop_worse(self) -> None:
-        """End the experiment if an arm is worse than the control. Error probability: at most alpha."""
+        """End the experiment if an arm is worse than the control. Error probability: at most alpha.
+
+        Note which figures cannot be judged yet.
+        """
         e = self.experiment
         if e is None or not e.stop_worse or self.state != "running":
             return
@@ -445,6 +463,7 @@ class Experiments:
         others = [name for name in figures if name != e.control]
         # Bonferroni: divide by the number of tests, in all stages.
         alpha = e.alpha / (len(e.stop_worse) * len(others) * max(1, len(e.stages)))
+        unjudged = []
         for name in others:
             for figure in e.stop_worse:
                 metric, _, quantile = figure.partition(".")
@@ -463,6 +482,10 @@ class Experiments:
                     }  # fmt: skip
                     self.switch(False, "stop_worse")
                     return
+                units = min(arm.units, control.units)
+                if units < FIRST_LOOK or d is None or (d.p is None and d.anytime is None):
+                    unjudged.append(figure)
+        self._unjudged = unjudged
 
     def results(self) -> Callable[[], dict[str, object]]:
         """Return the public JSON of `/api/v1/experiment`, as work for any thread."""
@@ -479,28 +502,44 @@ class Experiments:
         }  # fmt: skip
         arms = {name: arm.copy() for name, arm in self._arms.items()}
         ratio_p = self._ratio_p if self._shares_known else None
-        capped = self._units is not None and len(self._units) >= UNITS_MAX
+        capped = self._is_capped
         return lambda: {**about, **_experiment_result(e, arms, ratio_p, capped)}
+
+    @property
+    def _is_capped(self) -> bool:
+        return self._units is not None and len(self._units) >= UNITS_MAX
 
     def _stage_document(self, e: Experiment) -> dict[str, object] | None:
         if not e.stages:
             return None
         arm = next(name for name in self._arms if name != e.control)
         share, n, since = e.stages[self._stage], len(e.stages), _rfc3339_text(self._stage_since_ns)
-        sentence = (
-            f"Stage {self._stage + 1} of {n}: {arm} gets {100 * share:.4g} % of the units since {since}."
-        )
-        if self._stage + 1 < n and self._stop_report is None:
-            following = f"{100 * e.stages[self._stage + 1]:.4g} %"
-            due = _rfc3339_text(self._stage_since_ns + e.stage_time)
-            sentence += (
-                f" The next stage ({following}) begins at {due} or later, with {FIRST_LOOK} units in each"
-                " arm, if no arm is worse."
-            )
+        sentence = f"Stage {self._stage + 1} of {n}: {arm} gets {100 * share:.4g} % of the units"
+        if self.state != "running":
+            sentence += ", but the experiment does not run now."
+        elif self._stage + 1 == n:
+            sentence += f" since {since}."
+        else:
+            sentence += f" since {since}. {self._next_stage_text(e)}"
         return {
             "number": self._stage + 1, "of": n, "share": share, "since": since, "sentence": sentence,
             "between_stages": self._between_stages, "earlier": list(self._earlier_stages),
         }  # fmt: skip
+
+    def _next_stage_text(self, e: Experiment) -> str:
+        following = f"The next stage ({100 * e.stages[self._stage + 1]:.4g} %)"
+        if self._ratio_p <= RATIO_ALPHA:
+            return f"{following} does not begin, because the units are not split as configured."
+        left_ns = e.stage_time - (self._clock.mono_ns() - self._stage_ns)
+        text = f"{following} begins if no arm is worse"
+        if left_ns > 0:
+            text += f", at {_rfc3339_text(self._clock.wall_ns() + left_ns)} or later"
+        if self._unjudged:
+            text += (
+                f". These figures cannot be judged yet: {', '.join(self._unjudged)} (each needs {FIRST_LOOK}"
+                " units in each arm; a high percentile needs more)"
+            )
+        return f"{text}."
 
 
 def _metric_values(x: Exchange, m: Measured) -> Iterator[tuple[str, Sequence[int]]]:

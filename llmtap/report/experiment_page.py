@@ -129,7 +129,7 @@ def _stages(experiment: _Json) -> Iterator[Section]:
         return
     arm = next(name for name in experiment["arms"] if name != experiment["control"])
     now = {
-        "number": stage["number"], "share": stage["share"], "from": stage["since"], "to": "running",
+        "number": stage["number"], "share": stage["share"], "from": stage["since"], "to": experiment["state"],
         "units": experiment["sample_ratio"]["units"], "differences": experiment["differences"],
     }  # fmt: skip
     rows = []

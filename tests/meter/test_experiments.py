@@ -20,6 +20,7 @@ from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.assembler import Assembler
 from llmtap.meter.pipeline.exchanges import Query
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
+from llmtap.meter.tenants import Labels
 from llmtap.metrics.latency import measure
 from llmtap.report.experiment import experiment_lines
 from llmtap.units import Duration
@@ -337,9 +338,8 @@ MINUTE = 60 * S
 
 def ramp(**options: Any) -> tuple[Experiments, ManualClock, list[int]]:
     clock = ManualClock(now_ns=S)
-    experiment = an_experiment(
-        A, B, schedule="10%, 50%", stop_worse=["failed"], stage_time=Duration(10 * MINUTE), **options
-    )
+    options = {"stop_worse": ["failed"], **options}
+    experiment = an_experiment(A, B, schedule="10%, 50%", stage_time=Duration(10 * MINUTE), **options)
     view, words = Experiments(experiment, clock), list[int]()
     view.join(0, words.append)
     return view, clock, words
@@ -360,6 +360,7 @@ def send_units(view: Experiments, n: int, share: float, failing: float = 0.0, ar
 
 def test_a_ramp_begins_its_next_stage_with_time_and_units_and_an_empty_comparison() -> None:
     view, clock, words = ramp()
+    assert view.experiment is not None
     send_units(view, 640, 0.1)
     assert results_of(view)["stage"]["number"] == 1, "the stage is too short"
     clock.advance(10 * MINUTE)
@@ -377,6 +378,7 @@ def test_a_ramp_begins_its_next_stage_with_time_and_units_and_an_empty_compariso
     (earlier,) = stage["earlier"]
     assert (earlier["number"], earlier["share"], sum(earlier["units"].values())) == (1, 0.1, 704)
     assert earlier["differences"]["b"]["failed"]["share"]["difference"] == 0
+    assert (earlier["sample_ratio"]["units"], earlier["sample_ratio"]["alarm"]) == (earlier["units"], False)
     # The last stage goes on.
     clock.advance(20 * MINUTE)
     send_units(view, 640, 0.5, arrival_ns=clock.now_ns)
@@ -411,6 +413,68 @@ def test_a_ramp_does_not_go_on_with_a_worse_arm_or_too_few_units() -> None:
     assert out["stopped"]["figure"] == "failed" and not read_switch(words[-1])[1]
 
 
+def test_the_time_of_a_stage_begins_when_the_experiment_is_switched_on() -> None:
+    view, clock, _ = ramp(enabled=False)
+    clock.advance(10 * MINUTE)
+    assert "does not run" in results_of(view)["stage"]["sentence"]
+    for _ in range(2):  # also after a pause
+        view.switch(True)
+        since = results_of(view)["since"]
+        clock.advance(10 * MINUTE - 1)
+        send_units(view, 640, 0.1)
+        stage = results_of(view)["stage"]
+        assert (stage["number"], stage["since"]) == (1, since)
+        view.switch(False)
+        clock.advance(MINUTE)
+    view.switch(True)
+    clock.advance(10 * MINUTE)
+    send_units(view, 64, 0.1)
+    assert results_of(view)["stage"]["number"] == 2
+
+
+def test_the_time_without_a_meter_does_not_count_for_a_stage() -> None:
+    view, clock, _ = ramp()
+    clock.advance(4 * MINUTE)
+    send_units(view, 640, 0.1)
+    packed = view.export()()
+    since = results_of(view)["stage"]["since"]
+    clock.advance(60 * MINUTE)
+    restarted = Experiments(view.experiment, clock)
+    assert restarted.absorb(packed, 0, Labels(1, 1, 1)) == []
+    for passed_ns, number in ((6 * MINUTE - 1, 1), (1, 2)):
+        clock.advance(passed_ns)
+        assert results_of(restarted)["stage"]["since"] == since
+        send_units(restarted, 64, 0.1)
+        assert results_of(restarted)["stage"]["number"] == number
+
+
+@pytest.mark.parametrize(
+    ("figures", "n", "unjudged"),
+    [
+        (["failed", "e2e.p50", "e2e.p95", "e2e.p99"], 1_280, "e2e.p95, e2e.p99"),
+        (["false_positives", "failed"], 1_280, "false_positives"),
+        (["e2e.p50"], 1_280, None),
+    ],
+)
+def test_a_ramp_waits_for_each_figure_of_stop_worse(figures: list[str], n: int, unjudged: str | None) -> None:
+    view, clock, _ = ramp(stop_worse=figures)
+    clock.advance(10 * MINUTE)
+    send_units(view, n, 0.1)
+    stage = results_of(view)["stage"]
+    assert stage["number"] == (2 if unjudged is None else 1)
+    if unjudged is not None:
+        assert f"cannot be judged yet: {unjudged} (" in stage["sentence"]
+
+
+def test_a_ramp_waits_while_the_split_is_wrong() -> None:
+    view, clock, _ = ramp()
+    clock.advance(10 * MINUTE)
+    send_units(view, 640, 0.5)
+    out = results_of(view)
+    assert (out["sample_ratio"]["alarm"], out["stage"]["number"]) == (True, 1)
+    assert "does not begin, because the units are not split as configured" in out["stage"]["sentence"]
+
+
 def test_a_restarted_meter_learns_the_stage_from_a_relay() -> None:
     view, _, words = ramp()
     assert view.experiment is not None
@@ -421,6 +485,21 @@ def test_a_restarted_meter_learns_the_stage_from_a_relay() -> None:
     view.join(switch_word(view.experiment.id - 1, True), words.append)
     assert read_switch(words[-1])[0] == view.experiment.id
     assert results_of(view)["stage"]["number"] == 2
+
+
+def test_a_stage_that_a_relay_or_the_state_knows_goes_to_the_relays_before_it() -> None:
+    view, _, before = ramp()
+    assert view.experiment is not None
+    old, new = switch_word(view.experiment.id, True), switch_word(view.experiment.id + 1, True)
+    later: list[int] = []
+    view.join(new, later.append)
+    assert (before, later) == ([old, new], [new])
+    packed = view.export()()
+    view, _, before = ramp()
+    assert view.experiment is not None
+    view.switch(False)
+    view.absorb_switch(packed)
+    assert before == [old, switch_word(view.experiment.id - 1, False), switch_word(view.experiment.id, False)]
 
 
 def test_equal_arms_are_seldom_stopped() -> None:

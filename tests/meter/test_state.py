@@ -556,7 +556,7 @@ def test_a_folder_that_cannot_be_made_is_counted_and_nothing_else(tmp_path: Path
     play(scene)
 
 
-LAYOUT = "688eb9ca2af7f137"
+LAYOUT = "a3e58fe2e93df08b"
 """Digest of the fields of all that a file contains."""
 
 

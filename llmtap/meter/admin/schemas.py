@@ -424,7 +424,7 @@ _OBJECTS: Final = {
         share number: Share of the changed arm.
         since sentence text
         between_stages count: Requests left out, since they arrived just after the begin of the stage.
-        earlier list:any: Finished stages, with number, share, from, to, units and differences.""",
+        earlier list:any: Finished stages, with number, share, from, to, units, differences, sample ratio.""",
     "Caution": """
         arm text
         metrics list:text
