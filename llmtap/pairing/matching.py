@@ -300,7 +300,7 @@ class Finder:
                 candidates = chosen
                 evidence.append(step)
         if len(candidates) > 1:
-            # Two of them suffice, since an alignment takes 50 us.
+            # The second one decides: more alignments would change nothing.
             possible = list(islice((one for one in candidates if self._is_possible(one, back)), 2))
             if len(possible) == 1:
                 candidates = possible
@@ -324,7 +324,11 @@ class Finder:
 def _same_text(candidates: list[Exchange], back: Exchange) -> list[Exchange]:
     """Return the candidates with the same text. If none has it, return the one that shares the longest
     beginning with this text, if that is longer than any other by `TEXT_BLOCKS_MIN` blocks."""
-    equal = [front for front in candidates if compare_text(front, back).relation is TextRelation.EQUAL]
+    equal = [
+        front
+        for front in candidates
+        if front.text_blocks == back.text_blocks and compare_text(front, back).relation is TextRelation.EQUAL
+    ]
     if equal:
         return equal
     lengths = [common_blocks(front, back) for front in candidates]
