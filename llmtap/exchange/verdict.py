@@ -26,7 +26,15 @@ from llmtap.exchange.strings import WORD_CHARS_MAX, holds_key
 from llmtap.json_types import JsonObject
 from llmtap.protocol.delta import USAGE_TOKENS_MAX, Delta, ServerTime, UsageCounts, Verdict
 from llmtap.protocol.server_times import header_times, trailer_times
-from llmtap.protocol.verdicts import INPUT, MODEL_REFUSAL, OUTPUT, PASSED_ON, mark_unknown, reason_kind
+from llmtap.protocol.verdicts import (
+    INPUT,
+    MODEL_REFUSAL,
+    OUTPUT,
+    PASSED_ON,
+    UNKNOWN,
+    mark_unknown,
+    reason_kind,
+)
 
 _WORD: Final = re.compile(rf"[A-Za-z0-9_.:/\-]{{1,{WORD_CHARS_MAX}}}")
 _FIGURE_MAX: Final = 1 << 53
@@ -484,6 +492,9 @@ class Interventions:
                 elif x.tokens.output == 0:
                     verdict.kind, verdict.phase = INPUT, "input"
                     verdict.detail = {"why": "no text and completion_tokens 0"}
+        if verdict.phase == UNKNOWN and (phase := self._phase_of_header()) is not None:
+            verdict.kind, verdict.phase = None, phase
+            verdict.detail = {"header": APPLIED_GUARDRAILS.decode()}
         if verdict.phase is None:
             # The signal does not name the phase. Use the phase of a header, if any. Else the phase is
             # `output` if text came before the signal, or if the answer is a stream and the signal is no error

@@ -233,14 +233,15 @@ def _burn_expr(slo: SloClass, alarm: Alarm, job: str, scope: _Scope) -> str:
 def _burn_alert(slo: SloClass, alarm: Alarm, job: str, scope: _Scope) -> Rule:
     """Return the alert rule of an alarm. The value of the alert is the burn rate over the long window.
 
-    The alarm of a class `per = "tenant"` rings only if two tenants burn: else that of the tenant rings.
+    The alarm of a class `per = "tenant"` is silent if exactly one tenant's rings. It also rings if none
+    does: many tenants, each with few exchanges, may burn the budget together.
     """
     long, short = window_name(alarm.long_ns), window_name(alarm.short_ns)
     factor = f"{alarm.factor:.10g}"
     expr = _burn_expr(slo, alarm, job, scope)
     if slo.per_tenant and scope is _CLASS:
         tenants = textwrap.indent(_burn_expr(slo, alarm, job, _TENANT), "  ")
-        expr += f"and on ()\ncount(\n{tenants}) > 1\n"
+        expr += f"unless on ()\ncount(\n{tenants}) == 1\n"
     owner = slo.name if scope is _CLASS else f"{{{{ $labels.tenant }}}} ({slo.name})"
     days = PERIOD_DAYS / alarm.factor
     return _alert_rule(

@@ -229,7 +229,7 @@ def _class_to_dict(
             for tenant, own in by_tenant.items()
             if (one := _alarm_to_dict(slo, alarm, own, tenant))["ringing"]
         ]
-        of_class["ringing"] = of_class["ringing"] and len(of_tenants) > 1
+        of_class["ringing"] = of_class["ringing"] and len(of_tenants) != 1
         if not of_class["ringing"]:
             alarms += of_tenants
     return {

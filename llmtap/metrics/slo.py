@@ -196,8 +196,8 @@ class SloClass:
     unreachable: tuple[Alarm, ...]
     """Standard pages that cannot ring."""
     per_tenant: bool = False
-    """Each tenant has an error budget. The alarms of the class then ring only if those of two tenants do, so
-    that one cause raises one alarm."""
+    """Each tenant has an error budget. An alarm of the class is then silent if that of exactly one tenant
+    rings, so that one cause raises one alarm."""
 
     @classmethod
     def of(cls, name: str, options: SloOptions) -> "SloClass":

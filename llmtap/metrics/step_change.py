@@ -274,6 +274,10 @@ class StepDetector:
         self._accept(now_ns)
         return self.step
 
+    def judged_step(self, now_ns: int) -> StepChange | None:
+        """Return the step that goes on; None also if there are too few streams to judge it."""
+        return None if self.state(now_ns) is StepState.FEW else self.open_step
+
     def history_ns(self, now_ns: int) -> int:
         """Return the length of the history."""
         return min(now_ns - self.start_ns, DAYS * DAY_NS)

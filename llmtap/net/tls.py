@@ -143,7 +143,7 @@ def server_context(certificate: str, key: str, prefix: str = "relay.tls_") -> ss
     except (ssl.SSLError, OSError) as exc:
         raise ConfigError(
             f"{prefix}certificate",
-            f"{certificate} cannot be loaded with the key {key}: {exc}",
+            f"{certificate} cannot be loaded with {prefix}key = {key}: {exc}",
             "both must be PEM files, and the key must belong to the certificate",
         ) from None
     return context

@@ -14,6 +14,7 @@ from typing import Any, Final
 from rich.cells import cell_len
 
 from llmtap.errors import printable
+from llmtap.metrics.step_change import StepState
 from llmtap.report.values import at, figure_text, milliseconds, number
 
 NOTHING: Final = "-"
@@ -264,7 +265,7 @@ def warnings_of(summary: Mapping[str, Any]) -> list[str]:
     risen = [
         f"TTFT HAS RISEN: {visible_text(model['sentence'], _SENTENCE_CHARS)}"
         for model in models
-        if at(model, "step") and at(model, "step", "until") is None
+        if at(model, "step") and at(model, "step", "until") is None and at(model, "state") != StepState.FEW
     ]
     if "relays" not in summary:
         return risen + paused

@@ -13,6 +13,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, Final
 
+from llmtap.errors import printable
 from llmtap.exchange.outcome import FAILED
 from llmtap.metrics.deadlines import READER_NS_PER_TOKEN
 from llmtap.report.experiment import experiment_lines
@@ -346,7 +347,6 @@ VIEWS: Final = (
 
 EVENTS_MAX: Final = 1_000
 """Maximum number of events of one exchange that are shown."""
-_URL_CHARS: Final = 200
 OUTPUT: Final = frozenset({"content", "tool_call", "reasoning", "refusal"})
 
 
@@ -459,6 +459,6 @@ def fact_lines(x: Mapping[str, Any]) -> Iterator[str]:
             delivered, server = (milliseconds(held.get(f"{name}_{side}")) for side in ("delivered", "server"))
             yield f"{title} delivered {delivered} ms, of the server alone at least {server} ms"
     if x.get("trace_url") is not None:
-        yield f"trace {visible_text(x['trace_url'], _URL_CHARS)}"
+        yield f"trace {printable(x['trace_url'])}"
     if x.get("uncertainty") is not None:
         yield f"uncertainty {milliseconds(x['uncertainty'])} ms"

@@ -43,6 +43,6 @@ def test_options_of_other_reports_are_refused(captures: list[Path], call: Call, 
     assert code == 2 and "cannot be combined with --pair" in err
 
 
-def test_one_capture_is_not_enough(captures: list[Path], call: Call) -> None:
+def test_a_capture_of_one_side_is_not_enough(captures: list[Path], call: Call) -> None:
     code, _, err = call("report", captures[0], "--pair")
-    assert code == 2 and "needs two captures, got 1" in err
+    assert code == 2 and "front: does not have both sides of a gateway" in err

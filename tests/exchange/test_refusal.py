@@ -117,6 +117,22 @@ def test_an_unknown_stage_has_its_reason() -> None:
         assert x.refusal["detail"]["stage"] == "unknown" and x.refusal["detail"]["why"]
 
 
+@pytest.mark.parametrize("reason", ["content_filter", "guardrail_intervened"])
+@pytest.mark.parametrize(
+    ("guardrails", "phase"), [("presidio-pre-call", "input"), ("bedrock-post-call", "output")]
+)
+def test_the_header_of_a_gateway_shows_the_stage_that_the_reason_does_not(
+    reason: str, guardrails: str, phase: str
+) -> None:
+    header = "x-litellm-applied-guardrails"
+    x = observe(chunk(ROLE), chunk({}, reason), headers={header: guardrails})
+    assert x.refusal is not None and x.guardrail is not None
+    assert (x.refusal["kind"], x.guardrail["phase"]) == (f"{phase}_guardrail", phase)
+    assert x.refusal["detail"] == {"event": 1, "value": reason, "header": header} | (
+        {"substituted": True} if reason == "guardrail_intervened" else {}
+    )
+
+
 def error(message: str = "m", **fields: Any) -> dict[str, Any]:
     return {"error": {"message": message, **fields}}
 

@@ -61,10 +61,11 @@ def test_a_template_has_the_alarms_of_the_class_and_of_its_tenants() -> None:
     made = alerts(gold=EACH)
     assert [rule["labels"]["long"] for rule in made] == ["1h", "6h", "1d", "3d"] * 2
     for of_class, of_tenant in zip(made[:4], made[4:], strict=True):
-        # The class rings only while the alarm of two tenants does, which is the same expression.
+        # The class is silent while the alarm of exactly one tenant rings, which is the same expression.
         tenants = "".join(line.strip() for line in of_tenant["expr"].splitlines())
         assert tenants in "".join(line.strip() for line in of_class["expr"].splitlines())
-        assert of_class["expr"].endswith(") > 1\n") and "and on (tenant)" in of_tenant["expr"]
+        assert "unless on ()\ncount(\n" in of_class["expr"] and of_class["expr"].endswith(") == 1\n")
+        assert "and on (tenant)" in of_tenant["expr"]
         assert of_class["labels"] | {"per": "tenant"} == of_tenant["labels"]
         assert "$labels.tenant" in of_tenant["annotations"]["summary"]
     assert not any("by_tenant" in name for name in recorded())

@@ -107,6 +107,16 @@ def test_each_tenant_of_a_template_has_a_budget_and_one_cause_one_alarm() -> Non
     assert owners_alarmed(whole) == [(None, "1h"), (None, "6h")]
 
 
+def test_an_outage_of_tenants_with_few_exchanges_each_rings_for_the_class() -> None:
+    clock = ManualClock()
+    slos = book(clock, all=slo(target=0.999, per="tenant"))
+    clock.advance(25 * S)
+    # 20 are too few for an alarm of one tenant, which needs 70 in an hour and 167 in 6 hours.
+    for i in range(2_000):
+        ended(slos, f"t{i % 100}", BAD)
+    assert owners_alarmed(slos) == [(None, "1h"), (None, "6h")]
+
+
 def test_what_a_request_asks_for_itself_comes_first() -> None:
     slos = book(ManualClock(), gold=slo(tenants=("a",)))
     assert ended(slos, "a", GOOD, slo_ttft_ns=50_000_000) is False

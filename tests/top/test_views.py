@@ -165,9 +165,10 @@ def test_relays_that_are_silent_or_gone_and_upstreams_that_are_down_are_told_of(
 
 
 def test_a_model_whose_ttft_has_risen_is_a_line_until_it_returns() -> None:
-    model = {"sentence": "Since 14:05 UTC ...", "step": {"until": None}}
+    model = {"state": "step", "sentence": "Since 14:05 UTC ...", "step": {"until": None}}
     summary = {"ttft_steps": {"models": {"tiny": model, "small": {"sentence": "", "step": None}}}}
     assert warnings_of(summary) == ["TTFT HAS RISEN: Since 14:05 UTC ..."]
+    assert warnings_of({"ttft_steps": {"models": {"tiny": model | {"state": "few"}}}}) == []
     model["step"] = {"until": 1.0}
     assert warnings_of(summary) == []
 
@@ -224,6 +225,11 @@ def test_facts_flow_into_lines_and_are_never_torn() -> None:
     assert flow_lines(message, 15) == ["one · two three", "four", "a fact longer than the line"]
     assert flow_lines(["日本", "語"], 7) == ["日本", "語"], "each letter is two cells wide"
     assert flow_lines([], 10) == []
+
+
+def test_the_address_of_a_trace_is_whole_and_escaped() -> None:
+    url = f"https://traces.example/{'a' * 300}?\x1b[31m"
+    assert list(fact_lines({"trace_url": url}))[-1] == f"trace https://traces.example/{'a' * 300}?\\u001b[31m"
 
 
 MS = 1_000_000

@@ -31,7 +31,7 @@ from llmtap.user_files import read_toml
 Boundary = Literal["model engine", "application gateway", "compound system"]
 
 
-class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Hardware(msgspec.Struct, frozen=True, kw_only=True):
     """Accelerators and their price (`[sut.hardware]`)."""
 
     accelerator: Annotated[str | None, Meta(description="type, such as H100 SXM, or none (5.1.2.3)")] = None
@@ -44,7 +44,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     currency: Annotated[str, Meta(description="currency of the price")] = "USD"
 
 
-class SutTokenizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SutTokenizer(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are counted (IETF 4.4)."""
 
     name: Annotated[str | None, Meta(description="name and version of the tokenizer (4.4.1)")] = None
@@ -59,7 +59,7 @@ class SutTokenizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tools: Annotated[str | None, Meta(description="formatting tokens of tool calls (4.4.3)")] = None
 
 
-class Guardrails(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Guardrails(msgspec.Struct, frozen=True, kw_only=True):
     """Safety systems (IETF 4.8.1)."""
 
     input_filter: Annotated[bool | None, Meta(description="whether prompts are filtered (4.8.1)")] = None
@@ -67,7 +67,7 @@ class Guardrails(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     names: Annotated[list[str], Meta(description="names of the safety systems, if known")] = []
 
 
-class SutClock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SutClock(msgspec.Struct, frozen=True, kw_only=True):
     """Placement of the load generator, and clock synchronisation (IETF 4.7)."""
 
     placement: Annotated[
@@ -78,8 +78,12 @@ class SutClock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     accuracy: Annotated[str | None, Meta(description="estimated accuracy, if remote: 2ms")] = None
 
 
-class Sut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """System under test (`[sut]`). None: not declared."""
+class Sut(msgspec.Struct, frozen=True, kw_only=True):
+    """System under test (`[sut]`). None: not declared.
+
+    `OptionTables` refuses unknown keys of a file. This struct and those in it ignore unknown fields, since
+    they also read the stored results of newer versions.
+    """
 
     boundary: Annotated[Boundary | None, Meta(description="boundary of the SUT (4.1)")] = None
     model: Annotated[str | None, Meta(description="name, version, quantization of the model (5.1.2.3)")] = (

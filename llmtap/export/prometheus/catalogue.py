@@ -270,7 +270,7 @@ SELF: Final[Mapping[str, SelfMetric]] = {
     "ttft_step_ratio": SelfMetric(
         _G,
         "Geometric mean of TTFT since a step, divided by that of the days before at the same load and prompt"
-        " length; only while the step goes on",
+        " length; only while the step goes on and enough streams end to judge it",
         ("model",),
     ),
     "smooth_goodput_tokens_per_second": SelfMetric(

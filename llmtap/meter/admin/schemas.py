@@ -378,7 +378,7 @@ _OBJECTS: Final = {
         sentence text: The same as a sentence.""",
     "TtftStep": """Times in seconds since 1970; TTFT in seconds, as a geometric mean.
         since found number: Its begin, and the time of its report.
-        until number?: Its end; null: it goes on.
+        until number?: Its end; null: it goes on, or is not judged now.
         ratio low high number: TTFT since the step, divided by `baseline`, with its 95 % interval.
         ttft number
         baseline number: TTFT expected from the history for the same load and prompt lengths.

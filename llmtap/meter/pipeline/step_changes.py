@@ -56,10 +56,10 @@ class StepBook:
         detector.add(now_ns, m.ttft_ns, x.tokens.input, x.request_bytes, max(0, now_ns - first_ns))
 
     def ratios(self) -> dict[str, float]:
-        """Return the ratio of each step that goes on, by model."""
+        """Return the ratio of each step that goes on, by model, without models with too few streams."""
         now_ns = self._clock.mono_ns()
-        steps = {model: detector.step_at(now_ns) for model, detector in self._models.items()}
-        return {model: step.ratio for model, step in steps.items() if step and step.until_ns is None}
+        steps = {model: detector.judged_step(now_ns) for model, detector in self._models.items()}
+        return {model: step.ratio for model, step in steps.items() if step is not None}
 
     def to_dict(self) -> dict[str, object]:
         """Return public JSON: for each model its state, as a word and a sentence, and its latest step."""
@@ -94,8 +94,8 @@ class StepBook:
         }
 
     def _sentence(self, name: str, state: StepState, detector: StepDetector, now_ns: int) -> str:
-        step = detector.step
-        if step is not None and step.until_ns is None:
+        step = detector.judged_step(now_ns)
+        if step is not None:
             low, high = step.ratio_interval()
             ttft, baseline = step.ttft_ns / NS_PER_S, step.baseline_ns / NS_PER_S
             return (

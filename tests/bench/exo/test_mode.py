@@ -99,7 +99,7 @@ def test_rates_are_those_of_the_server_s_truth(monkeypatch: pytest.MonkeyPatch) 
         assert report.per_req_tps == max(rate for rate in rates if rate is not None)
         assert report.agg_gen_tps == pytest.approx(3 * report.per_req_tps)
     energy = result.system_metrics.energy
-    assert (energy["average_power_w"], energy["seconds_missing"]) == (pytest.approx(300.0), 0.0)
+    assert (energy.average_power_w, energy.seconds_missing) == (pytest.approx(300.0), 0.0)
     assert json.loads(result.to_json()).keys() == {"runs", "cluster", "system_metrics"}
 
 

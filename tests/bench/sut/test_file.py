@@ -83,6 +83,7 @@ def test_a_flag_names_the_target_over_the_file(tmp_path: Path) -> None:
         ("[targets]\n", 1, "targets", "'target'"),
         ("sut = 3\n", 1, "sut", "[sut]"),
         ('[target]\nmodle = "x"\n', 2, "target.modle", "'target.model'"),
+        ("[sut.hardware]\ncuont = 1\n", 1, "cuont", "count"),
         ("[tests.tttf]\n", 1, "tests.tttf", "'tests.ttft'"),
         ("[tests.ttft]\nrequest = 1\n", 2, "tests.ttft.request", "'tests.ttft.requests'"),
         ('[[tests.fairness.classes]]\nnam = "x"\n', 1, "nam", "'name'"),

@@ -50,7 +50,7 @@ def test_a_sentence_has_the_time_the_ratio_and_the_baseline() -> None:
     assert "Since 23:" in the_model(book)["sentence"]
     assert "UTC the TTFT of tiny is 1.6" in the_model(book)["sentence"]
     assert "the 25 hours before" in the_model(book)["sentence"]
-    clock.advance(3_600 * S)
+    end_streams(book, clock, 3_600 // GAP_S, factor=1.6)
     assert "Since 2023-11-15 23:" in the_model(book)["sentence"], "the day before"
 
 
@@ -66,6 +66,18 @@ def test_a_model_that_is_not_judged_has_its_reason() -> None:
     few = the_model(book)
     assert (few["state"], few["step"]) == (StepState.FEW, None)
     assert book.ratios() == {}
+
+
+def test_a_step_is_not_reported_while_too_few_streams_end() -> None:
+    book = StepBook(clock := ManualClock())
+    rise(book, clock)
+    clock.advance(600 * S)
+    few = the_model(book)
+    assert (few["state"], few["step"]["until"]) == (StepState.FEW, None)
+    assert "not judged now: fewer than 30 streams" in few["sentence"]
+    assert book.ratios() == {}
+    end_streams(book, clock, 60, factor=1.6)
+    assert (the_model(book)["state"], list(book.ratios())) == (StepState.STEP, ["tiny"])
 
 
 def test_a_step_is_the_new_normal_after_a_day_without_traffic_too() -> None:

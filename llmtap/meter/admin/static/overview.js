@@ -378,7 +378,8 @@ function failing(s) {
 
 /** A line of the banner for each model whose TTFT has risen and not returned. */
 function steps({ models }) {
-  return Object.values(models).filter(({ step }) => step && step.until === null).map(({ sentence }) => sentence);
+  const risen = Object.values(models).filter(({ state, step }) => step && step.until === null && state !== "few");
+  return risen.map(({ sentence }) => sentence);
 }
 
 /** A note on exchanges that the figures do not include. */
