@@ -2,18 +2,21 @@
 
 `PairBook` is a sink of the pipeline, and stands before the recorder: it passes an exchange on when its pair
 is known. It keeps a copy of each ended exchange, with hashes of prompt and text under a key of its own, until
-the exchange is in a pair or has none (`pairing/live.py`). It works when a relay of the pair reports, twice a
-second, so that events cost nothing. Imported only with `[pair]`, because numpy takes 20 MB.
+the exchange is in a pair or has none (`pairing/live.py`). It works when the relays of the pair have reported,
+at most twice a second, so that events cost nothing. Long work gives the event loop its turns. Imported only
+with `[pair]`, because numpy takes 20 MB.
 """
 
+import asyncio
 import copy
 import secrets
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from http import HTTPStatus
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -27,6 +30,7 @@ from llmtap.export.prometheus.catalogue import PAIRS, HistogramFamily, Value
 from llmtap.export.prometheus.exposition import Cell
 from llmtap.export.sinks import SeriesKey
 from llmtap.meter.options import PairOptions
+from llmtap.meter.pipeline.assembler import CooperativeYield
 from llmtap.meter.pipeline.exchanges import Streams
 from llmtap.meter.relays import RelayBook
 from llmtap.metrics.catalogue import Unit
@@ -45,6 +49,10 @@ PROMPT_BLOCK_BYTES: Final = 1 << 30
 """The whole prompt is one block, since only its last hash is compared."""
 DELAYS_MAX: Final = 2_000_000
 """Delays of single tokens that are kept of the recent pairs: 16 MB."""
+ERROR: Final = "pairing"
+"""Kind of the errors that are counted here."""
+PERIOD_NS: Final = 500_000_000
+"""Least time between two searches for pairs, on the clock of the relays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +79,27 @@ class PairBook:
     """Pairs since the meter's start, and the figures of the recent ones.
 
     Args:
-        pause: called between pairs, so that relays get the CPU.
+        turns: between its steps, relays and event loop get the CPU.
+        on_error: called with the kind of an error and an exception, which affects one exchange or search.
     """
 
     def __init__(
-        self, options: PairOptions, relays: RelayBook, streams: Streams, pause: Callable[[], object]
+        self,
+        options: PairOptions,
+        relays: RelayBook,
+        streams: Streams,
+        turns: CooperativeYield,
+        on_error: Callable[[str, BaseException], None],
     ) -> None:
         self._options = options
         self._relays = relays
         self._streams = streams
-        self._pause = pause
+        self._turns = turns
+        self._on_error = on_error
+        self._work: Iterator[None] | None = None
+        """Rest of the present search; None: it is complete."""
+        self._searched_ns: int | None = None
+        """Time up to which all events were known at the latest search."""
         self.recorder: Recorder | None = None
         key = secrets.token_bytes(16)
         self._text_key = key
@@ -118,28 +137,67 @@ class PairBook:
         add(self._copy(x))
 
     def advance(self) -> None:
-        """Pair what can be paired now; called when a relay of the pair reports."""
-        known_ns = self._relays.known_ns()
-        if known_ns is None or not (len(self._matcher) or self._requests):
-            return
-        fronts: list[OpenExchange] = []
-        backs: list[OpenExchange] = []
-        requests: dict[str, _Request] = {}
-        for observer, _ in self._streams.open_exchanges():
-            x = observer.exchange
-            if x.side is None or x.call is not None or x.status == HTTPStatus.SWITCHING_PROTOCOLS:
-                continue
-            request = self._requests.get(x.id)
-            if request is not None:
-                requests[x.id] = request
-            open_now = open_exchange(x, None if request is None else request.shape)
-            (fronts if x.side == FRONT else backs).append(open_now)
-        self._requests = requests  # without those that were discarded
-        self._take(self._matcher.advance(known_ns, fronts, backs))
+        """Pair what can be paired now; called when a relay of the pair reports. Never raises."""
+        if self._work is not None:
+            return  # the event loop continues it
+        known_ns, before_ns = self._relays.known_ns(), self._searched_ns
+        if known_ns is None or (before_ns is not None and abs(known_ns - before_ns) < PERIOD_NS):
+            self._work = self._clean_up()
+        else:
+            self._searched_ns = known_ns
+            self._work = self._search(known_ns)
+        self._continue()
 
     def close(self) -> None:
-        """Pair the rest: no exchange is under way any more."""
-        self._take(self._matcher.close())
+        """Pair the rest: no exchange is under way any more. Never raises."""
+        work, self._work = self._work, None
+        try:
+            for _ in chain(work or (), self._settle(self._matcher.close())):
+                self._turns.pause()
+        except Exception as error:
+            self._on_error(ERROR, error)
+
+    def _continue(self, *, turn: bool = False) -> None:
+        """Work until the event loop must run, and then in its next round. `turn`: a round begins."""
+        if turn:
+            self._turns.begin_turn()
+        try:
+            for _ in self._work or ():
+                self._turns.pause()
+                if self._turns.loop_is_due and (loop := _running_loop()) is not None:
+                    loop.call_soon(partial(self._continue, turn=True))
+                    return
+        except Exception as error:  # the next search continues
+            self._on_error(ERROR, error)
+        self._work = None
+
+    def _clean_up(self) -> Iterator[None]:
+        """Pass on what was left out, and forget the requests of discarded exchanges."""
+        yield from self._settle(self._matcher.left_out())
+        if len(self._requests) > len(self._streams):
+            yield from self._open_exchanges([], [])
+
+    def _search(self, known_ns: int) -> Iterator[None]:
+        yield from self._settle(self._matcher.left_out())
+        if len(self._matcher) or self._requests:
+            fronts: list[OpenExchange] = []
+            backs: list[OpenExchange] = []
+            yield from self._open_exchanges(fronts, backs)
+            yield from self._settle(self._matcher.advance(known_ns, fronts, backs))
+
+    def _open_exchanges(self, fronts: list[OpenExchange], backs: list[OpenExchange]) -> Iterator[None]:
+        """Append the exchanges under way on both sides, and forget the requests of discarded ones."""
+        discarded = set(self._requests)
+        for observer, _ in self._streams.open_exchanges():
+            x = observer.exchange
+            if x.side is not None and x.call is None and x.status != HTTPStatus.SWITCHING_PROTOCOLS:
+                discarded.discard(x.id)
+                request = self._requests.get(x.id)
+                open_now = open_exchange(x, None if request is None else request.shape)
+                (fronts if x.side == FRONT else backs).append(open_now)
+            yield
+        for id_ in discarded:
+            self._requests.pop(id_, None)
 
     def _copy(self, x: Exchange) -> Exchange:
         """Return a copy for the matcher, and take from the exchange what a capture may not store."""
@@ -155,32 +213,39 @@ class PairBook:
             log.chars = array("l")
         return ours
 
-    def _take(self, decided: Iterable[Pair | Unpaired]) -> None:
+    def _settle(self, decided: Iterable[Pair | Unpaired | None]) -> Iterator[None]:
+        """Count what was decided, and pass it on."""
         for one in decided:
             if isinstance(one, Pair):
                 self._add_pair(one)
-            else:
+            elif one is not None:
                 x = one.exchange
+                if one.error is not None:
+                    self._on_error(ERROR, one.error)
                 assert x.side is not None
                 self.counts.left[_reason(one.reason, x.side)] += 1
                 self._pass_on(self._ended.pop(x.id))
-            self._pause()
+            yield
 
     def _add_pair(self, pair: Pair) -> None:
-        figures = figures_of(pair, SAME_CLOCK)
-        self.counts.add(figures)
-        front = self._ended.pop(pair.front.id)
         id_ = pair.front.id
-        front.exchange.pair = PairMember(id_, figures=dict(_values_of(figures)))
-        self._record(figures, front.key.model)
-        self._pass_on(front)
-        for attempt, match in zip(figures.attempts, pair.matches, strict=True):
-            back = self._ended.pop(match.back.id)
-            back.exchange.pair = PairMember(
-                id_, attempt.role.value, tuple(one.value for one in match.evidence)
-            )
-            self._pass_on(back)
-        self._keep(figures)
+        front, backs = self._ended.pop(id_), [self._ended.pop(back.id) for back in pair.backs]
+        front.exchange.pair = PairMember(id_)
+        for back, match in zip(backs, pair.matches, strict=True):
+            back.exchange.pair = PairMember(id_, evidence=tuple(one.value for one in match.evidence))
+        try:
+            figures = figures_of(pair, SAME_CLOCK)
+            front.exchange.pair = PairMember(id_, figures=dict(_values_of(figures)))
+            for attempt, back in zip(figures.attempts, backs, strict=True):
+                assert back.exchange.pair is not None
+                back.exchange.pair = replace(back.exchange.pair, role=attempt.role.value)
+            self.counts.add(figures)
+            self._record(figures, front.key.model)
+            self._keep(figures)
+        except Exception as error:  # a pair without figures
+            self._on_error(ERROR, error)
+        for ended in (front, *backs):
+            self._pass_on(ended)
 
     def _record(self, figures: MeasuredPair, model: str) -> None:
         for name in PAIRS:
@@ -208,8 +273,12 @@ class PairBook:
             self._delays -= _delays_of(self._recent.popleft())
 
     def _pass_on(self, ended: _Ended) -> None:
-        if self.recorder is not None:
+        if self.recorder is None:
+            return
+        try:
             self.recorder.on_end(ended.exchange, ended.measured, ended.key, ended.met)
+        except Exception as error:  # it affects this exchange only
+            self._on_error("listener", error)
 
     # ---------------------------------------------------------------- /metrics and the API
 
@@ -249,6 +318,14 @@ class PairBook:
             return {**summary, "waiting": waiting, "recent": newest}
 
         return work
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop of this thread; None if a caller without one processes frames at once."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _reason(leftover: Leftover, side: str) -> str:

@@ -123,7 +123,9 @@ def make_pipeline(setup: MeterSetup, clock: Clock) -> tuple[ExchangePipeline, En
         # Imported only for pairs: numpy takes 20 MB and 100 ms.
         from llmtap.meter.pairs import PairBook
 
-        pipeline.pair_with(PairBook(setup.pair, pipeline.relays, pipeline.streams, pipeline.turns.pause))
+        pipeline.pair_with(
+            PairBook(setup.pair, pipeline.relays, pipeline.streams, pipeline.turns, pipeline.on_error)
+        )
     return pipeline, encode
 
 

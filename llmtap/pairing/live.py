@@ -6,7 +6,8 @@ front as soon as all exchanges of the back that may belong to it are decided. So
 it give the same pairs. What waits is bounded: beyond the bound, the oldest is left out and counted.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -14,15 +15,13 @@ from typing import Final, NamedTuple
 
 from llmtap.exchange.bounds import memory_bytes
 from llmtap.exchange.exchange import Exchange, RequestShape
-from llmtap.pairing.matching import KEYS, Evidence, Match, Pair, end_ns, find, is_under_way, shape_key
+from llmtap.pairing.matching import KEYS, Evidence, Finder, Key, Match, Pair, end_ns, keys_of, shape_key
 
 SLACK_NS: Final = 1_000_000_000
 """Largest uncertainty of an exchange that is paired, and time by which all relays must have reported beyond
 its end."""
 WAITING_BYTES_MAX: Final = 128 << 20
 """Memory of all exchanges that wait for their partners."""
-
-Key = tuple[Evidence, object]
 
 
 class Leftover(StrEnum):
@@ -33,12 +32,15 @@ class Leftover(StrEnum):
     AMBIGUOUS = "ambiguous"
     """Several exchanges of the front may own it, or it is one of these."""
     LEFT_OUT = "left_out"
-    """Too many exchanges waited for their partners, or its times are uncertain by more than a second."""
+    """Too many exchanges waited for their partners, or its times are uncertain by more than a second, or the
+    search for its partner failed."""
 
 
 class Unpaired(NamedTuple):
     exchange: Exchange
     reason: Leftover
+    error: Exception | None = None
+    """Exception of a failed search."""
 
 
 class OpenExchange(NamedTuple):
@@ -56,11 +58,6 @@ def open_exchange(x: Exchange, shape: RequestShape | None) -> OpenExchange:
     if (prompt := shape_key(shape)) is not None:
         keys.append((Evidence.PROMPT, prompt))
     return OpenExchange(x.timeline.arrival_ns, frozenset(keys), shape is not None)
-
-
-def keys_of(x: Exchange) -> frozenset[Key]:
-    """Return all keys by which an exchange is found."""
-    return frozenset((kind, key) for kind, keys in KEYS for key in keys(x))
 
 
 @dataclass(slots=True, eq=False)
@@ -123,9 +120,9 @@ class LiveMatcher:
         self._bytes = 0
         self._waiting = 0
         self._fronts: dict[int, _Front] = {}
-        self._by_key: dict[Key, list[_Front]] = {}
+        self._finder = Finder()
         self._backs: dict[int, _Back] = {}
-        self._left_out: list[Unpaired] = []
+        self._left_out: deque[Unpaired] = deque()
 
     def __len__(self) -> int:
         return self._waiting
@@ -134,34 +131,58 @@ class LiveMatcher:
         front = _Front(x, keys_of(x), memory_bytes(x))
         if self._takes(x, front.size):
             self._fronts[id(x)] = front
-            for key in front.keys:
-                self._by_key.setdefault(key, []).append(front)
+            self._finder.add(x, front.keys)
 
     def add_back(self, x: Exchange) -> None:
         back = _Back(x, keys_of(x), memory_bytes(x))
         if self._takes(x, back.size):
             self._backs[id(x)] = back
 
+    def left_out(self) -> Iterator[Unpaired]:
+        """Yield what was left out since the last call."""
+        while self._left_out:
+            yield self._left_out.popleft()
+
     def advance(
         self, known_ns: int, open_fronts: Iterable[OpenExchange], open_backs: Sequence[OpenExchange]
-    ) -> Iterator[Pair | Unpaired]:
+    ) -> Iterator[Pair | Unpaired | None]:
         """Yield what can be decided now: each exchange that was added is once in a pair or unpaired.
+
+        Yields None after each step without a result: the caller may add exchanges between two steps.
 
         Args:
             known_ns: time up to which all events of both sides are known.
             open_fronts, open_backs: exchanges that began and have not been added.
         """
-        yield from self._left_out
-        self._left_out.clear()
+        yield from self.left_out()
+        before_ns = known_ns - SLACK_NS
         open_now = _Open(open_fronts)
-        yield from self._decide_backs(known_ns - SLACK_NS, open_now)
-        blocked = self._blocked(open_now, open_backs)
+        yield from self._decide_backs(before_ns, open_now)
+        undecided: dict[Key | None, list[int]] = {}
+        """By key: arrivals of exchanges of the back that may belong to one of the front with it, in ns. None:
+        to any of them."""
+        backs = [
+            OpenExchange(b.exchange.timeline.arrival_ns, b.keys, True) for b in list(self._backs.values())
+        ]
+        for back in (*open_backs, *backs):
+            for key in self._owners(back, open_now):
+                undecided.setdefault(key, []).append(back.arrival_ns)
+            yield None
+        for arrivals_ns in undecided.values():
+            arrivals_ns.sort()
         for front in list(self._fronts.values()):
-            x = front.exchange
-            if id(x) not in blocked and end_ns(x) <= known_ns - SLACK_NS:
+            if (
+                self._fronts.get(id(front.exchange)) is front
+                and end_ns(front.exchange) <= before_ns
+                and not any(
+                    _is_met(front.exchange, undecided[key]) for key in (*front.keys, None) if key in undecided
+                )
+            ):
                 yield self._finish(front)
+            else:
+                yield None
 
-    def close(self) -> Iterator[Pair | Unpaired]:
+    def close(self) -> Iterator[Pair | Unpaired | None]:
         """Decide everything: no exchange is under way, and none will be added."""
         ended = [front.exchange for front in self._fronts.values()]
         ended += [back.exchange for back in self._backs.values()]
@@ -173,7 +194,7 @@ class LiveMatcher:
         if x.uncertainty_ns > SLACK_NS:
             self._left_out.append(Unpaired(x, Leftover.LEFT_OUT))
             return False
-        while self._waiting and (
+        while (self._fronts or self._backs) and (
             self._waiting >= self._exchanges_max or self._bytes + size > self._bytes_max
         ):
             self._leave_out_oldest()
@@ -192,76 +213,51 @@ class LiveMatcher:
             left = (front.exchange, *(match.back for match in front.matches))
             self._left_out += [Unpaired(x, Leftover.LEFT_OUT) for x in left]
 
-    def _decide_backs(self, known_ns: int, open_now: _Open) -> Iterator[Unpaired]:
+    def _decide_backs(self, before_ns: int, open_now: _Open) -> Iterator[Unpaired | None]:
         for back in sorted(self._backs.values(), key=lambda one: one.exchange.timeline.arrival_ns):
             x = back.exchange
-            if x.timeline.arrival_ns > known_ns or not self._is_decidable(back, open_now):
-                continue
+            if x.timeline.arrival_ns <= before_ns and self._backs.get(id(x)) is back:
+                yield self._decide(back, open_now)
+            else:
+                yield None
+
+    def _decide(self, back: _Back, open_now: _Open) -> Unpaired | None:
+        """Find the owner of an exchange of the back, unless an exchange of the front under way may change
+        the result."""
+        x = back.exchange
+        try:
+            result = self._finder.find(
+                x, lambda kind, keys: open_now.may_own(keys, kind, x.timeline.arrival_ns)
+            )
+        except Exception as error:  # it affects this exchange only
             self._remove_back(back)
-            candidates, evidence = find(self._sharing(back.keys), x)
-            fronts = [self._fronts[id(front)] for front in candidates]
-            if evidence:
-                fronts[0].matches.append(Match(x, evidence))
-                self._bytes += back.size
-                fronts[0].size += back.size
-                continue
             self._waiting -= 1
-            for front in fronts:
-                front.ambiguous = True
-            yield Unpaired(x, Leftover.AMBIGUOUS if candidates else Leftover.UNPAIRED)
+            return Unpaired(x, Leftover.LEFT_OUT, error)
+        if result is None:
+            return None
+        self._remove_back(back)
+        candidates, evidence = result
+        fronts = [self._fronts[id(front)] for front in candidates]
+        if evidence:
+            fronts[0].matches.append(Match(x, evidence))
+            self._bytes += back.size
+            fronts[0].size += back.size
+            return None
+        self._waiting -= 1
+        for front in fronts:
+            front.ambiguous = True
+        return Unpaired(x, Leftover.AMBIGUOUS if candidates else Leftover.UNPAIRED)
 
-    def _is_decidable(self, back: _Back, open_now: _Open) -> bool:
-        """Return whether no exchange of the front under way can change the result."""
-        began_ns = back.exchange.timeline.arrival_ns
-        for kind, _ in KEYS:
-            keys = [key for key in back.keys if key[0] is kind]
-            if open_now.may_own(keys, kind, began_ns):
-                return False
-            if any(is_under_way(front, back.exchange) for front in self._sharing(keys)):
-                return True
-        return True
-
-    def _blocked(self, open_now: _Open, open_backs: Iterable[OpenExchange]) -> set[int]:
-        """Return the exchanges of the front to which an undecided one of the back may belong."""
-        blocked: set[int] = set()
-        waiting = [
-            *open_backs,
-            *(OpenExchange(b.exchange.timeline.arrival_ns, b.keys, True) for b in self._backs.values()),
-        ]
-        anyones_ns: list[int] = []
-        for back in waiting:
-            owners, known = self._owners(back, open_now)
-            blocked |= owners
-            if not known:
-                anyones_ns.append(back.arrival_ns)
-        anyones_ns.sort()
-        for number, front in self._fronts.items() if anyones_ns else ():
-            first_ns = front.exchange.timeline.arrival_ns - SLACK_NS
-            if bisect_left(anyones_ns, first_ns) < bisect_right(
-                anyones_ns, end_ns(front.exchange) + SLACK_NS
-            ):
-                blocked.add(number)
-        return blocked
-
-    def _owners(self, back: OpenExchange, open_now: _Open) -> tuple[set[int], bool]:
-        """Return the exchanges of the front to which an undecided one may belong, and whether no others can
-        own it."""
+    def _owners(self, back: OpenExchange, open_now: _Open) -> list[Key] | tuple[None]:
+        """Return the keys of the exchanges of the front to which an undecided one may belong; (None,) if any
+        may own it."""
         for kind, _ in KEYS[:-1]:
             keys = [key for key in back.keys if key[0] is kind]
-            if not keys:
-                continue
-            owners = {
-                id(front)
-                for front in self._sharing(keys)
-                if front.timeline.arrival_ns - SLACK_NS <= back.arrival_ns <= end_ns(front) + SLACK_NS
-            }
-            if owners or open_now.may_own(keys, kind, back.arrival_ns):
-                return owners, True
-        return set(), False
-
-    def _sharing(self, keys: Iterable[Key]) -> list[Exchange]:
-        found = {id(front): front for key in keys for front in self._by_key.get(key, ())}
-        return [front.exchange for front in found.values()]
+            if any(self._finder.any_at(key, back.arrival_ns, SLACK_NS) for key in keys) or (
+                keys and open_now.may_own(keys, kind, back.arrival_ns)
+            ):
+                return keys
+        return (None,)
 
     def _finish(self, front: _Front) -> Pair | Unpaired:
         self._remove_front(front)
@@ -274,12 +270,14 @@ class LiveMatcher:
         del self._fronts[id(front.exchange)]
         self._bytes -= front.size
         self._waiting -= 1 + len(front.matches)
-        for key in front.keys:
-            sharing = self._by_key[key]
-            sharing.remove(front)
-            if not sharing:
-                del self._by_key[key]
+        self._finder.remove(front.exchange, front.keys)
 
     def _remove_back(self, back: _Back) -> None:
         del self._backs[id(back.exchange)]
         self._bytes -= back.size
+
+
+def _is_met(front: Exchange, arrivals_ns: Sequence[int]) -> bool:
+    """Return whether one of these arrivals, in ascending order, may be during this exchange of the front."""
+    place = bisect_left(arrivals_ns, front.timeline.arrival_ns - SLACK_NS)
+    return place < len(arrivals_ns) and arrivals_ns[place] <= end_ns(front) + SLACK_NS

@@ -8,10 +8,11 @@ It is counted, and never assigned by a guess. The models are not compared, becau
 replace them.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice
 from typing import Final
 
 from llmtap.exchange.exchange import TEXT_BLOCK_CHARS, Exchange, RequestShape
@@ -39,6 +40,9 @@ class Evidence(StrEnum):
     TEXT = "text"
     ORDER = "order"
     """Every other candidate delivered the same text before the back received it, so it has another source."""
+
+
+Key = tuple[Evidence, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +95,11 @@ def match(
     Args:
         comparable: whether both captures made their hashes with the same key; if not, only ids are evidence.
     """
-    finder = _Finder(fronts, clock, comparable=comparable)
+    finder = Finder(fronts, clock, comparable=comparable)
     pairs: dict[int, Pair] = {}
     unpaired, ambiguous, candidates_of_ambiguous = [], [], set[int]()
     for back in sorted(backs, key=_arrival_ns):
-        candidates, evidence = finder.find(back)
+        candidates, evidence = finder.find(back) or ([], ())
         if evidence:
             front = candidates[0]
             pairs.setdefault(id(front), Pair(front)).matches.append(Match(back, evidence))
@@ -152,14 +156,14 @@ KEYS: Final[tuple[tuple[Evidence, Callable[[Exchange], list[object]]], ...]] = (
     (Evidence.TEXT, _texts),
 )
 """Functions that return the keys by which an exchange is found, in order of preference."""
-_NONE: Final[tuple[list[Exchange], list[int]]] = ([], [])
+
+
+def keys_of(x: Exchange) -> frozenset[Key]:
+    """Return all keys by which an exchange is found."""
+    return frozenset((kind, key) for kind, keys in KEYS for key in keys(x))
+
+
 _HASHES: Final = frozenset({Evidence.PROMPT, Evidence.TEXT})
-
-
-def find(fronts: Iterable[Exchange], back: Exchange) -> tuple[list[Exchange], tuple[Evidence, ...]]:
-    """Return those of `fronts`, on the same clock, to which `back` may belong, and the evidence if it is
-    one."""
-    return _Finder(fronts, SAME_CLOCK, comparable=True).find(back)
 
 
 def is_under_way(front: Exchange, back: Exchange, clock: VantageOffset = SAME_CLOCK) -> bool:
@@ -169,34 +173,87 @@ def is_under_way(front: Exchange, back: Exchange, clock: VantageOffset = SAME_CL
     return front.timeline.arrival_ns - within_ns <= began_ns <= end_ns(front) + within_ns
 
 
-class _Finder:
+class _Sharing:
+    """Exchanges of the front with the same key, in the order of their arrival."""
+
+    def __init__(self) -> None:
+        self.fronts: list[Exchange] = []
+        self._latest_ends_ns: list[int] = []
+        """Beside each of the first exchanges: the latest end of this exchange and all before it."""
+
+    def add(self, front: Exchange) -> None:
+        place = bisect_right(self.fronts, _arrival_ns(front), key=_arrival_ns)
+        self.fronts.insert(place, front)
+        del self._latest_ends_ns[place:]
+
+    def remove(self, front: Exchange) -> None:
+        place = bisect_left(self.fronts, _arrival_ns(front), key=_arrival_ns)
+        while self.fronts[place] is not front:
+            place += 1
+        del self.fronts[place], self._latest_ends_ns[place:]
+
+    def latest_ends_ns(self) -> list[int]:
+        ends_ns = self._latest_ends_ns
+        for front in islice(self.fronts, len(ends_ns), None):
+            ends_ns.append(max([end_ns(front), *ends_ns[-1:]]))
+        return ends_ns
+
+    def any_at(self, at_ns: int, within_ns: int) -> bool:
+        """Return whether one of them was under way at this time, or at most `within_ns` before or after."""
+        n = bisect_right(self.fronts, at_ns + within_ns, key=_arrival_ns)
+        return n > 0 and self.latest_ends_ns()[n - 1] >= at_ns - within_ns
+
+
+class Finder:
     """Index of the exchanges of the front by their keys."""
 
-    def __init__(self, fronts: Iterable[Exchange], clock: VantageOffset, *, comparable: bool) -> None:
+    def __init__(
+        self,
+        fronts: Iterable[Exchange] = (),
+        clock: VantageOffset = SAME_CLOCK,
+        *,
+        comparable: bool = True,
+    ) -> None:
         self._clock = clock
         self._comparable = comparable
         self._keys = [(kind, keys) for kind, keys in KEYS if comparable or kind not in _HASHES]
-        self._by_key: dict[tuple[Evidence, object], tuple[list[Exchange], list[int]]] = {}
-        """By key: the exchanges in the order of their arrival, and beside each the latest end (ns) of this
-        exchange and all before it."""
+        self._by_key: dict[Key, _Sharing] = {}
         self._front_error_ns = 0
         """Largest uncertainty of an exchange of the front, in ns."""
         for front in sorted(fronts, key=_arrival_ns):
-            self._front_error_ns = max(self._front_error_ns, front.uncertainty_ns)
-            for kind, keys in self._keys:
-                for key in keys(front):
-                    exchanges, latest_ends_ns = self._by_key.setdefault((kind, key), ([], []))
-                    exchanges.append(front)
-                    latest_ends_ns.append(max([end_ns(front), *latest_ends_ns[-1:]]))
+            self.add(front, keys_of(front))
 
-    def find(self, back: Exchange) -> tuple[list[Exchange], tuple[Evidence, ...]]:
+    def add(self, front: Exchange, keys: Iterable[Key]) -> None:
+        self._front_error_ns = max(self._front_error_ns, front.uncertainty_ns)
+        for key in keys:
+            self._by_key.setdefault(key, _Sharing()).add(front)
+
+    def remove(self, front: Exchange, keys: Iterable[Key]) -> None:
+        """Remove an exchange that was added with these keys."""
+        for key in keys:
+            sharing = self._by_key[key]
+            sharing.remove(front)
+            if not sharing.fronts:
+                del self._by_key[key]
+
+    def find(
+        self, back: Exchange, may_change: Callable[[Evidence, list[Key]], bool] = lambda kind, keys: False
+    ) -> tuple[list[Exchange], tuple[Evidence, ...]] | None:
         """Return the exchanges of the front to which this one may belong, and the evidence if only one
-        remains."""
-        for kind, keys in self._keys:
+        remains.
+
+        Args:
+            may_change: whether an exchange that is not in the index may be found by keys of a kind; if so,
+                the result is None.
+        """
+        for kind, keys_of_kind in self._keys:
+            keys = [(kind, key) for key in keys_of_kind(back)]
+            if may_change(kind, keys):
+                return None
             candidates: dict[int, Exchange] = {}
             searched_all = True
-            for key in keys(back):
-                fronts, is_complete = self._running_at_arrival((kind, key), back)
+            for key in keys:
+                fronts, is_complete = self._running_at_arrival(key, back)
                 candidates |= {id(front): front for front in fronts}
                 searched_all = searched_all and is_complete
             if candidates:
@@ -204,12 +261,19 @@ class _Finder:
                 return chosen, evidence if len(chosen) == 1 and searched_all else ()
         return [], ()
 
-    def _running_at_arrival(
-        self, key: tuple[Evidence, object], back: Exchange
-    ) -> tuple[list[Exchange], bool]:
+    def any_at(self, key: Key, at_ns: int, within_ns: int) -> bool:
+        """Return whether an exchange with this key was under way at this time, or at most `within_ns` before
+        or after."""
+        sharing = self._by_key.get(key)
+        return sharing is not None and sharing.any_at(at_ns, within_ns)
+
+    def _running_at_arrival(self, key: Key, back: Exchange) -> tuple[list[Exchange], bool]:
         """Return the exchanges of the front with this key during which the exchange of the back began. Also
         return whether all were compared, which is false above `CANDIDATES_MAX`."""
-        fronts, latest_ends_ns = self._by_key.get(key, _NONE)
+        sharing = self._by_key.get(key)
+        if sharing is None:
+            return [], True
+        fronts, latest_ends_ns = sharing.fronts, sharing.latest_ends_ns()
         began_ns = back.timeline.arrival_ns - self._clock.offset_ns
         slack_ns = back.uncertainty_ns + self._clock.uncertainty_ns + 2 * ROUNDING_NS + self._front_error_ns
         candidates: list[Exchange] = []
@@ -236,7 +300,8 @@ class _Finder:
                 candidates = chosen
                 evidence.append(step)
         if len(candidates) > 1:
-            possible = [front for front in candidates if self._is_possible(front, back)]
+            # The second one decides: more alignments would change nothing.
+            possible = list(islice((one for one in candidates if self._is_possible(one, back)), 2))
             if len(possible) == 1:
                 candidates = possible
                 evidence.append(Evidence.ORDER)
@@ -259,7 +324,11 @@ class _Finder:
 def _same_text(candidates: list[Exchange], back: Exchange) -> list[Exchange]:
     """Return the candidates with the same text. If none has it, return the one that shares the longest
     beginning with this text, if that is longer than any other by `TEXT_BLOCKS_MIN` blocks."""
-    equal = [front for front in candidates if compare_text(front, back).relation is TextRelation.EQUAL]
+    equal = [
+        front
+        for front in candidates
+        if front.text_blocks == back.text_blocks and compare_text(front, back).relation is TextRelation.EQUAL
+    ]
     if equal:
         return equal
     lengths = [common_blocks(front, back) for front in candidates]

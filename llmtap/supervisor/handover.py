@@ -19,7 +19,7 @@ import msgspec
 from llmtap.errors import ConfigError
 from llmtap.supervisor.child import ChildState
 from llmtap.supervisor.ports import PortsState
-from llmtap.supervisor.run import ProxyRun
+from llmtap.supervisor.run import ProxyRun, RelayPlaces
 from llmtap.units import decode_special, encode_special
 
 FORMAT: Final = 1
@@ -50,6 +50,8 @@ class Handover(msgspec.Struct, kw_only=True):
     """Drain limit of the present relays, in seconds."""
     ports: PortsState
     children: list[ChildState]
+    places: RelayPlaces | None = None
+    """Places of the present relays; None: an older version did not write them."""
 
 
 def take_handover(environ: MutableMapping[str, str], pid: int) -> Handover | None:

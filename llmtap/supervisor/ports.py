@@ -233,10 +233,16 @@ class Ports:
 
     def sockets_of(self, index: int, workers: int) -> list[socket.socket]:
         """Return the sockets of worker `index`; the last worker serves all remaining ones. After the workers
-        in front of the gateway come those behind it, with one socket each."""
-        if index >= workers:
-            return self.back[index - workers : index - workers + 1]
-        return self.clients[index:] if index == workers - 1 else self.clients[index : index + 1]
+        in front of the gateway come those behind it, with one socket each. Raises OSError if there is none.
+        """
+        place = index - workers
+        if place >= 0:
+            sockets = self.back[place : place + 1]
+        else:
+            sockets = self.clients[index:] if place == -1 else self.clients[index : index + 1]
+        if not sockets:
+            raise OSError(errno.EBADF, f"no socket for relay {index}; reload or restart the proxy")
+        return sockets
 
     def close_clients(self) -> None:
         for sock in (*self.clients, *self.back):

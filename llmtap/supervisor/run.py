@@ -140,6 +140,30 @@ class ProxyRun(msgspec.Struct, kw_only=True):
         )
 
 
+class RelayPlaces(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings that determine the sockets and the side of each relay. Old relays keep theirs."""
+
+    front: int
+    """Number of relays in front of the gateway."""
+    back: int
+    """Number of relays behind the gateway, if `upstream` is not empty."""
+    upstream: str
+    """URL of the engine behind the gateway."""
+
+    @classmethod
+    def of(cls, settings: Settings) -> "RelayPlaces":
+        pair = settings.pair
+        return cls(front=settings.relay.workers, back=pair.workers, upstream=pair.upstream)
+
+    def apply_to(self, settings: Settings) -> Settings:
+        """Return these settings with the same places of relays."""
+        return msgspec.structs.replace(
+            settings,
+            relay=msgspec.structs.replace(settings.relay, workers=self.front),
+            pair=msgspec.structs.replace(settings.pair, workers=self.back, upstream=self.upstream),
+        )
+
+
 def relay_count(settings: Settings) -> int:
     """Return the number of relay processes: those in front of the gateway, then those behind it."""
     return settings.relay.workers + (settings.pair.workers if settings.pair.upstream else 0)

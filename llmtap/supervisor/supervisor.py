@@ -36,7 +36,7 @@ from llmtap.supervisor.child import (
     start_with_retries,
 )
 from llmtap.supervisor.ports import Ports, notify
-from llmtap.supervisor.run import ProxyRun, relay_count
+from llmtap.supervisor.run import ProxyRun, RelayPlaces, relay_count
 
 METER_S: Final = 5.0
 """Maximum wait for the meter at the start, which takes half a second, or a second with a capture."""
@@ -123,7 +123,9 @@ class Supervisor:
                 settings.relay.workers,
                 fingerprint(settings),
             )
-            await self._unless_stopped(self._start() if handover_state is None else self._take_over())
+            await self._unless_stopped(
+                self._start() if handover_state is None else self._take_over(handover_state.places)
+            )
             if not self._stopping.is_set():
                 notify(f"READY=1\nSTATUS=forwarding to {settings.relay.upstream}")
                 self._run_task(self._handle_changes_for_ever())
@@ -483,10 +485,12 @@ class Supervisor:
             drain_s=self._settings.relay.drain_timeout / 1e9,
             ports=self._ports.to_state(),
             children=[child.to_state() for child in self._children],
+            places=RelayPlaces.of(self._settings),
         )
 
-    async def _take_over(self) -> None:
-        """Start a meter and relays of this program; the old ones end when the new ones are ready."""
+    async def _take_over(self, places: RelayPlaces | None) -> None:
+        """Start a meter and relays of this program; the old ones, which have these places, end when the new
+        ones are ready."""
         with self._changed_ports() as ports:
             for move in (ports.move_clients, ports.move_admin):
                 try:
@@ -498,7 +502,7 @@ class Supervisor:
             if fresh is not None:
                 self._apply_plan(plan)
         if fresh is None:
-            await self._fall_back()
+            await self._fall_back(places)
             return
         self._retire_generation(fresh)
         log.info("event=restarted config=%s pid=%d", fingerprint(self._settings), os.getpid())
@@ -509,9 +513,12 @@ class Supervisor:
         now_s = time.monotonic()
         return max((end_s for end_s in ends if end_s is not None), default=now_s) - now_s
 
-    async def _fall_back(self) -> None:
-        """Return to the old relays, because the new ones failed to start."""
+    async def _fall_back(self, places: RelayPlaces | None) -> None:
+        """Return to the old relays, because the new ones failed to start. Until a reload, relays that are
+        restarted have their places."""
         log.error("event=restart_failed pid=%d hint='the old relays and their meter continue'", os.getpid())
+        if places is not None:
+            self._settings = places.apply_to(self._settings)
         for index in range(relay_count(self._settings)):
             if index not in self._relays:  # it had died before the restart
                 self._relays[index] = await start_with_retries("relay", partial(self._start_relay, index))

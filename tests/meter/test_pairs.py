@@ -1,6 +1,7 @@
 """The meter of a pair of relays: figures in the API, each request counted once, and what the capture gets."""
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,9 +15,9 @@ from llmtap.meter.admin.server import admin_app
 from llmtap.meter.admin.views import metrics_of
 from llmtap.meter.options import MeterOptions, PairOptions
 from llmtap.meter.pairs import PairBook
-from llmtap.meter.pipeline.assembler import Assembler
+from llmtap.meter.pipeline.assembler import Assembler, CooperativeYield
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from llmtap.pairing.live import SLACK_NS
+from llmtap.pairing.live import SLACK_NS, LiveMatcher
 from tests.meter.admin.test_openapi import fits
 from tests.meter.sinks import CollectingSink
 from tests.support.traffic.tap_frames import MS, Script
@@ -25,19 +26,24 @@ from tests.support.traffic.tap_frames import MS, Script
 class Stage:
     """A meter to which the relays of both sides report, with what its capture gets."""
 
-    def __init__(self) -> None:
+    def __init__(self, exchanges_max: int = 10_000, turns: CooperativeYield | None = None) -> None:
         self.clock = ManualClock(wall_offset_ns=0)
         self.pipeline = t = ExchangePipeline(MeterOptions(), self.clock)
-        self.pairs = PairBook(PairOptions(), t.relays, t.streams, t.turns.pause)
+        self.pairs = PairBook(
+            PairOptions(exchanges_max=exchanges_max), t.relays, t.streams, turns or t.turns, t.on_error
+        )
         t.pair_with(self.pairs)
         self.captured = CollectingSink()
         self.pairs.recorder = self.captured  # type: ignore[assignment]
         self.relays: dict[str, Assembler] = {}
         for side in (FRONT, BACK):
-            hello = Hello(relay=side, pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0, side=side)
-            t.relays.join(hello)
-            self.relays[side] = Assembler(hello, t)
-            t.streams.join(self.relays[side])
+            self.join(side, side)
+
+    def join(self, name: str, side: str) -> None:
+        hello = Hello(relay=name, pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0, side=side)
+        self.pipeline.relays.join(hello)
+        self.relays[name] = Assembler(hello, self.pipeline)
+        self.pipeline.streams.join(self.relays[name])
 
     def play(self, side: str, script: Script) -> None:
         self.relays[side].digest(script.frames())
@@ -137,3 +143,113 @@ def test_the_end_of_the_meter_decides_what_waits() -> None:
     assert [(x.side, x.pair_id) for x in stage.captured.exchanges] == [(BACK, None), (FRONT, None)]
     counts = stage.answer("/api/v1/pairs", "Pairs")["counts"]
     assert (counts["unpaired_front"], counts["unpaired_back"]) == (1, 1)
+
+
+def test_pairs_are_sought_twice_a_second_and_only_for_relays_of_the_pair(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.join("other", "")
+    stage.play(FRONT, Script().request(9, AFTER_MS))
+    scans: list[int] = []
+    scan = stage.pipeline.streams.open_exchanges
+
+    def count() -> Iterator[Any]:
+        scans.append(stage.clock.now_ns // MS)
+        return scan()
+
+    monkeypatch.setattr(stage.pipeline.streams, "open_exchanges", count)
+    for at_ms in range(AFTER_MS + 100, AFTER_MS + 1_100, 100):
+        stage.report(FRONT, BACK, "other", at_ms=at_ms)
+    assert scans == [AFTER_MS + 500, AFTER_MS + 1_000]
+
+
+class _ShortTurns(CooperativeYield):
+    """Every step takes the whole turn of the event loop."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: 0, lambda: None)
+        self.begun = 0
+
+    def begin_turn(self) -> None:
+        super().begin_turn()
+        self.begun += 1
+
+    def pause(self) -> int:
+        self.loop_is_due = True
+        return 0
+
+
+def test_the_event_loop_runs_between_the_steps_of_a_long_search() -> None:
+    turns = _ShortTurns()
+
+    async def run() -> Stage:
+        stage = Stage(turns=turns)
+        for seq in range(1, 6):
+            stage.play(FRONT, stream(10 * seq, seq, added_ms=15))
+            stage.play(BACK, stream(10 * seq + 5, seq))
+        stage.report(FRONT, BACK, at_ms=AFTER_MS)
+        assert not stage.captured.exchanges
+        stage.report(FRONT, at_ms=AFTER_MS + 500)  # begins no other search
+        for _ in range(100):
+            await asyncio.sleep(0)
+        return stage
+
+    stage = asyncio.run(run())
+    assert len(stage.captured.exchanges) == 10
+    assert turns.begun >= 10
+
+
+def test_a_failed_search_is_counted_and_the_next_one_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage()
+    stage.play(FRONT, stream(0, added_ms=15))
+    stage.play(BACK, stream(11))
+
+    def fail(*args: Any) -> Any:
+        raise ValueError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LiveMatcher, "advance", fail)
+        stage.report(FRONT, BACK, at_ms=AFTER_MS)
+    assert stage.pipeline.errors == {"pairing": 1}
+    stage.report(FRONT, BACK, at_ms=AFTER_MS + 500)
+    assert len(stage.captured.exchanges) == 2
+
+
+def test_a_pair_without_figures_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> Any:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr("llmtap.meter.pairs.figures_of", fail)
+    stage = Stage()
+    stage.play(FRONT, stream(0, added_ms=15))
+    stage.play(BACK, stream(11))
+    stage.report(FRONT, BACK, at_ms=AFTER_MS)
+    assert stage.pipeline.errors == {"pairing": 1}
+    assert [(x.side, x.pair_id) for x in stage.captured.exchanges] == [(FRONT, "front-1"), (BACK, "front-1")]
+
+
+def test_a_capture_that_fails_loses_no_other_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage()
+    stage.pairs.recorder = CollectingSink(ValueError("full"))  # type: ignore[assignment]
+    stage.play(FRONT, stream(0, added_ms=15))
+    stage.play(BACK, stream(11))
+    stage.report(FRONT, BACK, at_ms=AFTER_MS)
+    assert stage.pipeline.errors == {"listener": 2}
+    assert stage.answer("/api/v1/pairs", "Pairs")["counts"]["pairs"] == 1
+
+
+def test_what_is_left_out_is_captured_also_while_a_relay_has_not_reported() -> None:
+    stage = Stage(exchanges_max=100)
+    for seq in range(1, 104):
+        stage.play(FRONT, stream(seq, seq))
+    stage.report(FRONT, at_ms=AFTER_MS)
+    assert [x.id for x in stage.captured.exchanges] == ["front-1", "front-2", "front-3"]
+
+
+def test_the_requests_of_discarded_exchanges_are_forgotten_also_while_a_relay_has_not_reported() -> None:
+    stage = Stage()
+    stage.play(FRONT, Script().request(1, 0))
+    assert stage.pairs._requests
+    stage.relays[FRONT].discard()
+    stage.report(FRONT, at_ms=AFTER_MS)
+    assert not stage.pairs._requests

@@ -25,6 +25,7 @@ from tests.supervisor.running import (
     gone,
     is_alive,
     proxy,
+    replaced,
     restarted,
     under_way,
 )
@@ -114,6 +115,31 @@ async def test_the_relay_behind_a_gateway_is_replaced_and_keeps_its_port() -> No
             await restarted(tap, before)
             await gone(before)
             assert len(tap.relays()) == 2
+            for at in (tap.listen, port):
+                client = await RawClient.connect(at)
+                assert (await client.get(path)).data == b"here"
+                client.close()
+            os.kill(tap.pid, signal.SIGTERM)
+            assert await tap.ended() == 0
+
+
+@scene
+async def test_after_a_failed_hot_restart_a_relay_that_dies_keeps_its_side_and_port(tmp_path: Path) -> None:
+    log, config, port = tmp_path / "log", tmp_path / "llmtap.toml", port_free()
+    program = OwnProgram(tmp_path / "program")
+    async with upstream() as up:
+        config.write_text(f'[pair]\nupstream = "{up.url}"\nlisten = "127.0.0.1:{port}"\n')
+        async with proxy(up, *PATIENT, config=config, log=log, program=program.folder) as tap:
+            path = up.on(answers(b"here"))
+            before = tap.relays()
+            config.write_text("")
+            program.relays_fail()
+            os.kill(tap.pid, signal.SIGUSR2)
+            await wait_until(lambda: b"event=restart_failed" in log.read_bytes(), LONG_S)
+            program.relays_work()
+            for pid in before:
+                os.kill(pid, signal.SIGKILL)
+            await replaced(tap.relays, before, 2)
             for at in (tap.listen, port):
                 client = await RawClient.connect(at)
                 assert (await client.get(path)).data == b"here"

@@ -81,6 +81,8 @@ def test_the_sockets_behind_a_gateway_are_opened_handed_over_moved_and_closed() 
     assert [sock.fileno() for sock in before.back] == [-1, -1]
     ports.move_clients(settings())
     assert ports.back == []
+    with pytest.raises(OSError, match="no socket for relay 1"):
+        ports.sockets_of(1, 1)
     for one in (first, ports):
         one.close()
 

@@ -358,6 +358,10 @@ class Streams:
         self._assemblers: list[Assembler] = []
         self._lock = asyncio.Lock()
 
+    def __len__(self) -> int:
+        """Number of open exchanges, including tunnels and the responses in them."""
+        return sum(map(len, self._assemblers))
+
     def join(self, assembler: Assembler) -> None:
         self._assemblers.append(assembler)
 

@@ -237,7 +237,7 @@ class ExchangePipeline:
     def on_status(self, relay: str, status: RelayStatus) -> None:
         """Note the counts that a relay reports twice a second."""
         skipped = self.relays.update(relay, status, self.clock.mono_ns())
-        if self.pairs is not None:
+        if self.pairs is not None and self.relays.side(relay) is not None:
             self.pairs.advance()
         self.windows.count_skipped(skipped)
         self.windows.record_lag(status.lag_ns_max)
