@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
+from llmtap.exchange.exchange import BACK, FRONT
 from llmtap.exchange.outcome import Outcome, Reading
 from llmtap.meter.admin.schemas import COUNT, FLAG, SCHEMAS, TEXT, Schema, reference
 from llmtap.meter.admin.views import PAIRS_DEFAULT, PAIRS_MAX
@@ -50,6 +51,7 @@ _EVENTS: Final = Parameter("events", "1: with the list of events", FLAG)
 _READ: Final[dict[Callable[[str, str], object], Schema]] = {
     recent_api.read_text: TEXT, recent_api.read_count: COUNT, recent_api.read_flag: FLAG,
     recent_api.read_outcome: {"type": "string", "enum": [o.value for o in Outcome]},
+    recent_api.read_side: {"type": "string", "enum": [FRONT, BACK]},
     recent_api.read_reading: {"type": "string", "enum": [r.value for r in Reading]},
 }  # fmt: skip
 _FILTERS: Final = tuple(

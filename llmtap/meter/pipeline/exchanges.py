@@ -119,7 +119,8 @@ def read_reading(field: str, value: str) -> Reading:
         raise BadQuery(field, f"expected one of {', '.join(Reading)}, got {short_repr(value)}") from None
 
 
-def _read_side(field: str, value: str) -> str:
+def read_side(field: str, value: str) -> str:
+    """Return a side of a gateway. Raises BadQuery."""
     if value not in (FRONT, BACK):
         raise BadQuery(field, f"expected {FRONT} or {BACK}, got {short_repr(value)}")
     return value
@@ -128,7 +129,7 @@ def _read_side(field: str, value: str) -> str:
 FILTERS: Final[Mapping[str, Callable[[str, str], object]]] = {
     **dict.fromkeys(("id", "relay"), read_text),
     "seq": read_count,
-    "side": _read_side,
+    "side": read_side,
     "pair_id": read_text,
     **dict.fromkeys(
         (
