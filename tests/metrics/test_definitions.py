@@ -26,8 +26,9 @@ NO_TERMS = {
     "refusals.labels_document",
     "slo.check_slos",
     "statistics.parse_percentiles",
+    "summary.with_objectives",
 }
-"""Modules and functions that define no term: a table, a container and its format, a distribution, checks,
+"""Modules and functions that define no term: a table, containers and their formats, a distribution, checks,
 parts of a term, and counts of labels."""
 
 
