@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from llmtap.bench.exo.result import generation_tps, timing_of
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
-from llmtap.exchange.verdict import KINDS, NEGATIVE, NOT_FINITE, ROUNDING_NS, TOKEN_COUNT, TOO_LONG
+from llmtap.exchange.verdict import NEGATIVE, NOT_FINITE, REMOVAL_REASONS, ROUNDING_NS, TOKEN_COUNT, TOO_LONG
 from llmtap.metrics.latency import measure
 from llmtap.metrics.summary import Summary, clock_disagreement
 from llmtap.protocol import server_times
@@ -291,7 +291,7 @@ def test_no_number_makes_a_duration_longer_than_its_exchange(data: st.DataObject
     assert sum(x.server_gaps_ns or ()) <= limit_ns
     tokens = (x.tokens.input, x.tokens.output, x.tokens.cached, x.tokens.reasoning)
     assert all(n is None or 0 <= n <= USAGE_TOKENS_MAX for n in tokens)
-    assert set(x.invalid_values or ()) <= set(KINDS)
+    assert set(x.invalid_values or ()) <= set(REMOVAL_REASONS)
     m = measure(x)
     assert m.tpot_ns is None or (0 <= m.tpot_ns <= lasted_ns)
     assert all(ns >= -lasted_ns - 2 * ROUNDING_NS for ns in clock_disagreement(x, m).values())
