@@ -13,8 +13,8 @@ from llmtap.traces.text import (
     COUNT,
     SECONDS,
     TEXT,
-    Count,
     CsvColumn,
+    TokenCount,
     csv_header,
     decimal_text,
     first_objects,
@@ -53,7 +53,7 @@ def test_a_number_that_fits_no_column_is_refused(text: str) -> None:
 
 
 class Row(msgspec.Struct):
-    n: Count
+    n: TokenCount
     text: str | None = None
 
 
