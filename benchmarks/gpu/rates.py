@@ -43,9 +43,9 @@ from llmtap.report.document import (  # noqa: E402
     FigureBlock,
     Panel,
     Plot,
+    PlotSeries,
     ReportDocument,
     Section,
-    Series,
 )
 from llmtap.report.render import page_html  # noqa: E402
 
@@ -210,7 +210,7 @@ def _show(rows: list[dict[str, Any]], results: Path) -> None:
         known = [row for row in rows if row[name] is not None]
         places = [rate for rate in rates if any(row["rate"] == rate for row in known)]
         middle = [statistics.median(row[name] for row in known if row["rate"] == rate) for rate in places]
-        each = Series(
+        each = PlotSeries(
             name="a run",
             x=[row["rate"] for row in known],
             y=[row[name] for row in known],
@@ -218,7 +218,7 @@ def _show(rows: list[dict[str, Any]], results: Path) -> None:
             symbols=["circle"],
             scattered=True,
         )
-        medians = Series(name="median", x=places, y=middle, ink="c1")
+        medians = PlotSeries(name="median", x=places, y=middle, ink="c1")
         plot = Plot([medians, each], Axis("requests/s", zero=True), Axis(zero=True), "{y} at {x} requests/s")
         panels.append(Panel(title, f"{title} against the request rate.", plot))
     figure = FigureBlock("rates", "Against the request rate", panels, [])

@@ -16,9 +16,9 @@ from llmtap.report.document import (
     Mark,
     Panel,
     Plot,
+    PlotSeries,
     ReportDocument,
     Section,
-    Series,
 )
 from llmtap.report.render import page_html
 
@@ -103,7 +103,7 @@ def write_page(result: dict[str, Any], place: Path) -> None:
     marks = [Mark(act["t_s"], act["what"]) for act in result["watched"]["acts"]]
     legend = [LegendKey(role, Look(colour)) for role, colour in COLOURS.items()]
 
-    def panel(title: str, series: list[Series]) -> Panel:
+    def panel(title: str, series: list[PlotSeries]) -> Panel:
         plot = Plot(series, Axis("s"), Axis(), "{y} at {x} s", marks, timed=True)
         return Panel(title, f"{title}, over the run.", plot)
 
@@ -111,12 +111,12 @@ def write_page(result: dict[str, Any], place: Path) -> None:
         series = []
         for (role, _), looks in lives.items():
             x, y = [one["t_s"] for one in looks], [one[name] * factor for one in looks]
-            series.append(Series(name=role, x=x, y=y, ink=COLOURS[role]))
+            series.append(PlotSeries(name=role, x=x, y=y, ink=COLOURS[role]))
         return panel(title, series)
 
     scrapes = result["watched"]["scrapes"]
     ended = [one["sums"]["llmtap_exchanges_total"] for one in scrapes]
-    exchanges = Series(name="exchanges", x=[one["t_s"] for one in scrapes], y=ended, ink="c2")
+    exchanges = PlotSeries(name="exchanges", x=[one["t_s"] for one in scrapes], y=ended, ink="c2")
     panels = [
         of_processes("Resident memory, MiB", "rss", 1 / 1024),
         of_processes("Open files", "files", 1),

@@ -13,9 +13,9 @@ from llmtap.metrics.intervals import (
     clustered_quantile_interval,
     mean_interval,
     quantile_interval,
-    samples_needed,
     share_interval,
 )
+from llmtap.metrics.statistics import samples_needed
 
 SHARES = (0.5, 0.9, 0.99)
 SIZES = (100, 300, 1_000, 3_000, 10_000)
