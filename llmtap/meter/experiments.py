@@ -247,12 +247,15 @@ class Experiments:
         result = _experiment_result(e, arms, self._ratio_p, self._is_capped)
         self._earlier_stages.append(
             {
-                "number": self._stage + 1, "share": e.stages[self._stage],
-                "from": _rfc3339_text(self._stage_since_ns), "to": _rfc3339_text(self._clock.wall_ns()),
+                "number": self._stage + 1,
+                "share": e.stages[self._stage],
+                "from": _rfc3339_text(self._stage_since_ns),
+                "to": _rfc3339_text(self._clock.wall_ns()),
                 "units": {name: arm.units for name, arm in self._arms.items()},
-                "differences": result["differences"], "sample_ratio": result["sample_ratio"],
+                "differences": result["differences"],
+                "sample_ratio": result["sample_ratio"],
             }
-        )  # fmt: skip
+        )
         self._begin_stage(self._stage + 1)
         log.warning(
             "event=experiment_stage name=%s stage=%d share=%g", e.name, self._stage + 1, e.stages[self._stage]
@@ -279,13 +282,21 @@ class Experiments:
         arms = {name: arm.to_saved() for name, arm in self._arms.items()}
         packed = _encode(
             _SavedExperiment(
-                0 if e is None else e.id, "" if e is None else e.name, self._is_on, self._by, self._since_ns,
-                self._ratio_p, self._stop_report,
-                [] if self._units is None or self._is_rest else [*self._units], arms,
-                self._stage_since_ns, self._between_stages, self._earlier_stages,
+                0 if e is None else e.id,
+                "" if e is None else e.name,
+                self._is_on,
+                self._by,
+                self._since_ns,
+                self._ratio_p,
+                self._stop_report,
+                [] if self._units is None or self._is_rest else [*self._units],
+                arms,
+                self._stage_since_ns,
+                self._between_stages,
+                self._earlier_stages,
                 self._clock.mono_ns() - self._stage_ns,
             )
-        )  # fmt: skip
+        )
         return lambda: packed
 
     def clear(self) -> None:

@@ -294,8 +294,10 @@ class MeterState:
         if age_ns > AGE_NS_MAX:
             log.warning(
                 "event=state_not_read file=%s error='it is too old' age_hours=%.1f age_hours_max=%d",
-                path, age_ns / 3_600e9, AGE_NS_MAX // (3_600 * NS_PER_S),
-            )  # fmt: skip
+                path,
+                age_ns / 3_600e9,
+                AGE_NS_MAX // (3_600 * NS_PER_S),
+            )
             return
         shift_ns = self._clock.mono_ns() - max(0, age_ns) - saved.mono_ns
         for name, part in self._parts.items():

@@ -45,8 +45,17 @@ EVENTS_MIN: Final = 20
 
 
 _SUMS: Final = (
-    "_has_several_values", "_nn", "_nx", "_sn", "_ss", "_sx", "_x", "_xx", "units", "units_with",
-)  # fmt: skip
+    "_has_several_values",
+    "_nn",
+    "_nx",
+    "_sn",
+    "_ss",
+    "_sx",
+    "_x",
+    "_xx",
+    "units",
+    "units_with",
+)
 """Attributes of a Figure that add up."""
 
 

@@ -88,9 +88,11 @@ def summarise(
     for figures in all_figures:
         counts.add(figures)
     counts.left.update(
-        unpaired_front=len(matching.unpaired_front), unpaired_back=len(matching.unpaired_back),
-        ambiguous_front=len(matching.ambiguous_front), ambiguous_back=len(matching.ambiguous_back),
-    )  # fmt: skip
+        unpaired_front=len(matching.unpaired_front),
+        unpaired_back=len(matching.unpaired_back),
+        ambiguous_front=len(matching.ambiguous_front),
+        ambiguous_back=len(matching.ambiguous_back),
+    )
     return summarise_figures(all_figures, counts, clock, clock_source=clock_source, comparable=comparable)
 
 

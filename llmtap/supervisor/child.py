@@ -161,7 +161,7 @@ class Child:
             os.write(self._stdin, word + b"\n")
 
     async def end_within(self, seconds: float) -> None:
-        """Wait until the child ends, after it was told to. Send SIGKILL if it still runs after `seconds`."""
+        """Wait until the child ends after its signal. Send SIGKILL if it still runs after `seconds`."""
         self.until_s = time.monotonic() + seconds
         try:
             await asyncio.wait_for(self._process.wait(), seconds)

@@ -174,9 +174,15 @@ def back_relay_options(settings: Settings) -> RelayOptions:
     addresses and TLS of clients."""
     pair = settings.pair
     return msgspec.structs.replace(
-        settings.relay, upstream=pair.upstream, listen=pair.listen, workers=pair.workers, request_id="pass",
-        tls_certificate=None, tls_key=None, upstream_server_name=None,
-    )  # fmt: skip
+        settings.relay,
+        upstream=pair.upstream,
+        listen=pair.listen,
+        workers=pair.workers,
+        request_id="pass",
+        tls_certificate=None,
+        tls_key=None,
+        upstream_server_name=None,
+    )
 
 
 def _meter_setup(settings: Settings, tenant_salt: str, **own: Any) -> MeterSetup:

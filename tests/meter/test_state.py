@@ -868,10 +868,19 @@ LAYOUT = "a3e58fe2e93df08b"
 
 def test_a_change_of_the_layout_needs_another_format() -> None:
     structs = (
-        SavedState, RelayAccount, windows._SavedWindows, windows._SavedSlice, summary._Packed,
-        slo._SavedSlos, history._SavedLevel, history._SavedStep, experiments._SavedExperiment,
-        experiments._SavedArm, SavedSample, SavedFigure,
-    )  # fmt: skip
+        SavedState,
+        RelayAccount,
+        windows._SavedWindows,
+        windows._SavedSlice,
+        summary._Packed,
+        slo._SavedSlos,
+        history._SavedLevel,
+        history._SavedStep,
+        experiments._SavedExperiment,
+        experiments._SavedArm,
+        SavedSample,
+        SavedFigure,
+    )
     fields = [
         (one.__name__, [f"{name}: {type_}" for name, type_ in one.__annotations__.items()]) for one in structs
     ]

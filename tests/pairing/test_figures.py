@@ -57,10 +57,15 @@ def test_the_stages_of_a_guardrail_add_up_to_what_it_adds_to_the_first_token(unc
     """It checks the prompt for 40 ms, and blocks of 8 tokens, 20 ms apart, for 20 ms each."""
     figures = measured(
         Crossing(
-            tokens=words(24), engine_gap_ns=20 * MS, request_ns=40 * MS, group=8, first_ns=20 * MS,
-            delay_ns=20 * MS, uncertainty_ns=uncertainty_ns,
+            tokens=words(24),
+            engine_gap_ns=20 * MS,
+            request_ns=40 * MS,
+            group=8,
+            first_ns=20 * MS,
+            delay_ns=20 * MS,
+            uncertainty_ns=uncertainty_ns,
         )
-    )  # fmt: skip
+    )
     stages = {name: value(figures, name) for name in ("request", "block_wait", "block_check")}
     assert stages == {"request": 40 * MS, "block_wait": 7 * 20 * MS, "block_check": 20 * MS}
     assert value(figures, "first_token") == stages["block_wait"] + stages["block_check"]

@@ -67,10 +67,12 @@ def test_the_sockets_behind_a_gateway_are_opened_handed_over_moved_and_closed() 
     handed = first.to_state()
     ports = Ports.take(
         structs.replace(
-            handed, clients=[os.dup(fd) for fd in handed.clients], admin=os.dup(handed.admin),
+            handed,
+            clients=[os.dup(fd) for fd in handed.clients],
+            admin=os.dup(handed.admin),
             back=[os.dup(fd) for fd in handed.back],
         )
-    )  # fmt: skip
+    )
     assert [name_of(sock) for sock in ports.back] == [name_of(sock) for sock in first.back]
     before = ports.copy()
     ports.move_clients(paired)

@@ -31,12 +31,20 @@ TARGET = 0.99
 
 def write(file: Path, up: Upstream, folder: Path, *, other: str, tenants: int) -> None:
     write_config(
-        file, up.url, 'drain_timeout = "60s"',
-        "[meter]", f"state = '{folder}'",
-        "[slo.all]", 'objectives = "e2e:300s"', f"target = {TARGET}",
-        "[slo.other]", f'objectives = "{other}"', 'tenants = ["nobody"]',
-        "[tenants]", f"max = {tenants}",
-    )  # fmt: skip
+        file,
+        up.url,
+        'drain_timeout = "60s"',
+        "[meter]",
+        f"state = '{folder}'",
+        "[slo.all]",
+        'objectives = "e2e:300s"',
+        f"target = {TARGET}",
+        "[slo.other]",
+        f'objectives = "{other}"',
+        'tenants = ["nobody"]',
+        "[tenants]",
+        f"max = {tenants}",
+    )
 
 
 class Load:

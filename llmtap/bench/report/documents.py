@@ -177,7 +177,7 @@ class BenchSetup(msgspec.Struct, frozen=True, kw_only=True):
     command: str
     made: str
     results: str
-    tests_requested: list[str] = msgspec.field(name="asked")
+    requested_tests: list[str] = msgspec.field(name="asked")
     quick: bool
     seed: int
     runs: int

@@ -387,7 +387,7 @@ class Bench:
             command=self.command,
             made=date_of(self.clock.wall_ns()),
             results=str(self.folder.path),
-            tests_requested=[test.name for test in tests],
+            requested_tests=[test.name for test in tests],
             quick=self.quick,
             seed=self.seed,
             runs=self.runs,

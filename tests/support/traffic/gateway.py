@@ -211,10 +211,13 @@ def traffic(n: int, seed: int, *, faults: bool = False) -> Sequence[Crossing]:
             Crossing(
                 failed=failed,
                 deliver=_change if changed else _keep,
-                prompt=prompt, tokens=tokens, at_ns=1_000 * MS + i * 3 * MS,
-                request_ns=rng.randrange(20 * MS), group=rng.choice((1, 1, 3)),
+                prompt=prompt,
+                tokens=tokens,
+                at_ns=1_000 * MS + i * 3 * MS,
+                request_ns=rng.randrange(20 * MS),
+                group=rng.choice((1, 1, 3)),
             )
-        )  # fmt: skip
+        )
     return crossings
 
 
