@@ -116,12 +116,13 @@ def test_runs_of_two_systems_alternate_and_are_compared(tmp_path: Path) -> None:
         f"{i + 1} of 6: run {i // 2 + 1} of 3, system {label}" for i, label in enumerate("abbaab")
     ]
     assert [system["label"] for system in report["systems"]] == ["a", "b"]
+    # The finding depends on the load of this machine. bench/report/test_compare.py tests it with given runs.
     (p50,) = (
         row
         for row in report["tests"][0]["comparisons"]
         if row["figure"] == "TTFT P50" and row["step"] == "load"
     )
-    assert p50["finding"] == "worse"
+    assert (p50["samples"], p50["n"], p50["m"], p50["key"]) == ("runs", 3, 3, True)
     assert "b (3 runs) against a (3 runs)" in done.stdout
 
 
