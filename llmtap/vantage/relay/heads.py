@@ -12,7 +12,7 @@ from typing import Final
 from llmtap.exchange.label import LABEL_FIELD
 from llmtap.native import compiled
 from llmtap.net.listener import ERROR_FIELD
-from llmtap.protocol.http1 import KEEP_ALIVE, Headers, RequestHead, ResponseHead
+from llmtap.protocol.http1 import KEEP_ALIVE, Headers, RequestHead, ResponseHead, header_value
 from llmtap.vantage.relay.options import RelayOptions
 
 _PASS, _HOP, _HOST, _TE, _UPGRADE = range(5)
@@ -55,11 +55,26 @@ def _authority_of(target: bytes) -> bytes:
     return target.partition(b"://")[2].partition(b"/")[0].partition(b"?")[0]
 
 
-def added_fields(head: RequestHead, options: RelayOptions, address: bytes) -> Headers:
-    """Return the fields that the options add to a request of the client at `address`."""
+def make_request_id(head: RequestHead) -> bytes:
+    """Return a new request id; b"" if the head has one."""
+    return b"" if header_value(head.headers, b"x-request-id") is not None else os.urandom(16).hex().encode()
+
+
+def measured_head(raw: bytes, request_id: bytes) -> bytes:
+    """Return a request head for the meter: the bytes of the client with this X-Request-Id; b"": no id."""
+    return b"%bX-Request-Id: %b\r\n\r\n" % (raw[:-2], request_id) if request_id else raw
+
+
+def added_fields(
+    head: RequestHead, options: RelayOptions, address: bytes, request_id: bytes = b""
+) -> Headers:
+    """Return the fields that are added to a request of the client at `address`.
+
+    `request_id`: a new id, which is added if the head has none; b"": no id.
+    """
     extra: Headers = []
-    if options.request_id == "make" and not any(n.lower() == b"x-request-id" for n, _ in head.headers):
-        extra.append((b"X-Request-Id", os.urandom(16).hex().encode()))
+    if request_id and header_value(head.headers, b"x-request-id") is None:
+        extra.append((b"X-Request-Id", request_id))
     if options.forwarded_for:
         extra.append((b"X-Forwarded-For", address))
     if options.via:

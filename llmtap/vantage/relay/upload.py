@@ -29,7 +29,7 @@ from llmtap.protocol.http1 import (
 )
 from llmtap.protocol.inference import SkipRules
 from llmtap.vantage.relay.experiment_router import Assignment, ExperimentRouter
-from llmtap.vantage.relay.heads import added_fields, request_lines
+from llmtap.vantage.relay.heads import added_fields, make_request_id, measured_head, request_lines
 from llmtap.vantage.relay.options import RelayOptions
 from llmtap.vantage.reporter import Reporter
 
@@ -57,7 +57,8 @@ class RelayContext:
         self.running = reporter.arrivals
         """The running exchanges."""
         self.route = route
-        self.adds_fields = options.request_id == "make" or options.forwarded_for or options.via
+        self.makes_request_ids = options.request_id == "make"
+        self.adds_fields = self.makes_request_ids or options.forwarded_for or options.via
         self.router: ExperimentRouter | None = None
         self.forwarder: Any = None
         """The compiled Forwarder; None: the event loop forwards all bodies."""
@@ -135,6 +136,7 @@ class Upload:
         "_flow",
         "_held",
         "_is_detached",
+        "_made_request_id",
         "_maybe_sent",
         "_route",
         "_scanner",
@@ -170,6 +172,7 @@ class Upload:
         self._is_detached = False  # the exchange has ended
         self._maybe_sent = False  # the upstream may have received a part of the request
         self._target = b""
+        self._made_request_id = b""
         self.upgrade = False
         self.upstream: Stream | None = None
         self.reused = False
@@ -202,6 +205,8 @@ class Upload:
         holds = assignment is not None and assignment.holds
         if assignment is not None and not holds:
             self._route = assignment.route
+        if context.makes_request_ids:
+            self._made_request_id = make_request_id(head if assignment is None or holds else assignment.head)
         if not holds:
             # Fast path: nearly every request is already complete, and needs one send, one frame and no
             # scanner.
@@ -212,7 +217,8 @@ class Upload:
                 return self._start_whole(head, data, head_end, end, arrival_ns, t_ns, skipped)
         if not skipped:
             note = None if assignment is None else assignment.note
-            flow.seq, flow.tapped = context.tap.open(arrival_ns, data[:head_end], arm=note)
+            measured = measured_head(data[:head_end], self._made_request_id)
+            flow.seq, flow.tapped = context.tap.open(arrival_ns, measured, arm=note)
         self.bytes = head_end
         refused = NO_TRAILERS if assignment is None else assignment.refused_trailers
         self._scanner = scanner_for(
@@ -266,6 +272,8 @@ class Upload:
                 pass
         if not skipped:
             note = None if self.assignment is None else self.assignment.note
+            if self._made_request_id:
+                whole = measured_head(whole[:head_end], self._made_request_id) + whole[head_end:]
             flow.seq, flow.tapped = tap.open(arrival_ns, whole, extra_ns, kind, note)
         if not tried and upstream is not None:
             self._send(request)
@@ -346,7 +354,9 @@ class Upload:
     def _lines(self, head: RequestHead) -> bytes:
         route, context = self._route, self._context
         self._target = head.target
-        extra = added_fields(head, context.options, self._client.address) if context.adds_fields else []
+        extra: Headers = []
+        if context.adds_fields:
+            extra = added_fields(head, context.options, self._client.address, self._made_request_id)
         return request_lines(
             head, prefix=route.origin.prefix, authority=route.authority, upgrade=self.upgrade, extra=extra
         )

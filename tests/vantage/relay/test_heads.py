@@ -6,7 +6,15 @@ import pytest
 
 from llmtap.errors import PeerProtocolError
 from llmtap.protocol.http1 import RequestHead, parse_request_head, parse_response_head
-from llmtap.vantage.relay.heads import added_fields, own_answer, request_lines, response_lines, target_of
+from llmtap.vantage.relay.heads import (
+    added_fields,
+    make_request_id,
+    measured_head,
+    own_answer,
+    request_lines,
+    response_lines,
+    target_of,
+)
 from llmtap.vantage.relay.options import RelayOptions
 from tests.support.servers.peer import scene
 from tests.support.servers.proxy import stage
@@ -125,10 +133,17 @@ def test_an_http11_request_always_has_a_host() -> None:
     [([], True), ([b"X-Request-ID: r"], False), ([b"X-Request-Id: r", b"Connection: X-Request-Id"], True)],
 )
 def test_a_request_id_is_made_where_none_reaches_the_upstream(lines: list[bytes], makes: bool) -> None:
+    first, second = (make_request_id(asked(*lines)) for _ in range(2))
+    assert (bool(first), first != second) == (makes, makes)
     assert added_fields(asked(*lines), RelayOptions(), b"") == []
-    made = [added_fields(asked(*lines), RelayOptions(request_id="make"), b"") for _ in range(2)]
-    assert [[name for name, _ in fields] for fields in made] == [[b"X-Request-Id"] * makes] * 2
-    assert (made[0] != made[1]) is makes
+    added = added_fields(asked(*lines), RelayOptions(), b"", b"made")
+    assert added == [(b"X-Request-Id", b"made")] * makes
+
+
+def test_the_meter_gets_a_request_head_with_the_made_id() -> None:
+    raw = b"POST /x HTTP/1.1\r\nHost: a\r\n\r\n"
+    assert measured_head(raw, b"") == raw
+    assert measured_head(raw, b"made") == b"POST /x HTTP/1.1\r\nHost: a\r\nX-Request-Id: made\r\n\r\n"
 
 
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])

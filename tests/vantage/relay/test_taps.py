@@ -8,6 +8,7 @@ from llmtap.channel.frames import FrameKind
 from llmtap.clock import Clock, SystemClock
 from llmtap.net.listener import keep_port
 from llmtap.net.stream import PlainStream
+from llmtap.protocol.http1 import header_value, parse_request_head
 from llmtap.protocol.inference import NOT_INFERENCE
 from llmtap.vantage.relay import relay as relay_module
 from tests.support.clocks import STEPS_NS, SettableClock
@@ -46,6 +47,31 @@ DOWN = {
     FrameKind.INTERIM, FrameKind.RESPONSE_HEAD, FrameKind.RESPONSE_DATA, FrameKind.RESPONSE_END,
     FrameKind.ANSWER,
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+@pytest.mark.parametrize("id_field", [(), ("X-Request-Id: theirs",)])
+@scene
+async def test_the_meter_reads_the_request_id_that_the_upstream_gets(
+    in_parts: bool, id_field: tuple[str, ...]
+) -> None:
+    async with stage(request_id="make") as (up, tap):
+        path = up.on(answers())
+        raw = request("POST", path, *id_field, body=b"the request")
+        client = await tap.client()
+        if in_parts:
+            await client.send(raw[:-4])
+            await asyncio.sleep(0.05)
+            await client.send(raw[-4:])
+            await client.answer()
+        else:
+            await client.ask(raw)
+        recorded = await tap.meter.closed(1)
+        (forwarded,) = up.call(path).head.all("x-request-id")
+        measured = parse_request_head(recorded.request.partition(b"\r\n\r\n")[0] + b"\r\n\r\n")
+        assert header_value(measured.headers, b"x-request-id") == forwarded
+        assert recorded.request.endswith(b"\r\n\r\nthe request")
+        assert recorded.closing.request_bytes == len(raw)
 
 
 @CLOCKS
