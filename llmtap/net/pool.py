@@ -13,6 +13,7 @@ import errno
 import os
 import socket
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 from urllib.parse import urlsplit
@@ -150,6 +151,8 @@ class Pool:
         """Whether the upstream accepted the latest connection; None before the first attempt."""
         self.tried_ns = 0
         """Monotonic time at which the latest attempt to connect ended."""
+        self.on_change: Callable[[OSError | None], None] | None = None
+        """Callback for each change of `up` except a first success; the error is None if it is up again."""
         self.reuses = 0
         """Number of requests sent on a connection that had already served another request."""
         self.unsolicited = 0
@@ -159,6 +162,12 @@ class Pool:
     def idle(self) -> int:
         """Number of idle connections."""
         return len(self._idle_connections)
+
+    def set_state(self, error: OSError | None) -> None:
+        """Set the result of the latest attempt to connect; None: it succeeded."""
+        was_up, self.up, self.tried_ns = self.up is not False, error is None, mono_ns()
+        if self.up is not was_up and self.on_change is not None:
+            self.on_change(error)
 
     def take(self, handler: Handler) -> Stream | None:
         """Return an idle connection that is still open and has nothing to read, or None."""
@@ -342,14 +351,14 @@ class Attempt:
         pool = self._pool
         self._remove()
         pool.connects += 1
-        pool.up, pool.tried_ns = True, mono_ns()
+        pool.set_state(None)
         self.waiter.on_connected(stream, pool.tried_ns - self.began_ns)
 
     def fail(self, error: OSError) -> None:
         """End the attempt with an error."""
         self._remove()
         if not is_own_shortage(error):
-            self._pool.up, self._pool.tried_ns = False, mono_ns()
+            self._pool.set_state(error)
         self.waiter.on_connect_failed(error)
 
     def cancel(self) -> None:

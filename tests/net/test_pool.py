@@ -15,6 +15,7 @@ from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
 from llmtap.net import pool as pool_module
 from llmtap.net.lag import make_lag_meter
+from llmtap.net.listener import keep_port
 from llmtap.net.pool import Origin, Pool, parse_origin
 from llmtap.net.stream import Stream, Timebase
 from tests.net.test_stream import Notes
@@ -416,3 +417,19 @@ async def test_a_tls_handshake_may_be_given_up_at_any_moment() -> None:
             await wait_until(lambda: not server.open)
             assert not pool.attempts
         assert not any(waiter.came.done() for waiter in waiters)
+
+
+@scene
+async def test_each_change_of_an_upstream_is_reported_once() -> None:
+    changes: list[bool] = []
+    with keep_port() as port:
+        async with pool_to(f"http://127.0.0.1:{port.getsockname()[1]}") as pool:
+            pool.on_change = lambda error: changes.append(error is None)
+            for _ in range(3):
+                for _ in range(2):
+                    with pytest.raises(ConnectionRefusedError):
+                        await opened(pool)
+                with socket.create_server(port.getsockname()):
+                    for _ in range(2):
+                        (await opened(pool)).close()
+    assert changes == [False, True] * 3

@@ -61,30 +61,29 @@ log = logging.getLogger(__name__)
 
 
 class _UpstreamCheck:
-    """Check whether an upstream accepts a connection, which is closed at once."""
+    """Check whether an upstream accepts a connection, which is closed at once. Log each change."""
 
     def __init__(self, origin: Origin, pool: Pool) -> None:
-        self.up: bool | None = None
         self.url = f"{'https' if origin.tls else 'http'}://{origin.authority.decode()}"
         self.pool = pool
+        pool.on_change = self._on_change
 
     def start_check(self) -> None:
         self.pool.connect(self)
 
-    def on_connected(self, stream: Stream, took_ns: int) -> None:
-        if self.up is False:
+    def _on_change(self, error: OSError | None) -> None:
+        if error is None:
             log.info("event=upstream_reachable upstream=%s", self.url)
-        self.up = True
-        stream.close()
-
-    def on_connect_failed(self, error: OSError) -> None:
-        if self.up is not False:
+        else:
             log.warning(
                 "event=upstream_unreachable upstream=%s error=%r hint=%r",
                 self.url, failure_text(error), "is the gateway running, and relay.upstream right?",
             )  # fmt: skip
-        self.up = False
 
+    def on_connected(self, stream: Stream, took_ns: int) -> None:
+        stream.close()
+
+    def on_connect_failed(self, error: OSError) -> None: ...
     def on_data(self, data: bytes, t_ns: int) -> None: ...
     def on_eof(self) -> None: ...
     def on_lost(self, error: OSError | None) -> None: ...
@@ -274,7 +273,7 @@ class Relay:
             "upstream_reuses": sum(pool.reuses for pool in self._pools),
             "thread_loans": 0 if self.forwarding is None else self.forwarding.forwarder.lent_total,
             "upstream_unsolicited": sum(pool.unsolicited for pool in self._pools),
-            "upstream_up": bool(self._checks[0].up) if self.options.ready_needs_upstream else None,
+            "upstream_up": bool(self._checks[0].pool.up) if self.options.ready_needs_upstream else None,
             "upstreams": {check.url: check.pool.up for check in checked},
             "upstreams_tried_ns": {check.url: check.pool.tried_ns for check in checked},
         }
