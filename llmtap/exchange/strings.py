@@ -34,14 +34,18 @@ KEY_PATTERN: Final = (
     r"|gh[pousr]_\w{20,}|github_pat_\w{20,}|gl[a-z]{2,5}-[\w-]{16,}"
     r"|(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{12,}|AIza[\w-]{30,}|ya29\.[\w-]{16,}"
     r"|xox[a-z]-[\w-]{8,}|xapp-[\w-]{8,}|whsec_[\w+/=-]{16,}|SK[0-9a-f]{32}|key-[0-9a-f]{32}"
-    r"|(?:hf|npm|r8|tgp|fw|nvapi|xai|pplx|pypi|dop_v1|lin_api|shpat)[-_](?=[a-zA-Z_-]{0,64}[0-9])[\w-]{16,}"
+    r"|(?:hf|npm|r8|tgp|fw|nvapi|xai|pplx|pypi|dop_v1|lin_api|shpat|lsv2|tvly|pcsk|e2b|ntn|sbp|glsa|dckr_pat)"
+    r"[-_](?=[a-zA-Z_-]{0,64}[0-9])[\w-]{16,}|hf_[A-Za-z]{34}(?!\w)"
+    r"|SG\.[\w-]{16,}\.[\w-]{16,}|hvs\.[\w-]{20,}|dapi[0-9a-f]{32}|(?:PMAK|NRAK)-[\w-]{20,}|ATATT3[\w=-]{20,}"
     r"|eyJ[\w-]{8,300}\.[\w-]{4}[\w.-]*(?<!\.)"
     r")"
 )
 """Keys of OpenAI, Anthropic, Stripe, Groq, Cerebras, GitHub, GitLab, AWS, Google, Slack, Twilio, Mailgun,
 Hugging Face, npm, Replicate, Together, Fireworks, NVIDIA, xAI, Perplexity, PyPI, DigitalOcean, Linear,
-Shopify; JWT. Only the end of each form has no length limit, so the search takes linear time. Possessive
-quantifiers would have the same effect, but `re` of Python 3.11.0 to 3.11.4 matches them wrongly."""
+Shopify, LangSmith, Tavily, Pinecone, E2B, Notion, Supabase, Grafana, Docker, SendGrid, Vault, Databricks,
+Postman, New Relic, Atlassian; JWT. Only the end of each form has no length limit, so the search takes linear
+time. Possessive quantifiers would have the same effect, but `re` of Python 3.11.0 to 3.11.4 matches them
+wrongly."""
 
 _keys_in = re.compile(rf"(?<![A-Za-z0-9]){KEY_PATTERN}")
 _key_in = _keys_in.search
@@ -51,7 +55,7 @@ _key_after_letters = re.compile(
     r"|gh[pousr]_\w{30,}|github_pat_\w{20,}|AIza[\w-]{30,})"
 ).search
 _begins_as_names_do = re.compile(
-    r"(?:sk|pk|rk|ak|csk|gsk|ssk|hf|npm|r8|tgp|fw|nvapi|xai|pplx|pypi|gl(?!pat-)[a-z]{2,5})[-_]"
+    r"(?:sk|pk|rk|ak|csk|gsk|ssk|hf|npm|r8|tgp|fw|nvapi|xai|pplx|pypi|e2b|gl(?!pat-)[a-z]{2,5})[-_]"
 ).match
 """Pattern of the beginning of a key that is also that of names: `hf-mistral-7b-instruct-v0.2`,
 `global-llama-3-70b-instruct`, `gemma-2-sk-9b-it-v2` (for Slovak)."""

@@ -371,6 +371,7 @@ MODELS = [
     "arn:aws:bedrock:us-east-1:123456789012:imported-model/a1b2c3d4e5f6",
     "hf-internal-testing/tiny-random-LlamaForCausalLM",
     "xai-grok-2-vision-1212",
+    "hf_tinyrandomllamaforcausallm",
     "nvapi-nemotron-4-340b-instruct",
     "mistral-sk-7b-instruct-v0-3",
     "sk-whisper-large-v3-turbo",
@@ -390,6 +391,9 @@ KEYS = [
     "AKIAIOSFODNN7EXAMPLE",
     "AIzaSyA1234567890abcdefghijklmnopqrstuv",
     "xoxb-123456789012-abcdefGHIJKL",
+    "hf_AbcdefghijklmnopqrstuvwxyzAbcdefgh",
+    "SG.abcdefgh1234567890abcd.abcdefghijklmnopqrstuvwxyz1234567890",
+    "pcsk_2a1b2c_4d5e6f7g8h9i0j1k2l3m4n5o6p",
     "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl",
 ]
 
