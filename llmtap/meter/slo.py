@@ -218,7 +218,7 @@ def _class_to_dict(
         }
         for tenant in tenants
     }
-    alarms = []
+    alarms: list[dict[str, object]] = []
     for alarm in (*slo.alarms, *slo.unreachable):
         of_class = _alarm_to_dict(slo, alarm, all_of)
         alarms.append(of_class)
@@ -232,6 +232,8 @@ def _class_to_dict(
         of_class["ringing"] = of_class["ringing"] and len(of_tenants) != 1
         if not of_class["ringing"]:
             alarms += of_tenants
+    for place, one in enumerate(alarms):
+        one["inhibited"] = _is_inhibited(place, alarms)
     return {
         "objectives": slo.objectives.text,
         "target": slo.target,
@@ -242,6 +244,22 @@ def _class_to_dict(
         "alarms": alarms,
         "by": {"tenant": by_tenant},
     }
+
+
+def _is_inhibited(place: int, alarms: Sequence[Mapping[str, object]]) -> bool:
+    """Return whether another alarm reports the cause of the one at `place`.
+
+    The rules are those that `export/rules.py` generates for Alertmanager: a page of the same owner before it,
+    or, for an alarm of a tenant, one of the class that is not less severe.
+    """
+    target = alarms[place]
+    if not target["ringing"]:
+        return False
+    earlier_pages = [one for one in alarms[:place] if one["tenant"] == target["tenant"]]
+    of_class = [one for one in alarms if one["tenant"] is None and target["tenant"] is not None]
+    return any(one["ringing"] and one["severity"] == "page" for one in earlier_pages) or any(
+        one["ringing"] and (one["severity"] == "page" or target["severity"] == "ticket") for one in of_class
+    )
 
 
 def _window_to_dict(slo: SloClass, seconds: float, count: SloCount) -> dict[str, object]:

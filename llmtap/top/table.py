@@ -245,10 +245,10 @@ def _burn_rate_text(slo: object, name: str) -> str:
 
 
 def firing_sentences(summary: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each burn-rate alarm that fires."""
+    """Return a sentence for each burn-rate alarm that fires, unless another one has the same cause."""
     sentences = []
     for name, _, alarm, *rates in alarms(summary):
-        if alarm["ringing"]:
+        if alarm["ringing"] and not alarm["inhibited"]:
             limit = f"{number(alarm['burn_rate'], 3)} over {alarm['long']} and {alarm['short']}"
             rate = " and ".join(dict.fromkeys(rates))
             words = f"uses its error budget too fast: burn rate {rate}; {alarm['severity']} above {limit}"

@@ -87,6 +87,13 @@ def owners_alarmed(slos: SloBook) -> list[tuple[str | None, str]]:
     return [(alarm["tenant"], alarm["long"]) for alarm in result["alarms"] if alarm["ringing"]]
 
 
+def notified(slos: SloBook) -> list[tuple[str | None, str]]:
+    result: Any = slos.freeze().to_dict()["all"]
+    return [
+        (one["tenant"], one["long"]) for one in result["alarms"] if one["ringing"] and not one["inhibited"]
+    ]
+
+
 def test_each_tenant_of_a_template_has_a_budget_and_one_cause_one_alarm() -> None:
     clock = ManualClock()
     slos = book(clock, all=slo(target=0.99, per="tenant"))
@@ -96,6 +103,7 @@ def test_each_tenant_of_a_template_has_a_budget_and_one_cause_one_alarm() -> Non
         ended(slos, "small", GOOD)
     # Half of all exchanges are bad, so the class burns, too. Only one tenant does.
     assert owners_alarmed(slos) == [("big", "1h"), ("big", "6h")]
+    assert notified(slos) == [("big", "1h")]
     for _ in range(50):
         ended(slos, "small", BAD)
     assert owners_alarmed(slos) == [(None, "1h"), (None, "6h")]
@@ -105,6 +113,27 @@ def test_each_tenant_of_a_template_has_a_budget_and_one_cause_one_alarm() -> Non
         ended(whole, "big", BAD)
         ended(whole, "small", GOOD)
     assert owners_alarmed(whole) == [(None, "1h"), (None, "6h")]
+    assert notified(whole) == [(None, "1h")]
+
+
+def test_an_alarm_of_a_class_inhibits_those_of_its_tenants_in_other_windows() -> None:
+    clock = ManualClock()
+    slos = book(clock, all=slo(target=0.95, per="tenant"))
+    clock.advance(25 * S)
+    # The class has a burn rate of 11.4, and four of its tenants 20: at 14.4 they ring, at 6 the class does.
+    for _ in range(100):
+        for tenant, t in (
+            ("a", BAD),
+            ("b", BAD),
+            ("c", BAD),
+            ("d", BAD),
+            ("e", GOOD),
+            ("f", GOOD),
+            ("g", GOOD),
+        ):
+            ended(slos, tenant, t)
+    assert owners_alarmed(slos) == [("a", "1h"), ("b", "1h"), ("c", "1h"), ("d", "1h"), (None, "6h")]
+    assert notified(slos) == [(None, "6h")]
 
 
 def test_an_outage_of_tenants_with_few_exchanges_each_rings_for_the_class() -> None:
@@ -177,7 +206,7 @@ def test_an_alarm_does_not_ring_on_too_few() -> None:
     result: Any = slos.freeze().to_dict()["gold"]
     assert result["alarms"] == [{
         "tenant": None, "severity": "page", "long": "1h", "short": "5m", "burn_rate": 5.0, "reachable": True,
-        "events_min": 2, "ringing": True,
+        "events_min": 2, "ringing": True, "inhibited": False,
     }]  # fmt: skip
 
 

@@ -360,7 +360,8 @@ _OBJECTS: Final = {
         severity long short text
         burn_rate number
         events_min count
-        reachable ringing flag""",
+        reachable ringing flag
+        inhibited flag: It rings, and another alarm that rings reports the same cause.""",
     "SloWindow": """
         seconds number: Measured time: less than the window while the meter is younger.
         counted good count

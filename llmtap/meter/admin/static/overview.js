@@ -184,7 +184,7 @@ export class Overview {
   renderTroubles(s) {
     const alarms = alarmsOf(s.slo);
     const lines = [
-      ...upstreamsDown(s.relays), failing(s), ...alarms.filter(({ alarm }) => alarm.ringing).map(ringing),
+      ...upstreamsDown(s.relays), failing(s), ...alarms.filter(({ alarm }) => alarm.ringing && !alarm.inhibited).map(ringing),
       ...steps(s.ttft_steps), ...capturePaused(s.capture), unreliable(s),
     ].filter(Boolean).map((line) => el("p", {}, line));
     // Replace the banner only if it differs, since screen readers read a new one aloud.
