@@ -221,8 +221,9 @@ FILE is an event stream, an NDJSON or JSON body, a complete HTTP response (chunk
 and zstd are decoded), a HAR file, or a packet capture (pcap, pcapng); - is standard input. The exchanges of a
 packet capture are listed; --entry selects one to explain.
 
-With --admin, FILE is the id of an exchange that the meter of a running llmtap keeps. The output divides its
-wait for the first token into parts, and names the part that is unusual beside the streams of the last hour.
+With --admin, FILE is the id of an exchange that the meter of a running llmtap keeps, or its X-Request-Id, the
+id of its response, or its trace id. The output divides the wait for the first token into parts, and names the
+part that is unusual beside the streams of the last hour.
 
 Examples:
 
@@ -244,7 +245,7 @@ def inspect(
     file: Annotated[
         str,
         opt(
-            "File with a saved response; - is standard input. With --admin: the id of an exchange.",
+            "File with a saved response; - is standard input. With --admin: an id of an exchange.",
             "FILE",
             argument=True,
         ),

@@ -292,7 +292,7 @@ def key_hash(config: ConfigFile = None) -> None:
 
 
 _TOP_EPILOG = """\
-Keyboard: 1 to 8 or tab: select a view; s and S: sort; /: filter; w: change the window; p: pause; enter: show
+Keyboard: 1 to 9 or tab: select a view; s and S: sort; /: filter; w: change the window; p: pause; enter: show
 the events of an exchange; ?: list all keys; q: quit.
 
 An admin port that is not on loopback requires a token. The token is read from $LLMTAP_ADMIN_TOKEN, from the

@@ -191,7 +191,7 @@ def _duration_text(seconds: float | None) -> str:
     """Return a duration in the unit that suits its length: `12.3 ms`, `4.5 s`, `3 h 20 min`."""
     if seconds is None:
         return "-"
-    if seconds < 1:
+    if round(seconds * 1e3) < 1000:
         return f"{seconds * 1e3:.3g} ms"
     if seconds < 120:
         return f"{seconds:.3g} s"

@@ -289,6 +289,9 @@ function axes(plot, { left, top, right, bottom }, xTicks, yTicks, slanted) {
 /** Draws a series into `inside`, adds its points to `points`, and returns what may stand out of the area. */
 function drawn(one, area, plot, inside, points) {
   const over = [], shapes = new Map(), round = (pixel) => Math.round(pixel * 10) / 10;
+  const isDrawn = (i) => Number.isFinite(area.x(one.places[i])) && Number.isFinite(area.y(one.y[i]));
+  /** A point of a line without a neighbour on either side: a line alone would not show it. */
+  const isAlone = (i) => !one.spans && !one.area && !one.scattered && !isDrawn(i - 1) && !isDrawn(i + 1);
   let path = "", joined = false, ends = "";
   one.places.forEach((place, i) => {
     const span = one.spans?.[i].map(area.x);
@@ -308,7 +311,7 @@ function drawn(one, area, plot, inside, points) {
       if (end !== null && end !== undefined) ends += `M${x} ${y}V${round(area.y(end))}m-4 0h8`;
     }
     if (x < area.left - 1 || x > area.right + 1 || y < area.top - 1 || y > area.bottom + 1) return;
-    const symbol = one.symbols && one.symbols[i % one.symbols.length];
+    const symbol = one.symbols ? one.symbols[i % one.symbols.length] : isAlone(i) && "dot";
     if (symbol) shapes.set(symbol, `${shapes.get(symbol) ?? ""}M${x} ${y}${SHAPES[symbol.replace("-open", "")]}`);
     if (!one.silent) points.push({ x, y, one, i, half: span ? (span[1] - span[0]) / 2 : 0 });
   });

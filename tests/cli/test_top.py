@@ -134,8 +134,16 @@ def test_an_exchange_is_explained_by_its_id() -> None:
             code, out, err = await call("inspect", "run.0.1-2", *where, "--json")
             document = json.loads(out)
             assert (code, document["exchange"]["id"], document["first_token"]["n"]) == (0, "run.0.1-2", 2)
+            fake.documents["exchanges"] = {"exchanges": [document["exchange"]] * 2, "next": None}
+            code, out, err = await call("inspect", "my-request", *where)
+            assert (code, "run.0.1-2: complete" in out) == (0, True)
+            assert (
+                err
+                == "llmtap: warning: several exchanges have the request_id my-request; this is the newest\n"
+            )
+            fake.documents["exchanges"] = {"exchanges": [], "next": None}
             code, out, err = await call("inspect", "nobody", *where)
             assert (code, out) == (2, "")
-            assert "does not keep this exchange" in err
+            assert "keeps no exchange with this id" in err
 
     asyncio.run(run())

@@ -27,7 +27,8 @@ export function seconds(value) {
   if (size < 0.001) return `${number(value * 1e6, size < 1e-5 ? 1 : 0)} µs`;
   if (size < 1) return `${number(value * 1e3)} ms`;
   if (size < 120) return `${number(value)} s`;
-  if (size < 7200) return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
+  const whole = Math.round(value); // rounded first: 49 min 59.6 s are 50 min 0 s
+  if (size < 7200) return `${Math.trunc(whole / 60)} min ${whole % 60} s`;
   return `${number(value / 3600)} h`;
 }
 
