@@ -104,7 +104,6 @@ class _Arm:
     single: int = 0
     """Number of requests that are a unit of their own, since they belong to no conversation."""
     units: int = 0
-    """Number of different units."""
     excluded: Counter[str] = field(default_factory=Counter)
     """Number of requests without the arm's change, by reason."""
     outcomes: Counter[str] = field(default_factory=Counter)

@@ -300,7 +300,6 @@ class Store:
             _discard_spool(old)  # Only the last ledger counts, and the new spool has it.
 
     def _spool_bytes(self, batch: pa.RecordBatch) -> int:
-        """Estimate the bytes of the batch in the spool."""
         return _FRAME_BYTES + int(self._packing * batch.nbytes)
 
     def _begin_spool(self) -> SpoolWriter:

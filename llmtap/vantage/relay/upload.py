@@ -55,7 +55,6 @@ class RelayContext:
         self.tap = reporter.tap
         self.now_ns = reporter.now_ns
         self.running = reporter.arrivals
-        """The running exchanges."""
         self.route = route
         self.adds_fields = options.request_id == "make" or options.forwarded_for or options.via
         self.router: ExperimentRouter | None = None
