@@ -102,7 +102,6 @@ class CaptureInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
 
 
 def with_info(schema: pa.Schema, info: CaptureInfo) -> pa.Schema:
-    """Return the schema with `info` in its metadata."""
     return schema.with_metadata({META_KEY: msgspec.json.encode(info)})
 
 

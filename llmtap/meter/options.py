@@ -9,24 +9,24 @@ from collections.abc import Iterator
 from ipaddress import ip_address
 from itertools import chain
 from typing import Annotated, Final
-from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct
 
 from llmtap.errors import ConfigError, errors_of_check, raise_all
 from llmtap.exchange.bounds import BOUNDS
-from llmtap.exchange.verdict import TEXT_PATTERNS
+from llmtap.exchange.interventions import TEXT_PATTERNS
 from llmtap.export.buckets import check_edges
 from llmtap.metrics.cost import Price
 from llmtap.metrics.deadlines import ALPHA, READER_NS_PER_TOKEN, Benefit
 from llmtap.metrics.idle_cost import check_idle_cost
 from llmtap.net.listener import parse_address
+from llmtap.options.values import is_http_url
 from llmtap.units import NS_PER_S, Duration
 
 WINDOWS: Final = {"10s": 10 * NS_PER_S, "1m": 60 * NS_PER_S, "5m": 300 * NS_PER_S, "1h": 3_600 * NS_PER_S}
 TENANT_CHARS_MAX: Final = BOUNDS["tenant"].chars
 BUILT_IN_PATTERNS: Final = "default"
-"""Element of `refusal_patterns` that stands for the built-in patterns (`exchange/verdict.py`)."""
+"""Element of `refusal_patterns` that stands for the built-in patterns (`exchange/interventions.py`)."""
 TRACE_ID: Final = "{trace_id}"
 """The place of the trace id in `trace_url`."""
 _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -417,15 +417,9 @@ def _rule_problems(rule: TenantRule, place: str) -> Iterator[ConfigError]:
 
 
 def _check_url(name: str, url: str | None, example: str) -> None:
-    if url is not None:
-        try:
-            parts = urlsplit(url)
-            known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:
-            known = False
-        if not known:
-            # Do not show the URL, which may contain a key.
-            raise ConfigError(f"meter.{name}", "expected http:// or https://", f"such as {example}")
+    if url is not None and not is_http_url(url):
+        # Do not show the URL, which may contain a key.
+        raise ConfigError(f"meter.{name}", "expected http:// or https://", f"such as {example}")
 
 
 def _check_pattern(text: str, place: str) -> re.Pattern[str]:

@@ -157,7 +157,6 @@ class Pool:
 
     @property
     def idle(self) -> int:
-        """Number of idle connections."""
         return len(self._idle_connections)
 
     def take(self, handler: Handler) -> Stream | None:

@@ -49,10 +49,8 @@ class IntervalFigure(Struct, frozen=True, kw_only=True):
     """Lower end of the interval; None if it is open, or if there is no interval."""
     high: float | None
     n: int
-    """Number of samples."""
     level: float = _LEVEL
     method: str | UnsetType | None = UNSET
-    """Method of the interval."""
     p: float | UnsetType | None = UNSET
     """p-value of a test against 0."""
     p_adjusted: float | UnsetType = UNSET

@@ -223,7 +223,6 @@ def count_tokens(text: str) -> int:
 
 
 def cut_tokens(text: str) -> list[str]:
-    """Return the text of each token of an ASCII text."""
     ends = itertools.accumulate(len(_SPELLINGS[i]) for i in token_ids(text))
     return [text[begin:end] for begin, end in itertools.pairwise([0, *ends])]
 
