@@ -116,9 +116,10 @@ class CaptureVersionError(ConfigError):
 
     def __init__(self, where: str, version: int) -> None:
         super().__init__(
-            where, f"has schema version {version}, but this llmtap reads versions up to {VERSION}",
+            where,
+            f"has schema version {version}, but this llmtap reads versions up to {VERSION}",
             "read it with the llmtap that wrote it, or a newer one",
-        )  # fmt: skip
+        )
         self.where = where
         self.version = version
 

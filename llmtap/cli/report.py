@@ -341,9 +341,12 @@ def report(
         on_exchange = partial(experiment_of.add, reader=options["reader"])
     with _progress(len(capture)) as progress:
         summary = describe(
-            [f.info for f in capture.files], capture.batches(), progress=progress,
-            on_exchange=on_exchange, **options,
-        )  # fmt: skip
+            [f.info for f in capture.files],
+            capture.batches(),
+            progress=progress,
+            on_exchange=on_exchange,
+            **options,
+        )
     experiment_part: Any = None
     if experiment_of is not None:
         window: Any = summary["window"]

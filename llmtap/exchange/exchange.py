@@ -85,8 +85,11 @@ class PairMember:
 
     def to_dict(self) -> dict[str, object]:
         return {
-            "id": self.id, "role": self.role or None, "evidence": list(self.evidence), "figures": self.figures
-        }  # fmt: skip
+            "id": self.id,
+            "role": self.role or None,
+            "evidence": list(self.evidence),
+            "figures": self.figures,
+        }
 
 
 EVENT_CLASSES = tuple(EventClass)

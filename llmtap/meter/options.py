@@ -192,9 +192,10 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         host, _ = parse_address(self.admin, "meter.admin")
         if self.window not in WINDOWS.values():
             raise ConfigError(
-                "meter.window", f"there is no window of {self.window / NS_PER_S:g} s",
+                "meter.window",
+                f"there is no window of {self.window / NS_PER_S:g} s",
                 f"expected one of {', '.join(WINDOWS)}",
-            )  # fmt: skip
+            )
         if self.silence_threshold <= 0:
             raise ConfigError("meter.silence_threshold", "must be longer than 0", "such as 5s")
         raise_all(self._access_problems(open_to_others=not is_loopback(host)))
@@ -232,9 +233,10 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if bool(self.admin_tls_certificate) != bool(self.admin_tls_key):
             given, missing = ("certificate", "key") if self.admin_tls_certificate else ("key", "certificate")
             yield ConfigError(
-                f"meter.admin_tls_{given}", f"is set, but meter.admin_tls_{missing} is missing",
+                f"meter.admin_tls_{given}",
+                f"is set, but meter.admin_tls_{missing} is missing",
                 "set both for TLS, or neither",
-            )  # fmt: skip
+            )
         if not (self.admin_tls_certificate or self.admin_plaintext) and open_to_others:
             yield ConfigError(
                 "meter.admin_tls_certificate",
@@ -339,7 +341,7 @@ class TenantOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             if not name.strip() or not name.isprintable() or len(name) > TENANT_CHARS_MAX:
                 yield ConfigError(
                     f"tenants.names.{value}", f"must have 1 to {TENANT_CHARS_MAX} visible characters"
-                )  # fmt: skip
+                )
 
 
 class CostOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -411,9 +413,10 @@ def _rule_problems(rule: TenantRule, place: str) -> Iterator[ConfigError]:
         yield from mistakes
         if not mistakes and not re.compile(rule.path).groups and rule.name is None:
             yield ConfigError(
-                f"{place}.path", "has no group, so the tenant is not known",
+                f"{place}.path",
+                "has no group, so the tenant is not known",
                 "add a group, such as /teams/([^/]+)/, or give the rule a name",
-            )  # fmt: skip
+            )
 
 
 def _check_url(name: str, url: str | None, example: str) -> None:

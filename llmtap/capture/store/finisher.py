@@ -213,8 +213,11 @@ class Finisher:
             self.counts.damaged_batches += contents.damaged["batches"]
             log.warning(
                 "event=capture_spool_damaged spool=%s rows=%d batches_lost=%d bytes_lost=%d",
-                spool.path.name, contents.rows, contents.damaged["batches"], contents.damaged["bytes"],
-            )  # fmt: skip
+                spool.path.name,
+                contents.rows,
+                contents.damaged["batches"],
+                contents.damaged["bytes"],
+            )
         if spool.rows is None:
             self.counts.recovered_rows += contents.rows
             log.info("event=capture_recovered spool=%s rows=%d", spool.path.name, contents.rows)

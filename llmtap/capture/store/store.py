@@ -217,8 +217,10 @@ class Store:
         if left := self._finisher.waiting[0]:
             log.warning(
                 "event=capture_files_left spools=%d spool=%s reason=%r hint='the next start tries again'",
-                left, self._folder, self._finisher.problem or "no time",
-            )  # fmt: skip
+                left,
+                self._folder,
+                self._finisher.problem or "no time",
+            )
         # If the thread hangs in an upload, it still reads its spool. Keep the lock until the process ends.
         if ended and self._lock is not None:
             os.close(self._lock)
