@@ -411,7 +411,7 @@ def _json_of(result: "ReplayResult | Mapping[str, Any] | str | Path") -> Mapping
         return result.json
     if isinstance(result, Mapping):
         return result
-    from llmtap.cli.report import load_result
+    from llmtap.cli.results import load_result
 
     found = load_result(result)
     if found is None:

@@ -102,9 +102,6 @@ class WallAnchor:
     def to_wall_ns(self, mono_ns: int) -> int:
         return self.wall_ns + (mono_ns - self.mono_ns)
 
-    def to_mono_ns(self, wall_ns: int) -> int:
-        return self.mono_ns + (wall_ns - self.wall_ns)
-
 
 def resident_bytes() -> int:
     """Return the resident memory of this process in bytes, or its peak where /proc does not exist."""

@@ -2,6 +2,7 @@
 
 import fcntl
 import gc
+import inspect
 import os
 import signal
 import tempfile
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.support.servers.peer import play
 
 # How long an example takes says something about the machine, and here nobody asks.
 settings.register_profile("llmtap", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -62,6 +65,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if any(mark.kwargs.get("reason") == NO_BROWSER for mark in item.iter_markers("skipif")):
             item.add_marker("browser")
     items.sort(key=lambda item: not item.nodeid.startswith(LONG_FIRST))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine function: on a loop of its own, within a time limit."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    play(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -82,9 +82,12 @@ class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "send them; the first one present is used."
         ),
     ] = (
-        "x-dynamo-parent-session-id", "x-claude-code-parent-agent-id", "x-claude-code-session-id",
-        "x-codex-parent-thread-id", "x-parent-session-id",
-    )  # fmt: skip
+        "x-dynamo-parent-session-id",
+        "x-claude-code-parent-agent-id",
+        "x-claude-code-session-id",
+        "x-codex-parent-thread-id",
+        "x-parent-session-id",
+    )
     session_fields: Annotated[
         tuple[str, ...],
         Meta(
@@ -157,9 +160,10 @@ class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             )
         if self.level == "full" and not self.full_tenants:
             raise ConfigError(
-                "capture.full_tenants", "is empty, but capture.level is full, which needs tenants who agreed",
+                "capture.full_tenants",
+                "is empty, but capture.level is full, which needs tenants who agreed",
                 'name tenants, or ["*"] for all',
-            )  # fmt: skip
+            )
         if self.pair_key is not None:
             self._check_pair_key(self.pair_key)
         for i, rule in enumerate(self.redact):
@@ -176,9 +180,10 @@ class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 )
         if self.flush > FLUSH_NS_MAX:
             raise ConfigError(
-                "capture.flush", f"must be at most {format_ns(FLUSH_NS_MAX)}, got {format_ns(self.flush)}",
+                "capture.flush",
+                f"must be at most {format_ns(FLUSH_NS_MAX)}, got {format_ns(self.flush)}",
                 "a crash loses exchanges since the last flush; for fewer files, set capture.rotate_every",
-            )  # fmt: skip
+            )
         for key, minimum in (("rotate_bytes", 64 << 10), ("block_bytes", 16), ("memory_bytes", _MIB)):
             if getattr(self, key) < minimum:
                 raise ConfigError(
@@ -214,9 +219,10 @@ def _check_rule(place: str, rule: str) -> None:
     if not rule.startswith(OWN_RULE):
         near = difflib.get_close_matches(rule.lower(), _RULES, 1, 0.5)
         raise ConfigError(
-            place, f"expected one of {', '.join(_RULES)}, got {rule!r}",
+            place,
+            f"expected one of {', '.join(_RULES)}, got {rule!r}",
             f"did you mean {near[0]!r}?" if near else f"for a regular expression, write {OWN_RULE + rule!r}",
-        )  # fmt: skip
+        )
     pattern = rule.removeprefix(OWN_RULE)
     if not pattern:
         raise ConfigError(

@@ -102,7 +102,6 @@ class CaptureInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
 
 
 def with_info(schema: pa.Schema, info: CaptureInfo) -> pa.Schema:
-    """Return the schema with `info` in its metadata."""
     return schema.with_metadata({META_KEY: msgspec.json.encode(info)})
 
 
@@ -117,9 +116,10 @@ class CaptureVersionError(ConfigError):
 
     def __init__(self, where: str, version: int) -> None:
         super().__init__(
-            where, f"has schema version {version}, but this llmtap reads versions up to {VERSION}",
+            where,
+            f"has schema version {version}, but this llmtap reads versions up to {VERSION}",
             "read it with the llmtap that wrote it, or a newer one",
-        )  # fmt: skip
+        )
         self.where = where
         self.version = version
 

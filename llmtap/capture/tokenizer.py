@@ -51,9 +51,10 @@ def open_tiktoken(name: str, place: str) -> Any:
     def refuse(blobpath: str) -> bytes:
         cached = hashlib.sha1(blobpath.encode()).hexdigest()  # The file name in tiktoken's cache.
         raise ConfigError(
-            place, f"the encoding {name} is not on this machine, and llmtap downloads nothing",
+            place,
+            f"the encoding {name} is not on this machine, and llmtap downloads nothing",
             f"put {blobpath} as {cached} into the folder that TIKTOKEN_CACHE_DIR names ({folder or 'unset'})",
-        )  # fmt: skip
+        )
 
     tiktoken.load.read_file = refuse
     try:

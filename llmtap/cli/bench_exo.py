@@ -32,8 +32,9 @@ from llmtap.options.fields import opt
 from llmtap.units import NS_PER_S, Duration, format_bytes
 
 if TYPE_CHECKING:
+    from llmtap.bench.exo.grid import MeasuredGrid
     from llmtap.bench.exo.mode import ExoBench, ExoGrid
-    from llmtap.bench.exo.result import ExoResult, MeasuredGrid, Spread
+    from llmtap.bench.exo.result import ExoResult, Spread
     from llmtap.bench.exo.server import PlacementFilter
     from llmtap.report.document import Note, Table
 
@@ -238,8 +239,8 @@ def grid(
 ) -> None:
     """Measure batch times over a grid of batch sizes and lengths, and fit the simulator's latency model."""
     outputs = Outputs(json=json, csv=csv)
+    from llmtap.bench.exo.grid import make_grid
     from llmtap.bench.exo.mode import ExoGrid
-    from llmtap.bench.exo.result import make_grid
     from llmtap.report.render import terminal
 
     points = ExoGrid(

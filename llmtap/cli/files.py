@@ -13,20 +13,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from llmtap.cli.flags import command
 from llmtap.cli.main import app
-from llmtap.cli.options import Json, TokenEnv, TokenFile
-from llmtap.cli.shared import (
-    print_json,
-    print_line,
-    print_message,
-    print_table,
-)
+from llmtap.cli.options import Json, TokenOptions
+from llmtap.cli.shared import print_json, print_line, print_message, print_table
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
-from llmtap.load.options import CaFile, OwnDialects
+from llmtap.load.options import OwnDialects
 from llmtap.options.fields import opt
 from llmtap.report.document import Table
 
@@ -240,6 +235,40 @@ Examples:
   llmtap inspect 1.0.1-7 --admin http://127.0.0.1:9464"""
 
 
+class _ReadOptions(Struct, frozen=True, kw_only=True):
+    """The saved response."""
+
+    path: Annotated[
+        str, opt("Path of the request, if the file does not contain it; used to identify the API.")
+    ] = "/"
+    entry: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        opt("Number of the entry in a HAR file, or of the exchange in a packet capture; the first is 0."),
+    ] = None
+    text: Annotated[bool, opt("Show the text of the events.", None, "--text/--no-text")] = True
+    dialects: OwnDialects = ()
+
+
+class _WriteOptions(Struct, frozen=True, kw_only=True):
+    """Output other than the explanation."""
+
+    draft: Annotated[
+        str | None,
+        opt("Name of a dialect: output is a table for the configuration, drafted from the events.", "NAME"),
+    ] = None
+    fixture: Annotated[
+        str | None,
+        opt("Name of a test fixture: the bytes as NAME.sse, the result of each event as NAME.json.", "NAME"),
+    ] = None
+    out: Annotated[
+        str | None,
+        opt(
+            "File for --draft (default: standard output), or folder for --fixture (default: this one).",
+            "PATH",
+        ),
+    ] = None
+
+
 @command(app, short_help="Explain a saved response, event by event.", epilog=_INSPECT_EPILOG)
 def inspect(
     file: Annotated[
@@ -250,45 +279,24 @@ def inspect(
             argument=True,
         ),
     ],
+    *,
     json: Json = None,
     admin: Annotated[
         str | None,
         opt("URL of an admin port: explain the wait of one of its exchanges for the first token.", "URL"),
     ] = None,
-    token_env: TokenEnv = None,
-    token_file: TokenFile = None,
-    ca: CaFile = None,
-    path: Annotated[
-        str, opt("Path of the request, if the file does not contain it; used to identify the API.")
-    ] = "/",
-    entry: Annotated[
-        Annotated[int, Meta(ge=0)] | None,
-        opt("Number of the entry in a HAR file, or of the exchange in a packet capture; the first is 0."),
-    ] = None,
-    text: Annotated[bool, opt("Show the text of the events.", None, "--text/--no-text")] = True,
-    dialects: OwnDialects = (),
-    draft: Annotated[
-        str | None,
-        opt("Name of a dialect: output is a table for the configuration, drafted from the events.", "NAME"),
-    ] = None,
-    fixture: Annotated[
-        str | None,
-        opt("Name of a test fixture: the bytes as NAME.sse, the result of each event as NAME.json.", "NAME"),
-    ] = None,
-    out: Annotated[
-        str | None,
-        opt(
-            "File for --draft (default: standard output), or folder for --fixture (default: this one).",
-            "PATH",
-        ),
-    ] = None,
+    token: TokenOptions,
+    reading: _ReadOptions,
+    output: _WriteOptions,
 ) -> None:
     """Explain a saved response: class, bytes, text and tokens of each event, and the totals.
 
     Or explain why the first token of a measured exchange was slow.
     """
     if admin is not None:
-        _inspect_exchange(file, admin, token_env, token_file, ca, json)
+        from llmtap.cli.inspect_exchange import show_exchange
+
+        show_exchange(file, token.connection(admin), json=json)
         return
     from llmtap.cli.dialect_files import read_fixture, write_draft, write_fixture
     from llmtap.exchange.saved import Explained, SavedError, events_of, explain, read_saved
@@ -297,14 +305,16 @@ def inspect(
     from llmtap.report.stream import explained_to_dict
     from llmtap.vantage.passive.file_vantage import is_packet_file
 
+    draft, fixture, entry, dialects = output.draft, output.fixture, reading.entry, reading.dialects
     if draft is not None and (fixture is not None or json is not None):
         raise ConfigError("--draft", "cannot be combined with --fixture or --json")
     if fixture is not None and json is not None:
         raise ConfigError("--fixture", "cannot be combined with --json")
-    if out is not None and draft is None and fixture is None:
+    if output.out is not None and draft is None and fixture is None:
         raise ConfigError("--out", "has no effect without --draft or --fixture")
     name = "standard input" if file == "-" else file
     known = Dialects(dialects)
+    path = reading.path
     measured: Exchange | None = None
     data = _read_file(file)
     if is_packet_file(data):
@@ -325,35 +335,20 @@ def inspect(
         raise ConfigError(name, str(exc), exc.hint) from None
     explained = explain(saved, known, SystemClock().thread_cpu_ns)
     if draft is not None:
-        write_draft(draft, saved, explained, name, out, text=text)
+        write_draft(draft, saved, explained, name, output.out, text=reading.text)
         return
     if fixture is not None:
-        write_fixture(fixture, saved, explained, name, out, described and described[0])
+        write_fixture(fixture, saved, explained, name, output.out, described and described[0])
         return
     if measured is not None:
         explained = Explained(measured, explained.events, timed=True)
     if json is not None:
-        print_json(explained_to_dict(saved, explained, text=text), json)
+        print_json(explained_to_dict(saved, explained, text=reading.text), json)
     else:
-        _show(saved, explained, text=text)
+        _show(saved, explained, text=reading.text)
     for table in dialects:
         for note in notes_on(table, events_of(saved).events):
             print_message(f"note: {note}")
-
-
-def _inspect_exchange(
-    exchange_id: str,
-    admin: str,
-    token_env: str | None,
-    token_file: Path | None,
-    ca: str | None,
-    json: str | None,
-) -> None:
-    from llmtap.cli.inspect_exchange import show_exchange
-    from llmtap.top.client import TopOptions, read_token
-
-    token = read_token(name=token_env, file=token_file)
-    show_exchange(exchange_id, TopOptions(admin=admin, token=token, ca=ca), json=json)
 
 
 def _exchanges_in(name: str, data: bytes, tables: "Sequence[DialectTable]") -> "list[tuple[Exchange, bytes]]":

@@ -3,27 +3,22 @@
 The options of a load are in `llmtap/load/options.py`. `cli/flags.py` makes the flags from the structs.
 """
 
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta, Struct
 
-from llmtap.cli.shared import Outputs, read_objectives
+from llmtap.cli.shared import Outputs, read_objectives, read_pairs
+from llmtap.load.options import CaFile
 from llmtap.metrics.deadlines import ALPHA, READER_NS_PER_TOKEN, Benefit
 from llmtap.metrics.idle_cost import check_idle_cost
-from llmtap.options.fields import opt
+from llmtap.options.fields import keys_given, opt
 
-AdminAddress = Annotated[
-    str | None, opt("HOST:PORT of the admin port with /metrics; default 127.0.0.1:9464. [key: meter.admin]")
-]
-CaptureTo = Annotated[
-    str | None,
-    opt(
-        "Folder or URL for a Parquet capture of every exchange (a request with its response), by default "
-        "without prompts and answers. [key: capture.to]",
-        "DIR|URL",
-    ),
-]
+if TYPE_CHECKING:
+    from llmtap.config import Loaded
+    from llmtap.top.client import TopOptions
+
 ConfigFile = Annotated[
     Path | None,
     opt(
@@ -32,15 +27,46 @@ ConfigFile = Annotated[
         envvar="LLMTAP_CONFIG",
     ),
 ]
-CheckOnly = Annotated[bool, opt("Check the configuration and start nothing.", None, "--check")]
-SetKeys = Annotated[
-    list[str] | None,
-    opt(
-        "Value of any configuration key, for example log.level=warning; may be repeated.",
-        "KEY=VALUE",
-        "--set",
-    ),
-]
+
+
+class SettingsOptions(Struct, frozen=True, kw_only=True):
+    """The configuration of a command that measures, and the keys that several of these commands set."""
+
+    admin: Annotated[
+        str | None,
+        opt("HOST:PORT of the admin port with /metrics; default 127.0.0.1:9464.", key="meter.admin"),
+    ] = None
+    capture: Annotated[
+        str | None,
+        opt(
+            "Folder or URL for a Parquet capture of every exchange (a request with its response), by "
+            "default without prompts and answers.",
+            "DIR|URL",
+            key="capture.to",
+        ),
+    ] = None
+    config: ConfigFile = None
+    assign: Annotated[
+        list[str] | None,
+        opt(
+            "Value of any configuration key, for example log.level=warning; may be repeated.",
+            "KEY=VALUE",
+            "--set",
+        ),
+    ] = None
+    check: Annotated[bool, opt("Check the configuration and start nothing.")] = False
+
+    def keys(self, options: Struct) -> dict[str, Any]:
+        """Return the values of the keys that flags set, also those of the command. Raises ConfigError."""
+        return {**keys_given(options, self), **read_pairs("--set", self.assign)}
+
+    def read(self, options: Struct) -> "Loaded":
+        """Return the settings and all mistakes. `options`: those of the command. Raises ConfigError."""
+        from llmtap.config import read_settings
+
+        return read_settings(self.config, os.environ, self.keys(options))
+
+
 ApiKeyEnv = Annotated[
     str | None, opt("Environment variable with the API key (default: OPENAI_API_KEY).", "NAME")
 ]
@@ -116,11 +142,24 @@ class GoalOptions(Struct, frozen=True, kw_only=True):
         return read_objectives(self.slo, self.goodput)
 
 
-TokenEnv = Annotated[
-    str | None,
-    opt("Environment variable with the token of the admin port (default: LLMTAP_ADMIN_TOKEN).", "NAME"),
-]
-TokenFile = Annotated[Path | None, opt("File with the token, as an alternative to --token-env.", "FILE")]
+class TokenOptions(Struct, frozen=True, kw_only=True):
+    """Access to the admin port of a running llmtap."""
+
+    token_env: Annotated[
+        str | None,
+        opt("Environment variable with the token of the admin port (default: LLMTAP_ADMIN_TOKEN).", "NAME"),
+    ] = None
+    token_file: Annotated[
+        Path | None, opt("File with the token, as an alternative to --token-env.", "FILE")
+    ] = None
+    ca: CaFile = None
+
+    def connection(self, admin: str, **more: str) -> "TopOptions":
+        """Return the options of a client of this admin port. Raises ConfigError."""
+        from llmtap.top.client import TopOptions, read_token
+
+        token = read_token(name=self.token_env, file=self.token_file)
+        return TopOptions(admin=admin, token=token, ca=self.ca, **more)
 
 
 class ReaderOptions(Struct, frozen=True, kw_only=True):

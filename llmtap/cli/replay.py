@@ -1,7 +1,7 @@
 """`llmtap replay` (send a trace, a capture or a workload to a server on time) and `llmtap selftest`.
 
 Reads the options, runs a `Replay` (`load/replay`), adds the self-test, and writes and prints the result with
-`cli/report.py`.
+`cli/results.py`.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from llmtap.cli.options import (
     OutputOptions,
     ReaderOptions,
 )
-from llmtap.cli.report import result_place, show_replay, store_result
+from llmtap.cli.results import result_place, show_replay, store_result
 from llmtap.cli.shared import (
     Outputs,
     ReceivedSignals,

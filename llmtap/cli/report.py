@@ -1,32 +1,42 @@
 """`llmtap report`: summarise a capture or a trace, or show or compare results of replays and benchmarks.
 
-Captures and traces are summarised by `capture/read/describe.py`; stored results are rendered again. `llmtap
-replay` uses `show_replay` and `store_result` for its own result.
+Captures and traces are summarised by `capture/read/describe.py`; stored results are rendered again
+(`results.py`) or compared (`compare.py`).
 """
 
-import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from glob import escape, glob
+from glob import glob
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import typer
 from msgspec import Struct
 
 from llmtap.capture.columns import BY
+from llmtap.cli.compare import compare
 from llmtap.cli.flags import command
 from llmtap.cli.main import app
 from llmtap.cli.options import GoalOptions, OutputOptions, ReaderOptions
+from llmtap.cli.results import (
+    RESULT_PATTERN,
+    exit_with,
+    experiment_texts,
+    load_experiment,
+    load_result,
+    result_errors,
+    show_experiment,
+    show_replay,
+    stored_verdicts,
+)
 from llmtap.cli.shared import (
     Outputs,
     SeveralValues,
     figures_place,
-    json_text,
     need_extra,
     print_json,
     print_line,
@@ -43,16 +53,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from llmtap.capture.read.reader import Capture
-    from llmtap.gates.regression import Tolerances
     from llmtap.gates.requirements import Requirements
     from llmtap.meter.recorded_experiment import RecordedExperiment
-    from llmtap.report.gates import JudgedChange
 
-RESULT_BYTES_MAX: Final = 256 << 20
-"""Maximum size of a file that is read as a result. A result has a few MB: one value per second and series."""
-RESULT_PATTERN: Final = "replay-*.json"
-"""Pattern of the second part of a result's file name. The first part is the name of the capture's folder and
-a dot."""
 
 EPILOG = """CAPTURE is one of:
 
@@ -118,8 +121,7 @@ class _SourceOptions(Struct, frozen=True, kw_only=True):
         ),
     ] = False
     by: Annotated[
-        list[str] | None,
-        opt("Label by which the report is grouped; may be repeated.", "|".join(BY)),
+        list[str] | None, opt("Label by which the report is grouped; may be repeated.", "|".join(BY))
     ] = None
     pair: Annotated[
         bool,
@@ -234,12 +236,7 @@ def report(
                 "--require", "cannot be combined with --compare", "to check a comparison, use --fail-if-worse"
             )
         tolerances = None if comparison.fail_if_worse is None else Tolerances.parse(comparison.fail_if_worse)
-        _compare(
-            places,
-            comparison.compare,
-            outputs.outputs(),
-            tolerances,
-        )
+        compare(places, comparison.compare, outputs.outputs(), tolerances)
         return
     if comparison.fail_if_worse is not None:
         raise ConfigError(
@@ -248,11 +245,7 @@ def report(
             "such as llmtap report BEFORE --compare AFTER",
         )
     if len(places) == 1 and (Path(places[0]) / "bench.json").is_file():
-        _show_bench(
-            Path(places[0]),
-            outputs.outputs(),
-            requirements,
-        )
+        _show_bench(Path(places[0]), outputs.outputs(), requirements)
         return
     _refuse_bench(places)
     result = load_result(places[0]) if len(places) == 1 and source.source_format is None else None
@@ -266,7 +259,7 @@ def report(
     if experiment is not None:
         for option in (*flags_given(source, goals, reader), *(["--csv"] if outputs.csv is not None else [])):
             raise ConfigError(option, "applies to captures only, not to the result of an experiment")
-        with _convert_result_errors(places[0]):
+        with result_errors(places[0]):
             show_experiment(outputs.outputs(), experiment)
         return
     if result is not None:
@@ -274,7 +267,7 @@ def report(
             if option not in ("--from", "--require"):
                 raise ConfigError(option, "applies to captures only, not to the result of a replay")
         files = outputs.outputs(outputs.csv)
-        with _convert_result_errors(places[0]):
+        with result_errors(places[0]):
             rows = requirements.add_to(result)
             if outputs.hlog is not None:
                 from llmtap.cli.hdr_logs import write_log
@@ -282,7 +275,7 @@ def report(
                 write_log(outputs.hlog, result)
             show_replay(files, result)
         if rows:
-            _exit(exit_code(result["verdict"], rows))
+            exit_with(exit_code(result["verdict"], rows))
         return
     pages = [
         option
@@ -330,7 +323,7 @@ def report(
             print_rich(render_capture(summary))
             for note in summary["capture"]["notes"]:
                 print_line(f"note: {note}")
-        _exit(exit_code(None, rows))
+        exit_with(exit_code(None, rows))
         return
     capture = read(places, skip_broken=source.skip_broken)
     integrity_check = capture.integrity()
@@ -348,9 +341,12 @@ def report(
         on_exchange = partial(experiment_of.add, reader=options["reader"])
     with _progress(len(capture)) as progress:
         summary = describe(
-            [f.info for f in capture.files], capture.batches(), progress=progress,
-            on_exchange=on_exchange, **options,
-        )  # fmt: skip
+            [f.info for f in capture.files],
+            capture.batches(),
+            progress=progress,
+            on_exchange=on_exchange,
+            **options,
+        )
     experiment_part: Any = None
     if experiment_of is not None:
         window: Any = summary["window"]
@@ -370,12 +366,12 @@ def report(
     if outputs.csv is not None:
         _write_csv(outputs.csv, capture.batches(), summary)
     if pages:
-        with _convert_result_errors("--by arm"):
-            files.write(_experiment_texts(experiment_part))
+        with result_errors("--by arm"):
+            files.write(experiment_texts(experiment_part))
     if outputs.json is not None:
         print_json(summary, outputs.json)
     elif files.stdout is not None:
-        print(_experiment_texts(experiment_part)[files.stdout]())
+        print(experiment_texts(experiment_part)[files.stdout]())
     else:
         print_rich(render_capture(summary))
         if experiment_of is not None:
@@ -386,9 +382,9 @@ def report(
         if verdicts:
             from llmtap.report.replay import render_verdicts
 
-            with _convert_result_errors(f"{RESULT_PATTERN} beside the capture"):
+            with result_errors(f"{RESULT_PATTERN} beside the capture"):
                 print_rich(render_verdicts(verdicts))
-    _exit(exit_code(None, rows))
+    exit_with(exit_code(None, rows))
 
 
 def _are_logs(places: Sequence[str]) -> bool:
@@ -424,12 +420,6 @@ def _report_logs(
 
 def _only_of_captures(option: str, place: str) -> ConfigError:
     return ConfigError(option, f"applies to captures of llmtap only, and {place} is a trace", "leave it out")
-
-
-def _exit(code: ExitCode) -> None:
-    """End the command with a code other than OK."""
-    if code:
-        raise typer.Exit(code)
 
 
 # ---------------------------------------------------------------- captures and traces
@@ -506,148 +496,6 @@ def _progress(rows: int | None) -> Iterator[Callable[[int], None] | None]:
         yield lambda done: bar.update(task, completed=done)
 
 
-# ---------------------------------------------------------------- results of replays
-
-
-class _ReplayFields(msgspec.Struct):
-    """Fields by which the result of a replay is recognised."""
-
-    load: dict[str, msgspec.Raw]
-    sender: dict[str, msgspec.Raw]
-    plan: dict[str, msgspec.Raw]
-    metrics: dict[str, msgspec.Raw]
-    verdict: dict[str, msgspec.Raw]
-
-
-@contextmanager
-def _convert_result_errors(place: str) -> Iterator[None]:
-    """Raise ConfigError in place of an error that a wrong or missing field of a stored result causes."""
-    try:
-        yield
-    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError) as exc:
-        what = f"the field {exc.args[0]!r} is missing" if isinstance(exc, KeyError) else str(exc)
-        raise ConfigError(
-            place,
-            f"is not a result that this version of llmtap can show: {what[:200]}",
-            "it was edited, or another version of llmtap wrote it",
-        ) from exc
-
-
-class _ExperimentFields(msgspec.Struct):
-    """Fields by which the stored answer of `/api/v1/experiment` is recognised."""
-
-    state: str
-    arms: dict[str, msgspec.Raw]
-    differences: dict[str, msgspec.Raw]
-    sample_ratio: dict[str, msgspec.Raw]
-
-
-def load_result(place: str | Path) -> dict[str, Any] | None:
-    """Return the result that `llmtap replay --json` wrote to a file; None for any other file."""
-    return _load(place, _ReplayFields)
-
-
-def load_experiment(place: str | Path) -> dict[str, Any] | None:
-    """Return the result of an experiment that was stored in a file; None for any other file."""
-    return _load(place, _ExperimentFields)
-
-
-def _load(place: str | Path, fields: type[msgspec.Struct]) -> dict[str, Any] | None:
-    """Return the JSON object of a file that has these fields; None for any other file."""
-    path = Path(place)
-    try:
-        if not path.is_file() or path.stat().st_size > RESULT_BYTES_MAX:
-            return None
-        with path.open("rb") as file:
-            begin = file.read(64)
-            if not begin.lstrip().startswith(b"{"):
-                return None
-            raw = begin + file.read()
-        msgspec.json.decode(raw, type=fields)
-        result: dict[str, Any] = msgspec.json.decode(raw)
-    except (OSError, ValueError, RecursionError):
-        return None
-    return result
-
-
-def show_experiment(outputs: Outputs, experiment: Mapping[str, Any]) -> None:
-    """Write the requested outputs of an experiment, or print its report."""
-    from llmtap.report.experiment_page import render_experiment
-
-    outputs.write_or_show(_experiment_texts(experiment), lambda: print_rich(render_experiment(experiment)))
-
-
-def _experiment_texts(experiment: Mapping[str, Any]) -> dict[str, Callable[[], str]]:
-    """Return the functions that make the outputs of an experiment, by option."""
-    from llmtap.report.experiment_page import experiment_html, experiment_markdown
-
-    return {
-        "--json": lambda: json_text(experiment),
-        "--html": lambda: experiment_html(experiment),
-        "--markdown": lambda: experiment_markdown(experiment),
-    }
-
-
-def show_replay(outputs: Outputs, result: Mapping[str, Any]) -> None:
-    """Write the requested outputs of a replay's result, or print its report."""
-    from llmtap.gates.figures import figures_csv
-    from llmtap.report.replay import render_replay, replay_html, replay_markdown
-
-    texts = {
-        "--json": lambda: json_text(result),
-        "--html": lambda: replay_html(result),
-        "--markdown": lambda: replay_markdown(result),
-        "--csv": lambda: figures_csv(result),
-    }
-    outputs.write_or_show(texts, lambda: print_rich(render_replay(result)))
-
-
-def result_place(capture: str, result: Mapping[str, Any] | None = None) -> Path | None:
-    """Return the path for the result of a replay, next to the folder of its capture; None for a URL.
-
-    The result is not in the folder itself: this has only Parquet files, so that other tools can read it as
-    one dataset. The name contains the start time of `result`.
-    """
-    from llmtap.capture.store.parquet import place_of
-
-    folder = place_of(capture).folder
-    if folder is None:
-        return None
-    time_text = "" if result is None else re.sub(r"\W", "", str(result["window"]["start"]))
-    folder = folder.resolve()
-    return folder.parent / f"{folder.name}.{RESULT_PATTERN.replace('*', time_text)}"
-
-
-def store_result(capture: str, result: Mapping[str, Any]) -> None:
-    """Write the result next to the folder of the capture, if that is local.
-
-    Raises ConfigError if it cannot be written.
-    """
-    place = result_place(capture, result)
-    if place is not None:
-        write_output("--capture", place, json_text(result))
-
-
-def stored_verdicts(places: Sequence[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the names and the verdicts of the results next to these folders, oldest first.
-
-    Results in the folders are included: earlier versions of llmtap stored them there.
-    """
-    for place in places:
-        if not Path(place).is_dir():
-            continue
-        folder = Path(place).resolve()
-        in_parent = folder.parent.glob(f"{escape(folder.name)}.{RESULT_PATTERN}")
-        paths = {
-            path.name.removeprefix(f"{folder.name}."): path
-            for path in (*folder.glob(RESULT_PATTERN), *in_parent)
-        }
-        for name, path in sorted(paths.items()):
-            result = load_result(path)
-            if result is not None:
-                yield name, result["verdict"]
-
-
 # ---------------------------------------------------------------- results of benchmarks
 
 
@@ -668,81 +516,9 @@ def _show_bench(folder: Path, outputs: Outputs, requirements: "Requirements") ->
     from llmtap.gates.requirements import exit_code
     from llmtap.report.bench import render_bench
 
-    with _convert_result_errors(str(folder)):
+    with result_errors(str(folder)):
         document = load_document(folder)
         rows = judged_loads(document, requirements)
         shown = json_value(msgspec.structs.replace(document, requirements=rows or msgspec.UNSET))
         outputs.write_or_show(bench_texts(shown), lambda: print_rich(render_bench(shown)))
-    _exit(exit_code(None, rows))
-
-
-def _compare(
-    places: Sequence[str], others: Sequence[str], outputs: Outputs, tolerances: "Tolerances | None"
-) -> None:
-    if len(places) != 1:
-        raise ConfigError(
-            "--compare",
-            f"got {len(places)} base results, expected one",
-            "give one result, then --compare RESULT for each other; to write JSON to a file, use --json=FILE",
-        )
-    need_extra("--compare", "scipy", "bench")
-    results = {place: load_result(place) for place in (places[0], *others)}
-    if any(result is not None for result in results.values()):
-        with _convert_result_errors(" or ".join(results)):
-            _compare_replays([places[0], *others], results, outputs, tolerances)
-        return
-    from llmtap.cli.bench import compare_folders
-
-    with _convert_result_errors(" or ".join((places[0], *others))):
-        code = compare_folders(Path(places[0]), [Path(other) for other in others], outputs, tolerances)
-    raise typer.Exit(code)
-
-
-def _compare_replays(
-    places: Sequence[str],
-    results: Mapping[str, dict[str, Any] | None],
-    outputs: Outputs,
-    tolerances: "Tolerances | None",
-) -> None:
-    from llmtap.gates.regression import judge_replays, regression_code
-    from llmtap.load.replay.comparison import (
-        compare_replays,
-        comparison_document,
-        render_replay_comparison,
-    )
-    from llmtap.report.render import markdown, page_html
-
-    if missing := [place for place, result in results.items() if result is None]:
-        if not Path(missing[0]).exists():
-            place = "CAPTURE" if missing[0] == places[0] else "--compare"
-            raise ConfigError(place, f"there is no file {missing[0]}")
-        hint = "compare results of `llmtap replay --json` only with each other"
-        raise ConfigError("--compare", f"{missing[0]} is not a result of llmtap replay", hint)
-    if len(results) < len(places):
-        twice = next(place for place in places if places.count(place) > 1)
-        raise ConfigError("--compare", f"{twice} is given twice", "give each result once")
-    names = [Path(place).stem for place in places]
-    labels = names if len(set(names)) == len(names) else places
-    named = {label: stored for label, place in zip(labels, places, strict=True) if (stored := results[place])}
-    comparison = compare_replays(named)
-    judged: list[JudgedChange] = []
-    if tolerances is not None:
-        judged = judge_replays(tolerances, named, compare_replays)
-        comparison = msgspec.structs.replace(comparison, regression=judged)
-    texts = {
-        "--json": lambda: json_text(comparison),
-        "--html": lambda: page_html(comparison_document(comparison), "replay_page.css"),
-        "--markdown": lambda: markdown(comparison_document(comparison), special="|"),
-    }
-    outputs.write_or_show(texts, lambda: print_rich(render_replay_comparison(comparison)))
-    verdicts = [result.verdict for result in comparison.results]
-    differ = not comparison.same_load
-    if tolerances is not None:
-        _exit(regression_code(verdicts, judged, differ=differ))
-        return
-    code = ExitCode.of_run(
-        failed=any(verdict.get("failed") for verdict in verdicts),
-        not_valid=differ or any(not verdict["valid"] for verdict in verdicts),
-    )
-    if code:
-        raise typer.Exit(code)
+    exit_with(exit_code(None, rows))

@@ -337,7 +337,6 @@ class SweepOutcome:
     """Summaries of the completed jobs, in the order of the grid."""
     notes: list[str]
     failed: bool
-    """Whether a job failed."""
 
 
 def run_sweep(

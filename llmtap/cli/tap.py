@@ -8,33 +8,17 @@ here.
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import Struct
 
 from llmtap import native
 from llmtap.cli.flags import command
 from llmtap.cli.main import app
-from llmtap.cli.options import (
-    AdminAddress,
-    CaptureTo,
-    CheckOnly,
-    ConfigFile,
-    Json,
-    SetKeys,
-    TokenEnv,
-    TokenFile,
-)
-from llmtap.cli.shared import (
-    need_extra,
-    print_json,
-    print_line,
-    print_message,
-    read_pairs,
-    write_output,
-)
+from llmtap.cli.options import ConfigFile, Json, SettingsOptions, TokenOptions
+from llmtap.cli.shared import need_extra, print_json, print_line, print_message, write_output
 from llmtap.errors import ConfigError
-from llmtap.load.options import CaFile
 from llmtap.options.fields import opt
 
 if TYPE_CHECKING:
@@ -58,40 +42,28 @@ After each of these signals, running streams have up to relay.drain_timeout to f
 During a reload or a switch, no connection is refused."""
 
 
-@command(app, short_help="Measure a gateway with a proxy in front of it.", epilog=_PROXY_EPILOG)
-def proxy(
-    upstream: Annotated[str | None, opt("URL of the gateway. [key: relay.upstream]")] = None,
-    listen: Annotated[
-        str | None, opt("HOST:PORT that clients connect to; default 127.0.0.1:8080. [key: relay.listen]")
-    ] = None,
-    admin: AdminAddress = None,
-    workers: Annotated[int | None, opt("Number of relay processes; default 1. [key: relay.workers]")] = None,
-    capture: CaptureTo = None,
-    config: ConfigFile = None,
-    assign: SetKeys = None,
-    check: CheckOnly = False,
-    list_keys: Annotated[bool, opt("List every key of the configuration.", None, "--keys")] = False,
-) -> None:
-    """Forward requests and responses with unchanged bodies, and timestamp every chunk of a response."""
-    from llmtap.config import fingerprint, keys, load_settings, read_settings
+class _ProxyOptions(Struct, frozen=True, kw_only=True):
+    """Options of the command beside those of the configuration."""
 
-    if list_keys:
+    upstream: Annotated[str | None, opt("URL of the gateway.", key="relay.upstream")] = None
+    listen: Annotated[
+        str | None,
+        opt("HOST:PORT that clients connect to; default 127.0.0.1:8080.", key="relay.listen"),
+    ] = None
+    workers: Annotated[int | None, opt("Number of relay processes; default 1.", key="relay.workers")] = None
+    list_keys: Annotated[bool, opt("List every key of the configuration.", None, "--keys")] = False
+
+
+@command(app, short_help="Measure a gateway with a proxy in front of it.", epilog=_PROXY_EPILOG)
+def proxy(options: _ProxyOptions, configuration: SettingsOptions) -> None:
+    """Forward requests and responses with unchanged bodies, and timestamp every chunk of a response."""
+    from llmtap.config import fingerprint, keys, load_settings
+
+    if options.list_keys:
         for key, text in keys().items():
             print(f"{key:32} {text}")
         return
-    flags: dict[str, Any] = {
-        "relay.upstream": upstream,
-        "relay.listen": listen,
-        "meter.admin": admin,
-        "relay.workers": workers,
-        "capture.to": capture,
-        **read_pairs("--set", assign),
-    }
-
-    def load() -> "Settings":
-        return load_settings(config, os.environ, flags)
-
-    loaded = read_settings(config, os.environ, flags)
+    check, loaded = configuration.check, configuration.read(options)
     settings = loaded.settings
     import asyncio
 
@@ -109,12 +81,12 @@ def proxy(
     warnings = list(warnings_of(settings))
     if check:
         print(f"ok (config {fingerprint(settings)})")
-        for name, options in settings.slo.items():
-            warnings += missing_alarms(SloClass.of(name, options).with_tickets())
+        for name, slo in settings.slo.items():
+            warnings += missing_alarms(SloClass.of(name, slo).with_tickets())
         for warning in warnings:
             print_line(f"warning: {warning}")
-        for name, options in settings.slo.items():
-            if options.parsed_objectives.streams_only:
+        for name, slo in settings.slo.items():
+            if slo.parsed_objectives.streams_only:
                 print(f"slo.{name}: judges streams only; an e2e limit also judges answers in one piece")
         if settings.capture.to is not None:
             to, spool = capture_places(settings.capture)
@@ -124,6 +96,9 @@ def proxy(
         print_message(f"warning: {warning}")
     set_up(settings.log)
     scheme = "https" if settings.relay.tls_certificate else "http"
+
+    def load() -> "Settings":
+        return load_settings(configuration.config, os.environ, configuration.keys(options))
 
     def started(listen: str, admin: str) -> None:
         what = f"{scheme}://{listen} -> {settings.relay.upstream}"
@@ -165,26 +140,24 @@ processes of the user who runs the meter may connect to the socket; their number
 the meter at once: the applications continue, and count the exchanges that are not measured."""
 
 
-@command(app, short_help="Measure applications that use the middleware.", epilog=_METER_EPILOG)
-def meter(
+class _MeterOptions(Struct, frozen=True, kw_only=True):
+    """Options of the command beside those of the configuration."""
+
     listen_socket: Annotated[
-        str | None, opt("Path of the Unix socket that applications connect to. [key: meter.socket]", "PATH")
-    ] = None,
-    admin: AdminAddress = None,
-    capture: CaptureTo = None,
-    config: ConfigFile = None,
-    assign: SetKeys = None,
-    check: CheckOnly = False,
-) -> None:
+        str | None,
+        opt("Path of the Unix socket that applications connect to.", "PATH", key="meter.socket"),
+    ] = None
+
+
+@command(app, short_help="Measure applications that use the middleware.", epilog=_METER_EPILOG)
+def meter(options: _MeterOptions, configuration: SettingsOptions) -> None:
     """Measure applications with the llmtap middleware, without a proxy."""
-    from llmtap.config import fingerprint, read_settings
+    from llmtap.config import fingerprint
     from llmtap.supervisor.alone import alone_problems, run_meter
 
-    flags: dict[str, Any] = {"meter.socket": listen_socket, "meter.admin": admin, "capture.to": capture}
-    flags |= read_pairs("--set", assign)
-    loaded = read_settings(config, os.environ, flags)
+    loaded = configuration.read(options)
     settings = loaded.settings_or_raise(alone_problems(loaded.settings))
-    if check:
+    if configuration.check:
         print(f"ok (config {fingerprint(settings)})")
         return
     run_meter(settings, lambda path, admin: announce(f"meter at {path}", admin, settings))
@@ -315,25 +288,16 @@ belongs to another service."""
 
 @command(app, short_help="Show a running llmtap in the terminal.", epilog=_TOP_EPILOG)
 def top(
+    *,
     admin: Annotated[str, opt("URL of the admin port, http or https.", "URL")] = "http://127.0.0.1:9464",
-    token_env: TokenEnv = None,
-    token_file: TokenFile = None,
-    ca: CaFile = None,
+    token: TokenOptions,
     window: Annotated[str, opt("Rolling window of the metrics.", "10s|1m|5m|1h|all")] = "1m",
     interval: Annotated[str, opt("Pause between two updates.", "TIME")] = "1s",
     once: Annotated[bool, opt("Print one screen as plain tables.")] = False,
     json: Json = None,
 ) -> None:
     """Show the tenants, models, experiments, live streams, exchanges and state of a running llmtap."""
-    from llmtap.top.client import TopOptions, read_token
-
-    options = TopOptions(
-        admin=admin,
-        token=read_token(name=token_env, file=token_file),
-        ca=ca,
-        window=window,
-        interval=interval,
-    )
+    options = token.connection(admin, window=window, interval=interval)
     if options.is_unencrypted():
         print_message("the token travels in clear text: https keeps it to those two")
     if once or json is not None or not (sys.stdin.isatty() and sys.stdout.isatty()):

@@ -5,24 +5,18 @@ is printed.
 """
 
 import io
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Annotated, BinaryIO, cast
 
 import typer
+from msgspec import Struct
 
 from llmtap.cli.flags import command
 from llmtap.cli.main import app
-from llmtap.cli.options import AdminAddress, CaptureTo, CheckOnly, ConfigFile, Json, SetKeys
-from llmtap.cli.shared import (
-    print_json,
-    print_message,
-    print_rich,
-    read_pairs,
-    stoppable,
-)
+from llmtap.cli.options import Json, SettingsOptions
+from llmtap.cli.shared import print_json, print_message, print_rich, stoppable
 from llmtap.cli.tap import announce
 from llmtap.errors import ConfigError
 from llmtap.options.fields import opt
@@ -49,82 +43,84 @@ Exit codes: 0 stopped by a signal, or the file was read; 1 the file is damaged, 
 damage were measured; 2 invalid option, missing permission, or not a packet capture."""
 
 
-@command(app, short_help="Measure traffic from network packets, without a proxy.", epilog=_EPILOG)
-def watch(
+def _read_ports(texts: list[str]) -> list[int]:
+    """Return the port numbers of --port. Raises ConfigError."""
+    ports = []
+    for text in ",".join(texts).split(","):
+        if not (text.isascii() and text.isdigit() and 0 < int(text) < 65_536):
+            raise ConfigError("--port", f"expected a port, got {text!r}", "such as --port 8000,8001")
+        ports.append(int(text))
+    return ports
+
+
+class _WatchOptions(Struct, frozen=True, kw_only=True):
+    """Options of the command beside those of the configuration."""
+
     interface: Annotated[
         list[str] | None,
         opt(
-            "Network interface, or `any`; may be repeated. Required without --read. [key: watch.interfaces]",
+            "Network interface, or `any`; may be repeated. Required without --read.",
             "IF",
+            key="watch.interfaces",
         ),
-    ] = None,
+    ] = None
     port: Annotated[
-        list[str] | None,
+        list[int] | None,
         opt(
             "TCP port of the server; may be repeated. Required without --read; default with --read: all "
-            "ports. [key: watch.ports]",
+            "ports.",
             "N[,N]",
+            key="watch.ports",
+            parse=_read_ports,
         ),
-    ] = None,
+    ] = None
     upstream_host: Annotated[
         list[str] | None,
         opt(
             "IP address of the server; may be repeated. Needed only if a client can use one of the --port "
-            "numbers as its own source port, because the server is then not recognised by its port. "
-            "[key: watch.upstream_hosts]",
+            "numbers as its own source port, because the server is then not recognised by its port.",
             "IP",
+            key="watch.upstream_hosts",
         ),
-    ] = None,
+    ] = None
     read: Annotated[
         str | None,
         opt("Packet capture (pcap or pcapng) to read instead of an interface; - is standard input.", "FILE"),
-    ] = None,
+    ] = None
     timestamps: Annotated[
         str | None,
         opt(
-            "Clock that stamps received packets: of the kernel (default), or of the network adapter. "
-            "[key: watch.timestamps]",
+            "Clock that stamps received packets: of the kernel (default), or of the network adapter.",
             "kernel|adapter",
+            key="watch.timestamps",
         ),
-    ] = None,
-    admin: AdminAddress = None,
-    capture: CaptureTo = None,
-    config: ConfigFile = None,
-    assign: SetKeys = None,
-    json: Json = None,
-    check: CheckOnly = False,
-) -> None:
+    ] = None
+    json: Json = None
+
+
+@command(app, short_help="Measure traffic from network packets, without a proxy.", epilog=_EPILOG)
+def watch(options: _WatchOptions, configuration: SettingsOptions) -> None:
     """Measure plaintext HTTP/1.1 from the packets of a network interface or a packet capture file."""
-    from llmtap.config import fingerprint, read_settings
+    from llmtap.config import fingerprint
     from llmtap.supervisor.checks import measuring_problems
     from llmtap.supervisor.watching import packet_problems, watching_problems
     from llmtap.supervisor.watching import watch as run
 
-    ports = None if port is None else _read_ports(port)
-    flags: dict[str, Any] = {
-        "watch.interfaces": interface,
-        "watch.ports": ports,
-        "watch.upstream_hosts": upstream_host,
-        "watch.timestamps": timestamps,
-        "meter.admin": admin,
-        "capture.to": capture,
-        **read_pairs("--set", assign),
-    }
-    loaded = read_settings(config, os.environ, flags)
+    loaded, check = configuration.read(options), configuration.check
     settings = loaded.settings
-    if read is not None:
-        if interface:
+    if options.read is not None:
+        if options.interface:
             raise ConfigError("--read", "cannot be combined with --interface")
-        for name, given in (("--admin", admin), ("--timestamps", timestamps)):
+        for name, given in (("--admin", configuration.admin), ("--timestamps", options.timestamps)):
             if given is not None:
                 raise ConfigError(name, "cannot be combined with --read")
         settings = loaded.settings_or_raise(packet_problems(settings), measuring_problems(settings))
         if check:
             print(f"ok (config {fingerprint(settings)})")
         else:
-            _read_packets(settings, read, json=json)
+            _read_packets(settings, options.read, json=options.json)
         return
-    if json is not None:
+    if options.json is not None:
         raise ConfigError(
             "--json", "requires --read", "for a running llmtap, read /api/v1/summary of its admin port"
         )
@@ -138,16 +134,6 @@ def watch(
         f"watching {', '.join(settings.watch.interfaces)}, port {', '.join(map(str, settings.watch.ports))}"
     )
     raise typer.Exit(run(settings, lambda admin: announce(what, admin, settings)))
-
-
-def _read_ports(texts: list[str]) -> list[int]:
-    """Return the port numbers of --port. Raises ConfigError."""
-    ports = []
-    for text in ",".join(texts).split(","):
-        if not (text.isascii() and text.isdigit() and 0 < int(text) < 65_536):
-            raise ConfigError("--port", f"expected a port, got {text!r}", "such as --port 8000,8001")
-        ports.append(int(text))
-    return ports
 
 
 # ---------------------------------------------------------------- a file

@@ -85,8 +85,11 @@ class PairMember:
 
     def to_dict(self) -> dict[str, object]:
         return {
-            "id": self.id, "role": self.role or None, "evidence": list(self.evidence), "figures": self.figures
-        }  # fmt: skip
+            "id": self.id,
+            "role": self.role or None,
+            "evidence": list(self.evidence),
+            "figures": self.figures,
+        }
 
 
 EVENT_CLASSES = tuple(EventClass)
@@ -275,7 +278,7 @@ class Exchange:
     """Whether events carry random padding, which is included in their sizes."""
     finish_reason: Annotated[str | None, Bound(WORD_CHARS_MAX, "upstream", clean_name)] = None
     refusal: Annotated[dict[str, object] | None, Bound(128, "upstream", clean_name, 32)] = None
-    """Refusal: `kind`, `source`, `detail` and `confidence`; see `exchange/verdict.py`."""
+    """Refusal: `kind`, `source`, `detail` and `confidence`; see `exchange/interventions.py`."""
     guardrail: Annotated[dict[str, object] | None, Bound(128, "upstream", clean_name, 32)] = None
     """Action of a filter, rail or hook: `phase`, `action`, `signal`, `event`, `category`; `late` and
     `tokens_before` if the client had received tokens before."""

@@ -19,14 +19,12 @@ from llmtap.errors import PeerProtocolError
 from llmtap.exchange.answer import AnswerReader
 from llmtap.exchange.bounds import BOUNDS, Budget, Share, bound, bounded, memory_bytes
 from llmtap.exchange.exchange import A2A, BLANK, OUTPUT, CapturedText, Exchange, Timeline
+from llmtap.exchange.interventions import APPLIED_GUARDRAILS, TEXT_PATTERNS, Interventions
 from llmtap.exchange.outcome import UPSTREAM_FAILED, Outcome, Reading, ReadingLimit
 from llmtap.exchange.request import Identify, OnRequest, RequestReader
 from llmtap.exchange.strings import WORD_CHARS_MAX
 from llmtap.exchange.verdict import (
-    APPLIED_GUARDRAILS,
-    TEXT_PATTERNS,
     TOKEN_COUNT,
-    Interventions,
     ServerTiming,
     TokenLadder,
     figures_of,

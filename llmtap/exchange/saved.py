@@ -68,7 +68,6 @@ class Saved:
 
     @property
     def path(self) -> str:
-        """Path of the request."""
         return self.request_head.split(b" ", 2)[1].decode("latin-1")
 
 

@@ -5,12 +5,12 @@
 
 from collections.abc import Mapping
 from typing import Annotated, Final, Literal
-from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct
 
 from llmtap.errors import ConfigError
 from llmtap.export.opentelemetry.semconv import Version
+from llmtap.options.values import is_http_url
 
 STANDARD_ENV: Final = {
     "OTEL_EXPORTER_OTLP_ENDPOINT": "otlp.endpoint",
@@ -52,23 +52,14 @@ class OtlpOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = None
 
     def __post_init__(self) -> None:
-        if self.endpoint:
-            _check_endpoint(self.endpoint)
+        if self.endpoint and not is_http_url(self.endpoint):
+            raise ConfigError(
+                "otlp.endpoint",
+                f"expected http://HOST:PORT or https://HOST:PORT, got {self.endpoint!r}",
+                "a collector listens on http://127.0.0.1:4317",
+            )
 
     def exports(self, environ: Mapping[str, str]) -> bool:
         """Return whether anything is exported, by the options and the environment."""
         own = (environ.get(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT") for signal in ("TRACES", "METRICS"))
         return any(own) if self.endpoint is None else bool(self.endpoint)
-
-
-def _check_endpoint(url: str) -> None:
-    try:
-        parts = urlsplit(url)
-        ok = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        ok = False
-    if not ok:
-        raise ConfigError(
-            "otlp.endpoint", f"expected http://HOST:PORT or https://HOST:PORT, got {url!r}",
-            "a collector listens on http://127.0.0.1:4317",
-        )  # fmt: skip

@@ -231,7 +231,6 @@ def figures_csv(result: _Json) -> str:
 
 
 def samples_of(figure: FigureRow, result: _Json) -> int | None:
-    """Return the number of samples of a figure."""
     match = None if figure.name in SCALARS else _STATISTIC.fullmatch(figure.name)
     n: int | None = result.get("n") if match is None else at(result, *METRICS[match[1]], "n")
     return n

@@ -19,9 +19,10 @@ from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
 from llmtap.exchange.bounds import bound
 from llmtap.exchange.exchange import OUTPUT, Exchange, Timeline, Tokens
+from llmtap.exchange.interventions import Interventions
 from llmtap.exchange.observer import EVENTS_MAX
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
-from llmtap.exchange.verdict import TOKENS_MAX, Interventions, remove_implausible
+from llmtap.exchange.verdict import TOKENS_MAX, remove_implausible
 from llmtap.load.options import BodyOptions, SendingOptions
 from llmtap.load.sending import ANSWER_BYTES_MAX, Lateness
 from llmtap.protocol.delta import Verdict

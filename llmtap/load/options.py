@@ -10,7 +10,6 @@ import ssl
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta, Struct
@@ -21,7 +20,7 @@ from llmtap.load.stop_conditions import StopConditions, parse_stop_when
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.options.fields import opt
-from llmtap.options.values import read_text
+from llmtap.options.values import is_http_url, read_text
 from llmtap.protocol.dialects.table.declaration import DialectTable
 from llmtap.units import NS_PER_S, Duration, format_ns
 from llmtap.user_files import read_file
@@ -503,11 +502,6 @@ def _check_ca(place: str) -> None:
 
 
 def _check_metrics(url: str) -> None:
-    try:
-        parts = urlsplit(url)
-        known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        known = False
-    if not known:
+    if not is_http_url(url):
         hint = "such as http://127.0.0.1:8000/metrics, or none"
         raise ConfigError("--metrics", f"expected the URL of a page of metrics, got {url!r}", hint)

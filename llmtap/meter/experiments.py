@@ -104,7 +104,6 @@ class _Arm:
     single: int = 0
     """Number of requests that are a unit of their own, since they belong to no conversation."""
     units: int = 0
-    """Number of different units."""
     excluded: Counter[str] = field(default_factory=Counter)
     """Number of requests without the arm's change, by reason."""
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -494,9 +493,11 @@ class Experiments:
                 if d is not None and _is_worse(d, alpha):
                     log.warning("event=experiment_stopped name=%s arm=%s figure=%s", e.name, name, figure)
                     self._stop_report = {
-                        "arm": name, "figure": figure, "at": _rfc3339_text(self._clock.wall_ns()),
+                        "arm": name,
+                        "figure": figure,
+                        "at": _rfc3339_text(self._clock.wall_ns()),
                         **_difference_document(d, METRICS.get(metric, 1)),
-                    }  # fmt: skip
+                    }
                     self.switch(False, "stop_worse")
                     return
                 units = min(arm.units, control.units)
@@ -603,9 +604,7 @@ def _experiment_result(
     if ratio_p is not None:
         ratio_p = min(ratio_p, _ratio_p(units, e.shares))
     return {
-        "arms": {
-            arm.name: _arm_json(e, arm.weight, arm.changes, arms[arm.name], shares) for arm in e.arms
-        },
+        "arms": {arm.name: _arm_json(e, arm.weight, arm.changes, arms[arm.name], shares) for arm in e.arms},
         "differences": differences,
         "compared": [{"name": name, "title": TITLES[name]} for name in compared],
         "units_needed": FIRST_LOOK,
@@ -615,14 +614,18 @@ def _experiment_result(
         "cautions": list(_cautions(e.control, arms)),
         "warnings": list(_warnings(e, arms)),
         "sample_ratio": {
-            "units": units, "expected": None if ratio_p is None else e.shares, "p": ratio_p,
-            "alpha": RATIO_ALPHA, "alarm": ratio_p is not None and ratio_p <= RATIO_ALPHA, "capped": capped,
+            "units": units,
+            "expected": None if ratio_p is None else e.shares,
+            "p": ratio_p,
+            "alpha": RATIO_ALPHA,
+            "alarm": ratio_p is not None and ratio_p <= RATIO_ALPHA,
+            "capped": capped,
         },
         "disclosure": {
             **e.disclosure,
             "requests_refused": sum(sum(arm.refusals.values()) for arm in arms.values()),
         },
-    }  # fmt: skip
+    }
 
 
 def _cautions(control: str, arms: Mapping[str, _Arm]) -> Iterator[dict[str, object]]:
@@ -632,9 +635,11 @@ def _cautions(control: str, arms: Mapping[str, _Arm]) -> Iterator[dict[str, obje
         n = _events_per_read(arm)
         if arrives_in_bursts(n, usual):
             yield {
-                "arm": name, "metrics": BURST_SENSITIVE, "events_per_read": n,
+                "arm": name,
+                "metrics": BURST_SENSITIVE,
+                "events_per_read": n,
                 "control_events_per_read": usual,
-            }  # fmt: skip
+            }
 
 
 def _warnings(e: Experiment, arms: Mapping[str, _Arm]) -> Iterator[str]:
@@ -670,14 +675,16 @@ def _arm_json(
         percentiles = dict(zip(QUANTILES, h.percentiles(tuple(QUANTILES.values())), strict=True))
         intervals = {q: quantile_interval(figure, share, e.alpha) for q, share in QUANTILES.items()}
         metrics[metric] = {
-            "n": figure.n, "units": figure.units, "mean": _scaled_value(h.mean, scale),
+            "n": figure.n,
+            "units": figure.units,
+            "mean": _scaled_value(h.mean, scale),
             **{q: _scaled_value(value, scale) for q, value in percentiles.items()},
             "intervals": {
                 "mean": _scaled_interval(mean_interval(figure, e.alpha), scale),
                 **{q: _scaled_interval(interval, scale) for q, interval in intervals.items()},
             },
             "marks": marks(figure.n) if figure.n else [],
-        }  # fmt: skip
+        }
     return {
         "weight": weight, "changes": {} if e.aa else changes, "assigned": arm.assigned, "units": arm.units,
         "own_headers": arm.own_headers,

@@ -9,24 +9,24 @@ from collections.abc import Iterator
 from ipaddress import ip_address
 from itertools import chain
 from typing import Annotated, Final
-from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct
 
 from llmtap.errors import ConfigError, errors_of_check, raise_all
 from llmtap.exchange.bounds import BOUNDS
-from llmtap.exchange.verdict import TEXT_PATTERNS
+from llmtap.exchange.interventions import TEXT_PATTERNS
 from llmtap.export.buckets import check_edges
 from llmtap.metrics.cost import Price
 from llmtap.metrics.deadlines import ALPHA, READER_NS_PER_TOKEN, Benefit
 from llmtap.metrics.idle_cost import check_idle_cost
 from llmtap.net.listener import parse_address
+from llmtap.options.values import is_http_url
 from llmtap.units import NS_PER_S, Duration
 
 WINDOWS: Final = {"10s": 10 * NS_PER_S, "1m": 60 * NS_PER_S, "5m": 300 * NS_PER_S, "1h": 3_600 * NS_PER_S}
 TENANT_CHARS_MAX: Final = BOUNDS["tenant"].chars
 BUILT_IN_PATTERNS: Final = "default"
-"""Element of `refusal_patterns` that stands for the built-in patterns (`exchange/verdict.py`)."""
+"""Element of `refusal_patterns` that stands for the built-in patterns (`exchange/interventions.py`)."""
 TRACE_ID: Final = "{trace_id}"
 """The place of the trace id in `trace_url`."""
 _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -192,9 +192,10 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         host, _ = parse_address(self.admin, "meter.admin")
         if self.window not in WINDOWS.values():
             raise ConfigError(
-                "meter.window", f"there is no window of {self.window / NS_PER_S:g} s",
+                "meter.window",
+                f"there is no window of {self.window / NS_PER_S:g} s",
                 f"expected one of {', '.join(WINDOWS)}",
-            )  # fmt: skip
+            )
         if self.silence_threshold <= 0:
             raise ConfigError("meter.silence_threshold", "must be longer than 0", "such as 5s")
         raise_all(self._access_problems(open_to_others=not is_loopback(host)))
@@ -232,9 +233,10 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if bool(self.admin_tls_certificate) != bool(self.admin_tls_key):
             given, missing = ("certificate", "key") if self.admin_tls_certificate else ("key", "certificate")
             yield ConfigError(
-                f"meter.admin_tls_{given}", f"is set, but meter.admin_tls_{missing} is missing",
+                f"meter.admin_tls_{given}",
+                f"is set, but meter.admin_tls_{missing} is missing",
                 "set both for TLS, or neither",
-            )  # fmt: skip
+            )
         if not (self.admin_tls_certificate or self.admin_plaintext) and open_to_others:
             yield ConfigError(
                 "meter.admin_tls_certificate",
@@ -339,7 +341,7 @@ class TenantOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             if not name.strip() or not name.isprintable() or len(name) > TENANT_CHARS_MAX:
                 yield ConfigError(
                     f"tenants.names.{value}", f"must have 1 to {TENANT_CHARS_MAX} visible characters"
-                )  # fmt: skip
+                )
 
 
 class CostOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -411,21 +413,16 @@ def _rule_problems(rule: TenantRule, place: str) -> Iterator[ConfigError]:
         yield from mistakes
         if not mistakes and not re.compile(rule.path).groups and rule.name is None:
             yield ConfigError(
-                f"{place}.path", "has no group, so the tenant is not known",
+                f"{place}.path",
+                "has no group, so the tenant is not known",
                 "add a group, such as /teams/([^/]+)/, or give the rule a name",
-            )  # fmt: skip
+            )
 
 
 def _check_url(name: str, url: str | None, example: str) -> None:
-    if url is not None:
-        try:
-            parts = urlsplit(url)
-            known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:
-            known = False
-        if not known:
-            # Do not show the URL, which may contain a key.
-            raise ConfigError(f"meter.{name}", "expected http:// or https://", f"such as {example}")
+    if url is not None and not is_http_url(url):
+        # Do not show the URL, which may contain a key.
+        raise ConfigError(f"meter.{name}", "expected http:// or https://", f"such as {example}")
 
 
 def _check_pattern(text: str, place: str) -> re.Pattern[str]:

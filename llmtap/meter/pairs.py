@@ -30,7 +30,7 @@ from llmtap.export.prometheus.catalogue import PAIRS, HistogramFamily, Value
 from llmtap.export.prometheus.exposition import Cell
 from llmtap.export.sinks import SeriesKey
 from llmtap.meter.options import PairOptions
-from llmtap.meter.pipeline.assembler import CooperativeYield
+from llmtap.meter.pipeline.cooperative_yield import CooperativeYield
 from llmtap.meter.pipeline.exchanges import Streams
 from llmtap.meter.relays import RelayBook
 from llmtap.metrics.catalogue import Unit

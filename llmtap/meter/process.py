@@ -35,7 +35,8 @@ from llmtap.meter.admin.connections import AdminSite
 from llmtap.meter.admin.server import admin_app, admin_runner
 from llmtap.meter.admin.tls import AdminTls
 from llmtap.meter.admin.views import summary_of
-from llmtap.meter.pipeline.assembler import Assembler, CooperativeYield
+from llmtap.meter.pipeline.assembler import Assembler
+from llmtap.meter.pipeline.cooperative_yield import CooperativeYield
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.receiver import Receiver, SocketFile, listen_on
 from llmtap.meter.setup import Changeable, MeterSetup

@@ -95,9 +95,12 @@ class SloBook:
             for alarm in slo.unreachable:
                 log.warning(
                     "event=alarm_unreachable slo=%s target=%g burn_rate=%g burn_rate_max=%.4g hint=%r",
-                    slo.name, slo.target, alarm.factor, burn_rate_max(slo.target),
+                    slo.name,
+                    slo.target,
+                    alarm.factor,
+                    burn_rate_max(slo.target),
                     "the alarm can never fire and is omitted",
-                )  # fmt: skip
+                )
 
     @property
     def tenants(self) -> list[str]:

@@ -125,7 +125,6 @@ def contained_files(files: Mapping[str, SavedState | str]) -> set[str]:
 
 
 def problem_of(exc: Exception) -> str:
-    """Return the text of an error."""
     return str((isinstance(exc, OSError) and exc.strerror) or exc or type(exc).__name__)
 
 

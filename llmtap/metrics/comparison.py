@@ -233,10 +233,24 @@ def compare_paired(
             p = _sign_flips_p(signed, seed)
         else:
             p = float(stats.wilcoxon(differences, zero_method="pratt").pvalue)
-    return Comparison(
-        len(x), len(x), float(np.median(x)), float(np.median(y)), shift.value, shift.low, shift.high, p,
-        effect, "rank-biserial correlation", True, "Wilcoxon's signed ranks, Hodges-Lehmann shift",
-    )  # fmt: skip
+    method = "Wilcoxon's signed ranks, Hodges-Lehmann shift"
+    return _of_shift(x, y, shift, p, effect, "rank-biserial correlation", True, method)
+
+
+def _of_shift(
+    x: Values,
+    y: Values,
+    shift: Shift,
+    p: float,
+    effect: float,
+    effect_name: str,
+    paired: bool,
+    method: str,
+) -> Comparison:
+    """Return the result of a test of ranks with this shift."""
+    medians = float(np.median(x)), float(np.median(y))
+    ends = shift.value, shift.low, shift.high
+    return Comparison(len(x), len(y), *medians, *ends, p, effect, effect_name, paired, method)
 
 
 def _sign_flips_p(signed: Values, seed: int) -> float:
@@ -277,10 +291,7 @@ def compare_unpaired(a: Sequence[float], b: Sequence[float], *, level: float = 0
         if abs(delta) == 1 or not isfinite(p):
             p = float(stats.mannwhitneyu(x, y, method="asymptotic").pvalue)
             method = "Mann and Whitney (no overlap), Hodges-Lehmann shift"
-    return Comparison(
-        len(x), len(y), float(np.median(x)), float(np.median(y)), shift.value, shift.low, shift.high, p,
-        delta, "Cliff's delta", False, method,
-    )  # fmt: skip
+    return _of_shift(x, y, shift, p, delta, "Cliff's delta", False, method)
 
 
 def compare_quantile(

@@ -100,7 +100,6 @@ class Benefit:
 
     @property
     def f_text(self) -> str:
-        """Description of f."""
         return f"f(l) = {parse_idle_cost(self.f).text}"
 
     @property

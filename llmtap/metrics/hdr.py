@@ -102,7 +102,6 @@ class _Shape:
         return cls(lowest.bit_length() - 1, (2 * 10**digits - 1).bit_length() - 1, highest)
 
     def index(self, value: int) -> int:
-        """Return the index of the bucket of a value."""
         value >>= self.unit
         octave = max(0, value.bit_length() - self.half - 1)
         return (octave << self.half) + (value >> octave)

@@ -57,7 +57,6 @@ class Histogram:
         self.record_many(values)
 
     def record(self, value: int) -> None:
-        """Count one value."""
         pending = self._pending
         pending.append(value)
         if len(pending) >= _PENDING_MAX:

@@ -50,10 +50,13 @@ class Interval:
 
     def to_dict(self) -> dict[str, float | int | str | None]:
         return {
-            "value": self.value, "low": None if self.open_below else self.low,
-            "high": None if self.open_above else self.high, "n": self.n, "level": self.level,
+            "value": self.value,
+            "low": None if self.open_below else self.low,
+            "high": None if self.open_above else self.high,
+            "n": self.n,
+            "level": self.level,
             "method": self.method,
-        }  # fmt: skip
+        }
 
 
 def quantile_interval(ordered: Sequence[float], p: float, level: float = 0.95) -> Interval | None:

@@ -152,7 +152,7 @@ class Objectives:
         return cls(_ordered_bounds(bounds))
 
     @classmethod
-    def parse_vllm(cls, text: str, place: str = "--goodput") -> "Objectives":
+    def parse_vllm(cls, text: str) -> "Objectives":
         """Parse objectives of `vllm bench serve --goodput`:
 
         `ttft:200 tpot:50`, in milliseconds. Its names are ttft, tpot and e2el. Raises ConfigError. Source:
@@ -162,10 +162,10 @@ class Objectives:
         for pair in text.replace(",", " ").split():
             name, colon, number = pair.partition(":")
             if name not in _VLLM or not colon or not number.replace(".", "", 1).isdigit():
-                hint = f"such as {place} ttft:200 tpot:50, in ms; known objectives: {', '.join(_VLLM)}"
-                raise ConfigError(place, f"expected an objective, got {pair!r}", hint)
+                hint = f"such as --goodput ttft:200 tpot:50, in ms; known objectives: {', '.join(_VLLM)}"
+                raise ConfigError("--goodput", f"expected an objective, got {pair!r}", hint)
             pairs.append(f"{_VLLM[name]}:{number}ms")
-        return cls.parse(" ".join(pairs), place)
+        return cls.parse(" ".join(pairs), "--goodput")
 
     @property
     def text(self) -> str:

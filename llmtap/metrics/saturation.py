@@ -23,6 +23,7 @@ from scipy import stats
 from llmtap.metrics.statistics import percentile
 
 Values = NDArray[np.float64]
+TAIL_TIMES: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +65,9 @@ def incomplete(levels: Sequence[SaturationLevel], share: float = 0.9) -> float |
     return _first_level(levels, lambda level: level.success < share)
 
 
-def heavy_tail(levels: Sequence[SaturationLevel], times: float = 10.0, *, of: str = "lowest") -> float | None:
-    """Return the first load whose P99 exceeds `times` the P50 "at lower load" (5.2.3.1).
-
-    `of="lowest"` compares with the lowest level, `of="previous"` with the one before.
-    """
-    assert of in ("lowest", "previous")
-    for before, level in pairwise(levels):
-        p50 = levels[0].p50 if of == "lowest" else before.p50
-        if level.p99 > times * p50:
-            return level.offered_rps
-    return None
+def heavy_tail(levels: Sequence[SaturationLevel]) -> float | None:
+    """Return the first load whose P99 exceeds TAIL_TIMES the P50 of the lowest load (5.2.3.1)."""
+    return _first_level(levels[1:], lambda level: level.p99 > TAIL_TIMES * levels[0].p50)
 
 
 def operating_point(

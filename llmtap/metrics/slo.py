@@ -177,8 +177,9 @@ class SloOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return Benefit(
             usual.alpha if self.alpha is None else self.alpha,
             usual.reader_ns_per_token if speed is None else round(1e9 / speed),
-            self.idle_cost or usual.f, usual.grace_tokens,
-        )  # fmt: skip
+            self.idle_cost or usual.f,
+            usual.grace_tokens,
+        )
 
     @property
     def parsed_objectives(self) -> Objectives:

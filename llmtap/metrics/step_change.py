@@ -279,7 +279,6 @@ class StepDetector:
         return None if self.state(now_ns) is StepState.FEW else self.open_step
 
     def history_ns(self, now_ns: int) -> int:
-        """Return the length of the history."""
         return min(now_ns - self.start_ns, DAYS * DAY_NS)
 
     @property

@@ -395,7 +395,9 @@ class Summary:
         """Return all numbers (not the objectives) packed: a meter keeps thousands of summaries."""
         return _encode(
             _Packed(
-                self.n, self.opened, self.benefit,
+                self.n,
+                self.opened,
+                self.benefit,
                 [(r.alpha, r.reader_ns_per_token, r.f, r.grace_tokens) for r in self._readers],
                 {name: h.to_bytes() for name, h in self._metrics.items()},
                 {name: h.to_bytes() for name, h in self._added_latency.items()},
@@ -403,16 +405,16 @@ class Summary:
                 self._chunk_tokens.to_bytes(),
                 [getattr(self, name) or None for name in _COUNTERS],
                 [
-                    (
-                        name, c.counted, c.met, c.tokens, c.good_tokens, c.broken, c.not_judged, c.own_faults
-                    )
+                    (name, c.counted, c.met, c.tokens, c.good_tokens, c.broken, c.not_judged, c.own_faults)
                     for name, c in self.goodput.by_objectives.items()
                 ],
                 {name: h.to_bytes() for name, h in self._inferred.items()},
                 [(*place, n) for place, n in self._without_dialect.counts.items()],
-                self._burst_hold_max_ns, self._uncertainty_ns, self.benefit_eq4,
+                self._burst_hold_max_ns,
+                self._uncertainty_ns,
+                self.benefit_eq4,
             )
-        )  # fmt: skip
+        )
 
     def merge_bytes(self, packed: bytes) -> None:
         p = _decode(packed)
@@ -420,9 +422,11 @@ class Summary:
         if p.opened is not None:
             self.opened = (self.opened or 0) + p.opened
         for mine, others in (
-            (self._metrics, p.metrics), (self._added_latency, p.added), (self._clocks, p.clocks),
+            (self._metrics, p.metrics),
+            (self._added_latency, p.added),
+            (self._clocks, p.clocks),
             (self._inferred, p.inferred),
-        ):  # fmt: skip
+        ):
             for name, histogram in others.items():
                 _histogram_in(mine, name).merge_bytes(histogram)
         self._chunk_tokens.merge_bytes(p.chunk_tokens)

@@ -94,10 +94,10 @@ class EndedShare:
     high: float | None = None
 
 
-def survival_curve(counts: SurvivalCounts, level: float = LEVEL) -> list[SurvivalPoint]:
+def survival_curve(counts: SurvivalCounts) -> list[SurvivalPoint]:
     """Return the Kaplan-Meier estimate at each edge that at least AT_RISK_MIN durations reached.
 
-    The band from `low` to `high` contains the whole true curve with probability `level`: its limits are wider
+    The band from `low` to `high` contains the whole true curve with probability LEVEL: its limits are wider
     than those of a single point (equal-precision band by Nair, on the scale log(-log S)). Before the first
     event, the lower limit is the exact binomial one.
     """
@@ -105,24 +105,24 @@ def survival_curve(counts: SurvivalCounts, level: float = LEVEL) -> list[Surviva
     cells = sum(n >= AT_RISK_MIN for n in at_risk)
     shares, variances = _product_limit(counts, at_risk, 0, cells)
     known = [variance for variance in variances if variance]
-    critical = _band_critical(known[-1] / known[0], level) if known else 0.0
+    critical = _band_critical(known[-1] / known[0]) if known else 0.0
     return [
-        SurvivalPoint(edge, n, share, *_limits(share, variance, n, critical, level))
+        SurvivalPoint(edge, n, share, *_limits(share, variance, n, critical))
         for edge, n, share, variance in zip(counts.edges, at_risk, shares, variances, strict=False)
     ]
 
 
-def ended_share(counts: SurvivalCounts, since: int, level: float = LEVEL) -> EndedShare:
+def ended_share(counts: SurvivalCounts, since: int) -> EndedShare:
     """Return the share that ends by the event, of the durations that lasted for `since`.
 
     `since` is rounded down to an edge, and up to the first one. The interval holds for this one point.
     """
     cell = max(0, bisect_right(counts.edges, since) - 1)
-    return _ended_share(counts, counts.at_risk(), cell, level)
+    return _ended_share(counts, counts.at_risk(), cell)
 
 
 def first_share_below(
-    counts: SurvivalCounts, share_max: float, n_min: int, follow_up: int, level: float = LEVEL
+    counts: SurvivalCounts, share_max: float, n_min: int, follow_up: int
 ) -> EndedShare | None:
     """Return the first edge from which on a share of less than `share_max` ends by the event.
 
@@ -133,7 +133,7 @@ def first_share_below(
     at_risk = counts.at_risk()
     first: EndedShare | None = None
     for cell in reversed(range(sum(n >= n_min for n in at_risk))):
-        at = _ended_share(counts, at_risk, cell, level)
+        at = _ended_share(counts, at_risk, cell)
         if at.share is None or at.until is None or at.until < follow_up * at.since:
             continue
         if first is None or at.share < share_max:
@@ -143,14 +143,14 @@ def first_share_below(
     return first
 
 
-def _ended_share(counts: SurvivalCounts, at_risk: Sequence[int], cell: int, level: float) -> EndedShare:
+def _ended_share(counts: SurvivalCounts, at_risk: Sequence[int], cell: int) -> EndedShare:
     since, ended = counts.edges[cell], sum(counts.ended[cell:])
     cells = sum(n >= AT_RISK_MIN for n in at_risk)
     if cell >= cells - 1:
         return EndedShare(since, at_risk[cell], ended)
     shares, variances = _product_limit(counts, at_risk, cell, cells)
-    z = NormalDist().inv_cdf((1 + level) / 2)
-    low, high = _limits(shares[-1], variances[-1], at_risk[cells - 1], z, level)
+    z = NormalDist().inv_cdf((1 + LEVEL) / 2)
+    low, high = _limits(shares[-1], variances[-1], at_risk[cells - 1], z)
     until = counts.edges[cells - 1]
     return EndedShare(since, at_risk[cell], ended, until, 1 - shares[-1], 1 - high, 1 - low)
 
@@ -173,25 +173,25 @@ def _product_limit(
     return shares, variances
 
 
-def _limits(share: float, variance: float, n: int, critical: float, level: float) -> tuple[float, float]:
+def _limits(share: float, variance: float, n: int, critical: float) -> tuple[float, float]:
     if not variance:
         # No event among n durations, so the variance is 0. Use the exact limit: the smallest survival s with
-        # s^n >= (1 - level) / 2.
-        return ((1 - level) / 2) ** (1 / n), 1.0
+        # s^n >= (1 - LEVEL) / 2.
+        return ((1 - LEVEL) / 2) ** (1 / n), 1.0
     reach = exp(critical * sqrt(variance) / -log(share))
     return share**reach, share ** (1 / reach)
 
 
-def _band_critical(ratio: float, level: float) -> float:
+def _band_critical(ratio: float) -> float:
     """Return Nair's critical value c for a band whose variance grows by this ratio.
 
-    It solves 4 phi(c) / c + phi(c) (c - 1 / c) log(ratio) = 1 - level, where phi is the normal density.
+    It solves 4 phi(c) / c + phi(c) (c - 1 / c) log(ratio) = 1 - LEVEL, where phi is the normal density.
     """
     density = NormalDist().pdf
     low, high = 1.0, _CRITICAL_MAX
     for _ in range(_HALVINGS):
         c = (low + high) / 2
-        if 4 * density(c) / c + density(c) * (c - 1 / c) * log(ratio) > 1 - level:
+        if 4 * density(c) / c + density(c) * (c - 1 / c) * log(ratio) > 1 - LEVEL:
             low = c
         else:
             high = c

@@ -160,7 +160,6 @@ class Pool:
 
     @property
     def idle(self) -> int:
-        """Number of idle connections."""
         return len(self._idle_connections)
 
     def set_state(self, error: OSError | None) -> None:

@@ -48,22 +48,22 @@ _LINGER_NONE: Final = struct.pack("ii", 1, 0)
 mono_ns = SystemClock.mono_ns
 
 
+def _tcp_info(sock: socket.socket, field: struct.Struct, missing: int) -> int:
+    """Return a field of the kernel's tcp_info; `missing` if the kernel does not have it or the connection."""
+    try:
+        return int(field.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, field.size))[0])
+    except (OSError, struct.error):
+        return missing
+
+
 def acked_bytes_of(sock: socket.socket) -> int:
     """Return the bytes that the peer's kernel has acknowledged; 0 if the connection is gone."""
-    try:
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCPI_BYTES_ACKED.size)
-        return int(_TCPI_BYTES_ACKED.unpack(info)[0])
-    except (OSError, struct.error):
-        return 0
+    return _tcp_info(sock, _TCPI_BYTES_ACKED, 0)
 
 
 def received_bytes_of(sock: socket.socket) -> int:
     """Return the bytes that have arrived on a connection, read or not; -1 if it is gone."""
-    try:
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCPI_BYTES_RECEIVED.size)
-        return int(_TCPI_BYTES_RECEIVED.unpack(info)[0])
-    except (OSError, struct.error):
-        return -1
+    return _tcp_info(sock, _TCPI_BYTES_RECEIVED, -1)
 
 
 def has_left(sock: socket.socket) -> bool:
@@ -90,11 +90,7 @@ def out_of_order(sock: socket.socket) -> bool:
 
     A read then has the timestamp of its last packet, which is earlier than that of the packet it waited for.
     """
-    try:
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCPI_RCV_OOOPACK.size)
-        return bool(_TCPI_RCV_OOOPACK.unpack(info)[0])
-    except (OSError, struct.error):
-        return True
+    return bool(_tcp_info(sock, _TCPI_RCV_OOOPACK, 1))
 
 
 def keep_stamps_on() -> socket.socket:

@@ -32,7 +32,10 @@ def opt(text: str, metavar: str | None = None, *flags: str, **more: Any) -> Meta
       ConfigError. `shown`: text of the default, which the help shows and `parse` gets if the flag is absent;
       without it, an absent flag is the default.
     - `argument=True`: an argument of the command. `hidden=True`: not in the help. `envvar`: a variable.
+    - `key`: key of the configuration that the flag sets, which the description names (`keys_given`).
     """
+    if "key" in more:
+        text += f" [key: {more['key']}]"
     bounds = {name: more.pop(name) for name in _BOUNDS if name in more}
     return Meta(description=text, extra={"metavar": metavar, "flags": flags, **more}, **bounds)
 
@@ -89,6 +92,12 @@ def flags_given(*structs: msgspec.Struct) -> list[str]:
     """Return the flags of these structs whose values are not the defaults, in their order."""
     options = ((struct, option) for struct in structs for option in options_of(type(struct)))
     return [o.flag for struct, o in options if o.meaning and getattr(struct, o.name) != o.default]
+
+
+def keys_given(*structs: msgspec.Struct) -> dict[str, Any]:
+    """Return the values of the options that set a key of the configuration, by key; None: not given."""
+    options = ((struct, option) for struct in structs for option in options_of(type(struct)))
+    return {key: getattr(struct, o.name) for struct, o in options if (key := o.extra.get("key"))}
 
 
 def parts_of(kind: Any) -> list[Any]:

@@ -170,7 +170,6 @@ class OptionTables:
         return f"{first}.{'.'.join(rest[:1])}".rstrip("."), rest[1:]
 
     def kind_of(self, table: str) -> type[msgspec.Struct] | None:
-        """Return the struct of a table."""
         first, _, name = table.partition(".")
         kind = self.schema.get(first)
         if isinstance(kind, Mapping):

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec.inspect import (
@@ -247,3 +248,12 @@ def nearest_hint(name: str, known: Collection[str], prefix: str = "", *, few: bo
 
 def missing_key_error(table: str, name: str) -> ConfigError:
     return ConfigError(table, f"the key `{name}` is missing")
+
+
+def is_http_url(text: str) -> bool:
+    """Return whether a text is a URL of http or https with a host."""
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False

@@ -106,7 +106,7 @@ class Verdict(msgspec.Struct, gc=False):
     kind: str | None = None
     """`model_refusal`, `input_guardrail`, `output_guardrail`, or `guardrail` if the evidence does not show
     which of the two. None if the guardrail only flags, or acts without naming the phase: then the events
-    before it decide (`exchange/verdict.py`)."""
+    before it decide (`exchange/interventions.py`)."""
     action: str | None = None
     """`flagged`, `blocked`, `replaced` or `redacted`; None for the model's own refusal."""
     phase: str | None = None

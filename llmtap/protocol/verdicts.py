@@ -1,9 +1,9 @@
 """Read signs of refusals and guardrails in an event: finish reasons, errors, fields of filters and hooks.
 
 The dialects call a function for each place; it takes the decoded value and returns a Verdict or None.
-`exchange/verdict.py` combines the verdicts of an exchange, and renames the signals of errors (`error.code`,
-...) by status and kind of body. Verdicts hold only words of closed sets and single words; texts are searched
-for phrases and never kept.
+`exchange/interventions.py` combines the verdicts of an exchange, and renames the signals of errors
+(`error.code`, ...) by status and kind of body. Verdicts hold only words of closed sets and single words.
+Texts are searched for phrases, and never kept.
 
 Source: docs/dialects.md.
 """

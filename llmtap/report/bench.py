@@ -206,8 +206,9 @@ def _verdict_blocks(document: _Json) -> Iterator[Block]:
     verdict = document.get("verdict") or {}
     texts = [
         *(f"objective missed: {one}" for one in verdict.get("missed") or ()),
-        *finding_texts(verdict.get("findings") or ()), *finding_texts(verdict.get("cautions") or ()),
-    ]  # fmt: skip
+        *finding_texts(verdict.get("findings") or ()),
+        *finding_texts(verdict.get("cautions") or ()),
+    ]
     sentence = verdict.get("says") or ""
     if not verdict.get("valid"):
         yield VerdictBox(False, "Not valid.", sentence, texts)
@@ -215,10 +216,11 @@ def _verdict_blocks(document: _Json) -> Iterator[Block]:
         yield VerdictBox(True, "Caution.", sentence or "The figures stand, but for:", texts, caution=True)
     else:
         yield VerdictBox(
-            True, "Valid.",
+            True,
+            "Valid.",
             "Loads were sent as asked and on time, the sender had room: nothing that is checked speaks"
             " against the figures.",
-        )  # fmt: skip
+        )
     yield from (Note(f"Not checked: {text}") for text in finding_texts(verdict.get("unchecked") or ()))
     results = [tile for report in document.get("tests") or () for tile in _main_tiles(report)]
     if results:
@@ -386,9 +388,11 @@ def load_tables(reports: Sequence[_Json]) -> Iterator[Note | Table]:
                 f"{completed / n:.1%}" if n else "-", milliseconds(at(result, "dispatch_lateness", "p99")),
             ])  # fmt: skip
         yield Table(
-            [*heads, "ended well", "late p99"], rows, f"{report['section']} {report['title']}",
+            [*heads, "ended well", "late p99"],
+            rows,
+            f"{report['section']} {report['title']}",
             footnote=FEW if is_marked(rows) else "",
-        )  # fmt: skip
+        )
 
 
 def _compliance_blocks(reports: Sequence[_Json]) -> list[Block]:
@@ -456,9 +460,10 @@ def _compare_document(comparison: _Json) -> ReportDocument:
     for test in comparison["tests"]:
         for other in test["systems"][1:]:
             findings = [
-                row["finding"] for row in test["comparisons"]
+                row["finding"]
+                for row in test["comparisons"]
                 if row["key"] and row["b_system"] == other["label"]
-            ]  # fmt: skip
+            ]
             counts = [
                 f"{findings.count(finding)} {finding}"
                 for finding in ("worse", "better", "no difference shown", "not tested")
@@ -473,7 +478,8 @@ def _compare_document(comparison: _Json) -> ReportDocument:
         f"{', '.join(others)} against {base}",
         [
             VerdictBox(fair, lead, "The checklist of section 6:", items),
-            *(Note(text, lead="Caution:") for text in cautions), Tiles(tiles),
+            *(Note(text, lead="Caution:") for text in cautions),
+            Tiles(tiles),
             *(Note(f"{text}.") for text in _left_out_lines(comparison)),
         ],
         _systems_table(comparison),
@@ -481,7 +487,7 @@ def _compare_document(comparison: _Json) -> ReportDocument:
             Section(test["test"], _heading_text(test), list(_comparison_page(test)))
             for test in comparison["tests"]
         ],
-    )  # fmt: skip
+    )
 
 
 def _systems_table(comparison: _Json) -> list[Block]:
@@ -490,9 +496,11 @@ def _systems_table(comparison: _Json) -> list[Block]:
     for one in comparison["systems"]:
         sut, target = first[one["label"]]["sut"], first[one["label"]]["target"]
         cells = [
-            sut.get("model") or target.get("model"), sut.get("software"),
-            at(sut, "hardware", "accelerator"), at(sut, "hardware", "count"),
-        ]  # fmt: skip
+            sut.get("model") or target.get("model"),
+            sut.get("software"),
+            at(sut, "hardware", "accelerator"),
+            at(sut, "hardware", "count"),
+        ]
         cells = [target.get("url", "-"), *(cell or "-" for cell in cells), one["results"]]
         rows.append([one["label"], *map(str, cells)])
     heads = ["system", "address", "model", "software", "accelerator", "count", "results"]
@@ -518,11 +526,13 @@ def _normalised_tables(test: _Json) -> list[Table]:
         return []
     rows = [
         [
-            one["label"], number(one["output_tps_max"]), number(one["tokens_per_gpu_second"]),
+            one["label"],
+            number(one["output_tps_max"]),
+            number(one["tokens_per_gpu_second"]),
             number(one["tokens_per_currency"]) + (f" per {one['currency']}" if one["currency"] else ""),
         ]
         for one in rates
-    ]  # fmt: skip
+    ]
     heads = ["System", "Output tok/s, highest load, median of runs", "tok per GPU-second", "tok by price"]
     return [Table(heads, rows, "Output rates, normalised (6.2)")]
 

@@ -108,12 +108,14 @@ def _differences(experiment: _Json, arm: str) -> list[Block]:
         interval = tested.get("anytime_interval") or (tested.get("interval") if "share" in by else None)
         rows.append(
             [
-                title, *p50, _difference(metric, median.get("difference"), median.get("interval")),
+                title,
+                *p50,
+                _difference(metric, median.get("difference"), median.get("interval")),
                 _difference(metric, tested.get("difference"), interval),
                 "-" if p is None else f"{p:.2g}",
                 "misleading" if metric in misleading else "finding" if metric in findings else "",
             ]
-        )  # fmt: skip
+        )
     heads = [
         "metric", f"{control}, median", f"{arm}, median", "difference of medians",
         "difference of means or shares", "p", "result",

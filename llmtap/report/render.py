@@ -96,8 +96,10 @@ def tables_that_fit(table: Table, width: int) -> list[Table]:
 
     Each part begins with the key columns.
     """
-    widths = [max(len(line) for cell in cells for line in cell.split("\n")) + _GAP
-              for cells in zip(table.heads, *table.rows, strict=True)]  # fmt: skip
+    widths = [
+        max(len(line) for cell in cells for line in cell.split("\n")) + _GAP
+        for cells in zip(table.heads, *table.rows, strict=True)
+    ]
     keys = list(range(table.keys))
     parts: list[list[int]] = []
     remaining = 0

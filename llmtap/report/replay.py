@@ -151,10 +151,12 @@ def _document(result: _Json, known: Mapping[str, str]) -> ReportDocument:
     plan, system = result["plan"], at(result, "system", "summary") or {}
     caution, notes = bursts_caution(result), [*plan["notes"], *system_warnings(system)]
     summary: list[Block] = [
-        _verdict(result["verdict"]), *([Note(caution, "yellow", lead="Caution:")] if caution else []),
-        *(Note(f"Note: {note}") for note in notes), *requirements_blocks(requirement_rows(result)),
+        _verdict(result["verdict"]),
+        *([Note(caution, "yellow", lead="Caution:")] if caution else []),
+        *(Note(f"Note: {note}") for note in notes),
+        *requirements_blocks(requirement_rows(result)),
         Tiles(list(_headline_tiles(result))),
-    ]  # fmt: skip
+    ]
     sections = [Section("figures-table", "Figures", list(_figure_blocks(result, known)))]
     if result["baseline"] is not None:
         sections.append(Section("baseline", "Then and now", list(_baseline_blocks(result))))
@@ -206,9 +208,11 @@ def _headline_tiles(result: _Json) -> Iterator[Tile]:
     metrics = result["metrics"]
     first = "ttft" if metrics["ttft"]["n"] else "ttft_any"
     for title, figures in (
-        (METRIC_TITLES[first], metrics[first]), ("ITL", metrics["itl"]), ("E2E", metrics["e2e"]),
+        (METRIC_TITLES[first], metrics[first]),
+        ("ITL", metrics["itl"]),
+        ("E2E", metrics["e2e"]),
         ("Dispatch lateness", result["dispatch_lateness"]),
-    ):  # fmt: skip
+    ):
         if figures["n"]:
             factor, unit = (1, "s") if figures["p99"] >= 1 else (1e3, "ms")
             marks = figures.get("marks") or ()

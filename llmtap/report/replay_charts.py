@@ -147,12 +147,15 @@ def time_sections(result: _Json) -> Iterator[Section]:
     series = at(result, "system", "series") or {}
     period = timeline["period"]
     yield _time_section(
-        result, "load", "Requests over time",
+        result,
+        "load",
+        "Requests over time",
         "Asked: requests that the plan has in each second. Sent: requests that left in it. In an open loop"
         " both are the same, also if the server is slow. In flight: the largest number at one moment.",
         [_panel_of(title, unit, lines, end) for title, unit, lines in _load_lines(result, series)],
-        _timeline_table(timeline), f"counts of each {'second' if period == 1 else f'{number(period)} s'}",
-    )  # fmt: skip
+        _timeline_table(timeline),
+        f"counts of each {'second' if period == 1 else f'{number(period)} s'}",
+    )
     groups = _panel_lines(series, end)
     for owner, (heading, about) in _HEADINGS.items():
         panels = [

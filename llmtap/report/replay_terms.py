@@ -135,9 +135,10 @@ def _arrivals_text(plan: _Json) -> str:
         faster += f" of {number(recorded)} req/s recorded" if recorded else ""
     return _joined_parts(
         process if user_text in (None, process) else f"{user_text} ({process})",
-        rate is not None and f"{number(rate)} req/s asked", faster,
+        rate is not None and f"{number(rate)} req/s asked",
+        faster,
         *(f"{name} {value}" for name, value in parameters.items() if value is not None),
-    )  # fmt: skip
+    )
 
 
 def _load_text(load: _Json) -> str:
@@ -146,11 +147,12 @@ def _load_text(load: _Json) -> str:
     if planned is not None:
         sent = f"{number(offered)} of {number(planned)} req/s planned were sent"
     return _joined_parts(
-        f"{load['mode']} loop", sent,
+        f"{load['mode']} loop",
+        sent,
         load["achieved_rps"] is not None and f"{number(load['achieved_rps'])} req/s ended over the window",
         "sending" in load
         and f"{number(load['sending_rps'])} req/s in the {number(load['sending'])} s of sending",
-    )  # fmt: skip
+    )
 
 
 def _window_text(window: _Json) -> str:
@@ -198,15 +200,17 @@ def _warm_up(warmup: _Json) -> str:
         return _joined_parts("none", warmup["skipped"], warmup.get("problem"))
     stable = "stable" if warmup["stable"] else "not stable" if warmup["probes"] else "not probed"
     return _joined_parts(
-        f"{warmup['requests']:,} requests", f"{warmup['tokens']:,} tokens",
-        f"{number(warmup['duration'], 3)} s", f"latency {stable}",
+        f"{warmup['requests']:,} requests",
+        f"{warmup['tokens']:,} tokens",
+        f"{number(warmup['duration'], 3)} s",
+        f"latency {stable}",
         *(
             f"{title} varied by {number(share * 100, 3)} %"
             for name, title in (("ttft", "TTFT"), ("e2e", "E2E"))
             if (share := warmup["variation"][name]) is not None
         ),
         warmup["problem"],
-    )  # fmt: skip
+    )
 
 
 def _itl_text(itl: _Json) -> str:
@@ -232,9 +236,10 @@ def _smooth_goodput_text(smooth: _Json) -> str:
         readers = len(smooth.get("readers") or ())
         return f"{readers} readers of different speed" if readers else ""
     return _joined_parts(
-        f"alpha {number(smooth['alpha'])}", f"reader of {number(smooth['speed_tokens_per_second'])} tokens/s",
+        f"alpha {number(smooth['alpha'])}",
+        f"reader of {number(smooth['speed_tokens_per_second'])} tokens/s",
         smooth.get("idle") and f"idle {smooth['idle']}",
-    )  # fmt: skip
+    )
 
 
 def _sender_text(sender: _Json) -> str:

@@ -48,8 +48,11 @@ def explained_to_dict(saved: Saved, explained: Explained, *, text: bool = True) 
             "text": (d.text or None) if text else None, "finish_reason": d.finish_reason, "parsed": d.parsed,
         }  # fmt: skip
     document["saved"] = {
-        "what": saved.what, "whole": saved.whole, "totals": saved.totals or None, "notes": saved.notes,
-    }  # fmt: skip
+        "what": saved.what,
+        "whole": saved.whole,
+        "totals": saved.totals or None,
+        "notes": saved.notes,
+    }
     return document
 
 
@@ -91,11 +94,13 @@ def event_cells(explained: Explained, *, text: bool = True) -> Iterator[tuple[st
         d = e.delta
         ms = f"{(times_ns[i] - (line.submit_ns or 0)) / 1e6:.3f}" if i < len(times_ns) else "-"
         yield (
-            str(i), *((ms,) if explained.timed else ()), f"{e.start}-{e.end}",
+            str(i),
+            *((ms,) if explained.timed else ()),
+            f"{e.start}-{e.end}",
             " +".join([_class_name(d.event_class), *map(_class_name, d.also)]),
             f"{d.tokens}" if d.tokens >= 0 else "",
             printable("  ".join(_delta_texts(d, text=text))),
-        )  # fmt: skip
+        )
 
 
 def _delta_texts(d: Delta, *, text: bool) -> Iterator[str]:

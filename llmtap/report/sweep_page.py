@@ -167,9 +167,10 @@ def sweep_html(
     sections = [] if figure is None else [figure.section(results)]
     for chart in _CHARTS:
         quantities = [
-            q for q in chart.quantities
+            q
+            for q in chart.quantities
             if any(q.value_of(result) is not None for result in results) and (sla or q.path[-1] not in _SLA)
-        ]  # fmt: skip
+        ]
         if not quantities:
             continue
         panels = [_curves_panel(sweep, lines, quantity) for quantity in quantities]

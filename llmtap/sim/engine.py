@@ -168,10 +168,6 @@ class Engine:
         )  # A heap, so that the lowest number is used next.
         self._now_ns: int | None = None
 
-    @property
-    def has_free_server(self) -> bool:
-        return bool(self._free_servers)
-
     def arrive(self, now_ns: int, request: int, *, more: bool = False) -> Step:
         """Add a request. `more`: other requests arrive at the same time, so do not start work before them."""
         self._at(now_ns)

@@ -25,14 +25,14 @@ _OWN_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", "::",
 server."""
 
 
-def check_settings(settings: Settings, supervisor: int | None = None) -> None:
+def check_settings(settings: Settings) -> None:
     """Raise one ConfigError for all problems of a proxy's settings (`problems_of`)."""
-    raise_all(problems_of(settings, supervisor))
+    raise_all(problems_of(settings))
 
 
-def check_measuring(settings: Settings, supervisor: int | None = None) -> None:
+def check_measuring(settings: Settings) -> None:
     """Raise one ConfigError for all problems of the settings of any meter."""
-    raise_all(measuring_problems(settings, supervisor))
+    raise_all(measuring_problems(settings))
 
 
 def problems_of(settings: Settings, supervisor: int | None = None) -> Iterator[ConfigError]:

@@ -123,7 +123,6 @@ class ProxyRun(msgspec.Struct, kw_only=True):
         )
 
     def meter_setup(self, settings: Settings, admin_fd: int, *, takes_over: bool = False) -> MeterSetup:
-        """Return the setup of a meter."""
         return _meter_setup(
             settings,
             self.tenant_salt,

@@ -144,7 +144,6 @@ class Admin:
 
 
 def _error_hint(exc: Exception, url: str) -> str | None:
-    """Return a hint for this error, or None."""
     scheme, _, rest = url.partition("://")
     inner = getattr(exc, "os_error", None) or exc
     match inner:

@@ -32,14 +32,16 @@ async def probe(options: TopOptions, admin: Admin) -> Document:
         return await admin.summary(options.window, _BY)
     except Denied as exc:
         raise ConfigError(
-            "--token-env", f"{options.url}: {exc}",
+            "--token-env",
+            f"{options.url}: {exc}",
             f"put the value of meter.admin_token into ${TOKEN_ENV}, or use --token-env or --token-file",
-        ) from None  # fmt: skip
+        ) from None
     except Untrusted as exc:
         raise ConfigError(
-            "--ca", f"{options.url}: {exc}",
+            "--ca",
+            f"{options.url}: {exc}",
             "give the CA of the server's certificate with --ca FILE, and use a host name of the certificate",
-        ) from None  # fmt: skip
+        ) from None
     except Trouble as exc:
         raise ConfigError("--admin", f"{options.url}: {exc}", exc.hint) from None
 

@@ -60,7 +60,6 @@ class ViewTable:
 
 
 def row_of(key: object, columns: Iterable[Column], part: object) -> Row:
-    """Return the row of this part of a document."""
     return Row(str(key), tuple(column.cell(part) for column in columns))
 
 

@@ -224,7 +224,9 @@ class Reporter:
             moved_ns = anchor.wall_ns - reported.to_wall_ns(anchor.mono_ns)
             log.warning(
                 "event=wall_clock_moved relay=%s by_ms=%.3f steps=%d",
-                self.name, moved_ns / 1e6, timebase.steps,
-            )  # fmt: skip
+                self.name,
+                moved_ns / 1e6,
+                timebase.steps,
+            )
         about = msgspec.json.encode(Anchored(steps=timebase.steps, since_ns=timebase.since_ns))
         return (FrameKind.ANCHOR, 0, anchor.mono_ns, anchor.wall_ns, about)

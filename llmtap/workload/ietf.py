@@ -175,13 +175,15 @@ def long_conversation_of(path: Path, place: str) -> datasets.RecordedDataset:
     Raises ConfigError naming `place`.
     """
     return datasets.RecordedDataset(
-        "long-conversation", datasets.read_long_sharegpt(path, place), None,
+        "long-conversation",
+        datasets.read_long_sharegpt(path, place),
+        None,
         about={
             "source": "smooth goodput paper (001), 5.1",
             "about": f"chats of {path.name}, concatenated to prompts of {datasets.LONG_TOKENS:,} tokens on"
             " average",
         },
-    )  # fmt: skip
+    )
 
 
 TARGETS: Final = (8_192, 16_384, 32_768, 65_536, 131_072)

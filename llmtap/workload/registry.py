@@ -47,11 +47,6 @@ REFERENCE: Final[Mapping[str, ComposedWorkload | ietf.SyntheticWorkload]] = {
 }
 
 
-def _lognormal_of_mean(median: float, mean: float, longest: int) -> LogNormal:
-    """Return a lognormal with this median and mean. Its mean is median * exp(sigma^2 / 2)."""
-    return LogNormal(mu=math.log(median), sigma=math.sqrt(2 * math.log(mean / median)), max=longest)
-
-
 _CHAT_INPUT: Final = LogNormal(median=156, p95=892, max=8_192)
 _CHAT_OUTPUT: Final = LogNormal(median=234, p95=789, max=4_096)
 
@@ -85,7 +80,8 @@ SIMULATED: Final[Mapping[str, ComposedWorkload]] = {
         ),
         _simulated_workload(
             "long-chat",
-            _lognormal_of_mean(1_400, 1_600, 8_192),
+            # Median 1,400 and mean 1,600: the mean of a lognormal is median * exp(sigma^2 / 2).
+            LogNormal(mu=math.log(1_400), sigma=math.sqrt(2 * math.log(1_600 / 1_400)), max=8_192),
             _CHAT_OUTPUT,
             "chats with prompts of 1,600 tokens on average, outputs as in chat; Poisson arrivals",
         ),

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from llmtap.channel import Ledger, Tap, replaceable
 from llmtap.channel.frames import Closing, FrameKind, Hello
-from tests.support.servers.peer import PATIENCE_S, scene, wait_until
+from tests.support.servers.peer import PATIENCE_S, wait_until
 from tests.support.servers.proxy import FakeMeter
 from tests.support.traffic.relay_status import relay_status
 
@@ -70,7 +70,6 @@ async def channel(
         assert traffic.adds_up()
 
 
-@scene
 async def test_frames_arrive_in_order_and_are_measured_when_acknowledged() -> None:
     async with channel() as (traffic, meter):
         seqs = [traffic.whole() for _ in range(50)]
@@ -85,7 +84,6 @@ async def test_frames_arrive_in_order_and_are_measured_when_acknowledged() -> No
         assert meter.batches == list(range(1, len(meter.batches) + 1))
 
 
-@scene
 async def test_a_slow_meter_costs_whole_exchanges_and_no_memory() -> None:
     bound = 64 << 10
     async with channel(bound) as (traffic, meter):
@@ -125,7 +123,6 @@ async def test_a_slow_meter_costs_whole_exchanges_and_no_memory() -> None:
         await wait_until(lambda: ledger.measured == closed + 1)
 
 
-@scene
 async def test_half_the_bound_is_kept_for_those_already_running() -> None:
     async with channel(64 << 10) as (traffic, meter):
         meter.pause()
@@ -139,7 +136,6 @@ async def test_half_the_bound_is_kept_for_those_already_running() -> None:
         await wait_until(lambda: FrameKind.CLOSE in meter.exchange(first).kinds)
 
 
-@scene
 async def test_a_killed_meter_is_counted_to_the_exchange_and_found_again() -> None:
     async with channel() as (traffic, meter):
         for _ in range(7):
@@ -170,7 +166,6 @@ async def test_a_killed_meter_is_counted_to_the_exchange_and_found_again() -> No
         assert traffic.tap.ledger.opened == 22
 
 
-@scene
 async def test_the_meters_death_is_noticed_while_sending_as_well() -> None:
     """The send may find out before the reader does: inside the very call that offers a frame."""
     async with channel(8 << 20) as (traffic, meter):
@@ -192,7 +187,6 @@ async def test_the_meters_death_is_noticed_while_sending_as_well() -> None:
         assert set(traffic.tap.ledger.dropped) <= {"meter_lost", "no_meter"}
 
 
-@scene
 async def test_what_is_taken_back_counts_once_with_the_meter_gone_or_not() -> None:
     async with channel() as (traffic, meter):
         (kept, _), (lost, _) = traffic.open(), traffic.open()
@@ -206,7 +200,6 @@ async def test_what_is_taken_back_counts_once_with_the_meter_gone_or_not() -> No
         assert traffic.adds_up()
 
 
-@scene
 async def test_news_come_before_all_else_of_a_batch_but_the_hello() -> None:
     async with channel() as (traffic, meter):
         told = 0
@@ -241,7 +234,6 @@ async def test_news_come_before_all_else_of_a_batch_but_the_hello() -> None:
         assert all(FrameKind.ANCHOR in batch[:2] for batch in kinds)
 
 
-@scene
 async def test_drain_waits_for_the_meters_word() -> None:
     async with channel() as (traffic, meter):
         for _ in range(20):
@@ -255,7 +247,6 @@ async def test_drain_waits_for_the_meters_word() -> None:
         assert traffic.tap.ledger.unsettled == 1
 
 
-@scene
 async def test_close_delivers_what_has_gathered() -> None:
     async with channel() as (traffic, meter):
         seq = traffic.whole()
@@ -265,7 +256,6 @@ async def test_close_delivers_what_has_gathered() -> None:
         assert len(meter.hellos) == 1, "who has hung up does not call again"
 
 
-@scene
 async def test_status_is_sent_to_a_meter_that_listens_and_kept_from_one_that_does_not() -> None:
     async with channel(64 << 10) as (traffic, meter):
         traffic.tap.status(relay_status(opened=4))
@@ -277,7 +267,6 @@ async def test_status_is_sent_to_a_meter_that_listens_and_kept_from_one_that_doe
         assert traffic.tap.pending_bytes < (64 << 10) + 2_000
 
 
-@scene
 async def test_without_a_file_descriptor_it_looks_for_the_meter_again() -> None:
     none_left = OSError(errno.EMFILE, "Too many open files")
     made = [none_left, socket.socket(socket.AF_UNIX)]

@@ -28,7 +28,7 @@ from llmtap.config import load_settings
 from llmtap.errors import ConfigError
 from llmtap.supervisor.supervisor import check_settings
 from tests.channel.test_channel import channel
-from tests.support.servers.peer import scene, wait_until
+from tests.support.servers.peer import wait_until
 from tests.support.servers.proxy import FakeMeter
 from tests.support.traffic.experiments import an_experiment
 
@@ -249,7 +249,6 @@ def whole(tap: Tap) -> None:
 
 
 @pytest.mark.parametrize("step", [1, 3, 8, 13, 1_000])
-@scene
 async def test_words_and_acknowledgements_are_told_apart(step: int) -> None:
     async with listening() as (tap, meter, words):
         whole(tap)
@@ -267,7 +266,6 @@ async def test_words_and_acknowledgements_are_told_apart(step: int) -> None:
         assert tap.pending_bytes == 0
 
 
-@scene
 async def test_the_arm_follows_the_exchanges_first_frame() -> None:
     async with listening() as (tap, meter, _):
         whole(tap)

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from llmtap.cli.report import load_result, store_result, stored_verdicts
+from llmtap.cli.results import load_result, store_result, stored_verdicts
 from llmtap.errors import ConfigError, ExitCode
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration

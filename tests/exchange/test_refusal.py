@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.interventions import TEXT_PATTERNS
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import EventClass, Outcome
-from llmtap.exchange.verdict import TEXT_PATTERNS, ServerTiming, figures_of
+from llmtap.exchange.verdict import ServerTiming, figures_of
 from llmtap.protocol.delta import Delta, ServerTime
 
 ROLE = {"role": "assistant", "content": ""}

@@ -22,7 +22,7 @@ from llmtap.protocol.vllm_grpc import METHOD, SERVICE, GrpcChunk, GrpcUsage, rea
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from llmtap.workload.prompts.prompt import Prompt
-from tests.support.servers.peer import play, scene
+from tests.support.servers.peer import play
 from tests.support.servers.sim_grpc import GrpcEngine, grpc_engine
 from tests.support.waiting import wait_until
 
@@ -56,7 +56,6 @@ async def serving(generate: Any) -> tuple[grpc.aio.Server, int]:
     return server, port
 
 
-@scene
 async def test_an_exchange_is_what_the_engine_did() -> None:
     async with grpc_engine(TIMED) as e, target_of(e) as target:
         await target.open()
@@ -99,7 +98,6 @@ def test_tls_is_verified_by_the_given_ca(tmp_path: Path) -> None:
     assert (refused.outcome, refused.tokens.output) == (Outcome.UPSTREAM_ERROR, None)
 
 
-@scene
 async def test_an_engine_that_gives_up_is_an_error() -> None:
     async def generate(request: bytes, context: Any) -> AsyncIterator[bytes]:
         yield write_chunk(GrpcChunk((), "abort", GrpcUsage(0, 0)))
@@ -112,7 +110,6 @@ async def test_an_engine_that_gives_up_is_an_error() -> None:
     assert (x.outcome, x.finish_reason, x.no_token_reason) == (Outcome.UPSTREAM_ERROR, "abort", "error")
 
 
-@scene
 async def test_headers_are_metadata() -> None:
     seen: list[dict[str, str]] = []
     ids: list[str] = []
@@ -143,7 +140,6 @@ async def test_headers_are_metadata() -> None:
         ({"x_sim_fault": "unfinished", "x_sim_fault_after": "3"}, Outcome.TRUNCATED, 3, "finish reason"),
     ],
 )
-@scene
 async def test_what_goes_wrong_is_an_outcome(
     headers: dict[str, str], outcome: Outcome, tokens: int | None, says: str
 ) -> None:
@@ -156,7 +152,6 @@ async def test_what_goes_wrong_is_an_outcome(
     assert (x.no_token_reason is None) is (tokens is not None)
 
 
-@scene
 async def test_a_time_out_and_a_close_end_what_is_under_way() -> None:
     async with grpc_engine(SimOptions(ttft=Duration(60_000 * MS))) as e:
         target = GrpcTarget(f"grpc://{e.address}", SendingOptions(timeout=Duration(100 * MS)))
@@ -176,13 +171,11 @@ async def test_a_time_out_and_a_close_end_what_is_under_way() -> None:
 
 
 @pytest.mark.parametrize("url", ["grpc://h", "grpc://h:x", "grpc://h:1/path"])
-@scene
 async def test_a_url_that_does_not_fit_names_its_option(url: str) -> None:
     with pytest.raises(ConfigError, match="--target: "):
         GrpcTarget(url)
 
 
-@scene
 async def test_an_answer_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ANSWER_BYTES_MAX", 20_000)
     cancelled = asyncio.Event()
@@ -208,7 +201,6 @@ async def test_an_answer_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("name", ["EVENTS_MAX", "TOKENS_MAX"])
-@scene
 async def test_what_is_kept_of_an_answer_has_a_limit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, name, 50)
 
@@ -229,7 +221,6 @@ async def test_what_is_kept_of_an_answer_has_a_limit(name: str, monkeypatch: pyt
     assert kept == 50
 
 
-@scene
 async def test_a_message_that_is_too_long_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MESSAGE_BYTES_MAX", 10_000)
 

@@ -23,7 +23,7 @@ from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.text import answer_tokens, count_tokens
 from llmtap.workload.requests import Requests
 from tests.support.servers.loading import sockets
-from tests.support.servers.peer import scene, wait_until
+from tests.support.servers.peer import wait_until
 from tests.support.servers.sim_engine import engine
 from tests.support.servers.sim_grpc import grpc_engine
 from tests.support.servers.upstream import unanswered_port
@@ -95,7 +95,6 @@ async def sent(
 
 
 @pytest.mark.parametrize("spoken", ["realtime", "grpc"])
-@scene
 async def test_a_closed_loop_goes_on_after_time_outs_and_tenants_go_with_their_rows(spoken: str) -> None:
     r = requests([0] * 6, ["a", "b", "", "a", "c", "c"])
     async with serving(spoken, ENDLESS) as url:
@@ -105,7 +104,6 @@ async def test_a_closed_loop_goes_on_after_time_outs_and_tenants_go_with_their_r
 
 
 @pytest.mark.parametrize("scheme", ["ws", "grpc"])
-@scene
 async def test_nobody_answers_and_a_cut_ends_it_before_and_after_the_start(scheme: str) -> None:
     """Connections are neither taken nor refused."""
     async with unanswered_port() as port:

@@ -16,7 +16,7 @@ from llmtap.load.tally import LoadTally
 from llmtap.units import Duration
 from llmtap.workload.requests import Requests
 from tests.support.servers.loading import Sending, body_of, sender_to, streamed_answer
-from tests.support.servers.peer import scene, wait_until
+from tests.support.servers.peer import wait_until
 from tests.support.servers.upstream import CLOSE, Call, Upstream, answers, says, upstream
 
 MS = 1_000_000
@@ -86,7 +86,6 @@ class Held:
         return None
 
 
-@scene
 async def test_each_row_once_at_its_time() -> None:
     arrivals = [0, 3, 3, 3, 10.5, 11, 40, 41, 60]
     async with upstream() as server, sender_to(server.url + server.on(says(*ANSWER))) as to:
@@ -104,7 +103,6 @@ async def test_each_row_once_at_its_time() -> None:
         assert playing.run.stopped is None
 
 
-@scene
 async def test_a_server_that_stalls_changes_no_send_time() -> None:
     """Theory. Rows are due at P, submitted at S, answered at E. An open loop submits each at its time,
     however long the server stalls: all of them reach the server before it answers one. Latency from submit is
@@ -132,7 +130,6 @@ async def test_a_server_that_stalls_changes_no_send_time() -> None:
             assert (corrected.mean - plain.mean) * n == pytest.approx(sum(late_ns), abs=n)
 
 
-@scene
 async def test_one_closed_slot_waits_and_nothing_was_scheduled() -> None:
     async with upstream() as server, sender_to(server.url + server.on(says(*ANSWER))) as to:
         playing = await Playing(to, requests([0] * 10), slots=1).go()
@@ -144,7 +141,6 @@ async def test_one_closed_slot_waits_and_nothing_was_scheduled() -> None:
         assert all(x.scheduled_ns is None for x in playing.exchanges.values())
 
 
-@scene
 async def test_turns_wait_for_their_own_answer_and_their_reader() -> None:
     # Rows 0 - 2 - 3 and 1 - 4 are conversations.
     r = requests([0, 1, 0, 0, 0], after=[-1, -1, 0, 2, 1], think_ms=[0, 0, 15, 0, 30])
@@ -160,33 +156,28 @@ async def test_turns_wait_for_their_own_answer_and_their_reader() -> None:
 
 
 @pytest.mark.parametrize("slots", [0, 2])
-def test_stopped_once_it_drains_and_twice_it_cuts(slots: int) -> None:
-    @scene
-    async def play() -> None:
-        held = Held()
-        async with upstream() as server, sender_to(server.url + server.on(held)) as to:
-            for cut in (False, True):
-                held.go.clear()
-                server.calls.clear()
-                playing = Playing(to, requests([0, 0, 60_000]), slots=slots)
-                going = asyncio.ensure_future(playing.go())
-                await wait_until(lambda: len(server.calls) == 2)
-                playing.run.stop("somebody stopped it")
-                await asyncio.sleep(0.02)
-                assert not going.done(), "answers may still come"
-                if cut:
-                    playing.run.stop("somebody stopped it again", drain_ns=0)
-                else:
-                    held.go.set()
-                await going
-                wanted = Outcome.CLIENT_CANCELLED if cut else Outcome.COMPLETE
-                assert playing.outcomes() == [wanted] * 2
-                assert (playing.run.stopped, playing.schedule.rows_left) == ("somebody stopped it", 1)
-
-    play()
+async def test_stopped_once_it_drains_and_twice_it_cuts(slots: int) -> None:
+    held = Held()
+    async with upstream() as server, sender_to(server.url + server.on(held)) as to:
+        for cut in (False, True):
+            held.go.clear()
+            server.calls.clear()
+            playing = Playing(to, requests([0, 0, 60_000]), slots=slots)
+            going = asyncio.ensure_future(playing.go())
+            await wait_until(lambda: len(server.calls) == 2)
+            playing.run.stop("somebody stopped it")
+            await asyncio.sleep(0.02)
+            assert not going.done(), "answers may still come"
+            if cut:
+                playing.run.stop("somebody stopped it again", drain_ns=0)
+            else:
+                held.go.set()
+            await going
+            wanted = Outcome.CLIENT_CANCELLED if cut else Outcome.COMPLETE
+            assert playing.outcomes() == [wanted] * 2
+            assert (playing.run.stopped, playing.schedule.rows_left) == ("somebody stopped it", 1)
 
 
-@scene
 async def test_the_time_to_drain_begins_when_the_last_conversation_breaks_off() -> None:
     """Nothing is left to send from then on, though nothing was sent."""
 
@@ -202,7 +193,6 @@ async def test_the_time_to_drain_begins_when_the_last_conversation_breaks_off() 
         assert playing.outcomes() == [Outcome.UPSTREAM_RESET, Outcome.CLIENT_CANCELLED]
 
 
-@scene
 async def test_a_stop_ends_retries_too() -> None:
     async with upstream() as server:
         path = server.on(answers(b"{}", status=b"429 No", fields=b"Retry-After: 9\r\n"))
@@ -216,7 +206,6 @@ async def test_a_stop_ends_retries_too() -> None:
             assert len(server.calls) == 2
 
 
-@scene
 async def test_the_next_request_does_not_wait_until_an_answer_is_understood() -> None:
     n = 6
     async with upstream() as server, sender_to(server.url + server.on(says(*ANSWER))) as to:

@@ -22,7 +22,7 @@ from llmtap.load.sending import (
 )
 from llmtap.net.pacing import Pacer, Waker
 from llmtap.units import NEVER, NS_PER_S
-from tests.support.servers.peer import scene, wait_until
+from tests.support.servers.peer import wait_until
 
 MS = 1_000_000
 
@@ -33,7 +33,6 @@ def busy(ns: int) -> None:
         pass
 
 
-@scene
 async def test_urgent_work_goes_first_and_each_in_its_order() -> None:
     done: list[str] = []
     later = DeferredWork(asyncio.get_running_loop())
@@ -46,7 +45,6 @@ async def test_urgent_work_goes_first_and_each_in_its_order() -> None:
     assert done == ["1", "2", "a", "b"]
 
 
-@scene
 async def test_a_socket_is_read_before_all_work_is_done() -> None:
     loop = asyncio.get_running_loop()
     later = DeferredWork(loop)
@@ -76,7 +74,6 @@ async def test_a_socket_is_read_before_all_work_is_done() -> None:
     assert when[0] < 5
 
 
-@scene
 async def test_too_much_is_done_at_once() -> None:
     done: list[int] = []
     later = DeferredWork(asyncio.get_running_loop())
@@ -87,7 +84,6 @@ async def test_too_much_is_done_at_once() -> None:
     assert len(done) == WAITING_MAX + 3
 
 
-@scene
 async def test_who_is_due_does_not_wait_for_work() -> None:
     later = DeferredWork(asyncio.get_running_loop())
     pacer = later.pacer = Pacer(SystemClock(), pause_ns=0)
@@ -112,7 +108,6 @@ async def test_who_is_due_does_not_wait_for_work() -> None:
     pacer.close()
 
 
-@scene
 async def test_behind_in_reading_work_waits_a_turn() -> None:
     done: list[int] = []
     later = DeferredWork(asyncio.get_running_loop())
@@ -136,7 +131,6 @@ async def test_behind_in_reading_work_waits_a_turn() -> None:
         (False, 3_000, 50, False),  # our own stamps age while they wait
     ],
 )
-@scene
 async def test_when_it_pays_to_gather(
     kernel: bool, reads: int, streams: int, gathers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,7 +154,6 @@ async def test_when_it_pays_to_gather(
         (-MS, None),
     ],
 )
-@scene
 async def test_no_sleep_makes_a_request_late(
     due_in_ns: int | None, slept_ns: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,7 +176,6 @@ async def test_no_sleep_makes_a_request_late(
 
 
 @pytest.mark.parametrize("kernel", [False, True])
-@scene
 async def test_a_stall_is_told_before_its_probe_has_come(kernel: bool) -> None:
     lateness = Lateness(asyncio.get_running_loop(), kernel=kernel)
     floor_ns = KERNEL_FLOOR_NS if kernel else GRAIN_NS
@@ -198,7 +190,6 @@ async def test_a_stall_is_told_before_its_probe_has_come(kernel: bool) -> None:
     lateness.close()
 
 
-@scene
 async def test_a_byte_waits_no_longer_than_since_the_probe_before_the_last() -> None:
     lateness = Lateness(asyncio.get_running_loop(), kernel=True)
     lateness.close()
@@ -213,7 +204,6 @@ async def test_a_byte_waits_no_longer_than_since_the_probe_before_the_last() -> 
     assert lateness.error_since(now_ns) == KERNEL_FLOOR_NS, "a stall does not move the kernel's timestamps"
 
 
-@scene
 async def test_whoever_wants_it_is_called_at_each_probe_until_it_is_closed() -> None:
     seen: list[int] = []
     lateness = Lateness(asyncio.get_running_loop(), kernel=True, each=seen.append)

@@ -26,7 +26,6 @@ from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.text import count_tokens
 from tests.support.data import CORPUS
 from tests.support.servers.live_proxy import port_free
-from tests.support.servers.peer import scene
 from tests.support.servers.sim_engine import Engine, engine
 
 MS = 1_000_000
@@ -60,7 +59,6 @@ async def ask(
 
 
 @pytest.mark.parametrize("clock", ["kernel", "mono"])
-@scene
 async def test_an_exchange_is_what_the_engine_did(clock: str) -> None:
     async with engine(TIMED) as e:
         target = WebSocketTarget(e.url.replace("http", "ws"), SendingOptions(clock=clock), NAMED)
@@ -86,7 +84,6 @@ async def test_an_exchange_is_what_the_engine_did(clock: str) -> None:
         assert x.scheduled_ns == 5 and x.dispatch_late_ns == t.arrival_ns - 5
 
 
-@scene
 async def test_one_session_serves_one_request_after_another_and_nothing_is_remembered() -> None:
     async with engine() as e, target_of(e) as target:
         prompt = Prompt(text="more", system="Be brief.", history=(("user", "hi"), ("assistant", "hello")))
@@ -97,7 +94,6 @@ async def test_one_session_serves_one_request_after_another_and_nothing_is_remem
         assert found[0].request_bytes > found[1].request_bytes, "the first one opened the session"
 
 
-@scene
 async def test_requests_at_the_same_time_have_a_session_each() -> None:
     async with engine(TIMED) as e, target_of(e) as target:
         assert await target.open(2) == 2
@@ -119,7 +115,6 @@ async def test_requests_at_the_same_time_have_a_session_each() -> None:
         ({"x_sim_fault": "error", "x_sim_fault_after": "3"}, Outcome.UPSTREAM_ERROR, 3, "server_error"),
     ],
 )
-@scene
 async def test_what_goes_wrong_is_an_outcome_and_the_session_goes_on(
     headers: dict[str, str], outcome: Outcome, tokens: int | None, says: str
 ) -> None:
@@ -137,7 +132,6 @@ async def test_what_goes_wrong_is_an_outcome_and_the_session_goes_on(
         ("reset", Outcome.UPSTREAM_RESET), ("truncate", Outcome.TRUNCATED),
     ],
 )  # fmt: skip
-@scene
 async def test_a_session_that_breaks_off_is_not_used_again(fault: str, outcome: Outcome) -> None:
     async with engine() as e, target_of(e, x_sim_fault=fault, x_sim_fault_after="3") as target:
         for _ in range(2):
@@ -148,7 +142,6 @@ async def test_a_session_that_breaks_off_is_not_used_again(fault: str, outcome: 
         assert [truth["outcome"] for truth in await e.ended(2)] == [fault] * 2
 
 
-@scene
 async def test_no_server_and_no_websocket_are_told() -> None:
     port = port_free()
     target = WebSocketTarget(f"ws://127.0.0.1:{port}")
@@ -217,7 +210,6 @@ class ResponsesServer:
         ("responses_error_nested", Outcome.UPSTREAM_ERROR),
     ],
 )  # fmt: skip
-@scene
 async def test_each_response_of_a_session_is_an_exchange(name: str, outcome: Outcome) -> None:
     server = ResponsesServer(name)
     prompt = Prompt(text="more", system="Be brief.", history=(("user", "hi"), ("assistant", "hello")))
@@ -255,7 +247,6 @@ async def test_each_response_of_a_session_is_an_exchange(name: str, outcome: Out
         assert (t.first_content_ns, t.last_token_ns) == ((stamps[0], stamps[-1]) if stamps else (None, None))
 
 
-@scene
 async def test_a_server_that_accepts_another_key_is_none() -> None:
     async def impostor(request: web.Request) -> web.StreamResponse:
         lines = (b"HTTP/1.1 101 Yes", b"Upgrade: websocket", b"Connection: upgrade")
@@ -270,7 +261,6 @@ async def test_a_server_that_accepts_another_key_is_none() -> None:
     assert x.error == "the Sec-WebSocket-Accept of the server is not that of the key sent"
 
 
-@scene
 async def test_an_answer_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ANSWER_BYTES_MAX", 100_000)
     sessions = 0
@@ -297,7 +287,6 @@ async def test_an_answer_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("frame", ["message", "fragments"])
-@scene
 async def test_a_message_that_never_ends_is_given_up(frame: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ANSWER_BYTES_MAX", 1 << 20)
 

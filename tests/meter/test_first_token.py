@@ -7,7 +7,7 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.metrics.phases import PHASES, STREAMS_NEEDED
-from tests.meter.admin.serving import Client, play
+from tests.meter.admin.serving import admin_port
 from tests.support.traffic.exchanges import streamed
 
 S = 1_000_000_000
@@ -32,22 +32,20 @@ def slow(seq: int) -> Exchange:
     return x
 
 
-def answered(tally: ExchangePipeline, seq: int) -> dict[str, Any]:
-    document: dict[str, Any] = {}
-
-    async def scene(tally: ExchangePipeline, client: Client) -> None:
-        async with client.get("/api/v1/first_token", params={"id": f"run.0.1-{seq}"}) as response:
-            assert response.status == 200
-            document.update((await response.json())["first_token"])
-
-    play(scene, tally)
-    return document
+async def answered(tally: ExchangePipeline, seq: int) -> dict[str, Any]:
+    async with (
+        admin_port(tally) as (_, client),
+        client.get("/api/v1/first_token", params={"id": f"run.0.1-{seq}"}) as response,
+    ):
+        assert response.status == 200
+        document: dict[str, Any] = (await response.json())["first_token"]
+        return document
 
 
-def test_the_slow_part_is_named_with_the_number_of_streams() -> None:
+async def test_the_slow_part_is_named_with_the_number_of_streams() -> None:
     tally = pipeline()
     ended(tally, *(streamed(i) for i in range(1, STREAMS_NEEDED + 1)), slow(999))
-    answer = answered(tally, 999)
+    answer = await answered(tally, 999)
     assert [part["name"] for part in answer["parts"]] == [phase.name for phase in PHASES]
     assert [part["name"] for part in answer["parts"] if part["unusual"]] == ["head"]
     assert (answer["n"], answer["n_needed"], answer["same_model"]) == (
@@ -58,33 +56,31 @@ def test_the_slow_part_is_named_with_the_number_of_streams() -> None:
     assert answer["waited"] == 2.1
     assert "'response head' took 2,089 ms" in answer["sentence"]
     assert f"{STREAMS_NEEDED + 1} streams" in answer["sentence"]
-    assert not any(part["unusual"] for part in answered(tally, 1)["parts"])
+    assert not any(part["unusual"] for part in (await answered(tally, 1))["parts"])
 
 
-def test_streams_of_other_models_and_of_the_hour_before_are_not_compared() -> None:
+async def test_streams_of_other_models_and_of_the_hour_before_are_not_compared() -> None:
     tally = pipeline()
     clock = tally.clock
     assert isinstance(clock, ManualClock)
     ended(tally, *(streamed(i) for i in range(1, 10)))
     clock.advance(1_800 * S)
     ended(tally, *(streamed(i) for i in range(10, 15)), streamed(20, model="big"))
-    assert answered(tally, 14)["n"] == 14
-    assert answered(tally, 20)["n"] == 1
+    assert (await answered(tally, 14))["n"] == 14
+    assert (await answered(tally, 20))["n"] == 1
     clock.advance(2_000 * S)
-    assert answered(tally, 14)["n"] == 5
+    assert (await answered(tally, 14))["n"] == 5
     clock.advance(3_600 * S)
-    last = answered(tally, 14)
+    last = await answered(tally, 14)
     assert (last["n"], last["same_model"]) == (0, False)
     assert last["parts"][0]["median"] is None
 
 
-def test_an_exchange_that_is_not_kept_and_an_invalid_query() -> None:
-    async def scene(tally: ExchangePipeline, client: Client) -> None:
+async def test_an_exchange_that_is_not_kept_and_an_invalid_query() -> None:
+    async with admin_port(pipeline()) as (_, client):
         async with client.get("/api/v1/first_token?id=nobody") as response:
             assert (response.status, await response.json()) == (200, {"first_token": None})
         for query, field in (("", "id"), ("?id=a&window=1h", "window")):
             async with client.get(f"/api/v1/first_token{query}") as response:
                 assert response.status == 400
                 assert (await response.json())["error"]["field"] == field
-
-    play(scene, pipeline())

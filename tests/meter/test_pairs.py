@@ -15,7 +15,8 @@ from llmtap.meter.admin.server import admin_app
 from llmtap.meter.admin.views import metrics_of
 from llmtap.meter.options import MeterOptions, PairOptions
 from llmtap.meter.pairs import PairBook
-from llmtap.meter.pipeline.assembler import Assembler, CooperativeYield
+from llmtap.meter.pipeline.assembler import Assembler
+from llmtap.meter.pipeline.cooperative_yield import CooperativeYield
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.pairing.live import SLACK_NS, LiveMatcher
 from tests.meter.admin.test_openapi import fits

@@ -21,7 +21,7 @@ from llmtap.meter.relays import (
 )
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
-from tests.support.servers.peer import scene, wait_until
+from tests.support.servers.peer import wait_until
 from tests.support.servers.sim_engine import CHAT, ask_chat, engine
 from tests.support.traffic.relay_status import relay_status
 
@@ -192,7 +192,6 @@ def test_relays_that_left_are_forgotten_from_the_oldest() -> None:
     assert names[-1] == f"r{RELAYS_MAX + 4}"
 
 
-@scene
 async def test_load_and_tokens_of_the_upstream_are_read_and_forgotten_when_it_is_gone() -> None:
     async with engine(SimOptions(ttft=Duration(0), itl=Duration(0), tokens=7)) as served:
         assert (await served.answer(CHAT, ask_chat()))[0] == 200

@@ -237,7 +237,6 @@ def test_knee_and_saturation(ietf: dict[str, Any]) -> None:
     assert incomplete(ttft) is expected["5.2.3.1_completion_below_90pct_by_success_column"]
     assert ttft[0].achieved_tps / ttft[0].offered_rps == expected["tok_per_request_at_first_level"]
     assert heavy_tail(ttft) == expected["5.2.3.1_p99_gt_10x_p50_of_lowest_level"]
-    assert heavy_tail(ttft, of="previous") is expected["5.2.3.1_p99_gt_10x_p50_of_previous_level"]
     assert operating_point(ttft, lambda x: x.p99 <= 500) == expected["max_load_with_ttft_p99_slo_500ms"]
     within = {t.offered_rps for t, p in zip(ttft, tpot, strict=True) if t.p99 <= 600 and p.p99 <= 100}
     found = operating_point(ttft, lambda x: x.offered_rps in within)

@@ -22,7 +22,7 @@ from llmtap.net.listener import (
     name_of,
     parse_address,
 )
-from tests.support.servers.peer import play, scene, wait_until
+from tests.support.servers.peer import play, wait_until
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,6 @@ def no_shortage(error: OSError) -> None:
     raise AssertionError from error
 
 
-@scene
 async def test_every_connection_is_handed_over_without_blocking() -> None:
     sock = bind("127.0.0.1", 0, shared=False)
     accepted: list[socket.socket] = []
@@ -89,7 +88,6 @@ async def test_every_connection_is_handed_over_without_blocking() -> None:
         s.close()
 
 
-@scene
 async def test_who_is_in_the_queue_is_let_in_before_the_door_closes() -> None:
     sock = bind("127.0.0.1", 0, shared=False)
     address = sock.getsockname()
@@ -139,7 +137,6 @@ def listening_with(error: OSError) -> tuple[NoFilesLeft, list[socket.socket], Ca
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
-@scene
 async def test_without_file_descriptors_it_waits_instead_of_spinning(number: int) -> None:
     fake, accepted, start = listening_with(OSError(number, "none left"))
     listener = start()
@@ -156,7 +153,6 @@ async def test_without_file_descriptors_it_waits_instead_of_spinning(number: int
 
 
 @pytest.mark.parametrize("pausing", [False, True])
-@scene
 async def test_nothing_resumes_a_door_that_was_closed_without_file_descriptors(pausing: bool) -> None:
     fake, accepted, start = listening_with(OSError(errno.EMFILE, "none left"))
     listener = start()
@@ -171,7 +167,6 @@ async def test_nothing_resumes_a_door_that_was_closed_without_file_descriptors(p
     assert (len(fake.told), accepted) == (before + 1, [])
 
 
-@scene
 async def test_a_connection_that_was_aborted_in_the_queue_is_passed_over() -> None:
     fake, accepted, start = listening_with(ConnectionAbortedError())
     listener = start()
@@ -239,7 +234,6 @@ async def why_not(url: str, tls: ssl.SSLContext | bool = True) -> str:
     return failure_text(caught.value)
 
 
-@scene
 async def test_certificates_and_servers_without_any(tmp_path: Path) -> None:
     ca = trustme.CA()
     served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

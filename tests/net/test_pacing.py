@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from llmtap.clock import ManualClock, SystemClock
 from llmtap.net.pacing import Pacer, Waker
 from llmtap.units import NEVER
-from tests.support.servers.peer import scene
 
 MS = 1_000_000
 
@@ -45,7 +44,6 @@ def test_nobody_is_called_early_and_the_earlier_go_first(offsets: list[int]) -> 
     asyncio.run(run())
 
 
-@scene
 async def test_after_the_end_nobody_is_called() -> None:
     pacer = Pacer(SystemClock())
     called: list[int] = []
@@ -63,7 +61,6 @@ async def test_after_the_end_nobody_is_called() -> None:
     assert called == []
 
 
-@scene
 async def test_a_turn_that_fails_does_not_stop_the_others() -> None:
     pacer = Pacer(SystemClock())
     failed: list[str] = []
@@ -99,7 +96,6 @@ class Steered:
         self.clock.now_ns = at_ns
 
 
-@scene
 async def test_a_waiter_that_is_cancelled_harms_nobody() -> None:
     steered = Steered()
     waiter = asyncio.create_task(steered.pacer.wait_until(10))

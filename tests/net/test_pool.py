@@ -19,7 +19,7 @@ from llmtap.net.listener import keep_port
 from llmtap.net.pool import Origin, Pool, parse_origin
 from llmtap.net.stream import Stream, Timebase
 from tests.net.test_stream import Notes
-from tests.support.servers.peer import scene, wait_until
+from tests.support.servers.peer import wait_until
 from tests.support.servers.upstream import Upstream, unanswered_port, upstream
 
 CONNECT_NS = 1_000_000_000_000
@@ -118,7 +118,6 @@ def taken(pool: Pool, handler: Notes | None = None) -> Stream | None:
     return pool.take(handler or Notes())
 
 
-@scene
 async def test_the_youngest_is_taken_first() -> None:
     async with upstream() as server, pool_of(server) as pool:
         streams = [await opened(pool) for _ in range(3)]
@@ -132,7 +131,6 @@ async def test_the_youngest_is_taken_first() -> None:
             stream.close()
 
 
-@scene
 async def test_the_taker_becomes_the_handler() -> None:
     async with upstream() as server, pool_of(server) as pool:
         first, second = Waits(), Notes()
@@ -152,7 +150,6 @@ async def test_the_taker_becomes_the_handler() -> None:
 
 @pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("how", ["fin", "rst", "words"])
-@scene
 async def test_an_idle_connection_that_ended_or_spoke_is_not_handed_out(how: str, at_once: bool) -> None:
     """At once: the loop has had no chance to say so, and the pool has to ask the socket."""
     async with upstream() as server, pool_of(server) as pool:
@@ -176,7 +173,6 @@ async def test_an_idle_connection_that_ended_or_spoke_is_not_handed_out(how: str
 @pytest.mark.parametrize(
     ("limits", "kept"), [({"idle_max": 2}, 2), ({"idle_max": 0}, 0), ({"idle_ns": 0}, 0)]
 )
-@scene
 async def test_a_full_pool_closes_what_comes_back(limits: dict[str, int], kept: int) -> None:
     async with upstream() as server, pool_of(server, **limits) as pool:
         streams = [await opened(pool) for _ in range(3)]
@@ -186,7 +182,6 @@ async def test_a_full_pool_closes_what_comes_back(limits: dict[str, int], kept: 
         assert [s.closed for s in streams] == [i >= kept for i in range(3)]
 
 
-@scene
 async def test_what_is_idle_too_long_is_closed_and_the_rest_stays() -> None:
     async with upstream() as server, pool_of(server, idle_ns=1_000_000_000) as pool:
         streams = [await opened(pool) for _ in range(2)]
@@ -201,7 +196,6 @@ async def test_what_is_idle_too_long_is_closed_and_the_rest_stays() -> None:
         await wait_until(lambda: not server.open)
 
 
-@scene
 async def test_every_address_of_a_name_is_tried() -> None:
     async with upstream() as server, pool_of(server) as pool:
         (await opened(pool)).close()  # the name is known now
@@ -212,7 +206,6 @@ async def test_every_address_of_a_name_is_tried() -> None:
         stream.close()
 
 
-@scene
 async def test_what_takes_too_long_to_open_is_given_up() -> None:
     async with unanswered_port() as port, pool_to(f"http://127.0.0.1:{port}") as pool:
         waiter = Waits()
@@ -226,7 +219,6 @@ async def test_what_takes_too_long_to_open_is_given_up() -> None:
         assert not pool.attempts
 
 
-@scene
 async def test_who_no_longer_waits_is_told_nothing() -> None:
     async with unanswered_port() as port, pool_to(f"http://127.0.0.1:{port}") as pool:
         waiters = [Waits() for _ in range(3)]
@@ -273,7 +265,6 @@ def pool_by_name(server: Upstream, tls: ssl.SSLContext | None = None) -> Abstrac
 
 
 @pytest.mark.parametrize("tls", [False, True])
-@scene
 async def test_one_look_up_serves_all_who_wait(tls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also for TLS, which is given the address: here it then fails, for nobody speaks it."""
     context = ssl.create_default_context() if tls else None
@@ -294,7 +285,6 @@ async def test_one_look_up_serves_all_who_wait(tls: bool, monkeypatch: pytest.Mo
         assert lookups.names == ["gw.test"], "it is known for a while"
 
 
-@scene
 async def test_who_leaves_during_a_look_up_leaves_it_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     class Cancels(Waits):
         def on_connected(self, stream: Stream, took_ns: int) -> None:
@@ -317,7 +307,6 @@ async def test_who_leaves_during_a_look_up_leaves_it_to_the_others(monkeypatch: 
 
 
 @pytest.mark.parametrize("error", [socket.gaierror(socket.EAI_NONAME, "not known"), UnicodeError("no label")])
-@scene
 async def test_a_look_up_that_fails_fails_all_who_waited_and_nobody_later(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -337,7 +326,6 @@ async def test_a_look_up_that_fails_fails_all_who_waited_and_nobody_later(
         assert len(lookups.names) == 2
 
 
-@scene
 async def test_closing_the_pool_ends_a_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async with upstream() as server, pool_by_name(server) as pool:
         lookups = Lookups(monkeypatch)
@@ -372,7 +360,6 @@ def sockets_fail(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
-@scene
 async def test_no_socket_left_is_told_and_no_address_blamed(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -391,7 +378,6 @@ async def test_no_socket_left_is_told_and_no_address_blamed(
         assert lookups.names == []
 
 
-@scene
 async def test_a_family_that_this_host_lacks_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     async with upstream() as server, pool_of(server) as pool:
         (await opened(pool)).close()
@@ -403,7 +389,6 @@ async def test_a_family_that_this_host_lacks_is_passed_over(monkeypatch: pytest.
 # ---------------------------------------------------------------- TLS, until it is spoken
 
 
-@scene
 async def test_a_tls_handshake_may_be_given_up_at_any_moment() -> None:
     async with upstream() as server:
         url = server.url.replace("http:", "https:")
@@ -419,7 +404,6 @@ async def test_a_tls_handshake_may_be_given_up_at_any_moment() -> None:
         assert not any(waiter.came.done() for waiter in waiters)
 
 
-@scene
 async def test_each_change_of_an_upstream_is_reported_once() -> None:
     changes: list[bool] = []
     with keep_port() as port:

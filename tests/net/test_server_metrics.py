@@ -9,7 +9,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import llmtap.net.server_metrics as module
 from llmtap.net.server_metrics import LINE_BYTES_MAX, LINES_MAX, read_metrics, read_metrics_in_thread
-from tests.support.servers.peer import scene
 
 NAME = "vllm:num_requests_running"
 SPACE = st.sampled_from(["", " ", "\t", "  "])
@@ -61,7 +60,6 @@ def test_a_page_beyond_the_limits_is_refused(page: bytes, reason: str) -> None:
         read_metrics(page)
 
 
-@scene
 async def test_a_page_is_parsed_outside_the_loop() -> None:
     threads: list[threading.Thread] = []
 

@@ -13,7 +13,7 @@ from llmtap.clock import SystemClock
 from llmtap.net.lag import make_lag_meter
 from llmtap.net.stream import CompiledStream, KernelStream, PlainStream, Timebase, open_stream
 from tests.support.clocks import kernel_stamps
-from tests.support.servers.peer import Ending, Peer, scene, wait_still, wait_until
+from tests.support.servers.peer import Ending, Peer, wait_still, wait_until
 
 IMPLEMENTATIONS = [None] if native.compiled is None else [native.compiled, None]
 CLOCKS = pytest.mark.parametrize("clock", ["mono", "kernel"])
@@ -73,45 +73,42 @@ async def pair(clock: str = "mono") -> AsyncIterator[tuple[PlainStream, Notes, P
 
 
 @CLOCKS
-@kernel_stamps()
-@scene
 async def test_bytes_come_with_a_stamp_between_send_and_read(clock: str) -> None:
-    async with pair(clock) as (stream, notes, peer, timebase):
-        if native.compiled is not None:
-            assert isinstance(stream, CompiledStream)
-        else:
-            assert isinstance(stream, KernelStream) == (clock == "kernel")
-        for i in range(20):
-            before = SystemClock.mono_ns()
-            await peer.send(b"event %d" % i)
-            await wait_until(lambda n=i: len(notes.data) == n + 1)
-            assert before - MARGIN_NS <= notes.stamps[i] <= notes.read_at[i] + MARGIN_NS
-        assert notes.data == [b"event %d" % i for i in range(20)]
-        assert notes.stamps == sorted(notes.stamps)
-        assert sum(timebase.lag.buckets) == (20 if clock == "kernel" else 0)
+    with kernel_stamps():
+        async with pair(clock) as (stream, notes, peer, timebase):
+            if native.compiled is not None:
+                assert isinstance(stream, CompiledStream)
+            else:
+                assert isinstance(stream, KernelStream) == (clock == "kernel")
+            for i in range(20):
+                before = SystemClock.mono_ns()
+                await peer.send(b"event %d" % i)
+                await wait_until(lambda n=i: len(notes.data) == n + 1)
+                assert before - MARGIN_NS <= notes.stamps[i] <= notes.read_at[i] + MARGIN_NS
+            assert notes.data == [b"event %d" % i for i in range(20)]
+            assert notes.stamps == sorted(notes.stamps)
+            assert sum(timebase.lag.buckets) == (20 if clock == "kernel" else 0)
 
 
 @CLOCKS
-@kernel_stamps()
-@scene
 async def test_a_busy_loop_is_in_the_stamp_of_mono_and_not_in_the_kernels(clock: str) -> None:
-    held_ns = 60_000_000
-    async with pair(clock) as (_, notes, peer, timebase):
-        peer.sock.send(b"waits")
-        sent = SystemClock.mono_ns()
-        while SystemClock.mono_ns() - sent < held_ns:
-            pass  # the loop is busy
-        await wait_until(lambda: notes.data)
-        late = notes.stamps[0] - sent
-        if clock == "kernel":
-            assert late < held_ns / 2
-            assert timebase.lag.max_ns >= held_ns - MARGIN_NS, "our own lateness is noted instead"
-        else:
-            assert late >= held_ns - MARGIN_NS
+    with kernel_stamps():
+        held_ns = 60_000_000
+        async with pair(clock) as (_, notes, peer, timebase):
+            peer.sock.send(b"waits")
+            sent = SystemClock.mono_ns()
+            while SystemClock.mono_ns() - sent < held_ns:
+                pass  # the loop is busy
+            await wait_until(lambda: notes.data)
+            late = notes.stamps[0] - sent
+            if clock == "kernel":
+                assert late < held_ns / 2
+                assert timebase.lag.max_ns >= held_ns - MARGIN_NS, "our own lateness is noted instead"
+            else:
+                assert late >= held_ns - MARGIN_NS
 
 
 @CLOCKS
-@scene
 async def test_what_the_kernel_does_not_take_follows_in_order(clock: str) -> None:
     async with pair(clock) as (stream, notes, peer, _):
         sent = [os.urandom(300_000)]
@@ -134,7 +131,6 @@ async def test_what_the_kernel_does_not_take_follows_in_order(clock: str) -> Non
 
 
 @CLOCKS
-@scene
 async def test_a_paused_stream_reads_nothing_and_loses_nothing(clock: str) -> None:
     async with pair(clock) as (stream, notes, peer, _):
         stream.pause()
@@ -148,36 +144,34 @@ async def test_a_paused_stream_reads_nothing_and_loses_nothing(clock: str) -> No
         assert b"".join(notes.data) == b"held"
 
 
-@kernel_stamps()
-@scene
 async def test_bytes_that_waited_for_a_paused_stream_are_no_lag() -> None:
-    async with pair("kernel") as (stream, notes, peer, timebase):
-        for held_s in (0.002, 0.05):
-            stream.pause()
-            before_ns = SystemClock.mono_ns()
-            await peer.send(b"held")
-            sent_ns = SystemClock.mono_ns()
-            await asyncio.sleep(held_s)
-            timebase.lag.take_max()
-            resumed_ns = SystemClock.mono_ns()
-            stream.resume()
+    with kernel_stamps():
+        async with pair("kernel") as (stream, notes, peer, timebase):
+            for held_s in (0.002, 0.05):
+                stream.pause()
+                before_ns = SystemClock.mono_ns()
+                await peer.send(b"held")
+                sent_ns = SystemClock.mono_ns()
+                await asyncio.sleep(held_s)
+                timebase.lag.take_max()
+                resumed_ns = SystemClock.mono_ns()
+                stream.resume()
+                await wait_until(lambda: notes.data)
+                assert before_ns - MARGIN_NS <= notes.stamps[0] <= sent_ns + MARGIN_NS, "the stamp stays"
+                assert timebase.lag.max_ns <= notes.read_at[0] - resumed_ns
+                for seen in (notes.data, notes.stamps, notes.read_at):
+                    seen.clear()
+            await peer.send(b"later")
             await wait_until(lambda: notes.data)
-            assert before_ns - MARGIN_NS <= notes.stamps[0] <= sent_ns + MARGIN_NS, "the stamp stays"
-            assert timebase.lag.max_ns <= notes.read_at[0] - resumed_ns
-            for seen in (notes.data, notes.stamps, notes.read_at):
-                seen.clear()
-        await peer.send(b"later")
-        await wait_until(lambda: notes.data)
-        sent_ns = SystemClock.mono_ns()
-        peer.sock.send(b"waits")
-        while SystemClock.mono_ns() - sent_ns < 60_000_000:
-            pass  # the loop is busy
-        await wait_until(lambda: len(notes.data) > 1)
-        assert timebase.lag.max_ns >= 59_000_000, "after the bytes of the pause, lag is lag again"
+            sent_ns = SystemClock.mono_ns()
+            peer.sock.send(b"waits")
+            while SystemClock.mono_ns() - sent_ns < 60_000_000:
+                pass  # the loop is busy
+            await wait_until(lambda: len(notes.data) > 1)
+            assert timebase.lag.max_ns >= 59_000_000, "after the bytes of the pause, lag is lag again"
 
 
 @CLOCKS
-@scene
 async def test_the_end_is_told_once_and_writing_still_works(clock: str) -> None:
     async with pair(clock) as (stream, notes, peer, _):
         await peer.send(b"last words")
@@ -191,7 +185,6 @@ async def test_the_end_is_told_once_and_writing_still_works(clock: str) -> None:
 
 
 @CLOCKS
-@scene
 async def test_a_reset_is_told_once_with_its_error(clock: str) -> None:
     async with pair(clock) as (stream, notes, peer, _):
         peer.reset()
@@ -203,7 +196,6 @@ async def test_a_reset_is_told_once_with_its_error(clock: str) -> None:
         assert notes.eofs == 0
 
 
-@scene
 async def test_a_reset_while_bytes_are_kept_is_told_once() -> None:
     async with pair() as (stream, notes, peer, _):
         while stream.write(b"x" * 300_000):
@@ -216,7 +208,6 @@ async def test_a_reset_while_bytes_are_kept_is_told_once() -> None:
         assert stream.pending == 0
 
 
-@scene
 async def test_writing_to_a_broken_connection_raises() -> None:
     async with pair() as (stream, notes, peer, _):
         stream.pause()
@@ -228,7 +219,6 @@ async def test_writing_to_a_broken_connection_raises() -> None:
         assert notes.lost == []
 
 
-@scene
 async def test_what_the_peers_kernel_has_taken_is_known() -> None:
     """While the peer does not read it stands still, and grows when it reads, if only a little."""
     async with pair() as (stream, _, peer, _):
@@ -242,7 +232,6 @@ async def test_what_the_peers_kernel_has_taken_is_known() -> None:
         assert stream.acked_bytes == 0
 
 
-@scene
 async def test_close_is_an_orderly_end_and_silent_for_the_handler() -> None:
     async with pair() as (stream, notes, peer, _):
         stream.write(b"bye")
@@ -255,7 +244,6 @@ async def test_close_is_an_orderly_end_and_silent_for_the_handler() -> None:
         assert not stream.is_alive()
 
 
-@scene
 async def test_a_reader_that_is_called_too_late_reads_no_other_socket() -> None:
     """The loop may have collected the event of a socket before another one's callback closed it."""
     async with pair() as (stream, notes, _, _):
@@ -273,7 +261,6 @@ async def test_a_reader_that_is_called_too_late_reads_no_other_socket() -> None:
         assert (notes.data, notes.eofs, notes.lost) == ([], 0, [])
 
 
-@scene
 async def test_shutting_the_writing_side_leaves_the_reading_side_open() -> None:
     async with pair() as (stream, notes, peer, _):
         stream.write(b"done")
@@ -288,7 +275,6 @@ async def test_shutting_the_writing_side_leaves_the_reading_side_open() -> None:
 
 
 @CLOCKS
-@scene
 async def test_is_alive_sees_the_end_and_words_out_of_turn(clock: str) -> None:
     for act, alive in (
         (lambda peer: None, True),
@@ -304,7 +290,6 @@ async def test_is_alive_sees_the_end_and_words_out_of_turn(clock: str) -> None:
             assert stream.is_alive() is alive
 
 
-@scene
 async def test_a_handler_may_close_from_within_its_callback() -> None:
     async with pair() as (stream, notes, peer, _):
 
@@ -321,7 +306,6 @@ async def test_a_handler_may_close_from_within_its_callback() -> None:
         assert len(handler.data) == 1
 
 
-@scene
 async def test_closed_streams_leave_nothing_in_the_loop() -> None:
     """A stream that is closed with bytes kept must not wake its number's next owner."""
     async with pair() as (stream, notes, peer, _):

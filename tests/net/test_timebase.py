@@ -26,7 +26,7 @@ from llmtap.net.stream import (
 )
 from llmtap.vantage import reporter
 from tests.support.clocks import STEPS_NS, KernelStamps, SettableClock, kernel_stamps
-from tests.support.servers.peer import Peer, scene, wait_until
+from tests.support.servers.peer import Peer, wait_until
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -175,33 +175,32 @@ class Stamps:
 
 
 @SET_BY
-@kernel_stamps()
-@scene
 async def test_the_kernels_stamps_survive_a_step(step_ns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = SettableClock()
-    monkeypatch.setattr("llmtap.net.stream._TIMESPEC", KernelStamps(clock))
-    base = Timebase(clock, make_lag_meter(1_000))
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        far = socket.create_connection(server.getsockname())
-        near, _ = server.accept()
-    near.setblocking(False)
-    stamps = Stamps()
-    stream = KernelStream(asyncio.get_running_loop(), near, stamps, base)
-    peer = Peer(far)
-    try:
-        clock.ahead_ns = step_ns
-        for _ in range(5):
-            base.lag.take_max()
-            sent = SystemClock.mono_ns()
-            count = len(stamps.t_ns)
-            await peer.send(b"event")
-            await wait_until(lambda n=count: len(stamps.t_ns) > n)
-            assert sent - MS <= stamps.t_ns[-1] <= stamps.read_ns[-1] + MS
-            assert base.lag.max_ns <= stamps.read_ns[-1] - sent + MS, "the step is no lag of ours"
-        assert base.steps == 1
-    finally:
-        stream.close()
-        peer.close()
+    with kernel_stamps():
+        clock = SettableClock()
+        monkeypatch.setattr("llmtap.net.stream._TIMESPEC", KernelStamps(clock))
+        base = Timebase(clock, make_lag_meter(1_000))
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            far = socket.create_connection(server.getsockname())
+            near, _ = server.accept()
+        near.setblocking(False)
+        stamps = Stamps()
+        stream = KernelStream(asyncio.get_running_loop(), near, stamps, base)
+        peer = Peer(far)
+        try:
+            clock.ahead_ns = step_ns
+            for _ in range(5):
+                base.lag.take_max()
+                sent = SystemClock.mono_ns()
+                count = len(stamps.t_ns)
+                await peer.send(b"event")
+                await wait_until(lambda n=count: len(stamps.t_ns) > n)
+                assert sent - MS <= stamps.t_ns[-1] <= stamps.read_ns[-1] + MS
+                assert base.lag.max_ns <= stamps.read_ns[-1] - sent + MS, "the step is no lag of ours"
+            assert base.steps == 1
+        finally:
+            stream.close()
+            peer.close()
 
 
 FLOOR_NS = 1_000

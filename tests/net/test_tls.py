@@ -23,7 +23,7 @@ from llmtap.net.lag import make_lag_meter
 from llmtap.net.pool import Pool, parse_origin
 from llmtap.net.stream import Stream, Timebase
 from llmtap.net.tls import TlsStream, client_context, server_context
-from tests.support.servers.peer import Ending, Head, at_end, scene, wait_still, wait_until
+from tests.support.servers.peer import Ending, Head, at_end, wait_still, wait_until
 from tests.support.servers.proxy import Tapped, ms, stage, tapped
 from tests.support.servers.raw_client import request
 from tests.support.servers.upstream import CLOSE, Call, answers
@@ -189,7 +189,6 @@ def test_bad_files_name_their_setting(papers: Papers, tmp_path: Path) -> None:
 # ---------------------------------------------------------------- the listener
 
 
-@scene
 async def test_plain_bytes_on_the_tls_port_are_turned_away(papers: Papers) -> None:
     async with stage(**papers.served) as (up, tap):
         path = up.on(answers())
@@ -210,7 +209,6 @@ def test_what_was_given_up_during_the_handshake_is_closed_behind_it(end: str) ->
     transport.abort.assert_called_once_with()
 
 
-@scene
 async def test_an_early_answer_reaches_a_tls_client_that_still_uploads(papers: Papers) -> None:
     """RFC 9112 9.6: the answer must not be lost to a reset because its reader was still talking."""
     async with stage(**papers.served) as (up, tap):
@@ -231,7 +229,6 @@ async def test_an_early_answer_reaches_a_tls_client_that_still_uploads(papers: P
         client.writer.transport.abort()
 
 
-@scene
 async def test_a_slow_tls_client_is_back_pressure(papers: Papers) -> None:
     async with stage(**papers.served) as (up, tap):
         total = 40_000_000
@@ -267,7 +264,6 @@ async def test_a_slow_tls_client_is_back_pressure(papers: Papers) -> None:
 # ---------------------------------------------------------------- towards the upstream
 
 
-@scene
 async def test_an_https_upstream_is_verified_called_by_name_and_kept(papers: Papers) -> None:
     async with secure(papers, says_hello) as (up, tap):
         client = await tap.client()
@@ -281,7 +277,6 @@ async def test_an_https_upstream_is_verified_called_by_name_and_kept(papers: Pap
         assert (await tap.closing(2)).connect_ns is None
 
 
-@scene
 async def test_the_name_for_sni_and_verification_may_be_set(papers: Papers) -> None:
     options = {"upstream_ca": papers.ca, "upstream_server_name": "gateway.test"}
     async with tls_upstream(papers, says_hello) as up:
@@ -296,7 +291,6 @@ async def test_the_name_for_sni_and_verification_may_be_set(papers: Papers) -> N
 
 
 @pytest.mark.parametrize("trusted", ["another", "the system's"])
-@scene
 async def test_an_upstream_nobody_vouches_for_is_a_502(papers: Papers, trusted: str) -> None:
     ca = papers.other_ca if trusted == "another" else None
     async with secure(papers, says_hello, upstream_ca=ca) as (_, tap):
@@ -322,7 +316,6 @@ async def plain_server(says: bytes) -> AsyncIterator[int]:
         server.close()
 
 
-@scene
 async def test_an_upstream_that_speaks_no_tls_is_a_502() -> None:
     async with (
         plain_server(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n") as port,
@@ -331,7 +324,6 @@ async def test_an_upstream_that_speaks_no_tls_is_a_502() -> None:
         assert (await refused_with(tap, 502))["code"] == "upstream_connect"
 
 
-@scene
 async def test_an_upstream_that_never_shakes_hands_is_a_504() -> None:
     """The limit for connecting includes TLS."""
     async with (
@@ -341,7 +333,6 @@ async def test_an_upstream_that_never_shakes_hands_is_a_504() -> None:
         assert (await refused_with(tap, 504))["code"] == "upstream_connect_timeout"
 
 
-@scene
 async def test_a_tls_answer_to_the_close_that_is_cut_looks_cut(papers: Papers) -> None:
     """RFC 9112 9.8: without a closure alert an answer that the close would end is incomplete."""
     heard = asyncio.Event()
@@ -361,7 +352,6 @@ async def test_a_tls_answer_to_the_close_that_is_cut_looks_cut(papers: Papers) -
         assert await client.to_end() == (b"", Ending.RST), "a cut answer was passed off as complete"
 
 
-@scene
 async def test_a_tls_answer_to_the_close_that_ends_in_order_is_whole(papers: Papers) -> None:
     async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -417,7 +407,6 @@ BY_SIDES = pytest.mark.parametrize(("client_tls", "upstream_tls"), SIDES)
 
 
 @BY_SIDES
-@scene
 async def test_the_end_of_a_server_waits_for_all_that_it_said(
     papers: Papers, client_tls: bool, upstream_tls: bool
 ) -> None:
@@ -519,7 +508,6 @@ class _Server:
 
 
 @pytest.mark.parametrize("kind", ["nothing", "unread", "part of a record", "part, read", "closed"])
-@scene
 async def test_a_tls_connection_on_which_something_came_is_not_used_again(papers: Papers, kind: str) -> None:
     """An answer too many must not become that of the next request: RFC 9112 9.2."""
     loop, server = asyncio.get_running_loop(), _Server(papers)

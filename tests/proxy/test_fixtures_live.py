@@ -108,7 +108,7 @@ async def play_all() -> dict[str, Result]:
     results = {}
     for name, recorded in recordings.items():
         x = exchanges[name]
-        arrival_ns = anchor.to_mono_ns(wall_ns(x["arrival"]))
+        arrival_ns = anchor.mono_ns + wall_ns(x["arrival"]) - anchor.wall_ns
         results[name] = Result(
             recorded, player.played[name], heard[name], x, arrival_ns, live.get(name),
             round(summary["uncertainty"] * 1e9),

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from tests.proxy.capturing import chat_body
 from tests.support.servers.live_proxy import LiveProxy, live_proxy
-from tests.support.servers.peer import chunk, play
+from tests.support.servers.peer import chunk
 from tests.support.servers.raw_client import RawClient, request
 from tests.support.servers.upstream import Call, Upstream, upstream
 from tests.support.waiting import wait_until
@@ -91,11 +91,8 @@ async def run(server: Upstream, plan: Plan) -> None:
         await proxy.measured(STREAMS)
 
 
-def test_stalls_behind_keep_alives_are_found_while_they_last_and_no_other_stream() -> None:
-    async def scene() -> None:
-        plan = Plan()
-        async with upstream() as server:
-            server.at("/v1/chat/completions", plan.script)
-            await run(server, plan)
-
-    play(scene())
+async def test_stalls_behind_keep_alives_are_found_while_they_last_and_no_other_stream() -> None:
+    plan = Plan()
+    async with upstream() as server:
+        server.at("/v1/chat/completions", plan.script)
+        await run(server, plan)

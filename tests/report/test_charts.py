@@ -1,7 +1,7 @@
 """Charts of report pages in a real browser: a pointer shows values, dragging zooms, lines can be hidden."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +33,17 @@ RANGES = """[...document.querySelectorAll(".plot")].map(({ chart }) => chart).fi
   .map(({ area }) => [area.left, area.right].map((pixel) => Math.round(area.x.back(pixel) * 100) / 100))"""
 
 
-def play(html: str, folder: Path, scene: Callable[[Page], Awaitable[None]]) -> None:
+@asynccontextmanager
+async def report_page(html: str, folder: Path) -> AsyncIterator[Page]:
     file = folder / "page.html"
     file.write_text(html, encoding="utf-8")
-
-    async def played() -> None:
-        async with browser() as running:
-            page = await running.page()
-            await page.screen(1_280, 900)
-            await page.open(file.as_uri())
-            await page.until("document.querySelector('.plot > svg')")
-            await scene(page)
-            assert page.problems == []
-
-    asyncio.run(played())
+    async with browser() as running:
+        page = await running.page()
+        await page.screen(1_280, 900)
+        await page.open(file.as_uri())
+        await page.until("document.querySelector('.plot > svg')")
+        yield page
+        assert page.problems == []
 
 
 async def points(page: Page, plot: str) -> list[dict[str, Any]]:
@@ -71,8 +68,10 @@ async def drag(page: Page, start: tuple[float, float], end: tuple[float, float])
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_every_chart_is_drawn_and_on_a_phone_none_is_wider_than_the_page(name: str, tmp_path: Path) -> None:
-    async def scene(page: Page) -> None:
+async def test_every_chart_is_drawn_and_on_a_phone_none_is_wider_than_the_page(
+    name: str, tmp_path: Path
+) -> None:
+    async with report_page(PAGES[name], tmp_path) as page:
         for width in (1_280, 390):
             await page.screen(width, 900)
             # Each chart is drawn anew, twice if the page's own width changes with it.
@@ -82,11 +81,9 @@ def test_every_chart_is_drawn_and_on_a_phone_none_is_wider_than_the_page(name: s
             )
             assert await page.look(MISSING) == await page.look(WRONG) == 0
 
-    play(PAGES[name], tmp_path, scene)
 
-
-def test_a_pointer_shows_the_values_of_the_nearest_point(tmp_path: Path) -> None:
-    async def scene(page: Page) -> None:
+async def test_a_pointer_shows_the_values_of_the_nearest_point(tmp_path: Path) -> None:
+    async with report_page(SWEEP, tmp_path) as page:
         for point in await points(page, "throughput-0"):
             await page.mouse("mouseMoved", point["x"] + 3, point["y"] - 3)
             assert point["said"] in (await page.look(TIP)).split("\n\n")
@@ -94,11 +91,9 @@ def test_a_pointer_shows_the_values_of_the_nearest_point(tmp_path: Path) -> None
         await page.mouse("mouseMoved", 1, 1)
         assert await page.look(TIP) == ""
 
-    play(SWEEP, tmp_path, scene)
 
-
-def test_a_stretch_of_the_run_is_shown_in_all_charts_over_time(tmp_path: Path) -> None:
-    async def scene(page: Page) -> None:
+async def test_a_stretch_of_the_run_is_shown_in_all_charts_over_time(tmp_path: Path) -> None:
+    async with report_page(PAGES["replay"], tmp_path) as page:
         whole = await page.look(RANGES)
         assert len(whole) > 5
         first, *_, last = await points(page, "load-0")
@@ -111,15 +106,11 @@ def test_a_stretch_of_the_run_is_shown_in_all_charts_over_time(tmp_path: Path) -
         )
         assert await page.look(RANGES) == whole
 
-    play(PAGES["replay"], tmp_path, scene)
 
-
-def test_a_line_that_is_hidden_is_in_no_chart(tmp_path: Path) -> None:
-    async def scene(page: Page) -> None:
+async def test_a_line_that_is_hidden_is_in_no_chart(tmp_path: Path) -> None:
+    async with report_page(SWEEP, tmp_path) as page:
         assert {one["name"] for one in await points(page, "throughput-0")} == {"a", "<b>"}
         await page.look("document.getElementById('line-0').click()")
         shown = {one["name"] for one in await points(page, "throughput-0")}
         assert len(shown) == 1
         assert (await page.look("document.getElementById('shown').textContent")).startswith("1 of 2 lines")
-
-    play(SWEEP, tmp_path, scene)

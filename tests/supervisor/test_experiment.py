@@ -15,7 +15,7 @@ from tests.supervisor.running import (
     replaced,
     restarted,
 )
-from tests.support.servers.peer import scene, wait_until
+from tests.support.servers.peer import wait_until
 from tests.support.servers.raw_client import RawClient, request
 from tests.support.servers.upstream import Upstream, answers, upstream
 
@@ -94,7 +94,6 @@ async def wait_until_all(tap: Proxy, path: str, expected: list[bytes]) -> None:
     await wait_until(so)
 
 
-@scene
 async def test_arms_stay_over_relays_restarts_and_reloads_and_go_off_and_on(tmp_path: Path) -> None:
     file, log = tmp_path / "llmtap.toml", tmp_path / "log"
     async with upstream() as here, upstream() as there:

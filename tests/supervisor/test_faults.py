@@ -25,12 +25,11 @@ from tests.supervisor.running import (
     summary,
     under_way,
 )
-from tests.support.servers.peer import scene, wait_until
+from tests.support.servers.peer import wait_until
 from tests.support.servers.raw_client import RawClient, request
 from tests.support.servers.upstream import answers, upstream
 
 
-@scene
 async def test_a_killed_relay_costs_its_own_streams_and_they_end_as_tap_error() -> None:
     async with upstream() as up, proxy(up, workers=2) as tap:
         held, asking = await under_way(tap, up, 40)
@@ -79,7 +78,6 @@ def outcomes_of(log: Path) -> list[bool]:
     return ["outcome=complete" in line for line in lines]
 
 
-@scene
 async def test_when_the_supervisor_is_killed_streams_end_measured_and_nobody_is_left(tmp_path: Path) -> None:
     log = tmp_path / "log"
     async with upstream() as up, proxy(up, workers=2, level="info", log=log) as tap:
@@ -117,7 +115,6 @@ def free(port: int) -> bool:
     return True
 
 
-@scene
 async def test_sigterm_to_the_whole_family_at_once_measures_what_drains(tmp_path: Path) -> None:
     """An init system ends a service this way. Idle connections end at once, nobody is let in."""
     log = tmp_path / "log"

@@ -135,35 +135,32 @@ def test_a_new_run_begins_and_an_old_one_goes_on_where_the_settings_are_the_same
     assert run.capture_salt != left.run.capture_salt
 
 
-def test_an_adopted_child_is_waited_for_told_and_ended() -> None:
-    async def scenario() -> None:
-        read, write = os.pipe()
-        script = "import sys; sys.exit(int(sys.stdin.readline()))"
-        for ending in ("told", "killed"):
-            process = os.posix_spawn(  # noqa: ASYNC221
-                sys.executable, [sys.executable, "-c", script], os.environ,
-                file_actions=[(os.POSIX_SPAWN_DUP2, read, 0)],
-            )  # fmt: skip
-            handed = ChildState(
-                kind="meter", name="m", index=0, pid=process, stdin=os.dup(write), ready=True, until_s=None
-            )
-            child = Child.adopt(handed)
-            assert child.to_state() == handed
-            if ending == "told":
-                child.write_line(b"5")
-                assert await asyncio.wait_for(child.wait(), PATIENCE_S) == 5
-            else:
-                await child.end_within(0.0)
-                assert await child.wait() == -signal.SIGKILL
-            await child.wait_and_close()
-            child.signal(signal.SIGTERM)  # nobody's number any more: nothing is sent
-        os.close(read)
-        os.close(write)
-        buried = ChildState(
-            kind="relay", name="r", index=1, pid=process, stdin=os.dup(0), ready=True, until_s=None
+async def test_an_adopted_child_is_waited_for_told_and_ended() -> None:
+    read, write = os.pipe()
+    script = "import sys; sys.exit(int(sys.stdin.readline()))"
+    for ending in ("told", "killed"):
+        process = os.posix_spawn(  # noqa: ASYNC221
+            sys.executable, [sys.executable, "-c", script], os.environ,
+            file_actions=[(os.POSIX_SPAWN_DUP2, read, 0)],
+        )  # fmt: skip
+        handed = ChildState(
+            kind="meter", name="m", index=0, pid=process, stdin=os.dup(write), ready=True, until_s=None
         )
-        child = Child.adopt(buried)
-        assert await child.wait() == 0, "no child of ours any more"
+        child = Child.adopt(handed)
+        assert child.to_state() == handed
+        if ending == "told":
+            child.write_line(b"5")
+            assert await asyncio.wait_for(child.wait(), PATIENCE_S) == 5
+        else:
+            await child.end_within(0.0)
+            assert await child.wait() == -signal.SIGKILL
         await child.wait_and_close()
-
-    asyncio.run(scenario())
+        child.signal(signal.SIGTERM)  # nobody's number any more: nothing is sent
+    os.close(read)
+    os.close(write)
+    buried = ChildState(
+        kind="relay", name="r", index=1, pid=process, stdin=os.dup(0), ready=True, until_s=None
+    )
+    child = Child.adopt(buried)
+    assert await child.wait() == 0, "no child of ours any more"
+    await child.wait_and_close()

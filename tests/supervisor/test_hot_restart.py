@@ -30,7 +30,7 @@ from tests.supervisor.running import (
     under_way,
 )
 from tests.support.servers.live_proxy import port_free
-from tests.support.servers.peer import scene, wait_until
+from tests.support.servers.peer import wait_until
 from tests.support.servers.raw_client import RawClient
 from tests.support.servers.upstream import answers, upstream
 
@@ -68,7 +68,6 @@ async def newcomers(tap: Proxy, path: str) -> AsyncIterator[Newcomers]:
         await asyncio.gather(*tasks)
 
 
-@scene
 async def test_a_hot_restart_breaks_no_stream_refuses_nobody_and_keeps_every_exchange(tmp_path: Path) -> None:
     kept, log = tmp_path / "kept", tmp_path / "log"
     async with upstream() as up, proxy(up, *PATIENT, "--capture", str(kept), log=log, workers=2) as tap:
@@ -102,7 +101,6 @@ async def test_a_hot_restart_breaks_no_stream_refuses_nobody_and_keeps_every_exc
     assert "event=restarted" not in log.read_text(), "that is no warning"
 
 
-@scene
 async def test_the_relay_behind_a_gateway_is_replaced_and_keeps_its_port() -> None:
     port = port_free()
     async with upstream() as up:
@@ -123,7 +121,6 @@ async def test_the_relay_behind_a_gateway_is_replaced_and_keeps_its_port() -> No
             assert await tap.ended() == 0
 
 
-@scene
 async def test_after_a_failed_hot_restart_a_relay_that_dies_keeps_its_side_and_port(tmp_path: Path) -> None:
     log, config, port = tmp_path / "log", tmp_path / "llmtap.toml", port_free()
     program = OwnProgram(tmp_path / "program")
@@ -148,7 +145,6 @@ async def test_after_a_failed_hot_restart_a_relay_that_dies_keeps_its_side_and_p
             assert await tap.ended() == 0
 
 
-@scene
 async def test_a_signal_to_the_whole_group_changes_the_program_and_nobody_outlives_the_supervisor() -> None:
     async with upstream() as up, proxy(up, *PATIENT) as tap:
         held, asking = await under_way(tap, up, 3)
@@ -164,7 +160,6 @@ async def test_a_signal_to_the_whole_group_changes_the_program_and_nobody_outliv
         await gone(family)
 
 
-@scene
 async def test_an_upgrade_runs_and_a_broken_one_does_not(tmp_path: Path) -> None:
     log = tmp_path / "log"
     program = OwnProgram(tmp_path / "program")
@@ -193,7 +188,6 @@ async def test_an_upgrade_runs_and_a_broken_one_does_not(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.8])
-@scene
 async def test_told_to_stop_in_the_middle_it_stops_and_streams_end_first(pause_s: float) -> None:
     async with upstream() as up, proxy(up, *PATIENT) as tap:
         held, asking = await under_way(tap, up, 10)

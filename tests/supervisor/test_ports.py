@@ -25,7 +25,6 @@ from tests.supervisor.running import (
     gone,
     restarted,
 )
-from tests.support.servers.peer import scene
 from tests.support.servers.raw_client import RawClient, request
 from tests.support.servers.upstream import answers, upstream
 
@@ -184,7 +183,6 @@ async def handed(clients: socket.socket, admin: socket.socket, *more: str, **env
     return Proxy(process, clients.getsockname()[1], admin.getsockname()[1])
 
 
-@scene
 async def test_a_proxy_serves_the_sockets_it_was_handed_and_says_when(tmp_path: Path) -> None:
     """They stay across a hot restart and a second start; connections made in between wait."""
     loop = asyncio.get_running_loop()
@@ -229,7 +227,6 @@ async def test_a_proxy_serves_the_sockets_it_was_handed_and_says_when(tmp_path: 
                         await proxy.process.wait()
 
 
-@scene
 async def test_a_handed_admin_port_that_others_reach_needs_a_token() -> None:
     clients, admin = socket.create_server(("127.0.0.1", 0)), socket.create_server(("0.0.0.0", 0))
     with clients, admin:

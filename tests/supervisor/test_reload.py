@@ -24,12 +24,11 @@ from tests.supervisor.running import (
     write_config,
 )
 from tests.support.servers.live_proxy import port_free
-from tests.support.servers.peer import chunk, scene, wait_until
+from tests.support.servers.peer import chunk, wait_until
 from tests.support.servers.raw_client import request
 from tests.support.servers.upstream import Call, answers, upstream
 
 
-@scene
 async def test_new_relays_that_fail_leave_the_old_ones_with_their_settings_and_their_port(
     tmp_path: Path,
 ) -> None:
@@ -67,7 +66,6 @@ async def test_new_relays_that_fail_leave_the_old_ones_with_their_settings_and_t
             await wait_until(tap.refuses)
 
 
-@scene
 async def test_a_keeper_that_fails_ends_the_proxy_after_its_streams(tmp_path: Path) -> None:
     log = tmp_path / "log"
     program = OwnProgram(tmp_path / "program")
@@ -92,7 +90,6 @@ async def test_a_keeper_that_fails_ends_the_proxy_after_its_streams(tmp_path: Pa
     native.compiled is None, reason=f"the forwarding thread is compiled code: {native.REASON}"
 )
 @pytest.mark.parametrize("change", [signal.SIGHUP, signal.SIGTERM], ids=["reload", "stop"])
-@scene
 async def test_a_stream_of_the_forwarding_thread_ends_whole(change: signal.Signals, tmp_path: Path) -> None:
     file = tmp_path / "llmtap.toml"
     lines: asyncio.Queue[bytes] = asyncio.Queue()

@@ -23,11 +23,10 @@ from tests.supervisor.running import (
     write_config,
 )
 from tests.support.servers.live_proxy import port_free
-from tests.support.servers.peer import scene, wait_until
+from tests.support.servers.peer import wait_until
 from tests.support.servers.upstream import answers, upstream
 
 
-@scene
 async def test_sigterm_twice_means_now() -> None:
     async with upstream() as up, proxy(up, "--set", "relay.drain_timeout=1h") as tap:
         await under_way(tap, up, 1)
@@ -41,7 +40,6 @@ async def test_sigterm_twice_means_now() -> None:
 
 
 @pytest.mark.parametrize("change", [signal.SIGHUP, signal.SIGUSR2], ids=["reload", "upgrade"])
-@scene
 async def test_the_upstream_changes_without_a_failed_request(tmp_path: Path, change: signal.Signals) -> None:
     """Half of the clients keep their connection until a response says `Connection: close`."""
     file = tmp_path / "llmtap.toml"
@@ -83,7 +81,6 @@ async def test_the_upstream_changes_without_a_failed_request(tmp_path: Path, cha
             assert seen[-50:] == [b"new"] * 50
 
 
-@scene
 async def test_a_configuration_that_cannot_be_used_changes_nothing(tmp_path: Path) -> None:
     """SIGHUP and SIGUSR2 refuse it by name: wrong keys, wrong values, and a mistake of the check itself."""
     file, log = tmp_path / "llmtap.toml", tmp_path / "log"
@@ -123,7 +120,6 @@ async def test_a_configuration_that_cannot_be_used_changes_nothing(tmp_path: Pat
             assert await tap.get(path) == b"here"
 
 
-@scene
 async def test_sighup_to_more_workers_and_back(tmp_path: Path) -> None:
     file = tmp_path / "llmtap.toml"
     async with upstream() as up:
@@ -153,7 +149,6 @@ async def started(*args: str) -> tuple[int | None, str, str]:
     return process.returncode, out.decode(), err.decode()
 
 
-@scene
 async def test_a_port_in_use_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -169,7 +164,6 @@ async def test_a_port_in_use_is_named() -> None:
             assert "Traceback" not in err
 
 
-@scene
 async def test_check_starts_nothing(tmp_path: Path) -> None:
     status, out, err = await started("--upstream", "http://127.0.0.1:1", "--check")
     assert (status, out[:4], err) == (0, "ok (", "")

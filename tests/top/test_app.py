@@ -3,8 +3,8 @@
 Long because all tests play on one stage.
 """
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -25,7 +25,6 @@ from tests.support.traffic.experiments import an_experiment
 from tests.support.waiting import wait_until
 
 SMALL, LARGE = (80, 24), (120, 40)
-Screenplay = Callable[["Stage"], Awaitable[None]]
 
 
 def some() -> dict[str, Any]:
@@ -98,21 +97,19 @@ class Stage:
         await self.pilot.pause()
 
 
-def play(
-    screenplay: Screenplay, documents: dict[str, Any] | None = None, size: tuple[int, int] = SMALL
-) -> None:
-    async def run() -> None:
-        async with asyncio.timeout(120), fake_admin(some() if documents is None else documents) as fake:
-            app = TopApp(TopOptions(admin=fake.url, interval="200ms"))
-            async with app.run_test(size=size) as pilot:
-                stage = Stage(app, pilot, fake)
-                await stage.until(lambda: app.feed.link is FeedLink.LIVE)
-                await screenplay(stage)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def running_app(
+    documents: dict[str, Any] | None = None, size: tuple[int, int] = SMALL
+) -> AsyncIterator[Stage]:
+    async with fake_admin(some() if documents is None else documents) as fake:
+        app = TopApp(TopOptions(admin=fake.url, interval="200ms"))
+        async with app.run_test(size=size) as pilot:
+            stage = Stage(app, pilot, fake)
+            await stage.until(lambda: app.feed.link is FeedLink.LIVE)
+            yield stage
 
 
-def test_every_tab_shows_its_table_and_the_header_its_figures() -> None:
+async def test_every_tab_shows_its_table_and_the_header_its_figures() -> None:
     wanted = {
         "tenants": ["acme", "globex", "initech"],
         "models": ["tiny", "big"],
@@ -123,7 +120,7 @@ def test_every_tab_shows_its_table_and_the_header_its_figures() -> None:
         "silences": ["r0-3"],
     }
 
-    async def screenplay(stage: Stage) -> None:
+    async with running_app() as stage:
         await stage.until(lambda: stage.row_keys() == wanted["tenants"])
         # Textual widens the columns only after it has drawn new rows once.
         parts = ("acme", "p99", "99.0*", "smooth", "1 Tenants", "7 Tap")
@@ -149,11 +146,9 @@ def test_every_tab_shows_its_table_and_the_header_its_figures() -> None:
         assert all(len(line) <= SMALL[0] for line in lines)
         assert "Quit" in lines[-1]
 
-    play(screenplay)
 
-
-def test_sorting_goes_through_the_columns_and_turns() -> None:
-    async def screenplay(stage: Stage) -> None:
+async def test_sorting_goes_through_the_columns_and_turns() -> None:
+    async with running_app() as stage:
         await stage.until(lambda: stage.row_keys() == ["acme", "globex", "initech"])
         await stage.press("s")
         assert (stage.table().sort_column, stage.row_keys()) == ("name", ["acme", "globex", "initech"])
@@ -171,11 +166,9 @@ def test_sorting_goes_through_the_columns_and_turns() -> None:
         await stage.open("tenants")
         assert stage.table().sort_column == "n"
 
-    play(screenplay)
 
-
-def test_an_exchange_is_inspected_event_by_event() -> None:
-    async def screenplay(stage: Stage) -> None:
+async def test_an_exchange_is_inspected_event_by_event() -> None:
+    async with running_app() as stage:
         await stage.open("exchanges")
         await stage.until(lambda: len(stage.row_keys()) == 4)
         await stage.press("down", "down", "down", "enter")
@@ -196,11 +189,9 @@ def test_an_exchange_is_inspected_event_by_event() -> None:
         assert len(stage.app.screen_stack) == 1
         assert stage.table().sort_column is None
 
-    play(screenplay)
 
-
-def test_events_are_requested_again_after_a_failure() -> None:
-    async def screenplay(stage: Stage) -> None:
+async def test_events_are_requested_again_after_a_failure() -> None:
+    async with running_app() as stage:
         await stage.open("exchanges")
         await stage.until(lambda: len(stage.row_keys()) == 4)
         stage.fake.status = 503
@@ -210,21 +201,17 @@ def test_events_are_requested_again_after_a_failure() -> None:
         stage.fake.status = None
         await stage.until(lambda: len(stage.row_keys("events")) > 0)
 
-    play(screenplay)
 
-
-def test_rows_with_the_same_id_are_drawn_once() -> None:
+async def test_rows_with_the_same_id_are_drawn_once() -> None:
     documents = some()
     documents["streams"]["streams"].append(a_stream(8))
 
-    async def screenplay(stage: Stage) -> None:
+    async with running_app(documents) as stage:
         await stage.open("streams")
         await stage.until(lambda: stage.row_keys() == ["r0-8", "r0-7"])
 
-    play(screenplay, documents)
 
-
-def test_a_row_that_is_held_stays_on_its_line_while_others_come_above() -> None:
+async def test_a_row_that_is_held_stays_on_its_line_while_others_come_above() -> None:
     documents = some()
 
     def tell(newest: int) -> None:
@@ -233,7 +220,8 @@ def test_a_row_that_is_held_stays_on_its_line_while_others_come_above() -> None:
 
     tell(40)
 
-    async def screenplay(stage: Stage) -> None:
+    async with running_app(documents) as stage:
+
         def line() -> int:
             return next(i for i, text in enumerate(stage.lines()) if "…-35" in text or "r0-35" in text)
 
@@ -247,11 +235,9 @@ def test_a_row_that_is_held_stays_on_its_line_while_others_come_above() -> None:
         assert stage.table().key_under_cursor() == "r0-35"
         await stage.until(lambda: line() == before)
 
-    play(screenplay, documents)
 
-
-def test_windows_change_and_a_pause_holds_everything_until_r_asks() -> None:
-    async def screenplay(stage: Stage) -> None:
+async def test_windows_change_and_a_pause_holds_everything_until_r_asks() -> None:
+    async with running_app() as stage:
         await stage.press("w")
         await stage.until(lambda: "window 5m" in stage.text("head"))
         await stage.press("p")
@@ -268,11 +254,9 @@ def test_windows_change_and_a_pause_holds_everything_until_r_asks() -> None:
         await stage.press("p")
         await stage.until(lambda: stage.app.feed.link is FeedLink.LIVE)
 
-    play(screenplay)
 
-
-def test_a_tap_that_goes_away_and_comes_back() -> None:
-    async def screenplay(stage: Stage) -> None:
+async def test_a_tap_that_goes_away_and_comes_back() -> None:
+    async with running_app() as stage:
         await stage.until(lambda: len(stage.row_keys()) == 3)
         await stage.fake.stop()
         await stage.until(lambda: "DISCONNECTED" in stage.text("head"))
@@ -281,5 +265,3 @@ def test_a_tap_that_goes_away_and_comes_back() -> None:
         assert stage.row_keys() == ["acme", "globex", "initech"], "the last figures stay"
         await stage.fake.start()
         await stage.until(lambda: "LIVE" in stage.text("head"))
-
-    play(screenplay)

@@ -12,11 +12,9 @@ from llmtap.errors import ConfigError
 from llmtap.top.client import RETRY_NS, Admin, Denied, Feed, FeedLink, TopOptions, Trouble, read_token
 from llmtap.top.views import VIEWS, Document
 from tests.support.servers.fake_admin import FakeAdmin, fake_admin, recorded
-from tests.support.servers.peer import scene
 from tests.support.traffic.exchanges import streamed
 
 
-@scene
 async def test_a_document_is_asked_for_with_the_token_in_a_header() -> None:
     async with fake_admin(recorded()) as fake, Admin(fake.url, "sesame") as admin:
         summary = await admin.get("summary", window="5m", by="none")
@@ -33,7 +31,6 @@ async def refused(fake: FakeAdmin, token: str | None = None) -> Trouble:
         return caught.value
 
 
-@scene
 async def test_each_refusal_says_what_it_is() -> None:
     async with fake_admin(recorded()) as fake:
         fake.status = 401
@@ -51,38 +48,31 @@ async def test_each_refusal_says_what_it_is() -> None:
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b"\xff", b'{"a": ' * 100_000])
-def test_what_is_no_json_object_is_no_admin_port(body: bytes) -> None:
-    @scene
-    async def play() -> None:
-        async with fake_admin(recorded()) as fake:
-            fake.body = body
-            assert "not an admin port" in str(await refused(fake))
-
-    play()
+async def test_what_is_no_json_object_is_no_admin_port(body: bytes) -> None:
+    async with fake_admin(recorded()) as fake:
+        fake.body = body
+        assert "not an admin port" in str(await refused(fake))
 
 
-def test_https_is_verified_by_the_ca_that_was_named(tmp_path: Path) -> None:
+async def test_https_is_verified_by_the_ca_that_was_named(tmp_path: Path) -> None:
     ca = trustme.CA()
     ca.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     ca.issue_cert("127.0.0.1").configure_cert(context)
 
-    async def run() -> None:
-        fake = FakeAdmin(recorded())
-        await fake.start(context)
-        url = f"https://127.0.0.1:{fake.port}"
-        try:
-            options = TopOptions(admin=url, token="sesame", ca=str(tmp_path / "ca.pem"))
-            assert not options.is_unencrypted()
-            async with Admin(options.url, options.token, options.tls()) as admin:
-                assert (await admin.get("summary"))["n"] == 0
-            async with Admin(url) as stranger:
-                with pytest.raises(Trouble, match="TLS: certificate not trusted"):
-                    await stranger.get("summary")
-        finally:
-            await fake.stop()
-
-    asyncio.run(run())
+    fake = FakeAdmin(recorded())
+    await fake.start(context)
+    url = f"https://127.0.0.1:{fake.port}"
+    try:
+        options = TopOptions(admin=url, token="sesame", ca=str(tmp_path / "ca.pem"))
+        assert not options.is_unencrypted()
+        async with Admin(options.url, options.token, options.tls()) as admin:
+            assert (await admin.get("summary"))["n"] == 0
+        async with Admin(url) as stranger:
+            with pytest.raises(Trouble, match="TLS: certificate not trusted"):
+                await stranger.get("summary")
+    finally:
+        await fake.stop()
 
 
 @pytest.mark.parametrize(
@@ -129,7 +119,6 @@ def test_a_token_that_is_none_is_refused_without_telling_it(tmp_path: Path) -> N
         assert "lines" not in caught.value.problem
 
 
-@scene
 async def test_an_answer_without_end_is_given_up() -> None:
     from llmtap.top import client
 
@@ -146,7 +135,6 @@ S = 1_000_000_000
 BY_NAME = {view.name: view for view in VIEWS}
 
 
-@scene
 async def test_a_view_asks_for_what_it_shows_and_no_more() -> None:
     async with fake_admin(recorded([streamed()])) as fake, Admin(fake.url) as admin:
         feed = Feed(admin, ManualClock(), window="5m", interval_ns=S)
@@ -165,7 +153,6 @@ async def test_a_view_asks_for_what_it_shows_and_no_more() -> None:
         assert feed.link is FeedLink.LIVE
 
 
-@scene
 async def test_tries_grow_rarer_and_figures_stay() -> None:
     clock = ManualClock(now_ns=S)
     async with fake_admin(recorded([streamed()])) as fake, Admin(fake.url) as admin:
@@ -193,7 +180,6 @@ async def test_tries_grow_rarer_and_figures_stay() -> None:
         assert feed.link is FeedLink.LIVE
 
 
-@scene
 async def test_figures_that_nobody_renewed_are_stale() -> None:
     clock = ManualClock(now_ns=S)
     async with fake_admin(recorded([streamed()])) as fake, Admin(fake.url) as admin:

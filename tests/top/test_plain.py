@@ -8,7 +8,6 @@ from llmtap.top.plain import ROWS_MAX, print_once, probe
 from llmtap.top.views import Documents
 from tests.support.servers.fake_admin import fake_admin, recorded
 from tests.support.servers.live_proxy import port_free
-from tests.support.servers.peer import scene
 from tests.support.traffic.exchanges import streamed
 
 
@@ -54,7 +53,6 @@ async def wrong(url: str) -> ConfigError:
     return caught.value
 
 
-@scene
 async def test_what_is_wrong_at_the_start_says_what_to_do() -> None:
     nobody = await wrong(f"http://127.0.0.1:{port_free()}")
     assert (nobody.place, "connection refused" in nobody.problem) == ("--admin", True)

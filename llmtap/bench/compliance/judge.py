@@ -312,18 +312,6 @@ ROWS: Final = requirements(
 # ---------------------------------------------------------------- compliance
 
 
-_READING: Final = "asks the reader to consult the terminology document: no test satisfies or breaks it"
-_WORDS: Final = "lists the key words"
-_STATUS: Final = "defines what compliance is: it is carried out in Matrix"
-EXCLUDED: Final[Mapping[str, str]] = {
-    "Abstract-1": _READING,
-    "1-1": _READING,
-    **{f"2-{n}": _WORDS for n in range(1, 12)},
-    **{f"2-{n}": _STATUS for n in range(12, 17)},
-}
-"""Key words of the draft that require nothing of a test, with the reason, by section and number."""
-
-
 REQUIREMENTS: Final[tuple[Requirement, ...]] = (*preparation.ROWS, *procedures.ROWS, *ROWS)
 Overall = Literal["unconditionally compliant", "conditionally compliant", "not compliant"]
 _SATISFIED: Final = frozenset({"met", "not applicable"})

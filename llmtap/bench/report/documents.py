@@ -84,7 +84,6 @@ class ReportVerdict(msgspec.Struct, frozen=True, kw_only=True):
     cautions: list[BenchFinding] = []
     """Findings that make a figure doubtful, or concern a figure that is not requested."""
     failures: list[BenchFinding] = []
-    """Failures of the server."""
     unchecked: list[BenchFinding] = []
 
 

@@ -182,7 +182,6 @@ def report_of(
 
 
 def task_times(steps: Sequence[BenchStep]) -> list[LoadTasks]:
-    """Return the times of the tasks of each load."""
     tasks = []
     for step in steps:
         if at(step.result, "tasks") is None:

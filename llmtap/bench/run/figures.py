@@ -25,36 +25,6 @@ from llmtap.metrics.intervals import (
 from llmtap.metrics.statistics import SHARES, is_enough, mean, percentile
 from llmtap.report.values import FEW, MARK
 
-__all__ = [
-    "FEW",
-    "INTERVAL_NOTE",
-    "KEY_SHARES",
-    "METRICS",
-    "RUNS_MIN",
-    "Cell",
-    "IntervalFigure",
-    "LatencyRow",
-    "cdf_series",
-    "clustered_row",
-    "histogram_series",
-    "interval_figure",
-    "latency_columns",
-    "latency_row",
-    "legend",
-    "line_series",
-    "load_lines",
-    "mean_over_repeats",
-    "metric_table",
-    "ms",
-    "ms_of",
-    "ms_with_interval",
-    "paired_values",
-    "quantile_ratio",
-    "table_of",
-    "text",
-    "with_interval",
-]
-
 KEY_SHARES: Final = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 METRICS: Final = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
 MS: Final = 1e3
@@ -79,10 +49,8 @@ class IntervalFigure(Struct, frozen=True, kw_only=True):
     """Lower end of the interval; None if it is open, or if there is no interval."""
     high: float | None
     n: int
-    """Number of samples."""
     level: float = _LEVEL
     method: str | UnsetType | None = UNSET
-    """Method of the interval."""
     p: float | UnsetType | None = UNSET
     """p-value of a test against 0."""
     p_adjusted: float | UnsetType = UNSET
@@ -131,13 +99,13 @@ def latency_row(values: Sequence[float], shares: Mapping[str, float] = SHARES) -
     return _row(ordered, {name: (p, quantile_interval(ordered, p)) for name, p in shares.items()})
 
 
-def clustered_row(groups: Sequence[Sequence[float]], shares: Mapping[str, float] = SHARES) -> LatencyRow:
+def clustered_row(groups: Sequence[Sequence[float]]) -> LatencyRow:
     """Return a row as `latency_row` for groups of dependent values, such as the gaps of each request.
 
     Each group counts as one sample.
     """
     ordered = sorted(value for group in groups for value in group)
-    return _row(ordered, {name: (p, clustered_quantile_interval(groups, p)) for name, p in shares.items()})
+    return _row(ordered, {name: (p, clustered_quantile_interval(groups, p)) for name, p in SHARES.items()})
 
 
 def _row(ordered: Sequence[float], estimates: Mapping[str, tuple[float, Interval | None]]) -> LatencyRow:

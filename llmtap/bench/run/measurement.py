@@ -29,7 +29,7 @@ from llmtap.metrics.catalogue import Surface, shown_on, values_of
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import DEFAULT_BENEFIT, measure
 from llmtap.metrics.objectives import Judgement, Objectives
-from llmtap.metrics.saturation import SaturationLevel, heavy_tail, incomplete
+from llmtap.metrics.saturation import TAIL_TIMES, SaturationLevel, heavy_tail, incomplete
 from llmtap.metrics.statistics import percentile
 from llmtap.metrics.summary import ENDED_WELL
 
@@ -374,19 +374,17 @@ def steady_part_of(measured: Measurement, duration_s: float | None = None) -> St
     )
 
 
-def tail_is_heavy(
-    steady: SteadyPart, lowest: SteadyPart, column: str = "e2e_ns", times: float = 10.0
-) -> bool:
-    """Return whether the P99 exceeds 10 times the P50 of the lowest level (5.2.3.1).
+def tail_is_heavy(steady: SteadyPart, lowest: SteadyPart) -> bool:
+    """Return whether the P99 of E2E exceeds TAIL_TIMES the P50 of the lowest level (5.2.3.1).
 
     False if the lowest level's own P99 exceeds this limit: then the rule says nothing about the load.
     """
-    base_p50, base_p99 = (lowest.latency(column, p) for p in (0.50, 0.99))
-    p50, p99 = (steady.latency(column, p) for p in (0.50, 0.99))
-    if base_p50 is None or base_p99 is None or p50 is None or p99 is None or base_p99 > times * base_p50:
+    base_p50, base_p99 = (lowest.latency("e2e_ns", p) for p in (0.50, 0.99))
+    p50, p99 = (steady.latency("e2e_ns", p) for p in (0.50, 0.99))
+    if base_p50 is None or base_p99 is None or p50 is None or p99 is None or base_p99 > TAIL_TIMES * base_p50:
         return False
     levels = [SaturationLevel(1.0, 0.0, base_p50, base_p99), SaturationLevel(2.0, 0.0, p50, p99)]
-    return heavy_tail(levels, times) is not None
+    return heavy_tail(levels) is not None
 
 
 class _Requests(NamedTuple):

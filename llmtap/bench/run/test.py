@@ -95,7 +95,6 @@ class TestResult:
     """Option of 4.6.3 for the gaps of this test, such as `A` or `A + C`; None: the options of the loads."""
 
     def measurements_json(self) -> Mapping[str, Any]:
-        """Return the measurements as public JSON."""
         return {} if self.measurements is None else msgspec.to_builtins(self.measurements)
 
 

@@ -223,7 +223,6 @@ def _mix(session: BenchSession, params: FairnessParams) -> mixes.ClassMix:
 async def _capacity(
     session: BenchSession, params: FairnessParams, mix: mixes.ClassMix, warm: Any
 ) -> Capacity:
-    """Return the capacity for the mix."""
     known = known_capacity(session, params.max_rate)
     if known is not None:
         return known

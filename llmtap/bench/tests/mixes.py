@@ -81,22 +81,22 @@ SHORT: Final = RequestClass(name="short", share=0.8, input=(64, 256), output=(32
 LONG: Final = RequestClass(name="long", share=0.2, input=(1_024, 4_096), output=(256, 1_024))
 
 
-def check_classes(classes: Sequence[RequestClass], place: str = "classes") -> None:
+def check_classes(classes: Sequence[RequestClass]) -> None:
     """Raise ConfigError unless at least two classes have different names and shares that add up to 1."""
     if len(classes) < 2:
-        raise ConfigError(place, f"expected at least two classes (IETF draft, 5.6.2), got {len(classes)}")
+        raise ConfigError("classes", f"expected at least two classes (IETF draft, 5.6.2), got {len(classes)}")
     names = [one.name for one in classes]
     if len(set(names)) < len(names):
-        raise ConfigError(place, f"two classes have the same name: {', '.join(names)}")
+        raise ConfigError("classes", f"two classes have the same name: {', '.join(names)}")
     for one in classes:
         for what, (low, high) in (("input", one.input), ("output", one.output)):
             if low > high:
                 raise ConfigError(
-                    place, f"{one.name}: the range of {what} ends at {high:,}, below its start {low:,}"
+                    "classes", f"{one.name}: the range of {what} ends at {high:,}, below its start {low:,}"
                 )
     shares = sum(one.share for one in classes)
     if not math.isclose(shares, 1, abs_tol=1e-6):
-        raise ConfigError(place, f"the shares add up to {shares:g}; expected 1")
+        raise ConfigError("classes", f"the shares add up to {shares:g}; expected 1")
 
 
 @dataclass(frozen=True, slots=True)

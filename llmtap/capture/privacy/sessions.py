@@ -201,7 +201,6 @@ class _PastExchange:
     keys: tuple[bytes, ...]
     session: str
     turn: int
-    """Number of its turn."""
     id: str
     relay: str
     ended_ns: int | None

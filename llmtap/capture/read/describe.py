@@ -104,9 +104,11 @@ class CapturedWorkload:
     def window(self) -> dict[str, object]:
         """Return the span in the form of a Summary's window."""
         return {
-            "name": "capture", "seconds": self.span_s, "start": self._date_text(self._first_ns()),
+            "name": "capture",
+            "seconds": self.span_s,
+            "start": self._date_text(self._first_ns()),
             "end": self._date_text(self._last_end_ns),
-        }  # fmt: skip
+        }
 
     def to_dict(self) -> dict[str, object]:
         """Return public JSON: seconds, tokens, shares; null if unknown."""

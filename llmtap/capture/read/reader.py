@@ -112,7 +112,6 @@ class Capture:
         self._skip_broken = skip_broken
 
     def __len__(self) -> int:
-        """Number of rows."""
         return sum(file.rows for file in self.files)
 
     def __repr__(self) -> str:

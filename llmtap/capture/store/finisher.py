@@ -57,7 +57,6 @@ class FinisherCounts:
     recovered_rows: int = 0
     """Rows of spools that an earlier process left."""
     damaged_batches: int = 0
-    damaged_bytes: int = 0
     lost_rows: int = 0
     """Rows of spools that were removed before they became files."""
 
@@ -212,11 +211,13 @@ class Finisher:
                 spool.parquet_path.unlink(missing_ok=True)
         if contents.damaged:
             self.counts.damaged_batches += contents.damaged["batches"]
-            self.counts.damaged_bytes += contents.damaged["bytes"]
             log.warning(
                 "event=capture_spool_damaged spool=%s rows=%d batches_lost=%d bytes_lost=%d",
-                spool.path.name, contents.rows, contents.damaged["batches"], contents.damaged["bytes"],
-            )  # fmt: skip
+                spool.path.name,
+                contents.rows,
+                contents.damaged["batches"],
+                contents.damaged["bytes"],
+            )
         if spool.rows is None:
             self.counts.recovered_rows += contents.rows
             log.info("event=capture_recovered spool=%s rows=%d", spool.path.name, contents.rows)

@@ -48,7 +48,7 @@ from llmtap.capture.columns import COLUMNS
 from llmtap.capture.options import HARMLESS, redact_url
 from llmtap.capture.schema import META_KEY, SCHEMA, CaptureInfo, CaptureLedger, RelayCount
 from llmtap.capture.store.rows import to_batch
-from llmtap.clock import Clock, SystemClock
+from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.exchange import Exchange
 from llmtap.version import __version__
@@ -339,7 +339,6 @@ def _leaf_path(field: pa.Field) -> str:
 
 
 ROWS: Final = 1_000
-"""Number of rows of a batch."""
 FILE_BYTES: Final = 64 << 20
 """Size in memory of the rows of one file: some 8,000 exchanges of 200 events."""
 
@@ -364,16 +363,13 @@ def check_place(to: str | Path) -> CapturePlace:
 class RunWriter:
     """Writes the exchanges of one run to a folder or a URL, which has the form of `capture.to`."""
 
-    def __init__(
-        self, to: str | Path, expected: Mapping[str, int], info: CaptureInfo, *, meter: str,
-        clock: Clock | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, to: str | Path, expected: Mapping[str, int], info: CaptureInfo, *, meter: str) -> None:
         """Raises ConfigError with the place `to` if nothing can be written there.
 
         `expected`: exchanges opened by each relay. `info` gets the capture's id, our version and the time.
         """
         self._shown = redact_url(str(to))
-        self._clock = SystemClock() if clock is None else clock
+        self._clock = SystemClock()
         now_ns = self._clock.wall_ns()
         began = datetime.fromtimestamp(now_ns // 10**9, UTC)
         self._info = msgspec.structs.replace(

@@ -358,9 +358,11 @@ def _set_fields(x: exchange.Exchange, row: dict[str, Any]) -> None:
     )
     if row["refusal_kind"] is not None or row["refusal_source"] is not None:
         x.refusal = {
-            "kind": row["refusal_kind"], "source": row["refusal_source"],
-            "detail": _read_json(row["refusal_detail"]), "confidence": row["refusal_confidence"],
-        }  # fmt: skip
+            "kind": row["refusal_kind"],
+            "source": row["refusal_source"],
+            "detail": _read_json(row["refusal_detail"]),
+            "confidence": row["refusal_confidence"],
+        }
     if row["pair"] is not None:
         x.pair = exchange.PairMember(row["pair"])
     if row["session"] is not None:

@@ -217,8 +217,10 @@ class Store:
         if left := self._finisher.waiting[0]:
             log.warning(
                 "event=capture_files_left spools=%d spool=%s reason=%r hint='the next start tries again'",
-                left, self._folder, self._finisher.problem or "no time",
-            )  # fmt: skip
+                left,
+                self._folder,
+                self._finisher.problem or "no time",
+            )
         # If the thread hangs in an upload, it still reads its spool. Keep the lock until the process ends.
         if ended and self._lock is not None:
             os.close(self._lock)
@@ -300,7 +302,6 @@ class Store:
             _discard_spool(old)  # Only the last ledger counts, and the new spool has it.
 
     def _spool_bytes(self, batch: pa.RecordBatch) -> int:
-        """Estimate the bytes of the batch in the spool."""
         return _FRAME_BYTES + int(self._packing * batch.nbytes)
 
     def _begin_spool(self) -> SpoolWriter:

@@ -130,10 +130,12 @@ def _exemplar(exemplar: Exemplar) -> bytes:
 
 def _labels(names: Sequence[str], values: Labels) -> bytes:
     pairs = [(name, value) for name, value in zip(names, values, strict=True) if value]
-    return b"".join([
-        _message(1, _message(1, name.encode()) + _message(2, value.encode("utf-8", "replace")))
-        for name, value in pairs
-    ])  # fmt: skip
+    return b"".join(
+        [
+            _message(1, _message(1, name.encode()) + _message(2, value.encode("utf-8", "replace")))
+            for name, value in pairs
+        ]
+    )
 
 
 def _message(field: int, body: bytes) -> bytes:

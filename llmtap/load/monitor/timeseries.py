@@ -33,7 +33,6 @@ class SampledProcess(Struct, frozen=True):
 
 class SampledGpus(Struct, frozen=True):
     devices: list[str]
-    """Names of the devices."""
     unread: int
     """Number of values that could not be read."""
 
@@ -48,7 +47,6 @@ class ScrapeReport(Struct, frozen=True):
     skipped: int = 0
     failed: int = 0
     failures: dict[str, int] = {}
-    """Number of failures by reason."""
     missing: list[str] = []
     """Series that the server does not have."""
 

@@ -95,7 +95,6 @@ class Finding:
     share: float | None = None
     """Share of the requests or exchanges that have a timestamp or dispatch beyond the limit."""
     failed: bool = False
-    """Whether the load failed."""
     partial: bool = False
     """Whether only a part of the requested load was sent."""
 

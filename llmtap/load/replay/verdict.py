@@ -81,7 +81,6 @@ def verdict_of(problems: Sequence[Finding], result: Mapping[str, Any]) -> LoadVe
 
 
 def _has_figure(name: str, result: Mapping[str, Any]) -> bool:
-    """Return whether the result has a value of this figure."""
     if name in FROM_SCHEDULE:
         return bool(at(result, "corrected", name.removesuffix("_scheduled"), "n"))
     match name:
@@ -119,7 +118,6 @@ def verdict_sentence(states: Mapping[str, str], *, failed: bool = False, partial
 
 
 def figure_title(name: str) -> str:
-    """Return the title of a figure of `verdict.figures`."""
     if name in FROM_SCHEDULE:
         return f"{METRIC_TITLES[name.removesuffix('_scheduled')]} from schedule"
     others = {

@@ -206,9 +206,11 @@ class LiveFeed:
                 self._summary_due = loop.time() + SUMMARY_S / 2
                 p = self._pipeline
                 about = {
-                    "open": p.live, "subscribers": p.subscribers, "missed": p.live_missed,
+                    "open": p.live,
+                    "subscribers": p.subscribers,
+                    "missed": p.live_missed,
                     "listen": p.relays.listen(),
-                }  # fmt: skip
+                }
                 work = summary_of(p, SUMMARY_WINDOW, by=())
                 self._summary = await asyncio.to_thread(
                     lambda: _event_bytes("summary", {**about, **_key_figures(work())})

@@ -26,7 +26,7 @@ from llmtap.export.sinks import ExchangeSink, ExporterState, SeriesKey
 from llmtap.meter.experiments import Experiments
 from llmtap.meter.first_token import UsualPhases
 from llmtap.meter.options import MeterOptions, TenantOptions
-from llmtap.meter.pipeline.assembler import CooperativeYield
+from llmtap.meter.pipeline.cooperative_yield import CooperativeYield
 from llmtap.meter.pipeline.exchanges import RecentExchanges, Streams
 from llmtap.meter.pipeline.history import History
 from llmtap.meter.pipeline.silences import SilenceBook

@@ -214,8 +214,11 @@ class _Connection(asyncio.Protocol):
         self._pipeline.streams.join(self._assembler)
         log.info(
             "event=relay_joined relay=%s pid=%d clock=%s implementation=%s",
-            hello.relay, hello.pid, hello.clock, hello.implementation or "unknown",
-        )  # fmt: skip
+            hello.relay,
+            hello.pid,
+            hello.clock,
+            hello.implementation or "unknown",
+        )
 
 
 class SocketFile:

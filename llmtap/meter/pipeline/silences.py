@@ -59,7 +59,6 @@ class SilenceReport:
     """All open streams at one moment."""
 
     running: int = 0
-    """Number of running streams."""
     not_judged: int = 0
     """Number of streams whose answers are not understood."""
     silent: list[SilentStream] = field(default_factory=list)

@@ -385,10 +385,13 @@ class Windows:
             seconds = (now_ns - self._slices.window_start_ns(level, now_ns)) / NS_PER_S
             n = total.sums
             rates[name] = Rates(
-                seconds, n["n"], n["uncertain"], total.lag_ns,
+                seconds,
+                n["n"],
+                n["uncertain"],
+                total.lag_ns,
                 n["met"] / seconds if n["counted"] and seconds else None,
                 total.benefit / seconds if n["benefit_n"] and seconds else None,
-            )  # fmt: skip
+            )
         return rates
 
     def freeze(self, window: str) -> "FrozenWindow":
@@ -489,9 +492,12 @@ class FrozenWindow:
         for tile in self.tiles:
             sums.add_sums(tile)
         window: dict[str, object] = {
-            "name": self.name, "seconds": self.seconds, "start": self.start, "end": self.end,
+            "name": self.name,
+            "seconds": self.seconds,
+            "start": self.start,
+            "end": self.end,
             "lag_max": sums.lag_ns / NS_PER_S,
-        }  # fmt: skip
+        }
         part_price = None if price is None else _token_price(price)
 
         def describe(summary: Summary) -> dict[str, object]:

@@ -163,7 +163,6 @@ def _options_of(kind: type[Struct], table: str = "") -> Iterator[tuple[str, Opti
 
 
 _OPTIONS: Final = dict(_options_of(SimOptions))
-"""Each option by its key."""
 _BY_HEADER: Final = {
     option.name: (key.rpartition(".")[0], option)
     for key, option in _OPTIONS.items()

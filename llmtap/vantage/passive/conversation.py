@@ -309,7 +309,6 @@ class Conversation:
         self._cut(t_ns, "closed")
 
     def on_rst(self, t_ns: int, *, by_client: bool) -> None:
-        """Handle an RST."""
         self.over = True
         if by_client and not self._client_left_ns:
             self._client_left_ns = t_ns

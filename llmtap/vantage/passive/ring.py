@@ -58,9 +58,10 @@ def open_ring(interface: str, ports: Sequence[int], ring_bytes: int) -> socket.s
         sock = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, protocol)
     except PermissionError:
         raise ConfigError(
-            "watch.interfaces", f"no permission to read packets of {interface}",
+            "watch.interfaces",
+            f"no permission to read packets of {interface}",
             "run as root, or with the capability CAP_NET_RAW",
-        ) from None  # fmt: skip
+        ) from None
     try:
         sock.setblocking(False)
         sock.setsockopt(_SOL_PACKET, _VERSION, _TPACKET_V3)
@@ -172,9 +173,10 @@ def open_adapter_clock(sock: socket.socket, interface: str) -> int:
         return os.open(f"/dev/ptp{number}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as exc:
         raise ConfigError(
-            "watch.timestamps", f"cannot switch on the timestamps of {interface}: {exc.strerror}",
+            "watch.timestamps",
+            f"cannot switch on the timestamps of {interface}: {exc.strerror}",
             "leave out --timestamps adapter, or run as root: the option needs CAP_NET_ADMIN and /dev/ptpN",
-        ) from None  # fmt: skip
+        ) from None
 
 
 def _interface_request(

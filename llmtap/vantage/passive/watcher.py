@@ -273,7 +273,9 @@ async def _run(setup: WatchSetup) -> None:
     sys.stdout.flush()
     log.info(
         "event=watch_ready name=%s interfaces=%s ports=%s",
-        setup.name, ",".join(options.interfaces), ",".join(map(str, options.ports)),
-    )  # fmt: skip
+        setup.name,
+        ",".join(options.interfaces),
+        ",".join(map(str, options.ports)),
+    )
     await stop.wait()
     await watcher.close()

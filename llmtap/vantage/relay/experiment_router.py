@@ -318,7 +318,6 @@ class _Body(msgspec.Struct):
     """System prompt in OpenAI Responses, which has the conversation in the next field."""
     input: msgspec.Raw = _ABSENT
     prompt: msgspec.Raw = _ABSENT
-    """Prompt of Completions."""
 
 
 class _Message(msgspec.Struct):

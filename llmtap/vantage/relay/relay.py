@@ -77,8 +77,10 @@ class _UpstreamCheck:
         else:
             log.warning(
                 "event=upstream_unreachable upstream=%s error=%r hint=%r",
-                self.url, failure_text(error), "is the gateway running, and relay.upstream right?",
-            )  # fmt: skip
+                self.url,
+                failure_text(error),
+                "is the gateway running, and relay.upstream right?",
+            )
 
     def on_connected(self, stream: Stream, took_ns: int) -> None:
         stream.close()
@@ -220,9 +222,11 @@ class Relay:
         """End the process if a periodic task fails: without the task there are no time limits or reports."""
         if not task.cancelled():
             log.critical(
-                "event=relay_broken relay=%s task=%s", self.reporter.name, task.get_name(),
+                "event=relay_broken relay=%s task=%s",
+                self.reporter.name,
+                task.get_name(),
                 exc_info=task.exception(),
-            )  # fmt: skip
+            )
             if not self.failure.done():
                 self.failure.set_result(None)
 
@@ -429,8 +433,11 @@ async def _run(setup: RelaySetup) -> int:
     sys.stdout.flush()
     log.info(
         "event=relay_ready relay=%s upstream=%s clock=%s implementation=%r",
-        setup.name, options.upstream, options.clock, native.describe(),
-    )  # fmt: skip
+        setup.name,
+        options.upstream,
+        options.clock,
+        native.describe(),
+    )
     stopping = loop.create_task(stop.wait())
     await asyncio.wait((stopping, relay.failure), return_when=asyncio.FIRST_COMPLETED)
     if relay.failure.done():

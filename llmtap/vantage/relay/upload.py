@@ -55,7 +55,6 @@ class RelayContext:
         self.tap = reporter.tap
         self.now_ns = reporter.now_ns
         self.running = reporter.arrivals
-        """The running exchanges."""
         self.route = route
         self.makes_request_ids = options.request_id == "make"
         self.adds_fields = self.makes_request_ids or options.forwarded_for or options.via

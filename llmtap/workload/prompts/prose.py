@@ -159,7 +159,6 @@ def program(key: str, language: str) -> Iterator[tuple[str, int]]:
 
 @functools.cache
 def _code_functions(language: str) -> list[tuple[str, int]]:
-    """Return the functions of a language, each with its number of tokens."""
     chance = random.Random(language)
     templates = _PYTHON if language == "python" else _SCRIPT
     made = [templates[i % 2].substitute(_Names(chance, language)) for i in range(_FUNCTIONS)]

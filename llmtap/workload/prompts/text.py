@@ -58,22 +58,16 @@ class Words:
 
     table: tuple[str, ...]
     separator: str = " "
-    exact: bool = True
-    """Whether each word is one token of the tokenizer for which the words were chosen."""
 
     def __post_init__(self) -> None:
         assert len(self.table) == 256
 
     @classmethod
-    def from_words(cls, words: Sequence[str], separator: str = " ", *, exact: bool = True) -> "Words":
+    def from_words(cls, words: Sequence[str], separator: str = " ") -> "Words":
         """Return a table of these words. The number of words used is the largest possible power of two, up to
         256; if it is smaller, the words repeat in the table."""
         size = min(256, 1 << (len(words).bit_length() - 1))
-        return cls(tuple(words[:size]) * (256 // size), separator, exact)
-
-    @property
-    def distinct_count(self) -> int:
-        return len(set(self.table))
+        return cls(tuple(words[:size]) * (256 // size), separator)
 
     def text(self, key: bytes) -> str:
         return self.separator.join(map(self.table.__getitem__, key))
@@ -229,7 +223,6 @@ def count_tokens(text: str) -> int:
 
 
 def cut_tokens(text: str) -> list[str]:
-    """Return the text of each token of an ASCII text."""
     ends = itertools.accumulate(len(_SPELLINGS[i]) for i in token_ids(text))
     return [text[begin:end] for begin, end in itertools.pairwise([0, *ends])]
 

@@ -9,7 +9,6 @@ only the texts. All files are local, nothing is downloaded. The extra `tokenizer
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -134,7 +133,7 @@ def _plain_words(tokens: Any) -> list[str]:
 def fitting_words(tokenizer: Tokenizer) -> Words:
     """Return words that are one token each at any position: the common words, or words of the vocabulary.
 
-    `Words.exact` is False if there are too few such words.
+    If there are too few such words, return the common words.
     """
     common = list(dict.fromkeys(COMMON.table))
     if tokenizer.counts([" ".join(common), *common]) == [len(common)] + [1] * len(common):
@@ -147,7 +146,7 @@ def fitting_words(tokenizer: Tokenizer) -> Words:
     )  # One letter per token.
     if len(letters) >= WORDS_MIN:
         return Words.from_words(letters, "")
-    return replace(COMMON, exact=False)
+    return COMMON
 
 
 def _single_token_words(tokenizer: Tokenizer, words: Sequence[str], separator: str) -> list[str]:

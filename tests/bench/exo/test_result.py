@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
+from llmtap.bench.exo.grid import make_grid
 from llmtap.bench.exo.result import (
     ExoBatch,
     ExoRun,
@@ -14,7 +15,6 @@ from llmtap.bench.exo.result import (
     batch_of,
     figures_not_valid,
     generation_tps,
-    make_grid,
     prefill_tps,
     prefix_hit,
     table_rows,

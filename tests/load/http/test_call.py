@@ -11,7 +11,7 @@ from llmtap.load.http import HEAD_BYTES_MAX
 from llmtap.load.sending import DeferredWork
 from tests.support.servers.live_proxy import port_free
 from tests.support.servers.loading import BODY, events, sender_to, streamed_answer
-from tests.support.servers.peer import chunked, scene, wait_until
+from tests.support.servers.peer import chunked, wait_until
 from tests.support.servers.upstream import (
     CLOSE,
     RESET,
@@ -103,7 +103,6 @@ BADLY: dict[str, tuple[Script, Outcome, int | None, int | None, str]] = {
 
 
 @pytest.mark.parametrize("case", WELL)
-@scene
 async def test_an_answer(case: str) -> None:
     script, status, tokens = WELL[case]
     async with upstream() as server, sender_to(server.url + server.on(script)) as to:
@@ -120,7 +119,6 @@ async def test_an_answer(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", BADLY)
-@scene
 async def test_no_answer(case: str) -> None:
     script, outcome, status, tokens, words = BADLY[case]
     async with upstream() as server, sender_to(server.url + server.on(script)) as to:
@@ -141,7 +139,6 @@ def then_silent(*pieces: bytes) -> Script:
     return script
 
 
-@scene
 async def test_nobody_listens() -> None:
     async with sender_to(f"http://127.0.0.1:{port_free()}") as to:
         for _ in range(2):  # the second one knows the address already
@@ -150,7 +147,6 @@ async def test_nobody_listens() -> None:
             assert (x.timeline.submit_ns, x.model) == (None, "m")
 
 
-@scene
 async def test_the_whole_time_is_over_before_a_connection_is_there() -> None:
     async with unanswered_port() as port, sender_to(f"http://127.0.0.1:{port}", timeout_s=0.1) as to:
         x = await to.ask()
@@ -164,7 +160,6 @@ async def test_the_whole_time_is_over_before_a_connection_is_there() -> None:
     [([], None), ([b"HTTP/1.1 1"], None), (STREAM[:3], 2)],
     ids=["never", "in its head", "in its stream"],
 )
-@scene
 async def test_the_answer_stops_coming(pieces: list[bytes], tokens: int | None, cancelled: bool) -> None:
     async with (
         upstream() as server,
@@ -182,7 +177,6 @@ async def test_the_answer_stops_coming(pieces: list[bytes], tokens: int | None, 
         await wait_until(lambda: server.open == 0)
 
 
-@scene
 async def test_the_sender_is_closed_with_calls_in_every_state() -> None:
     async with upstream() as server, unanswered_port() as port:
         async with sender_to(f"http://127.0.0.1:{port}") as to:
@@ -198,7 +192,6 @@ async def test_the_sender_is_closed_with_calls_in_every_state() -> None:
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-@scene
 async def test_a_connection_is_used_again_unless_each_request_gets_its_own(fresh: bool) -> None:
     async with upstream() as server, sender_to(server.url + server.on(says(*STREAM)), fresh=fresh) as to:
         assert [(await to.ask()).outcome for _ in range(3)] == [COMPLETE] * 3
@@ -208,7 +201,6 @@ async def test_a_connection_is_used_again_unless_each_request_gets_its_own(fresh
             assert (to.sender.pool.connects, to.sender.pool.reuses) == (1, 2)
 
 
-@scene
 async def test_connections_are_opened_beforehand() -> None:
     async with upstream() as server, sender_to(server.url + server.on(says(*STREAM))) as to:
         assert await to.sender.open(300) == 300
@@ -217,7 +209,6 @@ async def test_connections_are_opened_beforehand() -> None:
         assert server.connections == 300
 
 
-@scene
 async def test_words_out_of_turn_end_a_connection() -> None:
     """They would answer the next request (RFC 9112 9.2)."""
     async with upstream() as server, sender_to(server.url + server.on(says(*STREAM))) as to:
@@ -228,7 +219,6 @@ async def test_words_out_of_turn_end_a_connection() -> None:
         assert server.connections == 2
 
 
-@scene
 async def test_a_connection_that_broke_unseen_costs_nothing() -> None:
     """Nothing of the request has left us when the write fails: it goes out on another connection."""
     async with upstream() as server, sender_to(server.url + server.on(says(*STREAM))) as to:
@@ -239,7 +229,6 @@ async def test_a_connection_that_broke_unseen_costs_nothing() -> None:
         assert (x.outcome, to.sender.retries.total(), server.connections) == (COMPLETE, 0, 2)
 
 
-@scene
 async def test_a_request_that_may_have_been_read_is_not_sent_again() -> None:
     async def second_is_cut(call: Call) -> str | None:
         await call.body()
@@ -253,7 +242,6 @@ async def test_a_request_that_may_have_been_read_is_not_sent_again() -> None:
         assert len(server.calls) == 3
 
 
-@scene
 async def test_a_slow_reader_gets_it_all_and_the_submit_is_that_of_the_last_byte() -> None:
     body = BODY[:-1] + b',"user":"' + bytes(range(97, 123)) * 200_000 + b'"}'
     begun = asyncio.Event()
@@ -275,7 +263,6 @@ async def test_a_slow_reader_gets_it_all_and_the_submit_is_that_of_the_last_byte
         assert x.timeline.arrival_ns < begun_ns < x.timeline.submit_ns
 
 
-@scene
 async def test_an_answer_before_the_request_was_taken() -> None:
     async def script(call: Call) -> str | None:
         await call.say(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
@@ -289,7 +276,6 @@ async def test_an_answer_before_the_request_was_taken() -> None:
 
 
 @pytest.mark.parametrize("head", [HEAD, b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"])
-@scene
 async def test_an_answer_that_never_ends_is_given_up(head: bytes) -> None:
     sent = 0
 
@@ -311,7 +297,6 @@ async def test_an_answer_that_never_ends_is_given_up(head: bytes) -> None:
     assert sender.sender.early_bytes == 0
 
 
-@scene
 async def test_what_is_read_and_not_parsed_has_a_limit() -> None:
     most = 0
     with pytest.MonkeyPatch.context() as patch:

@@ -6,7 +6,7 @@ from llmtap.exchange.outcome import Outcome
 from llmtap.load.http import FIRST_NS, wait_ns
 from llmtap.load.tally import LoadTally
 from tests.support.servers.loading import sender_to, streamed_answer
-from tests.support.servers.peer import chunked, scene, wait_until
+from tests.support.servers.peer import chunked, wait_until
 from tests.support.servers.upstream import CLOSE, RESET, Call, Script, upstream
 
 S = 1_000_000_000
@@ -65,7 +65,6 @@ FAILS: dict[str, tuple[str, Outcome, tuple[bytes, ...], str | None]] = {
 
 
 @pytest.mark.parametrize("case", FAILS)
-@scene
 async def test_sent_again_as_often_as_asked_for(case: str) -> None:
     reason, outcome, said, then = FAILS[case]
     for retries in (0, 1, 3):
@@ -91,7 +90,6 @@ NEVER_AGAIN: dict[str, tuple[tuple[bytes, ...], str | None]] = {
 
 
 @pytest.mark.parametrize("case", NEVER_AGAIN)
-@scene
 async def test_never_sent_again(case: str) -> None:
     said, then = NEVER_AGAIN[case]
     script = first(9, *said, then=then)
@@ -100,7 +98,6 @@ async def test_never_sent_again(case: str) -> None:
         assert len(server.calls) == 1
 
 
-@scene
 async def test_nobody_listens_for_a_while() -> None:
     async with upstream() as server:
         path, port = server.on(first(0)), server.port
@@ -113,7 +110,6 @@ async def test_nobody_listens_for_a_while() -> None:
             assert to.sender.retries == {"refused": call.retries}
 
 
-@scene
 async def test_latency_counts_from_the_last_submit_and_from_the_schedule() -> None:
     """Corrected = uncorrected + (submit of the last attempt - scheduled): the waits between are in it."""
     async with upstream() as server:
@@ -135,7 +131,6 @@ async def test_latency_counts_from_the_last_submit_and_from_the_schedule() -> No
             assert tally.corrected["e2e"].max == m.e2e_ns + late_ns
 
 
-@scene
 async def test_a_wait_is_cut() -> None:
     """Nothing is under way then: it ends as its last attempt did."""
     async with upstream() as server:

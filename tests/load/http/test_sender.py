@@ -17,11 +17,10 @@ from llmtap.load.sending import DeferredWork, parse_target
 from llmtap.net.tls import client_context
 from llmtap.protocol.http1_response import INTERIM_HEADS_MAX
 from tests.support.servers.loading import BODY, sender_to, streamed_answer
-from tests.support.servers.peer import scene, wait_until
+from tests.support.servers.peer import wait_until
 from tests.support.servers.upstream import OK, Call, says, upstream
 
 
-@scene
 async def test_tls(tmp_path: Path) -> None:
     ca, served = trustme.CA(), ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     ca.issue_cert("127.0.0.1").configure_cert(served)
@@ -47,7 +46,6 @@ async def test_tls(tmp_path: Path) -> None:
     server.close()
 
 
-@scene
 async def test_bodies_that_are_not_read_tell_the_same() -> None:
     async with upstream() as server:
         target = parse_target(server.url + server.on(says(*streamed_answer(3))), "chat.completions", [])
@@ -63,7 +61,6 @@ async def test_bodies_that_are_not_read_tell_the_same() -> None:
 
 
 @pytest.mark.parametrize(("surplus", "idle"), [(False, 1), (True, 0)])
-@scene
 async def test_a_connection_with_more_than_its_answer_is_not_kept(
     surplus: bool, idle: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,7 +87,6 @@ async def test_a_connection_with_more_than_its_answer_is_not_kept(
         sender.close()
 
 
-@scene
 async def test_interim_answers_have_a_bound() -> None:
     async with upstream() as server:
         hints = b"HTTP/1.1 103 Early Hints\r\n\r\n"

@@ -14,7 +14,7 @@ import llmtap.net.server_metrics as module
 from llmtap.clock import SystemClock
 from llmtap.load.monitor.watch import ServerScraper
 from llmtap.net.server_metrics import SERIES, read_metrics
-from tests.support.servers.peer import scene, wait_until
+from tests.support.servers.peer import wait_until
 
 QUICK_NS = 10_000_000
 PATIENT_NS = 300_000_000
@@ -214,7 +214,6 @@ async def serving(answer: Answer) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-@scene
 async def test_a_server_is_scraped_again_and_again_and_once_more_at_the_end() -> None:
     asked: list[web.Request] = []
 
@@ -242,7 +241,6 @@ async def test_a_server_is_scraped_again_and_again_and_once_more_at_the_end() ->
     assert len({request.transport for request in asked}) == 1, "one connection, kept"
 
 
-@scene
 async def test_a_scrape_is_stamped_with_its_middle_and_says_how_long_it_took() -> None:
     served_ns: list[tuple[int, int, int]] = []
     mono_ns = SystemClock().mono_ns
@@ -299,7 +297,6 @@ async def leaves(request: web.Request) -> web.Response:
         (leaves, "server disconnected"),
     ],
 )
-@scene
 async def test_a_scrape_that_fails_is_counted_and_told(answer: Answer, reason: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "BODY_BYTES_MAX", 50_000)
@@ -318,7 +315,6 @@ async def test_a_scrape_that_fails_is_counted_and_told(answer: Answer, reason: s
 
 
 @pytest.mark.parametrize("answer", [says("", 404), says("up 1\n")])
-@scene
 async def test_who_guesses_asks_once_where_there_are_no_metrics(answer: Answer) -> None:
     asked: list[str] = []
 

@@ -19,7 +19,6 @@ from llmtap.load.replay.options import USER_AGENT
 from llmtap.load.replay.plan import make_plan
 from tests.load.replay import support
 from tests.support.servers.loading import events
-from tests.support.servers.peer import scene
 
 N = 30
 METRICS = "vllm:num_requests_running 1\n"
@@ -69,7 +68,6 @@ def beside(asked: AskedOf) -> dict[str, int]:
     return {path: n for (_, path, agent), n in asked.items() if agent == USER_AGENT}
 
 
-@scene
 async def test_what_is_no_load_has_a_name_and_asks_once_where_there_are_no_metrics() -> None:
     async with gateway() as (url, asked):
         result = await replayed(url, headers=[("user-agent", "load/1"), ("X-Team", "a")])
@@ -81,7 +79,6 @@ async def test_what_is_no_load_has_a_name_and_asks_once_where_there_are_no_metri
     assert result["outcomes"] == {"complete": N}
 
 
-@scene
 async def test_models_and_metrics_trust_whom_the_load_trusts(tmp_path: Path) -> None:
     ca, served = trustme.CA(), ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     ca.issue_cert("127.0.0.1").configure_cert(served)

@@ -11,7 +11,6 @@ from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from tests.load.replay import support
 from tests.support.servers.live_proxy import live_proxy
-from tests.support.servers.peer import scene
 from tests.support.servers.sim_engine import engine
 
 MS = 1_000_000
@@ -50,7 +49,6 @@ def apart(ours: dict[str, Any], tap: dict[str, Any]) -> list[str]:
     return wrong + [f"{name}: {ours[name]} and {tap[name]}" for name in EQUAL if ours[name] != tap[name]]
 
 
-@scene
 async def test_the_replay_s_own_record_is_the_tap_s(tmp_path: Path) -> None:
     options = SimOptions(ttft=Duration(30 * MS), itl=Duration(5 * MS))
     async with engine(options) as e, live_proxy(e.url, f"capture.to={tmp_path / 'tap'}") as proxy:

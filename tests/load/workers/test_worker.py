@@ -24,7 +24,7 @@ from llmtap.load.workers.worker_handle import (
     frame,
 )
 from tests.support.servers.loading import bodies, streamed_answer
-from tests.support.servers.peer import scene, wait_until
+from tests.support.servers.peer import wait_until
 from tests.support.servers.upstream import Call, says, upstream
 from tests.support.waiting import block_until
 
@@ -96,7 +96,6 @@ def worker_for(url: str, arrivals_ns: list[int]) -> Iterator[tuple[WorkerSetup, 
             both.close()
 
 
-@scene
 async def test_a_parent_that_does_not_read_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "REPORT_S", 0.002)
     n, go = 50, asyncio.Event()
@@ -140,7 +139,6 @@ def counted(done: WorkerDone) -> int:
 
 
 @pytest.mark.parametrize("words", [["stop enough"], ["cut enough"], ["stop enough", "go 5"]])
-@scene
 async def test_called_off_before_the_start(words: list[str]) -> None:
     async with upstream() as server:
         with worker_for(server.url, [0, 0]) as (told, script, parent):
@@ -151,7 +149,6 @@ async def test_called_off_before_the_start(words: list[str]) -> None:
             assert not server.calls
 
 
-@scene
 async def test_a_disk_that_is_full_loses_records_and_no_counts() -> None:
     async with upstream() as server:
         with worker_for(server.url + server.on(ANSWER), [0] * 5) as (told, script, parent):

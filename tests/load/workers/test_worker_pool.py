@@ -186,25 +186,22 @@ FILLERS = 8
 
 
 @pytest.mark.parametrize("when", ["sending", "connecting"])
-def test_a_parent_that_dies_takes_its_processes_along(when: str) -> None:
-    async def work() -> None:
-        async with upstream() as server, unanswered_port() as port:
-            url, connections = server.url + server.on(held), "0"
-            if when == "connecting":
-                url, connections = f"http://127.0.0.1:{port}", "4"
-            parent = await asyncio.create_subprocess_exec(
-                sys.executable, "-c", PARENT, url, connections, stdout=asyncio.subprocess.PIPE
-            )
-            pids = json.loads(await parent.stdout.readline())
-            if when == "sending":
-                await wait_until(lambda: len(server.calls) == 2)
-            else:
-                await wait_until(lambda: sockets(port) >= FILLERS + 4)
-            parent.kill()
-            await parent.wait()
-            await wait_until(lambda: not any(map(alive, pids)))
-
-    play(work())
+async def test_a_parent_that_dies_takes_its_processes_along(when: str) -> None:
+    async with upstream() as server, unanswered_port() as port:
+        url, connections = server.url + server.on(held), "0"
+        if when == "connecting":
+            url, connections = f"http://127.0.0.1:{port}", "4"
+        parent = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", PARENT, url, connections, stdout=asyncio.subprocess.PIPE
+        )
+        pids = json.loads(await parent.stdout.readline())
+        if when == "sending":
+            await wait_until(lambda: len(server.calls) == 2)
+        else:
+            await wait_until(lambda: sockets(port) >= FILLERS + 4)
+        parent.kill()
+        await parent.wait()
+        await wait_until(lambda: not any(map(alive, pids)))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """An admin port on loopback for one test."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp.test_utils import TestClient, TestServer
@@ -19,16 +19,10 @@ def pipeline(*args: Any, **about: Any) -> ExchangePipeline:
     return ExchangePipeline(MeterOptions(), ManualClock(now_ns=S), *args, **about)
 
 
-def play(
-    scene: Callable[[ExchangePipeline, Client], Awaitable[None]],
-    tally: ExchangePipeline | None = None,
-    *,
-    token: str | None = None,
-) -> None:
+@asynccontextmanager
+async def admin_port(
+    tally: ExchangePipeline | None = None, *, token: str | None = None
+) -> AsyncIterator[tuple[ExchangePipeline, Client]]:
     tally = tally or pipeline()
-
-    async def run() -> None:
-        async with TestClient(TestServer(admin_app(tally, token))) as client:
-            await scene(tally, client)
-
-    asyncio.run(run())
+    async with TestClient(TestServer(admin_app(tally, token))) as client:
+        yield tally, client

@@ -113,20 +113,17 @@ READ = sorted({route.path.replace("{name}", "app.js") for route in ROUTES if rou
 
 @pytest.mark.parametrize("token", [None, "s3cret"])
 @pytest.mark.parametrize("marks", FOREIGN.values(), ids=FOREIGN)
-def test_nothing_is_read_for_a_page_of_another_origin(marks: dict[str, str], token: str | None) -> None:
-    async def run() -> None:
-        tally = ExchangePipeline(MeterOptions(), ManualClock())
-        headers = {"Host": "localhost:9464", "Authorization": f"Bearer {token}", **marks}
-        async with TestClient(TestServer(admin_app(tally, token))) as client:
-            for path in READ:
-                for method in ("GET", "HEAD", "POST"):
-                    async with client.request(method, path, headers=headers) as answer:
-                        assert (answer.status, answer.content_type) == (403, "application/json"), path
-                        body = await answer.read()
-                        assert method == "HEAD" or json.loads(body)["error"]["field"] is None
-            assert tally.subscribers == 0
-
-    asyncio.run(run())
+async def test_nothing_is_read_for_a_page_of_another_origin(marks: dict[str, str], token: str | None) -> None:
+    tally = ExchangePipeline(MeterOptions(), ManualClock())
+    headers = {"Host": "localhost:9464", "Authorization": f"Bearer {token}", **marks}
+    async with TestClient(TestServer(admin_app(tally, token))) as client:
+        for path in READ:
+            for method in ("GET", "HEAD", "POST"):
+                async with client.request(method, path, headers=headers) as answer:
+                    assert (answer.status, answer.content_type) == (403, "application/json"), path
+                    body = await answer.read()
+                    assert method == "HEAD" or json.loads(body)["error"]["field"] is None
+        assert tally.subscribers == 0
 
 
 @pytest.mark.parametrize("path", READ)
@@ -149,16 +146,13 @@ def test_programs_and_the_dashboard_itself_are_answered(path: str, marks: dict[s
 
 
 @pytest.mark.parametrize("path", [*READ, "/none"])
-def test_no_answer_may_be_embedded_by_another_origin(path: str) -> None:
-    async def run() -> None:
-        async with (
-            TestClient(TestServer(admin_app(ExchangePipeline(MeterOptions(), ManualClock())))) as client,
-            client.get(path) as answer,
-        ):
-            assert answer.headers["Cross-Origin-Resource-Policy"] == "same-origin"
-            assert answer.headers["X-Frame-Options"] == "DENY"
-            assert answer.headers["X-Content-Type-Options"] == "nosniff"
-            assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
-            assert answer.headers["Server"] == "llmtap"
-
-    asyncio.run(run())
+async def test_no_answer_may_be_embedded_by_another_origin(path: str) -> None:
+    async with (
+        TestClient(TestServer(admin_app(ExchangePipeline(MeterOptions(), ManualClock())))) as client,
+        client.get(path) as answer,
+    ):
+        assert answer.headers["Cross-Origin-Resource-Policy"] == "same-origin"
+        assert answer.headers["X-Frame-Options"] == "DENY"
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
+        assert answer.headers["Server"] == "llmtap"

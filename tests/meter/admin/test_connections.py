@@ -17,7 +17,7 @@ from llmtap.meter.admin.connections import AdminRunner, AdminSite, SharedWork
 from llmtap.meter.admin.server import admin_app, admin_runner
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from tests.meter.admin.serving import pipeline
-from tests.support.servers.peer import scene, wait_until
+from tests.support.servers.peer import wait_until
 from tests.support.servers.raw_client import RawClient
 from tests.support.traffic.streams import streamed
 
@@ -50,7 +50,6 @@ async def answer_of(port: int, path: bytes = b"/healthz", tls: ssl.SSLContext | 
         writer.close()
 
 
-@scene
 async def test_idle_connections_make_room_for_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CONNECTIONS_MAX", 5)
     tally = pipeline()
@@ -75,7 +74,6 @@ async def test_idle_connections_make_room_for_new_ones(monkeypatch: pytest.Monke
         (GET % b"/healthz", "IDLE_S", "idle_timeout"),
     ],
 )  # fmt: skip
-@scene
 async def test_a_connection_without_a_request_is_closed_in_time(
     sent: bytes, limit: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,7 +111,6 @@ HELLO = b"\x16\x03\x01\x02\x00\x01"
 
 
 @pytest.mark.parametrize("sent", [b"", HELLO])
-@scene
 async def test_idle_handshakes_make_room_for_new_connections(
     sent: bytes, tls: Tls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,7 +132,6 @@ async def test_idle_handshakes_make_room_for_new_connections(
 
 
 @pytest.mark.parametrize("sent", [b"", HELLO])
-@scene
 async def test_a_handshake_that_stays_idle_is_ended_in_time(
     sent: bytes, tls: Tls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,7 +149,6 @@ async def test_a_handshake_that_stays_idle_is_ended_in_time(
     await serving(tally, play, tls.server)
 
 
-@scene
 async def test_requests_over_tls_have_the_limits_of_plain_ones(
     tls: Tls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,7 +172,6 @@ async def test_requests_over_tls_have_the_limits_of_plain_ones(
     await serving(tally, play, tls.server)
 
 
-@scene
 async def test_a_request_in_one_read_with_the_end_of_the_handshake_is_answered(tls: Tls) -> None:
     async def play(port: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -203,7 +197,6 @@ async def test_a_request_in_one_read_with_the_end_of_the_handshake_is_answered(t
     await serving(pipeline(), play, tls.server)
 
 
-@scene
 async def test_a_client_that_reads_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SEND_S", 0.2)
     tally = pipeline()
@@ -232,7 +225,6 @@ async def test_a_client_that_reads_nothing_is_given_up(monkeypatch: pytest.Monke
     await runner.cleanup()
 
 
-@scene
 async def test_answers_that_wait_have_a_common_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ANSWERS_BYTES_MAX", 20 << 20)
     tally = pipeline()
@@ -256,7 +248,6 @@ async def test_answers_that_wait_have_a_common_limit(monkeypatch: pytest.MonkeyP
     await runner.cleanup()
 
 
-@scene
 async def test_metrics_are_kept_compressed_while_they_are_sent() -> None:
     tally = pipeline()
     for seq in range(300):
@@ -279,7 +270,6 @@ async def test_metrics_are_kept_compressed_while_they_are_sent() -> None:
     await serving(tally, play)
 
 
-@scene
 async def test_work_runs_once_for_all_that_wait_and_is_never_older_than_a_request() -> None:
     work = SharedWork()
     began: list[int] = []

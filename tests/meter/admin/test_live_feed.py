@@ -1,6 +1,6 @@
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,26 +14,22 @@ from llmtap.meter.admin.live_feed import LiveFeed
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.exchanges import weight_bytes
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from tests.support.servers.peer import LIMIT_S, wait_until
+from tests.support.servers.peer import wait_until
 from tests.support.servers.raw_client import RawClient, request
 from tests.support.traffic.streams import streamed
 
 S = 1_000_000_000
 Client = TestClient[Any, Any]
-Scene = Callable[[ExchangePipeline, LiveFeed, Client], Awaitable[None]]
 QUIET = "/api/v1/live?summary=0"
 
 
-def play(scene: Scene) -> None:
-    async def run() -> None:
-        async with asyncio.timeout(LIMIT_S):
-            tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S))
-            app, feed = web.Application(), LiveFeed(tally)
-            feed.add_to(app)
-            async with TestClient(TestServer(app)) as client:
-                await scene(tally, feed, client)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def live_feed() -> AsyncIterator[tuple[ExchangePipeline, LiveFeed, Client]]:
+    tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S))
+    app, feed = web.Application(), LiveFeed(tally)
+    feed.add_to(app)
+    async with TestClient(TestServer(app)) as client:
+        yield tally, feed, client
 
 
 class Stream:
@@ -68,8 +64,8 @@ async def subscribed(feed: LiveFeed, client: Client, path: str = QUIET) -> Async
         yield Stream(answer)
 
 
-def test_an_exchange_is_told_when_it_ends() -> None:
-    async def scene(tally: ExchangePipeline, feed: LiveFeed, client: Client) -> None:
+async def test_an_exchange_is_told_when_it_ends() -> None:
+    async with live_feed() as (tally, feed, client):
         async with subscribed(feed, client) as stream:
             tally.on_end(streamed(100, 140, seq=7))
             name, x = await stream.next()
@@ -80,13 +76,11 @@ def test_an_exchange_is_told_when_it_ends() -> None:
             _, x = await stream.next()
             assert [event["t"] for event in x["events"]] == [0.1, 0.14]
 
-    play(scene)
 
-
-def test_a_summary_comes_at_once_and_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_summary_comes_at_once_and_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "SUMMARY_S", 0.1)
 
-    async def scene(tally: ExchangePipeline, feed: LiveFeed, client: Client) -> None:
+    async with live_feed() as (tally, feed, client):
         tally.on_open()
         tally.on_open()
         tally.on_end(streamed(100, 140))
@@ -97,56 +91,51 @@ def test_a_summary_comes_at_once_and_again_and_again(monkeypatch: pytest.MonkeyP
                 assert result["metrics"]["ttft"]["p50"] == pytest.approx(0.1, rel=1e-3)
                 assert result["outcomes"] == {"complete": 1}
 
-    play(scene)
+
+async def test_a_slow_subscriber_loses_whole_exchanges_and_is_told_how_many() -> None:
+    async with (
+        live_feed() as (tally, feed, client),
+        subscribed(feed, client) as slow,
+        subscribed(feed, client, QUIET + "&tenant=acme") as other,
+    ):
+        # No turn of the loop between them: nothing can be taken from the queue.
+        for seq in range(live.QUEUE_MAX + 3):
+            tally.on_end(streamed(100, seq=seq))
+        tally.on_end(streamed(100, seq=9_999, tenant="acme"))
+        result = [await slow.next() for _ in range(live.QUEUE_MAX + 1)]
+        exchanges = [x["seq"] for name, x in result if name == "exchange"]
+        assert exchanges == list(range(live.QUEUE_MAX))
+        assert [x for name, x in result if name == "missed"] == [{"n": 4, "total": 4}]
+        assert (await other.next())[1]["seq"] == 9_999
+        assert (tally.live_missed, tally.subscribers) == (4, 2)
+        tally.on_end(streamed(100, seq=5))
+        assert (await slow.next())[1]["seq"] == 5
 
 
-def test_a_slow_subscriber_loses_whole_exchanges_and_is_told_how_many() -> None:
-    async def scene(tally: ExchangePipeline, feed: LiveFeed, client: Client) -> None:
-        async with (
-            subscribed(feed, client) as slow,
-            subscribed(feed, client, QUIET + "&tenant=acme") as other,
-        ):
-            # No turn of the loop between them: nothing can be taken from the queue.
-            for seq in range(live.QUEUE_MAX + 3):
-                tally.on_end(streamed(100, seq=seq))
-            tally.on_end(streamed(100, seq=9_999, tenant="acme"))
-            result = [await slow.next() for _ in range(live.QUEUE_MAX + 1)]
-            exchanges = [x["seq"] for name, x in result if name == "exchange"]
-            assert exchanges == list(range(live.QUEUE_MAX))
-            assert [x for name, x in result if name == "missed"] == [{"n": 4, "total": 4}]
-            assert (await other.next())[1]["seq"] == 9_999
-            assert (tally.live_missed, tally.subscribers) == (4, 2)
-            tally.on_end(streamed(100, seq=5))
-            assert (await slow.next())[1]["seq"] == 5
-
-    play(scene)
-
-
-def test_who_leaves_is_forgotten_although_nothing_is_said_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_leaves_is_forgotten_although_nothing_is_said_to_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(live, "DISCONNECT_CHECK_S", 0.02)
 
-    async def run() -> None:
-        app, feed = web.Application(), LiveFeed(ExchangePipeline(MeterOptions(), ManualClock(now_ns=S)))
-        feed.add_to(app)
-        # As the meter runs it; aiohttp's test server would cancel the handler.
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        client = await RawClient.connect(runner.addresses[0][1])
-        await client.send(request("GET", QUIET))
-        await wait_until(lambda: len(feed) == 1)
-        client.close()
-        await wait_until(lambda: len(feed) == 0)
-        await runner.cleanup()
-
-    asyncio.run(run())
+    app, feed = web.Application(), LiveFeed(ExchangePipeline(MeterOptions(), ManualClock(now_ns=S)))
+    feed.add_to(app)
+    # As the meter runs it; aiohttp's test server would cancel the handler.
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    client = await RawClient.connect(runner.addresses[0][1])
+    await client.send(request("GET", QUIET))
+    await wait_until(lambda: len(feed) == 1)
+    client.close()
+    await wait_until(lambda: len(feed) == 0)
+    await runner.cleanup()
 
 
-def test_who_takes_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_takes_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "STALLED_S", 0.3)
 
-    async def scene(tally: ExchangePipeline, feed: LiveFeed, client: Client) -> None:
+    async with live_feed() as (tally, feed, client):
         assert client.port is not None
         raw = await RawClient.connect(client.port, receive_buffer=4_096)
         await raw.send(request("GET", QUIET + "&events=1", host="localhost"))
@@ -157,58 +146,48 @@ def test_who_takes_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
         await wait_until(lambda: len(feed) == 0)
         raw.close()
 
-    play(scene)
+
+async def test_the_end_of_the_meter_ends_the_streams() -> None:
+    tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S))
+    app, feed = web.Application(), LiveFeed(tally)
+    feed.add_to(app)
+    server = TestServer(app)
+    async with TestClient(server) as client, subscribed(feed, client, "/api/v1/live") as stream:
+        closing = asyncio.ensure_future(app.shutdown())
+        assert await stream.is_over()
+        await closing
+        assert (len(feed), feed in tally.sinks) == (0, False)
+        assert (await client.get(QUIET)).status == 503
 
 
-def test_the_end_of_the_meter_ends_the_streams() -> None:
-    async def run() -> None:
-        tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S))
-        app, feed = web.Application(), LiveFeed(tally)
-        feed.add_to(app)
-        server = TestServer(app)
-        async with TestClient(server) as client, subscribed(feed, client, "/api/v1/live") as stream:
-            closing = asyncio.ensure_future(app.shutdown())
-            assert await stream.is_over()
-            await closing
-            assert (len(feed), feed in tally.sinks) == (0, False)
-            assert (await client.get(QUIET)).status == 503
-
-    asyncio.run(run())
-
-
-def test_a_queue_is_bounded_by_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_queue_is_bounded_by_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "QUEUE_BYTES_MAX", 2 * weight_bytes(streamed(100, 140)))
 
-    async def scene(tally: ExchangePipeline, feed: LiveFeed, client: Client) -> None:
-        async with subscribed(feed, client) as stream:
-            for seq in range(4):
-                tally.on_end(streamed(100, 140, seq=seq))
-            assert [(await stream.next())[1].get("seq") for _ in range(2)] == [0, 1]
-            assert await stream.next() == ("missed", {"n": 2, "total": 2})
-
-    play(scene)
+    async with live_feed() as (tally, feed, client), subscribed(feed, client) as stream:
+        for seq in range(4):
+            tally.on_end(streamed(100, 140, seq=seq))
+        assert [(await stream.next())[1].get("seq") for _ in range(2)] == [0, 1]
+        assert await stream.next() == ("missed", {"n": 2, "total": 2})
 
 
-def test_there_is_room_for_so_many_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_there_is_room_for_so_many_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "SUBSCRIBERS_MAX", 1)
 
-    async def scene(tally: ExchangePipeline, feed: LiveFeed, client: Client) -> None:
+    async with live_feed() as (_, feed, client):
         async with subscribed(feed, client):
             assert (await client.get(QUIET)).status == 503
         await wait_until(lambda: len(feed) == 0)
         async with subscribed(feed, client):
             pass
 
-    play(scene)
 
-
-def test_the_oldest_subscriber_gives_its_place_to_a_new_one_after_a_while(
+async def test_the_oldest_subscriber_gives_its_place_to_a_new_one_after_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(live, "SUBSCRIBERS_MAX", 1)
     monkeypatch.setattr(live, "TENURE_S", 0.0)
 
-    async def scene(tally: ExchangePipeline, feed: LiveFeed, client: Client) -> None:
+    async with live_feed() as (tally, feed, client):
         async with subscribed(feed, client):
             response = await client.get(QUIET)
             assert response.status == 200
@@ -217,13 +196,9 @@ def test_the_oldest_subscriber_gives_its_place_to_a_new_one_after_a_while(
             response.close()
         await wait_until(lambda: len(feed) == 0)
 
-    play(scene)
 
-
-def test_a_feed_without_places_refuses_a_subscriber(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_feed_without_places_refuses_a_subscriber(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "SUBSCRIBERS_MAX", 0)
 
-    async def scene(tally: ExchangePipeline, feed: LiveFeed, client: Client) -> None:
+    async with live_feed() as (_, _, client):
         assert (await client.get(QUIET)).status == 503
-
-    play(scene)

@@ -12,7 +12,7 @@ from llmtap.exchange.saved import explain, read_saved
 from llmtap.meter.admin.openapi import ROUTES, document
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.metrics.slo import SloOptions
-from tests.meter.admin.serving import Client, pipeline, play
+from tests.meter.admin.serving import Client, admin_port, pipeline
 from tests.support.traffic.corpus import NAMES, Recorded
 from tests.support.traffic.relay_status import relay_status
 from tests.support.traffic.streams import streamed
@@ -82,8 +82,8 @@ def references_in(value: Any) -> list[str]:
     return [found for item in value for found in references_in(item)] if isinstance(value, list) else []
 
 
-def test_every_route_is_in_the_document_and_nothing_else() -> None:
-    async def scene(tally: ExchangePipeline, client: Client) -> None:
+async def test_every_route_is_in_the_document_and_nothing_else() -> None:
+    async with admin_port(pipeline(slos={"gold": GOLD})) as (_, client):
         assert client.app is not None
         served = {
             (route.method.lower(), route.resource.canonical)
@@ -94,11 +94,9 @@ def test_every_route_is_in_the_document_and_nothing_else() -> None:
         async with client.get("/api/v1/openapi.json") as answer:
             assert await answer.json() == json.loads(json.dumps(document()))
 
-    play(scene, pipeline(slos={"gold": GOLD}))
 
-
-def test_real_answers_are_as_the_document_says() -> None:
-    async def scene(tally: ExchangePipeline, client: Client) -> None:
+async def test_real_answers_are_as_the_document_says() -> None:
+    async with admin_port(pipeline(slos={"gold": GOLD})) as (tally, client):
         for filled in (False, True):
             if filled:
                 fill(tally)
@@ -114,8 +112,6 @@ def test_real_answers_are_as_the_document_says() -> None:
             fits(await answer_of(client, "/api/v1/summary?window=x", 400), "Error")
             fits(await answer_of(client, "/nowhere", 404), "Error")
 
-    play(scene, pipeline(slos={"gold": GOLD}))
-
 
 async def answer_of(client: Client, path: str, status: int = 200) -> Any:
     async with client.get(path) as answer:
@@ -123,8 +119,8 @@ async def answer_of(client: Client, path: str, status: int = 200) -> Any:
         return await answer.json()
 
 
-def test_exchanges_of_every_dialect_are_as_the_document_says() -> None:
-    async def scene(tally: ExchangePipeline, client: Client) -> None:
+async def test_exchanges_of_every_dialect_are_as_the_document_says() -> None:
+    async with admin_port(pipeline(slos={"gold": GOLD})) as (tally, client):
         for name in NAMES:
             recorded = Recorded(name)
             tally.on_open()
@@ -137,5 +133,3 @@ def test_exchanges_of_every_dialect_are_as_the_document_says() -> None:
         ]
         assert wrong == []
         fits(await answer_of(client, "/api/v1/summary"), "Summary")
-
-    play(scene, pipeline(slos={"gold": GOLD}))

@@ -6,8 +6,7 @@ from importlib.resources import files
 import pytest
 
 from llmtap.meter.admin.server import ASSETS
-from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from tests.meter.admin.serving import Client, play
+from tests.meter.admin.serving import admin_port
 from tests.support.servers.raw_client import RawClient, request
 
 OWN = {part.name: part for part in (files("llmtap.meter.admin") / "static").iterdir()}
@@ -15,8 +14,8 @@ OWN |= {name: files("llmtap.report") / name for name in ("plot.css", "plot.js")}
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 
-def test_every_file_is_served_as_what_it_is() -> None:
-    async def scene(tally: ExchangePipeline, client: Client) -> None:
+async def test_every_file_is_served_as_what_it_is() -> None:
+    async with admin_port() as (_, client):
         for name in OWN:
             path = "/" if name == "index.html" else f"/assets/{name}"
             async with client.get(path) as answer:
@@ -33,12 +32,10 @@ def test_every_file_is_served_as_what_it_is() -> None:
             assert answer.content_type == "text/javascript"
             assert b'{"name":"ttft","title":"TTFT","unit":"s","streams":true}' in await answer.read()
 
-    play(scene)
-
 
 @pytest.mark.parametrize("path", ["/", "/assets/app.js", "/assets/plot.js"])
-def test_what_a_browser_has_already_is_not_sent_again(path: str) -> None:
-    async def scene(tally: ExchangePipeline, client: Client) -> None:
+async def test_what_a_browser_has_already_is_not_sent_again(path: str) -> None:
+    async with admin_port() as (_, client):
         async with client.get(path) as answer:
             etag = answer.headers["ETag"]
             assert answer.headers["Cache-Control"] == "no-cache"
@@ -52,11 +49,9 @@ def test_what_a_browser_has_already_is_not_sent_again(path: str) -> None:
         async with client.head(path) as answer:
             assert (answer.status, await answer.read()) == (200, b"")
 
-    play(scene)
 
-
-def test_page_and_parts_need_no_token_and_all_else_does() -> None:
-    async def scene(tally: ExchangePipeline, client: Client) -> None:
+async def test_page_and_parts_need_no_token_and_all_else_does() -> None:
+    async with admin_port(token="s3cret") as (_, client):
         for path in ("/", *(f"/assets/{name}" for name in sorted(ASSETS))):
             async with client.get(path) as answer:
                 assert answer.status == 200, path
@@ -67,8 +62,6 @@ def test_page_and_parts_need_no_token_and_all_else_does() -> None:
             async with client.get(path, allow_redirects=False) as answer:
                 assert answer.status == 401, path
 
-    play(scene, token="s3cret")
-
 
 @pytest.mark.parametrize("path", [
     "/assets/../api/v1/summary", "/assets/..%2fapi/v1/summary", "/assets/%2e%2e/api/v1/summary",
@@ -78,8 +71,8 @@ def test_page_and_parts_need_no_token_and_all_else_does() -> None:
     "/api/v1/summary?/assets/app.js", "/api/v1/summary#/assets/app.js", "/api/v1/summary;/assets/app.js",
     "/assets\\..\\api\\v1\\summary",
 ])  # fmt: skip
-def test_no_spelling_of_a_path_comes_past_the_token(path: str) -> None:
-    async def scene(tally: ExchangePipeline, client: Client) -> None:
+async def test_no_spelling_of_a_path_comes_past_the_token(path: str) -> None:
+    async with admin_port(token="s3cret") as (_, client):
         port = client.port
         assert port is not None
         raw = await RawClient.connect(port)
@@ -89,8 +82,6 @@ def test_no_spelling_of_a_path_comes_past_the_token(path: str) -> None:
         assert answer.status in (400, 401, 404), answer.status
         assert b'"metrics"' not in answer.data
         assert b"import" not in answer.data
-
-    play(scene, token="s3cret")
 
 
 def test_nothing_comes_from_elsewhere() -> None:

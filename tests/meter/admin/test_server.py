@@ -16,9 +16,8 @@ from llmtap.channel.experiment import switch_word
 from llmtap.channel.frames import Hello
 from llmtap.clock import SystemClock
 from llmtap.exchange.outcome import Outcome
-from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.recorder import Recorder
-from tests.meter.admin.serving import Client, S, pipeline, play
+from tests.meter.admin.serving import Client, S, admin_port, pipeline
 from tests.support.traffic.experiments import an_experiment
 from tests.support.traffic.relay_status import relay_status
 from tests.support.traffic.streams import streamed
@@ -30,8 +29,8 @@ async def get(client: Client, path: str, **about: Any) -> tuple[int, Any]:
         return answer.status, json.loads(await answer.read())
 
 
-def test_health_is_the_process_and_readiness_is_a_relay_that_speaks() -> None:
-    async def scene(tally: ExchangePipeline, client: Client) -> None:
+async def test_health_is_the_process_and_readiness_is_a_relay_that_speaks() -> None:
+    async with admin_port() as (tally, client):
         assert (await client.get("/healthz")).status == 200
         assert (await client.get("/readyz")).status == 503
         tally.relays.join(Hello(relay="r0", pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0))
@@ -41,11 +40,9 @@ def test_health_is_the_process_and_readiness_is_a_relay_that_speaks() -> None:
         assert (await client.get("/readyz")).status == 503
         assert (await client.get("/healthz")).status == 200
 
-    play(scene)
 
-
-def test_metrics_come_as_text_openmetrics_and_zipped() -> None:
-    async def scene(tally: ExchangePipeline, client: Client) -> None:
+async def test_metrics_come_as_text_openmetrics_and_zipped() -> None:
+    async with admin_port() as (tally, client):
         tally.on_end(streamed(100, 140))
         async with client.get("/metrics", headers={"Accept-Encoding": "identity"}) as answer:
             assert answer.headers["Content-Type"].startswith("text/plain; version=")
@@ -62,17 +59,15 @@ def test_metrics_come_as_text_openmetrics_and_zipped() -> None:
             assert answer.headers["Content-Encoding"] == "gzip"
             assert b"llmtap_time_to_first_token_seconds" in gzip.decompress(await answer.read())
 
-    play(scene)
-
 
 @pytest.mark.parametrize(
     ("vantages", "after"),
     [(["middleware"], 2), (["relay"], None), (["middleware", "relay"], None), ([], None)],
 )
-def test_tokens_after_a_disconnect_are_known_to_the_middleware_alone(
+async def test_tokens_after_a_disconnect_are_known_to_the_middleware_alone(
     vantages: list[str], after: int | None
 ) -> None:
-    async def scene(tally: ExchangePipeline, client: Client) -> None:
+    async with admin_port() as (tally, client):
         for name in vantages:
             hello = Hello(relay=name, pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0, vantage=name)
             tally.relays.join(hello)
@@ -84,13 +79,11 @@ def test_tokens_after_a_disconnect_are_known_to_the_middleware_alone(
         parts = (out, out["by"]["tenant"]["default"])
         assert [part["tokens"]["after_cancel"] for part in parts] == [after, after]
 
-    play(scene)
 
-
-def test_the_histograms_of_series_can_be_merged_by_the_library() -> None:
+async def test_the_histograms_of_series_can_be_merged_by_the_library() -> None:
     decode = HdrHistogram.decode
 
-    async def scene(tally: ExchangePipeline, client: Client) -> None:
+    async with admin_port() as (tally, client):
         for tenant, times in (("a", (100, 140, 180)), ("b", (300, 340))):
             x = streamed(*times)
             x.tenant = tenant
@@ -107,8 +100,6 @@ def test_the_histograms_of_series_can_be_merged_by_the_library() -> None:
         assert merged.get_max_value() == pytest.approx(40_000_000, rel=0.002)
         assert (await get(client, "/api/v1/histograms?by=x"))[0] == 400
 
-    play(scene)
-
 
 PATH = "/api/v1/experiment"
 
@@ -120,8 +111,8 @@ async def post(client: Client, data: bytes = b'{"enabled": true}', **headers: st
         return answer.status, json.loads(await answer.read())
 
 
-def test_a_capture_is_flushed_on_demand(tmp_path: Path) -> None:
-    async def scene(tally: ExchangePipeline, client: Client) -> None:
+async def test_a_capture_is_flushed_on_demand(tmp_path: Path) -> None:
+    async with admin_port() as (tally, client):
         async with client.post("/api/v1/capture/flush", data={"a": "b"}) as answer:
             error = (await answer.json())["error"]["message"]
         assert answer.status == 415
@@ -141,13 +132,11 @@ def test_a_capture_is_flushed_on_demand(tmp_path: Path) -> None:
         assert [(file.rows, file.spool) for file in files] == [(1, False)]
         recorder.close(60)
 
-    play(scene)
 
-
-def test_what_runs_can_be_read_and_switched() -> None:
+async def test_what_runs_can_be_read_and_switched() -> None:
     experiment = an_experiment(enabled=False)
 
-    async def scene(tally: ExchangePipeline, client: Client) -> None:
+    async with admin_port(pipeline(experiment)) as (tally, client):
         words: list[int] = []
         tally.experiments.join(0, words.append)
         x = streamed(100, 140)
@@ -162,8 +151,6 @@ def test_what_runs_can_be_read_and_switched() -> None:
         assert (await post(client, b'{"enabled": false}'))[1]["state"] == "off"
         assert words == [switch_word(experiment.id, on) for on in (False, True, False)]
 
-    play(scene, pipeline(experiment))
-
 
 @pytest.mark.parametrize(
     ("headers", "data", "status"),
@@ -177,13 +164,11 @@ def test_what_runs_can_be_read_and_switched() -> None:
         ({}, b'{"enabled": true}' + b" " * 5_000, 413),
     ],
 )
-def test_who_may_not_switch_is_told_so_and_nothing_changes(
+async def test_who_may_not_switch_is_told_so_and_nothing_changes(
     headers: dict[str, str], data: bytes, status: int
 ) -> None:
-    async def scene(tally: ExchangePipeline, client: Client) -> None:
+    async with admin_port(pipeline(an_experiment(enabled=False))) as (tally, client):
         found, out = await post(client, data, **headers)
         assert found == status
         assert out["error"]["message"]
         assert tally.experiments.state == "off"
-
-    play(scene, pipeline(an_experiment(enabled=False)))

@@ -13,8 +13,7 @@ from llmtap.errors import ConfigError
 from llmtap.meter.admin import server as admin
 from llmtap.meter.admin.openapi import ROUTES
 from llmtap.meter.options import MeterOptions
-from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from tests.meter.admin.serving import Client, pipeline, play
+from tests.meter.admin.serving import admin_port, pipeline
 from tests.support.traffic.experiments import an_experiment
 
 TOKEN = "s3cret-of-the-operator"
@@ -27,14 +26,12 @@ BAD = (f"/api/v1/summary?window={'x' * 9}", "/api/v1/exchanges?colour=red", "/no
 
 
 @pytest.mark.parametrize("where", ["token=", "access_token=", "authorization=Bearer%20"])
-def test_a_token_in_a_url_opens_nothing(where: str) -> None:
-    async def scene(tally: ExchangePipeline, client: Client) -> None:
+async def test_a_token_in_a_url_opens_nothing(where: str) -> None:
+    async with admin_port(token=TOKEN) as (_, client):
         for path in PLACES:
             async with client.get(f"{path}?{where}{TOKEN}") as answer:
                 assert answer.status == 401
                 assert TOKEN not in await answer.text()
-
-    play(scene, token=TOKEN)
 
 
 @pytest.mark.parametrize(
@@ -44,17 +41,15 @@ def test_a_token_in_a_url_opens_nothing(where: str) -> None:
      {"Authorization": f"Bearer {TOKEN[:-1]}"}, {"Authorization": f"Bearer {TOKEN}x"},
      {"Authorization": "Bearer "}, {"Proxy-Authorization": f"Bearer {TOKEN}"}],
 )  # fmt: skip
-def test_nothing_but_the_bearer_header_opens_anything(headers: dict[str, str]) -> None:
-    async def scene(tally: ExchangePipeline, client: Client) -> None:
+async def test_nothing_but_the_bearer_header_opens_anything(headers: dict[str, str]) -> None:
+    async with admin_port(token=TOKEN) as (_, client):
         for path in PLACES:
             async with client.get(path, headers=headers) as answer:
                 assert answer.status == 401, path
                 assert "Set-Cookie" not in answer.headers
 
-    play(scene, token=TOKEN)
 
-
-def test_the_token_is_compared_whole_and_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_token_is_compared_whole_and_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[bytes, bytes]] = []
 
     def compare_digest(given: bytes, expected: bytes) -> bool:
@@ -68,23 +63,23 @@ def test_the_token_is_compared_whole_and_in_constant_time(monkeypatch: pytest.Mo
     monkeypatch.setattr(admin, "hmac", Watched)
     given = ("", "B", "Bearer ", f"Bearer {TOKEN[:3]}", f"Bearer {GUESS}", f"Bearer {TOKEN}")
 
-    async def scene(tally: ExchangePipeline, client: Client) -> None:
+    async with admin_port(token=TOKEN) as (_, client):
         for credential in given:
             async with client.get(
                 "/metrics", headers={"Authorization": credential} if credential else {}
             ) as answer:
                 assert answer.status == (200 if credential.endswith(TOKEN) else 401)
-
-    play(scene, token=TOKEN)
     # None is turned away by a shorter way: by its length, its first letter, its absence.
     assert compared == [(credential.strip().encode(), f"Bearer {TOKEN}".encode()) for credential in given]
 
 
-def test_answers_and_logs_hold_neither_the_token_nor_a_guess_of_it(caplog: pytest.LogCaptureFixture) -> None:
+async def test_answers_and_logs_hold_neither_the_token_nor_a_guess_of_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.DEBUG)
     asks = [{"Authorization": f"Bearer {GUESS}"}, {"Authorization": f"Bearer {TOKEN}"}, {"Cookie": GUESS}]
 
-    async def scene(tally: ExchangePipeline, client: Client) -> None:
+    async with admin_port(token=TOKEN) as (_, client):
         for headers in asks:
             for path in (*PATHS, *BAD):
                 async with client.get(path, headers=headers) as answer:
@@ -93,8 +88,6 @@ def test_answers_and_logs_hold_neither_the_token_nor_a_guess_of_it(caplog: pytes
                     assert GUESS not in result, path
             async with client.post("/api/v1/experiment", data=b"[", headers=headers) as answer:
                 assert TOKEN not in await answer.text()
-
-    play(scene, token=TOKEN)
     for record in caplog.records:
         message = record.getMessage() + str(record.exc_info or "")
         assert TOKEN not in message
@@ -121,11 +114,13 @@ STRANGERS = [
 
 @pytest.mark.parametrize("token", [None, TOKEN], ids=["open", "with a token"])
 @pytest.mark.parametrize("headers", STRANGERS, ids=lambda headers: next(iter(headers.values())))
-def test_what_acts_is_closed_to_other_sites_and_to_forms(headers: dict[str, str], token: str | None) -> None:
+async def test_what_acts_is_closed_to_other_sites_and_to_forms(
+    headers: dict[str, str], token: str | None
+) -> None:
     """A form and a simple request of a page (Fetch, 2.2.2) carry no JSON, and always tell their origin."""
     assert ACTING, "there is something that acts"
 
-    async def scene(tally: ExchangePipeline, client: Client) -> None:
+    async with admin_port(pipeline(an_experiment(enabled=False)), token=token) as (tally, client):
         about = {"Content-Type": "application/json", **headers}
         if token is not None:
             about["Authorization"] = f"Bearer {token}"
@@ -135,11 +130,9 @@ def test_what_acts_is_closed_to_other_sites_and_to_forms(headers: dict[str, str]
                 assert "Access-Control-Allow-Origin" not in answer.headers
         assert tally.experiments.state == "off"
 
-    play(scene, pipeline(an_experiment(enabled=False)), token=token)
 
-
-def test_no_page_of_another_origin_may_read_an_answer() -> None:
-    async def scene(tally: ExchangePipeline, client: Client) -> None:
+async def test_no_page_of_another_origin_may_read_an_answer() -> None:
+    async with admin_port(token=TOKEN) as (_, client):
         for path in PATHS:
             async with client.get(path, headers={"Origin": "https://evil.test"}) as answer:
                 assert "Access-Control-Allow-Origin" not in answer.headers
@@ -147,5 +140,3 @@ def test_no_page_of_another_origin_may_read_an_answer() -> None:
             async with client.options(path, headers=about) as answer:
                 assert answer.status in (401, 403, 405)
                 assert "Access-Control-Allow-Origin" not in answer.headers
-
-    play(scene, token=TOKEN)

@@ -9,13 +9,8 @@ from llmtap.exchange import observer as observer_module
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome, ReadingLimit, TokenSource
-from llmtap.meter.pipeline.assembler import (
-    CPU_FREE_NS,
-    CPU_MAX_NS,
-    CPU_PER_BYTE_NS,
-    Assembler,
-    CooperativeYield,
-)
+from llmtap.meter.pipeline.assembler import CPU_FREE_NS, CPU_MAX_NS, CPU_PER_BYTE_NS, Assembler
+from llmtap.meter.pipeline.cooperative_yield import CooperativeYield
 from llmtap.metrics.latency import measure, metrics_of
 from llmtap.metrics.objectives import Objectives
 from tests.support.traffic.tap_frames import MS, Script

@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from llmtap.meter.pipeline.assembler import (
+from llmtap.meter.pipeline.cooperative_yield import (
     BEHIND_NS,
     CPU_EVERY_NS,
     LONG_YIELD_NS,

@@ -16,7 +16,7 @@ from llmtap.channel.frames import ACK, FrameKind
 from llmtap.clock import ManualClock
 from llmtap.meter.admin.views import metrics_of, summary_of
 from llmtap.meter.options import MeterOptions
-from llmtap.meter.pipeline import assembler
+from llmtap.meter.pipeline import cooperative_yield
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.receiver import Receiver, listen_on
 from llmtap.meter.pipeline.recorder import Recorder
@@ -248,7 +248,7 @@ def test_a_batch_that_is_half_processed_when_the_meter_ends_is_not_acknowledged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The relay counts it as lost; what was measured of it stays measured."""
-    monkeypatch.setattr(assembler, "LOOP_TURN_NS", -1)
+    monkeypatch.setattr(cooperative_yield, "LOOP_TURN_NS", -1)
     tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S))
 
     async def run() -> object:
@@ -273,7 +273,7 @@ def test_a_batch_that_is_half_processed_when_its_relay_leaves_is_processed_to_it
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So does a meter end: it waits for its relays."""
-    monkeypatch.setattr(assembler, "LOOP_TURN_NS", -1)
+    monkeypatch.setattr(cooperative_yield, "LOOP_TURN_NS", -1)
     tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S))
 
     async def run() -> None:

@@ -1,9 +1,8 @@
 """The dashboard over a meter that has seen what a test wants it to have seen, in a real browser."""
 
-import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -36,7 +35,6 @@ HELLO: Final = Hello(
 MS: Final = 1_000_000
 S: Final = 1_000_000_000
 
-Scene = Callable[[Page, str], Awaitable[None]]
 """What happens on a page that is still empty, and where the dashboard is."""
 
 OWN_CLOCK: Final = """(() => {
@@ -110,22 +108,18 @@ def under_way(tally: ExchangePipeline, tenant: str = "acme") -> Assembler:
     return assembler
 
 
-def play(
-    scene: Scene, tally: ExchangePipeline | None = None, token: str | None = None, *between: Middleware
-) -> None:
-    """A scene in a browser of its own; `between` stand between page and meter."""
-
-    async def run() -> None:
-        async with (
-            asyncio.timeout(240),
-            served(a_tally() if tally is None else tally, token, *between) as url,
-            browser() as running,
-        ):
-            page = await running.page()
-            await page.screen(1_280, 900)
-            await scene(page, url)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def dashboard(
+    tally: ExchangePipeline | None = None, token: str | None = None, *between: Middleware
+) -> AsyncIterator[tuple[Page, str]]:
+    """A page in a browser of its own, and the URL of the meter; `between` stand between both."""
+    async with (
+        served(a_tally() if tally is None else tally, token, *between) as url,
+        browser() as running,
+    ):
+        page = await running.page()
+        await page.screen(1_280, 900)
+        yield page, url
 
 
 @asynccontextmanager

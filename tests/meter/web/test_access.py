@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.meter.web.dashboard import VIEWS, a_tally, is_live, play, under_way
+from tests.meter.web.dashboard import VIEWS, a_tally, dashboard, is_live, under_way
 from tests.support.browser import CHROMIUM, Page
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
@@ -82,10 +82,10 @@ async def at(page: Page, place: str) -> None:
     await page.until(f"document.getElementById('main').innerText.toLowerCase().includes('{wanted}')")
 
 
-def test_everything_that_can_be_used_has_a_name_and_headings_have_an_order() -> None:
+async def test_everything_that_can_be_used_has_a_name_and_headings_have_an_order() -> None:
     tally = a_tally()
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(tally) as (page, url):
         under_way(tally)
         await page.open(url)
         await is_live(page)
@@ -114,8 +114,6 @@ def test_everything_that_can_be_used_has_a_name_and_headings_have_an_order() -> 
         assert await page.look("document.documentElement.lang") == "en"
         assert page.problems == []
 
-    play(scene, tally)
-
 
 async def accessible(page: Page) -> list[dict[str, Any]]:
     """What the browser tells a screen reader."""
@@ -125,10 +123,10 @@ async def accessible(page: Page) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_every_text_can_be_read_on_what_is_behind_it(dark: bool) -> None:
+async def test_every_text_can_be_read_on_what_is_behind_it(dark: bool) -> None:
     tally = a_tally()
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(tally) as (page, url):
         under_way(tally)
         await page.screen(1_280, 900, dark=dark)
         await page.open(url)
@@ -145,11 +143,9 @@ def test_every_text_can_be_read_on_what_is_behind_it(dark: bool) -> None:
         assert (await page.look(PALE))["found"] == []
         assert page.problems == []
 
-    play(scene, tally)
 
-
-def test_the_keyboard_reaches_everything_in_its_order_and_shows_where_it_is() -> None:
-    async def scene(page: Page, url: str) -> None:
+async def test_the_keyboard_reaches_everything_in_its_order_and_shows_where_it_is() -> None:
+    async with dashboard() as (page, url):
         await page.send("Emulation.setFocusEmulationEnabled", enabled=True)
         await page.open(url)
         await is_live(page)
@@ -175,15 +171,13 @@ def test_the_keyboard_reaches_everything_in_its_order_and_shows_where_it_is() ->
             assert ring[1] >= 2, expected
         assert page.problems == []
 
-    play(scene)
 
-
-def test_colours_are_the_systems_until_somebody_chooses() -> None:
+async def test_colours_are_the_systems_until_somebody_chooses() -> None:
     ground = "getComputedStyle(document.body).backgroundColor"
     light, dark = "rgb(255, 255, 255)", "rgb(20, 24, 29)"
     axis = "getComputedStyle(document.querySelector('#main .plot text.x')).fill"
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard() as (page, url):
         await page.screen(1_280, 900, dark=True)
         await page.open(url)
         await is_live(page)
@@ -205,15 +199,13 @@ def test_colours_are_the_systems_until_somebody_chooses() -> None:
         assert await page.look(ground) == light, "the choice is kept"
         assert page.problems == []
 
-    play(scene)
 
-
-def test_on_a_phone_nothing_makes_the_page_wider_than_it_is() -> None:
+async def test_on_a_phone_nothing_makes_the_page_wider_than_it_is() -> None:
     """WCAG 2.2, 1.4.10: at 320 pixels only tables scroll, in boxes of their own."""
     tally = a_tally(tenant="a-tenant-whose-name-is-longer-than-any-phone-is-wide-" + "x" * 200)
     wide, width = "document.scrollingElement.scrollWidth", 320
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(tally) as (page, url):
         under_way(tally)
         await page.screen(width, 700, scale=2)
         await page.open(url)
@@ -230,5 +222,3 @@ def test_on_a_phone_nothing_makes_the_page_wider_than_it_is() -> None:
             assert 0 <= box[0] < box[1] <= width, dialog
             await page.look(f"document.getElementById('{dialog}').close()")
         assert page.problems == []
-
-    play(scene, tally)

@@ -13,13 +13,13 @@ from tests.meter.web.dashboard import (
     VIEWS,
     a_tally,
     an_empty_tally,
+    dashboard,
     is_live,
-    play,
     reads,
     shown,
     under_way,
 )
-from tests.support.browser import CHROMIUM, Page
+from tests.support.browser import CHROMIUM
 from tests.support.traffic.streams import reader_wait_ns, streamed
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
@@ -31,10 +31,10 @@ COUNTS = "document.querySelector('.counts').textContent"
 TENANTS = "document.querySelector('#main tbody').rows.length"
 
 
-def test_every_view_shows_figures_and_complains_of_nothing() -> None:
+async def test_every_view_shows_figures_and_complains_of_nothing() -> None:
     tally = a_tally()
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(tally) as (page, url):
         under_way(tally)
         await page.open(url)
         await is_live(page)
@@ -80,11 +80,9 @@ def test_every_view_shows_figures_and_complains_of_nothing() -> None:
         renders = await page.look("window.llmtap.renders")
         assert {"overview", "streams", "live", "tape"} <= {render["name"] for render in renders}
 
-    play(scene, tally)
 
-
-def test_an_exchange_is_inspected_chunk_by_chunk() -> None:
-    async def scene(page: Page, url: str) -> None:
+async def test_an_exchange_is_inspected_chunk_by_chunk() -> None:
+    async with dashboard() as (page, url):
         await page.open(url + "#exchanges")
         await page.until("document.querySelectorAll('#main tbody a').length > 50")
         await page.look(
@@ -114,10 +112,8 @@ def test_an_exchange_is_inspected_chunk_by_chunk() -> None:
         await reads(page, "r-999 is not kept")
         assert page.problems == []
 
-    play(scene)
 
-
-def test_a_long_list_of_chunks_is_folded_and_an_answer_in_one_piece_has_no_ttft() -> None:
+async def test_a_long_list_of_chunks_is_folded_and_an_answer_in_one_piece_has_no_ttft() -> None:
     tally = an_empty_tally()
     # The reader (20 tokens/s) waits for the first chunk and for the 61st, which comes 900 ms late.
     long = streamed(*(100 + 40 * i + (900 if i >= 60 else 0) for i in range(120)), seq=1)
@@ -131,7 +127,7 @@ def test_a_long_list_of_chunks_is_folded_and_an_answer_in_one_piece_has_no_ttft(
     numbers = f"{rows}.map((row) => Number(row.cells[0].textContent))"
     heads = f"[...document.querySelectorAll('{table} thead th')].map((head) => head.innerText)"
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(tally) as (page, url):
         await page.open(url + "#exchanges/r-1")
         await page.until(f"{rows}.length === 26")
         assert await page.look(numbers) == [*range(1, 21), 61, *range(116, 121)]
@@ -143,25 +139,20 @@ def test_a_long_list_of_chunks_is_folded_and_an_answer_in_one_piece_has_no_ttft(
         assert await page.look(f"{rows}.map((row) => row.cells[{place}].textContent)") == [DASH, "100 ms"]
         assert page.problems == []
 
-    play(scene, tally)
 
-
-def test_an_exchange_that_comes_in_several_answers_is_shown_whole() -> None:
-    async def scene(page: Page, url: str) -> None:
-        await page.open(url + "#exchanges/r-200")
-        await page.until("document.querySelector('.facts dl')")
-        rows = (
-            "document.querySelectorAll('main > div:not([hidden]) > div:not([hidden]) table tbody tr').length"
-        )
-        await page.until(f"{rows} === 40")
-        assert sum("r-200" in query for query in page.requests if "/exchanges?" in query) == 6
-        assert page.problems == []
-
+async def test_an_exchange_that_comes_in_several_answers_is_shown_whole() -> None:
     with mock.patch.multiple(recent_api, PAGE_BYTES_MAX=1, EVENTS_SLICE=7):
-        play(scene)
+        async with dashboard() as (page, url):
+            await page.open(url + "#exchanges/r-200")
+            await page.until("document.querySelector('.facts dl')")
+            table = "main > div:not([hidden]) > div:not([hidden]) table"
+            rows = f"document.querySelectorAll('{table} tbody tr').length"
+            await page.until(f"{rows} === 40")
+            assert sum("r-200" in query for query in page.requests if "/exchanges?" in query) == 6
+            assert page.problems == []
 
 
-def test_the_reader_of_the_page_is_the_reader_of_the_metrics() -> None:
+async def test_the_reader_of_the_page_is_the_reader_of_the_metrics() -> None:
     rng = random.Random(3)
     cases = []
     for _ in range(50):
@@ -169,7 +160,7 @@ def test_the_reader_of_the_page_is_the_reader_of_the_metrics() -> None:
         submit = rng.randrange(-1_000 * MS, 100 * MS)
         cases.append((times, submit, reader_wait_ns(times, submit) / 1e9))
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard() as (page, url):
         await page.open(url)
         await is_live(page)
         query = [
@@ -182,13 +173,11 @@ def test_the_reader_of_the_page_is_the_reader_of_the_metrics() -> None:
         )
         assert found == pytest.approx([idle for _, _, idle in cases], abs=1e-6)
 
-    play(scene)
 
-
-def test_names_from_traffic_are_text_everywhere() -> None:
+async def test_names_from_traffic_are_text_everywhere() -> None:
     tally = a_tally(tenant=HOSTILE, model=HOSTILE, arm="marked")
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(tally) as (page, url):
         under_way(tally, HOSTILE)
         await page.open(url)
         for number in "123456":
@@ -204,11 +193,9 @@ def test_names_from_traffic_are_text_everywhere() -> None:
         assert await page.look("document.querySelectorAll('main img, main script').length") == 0
         assert page.problems == []
 
-    play(scene, tally)
 
-
-def test_with_a_token_the_page_asks_for_it_and_tells_nobody() -> None:
-    async def scene(page: Page, url: str) -> None:
+async def test_with_a_token_the_page_asks_for_it_and_tells_nobody() -> None:
+    async with dashboard(token="s3cret") as (page, url):
         await page.open(url)
         await page.until("document.getElementById('token-dialog')?.open")
 
@@ -234,11 +221,9 @@ def test_with_a_token_the_page_asks_for_it_and_tells_nobody() -> None:
         # The browser itself reports the refused requests; nothing else may be said.
         assert [problem for problem in page.problems if "401" not in problem] == []
 
-    play(scene, token="s3cret")
 
-
-def test_keys_filter_and_sort() -> None:
-    async def scene(page: Page, url: str) -> None:
+async def test_keys_filter_and_sort() -> None:
+    async with dashboard() as (page, url):
         await page.open(url)
         await is_live(page)
         await page.press("/")
@@ -265,5 +250,3 @@ def test_keys_filter_and_sort() -> None:
         named = "(table) => table.caption && table.querySelector('thead th[scope=col]')"
         assert await page.look(f"[...document.querySelectorAll('main table')].every({named})")
         assert page.problems == []
-
-    play(scene)

@@ -8,7 +8,7 @@ from llmtap.exchange.outcome import Outcome
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.metrics.phases import PHASES
-from tests.meter.web.dashboard import an_empty_tally, own_clock, play, reads
+from tests.meter.web.dashboard import an_empty_tally, dashboard, own_clock, reads
 from tests.support.browser import CHROMIUM, Page
 from tests.support.traffic.exchanges import streamed as measured
 from tests.support.traffic.streams import streamed
@@ -43,11 +43,11 @@ async def move_mouse_to(page: Page, selector: str) -> None:
     await page.send("Input.dispatchMouseEvent", type="mouseMoved", x=box[0], y=box[1])
 
 
-def test_a_filter_finds_what_is_kept_and_not_among_the_newest_hundred() -> None:
+async def test_a_filter_finds_what_is_kept_and_not_among_the_newest_hundred() -> None:
     tally = ended(an_empty_tally(), seqs=range(1, 3), tenant="rare")
     ended(tally, seqs=range(3, 303))
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(tally) as (page, url):
         await page.open(url + "#exchanges")
         await page.until(f"{COUNTS} === 'the newest 100 kept, the last to end first'")
         await filter_by(page, "rar")
@@ -59,13 +59,11 @@ def test_a_filter_finds_what_is_kept_and_not_among_the_newest_hundred() -> None:
         await page.until(f"{COUNTS} === 'the newest 100 kept, the last to end first'")
         assert page.problems == []
 
-    play(scene, tally)
 
-
-def test_rows_hold_still_for_the_keyboard_and_go_on_when_it_leaves() -> None:
+async def test_rows_hold_still_for_the_keyboard_and_go_on_when_it_leaves() -> None:
     tally = ended(an_empty_tally(), seqs=range(1, 121))
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(tally) as (page, url):
         await page.send("Emulation.setFocusEmulationEnabled", enabled=True)
         await page.open(url + "#exchanges")
         await page.until(f"{LISTED}[0] === 'r-120'")
@@ -80,13 +78,11 @@ def test_rows_hold_still_for_the_keyboard_and_go_on_when_it_leaves() -> None:
         assert "held" not in await page.look(COUNTS)
         assert page.problems == []
 
-    play(scene, tally)
 
-
-def test_rows_hold_still_under_the_mouse() -> None:
+async def test_rows_hold_still_under_the_mouse() -> None:
     tally = ended(an_empty_tally(), seqs=range(1, 21))
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(tally) as (page, url):
         await page.open(url + "#exchanges")
         await page.until(f"{LISTED}[0] === 'r-20'")
         await move_mouse_to(page, "main > div:not([hidden]) tbody a")
@@ -97,13 +93,11 @@ def test_rows_hold_still_under_the_mouse() -> None:
         await page.until(f"{LISTED}[0] === 'r-23'")
         assert page.problems == []
 
-    play(scene, tally)
 
-
-def test_escape_leads_from_an_exchange_to_its_row_and_place() -> None:
+async def test_escape_leads_from_an_exchange_to_its_row_and_place() -> None:
     tally = ended(an_empty_tally(), seqs=range(1, 101))
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(tally) as (page, url):
         await page.send("Emulation.setFocusEmulationEnabled", enabled=True)
         await page.open(url + "#exchanges")
         await page.until(f"{LISTED}.length === 100")
@@ -122,13 +116,11 @@ def test_escape_leads_from_an_exchange_to_its_row_and_place() -> None:
         assert await page.look("document.title") == "Exchanges \N{MIDDLE DOT} llmtap"
         assert page.problems == []
 
-    play(scene, tally)
 
-
-def test_the_list_says_when_each_ended_in_what_zone() -> None:
+async def test_the_list_says_when_each_ended_in_what_zone() -> None:
     tally = ended(an_empty_tally(), seqs=range(1, 2))
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(tally) as (page, url):
         await own_clock(page)
         await page.send("Emulation.setTimezoneOverride", timezoneId="Etc/GMT-3")
         await page.open(url + "#exchanges")
@@ -140,25 +132,21 @@ def test_the_list_says_when_each_ended_in_what_zone() -> None:
         assert await page.look(f"{cell}.title") == "arrived 2023-11-14T22:13:20.000Z"
         assert page.problems == []
 
-    play(scene, tally)
 
-
-def test_of_more_than_can_be_asked_for_only_those_are_denied_that_were_looked_at() -> None:
+async def test_of_more_than_can_be_asked_for_only_those_are_denied_that_were_looked_at() -> None:
     tally = ExchangePipeline(MeterOptions(exchanges_kept=2_000), an_empty_tally().clock)
     ended(tally, seqs=range(1, 2), tenant="rare")
     ended(tally, seqs=range(2, 1_003))
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(tally) as (page, url):
         await page.open(url + "#exchanges")
         await page.until(f"{LISTED}.length === 100")
         await filter_by(page, "rare")
         await reads(page, "None of the newest 1,000 kept fits.")
         assert page.problems == []
 
-    play(scene, tally)
 
-
-def test_the_wait_of_an_exchange_has_a_bar_for_each_part_on_one_scale() -> None:
+async def test_the_wait_of_an_exchange_has_a_bar_for_each_part_on_one_scale() -> None:
     tally = an_empty_tally()
     for seq in range(1, 121):
         x = measured(seq)
@@ -168,7 +156,7 @@ def test_the_wait_of_an_exchange_has_a_bar_for_each_part_on_one_scale() -> None:
         tally.on_end(x)
     bars = "[...document.querySelectorAll('.parts .row')]"
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(tally) as (page, url):
         await page.open(url + "#exchanges/run.0.1-120")
         await reads(page, "Unusual: 'first token' took 800 ms, and 0 ms in the median of 120 streams")
         names = await page.look(f"{bars}.map((row) => row.querySelector('.name').textContent)")
@@ -186,10 +174,8 @@ def test_the_wait_of_an_exchange_has_a_bar_for_each_part_on_one_scale() -> None:
         await reads(page, "No part is unusual beside 120 streams")
         assert page.problems == []
 
-    play(scene, tally)
 
-
-def test_a_stream_that_its_client_held_has_both_figures() -> None:
+async def test_a_stream_that_its_client_held_has_both_figures() -> None:
     tally = an_empty_tally()
     x = measured(1, 40)
     times = x.timeline.events.t_ns
@@ -198,16 +184,14 @@ def test_a_stream_that_its_client_held_has_both_figures() -> None:
     tally.on_open()
     tally.on_end(x)
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(tally) as (page, url):
         await page.open(url + "#exchanges/run.0.1-1")
         await reads(page, "200 ms; server alone at least 20 ms")
         await reads(page, "20 ms; server alone at least 15 ms")
         assert page.problems == []
 
-    play(scene, tally)
 
-
-def test_an_exchange_links_to_its_trace() -> None:
+async def test_an_exchange_links_to_its_trace() -> None:
     options = MeterOptions(trace_url="https://traces.example/{trace_id}")
     tally = ExchangePipeline(options, an_empty_tally().clock)
     x = streamed(100, 140, 2_000, seq=1)
@@ -215,17 +199,15 @@ def test_an_exchange_links_to_its_trace() -> None:
     tally.on_open()
     tally.on_end(x)
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(tally) as (page, url):
         await page.open(f"{url}#exchanges/{x.id}")
         await reads(page, "0af7651916cd43dd8448eb211c80319c")
         link = "document.querySelector('main a[target=_blank]')"
         assert await page.look(f"{link}.href") == "https://traces.example/0af7651916cd43dd8448eb211c80319c"
         assert page.problems == []
 
-    play(scene, tally)
 
-
-def test_a_refusal_of_unknown_stage_has_its_reason_on_the_page() -> None:
+async def test_a_refusal_of_unknown_stage_has_its_reason_on_the_page() -> None:
     tally = an_empty_tally()
     x = streamed(100, 140, 2_000, seq=1)
     x.outcome = Outcome.REFUSED
@@ -237,10 +219,8 @@ def test_a_refusal_of_unknown_stage_has_its_reason_on_the_page() -> None:
     tally.on_open()
     tally.on_end(x)
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(tally) as (page, url):
         await page.open(f"{url}#exchanges/{x.id}")
         await reads(page, "stage unknown: no usage: input or output")
         await reads(page, "blocked, unknown (finish_reason)")
         assert page.problems == []
-
-    play(scene, tally)

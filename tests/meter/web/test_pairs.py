@@ -4,8 +4,8 @@ import pytest
 
 from llmtap.exchange.exchange import BACK, FRONT
 from tests.meter.test_pairs import AFTER_MS, Stage, stream
-from tests.meter.web.dashboard import play, reads
-from tests.support.browser import CHROMIUM, Page
+from tests.meter.web.dashboard import dashboard, reads
+from tests.support.browser import CHROMIUM
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
 
@@ -16,12 +16,12 @@ LANES = """[...document.querySelectorAll(".parts .row")].filter((row) => row.que
   })"""
 
 
-def test_a_pair_is_shown_in_lanes_as_soon_as_it_is_known() -> None:
+async def test_a_pair_is_shown_in_lanes_as_soon_as_it_is_known() -> None:
     stage = Stage()
     stage.play(FRONT, stream(0, added_ms=15))
     stage.play(BACK, stream(11))
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(stage.pipeline) as (page, url):
         await page.open(url + "#exchanges/front-1")
         await reads(page, "Chunks")
         assert await page.look(LANES) == []
@@ -33,5 +33,3 @@ def test_a_pair_is_shown_in_lanes_as_soon_as_it_is_known() -> None:
         assert back[1] == pytest.approx(100 * 11 / 176, abs=0.1)
         await reads(page, "15 ms (14.0 ms to 15.0 ms)")
         assert page.problems == []
-
-    play(scene, stage.pipeline)

@@ -4,8 +4,8 @@ import pytest
 
 from llmtap.export.sinks import CaptureState
 from llmtap.meter.pipeline.capture_pause import PauseWatch
-from tests.meter.web.dashboard import an_empty_tally, play, reads
-from tests.support.browser import CHROMIUM, Page
+from tests.meter.web.dashboard import an_empty_tally, dashboard, reads
+from tests.support.browser import CHROMIUM
 
 S = 1_000_000_000
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
@@ -30,12 +30,10 @@ LANES = """import("./assets/lanes.js").then(({ Lanes }) => {
         ("false", ["none", "waiting", 2, "waiting", "waiting"]),
     ],
 )
-def test_a_stream_that_is_reported_again_runs(all_streams: str, states: list[object]) -> None:
-    async def scene(page: Page, url: str) -> None:
+async def test_a_stream_that_is_reported_again_runs(all_streams: str, states: list[object]) -> None:
+    async with dashboard(an_empty_tally()) as (page, url):
         await page.open(url)
         assert await page.look(LANES.replace("%s", all_streams)) == states
-
-    play(scene, an_empty_tally())
 
 
 EMPTIED = """import("./assets/lanes.js").then(({ Lanes }) => {
@@ -52,14 +50,12 @@ EMPTIED = """import("./assets/lanes.js").then(({ Lanes }) => {
 })"""
 
 
-def test_an_ended_stream_stays_for_the_span_and_leaves_no_empty_lane() -> None:
-    async def scene(page: Page, url: str) -> None:
+async def test_an_ended_stream_stays_for_the_span_and_leaves_no_empty_lane() -> None:
+    async with dashboard(an_empty_tally()) as (page, url):
         await page.open(url)
         assert await page.look(EMPTIED) == [
             [False, False, True], ["a", "b", "c"], ["a", "c"], [None, None],
         ]  # fmt: skip
-
-    play(scene, an_empty_tally())
 
 
 FADED = """Promise.all([
@@ -87,16 +83,14 @@ FADED = """Promise.all([
 })"""
 
 
-def test_what_is_drawn_of_an_ended_stream_fades() -> None:
-    async def scene(page: Page, url: str) -> None:
+async def test_what_is_drawn_of_an_ended_stream_fades() -> None:
+    async with dashboard(an_empty_tally()) as (page, url):
         await page.open(url)
         before, after, anew = await page.look(FADED)
         assert before == [255, 255]
         for drawn in (after, anew):
             assert drawn[1] == 255
             assert 60 < drawn[0] < 160, "one or two layers at 35 %"
-
-    play(scene, an_empty_tally())
 
 
 FEED = """import("./assets/polling.js").then(async ({ Feed }) => {
@@ -120,14 +114,12 @@ FEED = """import("./assets/polling.js").then(async ({ Feed }) => {
 })"""
 
 
-def test_a_feed_that_falls_silent_is_asked_anew() -> None:
-    async def scene(page: Page, url: str) -> None:
+async def test_a_feed_that_falls_silent_is_asked_anew() -> None:
+    async with dashboard(an_empty_tally()) as (page, url):
         await page.open(url)
         received, errors = await page.look(FEED)
         assert received == [0, 1]
         assert errors == [None, "live: nothing within 15 s"]
-
-    play(scene, an_empty_tally())
 
 
 class _Troubled:
@@ -141,11 +133,11 @@ class _Troubled:
         return CaptureState(problem="disk_full", pause=watch.pause, waiting=240, dropped=dropped)
 
 
-def test_a_capture_in_trouble_is_not_well() -> None:
+async def test_a_capture_in_trouble_is_not_well() -> None:
     tally = an_empty_tally()
     tally.recorder = _Troubled()  # type: ignore[assignment]
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(tally) as (page, url):
         for view in ("tap", "overview"):
             await page.open(f"{url}#{view}")
             await reads(page, "The capture is paused: the disk of /var/spool/llmtap is full.")
@@ -157,20 +149,16 @@ def test_a_capture_in_trouble_is_not_well() -> None:
         await reads(page, "dropped deleted 5, disk_full 3")
         assert page.problems == []
 
-    play(scene, tally)
 
-
-def test_the_state_of_a_capture_leaves_out_what_does_not_apply() -> None:
+async def test_the_state_of_a_capture_leaves_out_what_does_not_apply() -> None:
     tally = an_empty_tally()
     tally.recorder = _Troubled()  # type: ignore[assignment]
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(tally) as (page, url):
         await page.open(url + "#tap")
         await reads(page, "Capture: ")
         for raw in ("null", "{}", "files_problem"):
             assert not await page.look(f"document.body.innerText.includes({raw!r})"), raw
-
-    play(scene, tally)
 
 
 ALARMS = """import("./assets/alarms.js").then(({ alarmsOf, ringing }) => {
@@ -183,12 +171,10 @@ ALARMS = """import("./assets/alarms.js").then(({ alarmsOf, ringing }) => {
 })"""
 
 
-def test_an_alarm_of_a_tenant_has_its_name_and_burn_rates() -> None:
-    async def scene(page: Page, url: str) -> None:
+async def test_an_alarm_of_a_tenant_has_its_name_and_burn_rates() -> None:
+    async with dashboard(an_empty_tally()) as (page, url):
         await page.open(url)
         assert await page.look(ALARMS) == [
             ["acme (all)", 20, "acme (all) uses its error budget too fast"],
             ["all", 2, "all uses its error budget too fast"],
         ]
-
-    play(scene, an_empty_tally())

@@ -6,8 +6,8 @@ from llmtap.channel.frames import Hello
 from llmtap.exchange.outcome import Outcome
 from llmtap.meter.pipeline.assembler import Assembler
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from tests.meter.web.dashboard import MS, an_empty_tally, play, reads
-from tests.support.browser import CHROMIUM, Page
+from tests.meter.web.dashboard import MS, an_empty_tally, dashboard, reads
+from tests.support.browser import CHROMIUM
 from tests.support.traffic.streams import streamed
 from tests.support.traffic.tap_frames import Script
 
@@ -43,8 +43,8 @@ def a_meter_with_silences() -> ExchangePipeline:
     return pipeline
 
 
-def test_silent_streams_are_listed_with_the_share_that_went_on() -> None:
-    async def scene(page: Page, url: str) -> None:
+async def test_silent_streams_are_listed_with_the_share_that_went_on() -> None:
+    async with dashboard(a_meter_with_silences()) as (page, url):
         await page.open(url + "#streams")
         await reads(page, "2 of 3 running streams sent no token for 5 s or longer")
         await page.until(f"{ROWS}.length === 2")
@@ -60,11 +60,9 @@ def test_silent_streams_are_listed_with_the_share_that_went_on() -> None:
         await reads(page, "0 match the filter")
         assert page.problems == []
 
-    play(scene, a_meter_with_silences())
 
-
-def test_without_silent_streams_there_is_a_sentence_and_no_table() -> None:
-    async def scene(page: Page, url: str) -> None:
+async def test_without_silent_streams_there_is_a_sentence_and_no_table() -> None:
+    async with dashboard(an_empty_tally()) as (page, url):
         await page.open(url + "#streams")
         await reads(page, "0 of 0 running streams sent no token for 5 s or longer")
         assert await page.look(f"{ROWS}.length") == 0
@@ -72,5 +70,3 @@ def test_without_silent_streams_there_is_a_sentence_and_no_table() -> None:
             "document.querySelector(\"[aria-label='Silent streams']\").checkVisibility()"
         )
         assert page.problems == []
-
-    play(scene, an_empty_tally())

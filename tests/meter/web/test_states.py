@@ -20,9 +20,9 @@ from tests.meter.web.dashboard import (
     VIEWS,
     a_tally,
     an_empty_tally,
+    dashboard,
     is_live,
     own_clock,
-    play,
     reads,
     shown,
     under_way,
@@ -63,7 +63,7 @@ async def hears(page: Page, words: str) -> None:
     await page.until(f"window.announcements?.some((one) => one.startsWith({json.dumps(words)}))")
 
 
-def test_where_nothing_has_passed_each_view_says_what_to_do() -> None:
+async def test_where_nothing_has_passed_each_view_says_what_to_do() -> None:
     wanted = {
         "overview": [
             "No exchange has ended in this window (1m)",
@@ -84,7 +84,7 @@ def test_where_nothing_has_passed_each_view_says_what_to_do() -> None:
     }
     assert set(wanted) == set(VIEWS)
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(an_empty_tally()) as (page, url):
         await page.open(url)
         await is_live(page)
         for name, sentences in wanted.items():
@@ -102,25 +102,21 @@ def test_where_nothing_has_passed_each_view_says_what_to_do() -> None:
         assert page.problems == []
         assert await page.look("window.llmtap.errors") == []
 
-    play(scene, an_empty_tally())
 
-
-def test_an_empty_window_says_which_one_shows_the_last_exchange() -> None:
+async def test_an_empty_window_says_which_one_shows_the_last_exchange() -> None:
     clock = ManualClock(now_ns=40 * S)
     tally = an_empty_tally(clock=clock)
     tally.on_open()
     tally.on_end(streamed(80, 120, seq=1))
     clock.advance(100 * S)
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(tally) as (page, url):
         await page.open(url)
         await is_live(page)
         message = await view(page, "overview")
         assert "No exchange has ended in this window (1m). The last exchange ended" in message
         assert 'the window "5m" shows it' in message
         assert page.problems == []
-
-    play(scene, tally)
 
 
 def with_arms(tally: ExchangePipeline, shares: dict[str, int]) -> ExchangePipeline:
@@ -137,7 +133,7 @@ def with_arms(tally: ExchangePipeline, shares: dict[str, int]) -> ExchangePipeli
     return tally
 
 
-def test_an_experiment_that_a_worse_arm_ended_says_so_and_shows_unadjusted_differences() -> None:
+async def test_an_experiment_that_a_worse_arm_ended_says_so_and_shows_unadjusted_differences() -> None:
     experiment = an_experiment(stop_worse=("failed",), covariate="request_bytes")
     tally = an_empty_tally(experiment)
     for seq in range(1, 385):
@@ -151,7 +147,7 @@ def test_an_experiment_that_a_worse_arm_ended_says_so_and_shows_unadjusted_diffe
     result: Any = tally.experiments.results()()
     unadjusted = result["differences"]["marked"]["tbc"]["mean"]["unadjusted_difference"]
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(tally) as (page, url):
         await page.open(url + "#experiment")
         await page.until("document.querySelector('main [role=alert]')")
         alarm = await page.look("document.querySelector('main [role=alert]').textContent")
@@ -167,25 +163,21 @@ def test_an_experiment_that_a_worse_arm_ended_says_so_and_shows_unadjusted_diffe
         assert cells[4].startswith(f"{1e6 * unadjusted:.0f} µs (")
         assert page.problems == []
 
-    play(scene, tally)
 
-
-def test_a_ramp_names_its_stage() -> None:
+async def test_a_ramp_names_its_stage() -> None:
     tally = an_empty_tally(an_experiment(schedule="1%, 10%", stop_worse=("failed",)))
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(tally) as (page, url):
         await page.open(url + "#experiment")
         await reads(page, "Stage 1 of 2: marked gets 1 % of the units since")
         assert "The figures are of this stage alone." in await shown(page)
         assert page.problems == []
 
-    play(scene, tally)
 
-
-def test_a_split_that_is_not_as_configured_is_an_alarm() -> None:
+async def test_a_split_that_is_not_as_configured_is_an_alarm() -> None:
     tally = with_arms(an_empty_tally(an_experiment()), {"control": 260, "marked": 60})
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(tally) as (page, url):
         await page.open(url + "#experiment")
         await page.until("document.querySelector('main [role=alert]')")
         alarm = await page.look("document.querySelector('main [role=alert]').textContent")
@@ -194,13 +186,11 @@ def test_a_split_that_is_not_as_configured_is_an_alarm() -> None:
         assert "no comparison below can be trusted" in alarm
         assert page.problems == []
 
-    play(scene, tally)
 
-
-def test_an_experiment_begins_with_its_result_or_with_what_is_missing_for_one() -> None:
+async def test_an_experiment_begins_with_its_result_or_with_what_is_missing_for_one() -> None:
     tally = with_arms(an_empty_tally(an_experiment()), {"control": 20, "marked": 10})
 
-    async def begun(page: Page, url: str) -> None:
+    async with dashboard(tally) as (page, url):
         await page.open(url + "#experiment")
         await reads(page, "marked: no result yet.")
         words = await shown(page)
@@ -208,17 +198,15 @@ def test_an_experiment_begins_with_its_result_or_with_what_is_missing_for_one() 
         assert "Findings in 13 comparisons: none. Only shares are compared so far." in words
         assert page.problems == []
 
-    async def compared(page: Page, url: str) -> None:
+    several = with_arms(an_empty_tally(an_experiment()), {"control": 90, "marked": 90})
+    async with dashboard(several) as (page, url):
         await page.open(url + "#experiment")
         await reads(page, "marked shows no difference in the median time to first token")
         assert "Findings in 13 comparisons: none." in await shown(page)
         assert page.problems == []
 
-    play(begun, tally)
-    play(compared, with_arms(an_empty_tally(an_experiment()), {"control": 90, "marked": 90}))
 
-
-def test_labels_are_a_table_of_all_traffic_and_of_each_arm() -> None:
+async def test_labels_are_a_table_of_all_traffic_and_of_each_arm() -> None:
     tally = an_empty_tally(an_experiment())
     for seq in range(1, 21):
         arm = ("marked", "control")[seq % 2]
@@ -229,7 +217,7 @@ def test_labels_are_a_table_of_all_traffic_and_of_each_arm() -> None:
     rows = """[...document.querySelectorAll("main > div:not([hidden]) [aria-label^=Refusals] tbody tr")]
       .map((row) => [...row.cells].map((cell) => cell.textContent))"""
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(tally) as (page, url):
         await page.open(url)
         await is_live(page)
         assert "Labels that do not count: unknown 1." in await view(page, "overview")
@@ -241,14 +229,12 @@ def test_labels_are_a_table_of_all_traffic_and_of_each_arm() -> None:
             ["marked", "should-answer", "7", "2", "0", "false positives", "22.2 %", "6.32 % to 54.7 %"],
         ]
 
-    play(scene, tally)
 
-
-def test_a_stream_under_way_is_followed_chunk_by_chunk_until_it_ends() -> None:
+async def test_a_stream_under_way_is_followed_chunk_by_chunk_until_it_ends() -> None:
     tally = an_empty_tally()
     assembler = under_way(tally)
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(tally) as (page, url):
         await page.send("Page.addScriptToEvaluateOnNewDocument", source=LISTENER)
         await page.open(url + "#exchanges/r1-1")
         await reads(page, "This exchange has run for 3 s")
@@ -283,10 +269,8 @@ def test_a_stream_under_way_is_followed_chunk_by_chunk_until_it_ends() -> None:
         assert page.problems == []
         assert await page.look("window.llmtap.errors") == []
 
-    play(scene, tally)
 
-
-def test_the_span_of_the_lanes_follows_the_oldest_stream_until_one_is_chosen() -> None:
+async def test_the_span_of_the_lanes_follows_the_oldest_stream_until_one_is_chosen() -> None:
     tally = an_empty_tally()
     under_way(tally)
     old = Assembler(HELLO, tally)
@@ -294,7 +278,7 @@ def test_the_span_of_the_lanes_follows_the_oldest_stream_until_one_is_chosen() -
     now_ms = tally.clock.mono_ns() // 1_000_000
     ago = "document.querySelector('.axis').firstChild.textContent"
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(tally) as (page, url):
         await page.open(url + "#streams")
         await page.until(f"{ago}.startsWith('11.')")  # 10 s, and the delay of the picture
         old.digest(Script().request(1, now_ms - 25_000).frames())
@@ -306,10 +290,8 @@ def test_the_span_of_the_lanes_follows_the_oldest_stream_until_one_is_chosen() -
         await page.until(f"{ago}.startsWith('61.')")
         assert page.problems == []
 
-    play(scene, tally)
 
-
-def test_the_charts_begin_with_what_the_meter_kept_before_the_page_was_opened() -> None:
+async def test_the_charts_begin_with_what_the_meter_kept_before_the_page_was_opened() -> None:
     clock = ManualClock(now_ns=600 * S)
     tally = ExchangePipeline(MeterOptions(), clock)
     tally.relays.join(HELLO)
@@ -335,7 +317,7 @@ def test_the_charts_begin_with_what_the_meter_kept_before_the_page_was_opened() 
       return [t.length, t.at(-2) - t.at(-3), series.ttft_p50.slice(-2), series.achieved_rps[0]];
     })"""
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(tally, None, asked) as (page, url):
         await page.open(url)
         await is_live(page)
         n, step_ms, latest, rate = await page.look(points)
@@ -348,19 +330,17 @@ def test_the_charts_begin_with_what_the_meter_kept_before_the_page_was_opened() 
         await reads(page, "Each point covers 5 minutes")
         await page.until("document.getElementById('status').dataset.state === 'live'")
         assert page.problems == []
-
-    play(scene, tally, None, asked)
     assert steps[0] == "10s"
     assert "5m" in steps
 
 
-def test_on_a_phone_the_figures_that_matter_are_on_the_first_screen() -> None:
+async def test_on_a_phone_the_figures_that_matter_are_on_the_first_screen() -> None:
     tally = a_tally()
     places = """[...document.querySelectorAll("main > div:not([hidden]) .card")].slice(0, 3).map((card) => [
       card.querySelector("dt").textContent, card.querySelector("dd").getBoundingClientRect().bottom,
     ])"""
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(tally) as (page, url):
         await page.screen(390, 760, scale=2)
         await page.open(url)
         await is_live(page)
@@ -369,10 +349,8 @@ def test_on_a_phone_the_figures_that_matter_are_on_the_first_screen() -> None:
         assert list(figures) == ["TTFT", "Met their objectives", "Requests/s"]
         assert all(bottom <= 760 for bottom in figures.values()), figures
 
-    play(scene, tally)
 
-
-def test_of_a_stream_longer_than_a_minute_what_came_before_is_one_chunk() -> None:
+async def test_of_a_stream_longer_than_a_minute_what_came_before_is_one_chunk() -> None:
     tally = an_empty_tally()
     assembler = Assembler(HELLO, tally)
     tally.streams.join(assembler)
@@ -382,7 +360,7 @@ def test_of_a_stream_longer_than_a_minute_what_came_before_is_one_chunk() -> Non
         script.word(1, 400_900 + 1_000 * i)
     assembler.digest(script.frames())
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(tally) as (page, url):
         await page.open(url + "#exchanges/r0-1")
         await reads(page, "This exchange has run for 100 s")
         await page.look("document.getElementById('unfold').click()")
@@ -395,10 +373,8 @@ def test_of_a_stream_longer_than_a_minute_what_came_before_is_one_chunk() -> Non
         assert {row[3] for row in rows} == {DASH}, "of what class they are nobody has told"
         assert page.problems == []
 
-    play(scene, tally)
 
-
-def test_a_tap_that_hangs_is_stale_and_one_that_answers_again_is_live() -> None:
+async def test_a_tap_that_hangs_is_stale_and_one_that_answers_again_is_live() -> None:
     answers, held = asyncio.Event(), asyncio.Event()
 
     @web.middleware
@@ -408,7 +384,7 @@ def test_a_tap_that_hangs_is_stale_and_one_that_answers_again_is_live() -> None:
             await answers.wait()
         return await handler(request)
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(None, None, gate) as (page, url):
         answers.set()
         await page.send("Page.addScriptToEvaluateOnNewDocument", source=LISTENER)
         await own_clock(page)
@@ -428,17 +404,15 @@ def test_a_tap_that_hangs_is_stale_and_one_that_answers_again_is_live() -> None:
         assert not await page.look("document.getElementById('main').classList.contains('stale')")
         assert page.problems == []
 
-    play(scene, None, None, gate)
 
-
-def test_a_lost_connection_is_said_and_the_page_goes_on_by_itself() -> None:
+async def test_a_lost_connection_is_said_and_the_page_goes_on_by_itself() -> None:
     async def online(page: Page, yes: bool) -> None:
         await page.send(
             "Network.emulateNetworkConditions",
             offline=not yes, latency=0, downloadThroughput=-1, uploadThroughput=-1,
         )  # fmt: skip
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard() as (page, url):
         await page.open(url)
         await reads(page, "n 200")
         await online(page, False)
@@ -450,16 +424,12 @@ def test_a_lost_connection_is_said_and_the_page_goes_on_by_itself() -> None:
         # The browser itself tells of what it could not load; nothing else may be said.
         assert [problem for problem in page.problems if "net::ERR_" not in problem] == []
 
-    play(scene)
 
-
-def test_without_a_relay_it_says_that_nothing_is_measured() -> None:
-    async def scene(page: Page, url: str) -> None:
+async def test_without_a_relay_it_says_that_nothing_is_measured() -> None:
+    async with dashboard(ExchangePipeline(MeterOptions(), ManualClock(now_ns=S))) as (page, url):
         await page.open(url)
         await reads(page, "No relay is connected to the meter, so nothing is measured.")
         await view(page, "tap")
         await reads(page, "No process is connected to the meter: nothing is measured.")
         await reads(page, "No relay has connected to this meter.")
         assert page.problems == []
-
-    play(scene, ExchangePipeline(MeterOptions(), ManualClock(now_ns=S)))

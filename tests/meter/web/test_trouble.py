@@ -16,7 +16,7 @@ from llmtap.exchange.outcome import Outcome
 from llmtap.meter.admin import live_feed as live
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from tests.meter.web.dashboard import HELLO, a_tally, an_empty_tally, is_live, play, reads, shown
+from tests.meter.web.dashboard import HELLO, a_tally, an_empty_tally, dashboard, is_live, reads, shown
 from tests.support.browser import CHROMIUM, Page
 from tests.support.traffic.relay_status import relay_status
 from tests.support.traffic.steps import rise
@@ -35,8 +35,8 @@ async def choose(page: Page, select: str, value: str) -> None:
     )
 
 
-def test_an_alarm_that_rings_stands_above_all_figures() -> None:
-    async def scene(page: Page, url: str) -> None:
+async def test_an_alarm_that_rings_stands_above_all_figures() -> None:
+    async with dashboard() as (page, url):
         await page.open(url)
         await reads(page, "gold uses its error budget too fast: burn rate 20.0 over the 60 s measured")
         alarm = await page.look("document.querySelector('main [role=alert]').textContent")
@@ -53,17 +53,15 @@ def test_an_alarm_that_rings_stands_above_all_figures() -> None:
         assert await page.look("banner.isConnected")
         assert page.problems == []
 
-    play(scene)
 
-
-def test_an_upstream_that_is_down_stands_above_all_figures() -> None:
+async def test_an_upstream_that_is_down_stands_above_all_figures() -> None:
     tally = a_tally()
     tally.on_status(
         "r0", relay_status(t_ns=99 * S, opened=1, measured=1, upstreams={"http://gw:8000": False})
     )
     alert = "document.querySelector('main > div:not([hidden]) .banner.bad')?.textContent"
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(tally) as (page, url):
         for view in ("overview", "tap"):
             await page.open(f"{url}#{view}")
             await page.until(
@@ -71,14 +69,12 @@ def test_an_upstream_that_is_down_stands_above_all_figures() -> None:
             )
         assert page.problems == []
 
-    play(scene, tally)
 
-
-def test_a_step_of_ttft_stands_above_all_figures() -> None:
+async def test_a_step_of_ttft_stands_above_all_figures() -> None:
     tally = an_empty_tally(clock=(clock := ManualClock(now_ns=40 * S)))
     rise(tally.steps, clock)
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(tally) as (page, url):
         await page.open(url)
         await reads(page, "UTC the TTFT of tiny is 1.60 times (")
         text = await page.look("document.querySelector('main [role=alert]').textContent")
@@ -87,11 +83,9 @@ def test_a_step_of_ttft_stands_above_all_figures() -> None:
         await page.until("!document.querySelector('main [role=alert]')")
         assert page.problems == []
 
-    play(scene, tally)
 
-
-def test_a_view_that_is_shown_again_is_not_stale_while_it_awaits_its_answer() -> None:
-    async def scene(page: Page, url: str) -> None:
+async def test_a_view_that_is_shown_again_is_not_stale_while_it_awaits_its_answer() -> None:
+    async with dashboard() as (page, url):
         await page.open(f"{url}#overview")
         await is_live(page)
         stale = (
@@ -107,16 +101,14 @@ def test_a_view_that_is_shown_again_is_not_stale_while_it_awaits_its_answer() ->
         ):  # fmt: skip
             assert await page.look(stale % (times % (at, began) + result)) == expected
 
-    play(scene)
 
-
-def test_what_went_unmeasured_is_told_with_its_reasons_and_since_when() -> None:
+async def test_what_went_unmeasured_is_told_with_its_reasons_and_since_when() -> None:
     tally = ExchangePipeline(MeterOptions(), clock := ManualClock(now_ns=40 * S))
     clock.advance(20 * S)
     tally.relays.join(HELLO)
     tally.on_status("r0", relay_status(opened=14, measured=1, dropped={"meter_lost": 10, "no_meter": 3}))
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(tally) as (page, url):
         await page.open(url)
         await reads(page, "13 exchanges were not measured since the relays started: why")
         await reads(page, "The meter started at")
@@ -125,10 +117,8 @@ def test_what_went_unmeasured_is_told_with_its_reasons_and_since_when() -> None:
         assert "Not measured, by reason: meter_lost 10, no_meter 3." in await shown(page)
         assert page.problems == []
 
-    play(scene, tally)
 
-
-def test_a_failure_is_one_of_the_upstream_or_of_llmtap_and_a_disconnect_is_none() -> None:
+async def test_a_failure_is_one_of_the_upstream_or_of_llmtap_and_a_disconnect_is_none() -> None:
     tally = an_empty_tally()
     ended = [Outcome.TRUNCATED] * 3 + [Outcome.CLIENT_CANCELLED] * 2 + [Outcome.CLIENT_ERROR] * 2
     for seq, outcome in enumerate(ended, 1):
@@ -143,7 +133,7 @@ def test_a_failure_is_one_of_the_upstream_or_of_llmtap_and_a_disconnect_is_none(
         ".map((one) => one.textContent)"
     )
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(tally) as (page, url):
         await page.open(url)
         await reads(page, "3 of 7 exchanges failed (42.9 %)")
         assert await page.look(red) == ["truncated 3 (42.9 %)"]
@@ -155,10 +145,8 @@ def test_a_failure_is_one_of_the_upstream_or_of_llmtap_and_a_disconnect_is_none(
         await reads(page, "client_error 2")
         assert page.problems == []
 
-    play(scene, tally)
 
-
-def test_the_overview_points_to_times_that_are_unreliable() -> None:
+async def test_the_overview_points_to_times_that_are_unreliable() -> None:
     tally = an_empty_tally()
     for seq in range(1, 11):
         x = streamed(100, 120, seq=seq)
@@ -166,7 +154,7 @@ def test_the_overview_points_to_times_that_are_unreliable() -> None:
         tally.on_open()
         tally.on_end(x)
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(tally) as (page, url):
         words = "10.0 % of the exchanges have an uncertainty above 10"
         await page.open(url)
         await reads(page, words)
@@ -176,11 +164,9 @@ def test_the_overview_points_to_times_that_are_unreliable() -> None:
         assert words in await shown(page)
         assert page.problems == []
 
-    play(scene, tally)
 
-
-def test_the_live_feed_is_asked_anew_when_another_question_was_answered() -> None:
-    async def scene(page: Page, url: str) -> None:
+async def test_the_live_feed_is_asked_anew_when_another_question_was_answered() -> None:
+    async with dashboard() as (page, url):
         await page.open(url)
         await is_live(page)
         request = await page.look(
@@ -203,11 +189,9 @@ def test_the_live_feed_is_asked_anew_when_another_question_was_answered() -> Non
         assert request == [1, 2, 3, 4]
         assert page.problems == []
 
-    play(scene)
 
-
-def test_time_of_which_nothing_is_known_is_a_gap_in_the_charts() -> None:
-    async def scene(page: Page, url: str) -> None:
+async def test_time_of_which_nothing_is_known_is_a_gap_in_the_charts() -> None:
+    async with dashboard() as (page, url):
         await page.open(url)
         await is_live(page)
         drawn = await page.look(
@@ -221,10 +205,8 @@ def test_time_of_which_nothing_is_known_is_a_gap_in_the_charts() -> None:
         assert drawn == [[1, 2, 4, 59.999, 60, 61], [1, 2, 4, None, 60, 61]]
         assert page.problems == []
 
-    play(scene)
 
-
-def test_a_finding_stands_beside_the_figure_whose_p_decided() -> None:
+async def test_a_finding_stands_beside_the_figure_whose_p_decided() -> None:
     tally = a_tally()
     result = tally.experiments.results
 
@@ -237,20 +219,18 @@ def test_a_finding_stands_beside_the_figure_whose_p_decided() -> None:
         ".find((row) => row.children[1].textContent === 'TTFT').lastChild"
     )
 
-    async def scene(page: Page, url: str) -> None:
-        await page.open(url + "#experiment")
-        await page.until(f"{says}.textContent === 'finding'")
-        assert await page.look("document.getElementById('figure').value") == "mean"
-        await choose(page, "figure", "p50")
-        await page.until(f"{says}.textContent === 'finding for the mean'")
-        assert not await page.look(f"{says}.classList.contains('finding')")
-        assert page.problems == []
-
     with mock.patch.object(tally.experiments, "results", found):
-        play(scene, tally)
+        async with dashboard(tally) as (page, url):
+            await page.open(url + "#experiment")
+            await page.until(f"{says}.textContent === 'finding'")
+            assert await page.look("document.getElementById('figure').value") == "mean"
+            await choose(page, "figure", "p50")
+            await page.until(f"{says}.textContent === 'finding for the mean'")
+            assert not await page.look(f"{says}.classList.contains('finding')")
+            assert page.problems == []
 
 
-def test_an_answer_without_a_token_has_no_empty_picture() -> None:
+async def test_an_answer_without_a_token_has_no_empty_picture() -> None:
     tally = an_empty_tally()
     x = streamed(100, seq=1, outcome=Outcome.REFUSED)
     x.timeline.events = EventLog()
@@ -260,7 +240,7 @@ def test_an_answer_without_a_token_has_no_empty_picture() -> None:
     tally.on_end(streamed(100, 140, seq=2))
     figure = "document.querySelector('.plot.tall').closest('figure').checkVisibility()"
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(tally) as (page, url):
         await page.open(url + "#exchanges/r-2")
         await reads(page, "A reader of 20 tokens/s")
         assert await page.look(figure)
@@ -269,11 +249,9 @@ def test_an_answer_without_a_token_has_no_empty_picture() -> None:
         assert not await page.look(figure)
         assert page.problems == []
 
-    play(scene, tally)
 
-
-def test_a_live_feed_without_a_free_place_is_told_and_asked_again() -> None:
-    async def scene(page: Page, url: str) -> None:
+async def test_a_live_feed_without_a_free_place_is_told_and_asked_again() -> None:
+    async with dashboard() as (page, url):
         with mock.patch.object(live, "SUBSCRIBERS_MAX", 0):
             await page.open(url)
             await page.until(f"{STATUS}?.dataset.state === 'failed'")
@@ -282,11 +260,9 @@ def test_a_live_feed_without_a_free_place_is_told_and_asked_again() -> None:
             await page.until("document.getElementById('main').innerText.includes('acme')")
         await is_live(page)
 
-    play(scene)
 
-
-def test_a_window_that_is_full_says_nothing_of_the_meters_age() -> None:
-    async def scene(page: Page, url: str) -> None:
+async def test_a_window_that_is_full_says_nothing_of_the_meters_age() -> None:
+    async with dashboard() as (page, url):
         await page.open(url)
         await reads(page, "1m (55 s)")
         assert "The meter started" not in await shown(page)
@@ -294,17 +270,15 @@ def test_a_window_that_is_full_says_nothing_of_the_meters_age() -> None:
         await reads(page, "The meter started at")
         assert page.problems == []
 
-    play(scene)
 
-
-def test_exchanges_that_died_with_a_relay_are_told_with_what_their_clients_got() -> None:
+async def test_exchanges_that_died_with_a_relay_are_told_with_what_their_clients_got() -> None:
     tally = a_tally()
     now_ns = tally.clock.mono_ns()
     epoch = tally.relays.join(msgspec.structs.replace(HELLO, relay="r9"))
     tally.relays.update("r9", relay_status(opened=12, measured=3, unsettled=9), now_ns)
     tally.relays.leave("r9", epoch, 9, now_ns - 6 * S)
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(tally) as (page, url):
         for view in ("overview", "tap"):
             await page.open(f"{url}#{view}")
             await reads(page, "9 exchanges were lost since the start (outcome tap_error)")
@@ -314,17 +288,13 @@ def test_exchanges_that_died_with_a_relay_are_told_with_what_their_clients_got()
         assert "relay_lost" not in text
         assert page.problems == []
 
-    play(scene, tally)
 
-
-def test_a_control_that_is_not_clean_has_a_banner() -> None:
+async def test_a_control_that_is_not_clean_has_a_banner() -> None:
     tally = a_tally()
     tally.experiments.on_assignment("control", "f" * 16, False, own_headers=True)
 
-    async def scene(page: Page, url: str) -> None:
+    async with dashboard(tally) as (page, url):
         await page.open(f"{url}#experiment")
         await reads(page, "sent X-Arm themselves, so this arm is not clean")
         await reads(page, "experiment.strip_headers = true removes it")
         assert page.problems == []
-
-    play(scene, tally)

@@ -11,7 +11,6 @@ from llmtap.sim.server.options import EngineOptions, SimOptions
 from llmtap.units import Duration
 from llmtap.workload.prompts.text import count_tokens
 from tests.bench.exo.exo import bench
-from tests.support.servers.peer import scene
 from tests.support.servers.sim_engine import Engine, engine
 
 BENCH = "/bench/chat/completions"
@@ -25,7 +24,6 @@ async def asked(e: Engine, **body: Any) -> dict[str, Any]:
     return found
 
 
-@scene
 async def test_rates_are_those_of_the_schedule() -> None:
     """exo-bench: prompt tokens / prefill time; (completion tokens - 1) / (last token - first token)."""
     async with engine(SimOptions(ttft=Duration(50_000_000), itl=Duration(10_000_000), tokens=3)) as e:
@@ -39,7 +37,6 @@ async def test_rates_are_those_of_the_schedule() -> None:
     assert stats["prefix_cache_hit"] == "none"
 
 
-@scene
 async def test_the_prefix_cache_is_off_unless_it_is_wanted() -> None:
     serving = read_serving({"prefix_cache": "true", "block": "16"})
     behind = EngineOptions("continuous_batching", ServingSetup(serving=serving))
@@ -50,14 +47,12 @@ async def test_the_prefix_cache_is_off_unless_it_is_wanted() -> None:
     assert hits == ["none", "partial", "none"]
 
 
-@scene
 async def test_one_token_has_no_rate() -> None:
     async with engine() as e:
         assert (await asked(e, max_tokens=1))["generation_stats"]["generation_tps"] == 0
         assert (await e.answer(BENCH, {"messages": [], "use_prefix_cache": "yes"}))[0] == 400
 
 
-@scene
 async def test_bench_exo_takes_its_rates() -> None:
     options = SimOptions(ttft=Duration(50_000_000), itl=Duration(10_000_000))
     async with engine(options) as e:

@@ -11,7 +11,6 @@ from llmtap.sim.server.options import FaultOptions, GuardrailOptions, SimOptions
 from llmtap.sim.server.reception import REFUSAL, RequestFaults, draw_faults
 from llmtap.units import Duration
 from llmtap.workload.prompts.text import count_tokens
-from tests.support.servers.peer import scene
 from tests.support.servers.sim_engine import CHAT, PATHS, ask_chat, engine, explained, json_events
 
 MS = 1_000_000
@@ -33,7 +32,6 @@ def due(truth: dict[str, Any]) -> list[float]:
         ({"x_sim_output_hold": "all"}, [11] * 10),
     ],
 )
-@scene
 async def test_filters_delay_what_they_look_at(headers: dict[str, str], expected: list[float]) -> None:
     async with engine(TIMED) as e:
         _, body = await e.answer(CHAT, ask_chat(stream=True), **headers)
@@ -54,7 +52,6 @@ async def test_filters_delay_what_they_look_at(headers: dict[str, str], expected
     ],
 )
 @pytest.mark.parametrize("stream", [True, False])
-@scene
 async def test_an_answer_blocked_midway(headers: dict[str, str], sent: int, stream: bool) -> None:
     async with engine(TIMED) as e:
         request = ask_chat(stream=stream, stream_options={"include_usage": True})
@@ -69,7 +66,6 @@ async def test_an_answer_blocked_midway(headers: dict[str, str], sent: int, stre
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("stream", [True, False])
-@scene
 async def test_refusals(path: str, stream: bool) -> None:
     kinds = {}
     async with engine(TIMED) as e:
@@ -96,7 +92,6 @@ async def test_refusals(path: str, stream: bool) -> None:
     ("fault", "outcome"),
     [("unfinished", Outcome.TRUNCATED), ("error", Outcome.UPSTREAM_ERROR), ("stall", Outcome.COMPLETE)],
 )
-@scene
 async def test_faults_that_leave_http_whole(path: str, fault: str, outcome: Outcome) -> None:
     async with engine(TIMED) as e:
         headers = {"x_sim_fault": fault, "x_sim_fault_after": "4", "x_sim_stall_ms": "20"}
@@ -114,7 +109,6 @@ async def test_faults_that_leave_http_whole(path: str, fault: str, outcome: Outc
 @pytest.mark.parametrize("fault", ["reset", "truncate"])
 @pytest.mark.parametrize("after", ["4", "0", "99"])
 @pytest.mark.parametrize("stream", [True, False])
-@scene
 async def test_faults_that_break_the_connection(fault: str, after: str, stream: bool) -> None:
     async with engine(TIMED) as e:
         got = b""
@@ -168,7 +162,6 @@ def test_rates_are_kept_and_a_seed_repeats_them() -> None:
         ({"x_sim_fault": "stall", "x_sim_stall_ms": "3"}, True, "stop", "stop", 1),
     ],
 )
-@scene
 async def test_only_what_was_answered_has_a_finish_and_only_what_was_taken_in_counts(
     headers: dict[str, str], stream: bool, finish: str | None, reason: str | None, prompt_tokens: int
 ) -> None:

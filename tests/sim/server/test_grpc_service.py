@@ -16,7 +16,6 @@ from llmtap.sim.model_options import ServingSetup, read_serving
 from llmtap.sim.server.options import EngineOptions, SimOptions
 from llmtap.sim.server.reception import REFUSAL
 from llmtap.workload.prompts.text import count_tokens
-from tests.support.servers.peer import scene
 from tests.support.servers.sim_grpc import GrpcEngine, grpc_engine
 from tests.support.waiting import wait_until
 
@@ -49,7 +48,6 @@ async def answer(stub: Stub, request: GrpcRequest, **metadata: str) -> list[Grpc
         ({}, {"x_sim_fault": "stall", "x_sim_stall_ms": "5"}, 5, "stop"),
     ],
 )
-@scene
 async def test_how_many_tokens_and_how_it_ends(
     query: dict[str, Any], metadata: dict[str, str], tokens: int, finish: str
 ) -> None:
@@ -73,7 +71,6 @@ async def test_how_many_tokens_and_how_it_ends(
         ({"x_sim_fault": "truncate", "x_sim_fault_after": "3"}, grpc.StatusCode.DATA_LOSS, "truncate", 3),
     ],
 )
-@scene
 async def test_what_goes_wrong_is_told_by_the_status(
     metadata: dict[str, str], code: grpc.StatusCode, outcome: str | None, tokens: int
 ) -> None:
@@ -97,7 +94,6 @@ async def test_what_goes_wrong_is_told_by_the_status(
     ("module", "name", "limit"),
     [("vllm_engine", "VllmEngine", "max_tokens"), ("sglang_scheduler", "SglangScheduler", "max_new_tokens")],
 )
-@scene
 async def test_the_packages_own_client_gets_an_answer(module: str, name: str, limit: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the package is generated for an older protobuf
@@ -122,7 +118,6 @@ async def test_the_packages_own_client_gets_an_answer(module: str, name: str, li
     assert found[0].service_name() == truth.path.split("/")[1]
 
 
-@scene
 async def test_who_is_given_up_before_a_token_is_told_to_come_back() -> None:
     late = {"give_up": "late", "ttft": "20ms", "tbt": "100s"}
     serving = read_serving({"seqs_max": "1", "kv_tokens": "60000", **late})

@@ -12,7 +12,6 @@ from llmtap.units import Duration
 from llmtap.workload.prompts.text import count_tokens
 from tests.sim.server.sessions import DELTA, REALTIME, SessionClient, text_of
 from tests.sim.server.sessions import session as open_session
-from tests.support.servers.peer import scene
 from tests.support.servers.sim_engine import Engine, engine
 
 MS = 1_000_000
@@ -33,7 +32,6 @@ async def session(e: Engine, **headers: str) -> AsyncIterator[Client]:
         yield Client(opened.socket)
 
 
-@scene
 async def test_a_response_has_its_events_in_order_and_exact_counts() -> None:
     async with engine() as e, session(e) as client:
         await client.ask("The river ran slow.")
@@ -64,7 +62,6 @@ async def test_a_response_has_its_events_in_order_and_exact_counts() -> None:
         ('{"type": "response.create", "response": {"max_output_tokens": 0}}', "got 0"),
     ],
 )
-@scene
 async def test_what_does_not_fit_is_an_error_event_and_the_session_goes_on(message: str, says: str) -> None:
     async with engine() as e, session(e) as client:
         await client.socket.send_str(message)
@@ -75,7 +72,6 @@ async def test_what_does_not_fit_is_an_error_event_and_the_session_goes_on(messa
         assert (await client.hear_until("response.done"))[-1]["response"]["status"] == "completed"
 
 
-@scene
 async def test_one_response_at_a_time_and_it_can_be_cancelled() -> None:
     async with (
         engine(SimOptions(ttft=Duration(MS), itl=Duration(MS), tokens=9_000)) as e,
@@ -107,7 +103,6 @@ async def test_one_response_at_a_time_and_it_can_be_cancelled() -> None:
         ({"x_sim_fault": "stall", "x_sim_stall_ms": "5"}, None, "completed", "stall"),
     ],
 )
-@scene
 async def test_a_response_that_goes_wrong_says_so(
     headers: dict[str, str], text: str | None, status: str, outcome: str
 ) -> None:

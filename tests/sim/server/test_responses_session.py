@@ -6,14 +6,12 @@ from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from llmtap.workload.prompts.text import count_tokens
 from tests.sim.server.sessions import DELTA, RESPONSES, session, text_of
-from tests.support.servers.peer import scene
 from tests.support.servers.sim_engine import engine, json_events
 
 MS = 1_000_000
 DONE = "response.completed"
 
 
-@scene
 async def test_the_events_are_those_of_the_stream() -> None:
     body = {"model": "m", "input": "The river ran slow.", "seed": 1}
     async with engine() as e, session(e, RESPONSES) as client:
@@ -34,7 +32,6 @@ async def test_the_events_are_those_of_the_stream() -> None:
     assert events[-1]["response"]["usage"]["output_tokens"] == 5
 
 
-@scene
 async def test_a_lane_is_answered_in_order_and_lanes_at_the_same_time() -> None:
     slow = SimOptions(ttft=Duration(MS), itl=Duration(MS), tokens=3_000)
     async with engine(slow) as e, session(e, RESPONSES) as client:
@@ -51,7 +48,6 @@ async def test_a_lane_is_answered_in_order_and_lanes_at_the_same_time() -> None:
         assert any(event["type"] == DELTA and event.get("stream_id") == "a" for event in events)
 
 
-@scene
 async def test_a_response_continues_another_of_the_session() -> None:
     async with engine() as e, session(e, RESPONSES) as client:
         await client.say("response.create", input="hi")
@@ -76,7 +72,6 @@ async def test_a_response_continues_another_of_the_session() -> None:
         ('{"type": "response.create", "input": "hi", "max_output_tokens": 0}', "got 0"),
     ],
 )
-@scene
 async def test_what_does_not_fit_is_an_error_event_and_the_session_goes_on(message: str, says: str) -> None:
     async with engine() as e, session(e, RESPONSES) as client:
         await client.socket.send_str(message)

@@ -9,7 +9,6 @@ import pytest
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from llmtap.workload.prompts.text import count_tokens
-from tests.support.servers.peer import scene
 from tests.support.servers.sim_engine import CHAT, ask_chat, engine, json_events
 
 MS = 1_000_000
@@ -27,7 +26,6 @@ MS = 1_000_000
         ({"max_tokens": 3000, "ignore_eos": True}, {}, 3000, "length"),
     ],
 )
-@scene
 async def test_how_many_tokens(
     body: dict[str, Any], headers: dict[str, str], tokens: int, finish: str
 ) -> None:
@@ -48,7 +46,6 @@ async def test_how_many_tokens(
             assert count_tokens(text) == usage["completion_tokens"] == tokens
 
 
-@scene
 async def test_a_stop_string_ends_the_answer_and_is_not_said() -> None:
     async with engine(SimOptions(ttft=Duration(0), itl=Duration(0), tokens=60)) as e:
         _, answer = await e.answer(CHAT, ask_chat(stream=False))
@@ -65,7 +62,6 @@ async def test_a_stop_string_ends_the_answer_and_is_not_said() -> None:
         assert json.loads(answer)["usage"]["completion_tokens"] >= 30
 
 
-@scene
 async def test_several_choices_differ_and_all_are_told() -> None:
     async with engine() as e:
         _, answer = await e.answer(CHAT, ask_chat(n=3))
@@ -85,7 +81,6 @@ async def test_several_choices_differ_and_all_are_told() -> None:
         assert finished == {0, 1, 2}
 
 
-@scene
 async def test_every_token_is_sent_when_it_is_due_and_never_before() -> None:
     """Due at request + ttft + i * itl, so that lateness does not add up; what was done is on record."""
     async with engine(SimOptions(ttft=Duration(30 * MS), itl=Duration(5 * MS), tokens=20)) as e:
@@ -101,7 +96,6 @@ async def test_every_token_is_sent_when_it_is_due_and_never_before() -> None:
         assert all(b > a for a, b in pairwise(sent))
 
 
-@scene
 async def test_a_request_may_ask_for_its_own_schedule() -> None:
     slow = SimOptions(ttft=Duration(60_000 * MS), itl=Duration(60_000 * MS), tokens=4)
     async with engine(slow) as e:
@@ -114,7 +108,6 @@ async def test_a_request_may_ask_for_its_own_schedule() -> None:
         assert truth["due_ns"] == [[truth["accepted_ns"] + 1_500_000] * 3]
 
 
-@scene
 async def test_silence_is_filled_when_asked() -> None:
     async with engine(SimOptions(ttft=Duration(50 * MS), itl=Duration(0), tokens=1)) as e:
         _, body = await e.answer(CHAT, ask_chat(stream=True), x_sim_keepalive_ms="20")
@@ -136,7 +129,6 @@ async def test_silence_is_filled_when_asked() -> None:
         ({}, {"x_sim_nonsense": "1"}),
     ],
 )
-@scene
 async def test_what_cannot_be_is_refused(body: dict[str, Any], headers: dict[str, str]) -> None:
     async with engine() as e:
         status, answer = await e.answer(CHAT, ask_chat(**body), **headers)

@@ -23,7 +23,6 @@ from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.server.options import EngineOptions, SimOptions
 from llmtap.workload.prompts.text import count_tokens
 from llmtap.workload.requests import Requests
-from tests.support.servers.peer import scene
 from tests.support.servers.sim_engine import CHAT, PATHS, Engine, ask_chat, engine, explained, json_events
 
 MS = 1_000_000
@@ -75,7 +74,6 @@ async def idle(e: Engine) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("scheduler", sorted(SCHEDULERS))
-@scene
 async def test_tokens_are_made_and_sent_when_the_virtual_engine_says(scheduler: str) -> None:
     options = behind(scheduler)
     async with engine(TEN, behind=options) as e:
@@ -111,7 +109,6 @@ async def test_tokens_are_made_and_sent_when_the_virtual_engine_says(scheduler: 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("stream", [True, False])
-@scene
 async def test_who_is_given_up_before_a_token_is_told_when_to_come_back(path: str, stream: bool) -> None:
     serving = {"seqs_max": "1", "kv_tokens": "60000", "give_up": "late", "ttft": "20ms", "tbt": "100s"}
     async with engine(SimOptions(tokens=50_000), behind=behind(**serving)) as e:
@@ -129,7 +126,6 @@ async def test_who_is_given_up_before_a_token_is_told_when_to_come_back(path: st
 
 
 @pytest.mark.parametrize("path", PATHS)
-@scene
 async def test_who_is_given_up_midway_is_told_in_the_stream(path: str) -> None:
     """A second prompt is so long that the first request's next token is late."""
     serving = {"give_up": "late", "tbt": "8ms", "ttft": "10s"}
@@ -151,7 +147,6 @@ async def test_who_is_given_up_midway_is_told_in_the_stream(path: str) -> None:
     assert explained(body, path).exchange.outcome is Outcome.UPSTREAM_ERROR
 
 
-@scene
 async def test_what_the_memory_can_never_hold_is_refused_as_too_long() -> None:
     async with engine(SimOptions(tokens=100), behind=behind(kv_tokens="128")) as e:
         body = ask_chat(messages=[{"role": "user", "content": "and" + " and" * 28}])
@@ -165,7 +160,6 @@ async def test_what_the_memory_can_never_hold_is_refused_as_too_long() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@scene
 async def test_the_prefix_cache_shows_in_usage_and_metrics(stream: bool) -> None:
     async with engine(TEN, behind=behind(prefix_cache="true")) as e:
         usages = []

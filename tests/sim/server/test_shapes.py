@@ -8,7 +8,6 @@ import pytest
 from llmtap.exchange.outcome import Outcome
 from llmtap.protocol.delta import EventClass
 from llmtap.workload.prompts.text import count_tokens, token_ids
-from tests.support.servers.peer import scene
 from tests.support.servers.sim_engine import engine, explained, json_events
 
 TEXT = "Tell me of the sea."
@@ -52,7 +51,6 @@ def counts_of(path: str, whole: dict[str, Any]) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(("path", "body", "dialect", "text_at"), ENDPOINTS)
-@scene
 async def test_streamed_and_whole_say_and_count_the_same(
     path: str, body: dict[str, Any], dialect: str, text_at: tuple[Any, ...]
 ) -> None:
@@ -81,7 +79,6 @@ async def test_streamed_and_whole_say_and_count_the_same(
 
 
 @pytest.mark.parametrize(("path", "body", "dialect", "text_at"), ENDPOINTS)
-@scene
 async def test_a_limit_on_tokens_is_kept_and_told(
     path: str, body: dict[str, Any], dialect: str, text_at: tuple[Any, ...]
 ) -> None:
@@ -96,7 +93,6 @@ async def test_a_limit_on_tokens_is_kept_and_told(
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-@scene
 async def test_vllms_dialect_counts_on_every_chunk(path: str) -> None:
     body = {
         "messages": MESSAGES, "prompt": TEXT, "stream": True, "return_token_ids": True,
@@ -119,7 +115,6 @@ async def test_vllms_dialect_counts_on_every_chunk(path: str) -> None:
     assert all(event["usage"] is None for event in json_events(plain)[:-1]), "OpenAI's has no running count"
 
 
-@scene
 async def test_anthropic_and_responses_tell_every_step() -> None:
     async with engine() as e:
         _, stream = await e.answer("/v1/messages", {"messages": MESSAGES, "stream": True, "max_tokens": 9})

@@ -11,7 +11,6 @@ from llmtap.exchange.observer import Observer
 from llmtap.exchange.session import Session
 from llmtap.protocol.websocket import frame
 from tests.sim.server.sessions import REALTIME, RESPONSES, session, upgrade
-from tests.support.servers.peer import scene
 from tests.support.servers.sim_engine import QUICK, engine
 
 BOTH = pytest.mark.parametrize("path", [REALTIME, RESPONSES])
@@ -33,7 +32,6 @@ def message(text: str) -> bytes:
         ({"x_sim_itl": "soon"}, "invalid_request_error", None),
     ],
 )
-@scene
 async def test_who_is_turned_away_gets_an_error_event(
     path: str, headers: dict[str, str], kind: str, outcome: str | None
 ) -> None:
@@ -50,7 +48,6 @@ async def test_who_is_turned_away_gets_an_error_event(
 
 @BOTH
 @pytest.mark.parametrize(("fault", "code"), [("reset", 1006), ("truncate", 1006), ("unfinished", 1000)])
-@scene
 async def test_a_session_that_breaks_off(path: str, fault: str, code: int) -> None:
     async with engine() as e:
         async with session(e, path, x_sim_fault=fault, x_sim_fault_after="3") as client:
@@ -64,7 +61,6 @@ async def test_a_session_that_breaks_off(path: str, fault: str, code: int) -> No
 
 
 @BOTH
-@scene
 async def test_our_own_reader_has_an_exchange_for_each_response(path: str) -> None:
     """The bytes as they came down the connection, cut anywhere."""
     async with engine() as e:

@@ -5,7 +5,6 @@ tests do not ask the code under test whether it was right.
 """
 
 import asyncio
-import functools
 import gc
 import socket
 import struct
@@ -324,13 +323,3 @@ def _raise_faults(faults: list[dict[str, Any]], cause: BaseException | None) -> 
         error = first.get("exception")
         said = f"{len(faults)} unhandled in the loop; the first: {first['message']}: {error!r}"
         raise AssertionError(said) from error or cause
-
-
-def scene(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Make a test of a coroutine function: each runs on a loop of its own and must end in time."""
-
-    @functools.wraps(test)
-    def wrapper(*args: Any, **kwargs: Any) -> None:
-        play(test(*args, **kwargs))
-
-    return wrapper

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.support.servers.peer import Ending, Gone, Peer, at_end, play, scene
+from tests.support.servers.peer import Ending, Gone, Peer, at_end, play
 
 
 @asynccontextmanager
@@ -25,7 +25,6 @@ async def pair() -> AsyncIterator[tuple[Peer, Peer]]:
 
 @pytest.mark.parametrize("how", list(Ending))
 @pytest.mark.parametrize("said", [b"5\r\nhello\r\n3\r\nab", b"5\r\nhello\r\n0\r\n"])
-@scene
 async def test_a_body_that_is_cut_is_gone_with_what_there_was(said: bytes, how: Ending) -> None:
     async with pair() as (near, far):
         await far.send(said)
@@ -38,7 +37,6 @@ async def test_a_body_that_is_cut_is_gone_with_what_there_was(said: bytes, how: 
         assert gone.value.got == b"hello"
 
 
-@scene
 async def test_a_reader_is_not_kind_to_bad_chunks() -> None:
     async with pair() as (near, far):
         await far.send(b"3\r\nabcXX0\r\n\r\n")

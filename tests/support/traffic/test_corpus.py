@@ -3,7 +3,7 @@
 import pytest
 
 from llmtap.protocol.http1 import ChunkedDecoder
-from tests.support.servers.peer import Ending, scene
+from tests.support.servers.peer import Ending
 from tests.support.servers.raw_client import RawClient
 from tests.support.traffic.corpus import NAMES, Player, Recorded
 
@@ -18,7 +18,6 @@ def test_the_pieces_of_a_recording_are_its_body(name: str) -> None:
     assert [p.due_ms for p in recorded.pieces] == sorted(p.due_ms for p in recorded.pieces)
 
 
-@scene
 async def test_a_recording_is_played_as_it_was_recorded() -> None:
     for name, ending in (
         ("sse_crlf", None),

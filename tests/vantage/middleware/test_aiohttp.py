@@ -19,7 +19,7 @@ from llmtap.channel.frames import FrameKind
 from llmtap.exchange.outcome import Outcome
 from llmtap.middleware.aiohttp import setup
 from llmtap.protocol.http1 import parse_request_head, parse_response_head
-from tests.support.servers.peer import Ending, chunked, play, scene, wait_until
+from tests.support.servers.peer import Ending, chunked, play, wait_until
 from tests.support.servers.proxy import FakeMeter, Recording
 from tests.support.servers.raw_client import RawClient, request
 
@@ -188,7 +188,6 @@ ASKED = request("POST", "/json", "Content-Type: application/json", body=b'{"mode
 
 
 @pytest.mark.parametrize("path", ["/stream", "/generator"])
-@scene
 async def test_a_stream_is_told_as_it_is_written(path: str) -> None:
     async with running() as app:
         answer = await app.ask(request("POST", path, body=b"{}"))
@@ -201,7 +200,6 @@ async def test_a_stream_is_told_as_it_is_written(path: str) -> None:
         assert stamps == sorted(stamps)
 
 
-@scene
 async def test_an_exchange_is_told_in_the_frames_of_a_relay() -> None:
     async with running() as app:
         answer = await app.ask(ASKED)
@@ -226,14 +224,12 @@ async def test_an_exchange_is_told_in_the_frames_of_a_relay() -> None:
         ("GET", "/empty", [OPEN, END, SUBMIT, HEAD, OVER, CLOSE]),
     ],
 )
-@scene
 async def test_requests_and_answers_without_a_body(method: str, path: str, kinds: list[FrameKind]) -> None:
     async with running() as app:
         await app.ask(request(method, path))
         assert (await app.seen()).kinds == kinds
 
 
-@scene
 async def test_a_compressed_request_is_told_as_the_handler_got_it() -> None:
     async with running() as app:
         zipped = gzip.compress(b'{"model":"m"}')
@@ -247,7 +243,6 @@ async def test_a_compressed_request_is_told_as_the_handler_got_it() -> None:
 
 
 @pytest.mark.parametrize("path", ["/gzip-stream", "/gzip"])
-@scene
 async def test_a_compressed_answer_is_told_so_that_it_can_be_read(path: str) -> None:
     async with running() as app:
         answer = await app.ask(request("GET", path, "Accept-Encoding: gzip"))
@@ -267,7 +262,6 @@ async def test_a_compressed_answer_is_told_so_that_it_can_be_read(path: str) -> 
         ("/none", 404, Outcome.COMPLETE),
     ],
 )
-@scene
 async def test_what_aiohttp_answers_for_a_handler_is_the_answer(
     path: str, status: int, outcome: Outcome
 ) -> None:
@@ -279,7 +273,6 @@ async def test_what_aiohttp_answers_for_a_handler_is_the_answer(
         assert (closing.status, closing.outcome) == (status, outcome)
 
 
-@scene
 async def test_a_handler_that_raises_midway_has_cut_its_answer() -> None:
     async with running() as app:
         answer = await app.ask(request("GET", "/midway"))
@@ -292,7 +285,6 @@ async def test_a_handler_that_raises_midway_has_cut_its_answer() -> None:
 
 
 @pytest.mark.parametrize("path", ["/bad", "/unprepared"])
-@scene
 async def test_an_answer_that_aiohttp_cannot_send_is_over_all_the_same(path: str) -> None:
     async with running() as app:
         client = await RawClient.connect(app.port)
@@ -305,7 +297,6 @@ async def test_an_answer_that_aiohttp_cannot_send_is_over_all_the_same(path: str
 
 
 @pytest.mark.parametrize("cancels", [False, True], ids=["a write fails", "the handler is cancelled"])
-@scene
 async def test_a_client_that_leaves(cancels: bool) -> None:
     async with running(cancels=cancels) as app:
         client = await RawClient.connect(app.port)
@@ -315,7 +306,6 @@ async def test_a_client_that_leaves(cancels: bool) -> None:
         assert (await app.seen()).closing.outcome == Outcome.CLIENT_CANCELLED
 
 
-@scene
 async def test_a_websocket_passes_unmeasured_and_is_counted() -> None:
     async with running() as app:
         client = await RawClient.connect(app.port)
@@ -328,7 +318,6 @@ async def test_a_websocket_passes_unmeasured_and_is_counted() -> None:
         assert measured(app.meter) == (1, 0, {"websocket": 1})
 
 
-@scene
 async def test_skipped_requests_are_counted_by_rule_and_not_measured() -> None:
     async with running(skip=("/gzip", "/raises")) as app:
         client = await RawClient.connect(app.port)
@@ -359,7 +348,6 @@ def test_what_the_client_gets_is_what_it_would_get_without(body: list[bytes]) ->
     assert play(answer(True)) == play(answer(False))
 
 
-@scene
 async def test_the_writer_has_its_own_methods_back_at_the_end() -> None:
     writers: list[Any] = []
 

@@ -16,7 +16,7 @@ from llmtap.channel.frames import FrameKind
 from llmtap.exchange.outcome import Outcome
 from llmtap.protocol.http1 import parse_request_head
 from llmtap.vantage.middleware.asgi import Message, Receive, Scope, Send
-from tests.support.servers.peer import scene, wait_until
+from tests.support.servers.peer import play, wait_until
 from tests.vantage.middleware.asgi import Server, asked, http_scope, said, watched
 
 OPEN, DATA, END, SUBMIT = FrameKind.OPEN, FrameKind.REQUEST_DATA, FrameKind.REQUEST_END, FrameKind.SUBMIT
@@ -86,7 +86,6 @@ WHOLE = said(b'{"ok":true}', headers=[(b"content-type", b"application/json"), (b
         ),
     ],
 )  # fmt: skip
-@scene
 async def test_an_exchange_is_told_in_the_frames_of_a_relay(
     request_messages: list[Message], answer: list[Message], kinds: list[FrameKind]
 ) -> None:
@@ -113,7 +112,6 @@ async def test_an_exchange_is_told_in_the_frames_of_a_relay(
         ("2", [("host", "b"), ("content-length", "2")], ((1, 1), b"b")),
     ],
 )
-@scene
 async def test_requests_of_other_versions_become_heads_that_can_be_read(
     version: str, headers: list[tuple[str, str]], expected: tuple[tuple[int, int], bytes | None]
 ) -> None:
@@ -125,7 +123,6 @@ async def test_requests_of_other_versions_become_heads_that_can_be_read(
 
 
 @pytest.mark.parametrize("headers", [[("host", "a")], [("host", "a"), ("content-length", "0")]])
-@scene
 async def test_a_request_without_a_body_is_whole_at_the_call(headers: list[tuple[str, str]]) -> None:
     async with watched(app_of(answering(*WHOLE, reads=False))) as of:
         await of.call(asked(), method="GET", headers=headers)
@@ -134,7 +131,6 @@ async def test_a_request_without_a_body_is_whole_at_the_call(headers: list[tuple
         assert seen.one(END).t_ns == seen.one(OPEN).t_ns
 
 
-@scene
 async def test_what_is_read_after_the_answer_began_is_told_and_moves_no_submit() -> None:
     async def tell(receive: Receive, send: Send) -> None:
         await send(STREAM[0])
@@ -149,7 +145,6 @@ async def test_what_is_read_after_the_answer_began_is_told_and_moves_no_submit()
         assert seen.one(SUBMIT).t_ns == seen.one(OPEN).t_ns
 
 
-@scene
 async def test_background_work_is_no_part_of_the_exchange() -> None:
     go_on = asyncio.Event()
 
@@ -187,7 +182,6 @@ class Oops(Exception):
         (STREAM[:2], None, "truncated", 200, "the app returned in the middle of its answer"),
     ],
 )  # fmt: skip
-@scene
 async def test_an_app_that_ends_too_early(
     messages: list[Message], error: BaseException | None, outcome: str, status: int, told: str | None
 ) -> None:
@@ -208,7 +202,6 @@ async def test_an_app_that_ends_too_early(
 
 
 @pytest.mark.parametrize("known_from", ["receive", "send"])
-@scene
 async def test_a_client_that_leaves(known_from: str) -> None:
     async def tell(receive: Receive, send: Send) -> None:
         await answering(*STREAM[:2])(receive, send)
@@ -227,7 +220,6 @@ async def test_a_client_that_leaves(known_from: str) -> None:
         assert server.sent == STREAM[: 2 if known_from == "send" else 3], "the app is not kept from anything"
 
 
-@scene
 async def test_a_file_that_the_server_sends_ends_the_answer() -> None:
     message: Message = {"type": "http.response.pathsend", "path": "/nowhere"}
     async with watched(app_of(answering(WHOLE[0], message))) as of:
@@ -235,7 +227,6 @@ async def test_a_file_that_the_server_sends_ends_the_answer() -> None:
         assert (await of.seen()).closing.outcome == Outcome.COMPLETE
 
 
-@scene
 async def test_other_kinds_of_bytes_are_taken_as_they_are() -> None:
     body = bytearray(b"abc")
     first: Message = {"type": "http.response.body", "body": memoryview(b"123"), "more_body": True}
@@ -251,8 +242,11 @@ async def test_other_kinds_of_bytes_are_taken_as_they_are() -> None:
     request=st.lists(st.binary(max_size=40), min_size=1, max_size=6),
     answer=st.lists(st.binary(max_size=40), min_size=1, max_size=8),
 )
-@scene
-async def test_bodies_pass_untouched_wherever_they_are_cut(request: list[bytes], answer: list[bytes]) -> None:
+def test_bodies_pass_untouched_wherever_they_are_cut(request: list[bytes], answer: list[bytes]) -> None:
+    play(_pass_untouched(request, answer))
+
+
+async def _pass_untouched(request: list[bytes], answer: list[bytes]) -> None:
     got: list[bytes] = []
 
     async def tell(receive: Receive, send: Send) -> None:
@@ -273,7 +267,6 @@ async def test_bodies_pass_untouched_wherever_they_are_cut(request: list[bytes],
 # ---------------------------------------------------------------- the meter's comings and goings
 
 
-@scene
 async def test_a_meter_that_dies_costs_what_ran_and_is_found_again() -> None:
     go_on = asyncio.Event()
 

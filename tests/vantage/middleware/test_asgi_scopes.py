@@ -15,14 +15,13 @@ from llmtap.errors import ConfigError
 from llmtap.meter.pipeline.receiver import listen_on
 from llmtap.vantage.middleware.asgi import LlmtapMiddleware, Message, Receive, Scope, Send
 from llmtap.vantage.middleware.exchange import Emitters
-from tests.support.servers.peer import play, scene, wait_until
+from tests.support.servers.peer import wait_until
 from tests.vantage.middleware.asgi import Server, asked, http_scope, watched
 from tests.vantage.middleware.test_asgi import STREAM, WHOLE, answering, app_of, take_all
 
 # ---------------------------------------------------------------- other scopes
 
 
-@scene
 async def test_a_websocket_passes_unmeasured_and_is_counted() -> None:
     calls: list[tuple[Any, ...]] = []
 
@@ -41,7 +40,6 @@ async def test_a_websocket_passes_unmeasured_and_is_counted() -> None:
         assert of.ledger.dropped == {"websocket": 1}
 
 
-@scene
 async def test_skipped_requests_are_counted_by_rule_and_not_measured() -> None:
     calls: list[tuple[Any, ...]] = []
 
@@ -69,7 +67,6 @@ async def test_skipped_requests_are_counted_by_rule_and_not_measured() -> None:
         assert of.ledger.opened == 1
 
 
-@scene
 async def test_at_the_apps_end_the_meter_has_everything_first() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":
@@ -118,31 +115,28 @@ class Broken:
 
 
 @pytest.mark.parametrize("broken", ["at the start", "in the middle"])
-def test_our_own_failures_do_not_reach_the_app(broken: str, caplog: pytest.LogCaptureFixture) -> None:
-    async def run() -> None:
-        async def tell(receive: Receive, send: Send) -> None:
-            await take_all(receive)
-            await send(STREAM[0])
-            if broken == "in the middle":
-                (exchange,) = of.emitter.arrivals
-                exchange._tap = Broken()  # type: ignore[attr-defined]
-            for message in STREAM[1:]:
-                await send(message)
+async def test_our_own_failures_do_not_reach_the_app(broken: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def tell(receive: Receive, send: Send) -> None:
+        await take_all(receive)
+        await send(STREAM[0])
+        if broken == "in the middle":
+            (exchange,) = of.emitter.arrivals
+            exchange._tap = Broken()  # type: ignore[attr-defined]
+        for message in STREAM[1:]:
+            await send(message)
 
-        async with watched(app_of(tell)) as of:
-            await wait_until(lambda: of.meter.hellos)
-            more = {"headers": None} if broken == "at the start" else {}
-            scope = http_scope()
-            scope.update(more)
-            server = Server(asked(b"{}"))
-            await of.app(scope, server.receive, server.send)
-            assert server.sent == STREAM
-            assert of.ledger.dropped == {"middleware_error": 1}
-            await of.app(http_scope(), *_ends(server := Server(asked(b"{}"))))
-            assert server.sent == STREAM
-            assert of.ledger.opened == 2
-
-    play(run())
+    async with watched(app_of(tell)) as of:
+        await wait_until(lambda: of.meter.hellos)
+        more = {"headers": None} if broken == "at the start" else {}
+        scope = http_scope()
+        scope.update(more)
+        server = Server(asked(b"{}"))
+        await of.app(scope, server.receive, server.send)
+        assert server.sent == STREAM
+        assert of.ledger.dropped == {"middleware_error": 1}
+        await of.app(http_scope(), *_ends(server := Server(asked(b"{}"))))
+        assert server.sent == STREAM
+        assert of.ledger.opened == 2
     lines = [r.getMessage() for r in caplog.records if "middleware_error" in r.getMessage()]
     assert len(lines) == 1, "told once for each kind"
     assert "planted" not in lines[0], "an error's text may quote a header"
@@ -206,7 +200,6 @@ def _ends(server: Server) -> tuple[Receive, Send]:
     return server.receive, server.send
 
 
-@scene
 async def test_garbage_from_an_app_meets_the_server_and_not_us() -> None:
     garbage: list[Any] = [{"type": "http.response.start"}, {}, {"type": "http.response.body", "body": "text"}]
 

@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from tests.support.servers.live_proxy import READY_S, LiveProxy, live_proxy
-from tests.support.servers.peer import play, scene
+from tests.support.servers.peer import play
 from tests.support.servers.served import HOUSE, served, standalone_meter
 from tests.support.waiting import wait_until
 
@@ -174,7 +174,6 @@ def test_a_fastapi_app_and_the_proxy_before_it_give_the_same_account(path: str) 
 PAGE = HOUSE / "docs" / "howto" / "middleware.md"
 
 
-@scene
 async def test_the_example_of_the_documentation_works(tmp_path: Path, path: str) -> None:
     (example,) = re.findall(r"```python title=\"app.py\"\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert "/run/llmtap/tap.sock" in example

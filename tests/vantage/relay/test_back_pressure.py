@@ -10,7 +10,7 @@ import pytest
 from llmtap.channel.frames import FrameKind
 from llmtap.clock import SystemClock
 from llmtap.net.stream import PlainStream
-from tests.support.servers.peer import Ending, chunk, chunked, scene, wait_still, wait_until
+from tests.support.servers.peer import Ending, chunk, chunked, wait_still, wait_until
 from tests.support.servers.proxy import Tapped, stage, tapped
 from tests.support.servers.raw_client import request
 from tests.support.servers.upstream import CHUNKED, CLOSE, OK, RESET, Call, answers, says, unanswered_port
@@ -30,7 +30,6 @@ def kept_by(tap: Tapped) -> int:
     return total
 
 
-@scene
 async def test_an_upload_behind_a_complete_answer_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client reads nothing and goes on sending what nobody wants any more."""
     monkeypatch.setattr("llmtap.vantage.relay.relay.SWEEP_S", 3_600.0)  # the test looks by itself
@@ -58,7 +57,6 @@ async def test_an_upload_behind_a_complete_answer_is_not_kept(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("who", ["client", "upstream"])
-@scene
 async def test_one_that_takes_little_at_a_time_is_not_idle(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel's buffers hide it for long: nothing more fits into them until a third is free."""
     monkeypatch.setattr("llmtap.vantage.relay.relay.SWEEP_S", 3_600.0)  # the test looks by itself
@@ -112,7 +110,6 @@ async def test_one_that_takes_little_at_a_time_is_not_idle(who: str, monkeypatch
 
 @pytest.mark.parametrize("clock", ["mono", "kernel"])
 @pytest.mark.parametrize("framing", ["length", "chunked", "http10"])
-@scene
 async def test_a_slow_client_slows_the_upstream(framing: str, clock: str) -> None:
     total, piece = 30_000_000, b"z" * 100_000
     async with stage(clock=clock) as (up, tap):
@@ -141,7 +138,6 @@ async def test_a_slow_client_slows_the_upstream(framing: str, clock: str) -> Non
 
 
 @pytest.mark.parametrize("framing", ["length", "chunked"])
-@scene
 async def test_a_slow_upstream_slows_the_client(framing: str) -> None:
     total, piece = 30_000_000, b"q" * 100_000
     async with stage() as (up, tap):
@@ -171,7 +167,6 @@ async def test_a_slow_upstream_slows_the_client(framing: str) -> None:
         assert (await tap.closing()).send_wait_ns > 5_000_000
 
 
-@scene
 async def test_an_upload_waits_in_the_kernel_while_the_upstream_is_called() -> None:
     async with unanswered_port() as port, tapped(f"http://127.0.0.1:{port}") as tap:
         client = await tap.client()
@@ -187,7 +182,6 @@ async def test_an_upload_waits_in_the_kernel_while_the_upstream_is_called() -> N
         await asyncio.gather(sending, return_exceptions=True)
 
 
-@scene
 async def test_an_endless_prelude_of_interim_answers_is_back_pressure_too() -> None:
     """1xx heads are bytes like any other to a client that reads nothing."""
     interim = b"HTTP/1.1 103 Early Hints\r\nLink: " + b"x" * 8_000 + b"\r\n\r\n"
@@ -203,7 +197,6 @@ async def test_an_endless_prelude_of_interim_answers_is_back_pressure_too() -> N
 
 
 @pytest.mark.parametrize("then", [CLOSE, RESET, None])
-@scene
 async def test_an_answer_during_an_upload_reaches_the_client(then: str | None) -> None:
     """RFC 9112 9.3 and 9.6: a client that still sends must be able to read the final answer."""
     async with stage() as (up, tap):
@@ -238,7 +231,6 @@ async def test_an_answer_during_an_upload_reaches_the_client(then: str | None) -
         assert (await tap.closing()).status == 413
 
 
-@scene
 async def test_an_answer_behind_a_broken_pipe_is_found() -> None:
     """The upstream answers and goes while its kernel still refuses the upload: the answer counts."""
     full = b"HTTP/1.1 507 Insufficient Storage\r\nContent-Length: 4\r\n\r\nfull"
@@ -257,7 +249,6 @@ async def test_an_answer_behind_a_broken_pipe_is_found() -> None:
         await asyncio.gather(sending, return_exceptions=True)
 
 
-@scene
 async def test_an_answer_that_began_during_the_upload_may_go_on() -> None:
     async with stage() as (up, tap):
 

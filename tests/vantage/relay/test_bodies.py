@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmtap.channel.frames import FrameKind
-from tests.support.servers.peer import Ending, Payload, chunk, chunked, play, scene
+from tests.support.servers.peer import Ending, Payload, chunk, chunked, play
 from tests.support.servers.proxy import stage
 from tests.support.servers.raw_client import request
 from tests.support.servers.upstream import CHUNKED, CLOSE, OK, Call, says
@@ -48,7 +48,6 @@ def in_chunks(data: bytes, sizes: Sequence[int], trailers: bytes = b"") -> bytes
 @CLOCKS
 @pytest.mark.parametrize("size", SIZES)
 @FRAMING
-@scene
 async def test_bodies_of_any_framing_and_size(framing: str, size: int, clock: str) -> None:
     """An answer, and a request unless it would end with the connection."""
     data = random.Random(7).randbytes(size)
@@ -161,7 +160,6 @@ EVENTS = {
 @CLOCKS
 @pytest.mark.parametrize("framing", [*HEADS, "http10"])
 @pytest.mark.parametrize("size", EVENTS)
-@scene
 async def test_one_event_in_is_one_event_out(size: str, framing: str, clock: str) -> None:
     """The upstream sends the first event when its client has the head, and each event when it has the last.
 
@@ -196,7 +194,6 @@ async def test_one_event_in_is_one_event_out(size: str, framing: str, clock: str
 
 
 @pytest.mark.parametrize("framing", ["length", "chunked"])
-@scene
 async def test_each_piece_of_an_upload_arrives_before_the_next_is_sent(framing: str) -> None:
     pieces = [b"%03d" % i + b"u" * 997 for i in range(20)]
     how = "Content-Length: 20000"

@@ -10,7 +10,7 @@ import pytest
 
 from llmtap.channel.experiment import Assigner, request_unit
 from llmtap.channel.frames import Assigned, Closing, FrameKind
-from tests.support.servers.peer import chunked, scene, wait_until
+from tests.support.servers.peer import chunked, wait_until
 from tests.support.servers.proxy import Tapped, ms, stage
 from tests.support.servers.raw_client import request
 from tests.support.servers.upstream import OK, Upstream, answers, says, upstream
@@ -49,7 +49,6 @@ def plain(up: Upstream, raw: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(("method", "enabled"), [("POST", False), ("GET", True)])
-@scene
 async def test_while_it_is_off_and_in_other_methods_nothing_is_changed_or_noted(
     method: str, enabled: bool
 ) -> None:
@@ -70,7 +69,6 @@ BODIES = [b'{"a": 1,  "b" : [ 1.0, 1e400, "\\u00e9\xc3\xa9" ] }', b"not json", b
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("unit", ["request", "conversation", "tenant"])
 @pytest.mark.parametrize("pieces", [1, 3])
-@scene
 async def test_a_control_passes_byte_for_byte(body: bytes, unit: str, pieces: int) -> None:
     """With every unit, whole or in pieces, framed by length or in chunks."""
     experiment = an_experiment({**CONTROL, "weight": ALL}, {**SET, "weight": 1}, unit=unit)
@@ -90,7 +88,6 @@ async def test_a_control_passes_byte_for_byte(body: bytes, unit: str, pieces: in
 
 @pytest.mark.parametrize("strip", [False, True])
 @pytest.mark.parametrize("unit", ["request", "conversation"])
-@scene
 async def test_a_control_whose_client_sends_the_arms_header_itself_is_noted_and_cleaned_on_request(
     strip: bool, unit: str
 ) -> None:
@@ -106,7 +103,6 @@ async def test_a_control_whose_client_sends_the_arms_header_itself_is_noted_and_
         assert notes == [True, False]
 
 
-@scene
 async def test_the_arm_that_sets_a_header_is_not_noted_for_it() -> None:
     async with stage(experiment=an_experiment(CONTROL, MARKED, strip_headers=True)) as (up, tap):
         path = up.on(answers())
@@ -116,7 +112,6 @@ async def test_the_arm_that_sets_a_header_is_not_noted_for_it() -> None:
         assert not msgspec.json.decode(frame.data, type=Assigned).own_headers
 
 
-@scene
 async def test_a_headers_arm_sets_fields_and_changes_nothing_else() -> None:
     async with stage(experiment=an_experiment(CONTROL, MARKED)) as (up, tap):
         path = up.on(answers())
@@ -132,7 +127,6 @@ async def test_a_headers_arm_sets_fields_and_changes_nothing_else() -> None:
 
 @pytest.mark.parametrize("pieces", [1, 5])
 @pytest.mark.parametrize("framing", ["length", "chunked", "http10"])
-@scene
 async def test_a_body_arm_sets_fields_and_keeps_the_bytes_of_all_others(pieces: int, framing: str) -> None:
     body = b'{ "n": 1.10, "temperature" : 0.7, "s": "\\u0041\xc3\xa9", "deep": { "x" :[1 ,2]}, "m": 1e2 }'
     changed = (
@@ -171,7 +165,6 @@ LONG = b'{"a":"%s"}' % (b"x" * 3_000)
         ("trailers", ["Transfer-Encoding: chunked"], chunked(b"{}", trailers=b"X: y\r\n")),
     ],
 )  # fmt: skip
-@scene
 async def test_a_body_that_cannot_be_changed_goes_as_it_came(
     reason: str, fields: list[str], body: bytes
 ) -> None:
@@ -186,7 +179,6 @@ async def test_a_body_that_cannot_be_changed_goes_as_it_came(
         assert (closing.arm, closing.excluded, closing.route) == ("set", reason, None)
 
 
-@scene
 async def test_a_request_with_an_expectation_is_not_held_back() -> None:
     async with stage(experiment=an_experiment(CONTROL, SET, unit="conversation")) as (up, tap):
 
@@ -204,7 +196,6 @@ async def test_a_request_with_an_expectation_is_not_held_back() -> None:
 
 @pytest.mark.parametrize("unit", ["request", "conversation"])
 @pytest.mark.parametrize("framing", ["Content-Length: 1600", "Transfer-Encoding: chunked"])
-@scene
 async def test_bodies_without_room_go_the_control_arms_way_and_are_excluded(framing: str, unit: str) -> None:
     """Ten uploads under way hold 1,000 bytes each, of 4,500 for all together."""
     experiment = an_experiment(CONTROL, SET, unit=unit, held_bytes=4_500)
@@ -229,7 +220,6 @@ async def test_bodies_without_room_go_the_control_arms_way_and_are_excluded(fram
         assert room_of(tap) == 4_500
 
 
-@scene
 async def test_unfinished_bodies_do_not_keep_others_out() -> None:
     """Four uploads that never end hold all the room; a fifth one takes that of the oldest."""
     async with stage(experiment=an_experiment(CONTROL, SET, held_bytes=4_500)) as (up, tap):
@@ -263,7 +253,6 @@ async def test_unfinished_bodies_do_not_keep_others_out() -> None:
         ("the upstream refuses", "upstream_error", "set"),
     ],
 )  # fmt: skip
-@scene
 async def test_room_is_given_back_however_a_held_request_ends(
     end: str, outcome: str, arm: str | None
 ) -> None:
@@ -286,7 +275,6 @@ async def test_room_is_given_back_however_a_held_request_ends(
         assert recorded.kinds.count(FrameKind.ARM) == int(arm is not None), "a dead arm's requests count"
 
 
-@scene
 async def test_an_upstream_arm_goes_elsewhere_on_connections_of_its_own() -> None:
     async with upstream() as other:
         there = other.on(answers(b"there"))
@@ -306,7 +294,6 @@ async def test_an_upstream_arm_goes_elsewhere_on_connections_of_its_own() -> Non
             assert (status.upstream_connects, status.upstream_reuses, status.upstream_idle) == (2, 58, 2)
 
 
-@scene
 async def test_in_aa_mode_arms_are_dealt_and_nothing_is_changed() -> None:
     async with upstream() as other:
         arms = [CONTROL, MARKED | {"weight": 1}, SET | {"weight": 1}, {"name": "new", "upstream": other.url}]
@@ -323,7 +310,6 @@ async def test_in_aa_mode_arms_are_dealt_and_nothing_is_changed() -> None:
             assert not other.calls
 
 
-@scene
 async def test_what_is_pipelined_behind_a_held_request_is_answered_in_order() -> None:
     async with stage(experiment=an_experiment(CONTROL, SET)) as (up, tap):
         paths = [up.on(answers(b"%d" % i)) for i in range(4)]
@@ -338,7 +324,6 @@ async def test_what_is_pipelined_behind_a_held_request_is_answered_in_order() ->
         ]
 
 
-@scene
 async def test_a_body_that_never_comes_is_given_up() -> None:
     async with stage(experiment=an_experiment(CONTROL, SET), idle_timeout=ms(300)) as (up, tap):
         answer = await tap.ask(request("POST", up.on(answers()), "Content-Length: 100") + b'{"a":')
@@ -358,7 +343,6 @@ async def dealt(tap: Tapped, raws: list[bytes]) -> tuple[list[Closing], list[Ass
     return closings, [msgspec.json.decode(data, type=Assigned) for data in told]
 
 
-@scene
 async def test_a_request_can_be_dealt_again_by_its_id() -> None:
     experiment = an_experiment({**CONTROL, "weight": 2}, {**MARKED, "weight": 1})
     async with stage(experiment=experiment) as (up, tap):
@@ -406,7 +390,6 @@ POST = request("POST", "%s", "Transfer-Encoding: chunked")
         ),
     ],
 )  # fmt: skip
-@scene
 async def test_requests_of_one_unit_are_dealt_alike(
     unit: str, same: tuple[bytes, bytes], other: bytes
 ) -> None:
@@ -428,7 +411,6 @@ async def test_requests_of_one_unit_are_dealt_alike(
         ("tenant", request("POST", "%s", body=chat("hello"))),
     ],
 )
-@scene
 async def test_without_a_unit_to_be_found_a_request_is_one_by_itself_and_counted(
     unit: str, raw: bytes
 ) -> None:

@@ -24,7 +24,7 @@ from llmtap.vantage.relay.experiment_router import (
     opening_unit,
     set_fields,
 )
-from tests.support.servers.peer import chunked, scene, wait_until
+from tests.support.servers.peer import chunked, wait_until
 from tests.support.servers.proxy import Tapped, stage
 from tests.support.servers.raw_client import request
 from tests.support.servers.upstream import Call, answers
@@ -176,7 +176,6 @@ OWN = ("x-guard: off", "X-GUARD: none", "X_Guard: under", "authorization: Bearer
 )
 @pytest.mark.parametrize("own", [(), OWN])
 @pytest.mark.parametrize("options", [{}, {"via": True, "forwarded_for": True, "request_id": "make"}])
-@scene
 async def test_no_client_names_an_arms_fields_away(
     naming: list[str], own: tuple[str, ...], options: dict[str, Any]
 ) -> None:
@@ -194,7 +193,6 @@ async def test_no_client_names_an_arms_fields_away(
         assert (closing.arm, closing.excluded) == ("guarded", None)
 
 
-@scene
 async def test_fields_of_the_relay_itself_cannot_be_named_away() -> None:
     async with stage(via=True, forwarded_for=True, request_id="make") as (up, tap):
         path = up.on(answers())
@@ -211,7 +209,6 @@ async def test_fields_of_the_relay_itself_cannot_be_named_away() -> None:
         assert made is not None and made != b"theirs"
 
 
-@scene
 async def test_a_request_id_that_an_arm_sets_is_not_made_anew() -> None:
     arm = {"name": "named", "weight": 1e9, "headers": {"X-Request-Id": "ours"}}
     async with stage(experiment=an_experiment(CONTROL, arm), request_id="make") as (up, tap):
@@ -225,7 +222,6 @@ async def test_a_request_id_that_an_arm_sets_is_not_made_anew() -> None:
 @pytest.mark.parametrize("unit", ["request", "conversation"])
 @pytest.mark.parametrize("arms", [(CONTROL, GUARD), ({**CONTROL, "weight": 1e9}, {**GUARD, "weight": 1})])
 @pytest.mark.parametrize("in_parts", [False, True])
-@scene
 async def test_no_trailer_repeats_an_arms_field(
     unit: str, arms: tuple[dict[str, Any], ...], in_parts: bool
 ) -> None:
@@ -252,7 +248,6 @@ async def test_no_trailer_repeats_an_arms_field(
 
 
 @pytest.mark.parametrize("aa", [False, True])
-@scene
 async def test_such_a_trailer_passes_outside_the_experiment(aa: bool) -> None:
     """In A/A mode no arm sets the field; a PUT takes no part."""
     async with stage(experiment=an_experiment(CONTROL, GUARD, aa=aa)) as (up, tap):
@@ -279,7 +274,6 @@ def chat(text: str) -> bytes:
     return json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
 
 
-@scene
 async def test_it_is_switched_under_traffic_and_no_request_fails() -> None:
     experiment = an_experiment({"name": "control"}, BODY_ARM, enabled=False, unit="conversation")
     async with stage(experiment=experiment) as (up, tap):
@@ -306,7 +300,6 @@ async def test_it_is_switched_under_traffic_and_no_request_fails() -> None:
         await asyncio.gather(*asking)
 
 
-@scene
 async def test_a_word_about_another_experiment_changes_nothing() -> None:
     experiment = an_experiment(enabled=False)
     async with stage(experiment=experiment) as (_, tap):
@@ -315,7 +308,6 @@ async def test_a_word_about_another_experiment_changes_nothing() -> None:
         assert (is_on(tap), tap.relay.reporter.switch) == (False, 0)
 
 
-@scene
 async def test_a_word_changes_the_stage_of_a_ramp() -> None:
     experiment = an_experiment(schedule="1%, 99%", stop_worse=("failed",), key="k")
     async with stage(experiment=experiment) as (up, tap):
@@ -336,7 +328,6 @@ async def test_a_word_changes_the_stage_of_a_ramp() -> None:
         assert is_on(tap) and tap.relay.context.router.stage == 1
 
 
-@scene
 async def test_a_returning_meter_is_told_the_last_word() -> None:
     experiment = an_experiment(enabled=True)
     async with stage(experiment=experiment) as (_, tap):
@@ -352,7 +343,6 @@ async def test_a_returning_meter_is_told_the_last_word() -> None:
         assert not is_on(tap), "a meter's death switches nothing"
 
 
-@scene
 async def test_it_switches_itself_off_at_its_end() -> None:
     now_ns = SystemClock.wall_ns()
     for until_ns, takes_part in ((now_ns + 3_600 * 10**9, True), (now_ns - 1, False)):
@@ -367,7 +357,6 @@ async def test_it_switches_itself_off_at_its_end() -> None:
             assert is_on(tap) is takes_part, "what is over does not begin again"
 
 
-@scene
 async def test_a_fresh_relay_waits_for_a_word_but_not_for_long() -> None:
     experiment = an_experiment(enabled=True)
     async with stage(experiment=experiment) as (_, tap):

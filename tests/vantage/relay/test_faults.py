@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tests.support.servers.peer import Ending, chunk, scene, wait_until
+from tests.support.servers.peer import Ending, chunk, wait_until
 from tests.support.servers.proxy import Tapped, ms, stage, tapped
 from tests.support.servers.raw_client import RawClient, request
 from tests.support.servers.upstream import (
@@ -42,7 +42,6 @@ CUTS = {
 
 @THEN
 @pytest.mark.parametrize("name", CUTS)
-@scene
 async def test_a_cut_answer_looks_cut(name: str, then: str) -> None:
     """RFC 9112 8: an incomplete message must be recognisable as one."""
     async with stage() as (up, tap):
@@ -61,7 +60,6 @@ async def test_a_cut_answer_looks_cut(name: str, then: str) -> None:
         ("1.0", CHUNKED + chunk(b"only this"), RESET),
     ],
 )
-@scene
 async def test_an_answer_to_the_close_that_is_cut_ends_with_a_reset(
     version: str, head: bytes, then: str
 ) -> None:
@@ -73,7 +71,6 @@ async def test_an_answer_to_the_close_that_is_cut_ends_with_a_reset(
 
 
 @pytest.mark.parametrize("answer", [CHUNKED + chunk(b"x" * 100_000), b"HTTP/1.1 200 OK\r\n\r\nx"])
-@scene
 async def test_a_reset_right_behind_the_bytes_is_seen_at_once(answer: bytes) -> None:
     """libuv stops watching a socket that shows an error: whoever waits to be called again waits for ever."""
     async with stage() as (up, tap):
@@ -88,7 +85,6 @@ async def test_a_reset_right_behind_the_bytes_is_seen_at_once(answer: bytes) -> 
         assert (await tap.closing()).outcome == "upstream_reset"
 
 
-@scene
 async def test_a_slow_client_gets_all_there_was_before_it_sees_the_cut() -> None:
     size = 12_000_000
     async with stage() as (up, tap):
@@ -137,7 +133,6 @@ async def with_a_kept_connection(up: Upstream, tap: Tapped, fickle: Fickle) -> t
 
 @THEN
 @pytest.mark.parametrize("method", ["POST", "PATCH", "PROPFIND", "LOCK"])
-@scene
 async def test_what_may_not_be_repeated_is_sent_once(method: str, then: str) -> None:
     """RFC 9110 9.2.2: no automatic retry of a request that is not idempotent and may have been read."""
     async with stage() as (up, tap):
@@ -152,7 +147,6 @@ async def test_what_may_not_be_repeated_is_sent_once(method: str, then: str) -> 
 
 @THEN
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"])
-@scene
 async def test_what_may_be_repeated_is_sent_once_more_over_a_fresh_connection(method: str, then: str) -> None:
     async with stage() as (up, tap):
         fickle = Fickle(then)
@@ -171,7 +165,6 @@ async def test_what_may_be_repeated_is_sent_once_more_over_a_fresh_connection(me
     ("begun", "calls"),
     [(b"", 3), (b"H", 2), (b"HTTP/1.1 200 OK\r\n", 2), (b"HTTP/1.1 100 Continue\r\n\r\n", 2)],
 )
-@scene
 async def test_no_second_retry_and_none_after_the_first_byte_of_an_answer(begun: bytes, calls: int) -> None:
     async with stage() as (up, tap):
         client, path = await with_a_kept_connection(up, tap, Fickle(begun=begun, connections=1))
@@ -179,7 +172,6 @@ async def test_no_second_retry_and_none_after_the_first_byte_of_an_answer(begun:
         assert len(up.calls_to(path)) == calls
 
 
-@scene
 async def test_a_request_still_being_sent_is_not_repeated() -> None:
     async with stage() as (up, tap):
         client, _ = await with_a_kept_connection(up, tap, Fickle())
@@ -202,7 +194,6 @@ def error_of(data: bytes) -> str:
     return code
 
 
-@scene
 async def test_an_upstream_that_never_answers_is_a_504() -> None:
     async with stage(idle_timeout=ms(200)) as (up, tap):
 
@@ -221,7 +212,6 @@ async def test_an_upstream_that_never_answers_is_a_504() -> None:
 
 
 @pytest.mark.parametrize("framing", [b"Transfer-Encoding: chunked\r\n", b"Content-Length: 100\r\n", b""])
-@scene
 async def test_an_upstream_that_falls_silent_is_cut_visibly(framing: bytes) -> None:
     async with stage(idle_timeout=ms(200)) as (up, tap):
 
@@ -236,7 +226,6 @@ async def test_an_upstream_that_falls_silent_is_cut_visibly(framing: bytes) -> N
         assert (await tap.closing()).outcome == "upstream_timeout"
 
 
-@scene
 async def test_one_that_speaks_now_and_then_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llmtap.vantage.relay.relay.SWEEP_S", 3_600.0)  # the test looks by itself
     async with stage(clock="mono") as (up, tap):
@@ -265,7 +254,6 @@ async def test_one_that_speaks_now_and_then_is_not_silent(monkeypatch: pytest.Mo
         assert flow.over
 
 
-@scene
 async def test_an_upstream_that_reads_nothing_of_an_upload_is_the_one_to_blame() -> None:
     async with stage(idle_timeout=ms(300)) as (up, tap):
         reads_nothing = up.on(says(after=lambda: asyncio.sleep(10), read=False, then=CLOSE))
@@ -280,7 +268,6 @@ async def test_an_upstream_that_reads_nothing_of_an_upload_is_the_one_to_blame()
 
 
 @pytest.mark.parametrize(("method", "body"), [("GET", None), ("POST", b"{}")])
-@scene
 async def test_an_upstream_that_accepts_nobody_is_a_504(method: str, body: bytes | None) -> None:
     async with (
         unanswered_port() as port,
@@ -293,7 +280,6 @@ async def test_an_upstream_that_accepts_nobody_is_a_504(method: str, body: bytes
         assert (await tap.closing()).outcome == "upstream_timeout"
 
 
-@scene
 async def test_an_upstream_whose_name_nobody_can_have_does_not_hang_its_clients() -> None:
     async with tapped("http://a..b:80") as tap, asyncio.timeout(AT_ONCE_S):
         assert (await tap.get("/x")).status == 502

@@ -10,7 +10,7 @@ import pytest
 from llmtap import native
 from llmtap.channel.frames import FrameKind
 from llmtap.vantage.relay import forwarding
-from tests.support.servers.peer import Ending, chunk, scene, wait_still, wait_until
+from tests.support.servers.peer import Ending, chunk, wait_still, wait_until
 from tests.support.servers.proxy import Tapped, ms, stage
 from tests.support.servers.raw_client import RawClient, request
 from tests.support.servers.upstream import CHUNKED, CLOSE, OK, RESET, Call, Upstream, answers
@@ -96,7 +96,6 @@ async def lent(head: bytes = CHUNKED, **options: Any) -> AsyncIterator[Lent]:
         yield body
 
 
-@scene
 async def test_a_body_goes_through_the_thread_and_ends_in_the_loop() -> None:
     async with lent() as body:
         await body.pass_on(*[chunk(EVENT)] * 50, chunk(b"x" * 5_000))
@@ -111,7 +110,6 @@ async def test_a_body_goes_through_the_thread_and_ends_in_the_loop() -> None:
         assert body.up.connections == 1
 
 
-@scene
 async def test_a_body_of_known_length_ends_in_the_loop() -> None:
     pieces = [chunk(EVENT)] * 10
     length = sum(map(len, pieces))
@@ -122,7 +120,6 @@ async def test_a_body_of_known_length_ends_in_the_loop() -> None:
         assert forwarder(body.tap).lent_total == 1
 
 
-@scene
 async def test_cut_and_odd_framing_comes_back_and_goes_on() -> None:
     """An extension, a size line in two reads, a chunk in two reads, trailers."""
     async with lent() as body:
@@ -135,7 +132,6 @@ async def test_cut_and_odd_framing_comes_back_and_goes_on() -> None:
 
 
 @pytest.mark.parametrize("framing", ["chunks", "length"])
-@scene
 async def test_a_blocked_client_slows_the_upstream_and_gets_every_byte(framing: str) -> None:
     piece = b"z" * 100_000
     total = 300 * len(piece)
@@ -164,7 +160,6 @@ async def test_a_blocked_client_slows_the_upstream_and_gets_every_byte(framing: 
 
 
 @pytest.mark.parametrize("how", list(Ending))
-@scene
 async def test_a_client_that_leaves_closes_the_upstream(how: Ending) -> None:
     async with lent() as body:
         body.client.reset() if how is Ending.RST else body.client.close()
@@ -176,7 +171,6 @@ async def test_a_client_that_leaves_closes_the_upstream(how: Ending) -> None:
 
 
 @pytest.mark.parametrize(("how", "outcome"), [(CLOSE, "truncated"), (RESET, "upstream_reset")])
-@scene
 async def test_an_upstream_that_leaves_cuts_the_answer(how: str, outcome: str) -> None:
     async with lent() as body:
         body.stream.end(how)
@@ -186,7 +180,6 @@ async def test_an_upstream_that_leaves_cuts_the_answer(how: str, outcome: str) -
         assert forwarder(body.tap).lent == 0
 
 
-@scene
 async def test_bytes_before_the_end_of_the_upstream_reach_the_client() -> None:
     async with lent() as body:
         body.stream.say(chunk(b"last"))
@@ -197,7 +190,6 @@ async def test_bytes_before_the_end_of_the_upstream_reach_the_client() -> None:
         await body.check_measured("truncated")
 
 
-@scene
 async def test_a_pipelined_request_comes_back_and_is_answered_afterwards() -> None:
     async with lent() as body:
         path = body.up.on(answers(b"second"))
@@ -209,7 +201,6 @@ async def test_a_pipelined_request_comes_back_and_is_answered_afterwards() -> No
         await body.check_measured()
 
 
-@scene
 async def test_a_silent_upstream_meets_the_idle_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llmtap.vantage.relay.relay.SWEEP_S", 3_600.0)  # the test looks by itself
     async with lent() as body:
@@ -220,7 +211,6 @@ async def test_a_silent_upstream_meets_the_idle_limit(monkeypatch: pytest.Monkey
         await body.check_measured("upstream_timeout")
 
 
-@scene
 async def test_events_reset_the_idle_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llmtap.vantage.relay.relay.SWEEP_S", 3_600.0)  # the test looks by itself
     async with lent() as body:
@@ -235,7 +225,6 @@ async def test_events_reset_the_idle_limit(monkeypatch: pytest.MonkeyPatch) -> N
         await body.check_measured()
 
 
-@scene
 async def test_a_drain_waits_for_a_lent_body() -> None:
     async with lent(drain_timeout=ms(600_000)) as body:
         draining = asyncio.ensure_future(body.tap.drain())
@@ -246,7 +235,6 @@ async def test_a_drain_waits_for_a_lent_body() -> None:
         await body.check_measured()
 
 
-@scene
 async def test_the_end_of_a_drain_cuts_a_lent_body() -> None:
     async with lent(drain_timeout=ms(1)) as body:
         await body.tap.drain()
@@ -255,7 +243,6 @@ async def test_the_end_of_a_drain_cuts_a_lent_body() -> None:
         await body.check_measured("truncated")
 
 
-@scene
 async def test_a_full_channel_drops_the_exchange_and_not_the_traffic() -> None:
     async with lent(tap_bytes=20_000) as body:
         body.tap.meter.acknowledges = False
@@ -272,7 +259,6 @@ async def test_a_full_channel_drops_the_exchange_and_not_the_traffic() -> None:
         body.tap.meter.acknowledge()
 
 
-@scene
 async def test_a_lost_meter_does_not_stop_the_traffic() -> None:
     async with lent() as body:
         body.tap.meter.stop()
@@ -287,7 +273,6 @@ async def test_a_lost_meter_does_not_stop_the_traffic() -> None:
         assert forwarder(body.tap).lent_total == 1
 
 
-@scene
 async def test_reads_of_the_thread_count_as_lag() -> None:
     async with lent() as body:
         lag = body.tap.relay.reporter.lag
@@ -301,7 +286,6 @@ async def test_reads_of_the_thread_count_as_lag() -> None:
         await body.check_measured()
 
 
-@scene
 async def test_many_bodies_at_the_same_time_come_through_unchanged() -> None:
     async with stage(thread=True) as (up, tap):
 
@@ -326,14 +310,12 @@ async def test_many_bodies_at_the_same_time_come_through_unchanged() -> None:
 
 
 @pytest.mark.parametrize("options", [{"thread": False}, {"thread": True, "clock": "mono"}])
-@scene
 async def test_there_is_no_thread_without_the_option_or_kernel_stamps(options: dict[str, Any]) -> None:
     async with stage(**options) as (up, tap):
         assert tap.relay.forwarding is None
         assert (await tap.get(up.on(answers(b"x" * 1_000, chunks=20)))).whole
 
 
-@scene
 async def test_an_answer_in_one_read_stays_in_the_loop() -> None:
     async with stage(thread=True) as (up, tap):
         assert (await tap.get(up.on(lambda call: call.say(OK)))).data == b"ok"

@@ -9,7 +9,7 @@ import pytest
 
 from llmtap.protocol.http1_response import INTERIM_HEADS_MAX
 from llmtap.protocol.inference import NOT_INFERENCE
-from tests.support.servers.peer import chunk, chunked, scene, wait_until
+from tests.support.servers.peer import chunk, chunked, wait_until
 from tests.support.servers.proxy import stage, tapped
 from tests.support.servers.raw_client import request
 from tests.support.servers.upstream import CHUNKED, OK, Call, answers, says
@@ -25,7 +25,6 @@ BYTE_BY_BYTE = pytest.mark.parametrize("byte_by_byte", [False, True])
 @pytest.mark.parametrize("before", [b"\n", b"\r", b"\r\n\r\n", b"\n" * 5_000, b" ", b"\x00"])
 @BYTE_BY_BYTE
 @pytest.mark.parametrize("kept_alive", [False, True])
-@scene
 async def test_nothing_but_one_empty_line_comes_before_a_request(
     before: bytes, byte_by_byte: bool, kept_alive: bool
 ) -> None:
@@ -43,7 +42,6 @@ async def test_nothing_but_one_empty_line_comes_before_a_request(
         assert len(up.calls) == int(kept_alive)
 
 
-@scene
 async def test_one_empty_line_before_each_request_is_skipped() -> None:
     async with stage() as (up, tap):
         path = up.on(answers(b"ok"))
@@ -58,7 +56,6 @@ async def test_one_empty_line_before_each_request_is_skipped() -> None:
 
 
 @pytest.mark.parametrize("framing", [b"content-length: 0", b"Transfer-Encoding: chunked"])
-@scene
 async def test_interim_answers_carry_no_framing_fields(framing: bytes) -> None:
     """RFC 9110 8.6 and RFC 9112 6.1: no Content-Length and no Transfer-Encoding in a 1xx."""
     async with stage() as (up, tap):
@@ -91,7 +88,6 @@ class Keeps:
 
 
 @PARTS
-@scene
 async def test_a_part_of_a_wrong_line_never_reaches_the_upstream(part: bytes, wrong: bytes) -> None:
     """RFC 9112 7.1: the line is refused when its first wrong byte comes, before that byte is forwarded."""
     async with stage() as (up, tap):
@@ -107,7 +103,6 @@ async def test_a_part_of_a_wrong_line_never_reaches_the_upstream(part: bytes, wr
 
 
 @PARTS
-@scene
 async def test_a_part_of_a_wrong_line_never_reaches_the_client(part: bytes, wrong: bytes) -> None:
     async with stage() as (up, tap):
 
@@ -134,7 +129,6 @@ async def test_a_part_of_a_wrong_line_never_reaches_the_client(part: bytes, wron
     ],
 )  # fmt: skip
 @BYTE_BY_BYTE
-@scene
 async def test_a_client_cannot_add_such_a_field_behind_its_body(name: str, byte_by_byte: bool) -> None:
     """RFC 9110 6.5.1: fields for framing, routing, authentication and content are no trailers."""
     async with stage() as (up, tap):
@@ -149,7 +143,6 @@ async def test_a_client_cannot_add_such_a_field_behind_its_body(name: str, byte_
 
 
 @pytest.mark.parametrize("trailer", [b"Content-Length: 5", b"TRANSFER-encoding: chunked"])
-@scene
 async def test_an_upstream_cannot_add_framing_behind_its_body(trailer: bytes) -> None:
     """RFC 9110 6.5.1. llhttp refuses the first and h11 the second."""
     async with stage() as (up, tap):
@@ -164,7 +157,6 @@ PEERS = Path(__file__).parents[3] / "docs/peers.md"
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-@scene
 async def test_the_answer_is_the_recorded_one(case: Case) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         async with tapped(f"http://127.0.0.1:{listener.getsockname()[1]}") as tap:
@@ -176,7 +168,6 @@ def test_the_page_about_peers_shows_the_record() -> None:
 
 
 @pytest.mark.parametrize("together", [True, False])
-@scene
 async def test_an_answer_too_many_is_never_the_next_clients(together: bool) -> None:
     """RFC 9112 9.2: bytes behind an answer are no answer to a later request on that connection."""
     async with stage() as (up, tap):
@@ -200,7 +191,6 @@ async def test_an_answer_too_many_is_never_the_next_clients(together: bool) -> N
 
 
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
-@scene
 async def test_interim_answers_have_a_bound(version: str) -> None:
     async with stage() as (up, tap):
         hints = b"HTTP/1.1 103 Early Hints\r\n\r\n"
@@ -216,7 +206,6 @@ async def test_interim_answers_have_a_bound(version: str) -> None:
 
 
 @pytest.mark.parametrize("cut", [False, True])
-@scene
 async def test_one_empty_line_may_follow_an_interim_answer(cut: bool) -> None:
     """Some servers send it. Before any other answer it is malformed (RFC 9112 2.2 is for requests only)."""
     async with stage() as (up, tap):
@@ -236,7 +225,6 @@ async def test_one_empty_line_may_follow_an_interim_answer(cut: bool) -> None:
         (b"HTTP/1.1 101 Switching\r\nUpgrade: websocket\r\n\r\n", "Connection: Upgrade"),
     ],
 )
-@scene
 async def test_the_error_names_what_the_upstream_sent(head: bytes, reason: str) -> None:
     async with stage() as (up, tap):
         answer = await tap.get(up.on(says(head)))
@@ -247,7 +235,6 @@ async def test_the_error_names_what_the_upstream_sent(head: bytes, reason: str) 
 # ---------------------------------------------------------------- heads as forwarded
 
 
-@scene
 async def test_a_field_that_connection_names_decides_nothing() -> None:
     """RFC 9110 7.6.1: it ends at this hop, so it does not decide whether a request is measured."""
     arm = {"name": "guarded", "weight": 1e9, "headers": {"X-Guard": "on"}}
@@ -263,7 +250,6 @@ async def test_a_field_that_connection_names_decides_nothing() -> None:
     "target",
     ["/v1/files/..{}", "/tokenize/%2E%2e{}", "/v1/files/%2e%2e%2f{}", "//v1/files{}", "/v1/files;x/..{}"],
 )
-@scene
 async def test_no_path_with_two_readings_leaves_the_experiment(target: str) -> None:
     arm = {"name": "guarded", "weight": 1e9, "headers": {"X-Guard": "on"}}
     async with stage(experiment=an_experiment({"name": "control"}, arm), skip=NOT_INFERENCE) as (up, tap):

@@ -16,7 +16,6 @@ from llmtap.vantage.relay.heads import (
     target_of,
 )
 from llmtap.vantage.relay.options import RelayOptions
-from tests.support.servers.peer import scene
 from tests.support.servers.proxy import stage
 from tests.support.servers.raw_client import request
 from tests.support.servers.upstream import answers, upstream
@@ -271,7 +270,6 @@ def test_our_own_answer_to_head_has_no_body_but_its_length() -> None:
 @pytest.mark.parametrize(
     "tail", ["/%2Fa%20b//c/./d/../e;x=1?q=%7B%22a%22%3A1%7D&y=a+b&&", "?" + "a" * 7_000, '/|^`{}"<>[]\\']
 )
-@scene
 async def test_method_and_target_arrive_byte_for_byte(tail: str, method: str) -> None:
     async with stage() as (up, tap):
         path = up.on(answers())
@@ -280,7 +278,6 @@ async def test_method_and_target_arrive_byte_for_byte(tail: str, method: str) ->
         assert (call.method, call.target) == (method.encode(), (path + tail).encode())
 
 
-@scene
 async def test_neither_connect_nor_the_absolute_form_leads_elsewhere() -> None:
     async with upstream() as elsewhere, stage() as (up, tap):
         target = f"127.0.0.1:{elsewhere.port}"
@@ -300,7 +297,6 @@ async def test_neither_connect_nor_the_absolute_form_leads_elsewhere() -> None:
         ("TRACE", "x", "x"), ("OPTIONS", "-1", "-1"), ("OPTIONS", "9" * 5_000, "9" * 5_000),
     ],
 )  # fmt: skip
-@scene
 async def test_max_forwards_counts_down_to_an_answer_of_our_own(
     method: str, value: str, passed: str | None
 ) -> None:

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from llmtap.vantage.relay import relay as relay_module
-from tests.support.servers.peer import PATIENCE_S, Ending, Gone, chunk, scene, wait_still, wait_until
+from tests.support.servers.peer import PATIENCE_S, Ending, Gone, chunk, wait_still, wait_until
 from tests.support.servers.proxy import Tapped, ms, stage, tapped
 from tests.support.servers.raw_client import RawClient, request
 from tests.support.servers.upstream import CHUNKED, CLOSE, OK, Call, answers, says, unanswered_port
@@ -44,7 +44,6 @@ def leave(client: RawClient, how: Ending) -> None:
 @pytest.mark.parametrize(
     "says_first", [(), (CHUNKED,), (CHUNKED, chunk(b"hello")), (b"HTTP/1.1 200 OK\r\n\r\nhello",)]
 )
-@scene
 async def test_a_client_that_leaves_closes_the_upstream_at_once(
     says_first: tuple[bytes, ...], how: Ending
 ) -> None:
@@ -61,7 +60,6 @@ async def test_a_client_that_leaves_closes_the_upstream_at_once(
         await wait_until(lambda: not tap.relay.connections)
 
 
-@scene
 async def test_a_client_that_is_killed_right_behind_its_request() -> None:
     """Its request and its reset are read in the same turn: the upstream must not be left working for it."""
     async with stage() as (up, tap):
@@ -78,7 +76,6 @@ async def test_a_client_that_is_killed_right_behind_its_request() -> None:
     "part",
     ["Content-Length: 10\r\n\r\n12345", "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\nX: 1\r\n"],
 )
-@scene
 async def test_a_client_that_leaves_while_uploading(part: str, how: Ending) -> None:
     async with stage() as (up, tap):
         watched = Watched()
@@ -92,7 +89,6 @@ async def test_a_client_that_leaves_while_uploading(part: str, how: Ending) -> N
         assert (await tap.closing()).outcome == "client_cancelled"
 
 
-@scene
 async def test_a_client_that_leaves_while_the_upstream_does_not_keep_up() -> None:
     """The relay has stopped reading the upload; it must still notice that nobody sends it any more."""
     async with stage() as (up, tap):
@@ -112,7 +108,6 @@ async def test_a_client_that_leaves_while_the_upstream_does_not_keep_up() -> Non
 
 
 @LEAVES
-@scene
 async def test_a_client_that_leaves_with_an_answer_it_never_read(how: Ending) -> None:
     async with stage() as (up, tap):
         watched = Watched(b"HTTP/1.1 200 OK\r\nContent-Length: 60000000\r\n\r\n", *[b"z" * 1_000_000] * 60)
@@ -129,7 +124,6 @@ async def test_a_client_that_leaves_with_an_answer_it_never_read(how: Ending) ->
 
 @LEAVES
 @pytest.mark.parametrize("body", [b"whole", b"half"])
-@scene
 async def test_a_client_that_leaves_while_the_upstream_is_being_called(body: bytes, how: Ending) -> None:
     async with unanswered_port() as port, tapped(f"http://127.0.0.1:{port}") as tap:
         client = await tap.client()
@@ -169,7 +163,6 @@ async def draining(tap: Tapped) -> "asyncio.Task[None]":
     return drain
 
 
-@scene
 async def test_streams_under_way_end_in_order_and_nobody_new_comes_in() -> None:
     """Idle connections are closed at once; a pipelined request that has come is answered."""
     async with stage(**PATIENT) as (up, tap):
@@ -196,7 +189,6 @@ async def test_streams_under_way_end_in_order_and_nobody_new_comes_in() -> None:
         await wait_until(lambda: up.open == 0)
 
 
-@scene
 async def test_a_relay_that_others_replaced_answers_one_more_request_of_each_client() -> None:
     """An idle client, one whose running response did not say that it is the last, and a new one."""
     async with stage(**PATIENT) as (up, tap):
@@ -218,7 +210,6 @@ async def test_a_relay_that_others_replaced_answers_one_more_request_of_each_cli
 
 
 @pytest.mark.parametrize("sigterm", [True, False])
-@scene
 async def test_an_idle_client_does_not_hold_a_replaced_relay(
     sigterm: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,7 +229,6 @@ async def test_an_idle_client_does_not_hold_a_replaced_relay(
 
 
 @pytest.mark.parametrize("when", ["answer not begun", "head half here"])
-@scene
 async def test_a_request_under_way_is_answered_while_draining_and_told_to_close(when: str) -> None:
     async with stage(**PATIENT) as (up, tap):
         go = asyncio.Event()
@@ -259,7 +249,6 @@ async def test_a_request_under_way_is_answered_while_draining_and_told_to_close(
 
 
 @pytest.mark.parametrize("kept", [False, True])
-@scene
 async def test_a_request_that_already_lies_in_the_kernel_is_answered(kept: bool) -> None:
     """On a connection in the queue, or one that is kept: closing it unread would be a reset."""
     async with stage(**PATIENT) as (up, tap):
@@ -275,7 +264,6 @@ async def test_a_request_that_already_lies_in_the_kernel_is_answered(kept: bool)
         assert (await client.answer()).data == b"answered"
 
 
-@scene
 async def test_the_end_comes_in_time_and_what_is_cut_looks_cut() -> None:
     async with stage(drain_timeout=ms(150)) as (up, tap):
         stream = Stream()
@@ -308,7 +296,6 @@ SWITCH = b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: w
 
 
 @pytest.mark.parametrize("early", [True, False])
-@scene
 async def test_a_drain_can_be_cut_short_before_it_begins_and_while_it_runs(early: bool) -> None:
     """Nobody waits for the end of a drain whose supervisor has died."""
     async with stage(drain_timeout=ms(3_600_000)) as (up, tap):

@@ -21,7 +21,7 @@ from llmtap.units import encode_special
 from llmtap.vantage.relay.connection import ClientConnection
 from llmtap.vantage.relay.options import RelayOptions
 from llmtap.vantage.relay.relay import RelaySetup
-from tests.support.servers.peer import scene, wait_until
+from tests.support.servers.peer import wait_until
 from tests.support.servers.proxy import ms, stage
 from tests.support.servers.raw_client import request
 from tests.support.servers.upstream import Call, answers
@@ -104,7 +104,6 @@ class Mistaken(ClientConnection):
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HT", b"no HTTP\r\n\r\n", b"whole"])
-@scene
 async def test_a_connection_that_left_while_a_sweep_went_on_is_passed_over(sent: bytes) -> None:
     """The sweep takes a copy of all connections and yields now and then."""
     async with stage() as (up, tap):
@@ -133,7 +132,6 @@ async def test_a_connection_that_left_while_a_sweep_went_on_is_passed_over(sent:
 
 
 @pytest.mark.parametrize("whose", ["a connection", "a pool"])
-@scene
 async def test_what_fails_in_the_sweep_costs_nobody_else_a_time_out(
     whose: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from llmtap.channel.experiment import Experiment
 from llmtap.vantage.relay.flow import READ_ON_NS
 from tests.net.test_pool import sockets_fail
-from tests.support.servers.peer import PATIENCE_S, scene, wait_still, wait_until
+from tests.support.servers.peer import PATIENCE_S, wait_still, wait_until
 from tests.support.servers.proxy import Tapped, ms, stage
 from tests.support.servers.raw_client import Answer, request
 from tests.support.servers.upstream import CLOSE, OK, RESET, Call, answers, says
@@ -73,7 +73,6 @@ HIDDEN = b"GET /hidden HTTP/1.1\r\nHost: a\r\n\r\n"
         (b"GET /x HTTP/1.1\nHost: a\n\n", 400, "malformed_request"),  # its sender waits for an answer
     ],
 )
-@scene
 async def test_a_malformed_request_is_refused_and_not_forwarded(raw: bytes, status: int, code: str) -> None:
     async with stage() as (up, tap):
         if raw.endswith(HIDDEN):
@@ -85,7 +84,6 @@ async def test_a_malformed_request_is_refused_and_not_forwarded(raw: bytes, stat
         assert tap.relay.reporter.status().refused == {code: 1}
 
 
-@scene
 async def test_a_head_beyond_a_limit_is_431() -> None:
     async with stage(head_bytes=4_096, head_fields=50) as (up, tap):
         path = up.on(answers())
@@ -102,7 +100,6 @@ async def test_a_head_beyond_a_limit_is_431() -> None:
         assert (await tap.get(path, *fields[:49])).status == 200  # and Host
 
 
-@scene
 async def test_too_many_exchanges_at_a_time_are_503_with_a_hint() -> None:
     async with stage(streams=2) as (up, tap):
         go = asyncio.Event()
@@ -121,7 +118,6 @@ async def test_too_many_exchanges_at_a_time_are_503_with_a_hint() -> None:
         assert (len(up.calls), tap.relay.reporter.status().refused) == (3, {"tap_overloaded": 1})
 
 
-@scene
 async def test_too_many_connections_are_closed_and_counted() -> None:
     async with stage(connections=3) as (up, tap):
         path = up.on(answers())
@@ -135,7 +131,6 @@ async def test_too_many_connections_are_closed_and_counted() -> None:
         assert (await tap.get(path)).status == 200
 
 
-@scene
 async def test_a_slow_head_is_408() -> None:
     async with stage(head_timeout=ms(200)) as (up, tap):
         client = await tap.client()
@@ -153,7 +148,6 @@ async def test_a_slow_head_is_408() -> None:
         assert up.connections == 0
 
 
-@scene
 async def test_an_idle_connection_is_closed_without_a_word() -> None:
     async with stage(keepalive_timeout=ms(200)) as (up, tap):
         silent, used = await tap.client(), await tap.client()
@@ -162,7 +156,6 @@ async def test_an_idle_connection_is_closed_without_a_word() -> None:
             assert (await client.to_end())[0] == b""
 
 
-@scene
 async def test_a_request_body_that_stops_coming_is_408() -> None:
     async with stage(idle_timeout=ms(200)) as (up, tap):
         client = await tap.client()
@@ -171,7 +164,6 @@ async def test_a_request_body_that_stops_coming_is_408() -> None:
         await wait_until(lambda: not up.open)
 
 
-@scene
 async def test_what_is_sent_ahead_is_bounded() -> None:
     """A client that pipelines without end is read no further than the limit, and still served."""
     async with stage(pipelined_bytes=8_192) as (up, tap):
@@ -205,7 +197,6 @@ BAD_ANSWERS = {
 
 
 @pytest.mark.parametrize("name", BAD_ANSWERS)
-@scene
 async def test_an_answer_that_breaks_http_is_a_502(name: str) -> None:
     async with stage() as (up, tap):
 
@@ -226,7 +217,6 @@ async def test_an_answer_that_breaks_http_is_a_502(name: str) -> None:
 @pytest.mark.parametrize(
     ("said", "then"), [((), CLOSE), ((), RESET), ((b"HTTP/1.1 200 OK\r\nContent-Le",), CLOSE)]
 )
-@scene
 async def test_an_upstream_that_hangs_up_without_an_answer_is_a_502(
     said: tuple[bytes, ...], then: str
 ) -> None:
@@ -238,7 +228,6 @@ async def test_an_upstream_that_hangs_up_without_an_answer_is_a_502(
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-@scene
 async def test_a_pipeline_is_answered_to_its_end_while_the_upstream_is_away(at_once: bool) -> None:
     """Also when the kernel says no (no route, no port left) before the call for a connection returns."""
     async with stage(upstream_keepalive=ms(0)) as (up, tap):
@@ -260,7 +249,6 @@ async def test_a_pipeline_is_answered_to_its_end_while_the_upstream_is_away(at_o
     "experiment", [None, an_experiment({"name": "a"}, {"name": "b", "headers": {"x": "1"}})]
 )
 @pytest.mark.parametrize("whole", [True, False])
-@scene
 async def test_a_request_in_two_parts_is_reported_whole_if_the_upstream_is_away(
     experiment: Experiment | None, whole: bool
 ) -> None:
@@ -284,7 +272,6 @@ async def test_a_request_in_two_parts_is_reported_whole_if_the_upstream_is_away(
 
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize(("method", "body"), [("POST", b"{}"), ("HEAD", None)])
-@scene
 async def test_no_file_descriptor_left_is_a_503_at_once_and_the_taps_own(
     method: str,
     body: bytes | None,
@@ -311,7 +298,6 @@ async def test_no_file_descriptor_left_is_a_503_at_once_and_the_taps_own(
         assert (await tap.get(path)).data == b"ok", "there is room again"
 
 
-@scene
 async def test_an_error_tells_nothing_of_what_a_peer_sent() -> None:
     secret = "sk-very-secret"
     async with stage() as (up, tap):
@@ -325,7 +311,6 @@ async def test_an_error_tells_nothing_of_what_a_peer_sent() -> None:
             assert secret.encode() not in answer.head.raw + answer.data
 
 
-@scene
 async def test_tls_on_a_plain_port_and_a_doubled_path_are_hints_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from llmtap.channel.frames import FrameKind
-from tests.support.servers.peer import Ending, chunk, chunked, scene, wait_until
+from tests.support.servers.peer import Ending, chunk, chunked, wait_until
 from tests.support.servers.proxy import stage
 from tests.support.servers.raw_client import request
 from tests.support.servers.upstream import CHUNKED, CLOSE, OK, Call, answers, says
@@ -29,7 +29,6 @@ EVIL = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil"
         ("GET", b"HTTP/1.1 205 Reset Content\r\nContent-Length: 0\r\n\r\n"),
     ],
 )
-@scene
 async def test_an_answer_without_a_body_leaves_both_connections_usable(method: str, head: bytes) -> None:
     """RFC 9112 6.3 rule 1; its fields are passed as they are."""
     async with stage() as (up, tap):
@@ -42,7 +41,6 @@ async def test_an_answer_without_a_body_leaves_both_connections_usable(method: s
 
 
 @pytest.mark.parametrize("fields", [b"Content-Length: 5\r\n", b"Transfer-Encoding: chunked\r\n"])
-@scene
 async def test_a_204_announces_no_body(fields: bytes) -> None:
     """RFC 9110 8.6, RFC 9112 6.1: a server MUST NOT send Content-Length or Transfer-Encoding in a 204."""
     async with stage() as (up, tap):
@@ -53,7 +51,6 @@ async def test_a_204_announces_no_body(fields: bytes) -> None:
 # ---------------------------------------------------------------- interim answers
 
 
-@scene
 async def test_interim_answers_are_passed_on_as_they_come() -> None:
     """RFC 9110 15.2: a proxy MUST forward 1xx."""
     early = b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\nLink: </b>\r\n\r\n"
@@ -79,7 +76,6 @@ async def test_interim_answers_are_passed_on_as_they_come() -> None:
 @pytest.mark.parametrize(
     "said", [CONTINUE, b"", b"HTTP/1.1 417 Expectation Failed\r\nContent-Length: 0\r\n\r\n"]
 )
-@scene
 async def test_expect_is_the_upstreams_to_answer(said: bytes) -> None:
     """RFC 9110 10.1.1. After a final answer the body may or may not follow: the connection has to end."""
     async with stage() as (up, tap):
@@ -114,7 +110,6 @@ async def test_expect_is_the_upstreams_to_answer(said: bytes) -> None:
         assert (answer.interim, answer.data) == ([], b"ok")
 
 
-@scene
 async def test_trailers_pass_both_ways_and_leave_the_connections_usable() -> None:
     async with stage() as (up, tap):
         body = chunked(b"hello", trailers=b"X-Sum: 1\r\nServer-Timing: a;dur=3\r\n")
@@ -133,7 +128,6 @@ async def test_trailers_pass_both_ways_and_leave_the_connections_usable() -> Non
 # ---------------------------------------------------------------- HTTP/1.0
 
 
-@scene
 async def test_an_http10_client_gets_no_chunks() -> None:
     """RFC 9112 6.1: no Transfer-Encoding to a client that did not say HTTP/1.1; the close tells the end."""
     async with stage() as (up, tap):
@@ -153,7 +147,6 @@ async def test_an_http10_client_gets_no_chunks() -> None:
         )
 
 
-@scene
 async def test_an_http10_client_may_keep_its_connection_where_the_length_is_told() -> None:
     async with stage() as (up, tap):
         path = up.on(answers(b"ok"))
@@ -167,7 +160,6 @@ async def test_an_http10_client_may_keep_its_connection_where_the_length_is_told
         assert up.connections == 1
 
 
-@scene
 async def test_words_behind_a_chunked_answer_spoil_the_connection_for_an_http10_client_too() -> None:
     """What an upstream says beyond its answer must never become part of the next one (RFC 9112 9.2)."""
 
@@ -193,7 +185,6 @@ async def test_words_behind_a_chunked_answer_spoil_the_connection_for_an_http10_
         (b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\n\r\n", False),
     ],
 )
-@scene
 async def test_an_http10_upstream(head: bytes, kept: bool) -> None:
     async with stage() as (up, tap):
         answer = await tap.get(up.on(says(head + b"ok", then=None if kept else CLOSE)))
@@ -207,7 +198,6 @@ async def test_an_http10_upstream(head: bytes, kept: bool) -> None:
 
 
 @pytest.mark.parametrize("option", ["close", "x, Close"])
-@scene
 async def test_after_close_a_client_is_closed_and_no_further_request_is_answered(option: str) -> None:
     """RFC 9112 9.6."""
     async with stage() as (up, tap):
@@ -220,7 +210,6 @@ async def test_after_close_a_client_is_closed_and_no_further_request_is_answered
         assert up.calls_to(second) == []
 
 
-@scene
 async def test_an_upstream_that_closes_closes_the_client_only_where_the_close_ends_the_answer() -> None:
     async with stage() as (up, tap):
         path = up.on(says(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok", then=CLOSE))
@@ -235,7 +224,6 @@ async def test_an_upstream_that_closes_closes_the_client_only_where_the_close_en
         assert (await tap.closing(4)).outcome == "complete"
 
 
-@scene
 async def test_each_pipelined_request_is_stamped_when_it_was_read() -> None:
     """`arrival` is the first byte of the request read, not the moment its turn came."""
     async with stage(clock="mono") as (up, tap):
@@ -249,7 +237,6 @@ async def test_each_pipelined_request_is_stamped_when_it_was_read() -> None:
 
 
 @pytest.mark.parametrize("interim", [b"", CONTINUE])
-@scene
 async def test_stray_words_of_the_upstream_never_answer_the_next_pipelined_request(interim: bytes) -> None:
     """RFC 9112 9.2: what comes outside of a request's turn is no answer to the next one.
 
@@ -273,7 +260,6 @@ async def test_stray_words_of_the_upstream_never_answer_the_next_pipelined_reque
         assert tap.relay.reporter.status().upstream_unsolicited
 
 
-@scene
 async def test_no_answer_of_one_client_reaches_another() -> None:
     """Clients come, ask, and some leave at the worst moment; connections to the upstream are shared."""
     async with stage() as (up, tap):

@@ -12,7 +12,7 @@ from llmtap.protocol.http1 import header_value, parse_request_head
 from llmtap.protocol.inference import NOT_INFERENCE
 from llmtap.vantage.relay import relay as relay_module
 from tests.support.clocks import STEPS_NS, SettableClock
-from tests.support.servers.peer import chunk, chunked, scene, wait_until
+from tests.support.servers.peer import chunk, chunked, wait_until
 from tests.support.servers.proxy import Recording, stage, tapped
 from tests.support.servers.raw_client import request
 from tests.support.servers.upstream import CHUNKED, Call, answers
@@ -51,7 +51,6 @@ DOWN = {
 
 @pytest.mark.parametrize("in_parts", [False, True])
 @pytest.mark.parametrize("id_field", [(), ("X-Request-Id: theirs",)])
-@scene
 async def test_the_meter_reads_the_request_id_that_the_upstream_gets(
     in_parts: bool, id_field: tuple[str, ...]
 ) -> None:
@@ -75,7 +74,6 @@ async def test_the_meter_reads_the_request_id_that_the_upstream_gets(
 
 
 @CLOCKS
-@scene
 async def test_a_stream_is_told_read_by_read(clock: str) -> None:
     async with stage(clock=clock) as (up, tap):
         events = [b"data: %d\n\n" % i for i in range(10)]
@@ -141,7 +139,6 @@ async def test_a_stream_is_told_read_by_read(clock: str) -> None:
 # ---------------------------------------------------------------- a meter in trouble
 
 
-@scene
 async def test_a_meter_killed_in_the_middle_of_streams_changes_no_byte() -> None:
     async with stage() as (up, tap):
         go = asyncio.Event()
@@ -179,7 +176,6 @@ async def test_a_meter_killed_in_the_middle_of_streams_changes_no_byte() -> None
         assert tap.relay.tap.ledger.opened == 22
 
 
-@scene
 async def test_a_stopped_meter_holds_up_nobody() -> None:
     """Fail-open: with a meter that reads nothing, whole exchanges go unmeasured and all of them pass."""
     async with stage(tap_bytes=256 << 10) as (up, tap):
@@ -206,7 +202,6 @@ async def test_a_stopped_meter_holds_up_nobody() -> None:
 # ---------------------------------------------------------------- the relay about itself
 
 
-@scene
 async def test_the_status_counts_what_happened() -> None:
     async with stage() as (up, tap):
         path = up.on(answers(b"x" * 1_000))
@@ -227,7 +222,6 @@ async def test_the_status_counts_what_happened() -> None:
         await wait_until(lambda: tap.meter.statuses)
 
 
-@scene
 async def test_requests_that_are_not_inference_pass_and_are_counted_by_rule() -> None:
     async with stage(skip=NOT_INFERENCE) as (up, tap):
         path = up.on(answers(b"model " * 3_000, chunks=3))
@@ -247,7 +241,6 @@ async def test_requests_that_are_not_inference_pass_and_are_counted_by_rule() ->
         assert {f.seq for f in tap.meter.frames if f.kind not in (FrameKind.HELLO, FrameKind.STATUS)} == {1}
 
 
-@scene
 async def test_an_upstream_that_is_away_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     with keep_port() as away:
         async with tapped(f"http://127.0.0.1:{away.getsockname()[1]}", ready_needs_upstream=True) as tap:
@@ -269,7 +262,6 @@ async def test_an_upstream_that_is_away_is_reported(caplog: pytest.LogCaptureFix
         assert before_ns <= tried_ns <= status.t_ns
 
 
-@scene
 async def test_an_upstream_that_a_request_found_down_is_asked_until_it_is_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -282,7 +274,6 @@ async def test_an_upstream_that_a_request_found_down_is_asked_until_it_is_up(
             await wait_until(lambda: list(tap.relay.reporter.status().upstreams.values()) == [True])
 
 
-@scene
 async def test_submit_is_stamped_before_the_send_that_completes_the_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -305,7 +296,6 @@ async def test_submit_is_stamped_before_the_send_that_completes_the_request(
             assert read_ns <= recorded.one(FrameKind.SUBMIT).t_ns <= began[body]
 
 
-@scene
 async def test_a_meter_that_comes_after_the_step_is_told_by_the_hello() -> None:
     clocks = SettableClock()
     async with stage(clock="mono", clocks=clocks) as (up, tap):

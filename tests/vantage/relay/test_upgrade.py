@@ -7,7 +7,7 @@ import pytest
 
 from llmtap.channel.frames import FrameKind
 from llmtap.clock import SystemClock
-from tests.support.servers.peer import PATIENCE_S, Ending, Peer, scene, wait_still, wait_until
+from tests.support.servers.peer import PATIENCE_S, Ending, Peer, wait_still, wait_until
 from tests.support.servers.proxy import Tapped, ms, stage
 from tests.support.servers.raw_client import RawClient, request
 from tests.support.servers.upstream import CLOSE, RESET, Call, Script, Upstream, answers, says
@@ -56,7 +56,6 @@ async def echo(call: Call) -> None:
 
 
 @pytest.mark.parametrize("clock", ["mono", "kernel"])
-@scene
 async def test_every_message_passes_at_once_and_is_stamped(clock: str) -> None:
     async with stage(clock=clock) as (up, tap):
         client = await tunnel(up, tap, echo)
@@ -79,7 +78,6 @@ async def test_every_message_passes_at_once_and_is_stamped(clock: str) -> None:
         assert min(recorded.closing.request_bytes, recorded.closing.response_bytes) >= 350
 
 
-@scene
 async def test_what_is_sent_ahead_of_the_switch_is_not_lost() -> None:
     """More than a client may pipeline: reading stops, and must go on in the tunnel."""
     data = random.Random(3).randbytes(500_000)
@@ -103,7 +101,6 @@ async def test_what_is_sent_ahead_of_the_switch_is_not_lost() -> None:
         assert recorded.data(FrameKind.TUNNEL_DOWN) == b"welcome"
 
 
-@scene
 async def test_random_bytes_both_ways_at_once() -> None:
     dice = random.Random(11)
     down, up_data = dice.randbytes(3_000_000), dice.randbytes(3_000_000)
@@ -126,7 +123,6 @@ async def test_random_bytes_both_ways_at_once() -> None:
         assert got == [up_data]
 
 
-@scene
 async def test_a_client_that_has_said_all_still_hears() -> None:
     async with stage() as (up, tap):
 
@@ -144,7 +140,6 @@ async def test_a_client_that_has_said_all_still_hears() -> None:
 
 
 @pytest.mark.parametrize("who", ["client", "upstream"])
-@scene
 async def test_a_reset_on_one_side_ends_the_other(who: str) -> None:
     async with stage() as (up, tap):
         ended = asyncio.Event()
@@ -169,7 +164,6 @@ async def test_a_reset_on_one_side_ends_the_other(who: str) -> None:
 
 
 @pytest.mark.parametrize("who", ["client", "upstream"])
-@scene
 async def test_a_tunnel_has_back_pressure_in_both_directions(who: str) -> None:
     total = 30_000_000
     async with stage() as (up, tap):
@@ -209,7 +203,6 @@ async def test_a_tunnel_has_back_pressure_in_both_directions(who: str) -> None:
         ("the upstream", "complete", None),
     ],
 )
-@scene
 async def test_a_silent_tunnel_ends_after_the_idle_limit(who: str, outcome: str, error: str | None) -> None:
     """Whose silence it was is known only where the other side, `who`, has said all."""
     async with stage(idle_timeout=ms(200)) as (up, tap):
@@ -233,7 +226,6 @@ async def test_a_silent_tunnel_ends_after_the_idle_limit(who: str, outcome: str,
         assert (closing.outcome, closing.error) == (outcome, error)
 
 
-@scene
 async def test_a_tunnel_with_a_word_now_and_then_lives_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llmtap.vantage.relay.relay.SWEEP_S", 3_600.0)  # the test looks by itself
     async with stage(clock="mono") as (up, tap):
@@ -249,7 +241,6 @@ async def test_a_tunnel_with_a_word_now_and_then_lives_on(monkeypatch: pytest.Mo
         assert flow.over
 
 
-@scene
 async def test_an_upstream_may_decline() -> None:
     async with stage() as (up, tap):
         path = up.on(answers(b"no", status=b"426 Upgrade Required"))
@@ -263,7 +254,6 @@ async def test_an_upstream_may_decline() -> None:
 @pytest.mark.parametrize(
     ("options", "protocol"), [({"websocket": False}, "websocket"), ({}, "websocket, h2c")]
 )
-@scene
 async def test_a_protocol_that_cannot_be_followed_is_not_offered_to_the_upstream(
     options: dict[str, bool], protocol: str
 ) -> None:
@@ -278,7 +268,6 @@ async def test_a_protocol_that_cannot_be_followed_is_not_offered_to_the_upstream
         assert (await client.get(forced, *asks)).status == 502
 
 
-@scene
 async def test_a_tunnels_connection_is_never_used_again() -> None:
     async with stage() as (up, tap):
         ordinary = up.on(answers(b"next"))

@@ -163,7 +163,6 @@ def test_where_words_are_tokens_all_is_counted_once() -> None:
 
 def test_where_words_are_several_tokens_atoms_fill_what_is_left() -> None:
     counter = _Counting(_ThreeAWord())
-    assert not counter.words.exact
     source = RowPrompts(rows_of([100, 101, 102, 3, 2]), counter)
     made = [fitted for _, fitted in source.prompts(range(5))]
     assert [fitted.tokens for fitted in made] == [100, 101, 102, 3, 3]

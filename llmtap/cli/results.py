@@ -1,0 +1,165 @@
+"""Stored results of replays and experiments: load, show, and store beside a capture."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from glob import escape
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import typer
+
+from llmtap.cli.shared import Outputs, json_text, print_rich, write_output
+from llmtap.errors import ConfigError, ExitCode
+
+RESULT_BYTES_MAX: Final = 256 << 20
+"""Maximum size of a file that is read as a result. A result has a few MB: one value per second and series."""
+RESULT_PATTERN: Final = "replay-*.json"
+"""Pattern of the second part of a result's file name. The first part is the name of the capture's folder and
+a dot."""
+
+
+def exit_with(code: ExitCode) -> None:
+    """End the command with a code other than OK."""
+    if code:
+        raise typer.Exit(code)
+
+
+class _ReplayFields(msgspec.Struct):
+    """Fields by which the result of a replay is recognised."""
+
+    load: dict[str, msgspec.Raw]
+    sender: dict[str, msgspec.Raw]
+    plan: dict[str, msgspec.Raw]
+    metrics: dict[str, msgspec.Raw]
+    verdict: dict[str, msgspec.Raw]
+
+
+@contextmanager
+def result_errors(place: str) -> Iterator[None]:
+    """Raise ConfigError in place of an error that a wrong or missing field of a stored result causes."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError) as exc:
+        what = f"the field {exc.args[0]!r} is missing" if isinstance(exc, KeyError) else str(exc)
+        raise ConfigError(
+            place,
+            f"is not a result that this version of llmtap can show: {what[:200]}",
+            "it was edited, or another version of llmtap wrote it",
+        ) from exc
+
+
+class _ExperimentFields(msgspec.Struct):
+    """Fields by which the stored answer of `/api/v1/experiment` is recognised."""
+
+    state: str
+    arms: dict[str, msgspec.Raw]
+    differences: dict[str, msgspec.Raw]
+    sample_ratio: dict[str, msgspec.Raw]
+
+
+def load_result(place: str | Path) -> dict[str, Any] | None:
+    """Return the result that `llmtap replay --json` wrote to a file; None for any other file."""
+    return _load(place, _ReplayFields)
+
+
+def load_experiment(place: str | Path) -> dict[str, Any] | None:
+    """Return the result of an experiment that was stored in a file; None for any other file."""
+    return _load(place, _ExperimentFields)
+
+
+def _load(place: str | Path, fields: type[msgspec.Struct]) -> dict[str, Any] | None:
+    """Return the JSON object of a file that has these fields; None for any other file."""
+    path = Path(place)
+    try:
+        if not path.is_file() or path.stat().st_size > RESULT_BYTES_MAX:
+            return None
+        with path.open("rb") as file:
+            begin = file.read(64)
+            if not begin.lstrip().startswith(b"{"):
+                return None
+            raw = begin + file.read()
+        msgspec.json.decode(raw, type=fields)
+        result: dict[str, Any] = msgspec.json.decode(raw)
+    except (OSError, ValueError, RecursionError):
+        return None
+    return result
+
+
+def show_experiment(outputs: Outputs, experiment: Mapping[str, Any]) -> None:
+    """Write the requested outputs of an experiment, or print its report."""
+    from llmtap.report.experiment_page import render_experiment
+
+    outputs.write_or_show(experiment_texts(experiment), lambda: print_rich(render_experiment(experiment)))
+
+
+def experiment_texts(experiment: Mapping[str, Any]) -> dict[str, Callable[[], str]]:
+    """Return the functions that make the outputs of an experiment, by option."""
+    from llmtap.report.experiment_page import experiment_html, experiment_markdown
+
+    return {
+        "--json": lambda: json_text(experiment),
+        "--html": lambda: experiment_html(experiment),
+        "--markdown": lambda: experiment_markdown(experiment),
+    }
+
+
+def show_replay(outputs: Outputs, result: Mapping[str, Any]) -> None:
+    """Write the requested outputs of a replay's result, or print its report."""
+    from llmtap.gates.figures import figures_csv
+    from llmtap.report.replay import render_replay, replay_html, replay_markdown
+
+    texts = {
+        "--json": lambda: json_text(result),
+        "--html": lambda: replay_html(result),
+        "--markdown": lambda: replay_markdown(result),
+        "--csv": lambda: figures_csv(result),
+    }
+    outputs.write_or_show(texts, lambda: print_rich(render_replay(result)))
+
+
+def result_place(capture: str, result: Mapping[str, Any] | None = None) -> Path | None:
+    """Return the path for the result of a replay, next to the folder of its capture; None for a URL.
+
+    The result is not in the folder itself: this has only Parquet files, so that other tools can read it as
+    one dataset. The name contains the start time of `result`.
+    """
+    from llmtap.capture.store.parquet import place_of
+
+    folder = place_of(capture).folder
+    if folder is None:
+        return None
+    time_text = "" if result is None else re.sub(r"\W", "", str(result["window"]["start"]))
+    folder = folder.resolve()
+    return folder.parent / f"{folder.name}.{RESULT_PATTERN.replace('*', time_text)}"
+
+
+def store_result(capture: str, result: Mapping[str, Any]) -> None:
+    """Write the result next to the folder of the capture, if that is local.
+
+    Raises ConfigError if it cannot be written.
+    """
+    place = result_place(capture, result)
+    if place is not None:
+        write_output("--capture", place, json_text(result))
+
+
+def stored_verdicts(places: Sequence[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the names and the verdicts of the results next to these folders, oldest first.
+
+    Results in the folders are included: earlier versions of llmtap stored them there.
+    """
+    for place in places:
+        if not Path(place).is_dir():
+            continue
+        folder = Path(place).resolve()
+        in_parent = folder.parent.glob(f"{escape(folder.name)}.{RESULT_PATTERN}")
+        paths = {
+            path.name.removeprefix(f"{folder.name}."): path
+            for path in (*folder.glob(RESULT_PATTERN), *in_parent)
+        }
+        for name, path in sorted(paths.items()):
+            result = load_result(path)
+            if result is not None:
+                yield name, result["verdict"]

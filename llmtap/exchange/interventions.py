@@ -1,0 +1,237 @@
+"""Determine the refusal and the guardrail of an exchange, from the verdicts of its events and its text.
+
+`observer.py` feeds `Interventions` with each event, and calls `judge` at the end.
+
+Of several verdicts (`protocol/verdicts.py` finds them in events), one that acts (blocks, replaces) takes
+precedence over one that flags, the first over later ones, and signals over texts. A flag alone is not a
+refusal. An intervention after tokens that the client already has is marked `late`. Texts are not kept.
+
+Source: docs/dialects.md.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from llmtap.exchange.exchange import Exchange
+from llmtap.protocol.delta import Verdict
+from llmtap.protocol.verdicts import (
+    INPUT,
+    MODEL_REFUSAL,
+    OUTPUT,
+    PASSED_ON,
+    UNKNOWN,
+    mark_unknown,
+    reason_kind,
+)
+
+APPLIED_GUARDRAILS: Final = b"x-litellm-applied-guardrails"
+_CANNOT: Final = (
+    r"I (?:can(?:no|['\u2019])t|won['\u2019]t) (?:help|assist|answer|provide|comply|respond|discuss)\b"
+)
+TEXT_PATTERNS: Final = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        r"(?P<phrase>Sorry, the model cannot answer this question)",  # Bedrock's default
+        r"(?P<phrase>I['\u2019]?m sorry, I can['\u2019]t respond to that)",  # NeMo's default
+        rf"^(?P<phrase>(?:I['\u2019]?m|I am) (?:sorry|unable)(?:(?:,? but|,|\.) {_CANNOT})?)",
+        r"^(?P<phrase>Sorry,)",
+        rf"(?P<phrase>{_CANNOT})",
+        r"(?P<phrase>Content blocked)",
+        r"violates [^\n]{0,80}\b(?:policy|guidelines)\b",
+    )
+)
+"""Patterns of refusals. The match of the group `phrase` is reported, so it may only match fixed phrases; for
+a pattern without this group, the pattern itself is reported."""
+_OPENING_CHARS: Final = 200
+_PATTERN_CHARS_MAX: Final = 64
+_STOPS: Final = frozenset({"stop", "end_turn", "stop_sequence", "eos", "eos_token", "complete", "completed"})
+_STATUS_DENIED: Final = 446
+"""Status of Portkey (denied by a hook) and WSO2 (denied by a policy)."""
+_STATUS_FLAGGED: Final = 246
+"""Status of Portkey: a guardrail hook failed, but was not set to deny."""
+_INPUT_WORDS: Final = re.compile(rb"\bpre[-_]|[-_]pre\b|input|request", re.IGNORECASE)
+_OUTPUT_WORDS: Final = re.compile(rb"\bpost[-_]|[-_]post\b|output|response", re.IGNORECASE)
+
+
+class _Signal(NamedTuple):
+    verdict: Verdict
+    event: int
+    tokens_before: int
+
+
+class Interventions:
+    """Refusals and guardrail interventions of one answer. Its first words are stored only until they are
+    judged."""
+
+    __slots__ = (
+        "_acted_signal",
+        "_flagged_signal",
+        "_opening_text",
+        "_patterns",
+        "_refusal_signal",
+        "_words",
+        "applied",
+        "reading",
+    )
+
+    def __init__(self, patterns: tuple[re.Pattern[str], ...] = TEXT_PATTERNS) -> None:
+        self.applied: bytes | None = None
+        self.reading = bool(patterns)
+        self._patterns = patterns
+        self._opening_text = ""
+        self._words: str | None = None
+        self._refusal_signal: _Signal | None = None  # refusal by the model
+        self._acted_signal: _Signal | None = None
+        self._flagged_signal: _Signal | None = None
+
+    def add(self, verdict: Verdict, event: int, tokens_before: int) -> None:
+        """Add the verdict of the event with this index; `tokens_before`: number of tokens before it."""
+        if verdict.kind == MODEL_REFUSAL:
+            self._refusal_signal = self._refusal_signal or _Signal(verdict, event, tokens_before)
+        elif verdict.action in PASSED_ON:
+            self._flagged_signal = self._flagged_signal or _Signal(verdict, event, tokens_before)
+            acted = self._acted_signal
+            if verdict.action == "redacted" and acted is not None and acted.verdict.confidence == "medium":
+                # Bedrock: the trace shows that the guardrail only masked text, though the stop reason names
+                # it.
+                self._acted_signal = None
+        else:
+            acted = self._acted_signal
+            # A later trace has details that a stop reason lacks.
+            if acted is None or (acted.verdict.confidence == "medium" and verdict.confidence == "high"):
+                self._acted_signal = _Signal(verdict, event, tokens_before)
+
+    def read(self, text: str) -> None:
+        """Add a text of the answer to its first words."""
+        self.read_all((text[:_OPENING_CHARS],))
+
+    def read_all(self, texts: Iterable[str]) -> None:
+        self._opening_text = (self._opening_text + "".join(texts)).lstrip()
+        if len(self._opening_text) >= _OPENING_CHARS:
+            self._judge_words()
+
+    def _judge_words(self) -> None:
+        opening, self._opening_text = self._opening_text[:_OPENING_CHARS], ""
+        self.reading = False
+        for pattern in self._patterns:
+            m = pattern.search(opening)
+            if m is not None:
+                signal = m["phrase"] if "phrase" in pattern.groupindex else None
+                self._words = signal or pattern.pattern[:_PATTERN_CHARS_MAX]
+                return
+
+    def judge(self, x: Exchange) -> None:
+        """Set `refusal` and `guardrail` of the finished exchange."""
+        if self.reading:
+            self._judge_words()
+        acted, flagged = self._acted_signal, self._flagged_signal
+        if acted is None and x.status == _STATUS_DENIED:
+            acted = _Signal(Verdict("error.type", None, "blocked"), 0, 0)
+        if x.status == _STATUS_FLAGGED:
+            flagged = flagged or _Signal(Verdict("", None, "flagged", "input"), 0, 0)
+            flagged.verdict.signal = "http_status"
+        if acted is not None:
+            self._complete_verdict(acted, x)
+            x.guardrail = _guardrail(acted)
+        refused = self._refusal_signal
+        if acted is not None and (refused is None or acted.event < refused.event):
+            refused = acted
+        if refused is not None:
+            x.refusal = self._refusal(refused, x)
+        elif self._words is not None and (x.finish_reason or "").lower() in _STOPS:
+            x.refusal = {
+                "kind": MODEL_REFUSAL,
+                "source": "text_pattern",
+                "detail": {"value": self._words},
+                "confidence": "low",
+            }
+        if x.guardrail is None and flagged is not None:
+            flagged.verdict.phase = flagged.verdict.phase or "output"
+            x.guardrail = _guardrail(flagged)
+
+    def _complete_verdict(self, signal: _Signal, x: Exchange) -> None:
+        verdict, status = signal.verdict, x.status or 0
+        no_token = x.timeline.first_token_ns is None
+        if verdict.signal == "finish_reason" and no_token and not verdict.substituted:
+            verdict.confidence = "medium"
+            # Filters of prompts and of answers share this reason; other reasons name the filter of answers.
+            if reason_kind(verdict.value or "") == "content_filter":
+                if x.tokens.output is None:
+                    mark_unknown(verdict, "no usage: input or output")
+                elif x.tokens.output == 0:
+                    verdict.kind, verdict.phase = INPUT, "input"
+                    verdict.detail = {"why": "no text and completion_tokens 0"}
+        if verdict.phase == UNKNOWN and (phase := self._phase_of_header()) is not None:
+            verdict.kind, verdict.phase = None, phase
+            verdict.detail = {"header": APPLIED_GUARDRAILS.decode()}
+        if verdict.phase is None:
+            # The signal does not name the phase. Use the phase of a header, if any. Else the phase is
+            # `output` if text came before the signal, or if the answer is a stream and the signal is no error
+            # code in its body: the guardrail may have withheld the whole answer. Else it is `input`.
+            coded = verdict.signal.endswith("error.code") and status < 400
+            withheld = x.stream and not coded
+            verdict.phase = self._phase_of_header() or (
+                "output" if withheld or signal.tokens_before else "input"
+            )
+        if verdict.kind is None:
+            verdict.kind = INPUT if verdict.phase == "input" else OUTPUT
+        if verdict.signal.startswith("error."):
+            self._name_error(verdict, status, streamed=x.stream)
+
+    def _phase_of_header(self) -> str | None:
+        if self.applied is None:
+            return None
+        before, after = _INPUT_WORDS.search(self.applied), _OUTPUT_WORDS.search(self.applied)
+        if (before is None) == (after is None):
+            return None
+        return "output" if before is None else "input"
+
+    def _name_error(self, verdict: Verdict, status: int, *, streamed: bool) -> None:
+        """Set the signal of an error, which includes its HTTP status, if any."""
+        part = verdict.signal.removeprefix("error.")
+        if status < 400:
+            if streamed:
+                verdict.signal, verdict.path = f"stream_error.{part}", None
+        elif part == "type" and status == _STATUS_DENIED:
+            verdict.signal = "http_status"
+        elif part != "message":
+            verdict.signal = f"http_status+{part}"
+        elif verdict.value is None and self.applied is not None:
+            verdict.signal, verdict.detail = "header+error.message", None
+        elif verdict.value is None:
+            verdict.signal = "http_status+message"
+
+    def _refusal(self, signal: _Signal, x: Exchange) -> dict[str, object]:
+        verdict = signal.verdict
+        detail: dict[str, object] = {"event": signal.event}
+        if x.status is not None and x.status >= 400:
+            detail["http_status"] = x.status
+        known = {"path": verdict.path, "value": verdict.value, "category": verdict.category}
+        detail |= {name: value for name, value in known.items() if value is not None}
+        if self.applied is not None and "error" in verdict.signal:
+            detail["header"] = APPLIED_GUARDRAILS.decode()
+        if verdict.substituted:
+            detail["substituted"] = True
+        detail |= verdict.detail or {}
+        return {
+            "kind": verdict.kind,
+            "source": verdict.signal,
+            "detail": detail,
+            "confidence": verdict.confidence,
+        }
+
+
+def _guardrail(signal: _Signal) -> dict[str, object]:
+    verdict = signal.verdict
+    out: dict[str, object] = {
+        "phase": verdict.phase,
+        "action": verdict.action,
+        "signal": verdict.signal,
+        "event": signal.event,
+    }
+    if verdict.category is not None:
+        out["category"] = verdict.category
+    if signal.tokens_before and verdict.action not in PASSED_ON and not verdict.substituted:
+        out["late"], out["tokens_before"] = True, signal.tokens_before
+    return out
