@@ -88,6 +88,14 @@ def read_json(data: bytes) -> Any:
         return None
 
 
+def read_data(data: bytes) -> Any:
+    """Return the JSON value of an event's data; data that are no JSON are a text."""
+    value = read_json(data)
+    if value is None and data.strip() != b"null" and not data.lstrip().startswith((b"{", b"[{")):
+        value = data.decode("utf-8", "replace")
+    return value
+
+
 def _without_surrogates(value: Any) -> Any:
     """Return the value with lone surrogates replaced, because UTF-8 cannot encode them."""
     match value:

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
 
+from llmtap.protocol.dialects.openai_shapes import read_data
 from llmtap.protocol.dialects.table.declaration import OUTPUTS, PAYLOADS, DialectTable, as_texts
 from llmtap.protocol.dialects.table.reader import TableDialect
 from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.structure import names
-from llmtap.protocol.structure.structure import Structure, value_of
+from llmtap.protocol.structure.structure import Structure
 from llmtap.protocol.structure.tables import member_path
 from llmtap.protocol.structure.walk import EACH, Path, leaves
 
@@ -72,7 +73,7 @@ def _is_alone(dialect: TableDialect, last: EdgeEvent, events: Sequence[SseEvent]
     key, wanted = last.condition
     fitting = 0
     for event in events:
-        value = None if event.data is None else value_of(event.data)
+        value = None if event.data is None else read_data(event.data)
         if key == "event":
             fitting += dialect.open(value, event.event)[0] == wanted
         else:
@@ -103,7 +104,7 @@ def _edge_events(
 ) -> Iterator[EdgeEvent]:
     numbers = {id(rule): number for number, rule in enumerate(dialect.table.rules)}
     for event in events:
-        value: Any = None if event.data is None else value_of(event.data)
+        value: Any = None if event.data is None else read_data(event.data)
         if not isinstance(value, dict | list):
             continue
         name, _ = dialect.open(value, event.event)

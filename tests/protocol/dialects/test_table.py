@@ -279,8 +279,39 @@ def test_data_that_is_no_object() -> None:
     plain = reader({"content": "a"}, plain_text="content")
     assert [plain.read_event(event(data)).text for data in (b"Hello", b'"Hi"')] == ["Hello", "Hi"]
     assert plain.read_event(event(b"[DONE]")).event_class is EventClass.DONE
+    named = reader({"event": "output", "content": "."}, events={"metadata": "logs"}, plain_text="content")
+    texts = [named.read_event(event(data, b"output")).text for data in (b"Hello", b'"Hi"', b"[DONE]")]
+    assert texts == ["Hello", "Hi", ""]
+    assert not named.read_event(event(b"Loading", b"logs")).output
     array = reader({"event": "messages", "content": "[type=ai].text"})
     assert array.read_event(event([{"type": "ai", "text": "x"}, {}], b"messages")).text == "x"
+
+
+@pytest.mark.parametrize("role", ["user", "USER", "ROLE_USER", "human", "system", "tool"])
+def test_a_text_of_another_speaker_is_no_output(role: str) -> None:
+    one = reader({"content": ["text", "parts[].text"], "usage": "usage"})
+    for value in ({"role": role, "text": "Hi"}, {"parts": [{"author": {"role": role}, "text": "Hi"}]}):
+        assert not one.read_event(event(value)).output
+    both = one.read_event(event({"parts": [{"from": role, "text": "Hi"}, {"from": "bot", "text": "Ho"}]}))
+    assert both.text == "Ho"
+    assert [one.read_event(event({"role": who, "text": "Hi"})).output for who in ("model", role)] == [
+        True,
+        False,
+    ]
+
+
+def test_a_message_has_the_speaker_that_its_first_event_names() -> None:
+    one = reader({"event": "start", "role": "by"}, {"event": "piece", "content": "text"}, message="of")
+    values = [
+        {"type": "start", "of": 1, "by": "user"},
+        {"type": "piece", "of": 1, "text": "Hi"},
+        {"type": "start", "of": 2, "by": "assistant"},
+        {"type": "piece", "of": 2, "text": "Hello"},
+        {"type": "piece", "of": 2, "text": " you"},
+        {"type": "piece", "of": 1, "text": " there"},
+        {"type": "piece", "of": 3, "text": "!"},
+    ]
+    assert [one.read_event(event(value)).text for value in values] == ["", "", "", "Hello", " you", "", "!"]
 
 
 def test_a_body_that_is_an_array() -> None:
