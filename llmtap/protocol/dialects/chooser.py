@@ -102,6 +102,12 @@ class _Candidate:
         return self.own, self.on_path, self.claim, -self.order
 
     @property
+    def is_guess(self) -> bool:
+        """Whether only members of the events speak for the dialect, and those may be of another API: neither
+        path nor name does, or some event is not understood, or none has output."""
+        return not (any(self.certainty) or (self.outputs and not self.unread))
+
+    @property
     def certainty(self) -> tuple[bool, bool, bool]:
         """Return three signs that the dialect is right: it is the user's own table, the path is one of its
         paths, the events name it."""
@@ -222,7 +228,11 @@ class DialectChooser:
         if not self.open:
             return []
         self._is_full = not whole
-        likely = [c for c in self._candidates if c.strong or (c.evidence and c.understood >= c.unread)]
+        likely = [
+            c
+            for c in self._candidates
+            if (c.strong or (c.evidence and c.understood >= c.unread)) and not c.is_guess
+        ]
         if not likely:
             # Without better evidence, accept a dialect that the events name, unless most of them mean nothing
             # to it: a single event may have a dialect's name by chance, such as `session.closed`.
@@ -313,11 +323,12 @@ class DialectChooser:
                 return False  # Only the path fits, and the events name another dialect.
             named = candidate.claim >= _NAMED and not candidate.unread and bool(candidate.understood)
             return named or bool(candidate.strong)
-        if not candidate.outputs:
+        if not candidate.outputs or candidate.is_guess:
             return False
         if candidate.claim >= _NAMED and any(c.on_path and c.claim < _FITS for c in self._candidates):
             return True
-        return not self._dialects.owners(self._path) or candidate.strong >= _OUTPUTS_ON_FOREIGN_PATH
+        is_named = candidate.claim >= _NAMED and not self._dialects.owners(self._path)
+        return is_named or candidate.strong >= _OUTPUTS_ON_FOREIGN_PATH
 
     def _settle(self, reader: Reader | None, reading: Reading, by: _Candidate | None) -> list[Released]:
         """End the choice with this reader. `by`: the candidate that has already read the kept events; None if
