@@ -60,7 +60,9 @@ def find_candidates(table: DialectTable, structure: Structure, events: Sequence[
     """Return the values in the events of a whole answer that may belong to keys which the table lacks."""
     dialect = TableDialect(table)
     outputs = {place.path for place in structure.outputs()}
-    last = [*islice(_edge_events(dialect, reversed(events), outputs), _EDGE_EVENTS)][::-1]
+    last = [*islice(_edge_events(dialect, reversed(events), outputs, structure.kind_member), _EDGE_EVENTS)][
+        ::-1
+    ]
     _remove_repeated(last, structure)
     alone = bool(last) and _is_alone(dialect, last[-1], events)
     return Candidates(_models(dialect, structure, outputs), last, alone)
@@ -100,7 +102,7 @@ def usage_of(last: Sequence[EdgeEvent]) -> tuple[EdgeEvent, Path, dict[str, int]
 
 
 def _edge_events(
-    dialect: TableDialect, events: Iterator[SseEvent], outputs: set[Path]
+    dialect: TableDialect, events: Iterator[SseEvent], outputs: set[Path], kind_member: str | None
 ) -> Iterator[EdgeEvent]:
     numbers = {id(rule): number for number, rule in enumerate(dialect.table.rules)}
     for event in events:
@@ -115,7 +117,7 @@ def _edge_events(
         )
         edge = EdgeEvent(name, rule, holds_output)
         for leaf in leaves(value):
-            if type(leaf.value) is int:
+            if type(leaf.value) is int and leaf.path != (kind_member,):
                 edge.integers.setdefault(leaf.path, leaf.value)
             elif leaf.path not in outputs and _may_be_name(dialect, leaf.path, leaf.value):
                 edge.texts.setdefault(leaf.path, leaf.value)

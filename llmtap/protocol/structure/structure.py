@@ -118,7 +118,8 @@ class Structure:
     """
 
     def __init__(self, events: Sequence[SseEvent] = (), values_max: int = VALUES_MAX) -> None:
-        self._kind_member = _find_kind_member(events[:_FIRST_EVENTS])
+        self.kind_member = _find_kind_member(events[:_FIRST_EVENTS])
+        """Member at the top whose integer names the kind of an event."""
         self.values_left = values_max
         self._full = False
         self.kinds: dict[tuple[Any, ...], Kind] = {}
@@ -152,7 +153,7 @@ class Structure:
             return False
         is_of_other = self._is_of_other(value)
         kind: Kind | None = None
-        for leaf in leaves(value, min(NODES_MAX, self.values_left), self._kind_member):
+        for leaf in leaves(value, min(NODES_MAX, self.values_left), self.kind_member):
             self.values_left -= 1
             if kind is None:
                 kind = self._kind(event, value, leaf.marks, number)
