@@ -13,7 +13,7 @@ from itertools import islice, pairwise
 from typing import Any, Final
 
 from llmtap.protocol.delta import EventClass, ReadingLimit
-from llmtap.protocol.dialects.openai_shapes import count, read_data, read_json
+from llmtap.protocol.dialects.openai_shapes import NOT_ENDED, count, read_data, read_json
 from llmtap.protocol.speakers import MODEL_ROLES, Messages, is_other, role_of
 from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.structure import names
@@ -225,7 +225,7 @@ class Structure:
     def _add_text(self, leaf: Leaf, kind: Kind, number: int) -> None:
         own = names.meaning_of(leaf.path[-1] if leaf.path else "")
         if own.reason:
-            if 0 < len(leaf.value) <= _REASON_CHARS_MAX and leaf.value.lower() not in ("null", "none"):
+            if 0 < len(leaf.value) <= _REASON_CHARS_MAX and leaf.value.lower() not in NOT_ENDED:
                 self._add_flag(self.reasons, leaf, kind, number)
                 if of_finish_reason(leaf.value) is not None:
                     self.filtered.add(number)

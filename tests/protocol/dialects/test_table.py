@@ -9,6 +9,7 @@ import pytest
 from llmtap.errors import ConfigError
 from llmtap.protocol.delta import EventClass, TokenSource
 from llmtap.protocol.dialects.chooser import DialectChooser
+from llmtap.protocol.dialects.openai_chat import OpenAIChat
 from llmtap.protocol.dialects.registry import TABLES, Dialects
 from llmtap.protocol.dialects.table import reader as table_reader
 from llmtap.protocol.dialects.table.declaration import (
@@ -285,6 +286,14 @@ def test_data_that_is_no_object() -> None:
     assert not named.read_event(event(b"Loading", b"logs")).output
     array = reader({"event": "messages", "content": "[type=ai].text"})
     assert array.read_event(event([{"type": "ai", "text": "x"}, {}], b"messages")).text == "x"
+
+
+@pytest.mark.parametrize("reason", ["null", "None", "not_finished", "NOT_FINISHED", ""])
+def test_an_answer_that_goes_on_has_no_finish_reason(reason: str) -> None:
+    delta = reader({"content": "a", "finish_reason": "f"}).read_event(event({"a": "x", "f": reason}))
+    assert (delta.finish_reason, delta.output) == (None, True)
+    chunk = {"choices": [{"delta": {"content": "x"}, "finish_reason": reason}]}
+    assert OpenAIChat().read_event(event(chunk)).finish_reason is None
 
 
 @pytest.mark.parametrize("role", ["user", "USER", "ROLE_USER", "human", "system", "tool"])

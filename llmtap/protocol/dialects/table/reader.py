@@ -327,7 +327,10 @@ class TableReader(shapes.ObjectReader):
         """Add the finish reason of a choice, and its tokens: those that are listed or counted for this event,
         or those that a running count adds."""
         reason, tokens, logprobs, running = (values.get(key, NO_VALUE)[1] for key in OF_CHOICE)
-        if reason := shapes.text_of(reason):
+        reason = shapes.text_of(reason)
+        if reason.lower() in openai_shapes.NOT_ENDED:
+            reason = ""
+        if reason:
             if findings.reason is not None:  # Another choice of this event has ended, too.
                 findings.judge(verdicts.of_finish_reason(findings.reason, findings.signal))
             findings.reason = reason
