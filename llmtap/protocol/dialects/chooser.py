@@ -33,8 +33,7 @@ _OUTPUTS_TO_REVISE: Final = 3
 """A chosen dialect that has read output is replaced only after another dialect has read output in so many
 events in which the chosen one read none."""
 _OUTPUTS_ON_FOREIGN_PATH: Final = 2
-"""If the path belongs to another dialect, a dialect is chosen only after so many events with output or an
-end."""
+"""If the path is not one of its own, a dialect is chosen only after so many events with output or an end."""
 _NAMED: Final = 3
 """Claim (`registry.Dialect.claim`) of an object that names its dialect."""
 _FITS: Final = 2
@@ -103,9 +102,13 @@ class _Candidate:
 
     @property
     def is_guess(self) -> bool:
-        """Whether only members of the events speak for the dialect, and those may be of another API: neither
-        path nor name does, or some event is not understood, or none has output."""
-        return not (any(self.certainty) or (self.outputs and not self.unread))
+        """Whether the events may be of another API: the path does not speak for the dialect, and it names few
+        of them, or reads no output by their members alone, or not all of them."""
+        if self.own or self.on_path:
+            return False
+        if self.claim >= _NAMED:
+            return self.unread > self.understood
+        return not self.outputs or self.unread > 0
 
     @property
     def certainty(self) -> tuple[bool, bool, bool]:
@@ -327,8 +330,8 @@ class DialectChooser:
             return False
         if candidate.claim >= _NAMED and any(c.on_path and c.claim < _FITS for c in self._candidates):
             return True
-        is_named = candidate.claim >= _NAMED and not self._dialects.owners(self._path)
-        return is_named or candidate.strong >= _OUTPUTS_ON_FOREIGN_PATH
+        is_free = candidate.own and not self._dialects.owners(self._path)
+        return is_free or candidate.strong >= _OUTPUTS_ON_FOREIGN_PATH
 
     def _settle(self, reader: Reader | None, reading: Reading, by: _Candidate | None) -> list[Released]:
         """End the choice with this reader. `by`: the candidate that has already read the kept events; None if
