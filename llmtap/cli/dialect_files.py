@@ -42,9 +42,9 @@ def write_draft(
 ) -> None:
     """Write the table that the structure of the answer suggests. Raises ConfigError."""
     DialectTable(name=name, source=source, end="none", plain_text="content")  # Check the name.
-    structure = Structure(_VALUES_MAX)
     place = Path(source).name
     events = events_of(saved).events
+    structure = Structure(events, _VALUES_MAX)
     for event in events:
         structure.add(event)
     table = draft_table(structure, events, name, place, text=text)

@@ -99,8 +99,8 @@ def _build(type_: Any, optional: bool, depth: int = 0) -> Any:
     members = _members(type_)
     type_ = members[0] if members else None
     origin, args = get_origin(type_), get_args(type_)
-    if origin is Literal:
-        return args[0]
+    if origin is Literal:  # of the speakers of a text, the model
+        return "assistant" if "assistant" in args else args[0]
     if origin in (list, set, tuple):  # one element of each form
         return [_build(form, optional, depth + 1) for form in _members(args[0])]
     if origin is dict or not isinstance(type_, type):

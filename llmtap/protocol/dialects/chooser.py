@@ -33,8 +33,7 @@ _OUTPUTS_TO_REVISE: Final = 3
 """A chosen dialect that has read output is replaced only after another dialect has read output in so many
 events in which the chosen one read none."""
 _OUTPUTS_ON_FOREIGN_PATH: Final = 2
-"""If the path belongs to another dialect, a dialect is chosen only after so many events with output or an
-end."""
+"""If the path is not one of its own, a dialect is chosen only after so many events with output or an end."""
 _NAMED: Final = 3
 """Claim (`registry.Dialect.claim`) of an object that names its dialect."""
 _FITS: Final = 2
@@ -100,6 +99,16 @@ class _Candidate:
     @property
     def rank(self) -> tuple[bool, bool, int, int]:
         return self.own, self.on_path, self.claim, -self.order
+
+    @property
+    def is_guess(self) -> bool:
+        """Whether the events may be of another API: the path does not speak for the dialect, and it names few
+        of them, or reads no output by their members alone, or not all of them."""
+        if self.own or self.on_path:
+            return False
+        if self.claim >= _NAMED:
+            return self.unread > self.understood
+        return not self.outputs or self.unread > 0
 
     @property
     def certainty(self) -> tuple[bool, bool, bool]:
@@ -222,7 +231,11 @@ class DialectChooser:
         if not self.open:
             return []
         self._is_full = not whole
-        likely = [c for c in self._candidates if c.strong or (c.evidence and c.understood >= c.unread)]
+        likely = [
+            c
+            for c in self._candidates
+            if (c.strong or (c.evidence and c.understood >= c.unread)) and not c.is_guess
+        ]
         if not likely:
             # Without better evidence, accept a dialect that the events name, unless most of them mean nothing
             # to it: a single event may have a dialect's name by chance, such as `session.closed`.
@@ -313,11 +326,12 @@ class DialectChooser:
                 return False  # Only the path fits, and the events name another dialect.
             named = candidate.claim >= _NAMED and not candidate.unread and bool(candidate.understood)
             return named or bool(candidate.strong)
-        if not candidate.outputs:
+        if not candidate.outputs or candidate.is_guess:
             return False
         if candidate.claim >= _NAMED and any(c.on_path and c.claim < _FITS for c in self._candidates):
             return True
-        return not self._dialects.owners(self._path) or candidate.strong >= _OUTPUTS_ON_FOREIGN_PATH
+        is_free = candidate.own and not self._dialects.owners(self._path)
+        return is_free or candidate.strong >= _OUTPUTS_ON_FOREIGN_PATH
 
     def _settle(self, reader: Reader | None, reading: Reading, by: _Candidate | None) -> list[Released]:
         """End the choice with this reader. `by`: the candidate that has already read the kept events; None if

@@ -28,6 +28,7 @@ from llmtap.protocol.dialects.openai_shapes import (
     text_of,
 )
 from llmtap.protocol.json_memory import bounded_decoder
+from llmtap.protocol.speakers import is_other
 from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.verdicts import of_filter_results, of_refusal
 
@@ -146,6 +147,7 @@ class OpenAIChat(ChoicesReader):
             or delta.extra_content is not None
             or delta.function_call
             or delta.reasoning_steps
+            or (delta.role and is_other(delta.role))
             or (
                 choice.content_filter_results and of_filter_results(choice.content_filter_results) is not None
             )
@@ -245,6 +247,8 @@ class OpenAIChat(ChoicesReader):
     def _read_delta(
         self, delta: _Delta, index: int, path: str, findings: Findings, *, replaced: bool
     ) -> None:
+        if is_other(delta.role):
+            return
         content, refusal, audio = delta.content, text_of(delta.refusal), delta.audio
         for step in delta.reasoning_steps if isinstance(delta.reasoning_steps, list) else ():
             # Perplexity: only the thought of a step is output, not its searches and their results.

@@ -71,6 +71,11 @@ def is_object(data: bytes) -> bool:
     return data.startswith(b"{") or data.lstrip().startswith(b"{")
 
 
+NOT_ENDED: Final = frozenset({"null", "none", "not_finished"})
+"""Finish reasons, in lower case, of answers that have not ended. Source: dashscope-sdk-python
+api_entities/dashscope_response.py; cloud.ibm.com/apidocs/watsonx-ai."""
+
+
 def read_json(data: bytes) -> Any:
     """Return any JSON value, read leniently (NaN, lone surrogates, bytes that are not UTF-8); else None.
 
@@ -86,6 +91,14 @@ def read_json(data: bytes) -> Any:
         return _without_surrogates(json.loads(data.decode("utf-8", "replace")))
     except BAD_JSON:
         return None
+
+
+def read_data(data: bytes) -> Any:
+    """Return the JSON value of an event's data; data that are no JSON are a text."""
+    value = read_json(data)
+    if value is None and data.strip() != b"null" and not data.lstrip().startswith((b"{", b"[{")):
+        value = data.decode("utf-8", "replace")
+    return value
 
 
 def _without_surrogates(value: Any) -> Any:
@@ -353,6 +366,8 @@ class Findings(msgspec.Struct, gc=False):
         """Add the end of a choice. `filters`: results of Azure's filter beside the choice. `only_text`: all
         text of the choice is in this event. `signal`: name of the field that holds the reason. `judged`:
         derive a verdict from the reason. Return whether the text is a guardrail's and replaces the answer."""
+        if reason.lower() in NOT_ENDED:
+            return False
         self.delta.finish_reason = reason
         verdict = of_finish_reason(reason, signal) if judged else None
         if verdict is not None:

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
 
+from llmtap.protocol.dialects.openai_shapes import read_data
 from llmtap.protocol.dialects.table.declaration import OUTPUTS, PAYLOADS, DialectTable, as_texts
 from llmtap.protocol.dialects.table.reader import TableDialect
 from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.structure import names
-from llmtap.protocol.structure.structure import Structure, value_of
+from llmtap.protocol.structure.structure import Structure
 from llmtap.protocol.structure.tables import member_path
 from llmtap.protocol.structure.walk import EACH, Path, leaves
 
@@ -59,7 +60,9 @@ def find_candidates(table: DialectTable, structure: Structure, events: Sequence[
     """Return the values in the events of a whole answer that may belong to keys which the table lacks."""
     dialect = TableDialect(table)
     outputs = {place.path for place in structure.outputs()}
-    last = [*islice(_edge_events(dialect, reversed(events), outputs), _EDGE_EVENTS)][::-1]
+    last = [*islice(_edge_events(dialect, reversed(events), outputs, structure.kind_member), _EDGE_EVENTS)][
+        ::-1
+    ]
     _remove_repeated(last, structure)
     alone = bool(last) and _is_alone(dialect, last[-1], events)
     return Candidates(_models(dialect, structure, outputs), last, alone)
@@ -72,7 +75,7 @@ def _is_alone(dialect: TableDialect, last: EdgeEvent, events: Sequence[SseEvent]
     key, wanted = last.condition
     fitting = 0
     for event in events:
-        value = None if event.data is None else value_of(event.data)
+        value = None if event.data is None else read_data(event.data)
         if key == "event":
             fitting += dialect.open(value, event.event)[0] == wanted
         else:
@@ -99,11 +102,11 @@ def usage_of(last: Sequence[EdgeEvent]) -> tuple[EdgeEvent, Path, dict[str, int]
 
 
 def _edge_events(
-    dialect: TableDialect, events: Iterator[SseEvent], outputs: set[Path]
+    dialect: TableDialect, events: Iterator[SseEvent], outputs: set[Path], kind_member: str | None
 ) -> Iterator[EdgeEvent]:
     numbers = {id(rule): number for number, rule in enumerate(dialect.table.rules)}
     for event in events:
-        value: Any = None if event.data is None else value_of(event.data)
+        value: Any = None if event.data is None else read_data(event.data)
         if not isinstance(value, dict | list):
             continue
         name, _ = dialect.open(value, event.event)
@@ -114,7 +117,7 @@ def _edge_events(
         )
         edge = EdgeEvent(name, rule, holds_output)
         for leaf in leaves(value):
-            if type(leaf.value) is int:
+            if type(leaf.value) is int and leaf.path != (kind_member,):
                 edge.integers.setdefault(leaf.path, leaf.value)
             elif leaf.path not in outputs and _may_be_name(dialect, leaf.path, leaf.value):
                 edge.texts.setdefault(leaf.path, leaf.value)

@@ -1,7 +1,7 @@
 """Write a table as TOML, with comments that say what to check (`llmtap inspect --draft`)."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, get_args
+from typing import Any, Final, NamedTuple, get_args
 
 import msgspec
 
@@ -15,7 +15,7 @@ from llmtap.protocol.structure.candidates import (
     texts_of,
     usage_of,
 )
-from llmtap.protocol.structure.structure import Structure
+from llmtap.protocol.structure.structure import Kind, Structure
 from llmtap.protocol.structure.tables import make_table, member_path, output_path
 
 _OUTPUTS: Final = frozenset((*OUTPUTS, *PAYLOADS))
@@ -42,19 +42,35 @@ def draft_table(
     table = make_table(structure, whole=True, name=name, source=source)
     if table is None:
         return None
-    notes = {}
+    notes = []
     for place in structure.outputs():
         texts = next(iter(place.texts.values()))
         sample = f", the first {_toml_value(texts[0][:_SAMPLE_CHARS])}" if text else ""
-        notes[output_path(place, structure)] = f"check: {place.count:,} texts{sample}"
+        note = f"check: {place.count:,} texts{sample}"
+        notes.append(_Note(output_path(place, structure) or ".", place.kind, note))
     return "\n".join(_Writer(table, find_candidates(table, structure, events), notes, text=text).lines())
+
+
+class _Note(NamedTuple):
+    """What a place of output holds."""
+
+    path: str
+    kind: Kind
+    text: str
+
+    def is_on(self, path: str, rule: Mapping[str, Any]) -> bool:
+        """Return whether a path of this rule, as written in TOML, leads to the place."""
+        marks = {member_path(at): value for at, value in self.kind.marks}
+        names = as_texts(rule.get("event", ()))
+        named = not names or self.kind.event in names or not set(names).isdisjoint(marks.values())
+        return path == self.path and named and rule.get("where", {}).items() <= marks.items()
 
 
 class _Writer:
     """Writer of a table, and of the values that it may lack."""
 
     def __init__(
-        self, table: DialectTable, candidates: Candidates, notes: Mapping[str, str], *, text: bool
+        self, table: DialectTable, candidates: Candidates, notes: Sequence[_Note], *, text: bool
     ) -> None:
         self._table = table
         self._candidates = candidates
@@ -82,7 +98,10 @@ class _Writer:
             yield from ("", f"[[{place}.rules]]")
             for key, value in rule.items():
                 if key in _OUTPUTS:
-                    yield from (f"# {self._notes[path]}" for path in as_texts(value) if path in self._notes)
+                    notes_of = (
+                        n.text for path in as_texts(value) for n in self._notes if n.is_on(path, rule)
+                    )
+                    yield from (f"# {text}" for text in notes_of)
                 yield _toml_line(key, value)
             for event, keys in additions:
                 if event.rule == number:

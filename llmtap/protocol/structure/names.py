@@ -25,6 +25,7 @@ class Meaning(NamedTuple):
     """Whether a path of a table can name the member."""
     mark: bool
     reasoning_flag: bool
+    partial_flag: bool
     end_flag: bool
     reason: bool
     """Whether the value of the member is the reason why the answer ended."""
@@ -41,6 +42,7 @@ def _meaning_of(name: str) -> Meaning:
         0 < len(name) <= NAME_CHARS_MAX and _NOT_IN_PATHS.isdisjoint(name),
         phrase in MARKS,
         phrase in REASONING_FLAGS,
+        phrase in PARTIAL_FLAGS,
         phrase in END_FLAGS,
         not REASON_WORDS.isdisjoint(words) and (words[-1] == "reason" or phrase in ("finish", "stop")),
         phrase in MODELS,
@@ -169,14 +171,20 @@ DEFINITION: Final = frozenset({"description", "parameters", "input schema", "sch
 CALL_RESULT: Final = frozenset(
     {"result", "results", "output", "outputs", "response", "responses", "observation", "return"}
 )
-OTHER_ROLES: Final = frozenset({"user", "system", "tool", "human", "developer", "function", "customer"})
-MODEL_ROLES: Final = frozenset({"assistant", "model", "ai", "bot", "agent"})
+_USERS: Final = frozenset({"user", "human", "customer", "caller"})
+_TO_USERS: Final = frozenset({"to", "for", "facing", "visible"})
+_RECOGNITION: Final = frozenset({"stt", "asr", "recognized", "recognised", "recognizing", "recognition"})
+_TRANSCRIPT: Final = frozenset({"transcript", "transcripts", "transcription", "transcriptions"})
+_HEARD: Final = frozenset({"input", "audio", "speech", "voice"})
+_SPOKEN: Final = frozenset({"output", "response", "assistant", "agent", "bot", "model", "answer", "reply"})
 
 ENDS: Final = _names("""
     done, end, ended, completed, complete, finish, finished, stop, stopped, final, close, closed, eos,
     eof
 """)
 ERRORS: Final = frozenset({"error", "errors", "failed", "failure", "exception", "fault"})
+PARTIAL_FLAGS: Final = _names("partial, is partial, interim, is interim, streaming, is streaming, incomplete")
+"""Members that mark a piece of a text if they are true; the whole text may follow without the flag."""
 END_FLAGS: Final = _names("""
     done, finished, finish, is final, is finished, is done, is end, is last, final, last, eos, complete,
     completed, stop, end, is complete, ended, eof, end of stream, is stop, finish flag, end turn
@@ -186,6 +194,17 @@ MODELS: Final = frozenset({"model", "model name", "model version", "model id"})
 END_TEXTS: Final = frozenset(
     {"[done]", "[end]", "done", "end", "<end>", "[eof]", "eof", "[finish]", "[complete]", "<|end|>", "[stop]"}
 )
+
+
+def is_of_user(name: tuple[str, ...]) -> bool:
+    """Return whether a name shows that the text is the user's: typed, or recognised from speech."""
+    known = frozenset(name)
+    if known & _USERS:
+        return not known & _TO_USERS
+    if known & _SPOKEN:
+        return False
+    return bool(known & _RECOGNITION or (known & _TRANSCRIPT and known & _HEARD))
+
 
 _COUNTED: Final = frozenset(
     {"token", "tokens", "count", "n", "length", "len", "used", "num", "usage", "billed"}

@@ -40,7 +40,7 @@ def infer(events: Sequence[SseEvent], *, whole: bool) -> "InferredReader | None"
             them to the reader, too.
         whole: no further event follows; then None is returned if no output is known.
     """
-    structure = Structure()
+    structure = Structure(events)
     for event in events:
         structure.add(event)
     table = make_table(structure, whole=whole)

@@ -9,11 +9,12 @@ the result.
 
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any, Final
 
 from llmtap.protocol.delta import EventClass, ReadingLimit
-from llmtap.protocol.dialects.openai_shapes import count, read_json
+from llmtap.protocol.dialects.openai_shapes import NOT_ENDED, count, read_data, read_json
+from llmtap.protocol.speakers import MODEL_ROLES, Messages, is_other, role_of
 from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.structure import names
 from llmtap.protocol.structure.texts import compare_texts
@@ -32,6 +33,10 @@ ENOUGH: Final = 4
 """Minimum number of points of a place that holds output."""
 _SURE_CHARS: Final = 8
 """Minimum length of a text whose repetition cannot be by chance."""
+_FIRST_EVENTS: Final = 16
+_KINDS_MAX: Final = 100
+"""Integers from 0 to below this may name the kind of an event."""
+_MESSAGE_IDS: Final = ("message_id", "messageId", "item_id", "itemId", "id")
 _MEMBERS_MAX: Final = 16
 _BESIDE_MAX: Final = 32
 _REASON_CHARS_MAX: Final = 40
@@ -48,9 +53,13 @@ class Kind:
     """Each set of members that an event of this kind had at the top; "" for one that is no object."""
 
     @property
-    def words(self) -> frozenset[str]:
+    def names(self) -> tuple[tuple[str, ...], ...]:
         values = (self.event or "", *(value for _, value in self.marks if isinstance(value, str)))
-        return frozenset(word for value in values for word in names.words(value))
+        return tuple(map(names.words, values))
+
+    @property
+    def words(self) -> frozenset[str]:
+        return frozenset(word for name in self.names for word in name)
 
 
 @dataclass(slots=True)
@@ -70,6 +79,8 @@ class Place:
     beside: frozenset[str] = frozenset()
     """Names of the members beside the text."""
     roles: frozenset[str] = frozenset()
+    others: set[int] = field(default_factory=set)
+    """Numbers of the events that had a text there of somebody else than the model."""
     holds_output: bool | None = None
     """None: not judged yet."""
     points: int = 0
@@ -101,10 +112,14 @@ class Structure:
     """What some events of an answer show. Memory: PLACES_MAX places of TEXTS_MAX texts.
 
     Args:
+        events: the first events of the answer, which show whether integers name their kinds. They are not
+            added.
         values_max: maximum number of JSON values that are looked at.
     """
 
-    def __init__(self, values_max: int = VALUES_MAX) -> None:
+    def __init__(self, events: Sequence[SseEvent] = (), values_max: int = VALUES_MAX) -> None:
+        self.kind_member = _find_kind_member(events[:_FIRST_EVENTS])
+        """Member at the top whose integer names the kind of an event."""
         self.values_left = values_max
         self._full = False
         self.kinds: dict[tuple[Any, ...], Kind] = {}
@@ -116,6 +131,9 @@ class Structure:
         """Numbers of the events in which a filter ended the answer: their text may replace the answer."""
         self.models: set[Path] = set()
         self.events = 0
+        self.message: str | None = None
+        """Member with the id of a message whose speaker an earlier event names."""
+        self._messages = Messages()
         self._forms = 0  # number of forms in the last event that no earlier event had
         self.end_text: str | None = None
         """Data of the last event if it is a known end mark, such as `[DONE]`; else None."""
@@ -126,24 +144,27 @@ class Structure:
             return False
         self._forms = 0
         self.values_left -= 1
-        value = value_of(event.data)
+        value = read_data(event.data)
         number = self.events
         self.events += 1
         is_end = isinstance(value, str) and value.strip().lower() in names.END_TEXTS
         self.end_text = str(value).strip() if is_end else None
         if is_end:
             return False
+        is_of_other = self._is_of_other(value)
         kind: Kind | None = None
-        for leaf in leaves(value, min(NODES_MAX, self.values_left)):
+        for leaf in leaves(value, min(NODES_MAX, self.values_left), self.kind_member):
             self.values_left -= 1
             if kind is None:
                 kind = self._kind(event, value, leaf.marks, number)
                 if kind is None:
                     return False
             if isinstance(leaf.value, str):
-                self._add_text(leaf, kind, number)
+                if not is_of_other:
+                    self._add_text(leaf, kind, number)
             elif type(leaf.value) in (int, float):
-                self._add_number(leaf, kind)
+                if not any(map(names.is_of_user, kind.names)):
+                    self._add_number(leaf, kind)
             elif leaf.value is True and leaf.path and names.meaning_of(leaf.path[-1]).end_flag:
                 self._add_flag(self.flags, leaf, kind, number)
         return self._forms > 0
@@ -204,7 +225,7 @@ class Structure:
     def _add_text(self, leaf: Leaf, kind: Kind, number: int) -> None:
         own = names.meaning_of(leaf.path[-1] if leaf.path else "")
         if own.reason:
-            if 0 < len(leaf.value) <= _REASON_CHARS_MAX and leaf.value.lower() not in ("null", "none"):
+            if 0 < len(leaf.value) <= _REASON_CHARS_MAX and leaf.value.lower() not in NOT_ENDED:
                 self._add_flag(self.reasons, leaf, kind, number)
                 if of_finish_reason(leaf.value) is not None:
                     self.filtered.add(number)
@@ -217,6 +238,10 @@ class Structure:
             if self._is_full(self.places):
                 return
             place = self.places[key] = Place(kind, leaf.marks, leaf.path)
+        if is_other(leaf.role):
+            if len(place.others) < TEXTS_MAX:
+                place.others.add(number)
+            return
         if leaf.role:
             place.roles |= {leaf.role}
         if leaf.holder is not None and len(place.beside) < min(len(leaf.holder), _BESIDE_MAX):
@@ -228,6 +253,20 @@ class Structure:
             if len(texts) < TEXTS_MAX:
                 texts.append(leaf.value[:TEXT_CHARS_MAX])
                 place.numbers.append(number)
+
+    def _is_of_other(self, value: Any) -> bool:
+        """Return whether an event is a part of a message of somebody else than the model. An event that
+        names the speaker and has no text begins a message."""
+        if type(value) is not dict:
+            return False
+        role, member = role_of(value), self.message
+        if member is None:
+            member = next((name for name in _MESSAGE_IDS if type(value.get(name)) is str), None)
+            if member is None or not is_other(role) or any(map(_may_hold_text, value)):
+                return False
+            self.message = member
+            self._forms += 1
+        return self._messages.is_of_other(value.get(member), role)
 
     def _add_number(self, leaf: Leaf, kind: Kind) -> None:
         meaning = names.count_of(leaf.path)
@@ -257,12 +296,30 @@ class Structure:
             flag.numbers.append(number)
 
 
-def value_of(data: bytes) -> Any:
-    """Return the JSON value of an event's data; data that are no JSON are a text."""
-    value = read_json(data)
-    if value is None and data.strip() != b"null" and not data.lstrip().startswith((b"{", b"[{")):
-        value = data.decode("utf-8", "replace")
-    return value
+def _find_kind_member(events: Sequence[SseEvent]) -> str | None:
+    """Return the member at the top whose small integers name the kinds of these events, or None. Successive
+    events often have the same kind, and not the same number of any other meaning."""
+    numbers: dict[str, list[int]] = {}
+    objects = 0
+    for event in events:
+        value = None if event.data is None else read_json(event.data)
+        if type(value) is dict:
+            objects += 1
+            for name, number in islice(value.items(), _BESIDE_MAX):
+                if type(number) is int and 0 <= number < _KINDS_MAX:
+                    numbers.setdefault(name, []).append(number)
+    for name, values in numbers.items():
+        same = sum(a == b for a, b in pairwise(values))
+        is_mark = names.meaning_of(name).mark or len(name) == 1
+        most = max(map(values.count, values))
+        if len(values) == objects and is_mark and 2 * same >= objects and len(values) // 2 < most < objects:
+            return name
+    return None
+
+
+def _may_hold_text(name: str) -> bool:
+    phrase = names.meaning_of(name).phrase
+    return phrase in names.STRONG or phrase in names.USUAL
 
 
 def _judge_place(place: Place, *, counted: bool, beside_output: bool) -> None:
@@ -279,7 +336,9 @@ def _judge_place(place: Place, *, counted: bool, beside_output: bool) -> None:
     own_name, own_words = " ".join(own), frozenset(own)
     above_words = frozenset(word for name in above for word in name)
     kinds = frozenset(word for name in marks for word in name)
-    place.event_class = _class_of([own, *above, *marks], flagged=any(v is True for _, v in place.marks))
+    flags = [path[-1] for path, value in place.marks if value is True]
+    is_thought = any(names.meaning_of(name).reasoning_flag for name in flags)
+    place.event_class = _class_of([own, *above, *marks], flagged=is_thought)
     place.points, place.cumulative = 0, False
     place.reasons.clear()
     points = 0
@@ -289,7 +348,11 @@ def _judge_place(place: Place, *, counted: bool, beside_output: bool) -> None:
         points += n
         place.reasons.append(f"{n:+d} {reason}")
 
-    if place.roles & names.OTHER_ROLES or any(map(_is_result, [*above, *marks])):
+    if not place.others.isdisjoint(place.numbers):
+        return  # The event holds earlier messages, those of the model among them.
+    if any(_is_result(name) for name in (*above, *marks)) or any(
+        map(names.is_of_user, (own, *above, *marks))
+    ):
         return
     is_call = place.event_class is EventClass.TOOL_CALL
     called = bool((above_words | kinds | own_words) & names.CALLING) or "arguments" in place.beside
@@ -330,7 +393,7 @@ def _judge_place(place: Place, *, counted: bool, beside_output: bool) -> None:
         add(1, "name of the event")
     if kinds & names.KIND_NEVER:
         add(-5, "name of the event")
-    if place.roles & names.MODEL_ROLES:
+    if place.roles & MODEL_ROLES:
         add(1, "role of the model")
     if counted and named:
         add(1, "tokens are counted")

@@ -6,6 +6,7 @@ The table is read as any other one (`dialects/table/reader.py`), and `llmtap ins
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, Literal
 
 from llmtap.errors import ConfigError
@@ -19,6 +20,9 @@ NAME: Final = "inferred"
 _CHOICES: Final = frozenset(
     {"choices", "candidates", "generations", "responses", "outputs", "completions", "results"}
 )
+_SILENT_RULES_MAX: Final = 8
+_UNNAMED: Final = (None, "message")
+"""Names of the `event:` lines of events without a name."""
 _COUNTED: Final = ("input", "output", "reasoning", "cached", "total")
 
 
@@ -57,7 +61,7 @@ def make_table(
     outputs = structure.outputs()
     if not outputs:
         return None
-    plain = next((place for place in outputs if not place.path), None)
+    plain = any(not place.path and place.kind.event in _UNNAMED for place in outputs)
     naming = _Naming(structure)
     drafts: dict[tuple[str | None, tuple[Mark, ...]], _Draft] = {}
 
@@ -70,7 +74,7 @@ def make_table(
         return draft
 
     for place in outputs:
-        if place.path:
+        if place.path or place.kind.event not in _UNNAMED:
             _add_output(draft_of(place.kind), place, structure)
     usage = _usage_of(structure)
     if usage is not None:
@@ -83,12 +87,20 @@ def make_table(
     events: dict[EventMark, Texts] = {}
     silent = [naming.name(kind) for kind in structure.kinds.values() if naming.key(kind) not in drafts]
     quiet = sorted(
-        {name for name in silent if name is not None and not names.ERRORS.intersection(names.words(name))}
+        {
+            name
+            for name in silent
+            if name is not None
+            and not names.ERRORS.intersection(names.words(name))
+            and not (plain and name in _UNNAMED)
+        }
     )
     if quiet:
         events["metadata"] = tuple(quiet)
-    rules = tuple(
-        _rules_of(drafts, [] if usage is None else [p for paths in usage.counts.values() for p in paths])
+    numbered = [naming.key(kind)[1] for kind in structure.kinds.values() if naming.key(kind) not in drafts]
+    rules = (
+        *_rules_of(drafts, [] if usage is None else [p for paths in usage.counts.values() for p in paths]),
+        *islice(_silent_rules(numbered), _SILENT_RULES_MAX),
     )
     try:
         return DialectTable(
@@ -97,7 +109,8 @@ def make_table(
             end=_end_of(structure, rules) if whole else "none",
             match=naming.match,
             model=tuple(member_path(path) for path in sorted(structure.models)),
-            plain_text="content" if plain is not None else None,
+            message=structure.message,
+            plain_text="content" if plain else None,
             events=events,
             rules=rules,
             counts=Counts() if usage is None else Counts(**{k: tuple(v) for k, v in usage.counts.items()}),
@@ -170,11 +183,11 @@ def output_path(place: Place, structure: Structure) -> str:
 
 
 def _add_output(draft: _Draft, place: Place, structure: Structure) -> None:
-    path = output_path(place, structure)
+    path = output_path(place, structure) or "."
     if place.event_class is EventClass.REASONING:
         _add_new(draft.reasoning, path)
     elif place.event_class is EventClass.TOOL_CALL:
-        is_name = names.words(place.path[-1]) in names.CALL_NAMES
+        is_name = bool(place.path) and names.words(place.path[-1]) in names.CALL_NAMES
         _add_new(draft.call if is_name else draft.tool_call, path)
     else:
         _add_new(draft.content, path)
@@ -241,6 +254,14 @@ def _end_of(
     if any(rule.done or rule.event_class == "done" for rule in rules):
         return "done"
     return "finish_reason" if any(rule.finish_reason for rule in rules) else "none"
+
+
+def _silent_rules(kinds: Iterable[tuple[Mark, ...]]) -> Iterator[Rule]:
+    """Yield rules for events without output whose kind is a number: they have no name for `events`."""
+    for marks in kinds:
+        where = {member_path(path): value for path, value in marks}
+        if any(type(value) is int for value in where.values()):
+            yield Rule(where=where, event_class="metadata")
 
 
 def _rules_of(

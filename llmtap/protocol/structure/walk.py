@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from llmtap.json_types import JsonObject
+from llmtap.protocol.speakers import role_of
 from llmtap.protocol.structure import names
 
 NODES_MAX: Final = 256
@@ -18,12 +19,11 @@ ELEMENTS_MAX: Final = 8
 """Maximum number of elements of one array that are looked at."""
 _MARK: Final = re.compile(r"[A-Za-z][A-Za-z_./:\- ]{0,63}|[A-Za-z][A-Za-z0-9_./:\-]{0,24}")
 _INDEX_MAX: Final = 1_024
-_ROLE_CHARS_MAX: Final = 16
 EACH: Final = "[]"
 """In a path: every element of an array."""
 
 Path = tuple[str, ...]
-Mark = tuple[Path, str | bool]
+Mark = tuple[Path, str | bool | int]
 """A member that names the kind of its object, and its value."""
 
 
@@ -39,11 +39,15 @@ class Leaf(NamedTuple):
     holder: JsonObject | None
     """The object that has the value as a member."""
     role: str
-    """Value of `role` in the innermost object that has this member."""
+    """Role that the innermost object names which names one."""
 
 
-def leaves(value: Any, nodes_max: int = NODES_MAX) -> Iterator[Leaf]:
-    """Yield the leaves of a JSON value, members in their order, from at most `nodes_max` values."""
+def leaves(value: Any, nodes_max: int = NODES_MAX, kind_member: str | None = None) -> Iterator[Leaf]:
+    """Yield the leaves of a JSON value, members in their order, from at most `nodes_max` values.
+
+    Args:
+        kind_member: member at the top whose integer names the kind of the event.
+    """
     stack: list[tuple[Path, Any, tuple[Mark, ...], int, JsonObject | None, str]]
     stack = [((), value, (), 0, None, "")]
     room = nodes_max
@@ -53,6 +57,7 @@ def leaves(value: Any, nodes_max: int = NODES_MAX) -> Iterator[Leaf]:
         if type(value) is dict:
             if len(path) >= DEPTH_MAX:
                 continue
+            role = role_of(value) or role
             members = []
             for name, v in islice(value.items(), room):
                 meaning = names.meaning_of(name)
@@ -65,12 +70,12 @@ def leaves(value: Any, nodes_max: int = NODES_MAX) -> Iterator[Leaf]:
                     and _MARK.fullmatch(v)
                 ):
                     marks = (*marks, ((*path, name), v))
-                elif meaning.reasoning_flag and v is True:
+                elif v is True and (meaning.reasoning_flag or meaning.partial_flag):
                     marks = (*marks, ((*path, name), True))
+                elif name == kind_member and not path and type(v) is int:
+                    marks = (*marks, ((name,), v))
                 elif name == "index" and type(v) is int and EACH in path and 0 <= v < _INDEX_MAX:
                     index = v
-                elif name == "role" and type(v) is str:
-                    role = v[:_ROLE_CHARS_MAX].lower()
                 members.append((name, v))
             stack += [((*path, name), v, marks, index, value, role) for name, v in reversed(members)]
         elif type(value) is list:

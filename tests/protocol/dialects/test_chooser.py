@@ -72,6 +72,38 @@ def test_an_event_of_a_gateway_before_the_chunks_changes_nothing_of_them(first: 
         assert "".join(delta.text for _, delta in told[1:]).endswith(" go."), "it gave way"
 
 
+WORDS = ("The", " ferry", " left", " the", " harbour", " at", " noon", ".")
+FIRST = {
+    "ag-ui": {"type": "TEXT_MESSAGE_CONTENT", "messageId": "m", "delta": "Hi"},
+    "anthropic": {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "Hi"}},
+    "cohere": {"type": "content-delta", "delta": {"message": {"content": {"text": "Hi"}}}},
+    "dify": {"event": "message", "answer": "Hi"},
+    "lmstudio": {"type": "message.delta", "content": "Hi"},
+    "members of tgi": {"token": {"text": "Hi"}},
+    "members of workers-ai": {"response": "Hi"},
+    "members of ollama": {"done": True},
+    "responses": {"type": "response.output_text.delta", "delta": "Hi"},
+    "vercel": {"type": "text-delta", "delta": "Hi"},
+}
+
+
+@pytest.mark.parametrize("first", FIRST)
+def test_one_event_of_a_known_dialect_hides_nothing_of_an_unknown_stream(first: str) -> None:
+    chooser = DialectChooser("/x")
+    words = [{"type": "bit", "piece": {"text": word}} for word in WORDS * 3]
+    deltas = [delta for _, delta in read(chooser, [FIRST[first], *words, {"type": "over"}])]
+    assert (chooser.name, chooser.reading, chooser.end_certain) == (None, Reading.INFERRED, False)
+    assert "".join(delta.text for delta in deltas[1:]) == "".join(WORDS * 3)
+
+
+@pytest.mark.parametrize("first", FIRST)
+def test_one_event_of_a_known_dialect_hides_nothing_of_another(first: str) -> None:
+    chooser = DialectChooser("/x")
+    deltas = [delta for _, delta in read(chooser, [FIRST[first], *map(chunk, WORDS), STOP, b"[DONE]"])]
+    assert (chooser.name, chooser.reading) == ("openai.chat", Reading.DIALECT)
+    assert "".join(delta.text for delta in deltas[1:]) == "".join(WORDS)
+
+
 LLAMA = {"content": "Searching", "stop": False}
 
 
@@ -147,7 +179,7 @@ def test_events_and_bytes_kept_are_bounded() -> None:
 
 def test_a_choice_within_the_bound_reaches_no_limit() -> None:
     chooser = DialectChooser("/x")
-    read(chooser, [{"type": "acme"}] * (EVENTS_KEPT_MAX - 1) + [chunk("Up")])
+    read(chooser, [{"type": "acme"}] * (EVENTS_KEPT_MAX - 2) + [chunk("Up"), chunk(" we")])
     assert (chooser.name, chooser.limits) == ("openai.chat", ())
     unread = DialectChooser("/x")
     unread.offer(event({"type": "acme"}), 20, 0)
@@ -173,8 +205,8 @@ def test_a_dialect_is_found_behind_the_bound_too() -> None:
 def test_a_dialect_with_output_gives_way_only_to_several_outputs_of_another() -> None:
     chooser = DialectChooser("/x")
     other = {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "b"}}
-    told = read(chooser, [chunk("a"), other, other, other, other, b"{broken"])
-    assert [delta.text for _, delta in told] == ["a", "", "", "b", "b", ""]
+    told = read(chooser, [chunk("a"), chunk("a"), other, other, other, other, b"{broken"])
+    assert [delta.text for _, delta in told] == ["a", "a", "", "", "b", "b", ""]
     assert chooser.name == "anthropic"
 
 
@@ -184,9 +216,6 @@ def test_other_dialects_are_tried_a_bounded_number_of_times(monkeypatch: pytest.
     read(chooser, [{"type": "acme"}] * (EVENTS_KEPT_MAX + 5) + [chunk("Up")])
     assert chooser.name is None
     assert chooser.limits == (ReadingLimit.KEPT_EVENTS, ReadingLimit.REVISIONS)
-
-
-WORDS = ("The", " ferry", " left", " the", " harbour", " at", " noon", ".")
 
 
 def test_foreign_events_with_names_of_responses_are_read_by_their_structure() -> None:

@@ -270,9 +270,9 @@ def test_the_surer_sign_of_a_guardrail_counts(reason: str, trace: Any, signal: s
     ],
 )  # fmt: skip
 def test_the_counts_of_llama_and_titan_are_a_usage(events: list[Any], usage: dict[str, int]) -> None:
-    *_, last = AnswerReader(b"text/event-stream", INVOKE).feed(
-        b"".join(b"data: %b\n\n" % encode(e) for e in events)
-    )
+    reader = AnswerReader(b"text/event-stream", INVOKE)
+    deltas = reader.feed(b"".join(b"data: %b\n\n" % encode(e) for e in events))
+    *_, last = deltas + reader.close(whole=True)
     assert last.usage == usage
     assert last.counts is not None and last.counts.output == list(usage.values())[-1]
 

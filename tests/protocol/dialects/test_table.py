@@ -9,6 +9,7 @@ import pytest
 from llmtap.errors import ConfigError
 from llmtap.protocol.delta import EventClass, TokenSource
 from llmtap.protocol.dialects.chooser import DialectChooser
+from llmtap.protocol.dialects.openai_chat import OpenAIChat
 from llmtap.protocol.dialects.registry import TABLES, Dialects
 from llmtap.protocol.dialects.table import reader as table_reader
 from llmtap.protocol.dialects.table.declaration import (
@@ -279,8 +280,47 @@ def test_data_that_is_no_object() -> None:
     plain = reader({"content": "a"}, plain_text="content")
     assert [plain.read_event(event(data)).text for data in (b"Hello", b'"Hi"')] == ["Hello", "Hi"]
     assert plain.read_event(event(b"[DONE]")).event_class is EventClass.DONE
+    named = reader({"event": "output", "content": "."}, events={"metadata": "logs"}, plain_text="content")
+    texts = [named.read_event(event(data, b"output")).text for data in (b"Hello", b'"Hi"', b"[DONE]")]
+    assert texts == ["Hello", "Hi", ""]
+    assert not named.read_event(event(b"Loading", b"logs")).output
     array = reader({"event": "messages", "content": "[type=ai].text"})
     assert array.read_event(event([{"type": "ai", "text": "x"}, {}], b"messages")).text == "x"
+
+
+@pytest.mark.parametrize("reason", ["null", "None", "not_finished", "NOT_FINISHED", ""])
+def test_an_answer_that_goes_on_has_no_finish_reason(reason: str) -> None:
+    delta = reader({"content": "a", "finish_reason": "f"}).read_event(event({"a": "x", "f": reason}))
+    assert (delta.finish_reason, delta.output) == (None, True)
+    chunk = {"choices": [{"delta": {"content": "x"}, "finish_reason": reason}]}
+    assert OpenAIChat().read_event(event(chunk)).finish_reason is None
+
+
+@pytest.mark.parametrize("role", ["user", "USER", "ROLE_USER", "human", "system", "tool"])
+def test_a_text_of_another_speaker_is_no_output(role: str) -> None:
+    one = reader({"content": ["text", "parts[].text"], "usage": "usage"})
+    for value in ({"role": role, "text": "Hi"}, {"parts": [{"author": {"role": role}, "text": "Hi"}]}):
+        assert not one.read_event(event(value)).output
+    both = one.read_event(event({"parts": [{"from": role, "text": "Hi"}, {"from": "bot", "text": "Ho"}]}))
+    assert both.text == "Ho"
+    assert [one.read_event(event({"role": who, "text": "Hi"})).output for who in ("model", role)] == [
+        True,
+        False,
+    ]
+
+
+def test_a_message_has_the_speaker_that_its_first_event_names() -> None:
+    one = reader({"event": "start", "role": "by"}, {"event": "piece", "content": "text"}, message="of")
+    values = [
+        {"type": "start", "of": 1, "by": "user"},
+        {"type": "piece", "of": 1, "text": "Hi"},
+        {"type": "start", "of": 2, "by": "assistant"},
+        {"type": "piece", "of": 2, "text": "Hello"},
+        {"type": "piece", "of": 2, "text": " you"},
+        {"type": "piece", "of": 1, "text": " there"},
+        {"type": "piece", "of": 3, "text": "!"},
+    ]
+    assert [one.read_event(event(value)).text for value in values] == ["", "", "", "Hello", " you", "", "!"]
 
 
 def test_a_body_that_is_an_array() -> None:

@@ -15,7 +15,7 @@ from tests.protocol.structure.streams.invented import INVENTED
 
 
 def draft_of(events: Sequence[SseEvent]) -> str:
-    structure = Structure()
+    structure = Structure(events)
     for e in events:
         structure.add(e)
     draft = draft_table(structure, events, "acme", "acme.sse")
@@ -29,6 +29,15 @@ def test_a_draft_is_a_table_without_notes(name: str) -> None:
     raw = tomllib.loads(draft_of(events))
     table = decode_table(raw["dialects"]["acme"], "acme")
     assert notes_on(table, events) == []
+
+
+def test_a_note_tells_the_texts_of_its_own_rule() -> None:
+    thoughts = [{"k": 2, "v": word} for word in ("Let", " me", " think", " now", " of it")]
+    answer = [{"k": 3, "v": word} for word in LAKE]
+    draft = draft_of(stream("a", [{"k": 0, "v": "s-1"}, *thoughts, *answer, {"k": 9, "v": "ok"}]).events)
+    rules = draft.split("\n\n")
+    assert ['5 texts, the first "Let"' in rule for rule in rules if "k = 2" in rule] == [True]
+    assert ['13 texts, the first "The"' in rule for rule in rules if "k = 3" in rule] == [True]
 
 
 def test_unusual_names_and_texts_stay_in_comments() -> None:

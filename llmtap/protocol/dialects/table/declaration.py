@@ -132,6 +132,9 @@ class DialectTable(_Table, frozen=True, kw_only=True):
     match: Annotated[Texts, about("Paths of an event's name; without it the `event:` line is used.")] = "type"
     envelope: Annotated[str | None, about("Member that may hold the event: `result` of JSON-RPC.")] = None
     wrapped: Annotated[bool, about("A known member names an event without a name, and holds it.")] = False
+    message: Annotated[
+        str | None, about("Path of a message's id, if one event names its speaker and others have its text.")
+    ] = None
     array: Annotated[
         Literal["events", "answers"],
         about("Elements of a body that is an array: several answers, or events."),
@@ -290,7 +293,7 @@ def _table_mistakes(table: DialectTable, place: str) -> Iterator[ConfigError]:
             "is set, but no rule has the key usage, in which the counts are read",
             "add usage to a rule, or leave out counts",
         )
-    for key in ("match", "model"):
+    for key in ("match", "model", "message"):
         yield from _path_mistakes(f"{place}.{key}", *as_texts(getattr(table, key)))
     for key in Counts.__struct_fields__:
         yield from _path_mistakes(f"{place}.counts.{key}", *as_texts(getattr(table.counts, key)))

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from llmtap.protocol.dialects.openai_shapes import read_json
+from llmtap.protocol.dialects.openai_shapes import read_data
 from llmtap.protocol.dialects.table.declaration import (
     OUTPUTS,
     PAYLOADS,
@@ -56,7 +56,7 @@ def notes_on(table: DialectTable, events: Iterable[SseEvent]) -> list[str]:
 def _event_values(dialect: TableDialect, events: Iterable[SseEvent]) -> Iterator[tuple[bytes | None, Any]]:
     """Yield name and value of each event; an array that no rule reads as a whole holds several."""
     for event in events:
-        value = None if event.data is None else read_json(event.data)
+        value = None if event.data is None else read_data(event.data)
         if isinstance(value, list) and dialect.find_rule(value, event.event)[0] is None:
             yield from ((event.event, one) for one in value)
         else:

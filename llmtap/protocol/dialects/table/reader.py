@@ -29,6 +29,7 @@ from llmtap.protocol.dialects.table.paths import first, index_of
 from llmtap.protocol.dialects.table.rules import OF_CHOICE, CompiledRule
 from llmtap.protocol.dialects.table.samples import Sample, take_sample
 from llmtap.protocol.server_times import duration_ms
+from llmtap.protocol.speakers import SPEAKERS, Messages, role_of
 from llmtap.protocol.sse import SseEvent
 
 _GUARDRAIL: Final = "amazon-bedrock-guardrailAction"
@@ -58,6 +59,7 @@ class TableDialect:
         ends = (".*".join(map(re.escape, end.split("*"))) for end in as_texts(table.paths))
         self._is_path = re.compile(f"({'|'.join(ends)})\\Z", re.DOTALL).search if table.paths else None
         self._match = first(table.match)
+        self.message = first(table.message)
         marks = (Rule(event=names, event_class=mark) for mark, names in table.events.items())
         rules = [CompiledRule(rule, table) for rule in (*table.rules, *marks)]
         self._other_rules = [
@@ -70,10 +72,10 @@ class TableDialect:
             name: [*(rule for rule in rules if name in rule.names), *self._rules_of(name)] for name in names
         }
         paths = [path for rule in table.rules for _, path in rule_paths(rule)]
-        paths += (*as_texts(table.match), *as_texts(table.model), *self.count_paths)
+        paths += (*as_texts(table.match), *as_texts(table.model), *self.count_paths, *as_texts(table.message))
         starts = [step for path in paths for step in parse_path(path)[:1] if isinstance(step, str)]
         starts += (*as_texts(table.envelope), *(self._by_name if table.wrapped else ()))
-        self.names_read = frozenset(("type", "error", _GUARDRAIL, *starts))
+        self.names_read = frozenset(("type", "error", _GUARDRAIL, *SPEAKERS, *starts))
         """Members at the top of an event that a reader looks at."""
 
     def __call__(self) -> "TableReader":
@@ -84,7 +86,9 @@ class TableDialect:
         2 if its members or the `event:` line fit, more if the path fits, too; 1 if only the path fits."""
         on_path = self._is_path is not None and self._is_path(path) is not None
         if type(value) is not dict and type(value) is not list:
-            return 2 + on_path if self.table.plain_text and (on_path or self.open(None, name)[0]) else 0
+            rule, _ = self.find_rule(None, name)
+            is_text = self.table.plain_text and (on_path or self.open(None, name)[0])
+            return 2 + on_path if is_text or (rule is not None and rule.reads_data) else 0
         own_name, inside = self.open(value, None, alone=True)
         # The name of an error is no evidence, because many dialects share it.
         if any(
@@ -150,6 +154,7 @@ class TableReader(shapes.ObjectReader):
         "_answered",
         "_dialect",
         "_lists_tokens",
+        "_messages",
         "_running_count",
         "_sample",
         "_samples_left",
@@ -171,6 +176,7 @@ class TableReader(shapes.ObjectReader):
         """Whether events list their tokens. The running count is then not used: at the end it counts one
         token more."""
         self._running_count = openai_shapes.RunningCount()
+        self._messages = Messages()
         self._sample: Sample | None = None
         self._samples_left = SAMPLES_MAX
         self._so_far = TextsSoFar()
@@ -191,16 +197,17 @@ class TableReader(shapes.ObjectReader):
         if data.startswith(b"{") or openai_shapes.is_object(data):
             root = openai_shapes.read_json(data)
             return self._read(root, event) if type(root) is dict else openai_shapes.unknown(event.event)
-        value = openai_shapes.read_json(data)
+        value = openai_shapes.read_data(data)
+        is_end = data.strip() == b"[DONE]"
         kind = self._dialect.table.plain_text
-        if isinstance(value, list) or kind is None:
-            rule, _ = self._dialect.find_rule(value, event.event)
+        rule, _ = self._dialect.find_rule(value, event.event)
+        if rule is not None and (isinstance(value, list) or rule.names):
             # The data may be no object if the `event:` line names the event: `event: end`, `data: null`.
-            if rule is not None and (isinstance(value, list) or rule.names):
+            reads = not is_end if rule.reads_data else kind is None or not rule.evidence
+            if reads or isinstance(value, list):
                 return self._read_with(rule, value)[1]
-        if kind is not None and data.strip() != b"[DONE]" and isinstance(value, str | None):
-            text = value if value is not None else data.decode("utf-8", "replace")
-            return shapes.piece(OUTPUTS[kind], text) if text else Delta(EventClass.METADATA)
+        if kind is not None and not is_end and isinstance(value, str):
+            return shapes.piece(OUTPUTS[kind], value) if value else Delta(EventClass.METADATA)
         return openai_shapes.read_frame(event)
 
     def _read(self, root: JsonObject, event: SseEvent) -> Delta:
@@ -232,6 +239,10 @@ class TableReader(shapes.ObjectReader):
 
     def _read_with(self, rule: CompiledRule, root: Any) -> tuple[Findings, Delta]:
         findings = Findings(self._so_far)
+        if self._dialect.message is not None and type(root) is dict:
+            role = role_of(root) if rule.role is None else rule.role(root)
+            if self._messages.is_of_other(self._dialect.message(root), role):
+                return findings, Delta(EventClass.METADATA)
         self._find(rule, root, findings, 0)
         delta = self._to_delta(findings)
         self._streamed = self._streamed or (delta.output and not rule.repeats)
@@ -316,7 +327,10 @@ class TableReader(shapes.ObjectReader):
         """Add the finish reason of a choice, and its tokens: those that are listed or counted for this event,
         or those that a running count adds."""
         reason, tokens, logprobs, running = (values.get(key, NO_VALUE)[1] for key in OF_CHOICE)
-        if reason := shapes.text_of(reason):
+        reason = shapes.text_of(reason)
+        if reason.lower() in openai_shapes.NOT_ENDED:
+            reason = ""
+        if reason:
             if findings.reason is not None:  # Another choice of this event has ended, too.
                 findings.judge(verdicts.of_finish_reason(findings.reason, findings.signal))
             findings.reason = reason

@@ -35,9 +35,12 @@ class CompiledRule:
         """Conditions: a function that returns the value at a path, and the wanted value (None: any value)."""
         self.names = as_texts(rule.event)
         self.error = bool(rule.error)
+        self.reads_data = bool(self.names) and any("." in as_texts(getattr(rule, key)) for key in OUTPUTS)
+        """Whether the data of the event, which is no object, is its output."""
         self.conditional = bool(rule.event or rule.has or rule.where)
         self.done = len(rule.done)
         self.times = tuple(timed_paths(rule))
+        self.role = first(rule.role) if rule.role else None
         outputs = {key for key in (*OUTPUTS, *PAYLOADS) if getattr(rule, key)}
         self.mark = None if rule.event_class is None else EventClass[rule.event_class.upper()]
         if self.mark is None and outputs and outputs <= _CALLS and not rule.role:

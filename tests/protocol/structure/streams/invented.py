@@ -10,6 +10,16 @@ INVENTED: dict[str, Envelope] = {
         *out([{"type": "token", "text": x} for x in t]),
         {"type": "end"},
     ],
+    "numbered_kinds": lambda t: [
+        {"k": 0, "v": "sess-81"},
+        *out([{"k": 3, "v": x} for x in t]),
+        {"k": 9, "v": "ok", "usage": {"in": 9, "out": len(t)}},
+    ],
+    "plain_events": lambda t: [
+        ("log", b"Loading the weights"),
+        *named("piece", [x.encode() for x in t]),
+        ("log", b"Ready"),
+    ],
     "event_data": lambda t: [
         *named("token", [{"data": x} for x in t]),
         ("done", {"data": "", "elapsed": 1.25}),
