@@ -183,6 +183,8 @@ def _server_time_ns(x: Exchange, name: str) -> float | None:
     return None
 
 
+TAIL_FACTOR: Final = 10.0
+"""A P99 above this multiple of the P50 at the lowest level is a sign of saturation (5.2.3.1)."""
 RAMP_UP: Final = 0.1
 """Share of a load's time that is excluded at its beginning (5.2.3.2)."""
 PARTS: Final = 5
@@ -375,7 +377,7 @@ def steady_part_of(measured: Measurement, duration_s: float | None = None) -> St
 
 
 def tail_is_heavy(
-    steady: SteadyPart, lowest: SteadyPart, column: str = "e2e_ns", times: float = 10.0
+    steady: SteadyPart, lowest: SteadyPart, column: str = "e2e_ns", times: float = TAIL_FACTOR
 ) -> bool:
     """Return whether the P99 exceeds 10 times the P50 of the lowest level (5.2.3.1).
 
