@@ -441,12 +441,15 @@ def _measure_alternately(
 ) -> None:
     """Measure the runs of both systems in turn; each run has the opposite order of the one before. A signal
     ends it."""
+    from llmtap.bench.run.pace import Pace
     from llmtap.bench.run.perform import Bench
     from llmtap.bench.run.session import Folder, Interrupted
 
+    pace, done = Pace(), 0
     for run in range(1, runs + 1):
-        for i, label in enumerate(sorted(systems, reverse=run % 2 == 0), 1):
-            number = f"{(run - 1) * len(systems) + i} of {runs * len(systems)}"
+        for label in sorted(systems, reverse=run % 2 == 0):
+            done += 1
+            number = f"{done} of {runs * len(systems)}"
             watcher.report_remaining(f"{number}: run {run} of {runs}, system {label}")
             bench_run = Bench(
                 systems[label],
@@ -455,6 +458,8 @@ def _measure_alternately(
                 runs=run,
                 first_run=run,
                 again=again and run == 1,
+                pace=pace,
+                runs_after=runs * len(systems) - done,
                 **options,
             )
             try:

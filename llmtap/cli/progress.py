@@ -37,6 +37,8 @@ class ProgressLines:
         """Start of the current load in monotonic ns; 0 before its first report."""
         self._load_s: float | None = None
         """Duration of the load in seconds; None if only the number of requests is known."""
+        self._end_ns: int | None = None
+        """Estimated end of the benchmark in monotonic ns; None while it is not known."""
 
     def reading(self, done: int, of: int | None) -> None:
         pass
@@ -60,7 +62,7 @@ class ProgressLines:
         # Call this even if nothing is printed: the first call notes the start of the load.
         remaining_text = self._remaining_text(progress, planned)
         if self._is_due() or not (progress.left or progress.under_way):
-            self._print(figures(progress, planned) + remaining_text)
+            self._print(figures(progress, planned) + remaining_text + self._end_text())
 
     def on_writing(self, done: int, of: int) -> None:
         pass
@@ -87,6 +89,17 @@ class ProgressLines:
         """Print the part of a benchmark that is still to be done."""
         if text:
             self._print(f"{self._elapsed_text()} to do: {text}")
+
+    def estimate_remaining(self, seconds: float) -> None:
+        """Set the estimated time until the end of the benchmark."""
+        self._end_ns = SystemClock.mono_ns() + round(seconds * NS_PER_S)
+
+    def _end_text(self) -> str:
+        """Format the estimated time until the end of the benchmark; empty while it is not known."""
+        if self._end_ns is None:
+            return ""
+        left_s = max(0, self._end_ns - SystemClock.mono_ns()) // NS_PER_S
+        return f"; all tests end in about {left_s // 60}:{left_s % 60:02d}"
 
     def _print(self, words: str) -> None:
         print_message(words)
@@ -169,7 +182,7 @@ class Bars(ProgressLines):
 
     def on_sending(self, progress: Progress, planned: int | None) -> None:
         self._under_way = progress.under_way
-        text = figures(progress, None) + self._remaining_text(progress, planned)
+        text = figures(progress, None) + self._remaining_text(progress, planned) + self._end_text()
         self._show("sending", progress.ended, planned, text)
 
     def on_writing(self, done: int, of: int) -> None:

@@ -34,6 +34,7 @@ from llmtap.protocol.sse import MessageStreamParser, SseEvent, SseParser, is_mes
 
 _ENTRIES_LISTED: Final = 20
 _HAR_TIMES: Final = ("blocked", "dns", "connect", "ssl", "send", "wait", "receive")
+_HAR_TIME_MAX_MS: Final = 7 * 86_400_000
 _SSE_LINE: Final = re.compile(rb"(?:^|[\r\n])(?:data|event|id|retry|error)?:")
 _STATUS_LINE: Final = re.compile(rb"HTTP/[0-9.]+ ([0-9]{3})([^\r\n]*)\r?\n")
 _REMOVED_BY_WRITERS: Final = frozenset({b"content-encoding", b"transfer-encoding", b"content-length"})
@@ -415,13 +416,16 @@ def _har_head(response: JsonObject, content: JsonObject) -> bytes:
 
 
 def _total_times(entry: JsonObject) -> dict[str, float]:
-    """Return the times in seconds; a HAR has milliseconds, and -1 for phases that do not apply."""
+    """Return the times in seconds; a HAR has milliseconds, and -1 for phases that do not apply.
+
+    A time above `_HAR_TIME_MAX_MS` is left out, because it is no duration of a request.
+    """
     timings = _object_member(entry, "timings")
     times = {"total": entry.get("time"), **{name: timings.get(name) for name in _HAR_TIMES}}
     return {
         name: ms / 1e3
         for name, ms in times.items()
-        if isinstance(ms, int | float) and not isinstance(ms, bool) and ms >= 0
+        if isinstance(ms, int | float) and not isinstance(ms, bool) and 0 <= ms <= _HAR_TIME_MAX_MS
     }
 
 

@@ -271,11 +271,16 @@ class TokenLadder:
         """Store the usage of an event; `total`: it covers the whole answer."""
         self.counts, self._total = counts, total
 
-    def result(self, *, stream: bool) -> Tokens:
-        """Return the counts at the end of the answer."""
+    @property
+    def has_output(self) -> bool:
+        """Whether an event brought output."""
+        return bool(self.chunks or self.textless)
+
+    def result(self, *, stream: bool, without_usage: bool = False) -> Tokens:
+        """Return the counts at the end of the answer. `without_usage`: its count of output is not used."""
         counts = self.counts
         tokens = Tokens(counts.input, None, counts.reasoning, counts.cached)
-        if self._total and counts.output is not None:
+        if self._total and counts.output is not None and not without_usage:
             tokens.output, tokens.source = counts.output, TokenSource.USAGE
             return tokens
         for source, n in (

@@ -16,6 +16,7 @@ import os
 import ssl
 from collections import Counter
 from collections.abc import Callable, Sequence
+from email.utils import parsedate_to_datetime
 from typing import Final
 
 import msgspec
@@ -222,15 +223,35 @@ _RETRY_WAIT_MAX_NS: Final = 30 * NS_PER_S
 """Longest wait before a retry; if Retry-After is longer, the request is not retried."""
 
 
-def wait_ns(retries: int, retry_after: bytes | None = None) -> int | None:
+def wait_ns(retries: int, retry_after: bytes | None = None, date: bytes | None = None) -> int | None:
     """Return the wait before the next retry, or None for no retry.
 
-    `retry_after`: the server's Retry-After in seconds; a date (RFC 9110 10.2.3) is ignored.
+    `retry_after`, `date`: Retry-After and Date of the answer. A Retry-After that cannot be parsed is ignored.
     """
-    if retry_after is not None and retry_after.strip().isdigit():
-        retry_after_ns = int(retry_after.strip()[:10]) * NS_PER_S
-        return retry_after_ns if retry_after_ns <= _RETRY_WAIT_MAX_NS else None
-    return min(FIRST_NS << min(retries, 32), _RETRY_WAIT_MAX_NS)
+    retry_after_ns = None if retry_after is None else _retry_after_ns(retry_after.strip(), date)
+    if retry_after_ns is None:
+        return min(FIRST_NS << min(retries, 32), _RETRY_WAIT_MAX_NS)
+    return retry_after_ns if retry_after_ns <= _RETRY_WAIT_MAX_NS else None
+
+
+def _retry_after_ns(retry_after: bytes, date: bytes | None) -> int | None:
+    """Parse the seconds or the date of a Retry-After (RFC 9110 10.2.3); None for a date that has passed."""
+    if retry_after.isdigit():
+        return int(retry_after[:10]) * NS_PER_S
+    until_ns = _date_ns(retry_after)
+    if until_ns is None:
+        return None
+    # The server's own clock decides; it may differ from the clock of this host.
+    now_ns = _date_ns(date or b"") or SystemClock.wall_ns()
+    return until_ns - now_ns if until_ns > now_ns else None
+
+
+def _date_ns(text: bytes) -> int | None:
+    """Return the wall-clock time of an HTTP date; None if it is not one."""
+    try:
+        return round(parsedate_to_datetime(text.decode("ascii")).timestamp()) * NS_PER_S
+    except (ValueError, OverflowError):
+        return None
 
 
 HEAD_BYTES_MAX: Final = 1 << 18
@@ -554,7 +575,9 @@ class Call:
         if 300 <= head.status < 400:
             self._redirect = f"status {head.status}, a redirect, which is not followed"
         if head.status in STATUSES:
-            retry_wait_ns = self._retry_wait_ns(header_value(head.headers, b"retry-after"))
+            retry_wait_ns = self._retry_wait_ns(
+                header_value(head.headers, b"retry-after"), header_value(head.headers, b"date")
+            )
             self._retry_plan = None if retry_wait_ns is None else (str(head.status), retry_wait_ns)
         if body_end >= 0:
             # The body is longer than the head announced: do not reuse the connection.
@@ -636,11 +659,11 @@ class Call:
     def is_waiting(self) -> bool:
         return self._timer is not None
 
-    def _retry_wait_ns(self, retry_after: bytes | None = None) -> int | None:
+    def _retry_wait_ns(self, retry_after: bytes | None = None, date: bytes | None = None) -> int | None:
         sender = self._sender
         if self.retries >= sender.options.retries or not sender.retrying:
             return None
-        return wait_ns(self.retries, retry_after)
+        return wait_ns(self.retries, retry_after, date)
 
     def _wait_for_retry(self, reason: str, wait_ns: int, outcome: Outcome, error: str | None) -> None:
         self._release_connection()

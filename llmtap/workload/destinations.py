@@ -23,6 +23,8 @@ NO_TEXT: Final = frozenset({"embeddings", "mcp", "a2a"})
 """Endpoints whose answers are not generated text."""
 _PATH: Final = re.compile(r"/[!-~]*")
 """Valid path of a request (RFC 9112 3.2: no white space and no control characters)."""
+_DOT_SEGMENT: Final = re.compile(r"/(?:\.|%2e){1,2}(?=/|$)", re.IGNORECASE)
+"""Segment that a server removes together with the one before (RFC 3986 5.2.4)."""
 _members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
@@ -49,6 +51,8 @@ def reason_unsendable(
         return f"are {method} requests: only POST is sent"
     if path is not None and not _PATH.fullmatch(path):
         return "have a path that HTTP does not allow"
+    if path is not None and _DOT_SEGMENT.search(path.partition("?")[0]):
+        return "have a path with . or .., which would leave the path of the target"
     try:
         members = _members(body)
     except (ValueError, RecursionError):

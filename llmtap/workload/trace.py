@@ -177,7 +177,8 @@ def load_trace(
     if not rows.requests:
         raise ConfigError(place, rows.reason_empty())
     requests = rows.ordered_requests()
-    notes = rows.notes() + (tie_note(requests.arrival_ns) if parts.timed else [])
+    # The reader's notes are complete now: they count what of the file is in no row.
+    notes = trace.source.notes + rows.notes() + (tie_note(requests.arrival_ns) if parts.timed else [])
     return Trace(
         requests,
         trace.format.name,

@@ -29,12 +29,17 @@ class Silent(SessionWatcher):
         """Names, and what was said of each."""
         self.remaining: list[str] = []
         """What was said of how much is left."""
+        self.estimates_s: list[float] = []
+        """Estimated times until the end, one for each load that was sent after the first."""
 
     def step(self, name: str, message: str, seconds: float | None = None) -> None:
         self.steps.append((name, message))
 
     def report_remaining(self, text: str) -> None:
         self.remaining.append(text)
+
+    def estimate_remaining(self, seconds: float) -> None:
+        self.estimates_s.append(seconds)
 
 
 @contextmanager

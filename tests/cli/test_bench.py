@@ -300,6 +300,22 @@ def test_the_time_until_the_last_request_ends_with_it(monkeypatch: pytest.Monkey
     assert lines._remaining_text(progress(0), 9) == ""
 
 
+def test_progress_lines_show_the_estimated_end_of_all_tests(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock_ns = 10**9
+    monkeypatch.setattr(bench_progress.SystemClock, "mono_ns", lambda: clock_ns)
+    lines = ProgressLines()
+    lines.estimate_remaining(605.5)
+    clock_ns += 60 * 10**9
+    lines.on_sending(progress(0), 9)
+    lines.estimate_remaining(20.0)  # The load ended sooner.
+    clock_ns += 30 * 10**9
+    lines.on_sending(progress(0), 9)
+    ends = [line.partition("; ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert ends == ["all tests end in about 9:05", "all tests end in about 0:00"]
+
+
 def test_goodput_in_vllms_form_is_the_slo_of_the_throughput_test(
     monkeypatch: pytest.MonkeyPatch, call: Call
 ) -> None:

@@ -18,7 +18,7 @@ from llmtap.exchange.verdict import NEGATIVE, NOT_FINITE, REMOVAL_REASONS, ROUND
 from llmtap.metrics.latency import measure
 from llmtap.metrics.summary import Summary, clock_disagreement
 from llmtap.protocol import server_times
-from llmtap.protocol.delta import USAGE_TOKENS_MAX
+from llmtap.protocol.delta import USAGE_TOKENS_MAX, TokenSource
 
 MS = 1_000_000
 SUBMIT_NS, HEAD_NS, STEP_NS, END_NS = 5 * MS, 10 * MS, 20 * MS, 205 * MS
@@ -205,6 +205,32 @@ def test_a_count_that_is_none_changes_no_figure(
     assert summed(HONEST, summary_) == summed(HONEST, silent)
     assert summary_.tokens == silent.tokens
     assert (summary_.invalid_values, silent.invalid_values) == ({TOKEN_COUNT: 1}, None)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "usage"),
+    [
+        (chat, {"usage": {"prompt_tokens": 9, "completion_tokens": 0}}),
+        (completions, {"usage": {"prompt_tokens": 9, "completion_tokens": 0}}),
+        (responses, {"usage": {"input_tokens": 9, "output_tokens": 0}}),
+        (anthropic, {"usage": {"input_tokens": 9, "output_tokens": 0}}),
+        (llamacpp, {"tokens_evaluated": 9, "tokens_predicted": 0}),
+        (ollama, {"prompt_eval_count": 9, "eval_count": 0}),
+        (sglang, {"meta_info": {"prompt_tokens": 9, "completion_tokens": 0}}),
+    ],
+)
+def test_a_usage_without_output_is_no_count_of_an_answer_with_output(
+    dialect: Any, usage: dict[str, Any]
+) -> None:
+    x = observe(dialect, dialect(usage))
+    chunks = len(WORDS) + (dialect is ollama)  # The last line of `ollama` has a word, too.
+    assert (x.tokens.output, x.tokens.source, x.tokens.input) == (chunks, TokenSource.CHUNKS, 9)
+    assert x.invalid_values == {TOKEN_COUNT: 1}
+
+
+def test_an_answer_without_output_may_have_a_usage_of_none() -> None:
+    x = observe(chat, chat({"usage": {"prompt_tokens": 9, "completion_tokens": 0}})[-2:])
+    assert (x.tokens.output, x.tokens.source, x.invalid_values) == (0, TokenSource.USAGE, None)
 
 
 def test_a_sum_of_counts_is_bounded_too() -> None:

@@ -36,9 +36,18 @@ def result(requests: Requests) -> list[tuple[float, int, int]]:
 def test_a_trace_is_read_in_the_order_of_its_arrivals(tmp_path: Path) -> None:
     path = burst(tmp_path / "a.csv", (7, 1, 2), (5.5, 3, 0), (9, 4, 5))
     trace = load_trace(str(path))
-    assert (trace.format, len(trace), trace.span_ns, trace.notes) == ("burstgpt", 3, 3.5 * S, [])
+    assert (trace.format, len(trace), trace.span_ns) == ("burstgpt", 3, 3.5 * S)
+    assert trace.notes == ["1 rows have no response tokens: failed requests"]
     assert result(trace.requests) == [(5.5, 3, 0), (7, 1, 2), (9, 4, 5)]
     assert result(trace.requests_at(count=3)) == [(0, 3, 0), (1.5, 1, 2), (3.5, 4, 5)]
+
+
+def test_what_the_reader_leaves_out_is_in_the_notes(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    row = {"timestamp": 0, "input_length": 3, "output_length": 4, "hash_ids": [], "priority": 1}
+    path.write_text(json.dumps(row) + "\n")
+    notes = load_trace(str(path), source_format="mooncake").notes
+    assert "1 rows with a field 'priority' that is not kept" in notes
 
 
 def test_only_the_rows_wanted_are_read(tmp_path: Path) -> None:
@@ -136,7 +145,10 @@ def test_prompts_bring_their_blocks_and_the_last_need_not_be_full(tmp_path: Path
     trace = load_trace(place)
     assert trace.requests.block_tokens == 512
     assert trace.requests.blocks == [(7,), (3,), (), (7, 8, 9)]  # 512 tokens have no second block
-    assert trace.notes == []
+    assert trace.notes == [
+        "1 rows have no hash_ids",
+        "1 rows have another number of hash_ids than blocks of 512 tokens",
+    ]
 
 
 def captured(path: Path, *rows: tuple[int | None, int, list[int], int, str, int]) -> str:
@@ -274,11 +286,12 @@ def test_ties_are_kept_and_told_of_the_rows_that_are_left(tmp_path: Path) -> Non
     result = (
         "{} of the gaps between arrivals are 0 (the others have a median of {} s): such rows stay together"
     )
-    assert trace.notes == [result.format("33.3%", "4.5")]
+    bare = "4 rows have no hash_ids"
+    assert trace.notes == [bare, result.format("33.3%", "4.5")]
     assert list(trace.requests_at(count=4, scale=3).arrival_ns) == [0, 0, S, 3 * S]
-    assert trace.first(3).notes == [result.format("50.0%", "3")]
+    assert trace.first(3).notes == [bare, result.format("50.0%", "3")]
     later = trace.window(1)
-    assert (later.tied_share, later.notes) == (0, [])
+    assert (later.tied_share, later.notes) == (0, [bare])
 
 
 def test_rows_without_output_tokens_are_counted(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 
 from llmtap.bench.run.figures import KEY_SHARES, METRICS, LatencyRow, latency_row, line_series, ms, ms_of
 from llmtap.bench.run.measurement import Measurement, SteadyPart, steady_part_of
+from llmtap.bench.run.pace import ExpectedLoad, doublings
 from llmtap.bench.run.session import BASELINE, BenchSession, Load, duration_text, make_load
 from llmtap.bench.run.test import ChartMark, ChartSeries, ChartSpec, ReportTable
 from llmtap.errors import ConfigError
@@ -183,7 +184,10 @@ async def measure_closed(
     """
     seconds = to_seconds(duration)
     rows = rows_for(slots, seconds, previous_level)
+    planned = ExpectedLoad(seconds=seconds, slots=slots)
     for step in (name, f"{name}-longer"):
+        if step != name:
+            session.expected.loads.insert(0, planned)
         load = level_load(
             session,
             step,
@@ -452,6 +456,14 @@ def known_capacity(
     return Capacity(rps=float(rps), tps=None, how=how) if rps else None
 
 
+def expected_search(
+    session: BenchSession, slots_max: int, *, name: str = "capacity", first: int = SLOTS_FIRST
+) -> list[ExpectedLoad]:
+    """Return the loads that `find_capacity` is expected to send from the concurrency `first` on."""
+    levels = doublings(first, slots_max, session.pace.saturation_slots(session.kind))
+    return [ExpectedLoad(ROUNDS * slots, slots=slots, search=name) for slots in levels]
+
+
 async def find_capacity(
     session: BenchSession,
     load_of: Callable[[int, int], Load],
@@ -469,6 +481,7 @@ async def find_capacity(
     slots = min(SLOTS_FIRST, slots_max)
     best: tuple[float, float | None, float, int] | None = None
     while True:
+        session.expected.replace_search(name, expected_search(session, slots_max, first=slots))
         session.report_remaining(f"{name}: {slots} requests at a time, {slots_max} at most")
         measured = await session.measure(
             f"{name}/{slots:04d}-at-a-time", load_of(slots, ROUNDS * slots), arm=arm, warm_by=warm_by
@@ -481,6 +494,7 @@ async def find_capacity(
         if saturated or slots >= slots_max:
             break
         slots = min(2 * slots, slots_max)
+    session.expected.replace_search(name, [])
     rps, tps, _, slots_best = best
     if not rps:
         outcomes = ", ".join(f"{outcome} {n:,}" for outcome, n in incomplete_by_outcome(measured).items())
@@ -576,6 +590,25 @@ class RateSearch:
         if self.best is None or self.limit is None:
             successors.append(replace(self, limit=level))
         return 1 + max(one.attempts_max for one in successors)
+
+    def expected_levels(self, highest: float | None) -> list[int]:
+        """Return the levels that are still to be tried if `highest` is the highest level that holds.
+
+        If the verdicts so far contradict it, the nearest level is taken that they allow; if it is None, the
+        middle of these levels.
+        """
+        limit = 2 * max(self._floor, self.start) if self.limit is None else self.limit
+        if highest is None:
+            highest = (self._floor + limit) / 2
+        elif highest < self._floor:
+            highest = self._floor
+        elif self.limit is not None and highest >= self.limit:
+            highest = self.limit - 1
+        search, levels = replace(self), []
+        while (level := search.next_level) is not None:
+            levels.append(level)
+            search.record(level, level <= highest)
+        return levels
 
     @property
     def _floor(self) -> int:

@@ -1,82 +1,125 @@
-"""Estimate the duration of a benchmark from the durations of its first loads.
+"""Estimate the duration of a benchmark from the loads that were measured.
 
-A test declares the loads that it expects to send (`ExpectedLoads`, `BenchTest.expected`); a session reports
-warm-ups, loads and answers to a `Pace`, and `perform.py` announces the duration of all tests after the first
-load, and corrects it after each further one. Before the first load, no duration is announced: the warm-up and
-the answers take most of the time of a short benchmark, and the speed of the server is not known yet.
+A test declares the loads that it expects to send (`ExpectedLoad`, `BenchTest.expected`). A session removes a
+load from the list when it is measured, and a search replaces its part of the list before each level, because
+the next levels depend on the verdicts so far. `Pace` keeps the measured durations, and the completion rate of
+the server by its concurrency, for each kind of request; from these it estimates the duration of the remaining
+loads. `perform.py` announces the remaining time of all tests before each load. Before the first load, no time
+is announced: the speed of the server is not known yet.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
+from math import log
+from statistics import fmean, median
 from typing import Final, NamedTuple
 
 SLOTS_DEFAULT: Final = 16
-"""Assumed concurrency at the capacity of a server, until a test has measured it."""
-SEARCH_LOADS: Final = 4
-"""Expected number of loads of a search for the capacity by closed loops (`levels.find_capacity`)."""
-LEVELS_EXPECTED: Final = 10
-"""Assumed number of levels of a search; the real one ends at the capacity, which is not known yet."""
-
+"""Assumed concurrency at the capacity of a server, until a load has shown it."""
 REPORT_DEFAULT_S: Final = 5.0
 """Assumed seconds of the self-test and the report after a test, until a first test has ended."""
+POWER_SATURATED: Final = 0.3
+"""If the completion rate grows with a smaller power of the concurrency, the server is saturated: twice the
+concurrency then raises the rate by less than a quarter."""
+NEAR_CAPACITY: Final = 0.95
+"""Smallest share of the capacity that counts as the rate of a saturated server."""
 
 
-class ExpectedLoads(NamedTuple):
-    """The loads that a test is expected to send."""
+class RequestKind(NamedTuple):
+    """Requests that take about the same time on an idle server."""
 
-    loads: int
+    workload: str = ""
+    output_tokens: float | None = None
+    """Mean length of a response; None if unknown."""
+
+
+class ExpectedLoad(NamedTuple):
+    """A load that a test is expected to send: an open loop at a rate, or a closed loop of `slots`."""
+
+    requests: float = 0.0
+    """Smallest number of requests."""
     seconds: float = 0.0
-    """Total time in seconds until the last request is sent, over the loads of known duration."""
-    answers: float = 0.0
-    """Of the loads of unknown duration: number of responses that one slot (a client of a closed loop) gets
-    one after another, summed over the loads. Times the mean duration of a response, it is their time."""
+    """Smallest planned duration of sending."""
+    rate_rps: float | None = None
+    share: float | None = None
+    """Rate as a share of the capacity, if `rate_rps` is not known yet."""
+    slots: float | None = None
+    search: str = ""
+    """Name of the search that decides whether this load is sent."""
+
+
+def open_loops(requests: int, shares: Iterable[float], capacity_rps: float | None) -> list[ExpectedLoad]:
+    """Return the open loops of `requests` requests at these shares of the capacity; None: not known yet."""
+    return [
+        ExpectedLoad(requests, rate_rps=None if capacity_rps is None else share * capacity_rps, share=share)
+        for share in shares
+    ]
+
+
+@dataclass(slots=True)
+class ExpectedLoads:
+    """The loads that a test is still expected to send."""
+
+    loads: list[ExpectedLoad]
     warmups: int = 1
+    """Number of warm-ups, one for each configuration."""
 
-    def plus(self, more: "ExpectedLoads") -> "ExpectedLoads":
-        """Return the sum of these loads and `more`."""
-        return ExpectedLoads(
-            self.loads + more.loads, self.seconds + more.seconds, self.answers + more.answers, self.warmups
-        )
+    def replace_search(self, name: str, loads: Iterable[ExpectedLoad]) -> None:
+        """Replace the remaining loads of a search; they are sent before the other ones."""
+        self.loads = [load._replace(search=name) for load in loads] + [
+            load for load in self.loads if load.search != name
+        ]
+
+    def end_load(self) -> None:
+        """Remove the load that was measured."""
+        self.loads = self.loads[1:]
 
 
-def expected_search(rounds: int) -> ExpectedLoads:
-    """Return the loads of a search for capacity with `rounds` requests per slot and load."""
-    return ExpectedLoads(SEARCH_LOADS, answers=SEARCH_LOADS * rounds)
+def doublings(first: int, slots_max: int, saturation_slots: float | None) -> list[int]:
+    """Return the concurrencies that a search tries: it doubles `first` until the rate no longer grows."""
+    levels = [min(first, slots_max)]
+    while levels[-1] < min(slots_max, 2 * (saturation_slots or SLOTS_DEFAULT)):
+        levels.append(min(2 * levels[-1], slots_max))
+    return levels
 
 
-def expected_open_loops(requests: int, shares: Iterable[float], rate_rps: float | None) -> ExpectedLoads:
-    """Return the open loops of `requests` requests at these shares of the capacity.
+class MeasuredLoad(NamedTuple):
+    """What a load showed of the server. Times are in seconds."""
 
-    `rate_rps`: capacity; None if it is not measured yet.
-    """
-    parts = [requests / share for share in shares]
-    if rate_rps is None:
-        return ExpectedLoads(len(parts), answers=sum(parts) / SLOTS_DEFAULT)
-    return ExpectedLoads(len(parts), seconds=sum(parts) / rate_rps)
+    requests: int
+    span_s: float
+    """Time from the start of the load to the last response."""
+    response_s: float
+    """Mean E2E."""
+    output_tokens: float | None
+    """Mean number of output tokens; None if unknown."""
+
+
+class _Point(NamedTuple):
+    concurrency: float
+    rate_rps: float
 
 
 @dataclass(slots=True)
 class Pace:
-    """Measured durations of warm-ups, loads and reports, in seconds."""
+    """Measured durations of warm-ups, loads and reports. Times are in seconds."""
 
     _warmups_s: list[float] = field(default_factory=list)
-    _overheads_s: list[float] = field(default_factory=list)
-    """For each load: duration minus the time to send its requests. It contains
-    preparation and last responses."""
-    _responses_s: list[float] = field(default_factory=list)
-    """Median E2E of each load."""
+    _overheads_s: dict[RequestKind, list[float]] = field(default_factory=dict)
+    """For each load: duration minus the time to its last response, which is the time of its preparation."""
+    _loads: dict[RequestKind, list[MeasuredLoad]] = field(default_factory=dict)
     _reports_s: list[float] = field(default_factory=list)
     """For each test: duration of the self-test and the report, after the last load."""
 
     def add_warmup(self, seconds: float) -> None:
         self._warmups_s.append(seconds)
 
-    def add_load(self, sending_s: float, duration_s: float, response_s: float | None) -> None:
-        """Add a load: time to send its requests, duration, and median E2E, in seconds."""
-        self._overheads_s.append(max(0.0, duration_s - sending_s))
-        if response_s is not None:
-            self._responses_s.append(response_s)
+    def add_load(self, kind: RequestKind, load: MeasuredLoad, duration_s: float | None) -> None:
+        """Add a load. `duration_s`: its time with preparation; None if an earlier command measured it."""
+        if load.requests and load.span_s > 0 and load.response_s > 0:
+            self._loads.setdefault(kind, []).append(load)
+        if duration_s is not None:
+            self._overheads_s.setdefault(kind, []).append(max(0.0, duration_s - load.span_s))
 
     def add_report(self, seconds: float) -> None:
         self._reports_s.append(seconds)
@@ -84,18 +127,115 @@ class Pace:
     @property
     def is_known(self) -> bool:
         """Whether a load has been measured."""
-        return bool(self._overheads_s)
+        return bool(self._overheads_s) and bool(self._loads)
 
-    def seconds(self, expected: ExpectedLoads) -> float:
-        """Return the estimated duration of a test."""
+    def seconds(self, kind: RequestKind, expected: ExpectedLoads) -> float:
+        """Return the estimated duration of the remaining part of a test."""
+        overheads_s = self._overheads_s.get(kind) or [s for many in self._overheads_s.values() for s in many]
         return (
             expected.warmups * _mean(self._warmups_s)
-            + expected.loads * _mean(self._overheads_s)
-            + expected.seconds
-            + expected.answers * _mean(self._responses_s)
+            + sum(self._load_seconds(kind, load) for load in expected.loads)
+            + len(expected.loads) * (median(overheads_s) if overheads_s else 0.0)
             + (_mean(self._reports_s) if self._reports_s else REPORT_DEFAULT_S)
         )
 
+    def capacity_rps(self, kind: RequestKind) -> float | None:
+        """Return the completion rate at saturation, measured or that of `SLOTS_DEFAULT`; None if unknown."""
+        points = self._points(kind)
+        if not points:
+            return None
+        return (
+            max(one.rate_rps for one in points) if _is_saturated(points) else _rate_at(points, SLOTS_DEFAULT)
+        )
 
-def _mean(values: list[float]) -> float:
+    def saturation_slots(self, kind: RequestKind) -> float | None:
+        """Return the lowest concurrency with the rate of `capacity_rps`; None if unknown."""
+        points, capacity = self._points(kind), self.capacity_rps(kind)
+        if capacity is None:
+            return None
+        at_capacity = next((one for one in points if one.rate_rps >= NEAR_CAPACITY * capacity), None)
+        below = points if at_capacity is None else points[: points.index(at_capacity)]
+        # From the last point below, the rate may grow in proportion to the concurrency.
+        slots = [] if at_capacity is None else [at_capacity.concurrency]
+        slots += [capacity / one.rate_rps * one.concurrency for one in below[-1:]]
+        return min(slots)
+
+    def slots_within(self, kind: RequestKind, wait_p99_s: float) -> float | None:
+        """Return the highest concurrency whose requests wait no longer in the queue; None if unknown.
+
+        The waiting times are assumed to be exponentially distributed.
+        """
+        capacity, slots = self.capacity_rps(kind), self.saturation_slots(kind)
+        return None if capacity is None or slots is None else slots + capacity * wait_p99_s / log(100)
+
+    def rate_rps(self, kind: RequestKind, slots: float) -> float | None:
+        """Return the completion rate of a closed loop; None if unknown."""
+        points = self._points(kind)
+        return _rate_at(points, slots) if points else None
+
+    def _load_seconds(self, kind: RequestKind, load: ExpectedLoad) -> float:
+        """Return the time from the start of a load to its last response."""
+        points, capacity = self._points(kind), self.capacity_rps(kind)
+        if capacity is None:
+            return load.seconds
+        if load.slots is not None:
+            rate = _rate_at(points, load.slots)
+            return max(load.requests / rate, load.seconds + load.slots / rate if load.seconds else 0.0)
+        rate = capacity * (load.share or 1.0) if load.rate_rps is None else load.rate_rps
+        requests = max(load.requests, rate * load.seconds)
+        served_rps = capacity if _is_saturated(points) else max(rate, capacity)
+        response_s = 1 / max(one.rate_rps / one.concurrency for one in points)
+        return max(requests / rate, requests / served_rps) + response_s
+
+    def _points(self, kind: RequestKind) -> list[_Point]:
+        """Return the completion rate of requests of this kind by the mean number in flight, in order.
+
+        Without a measured load of this kind, those of the same workload or else of all are taken: a response
+        of half the tokens is assumed to take half the time.
+        """
+        loads = self._loads.get(kind)
+        if loads is None:
+            alike = [many for one, many in self._loads.items() if one.workload == kind.workload]
+            loads = [_with_tokens(one, kind) for many in alike or self._loads.values() for one in many]
+        points = [
+            _Point(one.requests * one.response_s / one.span_s, one.requests / one.span_s) for one in loads
+        ]
+        return sorted(points)
+
+
+def _with_tokens(load: MeasuredLoad, kind: RequestKind) -> MeasuredLoad:
+    if kind.output_tokens is None or not load.output_tokens:
+        return load
+    ratio = kind.output_tokens / load.output_tokens
+    return load._replace(span_s=load.span_s * ratio, response_s=load.response_s * ratio)
+
+
+def _is_saturated(points: Sequence[_Point]) -> bool:
+    """Return whether the rate hardly grew up to the highest concurrency from half of it, or less."""
+    last = points[-1].concurrency
+    lower = [one for one in points if one.concurrency <= last / 2]
+    if not lower:
+        return False
+    highest = max(one.rate_rps for one in points)
+    # The rate is proportional to a power of the concurrency: 1 at an idle server, 0 at a saturated one.
+    return log(highest / lower[-1].rate_rps) < POWER_SATURATED * log(last / lower[-1].concurrency)
+
+
+def _rate_at(points: Sequence[_Point], slots: float) -> float:
+    """Return the rate at a concurrency by the measured ones; at a saturated server, at most the highest."""
+    below = [one for one in points if one.concurrency <= slots]
+    above = [one for one in points if one.concurrency > slots]
+    if not below:
+        return slots * above[0].rate_rps / above[0].concurrency
+    best = max(below, key=lambda one: one.rate_rps)
+    if above:
+        low, high = below[-1], above[0]
+        share = (slots - low.concurrency) / (high.concurrency - low.concurrency)
+        return max(best.rate_rps, low.rate_rps + share * (high.rate_rps - low.rate_rps))
+    if _is_saturated(points):
+        return best.rate_rps
+    return best.rate_rps * slots / best.concurrency
+
+
+def _mean(values: Sequence[float]) -> float:
     return fmean(values) if values else 0.0

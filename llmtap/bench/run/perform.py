@@ -13,7 +13,9 @@ import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final, get_type_hints
 
 import msgspec
@@ -29,7 +31,7 @@ from llmtap.bench.report.documents import (
 from llmtap.bench.report.report import SETUP_FILE, date_of, document_of, is_results, report_of, versions
 from llmtap.bench.run.figures import Cell, latency_columns, table_of, text
 from llmtap.bench.run.levels import Latencies, latency_rows
-from llmtap.bench.run.pace import Pace
+from llmtap.bench.run.pace import Pace, RequestKind
 from llmtap.bench.run.session import (
     BASELINE,
     RESULT,
@@ -37,7 +39,7 @@ from llmtap.bench.run.session import (
     Folder,
     Interrupted,
     SessionWatcher,
-    duration_text,
+    make_load,
 )
 from llmtap.bench.run.test import BenchTest, TestResult, test_named
 from llmtap.bench.selftest import run_selftest, selftest_load
@@ -58,6 +60,8 @@ from llmtap.workload.registry import is_workload, workload_named
 TEST_SETUP_FILE: Final = "asked.json"
 SERVER_LOG: Final = "server.log"
 DIFFERENCES_MAX: Final = 3
+LENGTH_SAMPLES: Final = 256
+"""Number of requests of a workload from which the mean response length is estimated."""
 ORDER: Final = (
     "throughput",
     "ttft",
@@ -123,14 +127,15 @@ class Bench:
     _session: BenchSession | None = None
     _model_load: ModelLoad | None = None
     _stopped: bool = False
-    _pace: Pace = field(default_factory=Pace)
+    pace: Pace = field(default_factory=Pace)
+    """Measured durations, to estimate the remaining time. Alternating runs of two systems share it."""
+    runs_after: int = 0
+    """Number of runs of the same tests that other `Bench` objects perform after this one."""
     _queue: list[tuple[BenchTest[Any], int]] = field(default_factory=list)
     """The current test with the number of its run, and the tests that follow."""
+    _tests: Sequence[BenchTest[Any]] = ()
     _excluded: set[str] = field(default_factory=set)
     """Tests that cannot run. Results of other tests do not change that."""
-    _began_ns: int = 0
-    _test_began_ns: int = 0
-    _is_announced: bool = False
 
     def stop(self) -> None:
         self._stopped = True
@@ -197,10 +202,10 @@ class Bench:
         queue = [(test, run) for run in range(self.first_run, self.runs + 1) for test in tests]
         # Exclude tests with a missing arm: it stays missing. An earlier test may measure any other missing
         # value.
+        self._tests = tests
         self._excluded = errors.keys() - {
             name for name, error in not_ready.items() if not error.place.startswith("[arms.")
         }
-        self._began_ns = self.clock.mono_ns()
         if len(tests) > 1:
             self.watcher.report_remaining(
                 f"{plural(len(tests), 'test')}; their duration follows from the first load"
@@ -223,7 +228,9 @@ class Bench:
                 run_text = f", run {run} of {self.runs}" if self.runs > 1 else ""
                 rest_text = f", then {len(queue) - i:,} more" if i < len(queue) else ""
                 title = f"{test.name} ({test.section} {test.title}){run_text}{rest_text}"
-                self._queue, self._test_began_ns = queue[i - 1 :], self.clock.mono_ns()
+                self._queue = queue[i - 1 :]
+                session.expected = test.expected(session, params)
+                self._session = session
                 session.report_remaining(title)
                 reports.append(await self._run_one(test, session, params))
                 self.on_report(document_of(setup, reports, list(not_run.values())))
@@ -278,23 +285,23 @@ class Bench:
                     errors[test.name] = error
         return errors
 
-    def _time_left(self) -> str:
-        """Return the estimated remaining time of all tests as text; empty before the first load."""
-        if not self._pace.is_known or not self._queue:
-            return ""
-        now_ns = self.clock.mono_ns()
-        durations_s = [
-            0.0
-            if test.name in self._excluded
-            else self._pace.seconds(test.expected(*self._prepare(test, run)))
-            for test, run in self._queue
-        ]
-        spent_s = to_seconds(now_ns - self._test_began_ns)
-        left_s = max(0.0, durations_s[0] - spent_s) + sum(durations_s[1:])
-        if self._is_announced:
-            return f"about {duration_text(left_s)} left"
-        self._is_announced = True
-        return f"about {duration_text(to_seconds(now_ns - self._began_ns) + left_s)} in all"
+    def _time_left_s(self) -> float | None:
+        """Return the estimated remaining time of all tests; None before the first load."""
+        if not self.pace.is_known or self._session is None:
+            return None
+        current = self._session
+        left_s = self.pace.seconds(current.kind, current.expected)
+        left_s += sum(self._duration_s(test, run) for test, run in self._queue[1:])
+        if self.runs_after:
+            left_s += self.runs_after * sum(self._duration_s(test, self.first_run) for test in self._tests)
+        return left_s
+
+    def _duration_s(self, test: BenchTest[Any], run: int) -> float:
+        """Return the estimated duration of a whole test."""
+        if test.name in self._excluded:
+            return 0.0
+        session, params = self._prepare(test, run)
+        return self.pace.seconds(session.kind, test.expected(session, params))
 
     def _partial_report(
         self, test: BenchTest[Any], session: BenchSession, params: msgspec.Struct
@@ -324,7 +331,6 @@ class Bench:
     async def _run_one(
         self, test: BenchTest[Any], session: BenchSession, params: msgspec.Struct
     ) -> BenchReport:
-        self._session = session
         if self._stopped:
             session.stop()
         began_ns = self.clock.wall_ns()
@@ -345,7 +351,7 @@ class Bench:
             clock_offset=await read_clock_offset(),
         )
         session.folder.write_json(RESULT, report)
-        self._pace.add_report(to_seconds(self.clock.mono_ns() - end_ns))
+        self.pace.add_report(to_seconds(self.clock.mono_ns() - end_ns))
         return report
 
     async def _selftest(self, session: BenchSession) -> Mapping[str, Any] | None:
@@ -376,8 +382,9 @@ class Bench:
             warmup=self.warmup,
             reader=self.reader,
             model_load=self._model_load,
-            pace=self._pace,
-            time_left=self._time_left,
+            pace=self.pace,
+            kind=_request_kind(test, params),
+            time_left_s=self._time_left_s,
         )
         return session, params
 
@@ -398,6 +405,23 @@ class Bench:
             arms={name: without_keys(arm) for name, arm in file.arms.items()},
             params={test.name: params_document(file.params_of(test, quick=self.quick)) for test in tests},
         )
+
+
+def _request_kind(test: BenchTest[Any], params: msgspec.Struct) -> RequestKind:
+    workload = getattr(params, "workload", test.name)
+    tokens = getattr(params, "output_tokens", None)
+    return RequestKind(workload, _mean_output_tokens(workload) if tokens is None else tokens)
+
+
+@cache
+def _mean_output_tokens(workload: str) -> float | None:
+    """Return the mean response length of a named workload; None for a trace or a data set."""
+    if ":" in workload or not is_workload(workload):
+        return None
+    try:
+        return fmean(make_load(workload, slots=1, requests=LENGTH_SAMPLES, seed=0).plan.requests.output)
+    except ConfigError:
+        return None  # The check of the test reports the error.
 
 
 def _arms_of(test: BenchTest[Any]) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ import pyarrow.compute as pc
 
 from llmtap.bench.compliance.evidence import plural
 from llmtap.bench.run.measurement import Measurement, MeasurementRecorder
-from llmtap.bench.run.pace import Pace
+from llmtap.bench.run.pace import ExpectedLoads, MeasuredLoad, Pace, RequestKind
 from llmtap.bench.sut.detect import round_trip_ns
 from llmtap.bench.sut.start import ModelLoad
 from llmtap.bench.sut.sut import BenchTarget, Sut, TargetArm, TokenCounting
@@ -50,7 +50,6 @@ from llmtap.load.workers.worker_pool import LoadResult
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.metrics.objectives import Objectives
-from llmtap.metrics.statistics import percentile
 from llmtap.units import NS_PER_S, Duration, to_seconds
 from llmtap.user_files import decode_json
 from llmtap.workload.requests import Requests
@@ -282,6 +281,10 @@ class SessionWatcher(ProgressListener, Protocol):
         """Report the part of a test or benchmark that is still to be done."""
         ...
 
+    def estimate_remaining(self, seconds: float) -> None:
+        """Set the estimated time until the end of the benchmark, which progress lines show."""
+        ...
+
 
 @dataclass(slots=True)
 class BenchSession:
@@ -309,9 +312,12 @@ class BenchSession:
     """Times of the server's start, if llmtap started it; else None."""
     pace: Pace = field(default_factory=Pace)
     """Measured durations, to estimate the remaining time. All sessions of a benchmark share it."""
-    time_left: Callable[[], str] = lambda: ""
-    """Function that returns the estimated remaining time of all tests as text; empty while
-    it is not known."""
+    kind: RequestKind = field(default_factory=RequestKind)
+    """Requests of this test, to compare their durations with those of other tests."""
+    expected: ExpectedLoads = field(default_factory=lambda: ExpectedLoads([]))
+    """The loads that this run is still expected to send."""
+    time_left_s: Callable[[], float | None] = lambda: None
+    """Function that returns the estimated remaining time of all tests; None while it is not known."""
     _round_trips_s: dict[str, float | None] = field(default_factory=dict)
     """Network round trip in seconds by address, measured before the test's first load to it (4.7.3)."""
     _warm_arms: set[str] = field(default_factory=set)
@@ -327,8 +333,10 @@ class BenchSession:
 
     def report_remaining(self, text: str) -> None:
         """Report the part of this test that is still to be done, and the remaining time of all tests."""
-        time = self.time_left()
-        self.watcher.report_remaining(f"{text}; {time}" if time else text)
+        left_s = self.time_left_s()
+        self.watcher.report_remaining(
+            text if left_s is None else f"{text}; about {duration_text(left_s)} left"
+        )
 
     def stop(self) -> None:
         """End the current load; `measure` then raises Interrupted. Called from a signal handler."""
@@ -378,8 +386,10 @@ class BenchSession:
         stored = step.read_json("step.json")
         if stored is not None and stored["fingerprint"] == fingerprint:
             self.watcher.step(name, "measured before")
-            return self._add_step(Measurement.load(step.path, name, arm, stored["result"]))
+            return self._add_step(Measurement.load(step.path, name, arm, stored["result"]), None)
         await self._switch_arm(arm, overlay)
+        if (left_s := self.time_left_s()) is not None:
+            self.watcher.estimate_remaining(left_s)
         self.watcher.step(name, _load_text(load), _duration_s(load))
         place = self.folder.begin(name)
         recorder: MeasurementRecorder | None = None
@@ -402,6 +412,7 @@ class BenchSession:
             warmup_began_ns = SystemClock.mono_ns()
             warmup_result = await self._perform(replay, replay.run_warmup())
             self.pace.add_warmup(to_seconds(SystemClock.mono_ns() - warmup_began_ns))
+            self.expected.warmups = max(0, self.expected.warmups - 1)
         began_ns = SystemClock.mono_ns()
         if prime is not None:
             replay = self._make_replay(prime, overlay)
@@ -436,12 +447,7 @@ class BenchSession:
         }
         Folder(place).write_json("step.json", document)
         self.folder.finish(name)
-        self.pace.add_load(
-            _sending_s(measurement),
-            to_seconds(SystemClock.mono_ns() - began_ns),
-            percentile(measurement.values("e2e_ns"), 0.5),
-        )
-        return self._add_step(measurement)
+        return self._add_step(measurement, to_seconds(SystemClock.mono_ns() - began_ns))
 
     async def _perform(
         self, replay: Replay, work: Coroutine[Any, Any, dict[str, Any]], *, allow_partial: bool = False
@@ -457,8 +463,11 @@ class BenchSession:
             raise Interrupted("stopped")
         return result
 
-    def _add_step(self, measurement: Measurement) -> Measurement:
+    def _add_step(self, measurement: Measurement, duration_s: float | None) -> Measurement:
+        """Add a measured load. `duration_s`: its time with preparation; None if it was measured before."""
         self.steps.append(measurement)
+        self.pace.add_load(self.kind, _measured_load(measurement), duration_s)
+        self.expected.end_load()
         self.refused += int((measurement.result.get("outcomes") or {}).get("refused", 0))
         warmup = measurement.result.get("warmup") or {"skipped": True}
         if not warmup.get("skipped"):
@@ -534,10 +543,15 @@ class BenchSession:
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-def _sending_s(measured: Measurement) -> float:
-    """Return the seconds until the last request of a load was sent."""
-    last_ns = pc.max(measured.table["sent_ns"]).as_py()
-    return 0.0 if last_ns is None else to_seconds(last_ns)
+def _measured_load(measured: Measurement) -> MeasuredLoad:
+    completed = measured.successful_rows()
+    span_ns = pc.max(measured.table["end_ns"]).as_py() or 0
+    return MeasuredLoad(
+        requests=len(completed),
+        span_s=to_seconds(span_ns),
+        response_s=to_seconds(pc.mean(completed["e2e_ns"]).as_py() or 0),
+        output_tokens=pc.mean(completed["output_tokens"]).as_py(),
+    )
 
 
 def _load_text(load: Load) -> str:

@@ -32,7 +32,7 @@ from llmtap.bench.run.levels import (
     verdict_text,
 )
 from llmtap.bench.run.measurement import Measurement, steady_part_of
-from llmtap.bench.run.pace import LEVELS_EXPECTED, ExpectedLoads
+from llmtap.bench.run.pace import ExpectedLoad, ExpectedLoads
 from llmtap.bench.run.session import BenchSession
 from llmtap.bench.run.test import BenchTest, ChartMark, ChartSeries, ChartSpec, TestResult
 from llmtap.bench.tests.throughput import DURATION_MIN
@@ -121,6 +121,8 @@ async def run(session: BenchSession, params: CapacityParams) -> TestResult:
     search = _new_search(params)
     attempts: list[LevelAttempt] = []
     while (slots := search.next_level) is not None:
+        previous = round(attempts[-1].level) if attempts else None
+        session.expected.replace_search("search", _expected_levels(session, params, search, previous))
         session.report_remaining(remaining_text(search.attempts_max, to_seconds(params.duration)))
         attempts.append(await _attempt_level(session, params, attempts, slots))
         search.record(slots, attempts[-1].holds)
@@ -140,6 +142,8 @@ async def _attempt_level(
     if attempts:
         rate = attempts[-1].steady.completed_rps * max(1.0, slots / attempts[-1].level)
     for name in (f"search/{slots:04d}", f"search/{slots:04d}-longer"):
+        if name.endswith("-longer"):
+            session.expected.loads.insert(0, ExpectedLoad(seconds=seconds, slots=slots, search="search"))
         # One more request per slot keeps all slots busy until the last one is sent.
         rows = min(ROWS_MAX, max(params.per_slot * slots, ceil(rate * RATE_SPARE * seconds)) + slots)
         load = level_load(
@@ -312,8 +316,24 @@ def _add_notes(
 
 
 def _expected_loads(session: BenchSession, params: CapacityParams) -> ExpectedLoads:
-    levels = min(_new_search(params).attempts_max, LEVELS_EXPECTED)
-    return ExpectedLoads(levels, seconds=levels * to_seconds(params.duration))
+    return ExpectedLoads(_expected_levels(session, params, _new_search(params), None))
+
+
+def _expected_levels(
+    session: BenchSession, params: CapacityParams, search: RateSearch, previous: int | None
+) -> list[ExpectedLoad]:
+    """Return the levels that the search is expected to send. `previous`: the last level that was sent."""
+    pace, kind, seconds = session.pace, session.kind, to_seconds(params.duration)
+    loads = []
+    for level in search.expected_levels(pace.slots_within(kind, _bound_s(params))):
+        # As in `_attempt_level`: the number of requests follows from the rate of the previous level.
+        rate = pace.rate_rps(kind, previous or level) or 0.0
+        rows = rate * max(1.0, level / (previous or level)) * RATE_SPARE * seconds
+        loads.append(
+            ExpectedLoad(max(params.per_slot * level, rows) + level, 0.0 if rate else seconds, slots=level)
+        )
+        previous = level
+    return [load._replace(search="search") for load in loads]
 
 
 TEST: Final = BenchTest(

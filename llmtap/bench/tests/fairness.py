@@ -22,16 +22,16 @@ from numpy.typing import NDArray
 
 from llmtap.bench.run import figures
 from llmtap.bench.run.levels import (
-    ROUNDS,
     Capacity,
     Latencies,
     completion_ratio_if_overloaded,
+    expected_search,
     find_capacity,
     known_capacity,
     latency_rows,
 )
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.run.pace import ExpectedLoads, expected_search
+from llmtap.bench.run.pace import ExpectedLoad, ExpectedLoads
 from llmtap.bench.run.session import BenchSession, Load
 from llmtap.bench.run.test import BenchTest, ChartSpec, Rate, ReportTable, SlotsMax, TestResult
 from llmtap.bench.tests import mixes
@@ -445,9 +445,16 @@ def _add_notes(
 
 
 def _expected_loads(session: BenchSession, params: FairnessParams) -> ExpectedLoads:
-    n = len(params.classes) + 1
-    loads = ExpectedLoads(n, seconds=n * params.duration / NS_PER_S)
-    return loads if params.rate is not None else loads.plus(expected_search(ROUNDS))
+    mix, n = _mix(session, params), params.requests_per_class
+    # A class alone has the token rate of the mix, so its requests count as many of the mix with equal tokens.
+    requests = [n * mix.only_class(one.name).mean_tokens() / mix.mean_tokens() for one in mix.classes]
+    requests.append(n / min(one.share for one in mix.classes))
+    loads = [
+        ExpectedLoad(number, params.duration / NS_PER_S, rate_rps=params.rate, share=params.share)
+        for number in requests
+    ]
+    is_known = params.rate is not None or known_capacity(session, params.max_rate) is not None
+    return ExpectedLoads(loads if is_known else [*expected_search(session, params.slots_max), *loads])
 
 
 TEST: Final = BenchTest(

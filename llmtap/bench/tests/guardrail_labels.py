@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from llmtap.bench.run.pace import ExpectedLoads
+from llmtap.bench.run.pace import ExpectedLoad
 from llmtap.bench.run.session import BenchSession, Load, make_load
 from llmtap.bench.run.test import ReportTable
 from llmtap.errors import ConfigError
@@ -60,7 +60,7 @@ def labelled_table(labels: Mapping[str, Any], names: Mapping[str, str]) -> Repor
     return ReportTable(CAPTION, list(table.heads), [list(row) for row in table.rows])
 
 
-def expected_labelled(session: BenchSession, trace: str, arms: int) -> ExpectedLoads:
+def expected_labelled(session: BenchSession, trace: str, arms: int) -> list[ExpectedLoad]:
     """Return the labelled loads that the test is expected to send to so many configurations."""
     requests = len(labelled_load(session, trace).plan.requests)
-    return ExpectedLoads(arms, answers=arms * requests / SLOTS)
+    return [ExpectedLoad(requests, slots=SLOTS)] * arms

@@ -21,16 +21,16 @@ from msgspec import UNSET, Meta, UnsetType
 
 from llmtap.bench.run import figures, test
 from llmtap.bench.run.levels import (
-    ROUNDS,
     WARM_TOKENS,
     Capacity,
     Latencies,
     completion_ratio_if_overloaded,
+    expected_search,
     find_capacity,
     known_capacity,
 )
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.run.pace import ExpectedLoads, expected_open_loops, expected_search
+from llmtap.bench.run.pace import ExpectedLoad, ExpectedLoads, open_loops
 from llmtap.bench.run.session import BenchSession, Load, OpenLoop, make_load
 from llmtap.bench.tests.guardrail_labels import (
     expected_labelled,
@@ -603,19 +603,25 @@ def _shortfalls(measurements: GuardrailMeasurements, params: GuardrailParams) ->
 
 
 def _expected_loads(session: BenchSession, params: GuardrailParams) -> ExpectedLoads:
-    arms = 1 + len(_filter_arms(session))
+    arms = [BASELINE, *_filter_arms(session)]
     # Add one arm, because the baseline is measured twice (A/A).
-    shares = [level / 100 for level in params.levels] * params.repeats * (arms + 1)
+    shares = [level / 100 for level in params.levels] * params.repeats * (len(arms) + 1)
     capacity = known_capacity(
         session, params.max_rate, params.workload if params.output_tokens is None else None
     )
-    loads = expected_open_loops(params.requests, shares, None if capacity is None else capacity.rps)
-    searches = (capacity is None) + arms * params.search
-    for _ in range(searches):
-        loads = loads.plus(expected_search(ROUNDS))
+    loads = open_loops(params.requests, shares, None if capacity is None else capacity.rps)
+
+    def search(arm: str) -> list[ExpectedLoad]:
+        return expected_search(session, params.slots_max, name=f"capacity/{arm}")
+
+    if capacity is None:
+        loads = [*search(BASELINE), *loads]
+    if params.search:
+        is_measured = capacity is None or capacity.tps is not None
+        loads += [load for arm in arms if not (is_measured and arm == BASELINE) for load in search(arm)]
     if params.labelled is not None:
-        loads = loads.plus(expected_labelled(session, params.labelled, arms))
-    return loads._replace(warmups=arms)
+        loads += expected_labelled(session, params.labelled, len(arms))
+    return ExpectedLoads(loads, warmups=len(arms))
 
 
 TEST: Final = test.BenchTest(

@@ -21,7 +21,7 @@ from llmtap.bench.compliance.evidence import plural
 from llmtap.bench.run import figures, test
 from llmtap.bench.run.levels import Capacity, known_capacity
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.run.pace import ExpectedLoads, expected_open_loops
+from llmtap.bench.run.pace import ExpectedLoads, open_loops
 from llmtap.bench.run.session import BenchSession, Load, OpenLoop, make_load
 from llmtap.errors import ConfigError
 from llmtap.metrics.intervals import Tail, modes, tail
@@ -357,8 +357,8 @@ def _add_notes(result: test.TestResult, levels: Sequence[ItlLevel]) -> None:
 
 def _expected_loads(session: BenchSession, params: ItlParams) -> ExpectedLoads:
     capacity = known_capacity(session, params.max_rate, params.workload)
-    shares = [level / 100 for level in params.levels]
-    return expected_open_loops(params.requests, shares, None if capacity is None else capacity.rps)
+    rps = None if capacity is None else capacity.rps
+    return ExpectedLoads(open_loops(params.requests, [level / 100 for level in params.levels], rps))
 
 
 TEST: Final = test.BenchTest(

@@ -23,7 +23,7 @@ from msgspec import Meta
 from llmtap.bench.run import figures
 from llmtap.bench.run.levels import GAIN_MIN
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.run.pace import SEARCH_LOADS, ExpectedLoads
+from llmtap.bench.run.pace import ExpectedLoad, ExpectedLoads, doublings
 from llmtap.bench.run.session import BenchSession, Load, make_load
 from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, Count, ReportTable, TestResult
 from llmtap.errors import ConfigError
@@ -436,10 +436,15 @@ def _add_notes(
 
 
 def _expected_loads(session: BenchSession, params: LongContextParams) -> ExpectedLoads:
-    n, search = len(params.lengths), _slots_of_search(params)[:SEARCH_LOADS]
-    answers = [max(params.requests / slots, _REQUESTS_PER_SLOT) for slots in search]
-    loads = ExpectedLoads(n, answers=n * params.requests / params.concurrency)
-    return loads.plus(ExpectedLoads(n * len(search), answers=n * sum(answers)))
+    loads = [ExpectedLoad(params.requests, slots=params.concurrency)]
+    saturation_slots = session.pace.saturation_slots(session.kind)
+    if (slots_max := params.throughput_concurrency or 0) > params.concurrency:
+        slots_of_search = doublings(params.concurrency, slots_max, saturation_slots)[1:]
+        loads += [
+            ExpectedLoad(max(params.requests, _REQUESTS_PER_SLOT * slots), slots=slots)
+            for slots in slots_of_search
+        ]
+    return ExpectedLoads(loads * len(params.lengths))
 
 
 TEST: Final = BenchTest(

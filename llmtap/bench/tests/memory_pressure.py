@@ -42,7 +42,7 @@ from llmtap.bench.run.levels import (
     share,
 )
 from llmtap.bench.run.measurement import Measurement, SteadyPart
-from llmtap.bench.run.pace import ExpectedLoads
+from llmtap.bench.run.pace import SLOTS_DEFAULT, ExpectedLoad, ExpectedLoads
 from llmtap.bench.run.session import BenchSession
 from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, Count, OutputTokens, TestResult
 from llmtap.errors import ConfigError
@@ -422,9 +422,15 @@ def _add_notes(
 
 
 def _expected_loads(session: BenchSession, params: MemoryPressureParams) -> ExpectedLoads:
-    n = len(params.levels)
+    capacity, seconds = _capacity(session, params), to_seconds(params.duration)
+    slots = session.pace.saturation_slots(session.kind) if capacity is None else capacity[0]
     # Before and after the levels, single requests show the latency without pressure.
-    return ExpectedLoads(n + 2, seconds=n * to_seconds(params.duration), answers=2 * PROBES)
+    probe = ExpectedLoad(PROBES, slots=1)
+    levels = [
+        ExpectedLoad(seconds=seconds, slots=ceil((slots or SLOTS_DEFAULT) * percent / 100))
+        for percent in params.levels
+    ]
+    return ExpectedLoads([probe, *levels, probe])
 
 
 TEST: Final = BenchTest(

@@ -19,6 +19,7 @@ import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from random import Random
 from statistics import NormalDist
 from typing import Annotated, Any, Final
@@ -240,6 +241,7 @@ def _length_quantile(skewed: LogNormal, span: tuple[int, int], u: float) -> int:
     return max(low, min(high, skewed.quantile(p)))
 
 
+@cache
 def _mean_length(skewed: LogNormal, span: tuple[int, int]) -> float:
     return math.fsum(_length_quantile(skewed, span, (i + 0.5) / _STEPS) for i in range(_STEPS)) / _STEPS
 

@@ -25,7 +25,7 @@ from msgspec import Meta
 
 from llmtap.bench.run import figures, levels, test
 from llmtap.bench.run.measurement import Measurement, SteadyPart, steady_part_of
-from llmtap.bench.run.pace import ExpectedLoads, expected_open_loops, expected_search
+from llmtap.bench.run.pace import ExpectedLoad, ExpectedLoads, open_loops
 from llmtap.bench.run.session import BenchSession, Load
 from llmtap.bench.tests.mixes import Prefixes, prefixes_of
 from llmtap.errors import ConfigError
@@ -540,14 +540,14 @@ def _add_notes(
 
 
 def _expected_loads(session: BenchSession, params: PrefixCacheParams) -> ExpectedLoads:
-    n = 3 * params.repeats
     share, rate = (params.share, params.max_rate) if params.rate is None else (1.0, params.rate)
-    loads = expected_open_loops(params.requests, [share] * n, rate)._replace(warmups=2)
+    loads = open_loops(params.requests, [share] * 3 * params.repeats, rate)
     if rate is None:
-        loads = loads.plus(expected_search(levels.ROUNDS))
-    if not params.concurrency:
-        return loads
-    return loads.plus(ExpectedLoads(n, answers=n * params.throughput_requests / params.concurrency))
+        loads = [*levels.expected_search(session, params.slots_max), *loads]
+    if params.concurrency:
+        closed = ExpectedLoad(params.throughput_requests, slots=params.concurrency)
+        loads += [closed] * 2 * params.repeats
+    return ExpectedLoads(loads, warmups=2)
 
 
 TEST: Final = test.BenchTest(

@@ -40,11 +40,12 @@ from llmtap.bench.run.levels import (
     verdict_text,
 )
 from llmtap.bench.run.measurement import SteadyPart, steady_part_of, tail_is_heavy
-from llmtap.bench.run.pace import LEVELS_EXPECTED, ExpectedLoads
+from llmtap.bench.run.pace import ExpectedLoad, ExpectedLoads
 from llmtap.bench.run.session import BenchSession, OpenLoop
 from llmtap.errors import ConfigError
 from llmtap.metrics.cost import tokens_per_gpu_second
 from llmtap.metrics.objectives import Objectives
+from llmtap.metrics.saturation import TAIL_TIMES
 from llmtap.units import NS_PER_S, Duration, to_seconds
 
 DURATION_MIN: Final = Duration(60 * NS_PER_S)
@@ -148,6 +149,7 @@ async def search_limit(session: BenchSession, params: ThroughputParams) -> Searc
     result = _new_search(params)
     search, seconds = result.search, to_seconds(params.duration)
     while (index := search.next_level) is not None:
+        session.expected.replace_search("search", _expected_levels(session, params, result))
         session.report_remaining(remaining_text(search.attempts_max, seconds))
         level = index * result.step
         if params.mode == "open":
@@ -427,8 +429,31 @@ def _add_notes(
 
 
 def _expected_loads(session: BenchSession, params: ThroughputParams) -> ExpectedLoads:
-    levels = min(_new_search(params).search.attempts_max, LEVELS_EXPECTED)
-    return ExpectedLoads(levels, seconds=levels * to_seconds(params.duration))
+    return ExpectedLoads(_expected_levels(session, params, _new_search(params)))
+
+
+def _expected_levels(
+    session: BenchSession, params: ThroughputParams, state: SearchResult
+) -> list[ExpectedLoad]:
+    """Return the levels that the search is expected to send from this state on."""
+    pace, kind = session.pace, session.kind
+    seconds, is_open = to_seconds(params.duration), params.mode == "open"
+    highest = capacity = pace.capacity_rps(kind)
+    if not is_open and capacity is not None:
+        # A request waits in the queue at most for the bound or, without one, until the tail is too heavy.
+        response_s = (pace.saturation_slots(kind) or 0.0) / capacity
+        bound_s = (TAIL_TIMES - 1) * response_s if params.ttft_p99 is None else to_seconds(params.ttft_p99)
+        highest = pace.slots_within(kind, bound_s)
+    indexes = state.search.expected_levels(None if highest is None else highest / state.step)
+    return [
+        ExpectedLoad(
+            seconds=seconds,
+            rate_rps=index * state.step if is_open else None,
+            slots=None if is_open else index * state.step,
+            search="search",
+        )
+        for index in indexes
+    ]
 
 
 TEST: Final = test.BenchTest(

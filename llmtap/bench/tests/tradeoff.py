@@ -16,13 +16,13 @@ from msgspec import Meta
 from llmtap.bench.run import figures, test
 from llmtap.bench.run.levels import (
     COLUMNS,
-    ROUNDS,
     Bounds,
     BoundsReport,
     Capacity,
     LevelAttempt,
     LevelFigures,
     check_duration,
+    expected_search,
     find_capacity,
     known_capacity,
     level_figures,
@@ -35,7 +35,7 @@ from llmtap.bench.run.levels import (
     verdict_text,
 )
 from llmtap.bench.run.measurement import steady_part_of
-from llmtap.bench.run.pace import ExpectedLoads, expected_search
+from llmtap.bench.run.pace import ExpectedLoad, ExpectedLoads
 from llmtap.bench.run.session import BenchSession, Load, OpenLoop
 from llmtap.bench.tests.throughput import DURATION_MIN
 from llmtap.errors import ConfigError
@@ -308,10 +308,13 @@ def _add_notes(
 
 
 def _expected_loads(session: BenchSession, params: TradeoffParams) -> ExpectedLoads:
-    levels = len(params.levels)
-    loads = ExpectedLoads(levels, seconds=levels * to_seconds(params.duration))
-    known = known_capacity(session, params.max_rate, params.workload) is not None
-    return loads if known else loads.plus(expected_search(ROUNDS))
+    known = known_capacity(session, params.max_rate, params.workload)
+    seconds = to_seconds(params.duration)
+    shares = [percent / 100 for percent in params.levels]
+    if known is None:
+        levels = [ExpectedLoad(seconds=seconds, share=share) for share in shares]
+        return ExpectedLoads([*expected_search(session, params.slots_max), *levels])
+    return ExpectedLoads([ExpectedLoad(seconds=seconds, rate_rps=share * known.rps) for share in shares])
 
 
 TEST: Final = test.BenchTest(

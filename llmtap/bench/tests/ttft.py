@@ -16,7 +16,7 @@ from llmtap.bench.compliance.evidence import plural
 from llmtap.bench.run import figures, test
 from llmtap.bench.run.levels import Capacity, known_capacity, server_total
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.run.pace import ExpectedLoads, expected_open_loops
+from llmtap.bench.run.pace import ExpectedLoad, ExpectedLoads
 from llmtap.bench.run.session import BenchSession, Load, OpenLoop, make_load
 from llmtap.errors import ConfigError
 from llmtap.metrics.statistics import percentile
@@ -167,10 +167,8 @@ def _load(session: BenchSession, params: TtftParams) -> Load:
 
 
 def _expected_loads(session: BenchSession, params: TtftParams) -> ExpectedLoads:
-    if params.concurrency is not None:
-        return ExpectedLoads(1, answers=params.requests / params.concurrency)
-    rate = _rate(session, params)
-    return expected_open_loops(params.requests, [SHARE if rate is None else 1.0], rate)
+    rate, slots = _rate(session, params), params.concurrency
+    return ExpectedLoads([ExpectedLoad(params.requests, rate_rps=rate, share=SHARE, slots=slots)])
 
 
 def _by_input(measured: Measurement, load: Load) -> list[InputRange] | None:

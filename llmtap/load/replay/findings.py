@@ -226,17 +226,17 @@ def _find_missing_output(result: Mapping[str, Any]) -> Iterator[Finding]:
     n = answers.get("n", 0)
     if not n or body.get("stream") is None:
         return
+    whole_answers = ("ttfb", "e2e", "e2e_scheduled", "goodput")
     if not answers["output"]:
         yield Finding(
             "no_tokens",
             n,
             0,
             f"{n:,} answers ended well and none brought a token: is it an LLM server that answers?",
-            (*STREAMED, "tokens", "goodput"),
+            (*STREAMED, "tokens", *whole_answers),
         )
         return
     if silent := answers.get("silent", 0):
-        figures = ("ttfb", "e2e", "e2e_scheduled", "goodput")
         grave = silent / n > CAUTION_SHARE
         yield Finding(
             "silent",
@@ -244,8 +244,8 @@ def _find_missing_output(result: Mapping[str, Any]) -> Iterator[Finding]:
             0,
             f"{_part_text(silent, n, 'answers')} ended well without any output: E2E, TTFB and goodput count"
             " them as answers",
-            figures if grave else (),
-            () if grave else figures,
+            whole_answers if grave else (),
+            () if grave else whole_answers,
             share=silent / n,
         )
     if without := answers["output"] - answers["content"]:

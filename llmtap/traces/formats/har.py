@@ -85,7 +85,7 @@ def _row_of(entry: JsonObject, skipped: Counter[str]) -> TraceRow | None:
     row |= {name: value for name, value in answer_columns(explained).items() if value is not None}
     row |= _timeline_points(saved.totals)
     if any(name not in saved.totals for name in ("send", "wait", "receive")):
-        skipped["have negative or missing times: those are not known"] += 1
+        skipped["have negative, missing or impossible times: those are not known"] += 1
     failure = _failure_of(entry, saved.status_known, x.status)
     if failure is not None:
         skipped["have no whole answer: read as failed or cancelled requests"] += 1
@@ -181,7 +181,7 @@ def _timeline_points(totals: dict[str, float]) -> TraceRow:
 
 
 def _seconds_to_us(seconds: float) -> int:
-    return round(min(seconds, 1e9) * _US_PER_S)
+    return round(seconds * _US_PER_S)
 
 
 def answer_columns(explained: Explained) -> TraceRow:

@@ -86,7 +86,7 @@ def _rows(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
     parents: dict[_Key, _Key] = {}
     conversations: dict[_Key, str | None] = {}  # By span of an agent: the id of its conversation.
     spans: list[_Inference] = []
-    others = repeated = 0
+    others = repeated = unstarted = 0
     for line, number in json_rows(stream, _Line, notes, bytes_max=BODY_BYTES_MAX):
         for span in (s for r in line.resource_spans for scope in r.scope_spans for s in scope.spans):
             key = span.trace_id, span.span_id
@@ -102,6 +102,9 @@ def _rows(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
                 start_ns, end_ns = (
                     _time_ns(t, number) for t in (span.start_time_unix_nano, span.end_time_unix_nano)
                 )
+                if start_ns == 0:
+                    unstarted += 1  # 0 is the default of the field: the time is not known.
+                    continue
                 spans.append((start_ns, end_ns, span, values))
             else:
                 others += 1
@@ -134,6 +137,7 @@ def _rows(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
         yield row
     counts = (
         (others, "spans are not inferences: left out"),
+        (unstarted, "spans have no start time: left out"),
         (containers, "spans contain other inferences or repeat one: left out, so that no token counts twice"),
         (repeated, "spans are in the file more than once: read once"),
         (late, LATE_TOKENS),

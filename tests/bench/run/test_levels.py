@@ -280,6 +280,21 @@ def test_a_planted_limit_is_found(low: int, above: int, begin: int, limit: int, 
         assert search.best <= limit < search.best + resolution
 
 
+@given(highest=st.integers(0, 400), start=st.integers(1, 40), wrong=st.integers(0, 400))
+def test_the_expected_levels_are_those_of_the_search(highest: int, start: int, wrong: int) -> None:
+    """With the right limit they are exact; with a wrong one, they agree with the verdicts so far."""
+    search = RateSearch(low=1, high=300, start=start)
+    expected = search.expected_levels(highest)
+    while (level := search.next_level) is not None:
+        assert search.expected_levels(highest) == expected
+        for levels in (search.expected_levels(wrong), search.expected_levels(None)):
+            assert levels[0] == level
+            assert search.best is None or min(levels) > search.best
+            assert search.limit is None or max(levels) < search.limit
+        search.record(expected.pop(0), level <= highest)
+    assert expected == search.expected_levels(wrong) == []
+
+
 def test_a_search_for_capacity_without_an_answer_says_so(tmp_path: Path) -> None:
     """Not an error about a rate of 0 that nobody gave."""
 

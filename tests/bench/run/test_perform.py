@@ -277,26 +277,34 @@ def test_the_duration_is_announced_after_the_first_load_and_then_what_is_left(
     one = bench(tmp_path, url, *sets, tests=("ttft", "tradeoff"), quick=True)
     run(one, "ttft", "tradeoff")
     assert isinstance(one.watcher, Silent)
-    known = [message.endswith((" in all", " left")) for message in one.watcher.remaining]
-    assert known == sorted(known) and known[:2] == [False, False]
-    assert [message.endswith(" in all") for message in one.watcher.remaining].count(True) == 1
-    assert one.watcher.remaining[-1].endswith(" left")
+    known = [message.endswith(" left") for message in one.watcher.remaining]
+    assert known == sorted(known) and known[:2] == [False, False] and known[-1]
+    # One estimate before each load but the first; each load and each test shortens it.
+    estimates_s = one.watcher.estimates_s
+    assert len(estimates_s) == 2
+    assert estimates_s[0] > estimates_s[1] > 1
 
 
 @pytest.mark.parametrize(
-    ("test", "sets", "seconds"),
+    ("test", "sets", "loads"),
     [
-        ("ttft", ("ttft.rate=4", "ttft.concurrency=none", "ttft.requests=10000"), 2_500),
-        ("throughput", ("throughput.rate_max=4", "throughput.duration=60s"), 4 * 60),  # 1, 2, 4 and 3
-        ("tradeoff", ("tradeoff.max_rate=20",), 12 * 60),
+        ("ttft", ("ttft.rate=4", "ttft.concurrency=none", "ttft.requests=10000"), [(10_000, 0.0, 4.0)]),
+        # As long as nothing is known, the first level is assumed to be the highest that holds.
+        (
+            "throughput",
+            ("throughput.rate_max=4", "throughput.duration=60s"),
+            [(0, 60.0, 1.0), (0, 60.0, 2.0)],
+        ),
+        ("tradeoff", ("tradeoff.max_rate=20", "tradeoff.levels=10,100"), [(0, 60.0, 2.0), (0, 60.0, 20.0)]),
     ],
 )
-def test_the_time_of_a_test_is_known_from_its_parameters(
-    tmp_path: Path, test: str, sets: Sequence[str], seconds: float | None
+def test_the_loads_of_a_test_follow_from_its_parameters(
+    tmp_path: Path, test: str, sets: Sequence[str], loads: list[tuple[float, float, float]]
 ) -> None:
     one = bench(tmp_path, NOBODY, *sets, tests=tuple({"ttft", test}))
     declared = one_test(test)
-    assert declared.expected(*one._prepare(declared)).seconds == seconds
+    expected = declared.expected(*one._prepare(declared))
+    assert [(load.requests, load.seconds, load.rate_rps) for load in expected.loads] == loads
 
 
 def test_files_of_others_are_not_written_among(tmp_path: Path) -> None:

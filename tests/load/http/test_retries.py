@@ -1,5 +1,8 @@
 """Nothing is sent twice unasked; what is sent again is counted, and its latency tells both stories."""
 
+import time
+from email.utils import formatdate
+
 import pytest
 
 from llmtap.exchange.outcome import Outcome
@@ -22,6 +25,23 @@ S = 1_000_000_000
 )  # fmt: skip
 def test_the_wait(retries: int, asked: bytes | None, waits_ns: int | None) -> None:
     assert wait_ns(retries, asked) == waits_ns
+
+
+@pytest.mark.parametrize(
+    ("seconds", "waits_ns"), [(2, 2 * S), (30, 30 * S), (31, None), (0, FIRST_NS), (-5, FIRST_NS)]
+)
+def test_a_date_is_counted_from_the_date_of_the_answer(seconds: int, waits_ns: int | None) -> None:
+    """The server's clock is years apart from ours."""
+    answered_s = 784111777
+    date, until = (formatdate(s, usegmt=True).encode() for s in (answered_s, answered_s + seconds))
+    assert wait_ns(0, until, date) == waits_ns
+
+
+def test_without_a_date_of_the_answer_our_clock_counts() -> None:
+    until = formatdate(time.time() + 20, usegmt=True).encode()
+    waits_ns = wait_ns(0, until)
+    assert waits_ns is not None and 15 * S < waits_ns <= 20 * S
+    assert wait_ns(0, until, b"no date") == pytest.approx(waits_ns, abs=5 * S)
 
 
 def busy(status: bytes, *fields: bytes, close: bool = False) -> bytes:

@@ -78,7 +78,7 @@ RULES: list[tuple[dict[str, Any], str, set[str], set[str]]] = [
     ({"uncertainties__p99": 0.021, "sender__clock": "kernel"}, "uncertainty", {"tbc", "jitter"}, set()),
     ({"dispatch_lateness__p99": 0.021, "metrics__ttft__p50": 60.0}, "dispatch_lateness", {"load"}, {"ttft"}),
     ({"outcomes": {"complete": 9, "upstream_error": 1}}, "failed", set(), {"e2e", "ttft"}),
-    ({"answers__output": 0}, "no_tokens", {"ttft", "tpot", "tokens"}, set()),
+    ({"answers__output": 0}, "no_tokens", {"ttft", "tpot", "tokens", "e2e", "ttfb"}, set()),
     ({"answers__silent": 8}, "silent", {"e2e", "ttfb", "goodput"}, set()),
     ({"answers__silent": 7}, "silent", set(), {"e2e", "ttfb", "goodput"}),
     ({"answers__by_chunks": 8}, "by_chunks", {"tpot", "tokens", "smooth_goodput"}, set()),

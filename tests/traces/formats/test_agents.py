@@ -90,6 +90,13 @@ def line(*spans: dict[str, Any]) -> bytes:
     )
 
 
+def test_a_span_without_a_start_is_left_out_and_counted() -> None:
+    """0 is the default of OTLP's field. As a time it would be 1970, decades before the other spans."""
+    source, batches = read(OTLP, line(chat("c1", "", 0, 0), chat("c2", "", 5, 6)))
+    assert [row["arrival_ns"] for batch in batches for row in batch.to_pylist()] == [5 * S]
+    assert source.notes == ["1 spans have no start time: left out"]
+
+
 def test_spans_are_rows_and_agents_their_tree() -> None:
     first = chat("c1", "root", 1, 2, gen_ai__response__time_to_first_chunk=0.25)
     data = line(chat("s1", "sub", 3, 4), chat("s2", "sub", 5, 6), first) + line(
@@ -225,10 +232,10 @@ def attempt(name: str, parent: str, **more: Any) -> dict[str, Any]:
             "a", 100,
         ),
         (
-            [chat("a", "", 0, 9), {**attempt("b", "a"), "status": {"code": 2}}, chat("c", "a", 3, 4)],
+            [chat("a", "", 1, 9), {**attempt("b", "a"), "status": {"code": 2}}, chat("c", "a", 3, 4)],
             "bc", 100,
         ),
-        ([chat("a", "", 0, 9), attempt("b", "a"), attempt("c", "a")], "a", 100),
+        ([chat("a", "", 1, 9), attempt("b", "a"), attempt("c", "a")], "a", 100),
         ([attempt("a", ""), attempt("b", "a")], "b", 0),
         ([chat("a", "", 1, 2), chat("a", "", 1, 2)], "a", 100),
         ([chat("a", "", 1, 2), {**chat("a", "", 3, 4), "traceId": "t2"}], "aa", 200),

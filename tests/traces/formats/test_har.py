@@ -217,6 +217,7 @@ def test_an_answer_of_a_cache_has_no_times_of_a_server(cached: dict[str, Any]) -
         ({"send": 1, "wait": -1, "receive": 35}, ("submit_us",)),
         ({"send": 1, "wait": 20, "receive": -35}, ("submit_us", "first_byte_us")),
         ({"send": 1, "wait": "20", "receive": True}, ("submit_us",)),
+        ({"send": 1, "wait": 1e18, "receive": 35}, ("submit_us",)),
         ({}, ()),
     ],
 )
