@@ -1,6 +1,6 @@
 """A guardrail in a gateway, measured by an experiment and by the pairs of one proxy at the same time.
 
-The experiment selects the requests that the guardrail checks. So one run measures the cost of the guardrail in
+The experiment selects the requests that the guardrail checks. So one run measures what the guardrail costs in
 two ways: by the difference of the arms, and by the pairs.
 """
 
