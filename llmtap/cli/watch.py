@@ -137,7 +137,11 @@ def watch(
     what = (
         f"watching {', '.join(settings.watch.interfaces)}, port {', '.join(map(str, settings.watch.ports))}"
     )
-    raise typer.Exit(run(settings, lambda admin: announce(what, admin, settings)))
+
+    def started(listen: str, admin: str) -> None:
+        announce(f"{what}   relay: {listen}" if listen else what, admin, settings)
+
+    raise typer.Exit(run(settings, started))
 
 
 def _read_ports(texts: list[str]) -> list[int]:
