@@ -120,6 +120,7 @@ e2e: $(STAMP)  ## test with a real engine, gateway, clients, Prometheus, browser
 	$(BIN)/python tests/e2e/together.py prometheus,fleet,middleware,sdks environments,marked,clients
 	$(BIN)/python tests/e2e/run.py
 	$(BIN)/python tests/e2e/packets.py
+	$(BIN)/python tests/e2e/pairs.py
 	$(BIN)/python tests/e2e/replay.py
 	$(BIN)/python tests/e2e/gates.py
 

@@ -133,7 +133,11 @@ def watch(options: _WatchOptions, configuration: SettingsOptions) -> None:
     what = (
         f"watching {', '.join(settings.watch.interfaces)}, port {', '.join(map(str, settings.watch.ports))}"
     )
-    raise typer.Exit(run(settings, lambda admin: announce(what, admin, settings)))
+
+    def started(listen: str, admin: str) -> None:
+        announce(f"{what}   relay: {listen}" if listen else what, admin, settings)
+
+    raise typer.Exit(run(settings, started))
 
 
 # ---------------------------------------------------------------- a file

@@ -14,7 +14,7 @@ from typing import Annotated, Final
 
 from llmtap.exchange.outcome import EventClass, Outcome, Reading, ReadingLimit, TokenSource
 from llmtap.exchange.strings import NAME_CHARS_MAX, PATH, WORD_CHARS_MAX, Bound, clean_name
-from llmtap.exchange.trace_context import parse_trace_parent
+from llmtap.exchange.trace_context import SpanIds, parse_trace_parent, span_ids_of
 from llmtap.protocol.http1 import METHOD_CHARS_MAX
 
 
@@ -82,6 +82,8 @@ class PairMember:
     """Evidence that the exchange of the back belongs to the pair, the decisive key first."""
     figures: Annotated[dict[str, object] | None, Bound(32, "llmtap", members=256)] = None
     """Figures of the pair, at the front; see `pairing/figures.py`."""
+    partners: tuple[SpanIds, ...] = ()
+    """Spans of the exchanges of the other side."""
 
     def to_dict(self) -> dict[str, object]:
         return {
@@ -354,6 +356,11 @@ class Exchange:
     def trace_id(self) -> str | None:
         parent = parse_trace_parent(self.trace_parent)
         return None if parent is None else parent.trace_id
+
+    @property
+    def span_ids(self) -> SpanIds:
+        name = f"{self.id} {self.arrival_wall_ns} {self.timeline.arrival_ns}"
+        return span_ids_of(name, parse_trace_parent(self.trace_parent))
 
     @property
     def not_understood(self) -> bool:

@@ -1,8 +1,9 @@
-"""Read the `traceparent` of a request. Source: W3C Trace Context, section 3.2."""
+"""Read the `traceparent` of a request, and name its span. Source: W3C Trace Context, section 3.2."""
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from hashlib import blake2b
+from typing import Final, NamedTuple
 
 # Version 00 ends after the flags. A later version may have more fields after a dash; only the first four are
 # read.
@@ -35,3 +36,18 @@ def parse_trace_parent(text: str | None) -> TraceParent | None:
     if version == "ff" or (version == "00" and more) or trace_id == _NO_TRACE or span_id == _NO_SPAN:
         return None
     return TraceParent(trace_id, span_id, int(flags, 16))
+
+
+class SpanIds(NamedTuple):
+    """Ids of the span of an exchange."""
+
+    trace_id: int
+    span_id: int
+
+
+def span_ids_of(name: str, parent: TraceParent | None) -> SpanIds:
+    """Return the ids of the span of an exchange: a hash of a name that no other exchange has, so that they
+    need not be stored. The trace is that of the caller, if there is one."""
+    digest = blake2b(name.encode(), digest_size=24).digest()
+    trace_id = int.from_bytes(digest[:16]) if parent is None else int(parent.trace_id, 16)
+    return SpanIds(trace_id, int.from_bytes(digest[16:]))

@@ -371,7 +371,7 @@ class PairOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         str,
         Meta(
             description="URL of the engine behind the gateway; starts a second relay, between the two, and "
-            "pairs the exchanges of both."
+            "pairs the exchanges of both. With `llmtap watch`, watch.ports are then those of the gateway."
         ),
     ] = ""
     listen: Annotated[str, Meta(description="HOST:PORT that the gateway sends its requests to.")] = (
@@ -384,7 +384,8 @@ class PairOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         tuple[Annotated[int, Meta(ge=1, le=65_535)], ...],
         Meta(
             description="Those of watch.ports on which the engines listen; the gateway listens on the "
-            "others. `llmtap watch` then pairs the exchanges of both."
+            "others. `llmtap watch` then pairs the exchanges of both. If these are all, it starts a relay in "
+            "front of the gateway."
         ),
     ] = ()
     exchanges_max: Annotated[

@@ -1,10 +1,10 @@
 """Pair the exchanges of both sides of a gateway while they end, for the API, `/metrics` and the capture.
 
-`PairBook` is a sink of the pipeline, and stands before the recorder: it passes an exchange on when its pair
-is known. It keeps a copy of each ended exchange, with hashes of prompt and text under a key of its own, until
-the exchange is in a pair or has none (`pairing/live.py`). It works when the relays of the pair have reported,
-at most twice a second, so that events cost nothing. Long work gives the event loop its turns. Imported only
-with `[pair]`, because numpy takes 20 MB.
+`PairBook` is a sink of the pipeline, and stands before the recorder and the OTLP exporter: it passes an
+exchange on when its pair is known. It keeps a copy of each ended exchange, with hashes of prompt and text
+under a key of its own, until the exchange is in a pair or has none (`pairing/live.py`). It works when the
+relays of the pair have reported, at most twice a second, so that events cost nothing. Long work gives the
+event loop its turns. Imported only with `[pair]`, because numpy takes 20 MB.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from llmtap.exchange.prompt import read_prompt
 from llmtap.export.buckets import Buckets
 from llmtap.export.prometheus.catalogue import PAIRS, HistogramFamily, Value
 from llmtap.export.prometheus.exposition import Cell
-from llmtap.export.sinks import SeriesKey
+from llmtap.export.sinks import ExchangeSink, SeriesKey
 from llmtap.meter.options import PairOptions
 from llmtap.meter.pipeline.cooperative_yield import CooperativeYield
 from llmtap.meter.pipeline.exchanges import Streams
@@ -41,9 +41,6 @@ from llmtap.pairing.figures import FIGURES, BoundedValue, MeasuredPair, figures_
 from llmtap.pairing.live import Leftover, LiveMatcher, OpenExchange, Unpaired, open_exchange
 from llmtap.pairing.matching import KEYS, Pair
 from llmtap.pairing.summary import PairCounts, summarise_figures
-
-if TYPE_CHECKING:
-    from llmtap.meter.pipeline.recorder import Recorder
 
 PROMPT_BLOCK_BYTES: Final = 1 << 30
 """The whole prompt is one block, since only its last hash is compared."""
@@ -100,7 +97,8 @@ class PairBook:
         """Rest of the present search; None: it is complete."""
         self._searched_ns: int | None = None
         """Time up to which all events were known at the latest search."""
-        self.recorder: Recorder | None = None
+        self.sinks: list[ExchangeSink] = []
+        """They get each exchange when its pair is known, or that it has none."""
         key = secrets.token_bytes(16)
         self._text_key = key
         self._hasher = BlockHasher(key, size=PROMPT_BLOCK_BYTES, unit="bytes")
@@ -230,12 +228,14 @@ class PairBook:
     def _add_pair(self, pair: Pair) -> None:
         id_ = pair.front.id
         front, backs = self._ended.pop(id_), [self._ended.pop(back.id) for back in pair.backs]
-        front.exchange.pair = PairMember(id_)
+        partners = (front.exchange.span_ids,)
+        front.exchange.pair = PairMember(id_, partners=tuple(back.exchange.span_ids for back in backs))
         for back, match in zip(backs, pair.matches, strict=True):
-            back.exchange.pair = PairMember(id_, evidence=tuple(one.value for one in match.evidence))
+            evidence = tuple(one.value for one in match.evidence)
+            back.exchange.pair = PairMember(id_, evidence=evidence, partners=partners)
         try:
             figures = figures_of(pair, SAME_CLOCK)
-            front.exchange.pair = PairMember(id_, figures=dict(_values_of(figures)))
+            front.exchange.pair = replace(front.exchange.pair, figures=dict(_values_of(figures)))
             for attempt, back in zip(figures.attempts, backs, strict=True):
                 assert back.exchange.pair is not None
                 back.exchange.pair = replace(back.exchange.pair, role=attempt.role.value)
@@ -273,12 +273,11 @@ class PairBook:
             self._delays -= _delays_of(self._recent.popleft())
 
     def _pass_on(self, ended: _Ended) -> None:
-        if self.recorder is None:
-            return
-        try:
-            self.recorder.on_end(ended.exchange, ended.measured, ended.key, ended.met)
-        except Exception as error:  # it affects this exchange only
-            self._on_error("listener", error)
+        for sink in self.sinks:
+            try:
+                sink.on_end(ended.exchange, ended.measured, ended.key, ended.met)
+            except Exception as error:  # it affects this exchange only
+                self._on_error("listener", error)
 
     # ---------------------------------------------------------------- /metrics and the API
 

@@ -174,12 +174,17 @@ def _start_exporter(setup: MeterSetup, pipeline: ExchangePipeline) -> "OtlpExpor
 
     try:
         exporter = OtlpExporter(
-            setup.otlp, pipeline.clock, __version__, setup.servers, reader=pipeline.benefit
+            setup.otlp,
+            pipeline.clock,
+            __version__,
+            setup.servers,
+            back_server=setup.back_server,
+            reader=pipeline.benefit,
         )
     except Exception as exc:  # measure without an exporter
         pipeline.on_error("otlp", exc)
         return None
-    pipeline.front_sinks.append(exporter)
+    pipeline.last_sinks.append(exporter)
     pipeline.exporters.append(exporter.state)
     log.info("event=otlp_exporter protocol=%s semconv=%s", setup.otlp.protocol, setup.otlp.semconv)
     return exporter

@@ -60,6 +60,8 @@ class MeterSetup(msgspec.Struct, frozen=True, kw_only=True):
     dialects: dict[str, DialectTable] = {}
     servers: dict[str, tuple[str, int]] = {}
     """Host and port of the upstream by arm, under "" for all others; empty if no export needs them."""
+    back_server: tuple[str, int] | None = None
+    """Those of the engine behind a gateway."""
     capture: CaptureOptions = CaptureOptions()
     capture_id: str = ""
     capture_salt: str = ""

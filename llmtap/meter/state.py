@@ -1,4 +1,5 @@
-"""State of the meter that outlives its process: windows, history, burn rates and experiment (`MeterState`).
+"""State of the meter that outlives its process: `MeterState`, with windows, history, burn rates, experiment,
+silences, and the history by which steps of TTFT are judged.
 
 The meter writes it to `meter.state` in the state folder every minute and at its end. The next meter adds it
 to its own figures, so that it does not matter when it reads the file. A part whose settings have changed is
@@ -59,7 +60,7 @@ log = logging.getLogger(__name__)
 
 
 class StatePart(Protocol):
-    """Part of the state: windows, history, burn rates or experiment."""
+    """Part of the state, such as windows or burn rates."""
 
     def export(self) -> Callable[[], bytes]:
         """Return the part, packed, as work for any thread."""
@@ -90,6 +91,8 @@ class MeterState:
             "history": pipeline.history,
             "slo": pipeline.slos,
             "experiment": pipeline.experiments,
+            "silences": pipeline.silences,
+            "steps": pipeline.steps,
         }
         self._is_read = False
         self._lock_fd: int | None = None

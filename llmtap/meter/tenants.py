@@ -65,12 +65,16 @@ class Labels:
             return key
         if not trusted:
             return tenant, model if model == UNKNOWN else OTHER, key[2]
-        if model not in self._models:
+        return self._place((tenant, self.model(model), key[2]))
+
+    def model(self, name: str) -> str:
+        """Return the label value of a model."""
+        if name not in self._models:
             if len(self._models) > self._models_max:
                 self.overflow["model"] += 1
-                return self._place((tenant, OTHER, key[2]))
-            self._models.add(model)
-        return self._place(key)
+                return OTHER
+            self._models.add(name)
+        return name
 
     def _place(self, key: tuple[str, str, str]) -> tuple[str, str, str]:
         """Give a series a place if there is room. Return the label values under which it is counted."""

@@ -29,7 +29,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import exp, log, log2, sqrt
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct, msgpack
 
 from llmtap.units import NS_PER_S
 
@@ -77,6 +79,10 @@ _BYTES_PER_TOKEN: Final = 4
 _VARIANCE_MIN: Final = 1e-6
 """For servers whose TTFT does not vary at all."""
 _Z: Final = 1.96
+if TYPE_CHECKING:
+    _Cells = array[float]
+else:  # Python 3.11 has no array[float] at run time.
+    _Cells = array
 _Part = list[float]
 """Streams of one prompt length in a block: number, sum and sum of squares of log(TTFT)."""
 
@@ -117,6 +123,13 @@ class StepChange:
         self.log_ratio_sum += other.log_ratio_sum
         self.log_ttft_sum += other.log_ttft_sum
 
+    def shift(self, by_ns: int) -> None:
+        """Change to a clock that is `by_ns` ahead."""
+        self.since_ns += by_ns
+        self.found_ns += by_ns
+        if self.until_ns is not None:
+            self.until_ns += by_ns
+
     @property
     def ratio(self) -> float:
         """Geometric mean of TTFT, divided by `baseline_ns`."""
@@ -142,7 +155,7 @@ class StepChange:
 class _Day:
     """Sums of one day of the history."""
 
-    cells: "array[float]" = field(default_factory=lambda: array("d", bytes(16 * CELLS_MAX)))
+    cells: _Cells = field(default_factory=lambda: array("d", bytes(16 * CELLS_MAX)))
     """By cell: number of streams, sum of log(TTFT)."""
     n: int = 0
     squares: float = 0.0
@@ -203,6 +216,32 @@ class Noise:
         return max(THRESHOLD_MIN, x * variance / (2 * k))
 
 
+class SavedDetector(Struct, array_like=True):
+    """State of a detector for another meter."""
+
+    step: StepChange | None
+    start_ns: int
+    day_ns: int
+    days: list[_Day]
+    places: list[tuple[int, int, int]]  # prompt length and load of a cell, and its place
+    level: float
+    reference: float
+    sum: float
+    candidate: StepChange
+    state: StepState
+    block_ns: int
+    parts: dict[int, _Part]
+    tokens: float
+    age_ns: int
+
+
+# Only the first places are in use: the zeros of the others are left out.
+pack_detectors: Final = msgpack.Encoder(enc_hook=lambda cells: cells.tobytes().rstrip(b"\0")).encode
+unpack_detectors: Final = msgpack.Decoder(
+    dict[str, SavedDetector], dec_hook=lambda _, packed: array("d", packed.ljust(16 * CELLS_MAX, b"\0"))
+).decode
+
+
 class StepDetector:
     """History and test of one model. Memory: at most 200 KiB."""
 
@@ -216,7 +255,7 @@ class StepDetector:
         self.start_ns = self._day_ns = now_ns
         self._days = deque([_Day()], maxlen=DAYS + 1)
         self._index: dict[tuple[int, int], int] = {}
-        self._free = list(range(CELLS_MAX))
+        self._free = list(reversed(range(CELLS_MAX)))
         self._recent: deque[tuple[int, float]] = deque()
         """Lengths and tokens of the last blocks."""
         self._batch: tuple[float, int, int] = (0.0, 0, 0)
@@ -261,6 +300,41 @@ class StepDetector:
         self._n += 1
         self._tokens += tokens
         self._age_ns += age_ns
+
+    def export(self) -> SavedDetector:
+        """Return the state for another meter; it has objects of this detector, so pack it at once."""
+        places = [(*cell, place) for cell, place in self._index.items()]
+        return SavedDetector(
+            self.step, self.start_ns, self._day_ns, list(self._days), places, self._level, self._reference,
+            self._sum, self._candidate, self._state, self._block_ns, self._parts, self._tokens, self._age_ns,
+        )  # fmt: skip
+
+    def absorb(self, saved: SavedDetector, shift_ns: int) -> None:
+        """Add the state of another meter: a longer history replaces ours, of a shorter one only the open
+        block counts. `shift_ns`: our monotonic time minus the other's."""
+        if saved.start_ns + shift_ns < self.start_ns:
+            self._continue(saved, shift_ns)
+            return
+        for length, sums in saved.parts.items():
+            part = self._parts.setdefault(length, [0, 0.0, 0.0])
+            part[:] = [a + b for a, b in zip(part, sums, strict=True)]
+            self._n += int(sums[0])
+        self._tokens += saved.tokens
+        self._age_ns += saved.age_ns
+
+    def _continue(self, saved: SavedDetector, shift_ns: int) -> None:
+        """Replace all but the open block; the other meter's incomplete block and batch are left out."""
+        for step in (saved.step, saved.candidate):
+            if step is not None:
+                step.shift(shift_ns)
+        self.step, self._candidate, self._state = saved.step, saved.candidate, saved.state
+        self.start_ns, self._day_ns = saved.start_ns + shift_ns, saved.day_ns + shift_ns
+        self._days = deque(saved.days, maxlen=DAYS + 1)
+        self._index = {(length, load): place for length, load, place in saved.places}
+        self._free = sorted(set(range(CELLS_MAX)) - set(self._index.values()), reverse=True)
+        self._level, self._reference = saved.level, saved.reference
+        is_late = self._block_ns - saved.block_ns - shift_ns > BLOCK_NS_MAX
+        self._sum = self._peak = 0.0 if is_late else saved.sum
 
     def state(self, now_ns: int) -> StepState:
         """Return the state; a step that has lasted for ACCEPTED_NS ends here."""

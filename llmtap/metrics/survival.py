@@ -12,10 +12,11 @@ Source: Kaplan and Meier 1958; Greenwood 1926 (variance); Kalbfleisch and Prenti
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import exp, log, sqrt
+from operator import add
 from statistics import NormalDist
 from typing import Final
 
@@ -46,6 +47,11 @@ class SurvivalCounts:
         cell = bisect_right(self.edges, duration) - 1
         if cell >= 0:
             (self.ended if ended else self.censored)[cell] += 1
+
+    def merge(self, ended: Iterable[int], censored: Iterable[int]) -> None:
+        """Add other counts with the same edges."""
+        self.ended = array("q", map(add, self.ended, ended))
+        self.censored = array("q", map(add, self.censored, censored))
 
     def copy(self) -> "SurvivalCounts":
         copied = SurvivalCounts(self.edges)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmtap.exchange.exchange import TEXT_BLOCK_CHARS, Exchange
-from llmtap.metrics.latency import output_times_ns, tokens_per_chunk
+from llmtap.metrics.latency import SPREAD_NS, output_times_ns, tokens_per_chunk
 
 Times = NDArray[np.int64]
 
@@ -57,8 +57,6 @@ class Alignment:
     front_ns: Times
     weights: NDArray[np.int64]
     """Number of tokens at each of these times: one event may have several."""
-    first_block: int
-    """Number of these times whose tokens came with the first event at the front."""
 
     def delays_ns(self, offset_ns: int) -> Times:
         """Return the delay of each token from the back to the front, in ns. `offset_ns`: clock of the back
@@ -128,8 +126,7 @@ def _align_text(front: Exchange, back: Exchange, common_chars: int) -> Alignment
     if not n:
         return None
     delivered = np.searchsorted(front_ends, back_ends[:n], "left")
-    first_block = int((delivered == delivered[0]).sum())
-    return Alignment("text", back_ns[:n], front_ns[delivered], tokens[:n], first_block)
+    return Alignment("text", back_ns[:n], front_ns[delivered], tokens[:n])
 
 
 def _align_tokens(front: Exchange, back: Exchange) -> Alignment | None:
@@ -139,8 +136,20 @@ def _align_tokens(front: Exchange, back: Exchange) -> Alignment | None:
     front_ends, back_ends = np.cumsum(front_tokens), np.cumsum(back_tokens)
     front_ns, back_ns = (np.array(output_times_ns(x.timeline.events), np.int64) for x in (front, back))
     delivered = [bisect_left(front_ends, end) for end in back_ends]
-    first_block = delivered.count(delivered[0])
-    return Alignment("tokens", back_ns, front_ns[delivered], np.array(back_tokens, np.int64), first_block)
+    return Alignment("tokens", back_ns, front_ns[delivered], np.array(back_tokens, np.int64))
+
+
+def first_block(alignment: Alignment, offset_ns: int, error_ns: int) -> int:
+    """Return the number of times whose tokens the gateway delivered together with the first one.
+
+    They are in the same event at the front, or in events at most `SPREAD_NS` apart, and the gateway had them
+    when the first event reached the front. `offset_ns`: clock of the back minus clock of the front;
+    `error_ns`: largest error of a difference between the two.
+    """
+    front_ns, back_ns = alignment.front_ns, alignment.back_ns[1:] - offset_ns
+    gaps_ns = np.diff(front_ns)
+    together = (gaps_ns == 0) | ((gaps_ns <= SPREAD_NS) & (back_ns <= front_ns[0] + error_ns))
+    return 1 + int(np.argmin(np.append(together, False)))
 
 
 def held_tokens(alignment: Alignment, shift_ns: int) -> int:

@@ -14,7 +14,15 @@ import numpy as np
 from llmtap.exchange.exchange import Exchange
 from llmtap.metrics.catalogue import Unit
 from llmtap.metrics.latency import output_times_ns, ttft_ns
-from llmtap.pairing.alignment import Alignment, TextRelation, Times, align, held_tokens, text_events
+from llmtap.pairing.alignment import (
+    Alignment,
+    TextRelation,
+    Times,
+    align,
+    first_block,
+    held_tokens,
+    text_events,
+)
 from llmtap.pairing.attempts import GatewayAttempt, Role, attempts_of
 from llmtap.pairing.clock import SAME_CLOCK, VantageOffset
 from llmtap.pairing.matching import ROUNDING_NS, Pair, error_ns
@@ -55,14 +63,14 @@ FIGURES: Final = (
     PairFigure(
         "block_wait",
         "wait for a block",
-        "First token of an answer at the back until the last one that the first event at the front has: 0 if "
-        "the gateway does not collect tokens.",
+        "First token of an answer at the back until the last one that the gateway delivers with it, in one "
+        "event or in events at most 1 ms apart: 0 if the gateway does not collect tokens.",
     ),
     PairFigure(
         "block_check",
         "check of a block",
-        "That last token at the back until the front has the event: the time in which a guardrail checks the "
-        "block, and all other time of the gateway.",
+        "That last token at the back until the front has the first event: the time in which a guardrail "
+        "checks the block, and all other time of the gateway.",
     ),
     PairFigure("token", "each token", "Time from the arrival of a token at the back until the front has it."),
     PairFigure("token_hold_max", "longest delay of a token", "The longest such time of an answer."),
@@ -186,10 +194,10 @@ def _add_delays(
         figures.token_range_ns = (error + own_ns, error)
         delays_ns = figures.token_delays_ns = aligned.delays_ns(clock.offset_ns)
         figures.add("token_hold_max", int(delays_ns.max()), error + own_ns, error)
-        last = aligned.first_block - 1
+        last = first_block(aligned, clock.offset_ns, error) - 1
         wait_ns = int(aligned.back_ns[last] - aligned.back_ns[0])
         figures.add("block_wait", wait_ns, 2 * (back.uncertainty_ns + ROUNDING_NS))
-        check_ns = int(aligned.front_ns[last] - aligned.back_ns[last]) + clock.offset_ns
+        check_ns = int(aligned.front_ns[0] - aligned.back_ns[last]) + clock.offset_ns
         figures.add("block_check", check_ns, error + own_ns, error)
         _add_held_tokens(figures, aligned, clock.offset_ns, error)
 

@@ -37,6 +37,19 @@ def check_measuring(settings: Settings) -> None:
 
 def problems_of(settings: Settings, supervisor: int | None = None) -> Iterator[ConfigError]:
     """Yield what is wrong with a proxy's settings; `supervisor`: its process, if not this one."""
+    if settings.pair.back_ports:
+        hint = "set pair.upstream and pair.listen for a relay, or use llmtap watch"
+        yield ConfigError("pair.back_ports", "is for llmtap watch, and a proxy watches no ports", hint)
+    yield from relay_problems(settings)
+    yield from measuring_problems(settings, supervisor)
+    if settings.experiment.enabled and not settings.experiment.arms:
+        yield ConfigError(
+            "experiment.arms", "is empty, but experiment.enabled is true", "add at least two arms"
+        )
+
+
+def relay_problems(settings: Settings) -> Iterator[ConfigError]:
+    """Yield what is wrong with the settings of the relays."""
     relay = settings.relay
     listen = admin = None
     try:
@@ -55,7 +68,8 @@ def problems_of(settings: Settings, supervisor: int | None = None) -> Iterator[C
         hint = "give --upstream http://HOST:PORT, or set LLMTAP_RELAY_UPSTREAM"
         yield ConfigError("relay.upstream", "the gateway's URL is missing", hint)
         del urls["relay.upstream"]
-    yield from _pair_problems(settings, {"relay.listen": listen, "meter.admin": admin})
+    if settings.pair.upstream:
+        yield from back_relay_problems(settings, {"relay.listen": listen, "meter.admin": admin})
     for place, url in urls.items():
         try:
             origin = parse_origin(url, place)
@@ -88,26 +102,19 @@ def problems_of(settings: Settings, supervisor: int | None = None) -> Iterator[C
         yield ConfigError(
             "relay.head_bytes", f"must be at least {HEAD_BYTES_MIN:,} bytes, got {relay.head_bytes:,}"
         )
-    yield from measuring_problems(settings, supervisor)
     for key in ("idle_timeout", "head_timeout", "connect_timeout"):
         if getattr(relay, key) <= 0:
             yield ConfigError(
                 f"relay.{key}", "must be more than 0", "such as 365d to wait practically without a limit"
             )
-    if settings.experiment.enabled and not settings.experiment.arms:
-        yield ConfigError(
-            "experiment.arms", "is empty, but experiment.enabled is true", "add at least two arms"
-        )
 
 
-def _pair_problems(settings: Settings, taken: Mapping[str, tuple[str, int] | None]) -> Iterator[ConfigError]:
-    """Yield what is wrong with the second relay of a proxy; `taken`: addresses in use, by key."""
+def back_relay_problems(
+    settings: Settings, taken: Mapping[str, tuple[str, int] | None]
+) -> Iterator[ConfigError]:
+    """Yield what is wrong with the relay between a gateway and its engine; `taken`: addresses in use, by
+    key."""
     pair = settings.pair
-    if pair.back_ports:
-        hint = "set pair.upstream and pair.listen for a relay, or use llmtap watch"
-        yield ConfigError("pair.back_ports", "is for llmtap watch, and a proxy watches no ports", hint)
-    if not pair.upstream:
-        return
     try:
         listen = parse_address(pair.listen, "pair.listen")
         origin = parse_origin(pair.upstream, "pair.upstream")

@@ -123,6 +123,8 @@ class ProxyRun(msgspec.Struct, kw_only=True):
         )
 
     def meter_setup(self, settings: Settings, admin_fd: int, *, takes_over: bool = False) -> MeterSetup:
+        # Exported totals name the server, so that totals of different servers are not mixed.
+        exports = settings.otlp.exports(os.environ)
         return _meter_setup(
             settings,
             self.tenant_salt,
@@ -131,8 +133,8 @@ class ProxyRun(msgspec.Struct, kw_only=True):
             capture_id=self.capture_id,
             capture_salt=self.capture_salt,
             experiment=None if self.experiment is None else self.experiment.without_key(),
-            # Exported totals name the server, so that totals of different servers are not mixed.
-            servers=_upstream_addresses(settings) if settings.otlp.exports(os.environ) else {},
+            servers=_upstream_addresses(settings) if exports else {},
+            back_server=_address_of(settings.pair.upstream) if exports and settings.pair.upstream else None,
             capture_after=0 if self.capture_met else self.relays,
             state=self.state_folder(settings),
             takes_over=takes_over,
@@ -231,5 +233,9 @@ def _upstream_addresses(settings: Settings) -> dict[str, tuple[str, int]]:
     """Return host and port of the upstream by arm; under "" for arms without an upstream of their own."""
     urls = {"": settings.relay.upstream}
     urls |= {arm.name: arm.upstream for arm in settings.experiment.arms if arm.upstream is not None}
-    origins = {arm: parse_origin(url, "upstream") for arm, url in urls.items()}
-    return {arm: (origin.host, origin.port) for arm, origin in origins.items()}
+    return {arm: _address_of(url) for arm, url in urls.items()}
+
+
+def _address_of(url: str) -> tuple[str, int]:
+    origin = parse_origin(url, "upstream")
+    return origin.host, origin.port

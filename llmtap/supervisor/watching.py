@@ -1,8 +1,10 @@
 """Parent process of `llmtap watch`: opens packet sockets, gives up capabilities, runs a watcher and a meter.
 
-With `pair.back_ports`, there is a watcher for each side of a gateway. A watcher inherits its packet sockets,
-the meter the admin port; neither has capabilities. A child that dies is started again; a new watcher reads on
-in the ring buffers where the earlier one stopped.
+With `pair.back_ports`, there is a watcher for each side of a gateway. If these are all ports, the front is a
+relay with the options of `[relay]`. With `pair.upstream`, the back is a relay, and all ports are those of the
+gateway. A watcher inherits its packet sockets, a relay its listening sockets, the meter the admin port; none
+has capabilities. A child that dies is started again; a new watcher reads on in the ring buffers where the
+earlier one stopped.
 """
 
 import asyncio
@@ -29,15 +31,17 @@ from llmtap.log import set_up
 from llmtap.meter.setup import check_no_meter_listens
 from llmtap.net.listener import name_of
 from llmtap.protocol.inference import SkipRules
-from llmtap.supervisor.checks import check_measuring
+from llmtap.supervisor.checks import back_relay_problems, check_measuring, relay_problems
 from llmtap.supervisor.child import Child, back_off, is_ready, start_with_retries
 from llmtap.supervisor.ports import bind_for, notify
-from llmtap.supervisor.run import fresh_meter_setup
+from llmtap.supervisor.run import back_relay_options, fresh_meter_setup
 from llmtap.units import format_bytes
 from llmtap.vantage.passive.connection import pack_addresses
 from llmtap.vantage.passive.options import WatchOptions
 from llmtap.vantage.passive.ring import ANY, PORTS_MAX, RING_BYTES_MIN, open_adapter_clock, open_ring
 from llmtap.vantage.passive.watcher import WatchSetup
+from llmtap.vantage.relay.options import RelayOptions
+from llmtap.vantage.relay.relay import RelaySetup
 
 STOP_S: Final = 8.0
 """Time in which each child must end before it is killed."""
@@ -62,13 +66,7 @@ def watching_problems(settings: Settings) -> Iterator[ConfigError]:
         yield ConfigError(
             "watch.ports", f"has {len(options.ports):,} ports; at most {PORTS_MAX} are possible"
         )
-    back_ports = set(settings.pair.back_ports)
-    if back_ports and not back_ports < set(options.ports):
-        hint = "watch.ports has the ports of gateway and engines, pair.back_ports those of the engines"
-        yield ConfigError("pair.back_ports", "must be some of watch.ports, and not all", hint)
-    if settings.pair.upstream:
-        hint = "set pair.back_ports, or use llmtap proxy"
-        yield ConfigError("pair.upstream", "needs a relay, and llmtap watch has none", hint)
+    yield from _pair_problems(settings)
     if options.ring_bytes < RING_BYTES_MIN:
         yield ConfigError(
             "watch.ring_bytes",
@@ -84,6 +82,30 @@ def watching_problems(settings: Settings) -> Iterator[ConfigError]:
         )
 
 
+def _pair_problems(settings: Settings) -> Iterator[ConfigError]:
+    """Yield what is wrong with the settings of both sides of a gateway."""
+    pair, ports = settings.pair, set(settings.watch.ports)
+    if pair.upstream and pair.back_ports:
+        hint = "set pair.upstream for a relay, or pair.back_ports to read packets"
+        yield ConfigError("pair.back_ports", "cannot be combined with pair.upstream", hint)
+    elif pair.upstream:
+        yield from back_relay_problems(settings, {})
+    elif not set(pair.back_ports) <= ports:
+        hint = "watch.ports has all ports that are read, pair.back_ports those of the engines"
+        yield ConfigError("pair.back_ports", "has ports that watch.ports does not have", hint)
+    elif _relay_of(settings) is not None:
+        yield from relay_problems(settings)
+
+
+def _relay_of(settings: Settings) -> tuple[str, RelayOptions] | None:
+    """Return side and options of the relay, if one side of a gateway is a relay."""
+    pair = settings.pair
+    if pair.upstream:
+        return BACK, back_relay_options(settings)
+    is_front = bool(pair.back_ports) and set(pair.back_ports) == set(settings.watch.ports)
+    return (FRONT, settings.relay) if is_front else None
+
+
 def packet_problems(settings: Settings) -> Iterator[ConfigError]:
     """Yield what is wrong with `watch.upstream_hosts` and `watch.skip`, on interfaces and in files."""
     for i, host in enumerate(settings.watch.upstream_hosts):
@@ -94,8 +116,9 @@ def packet_problems(settings: Settings) -> Iterator[ConfigError]:
     yield from errors_of_check(SkipRules, settings.watch.skip, "watch.skip")
 
 
-def watch(settings: Settings, announce: Callable[[str], None]) -> int:
-    """Run until SIGTERM, Ctrl-C or a hang-up; `announce` gets the admin port's address.
+def watch(settings: Settings, announce: Callable[[str, str], None]) -> int:
+    """Run until SIGTERM, Ctrl-C or a hang-up; `announce` gets the addresses of the relay, empty without one,
+    and of the admin port.
 
     The settings are checked, except those of the meter, which are checked without privileges. Raises
     ConfigError.
@@ -104,14 +127,19 @@ def watch(settings: Settings, announce: Callable[[str], None]) -> int:
     if settings.meter.socket is not None:
         check_no_meter_listens(settings.meter.socket)
     sides = [_Side.open(side, some) for side, some in _options_by_side(settings)]
+    relay = None
+    if (one := _relay_of(settings)) is not None:
+        key = "pair.listen" if one[0] == BACK else "relay.listen"
+        relay = _Relay(*one, bind_for(key, one[1].listen, one[1].workers))
     (admin,) = bind_for("meter.admin", settings.meter.admin, 1)
     drop_privileges(options.user)
     check_measuring(settings)
     set_up(settings.log)
     folder = tempfile.mkdtemp(prefix="llmtap-")
     try:
-        processes = _Processes(settings, sides, admin, folder)
-        return asyncio.run(processes.run(lambda: announce(name_of(admin))))
+        processes = _Processes(settings, sides, relay, admin, folder)
+        listen = "" if relay is None else name_of(relay.sockets[0])
+        return asyncio.run(processes.run(lambda: announce(listen, name_of(admin))))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -119,6 +147,8 @@ def watch(settings: Settings, announce: Callable[[str], None]) -> int:
 def _options_by_side(settings: Settings) -> list[tuple[str, WatchOptions]]:
     """Return the options of each watching process: one, or one for each side of a gateway."""
     options, back_ports = settings.watch, settings.pair.back_ports
+    if (relay := _relay_of(settings)) is not None:
+        return [(FRONT if relay[0] == BACK else BACK, options)]
     if not back_ports:
         return [("", options)]
     front_ports = tuple(port for port in options.ports if port not in back_ports)
@@ -150,6 +180,15 @@ class _Side:
     @property
     def packet_fds(self) -> list[int]:
         return [sock.fileno() for sock in self.packets]
+
+
+@dataclass(frozen=True, slots=True)
+class _Relay:
+    """Relay processes on one side, each with a listening socket."""
+
+    side: str
+    options: RelayOptions
+    sockets: list[socket.socket]
 
 
 def drop_privileges(user: str | None) -> None:
@@ -184,17 +223,26 @@ def _account_of(name: str) -> pwd.struct_passwd:
 
 
 class _Processes:
-    """The meter, and the watching process of each side."""
+    """The meter, and the processes of each side."""
 
-    def __init__(self, settings: Settings, sides: list[_Side], admin: socket.socket, folder: str) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        sides: list[_Side],
+        relay: _Relay | None,
+        admin: socket.socket,
+        folder: str,
+    ) -> None:
         self._settings = settings
         self._sides = sides
+        self._relay = relay
         path = settings.meter.socket or str(Path(folder) / "tap.sock")
         self._meter = fresh_meter_setup(settings, path, admin.fileno(), state=str(Path(folder) / "state"))
         self._id = secrets.token_hex(2)
-        self._watchers = 0
+        self._started = 0
+        """Number of watchers and relays started so far, for unique names."""
         self._children: dict[str, Child] = {}
-        """The present children; those with the name `meter` and the sides of a gateway."""
+        """The present children, by `meter`, side of a watcher, or `relay-` and index."""
 
     async def run(self, announce: Callable[[], None]) -> int:
         loop = asyncio.get_running_loop()
@@ -207,7 +255,12 @@ class _Processes:
         starts: dict[str, Callable[[], Awaitable[Child]]] = {_METER: self._start_meter}
         for side in self._sides:
             starts[side.side] = partial(self._start_watcher, side)
-            await is_ready(await starts[side.side]())
+        if self._relay is not None:
+            for index in range(len(self._relay.sockets)):
+                starts[f"relay-{index}"] = partial(self._start_relay, self._relay, index)
+        for name, start in starts.items():
+            if name != _METER:
+                await is_ready(await start())
         notify("READY=1\nSTATUS=watching " + ", ".join(self._settings.watch.interfaces))
         tasks = [
             loop.create_task(self._keep_running(name, child, starts[name]))
@@ -218,7 +271,9 @@ class _Processes:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        # Stop `watch` first, so that the meter receives its last report.
+        # Relays finish their streams, which watchers read to the end; the meter receives the last reports.
+        relays = [child for child in self._children.values() if child.kind == "relay"]
+        await asyncio.gather(*(child.stop(child.drain_s + STOP_S) for child in relays))
         for name in (*(one.side for one in self._sides), _METER):
             if name in self._children:
                 await self._children[name].stop(STOP_S)
@@ -235,12 +290,29 @@ class _Processes:
             child = await start_with_retries(child.kind, start)
             await is_ready(child)
 
+    async def _start_relay(self, relay: _Relay, index: int) -> Child:
+        self._started += 1
+        fd = relay.sockets[index].fileno()
+        setup = RelaySetup(
+            options=relay.options,
+            side=relay.side,
+            name=f"{self._id}.{index}.{self._started}",
+            listen_fds=[fd],
+            tap_path=self._meter.socket,
+            log=self._settings.log,
+            checks_upstream=index == 0,
+        )
+        child = await Child.start("relay", setup.name, index, setup, [fd])
+        child.drain_s = relay.options.drain_timeout / 1e9
+        self._children[f"relay-{index}"] = child
+        return child
+
     async def _start_watcher(self, side: _Side) -> Child:
-        self._watchers += 1
+        self._started += 1
         setup = WatchSetup(
             options=side.options,
             side=side.side,
-            name=f"watch-{self._id}.0.{self._watchers}",
+            name=f"watch-{self._id}.0.{self._started}",
             packet_fds=side.packet_fds,
             adapter_fds=side.adapters,
             tap_path=self._meter.socket,

@@ -135,8 +135,11 @@ class Walk:
                 self._told(command, self.start if lasting(command) else self._run)
         elif block.language == "python":
             self._told(f"python {name}", self._run)
-        elif block.language == "toml" and {*tomllib.loads(block.text)} <= {*Settings.__struct_fields__}:
-            self._told(f"llmtap proxy --upstream http://{GATEWAY} --check --config {name}", self._run)
+        elif block.language == "toml" and (tables := {*tomllib.loads(block.text)}) <= {
+            *Settings.__struct_fields__
+        }:
+            command = "watch" if "watch" in tables else f"proxy --upstream http://{GATEWAY}"
+            self._told(f"llmtap {command} --check --config {name}", self._run)
 
     def _placed(self, text: str) -> str:
         for name, place in PLACES.items():

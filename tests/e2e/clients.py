@@ -27,14 +27,8 @@ RUN_S_MAX = 1_500  # with an install of everything on a slow machine
 READY_S_MAX = 120
 CLIENT_S_MAX = 400  # LiteLLM alone takes 15 s to import here
 SETTLE_S_MAX = 60  # from a client's last byte to the last line of the server's account
-NPM_S_MAX = 400
-NODE_MIN = 20
 
 Json = dict[str, Any]
-
-
-class Skip(Exception):
-    """A client that this machine does not have; the text says what is missing."""
 
 
 # ---------------------------------------------------------------- the clients
@@ -65,37 +59,16 @@ def run_litellm(base_url: str, plan: list[Json]) -> tuple[str, list[Json]]:
 
 def run_curl(base_url: str, plan: list[Json]) -> tuple[str, list[Json]]:
     if shutil.which("curl") is None:
-        raise Skip("there is no curl")
+        raise environments.Skip("there is no curl")
     return curl_client.curl_version(), curl_client.ask_all(base_url, plan)
 
 
 def run_node(base_url: str, plan: list[Json]) -> tuple[str, list[Json]]:
-    node, version = install_node_client()
+    node, version = environments.prepare_node(HOME / "node", PROGRAMS / "package.json")
     # Node looks for packages beside the script it runs.
     script = shutil.copy(PROGRAMS / "node_client.mjs", HOME / "node")
     client, records = run_script("openai-node", [node, str(script)], base_url, plan)
     return f"{client}, Node {version}", records
-
-
-def install_node_client() -> tuple[str, str]:
-    """`node_modules` below `.e2e/`, made again when package.json or Node change; Node's path and version."""
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if node is None or npm is None:
-        raise Skip("there is no node" if node is None else "there is node, and no npm")
-    version = subprocess.run([node, "--version"], capture_output=True, text=True, check=True).stdout.strip()
-    if int(version.removeprefix("v").partition(".")[0]) < NODE_MIN:
-        raise Skip(f"node is {version}, and the client wants {NODE_MIN} or newer")
-    folder = HOME / "node"
-    wanted, stamp = f"{version}\n{(PROGRAMS / 'package.json').read_text()}", folder / ".installed"
-    if stamp.exists() and stamp.read_text() == wanted:
-        return node, version
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    shutil.copy(PROGRAMS / "package.json", folder)
-    argv = [npm, "install", "--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts"]
-    run_to_end("install-node", argv, logs=LOGS, env={}, cwd=folder, limit_s=NPM_S_MAX)
-    stamp.write_text(wanted)
-    return node, version
 
 
 CLIENTS = {
@@ -167,7 +140,7 @@ def run_all(port: int, told: Json) -> list[str]:
             try:
                 versions[client], records[client] = ask_all(f"http://127.0.0.1:{port}", plan)
                 plans[client] = plan
-            except Skip as reason:
+            except environments.Skip as reason:
                 skipped[client] = str(reason)
     asked = {ask["id"] for plan in plans.values() for ask in plan if ask["expected"]["attempts"] != 0}
     rows = client_checks.check(put_together(plans, records, read_truths(port, asked)))

@@ -22,9 +22,10 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from parts import environments, guardrail, vantages
@@ -179,7 +180,11 @@ def warm_up(port: int) -> None:
 
 
 def run_client(
-    way: Way, ports: dict[str, int], plan: list[dict[str, Any]], at_once: int = CONCURRENCY
+    way: Way,
+    ports: dict[str, int],
+    plan: list[dict[str, Any]],
+    at_once: int = CONCURRENCY,
+    headers: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Any]:
     """The client's records, from a process of its own."""
     plan_file, records_file = ROOT / f"plan-{way.key}.json", ROOT / f"records-{way.key}.json"
@@ -194,6 +199,8 @@ def run_client(
     argv += ["--base-url", f"http://127.0.0.1:{ports[way.first]}/v1", "--model", way.model, "--key", KEY]
     argv += ["--warm-up-url", f"http://127.0.0.1:{ports['engine']}/v1", "--warm-up-model", MODEL]
     argv += ["--concurrency", str(at_once)]
+    for header in headers.items():
+        argv += ["--header", *header]
     run_to_end(f"client-{way.key}", argv, logs=LOGS, env=OFFLINE, cwd=ROOT, limit_s=CLIENT_S_MAX)
     return json.loads(records_file.read_text())
 

@@ -35,7 +35,7 @@ class Stage:
         )
         t.pair_with(self.pairs)
         self.captured = CollectingSink()
-        self.pairs.recorder = self.captured  # type: ignore[assignment]
+        t.last_sinks.append(self.captured)
         self.relays: dict[str, Assembler] = {}
         for side in (FRONT, BACK):
             self.join(side, side)
@@ -124,6 +124,12 @@ def test_each_request_is_counted_once(stage: Stage) -> None:
 def test_the_capture_gets_an_exchange_when_its_pair_is_known_and_no_text(stage: Stage) -> None:
     assert [(x.side, x.pair_id) for x in stage.captured.exchanges] == [(FRONT, "front-1"), (BACK, "front-1")]
     assert all(x.text is None and not x.timeline.events.chars for x in stage.captured.exchanges)
+
+
+def test_each_exchange_of_a_pair_knows_the_spans_of_the_others(stage: Stage) -> None:
+    front, back = stage.captured.exchanges
+    assert front.pair is not None and back.pair is not None
+    assert (front.pair.partners, back.pair.partners) == ((back.span_ids,), (front.span_ids,))
 
 
 def test_a_relay_that_has_not_reported_is_waited_for() -> None:
@@ -231,7 +237,7 @@ def test_a_pair_without_figures_is_captured(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_capture_that_fails_loses_no_other_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage()
-    stage.pairs.recorder = CollectingSink(ValueError("full"))  # type: ignore[assignment]
+    stage.pairs.sinks[:] = [CollectingSink(ValueError("full"))]
     stage.play(FRONT, stream(0, added_ms=15))
     stage.play(BACK, stream(11))
     stage.report(FRONT, BACK, at_ms=AFTER_MS)

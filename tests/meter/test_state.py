@@ -26,17 +26,20 @@ from llmtap.meter import experiments, slo, state_file
 from llmtap.meter import state as module
 from llmtap.meter.admin.views import summary_of
 from llmtap.meter.options import MeterOptions
-from llmtap.meter.pipeline import history, windows
+from llmtap.meter.pipeline import history, silences, windows
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.relays import RelayAccount
 from llmtap.meter.state import MeterState
 from llmtap.meter.state_file import FILE, FILE_BYTES_MAX, FORMAT, SavedState, read_state, write_state
 from llmtap.metrics import experiment as metrics_experiment
-from llmtap.metrics import summary
+from llmtap.metrics import step_change, summary
 from llmtap.metrics.experiment import SavedFigure, SavedSample
+from llmtap.metrics.silences import EDGES_NS, SilenceKind
 from llmtap.metrics.slo import SloOptions
+from llmtap.metrics.step_change import SavedDetector, StepChange
 from tests.support.traffic.experiments import an_experiment
 from tests.support.traffic.relay_status import relay_status
+from tests.support.traffic.steps import rise
 from tests.support.traffic.streams import streamed
 
 S = 1_000_000_000
@@ -72,7 +75,6 @@ class Meter:
 
     def summary(self, window: str = "all") -> dict[str, Any]:
         out: dict[str, Any] = json.loads(msgspec.json.encode(summary_of(self.pipeline, window)()))
-        del out["ttft_steps"]  # these are not part of the state
         return out
 
     def experiment(self) -> dict[str, Any]:
@@ -138,6 +140,27 @@ def test_the_next_meter_has_windows_burn_rates_and_history(tmp_path: Path) -> No
         new.measure(5, BAD)
         assert new.burn_rates()["gold", "1h"] == pytest.approx(9 / 25 / 0.1)
         assert new.summary("1h")["n"] == 25
+
+    play(scene)
+
+
+def test_the_next_meter_has_steps_of_ttft_and_silences(tmp_path: Path) -> None:
+    async def scene() -> None:
+        clock = ManualClock()
+        old = Meter(tmp_path, clock)
+        await old.state.start(takes_over=False)
+        rise(old.pipeline.steps, clock)
+        old.measure(30, model="tiny")
+        await old.state.close()
+        new = await come(tmp_path, clock)
+        assert new.pipeline.steps.to_dict() == old.pipeline.steps.to_dict()
+        assert new.pipeline.steps.ratios()["tiny"] == pytest.approx(1.6, rel=0.05)
+        past, before = (meter.pipeline.silences._past["tiny"].to_dict() for meter in (new, old))
+        assert past == before
+        assert past["streams"] == 30
+        new.measure(5, model="tiny")
+        assert new.pipeline.silences._past["tiny"].streams == 35
+        assert not new.pipeline.errors
 
     play(scene)
 
@@ -456,8 +479,8 @@ GOOD_HEAD = b"llmtap state %d\n" % FORMAT
 BROKEN = [
     (b"", "it is not a state file of llmtap"),
     (b"[relay]\n", "it is not a state file of llmtap"),
-    (b"llmtap state 0\nxyz", "another version of llmtap wrote it (format 0; this one reads 1)"),
-    (b"llmtap state 99\n", "another version of llmtap wrote it (format 99; this one reads 1)"),
+    (b"llmtap state 0\nxyz", "another version of llmtap wrote it (format 0; this one reads 2)"),
+    (b"llmtap state 99\n", "another version of llmtap wrote it (format 99; this one reads 2)"),
     (GOOD_HEAD, "it is damaged: its checksum is wrong"),
     (GOOD_HEAD + b"x" * 1_000, "it is damaged: its checksum is wrong"),
 ]
@@ -862,7 +885,7 @@ def test_a_disk_that_hangs_delays_neither_the_start_nor_the_handover_nor_the_end
         answers.set()
 
 
-LAYOUT = "a3e58fe2e93df08b"
+LAYOUT = "396b164baeae1f9e"
 """Digest of the fields of all that a file contains."""
 
 
@@ -880,6 +903,10 @@ def test_a_change_of_the_layout_needs_another_format() -> None:
         experiments._SavedArm,
         SavedSample,
         SavedFigure,
+        silences._SavedSilences,
+        SavedDetector,
+        StepChange,
+        step_change._Day,
     )
     fields = [
         (one.__name__, [f"{name}: {type_}" for name, type_ in one.__annotations__.items()]) for one in structs
@@ -887,7 +914,7 @@ def test_a_change_of_the_layout_needs_another_format() -> None:
     names = [
         SeriesKey._fields, slo.SloCount._fields, summary._COUNTERS, history._SUMS, history.FIGURES,
         list(history.STEPS.values()), windows.LEVELS, slo._LEVELS, experiments._COUNTS, experiments._COUNTERS,
-        metrics_experiment._SUMS,
+        metrics_experiment._SUMS, list(SilenceKind), EDGES_NS,
     ]  # fmt: skip
     digest = blake2b(repr((FORMAT, fields, names)).encode(), digest_size=8).hexdigest()
     assert digest == LAYOUT, "increase FORMAT, so that no version reads another one's file, and set LAYOUT"

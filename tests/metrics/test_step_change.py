@@ -16,6 +16,8 @@ from llmtap.metrics.step_change import (
     Noise,
     StepDetector,
     StepState,
+    pack_detectors,
+    unpack_detectors,
 )
 
 S = 1_000_000_000
@@ -74,6 +76,56 @@ def test_a_step_is_found_with_its_begin_and_ratio(server: Server) -> None:
     assert step.ttft_ns == pytest.approx(step.baseline_ns * step.ratio)
     assert step.history_ns == pytest.approx(26 * HOUR_S * S, rel=0.01)
     assert step.n >= 4 * STREAMS_MIN
+
+
+def restarted(server: Server, shift_s: float = 0.0) -> StepDetector:
+    """The detector of the next meter, whose clock is `shift_s` ahead."""
+    saved = unpack_detectors(pack_detectors({"m": server.detector.export()}))["m"]
+    detector = StepDetector(server.now_ns + int(shift_s * S))
+    detector.absorb(saved, int(shift_s * S))
+    return detector
+
+
+@pytest.mark.parametrize("before_s", [0, 100, 600])
+def test_the_next_meter_finds_the_same_step(server: Server, before_s: int) -> None:
+    began_s, history_ns = server.now_s, server.detector.history_ns(server.now_ns)
+    server.run(before_s, factor=1.6)
+    found = copy.copy(server.detector.open_step)
+    shift_s = -7.5 * HOUR_S
+    server.detector = restarted(server, shift_s)
+    server.now_s += shift_s
+    assert server.detector.history_ns(server.now_ns) == history_ns + before_s * S
+    server.run(700 - before_s, factor=1.6)
+    step = server.detector.open_step
+    assert step is not None
+    assert abs(step.since_ns / S - shift_s - began_s) <= 180
+    assert step.ratio == pytest.approx(1.6, rel=0.1)
+    if found is not None:
+        assert step.since_ns == found.since_ns + shift_s * S
+        assert step.n > found.n
+    server.run(HOUR_S)
+    assert server.state is StepState.STEADY
+
+
+def test_streams_that_another_meter_ends_after_its_replacement_count(server: Server) -> None:
+    other = Server()
+    server.detector = restarted(server)
+    other.now_s, other.detector = server.now_s, StepDetector(server.now_ns)
+    other.run(20, factor=1.2)
+    server.run(20)
+    server.detector.absorb(other.detector.export(), 0)
+    parts = server.detector.export().parts.values()
+    assert sum(n for n, _, _ in parts) == 20
+    assert sum(total for _, total, _ in parts) / 20 == pytest.approx(log(TTFT_S * S), abs=0.3)
+
+
+def test_after_a_long_time_without_a_meter_the_test_begins_again(server: Server) -> None:
+    server.run(70, factor=2)
+    assert server.detector.export().sum > 0
+    server.now_s += HOUR_S
+    late, saved = StepDetector(server.now_ns), server.detector.export()
+    late.absorb(saved, 0)
+    assert late.export().sum == 0
 
 
 def test_a_step_ends_when_ttft_returns(server: Server) -> None:

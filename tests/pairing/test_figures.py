@@ -53,7 +53,10 @@ def test_a_hold_of_four_tokens_delays_the_first_of_them_by_three_gaps() -> None:
 
 
 @pytest.mark.parametrize("uncertainty_ns", [0, MS])
-def test_the_stages_of_a_guardrail_add_up_to_what_it_adds_to_the_first_token(uncertainty_ns: int) -> None:
+@pytest.mark.parametrize("spread_ns", [None, 0, 50 * US])
+def test_the_stages_of_a_guardrail_add_up_to_what_it_adds_to_the_first_token(
+    uncertainty_ns: int, spread_ns: int | None
+) -> None:
     """It checks the prompt for 40 ms, and blocks of 8 tokens, 20 ms apart, for 20 ms each."""
     figures = measured(
         Crossing(
@@ -63,6 +66,7 @@ def test_the_stages_of_a_guardrail_add_up_to_what_it_adds_to_the_first_token(unc
             group=8,
             first_ns=20 * MS,
             delay_ns=20 * MS,
+            spread_ns=spread_ns,
             uncertainty_ns=uncertainty_ns,
         )
     )
@@ -71,6 +75,11 @@ def test_the_stages_of_a_guardrail_add_up_to_what_it_adds_to_the_first_token(unc
     assert value(figures, "first_token") == stages["block_wait"] + stages["block_check"]
     assert value(figures, "ttft") == sum(stages.values()) + SEND_NS
     assert all(_width(figures.values[name][0]) <= 5 * MS for name in stages)
+
+
+def test_tokens_of_a_fast_engine_are_no_block_if_each_is_delivered_at_once() -> None:
+    figures = measured(Crossing(engine_gap_ns=500 * US, first_ns=300 * US, delay_ns=300 * US))
+    assert (value(figures, "block_wait"), value(figures, "block_check")) == (0, 300 * US)
 
 
 def test_a_clock_that_is_ahead_changes_no_figure_if_its_offset_is_stated() -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from llmtap.config import load_settings
 from llmtap.supervisor.checks import problems_of, warnings_of
+from llmtap.supervisor.watching import watching_problems
 
 
 def places(**relay: str) -> list[str]:
@@ -43,6 +44,26 @@ def test_an_upstream_that_is_llmtap_itself_is_refused(listen: str, upstream: str
 def test_what_is_wrong_with_a_second_relay(pair: dict[str, object], wrong: list[str]) -> None:
     flags = {"relay.upstream": "http://gateway", **{f"pair.{key}": value for key, value in pair.items()}}
     assert [error.place for error in problems_of(load_settings(None, {}, flags))] == wrong
+
+
+@pytest.mark.parametrize(
+    ("settings", "wrong"),
+    [
+        ({"pair.back_ports": [8000]}, []),
+        ({"pair.back_ports": [9000]}, ["pair.back_ports"]),
+        ({"pair.back_ports": [4000, 8000]}, ["relay.upstream"]),
+        ({"pair.back_ports": [4000, 8000], "relay.upstream": "http://gateway"}, []),
+        ({"pair.back_ports": [4000, 8000], "relay.upstream": "ftp://gateway"}, ["relay.upstream"]),
+        ({"pair.upstream": "http://engine"}, []),
+        ({"pair.upstream": "http://localhost:8081"}, ["pair.upstream"]),
+        ({"pair.upstream": "http://engine", "pair.back_ports": [8000]}, ["pair.back_ports"]),
+    ],
+)
+def test_what_is_wrong_with_both_sides_of_a_watched_gateway(
+    settings: dict[str, object], wrong: list[str]
+) -> None:
+    flags = {"watch.interfaces": ["lo"], "watch.ports": [4000, 8000], **settings}
+    assert [error.place for error in watching_problems(load_settings(None, {}, flags))] == wrong
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from llmtap.clock import Clock
-from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.exchange import BACK, Exchange
 from llmtap.exchange.trace_context import parse_trace_parent
 from llmtap.export.opentelemetry.semconv import SERVICE_VERSION, VERSIONS
 from llmtap.export.opentelemetry.signals import (
@@ -253,11 +253,14 @@ class OtlpExporter:
         version: str,
         servers: Mapping[str, tuple[str, int]] | None = None,
         *,
+        back_server: tuple[str, int] | None = None,
         reader: Benefit = DEFAULT_BENEFIT,
     ) -> None:
-        """`servers`: host and port of the upstream by arm; the key "" is for all other arms."""
+        """`servers`: host and port of the upstream by arm; the key "" is for all other arms. `back_server`:
+        those of the engine behind a gateway."""
         self._options = options
         self._servers = servers or {}
+        self._back_server = back_server
         self._names = VERSIONS[options.semconv]
         self._closing = Event()
         self._handed_spans = self._queue_full_drops = 0
@@ -289,13 +292,14 @@ class OtlpExporter:
                 self._thread.start()
 
     def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
-        server = self._servers.get(x.arm or "") or self._servers.get("")
+        is_back = x.side == BACK
+        server = self._back_server if is_back else self._servers.get(x.arm or "") or self._servers.get("")
         common = common_values_of(x, m, None if server is None else server[0], self._options.provider)
-        if self._metrics:
+        if self._metrics and not is_back:  # the same request again
             self._recorder.record(x, m, common)
         if not self._traces:
             return
-        self._ids.set(x)
+        self._ids.next = x.span_ids
         span = start_span(self._tracer, x, common, self._names, parse_trace_parent(x.trace_parent), server)
         if not span.is_recording():
             return

@@ -48,6 +48,8 @@ DIALECT: Final = "llmtap.dialect"
 READING: Final = "llmtap.reading"
 REFUSAL_KIND: Final = "llmtap.refusal.kind"
 TOKEN_SOURCE: Final = "llmtap.token.source"
+SIDE: Final = "llmtap.side"
+PAIR_ROLE: Final = "llmtap.pair.role"
 UNCERTAINTY: Final = "llmtap.uncertainty"
 """Attribute with the uncertainty of each timestamp of the exchange, in seconds."""
 

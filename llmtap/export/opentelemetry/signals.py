@@ -3,7 +3,8 @@
 `exporter.py` calls it. `common_values_of` collects the values that the span and the metrics of an exchange
 have in common (`CommonValues`); both use the names of a version of `semconv.py`. `start_span` makes the span
 of an exchange. The relay forwards the caller's `traceparent` unchanged. So llmtap's span is a child of the
-caller's span, and the spans of a gateway behind llmtap are its siblings.
+caller's span, and the spans of a gateway behind llmtap are its siblings. The spans of a pair link to each
+other.
 
 `MetricRecorder` counts each exchange when it ends. The exporter's sending thread takes the whole table of new
 counts, so that neither thread waits long for the lock. It adds the table to `Totals` and sends the result of
@@ -12,7 +13,6 @@ counts, so that neither thread waits long for the lock. It adds the table to `To
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from itertools import compress, groupby
 from operator import sub
 from threading import Lock
@@ -25,7 +25,7 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator
 
 from llmtap.exchange.exchange import EventLog, Exchange
 from llmtap.exchange.outcome import EventClass, Outcome, Reading, TokenSource
-from llmtap.exchange.trace_context import TraceParent
+from llmtap.exchange.trace_context import SpanIds, TraceParent
 from llmtap.export.buckets import Buckets, ExponentialBuckets
 from llmtap.export.opentelemetry import semconv
 from llmtap.metrics.catalogue import METRICS, values_of
@@ -160,20 +160,13 @@ class ExchangeIds(IdGenerator):
     """
 
     def __init__(self) -> None:
-        self.trace_id = self.span_id = 0
-
-    def set(self, x: Exchange) -> None:
-        """Use the ids of this exchange for the next span. They are a hash, so that they
-        need not be stored."""
-        text = f"{x.id} {x.arrival_wall_ns} {x.timeline.arrival_ns}".encode()
-        digest = blake2b(text, digest_size=24).digest()
-        self.trace_id, self.span_id = int.from_bytes(digest[:16]), int.from_bytes(digest[16:])
+        self.next = SpanIds(0, 0)
 
     def generate_trace_id(self) -> int:
-        return self.trace_id
+        return self.next.trace_id
 
     def generate_span_id(self) -> int:
-        return self.span_id
+        return self.next.span_id
 
 
 def start_span(
@@ -201,6 +194,7 @@ def start_span(
         context,
         trace.SpanKind.CLIENT,
         attributes,
+        [trace.Link(_context_of(partner)) for partner in x.pair.partners] if x.pair is not None else None,
         start_time=x.arrival_wall_ns,
     )
     if not span.is_recording():
@@ -218,6 +212,10 @@ def start_span(
     if common.error_type is not None:
         span.set_status(trace.Status(trace.StatusCode.ERROR, _attribute_text(x.error or common.error_type)))
     return span
+
+
+def _context_of(ids: SpanIds) -> trace.SpanContext:
+    return trace.SpanContext(*ids, is_remote=False, trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED))
 
 
 def _attribute_text(text: str) -> str:
@@ -248,6 +246,7 @@ def _attributes(
         (semconv.ERROR_TYPE, common.error_type), (semconv.EXCHANGE_ID, x.id),
         (semconv.OUTCOME, x.outcome.value), (semconv.TENANT, x.tenant[:TEXT_MAX]), (semconv.ARM, x.arm),
         (semconv.REQUEST_ID, x.request_id), (semconv.UNCERTAINTY, x.uncertainty_ns / 1e9),
+        (semconv.SIDE, x.side), (semconv.PAIR_ROLE, None if x.pair is None else x.pair.role or None),
     ]  # fmt: skip
     if common.operation is None:
         return out

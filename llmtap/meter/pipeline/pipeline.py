@@ -121,6 +121,8 @@ class ExchangePipeline:
             self.front_sinks.append(self.experiments)
         self.sinks: list[ExchangeSink] = [self.recent, _ExchangeLog()]
         """Sinks that get every exchange."""
+        self.last_sinks = self.sinks
+        """Sinks that get every exchange when its pair is known, if exchanges are paired."""
         self.recorder: Recorder | None = None
         self.pairs: PairBook | None = None
         self.exporters: list[Callable[[], ExporterState]] = []
@@ -141,17 +143,15 @@ class ExchangePipeline:
         self._bodies = Budget(BODIES_BYTES_MAX, self._count_omitted_body)
 
     def pair_with(self, pairs: "PairBook") -> None:
-        """Pair the exchanges of both sides of a gateway; called before `attach_recorder`."""
+        """Pair the exchanges of both sides of a gateway; called before `last_sinks` is changed."""
         self.pairs = pairs
         self.sinks.append(pairs)
+        self.last_sinks = pairs.sinks
 
     def attach_recorder(self, recorder: "Recorder") -> None:
         """Add the recorder of a capture; it gets all exchanges that end from now on."""
         self.recorder = recorder
-        if self.pairs is not None:
-            self.pairs.recorder = recorder
-        else:
-            self.sinks.append(recorder)
+        self.last_sinks.append(recorder)
 
     def observe(
         self, relay: str, seq: int, arrival_ns: int, arrival_wall_ns: int, head: bytes, clock: str

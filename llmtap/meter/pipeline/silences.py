@@ -9,7 +9,7 @@ estimates.
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from heapq import nlargest
 from typing import Final, NamedTuple
@@ -54,6 +54,16 @@ class SilentStream:
     tokens: int
 
 
+class _SavedSilences(msgspec.Struct, array_like=True):
+    streams: int
+    kinds: dict[SilenceKind, tuple[list[int], list[int]]]
+    """By cell of the grid: silences that a token ended, and others."""
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(dict[str, _SavedSilences]).decode
+
+
 @dataclass(slots=True)
 class SilenceReport:
     """All open streams at one moment."""
@@ -67,7 +77,7 @@ class SilenceReport:
 
 
 class SilenceBook:
-    """Silences of finished streams since the meter's start, and the streams that are silent now.
+    """Silences of finished streams, and the streams that are silent now.
 
     `threshold_ns`: silence from which a stream is reported.
     """
@@ -90,10 +100,44 @@ class SilenceBook:
 
     def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
         if x.stream:
-            past = self._past.get(key.model)
-            if past is None:
-                past = self._past[key.model] = SilenceCounts()
-            past.add(x, m)
+            self._counts(key.model).add(x, m)
+
+    def export(self) -> Callable[[], bytes]:
+        """Return the packed counts for another meter, as work for any thread."""
+        packed = _encode(
+            {
+                model: _SavedSilences(
+                    past.streams,
+                    {
+                        kind: (past.kinds[kind].ended.tolist(), past.kinds[kind].censored.tolist())
+                        for kind in SilenceKind
+                    },
+                )
+                for model, past in self._past.items()
+            }
+        )
+        return lambda: packed
+
+    def clear(self) -> None:
+        self._past = {}
+
+    def absorb(self, packed: bytes, shift_ns: int, labels: Labels) -> list[str]:
+        """Add the packed counts of another meter; return what was left out: nothing.
+
+        Raises msgspec.MsgspecError.
+        """
+        for name, saved in _decode(packed).items():
+            past = self._counts(labels.model(name))
+            past.streams += saved.streams
+            for kind, counts in saved.kinds.items():
+                past.kinds[kind].merge(*counts)
+        return []
+
+    def _counts(self, model: str) -> SilenceCounts:
+        past = self._past.get(model)
+        if past is None:
+            past = self._past[model] = SilenceCounts()
+        return past
 
     async def refresh(self) -> SilenceReport:
         """Return a new report on all open streams, and keep it as `latest`."""

@@ -1,9 +1,10 @@
 """Step changes of TTFT by model, for the summary, `/metrics`, the dashboard and `llmtap top`.
 
 `StepBook` is a sink of the pipeline with a `StepDetector` (`metrics/step_change.py`) for each model. `Labels`
-bounds the number of models. A new meter begins a new history.
+bounds the number of models. The next meter continues the history.
 """
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
 
@@ -11,7 +12,7 @@ from llmtap.clock import Clock, WallAnchor
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Reading
 from llmtap.export.sinks import SeriesKey
-from llmtap.meter.tenants import OTHER
+from llmtap.meter.tenants import OTHER, Labels
 from llmtap.metrics.latency import Measured
 from llmtap.metrics.step_change import (
     BLOCK_NS_MAX,
@@ -22,6 +23,8 @@ from llmtap.metrics.step_change import (
     StepChange,
     StepDetector,
     StepState,
+    pack_detectors,
+    unpack_detectors,
 )
 from llmtap.units import NS_PER_S
 
@@ -50,10 +53,34 @@ class StepBook:
         if x.reading is Reading.INFERRED:
             return
         now_ns = self._clock.mono_ns()
-        detector = self._models.get(key.model)
+        self._detector(key.model, now_ns).add(
+            now_ns, m.ttft_ns, x.tokens.input, x.request_bytes, max(0, now_ns - first_ns)
+        )
+
+    def export(self) -> Callable[[], bytes]:
+        """Return the packed detectors for another meter, as work for any thread."""
+        packed = pack_detectors({model: detector.export() for model, detector in self._models.items()})
+        return lambda: packed
+
+    def clear(self) -> None:
+        self._models = {}
+
+    def absorb(self, packed: bytes, shift_ns: int, labels: Labels) -> list[str]:
+        """Add the packed detectors of another meter; return what was left out: nothing.
+
+        `shift_ns`: our monotonic time minus the other's. Raises msgspec.MsgspecError.
+        """
+        for name, saved in unpack_detectors(packed).items():
+            model = labels.model(name)
+            if model != OTHER:
+                self._detector(model, self._clock.mono_ns()).absorb(saved, shift_ns)
+        return []
+
+    def _detector(self, model: str, now_ns: int) -> StepDetector:
+        detector = self._models.get(model)
         if detector is None:
-            detector = self._models[key.model] = StepDetector(now_ns)
-        detector.add(now_ns, m.ttft_ns, x.tokens.input, x.request_bytes, max(0, now_ns - first_ns))
+            detector = self._models[model] = StepDetector(now_ns)
+        return detector
 
     def ratios(self) -> dict[str, float]:
         """Return the ratio of each step that goes on, by model, without models with too few streams."""

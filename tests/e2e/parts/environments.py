@@ -16,14 +16,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from parts.script import HERE, LOGS, ROOT, phase
-from parts.servers import Failure, tail
+from parts.servers import Failure, run_to_end, tail
 
 INSTALL_S_MAX = (
     900  # torch is 180 MB to fetch and 700 MB to unpack: 23 s on two quick cores, minutes elsewhere
 )
 
-
 DEBIAN_S_MAX = 300  # chromium: 81 MB, and what it needs; 42 s were seen
+NPM_S_MAX = 400
+NODE_MIN = 20
+
+
+class Skip(Exception):
+    """A program that this machine does not have; the text says what is missing."""
 
 
 def prepare(*names: str) -> None:
@@ -55,6 +60,29 @@ def _prepare_one(folder: Path, requirements: Path) -> None:
                 raise Failure(f"{folder.name}: '{' '.join(command)}' failed\n{tail(log)}")
     stamp.write_text(wanted)
     print(f"  {folder.name}: installed in {time.monotonic() - start:.0f} s", flush=True)
+
+
+def prepare_node(folder: Path, package: Path) -> tuple[str, str]:
+    """Installs the packages of a package.json into `folder`, again only when the file or Node change.
+
+    Returns Node's path and version. Raises Skip.
+    """
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is None or npm is None:
+        raise Skip("there is no node" if node is None else "there is node, and no npm")
+    version = subprocess.run([node, "--version"], capture_output=True, text=True, check=True).stdout.strip()
+    if int(version.removeprefix("v").partition(".")[0]) < NODE_MIN:
+        raise Skip(f"node is {version}, and {NODE_MIN} or newer is needed")
+    wanted, stamp = f"{version}\n{package.read_text()}", folder / ".installed"
+    if stamp.exists() and stamp.read_text() == wanted:
+        return node, version
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    shutil.copy(package, folder / "package.json")
+    argv = [npm, "install", "--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts"]
+    run_to_end(f"install-{package.stem}", argv, logs=LOGS, env={}, cwd=folder, limit_s=NPM_S_MAX)
+    stamp.write_text(wanted)
+    return node, version
 
 
 def install(package: str, *names: str) -> None:

@@ -11,9 +11,10 @@ A request is `{"id", "kind", "prompt", "max_tokens"}`; its kind is one of
     cancelled   a streamed answer the client leaves after a few chunks
     idle        a streamed answer, asked for after a pause longer than servers keep idle connections
 
-A record repeats `id` and `kind` and adds `text`, `finish_reason`, `usage`, `chunks`, `content_ns` (when each
-chunk with content arrived), `first_ns` (the first content that is not empty or white space), `end_ns`, and
-`error`, null if all went well. Times are nanoseconds since just before the call, by the monotonic clock.
+A record repeats `id` and `kind` and adds `text`, `finish_reason`, `usage`, `chunks`, `start_ns` (the
+monotonic clock just before the call), `content_ns` (when each chunk with content arrived), `first_ns` (the
+first content that is not empty or white space), `end_ns`, and `error`, null if all went well. All times but
+`start_ns` are nanoseconds since just before the call.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ async def streamed(client: openai.AsyncOpenAI, arguments: dict[str, Any], record
         arguments = {**arguments, "stream_options": {"include_usage": True}}
     text: list[str] = []
     stamps: list[int] = record["content_ns"]
-    start = time.monotonic_ns()
+    start = record["start_ns"] = time.monotonic_ns()
     stream = await client.chat.completions.create(**arguments, stream=True)
     async for chunk in stream:
         now = time.monotonic_ns() - start
@@ -61,7 +62,7 @@ async def streamed(client: openai.AsyncOpenAI, arguments: dict[str, Any], record
 
 async def plain(client: openai.AsyncOpenAI, arguments: dict[str, Any], record: dict[str, Any]) -> None:
     """Asks for one answer in one piece."""
-    start = time.monotonic_ns()
+    start = record["start_ns"] = time.monotonic_ns()
     completion = await client.chat.completions.create(**arguments)
     record["end_ns"] = time.monotonic_ns() - start
     record["text"] = completion.choices[0].message.content
@@ -79,6 +80,7 @@ async def ask(client: openai.AsyncOpenAI, model: str, request: dict[str, Any]) -
         "finish_reason": None,
         "usage": None,
         "chunks": 0,
+        "start_ns": None,
         "content_ns": [],
         "first_ns": None,
         "end_ns": None,
@@ -103,7 +105,10 @@ async def warm_up(options: argparse.Namespace) -> None:
 
     The client that measures is another object, and starts without a connection.
     """
-    async with openai.AsyncOpenAI(base_url=options.warm_up_url, api_key=options.key, max_retries=0) as client:
+    headers = dict(options.header)
+    async with openai.AsyncOpenAI(
+        base_url=options.warm_up_url, api_key=options.key, max_retries=0, default_headers=headers
+    ) as client:
         request = {"id": f"warm-up-{time.time_ns()}", "kind": "stream", "prompt": "hello", "max_tokens": 2}
         record = await ask(client, options.warm_up_model, request)
         if record["error"]:
@@ -114,8 +119,9 @@ async def follow(plan: list[dict[str, Any]], options: argparse.Namespace) -> lis
     """Makes the plan's requests in order, a few at a time; the idle ones last, each after its pause."""
     await warm_up(options)
     client = openai.AsyncOpenAI(
-        base_url=options.base_url, api_key=options.key, max_retries=0, timeout=options.timeout_s
-    )
+        base_url=options.base_url, api_key=options.key, max_retries=0, timeout=options.timeout_s,
+        default_headers=dict(options.header),
+    )  # fmt: skip
     gate = asyncio.Semaphore(options.concurrency)
 
     async def gated(request: dict[str, Any]) -> dict[str, Any]:
@@ -144,6 +150,7 @@ def main() -> None:
     parser.add_argument("--warm-up-model", required=True)
     parser.add_argument("--model", required=True)
     parser.add_argument("--key", required=True)
+    parser.add_argument("--header", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"))
     parser.add_argument("--concurrency", type=int, default=4)
     parser.add_argument("--timeout-s", type=float, default=60)
     parser.add_argument("--idle-s", type=float, default=6)

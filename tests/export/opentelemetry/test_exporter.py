@@ -11,7 +11,7 @@ import pytest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_CUMULATIVE
 
 from llmtap.clock import ManualClock
-from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.exchange import BACK, FRONT, Exchange, PairMember
 from llmtap.export.opentelemetry import exporter as exporting
 from llmtap.export.opentelemetry.exporter import OtlpExporter
 from llmtap.export.options import OtlpOptions
@@ -65,6 +65,34 @@ def test_the_callers_span_is_the_parent() -> None:
     assert any(root.trace_id)
     assert (again.trace_id, again.span_id) == (root.trace_id, root.span_id), "found again by who knows the id"
     assert child.span_id not in (root.span_id, bytes.fromhex(SPAN))
+
+
+def test_the_spans_of_a_pair_link_to_each_other_and_only_the_front_is_counted() -> None:
+    front, delivered, retry = (
+        chat(side=FRONT),
+        chat(seq=2, side=BACK, trace_parent=PARENT),
+        chat(seq=3, side=BACK),
+    )
+    front.pair = PairMember("a", partners=(retry.span_ids, delivered.span_ids))
+    retry.pair = PairMember("a", role="retry", partners=(front.span_ids,))
+    delivered.pair = PairMember("a", role="delivered", partners=(front.span_ids,))
+    with OtlpReceiver() as receiver:
+        e = OtlpExporter(
+            OtlpOptions(endpoint=receiver.endpoint), ManualClock(now_ns=1), "1", SERVERS,
+            back_server=("engine", 8000),
+        )  # fmt: skip
+        end(e, front, retry, delivered)
+        e.close(GUARD_S)
+        spans = receiver.spans
+        (exchanges,) = receiver.last_metrics["llmtap.exchanges"].sum.data_points
+    a, b, c = ((span.trace_id, span.span_id) for span in spans)
+    assert [[(link.trace_id, link.span_id) for link in span.links] for span in spans] == [[b, c], [a], [a]]
+    assert c[0].hex() == TRACE
+    shown = [plain(span.attributes) for span in spans]
+    assert [one["llmtap.side"] for one in shown] == [FRONT, BACK, BACK]
+    assert [one.get("llmtap.pair.role") for one in shown] == [None, "retry", "delivered"]
+    assert [one["server.address"] for one in shown] == ["gateway.example", "engine", "engine"]
+    assert exchanges.as_int == 1
 
 
 @pytest.mark.parametrize(

@@ -61,11 +61,13 @@ class LiveProxy:
 
 
 @asynccontextmanager
-async def live_proxy(upstream: str, *settings: str) -> AsyncIterator[LiveProxy]:
+async def live_proxy(upstream: str, *settings: str, config: Path | None = None) -> AsyncIterator[LiveProxy]:
     """A proxy in front of `upstream`, ready; `settings` are KEY=VALUE. Stopped at the end."""
     running = LiveProxy(port_free(), port_free())
     args = ["--upstream", upstream, "--listen", f"127.0.0.1:{running.listen}"]
     args += ["--admin", f"127.0.0.1:{running.admin}"]
+    if config is not None:
+        args += ["--config", str(config)]
     thread = ("relay.thread=true",) if THREADED else ()
     for setting in ("log.level=warning", *thread, *settings):
         args += ["--set", setting]

@@ -121,6 +121,8 @@ class Crossing:
     delay_ns: int = 400 * US
     group: int = 1
     """Tokens that the gateway collects for an event."""
+    spread_ns: int | None = None
+    """Time between the events of one token that the gateway sends instead of an event with all of them."""
     failed: Sequence[Failed] = ()
     side_prompt: str = ""
     """Prompt of a guardrail, which the gateway asks first, for 15 ms."""
@@ -175,7 +177,10 @@ class Crossing:
             event = delivered[start : start + self.group]
             ready_ns = times[min(start + len(event), len(times)) - 1]
             t_ns = ready_ns + (self.delay_ns if start else self.first_ns)
-            reads.append((max(t_ns, reads[-1][0] if reads else 0), content("".join(event))))
+            t_ns = max(t_ns, reads[-1][0] if reads else 0)
+            if self.spread_ns is None:
+                event = ["".join(event)]
+            reads += [(t_ns + i * (self.spread_ns or 0), content(text)) for i, text in enumerate(event)]
         end_ns = max(last_ns, reads[-1][0] if reads else 0) + self.delay_ns
         if self.front_outcome != "client_cancelled":
             reads.append((end_ns, usage(len(delivered)) + _DONE))

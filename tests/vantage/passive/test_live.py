@@ -36,6 +36,7 @@ from tests.support.servers.upstream import upstream
 from tests.support.waiting import block_until, wait_until
 from tests.vantage.passive.wire import ASK, EVENTS, HEAD, LAST
 
+HOST = "127.0.0.1"
 RING_BYTES = 4 << 20
 LIMIT_S = 250.0
 
@@ -397,23 +398,40 @@ def llmtap(*args: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_both_sides_of_a_gateway_are_paired_by_their_packets() -> None:
-    streams = 10
+@pytest.mark.parametrize("relay", ["", "front", "back"])
+def test_both_sides_of_a_gateway_are_paired(relay: str) -> None:
+    """By their packets, or with a relay on one side."""
+    streams, own = 10, port_free()
 
     async def run() -> tuple[Any, Any]:
         gateway = Gateway(keeps_ids=False, gap_s=0.02)
         async with upstream() as engine, upstream() as between:
             gateway.serve(engine, between)
-            gateway.port = engine.port
-            sides = ("--port", str(engine.port), "--set", f"pair.back_ports=[{engine.port}]")
-            async with watching(between.port, *sides) as (meter, _):
-                await asyncio.gather(*(gateway.ask(between.port, n, f"prompt {n}") for n in range(streams)))
+            gateway.port = own if relay == "back" else engine.port
+            at = own if relay == "front" else between.port
+            back_ports = f"pair.back_ports=[{engine.port}]"
+            seen, settings = {
+                "": (between.port, [back_ports]),
+                "front": (
+                    engine.port,
+                    [back_ports, f"relay.upstream={between.url}", f"relay.listen={HOST}:{own}"],
+                ),
+                "back": (between.port, [f"pair.upstream={engine.url}", f"pair.listen={HOST}:{own}"]),
+            }[relay]
+            sides = [word for setting in settings for word in ("--set", setting)]
+            if not relay:
+                sides += ["--port", str(engine.port)]
+            async with watching(seen, *sides) as (meter, _):
+                await asyncio.gather(*(gateway.ask(at, n, f"prompt {n}") for n in range(streams)))
 
                 async def paired() -> bool:
                     pairs = await meter.told("/api/v1/pairs")
                     return bool(pairs and pairs["counts"]["pairs"] == streams)
 
                 await wait_until(paired, LIMIT_S)
+                relays = (await meter.told("/api/v1/summary"))["relays"].values()
+                assert [one["vantage"] for one in relays].count("passive") == (1 if relay else 2)
+                assert len(relays) == 2
                 return await meter.told("/api/v1/pairs"), await meter.told("/api/v1/exchanges")
 
     pairs, result = play(run())
