@@ -2,8 +2,9 @@
 
     .venv/bin/python benchmarks/bench/keep.py RESULTS STEM
 
-writes STEM.txt and STEM.json from the results folder RESULTS. The JSON has for each test the verdict, the
-validity of each requested figure, findings, cautions, the level of compliance, and the tables.
+writes STEM.txt and STEM.json from the results folder RESULTS. The JSON has for each test its begin and end,
+the verdict, the validity of each requested figure, findings, cautions, the level of compliance, and the
+tables.
 """
 
 import argparse
@@ -18,6 +19,8 @@ def keep(results: Path, stem: Path) -> None:
         result = json.loads(path.read_text())
         verdict = result["verdict"]
         tests[path.parent.name] = {
+            "began": result["began"],
+            "ended": result["ended"],
             "verdict": verdict["grade"],
             "validity": verdict["says"],
             "figures": {

@@ -94,6 +94,8 @@ class Requirements:
     def parse(cls, texts: Sequence[str] | None, place: str = "--require") -> "Requirements":
         """Parse the values of an option. Raises ConfigError that names the figure or the bound."""
         conditions = tuple(parse_conditions(texts or (), place))
+        for one in conditions:
+            _check_share(one, place)
         if texts and not conditions:
             raise ConfigError(place, "has no requirement", f"such as {EXAMPLE!r}")
         return cls(conditions)
@@ -120,6 +122,15 @@ class Requirements:
         if rows:
             result["requirements"] = rows
         return rows
+
+
+def _check_share(one: Condition, place: str) -> None:
+    """Raise ConfigError if all shares, or none, hold a condition: `error_rate<=1` is no bound of 1 %."""
+    if one.figure.unit is not FigureUnit.SHARE or one.holds(0.0) != one.holds(1.0):
+        return
+    often = "always" if one.holds(1.0) else "never"
+    hint = f"1 is 100%; one per cent is {one.figure.name}{one.operator}1%" if one.bound == 1 else None
+    raise ConfigError(place, f"{one.text!r} is {often} met", hint)
 
 
 def _judged_requirement(one: Condition, result: _Json, label: str) -> RequirementRow:

@@ -67,7 +67,8 @@ def test_percentiles_of_requirements_are_those_that_a_run_must_record() -> None:
         "", "  ", "ttft_p99", "ttft_p99=500ms", "ttft_p99<=500", "ttft_p99<=", "ttft<=1s", "ttft_p0<=1s",
         "ttft_p100<=1s", "attainment>=101%", "attainment>=97ms", "goodput>=5%", "nothing>=1", "5<ttft_p99",
         "error_rate<=-1%", "ttft_p99<=500ms or e2e_p99<=1s", "error_rate<=nan", "goodput>=inf",
-        "error_rate<=\N{ARABIC-INDIC DIGIT ZERO}",
+        "error_rate<=\N{ARABIC-INDIC DIGIT ZERO}", "error_rate<=1", "error_rate<=100%", "attainment>=0",
+        "refusal_rate<0%", "attainment>1",
     ],
 )  # fmt: skip
 def test_a_requirement_that_cannot_be_read_is_refused(text: str) -> None:
@@ -81,7 +82,7 @@ def test_goodput_needs_objectives() -> None:
     requirements.check_objectives("ttft:500ms")
     with pytest.raises(ConfigError):
         requirements.check_objectives(None)
-    assert states("attainment>=0", result(goodput=None)) == ["not_valid"]
+    assert states("attainment>=0.1%", result(goodput=None)) == ["not_valid"]
 
 
 def verdict(*findings: dict[str, Any], **figures: str) -> dict[str, Any]:
@@ -144,5 +145,5 @@ def test_a_missed_requirement_comes_before_one_that_is_not_valid() -> None:
 )  # fmt: skip
 def test_a_cancelled_request_is_an_error_of_a_load_and_none_of_a_capture(sender: Any, rate: float) -> None:
     outcomes = {"complete": 7, "truncated": 2, "client_cancelled": 1, "tap_error": 5}
-    (row,) = Requirements.parse(["error_rate<=1"]).judge(result(outcomes=outcomes, sender=sender))
+    (row,) = Requirements.parse(["error_rate<=99%"]).judge(result(outcomes=outcomes, sender=sender))
     assert row.value == pytest.approx(rate)

@@ -13,9 +13,7 @@ import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Final, get_type_hints
 
 import msgspec
@@ -31,7 +29,7 @@ from llmtap.bench.report.documents import (
 from llmtap.bench.report.report import SETUP_FILE, date_of, document_of, is_results, report_of, versions
 from llmtap.bench.run.figures import Cell, latency_columns, table_of, text
 from llmtap.bench.run.levels import Latencies, latency_rows
-from llmtap.bench.run.pace import Pace, RequestKind
+from llmtap.bench.run.pace import Pace
 from llmtap.bench.run.session import (
     BASELINE,
     RESULT,
@@ -39,7 +37,7 @@ from llmtap.bench.run.session import (
     Folder,
     Interrupted,
     SessionWatcher,
-    make_load,
+    request_kind,
 )
 from llmtap.bench.run.test import BenchTest, TestResult, test_named
 from llmtap.bench.selftest import run_selftest, selftest_load
@@ -60,8 +58,6 @@ from llmtap.workload.registry import is_workload, workload_named
 TEST_SETUP_FILE: Final = "asked.json"
 SERVER_LOG: Final = "server.log"
 DIFFERENCES_MAX: Final = 3
-LENGTH_SAMPLES: Final = 256
-"""Number of requests of a workload from which the mean response length is estimated."""
 ORDER: Final = (
     "throughput",
     "ttft",
@@ -383,7 +379,7 @@ class Bench:
             reader=self.reader,
             model_load=self._model_load,
             pace=self.pace,
-            kind=_request_kind(test, params),
+            kind=request_kind(test.name, params),
             time_left_s=self._time_left_s,
         )
         return session, params
@@ -405,23 +401,6 @@ class Bench:
             arms={name: without_keys(arm) for name, arm in file.arms.items()},
             params={test.name: params_document(file.params_of(test, quick=self.quick)) for test in tests},
         )
-
-
-def _request_kind(test: BenchTest[Any], params: msgspec.Struct) -> RequestKind:
-    workload = getattr(params, "workload", test.name)
-    tokens = getattr(params, "output_tokens", None)
-    return RequestKind(workload, _mean_output_tokens(workload) if tokens is None else tokens)
-
-
-@cache
-def _mean_output_tokens(workload: str) -> float | None:
-    """Return the mean response length of a named workload; None for a trace or a data set."""
-    if ":" in workload or not is_workload(workload):
-        return None
-    try:
-        return fmean(make_load(workload, slots=1, requests=LENGTH_SAMPLES, seed=0).plan.requests.output)
-    except ConfigError:
-        return None  # The check of the test reports the error.
 
 
 def _arms_of(test: BenchTest[Any]) -> tuple[str, ...]:

@@ -25,8 +25,10 @@ import os
 import shutil
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from math import ceil
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -52,6 +54,7 @@ from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.metrics.objectives import Objectives
 from llmtap.units import NS_PER_S, Duration, to_seconds
 from llmtap.user_files import decode_json
+from llmtap.workload.registry import is_workload
 from llmtap.workload.requests import Requests
 
 TIMEOUT: Final = Duration(600 * NS_PER_S)
@@ -211,6 +214,28 @@ def make_load(
     duration_ns = None if duration_s is None else round(duration_s * NS_PER_S)
     rate_rps = None if open_loop is None else open_loop.rate_rps
     return Load(plan=plan, closed=slots, rate_rps=rate_rps, duration_ns=duration_ns)
+
+
+LENGTH_SAMPLES: Final = 256
+"""Number of requests of a workload from which the mean response length is estimated."""
+
+
+def request_kind(test: str, params: msgspec.Struct) -> RequestKind:
+    """Return the kind of the requests that a test sends, to estimate its duration."""
+    workload = getattr(params, "workload", test)
+    tokens = getattr(params, "output_tokens", None)
+    return RequestKind(workload, _mean_output_tokens(workload) if tokens is None else tokens)
+
+
+@cache
+def _mean_output_tokens(workload: str) -> float | None:
+    """Return the mean response length of a named workload; None for a trace or a data set."""
+    if ":" in workload or not is_workload(workload):
+        return None
+    try:
+        return fmean(make_load(workload, slots=1, requests=LENGTH_SAMPLES, seed=0).plan.requests.output)
+    except ConfigError:
+        return None  # The check of the test reports the error.
 
 
 REQUESTS_FILE: Final = "requests.jsonl.gz"

@@ -285,8 +285,8 @@ def _fits(by_length: Sequence[LengthFigures], points: Sequence[tuple[float, floa
     """Return the fits, the best one first."""
     xs = [one.context for one in by_length]
     ys = [one.ttft_mean.value or 0.0 for one in by_length]
-    if len(xs) < 2:
-        return []
+    if len(set(xs)) < 2:
+        return []  # One length, or a server that counts each prompt as equally long.
     n, fits = len(points), []
 
     def add(name: str, formula: str, parameters: int, at: Callable[[float], float], raw: Any) -> None:
@@ -300,7 +300,7 @@ def _fits(by_length: Sequence[LengthFigures], points: Sequence[tuple[float, floa
     add("Power", f"{power.a * 1e6:.4g} us x L^{power.k:.3f}", 2, lambda x: power.a * x**power.k, power)
     formula = f"{line.intercept * 1e3:.4g} ms + {line.slope * 1e6:.4g} us x L"
     add("Linear", formula, 2, lambda x: line.intercept + line.slope * x, line)
-    if len(xs) > 2:
+    if len(set(xs)) > 2:
         curve = saturation.fit_quadratic(xs, ys)
         formula = f"{curve.c0 * 1e3:.4g} ms + {curve.c1 * 1e6:.4g} us x L + {curve.c2 * 1e9:.4g} ns x L^2"
         add(
@@ -419,6 +419,8 @@ def _add_notes(
     counts = [f"{one.length:,}: {one.context:,.0f}" for one in by_length if round(one.context) != one.length]
     if counts:
         notes.append(f"tokens as the server counted them, on average: {'; '.join(counts)}")
+    if not fits and len(by_length) > 1:
+        notes.append("no fit: the server counted the same number of tokens for the prompts of each length")
     notes += figures.legend(by_length, "ttft")
     notes.append(
         "maximum throughput: of closed loops whose concurrency is doubled until the rate of responses grows"

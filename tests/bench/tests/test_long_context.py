@@ -1,10 +1,12 @@
 """Scaling with the length of the prompt, as planted: exact laws by hand, and engines with known prefill."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from llmtap.bench.run.measurement import Measurement
@@ -141,6 +143,25 @@ def test_what_the_sut_refuses_ends_the_test(tmp_path: Path) -> None:
     nothing = perform(TEST, session, lengths=[8_192])
     assert nothing.measurements_json()["scaling_exponent"] is None
     assert nothing.charts == []
+
+
+@pytest.mark.parametrize(
+    ("count", "fits"), [(lambda n: 5, []), (lambda n: 5 + n // 1_000, ["power", "linear"])]
+)
+def test_a_server_that_counts_prompts_as_equally_long_gives_no_fit(
+    count: Callable[[int], int], fits: list[str], tmp_path: Path
+) -> None:
+    serve = served(lambda length: 1e-4 * length)
+
+    def answer(name: str, load: Load) -> Measurement:
+        one = serve(name, load)
+        counts = pa.array([count(n) for n in one.table["input_tokens"].to_pylist()])
+        table = one.table.set_column(one.table.schema.get_field_index("input_tokens"), "input_tokens", counts)
+        return replace(one, table=table)
+
+    session = Planted(tmp_path, answer, "long-context")
+    result = perform(TEST, session, lengths=[256, 512, 1_024], requests=4, throughput_concurrency=None)
+    assert sorted(result.measurements_json()["fits"]) == sorted(fits)
 
 
 def test_a_linear_law_is_found_linear(tmp_path: Path) -> None:
