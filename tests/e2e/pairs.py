@@ -34,6 +34,8 @@ REQUESTS = 100
 TOKENS_MIN = 20
 AT_ONCE = 4
 Z = 1.96
+LATER_MS = 2.0
+"""A client that shares its CPUs with a gateway reads later, by up to this time in the median."""
 FIGURES = {"ttft": "first token", "token": "each token"}
 """Figures of the pairs that both clients measure, too, and their titles."""
 
@@ -234,12 +236,13 @@ def median_by_clients(run: Run, alone: Run, figure: str) -> tuple[float, float, 
 
 
 def compare(run: Run, alone: Run) -> list[str]:
-    """What is wrong: the median by the pairs must agree with that by the clients, within both ranges."""
+    """What is wrong: the median by the pairs must agree with that by the clients, within both ranges and
+    LATER_MS."""
     wrong = []
     for figure in FIGURES:
         shown = {key: seconds * 1e3 for key, seconds in run.pairs["figures"][figure]["p50"].items()}
         _, low, high = expected = median_by_clients(run, alone, figure)
-        if shown["low"] > high or shown["high"] < low:
+        if shown["low"] > high or shown["high"] < low - LATER_MS:
             wrong.append(f"{figure} p50 {shown} by the pairs, {expected} by the clients")
     return wrong
 
