@@ -12,6 +12,8 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from llmtap.options.fields import opt
+
 _RECORD_CHARS_MAX: Final = 16_384
 """Maximum length of a record with its traceback: an exception may quote what a peer sent."""
 
@@ -19,9 +21,7 @@ _RECORD_CHARS_MAX: Final = 16_384
 class LogSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `[log]` table of the config file."""
 
-    level: Annotated[
-        Literal["debug", "info", "warning", "error"], msgspec.Meta(description="minimum level of log lines")
-    ] = "info"
+    level: Annotated[Literal["debug", "info", "warning", "error"], opt("minimum level of log lines")] = "info"
 
 
 class _Formatter(logging.Formatter):

@@ -11,9 +11,10 @@ from hashlib import blake2b
 from typing import Annotated, Final, Literal
 from urllib.parse import parse_qsl, urlencode
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from llmtap.errors import ConfigError
+from llmtap.options.fields import opt
 from llmtap.units import Bytes, Duration, format_ns
 
 LEVELS: Final = ("none", "coarse", "shape", "full")
@@ -35,50 +36,44 @@ class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     to: Annotated[
         str | None,
-        Meta(description="Folder or URL (s3://bucket/prefix) for Parquet files; none: no capture."),
+        opt("Folder or URL (s3://bucket/prefix) for Parquet files; none: no capture."),
     ] = None
     level: Annotated[
         Literal["none", "coarse", "shape", "full"],
-        Meta(
-            description="Privacy level; `none`: no text and no hashes; `shape`: salted "
+        opt(
+            "Privacy level; `none`: no text and no hashes; `shape`: salted "
             "hashes of prompt blocks; `coarse`: the same with padded sizes and coarse times; `full`: also "
             "bodies of full_tenants."
         ),
     ] = "shape"
     full_tenants: Annotated[
         tuple[str, ...],
-        Meta(
-            description="Tenants (patterns with * and ?) whose redacted "
-            "bodies are stored at the level `full`."
-        ),
+        opt("Tenants (patterns with * and ?) whose redacted bodies are stored at the level `full`."),
     ] = ()
     full_share: Annotated[
         float,
-        Meta(
+        opt(
+            "Fraction of the conversations of full_tenants whose "
+            "bodies are stored; always complete conversations.",
             ge=0,
             le=1,
-            description="Fraction of the conversations of full_tenants whose "
-            "bodies are stored; always complete conversations.",
         ),
     ] = 1.0
     redact: Annotated[
         tuple[str, ...],
-        Meta(
-            description="Redaction rules for bodies: email, card, phone, "
-            "key, or re:PATTERN for a regular expression."
-        ),
+        opt("Redaction rules for bodies: email, card, phone, key, or re:PATTERN for a regular expression."),
     ] = _RULES
     session_headers: Annotated[
         tuple[str, ...],
-        Meta(description="Header fields with the conversation ID; the first one present is used."),
+        opt("Header fields with the conversation ID; the first one present is used."),
     ] = (
         "x-dynamo-session-id", "x-claude-code-agent-id", "x-claude-code-session-id", "thread-id",
         "x-session-id", "x-conversation-id",
     )  # fmt: skip
     parent_headers: Annotated[
         tuple[str, ...],
-        Meta(
-            description="Header fields with the ID of the conversation that started this one, as subagents "
+        opt(
+            "Header fields with the ID of the conversation that started this one, as subagents "
             "send them; the first one present is used."
         ),
     ] = (
@@ -90,63 +85,56 @@ class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     )
     session_fields: Annotated[
         tuple[str, ...],
-        Meta(
-            description="Body fields with the conversation ID, as paths; used if no header field is present."
-        ),
+        opt("Body fields with the conversation ID, as paths; used if no header field is present."),
     ] = ("session_id", "conversation", "conversation.id", "metadata.session_id", "metadata.conversation_id")
     pair_key: Annotated[
         str | None,
-        Meta(
-            description="Secret text of at least 16 characters that the captures on both sides of a gateway "
+        opt(
+            "Secret text of at least 16 characters that the captures on both sides of a gateway "
             "share, so that `llmtap report --pair` can compare them: it is the key of the hashes (default: a "
             "random key for each capture), and lengths and hashes of answers are stored, too.",
-            extra={"secret": True},
+            secret=True,
         ),
     ] = None
     block_tokens: Annotated[
-        int, Meta(ge=1, le=65_536, description="Tokens per hashed block, if meter.tokenizer is set.")
+        int, opt("Tokens per hashed block, if meter.tokenizer is set.", ge=1, le=65_536)
     ] = 512
-    block_bytes: Annotated[
-        Bytes, Meta(description="Bytes per hashed block, if meter.tokenizer is not set.")
-    ] = Bytes(2048)
+    block_bytes: Annotated[Bytes, opt("Bytes per hashed block, if meter.tokenizer is not set.")] = Bytes(2048)
     spool: Annotated[
         str | None,
-        Meta(
-            description="Local folder for exchanges that are not yet in a Parquet file "
+        opt(
+            "Local folder for exchanges that are not yet in a Parquet file "
             "(default: .spool in the capture folder; for a URL: "
             "~/.local/state/llmtap/spool-..., see $XDG_STATE_HOME)."
         ),
     ] = None
     flush: Annotated[
-        Duration, Meta(description="Maximum time until an exchange is written to the spool, at most 10 s.")
+        Duration, opt("Maximum time until an exchange is written to the spool, at most 10 s.")
     ] = Duration(_S // 2)
     fsync: Annotated[
         Literal["batch", "rotate", "never"],
-        Meta(
-            description="When to sync the spool to disk: after every batch, after "
+        opt(
+            "When to sync the spool to disk: after every batch, after "
             "every file, or never (left to the operating system)."
         ),
     ] = "batch"
-    rotate_bytes: Annotated[
-        Bytes, Meta(description="Spool size at which it is converted to a Parquet file.")
-    ] = Bytes(64 * _MIB)
-    rotate_every: Annotated[
-        Duration, Meta(description="Spool age at which it is converted to a Parquet file.")
-    ] = Duration(300 * _S)
-    total_bytes: Annotated[
-        Bytes, Meta(description="Maximum total size of the spool and local Parquet files.")
-    ] = Bytes(10 * 1024 * _MIB)
+    rotate_bytes: Annotated[Bytes, opt("Spool size at which it is converted to a Parquet file.")] = Bytes(
+        64 * _MIB
+    )
+    rotate_every: Annotated[Duration, opt("Spool age at which it is converted to a Parquet file.")] = (
+        Duration(300 * _S)
+    )
+    total_bytes: Annotated[Bytes, opt("Maximum total size of the spool and local Parquet files.")] = Bytes(
+        10 * 1024 * _MIB
+    )
     when_full: Annotated[
         Literal["oldest", "pause"],
-        Meta(
-            description="Action at total_bytes: delete the oldest local "
-            "files, or keep them and pause the capture."
-        ),
+        opt("Action at total_bytes: delete the oldest local files, or keep them and pause the capture."),
     ] = "pause"
     memory_bytes: Annotated[
         Bytes,
-        Meta(
-            description="Maximum size of the write queue in the meter's memory; "
+        opt(
+            "Maximum size of the write queue in the meter's memory; "
             "exchanges above it are dropped and counted."
         ),
     ] = Bytes(64 * _MIB)

@@ -18,12 +18,13 @@ from itertools import accumulate
 from typing import Annotated, Final, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from llmtap.channel.frames import CONTROL
 from llmtap.errors import ConfigError
 from llmtap.exchange.label import LABEL_FIELD
 from llmtap.json_types import JsonObject
+from llmtap.options.fields import opt
 from llmtap.units import NS_PER_S, Bytes, Duration, encode_special, parse_duration_ns
 
 ARMS_MAX: Final = 8
@@ -101,95 +102,89 @@ class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The `[experiment]` table. Raises ConfigError that names the key of an invalid value."""
 
     enabled: Annotated[
-        bool, Meta(description="Whether arms are assigned from the start; the admin API can change it.")
+        bool, opt("Whether arms are assigned from the start; the admin API can change it.")
     ] = False
-    name: Annotated[str, Meta(description="Name of the experiment; a new name assigns all units again.")] = (
-        "experiment"
-    )
+    name: Annotated[str, opt("Name of the experiment; a new name assigns all units again.")] = "experiment"
     until: Annotated[
         str | None,
-        Meta(description="End of the experiment: RFC 3339 date, or a duration from the start (`24h`)."),
+        opt("End of the experiment: RFC 3339 date, or a duration from the start (`24h`)."),
     ] = None
     unit: Annotated[
         Literal["request", "conversation", "tenant"],
-        Meta(description="Unit of assignment; all requests of a unit get the same arm."),
+        opt("Unit of assignment; all requests of a unit get the same arm."),
     ] = "request"
     key: Annotated[
         str | None,
-        Meta(description="Key of the assignment hash; default: random, so assignments change at a restart."),
+        opt("Key of the assignment hash; default: random, so assignments change at a restart."),
     ] = None
-    aa: Annotated[
-        bool, Meta(description="A/A mode: arms are assigned and compared, but requests are not changed.")
-    ] = False
+    aa: Annotated[bool, opt("A/A mode: arms are assigned and compared, but requests are not changed.")] = (
+        False
+    )
     control: Annotated[
         str | None,
-        Meta(description="Arm that the others are compared with (default: the first arm without a change)."),
+        opt("Arm that the others are compared with (default: the first arm without a change)."),
     ] = None
-    arms: Annotated[
-        list[Arm], Meta(description="Tables of name, weight and one of upstream, headers or body.")
-    ] = []
+    arms: Annotated[list[Arm], opt("Tables of name, weight and one of upstream, headers or body.")] = []
     conversation_headers: Annotated[
         tuple[str, ...],
-        Meta(description="Request headers with the conversation ID; the first one present is used."),
+        opt("Request headers with the conversation ID; the first one present is used."),
     ] = ("x-session-id", "x-conversation-id", "x-litellm-session-id", "x-openwebui-chat-id")
     tenant_headers: Annotated[
         tuple[str, ...],
-        Meta(description="Request headers that identify the tenant; only their hash is stored."),
+        opt("Request headers that identify the tenant; only their hash is stored."),
     ] = ("authorization", "x-api-key", "api-key")
     body_bytes: Annotated[
         Bytes,
-        Meta(
-            description="Maximum size of a request body that is buffered to be "
+        opt(
+            "Maximum size of a request body that is buffered to be "
             "read or changed; longer bodies pass unmodified."
         ),
     ] = Bytes(1 << 20)
     held_bytes: Annotated[
         Bytes,
-        Meta(
-            description="Maximum memory of each relay for buffered request bodies; requests "
+        opt(
+            "Maximum memory of each relay for buffered request bodies; requests "
             "above it are forwarded as in the control arm and excluded."
         ),
     ] = Bytes(64 << 20)
     alpha: Annotated[
         float,
-        Meta(
-            description="Probability of a false positive over all looks; the confidence level is 1 - alpha."
-        ),
+        opt("Probability of a false positive over all looks; the confidence level is 1 - alpha."),
     ] = 0.05
     covariate: Annotated[
         Literal["none", "request_bytes"],
-        Meta(
-            description="Covariate that adjusts differences of means; `request_bytes`: size of the unit's "
+        opt(
+            "Covariate that adjusts differences of means; `request_bytes`: size of the unit's "
             "first request, which stands for the length of its prompt."
         ),
     ] = "none"
     stop_worse: Annotated[
         tuple[str, ...],
-        Meta(
-            description="Figures that end the experiment when an arm is worse than the control in one "
+        opt(
+            "Figures that end the experiment when an arm is worse than the control in one "
             "of them (`ttft`, `e2e.p95`, `failed`); `alpha` is the probability of a false stop."
         ),
     ] = ()
     schedule: Annotated[
         str | None,
-        Meta(
-            description="Ramp: shares of the changed arm, stage by stage (`1%, 10%, 50%`), in place of the "
+        opt(
+            "Ramp: shares of the changed arm, stage by stage (`1%, 10%, 50%`), in place of the "
             "weights. The next one begins if `stop_worse` found no arm worse. Needs `stop_worse`, two arms."
         ),
     ] = None
-    stage_time: Annotated[Duration, Meta(description="Minimum duration of a stage of `schedule`.")] = (
-        Duration(3_600 * NS_PER_S)
+    stage_time: Annotated[Duration, opt("Minimum duration of a stage of `schedule`.")] = Duration(
+        3_600 * NS_PER_S
     )
     strip_headers: Annotated[
         bool,
-        Meta(
-            description="Remove header fields that an arm sets from the requests of the other "
+        opt(
+            "Remove header fields that an arm sets from the requests of the other "
             "arms, also of the control, if clients send them; false: such requests are only counted."
         ),
     ] = False
     disclosure: Annotated[
         JsonObject,
-        Meta(description="Guardrails in use, copied into the result as required by IETF 4.8.1."),
+        opt("Guardrails in use, copied into the result as required by IETF 4.8.1."),
     ] = {}
 
     def __post_init__(self) -> None:

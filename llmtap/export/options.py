@@ -6,10 +6,11 @@
 from collections.abc import Mapping
 from typing import Annotated, Final, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from llmtap.errors import ConfigError
 from llmtap.export.opentelemetry.semconv import Version
+from llmtap.options.fields import opt
 from llmtap.options.values import is_http_url
 
 STANDARD_ENV: Final = {
@@ -25,30 +26,23 @@ class OtlpOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     endpoint: Annotated[
         str | None,
-        Meta(description="URL of an OTLP receiver, http:// (unencrypted) or https://; none: no export."),
+        opt("URL of an OTLP receiver, http:// (unencrypted) or https://; none: no export."),
     ] = None
     protocol: Annotated[
         Literal["grpc", "http/protobuf"],
-        Meta(description="Protocol: grpc (usual port 4317) or http/protobuf (usual port 4318)."),
+        opt("Protocol: grpc (usual port 4317) or http/protobuf (usual port 4318)."),
     ] = "grpc"
     semconv: Annotated[
         Version,
-        Meta(
-            description="Version of OpenTelemetry's GenAI semantic "
-            "conventions; `off`: only llmtap's own names."
-        ),
+        opt("Version of OpenTelemetry's GenAI semantic conventions; `off`: only llmtap's own names."),
     ] = "0.1.0"
     series_max: Annotated[
         int,
-        Meta(
-            ge=1,
-            description="Maximum number of attribute sets per metric; the "
-            "rest is one series, marked as overflow.",
-        ),
+        opt("Maximum number of attribute sets per metric; the rest is one series, marked as overflow.", ge=1),
     ] = 2_000
     provider: Annotated[
         str | None,
-        Meta(description="Provider name of the upstream (default: detected from its host and dialect)."),
+        opt("Provider name of the upstream (default: detected from its host and dialect)."),
     ] = None
 
     def __post_init__(self) -> None:

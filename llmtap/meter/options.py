@@ -20,6 +20,7 @@ from llmtap.metrics.cost import Price
 from llmtap.metrics.deadlines import ALPHA, READER_NS_PER_TOKEN, Benefit
 from llmtap.metrics.idle_cost import check_idle_cost
 from llmtap.net.listener import parse_address
+from llmtap.options.fields import opt
 from llmtap.options.values import is_http_url
 from llmtap.units import NS_PER_S, Duration
 
@@ -37,155 +38,130 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     admin: Annotated[
         str,
-        Meta(
-            description="Address of the admin port (metrics, health, API); no token is required on loopback."
-        ),
+        opt("Address of the admin port (metrics, health, API); no token is required on loopback."),
     ] = "127.0.0.1:9464"
     socket: Annotated[
         str | None,
-        Meta(
-            description="Path of the socket for relays and middleware; "
-            "none: a private socket, without middleware."
-        ),
+        opt("Path of the socket for relays and middleware; none: a private socket, without middleware."),
     ] = None
     state: Annotated[
         str | None,
-        Meta(
-            description="Folder of the state that outlives a restart (windows, burn rates, experiment); "
+        opt(
+            "Folder of the state that outlives a restart (windows, burn rates, experiment); "
             "none: it outlives reloads, upgrades and crashes of the meter, but not the proxy."
         ),
     ] = None
     admin_token: Annotated[
         str | None,
-        Meta(description="Bearer token of the admin port; required if it is not on loopback."),
+        opt("Bearer token of the admin port; required if it is not on loopback."),
     ] = None
     admin_tls_certificate: Annotated[
         str | None,
-        Meta(
-            description="PEM file with the TLS certificate of the admin "
-            "port; required if it is not on loopback."
-        ),
+        opt("PEM file with the TLS certificate of the admin port; required if it is not on loopback."),
     ] = None
-    admin_tls_key: Annotated[
-        str | None, Meta(description="PEM file with the private key of admin_tls_certificate.")
-    ] = None
+    admin_tls_key: Annotated[str | None, opt("PEM file with the private key of admin_tls_certificate.")] = (
+        None
+    )
     admin_plaintext: Annotated[
         bool,
-        Meta(
-            description="Allow an admin port without TLS outside loopback, "
-            "for networks that encrypt (service mesh)."
-        ),
+        opt("Allow an admin port without TLS outside loopback, for networks that encrypt (service mesh)."),
     ] = False
-    window: Annotated[
-        Duration, Meta(description="Default rolling window of the summary: 10s, 1m, 5m or 1h.")
-    ] = Duration(60 * NS_PER_S)
+    window: Annotated[Duration, opt("Default rolling window of the summary: 10s, 1m, 5m or 1h.")] = Duration(
+        60 * NS_PER_S
+    )
     exchanges_kept: Annotated[
         int,
-        Meta(ge=0, description="Number of recent exchanges kept in memory for the API, with their events."),
+        opt("Number of recent exchanges kept in memory for the API, with their events.", ge=0),
     ] = 1_000
     models_max: Annotated[
         int,
-        Meta(
-            ge=1,
-            description="Maximum number of models with their own series; the rest is counted as `other`.",
-        ),
+        opt("Maximum number of models with their own series; the rest is counted as `other`.", ge=1),
     ] = 100
     series_max: Annotated[
         int,
-        Meta(
-            ge=1, description="Maximum number of series (tenant, model, arm); above it the model is `other`."
-        ),
+        opt("Maximum number of series (tenant, model, arm); above it the model is `other`.", ge=1),
     ] = 2_000
     trace_url: Annotated[
         str | None,
-        Meta(
-            description="Address of a trace in your tracing system, with `{trace_id}` in the place of "
+        opt(
+            "Address of a trace in your tracing system, with `{trace_id}` in the place of "
             "the id: exchanges with a `traceparent` link to it."
         ),
     ] = None
     native_histograms: Annotated[
         bool,
-        Meta(description="Count for Prometheus native histograms, and offer the protobuf format, too."),
+        opt("Count for Prometheus native histograms, and offer the protobuf format, too."),
     ] = False
     uncertainty_limit: Annotated[
         Duration,
-        Meta(
-            description="Maximum timestamp uncertainty; exchanges above it are "
+        opt(
+            "Maximum timestamp uncertainty; exchanges above it are "
             "marked `uncertain` (`certain=1` excludes them)."
         ),
     ] = Duration(10_000_000)
     silence_threshold: Annotated[
         Duration,
-        Meta(description="Time without a token from which a running stream is reported as silent."),
+        opt("Time without a token from which a running stream is reported as silent."),
     ] = Duration(5 * NS_PER_S)
     refusal_patterns: Annotated[
         tuple[str, ...],
-        Meta(
-            description="Regular expressions that match refusals; `default` is "
-            "the built-in list, [] disables the check."
+        opt(
+            "Regular expressions that match refusals; `default` is the built-in list, [] disables the check."
         ),
     ] = (BUILT_IN_PATTERNS,)
     tokenizer: Annotated[
         str | None,
-        Meta(
-            description="Local tokenizer for responses without token "
-            "counts: `tiktoken:NAME` or a tokenizer.json."
-        ),
+        opt("Local tokenizer for responses without token counts: `tiktoken:NAME` or a tokenizer.json."),
     ] = None
     request_objectives: Annotated[
         bool,
-        Meta(
-            description="Accept objectives in request headers: x-llm-d-slo-ttft-ms and x-llm-d-slo-tpot-ms."
-        ),
+        opt("Accept objectives in request headers: x-llm-d-slo-ttft-ms and x-llm-d-slo-tpot-ms."),
     ] = True
     label_tenants: Annotated[
         tuple[str, ...] | None,
-        Meta(
-            description="Tenants whose request label (x-llmtap-label) counts (default: all; []: none). "
+        opt(
+            "Tenants whose request label (x-llmtap-label) counts (default: all; []: none). "
             "Labels of others are counted as `not-accepted`."
         ),
     ] = None
     judge_inferred: Annotated[
         bool,
-        Meta(
-            description="Judge answers of no known dialect by objectives of tokens too, with the times that "
+        opt(
+            "Judge answers of no known dialect by objectives of tokens too, with the times that "
             "were inferred from their structure."
         ),
     ] = False
     alpha: Annotated[
-        float, Meta(ge=0, description="Smooth goodput: penalty in tokens per second of user idle latency.")
+        float, opt("Smooth goodput: penalty in tokens per second of user idle latency.", ge=0)
     ] = ALPHA
     reader_tokens_per_second: Annotated[
-        float, Meta(gt=0, le=1e6, description="Reading speed for user idle latency and smooth goodput.")
+        float, opt("Reading speed for user idle latency and smooth goodput.", gt=0, le=1e6)
     ] = 1e9 / READER_NS_PER_TOKEN
     idle_cost: Annotated[
         str,
-        Meta(
-            description="Cost of idle latency in smooth goodput (f): `seconds`, `tokens` that could have "
+        opt(
+            "Cost of idle latency in smooth goodput (f): `seconds`, `tokens` that could have "
             "been read, `percent` of the answer's tokens, or an expression of l (s), V (s per token) and n "
             "(output tokens), such as 100 * l / (l + V * n)."
         ),
     ] = "seconds"
     upstream_metrics: Annotated[
         str | None,
-        Meta(
-            description="URL of the metrics of the upstream (vLLM, SGLang, TGI), "
+        opt(
+            "URL of the metrics of the upstream (vLLM, SGLang, TGI), "
             "read every 5 s; none: not read. For example http://127.0.0.1:8000/metrics."
         ),
     ] = None
     buckets: Annotated[
         dict[str, tuple[float, ...]],
-        Meta(
-            description="Upper edges of the histograms on /metrics in seconds, by kind: `ttft`, `gap` "
+        opt(
+            "Upper edges of the histograms on /metrics in seconds, by kind: `ttft`, `gap` "
             "or `duration`; others keep theirs."
         ),
     ] = {}
     reader_grace_tokens: Annotated[
         int,
-        Meta(
-            ge=0,
-            description="Tokens whose reading time is added to every deadline; 1: equation 4 as printed.",
-        ),
+        opt("Tokens whose reading time is added to every deadline; 1: equation 4 as printed.", ge=0),
     ] = 0
 
     def __post_init__(self) -> None:
@@ -270,59 +246,42 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class TenantRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Rule for the name of a tenant: exactly one of `header`, `api_key`, `body` and `path`."""
 
-    header: Annotated[str | None, Meta(description="Header field whose value is the tenant.")] = None
+    header: Annotated[str | None, opt("Header field whose value is the tenant.")] = None
     api_key: Annotated[
         bool,
-        Meta(
-            description="Use the API key in Authorization, X-Api-Key or "
-            "Api-Key, shown as `key-` and 8 hex digits."
-        ),
+        opt("Use the API key in Authorization, X-Api-Key or Api-Key, shown as `key-` and 8 hex digits."),
     ] = False
     body: Annotated[
         str | None,
-        Meta(
-            description="Field of the JSON body whose value is the tenant, "
-            "as a path: `user` or `metadata.team`."
-        ),
+        opt("Field of the JSON body whose value is the tenant, as a path: `user` or `metadata.team`."),
     ] = None
     path: Annotated[
         str | None,
-        Meta(description="Regular expression for the start of the path; its first group is the tenant."),
+        opt("Regular expression for the start of the path; its first group is the tenant."),
     ] = None
     name: Annotated[
         str | None,
-        Meta(description="Fixed tenant name, independent of the value (for `path` without a group)."),
+        opt("Fixed tenant name, independent of the value (for `path` without a group)."),
     ] = None
-    hashed: Annotated[
-        bool, Meta(description="Show a keyed hash instead of the value, for personal data.")
-    ] = False
+    hashed: Annotated[bool, opt("Show a keyed hash instead of the value, for personal data.")] = False
 
 
 class TenantOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rules: Annotated[
         tuple[TenantRule, ...],
-        Meta(
-            description="Rules in order; the first one that finds a value sets the tenant (else: `default`)."
-        ),
+        opt("Rules in order; the first one that finds a value sets the tenant (else: `default`)."),
     ] = (TenantRule(header="x-llm-d-inference-fairness-id"),)
     names: Annotated[
         dict[str, str],
-        Meta(description="Display names: maps the value that a rule finds (for example a hash) to a tenant."),
+        opt("Display names: maps the value that a rule finds (for example a hash) to a tenant."),
     ] = {}
     max: Annotated[
         int,
-        Meta(
-            ge=1,
-            description="Maximum number of distinct tenants; later "
-            "tenants are permanently counted as `other`.",
-        ),
+        opt("Maximum number of distinct tenants; later tenants are permanently counted as `other`.", ge=1),
     ] = 1_000
     salt: Annotated[
         str | None,
-        Meta(
-            description="Key of the hashes (default: derived from "
-            "/etc/machine-id, else random at each start)."
-        ),
+        opt("Key of the hashes (default: derived from /etc/machine-id, else random at each start)."),
     ] = None
 
     def __post_init__(self) -> None:
@@ -345,15 +304,11 @@ class TenantOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class CostOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    gpus: Annotated[
-        int, Meta(ge=0, description="Number of GPUs behind the gateway, billed whether busy or idle.")
-    ] = 0
-    gpu_hour: Annotated[float, Meta(ge=0, description="Price of one GPU per hour.")] = 0.0
-    input_million: Annotated[float, Meta(ge=0, description="Price of a million input tokens.")] = 0.0
-    output_million: Annotated[float, Meta(ge=0, description="Price of a million output tokens.")] = 0.0
-    currency: Annotated[
-        str, Meta(description="Name of the currency of all prices; amounts are not converted.")
-    ] = "USD"
+    gpus: Annotated[int, opt("Number of GPUs behind the gateway, billed whether busy or idle.", ge=0)] = 0
+    gpu_hour: Annotated[float, opt("Price of one GPU per hour.", ge=0)] = 0.0
+    input_million: Annotated[float, opt("Price of a million input tokens.", ge=0)] = 0.0
+    output_million: Annotated[float, opt("Price of a million output tokens.", ge=0)] = 0.0
+    currency: Annotated[str, opt("Name of the currency of all prices; amounts are not converted.")] = "USD"
 
     @property
     def price(self) -> Price | None:

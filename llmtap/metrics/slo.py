@@ -25,6 +25,7 @@ from llmtap.errors import ConfigError, errors_of_check, raise_all
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.idle_cost import check_idle_cost
 from llmtap.metrics.objectives import SCHEDULED_BOUNDS, Objectives
+from llmtap.options.fields import opt
 
 _HOUR_NS: Final = 3_600_000_000_000
 _DAY_NS: Final = 24 * _HOUR_NS
@@ -125,50 +126,41 @@ _CLASS: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 class SloOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Objectives of one class of tenants; validated by `check_slos`, which knows the names."""
 
-    objectives: Annotated[
-        str, Meta(description="Bounds that a good exchange meets, all of them: `ttft:500ms tpot:50ms`.")
-    ]
-    target: Annotated[float, Meta(description="Fraction of exchanges that must meet the objectives.")] = 0.99
+    objectives: Annotated[str, opt("Bounds that a good exchange meets, all of them: `ttft:500ms tpot:50ms`.")]
+    target: Annotated[float, opt("Fraction of exchanges that must meet the objectives.")] = 0.99
     tenants: Annotated[
         tuple[str, ...],
-        Meta(
-            description="Tenant names or patterns with * and ?; none: all tenants that are in no other class."
-        ),
+        opt("Tenant names or patterns with * and ?; none: all tenants that are in no other class."),
     ] = ()
     per: Annotated[
         Literal["class", "tenant"],
-        Meta(
-            description="Owner of an error budget: the class, or each of its tenants, which then have alarms "
+        opt(
+            "Owner of an error budget: the class, or each of its tenants, which then have alarms "
             "of their own."
         ),
     ] = "class"
     count_own_faults: Annotated[
         bool,
-        Meta(
-            description="Count exchanges in which llmtap itself failed (`rejected`, `tap_error`) as bad; "
+        opt(
+            "Count exchanges in which llmtap itself failed (`rejected`, `tap_error`) as bad; "
             "false: they are left out and counted separately."
         ),
     ] = False
     burn: Annotated[
         dict[str, float],
-        Meta(
-            description="Burn-rate limit of each alert, by its long window: { "
-            '"1h" = 14.4 }; the short window is 1/12.'
-        ),
+        opt('Burn-rate limit of each alert, by its long window: { "1h" = 14.4 }; the short window is 1/12.'),
     ] = {}
     reader_tokens_per_second: Annotated[
         Annotated[float, Meta(gt=0, le=1e6)] | None,
-        Meta(description="Reading speed of these tenants (default: the meter's)."),
+        opt("Reading speed of these tenants (default: the meter's)."),
     ] = None
     alpha: Annotated[
         Annotated[float, Meta(ge=0)] | None,
-        Meta(description="Penalty in smooth goodput of these tenants (default: the meter's)."),
+        opt("Penalty in smooth goodput of these tenants (default: the meter's)."),
     ] = None
     idle_cost: Annotated[
         str | None,
-        Meta(
-            description="Cost of idle latency of these tenants, as `meter.idle_cost` (default: the meter's)."
-        ),
+        opt("Cost of idle latency of these tenants, as `meter.idle_cost` (default: the meter's)."),
     ] = None
 
     def reader(self, usual: Benefit) -> Benefit:

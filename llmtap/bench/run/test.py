@@ -15,24 +15,22 @@ import msgspec
 
 from llmtap.bench.run.pace import ExpectedLoads
 from llmtap.errors import ConfigError
-from llmtap.options.fields import options_of, value_text
+from llmtap.options.fields import opt, options_of, value_text
 from llmtap.units import Duration
 
 P = TypeVar("P", bound=msgspec.Struct)
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Rate = Annotated[float, msgspec.Meta(gt=0)]
 """Rate in requests per second."""
-Workload = Annotated[str, msgspec.Meta(description="reference workload (4.3.2), or FILE.toml of your own")]
+Workload = Annotated[str, opt("reference workload (4.3.2), or FILE.toml of your own")]
 ArrivalProcess = Annotated[
     str,
-    msgspec.Meta(description="arrival process: poisson, uniform, gamma:cv=2 (bursty), ..."),
+    opt("arrival process: poisson, uniform, gamma:cv=2 (bursty), ..."),
 ]
-SlotsMax = Annotated[int, msgspec.Meta(ge=1, description="highest concurrency of the search for capacity")]
-OutputTokens = Annotated[
-    Count | None, msgspec.Meta(description="tokens of each response; default: the workload's lengths")
-]
-TtftBound = Annotated[Duration | None, msgspec.Meta(description="SLO: largest P99 of TTFT")]
-TpotBound = Annotated[Duration | None, msgspec.Meta(description="SLO: largest P99 of TPOT")]
+SlotsMax = Annotated[int, opt("highest concurrency of the search for capacity", ge=1)]
+OutputTokens = Annotated[Count | None, opt("tokens of each response; default: the workload's lengths")]
+TtftBound = Annotated[Duration | None, opt("SLO: largest P99 of TTFT")]
+TpotBound = Annotated[Duration | None, opt("SLO: largest P99 of TPOT")]
 
 
 class ReportTable(msgspec.Struct, frozen=True):

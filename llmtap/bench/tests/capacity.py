@@ -11,7 +11,6 @@ from math import ceil
 from typing import Annotated, Final
 
 import msgspec
-from msgspec import Meta
 
 from llmtap.bench.run import figures
 from llmtap.bench.run.levels import (
@@ -39,6 +38,7 @@ from llmtap.bench.tests.throughput import DURATION_MIN
 from llmtap.errors import ConfigError
 from llmtap.metrics.intervals import share_interval
 from llmtap.metrics.statistics import percentile
+from llmtap.options.fields import opt
 from llmtap.units import NS_PER_S, Duration, to_seconds
 
 COMPLETION_MIN: Final = 0.99
@@ -47,26 +47,18 @@ RATE_SPARE: Final = 1.1
 
 
 class CapacityParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    ttft_p99: Annotated[
-        Duration | None, Meta(description="success criterion (required): largest P99 of TTFT")
-    ] = None
+    ttft_p99: Annotated[Duration | None, opt("success criterion (required): largest P99 of TTFT")] = None
     workload: Annotated[
         str,
-        Meta(description="workload of 4.3.2 (synthetic-uniform is recommended), or FILE.toml of your own"),
+        opt("workload of 4.3.2 (synthetic-uniform is recommended), or FILE.toml of your own"),
     ] = "synthetic-uniform"
-    output_tokens: Annotated[int, Meta(ge=1, description="tokens of each response")] = 256
-    initial: Annotated[int, Meta(ge=1, description="first concurrency")] = 8
-    maximum: Annotated[int, Meta(ge=1, description="highest concurrency to try")] = 512
-    resolution: Annotated[int, Meta(ge=1, description="resolution of the result")] = 1
-    duration: Annotated[Duration, Meta(description="duration of a level, at least 60s (5.5.3)")] = (
-        DURATION_MIN
-    )
-    per_slot: Annotated[int, Meta(ge=1, description="completions per slot, at least 100 (5.5.3)")] = (
-        PER_SLOT_MIN
-    )
-    completion: Annotated[float, Meta(gt=0, le=1, description="success criterion: fraction completed")] = (
-        COMPLETION_MIN
-    )
+    output_tokens: Annotated[int, opt("tokens of each response", ge=1)] = 256
+    initial: Annotated[int, opt("first concurrency", ge=1)] = 8
+    maximum: Annotated[int, opt("highest concurrency to try", ge=1)] = 512
+    resolution: Annotated[int, opt("resolution of the result", ge=1)] = 1
+    duration: Annotated[Duration, opt("duration of a level, at least 60s (5.5.3)")] = DURATION_MIN
+    per_slot: Annotated[int, opt("completions per slot, at least 100 (5.5.3)", ge=1)] = PER_SLOT_MIN
+    completion: Annotated[float, opt("success criterion: fraction completed", gt=0, le=1)] = COMPLETION_MIN
 
 
 class CapacityLevel(LevelFigures, frozen=True, kw_only=True):

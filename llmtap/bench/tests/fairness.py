@@ -17,7 +17,6 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 import numpy as np
-from msgspec import Meta
 from numpy.typing import NDArray
 
 from llmtap.bench.run import figures
@@ -38,6 +37,7 @@ from llmtap.bench.tests import mixes
 from llmtap.metrics.intervals import share_interval
 from llmtap.metrics.saturation import STARVED_MEDIANS, UNFAIR_BELOW, jain_readings, starvation
 from llmtap.metrics.statistics import mean, percentile
+from llmtap.options.fields import opt
 from llmtap.units import NS_PER_S, Duration
 from llmtap.workload.plan import RandomIds
 from llmtap.workload.prompts.prompt import CL100K_IDS
@@ -52,31 +52,31 @@ prefix cache could contain."""
 class FairnessParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     workload: Annotated[
         Literal["request-classes", "synthetic-skewed"],
-        Meta(
-            description="request-classes, the classes in their ratio; synthetic-skewed, as 5.6.2 demands: a"
+        opt(
+            "request-classes, the classes in their ratio; synthetic-skewed, as 5.6.2 demands: a"
             " request is of the class whose ranges have its lengths, or of none, and fractions are the"
             " workload's"
         ),
     ] = "request-classes"
     classes: Annotated[
         tuple[mixes.RequestClass, ...],
-        Meta(description="classes: name, fraction, ranges of input and output tokens"),
+        opt("classes: name, fraction, ranges of input and output tokens"),
     ] = (mixes.SHORT, mixes.LONG)
     rate: Annotated[
         Rate | None,
-        Meta(description="rate, requests/s; default: `share` of max_rate"),
+        opt("rate, requests/s; default: `share` of max_rate"),
     ] = None
     max_rate: Annotated[
         Rate | None,
-        Meta(description="saturation rate, requests/s; default: as measured"),
+        opt("saturation rate, requests/s; default: as measured"),
     ] = None
     share: Annotated[
         float,
-        Meta(gt=0, le=2, description="fraction of saturation; 0.7 to 0.9 is recommended"),
+        opt("fraction of saturation; 0.7 to 0.9 is recommended", gt=0, le=2),
     ] = 0.8
-    requests_per_class: Annotated[int, Meta(ge=2, description="at least; the draft demands 500")] = 500
-    duration: Annotated[Duration, Meta(description="duration of a load, at least; the draft: 300s")] = (
-        Duration(300 * NS_PER_S)
+    requests_per_class: Annotated[int, opt("at least; the draft demands 500", ge=2)] = 500
+    duration: Annotated[Duration, opt("duration of a load, at least; the draft: 300s")] = Duration(
+        300 * NS_PER_S
     )
     slots_max: SlotsMax = 256
 

@@ -41,6 +41,7 @@ from llmtap.bench.tests.guardrail_labels import (
 from llmtap.errors import ConfigError
 from llmtap.metrics.comparison import adjusted_p_values, compare_paired, compare_quantile, reduction
 from llmtap.metrics.statistics import is_enough, percentile
+from llmtap.options.fields import opt
 
 BASELINE: Final = "baseline"
 BASELINE_REPEATED: Final = "baseline_again"
@@ -131,33 +132,25 @@ class _OverheadRow(NamedTuple):
 
 
 class GuardrailParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    workload: Annotated[str, Meta(description="benign workload; conversation is recommended")] = (
-        "conversation"
-    )
+    workload: Annotated[str, opt("benign workload; conversation is recommended")] = "conversation"
     output_tokens: test.OutputTokens = None
-    levels: Annotated[tuple[Level, ...], Meta(min_length=1, description="loads in % of max_rate")] = (
+    levels: Annotated[tuple[Level, ...], opt("loads in % of max_rate", min_length=1)] = (
         25.0,
         50.0,
         75.0,
     )
     max_rate: Annotated[
         test.Rate | None,
-        Meta(
-            description="capacity of the baseline, requests/s; default: as measured",
-        ),
+        opt("capacity of the baseline, requests/s; default: as measured"),
     ] = None
-    requests: Annotated[
-        int, Meta(ge=1, description="requests per block; percentiles are over all repeats")
-    ] = 200
-    repeats: Annotated[
-        int, Meta(ge=1, description="blocks of each configuration and load; 6.3 demands 3")
-    ] = 5
+    requests: Annotated[int, opt("requests per block; percentiles are over all repeats", ge=1)] = 200
+    repeats: Annotated[int, opt("blocks of each configuration and load; 6.3 demands 3", ge=1)] = 5
     arrivals: test.ArrivalProcess = "poisson"
-    search: Annotated[bool, Meta(description="measurement of maximum throughputs (Table 14)")] = True
+    search: Annotated[bool, opt("measurement of maximum throughputs (Table 14)")] = True
     slots_max: test.SlotsMax = 128
     labelled: Annotated[
         str | None,
-        Meta(description="trace of labelled requests, for a table of refusals against labels"),
+        opt("trace of labelled requests, for a table of refusals against labels"),
     ] = None
 
 

@@ -27,6 +27,7 @@ from llmtap.errors import ConfigError
 from llmtap.metrics.intervals import Tail, modes, tail
 from llmtap.metrics.latency import itl_ns
 from llmtap.metrics.statistics import deviation, percentile, tail_ratio
+from llmtap.options.fields import opt
 
 OUTPUT_MIN: Final = 50
 """Smallest number of tokens of a response (5.4.2)."""
@@ -51,16 +52,14 @@ class ItlParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     workload: test.Workload = "synthetic-uniform"
     output_tokens: Annotated[
         Annotated[int, Meta(ge=OUTPUT_MIN)] | None,
-        Meta(description="tokens of each response; default: the workload's lengths, if at least 50"),
+        opt("tokens of each response; default: the workload's lengths, if at least 50"),
     ] = None
-    requests: Annotated[int, Meta(ge=1, description="requests per level; the draft demands 100")] = (
-        REQUESTS_MIN
-    )
+    requests: Annotated[int, opt("requests per level; the draft demands 100", ge=1)] = REQUESTS_MIN
     max_rate: Annotated[
         test.Rate | None,
-        Meta(description="saturation rate, requests/s; default: from the throughput test"),
+        opt("saturation rate, requests/s; default: from the throughput test"),
     ] = None
-    levels: Annotated[tuple[Level, ...], Meta(min_length=1, description="loads in % of max_rate")] = (
+    levels: Annotated[tuple[Level, ...], opt("loads in % of max_rate", min_length=1)] = (
         25.0,
         50.0,
         75.0,
@@ -69,8 +68,8 @@ class ItlParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     arrivals: test.ArrivalProcess = "poisson"
     option: Annotated[
         Literal["auto", "A", "B", "C"],
-        Meta(
-            description="4.6.3: A, time between chunks; B, all tokens of a chunk at one time; C, the server's"
+        opt(
+            "4.6.3: A, time between chunks; B, all tokens of a chunk at one time; C, the server's"
             " timestamps; auto: C if available, else A"
         ),
     ] = "auto"

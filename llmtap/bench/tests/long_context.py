@@ -30,6 +30,7 @@ from llmtap.errors import ConfigError
 from llmtap.metrics import saturation
 from llmtap.metrics.intervals import mean_interval
 from llmtap.metrics.statistics import mean
+from llmtap.options.fields import opt
 
 LENGTHS: Final = (1_024, 2_048, 4_096, 8_192, 16_384, 32_768, 65_536, 131_072)
 SHORT: Final = 128
@@ -86,23 +87,19 @@ class LongContextMeasurements(msgspec.Struct, frozen=True, kw_only=True):
 class LongContextParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     workload: Annotated[
         str,
-        Meta(
-            description="workload: long-context (document and question), or FILE.toml with texts of your own"
-        ),
+        opt("workload: long-context (document and question), or FILE.toml with texts of your own"),
     ] = "long-context"
     lengths: Annotated[
         tuple[Length, ...],
-        Meta(
-            min_length=1, description="input lengths in tokens; the first that the SUT refuses ends the test"
-        ),
+        opt("input lengths in tokens; the first that the SUT refuses ends the test", min_length=1),
     ] = LENGTHS
-    output_tokens: Annotated[int, Meta(ge=1, description="tokens of each response")] = 256
-    requests: Annotated[int, Meta(ge=1, description="requests per length; the draft demands 20")] = 20
-    concurrency: Annotated[int, Meta(ge=1, le=4, description="concurrent requests, 1 to 4")] = 1
+    output_tokens: Annotated[int, opt("tokens of each response", ge=1)] = 256
+    requests: Annotated[int, opt("requests per length; the draft demands 20", ge=1)] = 20
+    concurrency: Annotated[int, opt("concurrent requests, 1 to 4", ge=1, le=4)] = 1
     throughput_concurrency: Annotated[
         Count | None,
-        Meta(
-            description="highest concurrency of the search for the maximum throughput at each length, which"
+        opt(
+            "highest concurrency of the search for the maximum throughput at each length, which"
             " doubles the concurrency until the throughput no longer grows; none: no search"
         ),
     ] = 64

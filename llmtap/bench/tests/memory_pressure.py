@@ -15,7 +15,6 @@ from math import ceil
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
-from msgspec import Meta
 
 from llmtap.bench.run.figures import (
     Cell,
@@ -49,6 +48,7 @@ from llmtap.errors import ConfigError
 from llmtap.metrics.comparison import increase
 from llmtap.metrics.intervals import share_interval
 from llmtap.metrics.statistics import percentile
+from llmtap.options.fields import opt
 from llmtap.report.values import at
 from llmtap.units import NS_PER_S, Duration, to_seconds
 
@@ -69,21 +69,17 @@ _NOT_MEASURABLE: Final = "not measurable"
 class MemoryPressureParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     workload: Annotated[
         str,
-        Meta(description="workload of 4.3.2 (long-context is recommended, 5.8.2), or FILE.toml of your own"),
+        opt("workload of 4.3.2 (long-context is recommended, 5.8.2), or FILE.toml of your own"),
     ] = "long-context"
     capacity: Annotated[
         Count | None,
-        Meta(
-            description="concurrent capacity (5.5); default: from the capacity test",
-        ),
+        opt("concurrent capacity (5.5); default: from the capacity test"),
     ] = None
     levels: Annotated[
         tuple[int, ...],
-        Meta(description="loads in % of capacity; the first is the base of comparison"),
+        opt("loads in % of capacity; the first is the base of comparison"),
     ] = (100, 110, 125, 150)
-    duration: Annotated[Duration, Meta(description="duration of a level, at least 120s (5.8.3)")] = (
-        DURATION_MIN
-    )
+    duration: Annotated[Duration, opt("duration of a level, at least 120s (5.8.3)")] = DURATION_MIN
     output_tokens: OutputTokens = None
 
 

@@ -31,6 +31,7 @@ from llmtap.bench.run.session import WORDS, Load
 from llmtap.bench.sut.sut import TokenCounting
 from llmtap.errors import ConfigError
 from llmtap.load.replay.plan import ReplayPlan, take_settings
+from llmtap.options.fields import opt
 from llmtap.units import NS_PER_S
 from llmtap.workload.arrivals import Arrivals, parse_arrivals
 from llmtap.workload.ietf import SKEWED
@@ -72,10 +73,10 @@ _STEPS: Final = 2_000
 class RequestClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A class of requests (5.6.2)."""
 
-    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]*$", description="name in small letters")]
-    share: Annotated[float, Meta(gt=0, le=1, description="fraction of all requests; the sum is 1")]
-    input: Annotated[tuple[Tokens, Tokens], Meta(description="range of prompt lengths, tokens")]
-    output: Annotated[tuple[Tokens, Tokens], Meta(description="range of response lengths, tokens")]
+    name: Annotated[str, opt("name in small letters", pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+    share: Annotated[float, opt("fraction of all requests; the sum is 1", gt=0, le=1)]
+    input: Annotated[tuple[Tokens, Tokens], opt("range of prompt lengths, tokens")]
+    output: Annotated[tuple[Tokens, Tokens], opt("range of response lengths, tokens")]
 
 
 SHORT: Final = RequestClass(name="short", share=0.8, input=(64, 256), output=(32, 128))

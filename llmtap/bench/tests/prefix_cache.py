@@ -31,6 +31,7 @@ from llmtap.bench.tests.mixes import Prefixes, prefixes_of
 from llmtap.errors import ConfigError
 from llmtap.metrics.comparison import cache_hit_rate, increase
 from llmtap.metrics.statistics import mean
+from llmtap.options.fields import opt
 from llmtap.workload.plan import NO_CONTEXT
 
 OFF: Final = "cache_off"
@@ -122,41 +123,29 @@ class PrefixCacheParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Setup (5.7.2). Sharing and prefix lengths are the workload's by default."""
 
     workload: Annotated[
-        str, Meta(description="workload: code-completion, conversation, or FILE.toml with generated texts")
+        str, opt("workload: code-completion, conversation, or FILE.toml with generated texts")
     ] = "code-completion"
     sharing: Annotated[
         Annotated[float, Meta(ge=0, le=1)] | None,
-        Meta(description="fraction of the requests with a shared prefix"),
+        opt("fraction of the requests with a shared prefix"),
     ] = None
-    prefix_tokens: Annotated[tuple[int, int] | None, Meta(description="range of prefix lengths, tokens")] = (
-        None
-    )
-    prefixes: Annotated[test.Count | None, Meta(description="number of different prefixes")] = None
+    prefix_tokens: Annotated[tuple[int, int] | None, opt("range of prefix lengths, tokens")] = None
+    prefixes: Annotated[test.Count | None, opt("number of different prefixes")] = None
     output_tokens: test.OutputTokens = None
-    requests: Annotated[int, Meta(ge=1, description="requests per run; percentiles are over all repeats")] = (
-        400
-    )
-    repeats: Annotated[
-        int, Meta(ge=1, description="independent runs of each configuration; 6.3 demands 3")
-    ] = 3
-    rate: Annotated[test.Rate | None, Meta(description="rate, requests/s; default: `share` of max_rate")] = (
-        None
-    )
+    requests: Annotated[int, opt("requests per run; percentiles are over all repeats", ge=1)] = 400
+    repeats: Annotated[int, opt("independent runs of each configuration; 6.3 demands 3", ge=1)] = 3
+    rate: Annotated[test.Rate | None, opt("rate, requests/s; default: `share` of max_rate")] = None
     max_rate: Annotated[
         test.Rate | None,
-        Meta(
-            description="capacity without the cache, requests/s; default: as measured",
-        ),
+        opt("capacity without the cache, requests/s; default: as measured"),
     ] = None
-    share: Annotated[float, Meta(gt=0, le=1, description="load as a fraction of max_rate")] = 0.5
-    concurrency: Annotated[
-        int, Meta(ge=0, description="concurrent requests in throughput runs; 0: no such runs")
-    ] = 16
-    throughput_requests: Annotated[int, Meta(ge=1, description="requests per throughput run")] = 200
+    share: Annotated[float, opt("load as a fraction of max_rate", gt=0, le=1)] = 0.5
+    concurrency: Annotated[int, opt("concurrent requests in throughput runs; 0: no such runs", ge=0)] = 16
+    throughput_requests: Annotated[int, opt("requests per throughput run", ge=1)] = 200
     slots_max: test.SlotsMax = 128
     texts: Annotated[
         Annotated[int, Meta(ge=0)] | None,
-        Meta(description="random seed of the words, to repeat another run's requests; default: random"),
+        opt("random seed of the words, to repeat another run's requests; default: random"),
     ] = None
 
 

@@ -46,6 +46,7 @@ from llmtap.errors import ConfigError
 from llmtap.metrics.cost import tokens_per_gpu_second
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.saturation import TAIL_TIMES
+from llmtap.options.fields import opt
 from llmtap.units import NS_PER_S, Duration, to_seconds
 
 DURATION_MIN: Final = Duration(60 * NS_PER_S)
@@ -55,31 +56,31 @@ DURATION_STABLE: Final = Duration(300 * NS_PER_S)
 class ThroughputParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     workload: test.Workload = "synthetic-uniform"
     duration: Annotated[
-        Duration, Meta(description="duration of each level; at least 60s, 300s for stable figures (5.2.2.1)")
+        Duration, opt("duration of each level; at least 60s, 300s for stable figures (5.2.2.1)")
     ] = DURATION_MIN
     mode: Annotated[
         Literal["open", "closed"],
-        Meta(description="load model: at a rate (open), or with fixed concurrency (closed)"),
+        opt("load model: at a rate (open), or with fixed concurrency (closed)"),
     ] = "open"
     arrivals: test.ArrivalProcess = "poisson"
-    rate_min: Annotated[float, Meta(gt=0, description="open loop: lowest rate, requests/s")] = 1.0
-    rate_max: Annotated[float, Meta(gt=0, description="open loop: highest rate")] = 1_024.0
-    rate_step: Annotated[float, Meta(gt=0, description="open loop: increment of the rate")] = 1.0
-    concurrency_min: Annotated[int, Meta(ge=1, description="closed loop: lowest concurrency")] = 1
-    concurrency_max: Annotated[int, Meta(ge=1, description="closed loop: highest concurrency")] = 512
-    concurrency_step: Annotated[int, Meta(ge=1, description="closed loop: increment of the concurrency")] = 1
+    rate_min: Annotated[float, opt("open loop: lowest rate, requests/s", gt=0)] = 1.0
+    rate_max: Annotated[float, opt("open loop: highest rate", gt=0)] = 1_024.0
+    rate_step: Annotated[float, opt("open loop: increment of the rate", gt=0)] = 1.0
+    concurrency_min: Annotated[int, opt("closed loop: lowest concurrency", ge=1)] = 1
+    concurrency_max: Annotated[int, opt("closed loop: highest concurrency", ge=1)] = 512
+    concurrency_step: Annotated[int, opt("closed loop: increment of the concurrency", ge=1)] = 1
     ttft_p99: test.TtftBound = None
     tpot_p99: test.TpotBound = None
     slo: Annotated[
         str | None,
-        Meta(description="SLO: objectives of each request, such as ttft:1s user_idle:2s e2e:20s"),
+        opt("SLO: objectives of each request, such as ttft:1s user_idle:2s e2e:20s"),
     ] = None
-    attainment: Annotated[
-        float, Meta(gt=0, le=1, description="SLO: smallest share of requests that meet all of slo")
-    ] = 0.99
+    attainment: Annotated[float, opt("SLO: smallest share of requests that meet all of slo", gt=0, le=1)] = (
+        0.99
+    )
     smooth: Annotated[
         Annotated[float, Meta(gt=0, le=1)] | None,
-        Meta(description="SLO: smallest smooth goodput, as a share of the output tokens"),
+        opt("SLO: smallest smooth goodput, as a share of the output tokens"),
     ] = None
 
     @property

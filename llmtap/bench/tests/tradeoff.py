@@ -11,7 +11,6 @@ from itertools import pairwise
 from typing import Annotated, Final
 
 import msgspec
-from msgspec import Meta
 
 from llmtap.bench.run import figures, test
 from llmtap.bench.run.levels import (
@@ -40,6 +39,7 @@ from llmtap.bench.run.session import BenchSession, Load, OpenLoop
 from llmtap.bench.tests.throughput import DURATION_MIN
 from llmtap.errors import ConfigError
 from llmtap.metrics.saturation import SaturationLevel, knee, operating_point, peak, saturation_point
+from llmtap.options.fields import opt
 from llmtap.units import NS_PER_S, Duration, to_seconds
 
 LEVELS_MIN: Final = 10
@@ -47,18 +47,14 @@ LEVELS_MIN: Final = 10
 
 class TradeoffParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     workload: test.Workload = "synthetic-uniform"
-    duration: Annotated[Duration, Meta(description="duration of a level, at least 60s (5.3.2)")] = (
-        DURATION_MIN
-    )
+    duration: Annotated[Duration, opt("duration of a level, at least 60s (5.3.2)")] = DURATION_MIN
     levels: Annotated[
         tuple[float, ...],
-        Meta(description="loads in % of capacity; at least 10, from 10 % to saturation (5.3.2)"),
+        opt("loads in % of capacity; at least 10, from 10 % to saturation (5.3.2)"),
     ] = (10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120)
     max_rate: Annotated[
         test.Rate | None,
-        Meta(
-            description="capacity, requests/s; default: as measured",
-        ),
+        opt("capacity, requests/s; default: as measured"),
     ] = None
     slots_max: test.SlotsMax = 128
     arrivals: test.ArrivalProcess = "poisson"

@@ -10,7 +10,6 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 import pyarrow.compute as pc
-from msgspec import Meta
 
 from llmtap.bench.compliance.evidence import plural
 from llmtap.bench.run import figures, test
@@ -20,6 +19,7 @@ from llmtap.bench.run.pace import ExpectedLoad, ExpectedLoads
 from llmtap.bench.run.session import BenchSession, Load, OpenLoop, make_load
 from llmtap.errors import ConfigError
 from llmtap.metrics.statistics import percentile
+from llmtap.options.fields import opt
 
 EDGES: Final = (0, 256, 512, 1_024, 2_048, 4_096)
 """Lower edges of the input lengths that 5.1.4.2 recommends; the last range has no end."""
@@ -40,10 +40,10 @@ class TtftParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Setup (5.1.2). Default load: half of the throughput test's sustainable load."""
 
     workload: test.Workload = "synthetic-uniform"
-    requests: Annotated[int, Meta(ge=1, description="number; P99 needs 1,000, P99.9 needs 10,000")] = 10_000
-    rate: Annotated[test.Rate | None, Meta(description="open loop: rate, requests/s")] = None
+    requests: Annotated[int, opt("number; P99 needs 1,000, P99.9 needs 10,000", ge=1)] = 10_000
+    rate: Annotated[test.Rate | None, opt("open loop: rate, requests/s")] = None
     arrivals: test.ArrivalProcess = "poisson"
-    concurrency: Annotated[test.Count | None, Meta(description="closed loop: concurrent requests")] = None
+    concurrency: Annotated[test.Count | None, opt("closed loop: concurrent requests")] = None
 
 
 class InputRange(figures.LatencyRow, frozen=True, kw_only=True):

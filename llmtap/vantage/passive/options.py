@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from llmtap.options.fields import opt
 from llmtap.protocol.inference import NOT_INFERENCE
 from llmtap.units import Bytes
 
@@ -11,36 +12,25 @@ from llmtap.units import Bytes
 class WatchOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options that select the packets to read."""
 
-    interfaces: Annotated[
-        tuple[str, ...], Meta(description="Network interfaces to read packets from, or `any`.")
-    ] = ()
-    ports: Annotated[
-        tuple[Annotated[int, Meta(ge=1, le=65_535)], ...], Meta(description="TCP ports of the servers.")
-    ] = ()
+    interfaces: Annotated[tuple[str, ...], opt("Network interfaces to read packets from, or `any`.")] = ()
+    ports: Annotated[tuple[Annotated[int, Meta(ge=1, le=65_535)], ...], opt("TCP ports of the servers.")] = ()
     upstream_hosts: Annotated[
         tuple[str, ...],
-        Meta(
-            description="IP addresses of the servers; needed only if clients may use one of `ports` as their "
-            "source port."
+        opt(
+            "IP addresses of the servers; needed only if clients may use one of `ports` as their source port."
         ),
     ] = ()
     timestamps: Annotated[
         Literal["kernel", "adapter"],
-        Meta(
-            description="Clock that stamps received packets: the kernel's, or the network card's (`adapter`)."
-        ),
+        opt("Clock that stamps received packets: the kernel's, or the network card's (`adapter`)."),
     ] = "kernel"
     skip: Annotated[
         tuple[str, ...],
-        Meta(description="Requests that are not inference, as for `relay.skip`: counted, not measured."),
+        opt("Requests that are not inference, as for `relay.skip`: counted, not measured."),
     ] = NOT_INFERENCE
-    ring_bytes: Annotated[Bytes, Meta(description="Size of the kernel's packet buffer per interface.")] = (
-        Bytes(64 << 20)
-    )
-    tap_bytes: Annotated[Bytes, Meta(description="Maximum bytes of frames waiting for the meter.")] = Bytes(
-        32 << 20
-    )
+    ring_bytes: Annotated[Bytes, opt("Size of the kernel's packet buffer per interface.")] = Bytes(64 << 20)
+    tap_bytes: Annotated[Bytes, opt("Maximum bytes of frames waiting for the meter.")] = Bytes(32 << 20)
     user: Annotated[
         str | None,
-        Meta(description="User to switch to after the packet sockets are open (default: no switch)."),
+        opt("User to switch to after the packet sockets are open (default: no switch)."),
     ] = None

@@ -4,14 +4,11 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from llmtap.options.fields import opt
 from llmtap.protocol.inference import NOT_INFERENCE
 from llmtap.units import Bytes, Duration
 
 S = 1_000_000_000
-
-
-def _help(text: str, ge: int | None = None, le: int | None = None) -> msgspec.Meta:
-    return msgspec.Meta(description=text, ge=ge, le=le)
 
 
 class RelayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -22,89 +19,87 @@ class RelayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """
 
     upstream: Annotated[
-        str, _help("URL of the gateway: http://host:port or https://host; a path is used as a prefix")
+        str, opt("URL of the gateway: http://host:port or https://host; a path is used as a prefix")
     ] = ""
-    listen: Annotated[str, _help("HOST:PORT that clients connect to")] = "127.0.0.1:8080"
-    workers: Annotated[int, _help("number of relay processes, which share the port", ge=1, le=256)] = 1
+    listen: Annotated[str, opt("HOST:PORT that clients connect to")] = "127.0.0.1:8080"
+    workers: Annotated[int, opt("number of relay processes, which share the port", ge=1, le=256)] = 1
     clock: Annotated[
         Literal["kernel", "mono"],
-        _help("source of read timestamps: the kernel on arrival, or the relay's monotonic clock at the read"),
+        opt("source of read timestamps: the kernel on arrival, or the relay's monotonic clock at the read"),
     ] = "kernel"
     host: Annotated[
         Literal["upstream", "client"],
-        _help("Host field of forwarded requests: of the upstream URL, or as sent by the client"),
+        opt("Host field of forwarded requests: of the upstream URL, or as sent by the client"),
     ] = "upstream"
     request_id: Annotated[
         Literal["pass", "make"],
-        _help("X-Request-Id: forward it unmodified, or also create it if it is missing"),
+        opt("X-Request-Id: forward it unmodified, or also create it if it is missing"),
     ] = "pass"
-    via: Annotated[bool, _help("add `Via: 1.1 llmtap`, as RFC 9110 7.6.3 requires of gateways")] = False
-    forwarded_for: Annotated[bool, _help("add the client's address to X-Forwarded-For")] = False
-    websocket: Annotated[bool, _help("allow upgrades to WebSocket; the tunnel is measured as well")] = True
+    via: Annotated[bool, opt("add `Via: 1.1 llmtap`, as RFC 9110 7.6.3 requires of gateways")] = False
+    forwarded_for: Annotated[bool, opt("add the client's address to X-Forwarded-For")] = False
+    websocket: Annotated[bool, opt("allow upgrades to WebSocket; the tunnel is measured as well")] = True
 
     thread: Annotated[
         bool,
-        _help("experimental: forward long responses in a thread of compiled code; needs clock = kernel"),
+        opt("experimental: forward long responses in a thread of compiled code; needs clock = kernel"),
     ] = False
 
     skip: Annotated[
         tuple[str, ...],
-        _help(
+        opt(
             "requests that are not inference, as methods (`GET`) and paths with all below them (`/tokenize`):"
             " forwarded and counted, not measured; `[]`: measure all requests"
         ),
     ] = NOT_INFERENCE
 
-    head_bytes: Annotated[Bytes, _help("maximum size of a request or response head")] = Bytes(65_536)
-    head_fields: Annotated[int, _help("maximum number of field lines in a head", ge=1)] = 256
+    head_bytes: Annotated[Bytes, opt("maximum size of a request or response head")] = Bytes(65_536)
+    head_fields: Annotated[int, opt("maximum number of field lines in a head", ge=1)] = 256
     streams: Annotated[
-        int, _help("maximum number of concurrent exchanges per worker; requests above it get 503", ge=1)
+        int, opt("maximum number of concurrent exchanges per worker; requests above it get 503", ge=1)
     ] = 10_000
     connections: Annotated[
-        int, _help("maximum number of client connections per worker; connections above it are closed", ge=1)
+        int, opt("maximum number of client connections per worker; connections above it are closed", ge=1)
     ] = 20_000
-    upstream_idle_connections: Annotated[int, _help("maximum number of idle upstream connections", ge=0)] = (
-        512
-    )
+    upstream_idle_connections: Annotated[int, opt("maximum number of idle upstream connections", ge=0)] = 512
     pipelined_bytes: Annotated[
-        Bytes, _help("maximum bytes of pipelined requests that a client may send before a response")
+        Bytes, opt("maximum bytes of pipelined requests that a client may send before a response")
     ] = Bytes(65_536)
 
-    head_timeout: Annotated[
-        Duration, _help("maximum time to receive a request head, from its first byte")
-    ] = Duration(20 * S)
-    keepalive_timeout: Annotated[Duration, _help("idle time after which a client connection is closed")] = (
+    head_timeout: Annotated[Duration, opt("maximum time to receive a request head, from its first byte")] = (
+        Duration(20 * S)
+    )
+    keepalive_timeout: Annotated[Duration, opt("idle time after which a client connection is closed")] = (
         Duration(75 * S)
     )
     # uvicorn, under most gateways, closes after 5 s: close before it does.
     upstream_keepalive: Annotated[
         Duration,
-        _help("idle time after which an upstream connection is closed; should be below the gateway's limit"),
+        opt("idle time after which an upstream connection is closed; should be below the gateway's limit"),
     ] = Duration(4 * S)
     connect_timeout: Annotated[
-        Duration, _help("maximum time to open an upstream connection, including TLS")
+        Duration, opt("maximum time to open an upstream connection, including TLS")
     ] = Duration(5 * S)
     # The openai client gives up after 600 s by default; the proxy must not give up earlier.
-    idle_timeout: Annotated[Duration, _help("time without any byte after which an exchange is aborted")] = (
+    idle_timeout: Annotated[Duration, opt("time without any byte after which an exchange is aborted")] = (
         Duration(600 * S)
     )
     ready_needs_upstream: Annotated[
-        bool, _help("/readyz answers 503 while the upstream accepts no connection; it is asked every 2 s")
+        bool, opt("/readyz answers 503 while the upstream accepts no connection; it is asked every 2 s")
     ] = False
     drain_timeout: Annotated[
-        Duration, _help("maximum time for streams to finish after SIGTERM, SIGHUP or SIGUSR2")
+        Duration, opt("maximum time for streams to finish after SIGTERM, SIGHUP or SIGUSR2")
     ] = Duration(30 * S)
 
-    tap_bytes: Annotated[Bytes, _help("maximum bytes of frames waiting for the meter, per worker")] = Bytes(
+    tap_bytes: Annotated[Bytes, opt("maximum bytes of frames waiting for the meter, per worker")] = Bytes(
         32 << 20
     )
 
     tls_certificate: Annotated[
-        str | None, _help("PEM file with the certificate for client connections; enables TLS")
+        str | None, opt("PEM file with the certificate for client connections; enables TLS")
     ] = None
-    tls_key: Annotated[str | None, _help("PEM file with the private key of tls_certificate")] = None
-    upstream_ca: Annotated[str | None, _help("PEM file with the CAs to trust for the upstream")] = None
-    upstream_verify: Annotated[bool, _help("verify the upstream's certificate")] = True
+    tls_key: Annotated[str | None, opt("PEM file with the private key of tls_certificate")] = None
+    upstream_ca: Annotated[str | None, opt("PEM file with the CAs to trust for the upstream")] = None
+    upstream_verify: Annotated[bool, opt("verify the upstream's certificate")] = True
     upstream_server_name: Annotated[
-        str | None, _help("host name for SNI and verification (default: the host of the URL)")
+        str | None, opt("host name for SNI and verification (default: the host of the URL)")
     ] = None
