@@ -35,8 +35,7 @@ class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Content and place of a capture. Raises ConfigError for invalid values."""
 
     to: Annotated[
-        str | None,
-        opt("Folder or URL (s3://bucket/prefix) for Parquet files; none: no capture."),
+        str | None, opt("Folder or URL (s3://bucket/prefix) for Parquet files; none: no capture.")
     ] = None
     level: Annotated[
         Literal["none", "coarse", "shape", "full"],
@@ -64,12 +63,15 @@ class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         opt("Redaction rules for bodies: email, card, phone, key, or re:PATTERN for a regular expression."),
     ] = _RULES
     session_headers: Annotated[
-        tuple[str, ...],
-        opt("Header fields with the conversation ID; the first one present is used."),
+        tuple[str, ...], opt("Header fields with the conversation ID; the first one present is used.")
     ] = (
-        "x-dynamo-session-id", "x-claude-code-agent-id", "x-claude-code-session-id", "thread-id",
-        "x-session-id", "x-conversation-id",
-    )  # fmt: skip
+        "x-dynamo-session-id",
+        "x-claude-code-agent-id",
+        "x-claude-code-session-id",
+        "thread-id",
+        "x-session-id",
+        "x-conversation-id",
+    )
     parent_headers: Annotated[
         tuple[str, ...],
         opt(

@@ -106,32 +106,27 @@ class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ] = False
     name: Annotated[str, opt("Name of the experiment; a new name assigns all units again.")] = "experiment"
     until: Annotated[
-        str | None,
-        opt("End of the experiment: RFC 3339 date, or a duration from the start (`24h`)."),
+        str | None, opt("End of the experiment: RFC 3339 date, or a duration from the start (`24h`).")
     ] = None
     unit: Annotated[
         Literal["request", "conversation", "tenant"],
         opt("Unit of assignment; all requests of a unit get the same arm."),
     ] = "request"
     key: Annotated[
-        str | None,
-        opt("Key of the assignment hash; default: random, so assignments change at a restart."),
+        str | None, opt("Key of the assignment hash; default: random, so assignments change at a restart.")
     ] = None
     aa: Annotated[bool, opt("A/A mode: arms are assigned and compared, but requests are not changed.")] = (
         False
     )
     control: Annotated[
-        str | None,
-        opt("Arm that the others are compared with (default: the first arm without a change)."),
+        str | None, opt("Arm that the others are compared with (default: the first arm without a change).")
     ] = None
     arms: Annotated[list[Arm], opt("Tables of name, weight and one of upstream, headers or body.")] = []
     conversation_headers: Annotated[
-        tuple[str, ...],
-        opt("Request headers with the conversation ID; the first one present is used."),
+        tuple[str, ...], opt("Request headers with the conversation ID; the first one present is used.")
     ] = ("x-session-id", "x-conversation-id", "x-litellm-session-id", "x-openwebui-chat-id")
     tenant_headers: Annotated[
-        tuple[str, ...],
-        opt("Request headers that identify the tenant; only their hash is stored."),
+        tuple[str, ...], opt("Request headers that identify the tenant; only their hash is stored.")
     ] = ("authorization", "x-api-key", "api-key")
     body_bytes: Annotated[
         Bytes,
@@ -148,8 +143,7 @@ class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
         ),
     ] = Bytes(64 << 20)
     alpha: Annotated[
-        float,
-        opt("Probability of a false positive over all looks; the confidence level is 1 - alpha."),
+        float, opt("Probability of a false positive over all looks; the confidence level is 1 - alpha.")
     ] = 0.05
     covariate: Annotated[
         Literal["none", "request_bytes"],
@@ -183,8 +177,7 @@ class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
         ),
     ] = False
     disclosure: Annotated[
-        JsonObject,
-        opt("Guardrails in use, copied into the result as required by IETF 4.8.1."),
+        JsonObject, opt("Guardrails in use, copied into the result as required by IETF 4.8.1.")
     ] = {}
 
     def __post_init__(self) -> None:

@@ -89,8 +89,7 @@ def _numbers_opt(text: str, flag: str, shown: str = "") -> Any:
 
 
 PromptLengths = Annotated[
-    list[int],
-    _numbers_opt("Prompt lengths in tokens, including the chat template (required).", "--pp"),
+    list[int], _numbers_opt("Prompt lengths in tokens, including the chat template (required).", "--pp")
 ]
 ResponseLengths = Annotated[
     list[int], _numbers_opt("Response lengths in tokens, at least 2 (required).", "--tg")

@@ -27,13 +27,7 @@ from llmtap import native
 from llmtap.cli.flags import command
 from llmtap.cli.main import app
 from llmtap.cli.options import Json, ReaderOptions
-from llmtap.cli.shared import (
-    Stopped,
-    print_json,
-    print_line,
-    print_rich,
-    stoppable,
-)
+from llmtap.cli.shared import Stopped, print_json, print_line, print_rich, stoppable
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.load.options import Rate

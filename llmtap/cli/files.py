@@ -49,11 +49,7 @@ Examples:
   zcat BurstGPT_1.csv.gz | llmtap convert - - --from burstgpt --to azure > azure.csv"""
 
 
-@command(
-    app,
-    short_help="Convert a trace, a dataset or a capture.",
-    epilog=_CONVERT_EPILOG,
-)
+@command(app, short_help="Convert a trace, a dataset or a capture.", epilog=_CONVERT_EPILOG)
 def convert(
     source: Annotated[
         str, opt("Input file or capture folder; - is standard input.", "IN", argument=True)

@@ -13,14 +13,7 @@ from msgspec import Struct
 
 from llmtap.cli.flags import command
 from llmtap.cli.main import app
-from llmtap.cli.options import (
-    GoalOptions,
-    HeaderOptions,
-    Json,
-    NoSelftest,
-    OutputOptions,
-    ReaderOptions,
-)
+from llmtap.cli.options import GoalOptions, HeaderOptions, Json, NoSelftest, OutputOptions, ReaderOptions
 from llmtap.cli.results import result_place, show_replay, store_result
 from llmtap.cli.shared import (
     Outputs,

@@ -397,9 +397,13 @@ def _are_logs(places: Sequence[str]) -> bool:
 
 
 def _report_logs(
-    places: list[str], source: _SourceOptions, goals: GoalOptions, outputs: _ReportOutputs,
-    reader: ReaderOptions, comparison: _ComparisonOptions,
-) -> None:  # fmt: skip
+    places: list[str],
+    source: _SourceOptions,
+    goals: GoalOptions,
+    outputs: _ReportOutputs,
+    reader: ReaderOptions,
+    comparison: _ComparisonOptions,
+) -> None:
     """Show or compare HdrHistogram logs. Raises ConfigError for options that do not apply to them."""
     from llmtap.cli.hdr_logs import compare_logs, show_logs
 

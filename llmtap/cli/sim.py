@@ -16,9 +16,7 @@ from msgspec import Struct
 
 from llmtap.cli.flags import command
 from llmtap.cli.main import app
-from llmtap.cli.shared import (
-    read_pairs,
-)
+from llmtap.cli.shared import read_pairs
 from llmtap.errors import ConfigError
 from llmtap.options.fields import opt
 
@@ -26,8 +24,7 @@ if TYPE_CHECKING:
     pass
 
 sim = typer.Typer(
-    no_args_is_help=True,
-    help="Run the simulated engine as a server, or simulate schedulers in virtual time.",
+    no_args_is_help=True, help="Run the simulated engine as a server, or simulate schedulers in virtual time."
 )
 app.add_typer(sim, name="sim", short_help="Run the simulated engine, or simulate schedulers.")
 
@@ -267,9 +264,7 @@ def _list_keys() -> None:
     short_help="Write the tokenizer of `sim serve` as a tokenizer.json.",
     epilog="Example:\n\n  llmtap sim tokenizer tokenizer.json",
 )
-def tokenizer(
-    file: Annotated[Path, opt("Output file; - is stdout.", "FILE", argument=True)],
-) -> None:
+def tokenizer(file: Annotated[Path, opt("Output file; - is stdout.", "FILE", argument=True)]) -> None:
     """Write the tokenizer of `sim serve` as a tokenizer.json of Hugging Face's `tokenizers`."""
     import json
 

@@ -18,12 +18,7 @@ from llmtap.cli.shared import check_known, print_message, print_table, read_obje
 from llmtap.errors import ConfigError
 from llmtap.options.fields import options_of
 from llmtap.report.document import Table
-from llmtap.sim.model_options import (
-    ModelOptions,
-    Serving,
-    read_model_options,
-    read_serving,
-)
+from llmtap.sim.model_options import ModelOptions, Serving, read_model_options, read_serving
 from llmtap.sim.routing import ROUTERS
 from llmtap.sim.schedulers.registry import ALL_OPTIONS, SCHEDULERS
 from llmtap.sim.sweep.batch_grid import GridError, fit_batches, length_counted, load_grid

@@ -47,8 +47,7 @@ class _ProxyOptions(Struct, frozen=True, kw_only=True):
 
     upstream: Annotated[str | None, opt("URL of the gateway.", key="relay.upstream")] = None
     listen: Annotated[
-        str | None,
-        opt("HOST:PORT that clients connect to; default 127.0.0.1:8080.", key="relay.listen"),
+        str | None, opt("HOST:PORT that clients connect to; default 127.0.0.1:8080.", key="relay.listen")
     ] = None
     workers: Annotated[int | None, opt("Number of relay processes; default 1.", key="relay.workers")] = None
     list_keys: Annotated[bool, opt("List every key of the configuration.", None, "--keys")] = False
@@ -144,8 +143,7 @@ class _MeterOptions(Struct, frozen=True, kw_only=True):
     """Options of the command beside those of the configuration."""
 
     listen_socket: Annotated[
-        str | None,
-        opt("Path of the Unix socket that applications connect to.", "PATH", key="meter.socket"),
+        str | None, opt("Path of the Unix socket that applications connect to.", "PATH", key="meter.socket")
     ] = None
 
 

@@ -39,12 +39,7 @@ class Outcome(Word):
 
 
 UPSTREAM_FAILED: Final = frozenset(
-    {
-        Outcome.UPSTREAM_ERROR,
-        Outcome.UPSTREAM_RESET,
-        Outcome.UPSTREAM_TIMEOUT,
-        Outcome.TRUNCATED,
-    }
+    {Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_RESET, Outcome.UPSTREAM_TIMEOUT, Outcome.TRUNCATED}
 )
 """Outcomes that mean a failure of the upstream."""
 OWN_FAULTS: Final = frozenset({Outcome.REJECTED, Outcome.TAP_ERROR})

@@ -209,13 +209,7 @@ class Session:
         return next((r for r in here if r.began), here[0] if here else None)
 
     def _take_event(
-        self,
-        event: JsonObject,
-        kind: str,
-        stream: str,
-        message: WebSocketMessage,
-        t_ns: int,
-        added_ns: int,
+        self, event: JsonObject, kind: str, stream: str, message: WebSocketMessage, t_ns: int, added_ns: int
     ) -> None:
         response = None
         if kind == "created":

@@ -25,24 +25,21 @@ class OtlpOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Destination and names of the OTLP export. Raises ConfigError for invalid values."""
 
     endpoint: Annotated[
-        str | None,
-        opt("URL of an OTLP receiver, http:// (unencrypted) or https://; none: no export."),
+        str | None, opt("URL of an OTLP receiver, http:// (unencrypted) or https://; none: no export.")
     ] = None
     protocol: Annotated[
         Literal["grpc", "http/protobuf"],
         opt("Protocol: grpc (usual port 4317) or http/protobuf (usual port 4318)."),
     ] = "grpc"
     semconv: Annotated[
-        Version,
-        opt("Version of OpenTelemetry's GenAI semantic conventions; `off`: only llmtap's own names."),
+        Version, opt("Version of OpenTelemetry's GenAI semantic conventions; `off`: only llmtap's own names.")
     ] = "0.1.0"
     series_max: Annotated[
         int,
         opt("Maximum number of attribute sets per metric; the rest is one series, marked as overflow.", ge=1),
     ] = 2_000
     provider: Annotated[
-        str | None,
-        opt("Provider name of the upstream (default: detected from its host and dialect)."),
+        str | None, opt("Provider name of the upstream (default: detected from its host and dialect).")
     ] = None
 
     def __post_init__(self) -> None:

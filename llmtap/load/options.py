@@ -118,8 +118,7 @@ SourceFormat = Annotated[
 ]
 CaFile = Annotated[str | None, opt("PEM file of the CA to trust instead of the system's CAs.", "FILE")]
 ModelName = Annotated[
-    str | None,
-    opt("Model name (default: the model that the server lists, if it lists exactly one).", "NAME"),
+    str | None, opt("Model name (default: the model that the server lists, if it lists exactly one).", "NAME")
 ]
 Tokenizer = Annotated[
     str | None,
@@ -174,12 +173,10 @@ class ScheduleOptions(Struct, frozen=True, kw_only=True):
         ),
     ] = Window()
     share: Annotated[
-        float | None,
-        opt("Fraction of the trace to send, such as 0.1; conversations stay whole.", "SHARE"),
+        float | None, opt("Fraction of the trace to send, such as 0.1; conversations stay whole.", "SHARE")
     ] = None
     speed: Annotated[
-        Rate | None,
-        opt("Factor by which the trace is sent faster; all gaps shrink by the same factor.", "X"),
+        Rate | None, opt("Factor by which the trace is sent faster; all gaps shrink by the same factor.", "X")
     ] = None
     rate: Annotated[
         Rate | None,
@@ -439,8 +436,7 @@ class MeasuringOptions(Struct, frozen=True, kw_only=True):
         ),
     ] = None
     capture: Annotated[
-        str | None,
-        opt("Folder for a capture of the exchanges; the result is stored beside it.", "DIR"),
+        str | None, opt("Folder for a capture of the exchanges; the result is stored beside it.", "DIR")
     ] = None
     csv: Annotated[
         str | None,

@@ -17,14 +17,7 @@ import msgspec
 from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import Exchange
 from llmtap.load.bodies import Decode, output_control
-from llmtap.load.sending import (
-    WEBSOCKET,
-    DeferredWork,
-    Spoken,
-    check_fields,
-    parse_target,
-    protocol_of,
-)
+from llmtap.load.sending import WEBSOCKET, DeferredWork, Spoken, check_fields, parse_target, protocol_of
 from llmtap.load.workers.worker_handle import WorkerSetup
 from llmtap.units import NS_PER_S
 from llmtap.workload.prompts.prompt import Prompt

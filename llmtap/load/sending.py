@@ -322,9 +322,7 @@ def check_fields(headers: Headers, place: str = "--header") -> None:
     for name, value in headers:
         if not name or not _TOKEN.issuperset(name):
             raise ConfigError(
-                place,
-                "the name of a header is not valid",
-                "use only letters, digits and hyphens",
+                place, "the name of a header is not valid", "use only letters, digits and hyphens"
             )
         if name.lower() in _OURS:
             raise ConfigError(place, f"llmtap itself sets {name.decode()}")

@@ -112,13 +112,7 @@ class WebSocketSession:
     """One WebSocket connection. Call `open`, then `send` and `listen` for each request, one at a time."""
 
     def __init__(
-        self,
-        pool: Pool,
-        upgrade: bytes,
-        key: bytes,
-        all_of_them: "set[WebSocketSession]",
-        *,
-        realtime: bool,
+        self, pool: Pool, upgrade: bytes, key: bytes, all_of_them: "set[WebSocketSession]", *, realtime: bool
     ) -> None:
         """`upgrade`: head of the opening request, which contains `key`. `realtime`: the Realtime API is used,
         in which the server sends a greeting and a response continues after an error."""
@@ -552,10 +546,7 @@ class WebSocketTarget:
                 "use an http:// target with --endpoint completions",
             )
         messages = [*prompt.history, *((("user", prompt.text),) if prompt.text else ())]
-        response: JsonObject = {
-            "input": _message_items(messages),
-            "max_output_tokens": max(1, output_tokens),
-        }
+        response: JsonObject = {"input": _message_items(messages), "max_output_tokens": max(1, output_tokens)}
         if prompt.system:
             response["instructions"] = prompt.system
         if self._exact_output:

@@ -511,13 +511,23 @@ class Experiments:
         if e is None:
             return lambda: {"state": "none"}
         about: dict[str, object] = {
-            "name": e.name, "state": self.state, "enabled": self._is_on, "switched_by": self._by,
-            "since": _rfc3339_text(self._since_ns), "until": _rfc3339_text(e.until_wall_ns),
-            "unit": e.unit, "aa": e.aa, "control": e.control, "key_fingerprint": e.key_fingerprint,
-            "alpha": e.alpha, "covariate": e.covariate, "stop_worse": e.stop_worse,
+            "name": e.name,
+            "state": self.state,
+            "enabled": self._is_on,
+            "switched_by": self._by,
+            "since": _rfc3339_text(self._since_ns),
+            "until": _rfc3339_text(e.until_wall_ns),
+            "unit": e.unit,
+            "aa": e.aa,
+            "control": e.control,
+            "key_fingerprint": e.key_fingerprint,
+            "alpha": e.alpha,
+            "covariate": e.covariate,
+            "stop_worse": e.stop_worse,
             "strip_headers": e.strip_headers,
-            "stopped": self._stop_report, "stage": self._stage_document(e),
-        }  # fmt: skip
+            "stopped": self._stop_report,
+            "stage": self._stage_document(e),
+        }
         arms = {name: arm.copy() for name, arm in self._arms.items()}
         ratio_p = self._ratio_p if self._shares_known else None
         capped = self._is_capped
@@ -540,9 +550,14 @@ class Experiments:
         else:
             sentence += f" since {since}. {self._next_stage_text(e)}"
         return {
-            "number": self._stage + 1, "of": n, "share": share, "since": since, "sentence": sentence,
-            "between_stages": self._between_stages, "earlier": list(self._earlier_stages),
-        }  # fmt: skip
+            "number": self._stage + 1,
+            "of": n,
+            "share": share,
+            "since": since,
+            "sentence": sentence,
+            "between_stages": self._between_stages,
+            "earlier": list(self._earlier_stages),
+        }
 
     def _next_stage_text(self, e: Experiment) -> str:
         following = f"The next stage ({100 * e.stages[self._stage + 1]:.4g} %)"
@@ -686,14 +701,21 @@ def _arm_json(
             "marks": marks(figure.n) if figure.n else [],
         }
     return {
-        "weight": weight, "changes": {} if e.aa else changes, "assigned": arm.assigned, "units": arm.units,
+        "weight": weight,
+        "changes": {} if e.aa else changes,
+        "assigned": arm.assigned,
+        "units": arm.units,
         "own_headers": arm.own_headers,
-        "single_requests": arm.single, "units_forgotten": arm.forgotten_units,
-        "ended": sum(arm.outcomes.values()), "outcomes": arm.outcomes,
-        "excluded": arm.excluded, "metrics": metrics,
+        "single_requests": arm.single,
+        "units_forgotten": arm.forgotten_units,
+        "ended": sum(arm.outcomes.values()),
+        "outcomes": arm.outcomes,
+        "excluded": arm.excluded,
+        "metrics": metrics,
         "shares": {
             s: {
-                "n": arm.figures[s].n, "share": arm.figures[s].mean,
+                "n": arm.figures[s].n,
+                "share": arm.figures[s].mean,
                 "interval": share_interval(arm.figures[s], e.alpha),
             }
             for s in shares
@@ -707,7 +729,7 @@ def _arm_json(
             "single_token_share": c["single_token_chunks"] / sized if sized else None,
         },
         "uncertainty": arm.uncertainty_ns / NS_PER_S if arm.outcomes else None,
-    }  # fmt: skip
+    }
 
 
 def _differences_document(

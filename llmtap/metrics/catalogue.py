@@ -232,17 +232,9 @@ METRICS: Final = (
             "llmtap.user_idle", "Time that a reader (attributes llmtap.reader.*) waits with nothing to read."
         ),
     ),
-    Metric(
-        name="user_idle_eq4",
-        title="user idle, d_i = V i",
-        surfaces=Surface.TABLE | Surface.REPORT,
-    ),
+    Metric(name="user_idle_eq4", title="user idle, d_i = V i", surfaces=Surface.TABLE | Surface.REPORT),
     Metric(name="user_idle_from_first_token", title="user idle from the first token", family=IDLE_READING),
-    Metric(
-        name="tbc_max",
-        title="longest pause",
-        surfaces=_ALL | Surface.EXPERIMENT | Surface.COMPARISON,
-    ),
+    Metric(name="tbc_max", title="longest pause", surfaces=_ALL | Surface.EXPERIMENT | Surface.COMPARISON),
     Metric(name="jitter", title="jitter", surfaces=_ALL | Surface.BENCH),
     Metric(
         name="fluidity_index_doc",

@@ -238,14 +238,7 @@ def compare_paired(
 
 
 def _of_shift(
-    x: Values,
-    y: Values,
-    shift: Shift,
-    p: float,
-    effect: float,
-    effect_name: str,
-    paired: bool,
-    method: str,
+    x: Values, y: Values, shift: Shift, p: float, effect: float, effect_name: str, paired: bool, method: str
 ) -> Comparison:
     """Return the result of a test of ranks with this shift."""
     medians = float(np.median(x)), float(np.median(y))
@@ -261,9 +254,13 @@ def _sign_flips_p(signed: Values, seed: int) -> float:
         return summed
 
     result = stats.permutation_test(
-        (signed,), total, permutation_type="samples", vectorized=True, n_resamples=9_999,
+        (signed,),
+        total,
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=9_999,
         rng=np.random.default_rng(seed),
-    )  # fmt: skip
+    )
     return float(result.pvalue)
 
 
@@ -322,19 +319,34 @@ def compare_quantile(
     with catch_warnings():
         simplefilter("ignore")  # SciPy warns about samples without variance, whose interval is a point
         drawn = stats.bootstrap(
-            (x, y), quantile_difference, vectorized=True, paired=paired, n_resamples=resamples,
-            method="percentile", confidence_level=level,
-            batch=max(1, BATCH_VALUES_MAX // max(len(x), len(y))), rng=np.random.default_rng(seed),
-        )  # fmt: skip
+            (x, y),
+            quantile_difference,
+            vectorized=True,
+            paired=paired,
+            n_resamples=resamples,
+            method="percentile",
+            confidence_level=level,
+            batch=max(1, BATCH_VALUES_MAX // max(len(x), len(y))),
+            rng=np.random.default_rng(seed),
+        )
     differences = drawn.bootstrap_distribution
     rarer = min(int((differences <= 0).sum()), int((differences >= 0).sum()))
     quantile_a, quantile_b = float(np.quantile(x, p)), float(np.quantile(y, p))
     ends = drawn.confidence_interval
     return Comparison(
-        len(x), len(y), quantile_a, quantile_b, quantile_b - quantile_a, float(ends.low), float(ends.high),
-        min(1.0, 2 * (rarer + 1) / (resamples + 1)), _ratio_of(quantile_b - quantile_a, quantile_a),
-        "share of a", paired, f"bootstrap of the difference of P{100 * p:g}",
-    )  # fmt: skip
+        len(x),
+        len(y),
+        quantile_a,
+        quantile_b,
+        quantile_b - quantile_a,
+        float(ends.low),
+        float(ends.high),
+        min(1.0, 2 * (rarer + 1) / (resamples + 1)),
+        _ratio_of(quantile_b - quantile_a, quantile_a),
+        "share of a",
+        paired,
+        f"bootstrap of the difference of P{100 * p:g}",
+    )
 
 
 def compare_runs(

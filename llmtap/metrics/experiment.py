@@ -44,18 +44,7 @@ EVENTS_MIN: Final = 20
 """Minimum number of events in both arms together for the normal approximation of a share."""
 
 
-_SUMS: Final = (
-    "_has_several_values",
-    "_nn",
-    "_nx",
-    "_sn",
-    "_ss",
-    "_sx",
-    "_x",
-    "_xx",
-    "units",
-    "units_with",
-)
+_SUMS: Final = ("_has_several_values", "_nn", "_nx", "_sn", "_ss", "_sx", "_x", "_xx", "units", "units_with")
 """Attributes of a Figure that add up."""
 
 

@@ -127,11 +127,7 @@ def share_interval(k: int, n: int, level: float = 0.95) -> Interval | None:
 
 
 def clustered_quantile_interval(
-    groups: Sequence[Sequence[float]],
-    p: float,
-    level: float = 0.95,
-    resamples: int = 1_000,
-    seed: int = 0,
+    groups: Sequence[Sequence[float]], p: float, level: float = 0.95, resamples: int = 1_000, seed: int = 0
 ) -> Interval | None:
     """Return the interval of the p-th quantile of values that are similar within a group.
 

@@ -45,11 +45,7 @@ PHASES: Final = (
         "wait in llmtap",
         "request complete until llmtap connects or sends: load of this host, or a repeated attempt",
     ),
-    Phase(
-        "connect",
-        "connect",
-        "name resolution, TCP and TLS to the upstream; 0 on an open connection",
-    ),
+    Phase("connect", "connect", "name resolution, TCP and TLS to the upstream; 0 on an open connection"),
     Phase(
         "send",
         "send",
@@ -60,21 +56,13 @@ PHASES: Final = (
         "response head",
         "request sent until the head of the response; of most engines with the queue and the prompt",
     ),
-    Phase(
-        "first_byte",
-        "first byte",
-        "head until the first byte of the body",
-    ),
+    Phase("first_byte", "first byte", "head until the first byte of the body"),
     Phase(
         "first_token",
         "first token",
         "first byte until the first token of any kind: queue and prompt, if the head came early",
     ),
-    Phase(
-        "first_content",
-        "first content",
-        "first token until the first text that a user reads: reasoning",
-    ),
+    Phase("first_content", "first content", "first token until the first text that a user reads: reasoning"),
 )
 """All parts, in their order."""
 

@@ -144,9 +144,13 @@ def fit_linear(xs: Sequence[float], ys: Sequence[float]) -> LinearFit:
     origin = float(x @ y / (x @ x))
     left = y - origin * x
     return LinearFit(
-        float(fit.slope), float(fit.intercept), r_squared(y, fit.slope * x + fit.intercept),
-        origin, r_squared(y, origin * x), float(1 - left @ left / (y @ y)),
-    )  # fmt: skip
+        float(fit.slope),
+        float(fit.intercept),
+        r_squared(y, fit.slope * x + fit.intercept),
+        origin,
+        r_squared(y, origin * x),
+        float(1 - left @ left / (y @ y)),
+    )
 
 
 def fit_quadratic(xs: Sequence[float], ys: Sequence[float]) -> QuadraticFit:

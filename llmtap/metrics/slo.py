@@ -159,8 +159,7 @@ class SloOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         opt("Penalty in smooth goodput of these tenants (default: the meter's)."),
     ] = None
     idle_cost: Annotated[
-        str | None,
-        opt("Cost of idle latency of these tenants, as `meter.idle_cost` (default: the meter's)."),
+        str | None, opt("Cost of idle latency of these tenants, as `meter.idle_cost` (default: the meter's).")
     ] = None
 
     def reader(self, usual: Benefit) -> Benefit:

@@ -35,10 +35,7 @@ def _load() -> tuple[ModuleType | None, str]:
         # Import by name: `from ... import` does not tell a missing module from one that cannot be loaded.
         module = importlib.import_module("llmtap.native._native")
     except ModuleNotFoundError:
-        return (
-            None,
-            "the extension was not built",
-        )
+        return (None, "the extension was not built")
     except ImportError as error:
         return None, f"the extension cannot be loaded: {error}"
     sources = fingerprint(Path(__file__).parent)

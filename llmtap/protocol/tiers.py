@@ -28,13 +28,7 @@ TIERS: Final = frozenset(
     }
 )
 OTHER: Final = "other"
-_HOLDERS: Final = (
-    (),
-    ("response",),
-    ("usage",),
-    ("message", "usage"),
-    ("response", "usage"),
-)
+_HOLDERS: Final = ((), ("response",), ("usage",), ("message", "usage"), ("response", "usage"))
 """Objects of an answer that may name its tier: of chat, Responses, and Anthropic's messages and streams."""
 
 

@@ -376,17 +376,21 @@ def load_tables(reports: Sequence[_Json]) -> Iterator[Note | Table]:
             result = step["result"]
             outcomes = result.get("outcomes") or {}
             n, completed = sum(outcomes.values()), sum(outcomes.get(name, 0) for name in ENDED_WELL)
-            rows.append([
-                f"{step['name']} ({step['arm']})" if step.get("arm") else step["name"],
-                f"{result.get('n', 0):,}",
-                number(at(result, "load", "offered_rps")) + validity_suffix(step, "load"),
-                number(at(result, "tokens", "output_per_second")) + validity_suffix(step, "tokens"),
-                *(
-                    figure_text(at(result, "metrics", metric) or {}, share) + validity_suffix(step, metric)
-                    for metric, share in figures
-                ),
-                f"{completed / n:.1%}" if n else "-", milliseconds(at(result, "dispatch_lateness", "p99")),
-            ])  # fmt: skip
+            rows.append(
+                [
+                    f"{step['name']} ({step['arm']})" if step.get("arm") else step["name"],
+                    f"{result.get('n', 0):,}",
+                    number(at(result, "load", "offered_rps")) + validity_suffix(step, "load"),
+                    number(at(result, "tokens", "output_per_second")) + validity_suffix(step, "tokens"),
+                    *(
+                        figure_text(at(result, "metrics", metric) or {}, share)
+                        + validity_suffix(step, metric)
+                        for metric, share in figures
+                    ),
+                    f"{completed / n:.1%}" if n else "-",
+                    milliseconds(at(result, "dispatch_lateness", "p99")),
+                ]
+            )
         yield Table(
             [*heads, "ended well", "late p99"],
             rows,

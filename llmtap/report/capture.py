@@ -133,15 +133,20 @@ def _silence_blocks(silences: _Json) -> Iterator[Note | Table]:
     yield Note(f"silences   of {silences['streams']:,} streams, 0.1 s or longer, before the {counts}")
     rows = [
         [
-            _duration_text(row["silence"]), title, f"{row['n']:,}", f"{row['resumed']:,}",
-            *(("-", "-", "-") if row["share"] is None else (
-                _share_text(row["share"]), _limits_text(row), _duration_text(row["until"])
-            )),
+            _duration_text(row["silence"]),
+            title,
+            f"{row['n']:,}",
+            f"{row['resumed']:,}",
+            *(
+                ("-", "-", "-")
+                if row["share"] is None
+                else (_share_text(row["share"]), _limits_text(row), _duration_text(row["until"]))
+            ),
         ]
         for title, kind in kinds.items()
         for row in kind["went_on"]
         if row["n"]
-    ]  # fmt: skip
+    ]
     if rows:
         yield Table(list(_SILENCE_HEADS), rows, nowrap=True)
     for title, kind in kinds.items():
@@ -173,12 +178,16 @@ def _group_table(label: str, groups: _Json) -> Table:
     rows = []
     for name, summary in list(groups.items())[:_GROUPS_SHOWN]:
         output, attained = summary["tokens"]["output"], at(summary, "goodput", "attainment")
-        rows.append([
-            printable(name)[:_NAME_CHARS], f"{summary['n']:,}",
-            *(_figure_text(summary["metrics"][metric], figure) for _, metric, figure in _GROUP_COLUMNS),
-            "-" if output is None else f"{output:,}", "-" if attained is None else f"{attained:.1%}",
-            f"{at(summary, 'goodput', 'not_judged') or 0:,}",
-        ])  # fmt: skip
+        rows.append(
+            [
+                printable(name)[:_NAME_CHARS],
+                f"{summary['n']:,}",
+                *(_figure_text(summary["metrics"][metric], figure) for _, metric, figure in _GROUP_COLUMNS),
+                "-" if output is None else f"{output:,}",
+                "-" if attained is None else f"{attained:.1%}",
+                f"{at(summary, 'goodput', 'not_judged') or 0:,}",
+            ]
+        )
     heads = [label, "n", *(title for title, _, _ in _GROUP_COLUMNS), "out tok", "SLO met", "not judged"]
     return Table(heads, rows, nowrap=True)
 

@@ -117,9 +117,14 @@ def _differences(experiment: _Json, arm: str) -> list[Block]:
             ]
         )
     heads = [
-        "metric", f"{control}, median", f"{arm}, median", "difference of medians",
-        "difference of means or shares", "p", "result",
-    ]  # fmt: skip
+        "metric",
+        f"{control}, median",
+        f"{arm}, median",
+        "difference of medians",
+        "difference of means or shares",
+        "p",
+        "result",
+    ]
     notes = [Note(_ABOUT), *([Note(_RECORDED)] if experiment["state"] == "recorded" else [])]
     return [Table(heads, rows, label=f"Differences of {arm}"), *notes]
 
@@ -131,9 +136,13 @@ def _stages(experiment: _Json) -> Iterator[Section]:
         return
     arm = next(name for name in experiment["arms"] if name != experiment["control"])
     now = {
-        "number": stage["number"], "share": stage["share"], "from": stage["since"], "to": experiment["state"],
-        "units": experiment["sample_ratio"]["units"], "differences": experiment["differences"],
-    }  # fmt: skip
+        "number": stage["number"],
+        "share": stage["share"],
+        "from": stage["since"],
+        "to": experiment["state"],
+        "units": experiment["sample_ratio"]["units"],
+        "differences": experiment["differences"],
+    }
     rows = []
     for one in (*stage["earlier"], now):
         by = one["differences"][arm]

@@ -149,11 +149,15 @@ def _definitions(summary: _Json) -> list[Block]:
 def _difference_table(summary: _Json) -> Table:
     rows = [
         [
-            one["front"], ", ".join(one["back"]), one["relation"], f"{one['equal_chars']:,}",
-            f"{one['front_chars']:,}", f"{one['back_chars']:,}",
+            one["front"],
+            ", ".join(one["back"]),
+            one["relation"],
+            f"{one['equal_chars']:,}",
+            f"{one['front_chars']:,}",
+            f"{one['back_chars']:,}",
         ]
         for one in summary["differences"]
-    ]  # fmt: skip
+    ]
     heads = ["front", "back", "text", "equal characters", "front characters", "back characters"]
     return Table(heads, rows, label="Texts that differ")
 

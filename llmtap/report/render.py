@@ -196,9 +196,13 @@ def _page_template() -> "Template":
     from jinja2 import Environment, PackageLoader
 
     environment = Environment(
-        loader=PackageLoader("llmtap.report", ""), autoescape=True, trim_blocks=True, lstrip_blocks=True,
-        keep_trailing_newline=True, finalize=_escape_html,
-    )  # fmt: skip
+        loader=PackageLoader("llmtap.report", ""),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        finalize=_escape_html,
+    )
     environment.filters["json"] = lambda value: str(_json_markup(value))
     return environment.get_template("page.html")
 

@@ -44,9 +44,13 @@ def explained_to_dict(saved: Saved, explained: Explained, *, text: bool = True) 
     for event, e in zip(document["events"], explained.events, strict=False):
         d = e.delta
         event |= {
-            "start": e.start, "end": e.end, "also": [_class_name(also) for also in d.also],
-            "text": (d.text or None) if text else None, "finish_reason": d.finish_reason, "parsed": d.parsed,
-        }  # fmt: skip
+            "start": e.start,
+            "end": e.end,
+            "also": [_class_name(also) for also in d.also],
+            "text": (d.text or None) if text else None,
+            "finish_reason": d.finish_reason,
+            "parsed": d.parsed,
+        }
     document["saved"] = {
         "what": saved.what,
         "whole": saved.whole,

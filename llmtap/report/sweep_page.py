@@ -189,9 +189,14 @@ def sweep_html(
     if followed := followed_requests(results):
         sections.append(_followed_section(sweep, followed))
     page = ReportDocument(
-        title, _summary_blocks(sweep, results, sla=sla), _settings_blocks(results, sla=sla), sections,
-        settings_linked=False, lines=lines, choices=_menus(sweep),
-    )  # fmt: skip
+        title,
+        _summary_blocks(sweep, results, sla=sla),
+        _settings_blocks(results, sla=sla),
+        sections,
+        settings_linked=False,
+        lines=lines,
+        choices=_menus(sweep),
+    )
     return page_html(page)
 
 

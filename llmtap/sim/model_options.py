@@ -252,8 +252,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Duration, opt("minimum time between two tokens of a response; 50 ms: a reader of 20 tokens a second")
     ] = Duration(50 * _MS)
     give_up: Annotated[
-        Literal["never", "late"],
-        opt("late: stop serving a request that has missed ttft or tbt"),
+        Literal["never", "late"], opt("late: stop serving a request that has missed ttft or tbt")
     ] = "never"
     ttft: Annotated[Duration, opt("TTFT limit of give_up")] = Duration(1_000 * _MS)
     tbt: Annotated[Duration, opt("limit of the time between tokens for give_up")] = Duration(200 * _MS)

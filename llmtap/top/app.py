@@ -92,9 +92,13 @@ class TextTable(DataTable[Text]):
 
     def __init__(self, id_: str, rows_max: int = ROWS_MAX) -> None:
         super().__init__(
-            id=id_, cursor_type="row", header_height=2, fixed_columns=1, show_row_labels=False,
+            id=id_,
+            cursor_type="row",
+            header_height=2,
+            fixed_columns=1,
+            show_row_labels=False,
             zebra_stripes=True,
-        )  # fmt: skip
+        )
         self.rows_max = rows_max
         self.table = ViewTable(())
         self._titles: list[str] = []

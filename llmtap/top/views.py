@@ -302,10 +302,15 @@ def _slo_table(documents: Documents) -> ViewTable:
         else:
             state = "quiet"
         values = {
-            **slo, **alarm, "class": name, "state": state, "long_rate": long, "short_rate": short,
+            **slo,
+            **alarm,
+            "class": name,
+            "state": state,
+            "long_rate": long,
+            "short_rate": short,
             "counted": counted,
             **{name: at(slo, "windows", alarm["long"], name) for name in LEFT_OUT},
-        }  # fmt: skip
+        }
         rows.append(row_of(f"{name} {alarm['long']}", _ALARM_COLUMNS, values))
     rows.sort(key=lambda row: row.cells[1].text != "FIRING")
     note = "burn rate 1 uses exactly the error budget; an alarm fires if both windows are above its limit"

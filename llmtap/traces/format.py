@@ -49,9 +49,7 @@ ASPECTS: Final[dict[str, tuple[str, ...]]] = {
 """Columns of each aspect (kind of data) of a row. A row has an aspect if any of its columns is not null."""
 LENGTHS: Final = frozenset({"arrival", "input tokens", "output tokens"})
 """Aspects of formats that contain only times and lengths."""
-NO_FAILED: Final = {
-    "outcome and status": "a failed request has no place: it is left out, and counted",
-}
+NO_FAILED: Final = {"outcome and status": "a failed request has no place: it is left out, and counted"}
 """`TraceFormat.why` of formats that contain only complete requests."""
 FAILED: Final = (
     "client_error",

@@ -205,11 +205,21 @@ class Reporter:
         self.timebase.check()
         anchor = self._reported_anchor = self.timebase.anchor
         return Hello(
-            relay=self.name, pid=os.getpid(), clock=self._clock_name, vantage=self._vantage, side=self.side,
-            listen=self._listen, anchor_mono_ns=anchor.mono_ns, anchor_wall_ns=anchor.wall_ns,
-            anchor_steps=self.timebase.steps, switch=self.switch, skipped=sum(self.counts.skipped.values()),
-            guest=self._guest, implementation=native.NAME, implementation_reason=native.REASON,
-        )  # fmt: skip
+            relay=self.name,
+            pid=os.getpid(),
+            clock=self._clock_name,
+            vantage=self._vantage,
+            side=self.side,
+            listen=self._listen,
+            anchor_mono_ns=anchor.mono_ns,
+            anchor_wall_ns=anchor.wall_ns,
+            anchor_steps=self.timebase.steps,
+            switch=self.switch,
+            skipped=sum(self.counts.skipped.values()),
+            guest=self._guest,
+            implementation=native.NAME,
+            implementation_reason=native.REASON,
+        )
 
     def _new_anchor_frame(self) -> Frame | None:
         """Return the frame of a new clock anchor, None without one. It must precede the frames to which the

@@ -136,11 +136,7 @@ CONVERSATION: Final = ComposedWorkload(
         "stand_in": _CHAT_STAND_IN,
         "about": "chats with A.3.2's percentiles of lengths; half share a system prompt of 200 tokens",
         "deviations": [
-            _deviation_document(
-                "A.3.1",
-                "ShareGPT, vicuna_cleaned subset of 2023-04-12",
-                _CHAT_STAND_IN,
-            ),
+            _deviation_document("A.3.1", "ShareGPT, vicuna_cleaned subset of 2023-04-12", _CHAT_STAND_IN),
             _deviation_document(
                 "A.3.2",
                 "P50, P95 and P99",
@@ -225,9 +221,7 @@ LONG_CONTEXT_UNIFORM: Final = _long_context(
         "about": "the same with inputs uniform between 8,192 and 32,768 tokens (4.3.2.5)",
         "deviations": [
             _deviation_document(
-                "A.5.1",
-                "uniform over five target lengths up to 131,072",
-                "Uniform(8192, 32768) of 4.3.2.5",
+                "A.5.1", "uniform over five target lengths up to 131,072", "Uniform(8192, 32768) of 4.3.2.5"
             ),
             _QUESTION,
         ],
@@ -361,9 +355,7 @@ SKEWED: Final = SyntheticWorkload(
                 "the method of A.1.4, with rounded values of lognormvariate for the two lengths",
             ),
             _deviation_document(
-                "4.3.2.2",
-                "upper limits, but no lower limits",
-                "also the lower limits 32 and 16 of A.2",
+                "4.3.2.2", "upper limits, but no lower limits", "also the lower limits 32 and 16 of A.2"
             ),
             _deviation_document(
                 "A.2.1",

@@ -182,12 +182,7 @@ def report_of(workload: Workload, requests: Requests, seed: int) -> dict[str, An
         columns.update(b"%d:" % len(column) + ",".join(map(str, column)).encode() + b";")
     shared = ";".join(",".join(map(str, ids)) for ids in requests.blocks)
     columns.update(b"%d:" % requests.block_tokens + shared.encode())
-    return {
-        **workload.describe(),
-        "seed": seed,
-        "requests": len(requests),
-        "sha256": columns.hexdigest(),
-    }
+    return {**workload.describe(), "seed": seed, "requests": len(requests), "sha256": columns.hexdigest()}
 
 
 # ---------------------------------------------------------------- a user's own

@@ -216,12 +216,7 @@ def compare(base: System, *others: System) -> TestComparison:
         comparisons=rows,
         normalised=normalised,
         checklist=judge_comparison(reports, evidence).to_dict(),
-        notes=[
-            *exclusions,
-            *_run_notes(systems),
-            *_load_notes(systems, shared),
-            *_figure_notes(rows),
-        ],
+        notes=[*exclusions, *_run_notes(systems), *_load_notes(systems, shared), *_figure_notes(rows)],
         tables=list(_tables(base.label, rows)),
         charts=list(_distribution_charts(report["test"], systems, shared)),
     )

@@ -18,14 +18,7 @@ import msgspec
 
 from llmtap.bench.compliance.evidence import MODEL_LOAD, at, plural
 from llmtap.bench.compliance.judge import judge
-from llmtap.bench.report.documents import (
-    BenchDocument,
-    BenchReport,
-    BenchSetup,
-    BenchStep,
-    LoadTasks,
-    NotRun,
-)
+from llmtap.bench.report.documents import BenchDocument, BenchReport, BenchSetup, BenchStep, LoadTasks, NotRun
 from llmtap.bench.report.validity import document_verdict, verdict_of_test
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import REQUESTS_FILE, RESULT, BenchSession, Folder, StoredRequests
@@ -197,12 +190,7 @@ _TASK_SHARES: Final = ("mean", "p50", "p95", "p99")
 
 def _task_table(tasks: Sequence[LoadTasks]) -> ReportTable:
     rows = [
-        [
-            one.step,
-            one.task,
-            f"{one.n:,}",
-            *figures_text(one.duration or {"n": 0}, _TASK_SHARES),
-        ]
+        [one.step, one.task, f"{one.n:,}", *figures_text(one.duration or {"n": 0}, _TASK_SHARES)]
         for one in tasks
     ]
     heads = ["Load", "Task", "Tasks", "Completed", "Mean (ms)", "P50 (ms)", "P95 (ms)", "P99 (ms)"]

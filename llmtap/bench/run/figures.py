@@ -16,12 +16,7 @@ from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import Load
 from llmtap.bench.run.test import ChartSeries, ReportTable
 from llmtap.metrics.comparison import compare_quantile
-from llmtap.metrics.intervals import (
-    Interval,
-    clustered_quantile_interval,
-    mean_interval,
-    quantile_interval,
-)
+from llmtap.metrics.intervals import Interval, clustered_quantile_interval, mean_interval, quantile_interval
 from llmtap.metrics.statistics import SHARES, is_enough, mean, percentile
 from llmtap.report.values import FEW, MARK
 

@@ -23,10 +23,7 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 Rate = Annotated[float, msgspec.Meta(gt=0)]
 """Rate in requests per second."""
 Workload = Annotated[str, opt("reference workload (4.3.2), or FILE.toml of your own")]
-ArrivalProcess = Annotated[
-    str,
-    opt("arrival process: poisson, uniform, gamma:cv=2 (bursty), ..."),
-]
+ArrivalProcess = Annotated[str, opt("arrival process: poisson, uniform, gamma:cv=2 (bursty), ...")]
 SlotsMax = Annotated[int, opt("highest concurrency of the search for capacity", ge=1)]
 OutputTokens = Annotated[Count | None, opt("tokens of each response; default: the workload's lengths")]
 TtftBound = Annotated[Duration | None, opt("SLO: largest P99 of TTFT")]

@@ -51,8 +51,7 @@ class SutTokenizer(msgspec.Struct, frozen=True, kw_only=True):
     vocabulary: Annotated[Annotated[int, Meta(ge=1)] | None, opt("vocabulary size")] = None
     source: Annotated[str | None, opt("source: a model id, a tiktoken name")] = None
     counting: Annotated[
-        Literal["native", "reference"],
-        opt("counting of tokens (4.4.2): option A (native) or B (reference)"),
+        Literal["native", "reference"], opt("counting of tokens (4.4.2): option A (native) or B (reference)")
     ] = "native"
     special: Annotated[str | None, opt("BOS/EOS: included or excluded (4.4.3)")] = None
     system_prompt: Annotated[str | None, opt("its tokens: separate or included (4.4.3)")] = None
@@ -71,8 +70,7 @@ class SutClock(msgspec.Struct, frozen=True, kw_only=True):
     """Placement of the load generator, and clock synchronisation (IETF 4.7)."""
 
     placement: Annotated[
-        Literal["same machine", "remote"] | None,
-        opt("place of load generator and SUT (4.7)"),
+        Literal["same machine", "remote"] | None, opt("place of load generator and SUT (4.7)")
     ] = None
     synchronization: Annotated[str | None, opt("method, if remote: NTP, PTP")] = None
     accuracy: Annotated[str | None, opt("estimated accuracy, if remote: 2ms")] = None
@@ -95,8 +93,7 @@ class Sut(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     prefix_cache: Annotated[bool | None, opt("whether the prefix cache is on (5.1.2.3)")] = None
     max_batch: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
-        opt("maximum number of running requests (5.2.4.2)"),
+        Annotated[int, Meta(ge=1)] | None, opt("maximum number of running requests (5.2.4.2)")
     ] = None
     hardware: Hardware = Hardware()
     tokenizer: SutTokenizer = SutTokenizer()
@@ -104,8 +101,7 @@ class Sut(msgspec.Struct, frozen=True, kw_only=True):
     clock: SutClock = SutClock()
     notes: Annotated[list[str], opt("further remarks for the reader")] = []
     start: Annotated[
-        list[str],
-        opt("command that starts the server; its model load is measured (4.5.3)"),
+        list[str], opt("command that starts the server; its model load is measured (4.5.3)")
     ] = []
 
 
@@ -146,8 +142,7 @@ class BenchTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = ""
     model: Annotated[str | None, opt("model name; default: the server's only model")] = None
     server: Annotated[
-        Literal["auto", "openai", "vllm", "sglang"],
-        opt("server type, for vendor-specific fields"),
+        Literal["auto", "openai", "vllm", "sglang"], opt("server type, for vendor-specific fields")
     ] = "auto"
     tokenizer: Annotated[str | None, opt("tokenizer of the prompts: folder, file or tiktoken:NAME")] = None
     headers: Annotated[dict[str, str], opt("header fields of each request", secret=True)] = {}

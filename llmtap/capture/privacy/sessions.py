@@ -229,9 +229,16 @@ class Sessions:
     )  # fmt: skip
 
     def __init__(
-        self, salt: bytes, *, named: bool, headers: Sequence[str] = (), fields: Sequence[str] = (),
-        parents: Sequence[str] = (),         exchanges_max: int = _EXCHANGES_MAX, idle_ns: int = _IDLE_NS,
-    ) -> None:  # fmt: skip
+        self,
+        salt: bytes,
+        *,
+        named: bool,
+        headers: Sequence[str] = (),
+        fields: Sequence[str] = (),
+        parents: Sequence[str] = (),
+        exchanges_max: int = _EXCHANGES_MAX,
+        idle_ns: int = _IDLE_NS,
+    ) -> None:
         self._salt = salt
         self._named = named
         self._headers = [name.lower().encode() for name in headers]
@@ -286,9 +293,15 @@ class Sessions:
         answered = tag + self._digest_id(x.answer_id) if x.answer_id else None
         past = _PastExchange(
             tuple(filter(None, (own, chained, answered))),
-            session, number, x.id, x.relay, ended_ns, ended_wall_ns, _closing_ns(x, ended_ns),
+            session,
+            number,
+            x.id,
+            x.relay,
+            ended_ns,
+            ended_wall_ns,
+            _closing_ns(x, ended_ns),
             answered=x.status is not None and x.status < 400,
-        )  # fmt: skip
+        )
         self._remember(past)
         return Turn(
             session=session,

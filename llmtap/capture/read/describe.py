@@ -152,11 +152,15 @@ class CapturedWorkload:
     def _prefix_figures(self) -> list[dict[str, object]]:
         return [
             {
-                "capture": capture, "unit": unit, "block_size": size, "blocks": n, "hits": n - len(seen),
+                "capture": capture,
+                "unit": unit,
+                "block_size": size,
+                "blocks": n,
+                "hits": n - len(seen),
                 "share": (n - len(seen)) / n,
             }
             for (capture, unit, size), (n, seen) in self._blocks.items()
-        ]  # fmt: skip
+        ]
 
     def _session_figures(self) -> dict[str, object] | None:
         if not any(table.num_rows for table in self._sessions):

@@ -115,20 +115,26 @@ class Integrity:
             "broken": [{"file": file, "problem": problem} for file, problem in self.broken],
             "captures": [
                 {
-                    "capture": c.capture, "present": c.present, "missing": c.missing, "running": c.running,
-                    "duplicates": c.duplicates, "unexplained": c.unexplained, "exact": c.exact,
-                    "not_kept": c.not_kept, "damaged": c.damaged, "meters": c.meters, "closed": c.closed,
+                    "capture": c.capture,
+                    "present": c.present,
+                    "missing": c.missing,
+                    "running": c.running,
+                    "duplicates": c.duplicates,
+                    "unexplained": c.unexplained,
+                    "exact": c.exact,
+                    "not_kept": c.not_kept,
+                    "damaged": c.damaged,
+                    "meters": c.meters,
+                    "closed": c.closed,
                     "relays": [asdict(relay) for relay in c.relays],
                 }
                 for c in self.captures
             ],
-        }  # fmt: skip
+        }
 
 
 def check(
-    infos: Iterable[CaptureInfo],
-    batches: Iterable[pa.RecordBatch],
-    broken: Sequence[tuple[str, str]] = (),
+    infos: Iterable[CaptureInfo], batches: Iterable[pa.RecordBatch], broken: Sequence[tuple[str, str]] = ()
 ) -> Integrity:
     """Return the integrity of files by their metadata and rows (COLUMNS), with 8 bytes of memory per row."""
     infos = list(infos)
@@ -158,15 +164,19 @@ def check(
                 capture,
                 [
                     _relay_integrity(
-                        relay, pa.chunked_array(numbers_of.get((capture, relay), []), pa.int64()),
-                        ledger.relays.get(relay), closed=ledger.closed,
+                        relay,
+                        pa.chunked_array(numbers_of.get((capture, relay), []), pa.int64()),
+                        ledger.relays.get(relay),
+                        closed=ledger.closed,
                     )
                     for relay in relays
                 ],
                 len({info.ledger.meter for info in of_it if info.ledger.meter}),
-                ledger.dropped, _summed_counts(info.damaged for info in of_it), ledger.closed,
+                ledger.dropped,
+                _summed_counts(info.damaged for info in of_it),
+                ledger.closed,
             )
-        )  # fmt: skip
+        )
     return Integrity(checked, unnumbered, list(broken))
 
 
@@ -235,11 +245,21 @@ def _relay_integrity(
     unsettled = min(unexplained, count.unsettled)
     running = 0 if closed else unsettled
     return RelayIntegrity(
-        relay, opened, len(ordered), len(numbers) - len(ordered), absent - running, running, ranges,
-        dropped, unsettled, since, unexplained - unsettled,
+        relay,
+        opened,
+        len(ordered),
+        len(numbers) - len(ordered),
+        absent - running,
+        running,
+        ranges,
+        dropped,
+        unsettled,
+        since,
+        unexplained - unsettled,
         not unsettled and not since and not count.packets.get("lost"),
-        count.packets, count.watched,
-    )  # fmt: skip
+        count.packets,
+        count.watched,
+    )
 
 
 def _missing_ranges(ordered: pa.Array, before: int, last: int) -> Iterable[tuple[int, int]]:

@@ -102,9 +102,13 @@ class Capture:
     """A capture, made by `read`. Each iteration opens the files again."""
 
     def __init__(
-        self, files: Sequence[CaptureFile], broken: Sequence[tuple[str, str]], places: Sequence[str], *,
+        self,
+        files: Sequence[CaptureFile],
+        broken: Sequence[tuple[str, str]],
+        places: Sequence[str],
+        *,
         skip_broken: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.files = tuple(files)
         self.broken = list(broken)
         """Files that could not be read, or not to their end, and why."""

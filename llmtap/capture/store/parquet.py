@@ -304,10 +304,15 @@ def write_parquet(where: Path | BinaryIO, info: CaptureInfo, batches: Iterable[p
     """Write the rows in their order, with one row group in memory; return their number. Raises OSError."""
     rows = 0
     writer = pq.ParquetWriter(
-        where, SCHEMA, compression="zstd", compression_level=_LEVEL, store_schema=False,
+        where,
+        SCHEMA,
+        compression="zstd",
+        compression_level=_LEVEL,
+        store_schema=False,
         use_dictionary=[_leaf_path(SCHEMA.field(column.name)) for column in COLUMNS if not column.distinct],
-        write_statistics=[column.name for column in COLUMNS if column.statistics], write_page_checksum=True,
-    )  # fmt: skip
+        write_statistics=[column.name for column in COLUMNS if column.statistics],
+        write_page_checksum=True,
+    )
     try:
         for group in _row_groups(batches):
             rows += group.num_rows

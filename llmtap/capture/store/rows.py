@@ -313,9 +313,16 @@ def exchanges_of(batch: pa.RecordBatch) -> Iterator[exchange.Exchange]:
     """Yield the rows of a batch in SCHEMA as Exchanges, stamped by the wall clock; unknown turns are -1."""
     n = batch.num_rows
     skipped = {
-        *_OFFSETS, *_EVENTS, "event_chars", "text_blocks", "server_gap_us", "blocks", "message_bytes",
-        "arrival", "capture",
-    }  # fmt: skip
+        *_OFFSETS,
+        *_EVENTS,
+        "event_chars",
+        "text_blocks",
+        "server_gap_us",
+        "blocks",
+        "message_bytes",
+        "arrival",
+        "capture",
+    }
     rows = {name: batch.column(name).to_pylist() for name in SCHEMA.names if name not in skipped}
     arrivals = pc.fill_null(batch.column("arrival_ns"), 0)
     us = pa.concat_arrays([batch.column(name) for name in _OFFSETS])
@@ -368,9 +375,13 @@ def _set_fields(x: exchange.Exchange, row: dict[str, Any]) -> None:
     if row["session"] is not None:
         number = -1 if row["turn"] is None else row["turn"]
         x.turn = exchange.Turn(
-            row["session"], row["session_source"] or "", number, row["parent"], _us_to_ns(row["think_us"]),
+            row["session"],
+            row["session_source"] or "",
+            number,
+            row["parent"],
+            _us_to_ns(row["think_us"]),
             row["turn_by"],
-        )  # fmt: skip
+        )
     if row["request_body"] is not None or row["response_text"] is not None or row["level"] == "full":
         x.text = exchange.CapturedText(row["request_body"], row["response_text"], row["redactions"] or 0)
 

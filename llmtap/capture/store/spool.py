@@ -33,14 +33,7 @@ import msgspec
 import pyarrow as pa
 
 from llmtap.capture.options import CaptureOptions
-from llmtap.capture.schema import (
-    SCHEMA,
-    VERSION,
-    CaptureInfo,
-    CaptureLedger,
-    CaptureVersionError,
-    migrate,
-)
+from llmtap.capture.schema import SCHEMA, VERSION, CaptureInfo, CaptureLedger, CaptureVersionError, migrate
 from llmtap.errors import LlmtapError
 
 _MAGIC: Final = b"LTSP"

@@ -154,8 +154,12 @@ class Store:
         options = self._options
         log.info(
             "event=capture_started to=%s spool=%s level=%s when_full=%s total_bytes=%d",
-            self._place.name, self._folder, options.level, options.when_full, options.total_bytes,
-        )  # fmt: skip
+            self._place.name,
+            self._folder,
+            options.level,
+            options.when_full,
+            options.total_bytes,
+        )
         if options.level == "full" and not options.redact:
             log.warning(
                 "event=capture_unredacted tenants=%r reason='capture.redact is empty: nothing is redacted'",
@@ -232,14 +236,21 @@ class Store:
         waiting, waiting_bytes = self._finisher.waiting
         spool_bytes = waiting_bytes + self._open_bytes
         return StoreState(
-            rows_written=self._rows, bytes_written=self._bytes,
-            files=counts.files, files_waiting=waiting, files_deleted=self._files.deleted,
+            rows_written=self._rows,
+            bytes_written=self._bytes,
+            files=counts.files,
+            files_waiting=waiting,
+            files_deleted=self._files.deleted,
             rows_deleted=self._files.deleted_rows,
-            spool_bytes=spool_bytes, local_bytes=spool_bytes + self._files.bytes,
-            failures=counts.failures, recovered=counts.recovered_rows, damaged=counts.damaged_batches,
+            spool_bytes=spool_bytes,
+            local_bytes=spool_bytes + self._files.bytes,
+            failures=counts.failures,
+            recovered=counts.recovered_rows,
+            damaged=counts.damaged_batches,
             lost_rows=counts.lost_rows,
-            problem=self.problem, files_problem=self._finisher.problem,
-        )  # fmt: skip
+            problem=self.problem,
+            files_problem=self._finisher.problem,
+        )
 
     # ---------------------------------------------------------------- writing
 

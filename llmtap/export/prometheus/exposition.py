@@ -339,7 +339,9 @@ class Exposition:
         """
         # Only copy here: sorting and formatting take longer and run in another thread.
         return Frozen(
-            self._version, self._families, [(labels, s.freeze()) for labels, s in self._series.items()],
+            self._version,
+            self._families,
+            [(labels, s.freeze()) for labels, s in self._series.items()],
             {point: buckets.read() for point, buckets in self._added_latency.items()},
             [(labels, *buckets.read()) for labels, buckets in self._calls.items()],
             {
@@ -349,9 +351,11 @@ class Exposition:
                 },
                 **(values or {}),
             },
-            histograms, helps or {},
-            self._exemplars.freeze(), self._native,
-        )  # fmt: skip
+            histograms,
+            helps or {},
+            self._exemplars.freeze(),
+            self._native,
+        )
 
 
 def format_name(accept: str, *, native: bool) -> str:
@@ -402,11 +406,7 @@ class Frozen:
         yield InfoMetricFamily(
             "llmtap_build",
             "Version of the meter, its Python, and the implementation of its per-event path",
-            {
-                "version": self.version,
-                "python": platform.python_version(),
-                "implementation": native.NAME,
-            },
+            {"version": self.version, "python": platform.python_version(), "implementation": native.NAME},
         )
 
     def _histograms(self) -> Iterator[tuple[HistogramFamily, Sequence[Cell]]]:

@@ -114,11 +114,15 @@ def _native_histogram(buckets: ExponentialBuckets) -> bytes:
             spans.append((i - next_, 1))
         deltas.append(count - before)
         next_, before = i + 1, count
-    return b"".join((
-        _uint(5, _zigzag(EXPONENTIAL_SCALE)), _double(6, _ZERO_THRESHOLD), _uint(7, buckets.zeros),
-        *(_message(12, _uint(1, _zigzag(offset)) + _uint(2, length)) for offset, length in spans),
-        _message(13, b"".join([_varint(_zigzag(delta)) for delta in deltas])),
-    ))  # fmt: skip
+    return b"".join(
+        (
+            _uint(5, _zigzag(EXPONENTIAL_SCALE)),
+            _double(6, _ZERO_THRESHOLD),
+            _uint(7, buckets.zeros),
+            *(_message(12, _uint(1, _zigzag(offset)) + _uint(2, length)) for offset, length in spans),
+            _message(13, b"".join([_varint(_zigzag(delta)) for delta in deltas])),
+        )
+    )
 
 
 def _exemplar(exemplar: Exemplar) -> bytes:
@@ -199,8 +203,12 @@ class TextWriter:
             braced = f"{{{labels}}}" if labels else ""
             upto = list(accumulate(counts))
             filled = template % (
-                *chain.from_iterable(zip(repeat(prefix), upto)), braced, upto[-1], braced, total / family.unit
-            )  # fmt: skip
+                *chain.from_iterable(zip(repeat(prefix), upto)),
+                braced,
+                upto[-1],
+                braced,
+                total / family.unit,
+            )
             series_exemplars = exemplars.get(values) if exemplars and self._openmetrics else None
             self._pieces.append(_with_exemplars(filled, series_exemplars) if series_exemplars else filled)
 

@@ -161,11 +161,7 @@ class Watch:
         url = urlsplit(target)
         port = url.port or (443 if url.scheme == "https" else 80)
         self._system = SystemSampler(
-            clock,
-            sender=[os.getpid()],
-            target=(url.hostname or "", port),
-            period_ns=period_ns,
-            nvml=nvml,
+            clock, sender=[os.getpid()], target=(url.hostname or "", port), period_ns=period_ns, nvml=nvml
         )
         self._scrape = scrape
         self._scraper = ServerScraper(

@@ -118,10 +118,7 @@ def difference_interval(a: Interval, b: Interval) -> tuple[float | None, float |
     difference = b.value - a.value
     low = difference - hypot(b.value - b.low, a.high - a.value)
     high = difference + hypot(b.high - b.value, a.value - a.low)
-    return (
-        None if b.open_below or a.open_above else low,
-        None if b.open_above or a.open_below else high,
-    )
+    return (None if b.open_below or a.open_above else low, None if b.open_above or a.open_below else high)
 
 
 def _cautions(results: Mapping[str, _Json]) -> Iterator[BurstCaution]:

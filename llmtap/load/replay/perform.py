@@ -40,14 +40,7 @@ from llmtap.load.monitor.watch import Watch
 from llmtap.load.options import BodyOptions, LoadPlan
 from llmtap.load.prompt_sender import check_target
 from llmtap.load.replay.baseline import Baseline, read_recorded
-from llmtap.load.replay.options import (
-    USER_AGENT,
-    AnyMaker,
-    check_listening,
-    http_url_of,
-    maker_for,
-    notes_of,
-)
+from llmtap.load.replay.options import USER_AGENT, AnyMaker, check_listening, http_url_of, maker_for, notes_of
 from llmtap.load.replay.plan import ReplayPlan, reverse_words
 from llmtap.load.replay.result import ObservedLengths, RunObservations, result_of
 from llmtap.load.sending import protocol_of, shown_url
@@ -276,9 +269,10 @@ class Replay:
                 status = response.status
                 if response.headers.get(ERROR_FIELD) == ADMIN_PORT:
                     raise ConfigError(
-                        "--target", f"{shown_url(target.url)} is the admin port of llmtap",
+                        "--target",
+                        f"{shown_url(target.url)} is the admin port of llmtap",
                         "use the address of its proxy (relay.listen), such as http://127.0.0.1:8080",
-                    )  # fmt: skip
+                    )
                 raw = await read_at_most(response) if status == 200 else b""
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
             if spoken != "http":

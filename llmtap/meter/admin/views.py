@@ -163,10 +163,15 @@ def histograms_of(p: ExchangePipeline, window: str, *, certain: bool) -> Callabl
         ]
         return {
             "window": {
-                "name": frozen.name, "seconds": frozen.seconds, "start": frozen.start, "end": frozen.end,
+                "name": frozen.name,
+                "seconds": frozen.seconds,
+                "start": frozen.start,
+                "end": frozen.end,
             },
-            "unit": "ns", "encoding": "HdrHistogram V2, compressed, base64", "series": series,
-        }  # fmt: skip
+            "unit": "ns",
+            "encoding": "HdrHistogram V2, compressed, base64",
+            "series": series,
+        }
 
     return work
 
@@ -180,11 +185,7 @@ def _clear_after_cancel(summary: Any) -> None:
 
 
 def summary_of(
-    p: ExchangePipeline,
-    window: str | None = None,
-    by: Collection[str] = BY,
-    *,
-    certain: bool = False,
+    p: ExchangePipeline, window: str | None = None, by: Collection[str] = BY, *, certain: bool = False
 ) -> Callable[[], dict[str, object]]:
     """Return the summary of a window, as work for any thread.
 

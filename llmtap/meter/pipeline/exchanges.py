@@ -444,13 +444,21 @@ def _copy_stream(one: OpenExchange, now_ns: int, window_ns: int, events_max: int
     start = max(bisect_left(log.t_ns, since_ns), len(log) - events_max)
     ttft = ttft_ns(t)
     about: dict[str, object] = {
-        "id": x.id, "tenant": x.tenant, "model": x.model, "route": x.route, "side": x.side, "arm": arm,
-        "endpoint": x.endpoint, "dialect": now.dialect, "stream": now.stream,
+        "id": x.id,
+        "tenant": x.tenant,
+        "model": x.model,
+        "route": x.route,
+        "side": x.side,
+        "arm": arm,
+        "endpoint": x.endpoint,
+        "dialect": now.dialect,
+        "stream": now.stream,
         "age": _seconds(max(0, now_ns - t.arrival_ns)),
         "ttft": None if ttft is None else _seconds(ttft),
-        "events": now.events, "tokens": now.tokens,
+        "events": now.events,
+        "tokens": now.tokens,
         "since_last": None if t.last_token_ns is None else _seconds(max(0, now_ns - t.last_token_ns)),
-    }  # fmt: skip
+    }
     return _StreamCopy(
         about, t.arrival_ns, since_ns, now_ns, log.t_ns[start:], log.tokens[start:], log.flags[start:]
     )

@@ -208,9 +208,14 @@ class Recorder:
         self._left_out[reason] = self._left_out.get(reason, 0) + 1
 
     def note_relay(
-        self, relay: str, opened: int, dropped: dict[str, int], unsettled: int,
-        packets: dict[str, int] | None = None, watched: dict[str, int] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        relay: str,
+        opened: int,
+        dropped: dict[str, int],
+        unsettled: int,
+        packets: dict[str, int] | None = None,
+        watched: dict[str, int] | None = None,
+    ) -> None:
         """Note the counts of a relay, by which a reader can find missing rows."""
         known = self._relays.get(relay)
         if known is not None:

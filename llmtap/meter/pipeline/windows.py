@@ -321,11 +321,7 @@ class Windows:
     """All windows. One thread writes; data that readers get never changes again."""
 
     def __init__(
-        self,
-        clock: Clock,
-        objectives: Mapping[str, Objectives] | None = None,
-        *,
-        terms: str = "",
+        self, clock: Clock, objectives: Mapping[str, Objectives] | None = None, *, terms: str = ""
     ) -> None:
         """`terms`: text of all options by which exchanges are judged, to compare with those of another
         meter."""
@@ -475,11 +471,7 @@ class FrozenWindow:
     tiles: Sequence[_Tile]
 
     def to_dict(
-        self,
-        by: Collection[str] = BY,
-        *,
-        certain: bool = False,
-        price: Price | None = None,
+        self, by: Collection[str] = BY, *, certain: bool = False, price: Price | None = None
     ) -> dict[str, object]:
         """Return the merged Summary as public JSON.
 

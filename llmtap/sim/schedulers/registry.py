@@ -16,16 +16,7 @@ from llmtap.workload.requests import Requests
 ALL_OPTIONS: Final = frozenset((*ModelOptions.__struct_fields__, *Serving.__struct_fields__))
 
 _ALWAYS: Final = frozenset(
-    (
-        "token_sla",
-        "request_sla",
-        "window",
-        "tokens",
-        "failed",
-        "same_instant",
-        "tie",
-        "percentile",
-    )
+    ("token_sla", "request_sla", "window", "tokens", "failed", "same_instant", "tie", "percentile")
 )
 """Options that the driver and the summary read; they apply to all schedulers."""
 _BATCHES: Final = _ALWAYS | {

@@ -57,11 +57,7 @@ class DeliveredText:
 
 class Delivery:
     def __init__(
-        self,
-        texts: Sequence[DeliveredText],
-        options: SimOptions,
-        fault: FaultKind | None,
-        begin_ns: int = 0,
+        self, texts: Sequence[DeliveredText], options: SimOptions, fault: FaultKind | None, begin_ns: int = 0
     ) -> None:
         """`begin_ns`: time when the request was accepted."""
         g, p = options.guardrails, options.pacing

@@ -17,14 +17,7 @@ from llmtap.json_types import JsonObject
 from llmtap.protocol.websocket import Opcode, frame
 from llmtap.sim.server.openai import openai_error
 from llmtap.sim.server.reception import Reception
-from llmtap.sim.server.shapes import (
-    BROKEN,
-    Answer,
-    BadRequest,
-    Shape,
-    SimulatedRequest,
-    text_of,
-)
+from llmtap.sim.server.shapes import BROKEN, Answer, BadRequest, Shape, SimulatedRequest, text_of
 from llmtap.sim.server.websocket import Plan, SessionTurn, SimulatedSession
 
 _ITEMS_MAX: Final = 10_000
@@ -116,12 +109,7 @@ class OpenAIRealtimeShape(Shape):
         self._events = events
         self._event = events.event
         self.conversation = conversation
-        self._place = {
-            "response_id": self.id,
-            "item_id": self.item_id,
-            "output_index": 0,
-            "content_index": 0,
-        }
+        self._place = {"response_id": self.id, "item_id": self.item_id, "output_index": 0, "content_index": 0}
         self._place_text = msgspec.json.encode(self._place)[1:-1]
 
     def _item(self, status: str) -> JsonObject:

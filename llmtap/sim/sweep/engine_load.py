@@ -63,11 +63,16 @@ def request_times(x: Exchange) -> RequestTimes | None:
             times = output_times_ns(t.events)
     given = tokens.input
     return RequestTimes(
-        submit_ns, submit_ns + round(queued_ms * 1e6), t.first_token_ns if x.stream else None, last_ns,
+        submit_ns,
+        submit_ns + round(queued_ms * 1e6),
+        t.first_token_ns if x.stream else None,
+        last_ns,
         last_ns or t.response_end_ns or t.delivered_ns or submit_ns,
-        None if given is None else max(0, given - (tokens.cached or 0)), given or 0,
-        len(times) or tokens.output or 0, times,
-    )  # fmt: skip
+        None if given is None else max(0, given - (tokens.cached or 0)),
+        given or 0,
+        len(times) or tokens.output or 0,
+        times,
+    )
 
 
 class EngineLoad:

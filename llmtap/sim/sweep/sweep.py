@@ -268,16 +268,7 @@ _COLUMNS: Final[Mapping[str, str]] = {
 """For each column, the path of its figure in the result, in seconds or as a share. Values of columns that end
 in _ms or _pct are converted."""
 _IN_COLUMNS: Final = frozenset(
-    {
-        "scheduler",
-        "requests",
-        "servers",
-        "bins",
-        "seed",
-        "load",
-        "token_sla",
-        "request_sla",
-    }
+    {"scheduler", "requests", "servers", "bins", "seed", "load", "token_sla", "request_sla"}
 )
 """Settings that need no further column, since `_COLUMNS` has them under another name."""
 

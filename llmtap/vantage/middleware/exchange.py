@@ -375,10 +375,14 @@ class AppExchange:
 
     def _close(self, outcome: Outcome, t_ns: int, error: str | None = None) -> None:
         closing = Closing(
-            outcome=outcome.value, status=self.status, error=error, paused_ns=self.paused_ns,
-            lag_ns=self._emitter.lag.worst_since(self.arrival_ns), request_bytes=self._request_bytes,
+            outcome=outcome.value,
+            status=self.status,
+            error=error,
+            paused_ns=self.paused_ns,
+            lag_ns=self._emitter.lag.worst_since(self.arrival_ns),
+            request_bytes=self._request_bytes,
             response_bytes=self._response_bytes,
-        )  # fmt: skip
+        )
         self._tap.close_exchange(self.seq, t_ns, closing)
         self._finish()
 

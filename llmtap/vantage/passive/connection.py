@@ -409,9 +409,14 @@ class ConnectionTable:
         if self._local:
             by_client, by_server = source in self._local, target in self._local
             self.sides.add(
-                "host" if by_client and by_server
-                else "client" if by_client else "server" if by_server else "middle"
-            )  # fmt: skip
+                "host"
+                if by_client and by_server
+                else "client"
+                if by_client
+                else "server"
+                if by_server
+                else "middle"
+            )
         return from_client if up else from_server
 
     def _make_room(self) -> bool:

@@ -236,9 +236,13 @@ class Conversation:
             return b""  # avoid copying the head for each packet: packets may have one byte each
         whole = bytes(buffer)
         match = next_response_head(
-            whole, x.method, bytes_max=HEAD_BYTES_MAX, fields_max=HEAD_BYTES_MAX, interims=x.interims,
+            whole,
+            x.method,
+            bytes_max=HEAD_BYTES_MAX,
+            fields_max=HEAD_BYTES_MAX,
+            interims=x.interims,
             waited_ns=t_ns - x.began_ns,
-        )  # fmt: skip
+        )
         if match is None:
             return b""
         buffer.clear()
@@ -364,7 +368,12 @@ class Conversation:
         if x.tapped:
             x.tapped = False
             closing = Closing(
-                outcome=outcome.value, status=x.status, error=error, paused_ns=x.paused_ns,
-                lag_ns=x.error_ns, request_bytes=x.request_bytes, response_bytes=x.response_bytes,
-            )  # fmt: skip
+                outcome=outcome.value,
+                status=x.status,
+                error=error,
+                paused_ns=x.paused_ns,
+                lag_ns=x.error_ns,
+                request_bytes=x.request_bytes,
+                response_bytes=x.response_bytes,
+            )
             self._sink.close_exchange(x.seq, t_ns, closing)

@@ -232,10 +232,15 @@ class FileVantage:
         """Return the counts as the status of a relay."""
         ledger, counts = self._ledger, self._table.counts
         return RelayStatus(
-            t_ns=self.now_ns, **ledger.counts(), skipped=self._skipped, connections=len(self._table),
-            draining=True, packets={"captured": self.packets}, watched=dict(counts.connections),
+            t_ns=self.now_ns,
+            **ledger.counts(),
+            skipped=self._skipped,
+            connections=len(self._table),
+            draining=True,
+            packets={"captured": self.packets},
+            watched=dict(counts.connections),
             missing_bytes=counts.missing_bytes,
-        )  # fmt: skip
+        )
 
     def _flush(self) -> None:
         frames, self._frames = self._frames, []

@@ -25,12 +25,10 @@ class WatchOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         opt("Clock that stamps received packets: the kernel's, or the network card's (`adapter`)."),
     ] = "kernel"
     skip: Annotated[
-        tuple[str, ...],
-        opt("Requests that are not inference, as for `relay.skip`: counted, not measured."),
+        tuple[str, ...], opt("Requests that are not inference, as for `relay.skip`: counted, not measured.")
     ] = NOT_INFERENCE
     ring_bytes: Annotated[Bytes, opt("Size of the kernel's packet buffer per interface.")] = Bytes(64 << 20)
     tap_bytes: Annotated[Bytes, opt("Maximum bytes of frames waiting for the meter.")] = Bytes(32 << 20)
     user: Annotated[
-        str | None,
-        opt("User to switch to after the packet sockets are open (default: no switch)."),
+        str | None, opt("User to switch to after the packet sockets are open (default: no switch).")
     ] = None

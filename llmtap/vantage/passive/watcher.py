@@ -116,9 +116,16 @@ class Watcher:
         self._loop = loop
         self._clock = clock or SystemClock()
         self.reporter = Reporter(
-            loop, tap_path, options.tap_bytes, make_lag_meter(0), self._clock, name=name,
-            clock_name="packet", vantage="passive", live_counts=self._live_counts,
-        )  # fmt: skip
+            loop,
+            tap_path,
+            options.tap_bytes,
+            make_lag_meter(0),
+            self._clock,
+            name=name,
+            clock_name="packet",
+            vantage="passive",
+            live_counts=self._live_counts,
+        )
         self.counts = WatchCounts()
         self._adapters = {
             ring.fd: Timebase(adapter, self.reporter.lag)
@@ -257,9 +264,14 @@ async def _run(setup: WatchSetup) -> None:
     options = setup.options
     rings = [PacketRing(socket.socket(fileno=fd), options.ring_bytes) for fd in setup.packet_fds]
     watcher = Watcher(
-        loop, options, rings, name=setup.name, tap_path=setup.tap_path,
-        adapters=[AdapterClock(fd) for fd in setup.adapter_fds], local=local_addresses(),
-    )  # fmt: skip
+        loop,
+        options,
+        rings,
+        name=setup.name,
+        tap_path=setup.tap_path,
+        adapters=[AdapterClock(fd) for fd in setup.adapter_fds],
+        local=local_addresses(),
+    )
     watcher.reporter.side = setup.side
     stop = asyncio.Event()
 

@@ -200,13 +200,16 @@ class Flow(FlowState):
         while data and not self.over:
             try:
                 match = next_response_head(
-                    data, self._method, bytes_max=options.head_bytes, fields_max=options.head_fields,
-                    interims=self._interims, waited_ns=t_ns - self.arrival_ns,
-                )  # fmt: skip
+                    data,
+                    self._method,
+                    bytes_max=options.head_bytes,
+                    fields_max=options.head_fields,
+                    interims=self._interims,
+                    waited_ns=t_ns - self.arrival_ns,
+                )
                 if match is not None and match[0].status == 101 and not self.upload.upgrade:
                     raise PeerProtocolError(
-                        "the upstream answered 101 (Switching Protocols), but no upgrade was requested",
-                        502,
+                        "the upstream answered 101 (Switching Protocols), but no upgrade was requested", 502
                     )
             except PeerProtocolError as exc:
                 if is_interim_flood(self._interims, t_ns - self.arrival_ns):
@@ -530,19 +533,23 @@ class Flow(FlowState):
             assignment.give_room()
         if self.tapped:
             closing = Closing(
-                outcome=self._outcome, status=self.status, error=self._error, paused_ns=self.paused_ns,
-                lag_ns=reporter.uncertainty_since(self.arrival_ns), connect_ns=upload.connect_ns,
-                connected_ns=upload.connected_ns, send_wait_ns=upload.send_wait_ns,
-                request_bytes=upload.bytes, response_bytes=self.response_bytes, retries=upload.retries,
-            )  # fmt: skip
+                outcome=self._outcome,
+                status=self.status,
+                error=self._error,
+                paused_ns=self.paused_ns,
+                lag_ns=reporter.uncertainty_since(self.arrival_ns),
+                connect_ns=upload.connect_ns,
+                connected_ns=upload.connected_ns,
+                send_wait_ns=upload.send_wait_ns,
+                request_bytes=upload.bytes,
+                response_bytes=self.response_bytes,
+                retries=upload.retries,
+            )
             if assignment is not None:
                 assignment.add_to_closing(closing)
             self._tap.close_exchange(self.seq, now_ns, closing)
         upload.detach()
         self._tunnel = None
         self._client.flow_over(
-            now_ns,
-            keep=self._keep_client,
-            linger=not upload.end_ns,
-            abort=cut and self._client_sees_close(),
+            now_ns, keep=self._keep_client, linger=not upload.end_ns, abort=cut and self._client_sees_close()
         )

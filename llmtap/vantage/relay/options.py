@@ -40,8 +40,7 @@ class RelayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     websocket: Annotated[bool, opt("allow upgrades to WebSocket; the tunnel is measured as well")] = True
 
     thread: Annotated[
-        bool,
-        opt("experimental: forward long responses in a thread of compiled code; needs clock = kernel"),
+        bool, opt("experimental: forward long responses in a thread of compiled code; needs clock = kernel")
     ] = False
 
     skip: Annotated[

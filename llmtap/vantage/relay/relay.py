@@ -118,9 +118,17 @@ class Relay:
             lag = make_lag_meter(PROBE_GRAIN_NS, blind_ns=PROBE_NS + PROBE_GRAIN_NS, turns=2)
         self._stamped = keep_stamps_on() if options.clock == "kernel" else None
         self.reporter = reporter = Reporter(
-            loop, tap_path, options.tap_bytes, lag, clock or SystemClock(), name=name,
-            clock_name=options.clock, listen=listen, live_counts=self._live_counts, on_word=self._on_word,
-        )  # fmt: skip
+            loop,
+            tap_path,
+            options.tap_bytes,
+            lag,
+            clock or SystemClock(),
+            name=name,
+            clock_name=options.clock,
+            listen=listen,
+            live_counts=self._live_counts,
+            on_word=self._on_word,
+        )
         self.tap = reporter.tap
         self._pools: list[Pool] = []
         self._checks: list[_UpstreamCheck] = []
@@ -158,10 +166,16 @@ class Relay:
         options = self.options
         tls = client_context(options.upstream_ca, options.upstream_verify) if origin.tls else None
         pool = Pool(
-            self.loop, origin, self.reporter.timebase, clock=options.clock, tls=tls,
-            idle_max=options.upstream_idle_connections, idle_ns=options.upstream_keepalive,
-            connect_ns=options.connect_timeout, server_name=server_name,
-        )  # fmt: skip
+            self.loop,
+            origin,
+            self.reporter.timebase,
+            clock=options.clock,
+            tls=tls,
+            idle_max=options.upstream_idle_connections,
+            idle_ns=options.upstream_keepalive,
+            connect_ns=options.connect_timeout,
+            server_name=server_name,
+        )
         self._pools.append(pool)
         self._checks.append(_UpstreamCheck(origin, pool))
         return Route(origin, origin.authority if options.host == "upstream" else None, pool)
@@ -403,9 +417,13 @@ async def _run(setup: RelaySetup) -> int:
     options = setup.options
     socks = [socket.socket(fileno=fd) for fd in setup.listen_fds]
     relay = Relay(
-        loop, options, name=setup.name, tap_path=setup.tap_path, experiment=setup.experiment,
+        loop,
+        options,
+        name=setup.name,
+        tap_path=setup.tap_path,
+        experiment=setup.experiment,
         listen=f"http{'s' if options.tls_certificate else ''}://{name_of(socks[0])}" if socks else "",
-    )  # fmt: skip
+    )
     relay.reporter.side = setup.side
     stop = asyncio.Event()
 
