@@ -36,6 +36,8 @@ _TITLES: Final = {
 }  # fmt: skip
 _P_MIN: Final = 1e-16
 """Smallest p-value that is shown as a number; a smaller one is shown as `< 1e-16`."""
+_WHOLE_MS_MIN: Final = 9.5
+"""Smallest difference in ms that is shown without decimals."""
 _Json = Mapping[str, Any]
 
 
@@ -153,15 +155,25 @@ def ttft_sentence(experiment: _Json, arm: str, subject: str) -> str:
         unit = experiment.get("unit", "unit")
         return f"A comparison needs {FIRST_LOOK} {unit}s of each arm; there are {counts_text(units)}."
     ttft = at(experiment, "differences", arm, "ttft", "p50") or {}
-    low, high = ttft.get("interval") or (0, 0)
+    level = 1 - experiment.get("alpha", 0.05)
+    interval = ttft.get("interval") or (0, 0)
+    return change_sentence(
+        subject, "the median time to first token", ttft.get("difference") or 0, interval, level
+    )
+
+
+def change_sentence(
+    subject: str, metric: str, difference: float, interval: Sequence[float], level: float
+) -> str:
+    """Return a sentence on a difference of a time in seconds, with its interval of the confidence level."""
+    low, high = interval
     if low <= 0 <= high:
-        return f"{subject} does not change the median time to first token significantly."
-    bounds = sorted((abs(low), abs(high)))
-    difference, low_ms, high_ms = (f"{seconds * 1e3:,.0f}" for seconds in (abs(ttft["difference"]), *bounds))
-    effect = f"adds {difference} ms to" if low > 0 else f"saves {difference} ms of"
-    level = f"{100 * (1 - experiment.get('alpha', 0.05)):g} %"
-    interval = f"{level} confidence: {low_ms} to {high_ms} ms"
-    return f"{subject} {effect} the median time to first token ({interval})."
+        return f"{subject} does not change {metric} significantly."
+    places = 0 if abs(difference) * 1e3 >= _WHOLE_MS_MIN else 1
+    shown = (abs(difference), *sorted((abs(low), abs(high))))
+    text, low_ms, high_ms = (f"{seconds * 1e3:,.{places}f}" for seconds in shown)
+    effect = f"adds {text} ms to" if low > 0 else f"saves {text} ms of"
+    return f"{subject} {effect} {metric} ({100 * level:g} % confidence: {low_ms} to {high_ms} ms)."
 
 
 def _demo_times(experiment: _Json, control: str, other: str) -> Iterator[list[str]]:
@@ -190,4 +202,4 @@ def _proxy_lines(summary: _Json, exchanges: Sequence[_Json]) -> Iterator[str]:
 
 def _signed_ms(seconds: float) -> str:
     ms = seconds * 1e3
-    return f"{ms:+,.0f}" if abs(ms) >= 9.5 else f"{ms:+.1f}"
+    return f"{ms:+,.0f}" if abs(ms) >= _WHOLE_MS_MIN else f"{ms:+.1f}"

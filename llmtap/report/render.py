@@ -54,7 +54,7 @@ def terminal(blocks: Iterable[Block]) -> RenderableType:
     for block in blocks:
         match block:
             case Note():
-                line(f"{block.lead} {block.text}" if block.lead else block.text, block.style)
+                line(f"{block.lead} {block.text}".rstrip() if block.lead else block.text, block.style)
             case VerdictBox():
                 style = "red" if not block.good else "yellow" if block.items else "green"
                 line(f"{block.lead} {block.text}", style)

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from llmtap.bench.report.compare import compare_results
+from llmtap.bench.report.texts import full_markdown
 from llmtap.load.replay.comparison import compare_replays, comparison_document
 from llmtap.report.bench import bench_html, compare_html, compare_markdown, render_bench
 from llmtap.report.document import COLOURS, Note, ReportDocument, Section, chart_figure, chart_table
@@ -149,6 +150,14 @@ def test_a_page_loads_nothing_and_can_be_used_without_seeing_it(name: str, compa
     targets = {given["for"] for tag, given in made.elements if tag == "label" and given.get("for")}
     assert targets <= set(ids)
     assert len(made.text) < PAGE_BYTES_MAX
+
+
+def test_the_page_of_a_benchmark_begins_with_the_headline_of_its_test() -> None:
+    sentence = "Full Filter adds 191 ms"
+    document = bench_document(bench_report(headline=[sentence]))
+    words = Page(bench_html(document)).words
+    assert 0 < words.index(sentence) < words.index("Valid.")
+    assert sentence in _printed(document) and f"**{sentence}**" in full_markdown(document)
 
 
 @pytest.mark.parametrize(

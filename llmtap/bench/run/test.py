@@ -80,6 +80,8 @@ class TestResult:
 
     measurements: msgspec.Struct | None = None
     """Figures of the test, with times in seconds and shares from 0 to 1. Unknown values are None."""
+    headline: list[str] = field(default_factory=list)
+    """Sentences with the main result, for the top of reports; empty: the page shows the cells of tables."""
     tables: list[ReportTable] = field(default_factory=list)
     charts: list[ChartSpec] = field(default_factory=list)
     configuration: dict[str, str] = field(default_factory=dict)
