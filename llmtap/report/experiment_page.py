@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from llmtap.report.document import Block, Note, ReportDocument, Section, Table, VerdictBox, term_blocks
 from llmtap.report.experiment import metric_text, ttft_sentence
-from llmtap.report.labels import labels_table
+from llmtap.report.labels import LABELS_TITLE, labels_table
 from llmtap.report.render import markdown, page_html, terminal
 from llmtap.report.values import at, burst_sentences, counts_text, number
 
@@ -191,7 +191,7 @@ def _labels(experiment: _Json) -> Iterator[Section]:
     # Experiments that an earlier version stored have no labels.
     table = labels_table({name: arm.get("labels") for name, arm in experiment["arms"].items()}, "arm")
     if table is not None:
-        yield Section("labels", "Refusals against labels", [table])
+        yield Section("labels", LABELS_TITLE, [table])
 
 
 def _share(share: _Json) -> str:

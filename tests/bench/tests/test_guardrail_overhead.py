@@ -198,7 +198,7 @@ def test_labelled_requests_go_once_to_each_configuration(tmp_path: Path) -> None
     result = run(session, levels=[50.0], repeats=1, labelled=str(file))
     assert [name for name, _ in session.loads if "labelled" in name] == ["labelled/baseline", "labelled/full"]
     table = result.tables[-1]
-    assert table.caption == "Refusals against the labels of the requests"
+    assert table.caption == "Refusals against labels"
     assert table.rows == [
         ["Baseline", "should-answer", "1", "0", "0", "false positives", "0.0%, 0.0% to 80.0%"],
         ["Baseline", "should-refuse", "1", "0", "0", "false negatives", "100.0%, 20.0% to 100.0%"],
