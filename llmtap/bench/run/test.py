@@ -80,8 +80,6 @@ class TestResult:
 
     measurements: msgspec.Struct | None = None
     """Figures of the test, with times in seconds and shares from 0 to 1. Unknown values are None."""
-    headline: list[str] = field(default_factory=list)
-    """Sentences with the main result, for the top of reports; empty: the page shows the cells of tables."""
     tables: list[ReportTable] = field(default_factory=list)
     charts: list[ChartSpec] = field(default_factory=list)
     configuration: dict[str, str] = field(default_factory=dict)
@@ -95,6 +93,8 @@ class TestResult:
     """Sentences about the objectives that no load met."""
     itl_option: str | None = None
     """Option of 4.6.3 for the gaps of this test, such as `A` or `A + C`; None: the options of the loads."""
+    headline: list[str] = field(default_factory=list)
+    """Sentences with the main result, for the top of reports; empty: the page shows the cells of tables."""
 
     def measurements_json(self) -> Mapping[str, Any]:
         """Return the measurements as public JSON."""
