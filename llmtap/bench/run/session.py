@@ -52,7 +52,7 @@ from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.statistics import percentile
 from llmtap.units import NS_PER_S, Duration, to_seconds
-from llmtap.user_files import decode_json
+from llmtap.user_files import decode_json, open_private
 from llmtap.workload.requests import Requests
 
 TIMEOUT: Final = Duration(600 * NS_PER_S)
@@ -244,7 +244,7 @@ def write_requests(
     if is_stored:
         # The file contains no name and no date, so that equal requests give equal files.
         with (
-            (folder / REQUESTS_FILE).open("wb") as raw,
+            open(folder / REQUESTS_FILE, "wb", opener=open_private) as raw,
             gzip.GzipFile("", "wb", _GZIP_LEVEL, raw, mtime=0) as file,
         ):
             for row, body in _bodies(prepared):
