@@ -182,20 +182,21 @@ def page_html(document: ReportDocument, *assets: str) -> str:
     Raises ValueError if two elements would have the same id. Ids are the keys of sections and plots; those
     of the template itself begin with `_OWN_IDS`.
     """
-    plots = [
+    drawn = [
         (f"{figure.key}-{i}", panel.plot)
         for figure in document.figures()
         for i, panel in enumerate(figure.panels)
     ]
     ids = ["settings"] * bool(document.settings)
-    ids += [section.key for section in document.sections] + [key for key, _ in plots]
+    ids += [section.key for section in document.sections] + [key for key, _ in drawn]
     if len(set(ids)) < len(ids) or any(not key or key.startswith(_OWN_IDS) for key in ids):
         raise ValueError(f"ids of the page are missing or not unique: {ids}")
+    plots = dict(drawn)
     return _page_template().render(
         doc=document,
         style=_page_parts("curves.css", "plot.css", *(name for name in assets if name.endswith(".css"))),
         script=_page_parts("plot.js", "curves.js", *(name for name in assets if name.endswith(".js"))),
-        figures=_json_markup({"lines": [line.settings for line in document.lines], "plots": dict(plots)}),
+        data=_json_markup({"lines": [line.settings for line in document.lines], "plots": plots}),
     )
 
 
