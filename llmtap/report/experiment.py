@@ -24,6 +24,7 @@ from llmtap.report.values import (
     is_marked,
     milliseconds,
     number,
+    p_text,
 )
 
 _COUNTS: Final = {"tokens_per_chunk": "tokens per chunk", "output_tokens": "output tokens"}
@@ -34,8 +35,6 @@ _SHARES: Final = {
 _TITLES: Final = {
     **METRIC_TITLES, "ttft_any": "TTFT of any token", "user_idle": "user idle latency", **_COUNTS, **_SHARES,
 }  # fmt: skip
-_P_MIN: Final = 1e-16
-"""Smallest p-value that is shown as a number; a smaller one is shown as `< 1e-16`."""
 _WHOLE_MS_MIN: Final = 9.5
 """Smallest difference in ms that is shown without decimals."""
 _Json = Mapping[str, Any]
@@ -68,7 +67,7 @@ def experiment_lines(experiment: _Json) -> list[str]:
             f"stopped: {stopped['arm']} was worse in {stopped['figure']} ({more}) at {stopped['at']}"
         )
     if not ratio.get("alarm"):
-        lines.append(f"split: {units} units, as configured" + ("" if p is None else f" (p {p:.2g})"))
+        lines.append(f"split: {units} units, as configured" + ("" if p is None else f" (p {p_text(p)})"))
     findings = experiment.get("findings") or []
     lines += [_finding_text(experiment, finding) for finding in findings]
     pending = [f"{name} has {arm['units']:,}" for name, arm in arms.items() if arm["units"] < FIRST_LOOK]
@@ -89,9 +88,7 @@ def _finding_text(experiment: _Json, finding: _Json) -> str:
     if difference.get("anytime_interval") is not None:
         low, high = (_signed_text(metric, end) for end in difference["anytime_interval"])
         text += f" ({100 * (1 - experiment.get('alpha', 0.05)):g} %: {low} to {high})"
-    # A smaller p-value may be 0 only by rounding: floats near 1 differ by about 1e-16.
-    p = f"{finding['p']:.1g}" if finding["p"] >= _P_MIN else f"< {_P_MIN:g}"
-    return f"{text}, p {p} at every look"
+    return f"{text}, p {p_text(finding['p'], 1)} at every look"
 
 
 def _signed_text(metric: str, value: float | None) -> str:

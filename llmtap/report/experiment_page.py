@@ -12,7 +12,7 @@ from llmtap.report.document import Block, Note, ReportDocument, Section, Table, 
 from llmtap.report.experiment import metric_text, ttft_sentence
 from llmtap.report.labels import LABELS_TITLE, labels_table
 from llmtap.report.render import markdown, page_html, terminal
-from llmtap.report.values import at, burst_sentences, counts_text, number
+from llmtap.report.values import at, burst_sentences, counts_text, number, p_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -110,7 +110,7 @@ def _differences(experiment: _Json, arm: str) -> list[Block]:
             [
                 title, *p50, _difference(metric, median.get("difference"), median.get("interval")),
                 _difference(metric, tested.get("difference"), interval),
-                "-" if p is None else f"{p:.2g}",
+                "-" if p is None else p_text(p),
                 "misleading" if metric in misleading else "finding" if metric in findings else "",
             ]
         )  # fmt: skip
@@ -213,7 +213,7 @@ def _settings(experiment: _Json) -> Iterator[list[str]]:
     yield ["alpha", f"{number(experiment['alpha'])}, for {experiment['comparisons']} comparisons"]
     yield ["means are compared from", f"{experiment['units_needed']} units in each arm"]
     p = experiment["sample_ratio"]["p"]
-    tested = "not tested" if p is None else f"p {p:.2g}"
+    tested = "not tested" if p is None else f"p {p_text(p)}"
     yield ["sample ratio", f"{counts_text(experiment['sample_ratio']['units'])} ({tested})"]
     if experiment["covariate"] != "none":
         yield ["covariate", experiment["covariate"]]

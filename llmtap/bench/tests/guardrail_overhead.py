@@ -42,6 +42,7 @@ from llmtap.errors import ConfigError
 from llmtap.metrics.comparison import adjusted_p_values, compare_paired, compare_quantile, reduction
 from llmtap.metrics.statistics import is_enough, percentile
 from llmtap.report.experiment import change_sentence
+from llmtap.report.values import p_text
 
 BASELINE: Final = "baseline"
 BASELINE_REPEATED: Final = "baseline_again"
@@ -465,7 +466,9 @@ def _p_value_text(row: _OverheadRow) -> str:
     if overall is None:
         return "-"
     adjusted_p = overall.p_adjusted
-    return f"{overall.p:.2g} (unadjusted)" if adjusted_p is UNSET else f"{adjusted_p:.2g}"
+    if adjusted_p is not UNSET:
+        return p_text(adjusted_p)
+    return f"{p_text(overall.p)} (unadjusted)" if isinstance(overall.p, float) else "-"
 
 
 def _arm_cell(cell: figures.Cell) -> figures.Cell:

@@ -403,10 +403,10 @@ function withoutDialect(s) {
     el("code", {}, "llmtap inspect FILE --draft NAME"));
 }
 
-/** A line of the banner if too many exchanges are uncertain, as in the Tap view. */
+/** A line of the banner if too many exchanges are uncertain, as in the view Health. */
 function unreliable(s) {
   const words = uncertain(s);
-  return words && [`${words}: their times are unreliable. See `, el("a", { href: "#tap" }, "Tap")];
+  return words && [`${words}: their times are unreliable. See `, el("a", { href: "#tap" }, "Health")];
 }
 
 function large(node) {
