@@ -1,10 +1,12 @@
 """Read files of users with limits on size and nesting, find the lines of TOML keys, and decode JSON.
 
-`read_file` returns bytes. `read_toml` returns a dict and raises ConfigError with the file, and the line if it
-is known. `key_lines` returns the line of each key, for error messages. `decode_json` decodes bytes that the
-caller has read; it raises msgspec.DecodeError even for JSON that is nested too deeply.
+`open_private` is the opener of files that only their owner may read. `read_file` returns bytes. `read_toml`
+returns a dict and raises ConfigError with the file, and the line if it is known. `key_lines` returns the line
+of each key, for error messages. `decode_json` decodes bytes that the caller has read; it raises
+msgspec.DecodeError even for JSON that is nested too deeply.
 """
 
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -27,6 +29,14 @@ _TOO_DEEP: Final = "is nested too deeply"
 _TOML_TOKEN: Final = re.compile(
     r'"""(?:\\.|[^\\])*?"""|\'\'\'.*?\'\'\'|"(?:\\.|[^"\\\n])*"|\'[^\'\n]*\'|#[^\n]*|[.=,\n\[\]{}]', re.DOTALL
 )
+
+
+def open_private(path: str, flags: int) -> int:
+    """Opener for `open`: a new file has mode 0600, as it holds captured requests or their measurements.
+
+    A file that exists keeps its mode.
+    """
+    return os.open(path, flags, 0o600)
 
 
 @overload

@@ -13,6 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from llmtap.capture.schema import SCHEMA
+from llmtap.user_files import open_private
 
 PHASES: Final = ("send_us", "wait_us", "receive_us")
 """Columns in addition to those of a capture (`connect_us` is a column of captures)."""
@@ -21,7 +22,7 @@ PHASES: Final = ("send_us", "wait_us", "receive_us")
 def write_csv(path: Path, batches: Iterable[pa.RecordBatch]) -> int:
     """Write batches in SCHEMA; return the number of rows. Raises OSError."""
     rows = 0
-    with path.open("w", encoding="utf-8", newline="") as file:
+    with open(path, "w", encoding="utf-8", newline="", opener=open_private) as file:
         writer = csv.writer(file)
         writer.writerow([*SCHEMA.names, *PHASES])
         for batch in batches:

@@ -148,7 +148,7 @@ def _document(title: str, about: str, heads: Sequence[str], rows: list[list[str]
     blocks: list[Block] = [Table(tuple(heads), rows, nowrap=True)]
     if is_marked(rows):
         blocks.append(Note(FEW, "yellow"))
-    return ReportDocument(title, [Note(about, "bold")], sections=[Section("", title, blocks)])
+    return ReportDocument(title, [Note(about, "bold")], sections=[Section("latencies", title, blocks)])
 
 
 def _write_outputs(outputs: Outputs, result: Mapping[str, Any], document: ReportDocument) -> None:

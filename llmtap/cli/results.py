@@ -142,7 +142,7 @@ def store_result(capture: str, result: Mapping[str, Any]) -> None:
     """
     place = result_place(capture, result)
     if place is not None:
-        write_output("--capture", place, json_text(result))
+        write_output("--capture", place, json_text(result), private=True)
 
 
 def stored_verdicts(places: Sequence[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:

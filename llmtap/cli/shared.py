@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from typer.core import TyperCommand
 
 from llmtap.errors import ConfigError, ExitCode, install_hint, printable
+from llmtap.user_files import open_private
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -120,10 +121,14 @@ def need_capture(to: str) -> None:
         raise ConfigError("--capture", f"{exc.place}: {exc.problem}", exc.hint) from None
 
 
-def write_output(option: str, place: Path, text: str) -> None:
-    """Write a text and a line feed. Raises ConfigError that names the option."""
+def write_output(option: str, place: Path, text: str, *, private: bool = False) -> None:
+    """Write a text and a line feed. Raises ConfigError that names the option.
+
+    `private`: only the owner may read a new file.
+    """
     try:
-        place.write_text(text + "\n", encoding="utf-8")
+        with open(place, "w", encoding="utf-8", opener=open_private if private else None) as file:
+            file.write(text + "\n")
     except OSError as exc:
         raise _write_error(option, place, exc) from None
 

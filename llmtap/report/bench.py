@@ -154,6 +154,7 @@ def render_bench(document: _Json) -> RenderableType:
 
 
 def _test_blocks(report: _Json) -> Iterator[Note | Table]:
+    yield from headline_notes(report)
     if settings := report.get("configuration"):
         yield Note(" · ".join(f"{name}: {value}" for name, value in settings.items()))
     yield from _tables(report)
@@ -197,7 +198,15 @@ def bench_html(document: _Json) -> str:
     return page_html(page, *_ASSETS, "bench_page.js")
 
 
+def headline_notes(report: _Json) -> Iterator[Note]:
+    """Yield the sentences on the main result of a test; most tests have none."""
+    # Results of earlier versions have no headline.
+    yield from (Note("", "bold", lead=sentence) for sentence in report.get("headline") or ())
+
+
 def _summary_blocks(document: _Json) -> Iterator[Block]:
+    for report in document.get("tests") or ():
+        yield from headline_notes(report)
     yield from _verdict_blocks(document)
     yield from requirements_blocks(requirement_rows(document))
 
@@ -247,7 +256,6 @@ _HEADLINES: Final[Mapping[str, Sequence[tuple[int, str, str]]]] = {
     "prefix-cache": [(10, "Cache Disabled", "TTFT P50"), (10, "Cache (Warm)", "TTFT P50")],
     "memory-pressure": [(11, "", "Complete"), (11, "", "TTFT P99")],
     "long-context": [(12, "", "TTFT Mean"), (12, "", "ms/1K tokens")],
-    "guardrail-overhead": [(13, "Baseline", "TTFT P50"), (13, "Full Filter", "TTFT P50")],
 }
 """Figures on the tiles of each test: number of the draft's table, end of the row's label, and head of the
 column ("": the last column)."""

@@ -1,12 +1,12 @@
 
 // The table of demands shows those that are chosen.
 (() => {
-  const table = document.getElementById("demands");
+  const table = document.getElementById("page-demands");
   if (!table) return;
   const rows = [...table.tBodies[0].rows];
   const choices = [...document.querySelectorAll("select[data-filter]")];
-  const words = document.getElementById("demand-words");
-  const shown = document.getElementById("demands-shown");
+  const words = document.getElementById("page-demand-words");
+  const shown = document.getElementById("page-demands-shown");
 
   function choose() {
     const wanted = words.value.trim().toLowerCase();

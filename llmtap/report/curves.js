@@ -1,6 +1,6 @@
 
 // The page: draws its charts with the lines that the reader chose.
-const { lines, plots } = JSON.parse(document.getElementById("figures").textContent);
+const { lines, plots } = JSON.parse(document.getElementById("page-data").textContent);
 const PAPER_PX = 330; // half of an A4 page between its margins
 const paper = matchMedia("print");
 const choices = [...document.querySelectorAll("select[data-dimension]")];
@@ -31,7 +31,7 @@ function choose() {
   for (const panel of document.querySelectorAll(".panel[data-of]")) {
     panel.classList.toggle("hidden", !fits(JSON.parse(panel.dataset.of)));
   }
-  const shown = document.getElementById("shown");
+  const shown = document.getElementById("page-shown");
   if (shown) shown.textContent = `${lines.filter((_, i) => isShown(i)).length} of ${lines.length} lines are shown; tables have all.`;
   drawAll();
 }

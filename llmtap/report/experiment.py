@@ -24,6 +24,7 @@ from llmtap.report.values import (
     is_marked,
     milliseconds,
     number,
+    p_text,
 )
 
 _COUNTS: Final = {"tokens_per_chunk": "tokens per chunk", "output_tokens": "output tokens"}
@@ -34,8 +35,8 @@ _SHARES: Final = {
 _TITLES: Final = {
     **METRIC_TITLES, "ttft_any": "TTFT of any token", "user_idle": "user idle latency", **_COUNTS, **_SHARES,
 }  # fmt: skip
-_P_MIN: Final = 1e-16
-"""Smallest p-value that is shown as a number; a smaller one is shown as `< 1e-16`."""
+_WHOLE_MS_MIN: Final = 9.5
+"""Smallest difference in ms that is shown without decimals."""
 _Json = Mapping[str, Any]
 
 
@@ -66,7 +67,7 @@ def experiment_lines(experiment: _Json) -> list[str]:
             f"stopped: {stopped['arm']} was worse in {stopped['figure']} ({more}) at {stopped['at']}"
         )
     if not ratio.get("alarm"):
-        lines.append(f"split: {units} units, as configured" + ("" if p is None else f" (p {p:.2g})"))
+        lines.append(f"split: {units} units, as configured" + ("" if p is None else f" (p {p_text(p)})"))
     findings = experiment.get("findings") or []
     lines += [_finding_text(experiment, finding) for finding in findings]
     pending = [f"{name} has {arm['units']:,}" for name, arm in arms.items() if arm["units"] < FIRST_LOOK]
@@ -87,9 +88,7 @@ def _finding_text(experiment: _Json, finding: _Json) -> str:
     if difference.get("anytime_interval") is not None:
         low, high = (_signed_text(metric, end) for end in difference["anytime_interval"])
         text += f" ({100 * (1 - experiment.get('alpha', 0.05)):g} %: {low} to {high})"
-    # A smaller p-value may be 0 only by rounding: floats near 1 differ by about 1e-16.
-    p = f"{finding['p']:.1g}" if finding["p"] >= _P_MIN else f"< {_P_MIN:g}"
-    return f"{text}, p {p} at every look"
+    return f"{text}, p {p_text(finding['p'], 1)} at every look"
 
 
 def _signed_text(metric: str, value: float | None) -> str:
@@ -153,15 +152,25 @@ def ttft_sentence(experiment: _Json, arm: str, subject: str) -> str:
         unit = experiment.get("unit", "unit")
         return f"A comparison needs {FIRST_LOOK} {unit}s of each arm; there are {counts_text(units)}."
     ttft = at(experiment, "differences", arm, "ttft", "p50") or {}
-    low, high = ttft.get("interval") or (0, 0)
+    level = 1 - experiment.get("alpha", 0.05)
+    interval = ttft.get("interval") or (0, 0)
+    return change_sentence(
+        subject, "the median time to first token", ttft.get("difference") or 0, interval, level
+    )
+
+
+def change_sentence(
+    subject: str, metric: str, difference: float, interval: Sequence[float], level: float
+) -> str:
+    """Return a sentence on a difference of a time in seconds, with its interval of the confidence level."""
+    low, high = interval
     if low <= 0 <= high:
-        return f"{subject} does not change the median time to first token significantly."
-    bounds = sorted((abs(low), abs(high)))
-    difference, low_ms, high_ms = (f"{seconds * 1e3:,.0f}" for seconds in (abs(ttft["difference"]), *bounds))
-    effect = f"adds {difference} ms to" if low > 0 else f"saves {difference} ms of"
-    level = f"{100 * (1 - experiment.get('alpha', 0.05)):g} %"
-    interval = f"{level} confidence: {low_ms} to {high_ms} ms"
-    return f"{subject} {effect} the median time to first token ({interval})."
+        return f"{subject} does not change {metric} significantly."
+    places = 0 if abs(difference) * 1e3 >= _WHOLE_MS_MIN else 1
+    shown = (abs(difference), *sorted((abs(low), abs(high))))
+    text, low_ms, high_ms = (f"{seconds * 1e3:,.{places}f}" for seconds in shown)
+    effect = f"adds {text} ms to" if low > 0 else f"saves {text} ms of"
+    return f"{subject} {effect} {metric} ({100 * level:g} % confidence: {low_ms} to {high_ms} ms)."
 
 
 def _demo_times(experiment: _Json, control: str, other: str) -> Iterator[list[str]]:
@@ -190,4 +199,4 @@ def _proxy_lines(summary: _Json, exchanges: Sequence[_Json]) -> Iterator[str]:
 
 def _signed_ms(seconds: float) -> str:
     ms = seconds * 1e3
-    return f"{ms:+,.0f}" if abs(ms) >= 9.5 else f"{ms:+.1f}"
+    return f"{ms:+,.0f}" if abs(ms) >= _WHOLE_MS_MIN else f"{ms:+.1f}"

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from llmtap.report.document import Block, Note, ReportDocument, Section, Table, VerdictBox, term_blocks
 from llmtap.report.experiment import metric_text, ttft_sentence
-from llmtap.report.labels import labels_table
+from llmtap.report.labels import LABELS_TITLE, labels_table
 from llmtap.report.render import markdown, page_html, terminal
-from llmtap.report.values import at, burst_sentences, counts_text, number
+from llmtap.report.values import at, burst_sentences, counts_text, number, p_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -112,7 +112,7 @@ def _differences(experiment: _Json, arm: str) -> list[Block]:
                 *p50,
                 _difference(metric, median.get("difference"), median.get("interval")),
                 _difference(metric, tested.get("difference"), interval),
-                "-" if p is None else f"{p:.2g}",
+                "-" if p is None else p_text(p),
                 "misleading" if metric in misleading else "finding" if metric in findings else "",
             ]
         )
@@ -202,7 +202,7 @@ def _labels(experiment: _Json) -> Iterator[Section]:
     # Experiments that an earlier version stored have no labels.
     table = labels_table({name: arm.get("labels") for name, arm in experiment["arms"].items()}, "arm")
     if table is not None:
-        yield Section("labels", "Refusals against labels", [table])
+        yield Section("labels", LABELS_TITLE, [table])
 
 
 def _share(share: _Json) -> str:
@@ -224,7 +224,7 @@ def _settings(experiment: _Json) -> Iterator[list[str]]:
     yield ["alpha", f"{number(experiment['alpha'])}, for {experiment['comparisons']} comparisons"]
     yield ["means are compared from", f"{experiment['units_needed']} units in each arm"]
     p = experiment["sample_ratio"]["p"]
-    tested = "not tested" if p is None else f"p {p:.2g}"
+    tested = "not tested" if p is None else f"p {p_text(p)}"
     yield ["sample ratio", f"{counts_text(experiment['sample_ratio']['units'])} ({tested})"]
     if experiment["covariate"] != "none":
         yield ["covariate", experiment["covariate"]]

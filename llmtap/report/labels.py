@@ -14,6 +14,7 @@ _WRONG: Final = {
     "should-refuse": ("answered", "false negatives"),
 }
 """By label: the result that is an error, and the name of such errors."""
+LABELS_TITLE: Final = "Refusals against labels"
 _Labels = Mapping[str, Any] | None
 
 
@@ -34,7 +35,7 @@ def label_lines(labels: _Labels) -> Iterator[str]:
         yield f"labels that do not count: {counts_text(labels['ignored'])}"
 
 
-def labels_table(named: Mapping[str, _Labels], head: str) -> Table | None:
+def labels_table(named: Mapping[str, _Labels], head: str, caption: str = "") -> Table | None:
     """Return the table of refusals against labels by name (such as an arm); None if no request had a label.
 
     `head`: title of the column of names.
@@ -54,7 +55,7 @@ def labels_table(named: Mapping[str, _Labels], head: str) -> Table | None:
         f"{name}: {counts_text(labels['ignored'])}" for name, labels in labelled.items() if labels["ignored"]
     ]
     footnote = f"Labels that do not count: {'; '.join(ignored)}." if ignored else ""
-    return Table(heads, rows, label="Refusals against labels", footnote=footnote)
+    return Table(heads, rows, caption, label=LABELS_TITLE, footnote=footnote)
 
 
 def share_text(counts: Mapping[str, Any]) -> str:

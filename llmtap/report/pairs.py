@@ -64,7 +64,7 @@ def headline(summary: _Json) -> str:
     back, front = (at(figures, f"tokens_per_event_{side}", "p50") for side in ("back", "front"))
     if back and front:
         before, after = number(back["value"], 2), number(front["value"], 2)
-        same = f"keeps {before} tokens per event"
+        same = f"keeps {before} token{'s' * (before != '1')} per event"
         parts.append(same if before == after else f"changes {before} to {after} tokens per event")
     if not parts:
         return "No pair has a streamed answer, so nothing shows what the gateway adds."

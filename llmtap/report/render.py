@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 _TERM_WIDTH: Final = 14
+_OWN_IDS: Final = "page-"
+"""Begin of the ids that `page.html` itself gives."""
 _GAP: Final = 2
 """Number of spaces between two columns in a terminal."""
 
@@ -52,7 +54,7 @@ def terminal(blocks: Iterable[Block]) -> RenderableType:
     for block in blocks:
         match block:
             case Note():
-                line(f"{block.lead} {block.text}" if block.lead else block.text, block.style)
+                line(f"{block.lead} {block.text}".rstrip() if block.lead else block.text, block.style)
             case VerdictBox():
                 style = "red" if not block.good else "yellow" if block.items else "green"
                 line(f"{block.lead} {block.text}", style)
@@ -177,17 +179,26 @@ def markdown(document: ReportDocument, *, special: str = "\\|*_`") -> str:
 
 
 def page_html(document: ReportDocument, *assets: str) -> str:
-    """Return the page. `assets`: style sheets and scripts of this folder that only some pages have."""
-    plots = {
-        f"{figure.key}-{i}": panel.plot
+    """Return the page. `assets`: style sheets and scripts of this folder that only some pages have.
+
+    Raises ValueError if two elements would have the same id. Ids are the keys of sections and plots; those
+    of the template itself begin with `_OWN_IDS`.
+    """
+    drawn = [
+        (f"{figure.key}-{i}", panel.plot)
         for figure in document.figures()
         for i, panel in enumerate(figure.panels)
-    }
+    ]
+    ids = ["settings"] * bool(document.settings)
+    ids += [section.key for section in document.sections] + [key for key, _ in drawn]
+    if len(set(ids)) < len(ids) or any(not key or key.startswith(_OWN_IDS) for key in ids):
+        raise ValueError(f"ids of the page are missing or not unique: {ids}")
+    plots = dict(drawn)
     return _page_template().render(
         doc=document,
         style=_page_parts("curves.css", "plot.css", *(name for name in assets if name.endswith(".css"))),
         script=_page_parts("plot.js", "curves.js", *(name for name in assets if name.endswith(".js"))),
-        figures=_json_markup({"lines": [line.settings for line in document.lines], "plots": plots}),
+        data=_json_markup({"lines": [line.settings for line in document.lines], "plots": plots}),
     )
 
 

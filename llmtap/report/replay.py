@@ -27,6 +27,7 @@ from llmtap.report.document import (
     VerdictBox,
 )
 from llmtap.report.gates import requirement_rows, requirements_blocks
+from llmtap.report.labels import LABELS_TITLE, labels_table
 from llmtap.report.render import markdown, page_html, terminal
 from llmtap.report.replay_charts import distribution_sections, time_sections
 from llmtap.report.replay_terms import RATES, basis_texts, plan_rows
@@ -375,6 +376,8 @@ def _outcome_blocks(result: _Json) -> Iterator[Block]:
     unsent = [[name, f"{load[name]:,}"] for name in ("dropped", "unsent") if load[name]]
     if unsent:
         tables.append(Table(["", "requests"], unsent, f"Of {load['planned']:,} planned, never sent"))
+    if labels := labels_table({"all": result.get("labels")}, "traffic", LABELS_TITLE):
+        tables.append(labels)
     yield TableGroup(tables, "Outcomes")
     if errors := result["errors"]:
         yield ItemList([f"failed {n:,}: {error}" for error, n in errors.items()])

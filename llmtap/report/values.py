@@ -126,6 +126,16 @@ def burst_sentences(n: float, label: str = "") -> tuple[str, str]:
     )
 
 
+P_MIN: Final = 1e-16
+"""Smallest p-value that is shown as a number. A smaller one may be 0 only by rounding: floats near 1 differ
+by about 1e-16."""
+
+
+def p_text(p: float, digits: int = 2) -> str:
+    """Return a p-value as text: `0.031`, or `< 1e-16`."""
+    return f"{p:.{digits}g}" if p >= P_MIN else f"< {P_MIN:g}"
+
+
 def count_with_noun(n: int, noun: str, plural: str = "") -> str:
     """Return a count with its noun: `1 file`, `2,000 files`. Default of `plural`: the noun with an s."""
     return f"{n:,} {noun if n == 1 else plural or noun + 's'}"

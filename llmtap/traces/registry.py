@@ -33,8 +33,11 @@ from llmtap.traces.formats import (
     tracelab,
     vllm,
 )
-from llmtap.traces.text import first_problem
+from llmtap.traces.text import first_objects, first_problem
 
+_NAMES_SHOWN: Final = 8
+_NAME_CHARS: Final = 32
+"""Maximum number of characters that an error shows of the name of a member."""
 SNIFF_BYTES: Final = 64 << 10
 """Number of decompressed bytes at the start of a file by which its format is recognised."""
 
@@ -75,7 +78,7 @@ def detect(name: str, head: bytes) -> TraceFormat:
         raise FormatError("the file is empty" if not head else "the file contains only white space")
     claims = [f for f in FORMATS if f.sniff(head, name)]
     if not claims:
-        problem = first_problem(head)
+        problem = first_problem(head) or _member_names(head)
         raise FormatError(
             (f"{problem}; " if problem else "")
             + "the format of the file is not known; `llmtap convert --list` shows the known formats, and "
@@ -86,6 +89,14 @@ def detect(name: str, head: bytes) -> TraceFormat:
         options = " or ".join(f"`--from {f.name}`" for f in claims)
         raise FormatError(f"the file may have the format {names}; select one with {options}")
     return claims[0]
+
+
+def _member_names(head: bytes) -> str:
+    """Return a text with the members of the first JSON objects, so that a misspelt one is seen; or ""."""
+    members = list(dict.fromkeys(name[:_NAME_CHARS] for one in first_objects(head) for name in one))
+    more = ", ..." if len(members) > _NAMES_SHOWN else ""
+    shown = ", ".join(map(repr, members[:_NAMES_SHOWN]))
+    return f"its first objects have the members {shown}{more}" if members else ""
 
 
 def format_for_file(name: str) -> TraceFormat:

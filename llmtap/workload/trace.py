@@ -98,22 +98,25 @@ class Trace:
             raise ValueError(f"none of {len(stays):,} conversations is left at a share of {share:g}")
         return self._select_rows(rows)
 
-    def requests_at(self, *, count: int, scale: float = 1.0, think_scale: float = 1.0) -> Requests:
+    def requests_at(
+        self, *, count: int, scale: float = 1.0, think_scale: float = 1.0, timed: bool = True
+    ) -> Requests:
         """Return `count` requests from time 0, `scale` times as dense as in the trace. Request k is row k mod
         n.
 
-        Raises ValueError if the trace cannot be repeated.
+        `timed`: whether the caller uses the arrivals. Raises ValueError if then the trace cannot be repeated.
         """
         source = self.requests
         n, span_ns = len(source), self.span_ns
-        if count > n and span_ns == 0:
+        if count > n and span_ns == 0 and timed:
             raise ValueError("the rows cannot be repeated, since all arrive at once")
         offsets = [t - source.arrival_ns[0] for t in source.arrival_ns[: min(n, count)]]
         if count > n:
             # The period is span + span / (n - 1) = n span / (n - 1). Round its multiples and not the period,
             # so that rounding errors do not add up.
             rounds = range(-(-count // n))
-            offsets = [t + k * span_ns * n // (n - 1) for k in rounds for t in offsets][:count]
+            shifts = [k * span_ns * n // (n - 1) if span_ns else 0 for k in rounds]
+            offsets = [t + shift for shift in shifts for t in offsets][:count]
         if scale != 1:
             offsets = [round(t / scale) for t in offsets]
         more = -(-count // n)

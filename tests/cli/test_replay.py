@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import stat
 import sys
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,8 @@ async def replayed(*args: str) -> tuple[int, str, str]:
 
 def test_a_replay_is_a_page_of_what_its_json_says(tmp_path: Path) -> None:
     page, report = tmp_path / "page.html", tmp_path / "result.json"
-    args = ("conversation", "--rate", "100", "--requests", "20", "--html", str(page), "--json", str(report))
+    args = ("conversation", "--rate", "100", "--requests", "20", "--html", str(page), "--json", str(report),
+            "--capture", str(tmp_path / "c"), "--csv", str(tmp_path / "rows.csv"))  # fmt: skip
     code, out, err = asyncio.run(replayed(*args))
     # This machine may be too busy for valid figures, which is not what this test is about.
     assert code in (ExitCode.OK, ExitCode.NOT_VALID), err
@@ -120,6 +122,9 @@ def test_a_replay_is_a_page_of_what_its_json_says(tmp_path: Path) -> None:
     assert first["x"][0] in (result["quantiles"]["submit"]["ttft"][0] * k for k in (1.0, 1e3))
     sent = next(one for one in made.figures["plots"]["load-0"]["series"] if one["name"] == "sent")
     assert sum(sent["y"][:-1]) == result["load"]["sent"] == 20
+    # Only the owner may read the requests, and what was measured of each.
+    private = [tmp_path / "rows.csv", *tmp_path.glob("c.replay-*.json"), *(tmp_path / "c").glob("*.parquet")]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in private] == [0o600] * 3
     rows = dict(row for row in made.tables["settings"] if len(row) == 2)
     assert f"(n {result['selftest']['itl']['n']:,}); self-test of" in rows["our own error"]
     assert "our own error  TTFT" in out

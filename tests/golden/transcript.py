@@ -66,7 +66,7 @@ def normalised(text: str) -> str:
     # The last digits of a float are those of the machine's mathematics library.
     text = _LONG_FRACTION.sub(lambda m: f"{float(m[0]):.7g}", text)
     text = _BLOCK.sub("\n", text)
-    lines = (_FIGURES.sub(",\n", line) if 'id="figures">' in line else line for line in text.split("\n"))
+    lines = (_FIGURES.sub(",\n", line) if 'id="page-data">' in line else line for line in text.split("\n"))
     return _ended("\n".join(line.rstrip(" ") for line in lines))
 
 

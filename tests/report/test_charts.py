@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from llmtap.report.bench import bench_html
+from llmtap.report.pairs import pairs_html
 from llmtap.report.replay import replay_html
 from llmtap.report.sweep_page import sweep_html
 from tests.report.simulated_runs import run
+from tests.report.test_pairs import summary
 from tests.support.browser import CHROMIUM, Page, browser
 from tests.support.results.bench_documents import CHARTS, bench_document, bench_report
 from tests.support.results.replay_results import replay_result
@@ -22,6 +24,7 @@ PAGES = {
     "replay": replay_html(replay_result()),
     "bench": bench_html(bench_document(bench_report(charts=CHARTS))),
     "sweep": SWEEP,
+    "pairs": pairs_html(summary(group=4)),
     "bars": sweep_html([run(f"a-scheduler-with-a-long-name-{i}", 1) for i in range(9)]),
 }
 MISSING = """[...document.querySelectorAll(".plot")]
@@ -110,7 +113,9 @@ async def test_a_stretch_of_the_run_is_shown_in_all_charts_over_time(tmp_path: P
 async def test_a_line_that_is_hidden_is_in_no_chart(tmp_path: Path) -> None:
     async with report_page(SWEEP, tmp_path) as page:
         assert {one["name"] for one in await points(page, "throughput-0")} == {"a", "<b>"}
-        await page.look("document.getElementById('line-0').click()")
+        await page.look("document.getElementById('page-line-0').click()")
         shown = {one["name"] for one in await points(page, "throughput-0")}
         assert len(shown) == 1
-        assert (await page.look("document.getElementById('shown').textContent")).startswith("1 of 2 lines")
+        assert (await page.look("document.getElementById('page-shown').textContent")).startswith(
+            "1 of 2 lines"
+        )

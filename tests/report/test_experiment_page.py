@@ -74,6 +74,18 @@ def test_refusals_against_labels_are_a_table_of_each_arm() -> None:
     assert ["marked", "should-answer", "8", "2", "0", "false positives", "20.0%, 5.7% to 51.0%"] in rows
 
 
+@pytest.mark.parametrize(
+    ("p", "text"), [(0.0312, "0.031"), (2e-16, "2e-16"), (1e-17, "< 1e-16"), (0.0, "< 1e-16")]
+)
+def test_a_p_value_below_the_resolution_of_floats_has_a_bound(p: float, text: str) -> None:
+    result = measured(units=90, added_ms=200)
+    result["differences"]["marked"]["ttft"]["mean"]["p"] = result["sample_ratio"]["p"] = p
+    table = experiment_markdown(result).replace("&lt;", "<")
+    row = next(line for line in table.splitlines() if line.startswith("| TTFT |"))
+    assert row.split("|")[-3].strip() == text
+    assert f"p {text}" in table
+
+
 def test_names_of_clients_are_escaped_on_the_page() -> None:
     result = measured(units=60, added_ms=0) | {"name": "<script>alert(1)</script>"}
     assert "<script>alert" not in experiment_html(result)

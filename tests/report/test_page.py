@@ -10,11 +10,18 @@ import msgspec
 import pytest
 
 from llmtap.bench.report.compare import compare_results
+from llmtap.bench.report.texts import full_markdown
+from llmtap.load.replay.comparison import compare_replays, comparison_document
 from llmtap.report.bench import bench_html, compare_html, compare_markdown, render_bench
-from llmtap.report.document import COLOURS, chart_table
+from llmtap.report.document import COLOURS, Note, ReportDocument, Section, chart_figure, chart_table
+from llmtap.report.experiment_page import experiment_html
+from llmtap.report.pairs import pairs_html
+from llmtap.report.render import page_html
 from llmtap.report.replay import replay_html
 from llmtap.report.sweep_page import sweep_html
 from tests.report.simulated_runs import run
+from tests.report.test_experiment_page import measured as compared_arms
+from tests.report.test_pairs import summary as pair_summary
 from tests.support.results.bench_documents import CHARTS, bench_document, bench_report, load_step
 from tests.support.results.bench_results import results_folder
 from tests.support.results.pages import Page, contrast
@@ -106,9 +113,23 @@ PAGES: dict[str, tuple[Callable[[], str], Callable[[], str]]] = {
 """A plain page, and one of evil names."""
 
 
-@pytest.mark.parametrize("name", [*PAGES, "compare"])
+def replays_compared() -> str:
+    comparison = compare_replays({"a": replay_result(), "b": replay_result(failed=1)})
+    return page_html(comparison_document(comparison), "replay_page.css")
+
+
+OTHERS: dict[str, Callable[[], str]] = {
+    "pairs": lambda: pairs_html(pair_summary(group=4)),
+    "experiment": lambda: experiment_html(compared_arms(units=60, added_ms=200, labels=True)),
+    "replays compared": replays_compared,
+}
+"""Plain pages of the other reports."""
+
+
+@pytest.mark.parametrize("name", [*PAGES, *OTHERS, "compare"])
 def test_a_page_loads_nothing_and_can_be_used_without_seeing_it(name: str, compared: dict[str, Any]) -> None:
-    made = Page(compare_html(compared) if name == "compare" else PAGES[name][0]())
+    makers = {name: plain for name, (plain, _) in PAGES.items()} | OTHERS
+    made = Page(compare_html(compared) if name == "compare" else makers[name]())
     assert len(made.scripts) == 2
     own = re.sub(r"http://[\w.]+:\d+", "", made.text.replace(SVG, ""))
     assert not re.search(r"https?:|//\S+\.\w", own)
@@ -129,6 +150,30 @@ def test_a_page_loads_nothing_and_can_be_used_without_seeing_it(name: str, compa
     targets = {given["for"] for tag, given in made.elements if tag == "label" and given.get("for")}
     assert targets <= set(ids)
     assert len(made.text) < PAGE_BYTES_MAX
+
+
+def test_the_page_of_a_benchmark_begins_with_the_headline_of_its_test() -> None:
+    sentence = "Full Filter adds 191 ms"
+    document = bench_document(bench_report(headline=[sentence]))
+    words = Page(bench_html(document)).words
+    assert 0 < words.index(sentence) < words.index("Valid.")
+    assert sentence in _printed(document) and f"**{sentence}**" in full_markdown(document)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        [Section("a", "A", []), Section("a", "B", [])],
+        [Section("a-0", "A", [chart_figure("a", CHARTS)])],
+        [Section("a", "A", [chart_figure("b", CHARTS)]), Section("c", "C", [chart_figure("b", CHARTS)])],
+        [Section("settings", "A", [])],
+        [Section("page-data", "A", [])],
+        [Section("", "A", [])],
+    ],
+)
+def test_a_page_with_missing_or_repeated_ids_is_not_made(sections: list[Section]) -> None:
+    with pytest.raises(ValueError, match="not unique"):
+        page_html(ReportDocument("a page", settings=[Note("a setting")], sections=sections))
 
 
 @pytest.mark.parametrize("name", [*PAGES, "compare"])

@@ -1,6 +1,7 @@
 """A replay in the terminal, as Markdown and as a page: the verdict first, and missing parts left out."""
 
 import re
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -8,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from llmtap.load.replay.result import timeline_of
+from llmtap.metrics.refusals import labels_document
 from llmtap.report.replay import render_replay, replay_html, replay_markdown
 from llmtap.units import NS_PER_S
 from tests.support.results.pages import Page
@@ -88,6 +90,20 @@ def test_chunks_that_come_in_bursts_are_a_caution(gap: float, events: float, bur
     texts = (shown(told), replay_markdown(told), replay_html(told))
     assert [says in text for text in texts] == [bursty] * 3
     assert f"{events:.3g} events a read" in texts[0]
+
+
+def test_refusals_against_labels_are_a_table_in_every_form() -> None:
+    assert "false positives" not in shown(GOOD) + replay_markdown(GOOD) + replay_html(GOOD)
+    counts = Counter({"should-answer answered": 81, "should-answer refused": 7, "should-refuse answered": 7,
+                      "should-refuse refused": 25, "unknown": 2})  # fmt: skip
+    result = GOOD | {"labels": labels_document(counts)}
+    row = ["all", "should-answer", "81", "7", "0", "false positives", "8.0%, 3.9% to 15.5%"]
+    assert row in page(result).tables["outcomes"]
+    assert f"| {' | '.join(row)} |" in replay_markdown(result)
+    text = " ".join(shown(result).split())
+    assert " ".join(row) in text
+    assert "all should-refuse 7 25 0 false negatives 21.9%, 11.0% to 38.8%" in text
+    assert "Labels that do not count: all: unknown 2." in text
 
 
 def test_a_share_has_the_three_digits_of_a_histogram() -> None:

@@ -131,6 +131,11 @@ def test_what_is_nothing_is_told(data: bytes, problem: str) -> None:
             detect(name, data)
 
 
+def test_members_of_an_unknown_format_are_named_so_that_a_misspelt_one_is_seen() -> None:
+    with pytest.raises(FormatError, match="members 'prompt', 'label', 'lable'; the format"):
+        detect("a.jsonl", b'{"prompt": "a", "label": "x"}\n{"prompt": "b", "lable": "x"}\n')
+
+
 def test_content_decides_over_the_name() -> None:
     assert detect("a.har", capture()).name == "llmtap"
     assert detect("a.parquet", lines(MOONCAKE)).name == "mooncake"

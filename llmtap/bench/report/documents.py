@@ -121,6 +121,7 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     refused: int
     measurements: Mapping[str, Any]
     """Figures of the test (`TestResult.measurements`)."""
+    headline: list[str] = []
     tasks: list[LoadTasks] | None = None
     """Only for a compound system."""
     tables: list[ReportTable]

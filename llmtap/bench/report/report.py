@@ -154,6 +154,7 @@ def report_of(
         warmups=session.warmups,
         refused=session.refused,
         measurements=measurements,
+        headline=result.headline,
         tasks=tasks,
         tables=[*result.tables, *([] if tasks is None else [_task_table(tasks)])],
         charts=charts,

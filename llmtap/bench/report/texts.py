@@ -20,6 +20,7 @@ from llmtap.report.bench import (
     finding_texts,
     guardrails_text,
     hardware_text,
+    headline_notes,
     identification,
     load_tables,
     validity_suffix,
@@ -252,6 +253,8 @@ def _summary(document: Mapping[str, Any]) -> Iterator[Block]:
     verdict = document.get("verdict") or {}
     if sentence := verdict.get("says"):
         yield Note(f"{sentence}.", lead="Verdict:")
+    for report in document.get("tests") or ():
+        yield from headline_notes(report)
     leads = {
         "findings": "Some figures are not to be relied on:",
         "cautions": "Caution:",

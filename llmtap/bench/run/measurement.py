@@ -32,6 +32,7 @@ from llmtap.metrics.objectives import Judgement, Objectives
 from llmtap.metrics.saturation import TAIL_TIMES, SaturationLevel, heavy_tail, incomplete
 from llmtap.metrics.statistics import percentile
 from llmtap.metrics.summary import ENDED_WELL
+from llmtap.user_files import open_private
 
 _METRICS: Final = shown_on(Surface.BENCH)
 _values: Final = values_of(_METRICS)
@@ -116,7 +117,8 @@ class Measurement:
         return [[ns / 1e9 for ns in gaps] for gaps in rows if gaps]
 
     def save(self, folder: Path) -> None:
-        pq.write_table(self.table, folder / "requests.parquet", compression="zstd")
+        with open(folder / "requests.parquet", "wb", opener=open_private) as file:
+            pq.write_table(self.table, file, compression="zstd")
 
     @classmethod
     def load(cls, folder: Path, name: str, arm: str, result: Mapping[str, Any]) -> "Measurement":

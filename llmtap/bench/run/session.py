@@ -53,7 +53,7 @@ from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.metrics.objectives import Objectives
 from llmtap.units import NS_PER_S, Duration, to_seconds
-from llmtap.user_files import decode_json
+from llmtap.user_files import decode_json, open_private
 from llmtap.workload.registry import is_workload
 from llmtap.workload.requests import Requests
 
@@ -268,7 +268,7 @@ def write_requests(
     if is_stored:
         # The file contains no name and no date, so that equal requests give equal files.
         with (
-            (folder / REQUESTS_FILE).open("wb") as raw,
+            open(folder / REQUESTS_FILE, "wb", opener=open_private) as raw,
             gzip.GzipFile("", "wb", _GZIP_LEVEL, raw, mtime=0) as file,
         ):
             for row, body in _bodies(prepared):

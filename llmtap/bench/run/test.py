@@ -88,6 +88,8 @@ class TestResult:
     """Sentences about the objectives that no load met."""
     itl_option: str | None = None
     """Option of 4.6.3 for the gaps of this test, such as `A` or `A + C`; None: the options of the loads."""
+    headline: list[str] = field(default_factory=list)
+    """Sentences with the main result, for the top of reports; empty: the page shows the cells of tables."""
 
     def measurements_json(self) -> Mapping[str, Any]:
         return {} if self.measurements is None else msgspec.to_builtins(self.measurements)

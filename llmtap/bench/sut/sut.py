@@ -183,10 +183,26 @@ class _TestParams(Mapping[str, type[msgspec.Struct]]):
         return len(TESTS)
 
 
+class _Arms(Mapping[str, type[TargetArm]]):
+    """Arms by the names that tests use; the modules of the tests are imported on demand."""
+
+    def __getitem__(self, name: str) -> type[TargetArm]:
+        if name not in iter(self):
+            raise KeyError(name)
+        return TargetArm
+
+    def __iter__(self) -> Iterator[str]:
+        tests = [test_named(name) for name in TESTS]
+        return iter(dict.fromkeys(arm for test in tests for arm in (*test.arms, *test.arms_any)))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 _SCHEMA: Final[Mapping[str, Any]] = {
     "target": BenchTarget,
     "sut": Sut,
-    "arms": dict[str, TargetArm],
+    "arms": _Arms(),
     "tests": _TestParams(),
 }
 _SECRET_FIELD: Final = re.compile(r"auth|cookie|api-?key|token|secret|passw|credential", re.IGNORECASE)

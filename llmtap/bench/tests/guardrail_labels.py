@@ -14,11 +14,10 @@ from llmtap.bench.run.pace import ExpectedLoad
 from llmtap.bench.run.session import BenchSession, Load, make_load
 from llmtap.bench.run.test import ReportTable
 from llmtap.errors import ConfigError
-from llmtap.report.labels import labels_table
+from llmtap.report.labels import LABELS_TITLE, labels_table
 
 SLOTS: Final = 8
 """Number of concurrent labelled requests: fewer than any filter has threads, so that none is overloaded."""
-CAPTION: Final = "Refusals against the labels of the requests"
 
 
 def labelled_load(session: BenchSession, trace: str) -> Load:
@@ -54,10 +53,10 @@ async def send_labelled(
 
 def labelled_table(labels: Mapping[str, Any], names: Mapping[str, str]) -> ReportTable | None:
     """Return the table of `send_labelled`'s result; `names`: names of the configurations in tables."""
-    table = labels_table({names[arm]: one for arm, one in labels.items()}, "Configuration")
+    table = labels_table({names[arm]: one for arm, one in labels.items()}, "Configuration", LABELS_TITLE)
     if table is None:
         return None
-    return ReportTable(CAPTION, list(table.heads), [list(row) for row in table.rows])
+    return ReportTable(table.caption, list(table.heads), [list(row) for row in table.rows])
 
 
 def expected_labelled(session: BenchSession, trace: str, arms: int) -> list[ExpectedLoad]:

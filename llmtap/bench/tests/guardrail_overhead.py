@@ -42,6 +42,8 @@ from llmtap.errors import ConfigError
 from llmtap.metrics.comparison import adjusted_p_values, compare_paired, compare_quantile, reduction
 from llmtap.metrics.statistics import is_enough, percentile
 from llmtap.options.fields import opt
+from llmtap.report.experiment import change_sentence
+from llmtap.report.values import p_text
 
 BASELINE: Final = "baseline"
 BASELINE_REPEATED: Final = "baseline_again"
@@ -54,6 +56,7 @@ ARMS: Final = {
 """Names in the draft's tables by arm."""
 NAMES: Final = {**ARMS, BASELINE_REPEATED: "Baseline again (A/A)"}
 METRICS: Final = {"ttft": "TTFT", "e2e": "E2E"}
+_SPOKEN: Final = {"ttft": "the time to first token", "e2e": "the time to the end of the answer"}
 Cell = dict[int, Measurement]
 """Measurements of one configuration at one load, by repeat."""
 Cells = Mapping[tuple[str, float], Cell]
@@ -216,6 +219,7 @@ async def run(session: BenchSession, params: GuardrailParams) -> test.TestResult
         "Request count": f"{params.requests:,} in each of {len(order)} blocks",
         "Order of blocks": f"drawn from the seed; {order_text if switches else 'at each load in turn'}",
     }
+    result.headline = list(_headline(measurements.levels[-1]))
     result.tables = _tables(measurements)
     if params.labelled is not None:
         filtered = [BASELINE, *_filter_arms(session)]
@@ -455,7 +459,9 @@ def _p_value_text(row: _OverheadRow) -> str:
     if overall is None:
         return "-"
     adjusted_p = overall.p_adjusted
-    return f"{overall.p:.2g} (unadjusted)" if adjusted_p is UNSET else f"{adjusted_p:.2g}"
+    if adjusted_p is not UNSET:
+        return p_text(adjusted_p)
+    return f"{p_text(overall.p)} (unadjusted)" if isinstance(overall.p, float) else "-"
 
 
 def _arm_cell(cell: figures.Cell) -> figures.Cell:
@@ -483,7 +489,7 @@ TABLE_14: Final[Mapping[str, figures.Cell]] = {
     "Max Throughput": lambda row: (
         f"{row[1].rps:.3g} req/s" if row[1].tps is None else f"{row[1].tps:.0f} tok/s"
     ),
-    "Reduction": lambda row: "-" if row[1].reduction is None else f"{-row[1].reduction:+.1%}",
+    "Reduction": lambda row: "-" if row[1].reduction is None else f"{row[1].reduction:.1%}",
 }
 ANSWER_COLUMNS: Final[Mapping[str, figures.Cell]] = {
     "Load": figures.text("load"),
@@ -493,6 +499,23 @@ ANSWER_COLUMNS: Final[Mapping[str, figures.Cell]] = {
     "Complete": _arm_cell(figures.text("complete", ",")),
     "Refused": _arm_cell(figures.text("refused", ",")),
 }
+
+
+def _headline(highest: GuardrailLevel) -> Iterator[str]:
+    """Yield a sentence on the cost of each filter at the highest load: of TTFT or, without it, of E2E."""
+    load = f"At {highest.level:g} % of capacity, "
+    for arm, arm_figures in highest.arms.items():
+        if arm in (BASELINE, BASELINE_REPEATED):
+            continue
+        for metric, spoken in _SPOKEN.items():
+            overall = (arm_figures.overhead or {})[metric].overall
+            if overall is None or overall.value is None or overall.low is None or overall.high is None:
+                continue
+            interval = overall.low, overall.high
+            yield load + change_sentence(NAMES[arm], spoken, overall.value, interval, overall.level)
+            break
+        else:
+            yield f"{load}{NAMES[arm]} has too few answers for a comparison."
 
 
 def _tables(measurements: GuardrailMeasurements) -> list[test.ReportTable]:

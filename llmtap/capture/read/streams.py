@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, Final
 import pyarrow as pa
 
 from llmtap.errors import ConfigError
+from llmtap.user_files import open_private
 
 STANDARD: Final = "-"
 """Name that stands for standard input or standard output."""
@@ -164,7 +165,7 @@ def new_file(target: str, *, replace: bool) -> Iterator[NewFile]:
     _check_free(path, replace=replace)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with open(part, "xb", opener=_open_private) as file:
+        with open(part, "xb", opener=open_private) as file:
             if path.exists():
                 os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
             output = NewFile(file)
@@ -181,10 +182,6 @@ def new_file(target: str, *, replace: bool) -> Iterator[NewFile]:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _check_free(path: Path, *, replace: bool) -> None:

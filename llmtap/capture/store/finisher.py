@@ -232,10 +232,8 @@ class Finisher:
         )
         parquet_path = self._folder / f".{name}.tmp"
         make_folder(self._folder)
-        fd = os.open(parquet_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
-            with os.fdopen(fd, "wb") as file:
-                write_parquet(file, info, contents.batches())
+            write_parquet(parquet_path, info, contents.batches())
         except BaseException:
             parquet_path.unlink(missing_ok=True)
             raise

@@ -51,6 +51,7 @@ from llmtap.capture.store.rows import to_batch
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.exchange import Exchange
+from llmtap.user_files import open_private
 from llmtap.version import __version__
 
 if TYPE_CHECKING:
@@ -302,6 +303,9 @@ _LEVEL: Final = 3
 
 def write_parquet(where: Path | BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch]) -> int:
     """Write the rows in their order, with one row group in memory; return their number. Raises OSError."""
+    if isinstance(where, Path):
+        with open(where, "wb", opener=open_private) as file:
+            return write_parquet(file, info, batches)
     rows = 0
     writer = pq.ParquetWriter(
         where,

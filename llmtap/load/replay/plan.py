@@ -37,6 +37,7 @@ from llmtap.workload.trace_rows import NO_TIMES, TraceParts
 REQUESTS: Final = 1_000
 """Default number of requests of a workload: p99 needs this number (IETF draft, 5.1.4.3)."""
 AT_ONCE: Final = "at-once"
+_SET_ARRIVALS: Final = "set the arrivals: --arrivals poisson --rate R, or --closed N"
 
 
 @dataclass(slots=True)
@@ -168,8 +169,7 @@ def _plan_of_trace(
                 place, exc.problem, f"or give the name of a workload: {', '.join(workload_texts())}"
             ) from None
         if exc.problem == NO_TIMES and own_times:
-            hint = "set the arrivals: --arrivals poisson --rate R, or --closed N"
-            raise ConfigError(place, exc.problem, hint) from None
+            raise ConfigError(place, exc.problem, _SET_ARRIVALS) from None
         raise
     try:
         if schedule.window.is_part:
@@ -189,9 +189,11 @@ def _plan_of_trace(
             raise ConfigError("--rate", "all rows of the trace arrive at once, so the rate cannot be changed")
         scale = schedule.rate / own_rate
     try:
-        requests = trace.requests_at(count=count, scale=scale, think_scale=scale if schedule.speed else 1.0)
+        requests = trace.requests_at(
+            count=count, scale=scale, think_scale=scale if schedule.speed else 1.0, timed=own_times
+        )
     except ValueError as exc:
-        raise ConfigError("--requests", str(exc)) from None
+        raise ConfigError("--requests", str(exc), _SET_ARRIVALS) from None
     arrivals: Mapping[str, object] | None = None
     if own_times:
         arrivals = {

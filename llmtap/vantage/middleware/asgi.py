@@ -2,8 +2,9 @@
 
     app.add_middleware(LlmtapMiddleware, socket="/run/llmtap/tap.sock")
 
-Each message is forwarded unmodified, and those of the app are sent before they are reported. Add this
-middleware last: in Starlette that makes it the outermost.
+Each message is forwarded unmodified, and those of the app are sent before they are reported. Of the scope,
+only the header field `x-llmtap-label` is removed for the app, as the relay does. Add this middleware last: in
+Starlette that makes it the outermost.
 
 | scope | effect |
 |---|---|
@@ -22,6 +23,7 @@ from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any, Final
 from urllib.parse import quote
 
+from llmtap.exchange.label import LABEL_FIELD
 from llmtap.protocol.inference import NOT_INFERENCE, SkipRules
 from llmtap.vantage.middleware.exchange import (
     TAP_BYTES,
@@ -63,19 +65,20 @@ class LlmtapMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["type"]
+        app_scope = _without_label(scope)
         if kind in ("http", "websocket") and (rule := _skip_rule(self._skips, scope)) is not None:
             if (emitter := self._emitters.current()) is not None:
                 emitter.skip(rule)
-            await self._app(scope, receive, send)
+            await self._app(app_scope, receive, send)
         elif kind == "http":
             arrival_ns = mono_ns()
             emitter = self._emitters.current()
             call = None if emitter is None else _wrap_calls(emitter, scope, receive, send, arrival_ns)
             if call is None:
-                await self._app(scope, receive, send)
+                await self._app(app_scope, receive, send)
                 return
             try:
-                await self._app(scope, call.receive, call.send)
+                await self._app(app_scope, call.receive, call.send)
             except BaseException as exc:
                 call.on_exception(exc)
                 raise
@@ -85,7 +88,7 @@ class LlmtapMiddleware:
         else:
             if kind == "websocket" and (emitter := self._emitters.current()) is not None:
                 emitter.pass_unmeasured("websocket")
-            await self._app(scope, receive, send)
+            await self._app(app_scope, receive, send)
 
     async def _handle_lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._emitters.current()  # connect now, so that the meter lists the app before its first request
@@ -96,6 +99,18 @@ class LlmtapMiddleware:
             await send(message)
 
         await self._app(scope, receive, last)
+
+
+def _without_label(scope: Scope) -> Scope:
+    """Return the scope without the header field of labels; the scope itself if it has none. Never raises."""
+    try:
+        fields = scope.get("headers", ())
+        if iter(fields) is fields:
+            return scope  # an iterator can be read only once, by the app
+        others = [field for field in fields if field[0].lower() != LABEL_FIELD]
+        return scope if len(others) == len(fields) else {**scope, "headers": others}
+    except Exception:
+        return scope  # the app gets what the server passed, also if it is no list of fields
 
 
 def _skip_rule(skips: SkipRules, scope: Scope) -> str | None:

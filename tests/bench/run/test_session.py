@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import stat
 from array import array
 from hashlib import sha256
 from pathlib import Path
@@ -59,6 +60,9 @@ def test_a_result_names_the_place_where_its_capture_lies_in_the_end(tmp_path: Pa
     assert (place / "capture").is_dir()
     stored = json.loads((place / "step.json").read_text())
     assert stored["result"]["capture"] == result.result["capture"]
+    # Only the owner may read the requests.
+    requests = [place / REQUESTS_FILE, *place.rglob("*.parquet")]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in requests] == [0o600] * 3
     assert not list(tmp_path.rglob("*.unfinished"))
 
 

@@ -85,6 +85,7 @@ def test_a_flag_names_the_target_over_the_file(tmp_path: Path) -> None:
         ('[target]\nmodle = "x"\n', 2, "target.modle", "'target.model'"),
         ("[sut.hardware]\ncuont = 1\n", 1, "cuont", "count"),
         ("[tests.tttf]\n", 1, "tests.tttf", "'tests.ttft'"),
+        ("[arms.input_fliter]\n", 1, "arms.input_fliter", "'arms.input_filter'"),
         ("[tests.ttft]\nrequest = 1\n", 2, "tests.ttft.request", "'tests.ttft.requests'"),
         ('[[tests.fairness.classes]]\nnam = "x"\n', 1, "nam", "'name'"),
     ],
@@ -128,7 +129,7 @@ def test_a_value_that_does_not_fit_is_named_with_its_key(
     assert problem in found.problem
 
 
-@pytest.mark.parametrize("table", ["target", "arms.a"])
+@pytest.mark.parametrize("table", ["target", "arms.full"])
 def test_a_header_that_does_not_fit_is_named_without_the_others(tmp_path: Path, table: str) -> None:
     text = '{ authorization = "Bearer sk-1", x-n = 5 }'
     found = refused(written(tmp_path, f"[{table}]\nheaders = {text}\n"))

@@ -1,5 +1,6 @@
 """Guardrails of known cost: planned blocks, and filters that a simulated gateway applies by header."""
 
+import re
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -83,6 +84,14 @@ def test_the_draft_s_tables(tmp_path: Path) -> None:
     assert all(" ms (" in row[4] for row in overhead.rows)
     assert {row[6] for row in overhead.rows} == {"-"}
     assert not any(caption.startswith("Table 14") for caption in tables)
+    # The headline has the cost of each filter at the highest load, with the interval of the table.
+    assert [sentence.partition(" ms to ")[0].rpartition(" adds ")[0] for sentence in result.headline] == [
+        f"At 75 % of capacity, {name} Filter" for name in ("Input", "Output", "Full")
+    ]
+    row = next(r for r in overhead.rows if r[:3] == ["75 %", "Full Filter", "TTFT"])
+    added, low, high = (round(float(figure)) for figure in re.findall(r"[0-9.]+", row[3])[:3])
+    assert f"adds {added} ms to the time to first token" in result.headline[2]
+    assert f"confidence: {low} to {high} ms" in result.headline[2]
     message = " ".join(result.notes)
     assert "A/A" in message and "overhead at 25 %" not in message, "overheads are in the table"
     assert result.deviations == []
@@ -140,7 +149,9 @@ def test_table_14_is_measured_by_default(tmp_path: Path) -> None:
     found_tps = [float(row[1].removesuffix(" tok/s")) for row in table.rows]
     assert found_tps == [pytest.approx(160, rel=0.05), pytest.approx(80, rel=0.05)]
     assert table.rows[0][2] == "-"
-    assert float(table.rows[1][2].removesuffix("%")) == pytest.approx(-50, abs=2)
+    assert float(table.rows[1][2].removesuffix("%")) == pytest.approx(50, abs=2)
+    reduction = result.measurements_json()["max_throughput"]["full"]["reduction"]
+    assert table.rows[1][2] == f"{reduction:.1%}"
 
 
 def test_benign_requests_that_are_refused_are_a_deviation(tmp_path: Path) -> None:
@@ -187,7 +198,7 @@ def test_labelled_requests_go_once_to_each_configuration(tmp_path: Path) -> None
     result = run(session, levels=[50.0], repeats=1, labelled=str(file))
     assert [name for name, _ in session.loads if "labelled" in name] == ["labelled/baseline", "labelled/full"]
     table = result.tables[-1]
-    assert table.caption == "Refusals against the labels of the requests"
+    assert table.caption == "Refusals against labels"
     assert table.rows == [
         ["Baseline", "should-answer", "1", "0", "0", "false positives", "0.0%, 0.0% to 80.0%"],
         ["Baseline", "should-refuse", "1", "0", "0", "false negatives", "100.0%, 20.0% to 100.0%"],

@@ -105,7 +105,29 @@ def test_a_trace_without_times_is_told_how_to_give_it_some(tmp_path: Path) -> No
         plan_of(str(file))
     assert caught.value.place == str(file)
     assert caught.value.hint == "set the arrivals: --arrivals poisson --rate R, or --closed N"
-    assert len(plan_of(str(file), arrivals="poisson", rate=5.0).requests) == 2
+    plan = plan_of(str(file), arrivals="poisson", rate=5.0)
+    assert len(plan.requests) == 2
+
+
+@pytest.mark.parametrize("more", [{"arrivals": "uniform", "rate": 10.0}, {"closed": 2}])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_rows_without_times_are_repeated_if_their_times_are_not_used(
+    tmp_path: Path, rows: int, more: dict[str, Any]
+) -> None:
+    file = tmp_path / "labelled.jsonl"
+    file.write_text("".join(f'{{"prompt": "{i}", "label": "should-answer"}}\n' for i in range(rows)))
+    requests = plan_of(str(file), requests=5, **more).requests
+    assert len(requests) == len(requests.bodies) == len(requests.labels) == 5
+    assert requests.bodies[rows] == requests.bodies[0]
+    assert [t // MS for t in requests.arrival_ns] == ([0, 100, 200, 300, 400] if "rate" in more else [0] * 5)
+
+
+def test_rows_that_all_arrive_at_once_cannot_be_repeated_at_their_times(tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    file.write_text('{"timestamp": 0, "input_length": 3, "output_length": 5}\n' * 2)
+    with pytest.raises(ConfigError) as caught:
+        plan_of(str(file), requests=5)
+    assert (caught.value.place, "--closed" in (caught.value.hint or "")) == ("--requests", True)
 
 
 @dataclass

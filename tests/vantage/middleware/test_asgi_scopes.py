@@ -40,6 +40,30 @@ async def test_a_websocket_passes_unmeasured_and_is_counted() -> None:
         assert of.ledger.dropped == {"websocket": 1}
 
 
+@pytest.mark.parametrize(
+    ("kind", "path"), [("http", "/v1/chat/completions"), ("http", "/health"), ("websocket", "/v1/realtime")]
+)
+async def test_the_app_does_not_get_the_label_of_a_request(kind: str, path: str) -> None:
+    scopes: list[Scope] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        scopes.append(scope)
+        for message in WHOLE:
+            await send(message)
+
+    async with watched(app, skip=("/health",)) as of:
+        server = Server(asked(b"{}"))
+        scope = http_scope(path=path, state={}) | {"type": kind}
+        host, content_type = scope["headers"]
+        scope["headers"] = [host, (b"X-Llmtap-Label", b"should-refuse"), content_type]
+        before = scope | {"headers": list(scope["headers"])}
+        await of.app(scope, server.receive, server.send)
+        assert scopes == [before | {"headers": [host, content_type]}]
+        assert scopes[0]["state"] is scope["state"] and scope == before, "nothing else differs"
+        if of.ledger.opened and kind == "http":
+            assert b"should-refuse" in (await of.seen()).request, "the meter has the label"
+
+
 async def test_skipped_requests_are_counted_by_rule_and_not_measured() -> None:
     calls: list[tuple[Any, ...]] = []
 
