@@ -13,7 +13,15 @@ from datetime import UTC, datetime
 from typing import Annotated, Final
 
 from llmtap.exchange.outcome import EventClass, Outcome, Reading, ReadingLimit, TokenSource
-from llmtap.exchange.strings import NAME_CHARS_MAX, PATH, WORD_CHARS_MAX, Bound, clean_name
+from llmtap.exchange.strings import (
+    NAME_CHARS_MAX,
+    PATH,
+    WORD_CHARS_MAX,
+    Bound,
+    clean_composed,
+    clean_name,
+    clean_word,
+)
 from llmtap.exchange.trace_context import SpanIds, parse_trace_parent, span_ids_of
 from llmtap.protocol.http1 import METHOD_CHARS_MAX
 
@@ -244,7 +252,7 @@ class Exchange:
     it. Other code that fills an exchange knows all events, so the default is correct."""
     content_type: Annotated[str | None, Bound(64, "upstream", clean_name)] = None
     """Media type of the answer, without parameters."""
-    call: Annotated[str | None, Bound(160, "client", clean_name)] = None
+    call: Annotated[str | None, Bound(160, "client", clean_composed)] = None
     """Method of a request to an MCP server (not model traffic), followed by its tool or prompt."""
     model: Annotated[str | None, Bound(NAME_CHARS_MAX, "client", clean_name)] = None
     response_model: Annotated[str | None, Bound(NAME_CHARS_MAX, "upstream", clean_name)] = None
@@ -278,10 +286,10 @@ class Exchange:
     """The answer was a stream; if the upstream failed before any output: the request wanted a stream."""
     padded: bool = False
     """Whether events carry random padding, which is included in their sizes."""
-    finish_reason: Annotated[str | None, Bound(WORD_CHARS_MAX, "upstream", clean_name)] = None
-    refusal: Annotated[dict[str, object] | None, Bound(128, "upstream", clean_name, 32)] = None
+    finish_reason: Annotated[str | None, Bound(WORD_CHARS_MAX, "upstream", clean_word)] = None
+    refusal: Annotated[dict[str, object] | None, Bound(128, "upstream", clean_composed, 32)] = None
     """Refusal: `kind`, `source`, `detail` and `confidence`; see `exchange/interventions.py`."""
-    guardrail: Annotated[dict[str, object] | None, Bound(128, "upstream", clean_name, 32)] = None
+    guardrail: Annotated[dict[str, object] | None, Bound(128, "upstream", clean_composed, 32)] = None
     """Action of a filter, rail or hook: `phase`, `action`, `signal`, `event`, `category`; `late` and
     `tokens_before` if the client had received tokens before."""
     retries: int = 0

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.strings import clean_word
 from llmtap.protocol.delta import Verdict
 from llmtap.protocol.verdicts import (
     INPUT,
@@ -190,6 +191,7 @@ class Interventions:
     def _name_error(self, verdict: Verdict, status: int, *, streamed: bool) -> None:
         """Set the signal of an error, which includes its HTTP status, if any."""
         part = verdict.signal.removeprefix("error.")
+        is_decisive = verdict.value is not None or "value" in (verdict.detail or {})
         if status < 400:
             if streamed:
                 verdict.signal, verdict.path = f"stream_error.{part}", None
@@ -197,9 +199,9 @@ class Interventions:
             verdict.signal = "http_status"
         elif part != "message":
             verdict.signal = f"http_status+{part}"
-        elif verdict.value is None and self.applied is not None:
+        elif not is_decisive and self.applied is not None:
             verdict.signal, verdict.detail = "header+error.message", None
-        elif verdict.value is None:
+        elif not is_decisive:
             verdict.signal = "http_status+message"
 
     def _refusal(self, signal: _Signal, x: Exchange) -> dict[str, object]:
@@ -207,8 +209,10 @@ class Interventions:
         detail: dict[str, object] = {"event": signal.event}
         if x.status is not None and x.status >= 400:
             detail["http_status"] = x.status
-        known = {"path": verdict.path, "value": verdict.value, "category": verdict.category}
-        detail |= {name: value for name, value in known.items() if value is not None}
+        if verdict.path is not None:
+            detail["path"] = verdict.path
+        words = {"value": verdict.value, "category": verdict.category}
+        detail |= {name: clean_word(word) for name, word in words.items() if word is not None}
         if self.applied is not None and "error" in verdict.signal:
             detail["header"] = APPLIED_GUARDRAILS.decode()
         if verdict.substituted:
@@ -231,7 +235,7 @@ def _guardrail(signal: _Signal) -> dict[str, object]:
         "event": signal.event,
     }
     if verdict.category is not None:
-        out["category"] = verdict.category
+        out["category"] = clean_word(verdict.category)
     if signal.tokens_before and verdict.action not in PASSED_ON and not verdict.substituted:
         out["late"], out["tokens_before"] = True, signal.tokens_before
     return out

@@ -28,7 +28,6 @@ from llmtap.exchange.verdict import (
     ServerTiming,
     TokenLadder,
     figures_of,
-    is_reason,
     judge,
     no_token_reason,
     remove_implausible,
@@ -716,8 +715,7 @@ class Observer:
             # the model generated it.
             self._tokens.chunks += len(delta.choices)
         if delta.finish_reason is not None:
-            reason = delta.finish_reason
-            self._x.finish_reason = reason if is_reason(reason) else "other"
+            self._x.finish_reason = bounded("finish_reason", delta.finish_reason)
         if delta.server_times or delta.server_clock_ns >= 0:
             self._server.read_event(self._event_count - 1, delta)
         if delta.counts is not None:

@@ -1,4 +1,9 @@
-"""Strings that clients and upstreams choose: their `Bound`, and the search for keys in names and paths.
+"""Strings that clients and upstreams choose: their `Bound`, and what makes a string a name, a word or a path.
+
+Any of these strings may be a text: a gateway may put a sentence into its finish reason, a client into the
+name of its model. No text may be stored below the level `full`, shown or exported, so a string is kept only
+if it has the form of an identifier. `clean_name` replaces any other name by `*`, and `clean_word` any other
+reason, code or category by `other`.
 
 Names and words chosen by clients and upstreams are searched for keys before they are cut at their bound. The
 search includes KEY_CHARS characters after the bound, so that it sees a key at the bound as a whole. Tenants
@@ -6,8 +11,8 @@ and captured texts are only cut.
 
 `clean_path` keeps a segment of a path only if it looks like words: API words, versions, names of models. It
 replaces any other segment by `*`. Plain letters stay (`/pass/swordfish/`), unless the previous segment shows
-that they are a key (`/key/swordfish/`). `clean_name` replaces the whole name by `*` if it has a key
-(`holds_key`). KEY_PATTERN, the forms of keys that their issuers publish for secret scanning, also serves the
+that they are a key (`/key/swordfish/`). A name or a word with a key (`holds_key`) is replaced as a whole.
+KEY_PATTERN, the forms of keys that their issuers publish for secret scanning, also serves the
 redaction of captures.
 """
 
@@ -105,13 +110,40 @@ def looks_secret(word: str) -> bool:
     return edges >= 8
 
 
-def clean_name(name: str, chars_max: int = NAME_CHARS_MAX) -> str:
-    """Return the first `chars_max` characters of a name, or "*" if it seems to contain a key.
+_IDENTIFIER: Final = re.compile(r"[\w.~:/@+,;()\[\]{}=|#*$!&-]*", re.ASCII)
+"""Characters of names of models, ids and media types. Texts have blanks, quotes, or letters of other scripts.
+"""
+_EMAIL: Final = re.compile(r"[\w.+-]@[\w-]+(?:\.[\w-]+)*\.[A-Za-z]{2,}", re.ASCII)
+_WORD: Final = re.compile(rf"[A-Za-z0-9_.:/\-]{{1,{WORD_CHARS_MAX}}}")
 
-    Keys that begin up to KEY_CHARS after the cut count, too.
+
+def is_word(text: str) -> bool:
+    """Return whether a text is a word of at most WORD_CHARS_MAX characters without a key, as programs write
+    for reasons, codes and categories."""
+    return _WORD.fullmatch(text) is not None and not holds_key(text)
+
+
+def clean_word(text: str, chars_max: int = WORD_CHARS_MAX) -> str:
+    """Return a word, or two with a colon (`content_filter: PROHIBITED_CONTENT` of Gemini); "other" for any
+    other text."""
+    return text if len(text) <= chars_max and is_word(text.replace(": ", ":", 1)) else "other"
+
+
+def clean_name(name: str, chars_max: int = NAME_CHARS_MAX) -> str:
+    """Return the first `chars_max` characters of a name, or "*" if it is no identifier: a text, an e-mail
+    address, or a key.
+
+    Keys and texts that begin up to KEY_CHARS after the cut count, too.
     """
     name = name[: chars_max + KEY_CHARS]
-    return "*" if holds_key(name) else name[:chars_max]
+    is_name = _IDENTIFIER.fullmatch(name) and not _EMAIL.search(name) and not holds_key(name)
+    return name[:chars_max] if is_name else "*"
+
+
+def clean_composed(text: str, chars_max: int) -> str:
+    """Return the first `chars_max` characters of words that llmtap joined; "*" if they have a key."""
+    text = text[: chars_max + KEY_CHARS]
+    return "*" if holds_key(text) else text[:chars_max]
 
 
 @lru_cache(maxsize=512)

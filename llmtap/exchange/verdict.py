@@ -9,7 +9,6 @@ whole, above `USAGE_TOKENS_MAX`, or not a number).
 Source: IETF draft, 4.4 and 4.6.3; docs/dialects.md.
 """
 
-import re
 from array import array
 from collections.abc import Callable, Iterable
 from math import isfinite
@@ -17,13 +16,12 @@ from typing import Any, Final
 
 from llmtap.exchange.exchange import Exchange, Timeline, Tokens
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource, is_client_error
-from llmtap.exchange.strings import WORD_CHARS_MAX, holds_key
+from llmtap.exchange.strings import is_word
 from llmtap.json_types import JsonObject
 from llmtap.protocol.delta import USAGE_TOKENS_MAX, Delta, ServerTime, UsageCounts
 from llmtap.protocol.server_times import header_times, trailer_times
 from llmtap.protocol.verdicts import MODEL_REFUSAL
 
-_WORD: Final = re.compile(rf"[A-Za-z0-9_.:/\-]{{1,{WORD_CHARS_MAX}}}")
 _FIGURE_MAX: Final = 1 << 53
 _USAGE_DEPTH_MAX: Final = 4
 _USAGE_ITEMS_MAX: Final = 64
@@ -91,16 +89,6 @@ def figures_of(usage: JsonObject, depth: int = 1) -> JsonObject:
         elif value is None or _is_json_number(value) or (isinstance(value, str) and is_word(value)):
             out[key] = value
     return out
-
-
-def is_reason(text: str) -> bool:
-    """Return whether a text is a word, or two with a colon: `content_filter: PROHIBITED_CONTENT` (Gemini)."""
-    return is_word(text.replace(": ", ":", 1))
-
-
-def is_word(text: str) -> bool:
-    """Return whether a text is an identifier of at most WORD_CHARS_MAX characters without a key."""
-    return _WORD.fullmatch(text) is not None and not holds_key(text)
 
 
 def _is_json_number(value: Any) -> bool:

@@ -112,7 +112,8 @@ class Verdict(msgspec.Struct, gc=False):
     phase: str | None = None
     confidence: str = "high"
     value: str | None = None
-    """The decisive code or reason, a word of a closed set; never text of a body."""
+    """The decisive code or reason, as the server sent it: possibly a text, so the Exchange gets `clean_word`
+    of it."""
     category: str | None = None
     path: str | None = None
     substituted: bool = False

@@ -1,9 +1,9 @@
 """Read signs of refusals and guardrails in an event: finish reasons, errors, fields of filters and hooks.
 
 The dialects call a function for each place; it takes the decoded value and returns a Verdict or None.
-`exchange/interventions.py` combines the verdicts of an exchange, and renames the signals of errors
-(`error.code`, ...) by status and kind of body. Verdicts hold only words of closed sets and single words.
-Texts are searched for phrases, and never kept.
+`exchange/interventions.py` combines the verdicts of an exchange, renames the signals of errors (`error.code`,
+...) by status and kind of body, and replaces a value that is no word. Texts are searched for phrases and
+never kept.
 
 Source: docs/dialects.md.
 """
@@ -34,7 +34,6 @@ def mark_unknown(verdict: Verdict, reason: str) -> None:
 
 
 _WORD: Final = re.compile(r"[A-Za-z0-9_.:/\-]{1,64}")
-_NAME: Final = re.compile(r"[A-Za-z0-9_.:/\- ]{1,64}")
 _ITEMS_MAX: Final = 64
 _MESSAGE_CHARS_MAX: Final = 4_096
 
@@ -282,11 +281,28 @@ def of_rails(data: Any, place: str, status: Any = None) -> Verdict | None:
             continue
         phase = kind if kind in ("input", "output") else _phase_of(name)
         path = f"{place}.log.activated_rails[{i}]"
-        detail = {"rail": name} if _NAME.fullmatch(name) else None
-        verdict = _block_verdict("body_field", phase, path=path, detail=detail)
+        verdict = _block_verdict("body_field", phase, path=path, detail=_rail_detail(name))
         verdict.action, verdict.substituted = "replaced", True
         return verdict
     return None
+
+
+_RAIL_WORDS: Final = frozenset(
+    {
+        "ai", "api", "alignscore", "autoalign", "blocked", "bot", "check", "content", "data", "defense",
+        "detect", "detection", "facts", "guard", "guardrailsai", "hallucination", "heuristics",
+        "injection", "input", "inspect", "jailbreak", "llama", "lynx", "mask", "model", "moderation",
+        "on", "output", "patronus", "pii", "prompt", "protect", "response", "retrieval", "safety", "self",
+        "sensitive", "terms", "topic", "user",
+    }
+)  # fmt: skip
+"""Words of the names of rails in NeMo Guardrails' library, such as `self check input`."""
+
+
+def _rail_detail(name: str) -> JsonObject:
+    """Return the name of a rail; `other` for a name that is neither one word nor one of the library, since it
+    may be a text."""
+    return {"rail": word(name) or (name if _RAIL_WORDS.issuperset(name.split(" ")) else "other")}
 
 
 def of_block_reason(feedback: Any, place: str) -> Verdict | None:
@@ -425,8 +441,8 @@ def _of_type(error: JsonObject, value: JsonObject, place: str) -> Verdict | None
     phase, detail = _TYPES[kind.lower()], None
     if kind == "guardrails_violation":
         rail = error.get("param")
-        if isinstance(rail, str) and _NAME.fullmatch(rail):
-            detail = {"rail": rail}
+        if isinstance(rail, str):
+            detail = _rail_detail(rail)
             phase = "input" if _phase_of(rail) == "input" else phase
     elif kind == "hooks_failed":
         hooks = of_hook_results(value.get("hook_results") or error.get("hook_results"))
@@ -448,7 +464,7 @@ def _of_metadata(error: JsonObject, place: str) -> Verdict | None:
 def _of_message(text: str) -> Verdict | None:
     for phrase in _DECISIVE_PHRASES:
         if phrase in text:
-            return _block_verdict("error.message", None, value=phrase)
+            return _block_verdict("error.message", None, detail={"value": phrase})
     low = text.lower()
     for phrase in _PHRASES:
         if phrase.lower() in low:

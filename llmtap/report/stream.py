@@ -13,6 +13,7 @@ import msgspec
 
 from llmtap.errors import printable
 from llmtap.exchange.saved import Explained, Saved
+from llmtap.exchange.strings import clean_name, clean_word
 from llmtap.metrics.latency import chunking_of, metrics_of
 from llmtap.protocol.delta import Delta, EventClass, Reading
 from llmtap.report.values import milliseconds
@@ -48,7 +49,7 @@ def explained_to_dict(saved: Saved, explained: Explained, *, text: bool = True) 
             "end": e.end,
             "also": [_class_name(also) for also in d.also],
             "text": (d.text or None) if text else None,
-            "finish_reason": d.finish_reason,
+            "finish_reason": None if d.finish_reason is None else clean_word(d.finish_reason),
             "parsed": d.parsed,
         }
     document["saved"] = {
@@ -113,7 +114,7 @@ def _delta_texts(d: Delta, *, text: bool) -> Iterator[str]:
     if any(d.choices):
         yield f"choice {','.join(map(str, d.choices))}"
     if d.finish_reason is not None:
-        yield f"finish={d.finish_reason}"
+        yield f"finish={clean_word(d.finish_reason)}"
     if d.counts is not None:
         usage = d.counts
         counts = (
@@ -126,19 +127,17 @@ def _delta_texts(d: Delta, *, text: bool) -> Iterator[str]:
         yield running + "usage " + " ".join(f"{name}={n}" for name, n in counts if n is not None)
     if d.error_type is not None or d.error_message is not None:
         message = f" {_quoted_text(d.error_message)}" if d.error_message and text else ""
-        yield f"error {d.error_type or ''}{message}".strip()
+        kind = "" if d.error_type is None else clean_word(d.error_type)
+        yield f"error {kind}{message}".strip()
     if d.verdict is not None:
         verdict = d.verdict
-        yield " ".join(
-            filter(
-                None,
-                (verdict.kind or verdict.action, verdict.phase, verdict.category, f"by {verdict.signal}"),
-            )
-        )
+        category = "" if verdict.category is None else clean_word(verdict.category)
+        parts = (verdict.kind or verdict.action, verdict.phase, category, f"by {verdict.signal}")
+        yield " ".join(filter(None, parts))
     for time in d.server_times:
         yield f"{time.name}={time.ms:g}ms"
     if d.model is not None:
-        yield f"model={d.model}"
+        yield f"model={clean_name(d.model)}"
     if not d.parsed:
         yield "(shape not known)"
 

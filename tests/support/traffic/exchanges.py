@@ -90,12 +90,11 @@ def any_exchange(draw: st.DrawFn) -> Exchange:
         t.events.chars.extend(range(len(t.events)))
     x = Exchange(draw(_text), draw(st.integers(1, 2**40)), draw(st.integers(0, 2 * 10**18)), t)
     x.outcome = draw(st.sampled_from(Outcome))
-    for name in (
-        "endpoint", "dialect", "model", "response_model", "route", "arm", "unit", "excluded", "trace_parent",
-        "request_id", "finish_reason", "error", "no_token_reason",
-    ):  # fmt: skip
+    for name in ("endpoint", "dialect", "route", "arm", "unit", "excluded", "error", "no_token_reason"):
         setattr(x, name, draw(st.none() | _text))
-    x.method, x.tenant, x.clock = draw(_text), draw(_text), draw(_text)
+    for name in ("model", "response_model", "trace_parent", "request_id", "finish_reason"):
+        setattr(x, name, draw(st.none() | _word))
+    x.method, x.tenant, x.clock = draw(_word), draw(_text), draw(_text)
     x.path = "/".join(draw(st.lists(st.sampled_from(("v1", "", "chat", "models")), max_size=4)))
     x.stream, x.uncertain = draw(st.booleans()), draw(st.booleans())
     x.status = draw(st.none() | st.integers(100, 599))
