@@ -32,6 +32,8 @@ ARMS_MAX: Final = 8
 of the others."""
 ALPHA_MAX: Final = 0.5
 NO_ROOM: Final = "no_room"
+OWN_HEADER: Final = "own_header"
+"""The client itself sent a header field of another arm, and the relay did not remove it."""
 """Reason for an exclusion: `held_bytes` was used up, so the request was sent as in the control arm."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")

@@ -266,7 +266,8 @@ class Exchange:
     """Arm of the running experiment; None: not part of an experiment."""
     unit: Annotated[str | None, Bound(64, "llmtap")] = None
     excluded: Annotated[str | None, Bound(64, "llmtap")] = None
-    """Reason why the change of the arm was not applied to this request."""
+    """Reason why the request is not as its arm is configured: the change was not applied, or the client
+    itself sent a header field of another arm (`own_header`)."""
     label: Annotated[str | None, Bound(16, "llmtap")] = None
     """What the sender of the request expects: a word of `exchange/label.py`; None: no label."""
     trace_parent: Annotated[str | None, Bound(256, "client", clean_name)] = None

@@ -18,7 +18,7 @@ from typing import Final
 
 from msgspec import Struct, msgpack
 
-from llmtap.channel.experiment import NO_ROOM, Experiment, read_switch, switch_word
+from llmtap.channel.experiment import NO_ROOM, OWN_HEADER, Experiment, read_switch, switch_word
 from llmtap.clock import Clock
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome, Reading
@@ -174,6 +174,7 @@ class _SavedExperiment(Struct, array_like=True):
     between_stages: int
     earlier_stages: list[dict[str, object]]
     stage_age_ns: int
+    figures_wall_ns: tuple[int, int] | None = None
 
 
 _encode: Final = msgpack.Encoder().encode
@@ -217,6 +218,8 @@ class Experiments:
         self._counted_exchanges = 0
         self._ratio_p = 1.0
         self._ended_exchanges = 0
+        self._figures_wall_ns: tuple[int, int] | None = None
+        """Arrivals of the first and the last exchange in the figures."""
         self._is_rest = False
         """The units were already exported."""
 
@@ -294,6 +297,7 @@ class Experiments:
                 self._between_stages,
                 self._earlier_stages,
                 self._clock.mono_ns() - self._stage_ns,
+                self._figures_wall_ns,
             )
         )
         return lambda: packed
@@ -330,9 +334,15 @@ class Experiments:
         if self._units is not None:
             self._units.update(saved.units)
         self._ratio_p = min(self._ratio_p, saved.ratio_p)
-        if self._stop_report is None:
+        if self._stop_report is None and not self._is_on:
             self._stop_report = saved.stop_report
+        if saved.figures_wall_ns is not None:
+            self._extend_figures(*saved.figures_wall_ns)
         return []
+
+    def _extend_figures(self, first_wall_ns: int, last_wall_ns: int) -> None:
+        first_ns, last_ns = self._figures_wall_ns or (first_wall_ns, last_wall_ns)
+        self._figures_wall_ns = min(first_ns, first_wall_ns), max(last_ns, last_wall_ns)
 
     def absorb_switch(self, packed: bytes) -> None:
         """Take only the state of the switch from another meter's experiment. Raises msgspec.MsgspecError."""
@@ -366,6 +376,7 @@ class Experiments:
         log.warning("event=experiment_switched name=%s on=%s by=%s", self.experiment.name, on, by)
         if on and not self._is_on:
             self._begin_stage_time()
+            self._stop_report = None
         self._is_on, self._by, self._since_ns = on, by, self._clock.wall_ns()
         self._send_word()
 
@@ -400,7 +411,7 @@ class Experiments:
         counts.single += single
         if own_headers:
             assert self.experiment is not None
-            if not counts.own_headers:
+            if not counts.own_headers and self._shares_known:  # not for an experiment that a capture recorded
                 log.warning(
                     "event=experiment_own_headers name=%s arm=%s stripped=%s further=counted",
                     self.experiment.name,
@@ -445,9 +456,10 @@ class Experiments:
         refused = is_refused(x)
         if refused:
             arm.refusals[str((x.refusal or {}).get("kind") or "unknown")] += 1
-        if x.excluded is not None:
+        if x.excluded is not None and x.excluded != OWN_HEADER:
             arm.excluded[x.excluded] += 1
         arm.uncertainty_ns = max(arm.uncertainty_ns, x.uncertainty_ns)
+        self._extend_figures(x.arrival_wall_ns, x.arrival_wall_ns)
         values = dict(_metric_values(x, m))
         values["refused"] = (int(refused),)
         values["failed"] = (int(x.outcome in _FAILED),)
@@ -515,6 +527,7 @@ class Experiments:
             "state": self.state,
             "enabled": self._is_on,
             "switched_by": self._by,
+            "figures": self._figures_document(),
             "since": _rfc3339_text(self._since_ns),
             "until": _rfc3339_text(e.until_wall_ns),
             "unit": e.unit,
@@ -532,6 +545,10 @@ class Experiments:
         ratio_p = self._ratio_p if self._shares_known else None
         capped = self._is_capped
         return lambda: {**about, **_experiment_result(e, arms, ratio_p, capped)}
+
+    def _figures_document(self) -> dict[str, object]:
+        first_ns, last_ns = self._figures_wall_ns or (None, None)
+        return {"from": _rfc3339_text(first_ns), "to": _rfc3339_text(last_ns)}
 
     @property
     def _is_capped(self) -> bool:
@@ -658,19 +675,25 @@ def _cautions(control: str, arms: Mapping[str, _Arm]) -> Iterator[dict[str, obje
 
 
 def _warnings(e: Experiment, arms: Mapping[str, _Arm]) -> Iterator[str]:
-    """Yield a sentence for each arm whose clients themselves send a header field of another arm."""
+    """Yield a sentence for each arm with requests that are not as the arm is configured."""
     for name, arm in arms.items():
-        if not arm.own_headers:
-            continue
-        own = {header for one in e.arms if one.name == name for header in one.headers}
-        fields = sorted({header for one in e.arms for header in one.headers} - own)
-        share = f"{arm.own_headers:,} of {arm.assigned:,} requests"
-        sent = f"{name}: the clients of {share} sent {' or '.join(fields)} themselves"
-        if e.strip_headers:
-            yield f"{sent}. llmtap removed it (experiment.strip_headers)."
-        else:
-            hint = "Hint: experiment.strip_headers = true removes it."
-            yield f"{sent}, so this arm is not clean, and differences are too small. {hint}"
+        if arm.own_headers and not e.strip_headers:
+            own = {header for one in e.arms if one.name == name for header in one.headers}
+            fields = sorted({header for one in e.arms for header in one.headers} - own)
+            sent = " or ".join(fields) or "a header field of another arm"
+            yield (
+                f"{name}: the clients of {arm.own_headers:,} of {arm.assigned:,} requests sent {sent}"
+                " themselves, so this arm is not clean, and differences are too small. Hint:"
+                " experiment.strip_headers = true removes it."
+            )
+        unchanged = arm.excluded - Counter({NO_ROOM: arm.excluded[NO_ROOM]})
+        if unchanged:
+            reasons = ", ".join(f"{reason} {n:,}" for reason, n in sorted(unchanged.items()))
+            yield (
+                f"{name}: {unchanged.total():,} of {arm.outcomes.total():,} requests were forwarded without"
+                f" the arm's change ({reasons}). They stay in the arm's figures, because leaving them out"
+                " would make the arms differ, so differences are too small."
+            )
 
 
 def _events_per_read(arm: _Arm) -> float | None:

@@ -6,13 +6,13 @@ the configuration: the control is the arm whose requests were not changed, and t
 unknown. So the split is not tested, and differences of shares have an interval but no p.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from llmtap.channel.experiment import ARMS_MAX, Arm, ExperimentOptions, resolve
+from llmtap.channel.experiment import ARMS_MAX, OWN_HEADER, Arm, ExperimentOptions, resolve
 from llmtap.clock import SystemClock
 from llmtap.exchange.exchange import Exchange
 from llmtap.export.sinks import SeriesKey
@@ -49,6 +49,7 @@ class RecordedExperiment:
         self._unit = "request" if single else "unit"
         self._aa = len(unchanged) == len(names)
         self._view = Experiments(experiment, SystemClock(), shares_known=False)
+        self._uncertainty_ns = 0
 
     @classmethod
     def of(cls, batches: Iterable[pa.RecordBatch]) -> "RecordedExperiment | None":
@@ -70,13 +71,17 @@ class RecordedExperiment:
 
     def add(self, x: Exchange, reader: Benefit) -> None:
         if x.arm is not None and x.unit is not None:
-            self._view.on_assignment(x.arm, x.unit, False)
+            self._view.on_assignment(x.arm, x.unit, False, own_headers=x.excluded == OWN_HEADER)
+            if x.uncertain:
+                self._uncertainty_ns = max(self._uncertainty_ns, x.uncertainty_ns)
             self._view.on_end(x, measure(x, reader), _KEY, None)
 
     def to_dict(self, name: str, window: Mapping[str, Any]) -> dict[str, object]:
         """Return public JSON. `name`: name of the capture; `window`: its span, as of a Summary."""
+        results = self._view.results()()
         return {
-            **self._view.results()(),
+            **results,
+            "warnings": [*cast("list[str]", results["warnings"]), *self._uncertainty_warnings()],
             "name": name,
             "state": "recorded",
             "unit": self._unit,
@@ -86,3 +91,12 @@ class RecordedExperiment:
             "switched_by": None,
             "key_fingerprint": None,
         }
+
+    def _uncertainty_warnings(self) -> Iterator[str]:
+        """Yield a sentence if times are uncertain, as at the level `coarse`: no interval includes that."""
+        if self._uncertainty_ns >= 1_000_000:
+            yield (
+                f"Times of this capture are uncertain by up to {self._uncertainty_ns / 1e6:,.0f} ms (at the"
+                " level coarse, they are in steps of 100 ms). The intervals do not include that: a difference"
+                " may be wrong by as much, and smaller ones do not show."
+            )

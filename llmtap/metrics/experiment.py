@@ -448,7 +448,12 @@ def share_difference(
     by_mean = mean_difference(arm, control, alpha)
     enough = sum(counts) >= EVENTS_MIN and by_mean is not None
     anytime = by_mean.anytime if enough and by_mean is not None else None
-    return Difference(a - c, interval, anytime, p)
+    return Difference(a - c, _between_shares(interval), _between_shares(anytime), p)
+
+
+def _between_shares(interval: statistics.Interval | None) -> statistics.Interval | None:
+    """Cut an interval at the limits of a difference of shares, which approximations do not know."""
+    return None if interval is None else (max(-1.0, interval[0]), min(1.0, interval[1]))
 
 
 def _difference_interval(

@@ -53,8 +53,7 @@ def experiment_lines(experiment: _Json) -> list[str]:
     units, p = counts_text(ratio.get("units") or {}), ratio.get("p")
     if ratio.get("alarm"):
         lines.append(f"ALARM: units {units} are not the configured shares; all figures below are invalid")
-    kind = "note" if experiment.get("strip_headers") else "warning"
-    lines += [f"{kind}: {warning}" for warning in experiment.get("warnings") or ()]
+    lines += [f"warning: {warning}" for warning in experiment.get("warnings") or ()]
     for caution in experiment.get("cautions") or ():
         chunks, usual = number(caution["events_per_read"], 3), number(caution["control_events_per_read"], 3)
         lines.append(
@@ -151,12 +150,15 @@ def ttft_sentence(experiment: _Json, arm: str, subject: str) -> str:
     if min(units.values()) < FIRST_LOOK:
         unit = experiment.get("unit", "unit")
         return f"A comparison needs {FIRST_LOOK} {unit}s of each arm; there are {counts_text(units)}."
-    ttft = at(experiment, "differences", arm, "ttft", "p50") or {}
     level = 1 - experiment.get("alpha", 0.05)
-    interval = ttft.get("interval") or (0, 0)
-    return change_sentence(
-        subject, "the median time to first token", ttft.get("difference") or 0, interval, level
-    )
+    for metric, title in (("ttft", "time to first token"), ("e2e", "end-to-end latency")):
+        median = at(experiment, "differences", arm, metric, "p50") or {}
+        # Without an interval, no answer of an arm was a stream, or there are too few.
+        if median.get("interval") is not None:
+            return change_sentence(
+                subject, f"the median {title}", median["difference"], median["interval"], level
+            )
+    return f"There are no intervals yet of the median time to first token and end-to-end latency of {arm}."
 
 
 def change_sentence(

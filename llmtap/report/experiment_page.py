@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 _Json = Mapping[str, Any]
 _RECORDED: Final = (
     "Computed from a capture, which does not have the configured shares of the arms: the split of the"
-    " requests is not tested, and shares have no p."
+    " requests is not tested, shares have no p, and their intervals are valid for one look."
 )
 _ABOUT: Final = (
-    "Intervals of medians are valid for one look at the experiment; those of means, and p, however often one"
-    " looked. Intervals of shares are valid for one look. A finding has p at most alpha / comparisons."
+    "Intervals of medians are valid for one look at the experiment; those of means and shares, and p,"
+    " however often one looked. The p of a share is exact, its interval an approximation. A finding has p at"
+    " most alpha / comparisons."
 )
 
 
@@ -72,8 +73,7 @@ def _verdict(experiment: _Json, arm: str) -> VerdictBox:
         )
     if stopped := experiment.get("stopped"):
         items.append(f"Stopped at {stopped['at']}: {stopped['arm']} was worse in {stopped['figure']}.")
-    if not experiment.get("strip_headers"):
-        items += experiment.get("warnings") or ()
+    items += experiment.get("warnings") or ()
     items += [
         " ".join(burst_sentences(caution["events_per_read"], arm))
         for caution in experiment["cautions"]
@@ -215,8 +215,12 @@ def _share(share: _Json) -> str:
 
 def _settings(experiment: _Json) -> Iterator[list[str]]:
     switched = "" if experiment["switched_by"] is None else f", switched by {experiment['switched_by']}"
-    yield ["state", f"{experiment['state']}{switched}"]
-    yield ["time", f"{experiment.get('since') or '?'} to {experiment.get('until') or 'now'}"]
+    since = "" if experiment["state"] == "recorded" else f" since {experiment.get('since') or '?'}"
+    yield ["state", f"{experiment['state']}{since}{switched}"]
+    figures = experiment.get("figures") or {}  # an earlier version stored none
+    yield ["requests in the figures", f"{figures.get('from') or '?'} to {figures.get('to') or '?'}"]
+    if experiment["state"] != "recorded" and experiment.get("until"):
+        yield ["end of the experiment", experiment["until"]]
     unit = experiment["unit"]
     yield ["unit of randomisation", "conversation or tenant" if unit == "unit" else unit]
     if experiment["aa"]:

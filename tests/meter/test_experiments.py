@@ -3,6 +3,7 @@
 import json
 import logging
 import random
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -205,6 +206,37 @@ def test_headers_and_fields_are_named_and_their_values_are_not() -> None:
     assert out["disclosure"] == {"systems": ["LG"], "requests_refused": 0}
 
 
+def test_requests_that_an_arm_could_not_change_are_warned_of() -> None:
+    view = viewed(an_experiment())
+    for i in range(9):
+        excluded = ("too_long", "no_room", "own_header", None)[min(i, 3)]
+        ended(view, streamed(200, 240), "marked", f"{i:x}", excluded=excluded)
+    result = results_of(view)
+    (warning,) = result["warnings"]
+    assert "marked: 1 of 8 requests" in warning and "too_long 1" in warning
+    assert result["arms"]["marked"]["excluded"] == {"too_long": 1, "no_room": 1}
+
+
+def test_the_times_of_the_figures_are_not_those_of_the_switch() -> None:
+    clock = ManualClock(now_ns=0)
+    view = Experiments(an_experiment(), clock)
+    assert results_of(view)["figures"] == {"from": None, "to": None}
+    first = streamed(100, 120)
+    ended(view, first, "control")
+    last = streamed(100, 120)
+    last.arrival_wall_ns = first.arrival_wall_ns + 60 * 10**9
+    ended(view, last, "marked", "2")
+    clock.advance(3_600 * 10**9)
+    view.switch(False)
+    figures = results_of(view)["figures"]
+    span = [datetime.fromisoformat(figures[name]) for name in ("from", "to")]
+    assert (span[1] - span[0]).total_seconds() == 60
+    assert span[0].timestamp() == pytest.approx(first.arrival_wall_ns / 1e9)
+    other = Experiments(an_experiment(), clock)
+    other.absorb(view.export()(), 0, Labels(9, 9, 9))
+    assert results_of(other)["figures"] == figures
+
+
 @pytest.mark.parametrize("strip", [False, True])
 def test_clients_that_send_an_arms_header_themselves_are_counted_and_warned_of_once(
     strip: bool, caplog: pytest.LogCaptureFixture
@@ -216,9 +248,8 @@ def test_clients_that_send_an_arms_header_themselves_are_counted_and_warned_of_o
         view.on_assignment("marked", f"{i + 9:x}", False)
     result = results_of(view)
     assert [arm["own_headers"] for arm in result["arms"].values()] == [3, 0]
-    (warning,) = result["warnings"]
-    assert "3 of 5 requests" in warning and "X-Arm" in warning
-    assert ("not clean" in warning) is not strip
+    warned = "\n".join(result["warnings"])
+    assert all((text in warned) is not strip for text in ("3 of 5 requests", "X-Arm", "not clean"))
     assert caplog.text.count("event=experiment_own_headers") == 1
     assert ("warning: control" in "\n".join(experiment_lines(result))) is not strip
 
@@ -331,6 +362,8 @@ def test_a_worse_arm_ends_the_experiment(
     assert out["stopped"]["difference"] > 0
     assert (out["state"], out["switched_by"]) == ("off", "stop_worse")
     assert words[-1] == switch_word(view.experiment.id, False)
+    view.switch(True)
+    assert (results_of(view)["stopped"], results_of(view)["state"]) == (None, "running")
 
 
 MINUTE = 60 * S

@@ -84,3 +84,17 @@ def test_without_two_arms_or_with_too_many_there_is_no_comparison() -> None:
     for i, x in enumerate(many):
         x.arm = f"arm-{i}"
     assert RecordedExperiment.of([batch_of(many).select(COLUMNS)]) is None
+
+
+def test_a_control_whose_clients_sent_the_header_and_coarse_times_are_warned_of() -> None:
+    exchanges = recorded(200)
+    for x in exchanges[:40:2]:
+        x.excluded = "own_header"
+    out = result(exchanges)
+    assert out["arms"]["plain"]["own_headers"] == 20
+    (warning,) = out["warnings"]
+    assert "plain: the clients of 20 of 100 requests" in warning
+    for x in exchanges:
+        x.excluded, x.uncertain, x.uncertainty_ns = None, True, 100_000_000
+    (warning,) = result(exchanges)["warnings"]
+    assert "100 ms" in warning

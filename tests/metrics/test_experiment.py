@@ -170,6 +170,13 @@ def test_a_share_counts_units_in_which_it_happened() -> None:
     assert d.anytime[0] > 0.3
 
 
+def test_a_difference_of_shares_is_at_most_one() -> None:
+    d = share_difference(figure_of([0] * 9), figure_of([1] * 9), (1, 1), ALPHA)
+    assert d.interval[0] == -1 < d.interval[1] < 0
+    d = share_difference(figure_of([1] * 7 + [0] * 53), figure_of([1] * 59 + [0]), (1, 1), ALPHA)
+    assert d.anytime is not None and d.anytime[0] == -1
+
+
 def test_weights_are_what_shares_are_held_against() -> None:
     arm, control = figure_of([1] * 30 + [0] * 70), figure_of([1] * 270 + [0] * 630)
     fair = share_difference(arm, control, (0.1, 0.9), ALPHA)

@@ -53,6 +53,12 @@ def test_no_difference_and_too_few_units_are_stated(units: int, sentence: str) -
     assert sentence in experiment_markdown(measured(units=units, added_ms=0))
 
 
+def test_without_streams_the_end_to_end_latency_is_stated() -> None:
+    result = measured(units=90, added_ms=200)
+    del result["differences"]["marked"]["ttft"]
+    assert "marked adds 200 ms to the median end-to-end latency" in experiment_markdown(result)
+
+
 def test_a_wrong_split_and_chunks_that_come_together_speak_against_the_comparison() -> None:
     result = measured(units=90, added_ms=200)
     result["sample_ratio"] |= {"alarm": True, "units": {"control": 90, "marked": 30}}

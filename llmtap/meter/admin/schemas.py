@@ -63,7 +63,7 @@ _OBJECTS: Final = {
         pair PairMember?: Null: not in a pair, or not known yet.
         arm text?: Arm of the running experiment.
         unit text?: Unit of randomisation: a keyed hash.
-        excluded text?: Reason why the arm's change was not made.
+        excluded text?: Why the request is not as its arm is configured; `own_header`: by its client.
         label label?: What the sender of the request expects (`x-llmtap-label`).
         route endpoint dialect request_id finish_reason text?
         upstream_request_id text?: Id of the response, such as `request-id` of Anthropic.
@@ -415,10 +415,11 @@ _OBJECTS: Final = {
         arms* differences* map:any
         compared* list:any: Names and titles of the metrics and shares, the most important ones first.
         units_needed* count: Units of each arm from which means are compared.
-        stopped* any?
+        figures* any: Arrivals of the first and last request in the figures (`from`, `to`).
+        stopped* any?: Evidence of the stop by `stop_worse`; null if switched on since.
         stage* ExperimentStage?: Stage of `schedule`; null: none. All other figures are of this stage alone.
         sample_ratio* disclosure* any
-        warnings* list:text: Arms whose clients send a header of another arm themselves, as sentences.
+        warnings* list:text: Sentences on arms with requests that are not as the arm is configured.
         cautions* list:Caution: Arms whose chunks arrive several at once: these metrics are misleading.""",
     "ExperimentStage": """
         number of count

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from llmtap.channel.experiment import NO_ROOM, Assigner, Experiment, request_unit
+from llmtap.channel.experiment import NO_ROOM, OWN_HEADER, Assigner, Experiment, request_unit
 from llmtap.channel.frames import Assigned, Closing
 from llmtap.clock import SystemClock
 from llmtap.exchange.bounds import Budget
@@ -65,13 +65,14 @@ class Assignment:
     """
 
     __slots__ = (
-        "_held", "_lost_room", "_plan", "_router", "_unit", "excluded", "head", "holds", "note",
-        "on_room_lost",
+        "_held", "_lost_room", "_own_header", "_plan", "_router", "_unit", "excluded", "head", "holds",
+        "note", "on_room_lost",
     )  # fmt: skip
 
     def __init__(self, router: "ExperimentRouter", head: RequestHead) -> None:
         self._router = router
         self._lost_room = False
+        self._own_header = False
         self.on_room_lost: Callable[[], None] | None = None
         self.head = head
         self._plan: _Plan | None = None
@@ -166,6 +167,8 @@ class Assignment:
             return False
         if self._router.experiment.strip_headers:
             self.head.headers = headers
+        else:
+            self._own_header = True
         return True
 
     def give_room(self) -> None:
@@ -189,6 +192,7 @@ class Assignment:
             closing.excluded = self.excluded
             if self.excluded is None:
                 closing.route = self._plan.change_text
+                closing.excluded = OWN_HEADER if self._own_header else None
 
 
 class ExperimentRouter:

@@ -93,14 +93,17 @@ async def test_a_control_whose_client_sends_the_arms_header_itself_is_noted_and_
 ) -> None:
     arms = {**CONTROL, "weight": ALL}, {**MARKED, "weight": 1}
     async with stage(experiment=an_experiment(*arms, unit=unit, strip_headers=strip)) as (up, tap):
-        path, notes = up.on(answers()), []
+        path, notes, marks = up.on(answers()), [], []
         for seq, own in enumerate((("X-Arm: mine", "x_repeat: too"), ()), 1):
             raw = request("POST", path, *own, body=b'{"prompt": "hello"}')
             kept = request("POST", path, body=b'{"prompt": "hello"}') if strip else raw
             assert await sent(up, tap, raw, path) == plain(up, kept)
-            frames = (await tap.meter.closed(seq)).of(FrameKind.ARM)
+            recorded = await tap.meter.closed(seq)
+            frames = recorded.of(FrameKind.ARM)
+            marks.append(recorded.closing.excluded)
             notes += [msgspec.json.decode(frame.data, type=Assigned).own_headers for frame in frames]
         assert notes == [True, False]
+        assert marks == [None if strip else "own_header", None]
 
 
 async def test_the_arm_that_sets_a_header_is_not_noted_for_it() -> None:

@@ -75,7 +75,7 @@ export class Experiment {
     const stop = e.state === "off" && !e.stopped ? switchedOff() : stopped(e);
     const stage = e.stage && el("p", {}, e.stage.sentence, " The figures are of this stage alone.");
     refill(this.head, about(e), stage, stop, ratio(e.sample_ratio),
-      e.warnings.map((words) => el("p", { class: e.strip_headers ? "banner" : "banner bad" }, words)), bursts(e));
+      e.warnings.map((words) => el("p", { class: "banner bad" }, words)), bursts(e));
     this.renderArms(e);
     this.labels.update(Object.fromEntries(Object.entries(e.arms).map(([name, arm]) => [name, arm.labels])));
     refill(this.headlines, headlines(e));
