@@ -74,9 +74,11 @@ def proxy(options: _ProxyOptions, configuration: SettingsOptions) -> None:
     from llmtap.supervisor.supervisor import Supervisor
 
     # With `--check`, the caller may be a running proxy that will replace itself by this program, and asks
-    # whether the configuration allows it.
+    # whether the configuration allows it. Otherwise, a proxy may use this configuration, before a SIGHUP.
     parent = take_handover(os.environ, os.getppid()) if check else None
-    loaded.settings_or_raise(problems_of(settings, None if parent is None else parent.pid))
+    in_use = check and parent is None
+    supervisor = None if parent is None else parent.pid
+    loaded.settings_or_raise(problems_of(settings, supervisor, in_use=in_use))
     warnings = list(warnings_of(settings))
     if check:
         print(f"ok (config {fingerprint(settings)})")
@@ -154,7 +156,7 @@ def meter(options: _MeterOptions, configuration: SettingsOptions) -> None:
     from llmtap.supervisor.alone import alone_problems, run_meter
 
     loaded = configuration.read(options)
-    settings = loaded.settings_or_raise(alone_problems(loaded.settings))
+    settings = loaded.settings_or_raise(alone_problems(loaded.settings, in_use=configuration.check))
     if configuration.check:
         print(f"ok (config {fingerprint(settings)})")
         return

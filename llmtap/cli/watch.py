@@ -114,7 +114,9 @@ def watch(options: _WatchOptions, configuration: SettingsOptions) -> None:
         for name, given in (("--admin", configuration.admin), ("--timestamps", options.timestamps)):
             if given is not None:
                 raise ConfigError(name, "cannot be combined with --read")
-        settings = loaded.settings_or_raise(packet_problems(settings), measuring_problems(settings))
+        settings = loaded.settings_or_raise(
+            packet_problems(settings), measuring_problems(settings, in_use=check)
+        )
         if check:
             print(f"ok (config {fingerprint(settings)})")
         else:
@@ -126,7 +128,7 @@ def watch(options: _WatchOptions, configuration: SettingsOptions) -> None:
         )
     problems = [watching_problems(settings), packet_problems(settings)]
     if check:
-        loaded.settings_or_raise(*problems, measuring_problems(settings))
+        loaded.settings_or_raise(*problems, measuring_problems(settings, in_use=True))
         print(f"ok (config {fingerprint(settings)})")
         return
     loaded.settings_or_raise(*problems)

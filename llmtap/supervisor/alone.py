@@ -24,8 +24,8 @@ from llmtap.supervisor.run import fresh_meter_setup
 log = logging.getLogger(__name__)
 
 
-def alone_problems(settings: Settings) -> Iterator[ConfigError]:
-    """Yield what is wrong with the settings of a meter without relays."""
+def alone_problems(settings: Settings, *, in_use: bool = False) -> Iterator[ConfigError]:
+    """Yield what is wrong with the settings of a meter without relays; `in_use` as in `problems_of`."""
     if settings.meter.socket is None:
         yield ConfigError(
             "meter.socket",
@@ -38,7 +38,7 @@ def alone_problems(settings: Settings) -> Iterator[ConfigError]:
             "is true, but only the relays of `llmtap proxy` can assign requests to arms",
             "set it to false, or use `llmtap proxy`",
         )
-    yield from measuring_problems(settings)
+    yield from measuring_problems(settings, in_use=in_use)
 
 
 def run_meter(settings: Settings, announce: Callable[[str, str], None]) -> None:

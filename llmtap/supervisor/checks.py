@@ -35,13 +35,16 @@ def check_measuring(settings: Settings) -> None:
     raise_all(measuring_problems(settings))
 
 
-def problems_of(settings: Settings, supervisor: int | None = None) -> Iterator[ConfigError]:
-    """Yield what is wrong with a proxy's settings; `supervisor`: its process, if not this one."""
+def problems_of(
+    settings: Settings, supervisor: int | None = None, *, in_use: bool = False
+) -> Iterator[ConfigError]:
+    """Yield what is wrong with a proxy's settings; `supervisor`: its process, if not this one. With `in_use`,
+    a running llmtap may use the settings: its capture is no mistake."""
     if settings.pair.back_ports:
         hint = "set pair.upstream and pair.listen for a relay, or use llmtap watch"
         yield ConfigError("pair.back_ports", "is for llmtap watch, and a proxy watches no ports", hint)
     yield from relay_problems(settings)
-    yield from measuring_problems(settings, supervisor)
+    yield from measuring_problems(settings, supervisor, in_use=in_use)
     if settings.experiment.enabled and not settings.experiment.arms:
         yield ConfigError(
             "experiment.arms", "is empty, but experiment.enabled is true", "add at least two arms"
@@ -157,8 +160,10 @@ def warnings_of(settings: Settings) -> Iterator[str]:
         )
 
 
-def measuring_problems(settings: Settings, supervisor: int | None = None) -> Iterator[ConfigError]:
-    """Yield what is wrong with the settings of any meter."""
+def measuring_problems(
+    settings: Settings, supervisor: int | None = None, *, in_use: bool = False
+) -> Iterator[ConfigError]:
+    """Yield what is wrong with the settings of any meter; `in_use` as in `problems_of`."""
     meter = settings.meter
     if meter.admin_tls_certificate and meter.admin_tls_key:
         tls = (meter.admin_tls_certificate, meter.admin_tls_key, "meter.admin_tls_")
@@ -176,4 +181,4 @@ def measuring_problems(settings: Settings, supervisor: int | None = None) -> Ite
         # Import it here, because Arrow takes 40 MB and 200 ms.
         from llmtap.capture.store.store import check
 
-        yield from errors_of_check(check, settings.capture, supervisor)
+        yield from errors_of_check(check, settings.capture, supervisor, in_use)

@@ -1,6 +1,7 @@
 """The commands of the tap: checks that start nothing, a meter of its own, and rules from objectives."""
 
 import asyncio
+import fcntl
 import os
 import signal
 import socket
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 
 import llmtap.cli.tap  # noqa: F401 (adds the commands to `app`)
 from llmtap import native
+from llmtap.capture.store.spool import LOCK
 from llmtap.channel.frames import ACK
 from llmtap.cli.main import app
 from llmtap.config import load_settings
@@ -185,6 +187,22 @@ def test_a_check_starts_nothing(folder: Path) -> None:
     done = CliRunner().invoke(app, args, env={"LLMTAP_CONFIG": None})
     assert (done.exit_code, done.output.startswith("ok (config ")) == (0, True), done.output
     assert not (folder / "tap.sock").exists()
+
+
+def test_a_check_accepts_the_capture_of_a_running_llmtap(folder: Path) -> None:
+    """As before each SIGHUP; a start is refused."""
+    spool = folder / "capture" / ".spool"
+    spool.mkdir(parents=True)
+    with (spool / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write("1 1\n")
+        lock.flush()
+        capture = ("--capture", str(spool.parent))
+        meter = ("meter", "--listen-socket", str(folder / "tap.sock"))
+        for command in (UPSTREAM, meter):
+            done = CliRunner().invoke(app, [*command, *capture, "--check"], env={"LLMTAP_CONFIG": None})
+            assert (done.exit_code, done.output.startswith("ok (config ")) == (0, True), done.output
+        assert refused(*meter[1:], *capture).place == "capture.to (command line)"
 
 
 def test_what_can_never_ring_is_warned_of(tmp_path: Path, call: Call) -> None:

@@ -90,10 +90,11 @@ def spool_folder(options: CaptureOptions) -> Path:
     return Path(state) / "llmtap" / f"spool-{name}"
 
 
-def check(options: CaptureOptions, supervisor: int | None = None) -> None:
+def check(options: CaptureOptions, supervisor: int | None = None, in_use: bool = False) -> None:
     """Raise ConfigError if `Store.open` would raise it; leave no new folders and files.
 
     A child of process `supervisor` (or of this one) may hold the lock: the settings are for a running proxy.
+    With `in_use`, any process may.
     """
     assert options.to is not None
     place, spool = parquet.place_of(options.to), spool_folder(options)
@@ -101,7 +102,7 @@ def check(options: CaptureOptions, supervisor: int | None = None) -> None:
     try:
         for key, folder in _folders(options, place, spool):
             made += _probe_folder(key, folder)
-        if (spool / LOCK).exists():
+        if not in_use and (spool / LOCK).exists():
             holder = _lock_folder(options, spool, os.getpid() if supervisor is None else supervisor)
             if holder is not None:
                 os.close(holder)
