@@ -41,7 +41,7 @@ KEY_PATTERN: Final = (
     r"|xox[a-z]-[\w-]{8,}|xapp-[\w-]{8,}|whsec_[\w+/=-]{16,}|SK[0-9a-f]{32}|key-[0-9a-f]{32}"
     r"|(?:hf|npm|r8|tgp|fw|nvapi|xai|pplx|pypi|dop_v1|lin_api|shpat|lsv2|tvly|pcsk|e2b|ntn|sbp|glsa|dckr_pat)"
     r"[-_](?=[a-zA-Z_-]{0,64}[0-9])[\w-]{16,}|hf_[A-Za-z]{34}(?!\w)"
-    r"|SG\.[\w-]{16,}\.[\w-]{16,}|hvs\.[\w-]{20,}|dapi[0-9a-f]{32}|(?:PMAK|NRAK)-[\w-]{20,}|ATATT3[\w=-]{20,}"
+    r"|SG\.[\w-]{16,64}\.[\w-]{16,}|hvs\.[\w-]{20,}|dapi[0-9a-f]{32}|(?:PMAK|NRAK)-[\w-]{20,}|ATATT3[\w=-]{20,}"
     r"|eyJ[\w-]{8,300}\.[\w-]{4}[\w.-]*(?<!\.)"
     r")"
 )

@@ -6,7 +6,8 @@ recorder and `llmtap convert` use it. Only the level `full` has text. It is writ
 
 - `email`: name@host.tld. Not: hosts without a dot, addresses spelled out ("ann at example dot com").
 - `card`: 13 to 19 digits, in groups or not, that satisfy Luhn's check and begin like a card (not with 0, 1 or
-  7). Not: cards with a digit missing or with dots between, expiry dates and security codes.
+  7). Between groups: up to three blanks, tabs, line ends, dots or hyphens. Not: cards with a digit missing,
+  expiry dates and security codes.
 - `phone`: +49 30 123456 and other international forms; (415) 555-2671, 415-555-2671, 415.555.2671; national
   numbers in groups behind a 0; others behind a word such as "call" or "tel". Not: numbers in one piece
   without + or such a word, and groups by spaces without 0 or such a word: they are as likely quantities.
@@ -313,8 +314,8 @@ def _redact_emails(text: str) -> tuple[str, int]:
 # ---------------------------------------------------------------- payment cards
 
 # The first group of digits of a possible card: enough digits must follow.
-_card_begin = re.compile(r"(?<!\d)(?![017])(?=\d(?:[ \u00a0-]{0,3}\d){12})(\d{3,19})(?!\d)").search
-_card_more = re.compile(r"[ \u00a0-]{1,3}(\d{1,19})(?!\d)").match
+_card_begin = re.compile(r"(?<!\d)(?![017])(?=\d(?:[\s.-]{0,3}\d){12})(\d{3,19})(?!\d)").search
+_card_more = re.compile(r"[\s.-]{1,3}(\d{1,19})(?!\d)").match
 _CARD_DIGITS: Final = range(13, 20)
 _NO_CARD: Final = (0, 1, 7)
 _VALUES: Final = bytes.maketrans(b"0123456789", bytes(range(10)))

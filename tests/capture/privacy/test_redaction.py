@@ -24,6 +24,7 @@ PLANTED: dict[str, list[str]] = {
     ],
     "[card]": [
         "4111111111111111", "4111 1111 1111 1111", "4111-1111-1111-1111", "378282246310005",
+        "4111.1111.1111.1111", "4111\t1111\t1111\t1111", "4111\n1111\r\n1111\n1111",
         "3782 822463 10005", "5555 5555 5555 4444", "6011111111111117", "3530111333300000", "30569309025904",
     ],
     "[phone]": [
@@ -283,7 +284,7 @@ def cards_by_definition(text: str) -> list[tuple[int, int]]:
         last_end, ends = first_end, []
         for start, end in groups[i:]:
             if start != begin and (
-                end - start > 19 or not re.fullmatch("[ \xa0-]{1,3}", text[last_end:start])
+                end - start > 19 or not re.fullmatch(r"[\s.-]{1,3}", text[last_end:start])
             ):
                 break
             last_end = end
@@ -297,7 +298,7 @@ def cards_by_definition(text: str) -> list[tuple[int, int]]:
 
 def test_cards_are_found_by_their_definition() -> None:
     rng, n = random.Random(5), 0
-    gaps = ("", " ", " ", "-", "\xa0", " - ", "    ", "/", "a", " \u0664\u0661 ")
+    gaps = ("", " ", " ", "-", "\xa0", " - ", "    ", ".", "\n", "/", "a", " \u0664\u0661 ")
     for _ in range(3_000):
         sizes = rng.choices((1, 3, 4, 4, 6, 16, 20), k=12)
         groups = ("".join(rng.choices("0123456789", k=size)) for size in sizes)
