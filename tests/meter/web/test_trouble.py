@@ -158,7 +158,7 @@ async def test_the_overview_points_to_times_that_are_unreliable() -> None:
         words = "10.0 % of the exchanges have an uncertainty above 10"
         await page.open(url)
         await reads(page, words)
-        await reads(page, "their times are unreliable. See Tap")
+        await reads(page, "their times are unreliable. See Health")
         await page.look("document.querySelector('main .banner a[href=\"#tap\"]').click()")
         await reads(page, "llmtap gets too little CPU.")
         assert words in await shown(page)
