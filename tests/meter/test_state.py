@@ -885,7 +885,7 @@ def test_a_disk_that_hangs_delays_neither_the_start_nor_the_handover_nor_the_end
         answers.set()
 
 
-LAYOUT = "396b164baeae1f9e"
+LAYOUT = "0074442b055b748f"
 """Digest of the fields of all that a file contains."""
 
 
