@@ -11,19 +11,10 @@ from llmtap.json_types import JsonObject
 
 SPEAKERS: Final = ("role", "author", "speaker", "sender", "from")
 """Members that name the speaker of the texts in their object."""
+_SPEAKERS: Final = frozenset(SPEAKERS)
 MODEL_ROLES: Final = frozenset({"assistant", "model", "ai", "bot", "agent"})
 _OTHER_ROLES: Final = frozenset(
-    {
-        "user",
-        "user_input",
-        "system",
-        "tool",
-        "human",
-        "developer",
-        "function",
-        "customer",
-        "caller",
-    }
+    {"user", "user_input", "system", "tool", "human", "developer", "function", "customer", "caller"}
 )
 _ROLE_CHARS_MAX: Final = 16
 MESSAGES_MAX: Final = 256
@@ -49,8 +40,7 @@ def is_other(role: Any) -> bool:
 
 def is_of_other(value: JsonObject) -> bool:
     """Return whether the texts of an object are those of somebody else than the model."""
-    named = "role" in value or "author" in value or "speaker" in value or "sender" in value or "from" in value
-    return named and role_of(value) in _OTHER_ROLES
+    return not _SPEAKERS.isdisjoint(value) and role_of(value) in _OTHER_ROLES
 
 
 def _plain(role: str) -> str:
