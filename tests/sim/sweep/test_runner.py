@@ -281,7 +281,8 @@ def test_ray_agrees_and_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -
     died = attempts.pop(deadly_job().id)[2]
     assert died.startswith("its process died")
     assert attempts == answer(list(run_in_turn([*JOBS, FAILS], TRACES)))
-    assert children(os.getpid()) <= before
+    left = children(os.getpid()) - before
+    assert {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left} == {}
     assert not any(map(alive, started))
 
 
