@@ -1,10 +1,10 @@
 r"""Send a vantage's frames to the meter over a local socket without blocking, and count what was measured.
 
 `Tap` is the sender of a relay, a watcher or an application with the middleware; `Ledger` counts. `frames.py`
-has the format, `experiment.py` the assignment to arms. The receiver is `meter/pipeline/receiver.py`. A timer
-or a size packs frames into one batch. When the channel is half full, new exchanges are dropped; when it is
-full, also running ones with new frames: each as a whole, and counted. Every exchange has a number, and is in
-exactly one of these states:
+has the format, `experiment.py` the assignment to arms. The receiver is `meter/pipeline/receiver.py`. Frames
+are sent as one batch when a timer ends or the batch has a certain size. When the channel is half full, new
+exchanges are dropped. When it is full, a running exchange with a new frame is dropped, too. An exchange is
+always dropped as a whole, and counted. Every exchange has a number, and is in exactly one of these states:
 
     open -> closed, waiting for the meter's acknowledgement -> measured
       \____________________\____> dropped, for one reason

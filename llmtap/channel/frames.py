@@ -182,11 +182,12 @@ def pack_batch(batch_no: int, rows: list[Any]) -> bytes:
 
 
 class PythonFrameRows:
-    """Frames of the next batch; the reference of the compiled ones.
+    """Frames of the next batch, in Python: the reference of the compiled class.
 
     Attributes:
         bound: limit in bytes up to which `add` takes frames.
-        epoch: grows when an exchange stops being measured: direct callers of `add` then ask the Tap again.
+        epoch: grows when an exchange stops being measured. Direct callers of `add` then ask the Tap whether
+            their exchange is still measured.
         size: bytes of the data, and FRAME_BYTES for each frame.
     """
 

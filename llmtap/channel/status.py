@@ -1,7 +1,8 @@
 """Status that a vantage reports to the meter twice a second: its counters since the start, and gauges.
 
-Each field with a `Count` is a row: to add a counter, add a field here and increment it where it counts, on
-`Reporter.counts`. The API, its schema and `/metrics` follow. Nothing else declares the name.
+Each field with a `Count` declares a counter. To add one, add a field here, and increment it on
+`Reporter.counts` where the event happens. The API, its schema and `/metrics` are loops over these fields, so
+the name is declared nowhere else.
 """
 
 from typing import Annotated, Final, Literal

@@ -61,7 +61,10 @@ class SettingsOptions(Struct, frozen=True, kw_only=True):
         return {**keys_given(options, self), **read_pairs("--set", self.assign)}
 
     def read(self, options: Struct) -> "Loaded":
-        """Return the settings and all mistakes. `options`: those of the command. Raises ConfigError."""
+        """Return the settings, and all mistakes in their values. `options`: the flags of the command.
+
+        Raises ConfigError if the file or a flag cannot be read.
+        """
         from llmtap.config import read_settings
 
         return read_settings(self.config, os.environ, self.keys(options))

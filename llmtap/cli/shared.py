@@ -298,7 +298,9 @@ def loop_signals(signals: ReceivedSignals, stop: Callable[[], None]) -> None:
 
 @contextmanager
 def stoppable() -> Iterator[ReceivedSignals]:
-    """Raise Stopped in the main thread when a signal of STOPPING arrives, unless `handler` handles it.
+    """Raise Stopped in the main thread when a signal of STOPPING arrives.
+
+    The yielded object's `handler`, if it is set, may handle the signal instead.
 
     Later signals are ignored, so that they do not interrupt the clean-up.
     """

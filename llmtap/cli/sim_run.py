@@ -64,7 +64,7 @@ Examples:
 
 
 class _TraceOptions(Struct, frozen=True, kw_only=True):
-    """The trace, and the lists of the command."""
+    """The trace, or the list to print instead of a simulation."""
 
     trace: Annotated[str, opt("Trace, capture or workload to simulate.", "TRACE", argument=True)] = ""
     source_format: SourceFormat = None

@@ -142,7 +142,7 @@ class ExpectedTrailing(Struct, frozen=True):
 
 
 class Expected(Struct, frozen=True):
-    """Result of parsing a fixture."""
+    """Result that parsing a fixture must give."""
 
     events: list[ExpectedEvent]
     first_byte_ms: float | None

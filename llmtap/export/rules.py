@@ -207,7 +207,7 @@ def _ratio_rules(slo: SloClass, job: str, scope: _Scope) -> list[Rule]:
         _recording_rule(scope.events_rate, f"{scope.sum}(rate({events}[5m]))", identity),
         _recording_rule(scope.good_rate, f"{scope.sum}(rate({good}[5m]))", identity),
     ]
-    # The windows of the period's metrics, for the class only.
+    # The last window is the whole period of the objective; only the class has metrics of the period.
     longest = LONG if scope is _CLASS else LONG[:-1]
     pairs = [
         (name, f"{scope.sum}(rate({good}[{name}]))", f"{scope.sum}(rate({events}[{name}]))") for name in SHORT
@@ -273,7 +273,7 @@ def _burn_alert(slo: SloClass, alarm: Alarm, job: str, scope: _Scope) -> Rule:
             "long": long,
             "short": short,
             "sloth_severity": alarm.severity,
-            # promtool takes two rules whose names and labels are equal for duplicates.
+            # promtool reports rules with equal names and labels as duplicates: the others get one label more.
             **({} if scope is _CLASS else {"per": "tenant"}),
         },
     )

@@ -237,7 +237,10 @@ def samples_of(figure: FigureRow, result: _Json) -> int | None:
 
 
 def bounded_figures(result: _Json) -> dict[str, str]:
-    """Return the bounds in a result's objectives, by the name of the figure that each bound judges."""
+    """Return the names of the bounds in a result's objectives, by the figure that each judges.
+
+    Example: the figure `tbc` has the bound `tbc_p99`.
+    """
     objectives = at(result, "goodput", "objectives") or ""
     names = (pair.partition(":")[0] for pair in objectives.split() if ":" in pair)
     return {{"tbc_p99": "tbc"}.get(name, name): name for name in names}

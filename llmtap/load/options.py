@@ -404,6 +404,7 @@ class SendingOptions(Struct, frozen=True, kw_only=True):
         str | None, opt("Earlier name of --stop-when 'error_rate>SHARE'.", "SHARE", hidden=True)
     ] = None
     dialects: OwnDialects = ()
+    """Dialects that the user declares, beside the built-in ones."""
     clock: str = "kernel"
     connections: int | None = None
     """Number of connections opened before the start; None: it is estimated from the plan."""

@@ -149,7 +149,7 @@ class RowRequest(NamedTuple):
 
 
 class LoadRun:
-    """One run on one loop.
+    """Sends the requests of one load on one event loop.
 
     Args:
         request: function that returns the request of a row.

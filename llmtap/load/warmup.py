@@ -69,6 +69,7 @@ class Probe:
 @dataclass(slots=True)
 class WarmUp:
     skipped: str | None = None
+    """Reason why no warm-up was sent; None: it was sent."""
     requests: int = 0
     """Number of answers that ended well; probes are not counted."""
     failed: int = 0

@@ -89,7 +89,7 @@ def values(text: str) -> Iterator[tuple[float, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Buckets of a histogram: `half` times two for the smallest values, then `half` for each octave."""
+    """Buckets of a histogram: 2**(half + 1) for the smallest values, then 2**half for each octave."""
 
     unit: int
     """Exponent of the smallest step between values."""

@@ -268,7 +268,7 @@ def _is_token_stream(x: Exchange) -> bool:
 
 
 def _counts_output(x: Exchange) -> bool:
-    """Return whether the usage counts output other than reasoning, for example an image without tokens."""
+    """Return whether the usage counts more output than reasoning: some output, even without a text."""
     return (x.tokens.output or 0) > (x.tokens.reasoning or 0)
 
 

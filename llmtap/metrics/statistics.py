@@ -106,7 +106,7 @@ def tail_ratio(p50: float | None, p99: float | None) -> float | None:
 def samples_needed(p: float) -> int:
     """Return the samples that a report of the p-th percentile needs: 1,000 for P99 (IETF draft, 5.1.4.3)."""
     assert 0 < p < 1
-    # Round first: in binary, 1 - 0.99 is a little less than 0.01.
+    # Round first: in binary, 1 - 0.9 is a little less than 0.1, so ceil() would return one sample too many.
     return ceil(round(BEYOND_MIN / (1 - p), 6))
 
 

@@ -233,7 +233,7 @@ class Timebase:
         else:
             self.width_ns += drift_ns
             if abs(offset_ns - (self.anchor.mono_ns - self.anchor.wall_ns)) > tolerance_ns:
-                self.anchor = fresh  # The clock has drifted this far in small steps.
+                self.anchor = fresh  # Many small drifts have added up to more than the tolerance.
             self._errors.note(fresh.mono_ns, self.width_ns)
         self.offset_ns = offset_ns
         self._checked_ns = fresh.mono_ns

@@ -153,7 +153,7 @@ def ttft_sentence(experiment: _Json, arm: str, subject: str) -> str:
     level = 1 - experiment.get("alpha", 0.05)
     for metric, title in (("ttft", "time to first token"), ("e2e", "end-to-end latency")):
         median = at(experiment, "differences", arm, metric, "p50") or {}
-        # Without an interval, no answer of an arm was a stream, or there are too few.
+        # TTFT has no interval if an arm has too few streams, or none: then use the end-to-end latency.
         if median.get("interval") is not None:
             return change_sentence(
                 subject, f"the median {title}", median["difference"], median["interval"], level

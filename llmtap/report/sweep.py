@@ -348,7 +348,10 @@ def _is_better(a: Sequence[float], b: Sequence[float], sign: int) -> bool:
 
 
 def best_runs_text(results: Sequence[Result], *, sla: bool = False) -> str:
-    """Return sentences on the best runs and their figures, or on how to find them; empty for one run."""
+    """Return sentences that name the best runs by each figure, or say what to run to find them.
+
+    Empty if no two runs can be compared.
+    """
     groups = [group for group in _comparable_runs(results) if len(group) > 1]
     if not groups:
         return ""

@@ -117,13 +117,13 @@ class ProxyRun(msgspec.Struct, kw_only=True):
             tap_path=self.tap_path(settings),
             log=settings.log,
             side=(BACK if is_back else FRONT) if settings.pair.upstream else "",
-            # The relay in front of the gateway assigns the arms, which would else be assigned twice.
+            # Only the relay in front of the gateway assigns arms; otherwise each request would have two.
             experiment=None if is_back else self.experiment,
             checks_upstream=index in (0, settings.relay.workers),
         )
 
     def meter_setup(self, settings: Settings, admin_fd: int, *, takes_over: bool = False) -> MeterSetup:
-        # Exported totals name the server, so that totals of different servers are not mixed.
+        # The meter needs the addresses of the servers only for exported totals, which name the server.
         exports = settings.otlp.exports(os.environ)
         return _meter_setup(
             settings,

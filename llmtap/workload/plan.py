@@ -221,7 +221,7 @@ class ConversationPrompts:
         )
 
     def with_fit(self, fit: Fit) -> "ConversationPrompts":
-        """Return the same source, with each part of a prompt made by `fit`."""
+        """Return a copy of these prompts whose parts `fit` makes, with the wanted numbers of tokens."""
         return replace(self, fit=fit, _contexts={})
 
     def _message(self, row: int, tokens: int) -> str:

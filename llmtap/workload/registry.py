@@ -185,7 +185,7 @@ def report_of(workload: Workload, requests: Requests, seed: int) -> dict[str, An
     return {**workload.describe(), "seed": seed, "requests": len(requests), "sha256": columns.hexdigest()}
 
 
-# ---------------------------------------------------------------- a user's own
+# ---------------------------------------------------------------- workloads in a user's file
 
 _HINT: Final = "config/workload.toml shows every key and distribution"
 

@@ -180,7 +180,7 @@ def load_trace(
     if not rows.requests:
         raise ConfigError(place, rows.reason_empty())
     requests = rows.ordered_requests()
-    # The reader's notes are complete now: they count what of the file is in no row.
+    # The file was read to its end, so the reader's notes are complete: they count what gave no row.
     notes = trace.source.notes + rows.notes() + (tie_note(requests.arrival_ns) if parts.timed else [])
     return Trace(
         requests,

@@ -245,7 +245,7 @@ class TraceParts:
     """Whether rows need an arrival. Otherwise, a row without one gets the arrival of the row before, and the
     first rows get the first known arrival, or 0."""
     places: bool = False
-    """Number of each row in the source."""
+    """Whether to keep the number of each row in the source."""
 
 
 class TraceRows:

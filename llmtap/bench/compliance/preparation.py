@@ -790,7 +790,7 @@ ROWS: Final = requirements(
         "4.8.2-2": only_for_boundary("application gateway")(
             _check_filters("not met", "not applicable", "met", "met")
         ),
-        # Judge only by the test of 5.10, which compares configurations: a report covers one test.
+        # Only the test of 5.10 compares configurations, so the report of another test cannot be judged.
         "4.8.2-3": _judge_configurations,
     }
 )

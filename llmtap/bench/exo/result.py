@@ -87,6 +87,7 @@ class ExoRun(msgspec.Struct, frozen=True, kw_only=True):
     pp_tokens: int
     """Number of prompt tokens counted by the tokenizer, including the chat template."""
     tg: int
+    """Number of output tokens requested (exo-bench: tokens generated)."""
     repeat_index: int
     concurrency: int
     concurrent_index: int

@@ -130,7 +130,8 @@ def _main_load(document: Mapping[str, Any]) -> _MainLoad | None:
 
 
 def _rows_of(report: Report, step: Step) -> tuple[Mapping[str, Any], str]:
-    """Return the latencies of a main load as in the tables of its test, and the requests that they cover."""
+    """Return the latencies of a main load that the tables of its test have, and a text on the requests that
+    they cover."""
     level_name, arm = name_of(step).partition("/")[0], str(step.get("arm"))
     for level in at(report, "measurements.levels") or ():
         if level.get("step") == name_of(step) and "window" in level:

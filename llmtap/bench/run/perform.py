@@ -169,7 +169,7 @@ class Bench:
 
         def check() -> None:
             if self._stopped:
-                raise Interrupted("stopped while the server was started")
+                raise Interrupted("stopped while the server was starting")
 
         self.watcher.step("start", shlex.join(command))
         async with running_server(command, self.file.target, log, self.clock, check) as load:

@@ -430,7 +430,11 @@ def prefixes_of(
             "expected code-completion, conversation, or a FILE.toml with generated texts",
         )
     if workload.conversations is not None:
-        raise ConfigError("workload", f"{name} has conversations: later turns share the text of earlier ones")
+        raise ConfigError(
+            "workload",
+            f"cannot make variants of {name!r} with new texts: its conversations repeat earlier turns",
+            "expected a workload without conversations",
+        )
     sharing = workload.sharing
     if sharing is None and tokens is None:
         raise ConfigError(

@@ -96,7 +96,9 @@ def check(session: BenchSession, params: TradeoffParams) -> None:
         )
     if len(levels) < 2 or levels[0] <= 0 or any(low >= high for low, high in pairwise(levels)):
         raise ConfigError(
-            "levels", f"expected rising percentages above 0, got {list(levels)}", "such as 10,20,30"
+            "levels",
+            f"expected at least 2 percentages above 0 in rising order, got {list(levels)}",
+            "such as 10,20,30",
         )
     if not session.quick and (levels[0] > 10 or levels[-1] < 100):
         raise ConfigError(

@@ -102,7 +102,6 @@ class Semconv:
     cached_tokens: str = "gen_ai.usage.cache_read.input_tokens"
     cache_write_tokens: str = "gen_ai.usage.cache_write.input_tokens"
     reasoning_tokens: str = "gen_ai.usage.reasoning.output_tokens"
-    # Names of metrics.
     measures: Mapping[str, tuple[Measure, ...]]
     """By quantity: the instruments that record it, each with its constant attributes."""
 

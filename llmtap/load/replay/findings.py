@@ -272,8 +272,8 @@ def _find_missing_output(result: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _find_chunk_counts(result: Mapping[str, Any]) -> Iterator[Finding]:
     """Find answers of which the output tokens are counted by chunks: a chunk may contain several tokens."""
-    # Look only at answers that ended well: a failed answer has no usage, and `_find_failed_requests` reports
-    # it.
+    # `answers` counts only those that ended well: a failed answer has no usage, and `_find_failed_requests`
+    # reports it.
     answers = result.get("answers") or {}
     n, counted = answers.get("by_chunks", 0), answers.get("output", 0)
     if not n:

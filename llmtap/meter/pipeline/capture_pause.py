@@ -24,8 +24,11 @@ RATE_NS_MIN: Final = 5 * NS_PER_S
 
 
 class PauseWatch:
-    """Watches one capture. `memory_bytes`: limit of what may wait; `spool` and `to`: its folders, without
-    secrets."""
+    """State of one capture: whether and why it is paused.
+
+    `memory_bytes`: maximum size of the rows that wait in memory; `spool` and `to`: the capture's folders, as
+    shown to the user, without secrets.
+    """
 
     def __init__(self, memory_bytes: int, spool: str, to: str) -> None:
         self._memory_bytes = memory_bytes

@@ -353,8 +353,10 @@ class DialectChooser:
         return out
 
     def _revise(self, event: SseEvent, delta: Delta) -> Delta:
-        """Let another dialect replace the chosen one, which did not understand this event, if it reads output
-        in it. Return what the event means."""
+        """Return what an event means that the chosen dialect did not understand.
+
+        A dialect that finds output in the event may replace the chosen one.
+        """
         if not self._revisions_left or event.data is None or not is_object(event.data):
             return delta
         self._revisions_left -= 1

@@ -51,7 +51,7 @@ def infer(events: Sequence[SseEvent], *, whole: bool) -> "InferredReader | None"
 
 @lru_cache(_TABLES_CACHED)
 def _compile(table_json: bytes) -> TableDialect:
-    """Compile a table once for all answers that show it."""
+    """Compile a table; all answers with this table share the result."""
     return TableDialect(msgspec.json.decode(table_json, type=DialectTable))
 
 

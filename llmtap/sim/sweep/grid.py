@@ -413,5 +413,9 @@ def _scale_at(point: Point, trace: Trace, count: int, capacity_rps: float | None
             raise ConfigError(option, _NO_RATE)
         scale = float(rate / trace.rate_rps)
     if trace.span_ns * -(-count // max(1, len(trace) - 1)) > _LAST_NS * scale:
-        raise ConfigError(option, f"the last of {count:,} requests would arrive after 146 years")
+        raise ConfigError(
+            option,
+            f"the last of {count:,} requests would arrive after more than 146 years, the limit",
+            "use a higher rate or fewer requests",
+        )
     return scale

@@ -281,6 +281,7 @@ class SimulationResult:
 
 
 def _followed(x: Exchange) -> FollowedRequest:
+    """Return the sizes and the output times of a request that the user selected."""
     times = [to_seconds(at_ns - x.timeline.arrival_ns) for at_ns in output_times_ns(x.timeline.events)]
     return FollowedRequest(x.seq, x.tokens.input, x.tokens.output, times)
 

@@ -240,4 +240,5 @@ class TcpDirection:
             or self._early_bytes > EARLY_BYTES_MAX
             or early.used > early.limit
         ):
+            # Too much data waits behind a gap, so the missing packets count as lost.
             raise LostSyncError("packets_lost")

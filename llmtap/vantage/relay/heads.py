@@ -38,7 +38,7 @@ def target_of(head: RequestHead) -> bytes:
     target = head.target
     if target.startswith(b"/") or target == b"*":
         return target
-    # RFC 9112 3.2.2: a server accepts the absolute form; it does not decide where the message goes.
+    # RFC 9112 3.2.2: a server must accept the absolute form. Its host does not decide the upstream.
     scheme, _, rest = target.partition(b"://")
     authority = _authority_of(target)
     if scheme.lower() not in (b"http", b"https") or not authority.rpartition(b"@")[2]:

@@ -79,6 +79,8 @@ tokenizer and llmtap's own tokenizer."""
 
 
 class Numbers:
+    """Bytes of numbered blocks and rows, which choose their words; another seed gives other bytes."""
+
     def __init__(self, seed: int | str = 0) -> None:
         self._seed = f"{seed}/".encode()
         self._offset = int.from_bytes(shake_128(b"llmtap text " + self._seed).digest(NAME_BYTES))
