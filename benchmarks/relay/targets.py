@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import socket
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -205,6 +206,19 @@ def llmtap(*more: str, program: str | None = None) -> Callable[[Path, Ports], Co
     return prepare
 
 
+def _llmtap_pair(folder: Path, ports: Ports) -> Command:
+    """Both sides of a gateway that does nothing: the front relay sends its requests to the back relay."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        back = free.getsockname()[1]
+    sides = {
+        "pair.listen": f"127.0.0.1:{back}",
+        "pair.upstream": f"http://127.0.0.1:{ports.upstream}",
+        "relay.request_id": "make",
+    }
+    settings = [part for key, value in sides.items() for part in ("--set", f"{key}={value}")]
+    return llmtap(*settings)(folder, replace(ports, upstream=back))
+
+
 def find_llmtap() -> str | None:
     return None if _llmtap_program() else "no llmtap in .venv or on PATH (make setup)"
 
@@ -268,6 +282,7 @@ TARGETS: dict[str, Target] = {
         Target("llmtap-capture", llmtap("--capture", "capture"), find_llmtap, _LLMTAP_VERSION),
         Target("llmtap-thread", llmtap("--set", "relay.thread=true"), find_llmtap, _LLMTAP_VERSION),
         Target("llmtap-mono", llmtap("--set", "relay.clock=mono"), find_llmtap, _LLMTAP_VERSION),
+        Target("llmtap-pair", _llmtap_pair, find_llmtap, _LLMTAP_VERSION),
         Target(
             "envoy",
             _envoy,

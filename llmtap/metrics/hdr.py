@@ -89,11 +89,11 @@ def values(text: str) -> Iterator[tuple[float, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Buckets of a histogram: 2**(half + 1) for the smallest values, then 2**half for each octave."""
+    """Buckets of a histogram: 2**half_exponent for each octave, and twice as many for the smallest values."""
 
-    unit: int
+    unit_exponent: int
     """Exponent of the smallest step between values."""
-    half: int
+    half_exponent: int
     """Exponent of the number of buckets in an octave."""
     highest: int
 
@@ -102,15 +102,15 @@ class _Shape:
         return cls(lowest.bit_length() - 1, (2 * 10**digits - 1).bit_length() - 1, highest)
 
     def index(self, value: int) -> int:
-        value >>= self.unit
-        octave = max(0, value.bit_length() - self.half - 1)
-        return (octave << self.half) + (value >> octave)
+        value >>= self.unit_exponent
+        octave = max(0, value.bit_length() - self.half_exponent - 1)
+        return (octave << self.half_exponent) + (value >> octave)
 
     def middle(self, index: int) -> float:
         """Return the middle of the values of a bucket."""
-        octave = max(0, (index >> self.half) - 1)
-        step = octave + self.unit
-        return ((index - (octave << self.half)) << step) + ((1 << step) - 1) / 2
+        octave = max(0, (index >> self.half_exponent) - 1)
+        step = octave + self.unit_exponent
+        return ((index - (octave << self.half_exponent)) << step) + ((1 << step) - 1) / 2
 
 
 def _zigzag_bytes(number: int) -> bytes:

@@ -244,7 +244,7 @@ class TraceParts:
     timed: bool = True
     """Whether rows need an arrival. Otherwise, a row without one gets the arrival of the row before, and the
     first rows get the first known arrival, or 0."""
-    places: bool = False
+    row_numbers: bool = False
     """Whether to keep the number of each row in the source."""
 
 
@@ -285,7 +285,7 @@ class TraceRows:
             *(COLUMNS if self._turns is not None else ()),
             *(("tenant", "model", "label") if self._parts.names else ()),
             *(_REQUEST if self._parts.bodies else ()),
-            *(name for aspect in _ANSWERS if self._parts.places for name in ASPECTS[aspect]),
+            *(name for aspect in _ANSWERS if self._parts.row_numbers for name in ASPECTS[aspect]),
         }
         begin = 0
         for batch in source.batches:
@@ -303,7 +303,7 @@ class TraceRows:
             batch, rows = _filter_rows(batch, rows, pc.and_(*known))
             batch = batch.slice(0, self._rows_left)
             self._add(batch)
-            if self._parts.places:
+            if self._parts.row_numbers:
                 self.places.extend(islice(rows, batch.num_rows))
                 self.answered = self.answered or any(rows_with(batch, aspect) for aspect in _ANSWERS)
             if self._rows_left is not None:

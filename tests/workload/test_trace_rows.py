@@ -249,7 +249,7 @@ def test_rows_without_a_count_of_the_server_are_estimated_from_their_stream(tmp_
         row(0, method="GET", response_bytes=45, outcome="complete"),
         row(7, input_tokens=8),
     )
-    trace = load_trace(place, parts=TraceParts(bodies=True, places=True))
+    trace = load_trace(place, parts=TraceParts(bodies=True, row_numbers=True))
     assert list(trace.places) == [0, 1, 2, 3, 4, 7]
     assert list(trace.requests.input) == [100, 20, 10, 10, 1, 8]
     assert list(trace.requests.output) == [10, 7, 3, 9, 0, 0]
@@ -302,10 +302,17 @@ def test_each_row_knows_its_place_in_the_source(tmp_path: Path) -> None:
     place = capture(
         tmp_path / "c.parquet", *(row(at_s, input_tokens=n, response_end_us=7) for at_s, n in known)
     )
-    trace = load_trace(place, parts=TraceParts(places=True))
+    trace = load_trace(place, parts=TraceParts(row_numbers=True))
     assert (list(trace.requests.input), list(trace.places)) == ([10, 20, 21, 40, 50], [5, 2, 4, 6, 0])
-    assert list(load_trace(place, parts=TraceParts(places=True, timed=False)).places) == [5, 2, 4, 6, 0, 1]
-    assert list(load_trace(place, parts=TraceParts(places=True), count=3).places) == [2, 4, 0]
+    assert list(load_trace(place, parts=TraceParts(row_numbers=True, timed=False)).places) == [
+        5,
+        2,
+        4,
+        6,
+        0,
+        1,
+    ]
+    assert list(load_trace(place, parts=TraceParts(row_numbers=True), count=3).places) == [2, 4, 0]
     assert list(trace.first(2).places) == [5, 2]
     assert list(trace.window(S, 2 * S).places) == [2, 4]
     thin = trace.sample_conversations(0.5, 3)

@@ -160,7 +160,7 @@ def _plan_of_trace(
             source_format=schedule.source_format,
             progress=progress,
             parts=TraceParts(
-                conversations=True, names=True, bodies=True, timed=own_times or windowed, places=True
+                conversations=True, names=True, bodies=True, timed=own_times or windowed, row_numbers=True
             ),
         )
     except ConfigError as exc:

@@ -228,7 +228,7 @@ class SimulationResult:
             readings=self._options(readings),
             serving=self._options(self.setup.serving) if self.kind.iterates else msgspec.UNSET,
             engine=self._engine(n) if self.kind.iterates else msgspec.UNSET,
-            followed=msgspec.UNSET if self.followed is None else _followed(self.followed),
+            followed=msgspec.UNSET if self.followed is None else _followed_request(self.followed),
         )
 
     def _by_server(self, span_ns: int) -> ServerShares | None:
@@ -280,7 +280,7 @@ class SimulationResult:
         return {name: value if name in self.kind.options_read else None for name, value in out.items()}
 
 
-def _followed(x: Exchange) -> FollowedRequest:
+def _followed_request(x: Exchange) -> FollowedRequest:
     """Return the sizes and the output times of a request that the user selected."""
     times = [to_seconds(at_ns - x.timeline.arrival_ns) for at_ns in output_times_ns(x.timeline.events)]
     return FollowedRequest(x.seq, x.tokens.input, x.tokens.output, times)
