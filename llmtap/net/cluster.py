@@ -9,7 +9,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -126,13 +125,10 @@ def _shut_down(ray: Any, folder: str) -> None:
     starting would look for the node for minutes."""
     started = _ray_processes(folder)
     ray.shutdown()
-    end = time.monotonic() + _KILL_S
-    while started and time.monotonic() < end:
-        for process in started:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(started, timeout=end - time.monotonic())
-        started = _ray_processes(folder)  # Ray may have started a process since the last look.
+    for process in started:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(started, timeout=_KILL_S)
 
 
 def _ray_processes(folder: str) -> list[psutil.Process]:

@@ -183,7 +183,7 @@ def test_processes_and_this_one_agree() -> None:
     assert [error is None for _, _, error in here.values()] == [True] * len(JOBS) + [False]
     assert not multiprocessing.active_children()
     # The tracker that Python keeps beside spawned processes stays until this process ends.
-    assert len(children(os.getpid()) - before) <= 1
+    assert len(children(os.getpid(), before)) <= 1
 
 
 def test_a_job_that_its_process_dies_of_is_found_and_the_others_go_on() -> None:
@@ -267,21 +267,21 @@ def test_ray_agrees_and_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -
         if "did not start on this machine" not in exc.problem:
             raise
         pytest.skip(f"no time for Ray here: {exc}")
-    started = children(os.getpid()) - before
+    started = children(os.getpid(), before)
     assert len(started) > 3  # its own, and two workers
     listening = addresses(started)
     assert listening
     assert {host for host, _ in listening} == {"127.0.0.1"}
     attempts = answer([first, *(next(stream) for _ in jobs[1:])])
     # On a busy machine, workers may not run before Ray gives up waiting.
-    for pid in children(os.getpid()) - before:
+    for pid in children(os.getpid(), before):
         if Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[1] != str(os.getpid()):
             os.kill(pid, signal.SIGSTOP)
     assert next(stream, None) is None
     died = attempts.pop(deadly_job().id)[2]
     assert died.startswith("its process died")
     assert attempts == answer(list(run_in_turn([*JOBS, FAILS], TRACES)))
-    left = children(os.getpid()) - before
+    left = children(os.getpid(), before)
     assert {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left} == {}
     assert not any(map(alive, started))
 

@@ -3,6 +3,7 @@
 import os
 import signal
 from array import array
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +52,18 @@ def deadly_job() -> SweepJob:
     return SweepJob(trace="deadly.csv", rows=DEADLY, count=1, scale=1.0, scheduler="static_fifo")
 
 
-def children(pid: int) -> set[int]:
-    """Processes that it started and that are there, and theirs; not what has ended and was not waited for."""
+def children(pid: int, without: Collection[int] = ()) -> set[int]:
+    """Processes that it started and that are there, and theirs; not what has ended and was not waited for.
+
+    Those in `without` are left out, with all that they start: the browser of other tests starts processes at
+    any time.
+    """
     found: set[int] = set()
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
             for child in map(int, task.read_text().split()):
-                if " Z " not in Path(f"/proc/{child}/stat").read_text():
-                    found |= {child} | children(child)
+                if child not in without and " Z " not in Path(f"/proc/{child}/stat").read_text():
+                    found |= {child} | children(child, without)
         except OSError:  # it is gone
             continue
     return found
