@@ -118,7 +118,7 @@ def test_a_workload_is_drawn_by_its_name_and_seed() -> None:
         ({"requests": (3,)}, {}, "--requests: .* has fewer than 3 requests, and its rows cannot be repeated"),
         ({}, {"capacity": 0.1}, "--capacity: all rows arrive at once"),
         ({"memory_gb": ("4",)}, {}, "--reading: memory_gb: must be above"),
-        ({"scale": (1e-12,), "requests": (2,)}, {}, "--scale: the last of 2 requests would arrive after 146"),
+        ({"scale": (1e-12,), "requests": (2,)}, {}, "--scale: the last of 2 requests would arrive after"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_run(
