@@ -305,9 +305,21 @@ class StepDetector:
         """Return the state for another meter; it has objects of this detector, so pack it at once."""
         places = [(*cell, place) for cell, place in self._index.items()]
         return SavedDetector(
-            self.step, self.start_ns, self._day_ns, list(self._days), places, self._level, self._reference,
-            self._sum, self._candidate, self._state, self._block_ns, self._parts, self._tokens, self._age_ns,
-        )  # fmt: skip
+            self.step,
+            self.start_ns,
+            self._day_ns,
+            list(self._days),
+            places,
+            self._level,
+            self._reference,
+            self._sum,
+            self._candidate,
+            self._state,
+            self._block_ns,
+            self._parts,
+            self._tokens,
+            self._age_ns,
+        )
 
     def absorb(self, saved: SavedDetector, shift_ns: int) -> None:
         """Add the state of another meter: a longer history replaces ours, of a shorter one only the open

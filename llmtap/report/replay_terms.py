@@ -135,7 +135,7 @@ def _arrivals_text(plan: _Json) -> str:
         faster += f" of {number(recorded)} req/s recorded" if recorded else ""
     return _joined_parts(
         process if user_text in (None, process) else f"{user_text} ({process})",
-        rate is not None and f"{number(rate)} req/s asked",
+        rate is not None and f"{number(rate)} req/s requested",
         faster,
         *(f"{name} {value}" for name, value in parameters.items() if value is not None),
     )

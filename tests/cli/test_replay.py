@@ -105,8 +105,21 @@ async def replayed(*args: str) -> tuple[int, str, str]:
 
 def test_a_replay_is_a_page_of_what_its_json_says(tmp_path: Path) -> None:
     page, report = tmp_path / "page.html", tmp_path / "result.json"
-    args = ("conversation", "--rate", "100", "--requests", "20", "--html", str(page), "--json", str(report),
-            "--capture", str(tmp_path / "c"), "--csv", str(tmp_path / "rows.csv"))  # fmt: skip
+    args = (
+        "conversation",
+        "--rate",
+        "100",
+        "--requests",
+        "20",
+        "--html",
+        str(page),
+        "--json",
+        str(report),
+        "--capture",
+        str(tmp_path / "c"),
+        "--csv",
+        str(tmp_path / "rows.csv"),
+    )
     code, out, err = asyncio.run(replayed(*args))
     # This machine may be too busy for valid figures, which is not what this test is about.
     assert code in (ExitCode.OK, ExitCode.NOT_VALID), err

@@ -62,12 +62,19 @@ async def test_a_query_that_cannot_be_names_its_field() -> None:
     tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S))
     async with TestClient(TestServer(admin_app(tally))) as client:
         for path, field in (
-            ("exchanges?limit=0", "limit"), ("exchanges?limit=1001", "limit"),
-            ("exchanges?outcome=fine", "outcome"), ("exchanges?status=1&status=2", "status"),
-            ("exchanges?colour=red", "colour"), ("summary?window=2m", "window"),
-            ("summary?by=tenant,colour", "by"), ("streams?limit=0", "limit"),
-            ("streams?limit=1001", "limit"), ("streams?window=0", "window"),
-            ("streams?window=61s", "window"), ("live?limit=5", "limit"), ("live?summary=2", "summary"),
-        ):  # fmt: skip
+            ("exchanges?limit=0", "limit"),
+            ("exchanges?limit=1001", "limit"),
+            ("exchanges?outcome=fine", "outcome"),
+            ("exchanges?status=1&status=2", "status"),
+            ("exchanges?colour=red", "colour"),
+            ("summary?window=2m", "window"),
+            ("summary?by=tenant,colour", "by"),
+            ("streams?limit=0", "limit"),
+            ("streams?limit=1001", "limit"),
+            ("streams?window=0", "window"),
+            ("streams?window=61s", "window"),
+            ("live?limit=5", "limit"),
+            ("live?summary=2", "summary"),
+        ):
             async with client.get(f"/api/v1/{path}") as answer:
                 assert (answer.status, (await answer.json())["error"]["field"]) == (400, field), path

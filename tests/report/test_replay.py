@@ -94,8 +94,15 @@ def test_chunks_that_come_in_bursts_are_a_caution(gap: float, events: float, bur
 
 def test_refusals_against_labels_are_a_table_in_every_form() -> None:
     assert "false positives" not in shown(GOOD) + replay_markdown(GOOD) + replay_html(GOOD)
-    counts = Counter({"should-answer answered": 81, "should-answer refused": 7, "should-refuse answered": 7,
-                      "should-refuse refused": 25, "unknown": 2})  # fmt: skip
+    counts = Counter(
+        {
+            "should-answer answered": 81,
+            "should-answer refused": 7,
+            "should-refuse answered": 7,
+            "should-refuse refused": 25,
+            "unknown": 2,
+        }
+    )
     result = GOOD | {"labels": labels_document(counts)}
     row = ["all", "should-answer", "81", "7", "0", "false positives", "8.0%, 3.9% to 15.5%"]
     assert row in page(result).tables["outcomes"]

@@ -140,9 +140,11 @@ async def test_an_adopted_child_is_waited_for_told_and_ended() -> None:
     script = "import sys; sys.exit(int(sys.stdin.readline()))"
     for ending in ("told", "killed"):
         process = os.posix_spawn(  # noqa: ASYNC221
-            sys.executable, [sys.executable, "-c", script], os.environ,
+            sys.executable,
+            [sys.executable, "-c", script],
+            os.environ,
             file_actions=[(os.POSIX_SPAWN_DUP2, read, 0)],
-        )  # fmt: skip
+        )
         handed = ChildState(
             kind="meter", name="m", index=0, pid=process, stdin=os.dup(write), ready=True, until_s=None
         )

@@ -42,7 +42,7 @@ class CooperativeYield:
         "behind",
         "cpu_ns",
         "loop_is_due",
-    )  # fmt: skip
+    )
 
     def __init__(
         self,

@@ -83,7 +83,7 @@ class RelayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Duration(600 * S)
     )
     ready_needs_upstream: Annotated[
-        bool, opt("/readyz answers 503 while the upstream accepts no connection; it is asked every 2 s")
+        bool, opt("/readyz answers 503 while the upstream accepts no connection; it is checked every 2 s")
     ] = False
     drain_timeout: Annotated[
         Duration, opt("maximum time for streams to finish after SIGTERM, SIGHUP or SIGUSR2")

@@ -119,9 +119,12 @@ async def follow(plan: list[dict[str, Any]], options: argparse.Namespace) -> lis
     """Makes the plan's requests in order, a few at a time; the idle ones last, each after its pause."""
     await warm_up(options)
     client = openai.AsyncOpenAI(
-        base_url=options.base_url, api_key=options.key, max_retries=0, timeout=options.timeout_s,
+        base_url=options.base_url,
+        api_key=options.key,
+        max_retries=0,
+        timeout=options.timeout_s,
         default_headers=dict(options.header),
-    )  # fmt: skip
+    )
     gate = asyncio.Semaphore(options.concurrency)
 
     async def gated(request: dict[str, Any]) -> dict[str, Any]:

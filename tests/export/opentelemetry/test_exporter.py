@@ -78,9 +78,12 @@ def test_the_spans_of_a_pair_link_to_each_other_and_only_the_front_is_counted() 
     delivered.pair = PairMember("a", role="delivered", partners=(front.span_ids,))
     with OtlpReceiver() as receiver:
         e = OtlpExporter(
-            OtlpOptions(endpoint=receiver.endpoint), ManualClock(now_ns=1), "1", SERVERS,
+            OtlpOptions(endpoint=receiver.endpoint),
+            ManualClock(now_ns=1),
+            "1",
+            SERVERS,
             back_server=("engine", 8000),
-        )  # fmt: skip
+        )
         end(e, front, retry, delivered)
         e.close(GUARD_S)
         spans = receiver.spans
