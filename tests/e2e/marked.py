@@ -49,7 +49,7 @@ def chromium() -> str | None:
 def complaints(screenshots: str | None) -> Iterator[str]:
     """Yield what failed."""
     log = LOGS / "marked-tests.log"
-    argv = [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", "-n", "auto"]
+    argv = [sys.executable, "-m", "pytest", "-rsfE", "-p", "no:cacheprovider", "-n", "auto"]
     argv += [
         "--dist",
         "loadfile",

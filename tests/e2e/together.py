@@ -20,7 +20,7 @@ from parts.servers import Failure
 
 END_S_MAX = 60
 NAMING = ("[e2e] WRONG", "FAILED ", "ERROR ")
-"""Beginnings of the lines that say what failed: the last lines of the output repeat them."""
+"""Beginnings, after the indent, of the lines that say what failed: they are repeated at the end."""
 
 
 def run_lane(
@@ -43,7 +43,7 @@ def run_lane(
         with printing:
             print(output, end="", flush=True)
         if script.returncode:
-            named = [line for line in output.splitlines() if line.startswith(NAMING)]
+            named = [line for line in map(str.strip, output.splitlines()) if line.startswith(NAMING)]
             wrong.append("\n  ".join([f"{name}.py ended with {script.returncode}", *named]))
         if script.returncode < 0:
             return  # ended by a signal: the next one is not started
