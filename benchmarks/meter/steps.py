@@ -5,14 +5,16 @@ pattern of the day, quieter weekends, and an autocorrelated rate. Prompts are sh
 changes. One prefill after another makes the queue, so that TTFT depends on load and prompt length. A random
 factor has a heavy tail, and each day has a level of its own (standard deviation 4 %).
 
-    .venv/bin/python benchmarks/meter/steps.py [--days 100] [--steps 40] [--ratio 1.5] [--rate 5] [--seed 1]
+    .venv/bin/python benchmarks/meter/steps.py [--days 100] [--steps 400] [--ratio 1.5] [--rate 5] [--seed 1]
 """
 
 import argparse
 import copy
+import itertools
 import json
 import sys
 import time
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -29,6 +31,8 @@ WARM_UP_DAYS: Final = 3
 SPAN_S: Final = 900
 """Time after a step for which the detector may look for it."""
 NULL_RATE_RPS: Final = 1.0
+RATE_EDGES: Final = (0.0, 0.6, 0.9, 1.1, 10.0)
+"""Limits of the classes of steps, as multiples of --rate; the third class is that of the asked rate."""
 USE: Final = 0.28
 """Share of the time in which the server works, in the mean of weekdays."""
 
@@ -104,6 +108,8 @@ def null_alarms(days: int, seed: int, rate_rps: float = NULL_RATE_RPS) -> list[f
 class Found:
     after_s: float | None
     """Time from the step to its report; None: not reported."""
+    rate_rps: float
+    """Rate of the streams in the FOUND_S_MAX after the step."""
     since_s: float = 0.0
     """Reported begin of the step, minus the true one."""
     ratio: float = 0.0
@@ -134,6 +140,8 @@ def find_steps(
 def find_step(
     detector: StepDetector, streams: list[tuple[int, int, int]], start_ns: int, ratio: float
 ) -> Found:
+    last_ns = start_ns + FOUND_S_MAX * NS_PER_S
+    rate_rps = bisect_right(streams, last_ns, key=lambda stream: stream[0]) / FOUND_S_MAX
     for end_ns, ttft_ns, tokens in streams:
         if end_ns > start_ns + SPAN_S * NS_PER_S:
             break
@@ -143,17 +151,34 @@ def find_step(
             low, high = step.ratio_interval()
             return Found(
                 (end_ns - start_ns) / NS_PER_S,
+                rate_rps,
                 (step.since_ns - start_ns) / NS_PER_S,
                 step.ratio,
                 low <= ratio <= high,
             )
-    return Found(None)
+    return Found(None, rate_rps)
+
+
+def summary(results: list[Found], low_rps: float, high_rps: float) -> dict[str, object]:
+    """Return how soon the steps of a class of rates were found."""
+    chosen = [result for result in results if low_rps <= result.rate_rps < high_rps]
+    after = [result.after_s for result in chosen if result.after_s is not None]
+    quantiles = (
+        zip(("median", "p95", "max"), np.quantile(after, (0.5, 0.95, 1)), strict=True) if after else ()
+    )
+    return {
+        "requests_per_s": [low_rps, high_rps],
+        "steps": len(chosen),
+        "found": len(after),
+        "in_time": sum(one <= FOUND_S_MAX for one in after),
+        "found_after_s": {name: float(value) for name, value in quantiles},
+    }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--days", type=int, default=100)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--ratio", type=float, default=1.5)
     parser.add_argument("--rate", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=1)
@@ -161,11 +186,12 @@ def main() -> int:
     began = time.perf_counter()
     results = find_steps(args.steps, args.ratio, args.rate, args.seed)
     found = [result for result in results if result.after_s is not None]
-    after = [result.after_s for result in found if result.after_s is not None]
+    by_rate = [
+        summary(results, low * args.rate, high * args.rate) for low, high in itertools.pairwise(RATE_EDGES)
+    ]
     alarms = null_alarms(args.days, args.seed)
     result = {
-        "ratio": args.ratio, "rate_rps": args.rate, "steps": len(results), "found": len(found),
-        "found_after_s": {"median": float(np.median(after)), "max": max(after)} if after else None,
+        "ratio": args.ratio, "rate_rps": args.rate, "by_rate": by_rate,
         "since_error_s": {"median": float(np.median([r.since_s for r in found]))} if found else None,
         "ratio_reported": {"median": float(np.median([r.ratio for r in found]))} if found else None,
         "intervals_with_ratio": sum(r.covered for r in found),
@@ -173,7 +199,7 @@ def main() -> int:
         "seconds": time.perf_counter() - began,
     }  # fmt: skip
     print(json.dumps(result, indent=2))
-    in_time = len(found) == len(results) and max(after) <= FOUND_S_MAX
+    in_time = by_rate[2]["in_time"] == by_rate[2]["steps"]
     return 0 if in_time and len(alarms) <= args.days / FALSE_ALARM_DAYS else 1
 
 
