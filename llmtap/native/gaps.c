@@ -40,6 +40,16 @@ uint32_t llmtap_float_bucket(int64_t value) {
     return bits >> MANTISSA_BITS_DROPPED;
 }
 
+void llmtap_count_buckets(const int64_t *values, size_t n, struct llmtap_count *places, size_t size) {
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bucket = llmtap_float_bucket(values[i]);
+        size_t place = bucket & (size - 1);
+        while (places[place].n && places[place].bucket != bucket) place = (place + 1) & (size - 1);
+        places[place].bucket = bucket;
+        places[place].n++;
+    }
+}
+
 size_t llmtap_edge_bucket(const int64_t *edges, size_t n, int64_t value) {
     size_t low = 0, high = n;
     while (low < high) {

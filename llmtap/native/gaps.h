@@ -20,6 +20,15 @@ int llmtap_sum(const int64_t *values, size_t n, int64_t *sum);
 /* The upper 18 bits of a value's 32-bit float. */
 uint32_t llmtap_float_bucket(int64_t value);
 
+struct llmtap_count {
+    uint32_t bucket;
+    uint32_t n; /* 0: an empty place */
+};
+
+/* Count n values, fewer than 2^32, by bucket in `size` empty places: a power of two, more than n. A bucket's place is
+ * the first free one from its lower bits on, so neighbouring buckets do not collide. */
+void llmtap_count_buckets(const int64_t *values, size_t n, struct llmtap_count *places, size_t size);
+
 /* The index of the first of n ascending edges that is not less than the value; n: there is none. */
 size_t llmtap_edge_bucket(const int64_t *edges, size_t n, int64_t value);
 

@@ -13,7 +13,10 @@ cdef extern from "gaps.h" nogil:
         double deviation
     int llmtap_gaps(const int64_t *times, size_t n, int64_t step, int64_t *gaps, llmtap_gaps_s *out)
     int llmtap_sum(const int64_t *values, size_t n, int64_t *sum)
-    uint32_t llmtap_float_bucket(int64_t value)
+    struct llmtap_count_s "llmtap_count":
+        uint32_t bucket
+        uint32_t n
+    void llmtap_count_buckets(const int64_t *values, size_t n, llmtap_count_s *places, size_t size)
     size_t llmtap_edge_bucket(const int64_t *edges, size_t n, int64_t value)
 
 
@@ -69,8 +72,10 @@ def count_by_float(list values not None, counts):
     None, and nothing is counted, if there are no values, or a number is too large.
     """
     cdef _Numbers numbers = _Numbers(values)
-    cdef int64_t total, value, low, high
+    cdef int64_t total, low, high
     cdef Py_ssize_t i
+    cdef size_t size = 1
+    cdef llmtap_count_s *places
     cdef PyObject *before
     if not isinstance(counts, dict):
         raise TypeError(f"expected a dict, got {counts!r}")
@@ -78,11 +83,21 @@ def count_by_float(list values not None, counts):
         return None
     low = high = numbers.values[0]
     for i in range(numbers.n):
-        value = numbers.values[i]
-        low, high = min(low, value), max(high, value)
-        bucket = llmtap_float_bucket(value)
-        before = PyDict_GetItemWithError(counts, bucket)
-        PyDict_SetItem(counts, bucket, 1 if before == NULL else <object> before + 1)
+        low, high = min(low, numbers.values[i]), max(high, numbers.values[i])
+    while size <= <size_t> numbers.n:
+        size *= 2
+    places = <llmtap_count_s *> PyMem_Calloc(size, sizeof(llmtap_count_s))
+    if places == NULL:
+        raise MemoryError
+    try:
+        llmtap_count_buckets(numbers.values, numbers.n, places, size)
+        for i in range(<Py_ssize_t> size):
+            if places[i].n:
+                bucket = places[i].bucket
+                before = PyDict_GetItemWithError(counts, bucket)
+                PyDict_SetItem(counts, bucket, places[i].n + (0 if before == NULL else <object> before))
+    finally:
+        PyMem_Free(places)
     return total, low, high
 
 

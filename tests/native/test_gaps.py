@@ -98,11 +98,14 @@ def test_floats_are_rounded_as_python_rounds_them(monkeypatch: pytest.MonkeyPatc
         for sign in (1, -1)
     ]
 
-    def counted(value: int) -> bytes:
-        return Histogram([value] * 17).to_bytes()
+    def counted(*values: int) -> bytes:
+        return Histogram(values * 17).to_bytes()
 
     for value in values:
         assert counted(value) == of_python(monkeypatch, counted, value), value
+    assert counted(*values) == of_python(monkeypatch, counted, *values), "many buckets in a crowded table"
+    far = [4**power for power in range(31)]
+    assert counted(*far) == of_python(monkeypatch, counted, *far), "the buckets of all have the same low bits"
 
 
 def test_what_is_too_large_is_counted_by_python() -> None:
