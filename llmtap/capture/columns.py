@@ -36,7 +36,7 @@ class Coarse(Enum):
     BYTES = "bytes"
     TOKENS = "tokens"
     SAME = "the exact value"
-    NULL = "nothing: it repeats an exact value that another column hides"
+    NULL = "nothing: it has, or repeats, an exact value that this level hides"
     OWN = "a rule of its own in `privacy/coarse.py`"
 
 

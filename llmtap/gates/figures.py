@@ -15,6 +15,7 @@ from io import StringIO
 from typing import Any, Final
 
 from llmtap.errors import ConfigError
+from llmtap.metrics import catalogue
 from llmtap.metrics.catalogue import Surface, Unit, shown_on
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.statistics import SHARES, parse_percentiles
@@ -148,12 +149,9 @@ METRICS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """By metric: path of its statistics in a result."""
 _VALID_WITH: Final = {
+    **{metric.name: metric.judged_as for metric in catalogue.METRICS if metric.judged_as is not None},
     "ttft_any_scheduled": "ttft_scheduled",
-    "ttft_reasoning": "ttft_any",
-    "ttft_tool_call": "ttft_any",
-    "user_idle_eq4": "user_idle",
     "dispatch_lateness": "",
-    "itl_server": "",
     "connect": "",
     "send": "",
     "wait": "ttfb",

@@ -33,7 +33,7 @@ from msgspec.inspect import (
 
 from llmtap.errors import ConfigError
 from llmtap.options.fields import allows_none, choices_of, is_struct, options_of, parts_of, value_text
-from llmtap.units import read_special, short_repr
+from llmtap.units import Bytes, Duration, format_bytes, format_ns, read_special, short_repr
 from llmtap.user_files import decode_json
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -142,7 +142,7 @@ def mistakes_in(
             raise ValueError(
                 f"expected a finite number, got {short_repr(content if given is None else given)}"
             )
-        convert(kind, content, strict=strict)
+        _check_bounds(convert(kind, content, strict=strict), kind, place)
     except msgspec.ValidationError as exc:
         text, _, path = str(exc).partition(" - at `$")
         if text.startswith(("Expected", "Invalid")):
@@ -188,9 +188,25 @@ def _table_members(kind: type[msgspec.Struct]) -> tuple[dict[str, Any], list[str
     return types, [field.name for field in msgspec.structs.fields(kind) if field.required]
 
 
+def _check_bounds(value: Any, kind: Any, place: str) -> None:
+    """Raise ConfigError for a duration or a size beyond the bounds of its option."""
+    if not isinstance(value, Duration | Bytes):
+        return
+    for extra in _extras_of(kind):
+        least, most = extra.get("at_least", value), extra.get("at_most", value)
+        if not least <= value <= most:
+            text = format_ns if isinstance(value, Duration) else format_bytes
+            bound = f"at least {text(least)}" if value < least else f"at most {text(most)}"
+            raise ConfigError(place, f"must be {bound}, got {text(value)}", extra.get("hint"))
+
+
 def _is_secret(kind: Any) -> bool:
+    return any(extra.get("secret") for extra in _extras_of(kind))
+
+
+def _extras_of(kind: Any) -> list[dict[str, Any]]:
     metas = get_args(kind)[1:] if get_origin(kind) is Annotated else ()
-    return any(isinstance(one, msgspec.Meta) and (one.extra or {}).get("secret") for one in metas)
+    return [one.extra for one in metas if isinstance(one, msgspec.Meta) and one.extra]
 
 
 def _is_finite(value: Any, kind: Any) -> bool:

@@ -18,8 +18,6 @@ from llmtap.net.tls import client_context, server_context
 from llmtap.protocol.inference import SkipRules
 from llmtap.vantage.relay.options import RelayOptions
 
-HEAD_BYTES_MIN: Final = 256
-"""Smallest possible limit for the size of a head."""
 _OWN_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", "::", ""})
 """Host names of this machine. Two URLs with different ones of them and the same port lead to the same
 server."""
@@ -101,15 +99,6 @@ def relay_problems(settings: Settings) -> Iterator[ConfigError]:
     if relay.tls_certificate and relay.tls_key:
         yield from errors_of_check(server_context, relay.tls_certificate, relay.tls_key)
     yield from errors_of_check(SkipRules, relay.skip, "relay.skip")
-    if relay.head_bytes < HEAD_BYTES_MIN:
-        yield ConfigError(
-            "relay.head_bytes", f"must be at least {HEAD_BYTES_MIN:,} bytes, got {relay.head_bytes:,}"
-        )
-    for key in ("idle_timeout", "head_timeout", "connect_timeout"):
-        if getattr(relay, key) <= 0:
-            yield ConfigError(
-                f"relay.{key}", "must be more than 0", "such as 365d to wait practically without a limit"
-            )
 
 
 def back_relay_problems(

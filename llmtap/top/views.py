@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from llmtap.errors import printable
 from llmtap.exchange.outcome import FAILED
+from llmtap.metrics.catalogue import Answers, Surface, Unit, shown_on
 from llmtap.metrics.deadlines import READER_NS_PER_TOKEN
 from llmtap.report.experiment import experiment_lines
 from llmtap.report.values import at, milliseconds, number
@@ -441,9 +442,11 @@ def fact_lines(x: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name.replace('_', ' ')} {visible_text(x[name])}"
     metrics = x.get("metrics") or {}
     whole = not x.get("stream", True)
-    for name, title in (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2e", "E2E"), ("user_idle", "user idle")):
-        if metrics.get(name) is not None and not (whole and name in ("ttft", "tpot")):
-            yield f"{title} {milliseconds(metrics[name])} ms"
+    for metric in shown_on(Surface.FACTS):
+        value = metrics.get(metric.name)
+        if value is not None and not (whole and metric.answers is Answers.STREAMS):
+            is_time = metric.unit is Unit.SECONDS
+            yield f"{metric.title} {milliseconds(value)} ms" if is_time else f"{metric.title} {value:.3g}"
     output, source = at(x, "tokens", "output"), at(x, "tokens", "source")
     if output is not None:
         yield f"{output:,} output tokens by {visible_text(source)}"
