@@ -1,6 +1,7 @@
 """`llmtap report --compare`: compare stored results of replays or of benchmarks."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,7 @@ def _compare_replays(
 ) -> None:
     from llmtap.gates.regression import judge_replays, regression_code
     from llmtap.load.replay.comparison import compare_replays, comparison_document, render_replay_comparison
+    from llmtap.load.replay.saved_replay import SavedReplay
     from llmtap.report.render import markdown, page_html
 
     if missing := [place for place, result in results.items() if result is None]:
@@ -60,10 +62,13 @@ def _compare_replays(
     names = [Path(place).stem for place in places]
     labels = names if len(set(names)) == len(names) else places
     named = {label: stored for label, place in zip(labels, places, strict=True) if (stored := results[place])}
-    comparison = compare_replays(named)
+    replays = {
+        label: SavedReplay.of(named[label], place) for label, place in zip(labels, places, strict=True)
+    }
+    comparison = compare_replays(replays)
     judged: list[JudgedChange] = []
     if tolerances is not None:
-        judged = judge_replays(tolerances, named, compare_replays)
+        judged = judge_replays(tolerances, named, partial(compare_replays, replays))
         comparison = msgspec.structs.replace(comparison, regression=judged)
     texts = {
         "--json": lambda: json_text(comparison),

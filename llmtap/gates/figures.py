@@ -62,20 +62,20 @@ _FAULT_OF_HOST: Final = "tap_error"
 """Outcome that is a fault of the measuring host, not of the server."""
 
 
-def failed_and_counted(result: _Json) -> tuple[int, int]:
+def failed_and_counted(outcomes: Mapping[str, int], *, is_live: bool) -> tuple[int, int]:
     """Return the number of failed requests, and the number of all requests that count for `error_rate`."""
-    outcomes = dict(result.get("outcomes") or {})
+    outcomes = dict(outcomes)
     outcomes.pop(_FAULT_OF_HOST, None)
-    if result.get("sender") is None:
-        # This is live traffic: a client cancels for its own reasons, so do not count it as an error. A load
-        # generator cancels only requests that are too slow.
+    if is_live:
+        # A client cancels for its own reasons, so do not count it as an error. A load generator cancels only
+        # requests that are too slow.
         outcomes.pop("client_cancelled", None)
     n = sum(outcomes.values())
     return n - sum(outcomes.get(name, 0) for name in NOT_ERRORS), n
 
 
 def _error_rate(result: _Json) -> float | None:
-    failed, n = failed_and_counted(result)
+    failed, n = failed_and_counted(result.get("outcomes") or {}, is_live=result.get("sender") is None)
     return failed / n if n else None
 
 

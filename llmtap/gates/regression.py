@@ -70,19 +70,19 @@ class Tolerances:
 
 
 def judge_replays(
-    tolerances: Tolerances, results: Mapping[str, _Json], compare: Callable[..., ReplayComparison]
+    tolerances: Tolerances, results: Mapping[str, _Json], compare: Callable[[float], ReplayComparison]
 ) -> list[JudgedChange]:
     """Judge the change of each result from the first result. `results`: by label.
 
-    `compare`: the function `compare_replays`, called with the level of its intervals. Raises ConfigError if a
+    `compare`: function that compares these results, with intervals of a given level. Raises ConfigError if a
     named figure is not compared.
     """
     for name in tolerances.shares:
         figure_named(name, "--fail-if-worse")
-    plain = replay_changes(compare(results), results)
+    plain = replay_changes(compare(1 - ALPHA), results)
     main = [change.figure in DEFAULT_FIGURES for change in plain]
     places = list(_places_to_judge(plain, main, tolerances))
-    joint = replay_changes(compare(results, level=1 - ALPHA / max(1, len(places))), results)
+    joint = replay_changes(compare(1 - ALPHA / max(1, len(places))), results)
     return [_judged_change(joint[i], tolerances) for i in places]
 
 
