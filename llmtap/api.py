@@ -222,10 +222,8 @@ def _load_plan(source: str, url: str, options: ReplayOptions) -> "LoadPlan":
     from llmtap.metrics.objectives import Objectives
 
     fields: dict[str, object] = dict(options)
-    endpoint, timeout_ns = (
-        options.get("endpoint", "chat"),
-        _duration("timeout", options.get("timeout", "10m")),
-    )
+    endpoint = options.get("endpoint", "chat")
+    timeout_ns = _duration("timeout", options.get("timeout", "10m"))
     if endpoint not in ENDPOINTS:
         raise ConfigError("endpoint", f"expected one of chat, completions, responses, got {endpoint!r}")
     headers = options.get("headers") or {}

@@ -21,11 +21,10 @@ def compare(
     places: Sequence[str], others: Sequence[str], outputs: Outputs, tolerances: "Tolerances | None"
 ) -> None:
     if len(places) != 1:
-        raise ConfigError(
-            "--compare",
-            f"got {len(places)} base results, expected one",
-            "give one result, then --compare RESULT for each other; to write JSON to a file, use --json=FILE",
+        hint = (
+            "give one result, then --compare RESULT for each other; to write JSON to a file, use --json=FILE"
         )
+        raise ConfigError("--compare", f"got {len(places)} base results, expected one", hint)
     need_extra("--compare", "scipy", "bench")
     results = {place: load_result(place) for place in (places[0], *others)}
     if any(result is not None for result in results.values()):
@@ -78,12 +77,9 @@ def _compare_replays(
     outputs.write_or_show(texts, lambda: print_rich(render_replay_comparison(comparison)))
     verdicts = [result.verdict for result in comparison.results]
     differ = not comparison.same_load
-    if tolerances is not None:
+    if tolerances is None:
+        failed = any(verdict.get("failed") for verdict in verdicts)
+        not_valid = differ or any(not verdict["valid"] for verdict in verdicts)
+        exit_with(ExitCode.of_run(failed=failed, not_valid=not_valid))
+    else:
         exit_with(regression_code(verdicts, judged, differ=differ))
-        return
-    code = ExitCode.of_run(
-        failed=any(verdict.get("failed") for verdict in verdicts),
-        not_valid=differ or any(not verdict["valid"] for verdict in verdicts),
-    )
-    if code:
-        raise typer.Exit(code)

@@ -35,6 +35,8 @@ DEFAULT_FIGURES: Final = frozenset(
 usable interval are skipped."""
 _ITEM: Final = re.compile(r"(?:([A-Za-z][\w.]*):)?(\d+(?:\.\d+)?)%?")
 _UNITS: Final = {"s": "ms", "share": "%"}
+_COPIED: Final = ("a", "b", "difference", "low", "high", "level")
+"""Fields of a change that are those of the compared figure."""
 _NO_INTERVAL: Final = "has no interval"
 _OPEN: Final = "too few samples: the end of the interval that decides is open"
 
@@ -97,7 +99,7 @@ def judge_tests(tolerances: Tolerances, document: _Json) -> list[JudgedChange]:
             unit=_UNITS.get(row["unit"], ""),
             better=row["better"],
             reason=(test["invalid"] or test["unlike"] or [""])[0],
-            **{name: row[name] for name in ("a", "b", "difference", "low", "high", "level")},
+            **{name: row[name] for name in _COPIED},
         )
         for test, row in compared
     ]
@@ -120,12 +122,7 @@ def replay_changes(comparison: ReplayComparison, results: Mapping[str, _Json]) -
                     unit=figure.unit.value,
                     better=figure.better,
                     reason="; ".join(reasons),
-                    a=row.a,
-                    b=row.b,
-                    difference=row.difference,
-                    low=row.low,
-                    high=row.high,
-                    level=row.level,
+                    **{name: getattr(row, name) for name in _COPIED},
                 )
             )
     return rows

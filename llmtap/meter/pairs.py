@@ -307,14 +307,8 @@ class PairBook:
     def histograms(self) -> Iterator[tuple[HistogramFamily, list[Cell]]]:
         """Yield a copy of the histograms of the figures."""
         for name, family in PAIRS.items():
-            yield (
-                family,
-                [
-                    ((model,), *buckets.read())
-                    for (figure, model), buckets in self._cells.items()
-                    if figure == name
-                ],
-            )
+            cells = [(model, buckets) for (figure, model), buckets in self._cells.items() if figure == name]
+            yield family, [((model,), *buckets.read()) for model, buckets in cells]
 
     def summarise(self, limit: int) -> Callable[[], LivePairs]:
         """Return the summary, with at most `limit` single pairs, as work for any thread."""
@@ -355,14 +349,9 @@ def _values_of(figures: MeasuredPair) -> Iterator[tuple[str, object]]:
                 figures.token_range_ns,
             )
             bounded = [BoundedValue(median_ns, median_ns - below_ns, median_ns + above_ns)]
+        parts = ("value", "low", "high")
         if bounded:
-            yield (
-                figure.name,
-                [
-                    {"value": one.value / scale, "low": one.low / scale, "high": one.high / scale}
-                    for one in bounded
-                ],
-            )
+            yield figure.name, [{part: getattr(one, part) / scale for part in parts} for one in bounded]
 
 
 def _pair_to_dict(figures: MeasuredPair) -> dict[str, object]:

@@ -20,7 +20,7 @@ from llmtap.metrics.statistics import marks, share_range
 from llmtap.pairing.alignment import TextRelation
 from llmtap.pairing.attempts import Role, attempts_of
 from llmtap.pairing.clock import VantageOffset, offset_from_traffic, use_monotonic_clock
-from llmtap.pairing.figures import FIGURES, MeasuredPair, PairFigure, figures_of
+from llmtap.pairing.figures import FIGURES, BoundedValue, MeasuredPair, PairFigure, figures_of
 from llmtap.pairing.matching import Evidence, Matching, match
 
 VERSION: Final = 1
@@ -62,16 +62,8 @@ class ClockSummary(Struct, frozen=True):
     uncertainty: float
 
 
-class PairPercentile(Struct, frozen=True):
-    """A percentile and the ends of its interval, in the unit of its figure."""
-
-    value: float
-    low: float
-    high: float
-
-
 class FigureSummary(Struct, frozen=True, kw_only=True):
-    """Percentiles of a figure of all pairs."""
+    """Percentiles of a figure of all pairs, each with its interval."""
 
     title: str
     definition: str
@@ -83,9 +75,9 @@ class FigureSummary(Struct, frozen=True, kw_only=True):
     """Percentiles that have too few pairs."""
     total: float | UnsetType = UNSET
     """Sum of a figure in tokens."""
-    p50: PairPercentile | None
-    p90: PairPercentile | None
-    p99: PairPercentile | None
+    p50: BoundedValue | None
+    p90: BoundedValue | None
+    p99: BoundedValue | None
 
 
 class SlowPair(Struct, frozen=True):
@@ -203,10 +195,8 @@ class PairCounts:
         self.text[figures.text] += 1
 
     def totals(self) -> ExchangeCounts:
-        def total(side: str) -> int:
-            return sum(n for reason, n in self.left.items() if reason.endswith(side))
-
-        front, back = self.pairs + total("_front"), self.evidence.total() + total("_back")
+        left_front = sum(n for reason, n in self.left.items() if reason.endswith("_front"))
+        front, back = self.pairs + left_front, self.evidence.total() + self.left.total() - left_front
         return ExchangeCounts(front=front, back=back, pairs=self.pairs, **self.left)
 
 
@@ -239,17 +229,17 @@ def _summarise_figure(figure: PairFigure, all_figures: Sequence[MeasuredPair]) -
         values, lows, highs, n_pairs = _token_delays(all_figures)
     else:
         bounded = [one for figures in all_figures for one in figures.values.get(figure.name, ())]
-        values, lows, highs = (np.array([one[i] for one in bounded], np.float64) for i in range(3))
+        values, lows, highs = np.array([(one.value, one.low, one.high) for one in bounded]).reshape(-1, 3).T
         n_pairs = sum(figure.name in figures.values for figures in all_figures)
     scale = 1e9 if figure.unit is Unit.SECONDS else 1.0
 
-    def percentile(p: float) -> PairPercentile | None:
+    def percentile(p: float) -> BoundedValue | None:
         if not len(values):
             return None
         below, above = share_range(p, n_pairs)
         ends = np.quantile(values, p), np.quantile(lows, below), np.quantile(highs, above)
         value, low, high = (float(end) / scale for end in ends)
-        return PairPercentile(value, min(low, value), max(high, value))
+        return BoundedValue(value, min(low, value), max(high, value))
 
     return FigureSummary(
         title=figure.title,

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from llmtap.metrics.catalogue import Unit
-from llmtap.pairing.summary import PERCENTILES, ClockSource, FigureSummary, PairPercentile, PairSummary
+from llmtap.pairing.figures import BoundedValue
+from llmtap.pairing.summary import PERCENTILES, ClockSource, FigureSummary, PairSummary
 from llmtap.report.document import Block, Note, ReportDocument, Section, Table, chart_figure, term_blocks
 from llmtap.report.render import markdown, page_html, terminal
 from llmtap.report.values import FEW, MARK, counts_text, is_marked, milliseconds, number
@@ -56,7 +57,8 @@ def headline(summary: PairSummary) -> str:
     figures = summary.figures
     parts = []
     if first := figures["ttft"].p50:
-        parts.append(f"adds {_ms(first.value)} to the first token ({_range_text(first)})")
+        ends = f"{_signed_ms(first.low)} to {_signed_ms(first.high)}"
+        parts.append(f"adds {_ms(first.value)} to the first token ({ends})")
     if each := figures["token"].p50:
         text = f"{_ms(each.value)} to each token"
         parts.append(text if parts else f"adds {text}")
@@ -79,20 +81,17 @@ def _signed_ms(seconds: float) -> str:
     return f"-{milliseconds(-seconds)}" if seconds < 0 else milliseconds(seconds)
 
 
-def _range_text(percentile: PairPercentile) -> str:
-    return f"{_signed_ms(percentile.low)} to {_signed_ms(percentile.high)}"
-
-
 def _document(summary: PairSummary) -> ReportDocument:
     lead = "" if summary.counts.pairs else "No exchange of the front has a pair."
     notes = [Note(lead or headline(summary), "bold")]
     if not summary.comparable:
         notes.append(Note(_NOT_COMPARABLE, "yellow"))
     figures = [chart_figure("delays", summary.charts)] if summary.charts else []
+    terms = [[figure.title, figure.definition] for figure in summary.figures.values() if figure.n]
     sections = [
         Section("pairs", "Pairs", term_blocks(list(_pair_rows(summary)))),
         Section("figures", "Figures", [_figure_table(summary), *figures, Note(_ABOUT)]),
-        Section(_TERMS, "What the figures are", _definitions(summary)),
+        Section(_TERMS, "What the figures are", [Table(["figure", "meaning"], terms, breaks=True)]),
     ]
     if summary.differences:
         sections.append(Section("text", "Texts that differ", [_difference_table(summary)]))
@@ -131,16 +130,11 @@ def _figure_table(summary: PairSummary) -> Table:
 
 
 def _cell(figure: FigureSummary, name: str, show: Callable[[float], str]) -> str:
-    percentile: PairPercentile = getattr(figure, name)
+    percentile: BoundedValue = getattr(figure, name)
     mark = MARK if name in figure.marks else ""
     value, low, high = show(percentile.value), show(percentile.low), show(percentile.high)
     exact = percentile.low == percentile.value == percentile.high
     return f"{value}{mark}" if exact else f"{value} ({low} to {high}){mark}"
-
-
-def _definitions(summary: PairSummary) -> list[Block]:
-    rows = [[figure.title, figure.definition] for figure in summary.figures.values() if figure.n]
-    return [Table(["figure", "meaning"], rows, breaks=True)]
 
 
 def _difference_table(summary: PairSummary) -> Table:

@@ -18,6 +18,7 @@ from typing import Any, Final
 from msgspec import UNSET
 from rich.console import RenderableType
 
+from llmtap.errors import ConfigError
 from llmtap.gates.comparison import (
     BurstCaution,
     ComparedFigure,
@@ -40,6 +41,7 @@ from llmtap.report.values import (
     FEW,
     MARK,
     METRIC_TITLES,
+    at,
     burst_sentences,
     is_marked,
     leaves,
@@ -51,7 +53,7 @@ from llmtap.units import NS_PER_S
 
 QUANTILES: Final = {"p50": 0.5, "p99": 0.99}
 VALUES_MAX: Final = 20_000_000
-"""Maximum number of values of a metric in one result: all of them are kept in a list for the intervals."""
+"""Maximum number of values of a histogram: all of them are kept in a list for the intervals."""
 GAPS: Final = frozenset({"tbc", "itl"})
 """Metrics with several values for each request. The values of a request depend on each other, so these
 metrics have no interval."""
@@ -146,25 +148,16 @@ def _figures(a: SavedReplay, b: SavedReplay, level: float, *, in_bursts: bool) -
 
 def _quantiles(a: SavedReplay, b: SavedReplay, level: float, *, in_bursts: bool) -> Iterator[_FigureOfPair]:
     for metric in (one.name for one in shown_on(Surface.COMPARISON)):
-        both = [result.metric(metric) for result in (a, b)]
-        for option in dict.fromkeys(one.option for one in both):
-            pair = [one if one.option == option else SavedMetric() for one in both]
-            values = [
-                _values(result, metric) if one.option == option else []
-                for one, result in zip(both, (a, b), strict=True)
-            ]
-            for figure, share in QUANTILES.items():
-                yield _FigureOfPair(
-                    f"{metric}_{figure}",
-                    metric,
-                    figure,
-                    "s",
-                    counts=[one.n for one in pair],
-                    sides=[getattr(one, figure) for one in pair],
-                    intervals=[quantile_interval(ordered, share, level) for ordered in values],
-                    option=option,
-                    is_compared=not (in_bursts and metric in BURST_SENSITIVE) and "+" not in (option or ""),
-                )
+        both = [(result.metric(metric), _values(result, metric)) for result in (a, b)]
+        for option in dict.fromkeys(one.option for one, _ in both):
+            pair = [(one, values) if one.option == option else (SavedMetric(), ()) for one, values in both]
+            counts = [one.n for one, _ in pair]
+            is_compared = not (in_bursts and metric in BURST_SENSITIVE) and "+" not in (option or "")
+            for name, share in QUANTILES.items():
+                sides = [getattr(one, name) for one, _ in pair]
+                intervals = [quantile_interval(values, share, level) for _, values in pair]
+                key = f"{metric}_{name}"
+                yield _FigureOfPair(key, metric, name, "s", counts, sides, intervals, option, is_compared)
 
 
 def _scalars(a: SavedReplay, b: SavedReplay, level: float) -> Iterator[_FigureOfPair]:
@@ -187,13 +180,16 @@ def _values(result: SavedReplay, metric: str) -> Sequence[float]:
     histogram = result.hdr_histograms.get(metric)
     if metric in GAPS or histogram is None:
         return []
-    values = list(hdr.values(histogram))
-    n = sum(count for _, count in values)
+    return ordered_values(metric, list(hdr.values(histogram)))
+
+
+def ordered_values(name: str, buckets: Sequence[tuple[float, int]]) -> list[float]:
+    """Return the values of a histogram in seconds, from values in ns with their counts."""
+    n = sum(count for _, count in buckets)
     if n > VALUES_MAX:
-        raise ValueError(
-            f"the histogram of {metric} has {n:,} values, and at most {VALUES_MAX:,} can be compared"
-        )
-    return [value_ns / NS_PER_S for value_ns, count in values for _ in range(count)]
+        problem = f"{name} has {n:,} values, and at most {VALUES_MAX:,} can be compared"
+        raise ConfigError("--compare", problem)
+    return [value_ns / NS_PER_S for value_ns, count in buckets for _ in range(count)]
 
 
 def _compare_figure(figure: _FigureOfPair, level: float) -> ComparedFigure:
@@ -242,14 +238,14 @@ def _set_up(a: SavedReplay, b: SavedReplay) -> list[SetUpDifference]:
 
 def _settings(result: SavedReplay) -> Iterator[tuple[str, Any]]:
     yield from leaves({k: v for k, v in result.plan.items() if k not in _UNCOMPARED})
-    sender, samples = result.sender, result.system.summary
+    sender = result.sender
     yield "sender.llmtap", sender.llmtap
     yield "sender.hosts", sorted({clock.host for clock in sender.clocks})
     yield "sender.processes", len(sender.processes)
     yield "sender.clock", sender.clock
     yield "warm-up.requests", result.warmup.requests
     yield "objectives", result.goodput.objectives
-    yield "gpu", None if samples.gpu is None else samples.gpu.devices
+    yield "gpu", at(result.system, "summary", "gpu", "devices")
     yield "ITL option", result.metric("itl").option
     yield "stopped", result.load.stopped
 

@@ -59,18 +59,6 @@ class SavedWarmup(Struct, frozen=True):
     requests: int
 
 
-class SavedGpus(Struct, frozen=True):
-    devices: list[str] | None = None
-
-
-class SavedSamples(Struct, frozen=True):
-    gpu: SavedGpus | None = None
-
-
-class SavedSystem(Struct, frozen=True):
-    summary: SavedSamples = SavedSamples()
-
-
 class SavedReplay(Struct, frozen=True, kw_only=True):
     n: int
     plan: dict[str, Any]
@@ -86,7 +74,7 @@ class SavedReplay(Struct, frozen=True, kw_only=True):
     goodput: SavedGoodput = SavedGoodput()
     chunking: dict[str, float | dict[str, float | None] | None] = {}
     hdr_histograms: dict[str, str] = {}
-    system: SavedSystem = SavedSystem()
+    system: dict[str, Any] = {}
 
     @classmethod
     def of(cls, result: Mapping[str, Any], place: str) -> "SavedReplay":
