@@ -90,8 +90,8 @@ OBJECTIVES: Final = "ttft:500ms tpot:50ms"
 ENGINE: Final = "150 ms to the first token, then 20 ms per token, +-30 %"
 GUARDRAIL: Final = "simulated: checks the prompt (40 ms) and each block of 8 tokens (20 ms), refuses 5 %"
 _CONFIG: Final = f"""
-[relay]
-drain_timeout = "1s"
+[log]
+level = "warning"
 
 [slo.default]
 objectives = "{OBJECTIVES}"
@@ -201,25 +201,14 @@ class DemoStage:
 
     def __enter__(self) -> Self:
         config, reader = self._folder / "llmtap.toml", self._reader
-        meter = f"alpha = {reader.alpha:g}\nreader_tokens_per_second = {reader.speed:g}\n"
-        meter += f'idle_cost = "{reader.f}"\nreader_grace_tokens = {reader.grace_tokens}\n'
-        config.write_text(f"[meter]\n{meter}{_CONFIG}", encoding="utf-8")
         engine, proxy, admin = self._addresses
+        relay = f'upstream = "{self.engine}"\nlisten = "{proxy}"\ndrain_timeout = "1s"\n'
+        meter = f'admin = "{admin}"\nalpha = {reader.alpha:g}\nreader_tokens_per_second = {reader.speed:g}\n'
+        meter += f'idle_cost = "{reader.f}"\nreader_grace_tokens = {reader.grace_tokens}\n'
+        config.write_text(f"[relay]\n{relay}\n[meter]\n{meter}{_CONFIG}", encoding="utf-8")
         commands = (
             ["sim", "serve", "--listen", engine, "--spread", "0.3", "--tokens", str(TOKENS_MAX)],
-            [
-                "proxy",
-                "--upstream",
-                self.engine,
-                "--listen",
-                proxy,
-                "--admin",
-                admin,
-                "--config",
-                str(config),
-                "--set",
-                "log.level=warning",
-            ],
+            ["proxy", "--config", str(config)],
         )
         # Remove the user's LLMTAP_ variables: they are meant for another proxy.
         environ = {name: value for name, value in os.environ.items() if not name.startswith("LLMTAP_")}

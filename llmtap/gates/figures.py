@@ -47,15 +47,13 @@ class FigureRow:
     """Whether `lower` or `higher` values are better."""
     valid_with: str
     """Name of the entry in `verdict.figures` that has the state of this figure."""
-    value_of: Callable[[_Json], float | None]
+    value: Callable[[_Json], float | None]
+    """Function that returns the value in a result: in seconds, as a share from 0 to 1, or in the unit of the
+    JSON."""
     marked: Callable[[_Json], bool] = lambda result: False
     """Function that returns whether the figure of a result has too few samples (IETF 5.1.4.3)."""
     percentiles: Mapping[str, float] = field(default_factory=dict)
     """The percentile, in the form of `parse_percentiles`; empty if the figure is not a percentile."""
-
-    def value(self, result: _Json) -> float | None:
-        """Return the value of the figure: in seconds, as a share from 0 to 1, or in the unit of the JSON."""
-        return self.value_of(result)
 
 
 NOT_ERRORS: Final = frozenset({"complete", "refused"})
@@ -63,20 +61,20 @@ _FAULT_OF_HOST: Final = "tap_error"
 """Outcome that is a fault of the measuring host, not of the server."""
 
 
-def failed_and_counted(result: _Json) -> tuple[int, int]:
+def failed_and_counted(outcomes: Mapping[str, int], *, is_live: bool) -> tuple[int, int]:
     """Return the number of failed requests, and the number of all requests that count for `error_rate`."""
-    outcomes = dict(result.get("outcomes") or {})
+    outcomes = dict(outcomes)
     outcomes.pop(_FAULT_OF_HOST, None)
-    if result.get("sender") is None:
-        # This is live traffic: a client cancels for its own reasons, so do not count it as an error. A load
-        # generator cancels only requests that are too slow.
+    if is_live:
+        # A client cancels for its own reasons, so do not count it as an error. A load generator cancels only
+        # requests that are too slow.
         outcomes.pop("client_cancelled", None)
     n = sum(outcomes.values())
     return n - sum(outcomes.get(name, 0) for name in NOT_ERRORS), n
 
 
 def _error_rate(result: _Json) -> float | None:
-    failed, n = failed_and_counted(result)
+    failed, n = failed_and_counted(result.get("outcomes") or {}, is_live=result.get("sender") is None)
     return failed / n if n else None
 
 
@@ -89,53 +87,26 @@ def _value_at(*names: str) -> Callable[[_Json], float | None]:
     return lambda result: at(result, *names)
 
 
+_SCALARS: Final = (
+    ("attainment", FigureUnit.SHARE, "higher", "goodput", "goodput.attainment"),
+    ("goodput", FigureUnit.NUMBER, "higher", "goodput", "goodput.requests_per_second"),
+    ("refusal_rate", FigureUnit.SHARE, "lower", "", "refusals.share"),
+    ("requests", FigureUnit.NUMBER, "higher", "", "n"),
+    ("sent_share", FigureUnit.SHARE, "higher", "load", "load.sent_share"),
+    ("offered_rps", FigureUnit.NUMBER, "higher", "load", "load.offered_rps"),
+    ("achieved_rps", FigureUnit.NUMBER, "higher", "load", "load.achieved_rps"),
+    ("output_tokens_per_second", FigureUnit.NUMBER, "higher", "tokens", "tokens.output_per_second"),
+    ("input_tokens_per_second", FigureUnit.NUMBER, "higher", "input_tokens", "tokens.input_per_second"),
+    ("user_tokens_per_second", FigureUnit.NUMBER, "higher", "tpot", "concurrency.user_tokens_per_second"),
+    ("concurrency", FigureUnit.NUMBER, "lower", "load", "concurrency.mean"),
+    ("concurrency_effective", FigureUnit.NUMBER, "lower", "load", "concurrency.effective"),
+    ("smooth_goodput", FigureUnit.NUMBER, "higher", "smooth_goodput", "smooth_goodput.tokens_per_second"),
+)
+"""The first four fields of a `FigureRow`, and the place of its value in public JSON."""
 SCALARS: Final = {
-    figure.name: figure
-    for figure in (
-        FigureRow("error_rate", FigureUnit.SHARE, "lower", "", _error_rate),
-        FigureRow("complete_share", FigureUnit.SHARE, "higher", "", _complete_share),
-        FigureRow("attainment", FigureUnit.SHARE, "higher", "goodput", _value_at("goodput", "attainment")),
-        FigureRow(
-            "goodput", FigureUnit.NUMBER, "higher", "goodput", _value_at("goodput", "requests_per_second")
-        ),
-        FigureRow("refusal_rate", FigureUnit.SHARE, "lower", "", _value_at("refusals", "share")),
-        FigureRow("requests", FigureUnit.NUMBER, "higher", "", _value_at("n")),
-        FigureRow("sent_share", FigureUnit.SHARE, "higher", "load", _value_at("load", "sent_share")),
-        FigureRow("offered_rps", FigureUnit.NUMBER, "higher", "load", _value_at("load", "offered_rps")),
-        FigureRow("achieved_rps", FigureUnit.NUMBER, "higher", "load", _value_at("load", "achieved_rps")),
-        FigureRow(
-            "output_tokens_per_second",
-            FigureUnit.NUMBER,
-            "higher",
-            "tokens",
-            _value_at("tokens", "output_per_second"),
-        ),
-        FigureRow(
-            "input_tokens_per_second",
-            FigureUnit.NUMBER,
-            "higher",
-            "input_tokens",
-            _value_at("tokens", "input_per_second"),
-        ),
-        FigureRow(
-            "user_tokens_per_second",
-            FigureUnit.NUMBER,
-            "higher",
-            "tpot",
-            _value_at("concurrency", "user_tokens_per_second"),
-        ),
-        FigureRow("concurrency", FigureUnit.NUMBER, "lower", "load", _value_at("concurrency", "mean")),
-        FigureRow(
-            "concurrency_effective", FigureUnit.NUMBER, "lower", "load", _value_at("concurrency", "effective")
-        ),
-        FigureRow(
-            "smooth_goodput",
-            FigureUnit.NUMBER,
-            "higher",
-            "smooth_goodput",
-            _value_at("smooth_goodput", "tokens_per_second"),
-        ),
-    )
+    "error_rate": FigureRow("error_rate", FigureUnit.SHARE, "lower", "", _error_rate),
+    "complete_share": FigureRow("complete_share", FigureUnit.SHARE, "higher", "", _complete_share),
+    **{row[0]: FigureRow(*row[:4], _value_at(*row[4].split("."))) for row in _SCALARS},
 }
 METRICS: Final[Mapping[str, tuple[str, ...]]] = {
     **{

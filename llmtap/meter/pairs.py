@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
 from itertools import chain, islice
-from typing import Any, Final
+from typing import Final
 
+import msgspec
 import numpy as np
 
 from llmtap.capture.privacy.sessions import BlockHasher
@@ -40,7 +41,7 @@ from llmtap.pairing.clock import SAME_CLOCK
 from llmtap.pairing.figures import FIGURES, BoundedValue, MeasuredPair, figures_of
 from llmtap.pairing.live import Leftover, LiveMatcher, OpenExchange, Unpaired, open_exchange
 from llmtap.pairing.matching import KEYS, Pair
-from llmtap.pairing.summary import PairCounts, summarise_figures
+from llmtap.pairing.summary import PairCounts, PairSummary, summarise_figures
 
 PROMPT_BLOCK_BYTES: Final = 1 << 30
 """The whole prompt is one block, since only its last hash is compared."""
@@ -50,6 +51,15 @@ ERROR: Final = "pairing"
 """Kind of the errors that are counted here."""
 PERIOD_NS: Final = 500_000_000
 """Least time between two searches for pairs, on the clock of the relays."""
+
+
+class LivePairs(PairSummary, frozen=True, kw_only=True):
+    """Counts since the meter's start, and figures of the recent pairs."""
+
+    waiting: int
+    """Number of exchanges that wait for their partners."""
+    recent: list[dict[str, object]]
+    """Single pairs, the newest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,24 +307,17 @@ class PairBook:
     def histograms(self) -> Iterator[tuple[HistogramFamily, list[Cell]]]:
         """Yield a copy of the histograms of the figures."""
         for name, family in PAIRS.items():
-            yield (
-                family,
-                [
-                    ((model,), *buckets.read())
-                    for (figure, model), buckets in self._cells.items()
-                    if figure == name
-                ],
-            )
+            cells = [(model, buckets) for (figure, model), buckets in self._cells.items() if figure == name]
+            yield family, [((model,), *buckets.read()) for model, buckets in cells]
 
-    def to_dict(self, limit: int) -> Callable[[], dict[str, Any]]:
-        """Return the counts since the start, the figures of the recent pairs, and the newest of them, as work
-        for any thread."""
+    def summarise(self, limit: int) -> Callable[[], LivePairs]:
+        """Return the summary, with at most `limit` single pairs, as work for any thread."""
         recent, counts, waiting = list(self._recent), copy.deepcopy(self.counts), len(self._matcher)
 
-        def work() -> dict[str, Any]:
+        def work() -> LivePairs:
             summary = summarise_figures(recent, counts, SAME_CLOCK, clock_source="monotonic", comparable=True)
             newest = [_pair_to_dict(figures) for figures in islice(reversed(recent), limit)]
-            return {**summary, "waiting": waiting, "recent": newest}
+            return LivePairs(**msgspec.structs.asdict(summary), waiting=waiting, recent=newest)
 
         return work
 
@@ -346,14 +349,9 @@ def _values_of(figures: MeasuredPair) -> Iterator[tuple[str, object]]:
                 figures.token_range_ns,
             )
             bounded = [BoundedValue(median_ns, median_ns - below_ns, median_ns + above_ns)]
+        parts = ("value", "low", "high")
         if bounded:
-            yield (
-                figure.name,
-                [
-                    {"value": one.value / scale, "low": one.low / scale, "high": one.high / scale}
-                    for one in bounded
-                ],
-            )
+            yield figure.name, [{part: getattr(one, part) / scale for part in parts} for one in bounded]
 
 
 def _pair_to_dict(figures: MeasuredPair) -> dict[str, object]:

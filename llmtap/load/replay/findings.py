@@ -143,21 +143,16 @@ def findings(
     The histograms contain all values, in ns, of the result's `dispatch_lateness`, `uncertainties` and
     `ttft_uncertainties`.
     """
-    late, unsure = (
-        partial(_find_late_sends, values=lateness),
-        partial(_find_unsure_timestamps, values=uncertainties),
-    )
-    ends = partial(_find_unsure_first_tokens, values=ttft_uncertainties)
     rules = (
         _find_lost_results,
         _find_unplanned_rows,
         _find_missing_output,
         _find_chunk_counts,
-        late,
+        partial(_find_late_sends, values=lateness),
         _find_unsent_requests,
         _find_busy_sender,
-        ends,
-        unsure,
+        partial(_find_unsure_first_tokens, values=ttft_uncertainties),
+        partial(_find_unsure_timestamps, values=uncertainties),
         _find_host_limits,
         _find_failed_requests,
         _find_clock_errors,
