@@ -49,16 +49,16 @@ class RelayState:
     implementation: str = ""
     vantage: str = ""
     elsewhere: bool = False
-    """Another meter measures the relay, so that our capture does not account for it."""
+    """Whether another meter measures the relay; our capture then does not account for the relay."""
 
 
 class RelayAccount(msgspec.Struct, array_like=True):
-    """A relay as another meter shows it."""
+    """Data on a relay that another meter measures."""
 
     hello: Hello
     status: RelayStatus
     connected: bool
-    """More exchanges may come."""
+    """Whether the relay is connected, so that more exchanges may come."""
 
 
 class Reckoning:
@@ -121,7 +121,7 @@ class _Relay:
     open_when_left: int = 0
     skipped: int = 0
     elsewhere: bool = False
-    """Another meter, which this one replaces, measures the relay while it drains."""
+    """Whether the meter that this one replaces measures the relay, which is draining."""
 
 
 class RelayBook:

@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 class SloCount(NamedTuple):
-    """Exchanges of a class and tenant."""
+    """Numbers of exchanges of one class and tenant, by how they count."""
 
     counted: int = 0
     good: int = 0
@@ -131,7 +131,8 @@ class SloBook:
         return met
 
     def export(self) -> Callable[[], bytes]:
-        """Return the packed windows for another meter, as work for any thread; counters stay here."""
+        """Return a function that packs the windows for another meter; counters are not packed. Any thread may
+        call the function."""
         terms, begin_ns = self._terms, self._slices.begin_ns
         slices = self._slices.export(self._clock.mono_ns())
 

@@ -208,7 +208,8 @@ class RecentExchanges:
     def __init__(self, exchanges_max: int, bytes_max: int = BYTES_MAX, trace_url: str | None = None) -> None:
         self._trace_url = trace_url
         self._ring: deque[tuple[int, int, Exchange, Benefit]] = deque()
-        """Entries of number, size in bytes when added, exchange, and the reader of its benefit."""
+        """Entries: number, size in bytes when the exchange was added, exchange, and settings of the reader of
+        its benefit."""
         self._exchanges_max = exchanges_max
         self._bytes_max = bytes_max
         self.weight_bytes = 0
