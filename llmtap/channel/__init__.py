@@ -138,7 +138,7 @@ class FrameSource(Protocol):
         ...
 
     def forget(self) -> None:
-        """Drop the frames, and measure none of the exchanges any more that the thread has."""
+        """Drop the waiting frames, and stop measuring the exchanges that the thread has."""
 
 
 class Tap:
@@ -241,7 +241,8 @@ class Tap:
             self._append(FrameKind.DROP, seq, t_ns, 0, b"")
 
     def collect(self) -> None:
-        """Take the frames of the source now, so that later frames follow them."""
+        """Move the frames of the forwarding thread to `rows` now, so that frames added later come after
+        them."""
         if not self._take_from_source():
             return
         if self.rows.size > FLUSH_BYTES:

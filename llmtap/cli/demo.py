@@ -424,7 +424,7 @@ class _Demo:
         return Replay(plan, load, self._latest)
 
     async def _unless_interrupted(self, what: Awaitable[T]) -> T:
-        """Return the result of `what`. Raises _Over if a signal arrives first."""
+        """Return the result of `what`. Raises _Over if a signal arrives before the result."""
         task, over = asyncio.ensure_future(what), asyncio.ensure_future(self._interrupted.wait())
         try:
             await asyncio.wait((task, over), return_when=asyncio.FIRST_COMPLETED)

@@ -140,7 +140,7 @@ def _sigterm_as_exit() -> Iterator[None]:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int | None], None] | None]:
-    """Yield a function that shows a progress bar of the bytes read, or None if stderr is no terminal."""
+    """Yield a function that shows a progress bar of the bytes read, or None if stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -278,7 +278,7 @@ class ReceivedSignals:
 
     @property
     def code(self) -> int | None:
-        """Exit code for the first signal that arrived; None if there was none."""
+        """Exit code for the first signal that arrived; None if no signal arrived."""
         return _SIGNAL_EXIT + self.numbers[0] if self.numbers else None
 
 

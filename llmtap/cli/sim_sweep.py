@@ -43,7 +43,7 @@ _OTHER_OPTION: Final = {
     "--reading": (SERVING, "an option of serving", "--serving"),
     "--serving": (READINGS, "a reading", "--reading"),
 }
-"""By option: names that belong to another option, what they are, and that option."""
+"""For each option: the names that belong to the other option, a description of them, and the other option."""
 
 
 class AxesReader:

@@ -112,9 +112,9 @@ class AnswerReader:
         self._type = (content_type or b"").partition(b";")[0][:_TYPE_BYTES_MAX].strip().lower()
         self._parser = SseParser()
         self.repeats = RepetitionFinder()
-        """Finds the event that may be repeated (its `repetition`). The caller need not feed repetitions of
-        this event while the reader is idle: the parser is between two events before and after each of
-        them."""
+        """Finder of the event that the next reads may repeat (its `repetition`). The caller need not feed
+        repetitions of this event while the reader is idle: the parser is between two events before and after
+        each of them."""
         self._lines: _Lines | None = None
         self._messages: MessageParser | None = None
         self._held_bytes = b""  # bytes read while the kind is undecided
@@ -227,7 +227,7 @@ class AnswerReader:
 
     @property
     def idle(self) -> bool:
-        """False if a part of another SSE event has been read."""
+        """Whether the parser is between two SSE events, with no part of another one read."""
         return self._parser.idle
 
     def advance_offset(self, payload_bytes: int) -> None:

@@ -145,7 +145,7 @@ def _parts_of(kind: type, prefix: str) -> tuple[int, list[str]]:
 
 
 class Budget:
-    """Memory limit of all exchanges together, at first `bytes_max`; `free_bytes` can still be taken.
+    """Memory limit of all exchanges together, `bytes_max`; `free_bytes` is the part that is not taken.
 
     `on_shortage` is called for each body for which there is no memory.
     """
@@ -169,7 +169,7 @@ class Budget:
 
 
 class Share:
-    """Bytes of a budget that one exchange has taken; without a budget there is no limit."""
+    """Bytes that one exchange has taken from a budget; without a budget there is no limit."""
 
     __slots__ = ("_budget", "_taken_bytes")
 

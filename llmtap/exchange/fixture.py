@@ -65,7 +65,7 @@ class FixtureResponse(Struct, frozen=True, kw_only=True):
 
 
 class FixtureBody(Struct, frozen=True):
-    """File with the bytes of the body, and the file of the decoded body if the body is compressed."""
+    """Name of the file with the body and, if the body is compressed, of the file with the decoded body."""
 
     file: str
     len: int

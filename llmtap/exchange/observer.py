@@ -40,8 +40,8 @@ from llmtap.protocol.repetition import RUN_BLOCKS, RUN_BYTES, Repetition, TokenR
 from llmtap.protocol.websocket import WebSocketMessage, negotiates_deflate
 
 EVENTS_MAX: Final = 1 << 18
-"""Events in the log of an exchange: 40 bytes each, 10 MB. Later ones still change the points of the
-timeline."""
+"""Maximum number of events in the log of an exchange: 40 bytes each, 10 MB. Later events still change the
+points of the timeline."""
 STALL_MISSED_NS: Final = 11_100_000
 """Longest part of a stall of a relay's event loop that its probes can miss: a probe comes every 10 ms, and
 its resolution is 1.1 ms."""
@@ -49,8 +49,8 @@ READ_BYTES_MAX: Final = 1 << 16
 """A read of this length may have left bytes in the socket."""
 _TEXT_CHARS_MAX: Final = BOUNDS["text.response_text"].chars
 HOLDS_MAX: Final = 10_000
-"""Maximum number of pauses by the client that are kept of an exchange: 160 KB. With more, the figures that
-need them are not known."""
+"""Maximum number of pauses by the client that are stored for an exchange: 160 KB. With more pauses, the
+figures that need them are unknown."""
 _USAGE_BYTES_MAX: Final = 1 << 10
 """Maximum size of an event whose usage object is kept until the end; of larger events, only the counts are
 kept."""
@@ -59,7 +59,7 @@ _LOGGED_BYTES: Final = 34
 _CHARS_BYTES: Final = 8
 """Further memory of an event in the log while the text of the answer is kept."""
 _LOGGED_FREE: Final = 1 << 10
-"""The memory of the log is counted in steps of this number of events."""
+"""Number of events that are added to the log before their memory is counted."""
 _TEXT_BYTES: Final = 8
 """Memory of the list element of a kept text."""
 SLICE_BYTES: Final = 16 << 10
@@ -91,7 +91,7 @@ class RunningState(NamedTuple):
     tokens: int
     """Number of tokens by the best source so far. Without a source, each chunk counts as a token."""
     understood: bool
-    """False if data of the answer came that no dialect reads so far: its tokens are unknown."""
+    """Whether a dialect reads all data of the answer so far. If not, the number of tokens is unknown."""
     last_read_ns: int
     """Time of the last read of the answer, else of the arrival."""
 
@@ -284,7 +284,7 @@ class Observer:
             except PeerProtocolError as exc:
                 self._stop_parsing(exc)
         if not data:
-            # The read held only framing, such as the size of a chunk.
+            # The read contained only framing, such as the size of a chunk.
             return ()
         self._count_read(t_ns, added_ns)
         answer = self._answer
@@ -383,7 +383,8 @@ class Observer:
             self._keep_less(answer, kept_bytes)
 
     def _keep_less(self, answer: AnswerReader, kept_bytes: int) -> None:
-        """Skip the unfinished event, and keep no later events and texts: `kept_bytes` is above the limit."""
+        """Skip the unfinished event, and log no later events and texts, because `kept_bytes` is above the
+        limit."""
         kept_bytes -= answer.kept_bytes + self._texts_bytes
         answer.drop_part()
         self._drop_texts()
@@ -609,7 +610,7 @@ class Observer:
             self._set_keeps_texts()
 
     def _stop_parsing(self, reason: PeerProtocolError) -> None:
-        """Only time the rest of the response."""
+        """Parse no more of the response; its reads are still timed."""
         self._loss_reason = str(reason)
         self._dechunk = self._decoder = None
         if self._answer is None:

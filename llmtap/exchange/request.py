@@ -272,7 +272,7 @@ def _ms_to_ns(value: bytes) -> int | None:
         ms = float(value)
     except ValueError:
         return None
-    # `or None`: less than half a nanosecond would be an objective of 0, which no exchange can meet.
+    # Use None if the value rounds to 0 ns: no exchange can meet an objective of 0.
     return round(ms * 1e6) or None if 0 < ms <= _SLO_MS_MAX else None
 
 

@@ -41,7 +41,7 @@ _REMOVED_BY_WRITERS: Final = frozenset({b"content-encoding", b"transfer-encoding
 
 
 class SavedError(LlmtapError):
-    """The file has no answer that can be read; `hint`: what to do."""
+    """The file has no answer that can be read. `hint`: how to get a file that can be read."""
 
     def __init__(self, problem: str, hint: str | None = None) -> None:
         super().__init__(problem)
@@ -290,7 +290,8 @@ def _without_fields(head: bytes, names: Set[bytes]) -> bytes:
 
 
 def _unframe(head: ResponseHead, wire: bytes) -> tuple[bytes | None, bool]:
-    """Return the payload and whether it is complete; None if its framing differs from the head's."""
+    """Return the payload and whether it is complete; None if the body does not have the framing that the head
+    declares."""
     if head.framing is Framing.CHUNKED:
         dechunk = ChunkedDecoder()
         try:
@@ -418,7 +419,7 @@ def _har_head(response: JsonObject, content: JsonObject) -> bytes:
 def _total_times(entry: JsonObject) -> dict[str, float]:
     """Return the times in seconds; a HAR has milliseconds, and -1 for phases that do not apply.
 
-    A time above `_HAR_TIME_MAX_MS` is left out, because it is no duration of a request.
+    A time above `_HAR_TIME_MAX_MS` is left out, because it cannot be the duration of a request.
     """
     timings = _object_member(entry, "timings")
     times = {"total": entry.get("time"), **{name: timings.get(name) for name in _HAR_TIMES}}

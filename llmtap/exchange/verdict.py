@@ -138,7 +138,7 @@ def _check_times(x: Exchange) -> None:
             valid.append(entry)
         else:
             _add_count(x, reason)
-    # Sum the first duration of each name, because the metrics use that one.
+    # Sum the first duration of each name, because the metrics use the first one.
     first = {entry["name"]: entry["ms"] for entry in reversed(valid) if entry.get("name") in _PARTS}
     if limit_ns is not None and sum(first.values()) * 1e6 > limit_ns + len(_PARTS) * ROUNDING_NS:
         others = [entry for entry in valid if entry.get("name") not in _PARTS]

@@ -146,7 +146,7 @@ METRICS: Final[Mapping[str, tuple[str, ...]]] = {
     **{f"{name}_scheduled": ("corrected", name) for name in ("ttft", "ttft_any", "e2e", "user_idle")},
     "dispatch_lateness": ("dispatch_lateness",),
 }
-"""By metric: path of its statistics in a result."""
+"""Path of the statistics in a result, by metric."""
 _VALID_WITH: Final = {
     "ttft_any_scheduled": "ttft_scheduled",
     "ttft_reasoning": "ttft_any",

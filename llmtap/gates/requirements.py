@@ -125,7 +125,7 @@ class Requirements:
 
 
 def _check_share(one: Condition, place: str) -> None:
-    """Raise ConfigError if all shares, or none, hold a condition: `error_rate<=1` is no bound of 1 %."""
+    """Raise ConfigError if all shares, or none, hold a condition: `error_rate<=1` means 100 %, not 1 %."""
     if one.figure.unit is not FigureUnit.SHARE or one.holds(0.0) != one.holds(1.0):
         return
     often = "always" if one.holds(1.0) else "never"

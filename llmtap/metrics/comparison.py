@@ -240,7 +240,7 @@ def compare_paired(
 def _of_shift(
     x: Values, y: Values, shift: Shift, p: float, effect: float, effect_name: str, paired: bool, method: str
 ) -> Comparison:
-    """Return the result of a test of ranks with this shift."""
+    """Return the result of a rank test whose difference is this shift."""
     medians = float(np.median(x)), float(np.median(y))
     ends = shift.value, shift.low, shift.high
     return Comparison(len(x), len(y), *medians, *ends, p, effect, effect_name, paired, method)

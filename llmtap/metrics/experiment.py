@@ -235,7 +235,7 @@ class Figure:
 
 
 class ArmSample:
-    """All figures of one arm, exchange by exchange; `single`: every unit is one exchange."""
+    """Figures of one arm, to which exchanges are added. `single`: every unit is one exchange."""
 
     def __init__(self, names: Iterable[str], *, single: bool) -> None:
         self.figures = {name: Figure() for name in names}
@@ -243,7 +243,7 @@ class ArmSample:
         self._single = single
         self._units: OrderedDict[int, tuple[int, dict[str, tuple[int, int]]]] = OrderedDict()
         self._is_rest = False
-        """The units were already exported."""
+        """Whether the units were already packed, so that later packs contain only additions."""
 
     def add(self, unit: int, values: Mapping[str, Sequence[int]], covariate: int = 0) -> None:
         """Count an exchange of this unit: for each metric its values, maybe none.
@@ -272,13 +272,14 @@ class ArmSample:
         return SavedSample(figures, self.forgotten_units, units)
 
     def clear(self) -> None:
-        """Forget all figures; the sums of units stay, so that later values of a unit count as such."""
+        """Forget all figures, but keep the sums of units, so that later values of a unit are added to its
+        sums."""
         self.figures = {name: Figure() for name in self.figures}
         self.forgotten_units = 0
         self._is_rest = True
 
     def keep_units(self) -> None:
-        """Pack the sums of units again: what was packed before `clear` is not written."""
+        """Pack the sums of units again, since those that were packed before `clear` could not be written."""
         self._is_rest = False
 
     def merge_saved(self, saved: "SavedSample") -> None:
@@ -452,7 +453,7 @@ def share_difference(
 
 
 def _between_shares(interval: statistics.Interval | None) -> statistics.Interval | None:
-    """Cut an interval at the limits of a difference of shares, which approximations do not know."""
+    """Limit an interval to the possible differences of two shares, which an approximation may exceed."""
     return None if interval is None else (max(-1.0, interval[0]), min(1.0, interval[1]))
 
 

@@ -1,4 +1,4 @@
-"""Parts of the wait for the first token: the table (`PHASES`), their durations, and what is usual.
+"""Parts of the wait for the first token: the table (`PHASES`), the durations, and the usual durations.
 
 `phases_ns` divides the time from the arrival of a request to the first text into the parts of the table,
 without gaps. `PhaseTimes` counts the parts of many streams in histograms, and `judge_phases` compares the
@@ -31,7 +31,7 @@ class Phase:
     name: str
     title: str
     meaning: str
-    """What the time went to, as a noun phrase."""
+    """Noun phrase for the work or wait that took the time."""
 
 
 PHASES: Final = (
@@ -145,7 +145,7 @@ class PhaseVerdict:
 
     phase: Phase
     start_ns: int
-    """Begin of the part, since the arrival."""
+    """Start of the part, in ns since the arrival."""
     ns: int | None
     n: int
     """Number of streams with this part, to which it is compared."""

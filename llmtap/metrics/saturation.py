@@ -209,7 +209,7 @@ class JainReadings:
     raw: float | None
     """x_i: a request's latency unchanged; long requests then look unfair by being long."""
     inflation: Mapping[str, float]
-    """By class: mean latency / isolated median."""
+    """Mean latency / isolated median, by class."""
 
 
 def jain_readings(latencies: Mapping[str, Sequence[float]], isolated: Mapping[str, float]) -> JainReadings:

@@ -70,7 +70,7 @@ def tokens_after_cancel(x: Exchange, m: Measured) -> int | None:
 
 
 PLACES_MAX: Final = 32
-"""Places of answers that no dialect reads; further ones are `other`."""
+"""Maximum number of places of answers that no dialect reads; further places count as `other`."""
 _OTHER: Final = "other"
 
 
@@ -97,7 +97,7 @@ class AnswersWithoutDialect:
             self.count(UnknownEndpoint(x.reading.value, x.path, x.content_type or ""))
 
     def count(self, place: UnknownEndpoint, n: int = 1) -> None:
-        """Count a place, of which PLACES_MAX are counted separately."""
+        """Count an answer at a place; beyond PLACES_MAX places, count it under `other`."""
         if place not in self.counts and len(self.counts) >= PLACES_MAX:
             place = UnknownEndpoint(place.reading, _OTHER, _OTHER)
         self.counts[place] = self.counts.get(place, 0) + n
@@ -209,11 +209,11 @@ class Summary:
         """Exchanges begun, ended or not: the offered load. None if not counted."""
         self.goodput = Goodput()
         self.benefit = 0.0
-        """Sum of every stream's smooth benefit, in tokens."""
+        """Sum of the smooth benefits of all streams, in tokens."""
         self.benefit_eq4 = 0.0
-        """The same sum with deadlines d_i = V i (smooth goodput paper, eq. 4 as printed)."""
+        """Sum as `benefit`, but with deadlines d_i = V i (smooth goodput paper, eq. 4 as printed)."""
         self._readers: tuple[Benefit, ...] = ()
-        """Parameters of `benefit` and `user_idle`, each once."""
+        """Different settings of the reader with which `benefit` and `user_idle` were computed."""
         self._metrics: dict[str, Histogram] = {}
         self._inferred: dict[str, Histogram] = {}
         """Metrics of streams that were read by their structure."""
@@ -586,7 +586,8 @@ def _histogram_in(histograms: dict[str, Histogram], name: str) -> Histogram:
 
 
 def _differ(tpot: Histogram, to_end: Histogram) -> bool:
-    """Return whether the mean to the end of the response is above the other by `TPOT_DIFFERENCE_MIN`."""
+    """Return whether TPOT to the end of the response is above TPOT to the last token by
+    `TPOT_DIFFERENCE_MIN`, in the mean."""
     if tpot.mean is None or to_end.mean is None:
         return False
     return to_end.mean > tpot.mean * (1 + TPOT_DIFFERENCE_MIN)

@@ -20,7 +20,7 @@ from llmtap.units import NEVER, NS_PER_S
 TURN_NS_MAX: Final = 2_000_000
 """Maximum duration of a turn, after which the loop reads its sockets."""
 PAUSE_NS: Final = 200_000
-"""Minimum time between turns, so that callbacks share system calls under load; 0 for the best precision."""
+"""Minimum time between two turns, so that callbacks share system calls under load; 0: best precision."""
 
 
 class Pacer:
@@ -171,7 +171,7 @@ class _Alarm:
         self._on_alarm()
 
 
-# Python has these as os.timerfd_create and os.timerfd_settime_ns from 3.13 on.
+# From Python 3.13 on, os.timerfd_create and os.timerfd_settime_ns replace these calls of the C library.
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _Timespecs: Final = ctypes.c_long * 4
 _CLOCK_MONOTONIC: Final = 1

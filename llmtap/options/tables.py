@@ -30,7 +30,7 @@ class Mistakes:
         """Where each key was set, and where each table begins."""
         self.errors: list[ConfigError] = []
         self.wrong: set[str] = set()
-        """Keys with mistakes."""
+        """Keys whose values have mistakes."""
 
     def set_place(self, key: str, place: str) -> None:
         self.places = {n: at for n, at in self.places.items() if not n.startswith((f"{key}.", f"{key}["))}
@@ -70,11 +70,12 @@ class OptionTables:
     """Values of options by table, and their mistakes."""
 
     def __init__(self, schema: Schema, *, strict: bool = False, listing: str | None = None) -> None:
-        """`strict`: a number in a file is no text. `listing`: hint for an unknown key without a near one."""
+        """`strict`: whether a number in a file is refused as a text. `listing`: hint for an unknown key if no
+        known key is similar."""
         self.schema = schema
         self.mistakes = Mistakes()
         self.values: dict[str, dict[str, Any]] = {}
-        """Given values by table: `relay`, `slo.gold`."""
+        """Values that were set, by table: `relay`, `slo.gold`."""
         self._strict = strict
         self._listing = listing
 
@@ -243,7 +244,7 @@ class OptionTables:
         while not required - good.keys():
             try:
                 return convert(kind, good)
-            except msgspec.ValidationError as exc:  # each key is valid, but not all of them together
+            except msgspec.ValidationError as exc:  # each value is valid, but their combination is not
                 text, _, path = str(exc).partition(" - at `$")
                 problem = text[0].lower() + text[1:]
                 self.mistakes.add([self._with_set_keys(ConfigError(table + path.rstrip("`"), problem))])
@@ -257,7 +258,7 @@ class OptionTables:
             if not wrong_names:
                 break
             for name in wrong_names:
-                # The next attempt converts the other keys.
+                # Leave out the invalid key, so that the next attempt converts the other ones.
                 del good[name]
         return None if required else kind()
 

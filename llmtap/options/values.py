@@ -39,9 +39,9 @@ from llmtap.user_files import decode_json
 S = TypeVar("S", bound=msgspec.Struct)
 _BOOLS: Final = {"true": True, "on": True, "false": False, "off": False}
 _WORDS: Final = re.compile(r"[^\[\]{}()\"'\\|]*")
-"""A text that can be a list of words with commas; a regular expression, for example, is not split."""
+"""Matches a text that may be split at commas into words; a regular expression, for example, is not split."""
 _NAMED_MAX: Final = 12
-"""Maximum number of names that a hint lists if none is near."""
+"""Maximum number of names that a hint lists if none of them is similar."""
 
 
 def read_options(kind: type[S], texts: Mapping[str, str], noun: str) -> S:
@@ -118,7 +118,8 @@ def mistakes_in(
 ) -> Iterator[ConfigError]:
     """Yield the mistakes in a value: in each item of a list and in each key of a table.
 
-    `strict`: a number is no text. `given`: text that the user wrote, if it differs from the content.
+    `strict`: whether a number is refused as a text. `given`: text that the user wrote, if it differs from the
+    content.
     """
     secret = secret or _is_secret(kind)
     inside = list(_values_inside(content, kind, place))
@@ -198,7 +199,7 @@ def _is_finite(value: Any, kind: Any) -> bool:
         return True
     try:
         return math.isfinite(float(value))
-    except (TypeError, ValueError, OverflowError):  # no number, or an integer that is no float
+    except (TypeError, ValueError, OverflowError):  # not a number, or an integer too large for a float
         return True
 
 

@@ -63,7 +63,7 @@ def _document(experiment: _Json) -> ReportDocument:
 
 
 def _verdict(experiment: _Json, arm: str) -> VerdictBox:
-    """Return what the arm does to the median TTFT and what it refuses, and what speaks against the
+    """Return the effects of the arm on the median TTFT and on refusals, and the doubts about the
     comparison."""
     items = []
     ratio = experiment["sample_ratio"]

@@ -265,7 +265,7 @@ class Supervisor:
         while True:
             if child is None:
                 self._meter = child = await start_with_retries("meter", self._start_meter)
-                self._update_meter()  # the settings may have been reloaded meanwhile
+                self._update_meter()  # a reload may have changed the settings while the meter started
             if not child.is_ready:
                 await child.ready()
                 self._meter_ready.set()

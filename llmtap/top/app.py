@@ -223,7 +223,7 @@ class EventScreen(Screen[None]):
         try:
             first_token = await self._feed.first_token(self._exchange_id)
         except Trouble:
-            return  # a meter of an older version: the events are shown all the same
+            return  # a meter of an older version has no parts of the wait; the events are shown without them
         parts = [] if first_token is None else first_token_lines(first_token)
         self._show_notes([*facts_, *parts, *table.table.notes])
 

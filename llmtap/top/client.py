@@ -351,7 +351,8 @@ class Feed:
         self._next_request_ns = self._answer_ns + self._interval_ns
 
     async def exchange(self, id_: str) -> Document | None:
-        """Return one exchange with its events; None if the meter has it no more. Raises Trouble."""
+        """Return one exchange with its events; None if the meter does not have the exchange any more. Raises
+        Trouble."""
         query = {"id": id_, "events": "1", "limit": "1"}
         whole: Document | None = None
         for _ in range(PAGES_MAX):
@@ -371,7 +372,8 @@ class Feed:
         return whole
 
     async def first_token(self, id_: str) -> Document | None:
-        """Return the parts of an exchange's wait for its first token; None if the meter has it no more.
+        """Return how an exchange's wait for its first token is divided into parts (`metrics/phases.py`); None
+        if the meter does not have the exchange any more.
 
         Raises Trouble."""
         answer: Document | None = (await self._admin.get("first_token", id=id_)).get("first_token")

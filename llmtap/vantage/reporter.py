@@ -45,7 +45,7 @@ class ChildSetup(msgspec.Struct, kw_only=True):
     tap_path: str
     log: LogSetup
     side: str = ""
-    """As in Hello."""
+    """Side of the gateway, as in `Hello.side`."""
 
 
 S = TypeVar("S", bound=ChildSetup)
@@ -109,7 +109,7 @@ class Reporter:
         """Counters since the start; `status` completes them."""
         self.draining = False
         self.side = ""
-        """As in Hello."""
+        """Side of the gateway, as in `Hello.side`."""
         self.switch = 0
         """Latest switch word of the meter."""
         self.turns = 0

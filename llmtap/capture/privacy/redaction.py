@@ -263,7 +263,7 @@ _ASSIGNED_NEEDLES: Final = ("pass", "pwd", "secret", "key", "token", "credential
 _is_model_token = re.compile(
     r"(?i)(?:max|min|num|eos|bos|pad|unk|sep|cls|mask|stop|next|new|special|image|first|last|per)[_ -]?$"
 ).search
-"""Words before "token" after which the tokens are those that models read, and no secrets."""
+"""Matches a word before "token" that shows that tokens of text are meant, and not a secret."""
 _no_value = re.compile(
     r"(?i)(?:none|null|true|false|undefined|\[(?:key|email|card|phone|redacted|media)\])\W*"
 )

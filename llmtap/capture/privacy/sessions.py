@@ -211,7 +211,7 @@ class _PastExchange:
     answered: bool
     """Whether the server answered with a status below 400."""
     followed: bytes | None = None
-    """Digest of the conversation with this answer, as the first follower sent it."""
+    """Digest of the conversation up to this answer, as sent by the first request that follows the answer."""
 
 
 class Sessions:
@@ -369,7 +369,8 @@ class Sessions:
         return next((self._digest(value, CHAIN_BYTES) for value in values), None)
 
     def _digest_id(self, answer_id: bytes) -> bytes:
-        """Return the digest of an answer's id; it differs from that of a conversation with this name."""
+        """Return the digest of an answer's id; it differs from the digest of a conversation whose name has
+        the same text."""
         return self._digest(b"answer " + answer_id, CHAIN_BYTES)
 
     def _digest(self, data: bytes, size: int) -> bytes:
@@ -395,7 +396,8 @@ def _parent_preference(past: _PastExchange, answer: bytes, x: Exchange) -> tuple
 
 
 def _end_ns(x: Exchange) -> int | None:
-    """Return when the client had the answer, or the part of it that came before it left."""
+    """Return the time when the client had received the answer, or the part of the answer that it received
+    before it disconnected."""
     t = x.timeline
     for end_ns in (t.delivered_ns, t.response_end_ns, t.last_token_ns):
         if end_ns is not None:

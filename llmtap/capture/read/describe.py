@@ -208,7 +208,7 @@ sessions."""
 
 
 class _Groups:
-    """Summaries by value of a label."""
+    """Summaries of the exchanges, one for each value of a label."""
 
     def __init__(self, label: str, new: Callable[[], Summary]) -> None:
         self._value, self._new = BY[label], new

@@ -111,7 +111,7 @@ class Capture:
     ) -> None:
         self.files = tuple(files)
         self.broken = list(broken)
-        """Files that could not be read, or not to their end, and why."""
+        """Files that could not be read to their end: name and reason."""
         self._places = places
         self._skip_broken = skip_broken
 
@@ -131,7 +131,8 @@ class Capture:
 
     @property
     def info(self) -> schema.CaptureInfo:
-        """Metadata of all files: highest level, first beginning, total damage, last ledger, shared values."""
+        """Metadata of all files together: the highest privacy level, the first start time, the total damage,
+        the last ledger, and the values that all files share."""
         return _merged_info([file.info for file in self.files])
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
@@ -156,7 +157,7 @@ class Capture:
         return chain.from_iterable(map(exchanges_of, self.batches()))
 
     def integrity(self) -> integrity.Integrity:
-        """Return what is missing, by the numbers of the rows and the relays' counts."""
+        """Find missing exchanges by the numbers of the rows and the counts of the relays."""
         batches = self.batches(integrity.COLUMNS)
         # Pass `broken` itself, not a copy: reading the batches may add to it.
         return integrity.check([file.info for file in self.files], batches, self.broken)
@@ -202,7 +203,7 @@ def read(where: Where | Sequence[Where], *, skip_broken: bool = False) -> Captur
         skip_broken: list files that cannot be read in `Capture.broken` instead of raising.
 
     Raises:
-        CaptureError: nothing is there, or a file is no capture, or damaged.
+        CaptureError: nothing is there, or a file is not a capture, or is damaged.
         CaptureVersionError: a file is of a later version of the schema.
     """
     places = [os.fspath(where)] if isinstance(where, str | os.PathLike) else [os.fspath(w) for w in where]

@@ -43,9 +43,9 @@ class ClosedSpool:
     path: Path
     bytes: int
     rows: int | None = None
-    """Number of rows; None if an earlier process left the spool, and it has not been read yet."""
+    """Number of rows; None if an earlier process left the spool and the spool has not been read yet."""
     parquet_path: Path | None = None
-    """Its Parquet file, if that was made and is not in its place yet."""
+    """Path of its Parquet file, if the file has been made but not delivered yet."""
 
 
 @dataclass(slots=True)
@@ -145,7 +145,7 @@ class Finisher:
                 log.info("event=capture_files_resumed place=%s", self._place.name)
                 self.problem = None
             pause_s = BACK_OFF_S
-            # Update both counts at once, or the total would count the bytes twice or not at all.
+            # Update both counts under one lock, or the total could count the bytes twice or not at all.
             with self._wake:
                 self._queue.popleft()
                 if delivered is not None:

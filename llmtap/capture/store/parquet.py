@@ -84,7 +84,8 @@ class CapturePlace(Protocol):
         ...
 
     def put(self, source: Path, name: str) -> None:
-        """Store the file durably under its final name, replacing one of that name. Raises PlaceError.
+        """Store the file durably under its final name, and replace an existing file of this name. Raises
+        PlaceError.
 
         A local place moves `source`; a remote place leaves it to the caller.
         """
@@ -92,7 +93,8 @@ class CapturePlace(Protocol):
 
 
 def place_of(to: str) -> CapturePlace:
-    """Return the place of that name without access to it. Raises ConfigError for an invalid URL."""
+    """Return the place for a path or URL, without accessing the place. Raises ConfigError for an invalid
+    URL."""
     if "://" not in to:
         if (slip := _URL_WITHOUT_SLASHES.match(to)) is not None:
             raise ConfigError(
@@ -285,7 +287,7 @@ def _s3_store(url: str) -> tuple[Callable[[], "FileSystem"], str]:
 
 
 def _secrets_of(url: str) -> list[str]:
-    """Return all that `redact_url` hides, as written and decoded, longest first."""
+    """Return the parts of a URL that `redact_url` hides, as written and decoded, longest first."""
     rest, _, query = url.partition("://")[2].partition("?")
     texts = {url}
     if "@" in rest:
@@ -359,7 +361,7 @@ def check_place(to: str | Path) -> CapturePlace:
         place = place_of(str(to))
         if place.folder is not None:
             make_folder(place.folder)
-            # Permissions do not show that a file system is read-only.
+            # Try to write: permissions alone do not show that a file system is read-only.
             with tempfile.TemporaryFile(prefix=".llmtap-", dir=place.folder):
                 pass
     except ConfigError as exc:
@@ -405,7 +407,7 @@ class RunWriter:
                 self._write(last=False)
 
     def close(self) -> None:
-        """Write what is left. Raises ConfigError."""
+        """Write the remaining rows and close the last file. Raises ConfigError."""
         self._encode()
         self._write(last=True)
 

@@ -303,7 +303,7 @@ def _without_texts(value: Any, depth: int) -> Any:
 
 
 def _set_part(x: exchange.Exchange, name: str) -> None:
-    """Set the numbers of a response of a session, from its id."""
+    """Set the sequence number and the part of a response in a session, from its id."""
     seq, _, part = name.removeprefix(f"{x.relay}-").partition(".")
     if x.relay and seq.isdecimal() and part.isdecimal():
         x.seq, x.part = int(seq), int(part)

@@ -166,7 +166,8 @@ class SpoolWriter:
             try:
                 os.ftruncate(self._fd, self.bytes)
             except OSError:
-                pass  # The next write starts at the same place, and a reader skips what is left of this one.
+                # The next write starts at the same place, and a reader skips the rest of this frame.
+                pass
             raise
         self.bytes += len(data)
 
@@ -183,7 +184,8 @@ class SpoolContents:
     rows: int = 0
     notes: int = 0
     damaged: dict[str, int] = field(default_factory=dict)
-    """Lost `batches` (a broken end counts as one) and `bytes` that are no frame; empty if all is whole."""
+    """Lost `batches` (a broken end counts as one) and `bytes` that belong to no frame; empty if the file is
+    undamaged."""
     _schema: pa.Schema = SCHEMA
     _frames: list[int] = field(default_factory=list)
 
@@ -351,7 +353,7 @@ _PREFIX: Final = "aside-"
 
 
 def aside_of(options: CaptureOptions, folder: Path, pid: int) -> CaptureOptions:
-    """Return options of the same capture, with spools beside those in `folder`."""
+    """Return options of the same capture whose spool folder is beside `folder`."""
     return msgspec.structs.replace(options, spool=str(folder / f"{_PREFIX}{pid}"))
 
 

@@ -40,22 +40,24 @@ log = logging.getLogger(__name__)
 
 FULL_DISK_ERRORS: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 FULL_CHECK_NS: Final = 1_000_000_000
-"""The same interval while the total size is reached."""
+"""Interval at which the folders are measured while the total size is reached (otherwise FOLDER_CHECK_NS)."""
 MARGIN_BYTES: Final = 128 << 10
 """Free disk space required beside the size of a spool, for ledgers and the 15 KB of any Parquet file."""
 NOTES_BYTES: Final = 32 << 10
-"""Share of the limit for ledgers without rows: a spool's head takes 6 KB, a file of it 3 KB."""
+"""Part of `total_bytes` that is reserved for ledgers without rows: the head of a spool takes 6 KB, a Parquet
+file of it 3 KB."""
 NOTES_SPOOL_BYTES: Final = 16 << 10
 FOLDER_CHECK_NS: Final = 10_000_000_000
 """Interval at which the folders are measured."""
 _HEAD_BYTES: Final = 6 << 10
 _FRAME_BYTES: Final = 1 << 10
-"""Fixed cost of a batch: Arrow's description of 100 columns, packed, and the ledger behind it."""
+"""Bytes of a batch in addition to its rows: Arrow's description of 100 columns, packed, and the ledger after
+the batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreState:
-    """Counts of a store since it was made, and its sizes."""
+    """Counts of a store since its start, and sizes of its files."""
 
     rows_written: int
     bytes_written: int
@@ -418,7 +420,8 @@ def _folders(options: CaptureOptions, place: parquet.CapturePlace, spool: Path) 
 
 
 def _probe_folder(key: str, folder: Path) -> list[Path]:
-    """Create the folder, write to it, return the new folders. A full disk is no error. Raises ConfigError."""
+    """Create the folder, write to it, return the new folders. A full disk is not an error. Raises
+    ConfigError."""
     made: list[Path] = []
     try:
         made = parquet.make_folder(folder)

@@ -95,8 +95,8 @@ class DecodePrepone(ContinuousBatching):
         self._prompts: list[tuple[int, int]] = []
         self._made_tokens = 0
         self._whole_ns = self._next_ns = 0
-        """`_whole_ns`: time at which the prompts will be complete; `_next_ns`: time of the
-        next token after it."""
+        """`_whole_ns`: time at which the prompts will be complete; `_next_ns`: time of the first token after
+        that."""
         self._all_left_ns = 0
         """Departure time of the newest token of each running request, except for requests in `_left_ns`."""
         self._left_ns: dict[int, int] = {}

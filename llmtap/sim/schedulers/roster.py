@@ -336,7 +336,7 @@ class Roster:
         return Iteration(duration_ns, prefill, decode)
 
     def forecast(self, steps: int, prefill: Sequence[tuple[int, int]]) -> tuple[int, int]:
-        """Return the time until these prompts are complete, and the time until the next token after it, in
+        """Return the time until these prompts are complete, and the time until the first token after that, in
         ns.
 
         All running requests make `steps` tokens before the prompts are processed. The times are exact unless

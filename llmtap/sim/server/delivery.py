@@ -52,7 +52,7 @@ class DeliveredText:
     block_after: int | None = None
     """Token after which the output filter stops the answer; None: it does not."""
     ends_apart: bool = False
-    """Whether the choice ends with a call of `on_choice_end`, and not with its last token."""
+    """Whether a call of `on_choice_end` ends the choice, and not its last token."""
 
 
 class Delivery:

@@ -142,7 +142,8 @@ _OWN: Final = ("ttft", "itl", "tokens", "spread", "dialect")
 _SCHEDULE: Final = ("ttft", "itl", "spread", "jitter")
 """Options that apply only to a fixed schedule."""
 _CERTAIN: Final = {"refusal": "refusal_rate", "block_after": "block_rate"}
-"""Options of which a header also sets the rate (the value here) to 1: the request asks for this behaviour."""
+"""Options with the option of their rate. A header that sets the option also sets the rate to 1, because the
+request asks for this behaviour."""
 
 
 class Key(NamedTuple):

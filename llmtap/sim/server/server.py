@@ -118,7 +118,7 @@ class SimServer:
 
     @property
     def sent(self) -> OrderedDict[str, list[int]]:
-        """By request id: the time just before each token was written (monotonic ns)."""
+        """Times just before each token was written (monotonic ns), by request id."""
         return self._truths.sent
 
     async def _close(self, app: web.Application) -> None:

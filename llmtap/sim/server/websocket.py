@@ -71,7 +71,8 @@ class SimulatedSession:
         )
         self._transport: asyncio.Transport | None = None
         self._lanes: dict[str, deque[Any]] = {}
-        """By lane: the events that request a response. The response to the first event is in progress."""
+        """Events that request a response, by lane. The response to the first event of a lane is in
+        progress."""
         self._running: dict[asyncio.Task[None], SessionTurn] = {}
         self._over = False
 
@@ -243,7 +244,7 @@ class SimulatedResponsesSession(SimulatedSession):
     def __init__(self, reception: Reception, request: web.Request, number: int) -> None:
         super().__init__(reception, request, number)
         self._texts: OrderedDict[str, str] = OrderedDict()
-        """By id of a response: text of its input and output."""
+        """Text of the input and output of each response, by the id of the response."""
 
     def _receive(self, data: str | bytes, now_ns: int) -> None:
         event = _ClientEvent("")

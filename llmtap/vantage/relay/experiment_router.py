@@ -404,7 +404,7 @@ def headers_with_length(headers: Headers, length: int) -> Headers:
 
 
 def body_with(body: bytes, fields: Mapping[str, msgspec.Raw]) -> bytes | None:
-    """Return the JSON object in `body` with these fields set, or None if it is no object.
+    """Return the JSON object in `body` with these fields set, or None if `body` is not a JSON object.
 
     Known fields keep their place, new ones follow; white space between top-level fields is lost, and of a
     field that came twice the last value counts, as for most readers (RFC 8259 4).

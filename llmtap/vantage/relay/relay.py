@@ -402,7 +402,7 @@ class RelaySetup(ChildSetup, kw_only=True):
     listen_fds: list[int]
     experiment: Experiment | None = None
     checks_upstream: bool = False
-    """Warn at the start if the upstream accepts no connection."""
+    """Whether to warn at the start if the upstream accepts no connection."""
 
 
 def main() -> int:
