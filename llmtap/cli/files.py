@@ -337,7 +337,7 @@ def inspect(
         write_fixture(fixture, saved, explained, name, output.out, described and described[0])
         return
     if measured is not None:
-        explained = Explained(measured, explained.events, timed=True)
+        explained = Explained(measured, explained.events, has_times=True)
     if json is not None:
         print_json(explained_to_dict(saved, explained, text=reading.text), json)
     else:

@@ -77,10 +77,10 @@ class AnswerReader:
         "_first_line_ns",
         "_had_output",
         "_held_bytes",
+        "_is_one_value",
         "_keeps",
         "_lines",
         "_messages",
-        "_one_value",
         "_parser",
         "_path",
         "_share",
@@ -126,7 +126,7 @@ class AnswerReader:
         self._body = bytearray()  # JSON body so far
         self._keeps = True  # False after the memory limit was reached
         self._size = 0
-        self._one_value = False  # whether the first line shows that the body is one value, not lines
+        self._is_one_value = False  # whether the first line shows that the body is one value, not lines
         self.broken: str | None = None
         """Reason why the messages of a tunnel could not be read."""
         self._first_line = 0  # length of the body's first line, if it is a JSON object
@@ -322,24 +322,24 @@ class AnswerReader:
             self._release_body()
             return []
         self._body += payload
-        if self._one_value:
+        if self._is_one_value:
             return []
         if self._first_line == 0:
             newline = self._body.find(b"\n", max(0, self._size - len(payload)))
             if newline < 0:
-                self._one_value = self._size > _FIRST_LINE_BYTES_MAX
+                self._is_one_value = self._size > _FIRST_LINE_BYTES_MAX
                 return []
             value = read_json(bytes(self._body[:newline]))
-            self._one_value = not isinstance(value, dict)
+            self._is_one_value = not isinstance(value, dict)
             # Ollama's answer behind a gateway that names another content type: "done": false shows that lines
             # follow.
-            if self._one_value or value.get("done") is False:
-                return [] if self._one_value else self._begin_kept_lines(t_ns)
+            if self._is_one_value or value.get("done") is False:
+                return [] if self._is_one_value else self._begin_kept_lines(t_ns)
             self._first_line, self._first_line_ns = newline + 1, t_ns
         more = self._body[self._first_line :].lstrip()
         if more.startswith(b"{"):
             return self._begin_kept_lines(t_ns)
-        self._one_value = bool(more) or self._size - self._first_line > _HELD_BYTES_MAX
+        self._is_one_value = bool(more) or self._size - self._first_line > _HELD_BYTES_MAX
         return []
 
     def _begin_kept_lines(self, t_ns: int) -> list[Delta]:

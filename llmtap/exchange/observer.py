@@ -162,7 +162,7 @@ class Observer:
         self._lines_left = LINES_FREE
         self._loss_reason: str | None = None
         self._holds_lost = False
-        self._closed = False
+        self._is_closed = False
         self._longest_wait = longest_wait
         self._shared_ns = 0
         """Longest time that an output event may have arrived before the timestamp of its read, which is that
@@ -180,8 +180,8 @@ class Observer:
         self._interventions = Interventions(patterns)
         self._server = ServerTiming()
         self._error_type: str | None = None
-        self._done = False
-        self._end_certain = False
+        self._has_end_marker = False
+        self._is_end_certain = False
         self._texts: list[str] | None = None
         self._texts_taken = 0
         """Number of texts whose memory was taken."""
@@ -532,13 +532,15 @@ class Observer:
             x.invalid_values = {TOKEN_COUNT: self._tokens.counts.refused + 1}
         reported = ended = Outcome(outcome)
         failed = self._error_type is not None or (x.status is not None and x.status >= 400)
-        if reported is Outcome.CLIENT_CANCELLED and (self._done or x.finish_reason is not None or failed):
+        if reported is Outcome.CLIENT_CANCELLED and (
+            self._has_end_marker or x.finish_reason is not None or failed
+        ):
             # Many clients close the connection after the end marker or an error, before the last bytes of
             # the framing. The answer was complete then, so this is not a cancellation.
             t.response_end_ns = t.response_end_ns or self._last_read_ns
             ended = Outcome.COMPLETE
         remove_implausible(x)
-        cut_off = self._end_certain and not self._done and x.finish_reason is None
+        cut_off = self._is_end_certain and not self._has_end_marker and x.finish_reason is None
         x.outcome, reason = judge(
             x, ended, cut_off=cut_off, lost=self._loss_reason, error_type=self._error_type
         )
@@ -557,7 +559,7 @@ class Observer:
 
     def give_up(self, reason: str) -> bool:
         """Stop parsing the response; its reads are still timed. Return False if it was not being parsed."""
-        if self._answer is None or self._closed or self._loss_reason is not None:
+        if self._answer is None or self._is_closed or self._loss_reason is not None:
             return False
         self._expect_no_repetition()
         self._stop_parsing(PeerProtocolError(reason))
@@ -735,7 +737,7 @@ class Observer:
             # Keep one character too many, so that is_word() rejects a longer text.
             self._error_type = delta.error_type[: WORD_CHARS_MAX + 1]
         if delta.done:
-            self._done = True
+            self._has_end_marker = True
         if delta.retry:
             self._x.retries += 1
         if not delta.parsed and self._is_expected():
@@ -822,9 +824,9 @@ class Observer:
 
     def _close(self, *, whole: bool) -> None:
         self._expect_no_repetition()
-        if self._closed:
+        if self._is_closed:
             return
-        self._closed = True
+        self._is_closed = True
         if self._dechunk is not None and self._dechunk.trailers:
             self._server.read_trailers(self._dechunk.trailers)
         answer = self._answer
@@ -846,7 +848,7 @@ class Observer:
         # A body that could not be parsed to its end may contain unknown events.
         self._x.reading = dialect.reading if self._loss_reason is None else Reading.NONE
         self._x.reading_limits = dialect.limits
-        self._end_certain = dialect.end_certain
+        self._is_end_certain = dialect.end_certain
 
 
 def _values(headers: Headers, name: bytes) -> list[bytes]:

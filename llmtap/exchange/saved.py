@@ -87,7 +87,7 @@ class Explained:
 
     exchange: Exchange
     events: list[SavedEvent]
-    timed: bool = False
+    has_times: bool = False
     """Whether the exchange was measured from packets, so that it has times."""
 
 

@@ -34,7 +34,7 @@ class Pacer:
         self._alarm: _Alarm | None = None
         self._armed_ns = 0
         """Time of the alarm; 0: none."""
-        self._in_turn = False
+        self._is_in_turn = False
         """Whether callbacks are running: then the alarm is set only once, at the end of the turn."""
         self._closed = False
 
@@ -57,7 +57,7 @@ class Pacer:
 
     def catch_up(self) -> None:
         """Call due wakers now, for a caller that does other work in between."""
-        if 0 < self._armed_ns <= self._mono_ns() and not self._in_turn:
+        if 0 < self._armed_ns <= self._mono_ns() and not self._is_in_turn:
             self._turn()
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ class Pacer:
         if self._closed:
             return
         heapq.heappush(self._heap, (due_ns, next(self._order), waker))
-        if not self._in_turn and (not self._armed_ns or due_ns < self._armed_ns):
+        if not self._is_in_turn and (not self._armed_ns or due_ns < self._armed_ns):
             self._arm(due_ns)
 
     def _arm(self, at_ns: int) -> None:
@@ -85,11 +85,11 @@ class Pacer:
     def _turn(self) -> None:
         self._armed_ns = 0
         heap = self._heap
-        self._in_turn = True
+        self._is_in_turn = True
         try:
             now_ns = self._call_due()
         finally:
-            self._in_turn = False
+            self._is_in_turn = False
         if heap:
             # Callbacks that are due now run after the loop has read its sockets. Later ones also wait for the
             # pause.

@@ -164,7 +164,7 @@ class RoutedEngine:
             for one in steps:
                 given_up.update(one.given_up)
             step = replace(step, started=[run for one in steps for run in one.started], given_up=given_up)
-        for request in (*step.made.finished, *step.given_up):
+        for request in (*step.output.finished, *step.given_up):
             self._close_request(request)
         return step
 

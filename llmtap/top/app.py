@@ -303,7 +303,7 @@ class TopApp(App[None]):
         self.view = VIEWS[0]
         self._wake_event = asyncio.Event()
         """Set to end the wait for the next request."""
-        self._refresh_wanted = True
+        self._wants_refresh = True
         """Whether the user requested new figures, which `_watch` then requests even during a pause."""
         self._loaded_view: View | None = None
         """View of the latest answer; until it is the open view, the table may be empty."""
@@ -349,15 +349,15 @@ class TopApp(App[None]):
     async def _watch(self) -> None:
         while True:
             self._wake_event.clear()
-            if self._refresh_wanted or not self.feed.paused:
-                self._refresh_wanted, view = False, self.view
+            if self._wants_refresh or not self.feed.paused:
+                self._wants_refresh, view = False, self.view
                 await self.feed.poll(view)
                 self._loaded_view = view
                 self._show()
             await self.feed.wait(self._wake_event)
 
     def _wake(self) -> None:
-        self._refresh_wanted = True
+        self._wants_refresh = True
         self._wake_event.set()
 
     def _show(self) -> None:

@@ -80,7 +80,7 @@ class Finisher:
         self._faulty_spools: list[ClosedSpool] = []
         """Faulty spools, which stay where they are."""
         self._wake = threading.Condition()
-        self._stopping = self._abandoned = self._retry_now = False
+        self._is_stopping = self._is_abandoned = self._must_retry = False
         self._thread = threading.Thread(target=self._run, name="llmtap-capture", daemon=True)
 
     @property
@@ -108,7 +108,7 @@ class Finisher:
     def retry_soon(self) -> None:
         """End the pause before the next attempt."""
         with self._wake:
-            self._retry_now = True
+            self._must_retry = True
             self._wake.notify()
 
     def forget_removed(self) -> None:
@@ -119,12 +119,12 @@ class Finisher:
     def close(self, timeout_s: float) -> bool:
         """Finish spools until the time-out or the first failure; return whether the thread has ended."""
         with self._wake:
-            self._stopping = True
+            self._is_stopping = True
             self._wake.notify()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
         with self._wake:
-            self._abandoned = True
+            self._is_abandoned = True
         return not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -155,15 +155,15 @@ class Finisher:
     def _next(self) -> ClosedSpool | None:
         """Wait for the oldest spool; None: stop."""
         with self._wake:
-            self._wake.wait_for(lambda: self._queue or self._stopping)
-            return self._queue[0] if self._queue and not self._abandoned else None
+            self._wake.wait_for(lambda: self._queue or self._is_stopping)
+            return self._queue[0] if self._queue and not self._is_abandoned else None
 
     def _wait(self, pause_s: float) -> bool:
         """Pause before the next attempt; return whether to stop instead."""
         with self._wake:
-            if not self._stopping:
-                self._wake.wait_for(lambda: self._stopping or self._retry_now, pause_s)
-                self._retry_now = False
+            if not self._is_stopping:
+                self._wake.wait_for(lambda: self._is_stopping or self._must_retry, pause_s)
+                self._must_retry = False
                 return False
             parquet_path = self._queue[0].parquet_path
         if parquet_path is not None:

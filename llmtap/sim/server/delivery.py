@@ -30,10 +30,10 @@ class Chunk(NamedTuple):
     due_ns: int
     choice: int
     first: int
-    last: int
-    """Index of the last token + 1."""
-    final: bool
-    breaks: bool = False
+    end: int
+    """Index after the last token."""
+    is_final: bool
+    breaks_off: bool = False
     """Whether the answer breaks off here instead of ending."""
 
 
@@ -78,11 +78,11 @@ class Delivery:
         self._sent_tokens = 0
         self._window_ns = p.coalesce
         self._batch: list[Chunk] = []
-        self._leave_ns = NEVER
+        self._write_ns = NEVER
         """Time at which the collected chunks are sent, unless the answer ends before."""
         self._ready_writes: deque[Write] = deque()
-        self._every_ns = p.keepalive
-        self._spoke_ns = self._slow_ns if fault == "slow" else begin_ns
+        self._keepalive_ns = p.keepalive
+        self._last_write_ns = self._slow_ns if fault == "slow" else begin_ns
         self.closed = False
         """Whether the answer has ended: tokens made from now on are not written."""
         self.ended = False
@@ -140,28 +140,28 @@ class Delivery:
 
     def take(self, now_ns: int) -> Write | None:
         """Return the next write, if it is due. All tokens made until `now_ns` must have been reported."""
-        ready, every_ns = self._ready_writes, self._every_ns
-        if not ready and self._batch and self._leave_ns <= now_ns:
+        ready, every_ns = self._ready_writes, self._keepalive_ns
+        if not ready and self._batch and self._write_ns <= now_ns:
             self._flush()
         if ready:
             due_ns = ready[0].due_ns
-            if not every_ns or due_ns - self._spoke_ns <= every_ns:
+            if not every_ns or due_ns - self._last_write_ns <= every_ns:
                 if due_ns > now_ns:
                     return None
-                self._spoke_ns = due_ns
+                self._last_write_ns = due_ns
                 write = ready.popleft()
                 self.ended = self.closed and not ready
                 return write
-        if every_ns and not self.ended and self._spoke_ns + every_ns <= now_ns:
-            self._spoke_ns += every_ns
-            return Write(self._spoke_ns, ())
+        if every_ns and not self.ended and self._last_write_ns + every_ns <= now_ns:
+            self._last_write_ns += every_ns
+            return Write(self._last_write_ns, ())
         return None
 
     def next_ns(self) -> int:
         """Return the time of the next `take`, if no token is made before."""
-        due_ns = self._ready_writes[0].due_ns if self._ready_writes else self._leave_ns
-        if self._every_ns and not self.ended:
-            return min(due_ns, self._spoke_ns + self._every_ns)
+        due_ns = self._ready_writes[0].due_ns if self._ready_writes else self._write_ns
+        if self._keepalive_ns and not self.ended:
+            return min(due_ns, self._last_write_ns + self._keepalive_ns)
         return due_ns
 
     def _chunk(self, chunk: Chunk) -> None:
@@ -170,38 +170,38 @@ class Delivery:
             return
         fault = self._fault
         if fault is not None:
-            self._sent_tokens += chunk.last - chunk.first
+            self._sent_tokens += chunk.end - chunk.first
             if fault == "slow":
                 chunk = chunk._replace(due_ns=max(chunk.due_ns, self._slow_ns))
             elif self._sent_tokens > self._fault_after:
                 if fault == "stall":
                     chunk = chunk._replace(due_ns=chunk.due_ns + self._stall_ns)
                 elif fault in BREAKS:
-                    chunk = chunk._replace(breaks=True)
-            elif fault in BREAKS and chunk.final and not self._sent_tokens:
-                chunk = chunk._replace(breaks=True)
+                    chunk = chunk._replace(breaks_off=True)
+            elif fault in BREAKS and chunk.is_final and not self._sent_tokens:
+                chunk = chunk._replace(breaks_off=True)
         self._collect(chunk)
 
     def _collect(self, chunk: Chunk) -> None:
         """Collect chunks for one write: those due within a window after the first, or at the same time."""
         batch = self._batch
-        if batch and chunk.due_ns > self._leave_ns:
+        if batch and chunk.due_ns > self._write_ns:
             self._flush()
         if not batch:
-            self._leave_ns = chunk.due_ns + self._window_ns
+            self._write_ns = chunk.due_ns + self._window_ns
         batch.append(chunk)
-        if chunk.final:
+        if chunk.is_final:
             self._ended_choices[chunk.choice] = True
             self._open -= 1
-        if chunk.breaks or not self._open:
-            self._leave_ns = chunk.due_ns  # The end of an answer flushes the buffer.
+        if chunk.breaks_off or not self._open:
+            self._write_ns = chunk.due_ns  # The end of an answer flushes the buffer.
             self._flush()
             self.closed = True
 
     def _flush(self) -> None:
-        self._ready_writes.append(Write(self._leave_ns, tuple(self._batch)))
+        self._ready_writes.append(Write(self._write_ns, tuple(self._batch)))
         self._batch.clear()
-        self._leave_ns = NEVER
+        self._write_ns = NEVER
 
 
 def fixed_schedule(options: SimOptions, chance: random.Random) -> Iterator[int]:

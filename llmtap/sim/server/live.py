@@ -211,19 +211,19 @@ class LiveEngine:
         step = self._engine.on_done(end_ns, run)
         if not isinstance(run.work, Batch):
             self._report_tokens(end_ns, step)
-        for number in step.made.finished:
+        for number in step.output.finished:
             ticket = self._open.pop(number, None)
             if ticket is not None and isinstance(run.work, Batch):
                 ticket.is_over = True
                 if ticket.listener is not None:
                     ticket.listener.on_end(ticket.choice, end_ns)
-        self._served_requests.forget(step.made.finished)
+        self._served_requests.forget(step.output.finished)
         self._served_requests.forget(self._ended_requests.pop(began, ()))
         self._handle_step(end_ns, step)
 
     def _report_tokens(self, now_ns: int, step: Step) -> None:
         """Report the tokens of an iteration, now or at their due times."""
-        made, open_, shares = step.made, self._open, self._shares
+        made, open_, shares = step.output, self._open, self._shares
         for i, number in enumerate(made.tokens):
             ticket = open_.get(number)
             if ticket is None:

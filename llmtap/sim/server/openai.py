@@ -145,7 +145,7 @@ class OpenAIChatShape(shape.Shape):
         if usage is not None:
             frame["usage"] = usage
         elif self._continuous:
-            frame["usage"] = self._usage(sum(self._answer.sent))
+            frame["usage"] = self._usage(sum(self._answer.sent_tokens))
         elif self._request.include_usage and not self._vllm:
             frame["usage"] = None
         return shape.sse(frame)
@@ -189,7 +189,7 @@ class OpenAIChatShape(shape.Shape):
     def ending(self) -> bytes:
         if not self._request.include_usage:
             return _DONE
-        return self._frame([], self._usage(sum(self._answer.sent))) + _DONE
+        return self._frame([], self._usage(sum(self._answer.sent_tokens))) + _DONE
 
     def keepalive(self) -> bytes:
         return b": keep-alive\n\n"
@@ -284,7 +284,7 @@ class OpenAIResponsesShape(shape.Shape):
 
     def _response(self, status: str, reason: str | None = None) -> JsonObject:
         ended = status != "in_progress"
-        sent, given = self._answer.sent[0], self._answer.prompt_tokens
+        sent, given = self._answer.sent_tokens[0], self._answer.prompt_tokens
         usage = {
             "input_tokens": given,
             "input_tokens_details": {
@@ -359,5 +359,5 @@ class OpenAIResponsesShape(shape.Shape):
         return self._event("error", error=error)
 
     def full_answer(self) -> JsonObject:
-        self._answer.sent[0] = len(self._choice.pieces)
+        self._answer.sent_tokens[0] = len(self._choice.pieces)
         return self._response(*self._status())

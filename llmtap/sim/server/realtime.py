@@ -132,7 +132,7 @@ class OpenAIRealtimeShape(Shape):
         return event
 
     def _response(self, status: str, details: JsonObject | None = None) -> JsonObject:
-        sent, given, ended = self._answer.sent[0], self._answer.prompt_tokens, status != "in_progress"
+        sent, given, ended = self._answer.sent_tokens[0], self._answer.prompt_tokens, status != "in_progress"
         usage = {
             "total_tokens": given + sent,
             "input_tokens": given,

@@ -101,7 +101,7 @@ class Answer:
     prompt_tokens: int
     choices: list[Choice]
     dialect: str = "openai"
-    sent: list[int] = field(default_factory=list)
+    sent_tokens: list[int] = field(default_factory=list)
     prompt_ns: int = 0
     """Duration of the prompt phase, for APIs that report it at the end."""
     output_ns: int = 0
@@ -109,7 +109,7 @@ class Answer:
     """Prompt tokens found in the engine's prefix cache; None: no cache, or not known yet."""
 
     def __post_init__(self) -> None:
-        self.sent = [0] * len(self.choices)
+        self.sent_tokens = [0] * len(self.choices)
 
     @property
     def output_tokens(self) -> int:
@@ -156,14 +156,14 @@ class Shape:
     def _take(self, index: int, first: int, last: int) -> str:
         """Return the text of these tokens, and count them as sent."""
         answer = self._answer
-        answer.sent[index] = last
+        answer.sent_tokens[index] = last
         pieces = answer.choices[index].pieces
         return pieces[first] if last == first + 1 else "".join(pieces[first:last])
 
     @property
     def sent_text(self) -> str:
         """Part of the first choice's text that has been sent so far."""
-        return "".join(self._choice.pieces[: self._answer.sent[0]])
+        return "".join(self._choice.pieces[: self._answer.sent_tokens[0]])
 
     def _status(self) -> tuple[str, str | None]:
         """Return OpenAI's status of a finished answer, and the reason if it is incomplete."""
@@ -279,7 +279,7 @@ class AnthropicShape(Shape):
         return events
 
     def ending(self) -> bytes:
-        usage = {"output_tokens": self._answer.sent[0]}
+        usage = {"output_tokens": self._answer.sent_tokens[0]}
         return self._event("message_delta", delta=self._finish_fields(), usage=usage) + self._event(
             "message_stop"
         )
@@ -363,7 +363,7 @@ class OllamaChat(Shape):
             load_duration=0,
             prompt_eval_count=a.prompt_tokens,
             prompt_eval_duration=a.prompt_ns,
-            eval_count=a.sent[0],
+            eval_count=a.sent_tokens[0],
             eval_duration=a.output_ns,
         )
 
@@ -378,7 +378,7 @@ class OllamaChat(Shape):
         return msgspec.json.encode(ollama_error(500, "", BROKEN)) + b"\n"
 
     def full_answer(self) -> JsonObject:
-        self._answer.sent[0] = len(self._choice.pieces)
+        self._answer.sent_tokens[0] = len(self._choice.pieces)
         return self._last_line(self._choice.text)
 
 

@@ -74,7 +74,7 @@ class SimulatedSession:
         """Events that request a response, by lane. The response to the first event of a lane is in
         progress."""
         self._running: dict[asyncio.Task[None], SessionTurn] = {}
-        self._over = False
+        self._is_over = False
 
     async def run(self) -> web.StreamResponse:
         socket = self._socket
@@ -88,7 +88,7 @@ class SimulatedSession:
             while (message := await socket.receive()).type in (WSMsgType.TEXT, WSMsgType.BINARY):
                 self._receive(message.data, self._reception.clock.mono_ns())
         finally:
-            self._over = True
+            self._is_over = True
             for task in self._running:
                 task.cancel()
             await asyncio.gather(*self._running, return_exceptions=True)
@@ -139,7 +139,7 @@ class SimulatedSession:
 
     def _begin_next(self, lane: str, now_ns: int) -> None:
         waiting = self._lanes[lane]
-        while waiting and not self._over:
+        while waiting and not self._is_over:
             try:
                 self._begin(waiting[0], lane, now_ns)
             except ValueError as exc:
