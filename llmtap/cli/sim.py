@@ -234,9 +234,9 @@ def _pem_pair(certificate: Path | None, key: Path | None) -> tuple[bytes, bytes]
     if certificate is None or key is None:
         if certificate is key:
             return None
-        given, missing = ("key", "certificate") if certificate is None else ("certificate", "key")
+        present, missing = ("key", "certificate") if certificate is None else ("certificate", "key")
         raise ConfigError(
-            f"--grpc-{given}", f"is given, but --grpc-{missing} is missing", "for TLS, give both of them"
+            f"--grpc-{present}", f"is given, but --grpc-{missing} is missing", "for TLS, give both of them"
         )
     server_context(str(certificate), str(key), "--grpc-")
     return certificate.read_bytes(), key.read_bytes()

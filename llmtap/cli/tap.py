@@ -102,18 +102,18 @@ def proxy(options: _ProxyOptions, configuration: SettingsOptions) -> None:
         return load_settings(configuration.config, os.environ, configuration.keys(options))
 
     def started(listen: str, admin: str) -> None:
-        what = f"{scheme}://{listen} -> {settings.relay.upstream}"
+        first_line = f"{scheme}://{listen} -> {settings.relay.upstream}"
         if settings.pair.upstream:
-            what += f"   back: http://{settings.pair.listen} -> {settings.pair.upstream}"
-        announce(what, admin, settings)
+            first_line += f"   back: http://{settings.pair.listen} -> {settings.pair.upstream}"
+        announce(first_line, admin, settings)
 
     raise typer.Exit(asyncio.run(Supervisor(settings, load, started).run()))
 
 
-def announce(what: str, admin: str, settings: "Settings") -> None:
+def announce(first_line: str, admin: str, settings: "Settings") -> None:
     """Print the first line of a proxy, a meter or a watch, and a note if the compiled code is missing."""
     scheme = "https" if settings.meter.admin_tls_certificate else "http"
-    line = f"{what}   metrics: {scheme}://{admin}/metrics"
+    line = f"{first_line}   metrics: {scheme}://{admin}/metrics"
     if settings.capture.to is not None:
         line += f"   capture: {capture_places(settings.capture)[0]} ({settings.capture.level})"
     print_message(line)

@@ -244,11 +244,11 @@ class AnswerReader:
 
     def _close(self, whole: bool, t_ns: int) -> list[Delta]:
         if self.kind is BodyKind.UNDECIDED:
-            held, self._held_bytes = self._held_bytes, b""
-            if not held.strip():
+            held_bytes, self._held_bytes = self._held_bytes, b""
+            if not held_bytes.strip():
                 return []
             self.kind = BodyKind.SSE if self._type == b"text/event-stream" else BodyKind.OPAQUE
-            return self.feed(held, t_ns) + self._close(whole, t_ns)
+            return self.feed(held_bytes, t_ns) + self._close(whole, t_ns)
         if self.kind is BodyKind.SSE:
             return self._read_events(self._parser.close(), t_ns)
         if self.kind is BodyKind.NDJSON and self._lines is not None:
@@ -432,17 +432,17 @@ class AnswerReader:
             return self._begin_lines(payload, MessageStreamParser(), t_ns)
         is_json = self._type == b"application/json" or self._type.endswith(b"+json")
         out: list[Delta] = []
-        held = self._held_bytes + payload
-        text = held.lstrip()
+        held_bytes = self._held_bytes + payload
+        text = held_bytes.lstrip()
         marked = text.startswith(BOM)
         text = text.removeprefix(BOM)
         if is_json:
             # DeepSeek sends blank lines before the JSON while it is waiting: each is a keep-alive.
-            blank = held[: len(held) - len(text)]
+            blank = held_bytes[: len(held_bytes) - len(text)]
             ended = blank.splitlines(keepends=True)
             rest = b"" if not ended or ended[-1].endswith(b"\n") else ended.pop()
             out += [Delta(EventClass.KEEPALIVE, len(line)) for line in ended]
-            held = rest + text
+            held_bytes = rest + text
         is_sse = self._type == b"text/event-stream"
         if text.startswith((b"{", b"[")):
             lines = self._type.endswith(_LINES)
@@ -450,19 +450,19 @@ class AnswerReader:
             if lines or array:
                 self._held_bytes = b""
                 return out + self._begin_lines(
-                    text if marked else held, LineParser() if lines else ArrayParser(), t_ns
+                    text if marked else held_bytes, LineParser() if lines else ArrayParser(), t_ns
                 )
             self.kind = BodyKind.JSON
             if marked:
                 # RFC 8259 8.1: ignore the byte order mark, but count it as part of the body's one event.
-                held = text
+                held_bytes = text
                 self._size += len(BOM)
         elif (text and is_sse) or text.startswith((b"data:", b"event:", b"id:", b"retry:", b":")):
             self.kind = BodyKind.SSE
-        elif len(text) < _PREFIX_BYTES and len(held) <= _HELD_BYTES_MAX:
-            self._held_bytes = held
+        elif len(text) < _PREFIX_BYTES and len(held_bytes) <= _HELD_BYTES_MAX:
+            self._held_bytes = held_bytes
             return out
         else:
             self.kind = BodyKind.SSE if is_sse else BodyKind.OPAQUE
         self._held_bytes = b""
-        return out + self.feed(held, t_ns)
+        return out + self.feed(held_bytes, t_ns)

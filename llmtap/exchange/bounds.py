@@ -80,19 +80,19 @@ def _fitted_value(field: str, value: Any, room: list[int]) -> Any:
         return bounded(field, value)
     if isinstance(value, dict):
         fitted = {}
-        for name, one in value.items():
+        for name, item in value.items():
             if not room[0]:
                 break
             room[0] -= 1
-            fitted[bounded(field, name)] = _fitted_value(field, one, room)
+            fitted[bounded(field, name)] = _fitted_value(field, item, room)
         return fitted
     if isinstance(value, list | tuple):
         listed = []
-        for one in value:
+        for item in value:
             if not room[0]:
                 break
             room[0] -= 1
-            listed.append(_fitted_value(field, one, room))
+            listed.append(_fitted_value(field, item, room))
         return listed
     return value
 
@@ -116,9 +116,9 @@ def memory_bytes(value: object) -> int:
         reader = _readers[kind] = _reader_of(kind)
     fixed_bytes, read = reader
     size += fixed_bytes
-    for one in read(value):
-        if one is not None:
-            size += getsizeof(one) if type(one) in _FLAT else memory_bytes(one)
+    for part in read(value):
+        if part is not None:
+            size += getsizeof(part) if type(part) in _FLAT else memory_bytes(part)
     return size
 
 

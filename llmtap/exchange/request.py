@@ -189,11 +189,11 @@ class RequestReader:
         if not self._keeps:
             return
         self._size += len(data)
-        taken = len(data) + _PIECE_BYTES
-        if self._size > REQUEST_BYTES_MAX or not self._share.take(taken):
+        taken_bytes = len(data) + _PIECE_BYTES
+        if self._size > REQUEST_BYTES_MAX or not self._share.take(taken_bytes):
             self._drop_body()
             return
-        self._taken_bytes += taken
+        self._taken_bytes += taken_bytes
         self._body.append(data)
 
     def end(self) -> None:

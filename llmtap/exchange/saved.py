@@ -189,12 +189,12 @@ def read_saved(data: bytes, *, path: str = "/", request_body: bytes = b"", entry
             return _read_entry(har, 0)
     if entry is not None:
         raise SavedError("the file is not a HAR file, so it has no entries", "leave out --entry")
-    what, content_type = _kind_of(data)
+    kind, content_type = _kind_of(data)
     if content_type == b"text/event-stream":
         data = marked  # with the byte order mark: positions count from the start of the file
     head = b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\n\r\n" % content_type
     return Saved(
-        what,
+        kind,
         head,
         data,
         data,

@@ -315,8 +315,8 @@ class ServerTiming:
         # A clock that goes back has restarted, for example with another attempt.
         known = self._clock_ns >= 0 and gap_ns >= 0 and tokens <= _BURST_TOKENS_MAX
         if known and len(self._gaps_ns) + tokens <= _GAPS_MAX:
-            share_ns, left = divmod(gap_ns, tokens)
-            self._gaps_ns.extend([share_ns] * (tokens - left) + [share_ns + 1] * left)
+            share_ns, rest_ns = divmod(gap_ns, tokens)
+            self._gaps_ns.extend([share_ns] * (tokens - rest_ns) + [share_ns + 1] * rest_ns)
         self._clock_ns = clock_ns
 
     def entries(self) -> list[dict[str, object]] | None:

@@ -112,9 +112,12 @@ def placements(a: Values, b: Values) -> tuple[Values, Values]:
     Both samples ascending; ties count half. The mean of either is the probability that b exceeds a.
     """
 
-    def below(values: Values, of: Values) -> Values:
-        left, right = np.searchsorted(of, values, "left"), np.searchsorted(of, values, "right")
-        share: Values = (left + right) / (2 * len(of))
+    def below(values: Values, others: Values) -> Values:
+        ranks_below, ranks_upto = (
+            np.searchsorted(others, values, "left"),
+            np.searchsorted(others, values, "right"),
+        )
+        share: Values = (ranks_below + ranks_upto) / (2 * len(others))
         return share
 
     return 1 - below(a, b), below(b, a)
@@ -312,8 +315,8 @@ def compare_quantile(
         return None
     x, y = _sample_array(a), _sample_array(b)
 
-    def quantile_difference(one: Values, other: Values, axis: int = -1) -> Values:
-        difference: Values = np.quantile(other, p, axis=axis) - np.quantile(one, p, axis=axis)
+    def quantile_difference(base: Values, other: Values, axis: int = -1) -> Values:
+        difference: Values = np.quantile(other, p, axis=axis) - np.quantile(base, p, axis=axis)
         return difference
 
     with catch_warnings():

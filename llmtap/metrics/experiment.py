@@ -337,18 +337,18 @@ def mean_difference(arm: Figure, control: Figure, alpha: float, *, adjust: bool 
     if errors[0] is None or errors[1] is None:
         return Difference(estimate, None, None)
     va, vc = errors[0] ** 2, errors[1] ** 2
-    unadjusted, left = None, 1.0
+    unadjusted, variance_left = None, 1.0
     if adjust and va + vc > 0:
         (ca, xa), (cc, xc) = arm.covariate_moments(), control.covariate_moments()
         if xa + xc > 0:
             slope = (ca + cc) / (xa + xc)
             unadjusted = estimate
             estimate -= slope * (arm.covariate_mean - control.covariate_mean)
-            left = max(0.0, 1 - slope * (ca + cc) / (va + vc))
-            va, vc = va * left, vc * left
+            variance_left = max(0.0, 1 - slope * (ca + cc) / (va + vc))
+            va, vc = va * variance_left, vc * variance_left
     error = sqrt(va + vc)
     if error == 0:
-        return Difference(estimate, None, None, None, unadjusted, left)
+        return Difference(estimate, None, None, None, unadjusted, variance_left)
     # Degrees of freedom by Welch and Satterthwaite.
     df = (va + vc) ** 2 / (va**2 / (arm.units - 1) + vc**2 / (control.units - 1))
     reach = statistics.t_quantile(alpha, df) * error
@@ -359,7 +359,7 @@ def mean_difference(arm: Figure, control: Figure, alpha: float, *, adjust: bool 
         far = statistics.mixture_width(n, alpha) * error
         anytime = (estimate - far, estimate + far)
         p = statistics.anytime_p(statistics.mixture_e_log(z, n, alpha))
-    return Difference(estimate, (estimate - reach, estimate + reach), anytime, p, unadjusted, left)
+    return Difference(estimate, (estimate - reach, estimate + reach), anytime, p, unadjusted, variance_left)
 
 
 def quantile_interval(
@@ -399,14 +399,23 @@ def quantile_difference(arm: Figure, control: Figure, share: float, alpha: float
     a, c = arm.histogram.percentile(share), control.histogram.percentile(share)
     if a is None or c is None:
         return None
-    one = quantile_interval(arm, share, alpha), quantile_interval(control, share, alpha)
-    interval = None if one[0] is None or one[1] is None else _difference_interval(a, one[0], c, one[1])
-    all_ = (
+    intervals = quantile_interval(arm, share, alpha), quantile_interval(control, share, alpha)
+    interval = (
+        None
+        if intervals[0] is None or intervals[1] is None
+        else _difference_interval(a, intervals[0], c, intervals[1])
+    )
+    anytime_intervals = (
         quantile_interval(arm, share, alpha / 2, anytime=True),
         quantile_interval(control, share, alpha / 2, anytime=True),
     )
     anytime = (
-        None if all_[0] is None or all_[1] is None else (all_[0][0] - all_[1][1], all_[0][1] - all_[1][0])
+        None
+        if anytime_intervals[0] is None or anytime_intervals[1] is None
+        else (
+            anytime_intervals[0][0] - anytime_intervals[1][1],
+            anytime_intervals[0][1] - anytime_intervals[1][0],
+        )
     )
     return Difference(a - c, interval, anytime)
 
@@ -439,8 +448,12 @@ def share_difference(
     a, c = arm.mean, control.mean
     if a is None or c is None:
         return None
-    one = share_interval(arm, alpha), share_interval(control, alpha)
-    interval = None if one[0] is None or one[1] is None else _difference_interval(a, one[0], c, one[1])
+    intervals = share_interval(arm, alpha), share_interval(control, alpha)
+    interval = (
+        None
+        if intervals[0] is None or intervals[1] is None
+        else _difference_interval(a, intervals[0], c, intervals[1])
+    )
     counts = (arm.units_with, control.units_with)
     p = None
     if weights is not None:

@@ -115,12 +115,12 @@ class _Shape:
 
 def _zigzag_bytes(number: int) -> bytes:
     """Encode as ZigZag LEB128, as HdrHistogram does: 7 bits a byte, the ninth byte has 8."""
-    left = number << 1 if number >= 0 else (-number << 1) - 1
+    remaining = number << 1 if number >= 0 else (-number << 1) - 1
     out = bytearray()
-    while left > 0x7F and len(out) < 8:
-        out.append(left & 0x7F | 0x80)
-        left >>= 7
-    out.append(left)
+    while remaining > 0x7F and len(out) < 8:
+        out.append(remaining & 0x7F | 0x80)
+        remaining >>= 7
+    out.append(remaining)
     return bytes(out)
 
 

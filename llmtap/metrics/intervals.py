@@ -97,10 +97,10 @@ def _enclosing_ranks(n: int, p: float, level: float) -> tuple[int, int]:
     highs = np.array([n + 1]) if high > n else np.clip(high + about, 1, n)
     below, above = stats.binom.cdf(lows - 1, n, p), stats.binom.sf(highs - 1, n, p)
     tail_max = TAIL_MAX * spare if low and high <= n else spare
-    left = below[:, None] + above[None, :]
-    left[below > tail_max, :] = left[:, above > tail_max] = np.inf
-    left[left > spare + ROUNDING] = -1
-    i, j = divmod(int(np.round(left, 12)[::-1, ::-1].argmax()), len(highs))
+    uncovered = below[:, None] + above[None, :]
+    uncovered[below > tail_max, :] = uncovered[:, above > tail_max] = np.inf
+    uncovered[uncovered > spare + ROUNDING] = -1
+    i, j = divmod(int(np.round(uncovered, 12)[::-1, ::-1].argmax()), len(highs))
     return int(lows[::-1][i]), int(highs[::-1][j])
 
 

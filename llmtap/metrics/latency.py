@@ -192,9 +192,9 @@ def itl_even_ns(times_ns: Sequence[int], tokens: Sequence[int]) -> list[int]:
         if k < 1:
             continue
         if last_ns is not None:
-            share_ns, left = divmod(t_ns - last_ns, k)
-            out += [share_ns] * (k - left)
-            out += [share_ns + 1] * left
+            share_ns, rest_ns = divmod(t_ns - last_ns, k)
+            out += [share_ns] * (k - rest_ns)
+            out += [share_ns + 1] * rest_ns
         last_ns = t_ns
     return out
 

@@ -135,8 +135,8 @@ class PhaseTimes:
     def merge(self, other: "PhaseTimes") -> None:
         """Add all counts of `other`, which stays unchanged."""
         self.n += other.n
-        for mine, theirs in zip(self.histograms, other.histograms, strict=True):
-            mine.merge(theirs)
+        for histogram, other_histogram in zip(self.histograms, other.histograms, strict=True):
+            histogram.merge(other_histogram)
 
 
 @dataclass(frozen=True, slots=True)

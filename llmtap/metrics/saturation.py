@@ -142,14 +142,14 @@ def fit_linear(xs: Sequence[float], ys: Sequence[float]) -> LinearFit:
     x, y = np.asarray(xs, dtype=float), np.asarray(ys, dtype=float)
     fit = stats.linregress(x, y)
     origin = float(x @ y / (x @ x))
-    left = y - origin * x
+    residuals = y - origin * x
     return LinearFit(
         float(fit.slope),
         float(fit.intercept),
         r_squared(y, fit.slope * x + fit.intercept),
         origin,
         r_squared(y, origin * x),
-        float(1 - left @ left / (y @ y)),
+        float(1 - residuals @ residuals / (y @ y)),
     )
 
 
@@ -173,9 +173,9 @@ def r_squared(ys: Sequence[float] | Values, fitted: Sequence[float] | Values) ->
     Below 0 if the mean is the better fit; nan if all y are equal.
     """
     y = np.asarray(ys, dtype=float)
-    left, about = y - fitted, y - y.mean()
-    total = float(about @ about)
-    return 1 - float(left @ left) / total if total else nan
+    residuals, distances = y - fitted, y - y.mean()
+    total = float(distances @ distances)
+    return 1 - float(residuals @ residuals) / total if total else nan
 
 
 UNFAIR_BELOW: Final = 0.9

@@ -99,14 +99,14 @@ def check_reachable(objective: float, factor: float, place: str) -> None:
     if factor <= 0:
         raise ConfigError(place, f"expected a burn-rate factor above 0, got {factor:g}")
     if not reachable(objective, factor):
-        most = burn_rate_max(objective)
+        factor_max = burn_rate_max(objective)
         raise ConfigError(
             place,
             f"a burn rate above {factor:g} is impossible with the target {objective:g}: "
-            f"with every exchange bad it is 1 / (1 - {objective:g}) = {most:.4g}",
-            f"use a factor below {most:.4g}, or a target above {1 - 1 / factor:.4g}"
+            f"with every exchange bad it is 1 / (1 - {objective:g}) = {factor_max:.4g}",
+            f"use a factor below {factor_max:.4g}, or a target above {1 - 1 / factor:.4g}"
             if factor > 1
-            else f"use a factor below {most:.4g}",
+            else f"use a factor below {factor_max:.4g}",
         )
 
 

@@ -126,7 +126,9 @@ def parse_percentiles(text: str, place: str) -> dict[str, float]:
     for word in text.replace(",", " ").split():
         number = float(word) if re.fullmatch(r"\d+(\.\d+)?", word) else 0.0
         if not 0 < number < 100:
-            raise ConfigError(place, f"expected a percentile, got {word!r}", "such as 25,75,99.5")
+            raise ConfigError(
+                place, f"expected a percentile above 0 and below 100, got {word!r}", "such as 25,75,99.5"
+            )
         # Write two digits before the point, so that the names of 9.95 and 99.5 differ: `p0995` and `p995`.
         whole, point, rest = f"{number:g}".partition(".")
         shares[f"p{whole.zfill(2) if point else whole}{rest}"] = number / 100

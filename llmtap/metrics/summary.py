@@ -440,8 +440,8 @@ class Summary:
             self.goodput.by_objectives.setdefault(name, GoodputCount()).merge(count)
         self.benefit += p.benefit
         self.benefit_eq4 += p.benefit_eq4
-        for given in p.readers:
-            reader = Benefit(*given)
+        for settings in p.readers:
+            reader = Benefit(*settings)
             if reader not in self._readers:
                 self._readers = (*self._readers, reader)
         self._record_hold(p.burst_hold_max_ns)
@@ -529,18 +529,18 @@ class Summary:
     def _smooth_goodput(self, seconds: float) -> dict[str, object]:
         """Return smooth goodput with its parameters; for different readers those are null, and listed."""
         readers = self._readers or (self._reader,)
-        one = readers[0] if len(readers) == 1 else None
+        only_reader = readers[0] if len(readers) == 1 else None
         due = {reader.due_text for reader in readers}
         out: dict[str, object] = {
             "tokens_per_second": _rate_of(self.benefit, seconds) if self.benefit_n else None,
             "tokens_per_second_eq4": _rate_of(self.benefit_eq4, seconds) if self.benefit_n else None,
             "n": self.benefit_n,
-            "alpha": None if one is None else one.alpha,
-            "speed_tokens_per_second": None if one is None else one.speed,
+            "alpha": None if only_reader is None else only_reader.alpha,
+            "speed_tokens_per_second": None if only_reader is None else only_reader.speed,
             "idle": f"max(t_i - submit - {due.pop() if len(due) == 1 else 'd_i'}),"
-            f" {'several f' if one is None else one.f_text}",
+            f" {'several f' if only_reader is None else only_reader.f_text}",
         }
-        if one is None:
+        if only_reader is None:
             out["readers"] = [
                 {"alpha": reader.alpha, "speed_tokens_per_second": reader.speed, "f": reader.f_text}
                 for reader in readers

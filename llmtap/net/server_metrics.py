@@ -249,11 +249,11 @@ def read_metrics(body: bytes) -> dict[str, float]:
 
 
 def _samples_of(source: _Source, samples: Mapping[str, list[_Sample]]) -> list[_Sample]:
-    found = samples.get(source.name, [])
+    matches = samples.get(source.name, [])
     if source.label is None:
-        return found
+        return matches
     key, value = source.label
-    return [sample for sample in found if sample.labels.get(key) == value]
+    return [sample for sample in matches if sample.labels.get(key) == value]
 
 
 def _read_sample(line: bytes, at: int) -> _Sample:

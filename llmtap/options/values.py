@@ -51,8 +51,8 @@ def read_options(kind: type[S], texts: Mapping[str, str], noun: str) -> S:
     """
     known = {option.name: option for option in options_of(kind)}
     values: dict[str, Any] = {}
-    for given, text in texts.items():
-        name = given.replace("-", "_")
+    for word, text in texts.items():
+        name = word.replace("-", "_")
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             meant = f"; did you mean {near[0]}?" if near else ""
@@ -134,9 +134,9 @@ def mistakes_in(
         ]
         unknown += [missing_key_error(place, name) for name in required if name not in content]
     inner = (mistakes_in(*one, strict=strict, secret=secret) for one in inside)
-    found = [*unknown, *(error for errors in inner for error in errors)]
-    if found:
-        yield from found
+    mistakes = [*unknown, *(error for errors in inner for error in errors)]
+    if mistakes:
+        yield from mistakes
         return
     try:
         if not _is_finite(content, kind):
@@ -217,15 +217,17 @@ def type_text(info: Type) -> str:
         case StrType():
             return "a text" if info.pattern is None else f"a text of the form {info.pattern}"
         case IntType() | FloatType() as number:
-            what = "a whole number" if isinstance(number, IntType) else "a number"
+            number_text = "a whole number" if isinstance(number, IntType) else "a number"
             if number.ge is not None and number.le is not None:
-                return f"{what} from {_limit_text(number.ge)} to {_limit_text(number.le)}"
+                return f"{number_text} from {_limit_text(number.ge)} to {_limit_text(number.le)}"
             if number.ge is not None:
-                what += f" of at least {_limit_text(number.ge)}"
+                number_text += f" of at least {_limit_text(number.ge)}"
             elif number.gt is not None:
-                what += f" above {_limit_text(number.gt)}"
+                number_text += f" above {_limit_text(number.gt)}"
             limits = {"at most": number.le, "below": number.lt}
-            return what + "".join(f", {word} {_limit_text(n)}" for word, n in limits.items() if n is not None)
+            return number_text + "".join(
+                f", {word} {_limit_text(n)}" for word, n in limits.items() if n is not None
+            )
         case CollectionType():
             return "a list" if info.min_length is None else f"a list with at least {info.min_length:,} values"
         case TupleType():

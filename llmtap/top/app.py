@@ -384,16 +384,16 @@ class TopApp(App[None]):
         if not grid.is_attached:
             return
         grid.show(self.view.table(self.feed.documents))
-        notes, of = list(grid.table.notes), len(grid.table.rows)
-        if self.view.inspects and of:
+        notes, count = list(grid.table.notes), len(grid.table.rows)
+        if self.view.inspects and count:
             notes.append("enter: events")
         if grid.wanted:
             notes.append(
-                f"filter {visible_text(grid.wanted)!r}: {grid.matching:,} of {of:,}; escape clears it"
+                f"filter {visible_text(grid.wanted)!r}: {grid.matching:,} of {count:,}; escape clears it"
             )
         if grid.matching > ROWS_MAX:
             notes.append(f"the first {ROWS_MAX:,} of {grid.matching:,} lines")
-        if not of and self.feed.trouble is None:
+        if not count and self.feed.trouble is None:
             notes.append(
                 "no data in this window yet" if self._loaded_view is self.view else "requesting data"
             )

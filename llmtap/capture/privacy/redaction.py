@@ -60,13 +60,13 @@ class Redactor:
     __slots__ = ("_chars_min", "_keys", "_rules")
 
     def __init__(self, rules: tuple[str, ...]) -> None:
-        own = [
+        own_rules = [
             _make_own_rule(re.compile(rule.removeprefix(OWN_RULE))) for rule in rules if rule not in BUILT_IN
         ]
         # The operator's own patterns come first, because they are the most specific. The rule `key` is next,
         # because a key may contain digits that look like a phone number.
-        self._rules = [*own, *(rule for name, rule in BUILT_IN.items() if name in rules)]
-        self._chars_min = 0 if own else _CHARS_MIN
+        self._rules = [*own_rules, *(rule for name, rule in BUILT_IN.items() if name in rules)]
+        self._chars_min = 0 if own_rules else _CHARS_MIN
         self._keys = "key" in rules
 
     def text(self, text: str) -> tuple[str, int]:

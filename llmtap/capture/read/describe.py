@@ -64,8 +64,8 @@ class CapturedWorkload:
         self._ended_rows += batch.num_rows - ended.null_count
         for name in ("input_token_source", "token_source", "session_source", "turn_by"):
             counts = self._counts.setdefault(name, {})
-            for one in pc.value_counts(batch.column(name).drop_null()).to_pylist():
-                counts[one["values"]] = counts.get(one["values"], 0) + one["counts"]
+            for entry in pc.value_counts(batch.column(name).drop_null()).to_pylist():
+                counts[entry["values"]] = counts.get(entry["values"], 0) + entry["counts"]
         self._add_blocks(batch)
         named = pa.Table.from_batches([batch.select(["capture", "session"])])
         named = named.filter(pc.is_valid(named.column("session")))
@@ -84,8 +84,8 @@ class CapturedWorkload:
             ids = part.column("blocks").flatten()
             if len(ids):
                 key = tuple(kind.values())
-                n, seen = self._blocks.get(key, (0, pa.array([], pa.int64())))
-                self._blocks[key] = n + len(ids), pc.unique(pa.concat_arrays([seen, ids]))
+                n, distinct = self._blocks.get(key, (0, pa.array([], pa.int64())))
+                self._blocks[key] = n + len(ids), pc.unique(pa.concat_arrays([distinct, ids]))
 
     @property
     def span_s(self) -> float:
@@ -254,12 +254,12 @@ def describe(
     groups = {label: _Groups(label, lambda: Summary(objectives, reader)) for label in by}
     unknown = uncertainties = back = 0
     for rows in batches:
-        again = is_back(rows)
-        back += again.true_count
-        if again.true_count and "side" in groups:
-            for x in exchanges_of(rows.filter(again)):
+        is_repeated = is_back(rows)
+        back += is_repeated.true_count
+        if is_repeated.true_count and "side" in groups:
+            for x in exchanges_of(rows.filter(is_repeated)):
                 groups["side"].add(x, measure(x, reader))
-        batch = rows.filter(pc.invert(again)) if again.true_count else rows
+        batch = rows.filter(pc.invert(is_repeated)) if is_repeated.true_count else rows
         workload.add(batch)
         unknown += batch.column("outcome").null_count
         uncertainties += batch.num_rows - batch.column("uncertainty_us").null_count
@@ -288,12 +288,12 @@ def describe(
         outcomes = Counter(out["outcomes"])  # type: ignore[call-overload]
         outcomes["unknown"], outcomes["complete"] = unknown, outcomes["complete"] - unknown
         out["outcomes"] = {name: n for name, n in sorted(outcomes.items()) if n}
-    for one in (out, *(summary for part in parts.values() for summary in part.values())):
+    for summary_part in (out, *(summary for part in parts.values() for summary in part.values())):
         if not uncertainties:
-            one["uncertainty"] = None
-            one["uncertainties"] = summarise_ns(Histogram())
+            summary_part["uncertainty"] = None
+            summary_part["uncertainties"] = summarise_ns(Histogram())
         if not workload.ends_known:
-            one["load"] |= {"achieved_rps": None}  # type: ignore[operator]
+            summary_part["load"] |= {"achieved_rps": None}  # type: ignore[operator]
     out["capture"] = {
         "rows": workload.rows,
         "back_rows": back,

@@ -177,11 +177,11 @@ class Capture:
                 raise FileNotFoundError(file.path) from None
             # The Parquet file has all rows of the spool, in the same order.
             first, batches = None, _file_batches(_open_entry(later), schema.SCHEMA)
-        left = file.rows
+        remaining = file.rows
         for batch in chain([] if first is None else [first], batches):
-            yield batch.select(wanted.names).cast(wanted).slice(0, left)
-            left -= min(left, batch.num_rows)
-            if not left:
+            yield batch.select(wanted.names).cast(wanted).slice(0, remaining)
+            remaining -= min(remaining, batch.num_rows)
+            if not remaining:
                 return
 
     def _skip_broken_file(self, name: str, problem: str) -> None:
@@ -312,8 +312,8 @@ def _store_of(place: str) -> tuple[Any, str, str]:
 
 def _in_folder(store: Any, folder: str) -> list[Any]:
     """Return the Parquet files (ours, else all) and spools below a folder that are not hidden."""
-    ours: list[Any] = []
-    others: list[Any] = []
+    own_files: list[Any] = []
+    other_files: list[Any] = []
     for f in store.get_file_info(fs.FileSelector(folder, recursive=True)):
         *folders, name = [part for part in f.path[len(folder) :].split("/") if part]
         spool = fnmatchcase(name, _SPOOLS) and store.type_name == "local"
@@ -321,8 +321,8 @@ def _in_folder(store: Any, folder: str) -> list[Any]:
             continue
         folders = folders[:-1] if spool and folders[-1:] == [_SPOOL_FOLDER] else folders
         if not any(part[0] in "._" for part in (*folders, name)):
-            (ours if spool or fnmatchcase(name, _OWN_FILES) else others).append(f)
-    return ours or others
+            (own_files if spool or fnmatchcase(name, _OWN_FILES) else other_files).append(f)
+    return own_files or other_files
 
 
 # ---------------------------------------------------------------- reading them
@@ -419,8 +419,8 @@ def _merged_info(infos: Sequence[schema.CaptureInfo]) -> schema.CaptureInfo:
         same.setdefault(name, "")
     damaged: dict[str, int] = {}
     for info in infos:
-        for what, n in info.damaged.items():
-            damaged[what] = damaged.get(what, 0) + n
+        for unit, n in info.damaged.items():
+            damaged[unit] = damaged.get(unit, 0) + n
     same |= {
         "level": max((info.level for info in infos), key=lambda level: (*LEVELS, level).index(level)),
         "began_ns": min(info.began_ns for info in infos),

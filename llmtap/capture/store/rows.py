@@ -239,8 +239,8 @@ def _fitting_value(value: Any, kind: pa.DataType) -> Any:
         number = int(value)
     except (TypeError, ValueError, ArithmeticError):
         return None
-    most = 1 << kind.bit_width - 1
-    return number if -most <= number < most else None
+    limit = 1 << kind.bit_width - 1
+    return number if -limit <= number < limit else None
 
 
 def _floor_us(ns: pa.Array) -> pa.Array:

@@ -119,10 +119,10 @@ class SpoolWriter:
     def present(self) -> bool:
         """Whether neither the file nor its folder was removed."""
         try:
-            there, ours = os.stat(self.path), os.fstat(self._fd)
+            at_path, opened = os.stat(self.path), os.fstat(self._fd)
         except (FileNotFoundError, NotADirectoryError):
             return False
-        return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+        return (at_path.st_dev, at_path.st_ino) == (opened.st_dev, opened.st_ino)
 
     def restore(self) -> None:
         """Write the removed file again from its open descriptor. Raises OSError."""
@@ -210,7 +210,7 @@ def read_spool(path: Path) -> SpoolContents:
     frames: list[int] = []
     head: tuple[CaptureInfo, pa.Schema] | None = None
     contents = SpoolContents(path, CaptureInfo(level="full"), CaptureLedger())
-    lost_bytes = lost_batches = seen = version = 0
+    lost_bytes = lost_batches = batches_before = version = 0
     with _File(path) as file:
         at = 0
         while at < file.size:
@@ -224,8 +224,8 @@ def read_spool(path: Path) -> SpoolContents:
                 continue
             if frame.version > VERSION:
                 raise CaptureVersionError(path.name, frame.version)
-            lost_batches += max(0, frame.before - seen)
-            seen = frame.before
+            lost_batches += max(0, frame.before - batches_before)
+            batches_before = frame.before
             match frame.kind:
                 case _Kind.HEAD:
                     head = _read_head(frame.payload)
@@ -233,7 +233,7 @@ def read_spool(path: Path) -> SpoolContents:
                     contents.ledger = msgspec.json.decode(frame.payload, type=CaptureLedger)
                     contents.notes += 1
                 case _:
-                    seen += 1
+                    batches_before += 1
                     frames.append(at)
                     contents.rows += frame.rows
             version = frame.version

@@ -221,10 +221,10 @@ class Store:
         """Make files of all spools if the time allows; the next start recovers the others."""
         self.rotate()
         ended = self._finisher.close(timeout_s)
-        if left := self._finisher.waiting[0]:
+        if unfinished := self._finisher.waiting[0]:
             log.warning(
                 "event=capture_files_left spools=%d spool=%s reason=%r hint='the next start tries again'",
-                left,
+                unfinished,
                 self._folder,
                 self._finisher.problem or "no time",
             )
@@ -414,8 +414,8 @@ def _discard_spool(writer: SpoolWriter) -> None:
 
 def _folders(options: CaptureOptions, place: parquet.CapturePlace, spool: Path) -> list[tuple[str, Path]]:
     """Return the folders, with the config keys that name them."""
-    own = "capture.spool" if options.spool is not None or place.folder is None else "capture.to"
-    folders = [(own, spool)]
+    spool_key = "capture.spool" if options.spool is not None or place.folder is None else "capture.to"
+    folders = [(spool_key, spool)]
     return folders if place.folder is None else [("capture.to", place.folder), *folders]
 
 

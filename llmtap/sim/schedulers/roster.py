@@ -161,8 +161,8 @@ class Waiting:
     def __contains__(self, request: int) -> bool:
         return request in self._waiting_requests
 
-    def add(self, request: int, *, again: bool = False) -> None:
-        rank = -1 if again else self._ranks[request] if self._ranks is not None else 0
+    def add(self, request: int, *, is_preempted: bool = False) -> None:
+        rank = -1 if is_preempted else self._ranks[request] if self._ranks is not None else 0
         heappush(self._heap, (rank, request))
         self._waiting_requests.add(request)
 
@@ -292,12 +292,12 @@ class Roster:
 
     def admit_prompts(self, tokens_max: int, *, steps: int = 1) -> list[tuple[int, int]]:
         """Admit whole prompts with at most `tokens_max` tokens in total; a single prompt may have more."""
-        taken: list[tuple[int, int]] = []
+        admitted: list[tuple[int, int]] = []
         limit: int | None = None
-        while (one := self.admit_next(limit, steps=steps)) is not None:
-            taken.append(one)
-            limit = (tokens_max if limit is None else limit) - one[1]
-        return taken
+        while (prompt := self.admit_next(limit, steps=steps)) is not None:
+            admitted.append(prompt)
+            limit = (tokens_max if limit is None else limit) - prompt[1]
+        return admitted
 
     def prompt_tokens_left(self, request: int) -> int:
         seat = self._seats.get(request)
@@ -366,7 +366,7 @@ class Roster:
             # Do not cache the blocks of these requests: a block may build on a block of another of them,
             # which will now not be computed.
             self.memory.release(seat.tokens, seat.names)
-            self._waiting.add(request, again=True)
+            self._waiting.add(request, is_preempted=True)
 
     def on_delay(self, due_ns: Mapping[int, int]) -> None:
         """Judge lateness by the departure times of the newest tokens."""
@@ -514,7 +514,7 @@ class Roster:
             tokens = self._tokens_held(seat, self._step)
             made = self._requests.output[request] - (seat.end_step - self._step)
         self._release_seats([request])
-        self._waiting.add(request, again=True)
+        self._waiting.add(request, is_preempted=True)
         self._made_tokens[request] = made
         if seat.end_step and self._swaps:
             self._swapped_requests.add(request)

@@ -87,8 +87,8 @@ class Delivery:
         """Whether the answer has ended: tokens made from now on are not written."""
         self.ended = False
         """Whether all writes have been taken."""
-        for choice, one in enumerate(texts):
-            if not one.tokens:  # The choice was refused before it reached the engine.
+        for choice, text in enumerate(texts):
+            if not text.tokens:  # The choice was refused before it reached the engine.
                 self._chunk(Chunk(begin_ns + g.input_filter, choice, 0, 0, True))
 
     def on_token(self, choice: int, at_ns: int) -> None:
@@ -96,29 +96,29 @@ class Delivery:
         if self._ended_choices[choice] or self.closed:
             return
         n = self._made_tokens[choice] = self._made_tokens[choice] + 1
-        one, hold = self._texts[choice], self._holds[choice]
-        last = n == one.tokens
+        text, hold = self._texts[choice], self._holds[choice]
+        last = n == text.tokens
         if n % hold and not last:
             return
         due_ns = at_ns + self._filter_ns
-        begun, size = self._chunked_tokens[choice], self._size
-        if one.block_after is not None and n > one.block_after:
+        first, size = self._chunked_tokens[choice], self._size
+        if text.block_after is not None and n > text.block_after:
             # The filter blocks the answer: discard the tokens that it holds, and write those before them.
-            shown = one.block_after // hold * hold
-            if begun < shown:
-                self._chunk(Chunk(due_ns, choice, begun, shown, False))
+            shown = text.block_after // hold * hold
+            if first < shown:
+                self._chunk(Chunk(due_ns, choice, first, shown, False))
             self._chunk(Chunk(due_ns, choice, shown, shown, True))
             return
-        ends = last and not one.ends_apart
+        ends = last and not text.ends_apart
         chunk = self._collect if self._fault is None else self._chunk
-        while n - begun >= size:
-            end = begun + size
-            chunk(Chunk(due_ns, choice, begun, end, ends and end == n))
-            begun = end
-        if last and begun < n:
-            chunk(Chunk(due_ns, choice, begun, n, ends))
-            begun = n
-        self._chunked_tokens[choice] = begun
+        while n - first >= size:
+            end = first + size
+            chunk(Chunk(due_ns, choice, first, end, ends and end == n))
+            first = end
+        if last and first < n:
+            chunk(Chunk(due_ns, choice, first, n, ends))
+            first = n
+        self._chunked_tokens[choice] = first
 
     def on_choice_end(self, choice: int, at_ns: int) -> None:
         """End a choice after its last token."""

@@ -234,7 +234,7 @@ class AnthropicShape(Shape):
     def _event(self, kind: str, **fields: Any) -> bytes:
         return sse({"type": kind, **fields}, kind)
 
-    def _message(self, content: list[Any], how: JsonObject, output_tokens: int) -> JsonObject:
+    def _message(self, content: list[Any], finish: JsonObject, output_tokens: int) -> JsonObject:
         usage = {
             "input_tokens": self._answer.prompt_tokens,
             "cache_creation_input_tokens": 0,
@@ -247,7 +247,7 @@ class AnthropicShape(Shape):
             "role": "assistant",
             "model": self._request.model,
             "content": content,
-            **how,
+            **finish,
             "usage": usage,
         }
 
@@ -263,10 +263,10 @@ class AnthropicShape(Shape):
     def opening(self) -> bytes:
         nothing = {"stop_reason": None, "stop_sequence": None}
         message = self._message([], nothing, min(1, len(self._choice.pieces)))
-        begun = self._event("message_start", message=message)
+        event = self._event("message_start", message=message)
         if not self._choice.pieces:
-            return begun
-        return begun + self._event("content_block_start", index=0, content_block={"type": "text", "text": ""})
+            return event
+        return event + self._event("content_block_start", index=0, content_block={"type": "text", "text": ""})
 
     def chunk(self, index: int, first: int, last: int, final: bool) -> bytes:
         text = self._take(index, first, last)

@@ -61,15 +61,15 @@ def request_times(x: Exchange) -> RequestTimes | None:
         counts = tokens_per_chunk(x)
         if counts is not None and counts.count(1) == len(counts):
             times = output_times_ns(t.events)
-    given = tokens.input
+    prompt_tokens = tokens.input
     return RequestTimes(
         submit_ns,
         submit_ns + round(queued_ms * 1e6),
         t.first_token_ns if x.stream else None,
         last_ns,
         last_ns or t.response_end_ns or t.delivered_ns or submit_ns,
-        None if given is None else max(0, given - (tokens.cached or 0)),
-        given or 0,
+        None if prompt_tokens is None else max(0, prompt_tokens - (tokens.cached or 0)),
+        prompt_tokens or 0,
         len(times) or tokens.output or 0,
         times,
     )
@@ -153,20 +153,20 @@ class EngineLoad:
         # A request that waits because the memory is full is not in prefill, so it disturbs nothing. `held` is
         # a lower bound of the blocks in use, so if the next prompt does not fit by it, the request was not
         # admitted.
-        held = -(-context // self._memory.block_tokens)
-        needed = -(-tokens // self._memory.block_tokens)
-        return head_start_ns <= later_ns and held + needed > self._memory.blocks
+        blocks_used = -(-context // self._memory.block_tokens)
+        blocks_needed = -(-tokens // self._memory.block_tokens)
+        return head_start_ns <= later_ns and blocks_used + blocks_needed > self._memory.blocks
 
     def decoding_state(self, t_ns: int) -> tuple[int, int]:
         """Return the number of requests that decode at a time, and the number of their tokens in memory.
 
         The second number is valid only if all tokens have times.
         """
-        begun, over = bisect_left(self._first_times, t_ns), bisect_left(self._last_times, t_ns)
-        tokens_made = bisect_left(self._tokens, t_ns) - self._ended_output_tokens[over]
+        begun, ended = bisect_left(self._first_times, t_ns), bisect_left(self._last_times, t_ns)
+        tokens_made = bisect_left(self._tokens, t_ns) - self._ended_output_tokens[ended]
         # Do not count the newest token of each request: the iteration adds it to the memory.
-        context = self._begun_context[begun] - self._ended_context[over] + tokens_made - (begun - over)
-        return begun - over, context
+        context = self._begun_context[begun] - self._ended_context[ended] + tokens_made - (begun - ended)
+        return begun - ended, context
 
     def prompts_processed(self, start_ns: int, end_ns: int) -> tuple[int, int]:
         """Return the number of iterations in a period that made a first token, and of their prompt tokens."""
