@@ -232,7 +232,7 @@ Examples:
 
 
 class _ReadOptions(Struct, frozen=True, kw_only=True):
-    """The saved response."""
+    """Options that select the saved response and how it is read."""
 
     path: Annotated[
         str, opt("Path of the request, if the file does not contain it; used to identify the API.")
@@ -246,7 +246,7 @@ class _ReadOptions(Struct, frozen=True, kw_only=True):
 
 
 class _WriteOptions(Struct, frozen=True, kw_only=True):
-    """Output other than the explanation."""
+    """Options for output in addition to the explanation of the response."""
 
     draft: Annotated[
         str | None,

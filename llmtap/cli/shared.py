@@ -367,7 +367,8 @@ class SeveralValues(TyperCommand):
 
 
 def figures_place(csv: str) -> str:
-    """Return the file for the figures, beside the CSV file of requests: `a.figures.csv` beside `a.csv`."""
+    """Return the path of the file for the figures, in the folder of the CSV file of requests: `a.figures.csv`
+    for `a.csv`."""
     if csv == STDOUT:
         raise ConfigError(
             "--csv",

@@ -64,7 +64,7 @@ Examples:
 
 
 class _TraceOptions(Struct, frozen=True, kw_only=True):
-    """The trace, or the list to print instead of a simulation."""
+    """Options for the trace, or for a list to print instead of a simulation."""
 
     trace: Annotated[str, opt("Trace, capture or workload to simulate.", "TRACE", argument=True)] = ""
     source_format: SourceFormat = None
@@ -73,7 +73,7 @@ class _TraceOptions(Struct, frozen=True, kw_only=True):
 
 
 class _AxisOptions(Struct, frozen=True, kw_only=True):
-    """Values of the sweep."""
+    """Options for the values of the axes of the sweep."""
 
     scheduler: Annotated[
         str | None,
@@ -167,7 +167,7 @@ class _AxisOptions(Struct, frozen=True, kw_only=True):
 
 
 class _FitOptions(Struct, frozen=True, kw_only=True):
-    """Data to fit the latency model to."""
+    """Options for the data to which the latency model is fitted."""
 
     latency: Annotated[
         str | None,
@@ -204,7 +204,7 @@ class _FitOptions(Struct, frozen=True, kw_only=True):
 
 
 class _CapacityOptions(Struct, frozen=True, kw_only=True):
-    """Limits."""
+    """Options for the goals of a run and for the search of the capacity."""
 
     capacity: Annotated[
         float | None,
@@ -236,7 +236,7 @@ class _CapacityOptions(Struct, frozen=True, kw_only=True):
 
 
 class _RunOptions(Struct, frozen=True, kw_only=True):
-    """How the runs are made, and where results go."""
+    """Options for the processes that run the jobs, and for the results."""
 
     capture: Annotated[str | None, opt("Folder for a capture of each run's exchanges.", "DIR")] = None
     results: Annotated[

@@ -43,7 +43,7 @@ During a reload or a switch, no connection is refused."""
 
 
 class _ProxyOptions(Struct, frozen=True, kw_only=True):
-    """Options of the command beside those of the configuration."""
+    """Options of this command, in addition to those of the configuration."""
 
     upstream: Annotated[str | None, opt("URL of the gateway.", key="relay.upstream")] = None
     listen: Annotated[
@@ -142,7 +142,7 @@ the meter at once: the applications continue, and count the exchanges that are n
 
 
 class _MeterOptions(Struct, frozen=True, kw_only=True):
-    """Options of the command beside those of the configuration."""
+    """Options of this command, in addition to those of the configuration."""
 
     listen_socket: Annotated[
         str | None, opt("Path of the Unix socket that applications connect to.", "PATH", key="meter.socket")

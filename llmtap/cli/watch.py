@@ -54,7 +54,7 @@ def _read_ports(texts: list[str]) -> list[int]:
 
 
 class _WatchOptions(Struct, frozen=True, kw_only=True):
-    """Options of the command beside those of the configuration."""
+    """Options of this command, in addition to those of the configuration."""
 
     interface: Annotated[
         list[str] | None,

@@ -45,7 +45,7 @@ _unchanged: Final[dict[str, set[str]]] = {name: set() for name in BOUNDS}
 """Short strings that need no change, by field. Most strings are repeated, and the search for keys takes 1 us.
 """
 _WHOLE: Final = [(name, limits, _unchanged[name]) for name, limits in BOUNDS.items() if "." not in name]
-"""Fields of an Exchange with a bound, with their sets of `_unchanged`; without parts of fields."""
+"""Fields of an Exchange that have a bound (without parts of fields), each with its set of `_unchanged`."""
 _read_whole: Final = attrgetter(*(name for name, _, _ in _WHOLE))
 _readers: dict[type, tuple[int, Callable[[object], Any]]] = {}
 

@@ -599,7 +599,7 @@ class Observer:
         dialect = answer.dialect
         if self._loss_reason is not None:
             return False
-        # While the dialect is open, it keeps the events from the first one with data on.
+        # Until the dialect is chosen, `dialect` keeps all events from the first event with data on.
         has_data = dialect.kept_bytes > 0 or self._x.unparsed_events > 0
         return dialect.reading is not Reading.NONE or not has_data
 

@@ -136,7 +136,7 @@ class RequestReader:
         self._identify = identify
         self._on_request = on_request
         self._head: RequestHead | None = None
-        self._path = ""  # not cleaned of keys: only for tenant rules, never stored
+        self._path = ""  # may contain keys, so it is used for tenant rules only, and never stored
         self.path = ""
         """Path by which the dialect is recognised (`routed_path`), with the same limits as the exchange's
         own."""
@@ -171,7 +171,8 @@ class RequestReader:
                     x.slo_tpot_ns = _ms_to_ns(value)
                 case lower if lower == LABEL_FIELD:
                     label = label_of(value.decode("latin-1"))
-                    # Lines that differ contradict each other: no value is better than the other.
+                    # Lines with different values contradict each other, and none of the values is more
+                    # likely.
                     x.label = label if x.label in (None, label) else UNKNOWN
                 case b"content-encoding":
                     self._coding = value

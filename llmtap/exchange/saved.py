@@ -245,7 +245,7 @@ def _read_http(data: bytes, request_head: bytes) -> Saved:
     while status[1].startswith(b"1") and status[1] != b"101" and rest.startswith(b"HTTP/"):
         head, rest, status = _cut_head(rest)  # skip an interim response
     if not head.startswith((b"HTTP/1.1 ", b"HTTP/1.0 ")):
-        # curl saves answers over HTTP/2 and 3 without framing.
+        # The answer came over HTTP/2 or 3, whose framing curl does not save: write its head as HTTP/1.1.
         head = b"HTTP/1.1 " + status[1] + (status[2] or b" ") + b"\r\n" + head.split(b"\r\n", 1)[1]
         head = _without_fields(head, {b"transfer-encoding"})
     try:

@@ -358,7 +358,7 @@ class Experiments:
             if stage > self._stage:
                 self._begin_stage(stage)
             self._earlier_stages = saved.earlier_stages
-            if self._by == "config" or saved.since_ns >= self._since_ns:  # it was not switched here since
+            if self._by == "config" or saved.since_ns >= self._since_ns:  # the switch was not used here since
                 # The time without a meter does not count.
                 self._stage_ns = self._clock.mono_ns() - saved.stage_age_ns
                 self._stage_since_ns = saved.stage_since_ns
@@ -366,7 +366,7 @@ class Experiments:
         return stage
 
     def _absorb_switch(self, saved: _SavedExperiment) -> None:
-        if self._by == "config" or self._since_ns < saved.since_ns:  # otherwise, it was switched here later
+        if self._by == "config" or self._since_ns < saved.since_ns:  # otherwise, it was used here later
             self._is_on, self._by, self._since_ns = saved.is_on, saved.switched_by, saved.since_ns
         self._send_word()
 

@@ -37,8 +37,8 @@ DEATHS: Final = {
 }
 """What happened to an exchange that a vantage lost when it died (`lost`), by kind of vantage."""
 RELAYS_MAX: Final = 64
-"""Maximum number of relays, including those that left, so that a crash loop cannot enlarge the exposition for
-ever."""
+"""Maximum number of relays, including those that left, so that a crash loop cannot enlarge the exposition
+without limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,7 @@ class RelayBook:
         for account in accounts:
             name = account.hello.relay
             known = self._relays.get(name)
-            if known is None or known.elsewhere:  # otherwise it has connected to this meter
+            if known is None or known.elsewhere:  # otherwise the relay has connected to this meter
                 self._relays[name] = _Relay(
                     account.hello, 0, account.connected, account.status, now_ns, elsewhere=True
                 )

@@ -170,7 +170,7 @@ class SloBook:
         return [f"burn rates of slo.{name} (it was changed or removed)" for name in changed]
 
     def freeze(self) -> "FrozenSlos":
-        """Return a copy of all counts, for any thread."""
+        """Return a copy of all counts, which any thread may read."""
         now_ns = self._clock.mono_ns()
         windows, seconds = {}, {}
         for level, name in enumerate(BURN_WINDOWS):
@@ -182,7 +182,7 @@ class SloBook:
 
 @dataclass(frozen=True, slots=True)
 class FrozenSlos:
-    """All counts at one moment, for any thread."""
+    """Copy of all counts at one moment, which any thread may read."""
 
     classes: Mapping[str, SloClass]
     total: Mapping[Key, SloCount]

@@ -190,12 +190,12 @@ class Comparison:
 
     n: int
     m: int
-    """Number of values in a and in b; in `compare_runs`, number of runs."""
+    """`n` and `m`: numbers of values in the samples a and b; in `compare_runs`, numbers of runs."""
     a: float
     b: float
-    """Figure of each sample: its median, its quantile, or the mean over its runs."""
+    """`a` and `b`: figure of each sample: its median, its quantile, or the mean over its runs."""
     difference: float
-    """How much b is above a: for rank tests a shift, which is not b - a of the medians."""
+    """Difference of b from a; for rank tests a shift, which is not the difference of the medians."""
     low: float
     high: float
     p: float

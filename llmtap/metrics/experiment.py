@@ -149,7 +149,8 @@ class Figure:
         return self._x / self.units
 
     def covariate_moments(self) -> tuple[float, float]:
-        """Return the covariance of the mean with the covariate's mean, and the variance of the latter.
+        """Return the covariance of the mean with the covariate's mean, and the variance of the covariate's
+        mean.
 
         Needs two units. With residuals r_u = S_u - m N_u: K / (K - 1) sum r_u (x_u - x) / (N K), and
         K / (K - 1) sum (x_u - x)^2 / K^2.

@@ -2,8 +2,8 @@
 
 For `llmtap bench`: each rule (`knee`, `saturation_point`, ...) takes the measurements at several offered
 loads (`SaturationLevel`), in ascending order, and gives its own answer. The `fit_` functions take lengths and
-latencies; the exponent k of TTFT ~ L^k is fitted by least squares of ln TTFT on ln L, beside linear and
-quadratic fits.
+latencies; the exponent k of TTFT ~ L^k is fitted by least squares of ln TTFT on ln L, and linear and
+quadratic fits are added.
 
 Fairness between classes of requests: Jain's index, growth of latency by sharing (`inflation`), starvation.
 
@@ -226,7 +226,7 @@ def jain_readings(latencies: Mapping[str, Sequence[float]], isolated: Mapping[st
 class Starvation:
     """Starved requests of a class.
 
-    Report `n` and `median` beside the rate: with a median of 0, any wait counts as starved.
+    Report `n` and `median` together with the rate: with a median of 0, any wait counts as starved.
     """
 
     n: int

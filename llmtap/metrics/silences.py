@@ -115,7 +115,7 @@ def client_timeout(counts: SurvivalCounts) -> EndedShare | None:
 
 
 def resumption_to_dict(counts: SurvivalCounts, silent_ns: int) -> dict[str, object]:
-    """Return how many streams went on after a silence, as public JSON.
+    """Return the number of streams that went on after a silence, as public JSON.
 
     `silence`: its length, rounded down to an edge of the grid. `n`: silences of at least this length;
     `resumed`: those of them that a token ended. `share`: estimated share of the streams that go on before

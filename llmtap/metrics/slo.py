@@ -72,7 +72,8 @@ def error_ratio(good: int, counted: int) -> float | None:
 
 
 def burn_rate(ratio: float | None, objective: float) -> float | None:
-    """Return how many times faster than allowed the budget is used: error ratio / (1 - objective)."""
+    """Return the burn rate: error ratio / (1 - objective). At 1, the budget is used exactly as fast as
+    allowed."""
     return None if ratio is None else ratio / (1 - objective)
 
 

@@ -1,4 +1,4 @@
-"""Step changes of TTFT: a lasting rise beside the last 7 days at the same load and prompt length.
+"""Step changes of TTFT: a lasting rise compared with the last 7 days at the same load and prompt length.
 
 `StepDetector` takes the TTFT of each stream of one model and judges whether it has risen.
 

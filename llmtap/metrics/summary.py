@@ -41,7 +41,8 @@ NO_TOKEN_REASONS: Final = (
 
 
 def no_token_reason(x: Exchange, m: Measured) -> str | None:
-    """Return why the exchange has no token; None if it has one, need not have one, or if it is unknown.
+    """Return the reason why the exchange has no token. None if it has a token, need not have one, or if the
+    reason is unknown.
 
     `guardrail`, `refusal`: blocked by a filter or by the model. `error`: the upstream failed or was cut off.
     `client_error`: the request was wrong. `cancelled`: the client left first. `rejected`: llmtap refused it.

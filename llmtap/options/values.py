@@ -204,7 +204,7 @@ def _is_finite(value: Any, kind: Any) -> bool:
 
 
 def type_text(info: Type) -> str:
-    """Return what a value of a type is, in words."""
+    """Return a description of the values of a type, such as "a whole number from 1 to 5"."""
     match info:
         case Metadata():
             return type_text(info.type)

@@ -22,7 +22,8 @@ _Json = Mapping[str, Any]
 
 
 def first_token_sentence(answer: _Json) -> str:
-    """Return which part of the wait is unusual, or why none can be named; with the number of streams."""
+    """Return a sentence that names the unusual part of the wait, or the reason why no part can be named, with
+    the number of streams."""
     parts = [part for part in answer["parts"] if part["seconds"] is not None]
     if not parts:
         return "The request was not sent, so there is no wait to divide."

@@ -53,7 +53,7 @@ def pairs_markdown(summary: _Json) -> str:
 
 
 def headline(summary: _Json) -> str:
-    """Return what the gateway adds, as one sentence."""
+    """Return one sentence on the latency that the gateway adds."""
     figures = summary["figures"]
     parts = []
     if first := at(figures, "ttft", "p50"):

@@ -142,7 +142,8 @@ class ProxyRun(msgspec.Struct, kw_only=True):
 
 
 class RelayPlaces(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings that determine the sockets and the side of each relay. Old relays keep theirs."""
+    """Settings that determine the sockets and the side of each relay. Relays that were started before a
+    reload keep the old settings."""
 
     front: int
     """Number of relays in front of the gateway."""

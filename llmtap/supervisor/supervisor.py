@@ -520,7 +520,7 @@ class Supervisor:
         if places is not None:
             self._settings = places.apply_to(self._settings)
         for index in range(relay_count(self._settings)):
-            if index not in self._relays:  # it had died before the restart
+            if index not in self._relays:  # the old relay had died before the restart
                 self._relays[index] = await start_with_retries("relay", partial(self._start_relay, index))
         self._set_relays(self._relays)
 

@@ -79,7 +79,7 @@ _WAITS: Final = {"first_token": "first token", "next_token": "next token"}
 
 
 def _past_cell(stream: Any) -> Cell:
-    """Return how many finished streams of the model continued after a silence of this length."""
+    """Return the number of finished streams of the model that continued after a silence of this length."""
     n, resumed, share = (at(stream, "past", name) for name in ("n", "resumed", "share"))
     if not n:
         return Cell(NOTHING)

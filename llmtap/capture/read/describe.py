@@ -234,7 +234,8 @@ def describe(
     progress: Callable[[int], None] | None = None,
     on_exchange: Callable[[Exchange], None] | None = None,
 ) -> dict[str, object]:
-    """Return a Summary as JSON, with `capture` (its description), `workload` and `silences` beside it.
+    """Return a Summary as JSON, with `capture` (its description), `workload` and `silences` as further
+    members.
 
     Of a capture of both sides of a gateway, only the part `side` of `by` has the rows of the back.
 

@@ -104,7 +104,8 @@ class Integrity:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is unexplained, nothing is duplicate, and every file could be read."""
+        """Whether every missing exchange is explained, no exchange is duplicate, and every file could be
+        read."""
         return not self.broken and not any(c.unexplained or c.duplicates for c in self.captures)
 
     def to_dict(self) -> dict[str, object]:

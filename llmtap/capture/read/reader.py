@@ -203,7 +203,7 @@ def read(where: Where | Sequence[Where], *, skip_broken: bool = False) -> Captur
         skip_broken: list files that cannot be read in `Capture.broken` instead of raising.
 
     Raises:
-        CaptureError: nothing is there, or a file is not a capture, or is damaged.
+        CaptureError: there is no file, or a file is not a capture, or is damaged.
         CaptureVersionError: a file is of a later version of the schema.
     """
     places = [os.fspath(where)] if isinstance(where, str | os.PathLike) else [os.fspath(w) for w in where]
@@ -247,8 +247,8 @@ def _open_file_or_successor(file: _FileEntry, places: Sequence[str]) -> CaptureF
 
 
 def _all_entries(places: Sequence[str]) -> list[_FileEntry]:
-    """Return the files of all places, each once; if there are a spool and its Parquet file, only the
-    latter."""
+    """Return the files of all places, each once. If there are a spool and its Parquet file, return only the
+    Parquet file."""
     # List all spools first: one that becomes a Parquet file in the meantime is then found twice, not never.
     spools = [_entries_at(place, spools=True) for place in places]
     files: dict[str, _FileEntry] = {}

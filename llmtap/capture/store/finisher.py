@@ -153,7 +153,7 @@ class Finisher:
                     self._on_delivered(*delivered)
 
     def _next(self) -> ClosedSpool | None:
-        """Wait for the oldest spool; None: stop."""
+        """Wait for the oldest spool, and return it. Return None if the thread is to stop."""
         with self._wake:
             self._wake.wait_for(lambda: self._queue or self._is_stopping)
             return self._queue[0] if self._queue and not self._is_abandoned else None
@@ -226,7 +226,7 @@ class Finisher:
         return file
 
     def _make_file(self, contents: SpoolContents, name: str) -> Path:
-        """Make the Parquet file under its temporary name, or leave nothing."""
+        """Make the Parquet file under its temporary name. If that fails, remove the incomplete file."""
         info = msgspec.structs.replace(
             contents.info, schema_version=VERSION, ledger=contents.ledger, damaged=contents.damaged
         )
@@ -296,7 +296,7 @@ class LocalFiles:
                 self.bytes = sum(self._sizes.values())
 
     def delete_oldest(self) -> bool:
-        """Delete the oldest file; return whether one was deleted. Raises nothing."""
+        """Delete the oldest file. Return whether a file was deleted. Never raises."""
         with self._guard:
             if not self._sizes or self._folder is None:
                 return False

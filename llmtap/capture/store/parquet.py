@@ -188,7 +188,8 @@ class RemotePlace:
         try:
             store = self.store()
             size = self._upload(store, source, path)
-            # A store may lose the end of a file without an error. Compare the size: cheap beside an upload.
+            # A store may lose the end of a file without an error. Compare the size, which takes little time
+            # compared with an upload.
             stored_bytes = store.get_file_info(path).size
         except (OSError, pa.ArrowException) as exc:
             raise PlaceError(f"{name} cannot be uploaded to {self.name}: {self._clean_text(exc)}") from None

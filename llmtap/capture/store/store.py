@@ -42,7 +42,8 @@ FULL_DISK_ERRORS: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 FULL_CHECK_NS: Final = 1_000_000_000
 """Interval at which the folders are measured while the total size is reached (otherwise FOLDER_CHECK_NS)."""
 MARGIN_BYTES: Final = 128 << 10
-"""Free disk space required beside the size of a spool, for ledgers and the 15 KB of any Parquet file."""
+"""Free disk space required in addition to the size of a spool, for ledgers and the 15 KB of any Parquet
+file."""
 NOTES_BYTES: Final = 32 << 10
 """Part of `total_bytes` that is reserved for ledgers without rows: the head of a spool takes 6 KB, a Parquet
 file of it 3 KB."""
@@ -126,7 +127,7 @@ class Store:
         self.problem: str | None = None
         """Reason why rows cannot be written now: `disk_full`, `folder` or `total_bytes`; None: they can."""
         self.info = info
-        """Metadata of files that begin from now on; may be set from any thread."""
+        """Metadata of files that begin from now on. Any thread may set it."""
         self._options = options
         self._clock = clock
         self._place = parquet.place_of(options.to)
@@ -214,7 +215,7 @@ class Store:
             _discard_spool(writer)
 
     def ledger(self) -> CaptureLedger:
-        """Return the ledger of the newest file made here. For any thread."""
+        """Return the ledger of the newest file made here. Any thread may call this method."""
         return self._finisher.ledger
 
     def close(self, timeout_s: float) -> None:

@@ -366,7 +366,7 @@ def format_name(accept: str, *, native: bool) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frozen:
-    """Copy of all counts, for any thread."""
+    """Copy of all counts, which any thread may read."""
 
     version: str
     families: Mapping[str, HistogramFamily]

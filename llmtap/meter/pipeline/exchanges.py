@@ -249,7 +249,7 @@ class RecentExchanges:
     def to_json(self, matches: Sequence[tuple[int, Exchange, Benefit]], query: Query) -> bytes:
         """Return the JSON of `/api/v1/exchanges`: as many matches as the limit and PAGE_BYTES_MAX allow.
 
-        May run in any thread, since finished exchanges do not change.
+        Any thread may call this method, since finished exchanges do not change.
         """
         out: list[bytes] = []
         size, cursor = 0, None

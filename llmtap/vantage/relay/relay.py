@@ -438,7 +438,8 @@ async def _run(setup: RelaySetup) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, partial(end, replaced=False))
     loop.add_signal_handler(signal.SIGUSR1, partial(end, replaced=True))
-    # Ignore these: a hang-up (or a signal to a service) reaches the whole group, and the supervisor acts.
+    # Ignore these signals: a hang-up, or a signal to a service, reaches the whole process group, and the
+    # supervisor decides when this process ends.
     for number in (signal.SIGHUP, signal.SIGUSR2):
         loop.add_signal_handler(number, lambda: None)
     on_orphaned(loop, setup, on_supervisor_lost)
