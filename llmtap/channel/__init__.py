@@ -175,8 +175,8 @@ class Tap:
         self._outstanding = 0  # bytes of batches unsent or unacknowledged
         self._acks = b""
         self._timer: asyncio.TimerHandle | None = None
-        self._writing = False
-        self._closed = False
+        self._is_writing = False
+        self._is_closed = False
         self._all_settled = asyncio.Event()
 
     @property
@@ -269,7 +269,7 @@ class Tap:
     def close(self) -> None:
         """Send as many frames as possible without waiting, then disconnect."""
         self._flush()
-        self._closed = True
+        self._is_closed = True
         if self._timer:
             self._timer.cancel()
         self._disconnect()
@@ -314,7 +314,7 @@ class Tap:
         self._outstanding += len(batch)
         self._set_bounds()
         self._unsent.append(memoryview(batch))
-        if not self._writing:
+        if not self._is_writing:
             self._send()
         if had_frames:
             self._start_timer()  # More frames are likely; without any, the thread announces the next one.
@@ -330,15 +330,15 @@ class Tap:
                 else:
                     self._unsent.popleft()
         except (BlockingIOError, InterruptedError):
-            if not self._writing:
-                self._writing = True
+            if not self._is_writing:
+                self._is_writing = True
                 self._loop.add_writer(sock, self._send)
             return
         except OSError:
             self._on_meter_lost()
             return
-        if self._writing:
-            self._writing = False
+        if self._is_writing:
+            self._is_writing = False
             self._loop.remove_writer(sock)
 
     def _on_readable(self) -> None:
@@ -374,15 +374,15 @@ class Tap:
         before = self.ledger.unsettled
         self._disconnect()
         log.warning("event=meter_lost unmeasured=%d", before)
-        if not self._closed:
+        if not self._is_closed:
             self._loop.call_later(RECONNECT_S, self.connect)
 
     def _disconnect(self) -> None:
         if self._sock is not None:
             self._loop.remove_reader(self._sock)
-            if self._writing:
+            if self._is_writing:
                 self._loop.remove_writer(self._sock)
-                self._writing = False
+                self._is_writing = False
             self._sock.close()
             self._sock = None
         self.rows.clear()
@@ -399,7 +399,7 @@ class Tap:
 
     def connect(self) -> None:
         """Connect to the meter now; retry until the meter listens."""
-        if self._closed or self._sock is not None:
+        if self._is_closed or self._sock is not None:
             return
         sock = None
         try:

@@ -195,8 +195,8 @@ class DemoStage:
         self._reader = reader
         self._log = folder / "log"
         self._children: list[subprocess.Popen[bytes]] = []
-        self._kept_ports = [keep_port() for _ in range(3)]
-        self._addresses = [f"127.0.0.1:{sock.getsockname()[1]}" for sock in self._kept_ports]
+        self._reserved_ports = [keep_port() for _ in range(3)]
+        self._addresses = [f"127.0.0.1:{sock.getsockname()[1]}" for sock in self._reserved_ports]
         self.engine, self.proxy, self.admin = (f"http://{address}" for address in self._addresses)
 
     def __enter__(self) -> Self:
@@ -246,7 +246,7 @@ class DemoStage:
             except subprocess.TimeoutExpired:
                 os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
-        for sock in self._kept_ports:
+        for sock in self._reserved_ports:
             sock.close()
 
     def check(self) -> None:

@@ -78,7 +78,7 @@ class AnswerReader:
         "_had_output",
         "_held_bytes",
         "_is_one_value",
-        "_keeps",
+        "_keeps_body",
         "_lines",
         "_messages",
         "_parser",
@@ -124,7 +124,7 @@ class AnswerReader:
         """Events of earlier reads whose meaning is known only now, with the time of their read, in order.
         They precede all events that the last call returned."""
         self._body = bytearray()  # JSON body so far
-        self._keeps = True  # False after the memory limit was reached
+        self._keeps_body = True  # False after the memory limit was reached
         self._size = 0
         self._is_one_value = False  # whether the first line shows that the body is one value, not lines
         self.broken: str | None = None
@@ -258,7 +258,7 @@ class AnswerReader:
             return self._read_events(events, t_ns)
         if self.kind is not BodyKind.JSON or not self._size:
             return []
-        if not self._keeps:
+        if not self._keeps_body:
             delta = Delta(EventClass.METADATA, parsed=False)
         else:
             delta = self.dialect.read_body(bytes(self._body))
@@ -315,10 +315,10 @@ class AnswerReader:
     def _keep(self, payload: bytes, t_ns: int) -> list[Delta]:
         """Take bytes of a JSON body, which may prove to be the first of several lines."""
         self._size += len(payload)
-        if not self._keeps:
+        if not self._keeps_body:
             return []
         if self._size > BODY_BYTES_MAX or not self._share.take(len(payload)):
-            self._keeps = False
+            self._keeps_body = False
             self._release_body()
             return []
         self._body += payload

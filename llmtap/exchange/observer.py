@@ -161,7 +161,7 @@ class Observer:
         self._answer: AnswerReader | None = None
         self._lines_left = LINES_FREE
         self._loss_reason: str | None = None
-        self._holds_lost = False
+        self._has_lost_holds = False
         self._is_closed = False
         self._longest_wait = longest_wait
         self._shared_ns = 0
@@ -212,7 +212,7 @@ class Observer:
         if len(holds) < 2 * HOLDS_MAX:
             holds.extend((begin_ns, end_ns))
         else:
-            self._holds_lost = True
+            self._has_lost_holds = True
 
     def response_head(self, raw_head: bytes, t_ns: int, added_ns: int) -> None:
         """Take the response's head, complete at `t_ns`; interim (1xx) heads are ignored."""
@@ -552,7 +552,7 @@ class Observer:
             x.no_token_reason = no_token_reason(x)
         if x.unlogged_events:
             x.reading_limits += (ReadingLimit.LOGGED_EVENTS,)
-        if self._holds_lost:
+        if self._has_lost_holds:
             x.reading_limits += (ReadingLimit.HOLDS,)
         bound(x)
         return x

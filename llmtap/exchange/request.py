@@ -104,7 +104,7 @@ class RequestReader:
         "_coding",
         "_head",
         "_identify",
-        "_keeps",
+        "_keeps_body",
         "_mcp_fields",
         "_on_request",
         "_path",
@@ -130,7 +130,7 @@ class RequestReader:
         self._x = x
         self._share = Share() if share is None else share
         self._body: list[bytes] = []
-        self._keeps = False
+        self._keeps_body = False
         self._size = 0
         self._taken_bytes = 0
         self._identify = identify
@@ -150,7 +150,7 @@ class RequestReader:
             head = self._head = parse_request_head(raw)
         except PeerProtocolError:
             return  # the relay refuses such a request, too, and reports that as the outcome
-        self._keeps = True
+        self._keeps_body = True
         self.method = head.method
         x.method = bounded("method", head.method.decode("latin-1"))
         sent = split_target(head.target)[0]
@@ -183,11 +183,11 @@ class RequestReader:
                 case lower if lower in _MCP:
                     self._mcp_fields[lower] = value.decode("latin-1")
         if self._mcp_fields and (x.endpoint is None or x.endpoint == A2A):
-            self._keeps = False
+            self._keeps_body = False
             x.endpoint, x.call = "mcp", bounded("call", _call_name(self._mcp_fields, x.method))
 
     def feed(self, data: bytes) -> None:
-        if not self._keeps:
+        if not self._keeps_body:
             return
         self._size += len(data)
         taken_bytes = len(data) + _PIECE_BYTES
@@ -230,7 +230,7 @@ class RequestReader:
             self.wants_text = self._on_request(self._x, head, body)
 
     def _drop_body(self) -> None:
-        self._keeps = False
+        self._keeps_body = False
         self._body.clear()
         self._share.give(self._taken_bytes)
         self._taken_bytes = 0

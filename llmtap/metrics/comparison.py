@@ -127,7 +127,7 @@ class _PairSums:
     """All sums x_i + y_j of two ascending arrays, by rank; with `once` (x is y), those of i <= j only."""
 
     def __init__(self, x: Values, y: Values, *, once: bool) -> None:
-        self._x, self._y, self._once = x, y, once
+        self._x, self._y, self._counts_pairs_once = x, y, once
         n = len(x)
         self.total = n * (n + 1) // 2 if once else n * len(y)
 
@@ -155,7 +155,7 @@ class _PairSums:
         """Return the number of sums up to `limit`."""
         rest = limit - self._x
         count = int(np.searchsorted(self._y, rest, "right").sum())
-        return (count + int((self._x <= rest).sum())) // 2 if self._once else count
+        return (count + int((self._x <= rest).sum())) // 2 if self._counts_pairs_once else count
 
 
 @lru_cache(1_024)

@@ -156,9 +156,9 @@ class _Pool:
         values = np.concatenate(parts)
         order = np.argsort(values, kind="stable")
         self.values: Values = values[order]
-        self._owner = np.repeat(np.arange(k), [len(part) for part in parts])[order]
+        self._groups = np.repeat(np.arange(k), [len(part) for part in parts])[order]
         self._edges = np.linspace(0, len(values), CHECKPOINTS + 1).astype(int)
-        counts = [np.bincount(self._owner[a:b], minlength=k) for a, b in pairwise(self._edges)]
+        counts = [np.bincount(self._groups[a:b], minlength=k) for a, b in pairwise(self._edges)]
         self._counts_below: Values = np.cumsum([np.zeros(k), *counts], axis=0)
 
     def quantile(self, times: NDArray[np.int_], p: float) -> float:
@@ -173,7 +173,7 @@ class _Pool:
     def _at(self, rank: int, times: NDArray[np.int_], reached: Values) -> float:
         piece = int(np.searchsorted(reached, rank, side="right")) - 1
         start, end = self._edges[piece], self._edges[piece + 1]
-        inside = np.cumsum(times[self._owner[start:end]])
+        inside = np.cumsum(times[self._groups[start:end]])
         place = np.searchsorted(inside, rank - reached[piece], side="right")
         return float(self.values[start + place])
 

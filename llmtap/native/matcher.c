@@ -113,7 +113,8 @@ static const unsigned char *find(const unsigned char *p, const unsigned char *en
     return NULL;
 }
 
-/* RFC 9112 7.1: return the length of the size line if [p, p + len) is one chunk in the usual form; else 0. */
+/* RFC 9112 7.1: return the length of the size line if [p, p + len) is one chunk, its size in
+ * lower-case hexadecimal without leading zeros or extension; else 0. */
 static size_t size_line(const unsigned char *p, size_t len) {
     for (size_t digits = 1; digits <= SIZE_DIGITS_MAX && digits + 5 <= len; digits++) {
         size_t size = len - digits - 4;

@@ -134,7 +134,7 @@ class Listener:
                 raise
             self._on_shortage(exc)
             self._loop.remove_reader(self._sock)
-            if self._timer is None:  # A timer is set already if `close` accepts the queue during a pause.
+            if self._timer is None:  # `close` may call this during a pause, when a timer is set.
                 self._timer = self._loop.call_later(FULL_PAUSE_S, self._resume)
             return False
         sock.setblocking(False)

@@ -127,14 +127,14 @@ class Waker:
         self.waiting_ns: list[int] = []
 
     def call_at(self, due_ns: int) -> None:
-        """Call at `due_ns` or as soon as possible afterwards."""
+        """Call `act` at `due_ns`, or as soon as possible afterwards."""
         waiting_ns = self.waiting_ns
         if due_ns < NEVER and (not waiting_ns or due_ns < waiting_ns[-1]):
             waiting_ns.append(due_ns)
             self._pacer.add(due_ns, self)
 
     def close(self) -> None:
-        """Make no more calls, and break the reference cycle."""
+        """Call `act` no more, and break the reference cycle."""
         self.act = _do_nothing
 
 

@@ -496,7 +496,10 @@ class Supervisor:
                 try:
                     move(self._settings)
                 except ConfigError as exc:
-                    log.error("event=restart_partial error=%r", str(exc))
+                    log.error(
+                        "event=restart_partial error=%r hint='the new processes keep the old address'",
+                        str(exc),
+                    )
             plan = _Plan(self._settings, ports, self._run)
             fresh = await self._start_generation(plan, meter=True)
             if fresh is not None:

@@ -294,7 +294,7 @@ def _is_assignment(m: "re.Match[str]") -> bool:
     if quoted:
         return True
     if m.string[m.end() : m.end() + 1] == "(" or bare.endswith("[") or bare.startswith(("http", "$")):
-        return False  # A function call, a subscript, a link, or a variable.
+        return False  # a function call, a subscript, a link or a variable, and not a secret
     if sign in ("=", ":"):
         return True
     bare = bare.rstrip(".!?:*`")

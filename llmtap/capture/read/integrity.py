@@ -85,8 +85,8 @@ class CaptureIntegrity:
 
     @property
     def unexplained(self) -> int:
-        """Number of exchanges that neither the relays' counts nor the meters' explain. Meters do not count by
-        relay, so this is one number for the capture."""
+        """Number of missing exchanges that neither the counts of the relays nor those of the meters explain.
+        Meters do not count by relay, so this is one number for the capture."""
         return max(0, sum(relay.unexplained for relay in self.relays) - sum(self.not_kept.values()))
 
     @property

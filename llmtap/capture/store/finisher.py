@@ -272,12 +272,12 @@ class LocalFiles:
         self._sizes: dict[str, int] = {}
         self._new_files: dict[str, int] = {}
         """Files added during `list_folder`."""
-        self._guard = threading.Lock()
+        self._lock = threading.Lock()
 
     def list_folder(self) -> None:
         """List the folder again, since other programs may have moved files away."""
         sizes = {}
-        with self._guard:
+        with self._lock:
             self._new_files = {}
         if self._folder is not None:
             with suppress(OSError), os.scandir(self._folder) as entries:
@@ -285,19 +285,19 @@ class LocalFiles:
                     if _OWN_NAME.fullmatch(entry.name):
                         with suppress(OSError):
                             sizes[entry.name] = entry.stat().st_size
-        with self._guard:
+        with self._lock:
             self._sizes = sizes | self._new_files
             self.bytes = sum(self._sizes.values())
 
     def add(self, name: str, size: int) -> None:
         if self._folder is not None:
-            with self._guard:
+            with self._lock:
                 self._sizes[name] = self._new_files[name] = size
                 self.bytes = sum(self._sizes.values())
 
     def delete_oldest(self) -> bool:
         """Delete the oldest file. Return whether a file was deleted. Never raises."""
-        with self._guard:
+        with self._lock:
             if not self._sizes or self._folder is None:
                 return False
             name = min(self._sizes)

@@ -380,7 +380,7 @@ class RunWriter:
 
         `expected`: exchanges opened by each relay. `info` gets the capture's id, our version and the time.
         """
-        self._shown = redact_url(str(to))
+        self._shown_place = redact_url(str(to))
         self._clock = SystemClock()
         now_ns = self._clock.wall_ns()
         began = datetime.fromtimestamp(now_ns // 10**9, UTC)
@@ -391,8 +391,8 @@ class RunWriter:
             began_ns=now_ns,
         )
         self._meter = meter
-        self._expected = dict(expected)
-        self._written: Counter[str] = Counter()
+        self._expected_counts = dict(expected)
+        self._written_counts: Counter[str] = Counter()
         self._files = 0
         self._rows: list[Exchange] = []
         self._batches: list[pa.RecordBatch] = []
@@ -417,7 +417,7 @@ class RunWriter:
         batch, failed = to_batch(rows, capture=self._info.capture, level=self._info.level)
         if failed:
             raise failed[0]
-        self._written.update(x.relay for x in rows)
+        self._written_counts.update(x.relay for x in rows)
         self._batches.append(batch)
         self._bytes += batch.nbytes
 
@@ -425,8 +425,8 @@ class RunWriter:
         batches, self._batches, self._bytes = self._batches, [], 0
         self._files += 1
         relays = {
-            name: RelayCount(opened, unsettled=opened - self._written[name])
-            for name, opened in self._expected.items()
+            name: RelayCount(opened, unsettled=opened - self._written_counts[name])
+            for name, opened in self._expected_counts.items()
         }
         now_ns = self._clock.wall_ns()
         name = file_stem(self._info.capture, now_ns, self._files) + ".parquet"
@@ -439,6 +439,6 @@ class RunWriter:
                 write_parquet(made, info, batches)
                 self._place.put(made, name)
         except PlaceError as exc:
-            raise ConfigError(self._shown, f"cannot be written: {exc}") from None
+            raise ConfigError(self._shown_place, f"cannot be written: {exc}") from None
         except OSError as exc:
-            raise ConfigError(self._shown, f"cannot be written: {exc.strerror or exc}") from None
+            raise ConfigError(self._shown_place, f"cannot be written: {exc.strerror or exc}") from None

@@ -139,10 +139,10 @@ class Store:
         self._writer: SpoolWriter | None = None
         self._began_ns = 0
         self._measured_ns = 0
-        self._noted_ledger: CaptureLedger | None = None
-        self._number = 0
+        self._written_ledger: CaptureLedger | None = None
+        self._spool_number = 0
         self._rows = self._bytes = 0
-        self._packing = 0.5
+        self._packing_ratio = 0.5
 
     def open(self) -> None:
         """Create the folders, take the lock, recover spools of an earlier process. Raises ConfigError."""
@@ -263,7 +263,7 @@ class Store:
         if self._files.deleted_rows:
             dropped = {**ledger.dropped, "deleted": self._files.deleted_rows}
             ledger = msgspec.structs.replace(ledger, dropped=dropped)
-        if batch.num_rows == 0 and ledger == self._noted_ledger:
+        if batch.num_rows == 0 and ledger == self._written_ledger:
             return True
         try:
             self._write(batch, ledger)
@@ -297,7 +297,7 @@ class Store:
         writer = self._begin_spool() if old is None or grown else old
         before = writer.bytes
         # Write the ledger to each spool, so that each file shows which exchanges are missing.
-        new_ledger = ledger if ledger != self._noted_ledger or not writer.notes else None
+        new_ledger = ledger if ledger != self._written_ledger or not writer.notes else None
         sync = self._options.fsync == "batch"
         try:
             if batch.num_rows:
@@ -308,22 +308,24 @@ class Store:
             if writer is not old:
                 _discard_spool(writer)
             raise
-        self._writer, self._noted_ledger = writer, ledger
+        self._writer, self._written_ledger = writer, ledger
         self._bytes += writer.bytes - before
         if batch.num_rows:
             # Use the worst ratio of the latest batches; the ratios of older batches lose weight.
-            self._packing = min(1.0, max((writer.bytes - before) / batch.nbytes, 0.9 * self._packing))
+            self._packing_ratio = min(
+                1.0, max((writer.bytes - before) / batch.nbytes, 0.9 * self._packing_ratio)
+            )
         if old is not None and old is not writer:
             _discard_spool(old)  # Only the last ledger counts, and the new spool has it.
 
     def _spool_bytes(self, batch: pa.RecordBatch) -> int:
-        return _FRAME_BYTES + int(self._packing * batch.nbytes)
+        return _FRAME_BYTES + int(self._packing_ratio * batch.nbytes)
 
     def _begin_spool(self) -> SpoolWriter:
         """Begin a spool. Raises OSError."""
-        self._number += 1
+        self._spool_number += 1
         now_ns = self._clock.wall_ns()
-        name = parquet.file_stem(self._capture, now_ns, self._number) + ".spool"
+        name = parquet.file_stem(self._capture, now_ns, self._spool_number) + ".spool"
         writer = SpoolWriter(self._folder / name, msgspec.structs.replace(self.info, began_ns=now_ns))
         if self._options.fsync == "batch":
             try:

@@ -62,9 +62,9 @@ class Delivery:
         """`begin_ns`: time when the request was accepted."""
         g, p = options.guardrails, options.pacing
         self._texts = texts
-        self._holds = [max(1, one.tokens if g.output_hold == "all" else g.output_hold) for one in texts]
+        self._hold_sizes = [max(1, one.tokens if g.output_hold == "all" else g.output_hold) for one in texts]
         self._filter_ns = g.output_filter
-        self._size = p.tokens_per_chunk
+        self._chunk_tokens = p.tokens_per_chunk
         self._made_tokens = [0] * len(texts)
         self._chunked_tokens = [0] * len(texts)
         """Number of tokens of each choice that were put into chunks."""
@@ -96,12 +96,12 @@ class Delivery:
         if self._ended_choices[choice] or self.closed:
             return
         n = self._made_tokens[choice] = self._made_tokens[choice] + 1
-        text, hold = self._texts[choice], self._holds[choice]
+        text, hold = self._texts[choice], self._hold_sizes[choice]
         last = n == text.tokens
         if n % hold and not last:
             return
         due_ns = at_ns + self._filter_ns
-        first, size = self._chunked_tokens[choice], self._size
+        first, size = self._chunked_tokens[choice], self._chunk_tokens
         if text.block_after is not None and n > text.block_after:
             # The filter blocks the answer: discard the tokens that it holds, and write those before them.
             shown = text.block_after // hold * hold

@@ -116,7 +116,7 @@ class LiveEngine:
         self._alarm = alarm
         self._predict = PREDICTORS[predictor]
         self._seed = seed
-        self._shares = block_tokens > 0
+        self._has_prefix_cache = block_tokens > 0
         self._order = count()
         self._begin_ns = 0
         self._arrivals: list[tuple[int, int, Ticket]] = []
@@ -223,7 +223,7 @@ class LiveEngine:
 
     def _report_tokens(self, now_ns: int, step: Step) -> None:
         """Report the tokens of an iteration, now or at their due times."""
-        made, open_, shares = step.output, self._open, self._shares
+        made, open_, shares = step.output, self._open, self._has_prefix_cache
         for i, number in enumerate(made.tokens):
             ticket = open_.get(number)
             if ticket is None:
@@ -252,7 +252,7 @@ class LiveEngine:
                 for number in run.work.members:
                     ticket = self._open[number]
                     self._schedule_next_token(ticket, iter(run.work.token_times(run.start_ns, ticket.output)))
-            elif self._shares:
+            elif self._has_prefix_cache:
                 for number, tokens in run.work.prefill:
                     self._open[number].prefilled += tokens
 
