@@ -131,7 +131,7 @@ class FrameSource(Protocol):
     @property
     def size(self) -> int: ...
     def set_room(self, size: int, /) -> None:
-        """Set the size from which on the thread drops exchanges."""
+        """Set the size of the waiting frames above which the thread drops exchanges."""
 
     def collect(self, rows: PythonFrameRows, /) -> list[int]:
         """Move the frames to `rows`. Return the exchanges that were dropped for lack of room."""

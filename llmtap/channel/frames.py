@@ -55,7 +55,7 @@ class FrameKind:
     RESPONSE_END: Final = 9
     """t: time of the read that held the response's last byte."""
     UPGRADED: Final = 10
-    """t: time from which on the connection is a tunnel (WebSocket)."""
+    """The connection becomes a tunnel (WebSocket). t: time of this change."""
     TUNNEL_UP: Final = 11
     """t: time of the read from the client; extra: added latency; data: the bytes."""
     TUNNEL_DOWN: Final = 12

@@ -95,7 +95,7 @@ NoSelftest = Annotated[
 Json = Annotated[
     str | None, opt("Result as JSON: on stdout with --json, in FILE with --json=FILE.", "[=FILE]")
 ]
-"""Option with an optional file. If there is none, `cli/main.py` adds the default, standard output."""
+"""Option with an optional file. Without a file, `cli/main.py` adds the default, standard output."""
 
 
 class HeaderOptions(Struct, frozen=True, kw_only=True):

@@ -93,7 +93,8 @@ class Outputs:
             write_output(option, place, texts[option]())
 
     def write_or_show(self, texts: Mapping[str, Callable[[], str]], show: Callable[[], None]) -> None:
-        """Write the files. Then print the output that goes to stdout, or call `show` if there is none."""
+        """Write the files. Then print the output that goes to stdout, or call `show` if no output goes to
+        stdout."""
         self.write(texts)
         if self.stdout is None:
             show()

@@ -319,7 +319,7 @@ def _progress(*, loud: bool) -> Iterator[SweepProgress]:
 
 @dataclass(frozen=True, slots=True)
 class SweepPlan:
-    """What `run_sweep` runs: a trace, the values of the axes, and the options that all jobs share."""
+    """Input of `run_sweep`: a trace, the values of the axes, and the options that all jobs share."""
 
     trace: str
     source_format: str | None

@@ -44,8 +44,8 @@ class RequestShape:
     sizes: "array[int]" = field(default_factory=lambda: array("q"))
     """Size of each message in bytes: UTF-8 text, or four bytes for each token id."""
     blocks: "array[int]" = field(default_factory=lambda: array("q"))
-    """Chained hashes of the prompt's blocks. Two prompts begin with the same blocks as far as their hashes
-    are equal."""
+    """Chained hashes of the prompt's blocks. If the first n hashes of two prompts are equal, so are their
+    first n blocks."""
     block_size: int | None = None
     block_unit: Annotated[str | None, Bound(16, "llmtap")] = None
     """`tokens` or `bytes`."""
@@ -270,7 +270,8 @@ class Exchange:
     """Reason why the arm's change does not fully apply to the request: the change was not applied, or the
     client itself sent a header field of another arm (`own_header`)."""
     label: Annotated[str | None, Bound(16, "llmtap")] = None
-    """What the sender of the request expects: a word of `exchange/label.py`; None: no label."""
+    """Label of the request: the reaction that its sender expects, as a word of `exchange/label.py`; None: no
+    label."""
     trace_parent: Annotated[str | None, Bound(256, "client", clean_name)] = None
     """The request's `traceparent`, as sent (W3C Trace Context)."""
     slo_ttft_ns: int | None = None

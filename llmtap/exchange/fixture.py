@@ -198,7 +198,8 @@ class Fixture(Struct, frozen=True, kw_only=True):
 
 
 def fixture_of(value: object) -> Fixture | None:
-    """Return the fixture that a JSON value describes, without its expected result; None if it is none.
+    """Return the fixture that a JSON value describes, without its expected result; None if the value is not a
+    fixture.
 
     Raises msgspec.ValidationError if a field is missing or has another type.
     """

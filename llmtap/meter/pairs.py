@@ -326,7 +326,7 @@ class PairBook:
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop of this thread; None if a caller without one processes frames at once."""
+    """Return the event loop of this thread; None if the thread runs no loop, as with frames from a file."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

@@ -35,7 +35,7 @@ DEATHS: Final = {
     MIDDLEWARE: "the application died, so the client got an incomplete response or none",
     PASSIVE: "llmtap watch died: the traffic was not affected, but the rest of it was not seen",
 }
-"""What happened to an exchange that a vantage lost when it died (`lost`), by kind of vantage."""
+"""Description of the exchanges that a vantage lost when it died (`lost`), by kind of vantage."""
 RELAYS_MAX: Final = 64
 """Maximum number of relays, including those that left, so that a crash loop cannot enlarge the exposition
 without limit."""

@@ -67,7 +67,8 @@ class MeterSetup(msgspec.Struct, frozen=True, kw_only=True):
     capture_salt: str = ""
     """Key of the hashes in a capture, in hex: the same for every meter of one capture, written nowhere."""
     capture_after: int = 0
-    """Number of the last relay before this capture; 0 for all but its first meter."""
+    """Number of the last relay that was started before this capture; 0 for all meters of the capture except
+    the first."""
     state: str = ""
     """State folder; empty: no state outlives the meter."""
     takes_over: bool = False

@@ -241,8 +241,8 @@ class MeterState:
     def _read_folder(self, known: Collection[str]) -> dict[str, SavedState | str]:
         """Take the lock, and return the new files by name: `meter.state`, then each meter's in their order.
 
-        A file that cannot be used is put aside; a text says why. Runs in a thread. Raises StateError and
-        OSError.
+        A file that cannot be used is renamed, and its value is a text with the reason. Runs in a thread.
+        Raises StateError and OSError.
         """
         names = []
         if self._lock_fd is None:

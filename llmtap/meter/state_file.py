@@ -79,7 +79,7 @@ def write_state(path: Path, saved: SavedState) -> None:
 
 
 def read_state(path: Path) -> SavedState | None:
-    """Return the content of a file, None without one. Raises StateError and OSError."""
+    """Return the content of a file, or None if the file does not exist. Raises StateError and OSError."""
     try:
         # Without O_NONBLOCK, the open of a FIFO waits for a writer.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -110,9 +110,9 @@ def read_state(path: Path) -> SavedState | None:
 
 
 def contained_files(files: Mapping[str, SavedState | str]) -> set[str]:
-    """Return the files that others contain: a meter was killed before it removed them.
-
-    What `meter.state` contains comes first. A file may name a `meter.state` that was replaced by a newer one.
+    """Return the names of the files whose content is already in another file, because a meter was killed
+    before it removed them. Files that are in `meter.state` come first. A file may name a `meter.state` that
+    was replaced by a newer one.
     """
     state = files.get(FILE)
     ours = state if isinstance(state, SavedState) else None

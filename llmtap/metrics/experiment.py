@@ -247,7 +247,7 @@ class ArmSample:
         """Whether the units were already packed, so that later packs contain only additions."""
 
     def add(self, unit: int, values: Mapping[str, Sequence[int]], covariate: int = 0) -> None:
-        """Count an exchange of this unit: for each metric its values, maybe none.
+        """Count an exchange of this unit: for each metric its values, of which there may be none.
 
         The covariate is that of the unit's first exchange, because an arm may change later ones.
         """

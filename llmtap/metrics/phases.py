@@ -103,7 +103,7 @@ def phases_ns(x: Exchange) -> tuple[int | None, ...]:
 
 
 def waited_ns(durations_ns: Sequence[int | None]) -> int:
-    """Return the whole wait, as far as it is known."""
+    """Return the sum of the known parts of the wait."""
     return sum(ns for ns in durations_ns if ns is not None)
 
 

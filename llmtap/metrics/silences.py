@@ -105,7 +105,7 @@ class SilenceCounts:
 
 
 def client_timeout(counts: SurvivalCounts) -> EndedShare | None:
-    """Return the shortest silence from which on fewer than 1 % of the streams go on.
+    """Return the shortest silence after which fewer than 1 % of the streams go on.
 
     None if no silence is known well enough: too few streams were silent for so long, or were observed for
     twice that time. If the share is still 1 % or more after the longest silence that is known well enough,

@@ -217,7 +217,8 @@ class Pool:
         self._idle_connections.clear()
 
     def connect(self, waiter: Waiter) -> "Attempt":
-        """Open a connection for `waiter`, which is called with the result, maybe before this returns."""
+        """Open a connection for `waiter`, which is called with the result, possibly before this method
+        returns."""
         attempt = Attempt(self, waiter)
         self.attempts.add(attempt)
         if mono_ns() - self.resolved_ns < RESOLUTION_NS:

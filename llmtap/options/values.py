@@ -65,7 +65,7 @@ def read_options(kind: type[S], texts: Mapping[str, str], noun: str) -> S:
 
 
 def read_text(kind: Any, text: str) -> Any:
-    """Return the value of a text. Raises ValueError, which says what is expected."""
+    """Return the value of a text. Raises ValueError, whose message names the expected form."""
     value = from_text(kind, text)
     for error in mistakes_in(value, kind, "", given=text):
         raise ValueError(error.problem)

@@ -219,7 +219,8 @@ def _group_finder(pattern: str) -> Callable[[str], Iterator[_Span]]:
 
 
 def _pem_spans(text: str) -> Iterator[_Span]:
-    """Yield the spans of private keys in PEM, each to its end line, or to the end of the text without one."""
+    """Yield the spans of private keys in PEM, each to its end line, or to the end of the text if it has no
+    end line."""
     end = 0
     for m in _pem_begin(text):
         if m.start() < end:

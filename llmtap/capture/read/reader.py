@@ -4,8 +4,8 @@
 iterate over.
 
 - Rows come in the order of the files' names, which sort by time.
-- Of a folder, files named `llmtap-*.parquet` are read, and where there is none, all named `*.parquet`; what
-  is hidden (begins with `.` or `_`, folders too) is not.
+- Of a folder, files named `llmtap-*.parquet` are read, and if there are no such files, all files named
+`*.parquet`. Hidden files and folders, whose names begin with `.` or `_`, are not read.
 - Of a local folder, the spool (`.spool`) is read, too. A spool becomes a Parquet file of the same name at any
   moment: one of the two is read.
 - Memory holds one batch, except where a whole table is read.

@@ -259,7 +259,7 @@ def _list_offsets(lengths: Iterable[int]) -> pa.Array:
 
 
 def _list_column(flat: pa.Array, parts: Sequence[Sequence[Any] | None]) -> pa.Array:
-    """Cut `flat` into lists as long as `parts`; null where there is none."""
+    """Cut `flat` into lists as long as `parts`; null where a part is None."""
     offsets = _list_offsets(0 if part is None else len(part) for part in parts)
     return pa.ListArray.from_arrays(
         offsets, flat, mask=pa.array([part is None for part in parts], pa.bool_())

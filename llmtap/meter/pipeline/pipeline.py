@@ -116,7 +116,7 @@ class ExchangePipeline:
             self.steps,
         ]
         """Sinks that count requests. They do not get the exchanges between a gateway and its engines, which
-        are the same requests again."""
+        repeat requests that the front has counted."""
         if experiment is not None:
             self.front_sinks.append(self.experiments)
         self.sinks: list[ExchangeSink] = [self.recent, _ExchangeLog()]

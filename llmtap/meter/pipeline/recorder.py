@@ -100,7 +100,7 @@ class Recorder:
         info: metadata of its files.
         salt: key of all hashes; it is written nowhere.
         after: relays up to this number were there before the capture began; 0: none.
-        encode: the configured tokenizer, if there is one.
+        encode: the configured tokenizer, or None.
         waits: another recorder is about to release the folder.
     """
 

@@ -124,8 +124,8 @@ class OpenAIRealtimeShape(Shape):
         }
 
     def _item_event(self, kind: str, item: JsonObject) -> bytes:
-        """Return the events that report a change of the response's item, and of the conversation
-        if there is one."""
+        """Return the events that report a change of the response's item, and of the conversation if the
+        response belongs to one."""
         event = self._event(f"response.output_item.{kind}", response_id=self.id, output_index=0, item=item)
         if self.conversation is not None:
             event += self._event(f"conversation.item.{kind}", previous_item_id=None, item=item)
@@ -258,7 +258,7 @@ class SimulatedRealtimeSession(SimulatedSession):
             self._refuse(event, 400, BadRequest.code, str(exc))
 
     def _running_response(self) -> "tuple[asyncio.Task[None], SessionTurn] | None":
-        """Return the response that is in progress, if there is one."""
+        """Return the response that is in progress, or None."""
         for task, turn in self._running.items():
             if turn.sender is None or not turn.sender.done.done():
                 return task, turn

@@ -81,8 +81,8 @@ def least_squares(columns: Sequence[Sequence[float]], values: Sequence[float]) -
 def nearest(
     columns: Mapping[str, Sequence[float]], values: Sequence[float], needed: Sequence[str]
 ) -> tuple[dict[str, float], list[float]] | None:
-    """Return the constants of the nearest fit without negative constants, and its values; None if there is
-    none.
+    """Return the constants of the nearest fit without negative constants, and its values; None if no such fit
+    exists.
 
     The `needed` constants must be above 0; other constants are omitted if they would be negative.
     """

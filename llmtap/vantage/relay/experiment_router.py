@@ -282,7 +282,8 @@ class ExperimentRouter:
 
 
 def _unchangeable_reason(head: RequestHead, bytes_max: int) -> str | None:
-    """Return the reason why this request's body cannot be read or changed, as far as its head shows."""
+    """Return the reason why the body of this request cannot be read or changed, if the head shows such a
+    reason."""
     if head.framing is Framing.NONE:
         return "no_body"
     if head.framing is Framing.LENGTH and head.length > bytes_max:
