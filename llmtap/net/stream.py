@@ -191,7 +191,7 @@ class Timebase:
         self.width_ns = self.anchor.width_ns
         """Error of `offset_ns`: the duration of the readings, and the drift since the previous readings."""
         self.steps = 0
-        """Number of times the wall clock was set since the start."""
+        """Number of times that the wall clock was set since the start."""
         self.since_ns = 0
         """The wall clock was last set after this monotonic time; 0: it was not set since the start."""
         self._checked_ns = self.anchor.mono_ns

@@ -51,8 +51,9 @@ BRIEFING_S = 0.5
 LAST_REQUEST_NS = 5_000_000_000
 """Time that an idle client has for one more request after new relays have taken over.
 
-Its response says `Connection: close`, so that no request meets a closed connection. 5 s is the keep-alive
-time of uvicorn and Node.js: clients expect that a connection that was idle for longer may be closed.
+The response to this request has `Connection: close`, so that no later request meets a closed connection. 5 s
+is the keep-alive time of uvicorn and Node.js: clients expect that a connection that was idle for longer may
+be closed.
 """
 ORPHAN_DRAIN_S = 20.0
 """Maximum drain time after the supervisor has died: within 30 s all processes must end, the meter last."""
