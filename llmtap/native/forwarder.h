@@ -92,7 +92,7 @@ void llmtap_forwarder_stop(struct llmtap_forwarder *forwarder);
 /* Return a descriptor that is readable when loans are returned or frames should be collected. */
 int llmtap_forwarder_fd(const struct llmtap_forwarder *forwarder);
 
-/* Make the descriptor unreadable. Call this before llmtap_returned() and llmtap_collect(), so that no signal is lost. */
+/* Make the descriptor unreadable. Call this before llmtap_returned() and llmtap_collect(), or a signal may be lost. */
 void llmtap_acknowledge(struct llmtap_forwarder *forwarder);
 
 /* Set the offset (monotonic minus wall clock), and the monotonic time since which the wall clock was not set. */
