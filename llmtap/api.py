@@ -335,14 +335,14 @@ def simulate(
     from llmtap.errors import LlmtapError
 
     _check_options(options, SimulationOptions, "simulate")
-    given = AxesReader()
-    given.schedulers(_option_text(scheduler))
+    sweep_axes = AxesReader()
+    sweep_axes.schedulers(_option_text(scheduler))
     for name, kind in (("scale", float), ("rate", float), ("requests", int), ("servers", int), ("seed", int)):
         values = options.get(name)
-        given.numbers(name, None if values is None else _option_text(values), kind)
+        sweep_axes.numbers(name, None if values is None else _option_text(values), kind)
     for option, settings in (("--serving", options.get("serving")), ("--reading", options.get("readings"))):
-        given.settings([f"{name}={value}" for name, value in (settings or {}).items()], option)
-    axes = given.all_axes(None, "")
+        sweep_axes.settings([f"{name}={value}" for name, value in (settings or {}).items()], option)
+    axes = sweep_axes.all_axes(None, "")
     latency = options.get("latency")
     common = replace(
         fit_model(None if latency is None else str(latency), scheduler_names(axes, None)),
@@ -419,10 +419,10 @@ def _json_of(result: "ReplayResult | Mapping[str, Any] | str | Path") -> Mapping
         return result
     from llmtap.cli.results import load_result
 
-    found = load_result(result)
-    if found is None:
+    loaded = load_result(result)
+    if loaded is None:
         raise ConfigError("compare", f"{result} is not a result of llmtap replay")
-    return found
+    return loaded
 
 
 def _option_text(values: Any) -> str:

@@ -18,7 +18,7 @@ from llmtap.options.fields import opt
 from llmtap.units import Bytes, Duration
 
 LEVELS: Final = ("none", "coarse", "shape", "full")
-"""Privacy levels, by what a row has, from least to most."""
+"""Privacy levels, from the one that stores least to the one that stores most."""
 OWN_RULE: Final = "re:"
 """Prefix of a regular expression of the operator's own in `redact`."""
 FLUSH_NS_MAX: Final = 10_000_000_000
@@ -26,7 +26,7 @@ FLUSH_NS_MAX: Final = 10_000_000_000
 PAIR_KEY_CHARS_MIN: Final = 16
 _RULES: Final = ("email", "card", "phone", "key")
 HARMLESS: Final = frozenset(("region", "scheme", "endpoint_override", "project_id", "retry_limit_seconds"))
-"""Query fields of a URL that are no secret."""
+"""Names of URL query fields whose values are not secret."""
 _MIB: Final = 1 << 20
 _S: Final = 1_000_000_000
 
@@ -194,8 +194,8 @@ class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def _check_rule(place: str, rule: str) -> None:
-    """Raise ConfigError for an unknown name. It is not used as a pattern, because a misspelt name would then
-    redact nothing."""
+    """Raise ConfigError for an unknown name. An unknown name is not used as a pattern, because a misspelt
+    name would then redact nothing."""
     if rule in _RULES:
         return
     if not rule.startswith(OWN_RULE):

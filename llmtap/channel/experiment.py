@@ -96,9 +96,9 @@ class Arm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
         """Text of the change for `Exchange.route`; None if nothing is changed."""
         if self.upstream is not None:
             return f"upstream {self.upstream}"
-        for what, fields in (("headers", self.headers), ("body", self.body)):
+        for part, fields in (("headers", self.headers), ("body", self.body)):
             if fields:
-                return f"{what} {','.join(sorted(fields))}"
+                return f"{part} {','.join(sorted(fields))}"
         return None
 
 

@@ -97,7 +97,7 @@ ResponseLengths = Annotated[
 
 
 class _ExoPoints(Struct, frozen=True, kw_only=True):
-    """Points to measure."""
+    """Options for the points of the grid that are measured."""
 
     pp: PromptLengths = []
     tg: ResponseLengths = []
@@ -124,7 +124,7 @@ class _ExoPoints(Struct, frozen=True, kw_only=True):
 
 
 class _Placement(Struct, frozen=True, kw_only=True):
-    """Placement of the model, of exo only."""
+    """Options for the placement of the model on the nodes of an exo cluster."""
 
     instance_meta: Annotated[
         Literal["ring", "jaccl", "both"] | None,
@@ -147,7 +147,7 @@ class _Placement(Struct, frozen=True, kw_only=True):
 
 
 class _ServerOptions(Struct, frozen=True, kw_only=True):
-    """The server and its requests."""
+    """Options for the server and the requests to it."""
 
     target: Annotated[str, opt("URL of the server: http://host:port[/prefix].", "URL")] = ""
     model: ModelName = None
@@ -199,7 +199,7 @@ def exo(
 
 
 class _GridCells(Struct, frozen=True, kw_only=True):
-    """Cells to measure."""
+    """Options for the cells of the grid that are measured."""
 
     batch: Annotated[
         list[int],

@@ -1,7 +1,7 @@
 """HdrHistogram logs (`.hlog`) in `llmtap report`: merge, show, compare, and write those of a replay's result.
 
-The format is read and written by `metrics/hdr.py`. The values of another tool's log have no known meaning but
-a unit, and are shown by tag.
+The format is read and written by `metrics/hdr.py`. The values of another tool's log have a unit but no known
+meaning, so they are shown by tag.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -110,7 +110,7 @@ class _ReportCommand(SeveralValues):
 
 
 class _SourceOptions(Struct, frozen=True, kw_only=True):
-    """What is reported."""
+    """Options that select the data to report."""
 
     source_format: SourceFormat = None
     integrity: Annotated[
@@ -164,7 +164,7 @@ class _ReportOutputs(OutputOptions, frozen=True, kw_only=True):
 
 
 class _ComparisonOptions(Struct, frozen=True, kw_only=True):
-    """Comparison of results."""
+    """Options for the comparison of results."""
 
     compare: Annotated[
         list[str] | None,

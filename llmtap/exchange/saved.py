@@ -41,7 +41,7 @@ _REMOVED_BY_WRITERS: Final = frozenset({b"content-encoding", b"transfer-encoding
 
 
 class SavedError(LlmtapError):
-    """The file has no answer that can be read; `hint`: what to do."""
+    """The file has no answer that can be read. `hint`: how to get a file that can be read."""
 
     def __init__(self, problem: str, hint: str | None = None) -> None:
         super().__init__(problem)
@@ -87,7 +87,7 @@ class Explained:
 
     exchange: Exchange
     events: list[SavedEvent]
-    timed: bool = False
+    has_times: bool = False
     """Whether the exchange was measured from packets, so that it has times."""
 
 
@@ -189,12 +189,12 @@ def read_saved(data: bytes, *, path: str = "/", request_body: bytes = b"", entry
             return _read_entry(har, 0)
     if entry is not None:
         raise SavedError("the file is not a HAR file, so it has no entries", "leave out --entry")
-    what, content_type = _kind_of(data)
+    kind, content_type = _kind_of(data)
     if content_type == b"text/event-stream":
         data = marked  # with the byte order mark: positions count from the start of the file
     head = b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\n\r\n" % content_type
     return Saved(
-        what,
+        kind,
         head,
         data,
         data,
@@ -245,7 +245,7 @@ def _read_http(data: bytes, request_head: bytes) -> Saved:
     while status[1].startswith(b"1") and status[1] != b"101" and rest.startswith(b"HTTP/"):
         head, rest, status = _cut_head(rest)  # skip an interim response
     if not head.startswith((b"HTTP/1.1 ", b"HTTP/1.0 ")):
-        # curl saves answers over HTTP/2 and 3 without framing.
+        # The answer came over HTTP/2 or 3, whose framing curl does not save: write its head as HTTP/1.1.
         head = b"HTTP/1.1 " + status[1] + (status[2] or b" ") + b"\r\n" + head.split(b"\r\n", 1)[1]
         head = _without_fields(head, {b"transfer-encoding"})
     try:
@@ -290,7 +290,8 @@ def _without_fields(head: bytes, names: Set[bytes]) -> bytes:
 
 
 def _unframe(head: ResponseHead, wire: bytes) -> tuple[bytes | None, bool]:
-    """Return the payload and whether it is complete; None if its framing differs from the head's."""
+    """Return the payload and whether it is complete; None if the body does not have the framing that the head
+    declares."""
     if head.framing is Framing.CHUNKED:
         dechunk = ChunkedDecoder()
         try:
@@ -418,7 +419,7 @@ def _har_head(response: JsonObject, content: JsonObject) -> bytes:
 def _total_times(entry: JsonObject) -> dict[str, float]:
     """Return the times in seconds; a HAR has milliseconds, and -1 for phases that do not apply.
 
-    A time above `_HAR_TIME_MAX_MS` is left out, because it is no duration of a request.
+    A time above `_HAR_TIME_MAX_MS` is left out, because it cannot be the duration of a request.
     """
     timings = _object_member(entry, "timings")
     times = {"total": entry.get("time"), **{name: timings.get(name) for name in _HAR_TIMES}}

@@ -118,7 +118,7 @@ METRICS: Final[Mapping[str, tuple[str, ...]]] = {
     **{f"{name}_scheduled": ("corrected", name) for name in ("ttft", "ttft_any", "e2e", "user_idle")},
     "dispatch_lateness": ("dispatch_lateness",),
 }
-"""By metric: path of its statistics in a result."""
+"""Path of the statistics in a result, by metric."""
 _VALID_WITH: Final = {
     **{metric.name: metric.judged_as for metric in catalogue.METRICS if metric.judged_as is not None},
     "ttft_any_scheduled": "ttft_scheduled",
@@ -234,13 +234,13 @@ def validity_of(figure: FigureRow, result: _Json) -> FigureValidity:
         return _validity_of_summary(figure, result, needed)
     worst = FigureValidity("valid")
     for name in sorted(needed & judged.keys()):
-        one = judged[name]
-        if one["state"] == "not_valid":
-            return FigureValidity("not_valid", _finding_text(one, result))
-        if one["state"] == "doubtful":
-            error = one.get("error")
+        finding = judged[name]
+        if finding["state"] == "not_valid":
+            return FigureValidity("not_valid", _finding_text(finding, result))
+        if finding["state"] == "doubtful":
+            error = finding.get("error")
             text = "" if error is None else f"error up to {milliseconds(error)} ms"
-            worst = FigureValidity("doubtful", text or _finding_text(one, result))
+            worst = FigureValidity("doubtful", text or _finding_text(finding, result))
     return worst
 
 
@@ -253,8 +253,8 @@ def _validity_of_summary(figure: FigureRow, result: _Json, needed: set[str]) -> 
         counted = f"the tokens of {number(share * 100, 3)} % of the responses are counted by chunks"
         return FigureValidity("not_valid", counted)
     value, error = figure.value(result), at(result, "uncertainties", "p99")
-    seen = max(ERROR_SEEN_S, ERROR_SEEN_SHARE * (value or 0.0))
-    if figure.unit is FigureUnit.TIME and error is not None and error > seen:
+    error_max = max(ERROR_SEEN_S, ERROR_SEEN_SHARE * (value or 0.0))
+    if figure.unit is FigureUnit.TIME and error is not None and error > error_max:
         return FigureValidity("doubtful", f"error up to {milliseconds(error)} ms")
     return FigureValidity("valid")
 

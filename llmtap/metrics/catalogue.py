@@ -160,8 +160,8 @@ class Metric:
     answers: Answers = Answers.STREAMS
     unit: Unit = Unit.SECONDS
     pooled: bool = False
-    """The metric is not in the JSON of an exchange: an exchange has many values of it, or has it only with
-    objectives."""
+    """Whether the JSON of an exchange omits the metric, because an exchange has many values of it, or none
+    without objectives."""
     surfaces: Surface = _NOWHERE
     family: Family | None = None
     label: str | None = None

@@ -102,7 +102,7 @@ def keys_given(*structs: msgspec.Struct) -> dict[str, Any]:
 
 
 def parts_of(kind: Any) -> list[Any]:
-    """Return the type without `Annotated`, or those of a union, without None."""
+    """Return the type without `Annotated`; for a union, return its types without None."""
     while get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     if get_origin(kind) in (Union, types.UnionType):

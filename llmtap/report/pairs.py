@@ -53,7 +53,7 @@ def pairs_markdown(summary: PairSummary) -> str:
 
 
 def headline(summary: PairSummary) -> str:
-    """Return what the gateway adds, as one sentence."""
+    """Return one sentence on the latency that the gateway adds."""
     figures = summary.figures
     parts = []
     if first := figures["ttft"].p50:

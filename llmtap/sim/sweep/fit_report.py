@@ -30,7 +30,7 @@ class CaptureFitReport(Struct, frozen=True, kw_only=True):
     valid: bool
     """Whether figures of simulations with this model are valid."""
     caution: str | None
-    """Reason why they are doubtful."""
+    """Reason why figures of simulations with this model are doubtful; None: no reason."""
 
 
 class GridFitReport(Struct, frozen=True, kw_only=True):

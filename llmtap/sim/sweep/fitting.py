@@ -267,7 +267,7 @@ def _gap_points(rows: Sequence[RequestTimes], load: EngineLoad, at_least: int = 
     if len(took) < at_least or (at_least >= GAPS_MIN and len(set(shares)) < 2):
         return None
     columns = {"beta": [1.0] * len(took), "step": shares}
-    if load.timed:
+    if load.has_token_times:
         columns["context"] = contexts
     return _Points("gaps between tokens while nobody waited", columns, took)
 
