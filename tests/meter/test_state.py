@@ -41,11 +41,18 @@ from tests.support.traffic.experiments import an_experiment
 from tests.support.traffic.relay_status import relay_status
 from tests.support.traffic.steps import rise
 from tests.support.traffic.streams import streamed
+from tests.support.waiting import PATIENCE_S
 
 S = 1_000_000_000
 MINUTE = 60 * S
 SLOS = {"gold": SloOptions(objectives="ttft:500ms", target=0.9, tenants=("a", "b"))}
 GOOD, BAD = 100, 900
+
+
+@pytest.fixture(autouse=True)
+def patient_meters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine, a disk may take longer than a meter waits for it."""
+    monkeypatch.setattr(module, "DISK_S", PATIENCE_S)
 
 
 class Meter:
@@ -751,7 +758,6 @@ async def test_incomplete_files_of_meters_that_were_killed_are_removed(tmp_path:
 async def test_a_disk_that_hangs_delays_neither_the_start_nor_the_handover_nor_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "DISK_S", 0.05)
     answers = threading.Event()
 
     def hang(path: Path) -> SavedState | None:
@@ -765,6 +771,7 @@ async def test_a_disk_that_hangs_delays_neither_the_start_nor_the_handover_nor_t
     try:
         clock = ManualClock(now_ns=1_000 * S)
         await leave(tmp_path, clock)
+        monkeypatch.setattr(module, "DISK_S", 0.05)
         monkeypatch.setattr(module, "read_state", hang)
         monkeypatch.setattr(module, "write_state", hang_too)
         meter = Meter(tmp_path, clock)
@@ -780,6 +787,7 @@ async def test_a_disk_that_hangs_delays_neither_the_start_nor_the_handover_nor_t
         await meter.state.hand_over(str(tmp_path))
         await meter.state.close()
         assert meter.pipeline.errors == {"state_not_read": 1, "state_not_written": 2}
+        monkeypatch.setattr(module, "DISK_S", PATIENCE_S)
         answers.set()
         await asyncio.wait(meter.state._late)
         assert (await come(tmp_path, clock)).summary()["n"] == 21
