@@ -1,6 +1,7 @@
 """Report on the fit of a latency model: the public JSON `fit` of a simulated run, with the trust in it."""
 
 from collections.abc import Mapping
+from typing import Final
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -80,8 +81,18 @@ def grid_report(place: str, fit: BatchFit, length: str | None) -> GridFitReport:
         unseen=fit.unseen,
         length=UNSET if length is None else length,
         valid=_is_valid(parts),
-        caution=caution_of(parts),
+        caution=caution_of(parts) or _unit_caution(fit),
     )
+
+
+_TOKEN_NS_MAX: Final = 500e6
+"""Time per token above which a grid probably has milliseconds instead of seconds."""
+
+
+def _unit_caution(fit: BatchFit) -> str | None:
+    if fit.model.beta_ns < _TOKEN_NS_MAX:
+        return None
+    return f"a token takes {fit.model.beta_ns / 1e9:.3g} s by this grid: are its times in milliseconds?"
 
 
 def _is_valid(parts: Mapping[str, Unseen | None]) -> bool:

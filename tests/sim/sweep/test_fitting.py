@@ -25,7 +25,7 @@ from llmtap.sim.model_options import (
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.sweep.batch_grid import GridError, GridPoint, fit_batches, load_grid
 from llmtap.sim.sweep.engine_load import KvMemory
-from llmtap.sim.sweep.fit_report import caution_of
+from llmtap.sim.sweep.fit_report import caution_of, grid_report
 from llmtap.sim.sweep.fitting import IterationFit, fit_capture, fit_exchanges
 from llmtap.sim.sweep.linear_fit import FitError, nearest, unseen_of
 from llmtap.sim.sweep.simulate import ExchangeMaker, ExchangeMeasuring, simulate
@@ -326,6 +326,13 @@ def test_a_grid_that_does_not_tell_the_model_is_refused(points: list[GridPoint])
         fit_batches(points)
 
 
+@pytest.mark.parametrize(("unit", "doubtful"), [(1.0, False), (1_000.0, True)])
+def test_a_grid_in_milliseconds_gets_a_caution(unit: float, doubtful: bool) -> None:
+    points = [(b, n, (0.02 + 0.005 * n * (1 + 0.3 * (b - 1) / b)) * unit) for b in (1, 2, 8) for n in (9, 99)]
+    report = grid_report("grid.csv", fit_batches(points), None)
+    assert report.valid and ("milliseconds" in (report.caution or "")) is doubtful
+
+
 COLUMNS = "batch_size,max_seq_len,mean_latency_sec\n"
 
 
@@ -340,6 +347,7 @@ def test_a_grid_is_read_by_the_names_of_its_columns(tmp_path: Path) -> None:
     [
         ("", "line 1: expected a column batch_size"),
         ("batch_size,max_seq_len\n1,2\n", "line 1: expected a column mean_latency_sec"),
+        (f"batch_size,{COLUMNS}1,1,2,3\n", "line 1: the column batch_size occurs twice"),
         (f"{COLUMNS}1,2\n", "line 2: expected"),
         (f"{COLUMNS}1,2,3\nx,2,3\n", "line 3: expected"),
         (f"{COLUMNS}0,2,3\n", "line 2: impossible values: 0 requests"),
