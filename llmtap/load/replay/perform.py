@@ -33,7 +33,7 @@ from llmtap.clock import SystemClock, WallAnchor
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.exchange import Exchange, RequestShape, Turn
 from llmtap.json_types import json_value
-from llmtap.load.bodies import Prepared, model_ids, prepare, server_of
+from llmtap.load.bodies import Prepared, limit_of_body, model_ids, prepare, server_of
 from llmtap.load.endpoint_check import NO_ENDPOINT, endpoint_error, is_unanswerable
 from llmtap.load.host_limits import check_connections
 from llmtap.load.monitor.watch import Watch
@@ -492,7 +492,9 @@ def planned_within(requests: Requests, duration_ns: int | None, *, closed: bool)
 def describe(x: Exchange, row: int, requests: Requests) -> None:
     """Add to an exchange the shape of its prompt and its turn in the conversation, from the plan."""
     blocks = requests.blocks[row] if requests.blocks else ()
-    shape = RequestShape(max_tokens=requests.output[row] or None, tokens=requests.input[row] or None)
+    body = requests.bodies[row] if requests.bodies else b""
+    limit = limit_of_body(body) if body else max(1, requests.output[row])
+    shape = RequestShape(max_tokens=limit, tokens=requests.input[row] or None)
     if blocks:
         shape.blocks = array("q", blocks)
         shape.block_size, shape.block_unit = requests.block_tokens, "tokens"

@@ -38,7 +38,7 @@ def test_messages_and_texts_become_payloads() -> None:
     assert write(FORMAT, source.info, batches)[0] == (
         b'{"timestamp":3,"payload":{"messages":[{"role":"user","content":"Hi"}],'
         b'"tools":[{"a":1}],"seed":7}}\n'
-        b'{"payload":{"prompt":"Hi"},"output_length":4}\n'
+        b'{"payload":{"prompt":"Hi","max_tokens":4},"output_length":4}\n'
     )
 
 
