@@ -94,6 +94,21 @@ def test_each_recorded_request_keeps_path_and_body_and_what_cannot_be_sent_is_co
     assert set(body["paths"]) == {path for path, _ in BATCH}
 
 
+def test_prompts_of_another_endpoint_than_the_one_that_was_named_are_noted(tmp_path: Path) -> None:
+    place = tmp_path / "p.jsonl"
+    place.write_text('{"prompt": "a", "output_tokens": 7}\n')
+
+    async def work(body: BodyOptions) -> tuple[Sent, list[str]]:
+        plan = make_plan(ScheduleOptions(source=str(place), arrivals="at-once"))
+        async with recorder(bursts(1, 1)) as (url, sent):
+            return sent, (await replayed(plan, url, body=body))["plan"]["notes"]
+
+    for body, notes in ((BodyOptions(), 0), (BodyOptions(endpoint="completions"), 1)):
+        ((path, request),), told = play(work(body), 120)
+        assert (path, request["max_tokens"]) == ("/v1/chat/completions", 7)
+        assert len([note for note in told if "--endpoint" in note]) == notes
+
+
 def test_the_limit_of_a_recorded_request_is_the_one_in_its_body() -> None:
     bodies = [b'{"prompt": "a", "max_tokens": 7}', b'{"prompt": "b"}', b""]
     numbers = array("q", [90, 90, 90])
