@@ -326,6 +326,13 @@ def test_a_grid_that_does_not_tell_the_model_is_refused(points: list[GridPoint])
         fit_batches(points)
 
 
+def test_equal_durations_that_were_predicted_wrongly_are_a_poor_fit() -> None:
+    """They have no variance, of which R^2 is a share."""
+    assert unseen_of([10.0] * 5, [10.0] * 5).r2 == 1.0
+    wrong = unseen_of([10.0] * 5, [25.0] * 5)
+    assert (wrong.r2, wrong.rms_error, wrong.is_poor) == (0.0, 1.5, True)
+
+
 @pytest.mark.parametrize(("unit", "doubtful"), [(1.0, False), (1_000.0, True)])
 def test_a_grid_in_milliseconds_gets_a_caution(unit: float, doubtful: bool) -> None:
     points = [(b, n, (0.02 + 0.005 * n * (1 + 0.3 * (b - 1) / b)) * unit) for b in (1, 2, 8) for n in (9, 99)]
