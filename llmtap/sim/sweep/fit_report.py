@@ -57,6 +57,9 @@ def capture_report(place: str, fit: IterationFit, *, memory_known: bool) -> Capt
     valid, caution = _is_valid(parts), caution_of(parts)
     if caution is not None and not valid and not memory_known:
         caution += "; if its KV memory was the limit, --fit-kv-blocks gives a better fit"
+    if fit.models > 1:
+        several = f"the latency model is fitted to requests for {fit.models:,} models: is it one engine?"
+        caution = several if caution is None else f"{several} {caution}"
     return CaptureFitReport(
         capture=place,
         r2=min(fit.prefill.r2, fit.decode.r2),

@@ -25,7 +25,7 @@ from llmtap.sim.model_options import (
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.sweep.batch_grid import GridError, GridPoint, fit_batches, load_grid
 from llmtap.sim.sweep.engine_load import KvMemory
-from llmtap.sim.sweep.fit_report import caution_of, grid_report
+from llmtap.sim.sweep.fit_report import capture_report, caution_of, grid_report
 from llmtap.sim.sweep.fitting import IterationFit, fit_capture, fit_exchanges
 from llmtap.sim.sweep.linear_fit import FitError, nearest, unseen_of
 from llmtap.sim.sweep.simulate import ExchangeMaker, ExchangeMeasuring, simulate
@@ -191,6 +191,15 @@ def test_a_dynamo_trace_is_fitted_by_its_first_tokens_and_ends(tmp_path: Path) -
     for d in (1, 4, 16, 32):
         found, truth = (model.duration_ns(0, d, 600 * d) for model in (fit.model, MODEL))
         assert found == pytest.approx(truth, rel=0.05), d
+
+
+def test_a_capture_of_several_models_gets_a_caution(tmp_path: Path) -> None:
+    rows = list(llmtap.read(captured(tmp_path, work(60, 0.05))).exchanges())
+    mixed = [replace(x, model=f"model-{i % 2}") for i, x in enumerate(rows)]
+    for exchanges, models in ((rows, 1), (mixed, 2)):
+        fit = fit_exchanges(exchanges)
+        caution = capture_report("a", fit, memory_known=True).caution
+        assert fit.models == models and ("2 models" in (caution or "")) is (models == 2)
 
 
 def test_a_server_that_tells_of_its_queue_is_believed(tmp_path: Path) -> None:
