@@ -87,7 +87,8 @@ def messages_of(body: JsonObject) -> list[tuple[str, str]] | None:
 
 def _calls_text(calls: Any) -> str:
     """Return the functions of tool calls as JSON: an object for one call, a list for several; or ""."""
-    functions = [call.get("function") for call in calls or () if isinstance(call, dict)]
+    listed = calls if isinstance(calls, list) else []
+    functions = [call.get("function") for call in listed if isinstance(call, dict)]
     named = [
         {name: value for name, value in function.items() if name in ("name", "arguments")}
         for function in functions

@@ -243,6 +243,10 @@ def test_rows_without_text_are_dropped_and_counted() -> None:
             {"type": "text", "text": "a"}, {"type": "image_url"}, {"type": "text", "text": "b"}]}]},
          [("system", "i"), ("human", "ab")]),
         ({"messages": [{"role": "tool", "content": "42"}]}, [("tool", "42")]),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}]},
+         [("gpt", '{"name":"f","arguments":"{}"}')]),
+        ({"messages": [{"role": "assistant", "content": "a", "tool_calls": 5}]}, [("gpt", "a")]),
+        ({"messages": [{"role": "assistant", "content": None, "tool_calls": 5}]}, [("gpt", "")]),
     ],
 )  # fmt: skip
 def test_every_kind_of_request_has_its_text(query: Any, message: list[tuple[str, str]]) -> None:
