@@ -42,6 +42,13 @@ def test_messages_and_texts_become_payloads() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_a_limit_in_the_extra_fields_is_the_only_one(name: str) -> None:
+    line = b'{"text_input":"Hi","output_length":4,"extra":{"%s":9}}\n' % name.encode()
+    _, batches = read(FORMAT, line)
+    assert rows(batches, "request_body", "max_tokens") == [(f'{{"prompt":"Hi","{name}":9}}', 9)]
+
+
 def test_times_are_milliseconds() -> None:
     _, batches = read(FORMAT, LENGTHS)
     assert rows(batches, "arrival_ns", "think_us", "session", "input_tokens", "blocks") == [
