@@ -376,6 +376,8 @@ def _exchanges_in(name: str, data: bytes, tables: "Sequence[DialectTable]") -> "
         vantage.read(io.BytesIO(data))
     except PcapError as exc:
         raise ConfigError(name, str(exc)) from None
+    if vantage.cut_at is not None:
+        print_message(f"warning: {name}: ends within a packet, at byte {vantage.cut_at:,}")
     if vantage.damage:
         print_message(f"warning: {name}: {vantage.damage}; the rest is not listed")
     skips = SkipRules(WatchOptions().skip)

@@ -210,6 +210,15 @@ def _request_head(method: str, target: str, length: int) -> bytes:
     return head.encode("ascii", "replace")
 
 
+_UNREADABLE: Final = (
+    (b"\x1f\x8b", "compressed with gzip", "decompress it: `gunzip -c FILE | llmtap inspect -`"),
+    (b"\x28\xb5\x2f\xfd", "compressed with zstd", "decompress it: `zstd -dc FILE | llmtap inspect -`"),
+    (b"\xff\xfe", "UTF-16 text", "convert it to UTF-8: `iconv -f UTF-16 -t UTF-8 FILE`"),
+    (b"\xfe\xff", "UTF-16 text", "convert it to UTF-8: `iconv -f UTF-16 -t UTF-8 FILE`"),
+)
+"""First bytes of files that need a conversion, with the name of their form and the cure."""
+
+
 def _kind_of(body: bytes) -> tuple[str, bytes]:
     """Return the kind of a bare body and its content type. Raises SavedError."""
     if _read_json(body) is not None:
@@ -226,6 +235,9 @@ def _kind_of(body: bytes) -> tuple[str, bytes]:
             raise SavedError(
                 "the JSON document cannot be parsed to its end", "check whether the file is complete"
             )
+    for begin, what, cure in _UNREADABLE:
+        if body.startswith(begin):
+            raise SavedError(f"the file is {what}", cure)
     raise SavedError(
         "the content is not an event stream, NDJSON, JSON, an HTTP response or a HAR file",
         "save a response together with its head: `curl -si --raw`",

@@ -346,7 +346,11 @@ def _open_entry(entry: _FileEntry) -> CaptureFile:
             name, f"its llmtap metadata is invalid: {exc}", "the file is damaged, or another program wrote it"
         ) from None
     if info is None:
-        raise CaptureError(name, "is a Parquet file, but not a capture of llmtap", _CONVERT)
+        raise CaptureError(
+            name,
+            "is a Parquet file, but not a capture of llmtap",
+            "a program that changes a capture must keep the metadata of its schema; pandas does not",
+        )
     if info.schema_version > schema.VERSION:
         raise schema.CaptureVersionError(name, info.schema_version)
     return CaptureFile(name, rows, size, info, path, store)

@@ -59,8 +59,10 @@ def load_grid(path: str | Path) -> list[GridPoint]:
         reader = csv.DictReader(file)
         reader.fieldnames = _header_names(reader)
         for name in _COLUMNS:
-            if name not in (reader.fieldnames or ()):
+            if name not in reader.fieldnames:
                 raise GridError(f"line 1: expected a column {name}")
+            if reader.fieldnames.count(name) > 1:
+                raise GridError(f"line 1: the column {name} occurs twice")
         for row in reader:
             try:
                 b, length, seconds = int(row[_COLUMNS[0]]), int(row[_COLUMNS[1]]), float(row[_COLUMNS[2]])

@@ -62,10 +62,12 @@ def part_of(source: str, measured: Sequence[float], fitted: Sequence[float]) -> 
     """Return the quality of a fit, computed from the measured and the fitted values."""
     y = np.asarray(measured, float)
     residuals = y - np.asarray(fitted, float)
-    spread = float(np.sum((y - y.mean()) ** 2))
+    spread, unexplained = float(np.sum((y - y.mean()) ** 2)), float(np.sum(residuals**2))
     positive = y > 0
     error = float(np.max(np.abs(residuals[positive]) / y[positive]))
-    return Part(source, len(y), 1 - float(np.sum(residuals**2)) / spread if spread else 1.0, error)
+    # Equal values have no variance to explain: they are predicted, or they are not.
+    predicted = unexplained <= SAME**2 * float(np.sum(y**2))
+    return Part(source, len(y), 1 - unexplained / spread if spread else float(predicted), error)
 
 
 def least_squares(columns: Sequence[Sequence[float]], values: Sequence[float]) -> list[float] | None:
