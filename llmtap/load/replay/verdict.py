@@ -96,9 +96,10 @@ def _has_figure(name: str, result: Mapping[str, Any]) -> bool:
 
 
 def verdict_sentence(states: Mapping[str, str], *, failed: bool = False, partial: bool = False) -> str:
-    """Return the verdict in one sentence, from the state of each figure.
+    """Return the verdict in one sentence, from the state of each figure that was measured.
 
-    The state that most figures have comes last, as "all others".
+    The state that most figures have comes last, as "all others". If a load failed and left one or two figures,
+    the sentence names them: "all figures" would promise latencies.
     """
     by_state = {
         state: [figure_title(name) for name, one in states.items() if one == state]
@@ -106,12 +107,14 @@ def verdict_sentence(states: Mapping[str, str], *, failed: bool = False, partial
     }
     # If two states have equally many figures, take the better one, so that the sentence names the problems.
     most = max(reversed(by_state), key=lambda state: len(by_state[state]))
+    few = 0 < len(states) <= 2
     parts = [
         f"{state.replace('_', ' ')}: {', '.join(names)}"
         for state, names in by_state.items()
-        if names and state is not most
+        if names and (few or state is not most)
     ]
-    parts.append(f"all {'other ' if parts else ''}figures are {most.replace('_', ' ')}")
+    if not few:
+        parts.append(f"all {'other ' if parts else ''}figures are {most.replace('_', ' ')}")
     begin = "the load failed; " if failed else ""
     begin += "only a part of the load was sent; " if partial else ""
     return begin + "; ".join(parts)

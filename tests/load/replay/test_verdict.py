@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from llmtap.load.replay.findings import LIMITS, findings, unchecked
-from llmtap.load.replay.verdict import verdict_of
+from llmtap.load.replay.verdict import verdict_of, verdict_sentence
 from llmtap.load.run import TIME_UP
 from llmtap.metrics.histogram import Histogram
 
@@ -251,3 +251,11 @@ def test_answers_in_one_piece_are_a_caution() -> None:
 
 def test_recorded_requests_that_ask_for_no_text_need_no_token() -> None:
     assert findings(result(answers__output=0, answers__content=0, plan__body={"stream": None})) == []
+
+
+def test_a_sentence_on_a_failed_load_names_the_few_figures_that_it_left() -> None:
+    states = {"load": "doubtful", "ttfb": "valid"}
+    says = "the load failed; doubtful: request rates; valid: TTFB"
+    assert verdict_sentence(states, failed=True) == says
+    assert verdict_sentence({"load": "valid"}, failed=True) == "the load failed; valid: request rates"
+    assert verdict_sentence({}) == "all figures are valid"
