@@ -264,7 +264,8 @@ async def _run(
         # The capture is complete only if each relay ended with final counts.
         cut = [r.name for r in relays if r.connected or r.status is None or not r.status.draining]
         whole = not cut
-        if cut and not is_replaced:
+        ends_capture = ending.ends_capture or not is_replaced
+        if cut and ends_capture:
             log.warning(
                 "event=capture_not_closed relays=%s reason='they ended without a final report'", ",".join(cut)
             )
@@ -276,7 +277,7 @@ async def _run(
                 )
         # If another meter continues the capture, close this meter's files only: the other meter completes the
         # capture.
-        await asyncio.to_thread(recorder.close, RECORDER_S, whole=whole and not is_replaced)
+        await asyncio.to_thread(recorder.close, RECORDER_S, whole=whole and ends_capture)
     if exporter is not None:
         await asyncio.to_thread(exporter.close)
     await (runner.cleanup() if closing is None else closing)

@@ -29,6 +29,8 @@ HANDOVER_LINE: Final = b"another meter takes over at "
 which may reach the whole process group. The beginning stays when the rest changes: a meter that ignores the
 line does not end after its relays and is killed. A meter of an older version takes the folder for a socket to
 which it cannot connect, and ends without a handover."""
+CAPTURE_END_LINE: Final = b"the other meter has another capture"
+"""Line on stdin before HANDOVER_LINE: the capture of this meter ends with its relays."""
 PROBE_S: Final = 1.0
 """Time for a meter to accept a connection; the kernel does it in microseconds."""
 

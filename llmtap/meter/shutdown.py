@@ -7,7 +7,8 @@
 | SIGTERM again | end now | no |
 | stdin ends | the supervisor died: relays drain, and nobody else would stop us | the same, 24 s at most |
 
-SETTINGS_LINE on stdin ends nothing: it carries the changed settings of a reload.
+SETTINGS_LINE on stdin ends nothing: it carries the changed settings of a reload. CAPTURE_END_LINE precedes
+HANDOVER_LINE if the other meter does not continue the capture of this one.
 
 A meter that was started by hand has no supervisor: its stdin is ignored, Ctrl-C and a hang-up are SIGTERM.
 Apps with the middleware are not waited for.
@@ -27,7 +28,7 @@ from typing import Final
 import msgspec
 
 from llmtap.meter.pipeline.receiver import Receiver
-from llmtap.meter.setup import HANDOVER_LINE, SETTINGS_LINE, Changeable
+from llmtap.meter.setup import CAPTURE_END_LINE, HANDOVER_LINE, SETTINGS_LINE, Changeable
 
 LINE_BYTES: Final = 4_096
 GRACE_S: Final = 5.0
@@ -65,6 +66,8 @@ class ShutdownListener:
         self.orphaned = False
         self.successor: str | None = None
         """State folder of the meter that replaces this one."""
+        self.ends_capture = False
+        """Whether the meter that replaces this one has another capture."""
         loop.add_signal_handler(signal.SIGTERM, self._on_term)
         # Ctrl-C and a hang-up of the terminal reach the whole process group. If there is a supervisor, ignore
         # them here: the supervisor decides when this process ends.
@@ -107,6 +110,8 @@ class ShutdownListener:
             self.successor = os.fsdecode(line.removeprefix(HANDOVER_LINE))
             log.info("event=meter_replaced state=%s", self.successor)
             self._end_event.set()
+        elif line == CAPTURE_END_LINE:
+            self.ends_capture = True
         elif line.startswith(SETTINGS_LINE):
             new = msgspec.json.decode(line.removeprefix(SETTINGS_LINE), type=Changeable)
             # Relays that are draining keep their earlier time limit, which may be the longer one.

@@ -74,6 +74,8 @@ class _SavedSlos(Struct, array_like=True):
     begin_ns: int
     slices: list[tuple[int, int, list[_SavedCount]]]
     """Start as monotonic time, level, counts."""
+    since_ns: dict[str, int]
+    """Monotonic time since which each class is counted."""
 
 
 _encode: Final = msgpack.Encoder().encode
@@ -87,6 +89,9 @@ class SloBook:
         self._clock = clock
         self.classes = {name: SloClass.of(name, slo) for name, slo in options.items()}
         self._terms = {name: repr(slo) for name, slo in options.items()}
+        self._since_ns = dict.fromkeys(self.classes, clock.mono_ns())
+        """Monotonic time since which each class is counted: after a reload that changed it, the counts before
+        are unknown."""
         self._by_tenant = TenantClasses(self.classes.values())
         self.of = self._by_tenant.of
         self._slices: Slices[_Counts] = Slices(_LEVELS, clock.mono_ns(), dict, _merge_tables, past=False)
@@ -133,7 +138,7 @@ class SloBook:
     def export(self) -> Callable[[], bytes]:
         """Return a function that packs the windows for another meter; counters are not packed. Any thread may
         call the function."""
-        terms, begin_ns = self._terms, self._slices.begin_ns
+        terms, begin_ns, since_ns = self._terms, self._slices.begin_ns, dict(self._since_ns)
         slices = self._slices.export(self._clock.mono_ns())
 
         def work() -> bytes:
@@ -141,7 +146,7 @@ class SloBook:
                 (start_ns, level, [(*key, *count) for key, count in table.items()])
                 for start_ns, level, table in slices
             ]
-            return _encode(_SavedSlos(terms, begin_ns, rows))
+            return _encode(_SavedSlos(terms, begin_ns, rows, since_ns))
 
         return work
 
@@ -155,6 +160,8 @@ class SloBook:
         """
         saved = _decode(packed)
         changed = sorted(name for name, terms in saved.terms.items() if self._terms.get(name) != terms)
+        for name in saved.terms.keys() - changed:
+            self._since_ns[name] = min(self._since_ns[name], saved.since_ns[name] + shift_ns)
 
         def table_of(rows: list[_SavedCount]) -> _Counts:
             table: _Counts = {}
@@ -172,11 +179,14 @@ class SloBook:
     def freeze(self) -> "FrozenSlos":
         """Return a copy of all counts, which any thread may read."""
         now_ns = self._clock.mono_ns()
-        windows, seconds = {}, {}
-        for level, name in enumerate(BURN_WINDOWS):
+        windows = {}
+        seconds: dict[str, dict[str, float]] = {name: {} for name in self.classes}
+        for level, window in enumerate(BURN_WINDOWS):
             tables = self._slices.window(level, now_ns)
-            windows[name] = [*tables[:-1], dict(tables[-1])]
-            seconds[name] = (now_ns - self._slices.window_start_ns(level, now_ns)) / NS_PER_S
+            windows[window] = [*tables[:-1], dict(tables[-1])]
+            start_ns = self._slices.window_start_ns(level, now_ns)
+            for name, since_ns in self._since_ns.items():
+                seconds[name][window] = (now_ns - max(start_ns, since_ns)) / NS_PER_S
         return FrozenSlos(self.classes, dict(self._total), windows, seconds)
 
 
@@ -187,7 +197,8 @@ class FrozenSlos:
     classes: Mapping[str, SloClass]
     total: Mapping[Key, SloCount]
     _windows: Mapping[str, Sequence[_Counts]]
-    _seconds: Mapping[str, float]
+    _seconds: Mapping[str, Mapping[str, float]]
+    """Time that each window covers, by class."""
 
     def windows(self) -> dict[str, _Counts]:
         return {name: _sum_tables(tables) for name, tables in self._windows.items()}
@@ -205,7 +216,7 @@ class FrozenSlos:
 
     def to_dict(self) -> dict[str, object]:
         windows = self.windows()
-        return {name: _class_to_dict(slo, windows, self._seconds) for name, slo in self.classes.items()}
+        return {name: _class_to_dict(slo, windows, self._seconds[name]) for name, slo in self.classes.items()}
 
 
 def _class_to_dict(

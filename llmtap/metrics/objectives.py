@@ -47,6 +47,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import chain, repeat
+from types import MappingProxyType
 from typing import Final
 
 from llmtap.errors import ConfigError, raise_all
@@ -390,15 +391,28 @@ class Goodput:
             total.merge(count)
         return total
 
-    def to_dict(self, seconds: float) -> dict[str, object] | None:
-        """Return public JSON, None without objectives: the total, and under `by` each set of them."""
+    def to_dict(
+        self, seconds: float, judged_seconds: Mapping[str, float] = MappingProxyType({})
+    ) -> dict[str, object] | None:
+        """Return public JSON, None without objectives: the total, and under `by` each set of them.
+
+        `judged_seconds`: time that the counts of a set of objectives cover, where it is less than `seconds`.
+        """
         counts = self.by_objectives
         if not counts:
             return None
+        by = {
+            name: count.to_dict(judged_seconds.get(name, seconds)) for name, count in sorted(counts.items())
+        }
+        total = self.total().to_dict(seconds)
+        if judged_seconds:
+            for rate in ("requests_per_second", "tokens_per_second"):
+                rates = [value for one in by.values() if isinstance(value := one[rate], float)]
+                total[rate] = sum(rates) if rates else None
         return {
             "objectives": next(iter(counts)) if len(counts) == 1 else "those of each class",
-            **self.total().to_dict(seconds),
-            "by": {name: count.to_dict(seconds) for name, count in sorted(counts.items())},
+            **total,
+            "by": by,
         }
 
 

@@ -71,15 +71,22 @@ def error_ratio(good: int, counted: int) -> float | None:
     return None if counted == 0 else (counted - good) / counted
 
 
+def error_budget(objective: float) -> float:
+    """Return the share of exchanges that may be bad, without the rounding error of 1 - 0.99."""
+    return round(1 - objective, 12)
+
+
 def burn_rate(ratio: float | None, objective: float) -> float | None:
-    """Return the burn rate: error ratio / (1 - objective). At 1, the budget is used exactly as fast as
-    allowed."""
-    return None if ratio is None else ratio / (1 - objective)
+    """Return how many times faster than allowed the budget is used: error ratio / (1 - objective).
+
+    Without rounding errors: an alarm above 5 must not ring at exactly 5.
+    """
+    return None if ratio is None else round(ratio / error_budget(objective), 12)
 
 
 def burn_rate_max(objective: float) -> float:
     """Return the burn rate if every exchange is bad: 1 / (1 - objective). No alarm above it can ring."""
-    return 1 / (1 - objective)
+    return round(1 / error_budget(objective), 12)
 
 
 def reachable(objective: float, factor: float) -> bool:
@@ -215,8 +222,8 @@ class SloClass:
 
     @property
     def budget(self) -> float:
-        """Share of exchanges that may be bad, rounded: 1 - 0.99 is not exactly 0.01 in binary."""
-        return round(1 - self.target, 12)
+        """Share of exchanges that may be bad."""
+        return error_budget(self.target)
 
     def with_tickets(self) -> "SloClass":
         """Return the same class with the tickets of the SRE Workbook, which the meter leaves to

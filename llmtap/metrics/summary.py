@@ -18,6 +18,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from math import isfinite
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from msgspec import Struct, msgpack
@@ -461,12 +462,14 @@ class Summary:
         by: Mapping[str, Mapping[str, object]] | None = None,
         price: Price | None = None,
         percentiles: Mapping[str, float] | None = None,
+        judged_seconds: Mapping[str, float] = MappingProxyType({}),
     ) -> dict[str, object]:
         """Return public JSON: stable names, seconds, null if there was no value.
 
         `window`: description of the time span; `seconds`: its length; `mode`: kind of load (`live`, `open`,
         `closed`); `by`: the same JSON for each tenant, model, arm and class. With a `price`, the cost of the
-        window is included. `percentiles`: further percentiles of each metric, by name.
+        window is included. `percentiles`: further percentiles of each metric, by name. `judged_seconds`: as
+        in `Goodput.to_dict`; the cost of a good token is then unknown.
         """
         metrics = {
             metric.name: summarise_ns(self._metrics.get(metric.name, _EMPTY), percentiles)
@@ -507,7 +510,7 @@ class Summary:
                 "cancelled": self._counts.get("cancelled_tokens"),
                 "after_cancel": self._counts.get("cancelled_tokens_after"),
             },
-            "goodput": self.goodput.to_dict(seconds),
+            "goodput": self.goodput.to_dict(seconds, judged_seconds),
             "smooth_goodput": self._smooth_goodput(seconds),
             "chunking": self._chunking(),
             "clock_disagreement": {
@@ -519,7 +522,7 @@ class Summary:
                 "kinds": dict(sorted(self._refusals.items())),
             },
             "labels": labels_document(self._labels),
-            "cost": None if price is None else self._cost(price, seconds),
+            "cost": None if price is None else self._cost(price, seconds, judged=not judged_seconds),
             "uncertainties": summarise_ns(self._metrics.get(_UNCERTAINTIES, _EMPTY)),
             "uncertainty": self._uncertainty_ns / 1e9 if self.n or self._uncertainty_ns else None,
         }
@@ -567,8 +570,8 @@ class Summary:
             },
         }
 
-    def _cost(self, price: Price, seconds: float) -> dict[str, object]:
-        good = self.goodput.total().good_tokens if self.goodput.by_objectives else None
+    def _cost(self, price: Price, seconds: float, *, judged: bool) -> dict[str, object]:
+        good = self.goodput.total().good_tokens if judged and self.goodput.by_objectives else None
         return asdict(cost_of(price, seconds, self._tokens["output"], good, self._tokens["input"]))
 
 

@@ -23,7 +23,13 @@ import msgspec
 from llmtap.config import Settings, fingerprint
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.log import set_up
-from llmtap.meter.setup import HANDOVER_LINE, SETTINGS_LINE, MeterSetup, check_no_meter_listens
+from llmtap.meter.setup import (
+    CAPTURE_END_LINE,
+    HANDOVER_LINE,
+    SETTINGS_LINE,
+    MeterSetup,
+    check_no_meter_listens,
+)
 from llmtap.net.listener import name_of
 from llmtap.supervisor import handover
 from llmtap.supervisor.checks import check_settings
@@ -112,22 +118,14 @@ class Supervisor:
             self._inherit(handover_state)
         try:
             self._listen_for_signals()
-            settings = self._settings
-            listen, admin = name_of(self._ports.clients[0]), name_of(self._ports.admin)
-            self._announce(listen, admin)
-            log.info(
-                "event=start listen=%s upstream=%s admin=%s workers=%d config=%s",
-                listen,
-                settings.relay.upstream,
-                admin,
-                settings.relay.workers,
-                fingerprint(settings),
-            )
-            await self._unless_stopped(
-                self._start() if handover_state is None else self._take_over(handover_state.places)
-            )
+            if handover_state is None:
+                self._report_start()
+                await self._unless_stopped(self._start())
+            else:
+                await self._unless_stopped(self._take_over(handover_state.places))
+                self._report_start()  # a hot restart moves the ports to changed addresses
             if not self._stopping.is_set():
-                notify(f"READY=1\nSTATUS=forwarding to {settings.relay.upstream}")
+                notify(f"READY=1\nSTATUS=forwarding to {self._settings.relay.upstream}")
                 self._run_task(self._handle_changes_for_ever())
             await self._stopping.wait()
             await self._stop()
@@ -139,6 +137,18 @@ class Supervisor:
             with suppress(OSError):
                 os.unlink(self._tap_path + ASIDE)
         return 1 if self._failed else 0
+
+    def _report_start(self) -> None:
+        listen, admin = name_of(self._ports.clients[0]), name_of(self._ports.admin)
+        self._announce(listen, admin)
+        log.info(
+            "event=start listen=%s upstream=%s admin=%s workers=%d config=%s",
+            listen,
+            self._settings.relay.upstream,
+            admin,
+            self._settings.relay.workers,
+            fingerprint(self._settings),
+        )
 
     def _inherit(self, handover_state: handover.Handover) -> None:
         """Take over the previous program's sockets and children. The children continue until new ones are
@@ -410,6 +420,9 @@ class Supervisor:
             self._meter = fresh.meter
             self._meter_keeper = self._run_task(self._keep_meter(fresh.meter))
             if old is not None:
+                # The settings of a meter that the previous program started are unknown.
+                if old.settings is not None and old.settings.capture_id != self._run.capture_id:
+                    old.write_line(CAPTURE_END_LINE)
                 old.write_line(HANDOVER_LINE + self._run.state_folder(self._settings).encode())
         relays = self._set_relays(fresh.relays)
         for child in relays.values():

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from llmtap.capture.options import CaptureOptions
+from llmtap.capture.read.reader import read
 from llmtap.channel.frames import ACK
-from llmtap.meter.setup import HANDOVER_LINE
+from llmtap.meter.setup import CAPTURE_END_LINE, HANDOVER_LINE
 from tests.meter.test_process import Meter, finish, joined
 from tests.support.traffic.relay_status import relay_status
 from tests.support.traffic.tap_frames import Script
@@ -98,6 +100,23 @@ def test_a_relay_that_dies_in_the_drain_is_counted_as_lost(make: Make, tmp_path:
     result = relays_of(new)["r0"]
     assert (result["opened"], result["measured"], result["unsettled"]) == (1, 0, 0)
     assert (result["lost"], result["dropped"]) == (1, {})
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_capture_is_closed_by_the_last_meter_that_writes_it(make: Make, tmp_path: Path, ends: bool) -> None:
+    folder = tmp_path / "capture"
+    old = make("old", capture=CaptureOptions(to=str(folder)), capture_id="c1")
+    with joined(old) as relay:
+        if ends:
+            assert old.process.stdin is not None
+            old.process.stdin.write(CAPTURE_END_LINE + b"\n")
+        hand_over(old, tmp_path)
+        finish(relay)
+        relay.sendall(Script().status(relay_status(opened=1, measured=1, draining=True)).pack(3))
+        assert relay.recv(ACK.size) == ACK.pack(3)
+    assert old.stop()[0] == 0
+    (capture,) = read(folder).integrity().captures
+    assert (capture.present, capture.missing, capture.closed) == (1, 0, ends)
 
 
 def test_a_folder_that_is_not_there_holds_nothing_up(make: Make, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from llmtap.clock import ManualClock
 from llmtap.errors import ConfigError
 from llmtap.exchange.outcome import Outcome, Reading
 from llmtap.meter.slo import BURN_WINDOWS, SloBook
+from llmtap.meter.tenants import Labels
 from llmtap.metrics.latency import measure
 from llmtap.metrics.slo import SloOptions, check_slos
 from tests.support.traffic.streams import streamed
@@ -274,3 +275,22 @@ def test_faults_of_llmtap_are_counted_apart_or_are_bad_if_the_class_says_so(
         attainment,
     ]
     assert slos.freeze().total == {("gold", "a"): (counted, 1, 0, own_faults)}
+
+
+def test_after_a_change_the_windows_of_a_class_begin_at_the_change() -> None:
+    clock = ManualClock()
+    same = slo(target=0.9, tenants=("b",))
+    old = book(clock, gold=slo(target=0.9, tenants=("a",)), same=same)
+    clock.advance(600 * S)
+    ended(old, "a", BAD)
+    ended(old, "b", BAD)
+    new = book(clock, gold=slo(target=0.8, tenants=("a",)), same=same)
+    new.absorb(old.export()(), 0, Labels(9, 9, 9))
+    clock.advance(20 * S)
+    ended(new, "a", GOOD)
+    newest = book(clock, gold=slo(target=0.8, tenants=("a",)), same=same)
+    newest.absorb(new.export()(), 0, Labels(9, 9, 9))
+    clock.advance(10 * S)
+    changed, kept = windows(newest, "gold"), windows(newest, "same")
+    assert [(changed[name]["seconds"], changed[name]["counted"]) for name in ("5m", "6h")] == [(30.0, 1)] * 2
+    assert (kept["6h"]["seconds"], kept["6h"]["counted"]) == (630.0, 1)

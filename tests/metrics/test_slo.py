@@ -36,6 +36,14 @@ def test_a_rate_is_the_error_ratio_over_the_budget() -> None:
     assert burn_rate(None, 0.99) is None
 
 
+@pytest.mark.parametrize(
+    ("bad", "counted", "objective", "rate"),
+    [(17, 34, 0.9, 5), (1, 2, 0.95, 10), (3, 10, 0.95, 6), (36, 50, 0.95, 14.4), (7, 7, 0.99, 100)],
+)
+def test_a_rate_at_a_factor_is_not_above_it(bad: int, counted: int, objective: float, rate: float) -> None:
+    assert burn_rate(error_ratio(counted - bad, counted), objective) == rate
+
+
 def test_an_alarm_needs_both_windows() -> None:
     page = STANDARD_ALARMS[0]
     assert page.rings(14.5, 14.5)

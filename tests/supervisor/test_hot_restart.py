@@ -121,6 +121,29 @@ async def test_the_relay_behind_a_gateway_is_replaced_and_keeps_its_port() -> No
             assert await tap.ended() == 0
 
 
+async def test_a_port_that_a_hot_restart_moves_is_reported_at_its_new_address(tmp_path: Path) -> None:
+    log, config, ports = tmp_path / "log", tmp_path / "llmtap.toml", (port_free(), port_free())
+    config.write_text(f'[relay]\nlisten = "127.0.0.1:{ports[0]}"\n')
+    async with (
+        upstream() as up,
+        proxy(up, *PATIENT, config=config, log=log, listen=ports[0], level="info") as tap,
+    ):
+        config.write_text(f'[relay]\nlisten = "127.0.0.1:{ports[1]}"\n')
+        os.kill(tap.pid, signal.SIGUSR2)
+        await wait_until(lambda: log.read_text().count("event=start ") == 2, LONG_S)
+        path = up.on(answers(b"here"))
+        client = await RawClient.connect(ports[1])
+        assert (await client.get(path)).data == b"here"
+        client.close()
+        os.kill(tap.pid, signal.SIGTERM)
+        assert await tap.ended() == 0
+    starts = [line for line in log.read_text().splitlines() if "event=start " in line]
+    assert [f"listen=127.0.0.1:{port} " in line for port, line in zip(ports, starts, strict=True)] == [
+        True,
+        True,
+    ]
+
+
 async def test_after_a_failed_hot_restart_a_relay_that_dies_keeps_its_side_and_port(tmp_path: Path) -> None:
     log, config, port = tmp_path / "log", tmp_path / "llmtap.toml", port_free()
     program = OwnProgram(tmp_path / "program")

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from llmtap.config import Settings, load_settings
-from llmtap.meter.setup import HANDOVER_LINE, SETTINGS_LINE, Changeable, MeterSetup
+from llmtap.meter.setup import CAPTURE_END_LINE, HANDOVER_LINE, SETTINGS_LINE, Changeable, MeterSetup
 from llmtap.supervisor import child
 from llmtap.supervisor.child import Child, Kind
 from llmtap.supervisor.ports import Ports
@@ -140,6 +140,22 @@ def test_a_meter_that_waits_for_its_turn_is_told_what_is_in_force_then(
             kept.enforce(cost__gpus="2")
         await wait_until(lambda: len(kept.meters.setups) == 1)
         assert kept.meters.setups[0].cost.gpus == 2
+
+    kept_meter(monkeypatch, scene)
+
+
+def test_a_meter_whose_capture_the_next_one_does_not_continue_ends_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scene(kept: Kept) -> None:
+        kept.meters.may_start.set()
+        await wait_until(lambda: kept.supervisor._meter is not None)
+        lines = HANDOVER_LINE + kept.state.encode() + b"\n"
+        assert await kept.replace(cost__gpus="2")
+        assert os.read(kept.meters.stdin[0], 4_096) == lines, "it is the same capture"
+        kept.supervisor._run.follow(settings_of(capture__level="none"))
+        assert await kept.replace(cost__gpus="2", capture__level="none")
+        assert os.read(kept.meters.stdin[1], 4_096) == CAPTURE_END_LINE + b"\n" + lines
 
     kept_meter(monkeypatch, scene)
 

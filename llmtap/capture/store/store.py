@@ -35,6 +35,7 @@ from llmtap.capture.store.finisher import ClosedSpool, Finisher, LocalFiles
 from llmtap.capture.store.spool import LOCK, SpoolWriter, take_back
 from llmtap.clock import Clock
 from llmtap.errors import ConfigError
+from llmtap.units import format_bytes
 
 log = logging.getLogger(__name__)
 
@@ -357,9 +358,10 @@ class Store:
         largest = max(self._finisher.largest, 0 if self._writer is None else self._writer.bytes)
         # Count the batch twice: once for the spool, and at most as much again for the Parquet file.
         needed = MARGIN_BYTES + largest + 2 * self._spool_bytes(batch)
-        if disk.f_bavail * disk.f_frsize < needed:
+        free = disk.f_bavail * disk.f_frsize
+        if free < needed:
             self._rotate_rows()
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise OSError(errno.ENOSPC, f"{format_bytes(needed)} are needed, {format_bytes(free)} are free")
 
     def _has_room(self, batch: pa.RecordBatch) -> bool:
         """Return whether the batch fits below `total_bytes`, if necessary after deletions that are

@@ -98,8 +98,8 @@ def _has_figure(name: str, result: Mapping[str, Any]) -> bool:
 def verdict_sentence(states: Mapping[str, str], *, failed: bool = False, partial: bool = False) -> str:
     """Return the verdict in one sentence, from the state of each figure that was measured.
 
-    The state that most figures have comes last, as "all others". If a load failed and left one or two figures,
-    the sentence names them: "all figures" would promise latencies.
+    The state that most figures have comes last, as "all others". One or two figures, which a failed load
+    left, are named: "all figures" would promise latencies.
     """
     by_state = {
         state: [figure_title(name) for name, one in states.items() if one == state]

@@ -363,7 +363,7 @@ _OBJECTS: Final = {
         reachable ringing flag
         inhibited flag: It rings, and another alarm that rings reports the same cause.""",
     "SloWindow": """
-        seconds number: Measured time: less than the window while the meter is younger.
+        seconds number: Measured time: less than the window if the meter, or the class as it is, is younger.
         counted good count
         not_judged count: Neither counted nor good, since their answers were not understood.
         own_faults count: Left out, since llmtap itself failed (`rejected`, `tap_error`).

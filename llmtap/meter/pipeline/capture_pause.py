@@ -11,7 +11,8 @@ from llmtap.export.sinks import CapturePause
 from llmtap.units import NS_PER_S, format_bytes
 
 CAUSES: Final = {
-    "disk_full": ("the disk of {spool} is full", "free space on this disk"),
+    # Space for the files that are made of spools stays free, so the disk is not full to the last byte.
+    "disk_full": ("the disk of {spool} has too little free space", "free space on this disk"),
     "folder": ("{spool} is missing or cannot be written", "create it, owned by the user of llmtap"),
     "total_bytes": (
         "its files have the size of capture.total_bytes",

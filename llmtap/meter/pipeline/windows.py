@@ -290,6 +290,10 @@ class _SavedWindows(Struct, array_like=True):
     """Objectives and reader by which the exchanges were judged."""
     begin_ns: int
     slices: list[_SavedSlice]
+    terms_ns: int
+    """Monotonic time since which `terms` apply."""
+    judged_ns: dict[str, int]
+    """Monotonic time since which each set of objectives applies."""
 
 
 _encode: Final = msgpack.Encoder().encode
@@ -330,6 +334,10 @@ class Windows:
         self._terms = terms
         self._anchor = WallAnchor.sample(clock)
         self._slices: Slices[_Tile] = Slices(LEVELS, clock.mono_ns(), _Tile, _merge_tiles, past=True)
+        self._terms_ns = self._slices.begin_ns
+        """Time since which the sums of `_JUDGED` are counted: they begin anew when `terms` change."""
+        self._judged_ns = {objectives.text: self._terms_ns for objectives in self._objectives.values()}
+        """Time since which goodput is counted, by set of objectives."""
 
     def __len__(self) -> int:
         return len(self._slices)
@@ -378,15 +386,16 @@ class Windows:
             total = _Tile()
             for tile in self._slices.window(level, now_ns):
                 total.add_sums(tile)
-            seconds = (now_ns - self._slices.window_start_ns(level, now_ns)) / NS_PER_S
+            start_ns = self._slices.window_start_ns(level, now_ns)
+            judged_s = (now_ns - max(start_ns, self._terms_ns)) / NS_PER_S
             n = total.sums
             rates[name] = Rates(
-                seconds,
+                (now_ns - start_ns) / NS_PER_S,
                 n["n"],
                 n["uncertain"],
                 total.lag_ns,
-                n["met"] / seconds if n["counted"] and seconds else None,
-                total.benefit / seconds if n["benefit_n"] and seconds else None,
+                n["met"] / judged_s if n["counted"] and judged_s else None,
+                total.benefit / judged_s if n["benefit_n"] and judged_s else None,
             )
         return rates
 
@@ -411,13 +420,19 @@ class Windows:
             end=self._date(now_ns),
             seconds=(now_ns - start_ns) / NS_PER_S,
             tiles=[*tiles[:-1], open_],
+            judged_seconds={
+                text: (now_ns - since_ns) / NS_PER_S
+                for text, since_ns in self._judged_ns.items()
+                if since_ns > start_ns
+            },
         )
 
     def export(self) -> Callable[[], bytes]:
         """Return a function that packs the windows for another meter. Any thread may call the function."""
         terms, begin_ns = self._terms, self._slices.begin_ns
+        since = self._terms_ns, dict(self._judged_ns)
         slices = self._slices.export(self._clock.mono_ns())
-        return lambda: _encode(_SavedWindows(terms, begin_ns, list(map(_pack_slice, slices))))
+        return lambda: _encode(_SavedWindows(terms, begin_ns, list(map(_pack_slice, slices)), *since))
 
     def clear(self) -> None:
         self._slices.clear()
@@ -429,7 +444,11 @@ class Windows:
         """
         saved = _decode(packed)
         same_terms = saved.terms == self._terms
-        known = {REQUESTED, *(objectives.text for objectives in self._objectives.values())}
+        known = {REQUESTED, *self._judged_ns}
+        if same_terms:
+            self._terms_ns = min(self._terms_ns, saved.terms_ns + shift_ns)
+        for text in self._judged_ns.keys() & saved.judged_ns:
+            self._judged_ns[text] = min(self._judged_ns[text], saved.judged_ns[text] + shift_ns)
 
         def tile_of(slice_: _SavedSlice) -> _Tile:
             tile = _Tile(slice_.lag_ns, Counter(slice_.sums), slice_.benefit)
@@ -469,6 +488,8 @@ class FrozenWindow:
     end: str
     seconds: float
     tiles: Sequence[_Tile]
+    judged_seconds: Mapping[str, float]
+    """Time that goodput covers, by set of objectives, where it is less than `seconds`."""
 
     def to_dict(
         self, by: Collection[str] = BY, *, certain: bool = False, price: Price | None = None
@@ -493,7 +514,7 @@ class FrozenWindow:
         part_price = None if price is None else _token_price(price)
 
         def describe(summary: Summary) -> dict[str, object]:
-            return summary.to_dict(window, self.seconds, price=part_price)
+            return summary.to_dict(window, self.seconds, price=part_price, judged_seconds=self.judged_seconds)
 
         total = Summary()
         total.opened = sums.sums["opened"]
@@ -514,7 +535,7 @@ class FrozenWindow:
         labels: dict[str, dict[str, object]] = {"tenant": tenants} if "tenant" in by else {}
         for label, group in groups.items():
             labels[label] = {name: describe(summary) for name, summary in sorted(group.items())}
-        out = total.to_dict(window, self.seconds, by=labels, price=price)
+        out = total.to_dict(window, self.seconds, by=labels, price=price, judged_seconds=self.judged_seconds)
         out["not_inference"] = sums.sums["skipped"]
         out["uncertain"] = {"n": sums.sums["uncertain"], "included": not certain}
         return out

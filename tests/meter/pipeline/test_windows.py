@@ -24,6 +24,8 @@ from llmtap.meter.pipeline.windows import (
     Windows,
     window_name,
 )
+from llmtap.meter.tenants import Labels
+from llmtap.metrics.cost import Price
 from llmtap.metrics.latency import measure
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.summary import Summary
@@ -247,3 +249,44 @@ def test_by_gives_the_same_for_each_tenant_model_arm_and_class() -> None:
     }  # fmt: skip
     assert by["tenant"]["a"].keys() == out.keys() - {"by", "uncertain", "not_inference"}
     assert windows.freeze("1m").to_dict(("model",))["by"].keys() == {"model"}  # type: ignore[attr-defined]
+
+
+def judged(windows: Windows, slo: str, objectives: Objectives) -> None:
+    x = streamed(100, 140)
+    m = measure(x)
+    windows.on_end(x, m, SeriesKey("t", "m", "", slo), objectives.meets(m, x))
+
+
+def test_after_a_change_of_objectives_goodput_is_a_rate_of_the_time_since_then() -> None:
+    """One good exchange a second of each class; after 30 s a reload changes the objectives of one class."""
+    clock = ManualClock()
+    first, second, same = (Objectives.parse(text) for text in ("ttft:1s", "ttft:2s", "e2e:9s"))
+    old = Windows(clock, {"gold": first, "rest": same}, terms="1")
+    for _ in range(30):
+        clock.advance(S)
+        judged(old, "gold", first)
+        judged(old, "rest", same)
+    new = Windows(clock, {"gold": second, "rest": same}, terms="2")
+    new.absorb(old.export()(), 0, Labels(9, 9, 9))
+    for _ in range(10):
+        clock.advance(S)
+        judged(new, "gold", second)
+        judged(new, "rest", same)
+    newest = Windows(clock, {"gold": second, "rest": same}, terms="2")
+    newest.absorb(new.export()(), 0, Labels(9, 9, 9))
+    for windows in (new, newest):
+        out: Any = windows.freeze("1m").to_dict(BY, price=Price(gpus=1, per_gpu_hour=1.0))
+        goodput = out["goodput"]
+        assert (out["n"], out["window"]["seconds"]) == (80, 40.0)
+        assert {name: (one["met"], one["requests_per_second"]) for name, one in goodput["by"].items()} == {
+            "ttft:2s": (10, 1.0), "e2e:9s": (40, 1.0),
+        }  # fmt: skip
+        assert goodput["requests_per_second"] == 2.0
+        assert goodput["tokens_per_second"] == sum(one["tokens_per_second"] for one in goodput["by"].values())
+        assert out["cost"]["per_good_token"] is None
+        rates = windows.rates()["1m"]
+        assert (rates.seconds, rates.goodput_rps) == (40.0, 2.0)
+        assert rates.smooth_goodput_tps == pytest.approx(out["smooth_goodput"]["tokens_per_second"])
+    clock.advance(MINUTE)
+    out = newest.freeze("1m").to_dict(BY, price=Price(gpus=1, per_gpu_hour=1.0))
+    assert out["goodput"] is None

@@ -140,7 +140,9 @@ async def test_a_capture_in_trouble_is_not_well() -> None:
     async with dashboard(tally) as (page, url):
         for view in ("tap", "overview"):
             await page.open(f"{url}#{view}")
-            await reads(page, "The capture is paused: the disk of /var/spool/llmtap is full.")
+            await reads(
+                page, "The capture is paused: the disk of /var/spool/llmtap has too little free space."
+            )
             await reads(page, "240 exchanges wait in memory")
             await reads(page, "lasts for about 40 s")
         await page.open(f"{url}#tap")

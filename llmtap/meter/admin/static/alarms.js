@@ -17,7 +17,7 @@ export function alarmsOf(slo) {
   return rows.sort((a, b) => b.alarm.ringing - a.alarm.ringing);
 }
 
-/** "1h", or "the 25 s measured" if the meter is younger than that. */
+/** "1h", or "the 25 s measured" if the meter, or the class as it is, is younger than that. */
 function span(name, window) {
   const whole = parseInt(name, 10) * LENGTHS[name.at(-1)];
   return window.seconds < WHOLE * whole ? `the ${seconds(window.seconds)} measured` : name;
