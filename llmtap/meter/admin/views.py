@@ -21,12 +21,16 @@ from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.windows import BY, names_of
 from llmtap.meter.relays import RelayState, UpstreamLoad
 from llmtap.meter.slo import FrozenSlos, SloCount
+from llmtap.meter.tenants import DEFAULT
+from llmtap.metrics.silences import SilenceKind
 from llmtap.version import __version__
 
 _UPSTREAM: Final = {
     "upstream_running_requests": "running", "upstream_waiting_requests": "waiting",
     "upstream_kv_cache_usage_ratio": "kv_use", "upstream_output_tokens": "generation_tokens",
 }  # fmt: skip
+_NONE_SILENT: Final = {(kind.value, DEFAULT): 0 for kind in SilenceKind}
+"""A metric without samples would be "No data" on a board."""
 PAIRS_DEFAULT: Final = 20
 PAIRS_MAX: Final = 1_000
 """Single pairs in an answer of `/api/v1/pairs`."""
@@ -49,7 +53,7 @@ def metrics_of(p: ExchangePipeline) -> Frozen:
         "admin_limits": dict(p.admin_limits),
         "reading_limits": dict(p.reading_limits),
         "live_missed_exchanges": p.live_missed,
-        "silent_streams": p.silences.latest.by_tenant,
+        "silent_streams": {**_NONE_SILENT, **p.silences.latest.by_tenant},
         "silence_not_judged_streams": p.silences.latest.not_judged,
         "ttft_step_ratio": p.steps.ratios(),
         "smooth_goodput_tokens_per_second": {

@@ -27,7 +27,6 @@ EMPTY = {
     "llmtap_export_dropped_total": "there is no receiver for spans",
     "llmtap_server_clock_disagreement_seconds_bucket": "the engine tells no times of its own",
     "llmtap_tokens_after_cancel_total": "no client leaves",
-    "llmtap_silent_streams": "no stream is silent",
     "llmtap_upstream_output_tokens_total": "the upstream's metrics are not read",
     "llmtap_upstream_running_requests": "the upstream's metrics are not read",
     "llmtap_upstream_waiting_requests": "the upstream's metrics are not read",
