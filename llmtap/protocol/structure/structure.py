@@ -445,7 +445,9 @@ def _repeats_better(place: Place, accepted: Sequence[Place]) -> bool:
         if other.numbers and place.numbers and min(place.numbers) > max(other.numbers):
             texts = next(iter(other.texts.values()))
             so_far = (texts[-1] if other.cumulative else "".join(texts)).strip()
-            known = [text.strip() for texts in place.texts.values() for text in texts]
-            if any(t == so_far or (len(so_far) >= _SURE_CHARS and t.startswith(so_far)) for t in known):
+            known = {text.strip() for texts in place.texts.values() for text in texts}
+            if known == {so_far}:
+                return True
+            if len(so_far) >= _SURE_CHARS and any(text.startswith(so_far) for text in known):
                 return True
     return False
