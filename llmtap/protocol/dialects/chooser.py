@@ -37,7 +37,8 @@ _EVENTS_ON_PATH: Final = 2
 """On its own path, a dialect that has read no output is chosen before the end only after it has understood so
 many events."""
 _UNREAD_ON_PATH: Final = 4
-"""On its own path, a dialect is not chosen if more than so many events were not understood for each that was."""
+"""On its own path, a dialect is not chosen if it understood less than one event for so many that it did not
+understand."""
 _NAMED: Final = 3
 """Claim (`registry.Dialect.claim`) of an object that names its dialect."""
 _FITS: Final = 2

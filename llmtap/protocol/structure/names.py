@@ -65,7 +65,8 @@ def _names(text: str) -> frozenset[str]:
 
 MARKS: Final = _names("""
     type, event, object, kind, op, operation, event type, event name, message type, msg type, channel,
-    section, phase, stage, topic, method, subtype, content type, chunk type
+    section, phase, stage, topic, method, subtype, content type, chunk type, mode, action, ev, evt, cmd,
+    session update
 """)
 """Members whose value names the kind of the object that has them."""
 REASONING_FLAGS: Final = _names("""
@@ -106,7 +107,7 @@ NEVER: Final = _names("""
     citations, document, documents, passage, reference, references, annotation, annotations, embedding,
     score, metadata, meta, config, tool, tools, schema, stop, bytes, logprobs, step, node, run, thread,
     session, request, span, parent, progress, eta, duration, size, ip, address, phone, country, city,
-    device, agent, voice, speaker, priority, queue, seq, index, original, echo, transport, protocol,
+    device, agent, voice, draft, speaker, priority, queue, seq, index, original, echo, transport, protocol,
     kind, op, action, method, phase, stage, channel, topic, section, subtype, quantization, dtype,
     shape, owner, permission, tier, hint, help, tip, observation, cited, quote, verdict, safety,
     moderation, rating, probability, blocklist, policy
@@ -119,7 +120,7 @@ ABOVE_NEVER: Final = _names("""
     search, moderation, safety, stderr, stdout, signature, retrieval, passages, headers, config,
     compaction, history, inputs, params, parameters, schema, session, instructions, user, author,
     sender, file, files, choices logprobs, grounding, web, alert, incident, job, task status, device,
-    sensor, labels
+    sensor, labels, row, rows, record, records, table, before, after
 """)
 """Words in the name of an object or array that show that no text inside it is the answer of the model."""
 ABOVE_STRONG: Final = frozenset({"delta", "choices", "candidates", "generations", "completions"})
@@ -145,16 +146,17 @@ KIND_NEVER: Final = _names("""
     title, signature, image, audio, video, retrieval, search, document, documents, embedding, telemetry,
     metric, metrics, trace, span, queue, queued, hello, ready, ack, presence, typing, notification,
     alert, session, connected, disconnected, subscribe, subscribed, snapshot, compaction, moderation,
-    guardrail, safety, echo, user, human, system, observation, download, upload, pull, build, deploy,
+    guardrail, safety, echo, put, user, human, system, observation, download, upload, pull, build, deploy,
     job, health, billing, quota, rate, route, routing, cache, retry, suggestion, suggestions, followup,
-    annotation, references, stdout, stderr, heart, tick, sensor, reading, measurement, price, trade,
+    annotation, references, stdout, stderr, stt, asr, heart, tick, sensor, reading, measurement, price, trade,
     quote, order, edit, file, files, config, obfuscation, fallback, memory
 """)
 """Words in the name of an event, or in its type, that show that it adds no text, or that it repeats text."""
 BESIDE_NEVER: Final = _names("""
     level, severity, logger, progress, percent, percentage, eta, pid, hostname, similarity, relevance,
     score, rank, url, author, username, user, sender, email, priority, alert, ip, sensor, unit, channel
-    id, guild, price, currency, headline, likes, timestamp, attempt, exit, elapsed, stage, service
+    id, guild, attendee, participant, suggest, price, currency, headline, likes, timestamp, attempt, exit,
+    elapsed, stage, service
 """)
 """Words in the names of members beside a text that show that it is a log line, a notice or a document."""
 REASONING: Final = _names("""
