@@ -98,29 +98,29 @@ POSSIBLE: Final = _names("""
 NEVER: Final = _names("""
     id, ids, uuid, guid, model, role, status, state, type, object, event, created, updated, timestamp,
     time, ts, date, url, uri, href, link, hash, checksum, digest, etag, fingerprint, signature, version,
-    language, lang, locale, level, logger, severity, reason, code, error, errors, mime, format,
-    encoding, audio, image, video, b64, base64, encrypted, obfuscation, padding, nonce, title, name,
-    author, user, username, email, host, hostname, region, server, provider, vendor, file, filename,
-    path, log, logs, stdout, stderr, trace, traceback, stack, warning, warnings, notice, debug,
-    description, detail, details, label, labels, tag, tags, category, query, prompt, question,
-    instructions, system, cursor, key, secret, currency, unit, units, source, sources, citation,
-    citations, document, documents, passage, reference, references, annotation, annotations, embedding,
-    score, metadata, meta, config, tool, tools, schema, stop, bytes, logprobs, step, node, run, thread,
-    session, request, span, parent, progress, eta, duration, size, ip, address, phone, country, city,
-    device, agent, voice, draft, speaker, priority, queue, seq, index, original, echo, transport, protocol,
-    kind, op, action, method, phase, stage, channel, topic, section, subtype, quantization, dtype,
-    shape, owner, permission, tier, hint, help, tip, observation, cited, quote, verdict, safety,
-    moderation, rating, probability, blocklist, policy
+    language, lang, locale, level, logger, severity, reason, code, error, errors, mime, format, encoding,
+    audio, image, video, b64, base64, encrypted, obfuscation, padding, nonce, title, name, author, user,
+    username, email, host, hostname, region, server, provider, vendor, file, filename, path, log, logs,
+    stdout, stderr, trace, traceback, stack, warning, warnings, notice, debug, description, detail,
+    details, label, labels, tag, tags, category, query, prompt, question, instructions, system, cursor,
+    key, secret, currency, unit, units, source, sources, citation, citations, document, documents,
+    passage, reference, references, annotation, annotations, embedding, score, metadata, meta, config,
+    tool, tools, schema, stop, bytes, logprobs, step, node, run, thread, session, request, span, parent,
+    progress, eta, duration, size, ip, address, phone, country, city, device, agent, voice, draft,
+    selection, speaker, priority, queue, seq, index, original, echo, transport, protocol, kind, op,
+    action, method, phase, stage, channel, topic, section, subtype, quantization, dtype, shape, owner,
+    permission, tier, hint, help, tip, observation, cited, quote, verdict, safety, moderation, rating,
+    probability, blocklist, policy
 """)
 """Words in the name of a member that show that its text is not the answer of the model."""
 ABOVE_NEVER: Final = _names("""
     error, errors, logprobs, document, documents, results, hits, matches, citation, citations, sources,
     source, references, annotations, prompt, request, query, embedding, embeddings, data uri, metadata,
-    log, logs, debug, trace, warning, warnings, usage, timings, obfuscation, image, audio, video,
-    search, moderation, safety, stderr, stdout, signature, retrieval, passages, headers, config,
-    compaction, history, inputs, params, parameters, schema, session, instructions, user, author,
-    sender, file, files, choices logprobs, grounding, web, alert, incident, job, task status, device,
-    sensor, labels, row, rows, record, records, table, before, after
+    log, logs, debug, trace, warning, warnings, usage, timings, obfuscation, image, audio, video, search,
+    moderation, safety, stderr, stdout, signature, retrieval, passages, headers, config, compaction,
+    history, inputs, params, parameters, schema, session, instructions, user, author, sender, file, files,
+    choices logprobs, grounding, web, alert, incident, job, task status, device, sensor, labels, row,
+    rows, record, records, table, before, after
 """)
 """Words in the name of an object or array that show that no text inside it is the answer of the model."""
 ABOVE_STRONG: Final = frozenset({"delta", "choices", "candidates", "generations", "completions"})
@@ -144,12 +144,12 @@ KIND_NEVER: Final = _names("""
     failure, exception, status, progress, log, logs, info, warning, warn, debug, notice, ping, pong,
     heartbeat, keepalive, usage, metadata, meta, citation, citations, source, sources, result, results,
     title, signature, image, audio, video, retrieval, search, document, documents, embedding, telemetry,
-    metric, metrics, trace, span, queue, queued, hello, ready, ack, presence, typing, notification,
-    alert, session, connected, disconnected, subscribe, subscribed, snapshot, compaction, moderation,
-    guardrail, safety, echo, put, user, human, system, observation, download, upload, pull, build, deploy,
-    job, health, billing, quota, rate, route, routing, cache, retry, suggestion, suggestions, followup,
-    annotation, references, stdout, stderr, stt, asr, heart, tick, sensor, reading, measurement, price, trade,
-    quote, order, edit, file, files, config, obfuscation, fallback, memory
+    metric, metrics, trace, span, queue, queued, hello, ready, ack, presence, typing, notification, alert,
+    session, connected, disconnected, subscribe, subscribed, snapshot, compaction, moderation, guardrail,
+    safety, echo, put, autosave, saved, user, human, system, observation, download, upload, pull, build,
+    deploy, job, health, billing, quota, rate, route, routing, cache, retry, suggestion, suggestions,
+    followup, annotation, references, stdout, stderr, stt, asr, heart, tick, sensor, reading, measurement,
+    price, trade, quote, order, edit, file, files, config, obfuscation, fallback, memory
 """)
 """Words in the name of an event, or in its type, that show that it adds no text, or that it repeats text."""
 BESIDE_NEVER: Final = _names("""
@@ -175,7 +175,19 @@ CALL_RESULT: Final = frozenset(
 )
 _USERS: Final = frozenset({"user", "human", "customer", "caller"})
 _TO_USERS: Final = frozenset({"to", "for", "facing", "visible"})
-_RECOGNITION: Final = frozenset({"stt", "asr", "recognized", "recognised", "recognizing", "recognition"})
+_RECOGNITION: Final = frozenset(
+    {
+        "stt",
+        "asr",
+        "recognized",
+        "recognised",
+        "recognizing",
+        "recognition",
+        "dictation",
+        "inbound",
+        "incoming",
+    }
+)
 _TRANSCRIPT: Final = frozenset({"transcript", "transcripts", "transcription", "transcriptions"})
 _HEARD: Final = frozenset({"input", "audio", "speech", "voice"})
 _SPOKEN: Final = frozenset({"output", "response", "assistant", "agent", "bot", "model", "answer", "reply"})
@@ -203,6 +215,8 @@ def is_of_user(name: tuple[str, ...]) -> bool:
     known = frozenset(name)
     if known & _USERS:
         return not known & _TO_USERS
+    if name == ("in",):
+        return True
     if known & _SPOKEN:
         return False
     return bool(known & _RECOGNITION or (known & _TRANSCRIPT and known & _HEARD))

@@ -315,7 +315,10 @@ def _find_kind_member(events: Sequence[SseEvent]) -> str | None:
         may_be = (
             meaning.plain and not meaning.mark if type(values[0]) is str else meaning.mark or len(name) == 1
         )
-        if len(values) == objects and may_be and 2 * same >= objects and objects // 2 < most < objects:
+        # Thoughts may fill the first events; the kind of the answer comes later.
+        is_thought = not names.REASONING.isdisjoint(names.words(str(values[0])))
+        limit = objects + (is_thought and names.NEVER.isdisjoint(meaning.words))
+        if len(values) == objects and may_be and 2 * same >= objects and objects // 2 < most < limit:
             return name
     return None
 

@@ -76,6 +76,9 @@ def _is_no_text(text: str) -> bool:
 
 
 def _is_cumulative(texts: Sequence[str]) -> bool:
+    last = texts[-1].strip()
+    if last.isascii() and " " not in last:
+        return False  # A single word that grows by letters is typed by a user.
     grows = 0
     for before, text in pairwise(texts):
         if not text.startswith(before):

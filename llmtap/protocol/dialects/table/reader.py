@@ -90,9 +90,9 @@ class TableDialect:
             is_text = self.table.plain_text and (on_path or self.open(None, name)[0])
             return 2 + on_path if is_text or (rule is not None and rule.reads_data) else 0
         own_name, inside = self.open(value, None, alone=True)
-        # The name of an error is no evidence, because many dialects share it.
+        # Many dialects share the names of errors, and those of events that say nothing.
         if any(
-            own_name in rule.names and rule.fits(inside) and not rule.error
+            own_name in rule.names and rule.fits(inside) and not rule.error and (on_path or rule.says)
             for rule in self._by_name.get(own_name, ())
         ):
             return 3 + on_path
