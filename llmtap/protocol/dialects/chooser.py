@@ -16,6 +16,7 @@ from llmtap.protocol.dialects import bedrock
 from llmtap.protocol.dialects.openai_shapes import is_object, read_frame, read_json
 from llmtap.protocol.dialects.registry import BUILT_IN, Dialects, Reader
 from llmtap.protocol.dialects.shapes import failure_in
+from llmtap.protocol.dialects.table.reader import TableReader
 from llmtap.protocol.sse import SseEvent
 
 EVENTS_KEPT_MAX: Final = 16
@@ -34,7 +35,7 @@ events in which the chosen one read none."""
 _OUTPUTS_ON_FOREIGN_PATH: Final = 2
 """If the path is not one of its own, a dialect is chosen only after so many events with output or an end."""
 _EVENTS_ON_PATH: Final = 2
-"""On its own path, a dialect that has read no output is chosen before the end only after it has understood so
+"""On its own path, a table that has read no output is chosen before the end only after it has understood so
 many events."""
 _UNREAD_ON_PATH: Final = 4
 """On its own path, a dialect is not chosen if it understood less than one event for so many that it did not
@@ -320,6 +321,8 @@ class DialectChooser:
             owned = candidate.own or candidate.on_path or not self._dialects.owners(self._path)
             if owned and self._is_decisive(candidate):
                 return candidate  # Later claims are less certain.
+            if on_path and claim >= _NAMED and candidate.understood:
+                break  # Others may still claim the next event.
         return self._find_decisive()
 
     def _find_decisive(self) -> _Candidate | None:
@@ -332,7 +335,9 @@ class DialectChooser:
             if candidate.claim < _FITS and any(c.strong and c.claim >= _NAMED for c in self._candidates):
                 return False  # Only the path fits, and the events name another dialect.
             named = candidate.claim >= _NAMED and not candidate.unread
-            enough = 1 if candidate.own else _EVENTS_ON_PATH
+            # Tables may know an event by common members or `event: message`, classes know it by its name.
+            is_table = isinstance(candidate.reader, TableReader) and not candidate.own
+            enough = _EVENTS_ON_PATH if is_table else 1
             return bool(candidate.strong) or (named and candidate.understood >= enough)
         if not candidate.outputs or candidate.is_guess:
             return False

@@ -108,10 +108,10 @@ class OpenAIChat(ChoicesReader):
 
     @staticmethod
     def claim(value: JsonObject, path: str) -> int:
-        if text_of(value.get("object")).startswith(("chat.completion", "chat.reasoning")):
-            return 3
         choices = value.get("choices")
         if isinstance(choices, list):
+            if text_of(value.get("object")).startswith(("chat.completion", "chat.reasoning")):
+                return 3
             if any(isinstance(c, dict) and ("delta" in c or "message" in c) for c in choices):
                 return 2
         elif not any(name in value for name in BESIDE_NAMES):
