@@ -356,9 +356,8 @@ def _judge_place(place: Place, *, counted: bool, beside_output: bool, on_path: b
 
     if not place.others.isdisjoint(place.numbers):
         return  # The event holds earlier messages, those of the model among them.
-    if any(_is_result(name) for name in (*above, *marks)) or any(
-        map(names.is_of_user, (own, *above, *marks))
-    ):
+    outer = (*above, *marks)
+    if ("input",) in marks or any(map(_is_result, outer)) or any(map(names.is_of_user, (own, *outer))):
         return
     is_call = place.event_class is EventClass.TOOL_CALL
     called = bool((above_words | kinds | own_words) & names.CALLING) or "arguments" in place.beside
