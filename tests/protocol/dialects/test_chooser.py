@@ -113,7 +113,7 @@ def test_one_event_of_a_known_dialect_hides_nothing_of_another(first: str) -> No
             SseEvent(0, 9, b'{"results": [{"generated_text": "Hi"}]}', b"message"),
         ),
         ("/generate_stream", SseEvent(0, 9, b'{"token": "Hi"}', b"message")),
-        (CHAT, {"object": "chat.completion", "sentence_id": 0, "is_end": False, "result": "Hi"}),
+        (CHAT, {"object": "chat.completion", "result": "Hi", "usage": {"total_tokens": 5}}),
         ("/v1/completions", chunk("Hi")),
         (
             "/threads/t/runs/stream",
@@ -169,6 +169,9 @@ def test_nothing_is_chosen_without_evidence() -> None:
         values = [{"type": "session.created"}, {"type": "status", "text": "Hi"}, {"type": "end"}]
         assert [delta.parsed for _, delta in read(chooser, values)] == [False] * 3
         assert (chooser.name, chooser.reading, chooser.end_certain) == (None, Reading.NONE, False)
+    chooser = DialectChooser("/x")
+    read(chooser, [{"type": "session.created", "session": {}}, {"type": "session.updated", "session": {}}])
+    assert chooser.name is None, "several APIs have these events"
 
 
 def test_an_answer_that_broke_off_before_its_output_is_of_the_dialect_that_it_names() -> None:

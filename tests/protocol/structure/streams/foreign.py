@@ -110,7 +110,6 @@ FOREIGN: dict[str, Answer] = {
     "names of responses": ("/v1/responses", [ev("response.started"), *(Out(ev("response.piece", text=x)) for x in L), ev("response.over")]),
     "chat without a name": ("/agent", [{"type": "search"}, *(Out({"type": "chunk", "choices": [{"delta": {"content": x}}]}) for x in L), {"type": "finish"}]),
     "jina": ("/v1/chat/completions", [{"object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {"role": "assistant"}}]}, *(Out({"object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {"content": x, "type": "think"}}]}, "reasoning") for x in L[:4]), {"object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {}, "finish_reason": "thinking_end"}]}, *(Out({"object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {"content": x, "type": "text"}}]}) for x in L), {"object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}]),
-    "silent session": ("/x", [ev("session.created", session={}), ev("session.updated", session={})]),
     "jupyter": ("/x", [{"header": {"msg_type": "stream"}, "content": {"name": "stdout", "text": t}, "channel": "iopub"} for t in ("hello\n", "epoch 1\n", "epoch 2\n", "done\n")]),
     "build": ("/x", [("out", {"step": "build", "line": t}) for t in ("#1 [internal] load", "#2 transferring context: 2B", "#3 DONE 0.0s", "cc -c a.c", "cc -o a a.o")]),
     "kubernetes": ("/x", [{"type": "ADDED", "object": {"kind": "Event", "message": m}} for m in ("Assigned a to n1", 'Pulling image "nginx"', "Started container nginx")]),
