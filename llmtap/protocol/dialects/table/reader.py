@@ -119,7 +119,7 @@ class TableDialect:
         if table.envelope is not None and type(root) is dict and type(root.get(table.envelope)) is dict:
             root = root[table.envelope]
         name = None if self._match is None else self._match(root)
-        if type(name) is int:
+        if type(name) is int and type(root) is list:
             name = str(name)
         if type(name) is not str or not name:
             name = "" if event_name is None else event_name.decode("latin-1")
