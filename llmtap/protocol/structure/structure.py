@@ -18,7 +18,7 @@ from llmtap.protocol.speakers import MODEL_ROLES, Messages, is_other, role_of
 from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.structure import names
 from llmtap.protocol.structure.texts import compare_texts
-from llmtap.protocol.structure.walk import EACH, NODES_MAX, Leaf, Mark, Path, kind_of, leaves
+from llmtap.protocol.structure.walk import EACH, NODES_MAX, Leaf, Mark, Path, leaves, may_name_kind
 from llmtap.protocol.verdicts import of_finish_reason
 
 PLACES_MAX: Final = 256
@@ -306,15 +306,14 @@ def _find_kind_member(events: Sequence[SseEvent]) -> str | None:
         if type(value) is dict:
             objects += 1
             for name, kind in islice(value.items(), _BESIDE_MAX):
-                if kind_of(kind) is not None:
+                if may_name_kind(kind):
                     found.setdefault(name, []).append(kind)
     for name, values in found.items():
         same = sum(a == b for a, b in pairwise(values))
         meaning = names.meaning_of(name)
         most = max(map(values.count, values))
-        may_be = (
-            meaning.plain and not meaning.mark if type(values[0]) is str else meaning.mark or len(name) == 1
-        )
+        is_text = type(values[0]) is str  # If it is a mark, `leaves` knows it already.
+        may_be = meaning.plain and not meaning.mark if is_text else meaning.mark or len(name) == 1
         # Thoughts may fill the first events; the kind of the answer comes later.
         is_thought = not names.REASONING.isdisjoint(names.words(str(values[0])))
         limit = objects + (is_thought and names.NEVER.isdisjoint(meaning.words))
@@ -381,9 +380,8 @@ def _judge_place(place: Place, *, counted: bool, beside_output: bool, on_path: b
         add(1, "possible name of generated text")
     elif not own:
         add(1, "the event is a text")
-    on_path = (
-        on_path and not kinds & names.KIND_NEVER and len(next(iter(place.texts.values()))[0].split()) < 3
-    )
+    is_short = len(next(iter(place.texts.values()))[0].split()) < 3
+    on_path = on_path and is_short and not kinds & names.KIND_NEVER
     named = points >= 2 or on_path
     if not (named or sequel.cumulative or sequel.pieces or sequel.joined):
         return

@@ -91,9 +91,8 @@ def _continuation(a: str, b: str) -> int:
     """Return 1 if `b` continues `a` as within one text, -1 if a separator is missing, 0 if unknown."""
     last, first = a[-1], b[0]
     if last.isspace() or first.isspace():
-        return (
-            -1 if b.startswith("  ") and not last.isspace() else 1
-        )  # An indented line has a line before it.
+        is_indented = b.startswith("  ") and not last.isspace()  # It follows another line.
+        return -1 if is_indented else 1
     if ord(last) >= 0x2E80 or ord(first) >= 0x2E80:
         return 1  # A script without spaces: any two texts join.
     if last == ">" and first == "<":

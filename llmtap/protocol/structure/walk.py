@@ -44,11 +44,11 @@ class Leaf(NamedTuple):
     """Role that the innermost object names which names one."""
 
 
-def kind_of(value: Any) -> str | int | None:
-    """Return the value if it may name the kind of an event or object, else None."""
+def may_name_kind(value: Any) -> bool:
+    """Return whether a value, a word or a small integer, may name the kind of an event or object."""
     if type(value) is str:
-        return value if 0 < len(value) <= names.NAME_CHARS_MAX and _MARK.fullmatch(value) else None
-    return value if type(value) is int and 0 <= value < _KINDS_MAX else None
+        return _MARK.fullmatch(value) is not None
+    return type(value) is int and 0 <= value < _KINDS_MAX
 
 
 def leaves(value: Any, nodes_max: int = NODES_MAX, kind_member: str | None = None) -> Iterator[Leaf]:
@@ -72,11 +72,11 @@ def leaves(value: Any, nodes_max: int = NODES_MAX, kind_member: str | None = Non
                 meaning = names.meaning_of(name)
                 if not meaning.plain:
                     continue
-                if meaning.mark and type(v) is str and kind_of(v) is not None:
+                if meaning.mark and type(v) is str and may_name_kind(v):
                     marks = (*marks, ((*path, name), v))
                 elif v is True and (meaning.reasoning_flag or meaning.partial_flag):
                     marks = (*marks, ((*path, name), True))
-                elif name == kind_member and not path and kind_of(v) is not None:
+                elif name == kind_member and not path and may_name_kind(v):
                     marks = (*marks, ((name,), v))
                 elif name == "index" and type(v) is int and EACH in path and 0 <= v < _INDEX_MAX:
                     index = v
@@ -85,7 +85,7 @@ def leaves(value: Any, nodes_max: int = NODES_MAX, kind_member: str | None = Non
         elif type(value) is list:
             if len(path) < DEPTH_MAX:
                 inside = (*path, EACH)
-                if not path and len(value) > 1 and type(value[0]) is int and kind_of(value[0]) is not None:
+                if not path and len(value) > 1 and type(value[0]) is int and may_name_kind(value[0]):
                     marks = ((inside, str(value[0])),)
                 elements = list(enumerate(value[:ELEMENTS_MAX]))
                 stack += [(inside, v, marks, i, None, role) for i, v in reversed(elements)]
