@@ -76,16 +76,18 @@ fuzz: $(STAMP)  ## fuzz parsers and framing against oracles: FUZZ=TARGET (defaul
 sanitize: $(STAMP)  ## test the compiled code under the sanitizers for addresses, undefined behaviour and threads (gcc)
 	$(BIN)/python tests/native/sanitize.py
 
-lint: $(STAMP)  ## run ruff, mypy and import-linter
+lint: $(STAMP)  ## run ruff, mypy and import-linter, and check the prose of the pages
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/lint-imports --no-logo >$(VENV)/.imports || (cat $(VENV)/.imports; false)
-	@echo "lint: ok (ruff, mypy, import-linter)"
+	@$(BIN)/python tests/support/prose.py
+	@echo "lint: ok (ruff, mypy, import-linter, prose)"
 
 fmt: $(STAMP)  ## format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(BIN)/python tests/support/prose.py --fix
 
 size:  ## count lines, modules, repeated names and import cycles, with their limits
 	@$(PYTHON) tests/support/size.py

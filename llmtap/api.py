@@ -7,8 +7,9 @@ is the public JSON of the command. `to_pandas()` needs pandas. Errors are Config
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
@@ -221,10 +222,8 @@ def _load_plan(source: str, url: str, options: ReplayOptions) -> "LoadPlan":
     from llmtap.metrics.objectives import Objectives
 
     fields: dict[str, object] = dict(options)
-    endpoint, timeout_ns = (
-        options.get("endpoint", "chat"),
-        _duration("timeout", options.get("timeout", "10m")),
-    )
+    endpoint = options.get("endpoint", "chat")
+    timeout_ns = _duration("timeout", options.get("timeout", "10m"))
     if endpoint not in ENDPOINTS:
         raise ConfigError("endpoint", f"expected one of chat, completions, responses, got {endpoint!r}")
     headers = options.get("headers") or {}
@@ -257,14 +256,15 @@ def _check_options(options: Mapping[str, object], declared: type, function: str)
 def compare(
     *results: "ReplayResult | Mapping[str, Any] | str | Path",
     labels: Sequence[str] | None = None,
-    fail_if_worse: str | None = None,
+    fail_if_worse: str | Iterable[str] | None = None,
 ) -> ComparisonResult:
     """Compare results of replays with the first one, like `llmtap report --compare`. Raises ConfigError.
 
-    A result is a ReplayResult, its JSON, or a file written by `--json`. `fail_if_worse`: tolerances, such as
-    `"ttft_p99:5%"`, or `"all"`. This needs the extra `bench`.
+    A result is a ReplayResult, its JSON, or a file written by `--json`. `fail_if_worse`: one or several
+    tolerances, such as `"ttft_p99:5%"`, or `"all"`. This needs the extra `bench`.
     """
     from llmtap.load.replay.comparison import compare_replays
+    from llmtap.load.replay.saved_replay import SavedReplay
 
     if len(results) < 2:
         raise ConfigError("compare", f"needs at least two results, got {len(results)}")
@@ -278,11 +278,17 @@ def compare(
             'such as labels=["before", "after"]',
         )
     named = {label: _json_of(one) for label, one in zip(names, results, strict=True)}
-    comparison = compare_replays(named)
+    replays = {
+        label: SavedReplay.of(named[label], str(one) if isinstance(one, str | Path) else label)
+        for label, one in zip(names, results, strict=True)
+    }
+    comparison = compare_replays(replays)
     changes = replay_changes(comparison, named)
     judged: list[JudgedChange] = []
     if fail_if_worse is not None:
-        judged = judge_replays(Tolerances.parse([fail_if_worse], "fail_if_worse"), named, compare_replays)
+        texts = [fail_if_worse] if isinstance(fail_if_worse, str) else list(fail_if_worse)
+        tolerances = Tolerances.parse(texts, "fail_if_worse")
+        judged = judge_replays(tolerances, named, partial(compare_replays, replays))
         comparison = msgspec.structs.replace(comparison, regression=judged)
     return ComparisonResult(json_value(comparison), changes, judged, comparison.same_load)
 
@@ -329,14 +335,14 @@ def simulate(
     from llmtap.errors import LlmtapError
 
     _check_options(options, SimulationOptions, "simulate")
-    given = AxesReader()
-    given.schedulers(_option_text(scheduler))
+    sweep_axes = AxesReader()
+    sweep_axes.schedulers(_option_text(scheduler))
     for name, kind in (("scale", float), ("rate", float), ("requests", int), ("servers", int), ("seed", int)):
         values = options.get(name)
-        given.numbers(name, None if values is None else _option_text(values), kind)
+        sweep_axes.numbers(name, None if values is None else _option_text(values), kind)
     for option, settings in (("--serving", options.get("serving")), ("--reading", options.get("readings"))):
-        given.settings([f"{name}={value}" for name, value in (settings or {}).items()], option)
-    axes = given.all_axes(None, "")
+        sweep_axes.settings([f"{name}={value}" for name, value in (settings or {}).items()], option)
+    axes = sweep_axes.all_axes(None, "")
     latency = options.get("latency")
     common = replace(
         fit_model(None if latency is None else str(latency), scheduler_names(axes, None)),
@@ -413,10 +419,10 @@ def _json_of(result: "ReplayResult | Mapping[str, Any] | str | Path") -> Mapping
         return result
     from llmtap.cli.results import load_result
 
-    found = load_result(result)
-    if found is None:
+    loaded = load_result(result)
+    if loaded is None:
         raise ConfigError("compare", f"{result} is not a result of llmtap replay")
-    return found
+    return loaded
 
 
 def _option_text(values: Any) -> str:

@@ -74,11 +74,11 @@ def printable(text: str) -> str:
 
 def raise_all(errors: Iterable[ConfigError]) -> None:
     """Raise one ConfigError with a message that lists all these errors. Without errors, do nothing."""
-    found = list(errors)
-    if found:
-        first = ConfigError(found[0].place, found[0].problem, found[0].hint)
-        first.args = ("\n".join(map(str, found)),)
-        first.others = tuple(found[1:])
+    error_list = list(errors)
+    if error_list:
+        first = ConfigError(error_list[0].place, error_list[0].problem, error_list[0].hint)
+        first.args = ("\n".join(map(str, error_list)),)
+        first.others = tuple(error_list[1:])
         raise first
 
 

@@ -3,7 +3,7 @@
 Inside, a duration is an `int` of nanoseconds and a size an `int` of bytes. In config files and on the command
 line a duration is a number of seconds or text (`"500ms"`, `"2m"`), a size a number of bytes or text
 (`"64KiB"`). In public JSON a duration is in seconds. `Duration` and `Bytes` are the types of such fields;
-`read_special` and the functions beside it are the hooks with which msgspec converts them.
+`read_special` and the functions after it are the hooks with which msgspec converts them.
 """
 
 import re

@@ -73,8 +73,8 @@ def read_toml(path: Path, place: str | None = None) -> dict[str, Any]:
         with path.open("rb") as file:
             raw = file.read(TOML_BYTES_MAX + 1)
     except OSError as exc:
-        what = f"{path} cannot be read" if place else "cannot be read"
-        raise ConfigError(place or str(path), f"{what}: {exc.strerror}") from None
+        problem = f"{path} cannot be read" if place else "cannot be read"
+        raise ConfigError(place or str(path), f"{problem}: {exc.strerror}") from None
     if len(raw) > TOML_BYTES_MAX:
         raise ConfigError(str(path), f"is longer than {TOML_BYTES_MAX >> 10} KiB", "is this the right file?")
     try:
@@ -84,8 +84,8 @@ def read_toml(path: Path, place: str | None = None) -> dict[str, Any]:
         _check_depth(text, path)
         return tomllib.loads(text)
     except ValueError as exc:  # TOMLDecodeError, UnicodeDecodeError, or too many digits.
-        what = str(exc).partition(";")[0]
-        raise ConfigError(str(path), f"is not TOML: {what}") from None
+        problem = str(exc).partition(";")[0]
+        raise ConfigError(str(path), f"is not TOML: {problem}") from None
 
 
 _TOML_KEY: Final = re.compile(r"^[ \t]*(?:\[{1,2}([^\]\n]+)\]|([\w.\-\"' \t]+?)[ \t]*=)", re.MULTILINE)
@@ -100,11 +100,11 @@ def key_lines(path: Path) -> dict[str, int]:
     lines: dict[str, int] = {}
     arrays: dict[str, int] = {}
     table = ""
-    for found in _TOML_KEY.finditer(text):
-        name = re.sub(r"[\"' \t]", "", found[1] or found[2])
-        if found[1]:
-            line = text.count("\n", 0, found.start()) + 1
-            if found[0].lstrip().startswith("[["):
+    for match in _TOML_KEY.finditer(text):
+        name = re.sub(r"[\"' \t]", "", match[1] or match[2])
+        if match[1]:
+            line = text.count("\n", 0, match.start()) + 1
+            if match[0].lstrip().startswith("[["):
                 lines.setdefault(name, line)
                 arrays[name] = arrays.get(name, -1) + 1
                 name = f"{name}[{arrays[name]}]"
@@ -113,14 +113,14 @@ def key_lines(path: Path) -> dict[str, int]:
             table = name
         elif table:
             name = f"{table}.{name}"
-        lines.setdefault(name, text.count("\n", 0, found.start()) + 1)
+        lines.setdefault(name, text.count("\n", 0, match.start()) + 1)
     return lines
 
 
 def _check_depth(text: str, path: Path) -> None:
     depth = parts = 0
-    for found in _TOML_TOKEN.finditer(text):
-        token = found[0]
+    for match in _TOML_TOKEN.finditer(text):
+        token = match[0]
         if token == ".":
             parts += 1
         elif token in "=,\n[]{}":
@@ -128,5 +128,5 @@ def _check_depth(text: str, path: Path) -> None:
             # Stay at 0 or above: text that is not TOML may have a closing bracket without an opening one.
             depth = depth + 1 if token in "[{" else max(0, depth - 1) if token in "]}" else depth
         if depth > DEPTH_MAX or parts >= DEPTH_MAX:
-            line = text.count("\n", 0, found.start()) + 1
+            line = text.count("\n", 0, match.start()) + 1
             raise ConfigError(f"{path}, line {line}", _TOO_DEEP, f"at most {DEPTH_MAX} levels are read")

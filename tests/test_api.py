@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow.parquet as pq
 import pytest
 
@@ -12,6 +13,7 @@ from llmtap.capture.schema import SCHEMA
 from llmtap.errors import ConfigError
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
+from tests.support.results.replay_results import replay_result
 from tests.support.servers.sim_engine import engine
 
 
@@ -53,6 +55,28 @@ def test_two_replays_are_compared() -> None:
     assert {one.figure for one in found.worse} <= {one.figure for one in found.judged}
     with pytest.raises(ConfigError, match=r"for each of 2 results, got \['a', 'a'\]"):
         llmtap.compare(first, second, labels=["a", "a"])
+
+
+def test_tolerances_are_one_text_or_several() -> None:
+    results = replay_result(400), replay_result(400)
+    several = ["ttft_p50:5%", "e2e_p50:10%"]
+    for given in (several, tuple(several), iter(several), " ".join(several)):
+        judged = llmtap.compare(*results, fail_if_worse=given).judged
+        assert {one.figure: one.tolerance for one in judged} == {"ttft_p50": 0.05, "e2e_p50": 0.1}
+    with pytest.raises(ConfigError, match="fail_if_worse: expected FIGURE:PERCENT, got 'ttft'"):
+        llmtap.compare(*results, fail_if_worse=["ttft"])
+
+
+def test_a_result_with_a_wrong_type_is_named_with_its_field(tmp_path: Path) -> None:
+    good, wrong = replay_result(20), replay_result(20)
+    wrong["load"]["achieved_rps"] = "13"
+    file = tmp_path / "wrong.json"
+    file.write_bytes(msgspec.json.encode(wrong))
+    for result, place in ((file, str(file)), (wrong, "result 2")):
+        with pytest.raises(ConfigError) as caught:
+            llmtap.compare(good, result)
+        assert caught.value.place == place
+        assert "$.load.achieved_rps" in caught.value.problem
 
 
 def test_a_replay_runs_also_in_a_running_loop() -> None:

@@ -16,12 +16,12 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import TokenSource
 
 OPTIONAL: Final = ("shape", "turn", "text")
-"""Parts that not every Exchange has."""
+"""Parts of an Exchange that may be None."""
 STRING, INT, SMALL, BOOL, DOUBLE = "string", "int64", "int32", "bool", "double"
 
 
 class Conversion(Enum):
-    """How the value of an exchange becomes that of the column."""
+    """Conversion of a value of an exchange to the value in the column."""
 
     SAME = "unchanged"
     OFFSET = "ns of the monotonic clock to us since the arrival"
@@ -36,7 +36,7 @@ class Coarse(Enum):
     BYTES = "bytes"
     TOKENS = "tokens"
     SAME = "the exact value"
-    NULL = "nothing: it repeats an exact value that another column hides"
+    NULL = "nothing: it has, or repeats, an exact value that this level hides"
     OWN = "a rule of its own in `privacy/coarse.py`"
 
 
@@ -53,9 +53,11 @@ class Column:
     `coarse` stores the same columns as `shape`."""
     coarse: Coarse = Coarse.SAME
     distinct: bool = False
-    """The values hardly repeat, so that a dictionary of them would cost 1 to 2 bytes more per value."""
+    """Whether the values rarely repeat, so that a dictionary encoding would cost 1 to 2 bytes more per
+    value."""
     statistics: bool = False
-    """The file has the column's minimum and maximum, by which readers skip row groups. Never set for text."""
+    """Whether the file has the minimum and maximum of the column, by which readers skip row groups. Never
+    True for text."""
     by: bool = False
     """Whether a report can be split by the column."""
     of: Callable[[Exchange], Any] | None = None
@@ -87,7 +89,7 @@ def _duration_column(name: str, path: str, *, coarse: Coarse = Coarse.SAME, dist
 
 
 def _arrival_mono_ns(x: Exchange) -> int | None:
-    """Return the arrival by the monotonic clock; None if the timeline is that of another clock."""
+    """Return the arrival by the monotonic clock; None if the timeline has times of another clock."""
     if x.arrival_mono_ns is not None:
         return x.arrival_mono_ns
     arrival_ns = x.timeline.arrival_ns

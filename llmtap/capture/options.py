@@ -15,10 +15,10 @@ from msgspec import Struct
 
 from llmtap.errors import ConfigError
 from llmtap.options.fields import opt
-from llmtap.units import Bytes, Duration, format_ns
+from llmtap.units import Bytes, Duration
 
 LEVELS: Final = ("none", "coarse", "shape", "full")
-"""Privacy levels, by what a row has, from least to most."""
+"""Privacy levels, from the one that stores least to the one that stores most."""
 OWN_RULE: Final = "re:"
 """Prefix of a regular expression of the operator's own in `redact`."""
 FLUSH_NS_MAX: Final = 10_000_000_000
@@ -26,7 +26,7 @@ FLUSH_NS_MAX: Final = 10_000_000_000
 PAIR_KEY_CHARS_MIN: Final = 16
 _RULES: Final = ("email", "card", "phone", "key")
 HARMLESS: Final = frozenset(("region", "scheme", "endpoint_override", "project_id", "retry_limit_seconds"))
-"""Query fields of a URL that are no secret."""
+"""Names of URL query fields whose values are not secret."""
 _MIB: Final = 1 << 20
 _S: Final = 1_000_000_000
 
@@ -101,7 +101,9 @@ class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     block_tokens: Annotated[
         int, opt("Tokens per hashed block, if meter.tokenizer is set.", ge=1, le=65_536)
     ] = 512
-    block_bytes: Annotated[Bytes, opt("Bytes per hashed block, if meter.tokenizer is not set.")] = Bytes(2048)
+    block_bytes: Annotated[
+        Bytes, opt("Bytes per hashed block, if meter.tokenizer is not set.", at_least=16)
+    ] = Bytes(2048)
     spool: Annotated[
         str | None,
         opt(
@@ -111,7 +113,13 @@ class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = None
     flush: Annotated[
-        Duration, opt("Maximum time until an exchange is written to the spool, at most 10 s.")
+        Duration,
+        opt(
+            "Maximum time until an exchange is written to the spool, at most 10 s.",
+            at_least=_S // 1_000,
+            at_most=FLUSH_NS_MAX,
+            hint="a crash loses exchanges since the last flush; for fewer files, set capture.rotate_every",
+        ),
     ] = Duration(_S // 2)
     fsync: Annotated[
         Literal["batch", "rotate", "never"],
@@ -120,12 +128,12 @@ class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "every file, or never (left to the operating system)."
         ),
     ] = "batch"
-    rotate_bytes: Annotated[Bytes, opt("Spool size at which it is converted to a Parquet file.")] = Bytes(
-        64 * _MIB
-    )
-    rotate_every: Annotated[Duration, opt("Spool age at which it is converted to a Parquet file.")] = (
-        Duration(300 * _S)
-    )
+    rotate_bytes: Annotated[
+        Bytes, opt("Spool size at which it is converted to a Parquet file.", at_least=64 << 10)
+    ] = Bytes(64 * _MIB)
+    rotate_every: Annotated[
+        Duration, opt("Spool age at which it is converted to a Parquet file.", at_least=_S)
+    ] = Duration(300 * _S)
     total_bytes: Annotated[Bytes, opt("Maximum total size of the spool and local Parquet files.")] = Bytes(
         10 * 1024 * _MIB
     )
@@ -137,7 +145,8 @@ class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Bytes,
         opt(
             "Maximum size of the write queue in the meter's memory; "
-            "exchanges above it are dropped and counted."
+            "exchanges above it are dropped and counted.",
+            at_least=_MIB,
         ),
     ] = Bytes(64 * _MIB)
 
@@ -162,23 +171,6 @@ class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ConfigError(
                 "capture.to", "is empty", "set capture.to to a folder or a URL, or leave it out"
             )
-        for key, minimum in (("flush", 1_000_000), ("rotate_every", _S)):
-            if getattr(self, key) < minimum:
-                raise ConfigError(
-                    f"capture.{key}",
-                    f"must be at least {format_ns(minimum)}, got {format_ns(getattr(self, key))}",
-                )
-        if self.flush > FLUSH_NS_MAX:
-            raise ConfigError(
-                "capture.flush",
-                f"must be at most {format_ns(FLUSH_NS_MAX)}, got {format_ns(self.flush)}",
-                "a crash loses exchanges since the last flush; for fewer files, set capture.rotate_every",
-            )
-        for key, minimum in (("rotate_bytes", 64 << 10), ("block_bytes", 16), ("memory_bytes", _MIB)):
-            if getattr(self, key) < minimum:
-                raise ConfigError(
-                    f"capture.{key}", f"must be at least {minimum:,} bytes, got {getattr(self, key):,}"
-                )
         if self.total_bytes < 2 * self.rotate_bytes:
             raise ConfigError(
                 "capture.total_bytes",
@@ -202,8 +194,8 @@ class CaptureOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def _check_rule(place: str, rule: str) -> None:
-    """Raise ConfigError for an unknown name. It is not used as a pattern, because a misspelt name would then
-    redact nothing."""
+    """Raise ConfigError for an unknown name. An unknown name is not used as a pattern, because a misspelt
+    name would then redact nothing."""
     if rule in _RULES:
         return
     if not rule.startswith(OWN_RULE):

@@ -69,7 +69,7 @@ class CaptureLedger(msgspec.Struct, frozen=True, omit_defaults=True):
     meter: str = ""
     """Run of the meter that counted `dropped`. Of several counts of a run, the last one is valid."""
     closed: bool = False
-    """The capture was ended in order: no exchange follows."""
+    """Whether the capture was closed properly, so that no more exchanges follow."""
 
 
 class CaptureInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -91,7 +91,7 @@ class CaptureInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     pair_key: str = ""
     """Id of the configured key of the hashes: captures with the same id have comparable hashes."""
     arrivals: str = "wall"
-    """`wall`: `arrival_ns` counts from 1970 UTC. `trace`: from the trace's own zero."""
+    """`wall`: `arrival_ns` counts from 1970 UTC. `trace`: it counts from the time 0 of the trace."""
     blocks: str = "salted"
     """Kind of the block ids of prompts. `salted`: keyed hashes. `trace`: the ids of the source."""
     source: str = ""
@@ -106,7 +106,8 @@ def with_info(schema: pa.Schema, info: CaptureInfo) -> pa.Schema:
 
 
 def info_of(schema: pa.Schema) -> CaptureInfo | None:
-    """Return the metadata of a file; None if it is no capture of ours. Raises msgspec.MsgspecError."""
+    """Return the metadata of a file; None if the file is not a capture of llmtap. Raises
+    msgspec.MsgspecError."""
     raw = (schema.metadata or {}).get(META_KEY)
     return None if raw is None else decode_json(raw, CaptureInfo)
 
@@ -148,5 +149,6 @@ def migrate(
 
 
 def is_back(batch: pa.RecordBatch) -> pa.BooleanArray:
-    """Return which rows are those between a gateway and its engines: the same requests again."""
+    """Return a mask of the rows that were captured between a gateway and its engines. They repeat requests
+    that other rows have."""
     return pc.fill_null(pc.equal(batch.column("side"), BACK), False)

@@ -131,14 +131,14 @@ class FrameSource(Protocol):
     @property
     def size(self) -> int: ...
     def set_room(self, size: int, /) -> None:
-        """Set the size from which on the thread drops exchanges."""
+        """Set the size of the waiting frames above which the thread drops exchanges."""
 
     def collect(self, rows: PythonFrameRows, /) -> list[int]:
         """Move the frames to `rows`. Return the exchanges that were dropped for lack of room."""
         ...
 
     def forget(self) -> None:
-        """Drop the frames, and measure none of the exchanges any more that the thread has."""
+        """Drop the waiting frames, and stop measuring the exchanges that the thread has."""
 
 
 class Tap:
@@ -175,8 +175,8 @@ class Tap:
         self._outstanding = 0  # bytes of batches unsent or unacknowledged
         self._acks = b""
         self._timer: asyncio.TimerHandle | None = None
-        self._writing = False
-        self._closed = False
+        self._is_writing = False
+        self._is_closed = False
         self._all_settled = asyncio.Event()
 
     @property
@@ -241,7 +241,8 @@ class Tap:
             self._append(FrameKind.DROP, seq, t_ns, 0, b"")
 
     def collect(self) -> None:
-        """Take the frames of the source now, so that later frames follow them."""
+        """Move the frames of the forwarding thread to `rows` now, so that frames added later come after
+        them."""
         if not self._take_from_source():
             return
         if self.rows.size > FLUSH_BYTES:
@@ -268,7 +269,7 @@ class Tap:
     def close(self) -> None:
         """Send as many frames as possible without waiting, then disconnect."""
         self._flush()
-        self._closed = True
+        self._is_closed = True
         if self._timer:
             self._timer.cancel()
         self._disconnect()
@@ -313,7 +314,7 @@ class Tap:
         self._outstanding += len(batch)
         self._set_bounds()
         self._unsent.append(memoryview(batch))
-        if not self._writing:
+        if not self._is_writing:
             self._send()
         if had_frames:
             self._start_timer()  # More frames are likely; without any, the thread announces the next one.
@@ -329,15 +330,15 @@ class Tap:
                 else:
                     self._unsent.popleft()
         except (BlockingIOError, InterruptedError):
-            if not self._writing:
-                self._writing = True
+            if not self._is_writing:
+                self._is_writing = True
                 self._loop.add_writer(sock, self._send)
             return
         except OSError:
             self._on_meter_lost()
             return
-        if self._writing:
-            self._writing = False
+        if self._is_writing:
+            self._is_writing = False
             self._loop.remove_writer(sock)
 
     def _on_readable(self) -> None:
@@ -373,15 +374,15 @@ class Tap:
         before = self.ledger.unsettled
         self._disconnect()
         log.warning("event=meter_lost unmeasured=%d", before)
-        if not self._closed:
+        if not self._is_closed:
             self._loop.call_later(RECONNECT_S, self.connect)
 
     def _disconnect(self) -> None:
         if self._sock is not None:
             self._loop.remove_reader(self._sock)
-            if self._writing:
+            if self._is_writing:
                 self._loop.remove_writer(self._sock)
-                self._writing = False
+                self._is_writing = False
             self._sock.close()
             self._sock = None
         self.rows.clear()
@@ -398,7 +399,7 @@ class Tap:
 
     def connect(self) -> None:
         """Connect to the meter now; retry until the meter listens."""
-        if self._closed or self._sock is not None:
+        if self._is_closed or self._sock is not None:
             return
         sock = None
         try:

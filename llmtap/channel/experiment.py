@@ -24,6 +24,7 @@ from llmtap.channel.frames import CONTROL
 from llmtap.errors import ConfigError
 from llmtap.exchange.label import LABEL_FIELD
 from llmtap.json_types import JsonObject
+from llmtap.metrics.catalogue import Surface, shown_on
 from llmtap.options.fields import opt
 from llmtap.units import NS_PER_S, Bytes, Duration, encode_special, parse_duration_ns
 
@@ -32,13 +33,14 @@ ARMS_MAX: Final = 8
 of the others."""
 ALPHA_MAX: Final = 0.5
 NO_ROOM: Final = "no_room"
-OWN_HEADER: Final = "own_header"
-"""The client itself sent a header field of another arm, and the relay did not remove it."""
 """Reason for an exclusion: `held_bytes` was used up, so the request was sent as in the control arm."""
+OWN_HEADER: Final = "own_header"
+"""Reason for an exclusion: the client itself sent a header field of another arm, and the relay did not remove
+it."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _WORSE: Final = re.compile(
-    r"(ttft|ttft_any|tpot|tbc|itl|tbc_max|user_idle|e2e)(\.p(50|95|99))?"
+    rf"({'|'.join(metric.name for metric in shown_on(Surface.EXPERIMENT))})(\.p(50|95|99))?"
     r"|refused|failed|cancelled|false_positives|false_negatives"
 )
 _FIELD: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -94,9 +96,9 @@ class Arm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
         """Text of the change for `Exchange.route`; None if nothing is changed."""
         if self.upstream is not None:
             return f"upstream {self.upstream}"
-        for what, fields in (("headers", self.headers), ("body", self.body)):
+        for part, fields in (("headers", self.headers), ("body", self.body)):
             if fields:
-                return f"{what} {','.join(sorted(fields))}"
+                return f"{part} {','.join(sorted(fields))}"
         return None
 
 

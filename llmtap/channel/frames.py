@@ -55,7 +55,7 @@ class FrameKind:
     RESPONSE_END: Final = 9
     """t: time of the read that held the response's last byte."""
     UPGRADED: Final = 10
-    """t: time from which on the connection is a tunnel (WebSocket)."""
+    """The connection becomes a tunnel (WebSocket). t: time of this change."""
     TUNNEL_UP: Final = 11
     """t: time of the read from the client; extra: added latency; data: the bytes."""
     TUNNEL_DOWN: Final = 12
@@ -108,8 +108,8 @@ class Hello(msgspec.Struct, kw_only=True):
     skipped: int = 0
     """Number of requests that the sender had skipped before this connection."""
     guest: bool = False
-    """The sender is an app with the middleware, not a process of this proxy: the meter does not wait for it
-    at the end."""
+    """Whether the sender is an app with the middleware, and not a process of this proxy. The meter does not
+    wait for such a sender when it ends."""
     implementation: str = ""
     """Implementation of the parts that can be compiled: `native` or `python`; empty: not reported."""
     implementation_reason: str = ""
@@ -130,9 +130,9 @@ class Assigned(msgspec.Struct, kw_only=True, omit_defaults=True):
     arm: str
     unit: str
     single: bool = False
-    """No conversation or tenant was found: the request is a unit by itself."""
+    """Whether the request is a unit by itself, because no conversation or tenant was found."""
     own_headers: bool = False
-    """The client itself sent a header field that another arm sets."""
+    """Whether the client itself sent a header field that another arm sets."""
 
 
 class Closing(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -148,7 +148,7 @@ class Closing(msgspec.Struct, kw_only=True, omit_defaults=True):
     connect_ns: int | None = None
     """Time to connect to the upstream, with look-up and TLS; None if a kept-alive connection was used."""
     connected_ns: int | None = None
-    """Time when that connection was ready."""
+    """Time when the new connection was ready."""
     send_wait_ns: int = 0
     """Total time in which the upstream's socket did not take bytes of the request."""
     request_bytes: int = 0

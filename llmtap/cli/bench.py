@@ -90,7 +90,7 @@ app.add_typer(bench, short_help="Run the ten tests of the IETF draft on LLM benc
 
 
 class _SystemOptions(Struct, frozen=True, kw_only=True):
-    """Systems and results."""
+    """Options for the measured systems and the results folder."""
 
     target: Annotated[
         str | None,
@@ -162,7 +162,7 @@ class _SystemOptions(Struct, frozen=True, kw_only=True):
 
 
 class _RunOptions(Struct, frozen=True, kw_only=True):
-    """How the tests are run."""
+    """Options for the runs of the tests."""
 
     quick: Annotated[
         bool,

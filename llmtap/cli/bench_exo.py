@@ -97,7 +97,7 @@ ResponseLengths = Annotated[
 
 
 class _ExoPoints(Struct, frozen=True, kw_only=True):
-    """Points to measure."""
+    """Options for the points of the grid that are measured."""
 
     pp: PromptLengths = []
     tg: ResponseLengths = []
@@ -124,7 +124,7 @@ class _ExoPoints(Struct, frozen=True, kw_only=True):
 
 
 class _Placement(Struct, frozen=True, kw_only=True):
-    """Placement of the model, of exo only."""
+    """Options for the placement of the model on the nodes of an exo cluster."""
 
     instance_meta: Annotated[
         Literal["ring", "jaccl", "both"] | None,
@@ -147,7 +147,7 @@ class _Placement(Struct, frozen=True, kw_only=True):
 
 
 class _ServerOptions(Struct, frozen=True, kw_only=True):
-    """The server and its requests."""
+    """Options for the server and the requests to it."""
 
     target: Annotated[str, opt("URL of the server: http://host:port[/prefix].", "URL")] = ""
     model: ModelName = None
@@ -199,7 +199,7 @@ def exo(
 
 
 class _GridCells(Struct, frozen=True, kw_only=True):
-    """Cells to measure."""
+    """Options for the cells of the grid that are measured."""
 
     batch: Annotated[
         list[int],
@@ -294,10 +294,14 @@ async def _run(bench: "ExoBench", signals: ReceivedSignals) -> "ExoResult":
 
 
 def _exit_with(signals: ReceivedSignals, result: "ExoResult", *, not_valid: bool) -> None:
+    raise typer.Exit(signals.code or ExitCode.of_run(failed=_failed(result) > 0, not_valid=not_valid))
+
+
+def _failed(result: "ExoResult") -> int:
+    """Return the number of requests that failed."""
     from llmtap.metrics.summary import ENDED_WELL
 
-    failed = any(run.outcome not in ENDED_WELL for run in result.runs)
-    raise typer.Exit(signals.code or ExitCode.of_run(failed=failed, not_valid=not_valid))
+    return sum(run.outcome not in ENDED_WELL for run in result.runs)
 
 
 # ---------------------------------------------------------------- tables
@@ -396,8 +400,11 @@ def _notes(result: "ExoResult") -> "Iterator[Note]":
         worst = max(of_kind, key=lambda finding: abs(finding.figure - finding.limit))
         n = f"{len(of_kind):,} of {len(batches):,}"
         yield Note(f"warning: in {n} batches, at worst: {worst.says}", "yellow")
-    if spoiled := sorted({figure for run in result.runs for figure in run.not_valid}):
-        yield Note(f"verdict: not valid: {', '.join(spoiled)}", "red")
+    failed, spoiled = _failed(result), sorted({figure for run in result.runs for figure in run.not_valid})
+    if failed or spoiled:
+        parts = [f"{failed:,} of {len(result.runs):,} requests failed"] if failed else []
+        parts += [f"not valid: {', '.join(spoiled)}"] if spoiled else []
+        yield Note(f"verdict: {'; '.join(parts)}", "red")
     elif result.runs:
         yield Note("verdict: all figures are valid" + " or doubtful" * bool(findings))
 

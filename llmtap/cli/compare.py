@@ -1,6 +1,7 @@
 """`llmtap report --compare`: compare stored results of replays or of benchmarks."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +21,10 @@ def compare(
     places: Sequence[str], others: Sequence[str], outputs: Outputs, tolerances: "Tolerances | None"
 ) -> None:
     if len(places) != 1:
-        raise ConfigError(
-            "--compare",
-            f"got {len(places)} base results, expected one",
-            "give one result, then --compare RESULT for each other; to write JSON to a file, use --json=FILE",
+        hint = (
+            "give one result, then --compare RESULT for each other; to write JSON to a file, use --json=FILE"
         )
+        raise ConfigError("--compare", f"got {len(places)} base results, expected one", hint)
     need_extra("--compare", "scipy", "bench")
     results = {place: load_result(place) for place in (places[0], *others)}
     if any(result is not None for result in results.values()):
@@ -46,6 +46,7 @@ def _compare_replays(
 ) -> None:
     from llmtap.gates.regression import judge_replays, regression_code
     from llmtap.load.replay.comparison import compare_replays, comparison_document, render_replay_comparison
+    from llmtap.load.replay.saved_replay import SavedReplay
     from llmtap.report.render import markdown, page_html
 
     if missing := [place for place, result in results.items() if result is None]:
@@ -60,10 +61,13 @@ def _compare_replays(
     names = [Path(place).stem for place in places]
     labels = names if len(set(names)) == len(names) else places
     named = {label: stored for label, place in zip(labels, places, strict=True) if (stored := results[place])}
-    comparison = compare_replays(named)
+    replays = {
+        label: SavedReplay.of(named[label], place) for label, place in zip(labels, places, strict=True)
+    }
+    comparison = compare_replays(replays)
     judged: list[JudgedChange] = []
     if tolerances is not None:
-        judged = judge_replays(tolerances, named, compare_replays)
+        judged = judge_replays(tolerances, named, partial(compare_replays, replays))
         comparison = msgspec.structs.replace(comparison, regression=judged)
     texts = {
         "--json": lambda: json_text(comparison),
@@ -73,12 +77,9 @@ def _compare_replays(
     outputs.write_or_show(texts, lambda: print_rich(render_replay_comparison(comparison)))
     verdicts = [result.verdict for result in comparison.results]
     differ = not comparison.same_load
-    if tolerances is not None:
+    if tolerances is None:
+        failed = any(verdict.get("failed") for verdict in verdicts)
+        not_valid = differ or any(not verdict["valid"] for verdict in verdicts)
+        exit_with(ExitCode.of_run(failed=failed, not_valid=not_valid))
+    else:
         exit_with(regression_code(verdicts, judged, differ=differ))
-        return
-    code = ExitCode.of_run(
-        failed=any(verdict.get("failed") for verdict in verdicts),
-        not_valid=differ or any(not verdict["valid"] for verdict in verdicts),
-    )
-    if code:
-        raise typer.Exit(code)

@@ -90,8 +90,8 @@ OBJECTIVES: Final = "ttft:500ms tpot:50ms"
 ENGINE: Final = "150 ms to the first token, then 20 ms per token, +-30 %"
 GUARDRAIL: Final = "simulated: checks the prompt (40 ms) and each block of 8 tokens (20 ms), refuses 5 %"
 _CONFIG: Final = f"""
-[relay]
-drain_timeout = "1s"
+[log]
+level = "warning"
 
 [slo.default]
 objectives = "{OBJECTIVES}"
@@ -150,8 +150,8 @@ def demo(
         raise ConfigError("--seconds", "expected a duration above 0", "such as --seconds 30s")
     try:
         with stoppable(), TemporaryDirectory(prefix="llmtap-demo-") as folder:
-            one = _Demo(Path(folder), trace, seconds, speed, reader.benefit(), keep, json)
-            code = asyncio.run(one.run())
+            demo_run = _Demo(Path(folder), trace, seconds, speed, reader.benefit(), keep, json)
+            code = asyncio.run(demo_run.run())
     except Stopped as exc:
         code = exc.code
     raise typer.Exit(code)
@@ -195,31 +195,20 @@ class DemoStage:
         self._reader = reader
         self._log = folder / "log"
         self._children: list[subprocess.Popen[bytes]] = []
-        self._kept_ports = [keep_port() for _ in range(3)]
-        self._addresses = [f"127.0.0.1:{sock.getsockname()[1]}" for sock in self._kept_ports]
+        self._reserved_ports = [keep_port() for _ in range(3)]
+        self._addresses = [f"127.0.0.1:{sock.getsockname()[1]}" for sock in self._reserved_ports]
         self.engine, self.proxy, self.admin = (f"http://{address}" for address in self._addresses)
 
     def __enter__(self) -> Self:
         config, reader = self._folder / "llmtap.toml", self._reader
-        meter = f"alpha = {reader.alpha:g}\nreader_tokens_per_second = {reader.speed:g}\n"
-        meter += f'idle_cost = "{reader.f}"\nreader_grace_tokens = {reader.grace_tokens}\n'
-        config.write_text(f"[meter]\n{meter}{_CONFIG}", encoding="utf-8")
         engine, proxy, admin = self._addresses
+        relay = f'upstream = "{self.engine}"\nlisten = "{proxy}"\ndrain_timeout = "1s"\n'
+        meter = f'admin = "{admin}"\nalpha = {reader.alpha:g}\nreader_tokens_per_second = {reader.speed:g}\n'
+        meter += f'idle_cost = "{reader.f}"\nreader_grace_tokens = {reader.grace_tokens}\n'
+        config.write_text(f"[relay]\n{relay}\n[meter]\n{meter}{_CONFIG}", encoding="utf-8")
         commands = (
             ["sim", "serve", "--listen", engine, "--spread", "0.3", "--tokens", str(TOKENS_MAX)],
-            [
-                "proxy",
-                "--upstream",
-                self.engine,
-                "--listen",
-                proxy,
-                "--admin",
-                admin,
-                "--config",
-                str(config),
-                "--set",
-                "log.level=warning",
-            ],
+            ["proxy", "--config", str(config)],
         )
         # Remove the user's LLMTAP_ variables: they are meant for another proxy.
         environ = {name: value for name, value in os.environ.items() if not name.startswith("LLMTAP_")}
@@ -246,7 +235,7 @@ class DemoStage:
             except subprocess.TimeoutExpired:
                 os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
-        for sock in self._kept_ports:
+        for sock in self._reserved_ports:
             sock.close()
 
     def check(self) -> None:
@@ -377,10 +366,10 @@ class _Demo:
             await asyncio.gather(sending, return_exceptions=True)
         summary = await self._final_summary(session, stage, result["load"]["sent"])
         await self._show(session, stage, summary, result)
-        ours = _own_requests(summary, self._tenants)
-        if ours.n < summary["n"]:
+        own_requests = _own_requests(summary, self._tenants)
+        if own_requests.n < summary["n"]:
             self._print("other clients sent requests, too; the figures contain them")
-        problems = _measurement_problems(ours, result)
+        problems = _measurement_problems(own_requests, result)
         for problem in problems:
             self._print(f"failed: {problem}")
         self._print(_NEXT_STEPS)
@@ -423,18 +412,18 @@ class _Demo:
         self._tenants = {tenant or DEFAULT for tenant in plan.requests.tenants or [""]}
         return Replay(plan, load, self._latest)
 
-    async def _unless_interrupted(self, what: Awaitable[T]) -> T:
-        """Return the result of `what`. Raises _Over if a signal arrives first."""
-        task, over = asyncio.ensure_future(what), asyncio.ensure_future(self._interrupted.wait())
+    async def _unless_interrupted(self, awaitable: Awaitable[T]) -> T:
+        """Return the result of `awaitable`. Raises _Over if a signal arrives before the result."""
+        task, interruption = asyncio.ensure_future(awaitable), asyncio.ensure_future(self._interrupted.wait())
         try:
-            await asyncio.wait((task, over), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((task, interruption), return_when=asyncio.FIRST_COMPLETED)
             if self._interrupted.is_set():
                 raise _Interrupted
             return task.result()
         finally:
             task.cancel()
-            over.cancel()
-            await asyncio.gather(task, over, return_exceptions=True)
+            interruption.cancel()
+            await asyncio.gather(task, interruption, return_exceptions=True)
 
     async def _watch(self, sending: "asyncio.Future[dict[str, Any]]", stage: DemoStage, session: Any) -> None:
         """Print a line with the proxy's figures every LINE_NS, until the load has ended."""
@@ -530,20 +519,20 @@ def _own_requests(summary: Mapping[str, Any], tenants: Collection[str]) -> _OwnR
     return _OwnRequests(summary["n"] - others.get("n", 0), outcomes)
 
 
-def _measurement_problems(ours: _OwnRequests, result: Mapping[str, Any]) -> list[str]:
+def _measurement_problems(own_requests: _OwnRequests, result: Mapping[str, Any]) -> list[str]:
     """Return texts on faults: broken streams that clients or proxy counted, and exchanges not measured."""
-    found = [
+    problems = [
         f"{n:,} {name} (counted by the {side})"
-        for side, outcomes in (("clients", result["outcomes"]), ("proxy", ours.outcomes))
+        for side, outcomes in (("clients", result["outcomes"]), ("proxy", own_requests.outcomes))
         for name, n in outcomes.items()
         if n and name not in ENDED_WELL and name != _CANCELLED
     ]
-    if found:
-        found += [f"{n:,} x {error}" for error, n in result["errors"].items()]
-    left = ours.outcomes.get(_CANCELLED, 0) - result["outcomes"].get(_CANCELLED, 0)
-    if left > 0:
-        found.append(f"{left:,} more responses were cancelled than the clients cancelled")
+    if problems:
+        problems += [f"{n:,} x {error}" for error, n in result["errors"].items()]
+    unexplained = own_requests.outcomes.get(_CANCELLED, 0) - result["outcomes"].get(_CANCELLED, 0)
+    if unexplained > 0:
+        problems.append(f"{unexplained:,} more responses were cancelled than the clients cancelled")
     sent = result["load"]["sent"]
-    if ours.n != sent:
-        found.append(f"{ours.n:,} of {sent:,} exchanges were measured")
-    return found
+    if own_requests.n != sent:
+        problems.append(f"{own_requests.n:,} of {sent:,} exchanges were measured")
+    return problems

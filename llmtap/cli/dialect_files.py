@@ -21,7 +21,7 @@ _FIXTURE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}")
 
 
 def read_fixture(file: str, data: bytes) -> tuple[Fixture, Saved] | None:
-    """Return the description of a fixture and its answer; None if the data are no fixture."""
+    """Return the description of a fixture and its answer; None if the data are not a fixture."""
     try:
         fixture = fixture_of(json.loads(data))
     except msgspec.ValidationError as exc:

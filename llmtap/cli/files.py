@@ -104,8 +104,8 @@ def _read_rules(values: list[str]) -> tuple[str, ...]:
     from llmtap.capture.options import OWN_RULE
 
     rules: list[str] = []
-    for one in values:
-        rules += [one] if one.startswith(OWN_RULE) else [name.strip() for name in one.split(",")]
+    for value in values:
+        rules += [value] if value.startswith(OWN_RULE) else [name.strip() for name in value.split(",")]
     return tuple(rules)
 
 
@@ -140,7 +140,7 @@ def _sigterm_as_exit() -> Iterator[None]:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int | None], None] | None]:
-    """Yield a function that shows a progress bar of the bytes read, or None if stderr is no terminal."""
+    """Yield a function that shows a progress bar of the bytes read, or None if stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -232,7 +232,7 @@ Examples:
 
 
 class _ReadOptions(Struct, frozen=True, kw_only=True):
-    """The saved response."""
+    """Options that select the saved response and how it is read."""
 
     path: Annotated[
         str, opt("Path of the request, if the file does not contain it; used to identify the API.")
@@ -246,7 +246,7 @@ class _ReadOptions(Struct, frozen=True, kw_only=True):
 
 
 class _WriteOptions(Struct, frozen=True, kw_only=True):
-    """Output other than the explanation."""
+    """Options for output in addition to the explanation of the response."""
 
     draft: Annotated[
         str | None,
@@ -314,15 +314,15 @@ def inspect(
     measured: Exchange | None = None
     data = _read_file(file)
     if is_packet_file(data):
-        found = _exchanges_in(name, data, dialects)
+        exchanges = _exchanges_in(name, data, dialects)
         if entry is None:
-            _list_exchanges(found, json=json)
+            _list_exchanges(exchanges, json=json)
             return
-        if entry >= len(found):
+        if entry >= len(exchanges):
             raise ConfigError(
-                "--entry", f"there is no exchange {entry}: {name} has {len(found)}, numbered from 0"
+                "--entry", f"there is no exchange {entry}: {name} has {len(exchanges)}, numbered from 0"
             )
-        measured, data = found[entry]
+        measured, data = exchanges[entry]
         path = measured.path
     described = read_fixture(file, data)
     try:
@@ -337,7 +337,7 @@ def inspect(
         write_fixture(fixture, saved, explained, name, output.out, described and described[0])
         return
     if measured is not None:
-        explained = Explained(measured, explained.events, timed=True)
+        explained = Explained(measured, explained.events, has_times=True)
     if json is not None:
         print_json(explained_to_dict(saved, explained, text=reading.text), json)
     else:
@@ -358,7 +358,7 @@ def _exchanges_in(name: str, data: bytes, tables: "Sequence[DialectTable]") -> "
     from llmtap.vantage.passive.options import WatchOptions
 
     parts: dict[int, list[bytes]] = {}
-    found: list[tuple[Exchange, bytes]] = []
+    exchanges: list[tuple[Exchange, bytes]] = []
 
     def digest(frames: Sequence[Frame], now_ns: int) -> None:
         for kind, seq, _, _, part in frames:
@@ -370,37 +370,39 @@ def _exchanges_in(name: str, data: bytes, tables: "Sequence[DialectTable]") -> "
     meter = OfflineMeter(
         fresh_meter_setup(Settings(dialects={table.name: table for table in tables})),
         vantage.hello,
-        lambda x: found.append((x, b"".join(parts.pop(x.seq, ())))),
+        lambda x: exchanges.append((x, b"".join(parts.pop(x.seq, ())))),
     )
     try:
         vantage.read(io.BytesIO(data))
     except PcapError as exc:
         raise ConfigError(name, str(exc)) from None
+    if vantage.cut_at is not None:
+        print_message(f"warning: {name}: ends within a packet, at byte {vantage.cut_at:,}")
     if vantage.damage:
         print_message(f"warning: {name}: {vantage.damage}; the rest is not listed")
     skips = SkipRules(WatchOptions().skip)
-    others = sum(not x.stream and skips.rule_of(x.method, x.path) is not None for x, _ in found)
+    others = sum(not x.stream and skips.rule_of(x.method, x.path) is not None for x, _ in exchanges)
     status = vantage.status()
     kinds = ", ".join(f"{n:,} {kind}" for kind, n in sorted(status.watched.items())) or "none"
     dropped = "".join(f", {n:,} dropped as {reason}" for reason, n in sorted(status.dropped.items()))
     dropped += f", {others:,} not inference" if others else ""
-    measured = len(found) - others
+    measured = len(exchanges) - others
     print_message(f"connections: {kinds}; exchanges: {measured:,} measured{dropped}")
-    return found
+    return exchanges
 
 
-def _list_exchanges(found: "list[tuple[Exchange, bytes]]", *, json: str | None) -> None:
+def _list_exchanges(exchanges: "list[tuple[Exchange, bytes]]", *, json: str | None) -> None:
     """Print a list of the exchanges of a packet capture."""
     from llmtap.errors import printable
     from llmtap.metrics.latency import chunking_of, measure, metrics_of
     from llmtap.report.values import milliseconds
 
     if json is not None:
-        print_json([x.to_dict(metrics_of(x), chunking_of(x)) for x, _ in found], json)
+        print_json([x.to_dict(metrics_of(x), chunking_of(x)) for x, _ in exchanges], json)
         return
-    began_ns = min((x.timeline.arrival_ns for x, _ in found), default=0)
+    began_ns = min((x.timeline.arrival_ns for x, _ in exchanges), default=0)
     rows = []
-    for i, (x, _) in enumerate(found):
+    for i, (x, _) in enumerate(exchanges):
         m = measure(x)
         ttft, e2e = (milliseconds(None if ns is None else ns / 1e9) for ns in (m.ttft_ns, m.e2e_ns))
         at = f"{(x.timeline.arrival_ns - began_ns) / 1e9:.6f}"

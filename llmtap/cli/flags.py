@@ -43,15 +43,15 @@ def command(group: typer.Typer, name: str | None = None, **settings: Any) -> Cal
 def with_flags(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function with a parameter for each flag, for typer."""
     hints = get_type_hints(function, include_extras=True)
-    given = inspect.signature(function).parameters
-    structs = {name: hints[name] for name in given if is_struct(hints[name])}
+    signature_parameters = inspect.signature(function).parameters
+    structs = {name: hints[name] for name in signature_parameters if is_struct(hints[name])}
     options = {
         name: option_of(name, hints[name], NODEFAULT if one.default is one.empty else one.default)
-        for name, one in given.items()
+        for name, one in signature_parameters.items()
         if any(isinstance(meta, msgspec.Meta) for meta in getattr(hints[name], "__metadata__", ()))
     }
     parameters: list[inspect.Parameter] = []
-    for name, parameter in given.items():
+    for name, parameter in signature_parameters.items():
         if name in structs:
             parameters += map(_parameter, _flags_of(structs[name]))
         elif name in options:
@@ -63,7 +63,7 @@ def with_flags(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(**values: Any) -> Any:
         made = {name: _make_struct(kind, values) for name, kind in structs.items()}
         made |= {name: _value_or_default(option, values[name]) for name, option in options.items()}
-        return function(**made, **{name: values[name] for name in given if name not in made})
+        return function(**made, **{name: values[name] for name in signature_parameters if name not in made})
 
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {one.name: one.annotation for one in parameters}
@@ -90,21 +90,21 @@ def _make_struct(kind: type[msgspec.Struct], values: dict[str, Any]) -> Any:
     return kind(**fields)
 
 
-def _value_or_default(option: Option, given: Any) -> Any:
-    """Return the value of a flag, or its default. `given`: None or [] if the flag was not given."""
-    if given in (None, []):
+def _value_or_default(option: Option, flag_value: Any) -> Any:
+    """Return the value of a flag, or its default. `flag_value`: None or [] if the flag is absent."""
+    if flag_value in (None, []):
         return option.default
     if parse := option.extra.get("parse"):
-        return parse(given)
-    if isinstance(given, Path):
-        return given
-    value = from_text(option.kind, given) if isinstance(given, str) else given
-    text = given if isinstance(given, str) else None
+        return parse(flag_value)
+    if isinstance(flag_value, Path):
+        return flag_value
+    value = from_text(option.kind, flag_value) if isinstance(flag_value, str) else flag_value
+    text = flag_value if isinstance(flag_value, str) else None
     for error in mistakes_in(value, option.kind, option.flag, given=text):
         raise ConfigError(option.flag, error.problem, error.hint)
     value = convert(option.kind, value)
     if isinstance(value, Duration) and value > _DURATION_NS_MAX:
-        raise ConfigError(option.flag, f"{given!r} is longer than 1,000 days")
+        raise ConfigError(option.flag, f"{flag_value!r} is longer than 1,000 days")
     return value
 
 
@@ -144,7 +144,7 @@ def _number_types(info: Any) -> Iterator[Any]:
     if isinstance(info, Metadata):
         yield from _number_types(info.type)
     elif isinstance(info, UnionType):
-        for one in info.types:
-            yield from _number_types(one)
+        for member in info.types:
+            yield from _number_types(member)
     elif isinstance(info, IntType | FloatType):
         yield info

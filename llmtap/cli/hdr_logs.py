@@ -1,7 +1,7 @@
 """HdrHistogram logs (`.hlog`) in `llmtap report`: merge, show, compare, and write those of a replay's result.
 
-The format is read and written by `metrics/hdr.py`. The values of another tool's log have no known meaning but
-a unit, and are shown by tag.
+The format is read and written by `metrics/hdr.py`. The values of another tool's log have a unit but no known
+meaning, so they are shown by tag.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from msgspec import Struct
 from llmtap.capture.read.streams import open_input
 from llmtap.cli.shared import Outputs, json_text, print_rich
 from llmtap.errors import ConfigError
-from llmtap.load.replay.comparison import GAPS, QUANTILES, difference_interval
+from llmtap.load.replay.comparison import GAPS, QUANTILES, difference_interval, ordered_values
 from llmtap.metrics import hdr
 from llmtap.metrics.histogram import Histogram
 from llmtap.metrics.intervals import quantile_interval
@@ -22,7 +22,6 @@ from llmtap.report.document import Block, Note, ReportDocument, Section, Table
 from llmtap.report.render import markdown, page_html, terminal
 from llmtap.report.values import FEW, count_with_noun, figures_text, is_marked, milliseconds
 from llmtap.traces.format import FormatError
-from llmtap.units import NS_PER_S
 
 UNITS: Final = {"ns": 1, "us": 1_000, "ms": 1_000_000}
 _FIGURES: Final = {
@@ -34,8 +33,6 @@ _FIGURES: Final = {
     "p999": "p99.9",
     "max": "max",
 }
-VALUES_MAX: Final = 20_000_000
-"""Maximum number of values of a tag in a comparison: all of them are kept in a list for the intervals."""
 
 
 class LogFigure(Struct, frozen=True):
@@ -111,7 +108,7 @@ def compare_logs(places: Sequence[str], outputs: Outputs, unit: str) -> None:
 
 def _differences(a: Mapping[str, Histogram], b: Mapping[str, Histogram]) -> Iterator[LogFigure]:
     for tag in (tag for tag in a if tag in b):
-        ordered = [_ordered_values(tag, side[tag]) for side in (a, b)]
+        ordered = [ordered_values(tag or "the log", list(side[tag].buckets())) for side in (a, b)]
         for figure, share in QUANTILES.items():
             intervals = [quantile_interval(values, share) for values in ordered]
             if intervals[0] is None or intervals[1] is None:
@@ -119,18 +116,6 @@ def _differences(a: Mapping[str, Histogram], b: Mapping[str, Histogram]) -> Iter
             low, high = difference_interval(intervals[0], intervals[1]) if tag not in GAPS else (None, None)
             (n_a, n_b), before, after = map(len, ordered), intervals[0].value, intervals[1].value
             yield LogFigure(tag, figure, n_a, n_b, before, after, after - before, low, high)
-
-
-def _ordered_values(tag: str, histogram: Histogram) -> list[float]:
-    if histogram.n > VALUES_MAX:
-        raise ConfigError(
-            "--compare",
-            f"{tag or 'the log'} has {histogram.n:,} values, and at most {VALUES_MAX:,} can be compared",
-        )
-    ordered: list[float] = []
-    for value, count in histogram.buckets():
-        ordered += [value / NS_PER_S] * count
-    return ordered
 
 
 def write_log(place: Path, result: Mapping[str, Any]) -> None:

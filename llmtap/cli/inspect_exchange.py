@@ -16,9 +16,9 @@ from llmtap.top.views import fact_lines
 _WIDTH: Final = 100
 
 
-def show_exchange(given: str, options: TopOptions, *, json: str | None) -> None:
+def show_exchange(exchange_id: str, options: TopOptions, *, json: str | None) -> None:
     """Print the newest exchange of this id and the parts of its wait, or both as JSON. Raises LlmtapError."""
-    exchange, first_token = asyncio.run(_fetch(given, options))
+    exchange, first_token = asyncio.run(_fetch(exchange_id, options))
     if json is not None:
         print_json({"exchange": exchange, "first_token": first_token}, json)
         return
@@ -30,29 +30,29 @@ _IDS: Final = ("id", "request_id", "upstream_request_id", "trace_id")
 """Filters of the API by which an exchange can be named, in the order in which they are tried."""
 
 
-async def _fetch(given: str, options: TopOptions) -> tuple[dict[str, Any], dict[str, Any]]:
+async def _fetch(exchange_id: str, options: TopOptions) -> tuple[dict[str, Any], dict[str, Any]]:
     async with Admin(options.url, options.token, options.tls()) as admin:
         try:
-            exchange = await _find(given, admin)
+            exchange = await _find(exchange_id, admin)
             first_token = exchange and (await admin.get("first_token", id=exchange["id"])).get("first_token")
         except Trouble as exc:
             hint = "" if exc.hint is None else f". Hint: {exc.hint}"
             raise LlmtapError(f"{options.url}: {exc}{hint}") from None
     if exchange is None or first_token is None:
         raise ConfigError(
-            given,
+            exchange_id,
             f"{options.url} keeps no exchange with this id",
             "it runs, or newer ones have replaced it (meter.exchanges_kept); `llmtap top --once` has a list",
         )
     return exchange, first_token
 
 
-async def _find(given: str, admin: Admin) -> dict[str, Any] | None:
+async def _find(exchange_id: str, admin: Admin) -> dict[str, Any] | None:
     for name in _IDS:
-        exchanges = (await admin.get("exchanges", **{name: given}, limit="2")).get("exchanges")
+        exchanges = (await admin.get("exchanges", **{name: exchange_id}, limit="2")).get("exchanges")
         if exchanges:
             if len(exchanges) > 1:
-                print_message(f"warning: several exchanges have the {name} {given}; this is the newest")
+                print_message(f"warning: several exchanges have the {name} {exchange_id}; this is the newest")
             newest: dict[str, Any] = exchanges[0]
             return newest
     return None

@@ -30,7 +30,7 @@ ConfigFile = Annotated[
 
 
 class SettingsOptions(Struct, frozen=True, kw_only=True):
-    """The configuration of a command that measures, and the keys that several of these commands set."""
+    """Options for the configuration file, and for keys that several commands of a meter can set."""
 
     admin: Annotated[
         str | None,
@@ -95,11 +95,11 @@ NoSelftest = Annotated[
 Json = Annotated[
     str | None, opt("Result as JSON: on stdout with --json, in FILE with --json=FILE.", "[=FILE]")
 ]
-"""Option with an optional file. If there is none, `cli/main.py` adds the default, standard output."""
+"""Option with an optional file. Without a file, `cli/main.py` adds the default, standard output."""
 
 
 class HeaderOptions(Struct, frozen=True, kw_only=True):
-    """Header fields of every request."""
+    """Options for the header fields of every request."""
 
     header: Annotated[
         list[str] | None, opt("Header field for every request; may be repeated.", "'NAME: VALUE'")
@@ -123,7 +123,7 @@ Goodput = Annotated[
 
 
 class GoalOptions(Struct, frozen=True, kw_only=True):
-    """Goals that the figures must meet, and further percentiles."""
+    """Options for the goals that the figures must meet, and for further percentiles."""
 
     slo: Annotated[
         str | None,
@@ -146,7 +146,7 @@ class GoalOptions(Struct, frozen=True, kw_only=True):
 
 
 class TokenOptions(Struct, frozen=True, kw_only=True):
-    """Access to the admin port of a running llmtap."""
+    """Options for access to the admin port of a running llmtap."""
 
     token_env: Annotated[
         str | None,
@@ -166,7 +166,7 @@ class TokenOptions(Struct, frozen=True, kw_only=True):
 
 
 class ReaderOptions(Struct, frozen=True, kw_only=True):
-    """The reader of smooth goodput; None: the default."""
+    """Options for the reader of smooth goodput; None: the default."""
 
     reader_speed: Annotated[
         Annotated[float, Meta(gt=0, le=1e6)] | None,
@@ -208,7 +208,7 @@ class ReaderOptions(Struct, frozen=True, kw_only=True):
 
 
 class OutputOptions(Struct, frozen=True, kw_only=True):
-    """Files of a result."""
+    """Options for the files to which a result is written."""
 
     json: Json = None
     html: Annotated[str | None, opt("File for an HTML report with charts; - is stdout.", "FILE")] = None

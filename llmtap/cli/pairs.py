@@ -18,19 +18,13 @@ def report_pairs(places: Sequence[str], outputs: Outputs, *, skip_broken: bool) 
     from llmtap.report.pairs import pairs_html, pairs_markdown, render_pairs
 
     if len(places) not in (1, 2):
-        raise ConfigError(
-            "--pair",
-            f"needs two captures, or one of both sides, got {len(places)}",
-            "such as llmtap report FRONT BACK --pair; to write JSON to a file, use --json=FILE",
-        )
+        hint = "such as llmtap report FRONT BACK --pair; to write JSON to a file, use --json=FILE"
+        raise ConfigError("--pair", f"needs two captures, or one of both sides, got {len(places)}", hint)
     captures = [read(place, skip_broken=skip_broken) for place in places]
     for place, capture in zip(places, captures, strict=True):
         if len(capture) > EXCHANGES_MAX:
-            raise ConfigError(
-                place,
-                f"has {len(capture):,} exchanges; at most {EXCHANGES_MAX:,} can be paired",
-                "name single files of each capture that cover the same time",
-            )
+            problem = f"has {len(capture):,} exchanges; at most {EXCHANGES_MAX:,} can be paired"
+            raise ConfigError(place, problem, "name single files of each capture that cover the same time")
     keys = {capture.info.pair_key for capture in captures}
     if len(captures) == 2:
         fronts, backs = (list(capture.exchanges()) for capture in captures)

@@ -65,7 +65,7 @@ never stored in a result.
 
 
 class _ReplayOptions(Struct, frozen=True, kw_only=True):
-    """Options of the command beside those of the load."""
+    """Options of this command, in addition to those of the load."""
 
     no_selftest: NoSelftest = False
     list_workloads: Annotated[bool, opt("List the workloads.", None, "--workloads")] = False

@@ -110,7 +110,7 @@ class _ReportCommand(SeveralValues):
 
 
 class _SourceOptions(Struct, frozen=True, kw_only=True):
-    """What is reported."""
+    """Options that select the data to report."""
 
     source_format: SourceFormat = None
     integrity: Annotated[
@@ -164,7 +164,7 @@ class _ReportOutputs(OutputOptions, frozen=True, kw_only=True):
 
 
 class _ComparisonOptions(Struct, frozen=True, kw_only=True):
-    """Comparison of results."""
+    """Options for the comparison of results."""
 
     compare: Annotated[
         list[str] | None,
@@ -232,18 +232,14 @@ def report(
         raise ConfigError("--hlog-unit", "applies to HdrHistogram logs (.hlog) only")
     if comparison.compare:
         if requirements:
-            raise ConfigError(
-                "--require", "cannot be combined with --compare", "to check a comparison, use --fail-if-worse"
-            )
+            hint = "to check a comparison, use --fail-if-worse"
+            raise ConfigError("--require", "cannot be combined with --compare", hint)
         tolerances = None if comparison.fail_if_worse is None else Tolerances.parse(comparison.fail_if_worse)
         compare(places, comparison.compare, outputs.outputs(), tolerances)
         return
     if comparison.fail_if_worse is not None:
-        raise ConfigError(
-            "--fail-if-worse",
-            "has no effect without --compare",
-            "such as llmtap report BEFORE --compare AFTER",
-        )
+        hint = "such as llmtap report BEFORE --compare AFTER"
+        raise ConfigError("--fail-if-worse", "has no effect without --compare", hint)
     if len(places) == 1 and (Path(places[0]) / "bench.json").is_file():
         _show_bench(Path(places[0]), outputs.outputs(), requirements)
         return
@@ -251,11 +247,8 @@ def report(
     result = load_result(places[0]) if len(places) == 1 and source.source_format is None else None
     experiment = load_experiment(places[0]) if len(places) == 1 and source.source_format is None else None
     if len(places) > 1 and (stored := [place for place in places if load_result(place) is not None]):
-        raise ConfigError(
-            stored[0],
-            "is a stored result, and a report shows one result only",
-            f"use `llmtap report {stored[0]}`; to write JSON to a file, use --json=FILE",
-        )
+        hint = f"use `llmtap report {stored[0]}`; to write JSON to a file, use --json=FILE"
+        raise ConfigError(stored[0], "is a stored result, and a report shows one result only", hint)
     if experiment is not None:
         for option in (*flags_given(source, goals, reader), *(["--csv"] if outputs.csv is not None else [])):
             raise ConfigError(option, "applies to captures only, not to the result of an experiment")
@@ -339,14 +332,9 @@ def report(
     on_exchange = None
     if experiment_of is not None:
         on_exchange = partial(experiment_of.add, reader=options["reader"])
+    infos = [f.info for f in capture.files]
     with _progress(len(capture)) as progress:
-        summary = describe(
-            [f.info for f in capture.files],
-            capture.batches(),
-            progress=progress,
-            on_exchange=on_exchange,
-            **options,
-        )
+        summary = describe(infos, capture.batches(), progress=progress, on_exchange=on_exchange, **options)
     experiment_part: Any = None
     if experiment_of is not None:
         window: Any = summary["window"]
@@ -436,9 +424,8 @@ def _is_trace(places: list[str]) -> bool:
     path = Path(places[0])
     try:
         if not path.is_file():
-            return (
-                path.is_fifo() or path.is_char_device()
-            )  # A pipe can be read only once, so its type is not checked.
+            # A pipe can be read only once, so its type is not checked.
+            return path.is_fifo() or path.is_char_device()
         with path.open("rb") as file:
             return file.read(4) not in (b"PAR1", b"LTSP")
     except OSError:

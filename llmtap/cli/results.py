@@ -1,7 +1,7 @@
 """Stored results of replays and experiments: load, show, and store beside a capture."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from glob import escape
 from pathlib import Path
@@ -18,22 +18,16 @@ RESULT_BYTES_MAX: Final = 256 << 20
 RESULT_PATTERN: Final = "replay-*.json"
 """Pattern of the second part of a result's file name. The first part is the name of the capture's folder and
 a dot."""
+_REPLAY_FIELDS: Final = frozenset({"load", "sender", "plan", "metrics", "verdict"})
+"""Fields by which the result of a replay is recognised."""
+_EXPERIMENT_FIELDS: Final = frozenset({"state", "arms", "differences", "sample_ratio"})
+"""Fields by which the stored answer of `/api/v1/experiment` is recognised."""
 
 
 def exit_with(code: ExitCode) -> None:
     """End the command with a code other than OK."""
     if code:
         raise typer.Exit(code)
-
-
-class _ReplayFields(msgspec.Struct):
-    """Fields by which the result of a replay is recognised."""
-
-    load: dict[str, msgspec.Raw]
-    sender: dict[str, msgspec.Raw]
-    plan: dict[str, msgspec.Raw]
-    metrics: dict[str, msgspec.Raw]
-    verdict: dict[str, msgspec.Raw]
 
 
 @contextmanager
@@ -50,26 +44,17 @@ def result_errors(place: str) -> Iterator[None]:
         ) from exc
 
 
-class _ExperimentFields(msgspec.Struct):
-    """Fields by which the stored answer of `/api/v1/experiment` is recognised."""
-
-    state: str
-    arms: dict[str, msgspec.Raw]
-    differences: dict[str, msgspec.Raw]
-    sample_ratio: dict[str, msgspec.Raw]
-
-
 def load_result(place: str | Path) -> dict[str, Any] | None:
     """Return the result that `llmtap replay --json` wrote to a file; None for any other file."""
-    return _load(place, _ReplayFields)
+    return _load(place, _REPLAY_FIELDS)
 
 
 def load_experiment(place: str | Path) -> dict[str, Any] | None:
     """Return the result of an experiment that was stored in a file; None for any other file."""
-    return _load(place, _ExperimentFields)
+    return _load(place, _EXPERIMENT_FIELDS)
 
 
-def _load(place: str | Path, fields: type[msgspec.Struct]) -> dict[str, Any] | None:
+def _load(place: str | Path, fields: Set[str]) -> dict[str, Any] | None:
     """Return the JSON object of a file that has these fields; None for any other file."""
     path = Path(place)
     try:
@@ -80,7 +65,8 @@ def _load(place: str | Path, fields: type[msgspec.Struct]) -> dict[str, Any] | N
             if not begin.lstrip().startswith(b"{"):
                 return None
             raw = begin + file.read()
-        msgspec.json.decode(raw, type=fields)
+        if not fields <= msgspec.json.decode(raw, type=dict[str, msgspec.Raw]).keys():
+            return None
         result: dict[str, Any] = msgspec.json.decode(raw)
     except (OSError, ValueError, RecursionError):
         return None

@@ -93,7 +93,8 @@ class Outputs:
             write_output(option, place, texts[option]())
 
     def write_or_show(self, texts: Mapping[str, Callable[[], str]], show: Callable[[], None]) -> None:
-        """Write the files. Then print the output that goes to stdout, or call `show` if there is none."""
+        """Write the files. Then print the output that goes to stdout, or call `show` if no output goes to
+        stdout."""
         self.write(texts)
         if self.stdout is None:
             show()
@@ -278,7 +279,7 @@ class ReceivedSignals:
 
     @property
     def code(self) -> int | None:
-        """Exit code for the first signal that arrived; None if there was none."""
+        """Exit code for the first signal that arrived; None if no signal arrived."""
         return _SIGNAL_EXIT + self.numbers[0] if self.numbers else None
 
 
@@ -367,7 +368,8 @@ class SeveralValues(TyperCommand):
 
 
 def figures_place(csv: str) -> str:
-    """Return the file for the figures, beside the CSV file of requests: `a.figures.csv` beside `a.csv`."""
+    """Return the path of the file for the figures, in the folder of the CSV file of requests: `a.figures.csv`
+    for `a.csv`."""
     if csv == STDOUT:
         raise ConfigError(
             "--csv",

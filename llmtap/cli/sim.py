@@ -54,7 +54,7 @@ Endpoints: /v1/chat/completions /v1/completions /v1/responses (also a WebSocket)
 
 
 class _ListenOptions(Struct, frozen=True, kw_only=True):
-    """Addresses of the server."""
+    """Options for the addresses of the server."""
 
     listen: Annotated[str, opt("HOST:PORT to listen on.")] = "127.0.0.1:8000"
     grpc: Annotated[
@@ -69,7 +69,7 @@ class _ListenOptions(Struct, frozen=True, kw_only=True):
 
 
 class _AnswerOptions(Struct, frozen=True, kw_only=True):
-    """Answers, by flag or key."""
+    """Options for the content and the times of answers."""
 
     ttft: Annotated[str | None, opt("Time from a request to its first token; default 150ms.")] = None
     itl: Annotated[str | None, opt("Time between tokens; default 20ms.")] = None
@@ -96,7 +96,7 @@ class _AnswerOptions(Struct, frozen=True, kw_only=True):
 
 
 class _EngineOptions(Struct, frozen=True, kw_only=True):
-    """The engine behind the answers."""
+    """Options for the simulated engine that generates the answers."""
 
     scheduler: Annotated[
         str,
@@ -234,9 +234,9 @@ def _pem_pair(certificate: Path | None, key: Path | None) -> tuple[bytes, bytes]
     if certificate is None or key is None:
         if certificate is key:
             return None
-        given, missing = ("key", "certificate") if certificate is None else ("certificate", "key")
+        present, missing = ("key", "certificate") if certificate is None else ("certificate", "key")
         raise ConfigError(
-            f"--grpc-{given}", f"is given, but --grpc-{missing} is missing", "for TLS, give both of them"
+            f"--grpc-{present}", f"is given, but --grpc-{missing} is missing", "for TLS, give both of them"
         )
     server_context(str(certificate), str(key), "--grpc-")
     return certificate.read_bytes(), key.read_bytes()

@@ -64,7 +64,7 @@ Examples:
 
 
 class _TraceOptions(Struct, frozen=True, kw_only=True):
-    """The trace, or the list to print instead of a simulation."""
+    """Options for the trace, or for a list to print instead of a simulation."""
 
     trace: Annotated[str, opt("Trace, capture or workload to simulate.", "TRACE", argument=True)] = ""
     source_format: SourceFormat = None
@@ -73,7 +73,7 @@ class _TraceOptions(Struct, frozen=True, kw_only=True):
 
 
 class _AxisOptions(Struct, frozen=True, kw_only=True):
-    """Values of the sweep."""
+    """Options for the values of the axes of the sweep."""
 
     scheduler: Annotated[
         str | None,
@@ -167,7 +167,7 @@ class _AxisOptions(Struct, frozen=True, kw_only=True):
 
 
 class _FitOptions(Struct, frozen=True, kw_only=True):
-    """Data to fit the latency model to."""
+    """Options for the data to which the latency model is fitted."""
 
     latency: Annotated[
         str | None,
@@ -204,7 +204,7 @@ class _FitOptions(Struct, frozen=True, kw_only=True):
 
 
 class _CapacityOptions(Struct, frozen=True, kw_only=True):
-    """Limits."""
+    """Options for the goals of a run and for the search of the capacity."""
 
     capacity: Annotated[
         float | None,
@@ -236,7 +236,7 @@ class _CapacityOptions(Struct, frozen=True, kw_only=True):
 
 
 class _RunOptions(Struct, frozen=True, kw_only=True):
-    """How the runs are made, and where results go."""
+    """Options for the processes that run the jobs, and for the results."""
 
     capture: Annotated[str | None, opt("Folder for a capture of each run's exchanges.", "DIR")] = None
     results: Annotated[
@@ -299,15 +299,15 @@ def run(
     trace = work.trace or (named.trace if named is not None else "")
     if not trace:
         raise ConfigError("TRACE", "is missing", "`llmtap sim run --help` shows the arguments")
-    given = AxesReader()
-    given.schedulers(axes.scheduler)
-    given.routers(axes.router)
+    sweep_axes = AxesReader()
+    sweep_axes.schedulers(axes.scheduler)
+    sweep_axes.routers(axes.router)
     if axes.scale is not None and axes.rate is not None:
         raise ConfigError("--rate", "cannot be combined with --scale")
     for name, text in (("scale", axes.scale), ("rate", axes.rate)):
-        given.numbers(name, text, float)
+        sweep_axes.numbers(name, text, float)
     for name, text in (("requests", axes.requests), ("servers", axes.servers), ("seed", axes.seed)):
-        given.numbers(name, text, int)
+        sweep_axes.numbers(name, text, int)
     if goals.capacity is not None and not 0 <= goals.capacity < 1:
         raise ConfigError("--capacity", f"expected a share from 0 to below 1, got {goals.capacity:g}")
     if goals.capacity is None and goals.capacity_by is not None:
@@ -315,7 +315,7 @@ def run(
     bounds = names_in(goals.capacity_by or "request", "--capacity-by", "bound", CAPACITY_BY)
     if runs.table is not None and runs.table.suffix not in SUFFIXES:
         raise ConfigError("--table", f"{runs.table} ends neither in .csv nor in .parquet")
-    given.settings(axes.reading or [], "--reading")
+    sweep_axes.settings(axes.reading or [], "--reading")
     edges_or_bins = "bin_edges" if axes.bins and "," in axes.bins else "bins"
     for name, text, flag_name in (
         (edges_or_bins, axes.bins, "--bins"),
@@ -323,11 +323,11 @@ def run(
         ("predictor", axes.predictor, "--predictor"),
     ):
         if text is not None:
-            given.settings([f"{name}={text}"], flag_name)
-    given.settings(axes.serving or [], "--serving")
-    given.settings(axes.vary or [], "--vary")
-    whole = given.all_axes(named, axes.preset or "")
-    memory = None if fit.fit_kv_blocks is None else given.kv_memory(whole, fit.fit_kv_blocks)
+            sweep_axes.settings([f"{name}={text}"], flag_name)
+    sweep_axes.settings(axes.serving or [], "--serving")
+    sweep_axes.settings(axes.vary or [], "--vary")
+    whole = sweep_axes.all_axes(named, axes.preset or "")
+    memory = None if fit.fit_kv_blocks is None else sweep_axes.kv_memory(whole, fit.fit_kv_blocks)
     fitted = fit_model(
         fit.latency,
         scheduler_names(whole, named),
@@ -404,8 +404,10 @@ def run(
             outputs.write_or_show(texts, lambda: _show(results, outcome.notes, sla=sla, figure=figure))
     except Stopped as exc:
         done = sum(len(sweeper.attempts) for sweeper in sweepers)
-        kept = f"are in {runs.results}: the same command continues from there"
-        where = "are complete, and none is kept without --results FILE" if runs.results is None else kept
+        stored_text = f"are in {runs.results}: the same command continues from there"
+        where = (
+            "are complete, and none is kept without --results FILE" if runs.results is None else stored_text
+        )
         print_message(f"stopped; {done:,} runs {where}")
         raise typer.Exit(exc.code) from None
     code = (

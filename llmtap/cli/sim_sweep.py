@@ -43,7 +43,7 @@ _OTHER_OPTION: Final = {
     "--reading": (SERVING, "an option of serving", "--serving"),
     "--serving": (READINGS, "a reading", "--reading"),
 }
-"""By option: names that belong to another option, what they are, and that option."""
+"""For each option: the names that belong to the other option, a description of them, and the other option."""
 
 
 class AxesReader:
@@ -84,21 +84,23 @@ class AxesReader:
             raise ConfigError(option, "expected at least one value")
         self._set(name, values, option)
 
-    def settings(self, given: Sequence[str], option: str) -> None:
+    def settings(self, words: Sequence[str], option: str) -> None:
         """Set options of `ModelOptions` or `Serving` from NAME=VALUE.
 
         `--vary` has several values: NAME=VALUE,VALUE, or separated by `|` if the values contain commas.
         """
         several = option == "--vary"
-        others, what, theirs = _OTHER_OPTION.get(option, ((), "", ""))
-        for one in given:
-            name, found, text = one.partition("=")
+        other_names, description, other_option = _OTHER_OPTION.get(option, ((), "", ""))
+        for word in words:
+            name, separator, text = word.partition("=")
             name = name.strip().replace("-", "_")
-            if not found or not name:
+            if not separator or not name:
                 shape = "NAME=VALUE,VALUE" if several else "NAME=VALUE"
-                raise ConfigError(option, f"expected {shape}, got {one!r}", _LISTING)
-            if name in others:
-                raise ConfigError(option, f"{name} is {what}", f"use {theirs} {name}={text.strip()}")
+                raise ConfigError(option, f"expected {shape}, got {word!r}", _LISTING)
+            if name in other_names:
+                raise ConfigError(
+                    option, f"{name} is {description}", f"use {other_option} {name}={text.strip()}"
+                )
             values = _split_list(text, "|" if "|" in text else ",") if several else [text.strip()]
             if not values:
                 raise ConfigError(option, f"{name} has no values", f"such as {option} {name}=1,2")
@@ -109,7 +111,7 @@ class AxesReader:
             except ValueError as exc:
                 if option != f"--{name}":
                     raise ConfigError(option, str(exc), _LISTING) from None
-                vary = f"for several values: --vary {one}" if "," in text else None
+                vary = f"for several values: --vary {word}" if "," in text else None
                 raise ConfigError(option, str(exc).removeprefix(f"{name}: "), vary) from None
             self._set(name, values, option)
 
@@ -180,8 +182,8 @@ class AxesReader:
     def _set(self, name: str, values: Sequence[Any], option: str) -> None:
         before = self._options.get(name)
         if before is not None:
-            again = "twice" if before == option else f"also by {before}"
-            raise ConfigError(option, f"{name} is set {again}", "set each name once")
+            problem = "twice" if before == option else f"also by {before}"
+            raise ConfigError(option, f"{name} is set {problem}", "set each name once")
         self._options[name] = option
         self._axes[name] = tuple(dict.fromkeys(values))
 
@@ -296,8 +298,8 @@ class SweepProgress:
         self._effort += job.effort
         progress = f"{self._ended_jobs:,} of {self._jobs:,}"
         self._bar.update(self._task, completed=self._effort, description=progress)
-        how = f"{attempt.seconds:.2f} s" if attempt.error is None else f"failed: {attempt.error}"
-        self._print(f"{progress}: {job.name} ({attempt.id}): {how}")
+        outcome = f"{attempt.seconds:.2f} s" if attempt.error is None else f"failed: {attempt.error}"
+        self._print(f"{progress}: {job.name} ({attempt.id}): {outcome}")
 
     def _print(self, text: str) -> None:
         if self._lines:
@@ -317,7 +319,7 @@ def _progress(*, loud: bool) -> Iterator[SweepProgress]:
 
 @dataclass(frozen=True, slots=True)
 class SweepPlan:
-    """What `run_sweep` runs: a trace, the values of the axes, and the options that all jobs share."""
+    """Input of `run_sweep`: a trace, the values of the axes, and the options that all jobs share."""
 
     trace: str
     source_format: str | None
@@ -353,12 +355,12 @@ def run_sweep(
     """
     with ExitStack() as stack:
         listener = stack.enter_context(_progress(loud=loud))
-        kept = None
+        results_file = None
         if results is not None:
-            kept = Results(results)
-            stack.callback(kept.close)
+            results_file = Results(results)
+            stack.callback(results_file.close)
         source = GridSource(plan.trace, source_format=plan.source_format, progress=listener.reading)
-        sweeper = SweepRunner(source.traces, listener, results=kept, workers=workers, ray=ray)
+        sweeper = SweepRunner(source.traces, listener, results=results_file, workers=workers, ray=ray)
         on_begin(sweeper)
         planned = SweepGrid(source, plan.common).jobs(plan.axes, plan.preset, sweeper.run)
         if "seed" in plan.axes and all(job.seed is None for job in planned):

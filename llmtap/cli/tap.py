@@ -43,7 +43,7 @@ During a reload or a switch, no connection is refused."""
 
 
 class _ProxyOptions(Struct, frozen=True, kw_only=True):
-    """Options of the command beside those of the configuration."""
+    """Options of this command, in addition to those of the configuration."""
 
     upstream: Annotated[str | None, opt("URL of the gateway.", key="relay.upstream")] = None
     listen: Annotated[
@@ -102,18 +102,18 @@ def proxy(options: _ProxyOptions, configuration: SettingsOptions) -> None:
         return load_settings(configuration.config, os.environ, configuration.keys(options))
 
     def started(listen: str, admin: str) -> None:
-        what = f"{scheme}://{listen} -> {settings.relay.upstream}"
+        first_line = f"{scheme}://{listen} -> {settings.relay.upstream}"
         if settings.pair.upstream:
-            what += f"   back: http://{settings.pair.listen} -> {settings.pair.upstream}"
-        announce(what, admin, settings)
+            first_line += f"   back: http://{settings.pair.listen} -> {settings.pair.upstream}"
+        announce(first_line, admin, settings)
 
     raise typer.Exit(asyncio.run(Supervisor(settings, load, started).run()))
 
 
-def announce(what: str, admin: str, settings: "Settings") -> None:
+def announce(first_line: str, admin: str, settings: "Settings") -> None:
     """Print the first line of a proxy, a meter or a watch, and a note if the compiled code is missing."""
     scheme = "https" if settings.meter.admin_tls_certificate else "http"
-    line = f"{what}   metrics: {scheme}://{admin}/metrics"
+    line = f"{first_line}   metrics: {scheme}://{admin}/metrics"
     if settings.capture.to is not None:
         line += f"   capture: {capture_places(settings.capture)[0]} ({settings.capture.level})"
     print_message(line)
@@ -142,7 +142,7 @@ the meter at once: the applications continue, and count the exchanges that are n
 
 
 class _MeterOptions(Struct, frozen=True, kw_only=True):
-    """Options of the command beside those of the configuration."""
+    """Options of this command, in addition to those of the configuration."""
 
     listen_socket: Annotated[
         str | None, opt("Path of the Unix socket that applications connect to.", "PATH", key="meter.socket")

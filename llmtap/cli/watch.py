@@ -54,7 +54,7 @@ def _read_ports(texts: list[str]) -> list[int]:
 
 
 class _WatchOptions(Struct, frozen=True, kw_only=True):
-    """Options of the command beside those of the configuration."""
+    """Options of this command, in addition to those of the configuration."""
 
     interface: Annotated[
         list[str] | None,
@@ -111,8 +111,8 @@ def watch(options: _WatchOptions, configuration: SettingsOptions) -> None:
     if options.read is not None:
         if options.interface:
             raise ConfigError("--read", "cannot be combined with --interface")
-        for name, given in (("--admin", configuration.admin), ("--timestamps", options.timestamps)):
-            if given is not None:
+        for name, value in (("--admin", configuration.admin), ("--timestamps", options.timestamps)):
+            if value is not None:
                 raise ConfigError(name, "cannot be combined with --read")
         settings = loaded.settings_or_raise(
             packet_problems(settings), measuring_problems(settings, in_use=check)
@@ -132,12 +132,12 @@ def watch(options: _WatchOptions, configuration: SettingsOptions) -> None:
         print(f"ok (config {fingerprint(settings)})")
         return
     loaded.settings_or_raise(*problems)
-    what = (
+    first_line = (
         f"watching {', '.join(settings.watch.interfaces)}, port {', '.join(map(str, settings.watch.ports))}"
     )
 
     def started(listen: str, admin: str) -> None:
-        announce(f"{what}   relay: {listen}" if listen else what, admin, settings)
+        announce(f"{first_line}   relay: {listen}" if listen else first_line, admin, settings)
 
     raise typer.Exit(run(settings, started))
 

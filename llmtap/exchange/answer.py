@@ -80,10 +80,10 @@ class AnswerReader:
         "_first_line_ns",
         "_had_output",
         "_held_bytes",
-        "_keeps",
+        "_is_one_value",
+        "_keeps_body",
         "_lines",
         "_messages",
-        "_one_value",
         "_parser",
         "_path",
         "_share",
@@ -115,9 +115,9 @@ class AnswerReader:
         self._type = (content_type or b"").partition(b";")[0][:_TYPE_BYTES_MAX].strip().lower()
         self._parser = SseParser()
         self.repeats = RepetitionFinder()
-        """Finds the event that may be repeated (its `repetition`). The caller need not feed repetitions of
-        this event while the reader is idle: the parser is between two events before and after each of
-        them."""
+        """Finder of the event that the next reads may repeat (its `repetition`). The caller need not feed
+        repetitions of this event while the reader is idle: the parser is between two events before and after
+        each of them."""
         self._lines: _Lines | None = None
         self._messages: MessageParser | None = None
         self._held_bytes = b""  # bytes read while the kind is undecided
@@ -127,9 +127,9 @@ class AnswerReader:
         """Events of earlier reads whose meaning is known only now, with the time of their read, in order.
         They precede all events that the last call returned."""
         self._body = bytearray()  # JSON body so far
-        self._keeps = True  # False after the memory limit was reached
+        self._keeps_body = True  # False after the memory limit was reached
         self._size = 0
-        self._one_value = False  # whether the first line shows that the body is one value, not lines
+        self._is_one_value = False  # whether the first line shows that the body is one value, not lines
         self.broken: str | None = None
         """Reason why the messages of a tunnel could not be read."""
         self._first_line = 0  # length of the body's first line, if it is a JSON object
@@ -230,7 +230,7 @@ class AnswerReader:
 
     @property
     def idle(self) -> bool:
-        """False if a part of another SSE event has been read."""
+        """Whether the parser is between two SSE events, with no part of another one read."""
         return self._parser.idle
 
     def advance_offset(self, payload_bytes: int) -> None:
@@ -247,11 +247,11 @@ class AnswerReader:
 
     def _close(self, whole: bool, t_ns: int) -> list[Delta]:
         if self.kind is BodyKind.UNDECIDED:
-            held, self._held_bytes = self._held_bytes, b""
-            if not held.strip():
+            held_bytes, self._held_bytes = self._held_bytes, b""
+            if not held_bytes.strip():
                 return []
             self.kind = BodyKind.SSE if self._type == b"text/event-stream" else BodyKind.OPAQUE
-            return self.feed(held, t_ns) + self._close(whole, t_ns)
+            return self.feed(held_bytes, t_ns) + self._close(whole, t_ns)
         if self.kind is BodyKind.SSE:
             return self._read_events(self._parser.close(), t_ns)
         if self.kind is BodyKind.NDJSON and self._lines is not None:
@@ -261,7 +261,7 @@ class AnswerReader:
             return self._read_events(events, t_ns)
         if self.kind is not BodyKind.JSON or not self._size:
             return []
-        if not self._keeps:
+        if not self._keeps_body:
             delta = Delta(EventClass.METADATA, parsed=False)
         else:
             delta = self.dialect.read_body(bytes(self._body))
@@ -318,31 +318,31 @@ class AnswerReader:
     def _keep(self, payload: bytes, t_ns: int) -> list[Delta]:
         """Take bytes of a JSON body, which may prove to be the first of several lines."""
         self._size += len(payload)
-        if not self._keeps:
+        if not self._keeps_body:
             return []
         if self._size > BODY_BYTES_MAX or not self._share.take(len(payload)):
-            self._keeps = False
+            self._keeps_body = False
             self._release_body()
             return []
         self._body += payload
-        if self._one_value:
+        if self._is_one_value:
             return []
         if self._first_line == 0:
             newline = self._body.find(b"\n", max(0, self._size - len(payload)))
             if newline < 0:
-                self._one_value = self._size > _FIRST_LINE_BYTES_MAX
+                self._is_one_value = self._size > _FIRST_LINE_BYTES_MAX
                 return []
             value = read_json(bytes(self._body[:newline]))
-            self._one_value = not isinstance(value, dict)
+            self._is_one_value = not isinstance(value, dict)
             # Ollama's answer behind a gateway that names another content type: "done": false shows that lines
             # follow.
-            if self._one_value or value.get("done") is False:
-                return [] if self._one_value else self._begin_kept_lines(t_ns)
+            if self._is_one_value or value.get("done") is False:
+                return [] if self._is_one_value else self._begin_kept_lines(t_ns)
             self._first_line, self._first_line_ns = newline + 1, t_ns
         more = self._body[self._first_line :].lstrip()
         if more.startswith(b"{"):
             return self._begin_kept_lines(t_ns)
-        self._one_value = bool(more) or self._size - self._first_line > _HELD_BYTES_MAX
+        self._is_one_value = bool(more) or self._size - self._first_line > _HELD_BYTES_MAX
         return []
 
     def _begin_kept_lines(self, t_ns: int) -> list[Delta]:
@@ -435,17 +435,17 @@ class AnswerReader:
             return self._begin_lines(payload, MessageStreamParser(), t_ns)
         is_json = self._type == b"application/json" or self._type.endswith(b"+json")
         out: list[Delta] = []
-        held = self._held_bytes + payload
-        text = held.lstrip()
+        held_bytes = self._held_bytes + payload
+        text = held_bytes.lstrip()
         marked = text.startswith(BOM)
         text = text.removeprefix(BOM)
         if is_json:
             # DeepSeek sends blank lines before the JSON while it is waiting: each is a keep-alive.
-            blank = held[: len(held) - len(text)]
+            blank = held_bytes[: len(held_bytes) - len(text)]
             ended = blank.splitlines(keepends=True)
             rest = b"" if not ended or ended[-1].endswith(b"\n") else ended.pop()
             out += [Delta(EventClass.KEEPALIVE, len(line)) for line in ended]
-            held = rest + text
+            held_bytes = rest + text
         is_sse = self._type == b"text/event-stream"
         if text.startswith((b"{", b"[")):
             lines = self._type.endswith(_LINES)
@@ -453,22 +453,22 @@ class AnswerReader:
             if lines or array:
                 self._held_bytes = b""
                 return out + self._begin_lines(
-                    text if marked else held, LineParser() if lines else ArrayParser(), t_ns
+                    text if marked else held_bytes, LineParser() if lines else ArrayParser(), t_ns
                 )
             self.kind = BodyKind.JSON
             if marked:
                 # RFC 8259 8.1: ignore the byte order mark, but count it as part of the body's one event.
-                held = text
+                held_bytes = text
                 self._size += len(BOM)
         elif is_named_line(text) and self._type == b"text/plain":
             self._held_bytes = b""
-            return out + self._begin_lines(held, LineParser(named=True), t_ns)
+            return out + self._begin_lines(held_bytes, LineParser(named=True), t_ns)
         elif (text and is_sse) or text.startswith((b"data:", b"event:", b"id:", b"retry:", b":")):
             self.kind = BodyKind.SSE
-        elif len(text) < _PREFIX_BYTES and len(held) <= _HELD_BYTES_MAX:
-            self._held_bytes = held
+        elif len(text) < _PREFIX_BYTES and len(held_bytes) <= _HELD_BYTES_MAX:
+            self._held_bytes = held_bytes
             return out
         else:
             self.kind = BodyKind.SSE if is_sse else BodyKind.OPAQUE
         self._held_bytes = b""
-        return out + self.feed(held, t_ns)
+        return out + self.feed(held_bytes, t_ns)

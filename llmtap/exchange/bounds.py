@@ -45,7 +45,7 @@ _unchanged: Final[dict[str, set[str]]] = {name: set() for name in BOUNDS}
 """Short strings that need no change, by field. Most strings are repeated, and the search for keys takes 1 us.
 """
 _WHOLE: Final = [(name, limits, _unchanged[name]) for name, limits in BOUNDS.items() if "." not in name]
-"""Fields of an Exchange with a bound, with their sets of `_unchanged`; without parts of fields."""
+"""Fields of an Exchange that have a bound (without parts of fields), each with its set of `_unchanged`."""
 _read_whole: Final = attrgetter(*(name for name, _, _ in _WHOLE))
 _readers: dict[type, tuple[int, Callable[[object], Any]]] = {}
 
@@ -80,19 +80,19 @@ def _fitted_value(field: str, value: Any, room: list[int]) -> Any:
         return bounded(field, value)
     if isinstance(value, dict):
         fitted = {}
-        for name, one in value.items():
+        for name, item in value.items():
             if not room[0]:
                 break
             room[0] -= 1
-            fitted[bounded(field, name)] = _fitted_value(field, one, room)
+            fitted[bounded(field, name)] = _fitted_value(field, item, room)
         return fitted
     if isinstance(value, list | tuple):
         listed = []
-        for one in value:
+        for item in value:
             if not room[0]:
                 break
             room[0] -= 1
-            listed.append(_fitted_value(field, one, room))
+            listed.append(_fitted_value(field, item, room))
         return listed
     return value
 
@@ -116,9 +116,9 @@ def memory_bytes(value: object) -> int:
         reader = _readers[kind] = _reader_of(kind)
     fixed_bytes, read = reader
     size += fixed_bytes
-    for one in read(value):
-        if one is not None:
-            size += getsizeof(one) if type(one) in _FLAT else memory_bytes(one)
+    for part in read(value):
+        if part is not None:
+            size += getsizeof(part) if type(part) in _FLAT else memory_bytes(part)
     return size
 
 
@@ -145,7 +145,7 @@ def _parts_of(kind: type, prefix: str) -> tuple[int, list[str]]:
 
 
 class Budget:
-    """Memory limit of all exchanges together, at first `bytes_max`; `free_bytes` can still be taken.
+    """Memory limit of all exchanges together, `bytes_max`; `free_bytes` is the part that is not taken.
 
     `on_shortage` is called for each body for which there is no memory.
     """
@@ -169,7 +169,7 @@ class Budget:
 
 
 class Share:
-    """Bytes of a budget that one exchange has taken; without a budget there is no limit."""
+    """Bytes that one exchange has taken from a budget; without a budget there is no limit."""
 
     __slots__ = ("_budget", "_taken_bytes")
 

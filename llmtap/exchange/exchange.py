@@ -44,8 +44,8 @@ class RequestShape:
     sizes: "array[int]" = field(default_factory=lambda: array("q"))
     """Size of each message in bytes: UTF-8 text, or four bytes for each token id."""
     blocks: "array[int]" = field(default_factory=lambda: array("q"))
-    """Chained hashes of the prompt's blocks. Two prompts begin with the same blocks as far as their hashes
-    are equal."""
+    """Chained hashes of the prompt's blocks. If the first n hashes of two prompts are equal, so are their
+    first n blocks."""
     block_size: int | None = None
     block_unit: Annotated[str | None, Bound(16, "llmtap")] = None
     """`tokens` or `bytes`."""
@@ -257,7 +257,8 @@ class Exchange:
     model: Annotated[str | None, Bound(NAME_CHARS_MAX, "client", clean_name)] = None
     response_model: Annotated[str | None, Bound(NAME_CHARS_MAX, "upstream", clean_name)] = None
     service_tier: Annotated[str | None, Bound(32, "llmtap")] = None
-    """Tier that served the request by its answer, else the requested one; a word of `protocol/tiers.py`."""
+    """Service tier that the answer names, or else the tier that the request asked for; a word of
+    `protocol/tiers.py`."""
     service_tier_requested: Annotated[str | None, Bound(32, "llmtap")] = None
     tenant: Annotated[str, Bound(64, "client")] = "default"
     """`meter/tenants.py` replaces a key by its hash; names that the operator gives stay as they are."""
@@ -266,10 +267,11 @@ class Exchange:
     """Arm of the running experiment; None: not part of an experiment."""
     unit: Annotated[str | None, Bound(64, "llmtap")] = None
     excluded: Annotated[str | None, Bound(64, "llmtap")] = None
-    """Reason why the request is not as its arm is configured: the change was not applied, or the client
-    itself sent a header field of another arm (`own_header`)."""
+    """Reason why the arm's change does not fully apply to the request: the change was not applied, or the
+    client itself sent a header field of another arm (`own_header`)."""
     label: Annotated[str | None, Bound(16, "llmtap")] = None
-    """What the sender of the request expects: a word of `exchange/label.py`; None: no label."""
+    """Label of the request: the reaction that its sender expects, as a word of `exchange/label.py`; None: no
+    label."""
     trace_parent: Annotated[str | None, Bound(256, "client", clean_name)] = None
     """The request's `traceparent`, as sent (W3C Trace Context)."""
     slo_ttft_ns: int | None = None
@@ -284,7 +286,8 @@ class Exchange:
     """Digest of the id by which a later request may name this answer (`previous_response_id`)."""
     status: int | None = None
     stream: bool = False
-    """The answer was a stream; if the upstream failed before any output: the request wanted a stream."""
+    """Whether the answer was a stream or, if the upstream failed before any output, whether the request
+    wanted a stream."""
     padded: bool = False
     """Whether events carry random padding, which is included in their sizes."""
     finish_reason: Annotated[str | None, Bound(WORD_CHARS_MAX, "upstream", clean_word)] = None
@@ -294,7 +297,7 @@ class Exchange:
     """Action of a filter, rail or hook: `phase`, `action`, `signal`, `event`, `category`; `late` and
     `tokens_before` if the client had received tokens before."""
     retries: int = 0
-    """Number of times that a gateway began the answer again; `usage` is that of the last attempt."""
+    """Number of times that a gateway began the answer again; `usage` is from the last attempt."""
     resent: int = 0
     """Number of times that the relay sent the request again, on a new connection."""
     no_token_reason: Annotated[str | None, Bound(32, "llmtap")] = None
@@ -317,7 +320,7 @@ class Exchange:
     ttft_uncertainty_ns: int = 0
     """Largest error of the times of submission and first token; set by the load generator only."""
     uncertain: bool = False
-    """`uncertainty_ns` exceeds the operator's limit."""
+    """Whether `uncertainty_ns` exceeds the operator's limit."""
     clock: Annotated[str, Bound(16, "llmtap")] = "mono"
     """`mono`: stamped on read; `kernel`: stamped by the kernel on arrival; `virtual`: simulated."""
     anchor: int = 0

@@ -65,7 +65,7 @@ class FixtureResponse(Struct, frozen=True, kw_only=True):
 
 
 class FixtureBody(Struct, frozen=True):
-    """File with the bytes of the body, and the file of the decoded body if the body is compressed."""
+    """Name of the file with the body and, if the body is compressed, of the file with the decoded body."""
 
     file: str
     len: int
@@ -198,7 +198,8 @@ class Fixture(Struct, frozen=True, kw_only=True):
 
 
 def fixture_of(value: object) -> Fixture | None:
-    """Return the fixture that a JSON value describes, without its expected result; None if it is none.
+    """Return the fixture that a JSON value describes, without its expected result; None if the value is not a
+    fixture.
 
     Raises msgspec.ValidationError if a field is missing or has another type.
     """

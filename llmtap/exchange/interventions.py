@@ -168,8 +168,8 @@ class Interventions:
             verdict.detail = {"header": APPLIED_GUARDRAILS.decode()}
         if verdict.phase is None:
             # The signal does not name the phase. Use the phase of a header, if any. Else the phase is
-            # `output` if text came before the signal, or if the answer is a stream and the signal is no error
-            # code in its body: the guardrail may have withheld the whole answer. Else it is `input`.
+            # `output` if text came before the signal, or if the answer is a stream and the signal is not an
+            # error code in its body: the guardrail may have withheld the whole answer. Else it is `input`.
             coded = verdict.signal.endswith("error.code") and status < 400
             withheld = x.stream and not coded
             verdict.phase = self._phase_of_header() or (

@@ -40,8 +40,8 @@ from llmtap.protocol.repetition import RUN_BLOCKS, RUN_BYTES, Repetition, TokenR
 from llmtap.protocol.websocket import WebSocketMessage, negotiates_deflate
 
 EVENTS_MAX: Final = 1 << 18
-"""Events in the log of an exchange: 40 bytes each, 10 MB. Later ones still change the points of the
-timeline."""
+"""Maximum number of events in the log of an exchange: 40 bytes each, 10 MB. Later events still change the
+points of the timeline."""
 STALL_MISSED_NS: Final = 11_100_000
 """Longest part of a stall of a relay's event loop that its probes can miss: a probe comes every 10 ms, and
 its resolution is 1.1 ms."""
@@ -49,8 +49,8 @@ READ_BYTES_MAX: Final = 1 << 16
 """A read of this length may have left bytes in the socket."""
 _TEXT_CHARS_MAX: Final = BOUNDS["text.response_text"].chars
 HOLDS_MAX: Final = 10_000
-"""Maximum number of pauses by the client that are kept of an exchange: 160 KB. With more, the figures that
-need them are not known."""
+"""Maximum number of pauses by the client that are stored for an exchange: 160 KB. With more pauses, the
+figures that need them are unknown."""
 _USAGE_BYTES_MAX: Final = 1 << 10
 """Maximum size of an event whose usage object is kept until the end; of larger events, only the counts are
 kept."""
@@ -59,7 +59,7 @@ _LOGGED_BYTES: Final = 34
 _CHARS_BYTES: Final = 8
 """Further memory of an event in the log while the text of the answer is kept."""
 _LOGGED_FREE: Final = 1 << 10
-"""The memory of the log is counted in steps of this number of events."""
+"""Number of events that are added to the log before their memory is counted."""
 _TEXT_BYTES: Final = 8
 """Memory of the list element of a kept text."""
 SLICE_BYTES: Final = 16 << 10
@@ -91,7 +91,7 @@ class RunningState(NamedTuple):
     tokens: int
     """Number of tokens by the best source so far. Without a source, each chunk counts as a token."""
     understood: bool
-    """False if data of the answer came that no dialect reads so far: its tokens are unknown."""
+    """Whether a dialect reads all data of the answer so far. If not, the number of tokens is unknown."""
     last_read_ns: int
     """Time of the last read of the answer, else of the arrival."""
 
@@ -161,8 +161,8 @@ class Observer:
         self._answer: AnswerReader | None = None
         self._lines_left = LINES_FREE
         self._loss_reason: str | None = None
-        self._holds_lost = False
-        self._closed = False
+        self._has_lost_holds = False
+        self._is_closed = False
         self._longest_wait = longest_wait
         self._shared_ns = 0
         """Longest time that an output event may have arrived before the timestamp of its read, which is that
@@ -180,8 +180,8 @@ class Observer:
         self._interventions = Interventions(patterns)
         self._server = ServerTiming()
         self._error_type: str | None = None
-        self._done = False
-        self._end_certain = False
+        self._has_end_marker = False
+        self._is_end_certain = False
         self._texts: list[str] | None = None
         self._texts_taken = 0
         """Number of texts whose memory was taken."""
@@ -212,7 +212,7 @@ class Observer:
         if len(holds) < 2 * HOLDS_MAX:
             holds.extend((begin_ns, end_ns))
         else:
-            self._holds_lost = True
+            self._has_lost_holds = True
 
     def response_head(self, raw_head: bytes, t_ns: int, added_ns: int) -> None:
         """Take the response's head, complete at `t_ns`; interim (1xx) heads are ignored."""
@@ -284,7 +284,7 @@ class Observer:
             except PeerProtocolError as exc:
                 self._stop_parsing(exc)
         if not data:
-            # The read held only framing, such as the size of a chunk.
+            # The read contained only framing, such as the size of a chunk.
             return ()
         self._count_read(t_ns, added_ns)
         answer = self._answer
@@ -383,7 +383,8 @@ class Observer:
             self._keep_less(answer, kept_bytes)
 
     def _keep_less(self, answer: AnswerReader, kept_bytes: int) -> None:
-        """Skip the unfinished event, and keep no later events and texts: `kept_bytes` is above the limit."""
+        """Skip the unfinished event, and log no later events and texts, because `kept_bytes` is above the
+        limit."""
         kept_bytes -= answer.kept_bytes + self._texts_bytes
         answer.drop_part()
         self._drop_texts()
@@ -531,13 +532,15 @@ class Observer:
             x.invalid_values = {TOKEN_COUNT: self._tokens.counts.refused + 1}
         reported = ended = Outcome(outcome)
         failed = self._error_type is not None or (x.status is not None and x.status >= 400)
-        if reported is Outcome.CLIENT_CANCELLED and (self._done or x.finish_reason is not None or failed):
+        if reported is Outcome.CLIENT_CANCELLED and (
+            self._has_end_marker or x.finish_reason is not None or failed
+        ):
             # Many clients close the connection after the end marker or an error, before the last bytes of
             # the framing. The answer was complete then, so this is not a cancellation.
             t.response_end_ns = t.response_end_ns or self._last_read_ns
             ended = Outcome.COMPLETE
         remove_implausible(x)
-        cut_off = self._end_certain and not self._done and x.finish_reason is None
+        cut_off = self._is_end_certain and not self._has_end_marker and x.finish_reason is None
         x.outcome, reason = judge(
             x, ended, cut_off=cut_off, lost=self._loss_reason, error_type=self._error_type
         )
@@ -549,14 +552,14 @@ class Observer:
             x.no_token_reason = no_token_reason(x)
         if x.unlogged_events:
             x.reading_limits += (ReadingLimit.LOGGED_EVENTS,)
-        if self._holds_lost:
+        if self._has_lost_holds:
             x.reading_limits += (ReadingLimit.HOLDS,)
         bound(x)
         return x
 
     def give_up(self, reason: str) -> bool:
         """Stop parsing the response; its reads are still timed. Return False if it was not being parsed."""
-        if self._answer is None or self._closed or self._loss_reason is not None:
+        if self._answer is None or self._is_closed or self._loss_reason is not None:
             return False
         self._expect_no_repetition()
         self._stop_parsing(PeerProtocolError(reason))
@@ -596,7 +599,7 @@ class Observer:
         dialect = answer.dialect
         if self._loss_reason is not None:
             return False
-        # While the dialect is open, it keeps the events from the first one with data on.
+        # Until the dialect is chosen, `dialect` keeps all events from the first event with data on.
         has_data = dialect.kept_bytes > 0 or self._x.unparsed_events > 0
         return dialect.reading is not Reading.NONE or not has_data
 
@@ -609,7 +612,7 @@ class Observer:
             self._set_keeps_texts()
 
     def _stop_parsing(self, reason: PeerProtocolError) -> None:
-        """Only time the rest of the response."""
+        """Parse no more of the response; its reads are still timed."""
         self._loss_reason = str(reason)
         self._dechunk = self._decoder = None
         if self._answer is None:
@@ -734,7 +737,7 @@ class Observer:
             # Keep one character too many, so that is_word() rejects a longer text.
             self._error_type = delta.error_type[: WORD_CHARS_MAX + 1]
         if delta.done:
-            self._done = True
+            self._has_end_marker = True
         if delta.retry:
             self._x.retries += 1
         if not delta.parsed and self._is_expected():
@@ -821,9 +824,9 @@ class Observer:
 
     def _close(self, *, whole: bool) -> None:
         self._expect_no_repetition()
-        if self._closed:
+        if self._is_closed:
             return
-        self._closed = True
+        self._is_closed = True
         if self._dechunk is not None and self._dechunk.trailers:
             self._server.read_trailers(self._dechunk.trailers)
         answer = self._answer
@@ -846,7 +849,7 @@ class Observer:
         self._x.reading = dialect.reading if self._loss_reason is None else Reading.NONE
         self._x.reading_limits = dialect.limits
         # If most events were not understood, the end may be one of them.
-        self._end_certain = dialect.end_certain and 2 * self._x.unparsed_events <= self._event_count
+        self._is_end_certain = dialect.end_certain and 2 * self._x.unparsed_events <= self._event_count
 
 
 def _values(headers: Headers, name: bytes) -> list[bytes]:

@@ -148,8 +148,10 @@ class _Reader:
 
     def _system_prompts(self, value: JsonObject) -> Iterator[PromptMessage]:
         for key in ("system", "instructions", "system_prompt", "systemInstruction"):
-            if one := value.get(key):
-                yield self._make("system", one.get("parts", one) if isinstance(one, dict) else one)
+            if system := value.get(key):
+                yield self._make(
+                    "system", system.get("parts", system) if isinstance(system, dict) else system
+                )
 
     def completion(self, value: JsonObject, keys: tuple[str, ...]) -> list[PromptMessage]:
         """Read texts or token ids, one or several, from the first of these members."""
@@ -173,17 +175,17 @@ class _Reader:
             messages.append(PromptMessage("suffix", [value["suffix"]]))
         return messages
 
-    def _ids_or_text(self, one: Any) -> list[Part]:
-        if isinstance(one, str):
-            return [one] if one else []
-        if isinstance(one, dict):  # llama.cpp: a prompt with pictures
-            parts = self._ids_or_text(one.get("prompt_string") or one.get("prompt_token_ids"))
-            return [*parts, *self._all_media(_list(one.get("multimodal_data")))]
-        if isinstance(one, list) and one:
+    def _ids_or_text(self, value: Any) -> list[Part]:
+        if isinstance(value, str):
+            return [value] if value else []
+        if isinstance(value, dict):  # llama.cpp: a prompt with pictures
+            parts = self._ids_or_text(value.get("prompt_string") or value.get("prompt_token_ids"))
+            return [*parts, *self._all_media(_list(value.get("multimodal_data")))]
+        if isinstance(value, list) and value:
             try:
-                return [array("I", one)]
+                return [array("I", value)]
             except (TypeError, OverflowError):
-                return [b"value" + _digest(one)]
+                return [b"value" + _digest(value)]
         return []
 
     def _message(self, message: Any) -> PromptMessage:
@@ -288,8 +290,8 @@ class _MessageBuilder:
         if isinstance(value, str):
             self._thinking.append(value)
         elif isinstance(value, list) and depth < _DEPTH_MAX:
-            for one in value:
-                self.think(one.get("text") if isinstance(one, dict) else one, depth + 1)
+            for item in value:
+                self.think(item.get("text") if isinstance(item, dict) else item, depth + 1)
 
     def call(self, function: JsonObject) -> None:
         self.parts.append(b"call")

@@ -104,7 +104,7 @@ class RequestReader:
         "_coding",
         "_head",
         "_identify",
-        "_keeps",
+        "_keeps_body",
         "_mcp_fields",
         "_on_request",
         "_path",
@@ -130,13 +130,13 @@ class RequestReader:
         self._x = x
         self._share = Share() if share is None else share
         self._body: list[bytes] = []
-        self._keeps = False
+        self._keeps_body = False
         self._size = 0
         self._taken_bytes = 0
         self._identify = identify
         self._on_request = on_request
         self._head: RequestHead | None = None
-        self._path = ""  # not cleaned of keys: only for tenant rules, never stored
+        self._path = ""  # may contain keys, so it is used for tenant rules only, and never stored
         self.path = ""
         """Path by which the dialect is recognised (`routed_path`), with the same limits as the exchange's
         own."""
@@ -150,7 +150,7 @@ class RequestReader:
             head = self._head = parse_request_head(raw)
         except PeerProtocolError:
             return  # the relay refuses such a request, too, and reports that as the outcome
-        self._keeps = True
+        self._keeps_body = True
         self.method = head.method
         x.method = bounded("method", head.method.decode("latin-1"))
         sent = split_target(head.target)[0]
@@ -171,7 +171,8 @@ class RequestReader:
                     x.slo_tpot_ns = _ms_to_ns(value)
                 case lower if lower == LABEL_FIELD:
                     label = label_of(value.decode("latin-1"))
-                    # Lines that differ contradict each other: no value is better than the other.
+                    # Lines with different values contradict each other, and none of the values is more
+                    # likely.
                     x.label = label if x.label in (None, label) else UNKNOWN
                 case b"content-encoding":
                     self._coding = value
@@ -182,18 +183,18 @@ class RequestReader:
                 case lower if lower in _MCP:
                     self._mcp_fields[lower] = value.decode("latin-1")
         if self._mcp_fields and (x.endpoint is None or x.endpoint == A2A):
-            self._keeps = False
+            self._keeps_body = False
             x.endpoint, x.call = "mcp", bounded("call", _call_name(self._mcp_fields, x.method))
 
     def feed(self, data: bytes) -> None:
-        if not self._keeps:
+        if not self._keeps_body:
             return
         self._size += len(data)
-        taken = len(data) + _PIECE_BYTES
-        if self._size > REQUEST_BYTES_MAX or not self._share.take(taken):
+        taken_bytes = len(data) + _PIECE_BYTES
+        if self._size > REQUEST_BYTES_MAX or not self._share.take(taken_bytes):
             self._drop_body()
             return
-        self._taken_bytes += taken
+        self._taken_bytes += taken_bytes
         self._body.append(data)
 
     def end(self) -> None:
@@ -229,7 +230,7 @@ class RequestReader:
             self.wants_text = self._on_request(self._x, head, body)
 
     def _drop_body(self) -> None:
-        self._keeps = False
+        self._keeps_body = False
         self._body.clear()
         self._share.give(self._taken_bytes)
         self._taken_bytes = 0
@@ -272,7 +273,7 @@ def _ms_to_ns(value: bytes) -> int | None:
         ms = float(value)
     except ValueError:
         return None
-    # `or None`: less than half a nanosecond would be an objective of 0, which no exchange can meet.
+    # Use None if the value rounds to 0 ns: no exchange can meet an objective of 0.
     return round(ms * 1e6) or None if 0 < ms <= _SLO_MS_MAX else None
 
 

@@ -41,7 +41,7 @@ _REMOVED_BY_WRITERS: Final = frozenset({b"content-encoding", b"transfer-encoding
 
 
 class SavedError(LlmtapError):
-    """The file has no answer that can be read; `hint`: what to do."""
+    """The file has no answer that can be read. `hint`: how to get a file that can be read."""
 
     def __init__(self, problem: str, hint: str | None = None) -> None:
         super().__init__(problem)
@@ -87,7 +87,7 @@ class Explained:
 
     exchange: Exchange
     events: list[SavedEvent]
-    timed: bool = False
+    has_times: bool = False
     """Whether the exchange was measured from packets, so that it has times."""
 
 
@@ -189,12 +189,12 @@ def read_saved(data: bytes, *, path: str = "/", request_body: bytes = b"", entry
             return _read_entry(har, 0)
     if entry is not None:
         raise SavedError("the file is not a HAR file, so it has no entries", "leave out --entry")
-    what, content_type = _kind_of(data)
+    kind, content_type = _kind_of(data)
     if content_type == b"text/event-stream":
         data = marked  # with the byte order mark: positions count from the start of the file
     head = b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\n\r\n" % content_type
     return Saved(
-        what,
+        kind,
         head,
         data,
         data,
@@ -208,6 +208,15 @@ def _request_head(method: str, target: str, length: int) -> bytes:
     target = target if target.startswith("/") else "/" + target
     head = f"{method} {target} HTTP/1.1\r\nhost: saved\r\ncontent-length: {length}\r\n\r\n"
     return head.encode("ascii", "replace")
+
+
+_UNREADABLE: Final = (
+    (b"\x1f\x8b", "compressed with gzip", "decompress it: `gunzip -c FILE | llmtap inspect -`"),
+    (b"\x28\xb5\x2f\xfd", "compressed with zstd", "decompress it: `zstd -dc FILE | llmtap inspect -`"),
+    (b"\xff\xfe", "UTF-16 text", "convert it to UTF-8: `iconv -f UTF-16 -t UTF-8 FILE`"),
+    (b"\xfe\xff", "UTF-16 text", "convert it to UTF-8: `iconv -f UTF-16 -t UTF-8 FILE`"),
+)
+"""First bytes of files that need a conversion, with the name of their form and the cure."""
 
 
 def _kind_of(body: bytes) -> tuple[str, bytes]:
@@ -228,6 +237,9 @@ def _kind_of(body: bytes) -> tuple[str, bytes]:
             raise SavedError(
                 "the JSON document cannot be parsed to its end", "check whether the file is complete"
             )
+    for begin, what, cure in _UNREADABLE:
+        if body.startswith(begin):
+            raise SavedError(f"the file is {what}", cure)
     raise SavedError(
         "the content is not an event stream, NDJSON, JSON, an HTTP response or a HAR file",
         "save a response together with its head: `curl -si --raw`",
@@ -247,7 +259,7 @@ def _read_http(data: bytes, request_head: bytes) -> Saved:
     while status[1].startswith(b"1") and status[1] != b"101" and rest.startswith(b"HTTP/"):
         head, rest, status = _cut_head(rest)  # skip an interim response
     if not head.startswith((b"HTTP/1.1 ", b"HTTP/1.0 ")):
-        # curl saves answers over HTTP/2 and 3 without framing.
+        # The answer came over HTTP/2 or 3, whose framing curl does not save: write its head as HTTP/1.1.
         head = b"HTTP/1.1 " + status[1] + (status[2] or b" ") + b"\r\n" + head.split(b"\r\n", 1)[1]
         head = _without_fields(head, {b"transfer-encoding"})
     try:
@@ -292,7 +304,8 @@ def _without_fields(head: bytes, names: Set[bytes]) -> bytes:
 
 
 def _unframe(head: ResponseHead, wire: bytes) -> tuple[bytes | None, bool]:
-    """Return the payload and whether it is complete; None if its framing differs from the head's."""
+    """Return the payload and whether it is complete; None if the body does not have the framing that the head
+    declares."""
     if head.framing is Framing.CHUNKED:
         dechunk = ChunkedDecoder()
         try:
@@ -420,7 +433,7 @@ def _har_head(response: JsonObject, content: JsonObject) -> bytes:
 def _total_times(entry: JsonObject) -> dict[str, float]:
     """Return the times in seconds; a HAR has milliseconds, and -1 for phases that do not apply.
 
-    A time above `_HAR_TIME_MAX_MS` is left out, because it is no duration of a request.
+    A time above `_HAR_TIME_MAX_MS` is left out, because it cannot be the duration of a request.
     """
     timings = _object_member(entry, "timings")
     times = {"total": entry.get("time"), **{name: timings.get(name) for name in _HAR_TIMES}}

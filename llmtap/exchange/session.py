@@ -34,7 +34,7 @@ _CAUSE_BYTES_MAX: Final = 1 << 16
 lost."""
 _ENDS: Final = frozenset({"completed", "incomplete", "failed", "cancelled", "done"})
 _CAUSES: Final = ("input_audio_buffer.commit", "response.steer")
-"""Messages of a client after which the server may begin a response without a `response.create`."""
+"""Types of client messages after which the server may begin a response without a `response.create`."""
 _COMMITTED: Final = ("input_audio_buffer.committed", "input_audio_buffer.speech_stopped")
 """Events by which the server reports that it committed the audio itself (voice activity detection)."""
 _CUT_OFF: Final = "the session ended before the response did"

@@ -62,7 +62,7 @@ _key_after_letters = re.compile(
 _begins_as_names_do = re.compile(
     r"(?:sk|pk|rk|ak|csk|gsk|ssk|hf|npm|r8|tgp|fw|nvapi|xai|pplx|pypi|e2b|gl(?!pat-)[a-z]{2,5})[-_]"
 ).match
-"""Pattern of the beginning of a key that is also that of names: `hf-mistral-7b-instruct-v0.2`,
+"""Matches a beginning that keys and names have in common: `hf-mistral-7b-instruct-v0.2`,
 `global-llama-3-70b-instruct`, `gemma-2-sk-9b-it-v2` (for Slovak)."""
 _is_random = re.compile(r"[A-Za-z0-9]{16}|(?=[A-Za-z]*[0-9])[A-Za-z0-9]{10}").search
 _uuid_in = re.compile(r"[0-9A-Fa-f]{8}-?(?:[0-9A-Fa-f]{4}-?){3}[0-9A-Fa-f]{12}").search
@@ -130,7 +130,7 @@ def clean_word(text: str, chars_max: int = WORD_CHARS_MAX) -> str:
 
 
 def clean_name(name: str, chars_max: int = NAME_CHARS_MAX) -> str:
-    """Return the first `chars_max` characters of a name, or "*" if it is no identifier: a text, an e-mail
+    """Return the first `chars_max` characters of a name, or "*" if it is not an identifier: a text, an e-mail
     address, or a key.
 
     Keys and texts that begin up to KEY_CHARS after the cut count, too.
@@ -141,7 +141,7 @@ def clean_name(name: str, chars_max: int = NAME_CHARS_MAX) -> str:
 
 
 def clean_composed(text: str, chars_max: int) -> str:
-    """Return the first `chars_max` characters of words that llmtap joined; "*" if they have a key."""
+    """Return the first `chars_max` characters of words that llmtap joined; "*" if they contain a key."""
     text = text[: chars_max + KEY_CHARS]
     return "*" if holds_key(text) else text[:chars_max]
 

@@ -26,7 +26,7 @@ class TraceParent:
 
 
 def parse_trace_parent(text: str | None) -> TraceParent | None:
-    """Return the fields of a `traceparent`; None if there is none, or it is invalid."""
+    """Return the fields of a `traceparent`; None if the text is None or invalid."""
     if text is None:
         return None
     m = _FIELDS.fullmatch(text.strip(" \t"))

@@ -138,7 +138,7 @@ def _check_times(x: Exchange) -> None:
             valid.append(entry)
         else:
             _add_count(x, reason)
-    # Sum the first duration of each name, because the metrics use that one.
+    # Sum the first duration of each name, because the metrics use the first one.
     first = {entry["name"]: entry["ms"] for entry in reversed(valid) if entry.get("name") in _PARTS}
     if limit_ns is not None and sum(first.values()) * 1e6 > limit_ns + len(_PARTS) * ROUNDING_NS:
         others = [entry for entry in valid if entry.get("name") not in _PARTS]
@@ -195,9 +195,9 @@ class TokenLadder:
     __slots__ = (
         "_declared_counts",
         "_declared_sum",
+        "_has_total",
         "_tokenized_count",
         "_tokenizer",
-        "_total",
         "chunks",
         "counts",
         "textless",
@@ -209,7 +209,7 @@ class TokenLadder:
         """Number of chunks of output without a text or a count: audio, the name of a call, arguments as an
         object. Used only if `chunks` is 0, since a transcript or arguments as text already count."""
         self.counts = UsageCounts()
-        self._total = False
+        self._has_total = False
         self._declared_counts = {
             TokenSource.TOKEN_IDS: 0,
             TokenSource.LOGPROBS: 0,
@@ -257,7 +257,7 @@ class TokenLadder:
 
     def count(self, counts: UsageCounts, *, total: bool) -> None:
         """Store the usage of an event; `total`: it covers the whole answer."""
-        self.counts, self._total = counts, total
+        self.counts, self._has_total = counts, total
 
     @property
     def has_output(self) -> bool:
@@ -268,7 +268,7 @@ class TokenLadder:
         """Return the counts at the end of the answer. `without_usage`: its count of output is not used."""
         counts = self.counts
         tokens = Tokens(counts.input, None, counts.reasoning, counts.cached)
-        if self._total and counts.output is not None and not without_usage:
+        if self._has_total and counts.output is not None and not without_usage:
             tokens.output, tokens.source = counts.output, TokenSource.USAGE
             return tokens
         for source, n in (
@@ -315,8 +315,8 @@ class ServerTiming:
         # A clock that goes back has restarted, for example with another attempt.
         known = self._clock_ns >= 0 and gap_ns >= 0 and tokens <= _BURST_TOKENS_MAX
         if known and len(self._gaps_ns) + tokens <= _GAPS_MAX:
-            share_ns, left = divmod(gap_ns, tokens)
-            self._gaps_ns.extend([share_ns] * (tokens - left) + [share_ns + 1] * left)
+            share_ns, rest_ns = divmod(gap_ns, tokens)
+            self._gaps_ns.extend([share_ns] * (tokens - rest_ns) + [share_ns + 1] * rest_ns)
         self._clock_ns = clock_ns
 
     def entries(self) -> list[dict[str, object]] | None:

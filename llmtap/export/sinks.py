@@ -32,7 +32,8 @@ class ExchangeSink(Protocol):
     """Consumer of finished exchanges. It gets each exchange once, on the meter's loop, with its metrics."""
 
     def on_end(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
-        """Process a finished exchange. `met`: whether it met its objectives; None: these do not count it."""
+        """Process a finished exchange. `met`: whether the exchange met its objectives; None: the objectives
+        do not count the exchange."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +49,10 @@ class ExporterState:
 
 @dataclass(frozen=True, slots=True)
 class CapturePause:
-    """A capture that cannot write now; it resumes by itself. Times in seconds."""
+    """Pause of a capture that cannot write now. The capture resumes by itself. Times are in seconds."""
 
     reason: str
-    """`CaptureState.problem`."""
+    """Reason of the pause, as in `CaptureState.problem`."""
     seconds: float
     """Length of the pause so far."""
     waiting: int
@@ -89,7 +90,7 @@ class CaptureState:
     problem: str | None = None
     """Reason why no rows can be written now, as one word."""
     pause: CapturePause | None = None
-    """What a pause means, while `problem` is set."""
+    """Length and effects of the pause while `problem` is set, else None."""
     files_problem: str | None = None
     """Reason why complete files cannot be delivered now, as a sentence without secrets."""
     bytes_written: Annotated[int, Count("Bytes written to the spool", "capture_written_bytes")] = 0

@@ -15,6 +15,7 @@ from io import StringIO
 from typing import Any, Final
 
 from llmtap.errors import ConfigError
+from llmtap.metrics import catalogue
 from llmtap.metrics.catalogue import Surface, Unit, shown_on
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.statistics import SHARES, parse_percentiles
@@ -46,15 +47,13 @@ class FigureRow:
     """Whether `lower` or `higher` values are better."""
     valid_with: str
     """Name of the entry in `verdict.figures` that has the state of this figure."""
-    value_of: Callable[[_Json], float | None]
+    value: Callable[[_Json], float | None]
+    """Function that returns the value in a result: in seconds, as a share from 0 to 1, or in the unit of the
+    JSON."""
     marked: Callable[[_Json], bool] = lambda result: False
     """Function that returns whether the figure of a result has too few samples (IETF 5.1.4.3)."""
     percentiles: Mapping[str, float] = field(default_factory=dict)
     """The percentile, in the form of `parse_percentiles`; empty if the figure is not a percentile."""
-
-    def value(self, result: _Json) -> float | None:
-        """Return the value of the figure: in seconds, as a share from 0 to 1, or in the unit of the JSON."""
-        return self.value_of(result)
 
 
 NOT_ERRORS: Final = frozenset({"complete", "refused"})
@@ -62,20 +61,20 @@ _FAULT_OF_HOST: Final = "tap_error"
 """Outcome that is a fault of the measuring host, not of the server."""
 
 
-def failed_and_counted(result: _Json) -> tuple[int, int]:
+def failed_and_counted(outcomes: Mapping[str, int], *, is_live: bool) -> tuple[int, int]:
     """Return the number of failed requests, and the number of all requests that count for `error_rate`."""
-    outcomes = dict(result.get("outcomes") or {})
+    outcomes = dict(outcomes)
     outcomes.pop(_FAULT_OF_HOST, None)
-    if result.get("sender") is None:
-        # This is live traffic: a client cancels for its own reasons, so do not count it as an error. A load
-        # generator cancels only requests that are too slow.
+    if is_live:
+        # A client cancels for its own reasons, so do not count it as an error. A load generator cancels only
+        # requests that are too slow.
         outcomes.pop("client_cancelled", None)
     n = sum(outcomes.values())
     return n - sum(outcomes.get(name, 0) for name in NOT_ERRORS), n
 
 
 def _error_rate(result: _Json) -> float | None:
-    failed, n = failed_and_counted(result)
+    failed, n = failed_and_counted(result.get("outcomes") or {}, is_live=result.get("sender") is None)
     return failed / n if n else None
 
 
@@ -88,53 +87,26 @@ def _value_at(*names: str) -> Callable[[_Json], float | None]:
     return lambda result: at(result, *names)
 
 
+_SCALARS: Final = (
+    ("attainment", FigureUnit.SHARE, "higher", "goodput", "goodput.attainment"),
+    ("goodput", FigureUnit.NUMBER, "higher", "goodput", "goodput.requests_per_second"),
+    ("refusal_rate", FigureUnit.SHARE, "lower", "", "refusals.share"),
+    ("requests", FigureUnit.NUMBER, "higher", "", "n"),
+    ("sent_share", FigureUnit.SHARE, "higher", "load", "load.sent_share"),
+    ("offered_rps", FigureUnit.NUMBER, "higher", "load", "load.offered_rps"),
+    ("achieved_rps", FigureUnit.NUMBER, "higher", "load", "load.achieved_rps"),
+    ("output_tokens_per_second", FigureUnit.NUMBER, "higher", "tokens", "tokens.output_per_second"),
+    ("input_tokens_per_second", FigureUnit.NUMBER, "higher", "input_tokens", "tokens.input_per_second"),
+    ("user_tokens_per_second", FigureUnit.NUMBER, "higher", "tpot", "concurrency.user_tokens_per_second"),
+    ("concurrency", FigureUnit.NUMBER, "lower", "load", "concurrency.mean"),
+    ("concurrency_effective", FigureUnit.NUMBER, "lower", "load", "concurrency.effective"),
+    ("smooth_goodput", FigureUnit.NUMBER, "higher", "smooth_goodput", "smooth_goodput.tokens_per_second"),
+)
+"""The first four fields of a `FigureRow`, and the place of its value in public JSON."""
 SCALARS: Final = {
-    figure.name: figure
-    for figure in (
-        FigureRow("error_rate", FigureUnit.SHARE, "lower", "", _error_rate),
-        FigureRow("complete_share", FigureUnit.SHARE, "higher", "", _complete_share),
-        FigureRow("attainment", FigureUnit.SHARE, "higher", "goodput", _value_at("goodput", "attainment")),
-        FigureRow(
-            "goodput", FigureUnit.NUMBER, "higher", "goodput", _value_at("goodput", "requests_per_second")
-        ),
-        FigureRow("refusal_rate", FigureUnit.SHARE, "lower", "", _value_at("refusals", "share")),
-        FigureRow("requests", FigureUnit.NUMBER, "higher", "", _value_at("n")),
-        FigureRow("sent_share", FigureUnit.SHARE, "higher", "load", _value_at("load", "sent_share")),
-        FigureRow("offered_rps", FigureUnit.NUMBER, "higher", "load", _value_at("load", "offered_rps")),
-        FigureRow("achieved_rps", FigureUnit.NUMBER, "higher", "load", _value_at("load", "achieved_rps")),
-        FigureRow(
-            "output_tokens_per_second",
-            FigureUnit.NUMBER,
-            "higher",
-            "tokens",
-            _value_at("tokens", "output_per_second"),
-        ),
-        FigureRow(
-            "input_tokens_per_second",
-            FigureUnit.NUMBER,
-            "higher",
-            "input_tokens",
-            _value_at("tokens", "input_per_second"),
-        ),
-        FigureRow(
-            "user_tokens_per_second",
-            FigureUnit.NUMBER,
-            "higher",
-            "tpot",
-            _value_at("concurrency", "user_tokens_per_second"),
-        ),
-        FigureRow("concurrency", FigureUnit.NUMBER, "lower", "load", _value_at("concurrency", "mean")),
-        FigureRow(
-            "concurrency_effective", FigureUnit.NUMBER, "lower", "load", _value_at("concurrency", "effective")
-        ),
-        FigureRow(
-            "smooth_goodput",
-            FigureUnit.NUMBER,
-            "higher",
-            "smooth_goodput",
-            _value_at("smooth_goodput", "tokens_per_second"),
-        ),
-    )
+    "error_rate": FigureRow("error_rate", FigureUnit.SHARE, "lower", "", _error_rate),
+    "complete_share": FigureRow("complete_share", FigureUnit.SHARE, "higher", "", _complete_share),
+    **{row[0]: FigureRow(*row[:4], _value_at(*row[4].split("."))) for row in _SCALARS},
 }
 METRICS: Final[Mapping[str, tuple[str, ...]]] = {
     **{
@@ -146,14 +118,11 @@ METRICS: Final[Mapping[str, tuple[str, ...]]] = {
     **{f"{name}_scheduled": ("corrected", name) for name in ("ttft", "ttft_any", "e2e", "user_idle")},
     "dispatch_lateness": ("dispatch_lateness",),
 }
-"""By metric: path of its statistics in a result."""
+"""Path of the statistics in a result, by metric."""
 _VALID_WITH: Final = {
+    **{metric.name: metric.judged_as for metric in catalogue.METRICS if metric.judged_as is not None},
     "ttft_any_scheduled": "ttft_scheduled",
-    "ttft_reasoning": "ttft_any",
-    "ttft_tool_call": "ttft_any",
-    "user_idle_eq4": "user_idle",
     "dispatch_lateness": "",
-    "itl_server": "",
     "connect": "",
     "send": "",
     "wait": "ttfb",
@@ -265,13 +234,13 @@ def validity_of(figure: FigureRow, result: _Json) -> FigureValidity:
         return _validity_of_summary(figure, result, needed)
     worst = FigureValidity("valid")
     for name in sorted(needed & judged.keys()):
-        one = judged[name]
-        if one["state"] == "not_valid":
-            return FigureValidity("not_valid", _finding_text(one, result))
-        if one["state"] == "doubtful":
-            error = one.get("error")
+        finding = judged[name]
+        if finding["state"] == "not_valid":
+            return FigureValidity("not_valid", _finding_text(finding, result))
+        if finding["state"] == "doubtful":
+            error = finding.get("error")
             text = "" if error is None else f"error up to {milliseconds(error)} ms"
-            worst = FigureValidity("doubtful", text or _finding_text(one, result))
+            worst = FigureValidity("doubtful", text or _finding_text(finding, result))
     return worst
 
 
@@ -284,8 +253,8 @@ def _validity_of_summary(figure: FigureRow, result: _Json, needed: set[str]) -> 
         counted = f"the tokens of {number(share * 100, 3)} % of the responses are counted by chunks"
         return FigureValidity("not_valid", counted)
     value, error = figure.value(result), at(result, "uncertainties", "p99")
-    seen = max(ERROR_SEEN_S, ERROR_SEEN_SHARE * (value or 0.0))
-    if figure.unit is FigureUnit.TIME and error is not None and error > seen:
+    error_max = max(ERROR_SEEN_S, ERROR_SEEN_SHARE * (value or 0.0))
+    if figure.unit is FigureUnit.TIME and error is not None and error > error_max:
         return FigureValidity("doubtful", f"error up to {milliseconds(error)} ms")
     return FigureValidity("valid")
 

@@ -35,6 +35,8 @@ DEFAULT_FIGURES: Final = frozenset(
 usable interval are skipped."""
 _ITEM: Final = re.compile(r"(?:([A-Za-z][\w.]*):)?(\d+(?:\.\d+)?)%?")
 _UNITS: Final = {"s": "ms", "share": "%"}
+_COPIED: Final = ("a", "b", "difference", "low", "high", "level")
+"""Fields of a change that are those of the compared figure."""
 _NO_INTERVAL: Final = "has no interval"
 _OPEN: Final = "too few samples: the end of the interval that decides is open"
 
@@ -70,19 +72,19 @@ class Tolerances:
 
 
 def judge_replays(
-    tolerances: Tolerances, results: Mapping[str, _Json], compare: Callable[..., ReplayComparison]
+    tolerances: Tolerances, results: Mapping[str, _Json], compare: Callable[[float], ReplayComparison]
 ) -> list[JudgedChange]:
     """Judge the change of each result from the first result. `results`: by label.
 
-    `compare`: the function `compare_replays`, called with the level of its intervals. Raises ConfigError if a
+    `compare`: function that compares these results, with intervals of a given level. Raises ConfigError if a
     named figure is not compared.
     """
     for name in tolerances.shares:
         figure_named(name, "--fail-if-worse")
-    plain = replay_changes(compare(results), results)
+    plain = replay_changes(compare(1 - ALPHA), results)
     main = [change.figure in DEFAULT_FIGURES for change in plain]
     places = list(_places_to_judge(plain, main, tolerances))
-    joint = replay_changes(compare(results, level=1 - ALPHA / max(1, len(places))), results)
+    joint = replay_changes(compare(1 - ALPHA / max(1, len(places))), results)
     return [_judged_change(joint[i], tolerances) for i in places]
 
 
@@ -97,7 +99,7 @@ def judge_tests(tolerances: Tolerances, document: _Json) -> list[JudgedChange]:
             unit=_UNITS.get(row["unit"], ""),
             better=row["better"],
             reason=(test["invalid"] or test["unlike"] or [""])[0],
-            **{name: row[name] for name in ("a", "b", "difference", "low", "high", "level")},
+            **{name: row[name] for name in _COPIED},
         )
         for test, row in compared
     ]
@@ -120,12 +122,7 @@ def replay_changes(comparison: ReplayComparison, results: Mapping[str, _Json]) -
                     unit=figure.unit.value,
                     better=figure.better,
                     reason="; ".join(reasons),
-                    a=row.a,
-                    b=row.b,
-                    difference=row.difference,
-                    low=row.low,
-                    high=row.high,
-                    level=row.level,
+                    **{name: getattr(row, name) for name in _COPIED},
                 )
             )
     return rows

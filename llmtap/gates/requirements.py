@@ -94,8 +94,8 @@ class Requirements:
     def parse(cls, texts: Sequence[str] | None, place: str = "--require") -> "Requirements":
         """Parse the values of an option. Raises ConfigError that names the figure or the bound."""
         conditions = tuple(parse_conditions(texts or (), place))
-        for one in conditions:
-            _check_share(one, place)
+        for condition in conditions:
+            _check_share(condition, place)
         if texts and not conditions:
             raise ConfigError(place, "has no requirement", f"such as {EXAMPLE!r}")
         return cls(conditions)
@@ -124,32 +124,36 @@ class Requirements:
         return rows
 
 
-def _check_share(one: Condition, place: str) -> None:
-    """Raise ConfigError if all shares, or none, hold a condition: `error_rate<=1` is no bound of 1 %."""
-    if one.figure.unit is not FigureUnit.SHARE or one.holds(0.0) != one.holds(1.0):
+def _check_share(condition: Condition, place: str) -> None:
+    """Raise ConfigError if all shares, or none, hold a condition: `error_rate<=1` means 100 %, not 1 %."""
+    if condition.figure.unit is not FigureUnit.SHARE or condition.holds(0.0) != condition.holds(1.0):
         return
-    often = "always" if one.holds(1.0) else "never"
-    hint = f"1 is 100%; one per cent is {one.figure.name}{one.operator}1%" if one.bound == 1 else None
-    raise ConfigError(place, f"{one.text!r} is {often} met", hint)
+    often = "always" if condition.holds(1.0) else "never"
+    hint = (
+        f"1 is 100%; one per cent is {condition.figure.name}{condition.operator}1%"
+        if condition.bound == 1
+        else None
+    )
+    raise ConfigError(place, f"{condition.text!r} is {often} met", hint)
 
 
-def _judged_requirement(one: Condition, result: _Json, label: str) -> RequirementRow:
-    value, validity = one.figure.value(result), validity_of(one.figure, result)
+def _judged_requirement(condition: Condition, result: _Json, label: str) -> RequirementRow:
+    value, validity = condition.figure.value(result), validity_of(condition.figure, result)
     if value is None or validity.state == "not_valid":
         state = "not_valid"
     else:
-        state = "met" if one.holds(value) else "missed"
+        state = "met" if condition.holds(value) else "missed"
     return RequirementRow(
         of=label,
-        requirement=one.text,
-        figure=one.figure.name,
+        requirement=condition.text,
+        figure=condition.figure.name,
         value=value,
-        bound=one.bound,
-        unit=one.figure.unit.value,
+        bound=condition.bound,
+        unit=condition.figure.unit.value,
         state=state,
         validity=validity.state,
         reason=validity.reason,
-        few=one.figure.marked(result),
+        few=condition.figure.marked(result),
     )
 
 

@@ -19,7 +19,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import IO, Any, Final, Protocol, Self
+from typing import IO, Annotated, Any, Final, Protocol, Self
 
 import msgspec
 
@@ -57,6 +57,27 @@ def output_control(limit: str | None, *, ignores_end: bool, stops: bool) -> str 
     if limit is not None and ignores_end:
         limit += " with ignore_eos"
     return " and ".join(filter(None, (limit, "stop sequence" if stops else None))) or None
+
+
+def limit_of_body(body: bytes) -> int | None:
+    """Return the largest number of output tokens for which a body asks; None if it names none."""
+    try:
+        fields = _decode_limits(body)
+    except (ValueError, RecursionError):
+        return None
+    return fields.max_completion_tokens or fields.max_tokens or fields.max_output_tokens
+
+
+_Limit = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] | None
+
+
+class _Limits(msgspec.Struct):
+    max_completion_tokens: _Limit = None
+    max_tokens: _Limit = None
+    max_output_tokens: _Limit = None
+
+
+_decode_limits: Final = msgspec.json.Decoder(_Limits).decode
 
 
 class BodyMaker:

@@ -221,7 +221,7 @@ class Experiments:
         self._figures_wall_ns: tuple[int, int] | None = None
         """Arrivals of the first and the last exchange in the figures."""
         self._is_rest = False
-        """The units were already exported."""
+        """Whether the units were already exported, so that later exports contain only additions."""
 
     def _begin_stage_time(self) -> None:
         self._stage_ns, self._stage_since_ns = self._clock.mono_ns(), self._clock.wall_ns()
@@ -279,7 +279,7 @@ class Experiments:
         return "running" if self._is_on else "off"
 
     def export(self) -> Callable[[], bytes]:
-        """Return the packed experiment for another meter, as work for any thread."""
+        """Return a function that packs the experiment for another meter. Any thread may call the function."""
         e = self.experiment
         arms = {name: arm.to_saved() for name, arm in self._arms.items()}
         packed = _encode(
@@ -309,13 +309,13 @@ class Experiments:
             arm.clear()
 
     def keep_units(self) -> None:
-        """Export the units again: what was exported before `clear` is not written."""
+        """Export the units again, since the units that were exported before `clear` could not be written."""
         self._is_rest = False
         for arm in self._arms.values():
             arm.sample.keep_units()
 
     def absorb(self, packed: bytes, shift_ns: int, labels: Labels) -> list[str]:
-        """Add the packed experiment of another meter. Return what was left out, as texts.
+        """Add the packed experiment of another meter. Return texts on the parts that could not be added.
 
         Raises msgspec.MsgspecError.
         """
@@ -358,7 +358,7 @@ class Experiments:
             if stage > self._stage:
                 self._begin_stage(stage)
             self._earlier_stages = saved.earlier_stages
-            if self._by == "config" or saved.since_ns >= self._since_ns:  # it was not switched here since
+            if self._by == "config" or saved.since_ns >= self._since_ns:  # the switch was not used here since
                 # The time without a meter does not count.
                 self._stage_ns = self._clock.mono_ns() - saved.stage_age_ns
                 self._stage_since_ns = saved.stage_since_ns
@@ -366,7 +366,7 @@ class Experiments:
         return stage
 
     def _absorb_switch(self, saved: _SavedExperiment) -> None:
-        if self._by == "config" or self._since_ns < saved.since_ns:  # otherwise, it was switched here later
+        if self._by == "config" or self._since_ns < saved.since_ns:  # otherwise, it was used here later
             self._is_on, self._by, self._since_ns = saved.is_on, saved.switched_by, saved.since_ns
         self._send_word()
 
@@ -518,7 +518,8 @@ class Experiments:
         self._unjudged = unjudged
 
     def results(self) -> Callable[[], dict[str, object]]:
-        """Return the public JSON of `/api/v1/experiment`, as work for any thread."""
+        """Return a function that makes the public JSON of `/api/v1/experiment`. Any thread may call the
+        function."""
         e = self.experiment
         if e is None:
             return lambda: {"state": "none"}

@@ -2,9 +2,10 @@
 
 `PairBook` is a sink of the pipeline, and stands before the recorder and the OTLP exporter: it passes an
 exchange on when its pair is known. It keeps a copy of each ended exchange, with hashes of prompt and text
-under a key of its own, until the exchange is in a pair or has none (`pairing/live.py`). It works when the
-relays of the pair have reported, at most twice a second, so that events cost nothing. Long work gives the
-event loop its turns. Imported only with `[pair]`, because numpy takes 20 MB.
+under a key of its own, until the exchange is in a pair or has none (`pairing/live.py`). It searches for pairs
+when the relays of the pair have reported, at most twice a second, so that a single event causes no work.
+During a long search, the event loop runs between the steps. Imported only with `[pair]`, because numpy takes
+20 MB.
 """
 
 import asyncio
@@ -17,8 +18,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
 from itertools import chain, islice
-from typing import Any, Final
+from typing import Final
 
+import msgspec
 import numpy as np
 
 from llmtap.capture.privacy.sessions import BlockHasher
@@ -40,16 +42,25 @@ from llmtap.pairing.clock import SAME_CLOCK
 from llmtap.pairing.figures import FIGURES, BoundedValue, MeasuredPair, figures_of
 from llmtap.pairing.live import Leftover, LiveMatcher, OpenExchange, Unpaired, open_exchange
 from llmtap.pairing.matching import KEYS, Pair
-from llmtap.pairing.summary import PairCounts, summarise_figures
+from llmtap.pairing.summary import PairCounts, PairSummary, summarise_figures
 
 PROMPT_BLOCK_BYTES: Final = 1 << 30
 """The whole prompt is one block, since only its last hash is compared."""
 DELAYS_MAX: Final = 2_000_000
-"""Delays of single tokens that are kept of the recent pairs: 16 MB."""
+"""Maximum number of delays of single tokens that are kept for the recent pairs: 16 MB."""
 ERROR: Final = "pairing"
-"""Kind of the errors that are counted here."""
+"""Kind under which the errors of pairing are counted (`on_error`)."""
 PERIOD_NS: Final = 500_000_000
-"""Least time between two searches for pairs, on the clock of the relays."""
+"""Minimum time between two searches for pairs, by the clock of the relays."""
+
+
+class LivePairs(PairSummary, frozen=True, kw_only=True):
+    """Counts since the meter's start, and figures of the recent pairs."""
+
+    waiting: int
+    """Number of exchanges that wait for their partners."""
+    recent: list[dict[str, object]]
+    """Single pairs, the newest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +70,12 @@ class _Request:
     shape: RequestShape
     """Hash of the whole prompt."""
     text_is_captured: bool
-    """The recorder needs the text of the answer, too."""
+    """Whether the recorder needs the text of the answer, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """An exchange that waits for its partners, and what the sinks get with it."""
+    """An ended exchange that waits for its partners, and the other arguments of `on_end` of the sinks."""
 
     exchange: Exchange
     measured: Measured
@@ -76,7 +87,7 @@ class PairBook:
     """Pairs since the meter's start, and the figures of the recent ones.
 
     Args:
-        turns: between its steps, relays and event loop get the CPU.
+        turns: gives the CPU to the relays and the event loop between the steps of a search.
         on_error: called with the kind of an error and an exception, which affects one exchange or search.
     """
 
@@ -94,18 +105,18 @@ class PairBook:
         self._turns = turns
         self._on_error = on_error
         self._work: Iterator[None] | None = None
-        """Rest of the present search; None: it is complete."""
+        """Remaining steps of the present search; None: the search is complete."""
         self._searched_ns: int | None = None
         """Time up to which all events were known at the latest search."""
         self.sinks: list[ExchangeSink] = []
-        """They get each exchange when its pair is known, or that it has none."""
+        """Sinks that get each exchange once it is known whether the exchange has a pair."""
         key = secrets.token_bytes(16)
         self._text_key = key
         self._hasher = BlockHasher(key, size=PROMPT_BLOCK_BYTES, unit="bytes")
         self._requests: dict[str, _Request] = {}
-        """By id of an exchange under way."""
+        """Requests of the exchanges under way, by the id of the exchange."""
         self._ended: dict[str, _Ended] = {}
-        """By id of an exchange that waits for its partners."""
+        """Exchanges that wait for their partners, by id."""
         self._matcher = LiveMatcher(options.exchanges_max)
         self.counts = PairCounts(
             left=Counter({_reason(one, side): 0 for one in Leftover for side in (FRONT, BACK)})
@@ -114,7 +125,7 @@ class PairBook:
         self._recent: deque[MeasuredPair] = deque()
         self._delays = 0
         self._cells: dict[tuple[str, str], Buckets] = {}
-        """By figure and model."""
+        """Histogram of a figure of the pairs, by the name of the figure and the model."""
 
     def observe_request(self, x: Exchange, body: bytes, *, text_is_captured: bool) -> None:
         """Hash the prompt of a complete request."""
@@ -135,9 +146,10 @@ class PairBook:
         add(self._copy(x))
 
     def advance(self) -> None:
-        """Pair what can be paired now; called when a relay of the pair reports. Never raises."""
+        """Pair the exchanges that can be paired now; called when a relay of the pair reports. Never
+        raises."""
         if self._work is not None:
-            return  # the event loop continues it
+            return  # the event loop continues the search
         known_ns, before_ns = self._relays.known_ns(), self._searched_ns
         if known_ns is None or (before_ns is not None and abs(known_ns - before_ns) < PERIOD_NS):
             self._work = self._clean_up()
@@ -147,7 +159,8 @@ class PairBook:
         self._continue()
 
     def close(self) -> None:
-        """Pair the rest: no exchange is under way any more. Never raises."""
+        """Pair all remaining exchanges at the end of the meter, when none is under way any more. Never
+        raises."""
         work, self._work = self._work, None
         try:
             for _ in chain(work or (), self._settle(self._matcher.close())):
@@ -156,7 +169,8 @@ class PairBook:
             self._on_error(ERROR, error)
 
     def _continue(self, *, turn: bool = False) -> None:
-        """Work until the event loop must run, and then in its next round. `turn`: a round begins."""
+        """Continue the search until the event loop must run, then go on in the next round of the loop.
+        `turn`: whether a round begins."""
         if turn:
             self._turns.begin_turn()
         try:
@@ -170,7 +184,7 @@ class PairBook:
         self._work = None
 
     def _clean_up(self) -> Iterator[None]:
-        """Pass on what was left out, and forget the requests of discarded exchanges."""
+        """Pass on the exchanges that the matcher left out, and forget the requests of discarded exchanges."""
         yield from self._settle(self._matcher.left_out())
         if len(self._requests) > len(self._streams):
             yield from self._open_exchanges([], [])
@@ -198,7 +212,8 @@ class PairBook:
             self._requests.pop(id_, None)
 
     def _copy(self, x: Exchange) -> Exchange:
-        """Return a copy for the matcher, and take from the exchange what a capture may not store."""
+        """Return a copy for the matcher, and remove the texts from the exchange that a capture may not
+        store."""
         request = self._requests.pop(x.id, None)
         log = x.timeline.events
         timeline = replace(x.timeline, events=replace(log, chars=log.chars[:]))
@@ -212,7 +227,8 @@ class PairBook:
         return ours
 
     def _settle(self, decided: Iterable[Pair | Unpaired | None]) -> Iterator[None]:
-        """Count what was decided, and pass it on."""
+        """Count the pairs and the unpaired exchanges that the matcher has decided, and pass them to the
+        sinks."""
         for one in decided:
             if isinstance(one, Pair):
                 self._add_pair(one)
@@ -242,7 +258,7 @@ class PairBook:
             self.counts.add(figures)
             self._record(figures, front.key.model)
             self._keep(figures)
-        except Exception as error:  # a pair without figures
+        except Exception as error:  # the pair is passed on without figures
             self._on_error(ERROR, error)
         for ended in (front, *backs):
             self._pass_on(ended)
@@ -264,7 +280,7 @@ class PairBook:
         self._undelivered_tokens += sum(one.value for one in figures.values.get("tokens_undelivered", ()))
 
     def _keep(self, figures: MeasuredPair) -> None:
-        """Keep the figures of a recent pair, without its events."""
+        """Keep the figures of a recent pair, but not its events, which take most of the memory."""
         for x in (figures.pair.front, *figures.pair.backs):
             x.timeline.events, x.text_blocks, x.shape = EventLog(), None, None
         self._recent.append(figures)
@@ -276,7 +292,7 @@ class PairBook:
         for sink in self.sinks:
             try:
                 sink.on_end(ended.exchange, ended.measured, ended.key, ended.met)
-            except Exception as error:  # it affects this exchange only
+            except Exception as error:  # an error of a sink affects this exchange only
                 self._on_error("listener", error)
 
     # ---------------------------------------------------------------- /metrics and the API
@@ -297,30 +313,24 @@ class PairBook:
     def histograms(self) -> Iterator[tuple[HistogramFamily, list[Cell]]]:
         """Yield a copy of the histograms of the figures."""
         for name, family in PAIRS.items():
-            yield (
-                family,
-                [
-                    ((model,), *buckets.read())
-                    for (figure, model), buckets in self._cells.items()
-                    if figure == name
-                ],
-            )
+            cells = [(model, buckets) for (figure, model), buckets in self._cells.items() if figure == name]
+            yield family, [((model,), *buckets.read()) for model, buckets in cells]
 
-    def to_dict(self, limit: int) -> Callable[[], dict[str, Any]]:
-        """Return the counts since the start, the figures of the recent pairs, and the newest of them, as work
-        for any thread."""
+    def summarise(self, limit: int) -> Callable[[], LivePairs]:
+        """Return a function that makes the summary, with at most `limit` single pairs. Any thread may call
+        it."""
         recent, counts, waiting = list(self._recent), copy.deepcopy(self.counts), len(self._matcher)
 
-        def work() -> dict[str, Any]:
+        def work() -> LivePairs:
             summary = summarise_figures(recent, counts, SAME_CLOCK, clock_source="monotonic", comparable=True)
             newest = [_pair_to_dict(figures) for figures in islice(reversed(recent), limit)]
-            return {**summary, "waiting": waiting, "recent": newest}
+            return LivePairs(**msgspec.structs.asdict(summary), waiting=waiting, recent=newest)
 
         return work
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop of this thread; None if a caller without one processes frames at once."""
+    """Return the event loop of this thread; None if the thread runs no loop, as with frames from a file."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -336,7 +346,8 @@ def _delays_of(figures: MeasuredPair) -> int:
 
 
 def _values_of(figures: MeasuredPair) -> Iterator[tuple[str, object]]:
-    """Yield the figures of a pair as JSON: seconds or tokens, each with its range; of `token` the median."""
+    """Yield the figures of a pair as JSON: seconds or tokens, each with its range; of `token`, the median of
+    the delays."""
     for figure in FIGURES:
         scale = 1e9 if figure.unit is Unit.SECONDS else 1.0
         bounded = figures.values.get(figure.name, [])
@@ -346,14 +357,9 @@ def _values_of(figures: MeasuredPair) -> Iterator[tuple[str, object]]:
                 figures.token_range_ns,
             )
             bounded = [BoundedValue(median_ns, median_ns - below_ns, median_ns + above_ns)]
+        parts = ("value", "low", "high")
         if bounded:
-            yield (
-                figure.name,
-                [
-                    {"value": one.value / scale, "low": one.low / scale, "high": one.high / scale}
-                    for one in bounded
-                ],
-            )
+            yield figure.name, [{part: getattr(one, part) / scale for part in parts} for one in bounded]
 
 
 def _pair_to_dict(figures: MeasuredPair) -> dict[str, object]:

@@ -98,7 +98,7 @@ def _start_tokenizer(text: str | None) -> Encode | None:
         return None
     try:
         return load_tokenizer(text)
-    except LlmtapError as exc:  # the proxy checked it at its start; measure without a tokenizer
+    except LlmtapError as exc:  # unlikely, since the proxy loaded it at its start; measure without it
         log.error("event=tokenizer_not_loaded error=%r", str(exc))
         return None
 

@@ -35,10 +35,10 @@ DEATHS: Final = {
     MIDDLEWARE: "the application died, so the client got an incomplete response or none",
     PASSIVE: "llmtap watch died: the traffic was not affected, but the rest of it was not seen",
 }
-"""What happened to an exchange that a vantage lost when it died (`lost`), by kind of vantage."""
+"""Description of the exchanges that a vantage lost when it died (`lost`), by kind of vantage."""
 RELAYS_MAX: Final = 64
-"""Maximum number of relays, including those that left, so that a crash loop cannot enlarge the exposition for
-ever."""
+"""Maximum number of relays, including those that left, so that a crash loop cannot enlarge the exposition
+without limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +49,16 @@ class RelayState:
     implementation: str = ""
     vantage: str = ""
     elsewhere: bool = False
-    """Another meter measures the relay, so that our capture does not account for it."""
+    """Whether another meter measures the relay; our capture then does not account for the relay."""
 
 
 class RelayAccount(msgspec.Struct, array_like=True):
-    """A relay as another meter shows it."""
+    """Data on a relay that another meter measures."""
 
     hello: Hello
     status: RelayStatus
     connected: bool
-    """More exchanges may come."""
+    """Whether the relay is connected, so that more exchanges may come."""
 
 
 class Reckoning:
@@ -121,7 +121,7 @@ class _Relay:
     open_when_left: int = 0
     skipped: int = 0
     elsewhere: bool = False
-    """Another meter, which this one replaces, measures the relay while it drains."""
+    """Whether the meter that this one replaces measures the relay, which is draining."""
 
 
 class RelayBook:
@@ -228,7 +228,7 @@ class RelayBook:
         for account in accounts:
             name = account.hello.relay
             known = self._relays.get(name)
-            if known is None or known.elsewhere:  # otherwise it has connected to this meter
+            if known is None or known.elsewhere:  # otherwise the relay has connected to this meter
                 self._relays[name] = _Relay(
                     account.hello, 0, account.connected, account.status, now_ns, elsewhere=True
                 )

@@ -34,7 +34,7 @@ PROBE_S: Final = 1.0
 
 
 class Changeable(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings that a running meter can change; for others a new meter is started."""
+    """Settings that a running meter can change; a change of any other setting needs a new meter."""
 
     log: LogSetup = LogSetup()
     config: str = ""
@@ -61,17 +61,18 @@ class MeterSetup(msgspec.Struct, frozen=True, kw_only=True):
     servers: dict[str, tuple[str, int]] = {}
     """Host and port of the upstream by arm, under "" for all others; empty if no export needs them."""
     back_server: tuple[str, int] | None = None
-    """Those of the engine behind a gateway."""
+    """Host and port of the engine behind a gateway, as in `servers`."""
     capture: CaptureOptions = CaptureOptions()
     capture_id: str = ""
     capture_salt: str = ""
     """Key of the hashes in a capture, in hex: the same for every meter of one capture, written nowhere."""
     capture_after: int = 0
-    """Number of the last relay before this capture; 0 for all but its first meter."""
+    """Number of the last relay that was started before this capture; 0 for all meters of the capture except
+    the first."""
     state: str = ""
     """State folder; empty: no state outlives the meter."""
     takes_over: bool = False
-    """Another meter has the admin port and the state until a relay of this one is ready."""
+    """Whether another meter keeps the admin port and the state until a relay of this meter is ready."""
 
     def serves(self, wanted: "MeterSetup") -> bool:
         """Return whether a meter started with this setup can serve `wanted` after `Changeable` settings

@@ -66,7 +66,8 @@ class ShutdownListener:
         self.successor: str | None = None
         """State folder of the meter that replaces this one."""
         loop.add_signal_handler(signal.SIGTERM, self._on_term)
-        # A terminal's Ctrl-C and hang-up reach the whole group; if there is a supervisor, it decides.
+        # Ctrl-C and a hang-up of the terminal reach the whole process group. If there is a supervisor, ignore
+        # them here: the supervisor decides when this process ends.
         for number in (signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, (lambda: None) if supervised else self._on_term)
         if supervised:

@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 class SloCount(NamedTuple):
-    """Exchanges of a class and tenant."""
+    """Numbers of exchanges of one class and tenant, by how they count."""
 
     counted: int = 0
     good: int = 0
@@ -131,7 +131,8 @@ class SloBook:
         return met
 
     def export(self) -> Callable[[], bytes]:
-        """Return the packed windows for another meter, as work for any thread; counters stay here."""
+        """Return a function that packs the windows for another meter; counters are not packed. Any thread may
+        call the function."""
         terms, begin_ns = self._terms, self._slices.begin_ns
         slices = self._slices.export(self._clock.mono_ns())
 
@@ -169,7 +170,7 @@ class SloBook:
         return [f"burn rates of slo.{name} (it was changed or removed)" for name in changed]
 
     def freeze(self) -> "FrozenSlos":
-        """Return a copy of all counts, for any thread."""
+        """Return a copy of all counts, which any thread may read."""
         now_ns = self._clock.mono_ns()
         windows, seconds = {}, {}
         for level, name in enumerate(BURN_WINDOWS):
@@ -181,7 +182,7 @@ class SloBook:
 
 @dataclass(frozen=True, slots=True)
 class FrozenSlos:
-    """All counts at one moment, for any thread."""
+    """Copy of all counts at one moment, which any thread may read."""
 
     classes: Mapping[str, SloClass]
     total: Mapping[Key, SloCount]

@@ -6,10 +6,10 @@ to its own figures, so that it does not matter when it reads the file. A part wh
 left out.
 
 A meter that another one replaces (reload, hot restart) measures its relays to their end. It writes its state
-to a file of its own, and from then on each half second what was added since (`rest-ID-N.state`), with the
-accounts of its relays. The other meter adds these files to its figures and removes them. Whoever holds the
-lock of the folder reads and writes `meter.state`. Counters of `/metrics` are not part of the state: a counter
-that continued with an older value would look like a reset.
+to a file of its own, and from then on, each half second, the figures that were added (`rest-ID-N.state`),
+with the accounts of its relays. The other meter adds these files to its figures and removes them. Whoever
+holds the lock of the folder reads and writes `meter.state`. Counters of `/metrics` are not part of the state:
+a counter that continued with an older value would look like a reset.
 
 A folder that other users can write is refused. Threads read and write the files, and nothing waits for them
 longer than `DISK_S`.
@@ -45,14 +45,14 @@ from llmtap.units import NS_PER_S
 from llmtap.version import __version__
 
 WRITE_NS: Final = 60 * NS_PER_S
-"""Interval of the writes: a crash loses what came after the last one."""
+"""Interval between two writes of the state. A crash loses the figures since the last write."""
 TURN_S: Final = 0.5
 RETRY_NS: Final = 10 * NS_PER_S
 """Time until a failed write to the folder of the next meter is tried again."""
 DISK_S: Final = 3.0
 """Time that the start, the handover and the end of a meter wait for the disk."""
 LEFTOVER_S: Final = 600.0
-"""Age from which an incomplete file is removed: a meter that was killed left it."""
+"""Age from which an incomplete file is removed, because the meter that wrote it must have been killed."""
 AGE_NS_MAX: Final = 6 * 3_600 * NS_PER_S
 """Age from which a file is not read: the longest window of burn rates."""
 
@@ -63,13 +63,13 @@ class StatePart(Protocol):
     """Part of the state, such as windows or burn rates."""
 
     def export(self) -> Callable[[], bytes]:
-        """Return the part, packed, as work for any thread."""
+        """Return a function that packs the part. Any thread may call the function."""
 
     def clear(self) -> None:
-        """Forget what was exported."""
+        """Forget the figures that were exported."""
 
     def absorb(self, packed: bytes, shift_ns: int, labels: Labels) -> list[str]:
-        """Add the part of another meter; return what was left out, as texts.
+        """Add the part of another meter. Return texts on the figures that could not be added.
 
         `shift_ns`: our monotonic time minus the other's. Raises msgspec.MsgspecError.
         """
@@ -97,7 +97,7 @@ class MeterState:
         self._is_read = False
         self._lock_fd: int | None = None
         self._absorbed: list[str] = []
-        """Files that are in our figures, or are no use, and are not removed yet."""
+        """Files to remove: their content has been added to our figures, or cannot be used."""
         self._left_out: set[str] = set()
         self._busy = asyncio.Lock()
         self._look_at_ns = 0
@@ -116,7 +116,7 @@ class MeterState:
 
     @property
     def is_read(self) -> bool:
-        """The state of the meter before is known, as far as there is one."""
+        """Whether the state of the previous meter has been read, or there is none."""
         return self._is_read
 
     async def start(self, *, takes_over: bool) -> None:
@@ -125,7 +125,8 @@ class MeterState:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def hand_over(self, folder: str) -> None:
-        """Leave the state to the meter with this state folder, and continue to send it what is added."""
+        """Leave the state to the meter with this state folder, and continue to send it the figures that are
+        added."""
         await self._limited("state_not_written", self._leave_to(Path(folder)))
 
     async def close(self) -> None:
@@ -133,7 +134,7 @@ class MeterState:
         await self._limited("state_not_written", self._end())
 
     async def _limited(self, kind: str, work: Coroutine[None, None, None]) -> None:
-        """Wait for work, for `DISK_S` at most: the meter must not hang with its disk. The work continues."""
+        """Run `work`, but wait for its end at most `DISK_S`: the meter must not hang if its disk hangs."""
 
         async def run() -> None:
             async with self._busy:
@@ -184,12 +185,14 @@ class MeterState:
                 await self._turn()
 
     def _stop_task(self) -> None:
-        """End the turns. The caller is `_busy`: a thread that writes cannot be cancelled."""
+        """End the regular reads and writes. The caller must hold `_busy`, since a thread that writes cannot
+        be cancelled."""
         if self._task is not None:
             self._task.cancel()
 
     async def _turn(self, *, ended: bool = False) -> None:
-        """Read and write what is due; `ended`: for the last time."""
+        """Read the files of other meters, and write the state if that is due. `ended`: whether this is the
+        last time."""
         try:
             if self._next_folder is not None:
                 if ended or self._clock.mono_ns() >= self._due_ns:
@@ -206,7 +209,7 @@ class MeterState:
     # ---------------------------------------------------------------- reading
 
     async def _look(self) -> None:
-        """Read what other meters have left."""
+        """Read the files that other meters have left in the folder."""
         now_ns = self._clock.mono_ns()
         if now_ns < self._look_at_ns:
             return
@@ -231,15 +234,15 @@ class MeterState:
                 self._fail("state_not_read", self._folder / name, saved)
             elif name not in contained:
                 self._absorb(self._folder / name, saved)
-        # `meter.state` is not removed, but written again.
+        # `meter.state` is not removed, since the next write replaces the file.
         self._absorbed += [name for name in files if name != FILE]
         self._is_read = True
 
     def _read_folder(self, known: Collection[str]) -> dict[str, SavedState | str]:
         """Take the lock, and return the new files by name: `meter.state`, then each meter's in their order.
 
-        A file that cannot be used is put aside; a text says why. Runs in a thread. Raises StateError and
-        OSError.
+        A file that cannot be used is renamed, and its value is a text with the reason. Runs in a thread.
+        Raises StateError and OSError.
         """
         names = []
         if self._lock_fd is None:
@@ -271,7 +274,8 @@ class MeterState:
                     path.unlink()
 
     def _lock(self) -> bool:
-        """Take the lock of the folder; False if another meter has it. Raises StateError and OSError."""
+        """Take the lock of the folder. Return False if another meter holds the lock. Raises StateError and
+        OSError."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_folder(self._folder)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -330,7 +334,8 @@ class MeterState:
         await self._save(self._folder, FILE, ended=ended, absorbed=self._absorbed, remove=self._absorbed)
 
     async def _write_rest(self) -> None:
-        """Write what was added since the last time, and leave the folder; without success, it stays here."""
+        """Write the figures that were added since the last write, and release the folder. If the write fails,
+        keep the figures for the next attempt."""
         assert self._next_folder is not None
         remove = [] if self._lock_fd is None else [FILE, *self._absorbed]
         works = {name: part.export() for name, part in self._parts.items()}
@@ -352,7 +357,7 @@ class MeterState:
         for name, work in works.items():
             try:
                 self._parts[name].absorb(work(), 0, self._pipeline.labels)
-            except Exception as error:  # the other parts stay
+            except Exception as error:  # the other parts can still be restored
                 self._pipeline.on_error("state", error)
         if not self._rests:
             self._pipeline.experiments.keep_units()
@@ -367,7 +372,8 @@ class MeterState:
         remove: list[str],
         works: Mapping[str, Callable[[], bytes]] | None = None,
     ) -> bool:
-        """Write a file, and remove others from our folder. Return False if it cannot be written."""
+        """Write a file, and remove the files `remove` from our folder. Return False if the file cannot be
+        written."""
         if works is None:
             works = {name: part.export() for name, part in self._parts.items()}
         saved = SavedState(

@@ -15,7 +15,7 @@ from llmtap.errors import LlmtapError
 from llmtap.meter.relays import RelayAccount
 
 FORMAT: Final = 2
-"""Version of the files; increased with every change of what they contain."""
+"""Version of the files; increased with every change of their content."""
 FILE: Final = "meter.state"
 FILE_BYTES_MAX: Final = 256 << 20
 """Maximum size of a file. A large one has about 40 MB: 20,000 units in each of four arms."""
@@ -31,16 +31,16 @@ class SavedState(msgspec.Struct, array_like=True):
     wall_ns: int
     parts: dict[str, bytes]
     ended: bool = False
-    """The meter wrote the file at its end, or before another one replaced it."""
+    """Whether the meter wrote the file at its end, or just before another meter replaced it."""
     crashes: int = 0
-    """Number of meters before that ended without this."""
+    """Number of earlier meters that ended without writing such a file."""
     absorbed: list[str] = []
     """Files of the same folder whose content is in this one; they are removed after it is written."""
     relays: list[RelayAccount] = []
 
 
 class StateError(LlmtapError):
-    """A file or folder that cannot be used; says what is wrong."""
+    """A file or folder of the state cannot be used. The message has the reason."""
 
 
 def check_folder(folder: Path) -> None:
@@ -59,7 +59,7 @@ def check_folder(folder: Path) -> None:
 
 
 def write_state(path: Path, saved: SavedState) -> None:
-    """Write a file that only this user can read; it is complete, or as before. Raises OSError."""
+    """Write a file that only this user can read. If the write fails, the old file stays. Raises OSError."""
     body = msgspec.msgpack.encode(saved)
     data = b"%b%d\n%b%b" % (_MAGIC, FORMAT, blake2b(body, digest_size=_DIGEST_BYTES).digest(), body)
     if len(data) > FILE_BYTES_MAX:
@@ -79,7 +79,7 @@ def write_state(path: Path, saved: SavedState) -> None:
 
 
 def read_state(path: Path) -> SavedState | None:
-    """Return the content of a file, None without one. Raises StateError and OSError."""
+    """Return the content of a file, or None if the file does not exist. Raises StateError and OSError."""
     try:
         # Without O_NONBLOCK, the open of a FIFO waits for a writer.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -110,9 +110,9 @@ def read_state(path: Path) -> SavedState | None:
 
 
 def contained_files(files: Mapping[str, SavedState | str]) -> set[str]:
-    """Return the files that others contain: a meter was killed before it removed them.
-
-    What `meter.state` contains comes first. A file may name a `meter.state` that was replaced by a newer one.
+    """Return the names of the files whose content is already in another file, because a meter was killed
+    before it removed them. Files that are in `meter.state` come first. A file may name a `meter.state` that
+    was replaced by a newer one.
     """
     state = files.get(FILE)
     ours = state if isinstance(state, SavedState) else None
@@ -129,7 +129,7 @@ def problem_of(exc: Exception) -> str:
 
 
 def unlinked(path: Path) -> bool:
-    """Remove a file; return False if it is still there."""
+    """Remove a file. Return False if that failed."""
     try:
         path.unlink(missing_ok=True)
     except OSError:

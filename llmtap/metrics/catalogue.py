@@ -160,13 +160,15 @@ class Metric:
     answers: Answers = Answers.STREAMS
     unit: Unit = Unit.SECONDS
     pooled: bool = False
-    """The metric is not in the JSON of an exchange: an exchange has many values of it, or has it only with
-    objectives."""
+    """Whether the JSON of an exchange omits the metric, because an exchange has many values of it, or none
+    without objectives."""
     surfaces: Surface = _NOWHERE
     family: Family | None = None
     label: str | None = None
     """Value of the histogram's label."""
     otlp: Otlp | None = None
+    judged_as: str | None = None
+    """Metric of a replay whose validity is that of this one; None: this one. Empty: always valid."""
 
     @property
     def field(self) -> str:
@@ -199,9 +201,15 @@ METRICS: Final = (
         surfaces=Surface.REPORT,
         family=TTFT,
         label="reasoning",
+        judged_as="ttft_any",
     ),
     Metric(
-        name="ttft_tool_call", title="TTFT, tool call", surfaces=Surface.REPORT, family=TTFT, label="tool"
+        name="ttft_tool_call",
+        title="TTFT, tool call",
+        surfaces=Surface.REPORT,
+        family=TTFT,
+        label="tool",
+        judged_as="ttft_any",
     ),
     Metric(name="first_event", title="first event", family=FIRST_EVENT),
     Metric(name="ttfb", title="TTFB", answers=Answers.ALL, surfaces=_ALL, family=TTFB),
@@ -220,7 +228,14 @@ METRICS: Final = (
         surfaces=Surface.TABLE | Surface.REPORT | Surface.LIVE | Surface.EXPERIMENT | Surface.COMPARISON,
         family=TOKEN_GAP,
     ),
-    Metric(name="itl_server", title="ITL, server", pooled=True, surfaces=Surface.REPORT, family=TOKEN_GAP),
+    Metric(
+        name="itl_server",
+        title="ITL, server",
+        pooled=True,
+        surfaces=Surface.REPORT,
+        family=TOKEN_GAP,
+        judged_as="",
+    ),
     Metric(name="tpot", title="TPOT", surfaces=_EVERYWHERE, family=TPOT),
     Metric(name="e2e", title="E2E", answers=Answers.ENDED_WELL, surfaces=_EVERYWHERE, family=DURATION),
     Metric(
@@ -232,7 +247,12 @@ METRICS: Final = (
             "llmtap.user_idle", "Time that a reader (attributes llmtap.reader.*) waits with nothing to read."
         ),
     ),
-    Metric(name="user_idle_eq4", title="user idle, d_i = V i", surfaces=Surface.TABLE | Surface.REPORT),
+    Metric(
+        name="user_idle_eq4",
+        title="user idle, d_i = V i",
+        surfaces=Surface.TABLE | Surface.REPORT,
+        judged_as="user_idle",
+    ),
     Metric(name="user_idle_from_first_token", title="user idle from the first token", family=IDLE_READING),
     Metric(name="tbc_max", title="longest pause", surfaces=_ALL | Surface.EXPERIMENT | Surface.COMPARISON),
     Metric(name="jitter", title="jitter", surfaces=_ALL | Surface.BENCH),

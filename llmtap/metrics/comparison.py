@@ -112,9 +112,12 @@ def placements(a: Values, b: Values) -> tuple[Values, Values]:
     Both samples ascending; ties count half. The mean of either is the probability that b exceeds a.
     """
 
-    def below(values: Values, of: Values) -> Values:
-        left, right = np.searchsorted(of, values, "left"), np.searchsorted(of, values, "right")
-        share: Values = (left + right) / (2 * len(of))
+    def below(values: Values, others: Values) -> Values:
+        ranks_below, ranks_upto = (
+            np.searchsorted(others, values, "left"),
+            np.searchsorted(others, values, "right"),
+        )
+        share: Values = (ranks_below + ranks_upto) / (2 * len(others))
         return share
 
     return 1 - below(a, b), below(b, a)
@@ -124,7 +127,7 @@ class _PairSums:
     """All sums x_i + y_j of two ascending arrays, by rank; with `once` (x is y), those of i <= j only."""
 
     def __init__(self, x: Values, y: Values, *, once: bool) -> None:
-        self._x, self._y, self._once = x, y, once
+        self._x, self._y, self._counts_pairs_once = x, y, once
         n = len(x)
         self.total = n * (n + 1) // 2 if once else n * len(y)
 
@@ -152,7 +155,7 @@ class _PairSums:
         """Return the number of sums up to `limit`."""
         rest = limit - self._x
         count = int(np.searchsorted(self._y, rest, "right").sum())
-        return (count + int((self._x <= rest).sum())) // 2 if self._once else count
+        return (count + int((self._x <= rest).sum())) // 2 if self._counts_pairs_once else count
 
 
 @lru_cache(1_024)
@@ -187,12 +190,12 @@ class Comparison:
 
     n: int
     m: int
-    """Number of values in a and in b; in `compare_runs`, number of runs."""
+    """`n` and `m`: numbers of values in the samples a and b; in `compare_runs`, numbers of runs."""
     a: float
     b: float
-    """Figure of each sample: its median, its quantile, or the mean over its runs."""
+    """`a` and `b`: figure of each sample: its median, its quantile, or the mean over its runs."""
     difference: float
-    """How much b is above a: for rank tests a shift, which is not b - a of the medians."""
+    """Difference of b from a; for rank tests a shift, which is not the difference of the medians."""
     low: float
     high: float
     p: float
@@ -240,7 +243,7 @@ def compare_paired(
 def _of_shift(
     x: Values, y: Values, shift: Shift, p: float, effect: float, effect_name: str, paired: bool, method: str
 ) -> Comparison:
-    """Return the result of a test of ranks with this shift."""
+    """Return the result of a rank test whose difference is this shift."""
     medians = float(np.median(x)), float(np.median(y))
     ends = shift.value, shift.low, shift.high
     return Comparison(len(x), len(y), *medians, *ends, p, effect, effect_name, paired, method)
@@ -312,8 +315,8 @@ def compare_quantile(
         return None
     x, y = _sample_array(a), _sample_array(b)
 
-    def quantile_difference(one: Values, other: Values, axis: int = -1) -> Values:
-        difference: Values = np.quantile(other, p, axis=axis) - np.quantile(one, p, axis=axis)
+    def quantile_difference(base: Values, other: Values, axis: int = -1) -> Values:
+        difference: Values = np.quantile(other, p, axis=axis) - np.quantile(base, p, axis=axis)
         return difference
 
     with catch_warnings():

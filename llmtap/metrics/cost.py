@@ -132,8 +132,8 @@ def energy_of(
 
 
 def average_power_w(windows: Iterable[Energy]) -> float | None:
-    """Return all joules / all known seconds, in W, so that longer windows weigh more; None if there are
-    none."""
+    """Return all joules / all known seconds, in W, so that longer windows weigh more; None if no
+    power is known."""
     joules, known_ns = 0.0, 0
     for window in windows:
         joules += window.joules

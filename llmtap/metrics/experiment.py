@@ -149,7 +149,8 @@ class Figure:
         return self._x / self.units
 
     def covariate_moments(self) -> tuple[float, float]:
-        """Return the covariance of the mean with the covariate's mean, and the variance of the latter.
+        """Return the covariance of the mean with the covariate's mean, and the variance of the covariate's
+        mean.
 
         Needs two units. With residuals r_u = S_u - m N_u: K / (K - 1) sum r_u (x_u - x) / (N K), and
         K / (K - 1) sum (x_u - x)^2 / K^2.
@@ -235,7 +236,7 @@ class Figure:
 
 
 class ArmSample:
-    """All figures of one arm, exchange by exchange; `single`: every unit is one exchange."""
+    """Figures of one arm, to which exchanges are added. `single`: every unit is one exchange."""
 
     def __init__(self, names: Iterable[str], *, single: bool) -> None:
         self.figures = {name: Figure() for name in names}
@@ -243,10 +244,10 @@ class ArmSample:
         self._single = single
         self._units: OrderedDict[int, tuple[int, dict[str, tuple[int, int]]]] = OrderedDict()
         self._is_rest = False
-        """The units were already exported."""
+        """Whether the units were already packed, so that later packs contain only additions."""
 
     def add(self, unit: int, values: Mapping[str, Sequence[int]], covariate: int = 0) -> None:
-        """Count an exchange of this unit: for each metric its values, maybe none.
+        """Count an exchange of this unit: for each metric its values, of which there may be none.
 
         The covariate is that of the unit's first exchange, because an arm may change later ones.
         """
@@ -272,13 +273,14 @@ class ArmSample:
         return SavedSample(figures, self.forgotten_units, units)
 
     def clear(self) -> None:
-        """Forget all figures; the sums of units stay, so that later values of a unit count as such."""
+        """Forget all figures, but keep the sums of units, so that later values of a unit are added to its
+        sums."""
         self.figures = {name: Figure() for name in self.figures}
         self.forgotten_units = 0
         self._is_rest = True
 
     def keep_units(self) -> None:
-        """Pack the sums of units again: what was packed before `clear` is not written."""
+        """Pack the sums of units again, since those that were packed before `clear` could not be written."""
         self._is_rest = False
 
     def merge_saved(self, saved: "SavedSample") -> None:
@@ -336,18 +338,18 @@ def mean_difference(arm: Figure, control: Figure, alpha: float, *, adjust: bool 
     if errors[0] is None or errors[1] is None:
         return Difference(estimate, None, None)
     va, vc = errors[0] ** 2, errors[1] ** 2
-    unadjusted, left = None, 1.0
+    unadjusted, variance_left = None, 1.0
     if adjust and va + vc > 0:
         (ca, xa), (cc, xc) = arm.covariate_moments(), control.covariate_moments()
         if xa + xc > 0:
             slope = (ca + cc) / (xa + xc)
             unadjusted = estimate
             estimate -= slope * (arm.covariate_mean - control.covariate_mean)
-            left = max(0.0, 1 - slope * (ca + cc) / (va + vc))
-            va, vc = va * left, vc * left
+            variance_left = max(0.0, 1 - slope * (ca + cc) / (va + vc))
+            va, vc = va * variance_left, vc * variance_left
     error = sqrt(va + vc)
     if error == 0:
-        return Difference(estimate, None, None, None, unadjusted, left)
+        return Difference(estimate, None, None, None, unadjusted, variance_left)
     # Degrees of freedom by Welch and Satterthwaite.
     df = (va + vc) ** 2 / (va**2 / (arm.units - 1) + vc**2 / (control.units - 1))
     reach = statistics.t_quantile(alpha, df) * error
@@ -358,7 +360,7 @@ def mean_difference(arm: Figure, control: Figure, alpha: float, *, adjust: bool 
         far = statistics.mixture_width(n, alpha) * error
         anytime = (estimate - far, estimate + far)
         p = statistics.anytime_p(statistics.mixture_e_log(z, n, alpha))
-    return Difference(estimate, (estimate - reach, estimate + reach), anytime, p, unadjusted, left)
+    return Difference(estimate, (estimate - reach, estimate + reach), anytime, p, unadjusted, variance_left)
 
 
 def quantile_interval(
@@ -398,14 +400,23 @@ def quantile_difference(arm: Figure, control: Figure, share: float, alpha: float
     a, c = arm.histogram.percentile(share), control.histogram.percentile(share)
     if a is None or c is None:
         return None
-    one = quantile_interval(arm, share, alpha), quantile_interval(control, share, alpha)
-    interval = None if one[0] is None or one[1] is None else _difference_interval(a, one[0], c, one[1])
-    all_ = (
+    intervals = quantile_interval(arm, share, alpha), quantile_interval(control, share, alpha)
+    interval = (
+        None
+        if intervals[0] is None or intervals[1] is None
+        else _difference_interval(a, intervals[0], c, intervals[1])
+    )
+    anytime_intervals = (
         quantile_interval(arm, share, alpha / 2, anytime=True),
         quantile_interval(control, share, alpha / 2, anytime=True),
     )
     anytime = (
-        None if all_[0] is None or all_[1] is None else (all_[0][0] - all_[1][1], all_[0][1] - all_[1][0])
+        None
+        if anytime_intervals[0] is None or anytime_intervals[1] is None
+        else (
+            anytime_intervals[0][0] - anytime_intervals[1][1],
+            anytime_intervals[0][1] - anytime_intervals[1][0],
+        )
     )
     return Difference(a - c, interval, anytime)
 
@@ -438,8 +449,12 @@ def share_difference(
     a, c = arm.mean, control.mean
     if a is None or c is None:
         return None
-    one = share_interval(arm, alpha), share_interval(control, alpha)
-    interval = None if one[0] is None or one[1] is None else _difference_interval(a, one[0], c, one[1])
+    intervals = share_interval(arm, alpha), share_interval(control, alpha)
+    interval = (
+        None
+        if intervals[0] is None or intervals[1] is None
+        else _difference_interval(a, intervals[0], c, intervals[1])
+    )
     counts = (arm.units_with, control.units_with)
     p = None
     if weights is not None:
@@ -452,7 +467,7 @@ def share_difference(
 
 
 def _between_shares(interval: statistics.Interval | None) -> statistics.Interval | None:
-    """Cut an interval at the limits of a difference of shares, which approximations do not know."""
+    """Limit an interval to the possible differences of two shares, which an approximation may exceed."""
     return None if interval is None else (max(-1.0, interval[0]), min(1.0, interval[1]))
 
 

@@ -27,14 +27,14 @@ _DIGITS: Final = 3
 _INNER_COOKIE: Final = 0x1C849313
 _OUTER_COOKIE: Final = 0x1C849314
 _BYTES_MAX: Final = 4 << 20
-"""Limit of decoded counts: more than nine bytes for each of 38,000 buckets."""
+"""Maximum size of the decoded counts, in bytes: more than nine bytes for each of 38,000 buckets."""
 _HEAD: Final = Struct(">iiiiqqd")
 """Cookie, length of the payload, normalizing offset, significant digits, lowest and highest value, ratio."""
 _COMPRESSED: Final = Struct(">ii")
 _LINE: Final = re.compile(r"(?:Tag=([^,\s]*),)?[\d.]+,([\d.]+),[\d.]+,(HIST[A-Za-z0-9+/=]+)")
 LOG_LINE_BYTES_MAX: Final = 8 << 20
 TAGS_MAX: Final = 1_000
-"""Limit of the tags of a log: each has a histogram of some KB."""
+"""Maximum number of tags in a log; each tag has a histogram of some KB."""
 
 
 def encode(histogram: Histogram) -> str:
@@ -115,12 +115,12 @@ class _Shape:
 
 def _zigzag_bytes(number: int) -> bytes:
     """Encode as ZigZag LEB128, as HdrHistogram does: 7 bits a byte, the ninth byte has 8."""
-    left = number << 1 if number >= 0 else (-number << 1) - 1
+    remaining = number << 1 if number >= 0 else (-number << 1) - 1
     out = bytearray()
-    while left > 0x7F and len(out) < 8:
-        out.append(left & 0x7F | 0x80)
-        left >>= 7
-    out.append(left)
+    while remaining > 0x7F and len(out) < 8:
+        out.append(remaining & 0x7F | 0x80)
+        remaining >>= 7
+    out.append(remaining)
     return bytes(out)
 
 
@@ -156,7 +156,7 @@ def log_text(histograms: Mapping[str, str], seconds: float) -> str:
     lines = ["#[Histogram log format version 1.3]", "#[values in nanoseconds, written by llmtap]"]
     lines.append('"StartTimestamp","Interval_Length","Interval_Max","Interval_Compressed_Histogram"')
     for tag, text in histograms.items():
-        # By convention, the maximum is in ms for values in ns.
+        # By convention, the maximum in a log line is in ms, while the values are in ns.
         highest = max((value for value, _ in values(text)), default=0.0)
         lines.append(f"Tag={tag},0.000,{seconds:.3f},{highest / 1e6:.3f},{text}")
     return "\n".join(lines) + "\n"

@@ -130,7 +130,7 @@ class Histogram:
         return head + steps + sizes
 
     def merge_bytes(self, packed: bytes) -> None:
-        """Add the counts of `to_bytes`."""
+        """Add counts that `to_bytes` has packed."""
         if packed[0] == _VALUES:
             self.record_many(array("q", packed[1:]))
             return

@@ -46,7 +46,8 @@ def held_figures(x: Exchange, m: Measured) -> dict[str, object] | None:
 
 
 def delivered_times_ns(times_ns: Sequence[int], holds: Sequence[int]) -> list[int]:
-    """Return the times at which chunks could be delivered: of a chunk that came during a hold, its end.
+    """Return the times at which chunks could be delivered: the end of the hold, for a chunk that came during
+    a hold.
 
     `times_ns`: ascending stamps. `holds`: begin and end of each hold, ascending.
     """

@@ -18,7 +18,7 @@ from typing import Final
 from llmtap.errors import ConfigError
 
 EXPRESSION_CHARACTERS_MAX: Final = 200
-"""Limit of an expression, which also limits how deep it is nested."""
+"""Maximum length of an expression, which also limits the depth of nesting."""
 IDLE_COSTS: Final[Mapping[str, tuple[str, str]]] = {
     "seconds": ("l", "l in seconds"),
     "tokens": ("l / V", "l / V in tokens"),

@@ -45,7 +45,7 @@ class Interval:
     """Confidence level: fraction of repeated runs whose interval contains the true value."""
     method: str
     open_below: bool = False
-    """`low` is the smallest value of the sample, and not a confidence limit."""
+    """Whether `low` is only the smallest value of the sample, and not a confidence limit."""
     open_above: bool = False
 
     def to_dict(self) -> dict[str, float | int | str | None]:
@@ -82,7 +82,8 @@ def quantile_interval(ordered: Sequence[float], p: float, level: float = 0.95) -
 
 @lru_cache(4_096)
 def _enclosing_ranks(n: int, p: float, level: float) -> tuple[int, int]:
-    """Return the ranks, from 1, of the order statistics that enclose the quantile; 0 and n + 1 are no bounds.
+    """Return the ranks, from 1, of the order statistics that enclose the quantile; 0 and n + 1 mean that an
+    end has no bound.
 
     With B ~ Bin(n, p) values below the quantile, it is enclosed if low <= B < high. Among the ranks near
     those of equal tails, choose those with the least coverage that is at least `level`, and with at most
@@ -96,10 +97,10 @@ def _enclosing_ranks(n: int, p: float, level: float) -> tuple[int, int]:
     highs = np.array([n + 1]) if high > n else np.clip(high + about, 1, n)
     below, above = stats.binom.cdf(lows - 1, n, p), stats.binom.sf(highs - 1, n, p)
     tail_max = TAIL_MAX * spare if low and high <= n else spare
-    left = below[:, None] + above[None, :]
-    left[below > tail_max, :] = left[:, above > tail_max] = np.inf
-    left[left > spare + ROUNDING] = -1
-    i, j = divmod(int(np.round(left, 12)[::-1, ::-1].argmax()), len(highs))
+    uncovered = below[:, None] + above[None, :]
+    uncovered[below > tail_max, :] = uncovered[:, above > tail_max] = np.inf
+    uncovered[uncovered > spare + ROUNDING] = -1
+    i, j = divmod(int(np.round(uncovered, 12)[::-1, ::-1].argmax()), len(highs))
     return int(lows[::-1][i]), int(highs[::-1][j])
 
 
@@ -147,20 +148,22 @@ def clustered_quantile_interval(
 
 
 class _Pool:
-    """Values of all groups, ascending; gives quantiles if each group counts a number of times."""
+    """Values of all groups, ascending, for quantiles of samples in which a group occurs several times or not
+    at all."""
 
     def __init__(self, parts: Sequence[Values]) -> None:
         k = len(parts)
         values = np.concatenate(parts)
         order = np.argsort(values, kind="stable")
         self.values: Values = values[order]
-        self._owner = np.repeat(np.arange(k), [len(part) for part in parts])[order]
+        self._groups = np.repeat(np.arange(k), [len(part) for part in parts])[order]
         self._edges = np.linspace(0, len(values), CHECKPOINTS + 1).astype(int)
-        counts = [np.bincount(self._owner[a:b], minlength=k) for a, b in pairwise(self._edges)]
+        counts = [np.bincount(self._groups[a:b], minlength=k) for a, b in pairwise(self._edges)]
         self._counts_below: Values = np.cumsum([np.zeros(k), *counts], axis=0)
 
     def quantile(self, times: NDArray[np.int_], p: float) -> float:
-        """Return the quantile, by the rule of `percentile`, of the pool with group i `times[i]` times."""
+        """Return the quantile of the sample that contains group i `times[i]` times, by the rule of
+        `percentile`."""
         reached: Values = self._counts_below @ times
         last = int(reached[-1]) - 1
         rank = last * p
@@ -170,13 +173,13 @@ class _Pool:
     def _at(self, rank: int, times: NDArray[np.int_], reached: Values) -> float:
         piece = int(np.searchsorted(reached, rank, side="right")) - 1
         start, end = self._edges[piece], self._edges[piece + 1]
-        inside = np.cumsum(times[self._owner[start:end]])
+        inside = np.cumsum(times[self._groups[start:end]])
         place = np.searchsorted(inside, rank - reached[piece], side="right")
         return float(self.values[start + place])
 
 
 GRID: Final = 2_048
-"""Number of points at which the density is computed."""
+"""Number of points at which the density of the values is computed, to find its modes."""
 WIDE: Final = 10.0
 """Ratio of the largest to the smallest value from which modes are searched on a logarithmic scale."""
 OUTERMOST: Final = 0.002
@@ -188,7 +191,7 @@ MODE_ERRORS_MIN: Final = 4.0
 """Number of standard errors by which the values in a mode must exceed the level of its valleys; a smaller
 excess may be random."""
 _ALMOST: Final = 1 - 1e-9
-"""Factor slightly below 1, against rounding."""
+"""Factor slightly below 1, so that rounding does not change a comparison."""
 TAIL_SHARE: Final = 0.1
 """Share of the values, the largest ones, that form the tail."""
 TAIL_VALUES_MIN: Final = 50

@@ -78,7 +78,7 @@ def chunks_at_a_time(chunking: Mapping[str, Any]) -> float | None:
 
 
 def arrives_in_bursts(n: float | None, usual: float | None) -> bool:
-    """Return whether so many more chunks than the `usual` number arrive together (`n`) that the metrics of
+    """Return whether `n` chunks arrive together where `usual` is the reference, so that the metrics of
     BURST_SENSITIVE are misleading."""
     return bool(n and usual and n >= BURST_FACTOR * usual)
 
@@ -192,9 +192,9 @@ def itl_even_ns(times_ns: Sequence[int], tokens: Sequence[int]) -> list[int]:
         if k < 1:
             continue
         if last_ns is not None:
-            share_ns, left = divmod(t_ns - last_ns, k)
-            out += [share_ns] * (k - left)
-            out += [share_ns + 1] * left
+            share_ns, rest_ns = divmod(t_ns - last_ns, k)
+            out += [share_ns] * (k - rest_ns)
+            out += [share_ns + 1] * rest_ns
         last_ns = t_ns
     return out
 
@@ -315,7 +315,7 @@ def measure(x: Exchange, benefit: Benefit = DEFAULT_BENEFIT, *, judge_inferred: 
     gaps, pause, jitter, longest_ns = _gap_figures(times, round(v_ns * pace))
     b = even = None
     if tokens is not None and single:
-        # With one token per chunk, the options are equal, and the gaps are measured directly (IETF B.2.1).
+        # With one token per chunk, options B and B-even are both equal to the gaps (IETF B.2.1).
         b = even = gaps
     elif tokens is not None:
         b, even = itl_ns(times, tokens), itl_even_ns(times, tokens)

@@ -84,7 +84,8 @@ STREAMED_BOUNDS: Final = frozenset(BOUNDS) - {"ttfb", "e2e", "e2e_scheduled"}
 """Bounds that apply to streams only."""
 
 _WAITS: Final = frozenset({"ttft", "ttft_any", "ttfb", "e2e", "user_idle"})
-"""Bounds that are broken by time alone: an exchange without the point at bound + 1 ns can never meet them."""
+"""Bounds that a running exchange breaks by waiting: if the point has not come after the bound, the exchange
+cannot meet it any more."""
 _FINAL: Final = frozenset({"ttft", "ttft_any", "ttfb", "user_idle", "tbc_max"})
 """Figures that only grow during a stream, so that a broken bound stays broken."""
 _VLLM: Final[Mapping[str, str]] = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}
@@ -315,7 +316,8 @@ class GoodputCount:
     tokens: int = 0
     good_tokens: int = 0
     broken: Counter[str] = field(default_factory=Counter)
-    """Number of exchanges that broke each bound; `ended`: number of exchanges with a bad outcome."""
+    """Number of exchanges that broke each bound; under the key `ended`, number of exchanges with a bad
+    outcome."""
     not_judged: int = 0
     """Number of exchanges whose answers were not understood: they are neither met nor counted."""
     own_faults: int = 0

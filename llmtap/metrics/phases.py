@@ -1,4 +1,4 @@
-"""Parts of the wait for the first token: the table (`PHASES`), their durations, and what is usual.
+"""Parts of the wait for the first token: the table (`PHASES`), the durations, and the usual durations.
 
 `phases_ns` divides the time from the arrival of a request to the first text into the parts of the table,
 without gaps. `PhaseTimes` counts the parts of many streams in histograms, and `judge_phases` compares the
@@ -31,7 +31,7 @@ class Phase:
     name: str
     title: str
     meaning: str
-    """What the time went to, as a noun phrase."""
+    """Noun phrase for the work or wait that took the time."""
 
 
 PHASES: Final = (
@@ -103,7 +103,7 @@ def phases_ns(x: Exchange) -> tuple[int | None, ...]:
 
 
 def waited_ns(durations_ns: Sequence[int | None]) -> int:
-    """Return the whole wait, as far as it is known."""
+    """Return the sum of the known parts of the wait."""
     return sum(ns for ns in durations_ns if ns is not None)
 
 
@@ -135,8 +135,8 @@ class PhaseTimes:
     def merge(self, other: "PhaseTimes") -> None:
         """Add all counts of `other`, which stays unchanged."""
         self.n += other.n
-        for mine, theirs in zip(self.histograms, other.histograms, strict=True):
-            mine.merge(theirs)
+        for histogram, other_histogram in zip(self.histograms, other.histograms, strict=True):
+            histogram.merge(other_histogram)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class PhaseVerdict:
 
     phase: Phase
     start_ns: int
-    """Begin of the part, since the arrival."""
+    """Start of the part, in ns since the arrival."""
     ns: int | None
     n: int
     """Number of streams with this part, to which it is compared."""

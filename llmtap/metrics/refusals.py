@@ -18,7 +18,7 @@ ANSWERED: Final = "answered"
 REFUSED: Final = "refused"
 UNDECIDED: Final = "undecided"
 ERRORS: Final = {SHOULD_ANSWER: ("false_positives", REFUSED), SHOULD_REFUSE: ("false_negatives", ANSWERED)}
-"""By label: name of the share of errors, and the result that is one."""
+"""For each label: name of the share of errors, and the result that counts as an error."""
 
 
 def is_refused(x: Exchange) -> bool:
@@ -42,7 +42,7 @@ def label_key(x: Exchange) -> str | None:
 def error_share(x: Exchange) -> tuple[str, int] | None:
     """Return the name of the share that the exchange belongs to, and 1 if it is an error, else 0.
 
-    None if it has no label that counts, or is undecided.
+    None if the exchange has no label that counts, or is undecided.
     """
     result = result_of(x)
     if x.label not in ERRORS or result == UNDECIDED:

@@ -2,8 +2,8 @@
 
 For `llmtap bench`: each rule (`knee`, `saturation_point`, ...) takes the measurements at several offered
 loads (`SaturationLevel`), in ascending order, and gives its own answer. The `fit_` functions take lengths and
-latencies; the exponent k of TTFT ~ L^k is fitted by least squares of ln TTFT on ln L, beside linear and
-quadratic fits.
+latencies; the exponent k of TTFT ~ L^k is fitted by least squares of ln TTFT on ln L, and linear and
+quadratic fits are added.
 
 Fairness between classes of requests: Jain's index, growth of latency by sharing (`inflation`), starvation.
 
@@ -142,14 +142,14 @@ def fit_linear(xs: Sequence[float], ys: Sequence[float]) -> LinearFit:
     x, y = np.asarray(xs, dtype=float), np.asarray(ys, dtype=float)
     fit = stats.linregress(x, y)
     origin = float(x @ y / (x @ x))
-    left = y - origin * x
+    residuals = y - origin * x
     return LinearFit(
         float(fit.slope),
         float(fit.intercept),
         r_squared(y, fit.slope * x + fit.intercept),
         origin,
         r_squared(y, origin * x),
-        float(1 - left @ left / (y @ y)),
+        float(1 - residuals @ residuals / (y @ y)),
     )
 
 
@@ -173,9 +173,9 @@ def r_squared(ys: Sequence[float] | Values, fitted: Sequence[float] | Values) ->
     Below 0 if the mean is the better fit; nan if all y are equal.
     """
     y = np.asarray(ys, dtype=float)
-    left, about = y - fitted, y - y.mean()
-    total = float(about @ about)
-    return 1 - float(left @ left) / total if total else nan
+    residuals, distances = y - fitted, y - y.mean()
+    total = float(distances @ distances)
+    return 1 - float(residuals @ residuals) / total if total else nan
 
 
 UNFAIR_BELOW: Final = 0.9
@@ -209,7 +209,7 @@ class JainReadings:
     raw: float | None
     """x_i: a request's latency unchanged; long requests then look unfair by being long."""
     inflation: Mapping[str, float]
-    """By class: mean latency / isolated median."""
+    """Mean latency / isolated median, by class."""
 
 
 def jain_readings(latencies: Mapping[str, Sequence[float]], isolated: Mapping[str, float]) -> JainReadings:
@@ -226,7 +226,7 @@ def jain_readings(latencies: Mapping[str, Sequence[float]], isolated: Mapping[st
 class Starvation:
     """Starved requests of a class.
 
-    Report `n` and `median` beside the rate: with a median of 0, any wait counts as starved.
+    Report `n` and `median` together with the rate: with a median of 0, any wait counts as starved.
     """
 
     n: int

@@ -17,7 +17,7 @@ from llmtap.units import NS_PER_S
 _DECADE: Final = (
     10, 11, 12, 13, 14, 15, 16, 18, 20, 22, 24, 27, 30, 33, 36, 40, 45, 50, 55, 60, 66, 73, 80, 90,
 )  # fmt: skip
-"""Edges of a decade in steps of at most 12.5 %, with the round durations among them."""
+"""Edges of the cells within a factor of 10, in steps of at most 12.5 %; round durations are edges."""
 SILENCE_NS_MIN: Final = 100_000_000
 """Shortest silence: ordinary gaps between tokens are shorter."""
 SILENCE_NS_MAX: Final = 600 * NS_PER_S
@@ -30,9 +30,10 @@ EDGES_NS: Final = tuple(
 SHOWN_S: Final = (1, 2, 5, 10, 30, 60, 120, 300)
 """Silences in seconds that reports show; each is an edge."""
 TIMEOUT_SHARE: Final = 0.01
-"""A client may give up after a silence after which a smaller share of the streams goes on."""
+"""A client may give up after a silence if fewer than this share of the streams go on after such a silence."""
 TIMEOUT_SILENCES_MIN: Final = 100
-"""Minimum number of silences of this length: of fewer, a share of 1 % is less than one stream."""
+"""Minimum number of silences from which `client_timeout` suggests a length: with fewer, a share of 1 % is
+less than one stream."""
 TIMEOUT_FOLLOW_UP: Final = 2
 """Streams must have been observed for this many times the suggested silence, or it would not be known whether
 they go on."""
@@ -104,16 +105,17 @@ class SilenceCounts:
 
 
 def client_timeout(counts: SurvivalCounts) -> EndedShare | None:
-    """Return the shortest silence from which on fewer than 1 % of the streams go on.
+    """Return the shortest silence after which fewer than 1 % of the streams go on.
 
     None if no silence is known well enough: too few streams were silent for so long, or were observed for
-    twice that time. If the share is 1 % or more after the longest one that is, that one is returned.
+    twice that time. If the share is still 1 % or more after the longest silence that is known well enough,
+    the length of that silence is returned.
     """
     return first_share_below(counts, TIMEOUT_SHARE, TIMEOUT_SILENCES_MIN, TIMEOUT_FOLLOW_UP)
 
 
 def resumption_to_dict(counts: SurvivalCounts, silent_ns: int) -> dict[str, object]:
-    """Return how many streams went on after a silence, as public JSON.
+    """Return the number of streams that went on after a silence, as public JSON.
 
     `silence`: its length, rounded down to an edge of the grid. `n`: silences of at least this length;
     `resumed`: those of them that a token ended. `share`: estimated share of the streams that go on before

@@ -35,7 +35,7 @@ PERIOD_NS: Final = 30 * _DAY_NS
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Alarm that rings while the burn rate over both windows is above `factor`."""
+    """Burn-rate alarm, which rings while the burn rate over both windows is above `factor`."""
 
     severity: str
     long_ns: int
@@ -72,7 +72,8 @@ def error_ratio(good: int, counted: int) -> float | None:
 
 
 def burn_rate(ratio: float | None, objective: float) -> float | None:
-    """Return how many times faster than allowed the budget is used: error ratio / (1 - objective)."""
+    """Return the burn rate: error ratio / (1 - objective). At 1, the budget is used exactly as fast as
+    allowed."""
     return None if ratio is None else ratio / (1 - objective)
 
 
@@ -83,7 +84,7 @@ def burn_rate_max(objective: float) -> float:
 
 def reachable(objective: float, factor: float) -> bool:
     """Return whether a burn rate *above* `factor` is possible: factor (1 - objective) < 1."""
-    return factor * (1 - objective) < 1 - 1e-9  # 14.4 x 0.0694... is 1 within rounding
+    return factor * (1 - objective) < 1 - 1e-9  # 1e-9: rounding errors, as of 14.4 x 0.0694..., which is 1
 
 
 def check_objective(objective: float, place: str) -> None:
@@ -99,14 +100,14 @@ def check_reachable(objective: float, factor: float, place: str) -> None:
     if factor <= 0:
         raise ConfigError(place, f"expected a burn-rate factor above 0, got {factor:g}")
     if not reachable(objective, factor):
-        most = burn_rate_max(objective)
+        factor_max = burn_rate_max(objective)
         raise ConfigError(
             place,
             f"a burn rate above {factor:g} is impossible with the target {objective:g}: "
-            f"with every exchange bad it is 1 / (1 - {objective:g}) = {most:.4g}",
-            f"use a factor below {most:.4g}, or a target above {1 - 1 / factor:.4g}"
+            f"with every exchange bad it is 1 / (1 - {objective:g}) = {factor_max:.4g}",
+            f"use a factor below {factor_max:.4g}, or a target above {1 - 1 / factor:.4g}"
             if factor > 1
-            else f"use a factor below {most:.4g}",
+            else f"use a factor below {factor_max:.4g}",
         )
 
 
@@ -188,8 +189,8 @@ class SloClass:
     unreachable: tuple[Alarm, ...]
     """Standard pages that cannot ring."""
     per_tenant: bool = False
-    """Each tenant has an error budget. An alarm of the class is then silent if that of exactly one tenant
-    rings, so that one cause raises one alarm."""
+    """Whether each tenant has an error budget of its own. An alarm of the class is then silent if exactly one
+    tenant's alarm rings, so that one cause raises one alarm."""
 
     @classmethod
     def of(cls, name: str, options: SloOptions) -> "SloClass":
@@ -214,7 +215,7 @@ class SloClass:
 
     @property
     def budget(self) -> float:
-        """Share of exchanges that may be bad, without the noise of 1 - 0.99."""
+        """Share of exchanges that may be bad, rounded: 1 - 0.99 is not exactly 0.01 in binary."""
         return round(1 - self.target, 12)
 
     def with_tickets(self) -> "SloClass":

@@ -126,8 +126,10 @@ def parse_percentiles(text: str, place: str) -> dict[str, float]:
     for word in text.replace(",", " ").split():
         number = float(word) if re.fullmatch(r"\d+(\.\d+)?", word) else 0.0
         if not 0 < number < 100:
-            raise ConfigError(place, f"expected a percentile, got {word!r}", "such as 25,75,99.5")
-        # Two digits before the point, so that 9.95 and 99.5 differ.
+            raise ConfigError(
+                place, f"expected a percentile above 0 and below 100, got {word!r}", "such as 25,75,99.5"
+            )
+        # Write two digits before the point, so that the names of 9.95 and 99.5 differ: `p0995` and `p995`.
         whole, point, rest = f"{number:g}".partition(".")
         shares[f"p{whole.zfill(2) if point else whole}{rest}"] = number / 100
     return shares
@@ -152,7 +154,7 @@ def summarise_ns(histogram: Histogram, more: Mapping[str, float] | None = None) 
 Interval = tuple[float, float]
 
 _COUNT_EXACT: Final = 0.01
-"""Precision of the bound of a count."""
+"""Precision to which `count_range` finds the bound of a count."""
 _DEVIATIONS: Final = 12.0
 """Number of standard deviations up to which `t_quantile` sums. This cuts only distributions with many degrees
 of freedom, which have no weight beyond it, like the normal one."""
@@ -234,7 +236,8 @@ def multinomial_e_log(counts: Sequence[float], shares: Sequence[float]) -> float
 
 
 def count_range(n: float, share: float, alpha: float) -> Interval:
-    """Return the range of counts of `n` units that is left with probability `alpha` at most, over all looks.
+    """Return the range that a count out of `n` units leaves with a probability of at most `alpha`, over all
+    looks.
 
     A unit counts with probability `share`. Inside, the e-value of `multinomial_e_log` is below 1 / alpha.
     """
@@ -261,10 +264,10 @@ def anytime_p(e_log: float) -> float:
 
 
 KS_95: Final = 1.358
-"""Kolmogorov's distance times sqrt(n) that chance exceeds once in twenty times, if the law (its rate) is
-known beforehand."""
+"""Limit of Kolmogorov's distance times sqrt(n), which chance exceeds once in twenty times. It is valid if the
+rate of the exponential distribution is known in advance."""
 KS_95_OWN_MEAN: Final = 1.094
-"""The same limit if the mean of the exponential is that of the values, which brings the law nearer to them:
+"""Limit as KS_95, if the mean of the exponential is estimated from the values, so that it is nearer to them:
 Stephens 1974, "EDF statistics for goodness of fit", for large n."""
 LAGS: Final = 20
 _SHARES: Final = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
@@ -298,9 +301,10 @@ class ArrivalFigures:
     ks_limit: float | None
     """Value of `ks` that chance exceeds once in twenty times."""
     ks_rate_rps: float | None
-    """Rate of that exponential: the one given, or that of the gaps."""
+    """Rate of the exponential to which the gaps are compared: the rate that the caller gave, or the rate of
+    the gaps."""
     ks_own_mean: bool
-    """Whether the rate is that of the gaps, with the limit KS_95_OWN_MEAN."""
+    """Whether `ks_rate_rps` is the rate of the gaps; the limit is then KS_95_OWN_MEAN."""
     autocorrelation: Autocorrelation | None
 
     def to_dict(self) -> dict[str, object]:

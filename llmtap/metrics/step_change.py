@@ -1,4 +1,4 @@
-"""Step changes of TTFT: a lasting rise beside the last 7 days at the same load and prompt length.
+"""Step changes of TTFT: a lasting rise compared with the last 7 days at the same load and prompt length.
 
 `StepDetector` takes the TTFT of each stream of one model and judges whether it has risen.
 
@@ -36,48 +36,50 @@ from msgspec import Struct, msgpack
 from llmtap.units import NS_PER_S
 
 RISE: Final = 1.5
-"""Ratio for which the test is the fastest at its rate of false alarms."""
+"""Ratio of a rise that the test finds fastest, for the given rate of false alarms."""
 FALSE_ALARM_DAYS: Final = 100
 """Mean time between false alarms of one model, in days."""
 DAY_NS: Final = 86_400 * NS_PER_S
 DAYS: Final = 7
-"""Complete days of the history."""
+"""Number of complete days in the history."""
 HISTORY_NS_MIN: Final = DAY_NS
 BATCHES_MIN: Final = 72
-"""Batches without which the noise is not known: half a day."""
+"""Minimum number of batches to estimate the noise: half a day."""
 STREAMS_MIN: Final = 30
-"""Streams of a block: the mean of 30 logarithms is nearly normal."""
+"""Minimum number of streams of a block: the mean of 30 logarithms is nearly normal."""
 BLOCK_NS: Final = 10 * NS_PER_S
 BLOCK_NS_MAX: Final = 300 * NS_PER_S
-"""Longest block; a model with fewer streams is not judged."""
+"""Maximum length of a block. A model with fewer than STREAMS_MIN streams in this time is not judged."""
 CELLS_MAX: Final = 512
-"""Cells of a model: 8 KiB a day. Streams of further ones are not judged."""
+"""Maximum number of cells of a model: 8 KiB a day. Streams in further cells are not judged."""
 CELL_STREAMS_MIN: Final = 100
-"""Streams from which the mean of a cell is known."""
+"""Number of streams in a cell from which the mean of the cell is used."""
 ACCEPTED_NS: Final = DAY_NS
 """Length of a step from which its level is the new normal."""
 UNIT_NS: Final = 30 * NS_PER_S
 LEVEL_NS: Final = 7_200 * NS_PER_S
 BATCH_NS: Final = 600 * NS_PER_S
-"""Time for which residuals count as dependent on each other."""
+"""Length of a batch: residuals within this time may depend on each other."""
 CLIP: Final = log(2)
-"""Largest residual that counts."""
+"""Limit of a residual; a larger one counts as this."""
 THRESHOLD_MIN: Final = 0.6
-"""Threshold below which a doubling of 30 s would be a step."""
+"""Minimum of the threshold: with a lower one, a TTFT that is doubled for 30 s would be a step."""
 PEAK_FACTOR: Final = 1.6
-"""Maximum of S in 100 days, divided by that in 1 day: log(N of 100 days) / log(N of 1 day), N in UNIT_NS."""
+"""Maximum of S in 100 days, divided by the maximum in 1 day: log(N of 100 days) / log(N of 1 day), N in
+UNIT_NS."""
 LASTING_NS: Final = 90 * NS_PER_S
-"""Shortest time after which a rise is reported, if it goes on: a spike that is over is no step."""
+"""Shortest time after which a rise is reported, if it goes on: a short spike is not a step."""
 BLOCK_SHARE: Final = 0.9
-"""Share of the threshold that one block adds at most, so that a spike in a long block is no step."""
+"""Share of the threshold that one block adds at most, so that a spike in a long block is not a step."""
 _K: Final = log(RISE) / 2
 _LOAD_NS: Final = 60 * NS_PER_S
 _SHORT_PROMPT: Final = 256
-"""Tokens up to which the length does not matter: the prompt takes less time than the rest."""
+"""Length of a prompt, in tokens, up to which all prompts are in one cell: they take less time than the other
+parts of TTFT."""
 _BYTES_PER_TOKEN: Final = 4
 """Bytes of a request body that count as a token where the server does not report the tokens."""
 _VARIANCE_MIN: Final = 1e-6
-"""For servers whose TTFT does not vary at all."""
+"""Minimum of the variance, for servers whose TTFT does not vary at all."""
 _Z: Final = 1.96
 if TYPE_CHECKING:
     _Cells = array[float]
@@ -89,9 +91,9 @@ _Part = list[float]
 
 class StepState(StrEnum):
     LEARNING = "learning"
-    """The history is too short."""
+    """The history is too short to judge TTFT."""
     FEW = "few"
-    """Too few streams."""
+    """Too few streams come to judge TTFT."""
     NEW_LOAD = "new_load"
     """The history has too few streams at this load and prompt length."""
     STEADY = "steady"
@@ -100,11 +102,11 @@ class StepState(StrEnum):
 
 @dataclass(slots=True)
 class StepChange:
-    """A step; its figures grow until it ends."""
+    """A step change of TTFT, with sums over its blocks, which grow until the step ends."""
 
     since_ns: int
     found_ns: int
-    """Time at which the test reported it."""
+    """Time at which the test reported the step."""
     until_ns: int | None = None
     history_ns: int = 0
     """Length of the history before the step."""
@@ -115,7 +117,7 @@ class StepChange:
     variance: float = 0.0
     """Long-run variance of a residual, per UNIT_NS."""
     slow_variance: float = 0.0
-    """Of slower changes."""
+    """Variance of changes that are slower than a batch (`Noise.slow`)."""
 
     def add(self, other: "StepChange") -> None:
         self.n += other.n
@@ -124,7 +126,7 @@ class StepChange:
         self.log_ttft_sum += other.log_ttft_sum
 
     def shift(self, by_ns: int) -> None:
-        """Change to a clock that is `by_ns` ahead."""
+        """Convert the times to a clock that is `by_ns` ahead."""
         self.since_ns += by_ns
         self.found_ns += by_ns
         if self.until_ns is not None:
@@ -146,7 +148,7 @@ class StepChange:
         return self.ttft_ns / self.ratio
 
     def ratio_interval(self) -> tuple[float, float]:
-        """Return the 95 % interval of `ratio`, with autocorrelation and slower changes."""
+        """Return the 95 % interval of `ratio`. It allows for autocorrelation and slower changes."""
         reach = _Z * sqrt(self.variance * UNIT_NS / self.length_ns + self.slow_variance)
         return self.ratio * exp(-reach), self.ratio * exp(reach)
 
@@ -156,20 +158,20 @@ class _Day:
     """Sums of one day of the history."""
 
     cells: _Cells = field(default_factory=lambda: array("d", bytes(16 * CELLS_MAX)))
-    """By cell: number of streams, sum of log(TTFT)."""
+    """Two numbers for each cell: number of streams, and sum of log(TTFT)."""
     n: int = 0
     squares: float = 0.0
-    """Squared differences of the streams from the means of their cells; `n`: number of these streams."""
+    """Sum of the squared differences of `n` streams from the means of their cells."""
     batches: int = 0
     excess: float = 0.0
-    """Squared means of the batches, less the level."""
+    """Sum of the squared means of the batches, after subtraction of the level."""
     inverses: float = 0.0
-    """1 / streams of the batches."""
+    """Sum of 1 / (number of streams) over the batches."""
     pairs: int = 0
     changes: float = 0.0
-    """Squared differences of consecutive batches, over 2."""
+    """Sum over `pairs` of consecutive batches: squared difference of their means / 2."""
     peak: float = 0.0
-    """Largest S outside of steps."""
+    """Largest value of S (see the module) on this day, outside of steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,15 +179,15 @@ class Noise:
     """Variances of the residuals of a model."""
 
     stream: float
-    """Of one stream about the mean of its cell."""
+    """Variance of log(TTFT) of one stream about the mean of its cell."""
     batch: float
-    """Of a batch from one to the next, beyond that of its streams."""
+    """Variance between consecutive batches, after subtraction of the part that their streams explain."""
     slow: float
-    """Of slower changes, beyond the level."""
+    """Variance of changes that are slower than a batch and that the level does not follow."""
 
     @classmethod
     def of(cls, days: Iterable[_Day]) -> "Noise | None":
-        """Return the noise of these days; None with fewer than BATCHES_MIN batches."""
+        """Estimate the noise from these days. Return None for fewer than BATCHES_MIN batches."""
         days = list(days)
         batches, pairs = sum(day.batches for day in days), sum(day.pairs for day in days)
         if batches < BATCHES_MIN or not pairs:
@@ -202,10 +204,10 @@ class Noise:
         return max(_VARIANCE_MIN, BATCH_NS / UNIT_NS * variance)
 
     def threshold(self, streams_per_ns: float) -> float:
-        """Return the S that is exceeded once in FALSE_ALARM_DAYS in the mean.
+        """Return the value of S that is exceeded by chance once in FALSE_ALARM_DAYS on average.
 
         A Brownian motion of drift -k and variance v per unit reaches h after v (e^x - 1 - x) / (2 k^2) units
-        in the mean, with x = 2 k h / v (Siegmund 1985).
+        on average, with x = 2 k h / v (Siegmund 1985).
         """
         variance = self.long_run(streams_per_ns)
         k = max(_K / 4, _K - 2 * sqrt(self.slow))
@@ -223,7 +225,7 @@ class SavedDetector(Struct, array_like=True):
     start_ns: int
     day_ns: int
     days: list[_Day]
-    places: list[tuple[int, int, int]]  # prompt length and load of a cell, and its place
+    places: list[tuple[int, int, int]]  # prompt length and load of a cell, and its index in `_Day.cells`
     level: float
     reference: float
     sum: float
@@ -235,7 +237,7 @@ class SavedDetector(Struct, array_like=True):
     age_ns: int
 
 
-# Only the first places are in use: the zeros of the others are left out.
+# Omit the zeros at the end: cells get their indexes in ascending order.
 pack_detectors: Final = msgpack.Encoder(enc_hook=lambda cells: cells.tobytes().rstrip(b"\0")).encode
 unpack_detectors: Final = msgpack.Decoder(
     dict[str, SavedDetector], dec_hook=lambda _, packed: array("d", packed.ljust(16 * CELLS_MAX, b"\0"))
@@ -247,7 +249,7 @@ class StepDetector:
 
     def __init__(self, now_ns: int) -> None:
         self.step: StepChange | None = None
-        """The latest step; it goes on if `until_ns` is None."""
+        """The latest step, which has not ended if `until_ns` is None."""
         self._begin(now_ns)
 
     def _begin(self, now_ns: int) -> None:
@@ -257,16 +259,17 @@ class StepDetector:
         self._index: dict[tuple[int, int], int] = {}
         self._free = list(reversed(range(CELLS_MAX)))
         self._recent: deque[tuple[int, float]] = deque()
-        """Lengths and tokens of the last blocks."""
+        """Length in ns and number of tokens of each recent block, to compute the load."""
         self._batch: tuple[float, int, int] = (0.0, 0, 0)
         self._previous: float | None = None
         """Mean of the last batch."""
         self._level = self._reference = 0.0
-        """Level now, and when S was last 0: with the latter, a step does not raise its own reference."""
+        """The current level, and the level at the time when S was last 0. Residuals are compared with the
+        second one, so that a step does not raise its own reference."""
         self._sum = self._peak = 0.0
-        """S, and its maximum since it was 0."""
+        """The statistic S of the test, and its maximum since it was 0."""
         self._candidate = StepChange(now_ns, now_ns)
-        """What has happened since S was 0."""
+        """Sums over the blocks since S was 0, which become the step if S exceeds the threshold."""
         self._state = StepState.LEARNING
         self._open(now_ns)
 
@@ -322,8 +325,8 @@ class StepDetector:
         )
 
     def absorb(self, saved: SavedDetector, shift_ns: int) -> None:
-        """Add the state of another meter: a longer history replaces ours, of a shorter one only the open
-        block counts. `shift_ns`: our monotonic time minus the other's."""
+        """Add the state of another meter: if its history is longer, replace ours, else add only its open
+        block. `shift_ns`: our monotonic time minus the other's."""
         if saved.start_ns + shift_ns < self.start_ns:
             self._continue(saved, shift_ns)
             return
@@ -361,7 +364,7 @@ class StepDetector:
         return self.step
 
     def judged_step(self, now_ns: int) -> StepChange | None:
-        """Return the step that goes on; None also if there are too few streams to judge it."""
+        """Return the step in progress; None if there is none, or if too few streams come to judge it."""
         return None if self.state(now_ns) is StepState.FEW else self.open_step
 
     def history_ns(self, now_ns: int) -> int:
@@ -420,9 +423,10 @@ class StepDetector:
         self._test(now_ns, centred, block)
 
     def _compare(self, length_ns: int) -> tuple[float, StepChange]:
-        """Return the sums of the block's streams that have a history, and their squared differences from it.
+        """Return squared differences from the history, and sums, over the streams of the block that have a
+        history.
 
-        The block is added to the history, unless a step goes on.
+        The block is added to the history, unless a step is in progress.
         """
         self._recent.append((length_ns, self._tokens))
         span_ns = sum(ns for ns, _ in self._recent)
@@ -452,7 +456,7 @@ class StepDetector:
         return squares, block
 
     def _learn(self, residual: float, squares: float, block: StepChange) -> None:
-        """Add a block to what is known of the noise."""
+        """Add a block to the sums from which the noise is estimated."""
         today = self._days[-1]
         today.n += block.n
         today.squares += squares

@@ -41,7 +41,8 @@ NO_TOKEN_REASONS: Final = (
 
 
 def no_token_reason(x: Exchange, m: Measured) -> str | None:
-    """Return why the exchange has no token; None if it has one, need not have one, or if it is unknown.
+    """Return the reason why the exchange has no token. None if it has a token, need not have one, or if the
+    reason is unknown.
 
     `guardrail`, `refusal`: blocked by a filter or by the model. `error`: the upstream failed or was cut off.
     `client_error`: the request was wrong. `cancelled`: the client left first. `rejected`: llmtap refused it.
@@ -70,7 +71,7 @@ def tokens_after_cancel(x: Exchange, m: Measured) -> int | None:
 
 
 PLACES_MAX: Final = 32
-"""Places of answers that no dialect reads; further ones are `other`."""
+"""Maximum number of places of answers that no dialect reads; further places count as `other`."""
 _OTHER: Final = "other"
 
 
@@ -97,7 +98,7 @@ class AnswersWithoutDialect:
             self.count(UnknownEndpoint(x.reading.value, x.path, x.content_type or ""))
 
     def count(self, place: UnknownEndpoint, n: int = 1) -> None:
-        """Count a place, of which PLACES_MAX are counted separately."""
+        """Count an answer at a place; beyond PLACES_MAX places, count it under `other`."""
         if place not in self.counts and len(self.counts) >= PLACES_MAX:
             place = UnknownEndpoint(place.reading, _OTHER, _OTHER)
         self.counts[place] = self.counts.get(place, 0) + n
@@ -209,11 +210,11 @@ class Summary:
         """Exchanges begun, ended or not: the offered load. None if not counted."""
         self.goodput = Goodput()
         self.benefit = 0.0
-        """Sum of every stream's smooth benefit, in tokens."""
+        """Sum of the smooth benefits of all streams, in tokens."""
         self.benefit_eq4 = 0.0
-        """The same sum with deadlines d_i = V i (smooth goodput paper, eq. 4 as printed)."""
+        """Sum as `benefit`, but with deadlines d_i = V i (smooth goodput paper, eq. 4 as printed)."""
         self._readers: tuple[Benefit, ...] = ()
-        """Parameters of `benefit` and `user_idle`, each once."""
+        """Different settings of the reader with which `benefit` and `user_idle` were computed."""
         self._metrics: dict[str, Histogram] = {}
         self._inferred: dict[str, Histogram] = {}
         """Metrics of streams that were read by their structure."""
@@ -440,8 +441,8 @@ class Summary:
             self.goodput.by_objectives.setdefault(name, GoodputCount()).merge(count)
         self.benefit += p.benefit
         self.benefit_eq4 += p.benefit_eq4
-        for given in p.readers:
-            reader = Benefit(*given)
+        for settings in p.readers:
+            reader = Benefit(*settings)
             if reader not in self._readers:
                 self._readers = (*self._readers, reader)
         self._record_hold(p.burst_hold_max_ns)
@@ -529,18 +530,18 @@ class Summary:
     def _smooth_goodput(self, seconds: float) -> dict[str, object]:
         """Return smooth goodput with its parameters; for different readers those are null, and listed."""
         readers = self._readers or (self._reader,)
-        one = readers[0] if len(readers) == 1 else None
+        only_reader = readers[0] if len(readers) == 1 else None
         due = {reader.due_text for reader in readers}
         out: dict[str, object] = {
             "tokens_per_second": _rate_of(self.benefit, seconds) if self.benefit_n else None,
             "tokens_per_second_eq4": _rate_of(self.benefit_eq4, seconds) if self.benefit_n else None,
             "n": self.benefit_n,
-            "alpha": None if one is None else one.alpha,
-            "speed_tokens_per_second": None if one is None else one.speed,
+            "alpha": None if only_reader is None else only_reader.alpha,
+            "speed_tokens_per_second": None if only_reader is None else only_reader.speed,
             "idle": f"max(t_i - submit - {due.pop() if len(due) == 1 else 'd_i'}),"
-            f" {'several f' if one is None else one.f_text}",
+            f" {'several f' if only_reader is None else only_reader.f_text}",
         }
-        if one is None:
+        if only_reader is None:
             out["readers"] = [
                 {"alpha": reader.alpha, "speed_tokens_per_second": reader.speed, "f": reader.f_text}
                 for reader in readers
@@ -586,7 +587,8 @@ def _histogram_in(histograms: dict[str, Histogram], name: str) -> Histogram:
 
 
 def _differ(tpot: Histogram, to_end: Histogram) -> bool:
-    """Return whether the mean to the end of the response is above the other by `TPOT_DIFFERENCE_MIN`."""
+    """Return whether TPOT to the end of the response is above TPOT to the last token by
+    `TPOT_DIFFERENCE_MIN`, in the mean."""
     if tpot.mean is None or to_end.mean is None:
         return False
     return to_end.mean > tpot.mean * (1 + TPOT_DIFFERENCE_MIN)

@@ -72,9 +72,9 @@ class SurvivalCounts:
 class SurvivalPoint:
     duration: int
     n: int
-    """Number of durations that reached this one."""
+    """Number of durations that are at least as long as this edge."""
     share: float
-    """Share of the durations that last this long."""
+    """Share of the durations that last at least until this edge."""
     low: float
     high: float
 

@@ -20,24 +20,24 @@ enum {
     EVENTS_MAX = 64,
     ROWS_MIN = 256,
     DATA_BYTES_MIN = 64 * 1024,
-    DATA_BYTES_KEPT = 1024 * 1024, /* an empty buffer of more is released */
-    PROBE_NS = 10000000,           /* vantage/reporter.py */
+    DATA_BYTES_KEPT = 1024 * 1024, /* a larger buffer is released when it is empty */
+    PROBE_NS = 10000000,           /* as in vantage/reporter.py */
     PROBE_GRAIN_NS = 1000000,
-    STEP_NS = 1000000, /* net/stream.py */
+    STEP_NS = 1000000, /* as in net/stream.py */
 };
-#define LAG_ABSURD_NS 60000000000 /* net/stream.py */
+#define LAG_ABSURD_NS 60000000000 /* as in net/stream.py */
 
 struct llmtap_forwarder {
     struct llmtap_forwarder_options options;
     pthread_t thread;
     int events_fd;
-    int notify_fd;  /* for the caller */
-    int command_fd; /* for the thread */
+    int notify_fd;  /* wakes the caller */
+    int command_fd; /* wakes the thread */
     int probe_fd;
-    _Atomic int commanded; /* a recall or the end waits; read by the thread without the lock */
+    _Atomic int commanded; /* whether a command (recall or end) waits; the thread reads this without the lock */
     _Atomic int64_t offset_ns, since_ns, room;
 
-    pthread_mutex_t lock; /* guards this group; held for microseconds: nobody reads, sends or waits for I/O under it */
+    pthread_mutex_t lock; /* guards the fields down to `stopped`; held for microseconds, never during I/O */
     pthread_cond_t recalled_back;
     struct llmtap_loan *recalled;
     struct llmtap_loan *lent;
@@ -45,24 +45,25 @@ struct llmtap_forwarder {
     struct llmtap_rows frames;
     struct llmtap_lags lags;
     int64_t probe_due_ns; /* 0: no probe is set */
-    int wants_first;      /* notify the caller of the next frame */
+    int wants_first;      /* whether to notify the caller of the next frame */
     int notified;
     int stopped;
 
-    struct llmtap_rows spare; /* the caller's: the frames it took last */
+    struct llmtap_rows spare; /* frames that the caller took last; only the caller uses them */
 
-    /* The thread's. */
+    /* Only the thread uses the fields below. */
     struct epoll_event events[EVENTS_MAX];
-    int at, n; /* the event that is handled, and their number */
+    int at, n; /* index of the event that is being handled, and number of events */
     unsigned char buffer[LLMTAP_READ_BYTES_MAX];
 };
 
-/* Events of the thread's own descriptors have these as data; those of a loan its address, + 1 for the client. */
+/* `data` of an event: the address of one of these marks for the thread's own descriptors, or the address of a loan,
+ * plus 1 if the event is from the client's socket. */
 static char command_mark, probe_mark;
 
 static void notify(int fd) {
     uint64_t one = 1;
-    /* It fails only if the count is at its maximum: then the descriptor is readable. */
+    /* The write fails only if the count is at its maximum, and then the descriptor is readable already. */
     while (write(fd, &one, sizeof one) < 0 && errno == EINTR) continue;
 }
 
@@ -71,7 +72,7 @@ static uint64_t clear(int fd) {
     return read(fd, &count, sizeof count) == sizeof count ? count : 0;
 }
 
-/* ---- frames: under the lock */
+/* ---- frames; the caller of these functions holds the lock */
 
 static int grow(void **block, size_t *room, size_t wanted, size_t least, size_t item) {
     if (wanted <= *room) return 1;
@@ -119,9 +120,9 @@ static void note_lag(struct llmtap_forwarder *f, int64_t lag_ns) {
     if (lag_ns > lags->max_ns) lags->max_ns = lag_ns;
 }
 
-/* ---- the thread */
+/* ---- functions of the thread */
 
-/* Report a read. If there is no room, the exchange is dropped as a whole, and only this is reported. */
+/* Report a read. If there is no room, report only that the whole exchange is dropped. */
 static void report(struct llmtap_forwarder *f, struct llmtap_loan *loan, int64_t t_ns, size_t size, int64_t lag_ns) {
     int64_t added_ns = llmtap_mono_ns() - t_ns;
     struct llmtap_row row = {loan->seq, t_ns, added_ns, (uint32_t)size, f->options.data_kind};
@@ -145,7 +146,7 @@ static void report(struct llmtap_forwarder *f, struct llmtap_loan *loan, int64_t
 }
 
 static void give_back(struct llmtap_forwarder *f, struct llmtap_loan *loan, enum llmtap_reason reason) {
-    /* The caller may release the loan once it is returned, so no event that waits here may lead to it. */
+    /* The caller may release a returned loan, so remove its address from the events that are not handled yet. */
     for (int i = f->at + 1; i < f->n; i++) {
         char *data = f->events[i].data.ptr;
         if (data == (char *)loan || data == (char *)loan + 1) f->events[i].data.ptr = NULL;
@@ -169,7 +170,7 @@ static void give_back(struct llmtap_forwarder *f, struct llmtap_loan *loan, enum
     if (wakes) notify(f->notify_fd);
 }
 
-/* Return a loan with a copy of bytes of the buffer. */
+/* Return a loan with a copy of the bytes from `from` to `to` of the buffer. */
 static void give_back_bytes(
     struct llmtap_forwarder *f, struct llmtap_loan *loan, enum llmtap_reason reason, size_t from, size_t to
 ) {
@@ -178,7 +179,7 @@ static void give_back_bytes(
         memcpy(loan->bytes, f->buffer + from, to - from);
         loan->size = to - from;
     } else {
-        /* The bytes are lost, so the answer cannot go on. */
+        /* The bytes are lost, so the answer cannot be completed. */
         reason = LLMTAP_UPSTREAM_LOST;
         loan->error = ENOMEM;
     }
@@ -247,13 +248,13 @@ static void forward(struct llmtap_forwarder *f, struct llmtap_loan *loan) {
     if (sent < got) {
         give_back_bytes(f, loan, LLMTAP_BLOCKED, (size_t)sent, size);
     } else if (size == sizeof f->buffer) {
-        /* More may wait, and no event announces it: ask for one, so that other streams have their turn before. */
+        /* More bytes may wait, for which no event comes: request one, so that other streams are handled first. */
         struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP | EPOLLET, .data.ptr = loan};
         epoll_ctl(f->events_fd, EPOLL_CTL_MOD, loan->upstream, &event);
     }
 }
 
-/* A probe shows how late the thread runs even if no stream has bytes. */
+/* Record how late the thread runs. The timer of the probe shows that even if no stream has bytes. */
 static void probe(struct llmtap_forwarder *f) {
     uint64_t expired = clear(f->probe_fd);
     int64_t now_ns = llmtap_mono_ns();
@@ -271,13 +272,13 @@ static void probe(struct llmtap_forwarder *f) {
     pthread_mutex_unlock(&f->lock);
 }
 
-/* Do what the caller wants; return 0 to end. */
+/* Execute the commands of the caller. Return 0 if the thread is to end. */
 static int obey(struct llmtap_forwarder *f) {
     pthread_mutex_lock(&f->lock);
     atomic_store(&f->commanded, 0);
     int stopped = f->stopped;
     struct llmtap_loan *loan = f->recalled;
-    /* Only this thread changes the owner from LLMTAP_THREAD, and the caller waits for that. */
+    /* Ignore a recall if the loan was returned meanwhile. Only this thread changes the owner LLMTAP_THREAD. */
     if (loan && atomic_load(&loan->owner) != LLMTAP_THREAD) loan = NULL;
     pthread_mutex_unlock(&f->lock);
     if (loan) give_back(f, loan, LLMTAP_RECALLED);
@@ -292,7 +293,7 @@ static void *run(void *argument) {
         f->n = epoll_wait(f->events_fd, f->events, EVENTS_MAX, -1);
         for (f->at = 0; f->at < f->n; f->at++) {
             if (atomic_load(&f->commanded)) {
-                /* The event at hand may be the recalled loan's. */
+                /* This event may belong to the recalled loan, so let give_back() check this one, too. */
                 f->at--;
                 int goes_on = obey(f);
                 f->at++;
@@ -315,7 +316,7 @@ static void *run(void *argument) {
     }
 }
 
-/* ---- the caller */
+/* ---- functions of the caller */
 
 static int watch(int events_fd, int fd, uint32_t kinds, void *data) {
     struct epoll_event event = {.events = kinds, .data.ptr = data};
@@ -325,7 +326,7 @@ static int watch(int events_fd, int fd, uint32_t kinds, void *data) {
 static int start_thread(struct llmtap_forwarder *f) {
     sigset_t all, before;
     sigfillset(&all);
-    /* Signals are for the thread that runs Python. */
+    /* Block all signals in the new thread: only the thread that runs Python handles them. */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int error = pthread_create(&f->thread, NULL, run, f);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -365,7 +366,7 @@ struct llmtap_forwarder *llmtap_forwarder_start(const struct llmtap_forwarder_op
     return NULL;
 }
 
-/* Wake the thread; under the lock. */
+/* Wake the thread. The caller holds the lock. */
 static void command(struct llmtap_forwarder *f) {
     atomic_store(&f->commanded, 1);
     notify(f->command_fd);
@@ -403,7 +404,7 @@ int llmtap_lend(struct llmtap_forwarder *f, struct llmtap_loan *loan) {
     llmtap_loan_clear(loan);
     loan->forwarded_bytes = 0;
     loan->error = 0;
-    /* Under the lock, so that the thread can return the loan only after both sockets are watched. */
+    /* Hold the lock, so that the thread can return the loan only after both sockets are watched. */
     pthread_mutex_lock(&f->lock);
     loan->previous = NULL;
     loan->next = f->lent;
@@ -424,13 +425,13 @@ int llmtap_lend(struct llmtap_forwarder *f, struct llmtap_loan *loan) {
         atomic_store(&loan->owner, LLMTAP_CALLER);
     }
     pthread_mutex_unlock(&f->lock);
-    /* The thread may have an event of the loan already, so only the thread can return it. */
+    /* The thread may already handle an event of the loan, so let the thread return the loan. */
     if (watched && !lent) llmtap_recall(f, loan);
     errno = error;
     return lent;
 }
 
-/* Take a loan from the list of returned ones; under the lock. */
+/* Remove a loan from the list of returned loans. The caller holds the lock. */
 static void unlink_returned(struct llmtap_forwarder *f, struct llmtap_loan *loan) {
     if (loan->previous) loan->previous->next = loan->next;
     else f->returned_first = loan->next;

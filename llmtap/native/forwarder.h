@@ -11,43 +11,46 @@
 #include <stdint.h>
 
 enum {
-    LLMTAP_FRAME_BYTES = 128,          /* channel/frames.py */
-    LLMTAP_LAG_BUCKETS = 16,           /* len(LAG_EDGES_NS) + 1 */
-    LLMTAP_NOTIFY_BYTES = 128 * 1024,  /* of frames: the caller is notified; FLUSH_BYTES of channel/__init__.py */
+    LLMTAP_FRAME_BYTES = 128, /* FRAME_BYTES in channel/frames.py */
+    LLMTAP_LAG_BUCKETS = 16,  /* len(LAG_EDGES_NS) + 1 in channel/status.py */
+    /* Size of the waiting frames from which the caller is notified: FLUSH_BYTES in channel/__init__.py. */
+    LLMTAP_NOTIFY_BYTES = 128 * 1024,
 };
 
-/* Why a loan is returned. Its bytes, if any, were read from the upstream. */
+/* Reason why the thread returns a loan. `bytes` of the loan, if any, were read from the upstream. */
 enum llmtap_reason {
-    LLMTAP_RECALLED,       /* the caller wanted it */
-    LLMTAP_ACTIVITY,       /* the client sent something, or a side closed: nothing of it was read */
-    LLMTAP_NOT_PLAIN,      /* the bytes have to be parsed; none was sent */
+    LLMTAP_RECALLED,       /* the caller called llmtap_recall() */
+    LLMTAP_ACTIVITY,       /* the client sent bytes, or a side closed; the thread has not read them */
+    LLMTAP_NOT_PLAIN,      /* Python has to parse the bytes; none of them was sent */
     LLMTAP_NOT_PLACED,     /* the stamp cannot be mapped to the monotonic clock; no byte was sent */
-    LLMTAP_BLOCKED,        /* the client's socket did not take the bytes; the frame is reported */
-    LLMTAP_CLIENT_LOST,    /* the send failed */
-    LLMTAP_UPSTREAM_LOST,  /* the read failed: `error` */
+    LLMTAP_BLOCKED,        /* the client's socket did not take all bytes; the read is reported */
+    LLMTAP_CLIENT_LOST,    /* the send to the client failed */
+    LLMTAP_UPSTREAM_LOST,  /* the read from the upstream failed; `error` of the loan is its errno */
     LLMTAP_UPSTREAM_ENDED, /* the read found the end of the connection */
 };
 
-enum llmtap_owner { LLMTAP_CALLER, LLMTAP_THREAD, LLMTAP_RETURNED /* the caller's, and not taken yet */ };
+enum llmtap_owner { LLMTAP_CALLER, LLMTAP_THREAD, LLMTAP_RETURNED /* until the caller takes the loan */ };
 
 struct llmtap_loan {
     _Atomic int owner; /* enum llmtap_owner */
-    /* Set by the caller. */
+    /* Input, which the caller sets before it lends the loan. */
     int upstream, client; /* file descriptors */
-    int chunked;          /* else: a body of known length */
+    int chunked;          /* 1: a chunked body; 0: a body of known length */
     int64_t seq;
-    int tapped;   /* reads are reported; the thread ends this if there is no room for a frame */
-    int64_t left; /* as in framing.h, or bytes of the body; never 0 for a body of known length */
+    int tapped; /* whether reads are reported; the thread sets 0 when there is no room for a frame */
+    /* Remaining bytes: of the chunk, as in framing.h, or of a body of known length, for which it is never 0. */
+    int64_t left;
     void *object;
-    /* Result, for the caller. */
+    /* Output, which the thread sets for the caller. */
     int64_t forwarded_bytes;
     enum llmtap_reason reason;
     int error;
     unsigned char *bytes; /* released by llmtap_lend() and llmtap_loan_clear() */
     size_t size;
-    int64_t now_ns, wall_ns; /* of the bytes: LLMTAP_NOT_PLACED; else now_ns is their stamp */
-    _Atomic int64_t last_ns; /* stamp of the last read; at any time */
-    /* The thread's. */
+    /* Time of the read of `bytes`, and with LLMTAP_NOT_PLACED their kernel stamp; else now_ns is their mapped stamp. */
+    int64_t now_ns, wall_ns;
+    _Atomic int64_t last_ns; /* stamp of the last read; the caller may read it at any time */
+    /* List in which the loan is: those that are lent, or those that are returned. */
     struct llmtap_loan *previous, *next;
 };
 
@@ -67,53 +70,53 @@ struct llmtap_rows {
     size_t drops; /* number of frames that end the measurement of an exchange */
 };
 
-/* How long reads waited in the kernel, and how late the thread's probes were. */
+/* Lags: times that reads waited in the kernel, and delays of the thread's probes. */
 struct llmtap_lags {
     int64_t counts[LLMTAP_LAG_BUCKETS];
     int64_t sum_ns, max_ns;
 };
 
 struct llmtap_forwarder_options {
-    const int64_t *lag_edges_ns; /* LLMTAP_LAG_BUCKETS - 1 */
+    const int64_t *lag_edges_ns; /* LLMTAP_LAG_BUCKETS - 1 upper bounds, ascending */
     uint8_t data_kind, drop_kind;
 };
 
 struct llmtap_forwarder;
 
-/* Start the thread; NULL: errno says why there is none. */
+/* Start the thread. Return NULL if that fails; errno has the reason. */
 struct llmtap_forwarder *llmtap_forwarder_start(const struct llmtap_forwarder_options *options);
 
-/* End the thread and release everything but the loans. Those that are lent become the caller's. */
+/* End the thread and release its memory, except the loans. The caller owns the loans that are still lent. */
 void llmtap_forwarder_stop(struct llmtap_forwarder *forwarder);
 
-/* Descriptor that is readable when loans are returned or frames should be collected. */
+/* Return a descriptor that is readable when loans are returned or frames should be collected. */
 int llmtap_forwarder_fd(const struct llmtap_forwarder *forwarder);
 
-/* Make the descriptor unreadable; then take loans and frames. */
+/* Make the descriptor unreadable. Call this before llmtap_returned() and llmtap_collect(), or a signal may be lost. */
 void llmtap_acknowledge(struct llmtap_forwarder *forwarder);
 
-/* Monotonic minus wall clock, and the monotonic time since which the wall clock was not set. */
+/* Set the offset (monotonic minus wall clock), and the monotonic time since which the wall clock was not set. */
 void llmtap_set_clock(struct llmtap_forwarder *forwarder, int64_t offset_ns, int64_t since_ns);
 
-/* Memory of frames from which on exchanges are dropped: their data, and LLMTAP_FRAME_BYTES for each. */
+/* Set the size of the waiting frames above which exchanges are dropped: their data, and LLMTAP_FRAME_BYTES each. */
 void llmtap_set_room(struct llmtap_forwarder *forwarder, int64_t bytes);
 
-/* Memory of the frames that wait. */
+/* Return the size of the waiting frames, counted as for llmtap_set_room(). */
 int64_t llmtap_frames_size(struct llmtap_forwarder *forwarder);
 
-/* Lend a loan to the thread. 0: the caller keeps it, and errno says why. */
+/* Lend a loan to the thread. Return 0 if that fails: the caller keeps the loan, and errno has the reason. */
 int llmtap_lend(struct llmtap_forwarder *forwarder, struct llmtap_loan *loan);
 
-/* Take a loan back now; waits for the thread, which needs one event's time. No effect on a loan that is not lent. */
+/* Take a loan back now. This waits until the thread has handled its current event. Ignored if the loan is not lent. */
 void llmtap_recall(struct llmtap_forwarder *forwarder, struct llmtap_loan *loan);
 
-/* Take the next returned loan; NULL: there is none. */
+/* Take the next returned loan. Return NULL if there is none. */
 struct llmtap_loan *llmtap_returned(struct llmtap_forwarder *forwarder);
 
 /* Take the frames and lags since the last call. Both are valid until the next call. */
 const struct llmtap_rows *llmtap_collect(struct llmtap_forwarder *forwarder, struct llmtap_lags *lags);
 
-/* Drop the frames that wait, and report no more of the loans that are lent: the meter is gone. */
+/* Drop the waiting frames, and stop reporting reads of all lent loans, because the meter is gone. */
 void llmtap_forget(struct llmtap_forwarder *forwarder);
 
 /* Release the bytes of a loan. */

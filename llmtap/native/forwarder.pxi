@@ -1,4 +1,5 @@
-# The forwarding thread (forwarder.h), as Python sees it. It has no twin: without it, the loop forwards all bodies.
+# Python classes for the forwarding thread (forwarder.h). They have no Python twins: without the thread, the event
+# loop forwards all bodies.
 
 cimport cython
 
@@ -43,16 +44,17 @@ cdef extern from "forwarder.h" nogil:
     void llmtap_loan_clear(llmtap_loan *loan)
 
 cdef enum:
-    DROP = 14  # FrameKind
-    READS_FACTOR = 4  # a body that comes back waits longer before it is lent again
+    DROP = 14  # FrameKind.DROP
+    # Factor on the number of reads before a returned body is lent again, up to READS_MAX.
+    READS_FACTOR = 4
     READS_MAX = 4096
 
 
 cdef class Loan:
     """Both sockets of an exchange, lent to the thread for the rest of a body.
 
-    It ends in three steps: `settle` (the loop watches the sockets again), the frames of the thread are collected,
-    `deliver`. `reclaim` is the way back before the thread returns the sockets; then `handle` may follow.
+    A loan that the thread returns ends in three steps: `settle` (the loop watches the sockets again), collection of the
+    thread's frames, and `deliver`. `reclaim` takes the sockets back earlier; `handle` may then follow.
     """
 
     cdef llmtap_loan c
@@ -92,7 +94,7 @@ cdef class Loan:
         return 0
 
     cdef int conclude(self) except -1:
-        """Handle what must not be lost, even if the exchange ends now."""
+        """Drop the measurement if the thread had no room, and keep unsent bytes, even if the exchange ends now."""
         passage = self.passage
         if self.was_tapped and not self.c.tapped:
             (<object> passage.flow).drop_measurement()
@@ -118,7 +120,7 @@ cdef class Loan:
         self.conclude()
 
     def deliver(self):
-        """Go on with a body that the thread has returned."""
+        """Continue a body that the thread has returned."""
         self.conclude()
         self.handle()
 
@@ -145,9 +147,9 @@ cdef class Loan:
             stream.ended()
 
 
-@cython.no_gc_clear  # the loans in it have to outlive the thread
+@cython.no_gc_clear  # the garbage collector must not release the loans before the thread has ended
 cdef class Forwarder:
-    """The thread. A body is lent to it after `reads` plain reads."""
+    """The forwarding thread. A body is lent to the thread after `reads` plain reads."""
 
     cdef llmtap_forwarder *c  # NULL: closed
     cdef set loans
@@ -186,11 +188,11 @@ cdef class Forwarder:
 
     @property
     def lent(self):
-        """Number of bodies that the thread has."""
+        """Number of bodies that are lent to the thread."""
         return len(self.loans)
 
     def set_clock(self, int64_t offset_ns, int64_t since_ns):
-        """Note the result of Timebase.resample()."""
+        """Pass the result of Timebase.resample() to the thread."""
         if self.c != NULL:
             llmtap_set_clock(self.c, offset_ns, since_ns)
 
@@ -199,7 +201,7 @@ cdef class Forwarder:
             llmtap_set_room(self.c, size)
 
     def forget(self):
-        """Drop the frames that wait, and measure none of the lent bodies any more."""
+        """Drop the waiting frames, and stop measuring the lent bodies."""
         if self.c != NULL:
             llmtap_forget(self.c)
 
@@ -237,14 +239,15 @@ cdef class Forwarder:
         self.lent_total += 1
         passage.flow.loan = upstream.loan = passage.client.loan = loan
         if not llmtap_lend(self.c, &loan.c):
-            passage.forwarder = None  # The kernel watches no more descriptors, so the loop goes on.
+            passage.forwarder = None  # The kernel watches no more descriptors, so the event loop keeps this body.
             loan.settle()
             (<object> passage.flow).collect_frames()
             loan.deliver()
         return 0
 
     def take_returned(self):
-        """Return the loans that the thread has returned, settled. Collect the frames before they are delivered."""
+        """Take the loans that the thread has returned, `settle` each, and return them. The caller collects the frames
+        before it calls `deliver`."""
         cdef llmtap_loan *c
         cdef list loans = []
         cdef Loan loan

@@ -14,7 +14,7 @@ int64_t llmtap_chunks_left(const unsigned char *data, size_t len, int64_t left) 
     if (left < 0) return -1;
     for (;;) {
         if (left) {
-            /* Only CR LF may stand at the chunk's end, and a read may end before, between or behind them. */
+            /* A chunk must end with CR LF. A read may end before, between or after these two bytes. */
             int64_t here = end - p < left ? end - p : left;
             if (here == left) {
                 if (p[here - 1] != '\n' || (here > 1 && p[here - 2] != '\r')) return -1;

@@ -1,4 +1,4 @@
-/* The framing of a chunked body (RFC 9112 7.1), as far as it is plain. */
+/* Framing of a chunked body (RFC 9112 7.1), for chunks without extensions. */
 #ifndef LLMTAP_FRAMING_H
 #define LLMTAP_FRAMING_H
 
@@ -6,10 +6,10 @@
 #include <stdint.h>
 
 /*
- * Find out what is left of the current chunk, its CR LF included, behind `len` bytes of a body.
+ * Return the number of bytes of the current chunk, with its CR LF, that follow `len` bytes of a body.
  *
- * `left` is what was left before them; 0: a chunk begins. Returns -1 if Python has to read these bytes: the last
- * chunk, a size line with an extension or without its end, or anything that is not valid.
+ * `left` is this number before the `len` bytes; 0: a chunk begins. Return -1 if Python has to read the bytes, because
+ * they have the last chunk, a size line with an extension or without its end, or are not valid.
  */
 int64_t llmtap_chunks_left(const unsigned char *data, size_t len, int64_t left);
 

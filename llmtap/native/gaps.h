@@ -6,30 +6,30 @@
 #include <stdint.h>
 
 struct llmtap_gaps {
-    int64_t longest;  /* of the gaps */
-    int64_t wait;     /* the greatest times[i] - i * step */
-    double deviation; /* n sum(gap^2) - sum(gap)^2, rounded once: n^2 times their variance */
+    int64_t longest;  /* longest gap */
+    int64_t wait;     /* maximum of times[i] - i * step */
+    double deviation; /* n sum(gap^2) - sum(gap)^2, rounded once: n^2 times the variance of the gaps */
 };
 
-/* Fill `gaps` with the n - 1 gaps between n times, n > 0. Return 0 if a number is too large; Python counts then. */
+/* Fill `gaps` with the n - 1 gaps between n times, n > 0. Return 0 if a number is too large for C. */
 int llmtap_gaps(const int64_t *times, size_t n, int64_t step, int64_t *gaps, struct llmtap_gaps *out);
 
-/* The sum of n values; 0: it is too large. */
+/* Set `sum` to the sum of n values. Return 0 if the sum is too large. */
 int llmtap_sum(const int64_t *values, size_t n, int64_t *sum);
 
-/* The upper 18 bits of a value's 32-bit float. */
+/* Return the bucket of a value: the upper 18 bits of its 32-bit float, as in metrics/histogram.py. */
 uint32_t llmtap_float_bucket(int64_t value);
 
 struct llmtap_count {
     uint32_t bucket;
-    uint32_t n; /* 0: an empty place */
+    uint32_t n; /* count of the bucket; 0: the place is empty */
 };
 
-/* Count n values, fewer than 2^32, by bucket in `size` empty places: a power of two, more than n. A bucket's place is
- * the first free one from its lower bits on, so neighbouring buckets do not collide. */
+/* Count n values (fewer than 2^32) by bucket, in a hash table of `size` empty places: a power of two, more than n. The
+ * place of a bucket is the first free one from its lower bits on, so neighbouring buckets do not collide. */
 void llmtap_count_buckets(const int64_t *values, size_t n, struct llmtap_count *places, size_t size);
 
-/* The index of the first of n ascending edges that is not less than the value; n: there is none. */
+/* Return the index of the first of n ascending edges that is not less than the value; n if there is none. */
 size_t llmtap_edge_bucket(const int64_t *edges, size_t n, int64_t value);
 
 #endif

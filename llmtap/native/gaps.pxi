@@ -1,4 +1,5 @@
-# The numbers of an exchange at its end. Python twins: metrics/latency.py, metrics/histogram.py, export/buckets.py.
+# Compiled computation of the metrics of an ended exchange, and of histograms. Python twins: metrics/latency.py,
+# metrics/histogram.py, export/buckets.py.
 
 from cpython.dict cimport PyDict_SetItem
 from cpython.long cimport PyLong_CheckExact
@@ -21,7 +22,7 @@ cdef extern from "gaps.h" nogil:
 
 
 cdef class _Numbers:
-    """The numbers of a sequence; `values` is NULL if one of them is no int, or too large."""
+    """The numbers of a sequence as a C array; `values` is NULL if one of them is not an int, or is too large."""
 
     cdef int64_t *values
     cdef Py_ssize_t n
@@ -67,9 +68,10 @@ def gap_figures(list times not None, step):
 
 
 def count_by_float(list values not None, counts):
-    """Count values in `counts`, a dict, by the upper bits of their 32-bit floats. Return their sum, the least and the greatest.
+    """Count values in `counts`, a dict, by the upper bits of their 32-bit floats.
 
-    None, and nothing is counted, if there are no values, or a number is too large.
+    Return the sum, the minimum and the maximum of the values. Without values, or if a number is too large, return
+    None and count nothing.
     """
     cdef _Numbers numbers = _Numbers(values)
     cdef int64_t total, low, high
@@ -102,9 +104,9 @@ def count_by_float(list values not None, counts):
 
 
 def count_by_edge(values not None, edges not None, array.array counts not None):
-    """Count values in `counts` (array "Q") by the first edge that is not less. Return their sum.
+    """Count values in `counts` (array "Q") by the first edge that is not less. Return the sum of the values.
 
-    None, and nothing is counted, if a number is too large. `counts` has one place beyond the last edge.
+    If a number is too large, return None and count nothing. `counts` has one place beyond the last edge.
     """
     cdef _Numbers numbers = _Numbers(values), bounds = _Numbers(edges)
     cdef int64_t total

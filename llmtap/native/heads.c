@@ -5,7 +5,7 @@
 #define LENGTH_DIGITS_MAX 15
 #define STATUS_LINE_BYTES 13 /* "HTTP/1.1 200 " */
 
-/* RFC 9110 5.6.2: tchar, as its lower-case form; 0: not a token character. */
+/* RFC 9110 5.6.2: each token character in lower case; 0: the byte is not a token character. */
 static const unsigned char TOKEN[256] = {
     ['!'] = '!', ['#'] = '#', ['$'] = '$', ['%'] = '%', ['&'] = '&', ['\''] = '\'', ['*'] = '*', ['+'] = '+',
     ['-'] = '-', ['.'] = '.', ['^'] = '^', ['_'] = '_', ['`'] = '`', ['|'] = '|', ['~'] = '~',
@@ -21,7 +21,7 @@ static const unsigned char TOKEN[256] = {
     ['Y'] = 'y', ['Z'] = 'z',
 };
 
-/* RFC 3986 3.3 and 3.4: characters of a path and a query that need no second look. */
+/* RFC 3986 3.3 and 3.4: characters of a path and a query that are valid at any place. */
 static int is_target_char(unsigned char c) {
     return (TOKEN[c] && c != '^' && c != '`' && c != '|' && c != '#') || c == '/' || c == '?' || c == '=' ||
            c == ':' || c == '@' || c == ',' || c == ';' || c == '(' || c == ')';
@@ -62,7 +62,7 @@ int llmtap_field_kind(const unsigned char *name, size_t len) {
     }
 }
 
-/* The value of a framing field; 0: not plain. */
+/* Read the value of a field that decides the framing. Return 0 if the value is not plain. */
 static int read_framing(const unsigned char *data, struct llmtap_field *field, struct llmtap_head *head) {
     const unsigned char *name = data + field->name.at, *value = data + field->value.at;
     size_t name_len = field->name.len, len = field->value.len;
@@ -84,7 +84,7 @@ static int read_framing(const unsigned char *data, struct llmtap_field *field, s
     return 1;
 }
 
-/* The field lines from `at` to the empty line, which has to end the data. */
+/* Read the field lines from `at` to the empty line, which has to end the data. */
 static int read_fields(const unsigned char *data, size_t at, size_t len, struct llmtap_head *head) {
     head->length = -1;
     head->chunked = head->keep_alive = head->n = 0;
@@ -102,7 +102,7 @@ static int read_fields(const unsigned char *data, size_t at, size_t len, struct 
         if (at < len && data[at] == ' ') at++;
         start = at;
         while (at < len && (is_visible(data[at]) || data[at] == ' ')) at++;
-        /* No empty value, no white space around it beyond the one space, no other character. */
+        /* Refuse an empty value, white space around the value beyond one space, and other characters. */
         if (len - at < 2 || data[at] != '\r' || data[at + 1] != '\n') return 0;
         if (at == start || data[start] == ' ' || data[at - 1] == ' ') return 0;
         field->value = (struct llmtap_span){(uint32_t)start, (uint32_t)(at - start)};

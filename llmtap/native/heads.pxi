@@ -1,4 +1,4 @@
-# Plain heads. Python twins: protocol/http1.py (parse), vantage/relay/heads.py (write anew).
+# Plain heads (heads.h): parse and write them. Python twins: protocol/http1.py, vantage/relay/heads.py.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.string cimport memcpy

@@ -3,7 +3,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define SIZE_DIGITS_MAX 4 /* of LLMTAP_BLOCK_BYTES_MAX in hexadecimal */
+#define SIZE_DIGITS_MAX 4 /* number of hexadecimal digits of LLMTAP_BLOCK_BYTES_MAX */
 
 struct look {
     int visible, unknown, escapes;
@@ -16,7 +16,7 @@ static int hex(unsigned char c) {
     return -1;
 }
 
-/* The four digits of \u at `p`; -1: not four digits. */
+/* Return the value of the four hexadecimal digits of \u at `p`; -1 if there are not four. */
 static int code_unit(const unsigned char *p, const unsigned char *end) {
     int unit = 0;
     if (end - p < 4) return -1;
@@ -28,7 +28,8 @@ static int code_unit(const unsigned char *p, const unsigned char *end) {
     return unit;
 }
 
-/* RFC 8259 7: bytes of the escape at `p`, which is a backslash; 0: invalid. A surrogate needs its pair. */
+/* RFC 8259 7: return the length of the escape that begins with the backslash at `p`; 0 if it is invalid. A surrogate
+ * is valid only as part of a pair. */
 static int escape(const unsigned char *p, const unsigned char *end, struct look *look) {
     look->escapes = 1;
     if (end - p < 2) return 0;
@@ -54,7 +55,7 @@ static int escape(const unsigned char *p, const unsigned char *end, struct look 
 
 static int continues(unsigned char c) { return (c & 0xc0) == 0x80; }
 
-/* RFC 3629 4: bytes of the character at `p`, which is not ASCII; 0: invalid. */
+/* RFC 3629 4: return the length of the UTF-8 character at `p`, which is not ASCII; 0 if it is invalid. */
 static int utf8(const unsigned char *p, const unsigned char *end) {
     size_t left = (size_t)(end - p);
     unsigned char c = p[0];
@@ -67,7 +68,7 @@ static int utf8(const unsigned char *p, const unsigned char *end) {
     return left >= 4 && continues(p[3]) ? 4 : 0;
 }
 
-/* Whether [p, end) is the inside of one JSON string. */
+/* Return whether [p, end) is the content of one JSON string. */
 static int is_string(const unsigned char *p, const unsigned char *end, struct look *look) {
     *look = (struct look){0, 0, 0};
     while (p < end) {
@@ -88,7 +89,7 @@ static int is_string(const unsigned char *p, const unsigned char *end, struct lo
     return 1;
 }
 
-/* A whole number in decimal digits, without leading zeros. */
+/* Return whether the bytes are a whole number in decimal digits, without leading zeros. */
 static int is_number(const unsigned char *p, const unsigned char *end) {
     if (p == end || (*p == '0' && end - p > 1)) return 0;
     for (; p < end; p++)
@@ -101,7 +102,7 @@ static int is_value(const unsigned char *p, const unsigned char *end, int string
     return string ? is_string(p, end, &look) : is_number(p, end);
 }
 
-/* The first (step 1) or last (step -1) place of `fixed` in [p, end); NULL: none. */
+/* Return the first (step 1) or last (step -1) place of `fixed` in [p, end); NULL if there is none. */
 static const unsigned char *find(const unsigned char *p, const unsigned char *end, struct llmtap_bytes fixed, int step) {
     if (!fixed.len || (size_t)(end - p) < fixed.len) return NULL;
     size_t places = (size_t)(end - p) - fixed.len + 1;
@@ -112,7 +113,8 @@ static const unsigned char *find(const unsigned char *p, const unsigned char *en
     return NULL;
 }
 
-/* RFC 9112 7.1: bytes of the size line, if [p, p + len) is one chunk with the usual framing; 0: it is not. */
+/* RFC 9112 7.1: return the length of the size line if [p, p + len) is one chunk, its size in
+ * lower-case hexadecimal without leading zeros or extension; else 0. */
 static size_t size_line(const unsigned char *p, size_t len) {
     for (size_t digits = 1; digits <= SIZE_DIGITS_MAX && digits + 5 <= len; digits++) {
         size_t size = len - digits - 4;

@@ -26,18 +26,18 @@ struct llmtap_event {
     struct llmtap_bytes opening, closing;
     struct llmtap_loose ahead[LLMTAP_LOOSE_MAX], beyond[LLMTAP_LOOSE_MAX];
     int n_ahead, n_beyond;
-    int chunked; /* the event is the one chunk of the read, with the framing around it */
+    int chunked; /* whether the read has one chunk that consists of the event, with the framing of the chunk */
 };
 
 struct llmtap_text {
-    const unsigned char *at; /* inside the quotes, as it is spelt */
+    const unsigned char *at; /* content of the JSON string, with its escapes */
     size_t len;
-    size_t block; /* bytes of the event, without framing */
-    int is_plain; /* no escapes */
-    int blank;    /* 1: only white space; 0: not; -1: unknown, as it has characters that were not looked up */
+    size_t block; /* number of bytes of the event, without the framing of a chunk */
+    int is_plain; /* whether the text has no escapes */
+    int blank;    /* 1: only white space; 0: other characters; -1: unknown: escapes or characters beyond ASCII */
 };
 
-/* Return 1 and fill `text` if [data, data + len) is such an event with a text that is not empty; else 0. */
+/* Return 1 and fill `text` if [data, data + len) is `event` with another text, which is not empty; else 0. */
 int llmtap_match(const struct llmtap_event *event, const unsigned char *data, size_t len, struct llmtap_text *text);
 
 #endif

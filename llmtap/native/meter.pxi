@@ -1,5 +1,5 @@
-# The meter's part: token events are recognised and set aside by the batch, the others go to Python. Python twins:
-# protocol/repetition.py, channel/frames.py.
+# Compiled code of the meter: recognise token events that repeat, and collect them without calling Python. All other
+# frames go to Python. Python twins: protocol/repetition.py, channel/frames.py.
 
 from cpython cimport array
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -43,13 +43,14 @@ cdef extern from "matcher.h" nogil:
     int llmtap_match(const llmtap_event *event, const unsigned char *data, size_t len, llmtap_text *text)
 
 cdef enum:
-    ROOM = 256  # events set aside, 25 bytes each
+    ROOM = 256  # maximum number of collected events, 25 bytes each
     ROOM_WITH_TEXTS = 64
-    TEXTS_BYTES_MAX = 6144  # memory of the texts
-    TEXT_BYTES = 76  # memory of a text beside its characters
-    RESPONSE_DATA = 8  # FrameKind
-    COLUMNS_AT = 20  # bytes before the columns of a batch
-    PASSED_MAX = 256  # frames in a row that do not go to Python, and below their bytes: 15 to 50 us
+    TEXTS_BYTES_MAX = 6144  # maximum memory of the collected texts
+    TEXT_BYTES = 76  # memory of a text in addition to its characters
+    RESPONSE_DATA = 8  # FrameKind.RESPONSE_DATA
+    COLUMNS_AT = 20  # number of bytes before the columns of a batch
+    # Maximum number, and bytes, of frames in a row that do not go to Python: 15 to 50 us of work.
+    PASSED_MAX = 256
     PASSED_BYTES_MAX = 65536
 
 ctypedef struct Columns:
@@ -129,7 +130,7 @@ cdef class TokenRun:
     cdef bint put(
         self, const unsigned char *data, size_t size, int64_t t_ns, int64_t added_ns, bint may_fill
     ) except -1:
-        """Set the event aside; 0: it is another one, or it would fill the run and must not."""
+        """Collect the event. Return 0 if it is not a repetition, or if it would fill the run and `may_fill` is 0."""
         cdef llmtap_text found
         cdef bint blank
         cdef Py_ssize_t texts_bytes = self.texts_bytes
@@ -241,7 +242,7 @@ cdef class FrameBatch:
             if self.kinds[i] == RESPONSE_DATA and passed < PASSED_MAX and passed_bytes < PASSED_BYTES_MAX:
                 observer = NULL if self.live is None else PyDict_GetItemWithError(self.live, seq)
                 run = None if observer == NULL else (<object> observer).token_run
-                # The event that fills a run goes to Python, which logs the run.
+                # Leave the event that fills a run to Python, which then logs the run.
                 if type(run) is TokenRun and (<TokenRun> run).put(
                     <const unsigned char *> data,
                     size,

@@ -18,7 +18,7 @@ int64_t llmtap_mono_ns(void) {
 
 ssize_t llmtap_receive(int fd, void *to, size_t room, int stamped, int64_t *wall_ns) {
     union {
-        struct cmsghdr header; /* for its alignment */
+        struct cmsghdr header; /* not read; gives the buffer the alignment of a header */
         char bytes[64];
     } control;
     struct iovec part = {.iov_base = to, .iov_len = room};

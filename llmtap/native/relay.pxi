@@ -1,5 +1,6 @@
-# The relay's part: a read of a body goes from socket to socket, and a frame of it to the tap. Python twins:
-# net/lag.py (LagMeter), channel/frames.py (FrameRows), net/stream.py (Reader), vantage/relay/flow.py (FlowState, Passage).
+# Compiled code of the relay: forward a read of a body from socket to socket, and add a frame of it to the tap.
+# Python twins: net/lag.py (LagMeter), channel/frames.py (FrameRows), net/stream.py (Reader),
+# vantage/relay/flow.py (FlowState, Passage).
 
 from cpython.mem cimport PyMem_Calloc, PyMem_Realloc
 from libc.errno cimport EAGAIN, EINTR, errno
@@ -43,7 +44,7 @@ cdef class Forwarder
 
 cdef enum:
     PEAKS_MAX = 4096
-    HELLO = 1  # FrameKind
+    HELLO = 1  # FrameKind.HELLO
     MAGIC = 0x4C4C5402
 
 cdef int64_t[15] LAG_EDGES_NS = [
@@ -61,8 +62,8 @@ cdef class LagMeter:
 
     cdef readonly int64_t floor_ns, sum_ns, max_ns
     cdef int64_t blind_ns, turns
-    cdef int64_t counts[16]  # LAG_BUCKETS
-    cdef Peak *peaks  # a ring; from the first on they fall
+    cdef int64_t counts[16]  # number of lags by bucket, as in channel/status.py
+    cdef Peak *peaks  # ring buffer; from `first` on, each lag is lower than the one before
     cdef Py_ssize_t first, n
 
     def __cinit__(self, int64_t floor_ns, *, int64_t blind_ns=0, int64_t turns=1):
@@ -109,7 +110,7 @@ cdef class LagMeter:
         self.n += 1
 
     cdef void add_all(self, const llmtap_lags *lags) noexcept:
-        """Add the lags of the forwarding thread; its longest one counts as if it was the last."""
+        """Add the lags of the forwarding thread. The longest one is recorded as if it was the latest."""
         for i in range(LAG_BUCKETS):
             self.counts[i] += lags.counts[i]
         self.sum_ns += lags.sum_ns
@@ -226,7 +227,7 @@ cdef class FrameRows:
         return batch
 
     cdef int to_front(self, Py_ssize_t at) except -1:
-        """Move the last frame to place `at`."""
+        """Move the last frame to index `at`."""
         cdef Row last = self.rows[self.n - 1]
         cdef Py_ssize_t before = 0, i
         for i in range(at):
@@ -243,7 +244,7 @@ cdef class FrameRows:
 
 
 cdef void *_grown(void *block, Py_ssize_t *room, Py_ssize_t wanted, size_t item) except NULL:
-    """Return the block with room for `wanted` items, and some more."""
+    """Enlarge a block of memory to at least `wanted` items. Return the block."""
     cdef Py_ssize_t fresh = wanted + wanted // 2 + 64
     block = PyMem_Realloc(block, fresh * item)
     if block == NULL:
@@ -257,31 +258,31 @@ cdef class FlowState:
 
     cdef public int64_t seq, last_ns, response_bytes
     cdef public bint tapped
-    cdef public object loan  # of the body to the forwarding thread; None: it is not lent
+    cdef public object loan  # Loan while the forwarding thread has the body, else None
 
 
-cdef enum:  # protocol/http1.py Framing
+cdef enum:  # values of Framing in protocol/http1.py
     BY_LENGTH = 1
     BY_CHUNKS = 2
     BY_CLOSE = 3
 
 
 cdef class Passage:
-    """Passes plain reads of an answer's body on, as `Flow.on_data` does.
+    """Forwards plain reads of an answer's body, as `Flow.on_data` does.
 
-    A read is plain if the body goes on behind it, the framing is plain (framing.h), and nothing waits to be sent.
+    A read is plain if the body continues after it, the framing is plain (framing.h), and no bytes wait to be sent.
     After a number of plain reads, the body goes to the forwarding thread, if there is one.
     """
 
     cdef FlowState flow
-    cdef Reader client  # of the client's stream
+    cdef Reader client  # reader of the client's stream
     cdef object scanner
     cdef FrameRows rows
     cdef int framing
-    cdef int64_t epoch  # of the rows
-    cdef int64_t left  # of the body (BY_LENGTH) or of the chunk; -1: Python has to read on
-    cdef Forwarder forwarder  # None: there is no thread, or it cannot take this body
-    cdef int64_t reads_left, reads_next  # plain reads before this and the next hand-over
+    cdef int64_t epoch  # value of `rows.epoch` when the tap last confirmed that it measures the exchange
+    cdef int64_t left  # remaining bytes of the body (BY_LENGTH) or chunk; -1: Python has to read the next bytes
+    cdef Forwarder forwarder  # None: there is no thread, or the thread cannot take this body
+    cdef int64_t reads_left, reads_next  # plain reads until the body is lent, and until it is lent once more
 
     def __cinit__(
         self, FlowState flow not None, Reader client not None, int framing, scanner, FrameRows rows not None,
@@ -312,7 +313,7 @@ cdef class Passage:
         return 0
 
     cdef int64_t left_behind(self, const unsigned char *data, Py_ssize_t size) noexcept:
-        """Return how much of the chunk (with its CR LF) or body follows these bytes; -1: they are not plain."""
+        """Return the remaining bytes of the chunk (with its CR LF) or body after these; -1: these are not plain."""
         if self.framing == BY_CHUNKS:
             return llmtap_chunks_left(data, size, self.left)
         if self.framing == BY_LENGTH:
@@ -365,9 +366,9 @@ cdef class Reader:
     cdef LagMeter lag
     cdef int fd
     cdef bint stamped
-    cdef public int64_t doubt_ns  # from this lag on, the stream places the stamp
+    cdef public int64_t doubt_ns  # lag from which `stream.place` checks the stamp
     cdef public Passage passage
-    cdef Loan loan  # the forwarding thread has the socket; None: it does not
+    cdef Loan loan  # Loan while the forwarding thread has the socket, else None
 
     def __cinit__(self, stream, timebase, bint stamped):
         self.stream, self.timebase = stream, timebase
@@ -382,11 +383,11 @@ cdef class Reader:
             self.loan.reclaim()
 
     def close(self):
-        """Read no more: the file descriptor may be another socket's from now on."""
+        """Stop reading, because the file descriptor may belong to another socket from now on."""
         self.stream = self.passage = None
 
     def is_quiet(self):
-        """Whether the connection is open, and there is nothing to read."""
+        """Return whether the connection is open and has no unread bytes."""
         return self.stream is not None and llmtap_peek(self.fd) < 0 and errno == EAGAIN
 
     def __call__(self):
@@ -417,13 +418,13 @@ cdef class Reader:
                 passage.forwarder.lend(self, passage)
 
     cdef int64_t placed(self, int64_t now_ns, int64_t wall_ns) except? -1:
-        """The monotonic stamp for a kernel stamp."""
+        """Convert a kernel stamp to monotonic time, and note the lag of the read."""
         cdef int64_t offset_ns = self.timebase.offset_ns
         cdef int64_t lag_ns = now_ns - wall_ns - offset_ns
         if 0 <= lag_ns < self.doubt_ns:
             self.lag.add(now_ns, lag_ns)
         elif -MAPPING_NS < lag_ns < 0:
-            # Before its own stamp by a hair: the clocks' mapping is that coarse.
+            # The stamp is later than the read, within the error of the clocks' mapping: use the time of the read.
             self.lag.add(now_ns, 0)
             return now_ns
         else:

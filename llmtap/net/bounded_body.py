@@ -1,6 +1,6 @@
 """Read the body of an answer of aiohttp up to a limit: a server may send one that never ends.
 
-`read_at_most` is used for everything that llmtap asks servers beside the load: models, metrics, states.
+`read_at_most` is used for all requests of llmtap that are not part of a load: models, metrics, states.
 """
 
 from typing import Final

@@ -101,7 +101,7 @@ def _on_loopback_only(ray: Any) -> Iterator[None]:
 
 
 def _start_ray(ray: Any, settings: dict[str, Any]) -> None:
-    """Start Ray; try twice, since a start on a busy machine may exceed Ray's limit of 30 s. Raises
+    """Start Ray; try a second time, since a start on a busy machine may exceed Ray's limit of 30 s. Raises
     ConfigError."""
     message = ""
     for _ in range(_STARTS):

@@ -75,7 +75,7 @@ def make_lag_meter(floor_ns: int, *, blind_ns: int = 0, turns: int = 1) -> Pytho
         floor_ns: minimum lag (a timer's resolution, the error of a clock's mapping).
         blind_ns: part of a stall that two probes can miss; added to each worst lag.
         turns: factor for a byte that waits for more turns of the loop than the timer: it comes as one turn
-            begins, and is read last in the next.
+        begins, and is read at the end of the next one.
     """
     kind: type[PythonLagMeter] = PythonLagMeter if native.compiled is None else native.compiled.LagMeter
     return kind(floor_ns, blind_ns=blind_ns, turns=turns)

@@ -24,7 +24,7 @@ BACKLOG: Final = 4_096
 FULL_PAUSE_S: Final = 0.1
 """Pause of accepting when the process has no file descriptor left."""
 _ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
-"""asyncio's error about several addresses has the number in its text only."""
+"""Finds the error number in the text of asyncio's error about several addresses, which has no `errno`."""
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"})
 """Reasons that OpenSSL gives if the peer answers in plain text."""
 _SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -134,7 +134,7 @@ class Listener:
                 raise
             self._on_shortage(exc)
             self._loop.remove_reader(self._sock)
-            if self._timer is None:  # A timer is set already if `close` accepts the queue during a pause.
+            if self._timer is None:  # `close` may call this during a pause, when a timer is set.
                 self._timer = self._loop.call_later(FULL_PAUSE_S, self._resume)
             return False
         sock.setblocking(False)
@@ -146,7 +146,7 @@ class Listener:
         self._loop.add_reader(self._sock, self._on_readable)
 
     def close(self) -> None:
-        """Accept the connections that are in the queue, then no more."""
+        """Accept the connections that wait in the queue, then stop accepting."""
         self._loop.remove_reader(self._sock)
         while self._accept_one():
             pass
@@ -198,6 +198,6 @@ def is_own_shortage(error: OSError) -> bool:
 
 
 def _lower_first(text: str) -> str:
-    """Return the first line of a text, in lower case at its beginning."""
+    """Return the first line of a text, with its first letter in lower case."""
     line = text.strip().partition("\n")[0]
     return line[:1].lower() + line[1:] if line[1:2].islower() else line  # Keep abbreviations in upper case.

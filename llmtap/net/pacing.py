@@ -20,7 +20,7 @@ from llmtap.units import NEVER, NS_PER_S
 TURN_NS_MAX: Final = 2_000_000
 """Maximum duration of a turn, after which the loop reads its sockets."""
 PAUSE_NS: Final = 200_000
-"""Minimum time between turns, so that callbacks share system calls under load; 0 for the best precision."""
+"""Minimum time between two turns, so that callbacks share system calls under load; 0: best precision."""
 
 
 class Pacer:
@@ -34,7 +34,7 @@ class Pacer:
         self._alarm: _Alarm | None = None
         self._armed_ns = 0
         """Time of the alarm; 0: none."""
-        self._in_turn = False
+        self._is_in_turn = False
         """Whether callbacks are running: then the alarm is set only once, at the end of the turn."""
         self._closed = False
 
@@ -57,7 +57,7 @@ class Pacer:
 
     def catch_up(self) -> None:
         """Call due wakers now, for a caller that does other work in between."""
-        if 0 < self._armed_ns <= self._mono_ns() and not self._in_turn:
+        if 0 < self._armed_ns <= self._mono_ns() and not self._is_in_turn:
             self._turn()
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ class Pacer:
         if self._closed:
             return
         heapq.heappush(self._heap, (due_ns, next(self._order), waker))
-        if not self._in_turn and (not self._armed_ns or due_ns < self._armed_ns):
+        if not self._is_in_turn and (not self._armed_ns or due_ns < self._armed_ns):
             self._arm(due_ns)
 
     def _arm(self, at_ns: int) -> None:
@@ -85,11 +85,11 @@ class Pacer:
     def _turn(self) -> None:
         self._armed_ns = 0
         heap = self._heap
-        self._in_turn = True
+        self._is_in_turn = True
         try:
             now_ns = self._call_due()
         finally:
-            self._in_turn = False
+            self._is_in_turn = False
         if heap:
             # Callbacks that are due now run after the loop has read its sockets. Later ones also wait for the
             # pause.
@@ -127,14 +127,14 @@ class Waker:
         self.waiting_ns: list[int] = []
 
     def call_at(self, due_ns: int) -> None:
-        """Call at `due_ns` or as soon as possible afterwards."""
+        """Call `act` at `due_ns`, or as soon as possible afterwards."""
         waiting_ns = self.waiting_ns
         if due_ns < NEVER and (not waiting_ns or due_ns < waiting_ns[-1]):
             waiting_ns.append(due_ns)
             self._pacer.add(due_ns, self)
 
     def close(self) -> None:
-        """Make no more calls, and break the reference cycle."""
+        """Call `act` no more, and break the reference cycle."""
         self.act = _do_nothing
 
 
@@ -171,7 +171,7 @@ class _Alarm:
         self._on_alarm()
 
 
-# Python has these as os.timerfd_create and os.timerfd_settime_ns from 3.13 on.
+# From Python 3.13 on, os.timerfd_create and os.timerfd_settime_ns replace these calls of the C library.
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _Timespecs: Final = ctypes.c_long * 4
 _CLOCK_MONOTONIC: Final = 1

@@ -74,7 +74,7 @@ class Waiter(Handler, Protocol):
 
     def on_connect_failed(self, error: OSError) -> None:
         """Called if there is no connection: refused, timed out (TimeoutError), not trusted (SSLError), or no
-        descriptor left."""
+        free file descriptor."""
 
 
 class _Idle:
@@ -199,7 +199,7 @@ class Pool:
             pass  # The connection was taken from the pool in the same turn of the loop.
 
     def sweep(self, now_ns: int) -> None:
-        """Close connections that were idle too long, and give up attempts that take too long."""
+        """Close connections that were idle too long, and cancel attempts to connect that take too long."""
         for attempt in [a for a in self.attempts if now_ns - a.began_ns > self._connect_ns]:
             attempt.cancel()
             attempt.fail(TimeoutError("no connection in time"))
@@ -217,7 +217,8 @@ class Pool:
         self._idle_connections.clear()
 
     def connect(self, waiter: Waiter) -> "Attempt":
-        """Open a connection for `waiter`, which is called with the result, maybe before this returns."""
+        """Open a connection for `waiter`, which is called with the result, possibly before this method
+        returns."""
         attempt = Attempt(self, waiter)
         self.attempts.add(attempt)
         if mono_ns() - self.resolved_ns < RESOLUTION_NS:
@@ -290,7 +291,7 @@ class Attempt:
                 sock = socket.socket(family, socket.SOCK_STREAM)
             except OSError as exc:
                 if is_own_shortage(exc):
-                    # The fault is on this host, so other addresses would fail, too.
+                    # The fault is on this host, so attempts at other addresses would fail, too.
                     self.fail(exc)
                     return
                 error = exc
@@ -361,7 +362,7 @@ class Attempt:
         self.waiter.on_connect_failed(error)
 
     def cancel(self) -> None:
-        """Stop the attempt without a call of the waiter."""
+        """Stop the attempt without calling the waiter."""
         self._remove()
         if self._task is not None:
             self._task.cancel()

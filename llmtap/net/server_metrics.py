@@ -166,9 +166,9 @@ _TABLE: Final = (
         ),
     ),
 )
-"""Our series, its unit and kind, and the names that it is read from (the first one present counts), each with
-the label that its samples must have, if any. A share is the mean over a server's engines, any other value
-their sum."""
+"""Our series, its unit and kind, and the metrics from which it is read (the first one that the page has),
+each with the label that its samples must have, if any. A share is the mean over a server's engines, any other
+value their sum."""
 MEAN_TIMES: Final = ("ttft", "itl", "queue", "prefill")
 """Times of which llmtap reads the sum (series `NAME_seconds`) and the number (`NAME_values`). The quotient is
 the mean."""
@@ -202,7 +202,7 @@ _LABEL: Final = re.compile(rb'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"([^"\\]*(?:\\.[
 _VALUE: Final = re.compile(rb"\s*([^\s_]+)(?:\s+[+-]?[0-9.eE+]+)?\s*")
 """A value, and a timestamp, which is ignored. Source: prometheus.io, "Exposition formats"."""
 _COPY_LABELS: Final = (b"tp_rank", b"pp_rank", b"moe_ep_rank")
-"""Labels of the copies of one server's figure, of which only one is counted."""
+"""Labels that distinguish copies of one figure of a server; only one copy is counted."""
 """Labels of SGLang's ranks of one engine, which report the same value."""
 
 
@@ -249,11 +249,11 @@ def read_metrics(body: bytes) -> dict[str, float]:
 
 
 def _samples_of(source: _Source, samples: Mapping[str, list[_Sample]]) -> list[_Sample]:
-    found = samples.get(source.name, [])
+    matches = samples.get(source.name, [])
     if source.label is None:
-        return found
+        return matches
     key, value = source.label
-    return [sample for sample in found if sample.labels.get(key) == value]
+    return [sample for sample in matches if sample.labels.get(key) == value]
 
 
 def _read_sample(line: bytes, at: int) -> _Sample:

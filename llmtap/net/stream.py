@@ -17,7 +17,7 @@ from llmtap.clock import Clock, SystemClock, WallAnchor
 from llmtap.net.lag import PythonLagMeter
 
 READ_BYTES_MAX: Final = 65_536
-"""Maximum length of a read, and so of what is held for a slow receiver, per direction."""
+"""Maximum length of a read in bytes, and so of the bytes that wait for a slow receiver, per direction."""
 SO_TIMESTAMPNS: Final = 35
 """Socket option for receive timestamps (Linux asm-generic/socket.h)."""
 LAG_ABSURD_NS: Final = 60_000_000_000
@@ -191,7 +191,7 @@ class Timebase:
         self.width_ns = self.anchor.width_ns
         """Error of `offset_ns`: the duration of the readings, and the drift since the previous readings."""
         self.steps = 0
-        """Number of times the wall clock was set since the start."""
+        """Number of times that the wall clock was set since the start."""
         self.since_ns = 0
         """The wall clock was last set after this monotonic time; 0: it was not set since the start."""
         self._checked_ns = self.anchor.mono_ns
@@ -220,7 +220,7 @@ class Timebase:
         """Sample both clocks; twice a second is enough for drift."""
         fresh = WallAnchor.sample(self._clock)
         if fresh.width_ns > STEP_NS:
-            return  # This process was paused between the readings, so the sample is useless.
+            return  # This process was paused between the two readings, so they differ by too much.
         offset_ns = fresh.mono_ns - fresh.wall_ns
         tolerance_ns = STEP_NS + fresh.width_ns
         drift_ns = abs(offset_ns - self.offset_ns)
@@ -484,7 +484,8 @@ class KernelStream(PlainStream):
             if 0 <= lag_ns < LAG_DOUBT_NS and t_ns >= self.resumed_ns:
                 timebase.lag.note(now_ns, lag_ns)
             elif -MAPPING_NS < lag_ns < 0:
-                # The read seems to be earlier than its timestamp, within the error of the clocks' mapping.
+                # The packet's stamp is later than the read, within the error of the clocks' mapping: use the
+                # time of the read.
                 t_ns = now_ns
                 timebase.lag.note(now_ns, 0)
             else:

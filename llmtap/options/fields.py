@@ -25,8 +25,9 @@ def opt(text: str, metavar: str | None = None, *flags: str, **more: Any) -> Meta
     """Declare an option: its description, and what cannot be derived from the name and the type.
 
     `metavar`: word for the value in the help of a command; None: the type. `flags`: flags, if not `--name`.
-    `more`: bounds of the value, and:
+    `more`: bounds of a number or a length (`ge`, `max_length`), and:
 
+    - `at_least`, `at_most`: bounds of a duration (ns) or of a size (bytes). `hint`: hint of the error.
     - `secret=True`: no message shows the value.
     - `parse`: function from the text of a flag (or the texts, of a flag that repeats) to the value. It raises
       ConfigError. `shown`: text of the default, which the help shows and `parse` gets if the flag is absent;
@@ -101,7 +102,7 @@ def keys_given(*structs: msgspec.Struct) -> dict[str, Any]:
 
 
 def parts_of(kind: Any) -> list[Any]:
-    """Return the type without `Annotated`, or those of a union, without None."""
+    """Return the type without `Annotated`; for a union, return its types without None."""
     while get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     if get_origin(kind) in (Union, types.UnionType):

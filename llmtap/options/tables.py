@@ -30,7 +30,7 @@ class Mistakes:
         """Where each key was set, and where each table begins."""
         self.errors: list[ConfigError] = []
         self.wrong: set[str] = set()
-        """Keys with mistakes."""
+        """Keys whose values have mistakes."""
 
     def set_place(self, key: str, place: str) -> None:
         self.places = {n: at for n, at in self.places.items() if not n.startswith((f"{key}.", f"{key}["))}
@@ -70,11 +70,12 @@ class OptionTables:
     """Values of options by table, and their mistakes."""
 
     def __init__(self, schema: Schema, *, strict: bool = False, listing: str | None = None) -> None:
-        """`strict`: a number in a file is no text. `listing`: hint for an unknown key without a near one."""
+        """`strict`: whether a number in a file is refused as a text. `listing`: hint for an unknown key if no
+        known key is similar."""
         self.schema = schema
         self.mistakes = Mistakes()
         self.values: dict[str, dict[str, Any]] = {}
-        """Given values by table: `relay`, `slo.gold`."""
+        """Values that were set, by table: `relay`, `slo.gold`."""
         self._strict = strict
         self._listing = listing
 
@@ -85,16 +86,16 @@ class OptionTables:
         if kind is None or not rest or not all(rest):
             self._unknown(key, place, table)
             return
-        path, held = table, self.values.setdefault(table, {})
+        path, values = table, self.values.setdefault(table, {})
         for i, name in enumerate(rest):
             kind, name = self._member_type(kind, name, path, place)
             if kind is None:
                 return
             path = f"{path}.{name}".lstrip(".")
             if i < len(rest) - 1:
-                held = held.setdefault(name, {})
+                values = values.setdefault(name, {})
         self.mistakes.set_place(path, place)
-        held.pop(name, None)
+        values.pop(name, None)
         if isinstance(value, str):
             text, value = value, from_text(kind, value)
             if errors := list(mistakes_in(value, kind, path, given=text)):
@@ -102,7 +103,7 @@ class OptionTables:
                 return
             if isinstance(value, str) or (isinstance(value, list) and all(isinstance(v, str) for v in value)):
                 value = convert(kind, value)
-        held[name] = value
+        values[name] = value
 
     def put_file(self, file: Path, content: Mapping[str, Any]) -> None:
         """Set all keys of a TOML file with this content."""
@@ -145,7 +146,7 @@ class OptionTables:
         if not isinstance(about, dict):
             report(table, f"{table!r} is outside a table", f"write [{table.partition('.')[0]}.NAME] above it")
             return
-        held = self.values.setdefault(table, {})
+        values = self.values.setdefault(table, {})
         for name, value in about.items():
             if name not in kind.__struct_fields__:
                 hint = self._nearest(table, name)
@@ -154,7 +155,7 @@ class OptionTables:
             value = value.isoformat() if isinstance(value, datetime) else value
             if place := places.get(f"{table}.{name}"):
                 self.mistakes.places[f"{table}.{name}"] = place
-            held[name] = value
+            values[name] = value
 
     def _split(self, key: str) -> tuple[str, list[str]]:
         """Return the name of the table of a key, and the rest."""
@@ -207,11 +208,11 @@ class OptionTables:
         """Return the hint for the nearest key of the same table, or the same name in another table."""
         kind = self.kind_of(table)
         known = list(names if names is not None else () if kind is None else kind.__struct_fields__)
-        own = nearest_hint(name, known, f"{table}.".lstrip("."), few=not self._listing)
-        others = (
+        own_table_hint = nearest_hint(name, known, f"{table}.".lstrip("."), few=not self._listing)
+        other_tables = (
             other for other, kind in self.schema.items() if is_struct(kind) and name in kind.__struct_fields__
         )
-        return own or next((f"did you mean '{other}.{name}'?" for other in others), None)
+        return own_table_hint or next((f"did you mean '{other}.{name}'?" for other in other_tables), None)
 
     def read(self) -> dict[str, Any]:
         """Return the structs by table, those of named tables as dicts. Wrong keys have their defaults; a
@@ -243,7 +244,7 @@ class OptionTables:
         while not required - good.keys():
             try:
                 return convert(kind, good)
-            except msgspec.ValidationError as exc:  # each key is valid, but not all of them together
+            except msgspec.ValidationError as exc:  # each value is valid, but their combination is not
                 text, _, path = str(exc).partition(" - at `$")
                 problem = text[0].lower() + text[1:]
                 self.mistakes.add([self._with_set_keys(ConfigError(table + path.rstrip("`"), problem))])
@@ -257,7 +258,7 @@ class OptionTables:
             if not wrong_names:
                 break
             for name in wrong_names:
-                # The next attempt converts the other keys.
+                # Leave out the invalid key, so that the next attempt converts the other ones.
                 del good[name]
         return None if required else kind()
 

@@ -33,15 +33,15 @@ from msgspec.inspect import (
 
 from llmtap.errors import ConfigError
 from llmtap.options.fields import allows_none, choices_of, is_struct, options_of, parts_of, value_text
-from llmtap.units import read_special, short_repr
+from llmtap.units import Bytes, Duration, format_bytes, format_ns, read_special, short_repr
 from llmtap.user_files import decode_json
 
 S = TypeVar("S", bound=msgspec.Struct)
 _BOOLS: Final = {"true": True, "on": True, "false": False, "off": False}
 _WORDS: Final = re.compile(r"[^\[\]{}()\"'\\|]*")
-"""A text that can be a list of words with commas; a regular expression, for example, is not split."""
+"""Matches a text that may be split at commas into words; a regular expression, for example, is not split."""
 _NAMED_MAX: Final = 12
-"""Maximum number of names that a hint lists if none is near."""
+"""Maximum number of names that a hint lists if none of them is similar."""
 
 
 def read_options(kind: type[S], texts: Mapping[str, str], noun: str) -> S:
@@ -51,8 +51,8 @@ def read_options(kind: type[S], texts: Mapping[str, str], noun: str) -> S:
     """
     known = {option.name: option for option in options_of(kind)}
     values: dict[str, Any] = {}
-    for given, text in texts.items():
-        name = given.replace("-", "_")
+    for word, text in texts.items():
+        name = word.replace("-", "_")
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             meant = f"; did you mean {near[0]}?" if near else ""
@@ -65,7 +65,7 @@ def read_options(kind: type[S], texts: Mapping[str, str], noun: str) -> S:
 
 
 def read_text(kind: Any, text: str) -> Any:
-    """Return the value of a text. Raises ValueError, which says what is expected."""
+    """Return the value of a text. Raises ValueError, whose message names the expected form."""
     value = from_text(kind, text)
     for error in mistakes_in(value, kind, "", given=text):
         raise ValueError(error.problem)
@@ -118,7 +118,8 @@ def mistakes_in(
 ) -> Iterator[ConfigError]:
     """Yield the mistakes in a value: in each item of a list and in each key of a table.
 
-    `strict`: a number is no text. `given`: text that the user wrote, if it differs from the content.
+    `strict`: whether a number is refused as a text. `given`: text that the user wrote, if it differs from the
+    content.
     """
     secret = secret or _is_secret(kind)
     inside = list(_values_inside(content, kind, place))
@@ -133,16 +134,16 @@ def mistakes_in(
         ]
         unknown += [missing_key_error(place, name) for name in required if name not in content]
     inner = (mistakes_in(*one, strict=strict, secret=secret) for one in inside)
-    found = [*unknown, *(error for errors in inner for error in errors)]
-    if found:
-        yield from found
+    mistakes = [*unknown, *(error for errors in inner for error in errors)]
+    if mistakes:
+        yield from mistakes
         return
     try:
         if not _is_finite(content, kind):
             raise ValueError(
                 f"expected a finite number, got {short_repr(content if given is None else given)}"
             )
-        convert(kind, content, strict=strict)
+        _check_bounds(convert(kind, content, strict=strict), kind, place)
     except msgspec.ValidationError as exc:
         text, _, path = str(exc).partition(" - at `$")
         if text.startswith(("Expected", "Invalid")):
@@ -188,9 +189,25 @@ def _table_members(kind: type[msgspec.Struct]) -> tuple[dict[str, Any], list[str
     return types, [field.name for field in msgspec.structs.fields(kind) if field.required]
 
 
+def _check_bounds(value: Any, kind: Any, place: str) -> None:
+    """Raise ConfigError for a duration or a size beyond the bounds of its option."""
+    if not isinstance(value, Duration | Bytes):
+        return
+    for extra in _extras_of(kind):
+        least, most = extra.get("at_least", value), extra.get("at_most", value)
+        if not least <= value <= most:
+            text = format_ns if isinstance(value, Duration) else format_bytes
+            bound = f"at least {text(least)}" if value < least else f"at most {text(most)}"
+            raise ConfigError(place, f"must be {bound}, got {text(value)}", extra.get("hint"))
+
+
 def _is_secret(kind: Any) -> bool:
+    return any(extra.get("secret") for extra in _extras_of(kind))
+
+
+def _extras_of(kind: Any) -> list[dict[str, Any]]:
     metas = get_args(kind)[1:] if get_origin(kind) is Annotated else ()
-    return any(isinstance(one, msgspec.Meta) and (one.extra or {}).get("secret") for one in metas)
+    return [one.extra for one in metas if isinstance(one, msgspec.Meta) and one.extra]
 
 
 def _is_finite(value: Any, kind: Any) -> bool:
@@ -198,12 +215,12 @@ def _is_finite(value: Any, kind: Any) -> bool:
         return True
     try:
         return math.isfinite(float(value))
-    except (TypeError, ValueError, OverflowError):  # no number, or an integer that is no float
+    except (TypeError, ValueError, OverflowError):  # not a number, or an integer too large for a float
         return True
 
 
 def type_text(info: Type) -> str:
-    """Return what a value of a type is, in words."""
+    """Return a description of the values of a type, such as "a whole number from 1 to 5"."""
     match info:
         case Metadata():
             return type_text(info.type)
@@ -216,15 +233,17 @@ def type_text(info: Type) -> str:
         case StrType():
             return "a text" if info.pattern is None else f"a text of the form {info.pattern}"
         case IntType() | FloatType() as number:
-            what = "a whole number" if isinstance(number, IntType) else "a number"
+            number_text = "a whole number" if isinstance(number, IntType) else "a number"
             if number.ge is not None and number.le is not None:
-                return f"{what} from {_limit_text(number.ge)} to {_limit_text(number.le)}"
+                return f"{number_text} from {_limit_text(number.ge)} to {_limit_text(number.le)}"
             if number.ge is not None:
-                what += f" of at least {_limit_text(number.ge)}"
+                number_text += f" of at least {_limit_text(number.ge)}"
             elif number.gt is not None:
-                what += f" above {_limit_text(number.gt)}"
+                number_text += f" above {_limit_text(number.gt)}"
             limits = {"at most": number.le, "below": number.lt}
-            return what + "".join(f", {word} {_limit_text(n)}" for word, n in limits.items() if n is not None)
+            return number_text + "".join(
+                f", {word} {_limit_text(n)}" for word, n in limits.items() if n is not None
+            )
         case CollectionType():
             return "a list" if info.min_length is None else f"a list with at least {info.min_length:,} values"
         case TupleType():

@@ -7,9 +7,10 @@ delay reaches down by the time that the relay at the back itself took.
 """
 
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
 from llmtap.exchange.exchange import Exchange
 from llmtap.metrics.catalogue import Unit
@@ -28,8 +29,8 @@ from llmtap.pairing.clock import SAME_CLOCK, VantageOffset
 from llmtap.pairing.matching import ROUNDING_NS, Pair, error_ns
 
 
-class BoundedValue(NamedTuple):
-    """A measured value and the range in which the true value lies, in ns or tokens."""
+class BoundedValue(Struct, frozen=True):
+    """A value and the range in which the true value lies: in tokens, or in ns (in a summary: in seconds)."""
 
     value: float
     low: float

@@ -1,4 +1,4 @@
-"""Summarise the pairs of two vantages as public JSON: seconds, tokens, counts.
+"""Summarise the pairs of two vantages: seconds, tokens, counts. JSON is the encoding of the structs.
 
 An interval of a percentile covers both the choice of the requests (by ranks, with Wilson's interval of the
 share) and the uncertainty of every value: its ends are percentiles of the lowest and of the highest possible
@@ -8,9 +8,10 @@ values. Tokens of one answer are not independent, so the number of pairs counts 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final, Literal
 
 import numpy as np
+from msgspec import UNSET, Struct, UnsetType
 from numpy.typing import NDArray
 
 from llmtap.exchange.exchange import Exchange
@@ -19,7 +20,7 @@ from llmtap.metrics.statistics import marks, share_range
 from llmtap.pairing.alignment import TextRelation
 from llmtap.pairing.attempts import Role, attempts_of
 from llmtap.pairing.clock import VantageOffset, offset_from_traffic, use_monotonic_clock
-from llmtap.pairing.figures import FIGURES, MeasuredPair, PairFigure, figures_of
+from llmtap.pairing.figures import FIGURES, BoundedValue, MeasuredPair, PairFigure, figures_of
 from llmtap.pairing.matching import Evidence, Matching, match
 
 VERSION: Final = 1
@@ -33,6 +34,91 @@ _DIFFERENT: Final = (TextRelation.CUT, TextRelation.EXTENDED, TextRelation.CHANG
 
 WALL_CLOCKS_NS: Final = 1_000_000_000
 """Largest difference between the wall clocks of two hosts that is assumed before the traffic bounds it."""
+ClockSource = Literal["monotonic", "traffic", "wall", "stated"]
+"""Source of a clock offset. `monotonic`: both sides have one clock; `traffic`: computed from the pairs;
+`wall`: assumed, within `WALL_CLOCKS_NS`; `stated`: given by the user."""
+
+
+class ExchangeCounts(Struct, frozen=True, kw_only=True):
+    """Number of exchanges of each side, of pairs, and of exchanges in no pair (`Leftover`)."""
+
+    front: int
+    back: int
+    pairs: int
+    unpaired_front: int
+    unpaired_back: int
+    ambiguous_front: int
+    ambiguous_back: int
+    left_out_front: int | UnsetType = UNSET
+    """`left_out_front`, `left_out_back`: counted only while exchanges end."""
+    left_out_back: int | UnsetType = UNSET
+
+
+class ClockSummary(Struct, frozen=True):
+    """Offset of the back's clock and its uncertainty, in seconds."""
+
+    source: ClockSource
+    offset: float
+    uncertainty: float
+
+
+class FigureSummary(Struct, frozen=True, kw_only=True):
+    """Percentiles of a figure of all pairs, each with its interval."""
+
+    title: str
+    definition: str
+    unit: Unit
+    n: int
+    pairs: int
+    """Number of pairs that have the figure."""
+    marks: list[str]
+    """Percentiles that have too few pairs."""
+    total: float | UnsetType = UNSET
+    """Sum of a figure in tokens."""
+    p50: BoundedValue | None
+    p90: BoundedValue | None
+    p99: BoundedValue | None
+
+
+class SlowPair(Struct, frozen=True):
+    """A pair with the time in seconds that the gateway added to its first token."""
+
+    front: str
+    back: list[str]
+    """Ids of the exchanges of the back."""
+    ttft: float
+
+
+class TextDifference(Struct, frozen=True):
+    """A pair whose texts differ, with the position of the difference and the lengths in characters."""
+
+    front: str
+    back: list[str]
+    relation: TextRelation
+    equal_chars: int
+    front_chars: int
+    back_chars: int
+
+
+class PairSummary(Struct, frozen=True, kw_only=True):
+    """Summary of all pairs of two vantages."""
+
+    version: int = VERSION
+    counts: ExchangeCounts
+    evidence: dict[str, int]
+    """Number of exchanges of the back in pairs, by `Evidence`."""
+    attempts: dict[str, int]
+    """Number of requests of the gateway, by `Role`."""
+    text: dict[str, int]
+    """Number of pairs, by `TextRelation`."""
+    comparable: bool
+    clock: ClockSummary
+    figures: dict[str, FigureSummary]
+    """By name in `FIGURES`."""
+    slowest: list[SlowPair]
+    differences: list[TextDifference]
+    charts: list[Mapping[str, object]]
+    """Declarations of charts for `chart_figure` in `report/document.py`."""
 
 
 def pair_captures(
@@ -41,7 +127,7 @@ def pair_captures(
     *,
     comparable: bool,
     clock: VantageOffset | None = None,
-) -> dict[str, Any]:
+) -> PairSummary:
     """Pair the exchanges of two captures, and return the summary of the pairs.
 
     The timelines of captures of one host are changed to its monotonic clock.
@@ -51,7 +137,7 @@ def pair_captures(
         clock: offset of the back's clock; None: 0 if both captures are of one host, else computed from the
         traffic.
     """
-    source = "stated"
+    source: ClockSource = "stated"
     if clock is None and use_monotonic_clock(fronts, backs):
         clock, source = VantageOffset(), "monotonic"
     elif clock is None:
@@ -73,16 +159,10 @@ def summarise(
     matching: Matching,
     clock: VantageOffset,
     *,
-    clock_source: str = "stated",
+    clock_source: ClockSource = "stated",
     comparable: bool = True,
-) -> dict[str, Any]:
-    """Return the summary of all pairs.
-
-    Args:
-        clock_source: source of `clock`. `monotonic`: both sides have one clock; `traffic`: computed from the
-        pairs; `wall`: assumed, within `WALL_CLOCKS_NS`; `stated`: given by the user.
-        comparable: as for `match`.
-    """
+) -> PairSummary:
+    """Return the summary of all pairs. `comparable`: as for `match`."""
     all_figures = [figures_of(pair, clock) for pair in matching.pairs]
     counts = PairCounts()
     for figures in all_figures:
@@ -114,21 +194,10 @@ class PairCounts:
         self.attempts.update(one.role for one in figures.attempts)
         self.text[figures.text] += 1
 
-    def to_dict(self) -> dict[str, Any]:
-        def total(side: str) -> int:
-            return sum(n for reason, n in self.left.items() if reason.endswith(side))
-
-        return {
-            "counts": {
-                "front": self.pairs + total("_front"),
-                "back": self.evidence.total() + total("_back"),
-                "pairs": self.pairs,
-                **self.left,
-            },
-            "evidence": {kind.value: self.evidence[kind] for kind in Evidence if self.evidence[kind]},
-            "attempts": {role.value: self.attempts[role] for role in Role if self.attempts[role]},
-            "text": {relation.value: self.text[relation] for relation in TextRelation if self.text[relation]},
-        }
+    def totals(self) -> ExchangeCounts:
+        left_front = sum(n for reason, n in self.left.items() if reason.endswith("_front"))
+        front, back = self.pairs + left_front, self.evidence.total() + self.left.total() - left_front
+        return ExchangeCounts(front=front, back=back, pairs=self.pairs, **self.left)
 
 
 def summarise_figures(
@@ -136,47 +205,52 @@ def summarise_figures(
     counts: PairCounts,
     clock: VantageOffset,
     *,
-    clock_source: str,
+    clock_source: ClockSource,
     comparable: bool,
-) -> dict[str, Any]:
+) -> PairSummary:
     """Return the summary of measured pairs, with these counts; the other arguments are those of
     `summarise`."""
-    return {
-        "version": VERSION,
-        **counts.to_dict(),
-        "comparable": comparable,
-        "clock": {
-            "source": clock_source, "offset": clock.offset_ns / 1e9, "uncertainty": clock.uncertainty_ns / 1e9
-        },
-        "figures": {figure.name: _summarise_figure(figure, all_figures) for figure in FIGURES},
-        "slowest": _slowest(all_figures),
-        "differences": _differences(all_figures),
-        "charts": _charts(all_figures),
-    }  # fmt: skip
+    return PairSummary(
+        counts=counts.totals(),
+        evidence={kind.value: n for kind in Evidence if (n := counts.evidence[kind])},
+        attempts={role.value: n for role in Role if (n := counts.attempts[role])},
+        text={relation.value: n for relation in TextRelation if (n := counts.text[relation])},
+        comparable=comparable,
+        clock=ClockSummary(clock_source, clock.offset_ns / 1e9, clock.uncertainty_ns / 1e9),
+        figures={figure.name: _summarise_figure(figure, all_figures) for figure in FIGURES},
+        slowest=_slowest(all_figures),
+        differences=_differences(all_figures),
+        charts=_charts(all_figures),
+    )
 
 
-def _summarise_figure(figure: PairFigure, all_figures: Sequence[MeasuredPair]) -> dict[str, Any]:
+def _summarise_figure(figure: PairFigure, all_figures: Sequence[MeasuredPair]) -> FigureSummary:
     if figure.name == "token":
         values, lows, highs, n_pairs = _token_delays(all_figures)
     else:
         bounded = [one for figures in all_figures for one in figures.values.get(figure.name, ())]
-        values, lows, highs = (np.array([one[i] for one in bounded], np.float64) for i in range(3))
+        values, lows, highs = np.array([(one.value, one.low, one.high) for one in bounded]).reshape(-1, 3).T
         n_pairs = sum(figure.name in figures.values for figures in all_figures)
     scale = 1e9 if figure.unit is Unit.SECONDS else 1.0
-    out: dict[str, Any] = {
-        "title": figure.title, "definition": figure.definition, "unit": figure.unit.value, "n": len(values),
-        "pairs": n_pairs, "marks": marks(n_pairs, PERCENTILES) if n_pairs else [],
-    }  # fmt: skip
-    if figure.unit is Unit.TOKENS:
-        out["total"] = float(values.sum())
-    for name, p in PERCENTILES.items():
-        out[name] = None
-        if len(values):
-            below, above = share_range(p, n_pairs)
-            ends = np.quantile(values, p), np.quantile(lows, below), np.quantile(highs, above)
-            value, low, high = (float(end) / scale for end in ends)
-            out[name] = {"value": value, "low": min(low, value), "high": max(high, value)}
-    return out
+
+    def percentile(p: float) -> BoundedValue | None:
+        if not len(values):
+            return None
+        below, above = share_range(p, n_pairs)
+        ends = np.quantile(values, p), np.quantile(lows, below), np.quantile(highs, above)
+        value, low, high = (float(end) / scale for end in ends)
+        return BoundedValue(value, min(low, value), max(high, value))
+
+    return FigureSummary(
+        title=figure.title,
+        definition=figure.definition,
+        unit=figure.unit,
+        n=len(values),
+        pairs=n_pairs,
+        marks=marks(n_pairs, PERCENTILES) if n_pairs else [],
+        total=float(values.sum()) if figure.unit is Unit.TOKENS else UNSET,
+        **{name: percentile(p) for name, p in PERCENTILES.items()},
+    )
 
 
 def _token_delays(all_figures: Sequence[MeasuredPair]) -> tuple[_Values, _Values, _Values, int]:
@@ -191,39 +265,30 @@ def _token_delays(all_figures: Sequence[MeasuredPair]) -> tuple[_Values, _Values
     return values, lows, highs, len(delays)
 
 
-def _slowest(all_figures: Iterable[MeasuredPair]) -> list[dict[str, Any]]:
-    """Return the names of the pairs for which the gateway added most to the time to the first token, in
-    seconds."""
+def _slowest(all_figures: Iterable[MeasuredPair]) -> list[SlowPair]:
+    """Return the pairs for which the gateway added most to the time to the first token."""
     timed = [
-        (figures.values["ttft"][0].value, figures) for figures in all_figures if "ttft" in figures.values
+        SlowPair(*_ids(figures), figures.values["ttft"][0].value / 1e9)
+        for figures in all_figures
+        if "ttft" in figures.values
     ]
-    timed.sort(key=lambda one: -one[0])
-    return [{**_names(figures), "ttft": ns / 1e9} for ns, figures in timed[:EXAMPLES_MAX]]
+    return sorted(timed, key=lambda one: -one.ttft)[:EXAMPLES_MAX]
 
 
-def _differences(all_figures: Iterable[MeasuredPair]) -> list[dict[str, Any]]:
-    """Return the pairs whose texts differ, with the position of the difference and the lengths in
-    characters."""
-    out: list[dict[str, Any]] = []
-    for figures in all_figures:
-        delivered = figures.delivered
-        if delivered is not None and figures.text in _DIFFERENT and len(out) < EXAMPLES_MAX:
-            text = delivered.text
-            out.append(
-                {
-                    **_names(figures), "relation": text.relation.value, "equal_chars": text.common_chars,
-                    "front_chars": text.front_chars, "back_chars": text.back_chars,
-                }
-            )  # fmt: skip
-    return out
+def _differences(all_figures: Iterable[MeasuredPair]) -> list[TextDifference]:
+    return [
+        TextDifference(*_ids(figures), text.relation, text.common_chars, text.front_chars, text.back_chars)
+        for figures in all_figures
+        if figures.delivered is not None and (text := figures.delivered.text).relation in _DIFFERENT
+    ][:EXAMPLES_MAX]
 
 
-def _names(figures: MeasuredPair) -> dict[str, Any]:
-    """Return the exchange ids of a pair."""
-    return {"front": figures.pair.front.id, "back": [back.id for back in figures.pair.backs]}
+def _ids(figures: MeasuredPair) -> tuple[str, list[str]]:
+    """Return the ids of the exchange of the front and of those of the back."""
+    return figures.pair.front.id, [back.id for back in figures.pair.backs]
 
 
-def _charts(all_figures: Sequence[MeasuredPair]) -> list[Mapping[str, Any]]:
+def _charts(all_figures: Sequence[MeasuredPair]) -> list[Mapping[str, object]]:
     """Return a chart of the shares of first tokens and of tokens that were delayed by less than a time."""
     first = [one.value for figures in all_figures for one in figures.values.get("first_token", ())]
     tokens, _, _, _ = _token_delays(all_figures)

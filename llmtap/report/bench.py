@@ -126,8 +126,8 @@ def validity_table(report: _Json) -> Table | None:
     return Table(heads, rows, "Figures that are not valid or doubtful") if rows else None
 
 
-def _unmet_note(row: _Json, what: str) -> Note:
-    return Note(f"  {row['id']} {what}: {row['says']} {row['evidence']}", "yellow")
+def _unmet_note(row: _Json, state: str) -> Note:
+    return Note(f"  {row['id']} {state}: {row['says']} {row['evidence']}", "yellow")
 
 
 def render_bench(document: _Json) -> RenderableType:
@@ -236,8 +236,8 @@ def _verdict_blocks(document: _Json) -> Iterator[Block]:
         yield Tiles(results)
     if document.get("quick"):
         yield Note("Note: tests were shortened (--quick); the demands that this gives up are not met below.")
-    for one in document.get("not_run") or ():
-        yield Note(f"Not run: {one['test']}, because {one['why']}.")
+    for test in document.get("not_run") or ():
+        yield Note(f"Not run: {test['test']}, because {test['why']}.")
     tiles = [
         Tile(report["title"], compliance["level"], _counts_text(compliance), report["test"])
         for report in document.get("tests") or ()
@@ -505,16 +505,16 @@ def _compare_document(comparison: _Json) -> ReportDocument:
 def _systems_table(comparison: _Json) -> list[Block]:
     first = {one["label"]: one for test in comparison["tests"] for one in test["systems"]}
     rows = []
-    for one in comparison["systems"]:
-        sut, target = first[one["label"]]["sut"], first[one["label"]]["target"]
+    for system in comparison["systems"]:
+        sut, target = first[system["label"]]["sut"], first[system["label"]]["target"]
         cells = [
             sut.get("model") or target.get("model"),
             sut.get("software"),
             at(sut, "hardware", "accelerator"),
             at(sut, "hardware", "count"),
         ]
-        cells = [target.get("url", "-"), *(cell or "-" for cell in cells), one["results"]]
-        rows.append([one["label"], *map(str, cells)])
+        cells = [target.get("url", "-"), *(cell or "-" for cell in cells), system["results"]]
+        rows.append([system["label"], *map(str, cells)])
     heads = ["system", "address", "model", "software", "accelerator", "count", "results"]
     return [Table(heads, rows, "Systems")]
 

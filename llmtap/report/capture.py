@@ -71,8 +71,8 @@ def _heading_lines(summary: _Json) -> Iterator[str]:
 def _workload_lines(workload: _Json) -> Iterator[str]:
     arrivals = workload.get("arrivals") or {}
     if arrivals.get("rate_rps") is not None:
-        # Show this rate even though the summary has a rate: that one counts ended exchanges until the last
-        # end.
+        # Show the rate of arrivals, although the summary has a rate: the summary counts exchanges that ended,
+        # until the last end.
         span = f"{_duration_text(arrivals['seconds'])}, first to last"
         parts = [f"{arrivals['rate_rps']:.3g} req/s arrived in {span}"]
         if arrivals["gap_cv"] is not None:

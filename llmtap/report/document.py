@@ -375,11 +375,11 @@ def chart_table(chart: _Chart, rows_max: int = ROWS_MAX) -> Table:
     ends = [end for one in chart["series"] for end in (*(one.get("low") or ()), *(one.get("high") or ()))]
     intervals = any(end is not None for end in ends)
     rows = []
-    for one in chart["series"]:
-        low, high, n = one.get("low") or [], one.get("high") or [], len(one["x"])
+    for series in chart["series"]:
+        low, high, n = series.get("low") or [], series.get("high") or [], len(series["x"])
         chosen = range(n) if n <= rows_max else [i * (n - 1) // (rows_max - 1) for i in range(rows_max)]
         for i in chosen:
-            cells = [one["name"], plain_text(one["x"][i]), plain_text(one["y"][i])]
+            cells = [series["name"], plain_text(series["x"][i]), plain_text(series["y"][i])]
             if intervals:
                 cells.append((interval_text(low[i], high[i]) if i < len(low) else "") or "-")
             rows.append(cells)
@@ -396,7 +396,7 @@ def interval_text(low: float | None, high: float | None) -> str:
     return "" if high is None else f"{number(high)} or less"
 
 
-def _chart_series(chart: _Chart, one: Mapping[str, Any], i: int) -> PlotSeries:
+def _chart_series(chart: _Chart, series: Mapping[str, Any], i: int) -> PlotSeries:
     kind = chart["kind"]
     look: dict[str, Any] = {"dash": DASHES[i % len(DASHES)], "symbols": [SYMBOLS[i % len(SYMBOLS)]]}
     if kind in _BARS:
@@ -404,14 +404,14 @@ def _chart_series(chart: _Chart, one: Mapping[str, Any], i: int) -> PlotSeries:
     elif kind in ("cdf", "steps"):
         look["symbols"] = None
     return PlotSeries(
-        name=one["name"],
-        x=one["x"],
-        y=one["y"],
+        name=series["name"],
+        x=series["x"],
+        y=series["y"],
         ink=colour_name(i),
         step="hv" if kind == "steps" else "",
         scattered=kind == "points",
-        low=one.get("low") or None,
-        high=one.get("high") or None,
+        low=series.get("low") or None,
+        high=series.get("high") or None,
         **look,
     )
 
@@ -449,11 +449,11 @@ def _chart_text(chart: _Chart) -> str:
         if chart["kind"] == "cdf":
             shares = ((0.5, "half by"), (0.99, "99 % by"))
             reached = [(words, [x for y, x in points if y >= share]) for share, words in shares]
-            what = ", ".join(f"{words} {xs[0]}" for words, xs in reached if xs)
+            text = ", ".join(f"{words} {xs[0]}" for words, xs in reached if xs)
         elif chart["kind"] == "histogram":
-            what = f"most often about {high_x} ({high:.1%})"
+            text = f"most often about {high_x} ({high:.1%})"
         else:
-            what = f"{number(low)} (at {low_x}) to {number(high)} (at {high_x})"
-        sentences.append(f"{series['name']}: {what}.")
+            text = f"{number(low)} (at {low_x}) to {number(high)} (at {high_x})"
+        sentences.append(f"{series['name']}: {text}.")
     sentences += [f"{mark['says']} at {number(mark['x'])}." for mark in chart.get("marks") or ()]
     return " ".join(sentences)

@@ -63,7 +63,7 @@ def _document(experiment: _Json) -> ReportDocument:
 
 
 def _verdict(experiment: _Json, arm: str) -> VerdictBox:
-    """Return what the arm does to the median TTFT and what it refuses, and what speaks against the
+    """Return the effects of the arm on the median TTFT and on refusals, and the doubts about the
     comparison."""
     items = []
     ratio = experiment["sample_ratio"]
@@ -144,22 +144,22 @@ def _stages(experiment: _Json) -> Iterator[Section]:
         "differences": experiment["differences"],
     }
     rows = []
-    for one in (*stage["earlier"], now):
-        by = one["differences"][arm]
+    for stage_part in (*stage["earlier"], now):
+        by = stage_part["differences"][arm]
         cells = []
         for metric, statistic in (("ttft", "mean"), ("failed", "share"), ("refused", "share")):
             d = by.get(metric, {}).get(statistic) or {}
             cells.append(
                 _difference(metric, d.get("difference"), d.get("anytime_interval") or d.get("interval"))
             )
-        share = f"{100 * one['share']:.4g} %"
+        share = f"{100 * stage_part['share']:.4g} %"
         rows.append(
             [
-                f"{one['number']} of {stage['of']}",
+                f"{stage_part['number']} of {stage['of']}",
                 share,
-                one["from"],
-                one["to"],
-                counts_text(one["units"]),
+                stage_part["from"],
+                stage_part["to"],
+                counts_text(stage_part["units"]),
                 *cells,
             ]
         )

@@ -22,22 +22,23 @@ _Json = Mapping[str, Any]
 
 
 def first_token_sentence(answer: _Json) -> str:
-    """Return which part of the wait is unusual, or why none can be named; with the number of streams."""
+    """Return a sentence that names the unusual part of the wait, or the reason why no part can be named, with
+    the number of streams."""
     parts = [part for part in answer["parts"] if part["seconds"] is not None]
     if not parts:
         return "The request was not sent, so there is no wait to divide."
     longest = max(parts, key=lambda part: part["seconds"])
     waited, n = answer["waited"], answer["n"]
     took = f"{milliseconds(longest['seconds'])} of {milliseconds(waited)} ms"
-    most = f"The longest part is {longest['title']!r}: {took}."
+    longest_text = f"The longest part is {longest['title']!r}: {took}."
     model = "the same model" if answer["same_model"] else "the models counted as other"
     span = "in the last hour" if answer["window"] >= _HOUR_MIN_S else "since the start of the meter"
     streams = f"{count_with_noun(n, 'stream')} of {model} {span}"
     if n < answer["n_needed"]:
-        return f"{most} What is unusual is not known: {streams}, {answer['n_needed']} are needed."
+        return f"{longest_text} What is unusual is not known: {streams}, {answer['n_needed']} are needed."
     unusual = [part for part in parts if part["unusual"]]
     if not unusual:
-        return f"No part is unusual beside {streams}. {most}"
+        return f"No part is unusual beside {streams}. {longest_text}"
     unusual.sort(key=lambda part: part["median"] - part["seconds"])
     named = [
         f"{part['title']!r} took {milliseconds(part['seconds'])} ms, and {milliseconds(part['median'])} ms"

@@ -1,25 +1,25 @@
-"""Turn the JSON of paired exchanges into a report for a terminal, as HTML, and as Markdown.
+"""Turn the summary of paired exchanges into a report for a terminal, as HTML, and as Markdown.
 
-`llmtap report FRONT BACK --pair` makes the JSON (`pairing/summary.py`). The report begins with what the
-gateway adds, in one sentence.
+The report begins with what the gateway adds, in one sentence.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final
 
+from llmtap.metrics.catalogue import Unit
+from llmtap.pairing.figures import BoundedValue
+from llmtap.pairing.summary import PERCENTILES, ClockSource, FigureSummary, PairSummary
 from llmtap.report.document import Block, Note, ReportDocument, Section, Table, chart_figure, term_blocks
 from llmtap.report.render import markdown, page_html, terminal
-from llmtap.report.values import FEW, MARK, at, counts_text, is_marked, milliseconds, number
+from llmtap.report.values import FEW, MARK, counts_text, is_marked, milliseconds, number
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_Json = Mapping[str, Any]
 _TERMS: Final = "terms"
 """Key of the section with the meanings of the figures."""
 _TITLE: Final = "What the gateway does between front and back"
-_PERCENTILES: Final = ("p50", "p90", "p99")
-_CLOCKS: Final = {
+_CLOCKS: Final[Mapping[ClockSource, str]] = {
     "monotonic": "one monotonic clock: front and back ran on one host",
     "traffic": "bounded by the traffic: a request cannot arrive before it was sent, nor a token",
     "wall": "wall clocks of two hosts, which are assumed to differ by at most 1 s",
@@ -35,7 +35,7 @@ _NOT_COMPARABLE: Final = (
 )
 
 
-def render_pairs(summary: _Json) -> "RenderableType":
+def render_pairs(summary: PairSummary) -> "RenderableType":
     document = _document(summary)
     blocks: list[Block] = list(document.summary)
     for section in document.sections:
@@ -44,26 +44,27 @@ def render_pairs(summary: _Json) -> "RenderableType":
     return terminal(blocks)
 
 
-def pairs_html(summary: _Json) -> str:
+def pairs_html(summary: PairSummary) -> str:
     return page_html(_document(summary))
 
 
-def pairs_markdown(summary: _Json) -> str:
+def pairs_markdown(summary: PairSummary) -> str:
     return markdown(_document(summary))
 
 
-def headline(summary: _Json) -> str:
-    """Return what the gateway adds, as one sentence."""
-    figures = summary["figures"]
+def headline(summary: PairSummary) -> str:
+    """Return one sentence on the latency that the gateway adds."""
+    figures = summary.figures
     parts = []
-    if first := at(figures, "ttft", "p50"):
-        parts.append(f"adds {_ms(first['value'])} to the first token ({_range_text(first)})")
-    if each := at(figures, "token", "p50"):
-        text = f"{_ms(each['value'])} to each token"
+    if first := figures["ttft"].p50:
+        ends = f"{_signed_ms(first.low)} to {_signed_ms(first.high)}"
+        parts.append(f"adds {_ms(first.value)} to the first token ({ends})")
+    if each := figures["token"].p50:
+        text = f"{_ms(each.value)} to each token"
         parts.append(text if parts else f"adds {text}")
-    back, front = (at(figures, f"tokens_per_event_{side}", "p50") for side in ("back", "front"))
+    back, front = (figures[f"tokens_per_event_{side}"].p50 for side in ("back", "front"))
     if back and front:
-        before, after = number(back["value"], 2), number(front["value"], 2)
+        before, after = number(back.value, 2), number(front.value, 2)
         same = f"keeps {before} token{'s' * (before != '1')} per event"
         parts.append(same if before == after else f"changes {before} to {after} tokens per event")
     if not parts:
@@ -80,88 +81,76 @@ def _signed_ms(seconds: float) -> str:
     return f"-{milliseconds(-seconds)}" if seconds < 0 else milliseconds(seconds)
 
 
-def _range_text(figure: _Json) -> str:
-    return f"{_signed_ms(figure['low'])} to {_signed_ms(figure['high'])}"
-
-
-def _document(summary: _Json) -> ReportDocument:
-    counts = summary["counts"]
-    lead = "" if counts["pairs"] else "No exchange of the front has a pair."
+def _document(summary: PairSummary) -> ReportDocument:
+    lead = "" if summary.counts.pairs else "No exchange of the front has a pair."
     notes = [Note(lead or headline(summary), "bold")]
-    if not summary["comparable"]:
+    if not summary.comparable:
         notes.append(Note(_NOT_COMPARABLE, "yellow"))
-    charts = summary["charts"]
-    figures = [chart_figure("delays", charts)] if charts else []
+    figures = [chart_figure("delays", summary.charts)] if summary.charts else []
+    terms = [[figure.title, figure.definition] for figure in summary.figures.values() if figure.n]
     sections = [
         Section("pairs", "Pairs", term_blocks(list(_pair_rows(summary)))),
         Section("figures", "Figures", [_figure_table(summary), *figures, Note(_ABOUT)]),
-        Section(_TERMS, "What the figures are", _definitions(summary)),
+        Section(_TERMS, "What the figures are", [Table(["figure", "meaning"], terms, breaks=True)]),
     ]
-    if summary["differences"]:
+    if summary.differences:
         sections.append(Section("text", "Texts that differ", [_difference_table(summary)]))
-    if summary["slowest"]:
+    if summary.slowest:
         sections.append(Section("slowest", "Most time added to the first token", [_slowest_table(summary)]))
     return ReportDocument(_TITLE, notes, sections=sections)
 
 
-def _pair_rows(summary: _Json) -> Iterator[list[str]]:
-    counts, clock = summary["counts"], summary["clock"]
-    yield ["exchanges", f"front {counts['front']:,}, back {counts['back']:,}"]
-    yield ["pairs", f"{counts['pairs']:,}; by {counts_text(_plain_names(summary['evidence'])) or 'nothing'}"]
-    for name in ("unpaired", "ambiguous"):
-        yield [name, f"front {counts[f'{name}_front']:,}, back {counts[f'{name}_back']:,}"]
-    yield ["attempts", counts_text(_plain_names(summary["attempts"])) or "none"]
-    yield ["texts", counts_text(summary["text"]) or "none"]
-    offset = f"offset {_ms(clock['offset'])} ± {_ms(clock['uncertainty'])}, "
-    source = _CLOCKS[clock["source"]]
-    yield ["clock", source if clock["source"] == "monotonic" else offset + source]
+def _pair_rows(summary: PairSummary) -> Iterator[list[str]]:
+    counts, clock = summary.counts, summary.clock
+    yield ["exchanges", f"front {counts.front:,}, back {counts.back:,}"]
+    yield ["pairs", f"{counts.pairs:,}; by {counts_text(_plain_names(summary.evidence)) or 'nothing'}"]
+    yield ["unpaired", f"front {counts.unpaired_front:,}, back {counts.unpaired_back:,}"]
+    yield ["ambiguous", f"front {counts.ambiguous_front:,}, back {counts.ambiguous_back:,}"]
+    yield ["attempts", counts_text(_plain_names(summary.attempts)) or "none"]
+    yield ["texts", counts_text(summary.text) or "none"]
+    offset = f"offset {_ms(clock.offset)} ± {_ms(clock.uncertainty)}, "
+    source = _CLOCKS[clock.source]
+    yield ["clock", source if clock.source == "monotonic" else offset + source]
 
 
 def _plain_names(counts: Mapping[str, int]) -> dict[str, int]:
     return {name.replace("_", " "): n for name, n in counts.items()}
 
 
-def _figure_table(summary: _Json) -> Table:
+def _figure_table(summary: PairSummary) -> Table:
     rows = []
-    for figure in summary["figures"].values():
-        if figure["n"]:
-            show = _signed_ms if figure["unit"] == "s" else number
-            cells = [_cell(figure, name, show) for name in _PERCENTILES]
-            unit = "ms" if figure["unit"] == "s" else figure["unit"]
-            rows.append([f"{figure['title']}, {unit}", f"{figure['n']:,}", *cells])
+    for figure in summary.figures.values():
+        if figure.n:
+            in_seconds = figure.unit is Unit.SECONDS
+            cells = [_cell(figure, name, _signed_ms if in_seconds else number) for name in PERCENTILES]
+            unit = "ms" if in_seconds else figure.unit.value
+            rows.append([f"{figure.title}, {unit}", f"{figure.n:,}", *cells])
     footnote = FEW if is_marked(rows) else ""
-    return Table(["figure", "n", *_PERCENTILES], rows, footnote=footnote, label="Figures of the pairs")
+    return Table(["figure", "n", *PERCENTILES], rows, footnote=footnote, label="Figures of the pairs")
 
 
-def _cell(figure: _Json, name: str, show: Any) -> str:
-    value = figure[name]
-    mark = MARK if name in figure["marks"] else ""
-    if value["low"] == value["value"] == value["high"]:
-        return f"{show(value['value'])}{mark}"
-    return f"{show(value['value'])} ({show(value['low'])} to {show(value['high'])}){mark}"
+def _cell(figure: FigureSummary, name: str, show: Callable[[float], str]) -> str:
+    percentile: BoundedValue = getattr(figure, name)
+    mark = MARK if name in figure.marks else ""
+    value, low, high = show(percentile.value), show(percentile.low), show(percentile.high)
+    exact = percentile.low == percentile.value == percentile.high
+    return f"{value}{mark}" if exact else f"{value} ({low} to {high}){mark}"
 
 
-def _definitions(summary: _Json) -> list[Block]:
-    rows = [[figure["title"], figure["definition"]] for figure in summary["figures"].values() if figure["n"]]
-    return [Table(["figure", "meaning"], rows, breaks=True)]
-
-
-def _difference_table(summary: _Json) -> Table:
+def _difference_table(summary: PairSummary) -> Table:
     rows = [
         [
-            one["front"],
-            ", ".join(one["back"]),
-            one["relation"],
-            f"{one['equal_chars']:,}",
-            f"{one['front_chars']:,}",
-            f"{one['back_chars']:,}",
+            one.front,
+            ", ".join(one.back),
+            one.relation.value,
+            *(f"{n:,}" for n in (one.equal_chars, one.front_chars, one.back_chars)),
         ]
-        for one in summary["differences"]
+        for one in summary.differences
     ]
     heads = ["front", "back", "text", "equal characters", "front characters", "back characters"]
     return Table(heads, rows, label="Texts that differ")
 
 
-def _slowest_table(summary: _Json) -> Table:
-    rows = [[one["front"], ", ".join(one["back"]), _signed_ms(one["ttft"])] for one in summary["slowest"]]
+def _slowest_table(summary: PairSummary) -> Table:
+    rows = [[one.front, ", ".join(one.back), _signed_ms(one.ttft)] for one in summary.slowest]
     return Table(["front", "back", "added, ms"], rows, label="Most time added to the first token")

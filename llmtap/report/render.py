@@ -82,10 +82,10 @@ def rich_table(table: Table) -> RichTable:
     """Return a table for a rich Console: words are aligned left, figures right."""
     shown = RichTable(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
     for i, head in enumerate(table.heads):
-        left = i == 0 or is_words(row[i] for row in table.rows)
+        is_left = i == 0 or is_words(row[i] for row in table.rows)
         shown.add_column(
             Text("\n".join(map(printable, head.split("\n")))),
-            justify="left" if left else "right",
+            justify="left" if is_left else "right",
             no_wrap=table.nowrap,
         )
     for row in table.rows:

@@ -90,7 +90,7 @@ _PAIRS_ABOUT: Final = (
 _RESTS: Final[Mapping[str, Sequence[str]]] = {
     "figures-table": ("ITL", "tokens", "smooth goodput", "sender"), "baseline": ("warm-up",), "outcomes": (),
 }  # fmt: skip
-"""By section of the page: terms that its caption has, in addition to those of every caption."""
+"""For each section of the page: the terms of its caption, in addition to the terms that every caption has."""
 _Json = Mapping[str, Any]
 
 
@@ -174,7 +174,7 @@ def _verdict(verdict: _Json) -> VerdictBox:
     items = [_finding_text(finding) for finding in verdict["findings"]]
     items += [f"Not checked: {text}" for text in verdict["unchecked"]]
     says = verdict.get("says") or ""
-    text = f"{says[:1].upper()}{says[1:]}." if says else ""  # Older results have no sentence.
+    text = f"{says[:1].upper()}{says[1:]}." if says else ""  # Results of earlier versions have no `says`.
     if verdict.get("failed"):
         lead = "FAILED."
     elif not verdict["valid"]:

@@ -40,7 +40,7 @@ def explained_to_dict(saved: Saved, explained: Explained, *, text: bool = True) 
     """
     x = explained.exchange
     document: dict[str, Any] = x.to_dict(metrics_of(x), chunking_of(x), events=True)
-    if not explained.timed:
+    if not explained.has_times:
         _remove_times(document, saved)
     for event, e in zip(document["events"], explained.events, strict=False):
         d = e.delta
@@ -87,20 +87,20 @@ def headline(saved: Saved, explained: Explained) -> str:
 
 
 def event_columns(explained: Explained) -> tuple[str, ...]:
-    return ("#", *(("ms",) if explained.timed else ()), "bytes", "class", "tokens", "adds")
+    return ("#", *(("ms",) if explained.has_times else ()), "bytes", "class", "tokens", "adds")
 
 
 def event_cells(explained: Explained, *, text: bool = True) -> Iterator[tuple[str, ...]]:
     """Yield the row of each event, with the columns `event_columns`. `ms` is the time since
     the request was sent."""
     line = explained.exchange.timeline
-    times_ns = list(line.events.t_ns) if explained.timed else []
+    times_ns = list(line.events.t_ns) if explained.has_times else []
     for i, e in enumerate(explained.events):
         d = e.delta
         ms = f"{(times_ns[i] - (line.submit_ns or 0)) / 1e6:.3f}" if i < len(times_ns) else "-"
         yield (
             str(i),
-            *((ms,) if explained.timed else ()),
+            *((ms,) if explained.has_times else ()),
             f"{e.start}-{e.end}",
             " +".join([_class_name(d.event_class), *map(_class_name, d.also)]),
             f"{d.tokens}" if d.tokens >= 0 else "",
@@ -196,7 +196,7 @@ def _chunking_text(explained: Explained) -> str:
 
 
 def _times_text(saved: Saved, explained: Explained) -> str:
-    if explained.timed:
+    if explained.has_times:
         m = metrics_of(explained.exchange)
         return "  ".join(f"{name} {milliseconds(m[name])} ms" for name in ("ttft", "e2e"))
     if not saved.totals:

@@ -303,9 +303,9 @@ def scrape_text(resources: _Json) -> str:
 
 def series_title(name: str) -> str:
     """Return the title of a series; its name, if llmtap has no title for it."""
-    device, _, what = name.partition("_")
+    device, _, quantity = name.partition("_")
     if device.startswith("gpu") and device[3:].isdecimal():
-        return f"GPU {device[3:]}, {what}"
+        return f"GPU {device[3:]}, {quantity}"
     return _SERIES_TITLES.get(name, name)
 
 

@@ -203,8 +203,8 @@ _UNSERVED: Final = {
     "late": ("given up", "had no token in time", ("ttft",)),
     "late_midway": ("given up", "had a token too late and were served no further", ("ttft", "tbt")),
 }
-"""By reason why requests were not served: title of the column, meaning, and the options
-that set the limit."""
+"""For each reason why requests were not served: title of the column, meaning, and the options that set the
+limit."""
 BEST: Final = "\N{BLACK STAR}"
 DOUBTFUL: Final = "?"
 """Mark after each figure of a run if a caution applies to the fit of its latency model."""

@@ -284,7 +284,7 @@ def _settings_blocks(results: Sequence[Result], *, sla: bool) -> list[Block]:
 
 
 def _values_text(results: Iterable[Result], *path: str, before: str = "", after: str = "") -> str:
-    """Return the values at a path with text around them; empty if there are none."""
+    """Return the values at a path with text around them; empty if no run has a value."""
     values = (at(r, *path) for r in results)
     text = values_text(float(f"{v:.4g}") if isinstance(v, float) else v for v in values)
     return f"{before}{text}{after}" if text else ""

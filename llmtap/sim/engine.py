@@ -78,10 +78,10 @@ class EngineOutput:
     cached: Mapping[int, int] | None = None
 
 
-def with_departure_times(made: EngineOutput, due_ns: Sequence[int]) -> EngineOutput:
+def with_departure_times(output: EngineOutput, due_ns: Sequence[int]) -> EngineOutput:
     """Return this output with the tokens in the order of `due_ns`, the times at which they leave."""
-    leaving = sorted(zip(due_ns, made.tokens, strict=True))
-    return replace(made, tokens=[request for _, request in leaving], due_ns=[due for due, _ in leaving])
+    leaving = sorted(zip(due_ns, output.tokens, strict=True))
+    return replace(output, tokens=[request for _, request in leaving], due_ns=[due for due, _ in leaving])
 
 
 class Scheduler(Protocol):
@@ -141,7 +141,7 @@ class EngineRun:
 @dataclass(frozen=True, slots=True)
 class Step:
     started: Sequence[EngineRun] = ()
-    made: EngineOutput = EngineOutput()
+    output: EngineOutput = EngineOutput()
     given_up: Mapping[int, GivenUp] = field(default_factory=dict)
 
 
@@ -170,25 +170,25 @@ class Engine:
 
     def arrive(self, now_ns: int, request: int, *, more: bool = False) -> Step:
         """Add a request. `more`: other requests arrive at the same time, so do not start work before them."""
-        self._at(now_ns)
+        self._set_time(now_ns)
         self._scheduler.on_arrival(now_ns, request)
         return _NOTHING if more else self.dispatch(now_ns)
 
     def on_done(self, now_ns: int, run: EngineRun) -> Step:
-        self._at(now_ns)
+        self._set_time(now_ns)
         assert now_ns >= run.end_ns
-        made = self._scheduler.on_done(now_ns, run.work)
+        output = self._scheduler.on_done(now_ns, run.work)
         heappush(self._free_servers, run.server)
         step = self.dispatch(now_ns)
-        return Step(step.started, made, step.given_up)
+        return Step(step.started, output, step.given_up)
 
     def leave(self, now_ns: int, request: int) -> Step:
-        self._at(now_ns)
+        self._set_time(now_ns)
         self._scheduler.on_left(now_ns, request)
         return self.dispatch(now_ns)
 
     def close(self, now_ns: int) -> Step:
-        self._at(now_ns)
+        self._set_time(now_ns)
         self._scheduler.on_close(now_ns)
         return self.dispatch(now_ns)
 
@@ -203,7 +203,7 @@ class Engine:
         given_up = self._scheduler.take_given_up()
         return Step(started, given_up=given_up) if started or given_up else _NOTHING
 
-    def _at(self, now_ns: int) -> None:
+    def _set_time(self, now_ns: int) -> None:
         assert self._now_ns is None or now_ns >= self._now_ns, "time went back"
         self._now_ns = now_ns
 
@@ -263,7 +263,7 @@ class _Recorder:
             if isinstance(run.work, Batch):
                 self._record_batch(now_ns, run)
             else:
-                self._record_iteration(now_ns, step.made)
+                self._record_iteration(now_ns, step.output)
         for request, reason in step.given_up.items():
             self._record.reasons[request] = reason
             self._end(now_ns, request, served=False)
@@ -302,20 +302,20 @@ class _Recorder:
                 times = batch.token_times(run.start_ns, self._outputs[request])
                 watch.on_ended(request, times, now_ns, served=True)
 
-    def _record_iteration(self, now_ns: int, made: EngineOutput) -> None:
+    def _record_iteration(self, now_ns: int, output: EngineOutput) -> None:
         record, tokens = self._record, self._tokens
-        if made.cached is not None:
+        if output.cached is not None:
             if not record.cached:
                 record.cached = array("q", [-1]) * len(record.start_ns)
-            for request, count in made.cached.items():
+            for request, count in output.cached.items():
                 record.cached[request] = count
-        if made.due_ns is None:
-            for request in made.tokens:
+        if output.due_ns is None:
+            for request in output.tokens:
                 tokens.setdefault(request, []).append(now_ns)
         else:
-            for request, due_ns in zip(made.tokens, made.due_ns, strict=True):
+            for request, due_ns in zip(output.tokens, output.due_ns, strict=True):
                 tokens.setdefault(request, []).append(due_ns)
-        for request in made.finished:
+        for request in output.finished:
             self._end(now_ns, request, served=True)
 
     def _end(self, now_ns: int, request: int, *, served: bool) -> None:

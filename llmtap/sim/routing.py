@@ -161,10 +161,10 @@ class RoutedEngine:
         step = steps[0]
         if len(steps) > 1:
             given_up: dict[int, GivenUp] = {}
-            for one in steps:
-                given_up.update(one.given_up)
+            for engine_step in steps:
+                given_up.update(engine_step.given_up)
             step = replace(step, started=[run for one in steps for run in one.started], given_up=given_up)
-        for request in (*step.made.finished, *step.given_up):
+        for request in (*step.output.finished, *step.given_up):
             self._close_request(request)
         return step
 

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def alone_problems(settings: Settings, *, in_use: bool = False) -> Iterator[ConfigError]:
-    """Yield what is wrong with the settings of a meter without relays; `in_use` as in `problems_of`."""
+    """Yield the mistakes in the settings of a meter without relays; `in_use` as in `problems_of`."""
     if settings.meter.socket is None:
         yield ConfigError(
             "meter.socket",

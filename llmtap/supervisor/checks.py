@@ -18,8 +18,6 @@ from llmtap.net.tls import client_context, server_context
 from llmtap.protocol.inference import SkipRules
 from llmtap.vantage.relay.options import RelayOptions
 
-HEAD_BYTES_MIN: Final = 256
-"""Smallest possible limit for the size of a head."""
 _OWN_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", "::", ""})
 """Host names of this machine. Two URLs with different ones of them and the same port lead to the same
 server."""
@@ -38,8 +36,9 @@ def check_measuring(settings: Settings) -> None:
 def problems_of(
     settings: Settings, supervisor: int | None = None, *, in_use: bool = False
 ) -> Iterator[ConfigError]:
-    """Yield what is wrong with a proxy's settings; `supervisor`: its process, if not this one. With `in_use`,
-    a running llmtap may use the settings: its capture is no mistake."""
+    """Yield the mistakes in the settings of a proxy. `supervisor`: process id of the proxy's supervisor, if
+    it is not this process. `in_use`: whether a running llmtap may use the settings, so that its capture in
+    the same folder is not a mistake."""
     if settings.pair.back_ports:
         hint = "set pair.upstream and pair.listen for a relay, or use llmtap watch"
         yield ConfigError("pair.back_ports", "is for llmtap watch, and a proxy watches no ports", hint)
@@ -52,7 +51,7 @@ def problems_of(
 
 
 def relay_problems(settings: Settings) -> Iterator[ConfigError]:
-    """Yield what is wrong with the settings of the relays."""
+    """Yield the mistakes in the settings of the relays."""
     relay = settings.relay
     listen = admin = None
     try:
@@ -101,22 +100,13 @@ def relay_problems(settings: Settings) -> Iterator[ConfigError]:
     if relay.tls_certificate and relay.tls_key:
         yield from errors_of_check(server_context, relay.tls_certificate, relay.tls_key)
     yield from errors_of_check(SkipRules, relay.skip, "relay.skip")
-    if relay.head_bytes < HEAD_BYTES_MIN:
-        yield ConfigError(
-            "relay.head_bytes", f"must be at least {HEAD_BYTES_MIN:,} bytes, got {relay.head_bytes:,}"
-        )
-    for key in ("idle_timeout", "head_timeout", "connect_timeout"):
-        if getattr(relay, key) <= 0:
-            yield ConfigError(
-                f"relay.{key}", "must be more than 0", "such as 365d to wait practically without a limit"
-            )
 
 
 def back_relay_problems(
     settings: Settings, taken: Mapping[str, tuple[str, int] | None]
 ) -> Iterator[ConfigError]:
-    """Yield what is wrong with the relay between a gateway and its engine; `taken`: addresses in use, by
-    key."""
+    """Yield the mistakes in the settings of the relay between a gateway and its engine. `taken`: addresses
+    that are in use, by key."""
     pair = settings.pair
     try:
         listen = parse_address(pair.listen, "pair.listen")
@@ -142,7 +132,7 @@ def _is_same(origin: Origin, address: tuple[str, int]) -> bool:
 
 
 def warnings_of(settings: Settings) -> Iterator[str]:
-    """Yield what is probably a mistake in a proxy's settings that are valid."""
+    """Yield probable mistakes in valid settings of a proxy."""
     ports = [parse_address(at, "")[1] for at in (settings.relay.listen, settings.meter.admin)]
     defaults = [parse_address(at, "")[1] for at in (RelayOptions().listen, MeterOptions().admin)]
     if ports == defaults[::-1]:
@@ -163,7 +153,7 @@ def warnings_of(settings: Settings) -> Iterator[str]:
 def measuring_problems(
     settings: Settings, supervisor: int | None = None, *, in_use: bool = False
 ) -> Iterator[ConfigError]:
-    """Yield what is wrong with the settings of any meter; `in_use` as in `problems_of`."""
+    """Yield the mistakes in the settings that every meter has; `in_use` as in `problems_of`."""
     meter = settings.meter
     if meter.admin_tls_certificate and meter.admin_tls_key:
         tls = (meter.admin_tls_certificate, meter.admin_tls_key, "meter.admin_tls_")

@@ -63,7 +63,8 @@ class _Process(Protocol):
 
 
 class Child:
-    """A running child process. It ends when its stdin closes, so also when this process ends."""
+    """A running child process. A child ends when its stdin closes, and therefore also when this process
+    ends."""
 
     def __init__(self, kind: Kind, name: str, index: int, process: _Process, stdin: int) -> None:
         self.kind = kind

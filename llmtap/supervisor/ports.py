@@ -25,7 +25,7 @@ _VARIABLES: Final = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
 
 
 class SystemdSockets(NamedTuple):
-    """Listening sockets received from systemd; empty and None if there are none."""
+    """Listening sockets received from systemd; empty and None if systemd passed none."""
 
     clients: list[socket.socket]
     admin: socket.socket | None
@@ -233,7 +233,8 @@ class Ports:
 
     def sockets_of(self, index: int, workers: int) -> list[socket.socket]:
         """Return the sockets of worker `index`; the last worker serves all remaining ones. After the workers
-        in front of the gateway come those behind it, with one socket each. Raises OSError if there is none.
+        in front of the gateway come those behind it, with one socket each. Raises OSError if the worker has
+        no socket.
         """
         place = index - workers
         if place >= 0:

@@ -142,7 +142,8 @@ class ProxyRun(msgspec.Struct, kw_only=True):
 
 
 class RelayPlaces(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings that determine the sockets and the side of each relay. Old relays keep theirs."""
+    """Settings that determine the sockets and the side of each relay. Relays that were started before a
+    reload keep the old settings."""
 
     front: int
     """Number of relays in front of the gateway."""
@@ -187,7 +188,8 @@ def back_relay_options(settings: Settings) -> RelayOptions:
 
 
 def _meter_setup(settings: Settings, tenant_salt: str, **own: Any) -> MeterSetup:
-    """Return the setup of a meter. `own`: further fields; `tenant_salt`: used if the settings have none."""
+    """Return the setup of a meter. `own`: further fields of the setup. `tenant_salt`: key of the hashes of
+    tenants if the settings have none."""
     return MeterSetup(
         options=settings.meter,
         changeable=Changeable(

@@ -265,7 +265,7 @@ class Supervisor:
         while True:
             if child is None:
                 self._meter = child = await start_with_retries("meter", self._start_meter)
-                self._update_meter()  # the settings may have been reloaded meanwhile
+                self._update_meter()  # a reload may have changed the settings while the meter started
             if not child.is_ready:
                 await child.ready()
                 self._meter_ready.set()
@@ -496,7 +496,10 @@ class Supervisor:
                 try:
                     move(self._settings)
                 except ConfigError as exc:
-                    log.error("event=restart_partial error=%r", str(exc))
+                    log.error(
+                        "event=restart_partial error=%r hint='the new processes keep the old address'",
+                        str(exc),
+                    )
             plan = _Plan(self._settings, ports, self._run)
             fresh = await self._start_generation(plan, meter=True)
             if fresh is not None:
@@ -520,7 +523,7 @@ class Supervisor:
         if places is not None:
             self._settings = places.apply_to(self._settings)
         for index in range(relay_count(self._settings)):
-            if index not in self._relays:  # it had died before the restart
+            if index not in self._relays:  # the old relay had died before the restart
                 self._relays[index] = await start_with_retries("relay", partial(self._start_relay, index))
         self._set_relays(self._relays)
 

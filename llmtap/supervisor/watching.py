@@ -51,7 +51,7 @@ _CAPABILITY_VERSION_3: Final = 0x20080522
 
 
 def watching_problems(settings: Settings) -> Iterator[ConfigError]:
-    """Yield what is wrong with the settings of `llmtap watch` on interfaces."""
+    """Yield the mistakes in the settings of `llmtap watch` on interfaces."""
     options = settings.watch
     if not options.interfaces:
         yield ConfigError("watch.interfaces", "is missing", "give --interface eth0, or --read FILE.pcap")
@@ -83,7 +83,7 @@ def watching_problems(settings: Settings) -> Iterator[ConfigError]:
 
 
 def _pair_problems(settings: Settings) -> Iterator[ConfigError]:
-    """Yield what is wrong with the settings of both sides of a gateway."""
+    """Yield the mistakes in the settings of the two sides of a gateway."""
     pair, ports = settings.pair, set(settings.watch.ports)
     if pair.upstream and pair.back_ports:
         hint = "set pair.upstream for a relay, or pair.back_ports to read packets"
@@ -107,7 +107,7 @@ def _relay_of(settings: Settings) -> tuple[str, RelayOptions] | None:
 
 
 def packet_problems(settings: Settings) -> Iterator[ConfigError]:
-    """Yield what is wrong with `watch.upstream_hosts` and `watch.skip`, on interfaces and in files."""
+    """Yield the mistakes in `watch.upstream_hosts` and `watch.skip`, which apply to interfaces and files."""
     for i, host in enumerate(settings.watch.upstream_hosts):
         try:
             pack_addresses([host])

@@ -223,7 +223,7 @@ class EventScreen(Screen[None]):
         try:
             first_token = await self._feed.first_token(self._exchange_id)
         except Trouble:
-            return  # a meter of an older version: the events are shown all the same
+            return  # a meter of an older version has no parts of the wait; the events are shown without them
         parts = [] if first_token is None else first_token_lines(first_token)
         self._show_notes([*facts_, *parts, *table.table.notes])
 
@@ -303,7 +303,7 @@ class TopApp(App[None]):
         self.view = VIEWS[0]
         self._wake_event = asyncio.Event()
         """Set to end the wait for the next request."""
-        self._refresh_wanted = True
+        self._wants_refresh = True
         """Whether the user requested new figures, which `_watch` then requests even during a pause."""
         self._loaded_view: View | None = None
         """View of the latest answer; until it is the open view, the table may be empty."""
@@ -349,15 +349,15 @@ class TopApp(App[None]):
     async def _watch(self) -> None:
         while True:
             self._wake_event.clear()
-            if self._refresh_wanted or not self.feed.paused:
-                self._refresh_wanted, view = False, self.view
+            if self._wants_refresh or not self.feed.paused:
+                self._wants_refresh, view = False, self.view
                 await self.feed.poll(view)
                 self._loaded_view = view
                 self._show()
             await self.feed.wait(self._wake_event)
 
     def _wake(self) -> None:
-        self._refresh_wanted = True
+        self._wants_refresh = True
         self._wake_event.set()
 
     def _show(self) -> None:
@@ -384,16 +384,16 @@ class TopApp(App[None]):
         if not grid.is_attached:
             return
         grid.show(self.view.table(self.feed.documents))
-        notes, of = list(grid.table.notes), len(grid.table.rows)
-        if self.view.inspects and of:
+        notes, count = list(grid.table.notes), len(grid.table.rows)
+        if self.view.inspects and count:
             notes.append("enter: events")
         if grid.wanted:
             notes.append(
-                f"filter {visible_text(grid.wanted)!r}: {grid.matching:,} of {of:,}; escape clears it"
+                f"filter {visible_text(grid.wanted)!r}: {grid.matching:,} of {count:,}; escape clears it"
             )
         if grid.matching > ROWS_MAX:
             notes.append(f"the first {ROWS_MAX:,} of {grid.matching:,} lines")
-        if not of and self.feed.trouble is None:
+        if not count and self.feed.trouble is None:
             notes.append(
                 "no data in this window yet" if self._loaded_view is self.view else "requesting data"
             )

@@ -264,11 +264,13 @@ def read_token(
     return _check_token(token, "--token-env", f"the value of ${name or TOKEN_ENV}")
 
 
-def _check_token(text: str, option: str, what: str) -> str:
+def _check_token(text: str, option: str, subject: str) -> str:
     """Return the token without white space at its ends. Raises ConfigError."""
     token = text.strip()
     if not token or len(token) > TOKEN_BYTES_MAX or not token.isascii() or not token.isprintable():
-        raise ConfigError(option, f"{what} is not a token", "expected visible ASCII characters, in one line")
+        raise ConfigError(
+            option, f"{subject} is not a token", "expected visible ASCII characters, in one line"
+        )
     return token
 
 
@@ -351,7 +353,8 @@ class Feed:
         self._next_request_ns = self._answer_ns + self._interval_ns
 
     async def exchange(self, id_: str) -> Document | None:
-        """Return one exchange with its events; None if the meter has it no more. Raises Trouble."""
+        """Return one exchange with its events; None if the meter does not have the exchange any more. Raises
+        Trouble."""
         query = {"id": id_, "events": "1", "limit": "1"}
         whole: Document | None = None
         for _ in range(PAGES_MAX):
@@ -371,7 +374,8 @@ class Feed:
         return whole
 
     async def first_token(self, id_: str) -> Document | None:
-        """Return the parts of an exchange's wait for its first token; None if the meter has it no more.
+        """Return how an exchange's wait for its first token is divided into parts (`metrics/phases.py`); None
+        if the meter does not have the exchange any more.
 
         Raises Trouble."""
         answer: Document | None = (await self._admin.get("first_token", id=id_)).get("first_token")
@@ -401,19 +405,20 @@ class Feed:
     def status(self) -> str:
         """Return the state of the connection and the time of the figures, for the header."""
         now_ns, link = self._clock.mono_ns(), self.link
-        of = f"figures of {self.time()}" if self._answer_ns is not None else "no figures yet"
+        figures_text = f"figures of {self.time()}" if self._answer_ns is not None else "no figures yet"
         match link:
             case FeedLink.DISCONNECTED:
                 lost_s, left_s = (
                     (now_ns - self._first_failure_ns) // NS_PER_S,
                     (self._next_request_ns - now_ns) / NS_PER_S,
                 )
-                again = f"again in {left_s:.0f} s" if left_s >= 0.5 else "trying"
-                return f"{link} {lost_s} s: {self.trouble}; {again}; {of}"
+                retry_text = f"again in {left_s:.0f} s" if left_s >= 0.5 else "trying"
+                return f"{link} {lost_s} s: {self.trouble}; {retry_text}; {figures_text}"
             case FeedLink.STALE:
-                return f"{link}: no answer for {(now_ns - (self._answer_ns or now_ns)) // NS_PER_S} s; {of}"
+                silent_s = (now_ns - (self._answer_ns or now_ns)) // NS_PER_S
+                return f"{link}: no answer for {silent_s} s; {figures_text}"
             case FeedLink.PAUSED if self.trouble is not None:
-                return f"{link}; the last request failed: {self.trouble}; {of}"
+                return f"{link}; the last request failed: {self.trouble}; {figures_text}"
             case FeedLink.CONNECTING:
                 return f"{link}"
             case _:

@@ -29,12 +29,12 @@ SILENT: Final = "·"
 SPARK_CELLS: Final = 24
 
 
-def _sparkline_cell(one: Any) -> Cell:
+def _sparkline_cell(stream: Any) -> Cell:
     """Return a sparkline of the tokens of a stream over the window that the answer names."""
-    age, window = one.get("age"), one.get("window")
+    age, window = stream.get("age"), stream.get("window")
     if age is None or window is None:
         return Cell("")
-    return Cell(sparkline(one.get("timeline") or (), SPARK_CELLS, max(0.0, age - window), age))
+    return Cell(sparkline(stream.get("timeline") or (), SPARK_CELLS, max(0.0, age - window), age))
 
 
 def sparkline(timeline: Sequence[Any], cells: int, since: float, until: float) -> str:
@@ -46,8 +46,8 @@ def sparkline(timeline: Sequence[Any], cells: int, since: float, until: float) -
     for t, tokens in timeline:
         if since <= t <= until:
             sums[min(int((t - since) / ((until - since) or 1) * cells), cells - 1)] += tokens
-    most = max(sums)
-    return "".join(LEVELS[ceil(n / most * len(LEVELS)) - 1] if n > 0 else SILENT for n in sums)
+    largest = max(sums)
+    return "".join(LEVELS[ceil(n / largest * len(LEVELS)) - 1] if n > 0 else SILENT for n in sums)
 
 
 _STREAM_COLUMNS: Final = (
@@ -78,12 +78,12 @@ def streams_table(answer: Mapping[str, Any]) -> ViewTable:
 _WAITS: Final = {"first_token": "first token", "next_token": "next token"}
 
 
-def _past_cell(one: Any) -> Cell:
-    """Return how many finished streams of the model continued after a silence of this length."""
-    n, resumed, share = (at(one, "past", name) for name in ("n", "resumed", "share"))
+def _past_cell(stream: Any) -> Cell:
+    """Return the number of finished streams of the model that continued after a silence of this length."""
+    n, resumed, share = (at(stream, "past", name) for name in ("n", "resumed", "share"))
     if not n:
         return Cell(NOTHING)
-    limits = " to ".join(share_cell(at(one, "past", name)).text for name in ("low", "high"))
+    limits = " to ".join(share_cell(at(stream, "past", name)).text for name in ("low", "high"))
     estimate = "" if share is None else f", {share_cell(share).text} ({limits})"
     return Cell(f"{resumed:,} of {n:,}{estimate}", resumed / n)
 

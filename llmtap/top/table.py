@@ -181,17 +181,17 @@ def facts(summary: Mapping[str, Any]) -> Iterator[str]:
         met = f"{goodput['met']:,} of {goodput['counted']:,} met {objectives}{unjudged}"
         yield f"goodput {number(goodput['requests_per_second'], 3)} req/s ({met})"
     rate, speed = at(smooth, "tokens_per_second"), at(smooth, "speed_tokens_per_second")
-    of = "several readers" if speed is None else f"alpha {smooth['alpha']:g}, reader {speed:g} tok/s"
-    yield "smooth goodput -" if rate is None else f"smooth goodput {number(rate, 3)} tok/s ({of})"
+    settings = "several readers" if speed is None else f"alpha {smooth['alpha']:g}, reader {speed:g} tok/s"
+    yield "smooth goodput -" if rate is None else f"smooth goodput {number(rate, 3)} tok/s ({settings})"
     yield _latency_text("uncertainty", at(summary, "uncertainties"))
     if lost := sum(at(relay, "lost") or 0 for relay in (at(summary, "relays") or {}).values()):
         yield f"{lost:,} lost (tap_error) as a vantage died: see Tap"
     places = at(summary, "without_dialect") or []
     if places:
-        n, most = sum(place["n"] for place in places), places[0]
-        where = visible_text(f"{most['path']} {most['content_type'] or ''}".strip(), _OBJECTIVES_CHARS)
+        n, largest = sum(place["n"] for place in places), places[0]
+        where = visible_text(f"{largest['path']} {largest['content_type'] or ''}".strip(), _OBJECTIVES_CHARS)
         yield (
-            f"unknown format {n / summary['n']:.1%} ({n:,}), most {where} {most['reading']}:"
+            f"unknown format {n / summary['n']:.1%} ({n:,}), most {where} {largest['reading']}:"
             " llmtap inspect FILE --draft NAME"
         )
 
@@ -230,17 +230,17 @@ def alarms(
     for name, slo in (at(summary, "slo") or {}).items():
         for alarm in at(slo, "alarms") or ():
             tenant = alarm.get("tenant")
-            own = slo if tenant is None else {**slo, "windows": at(slo, "by", "tenant", tenant)}
-            rates = (_burn_rate_text(own, alarm[window]) for window in ("long", "short"))
-            yield name if tenant is None else f"{tenant} ({name})", own, alarm, *rates
+            owner_slo = slo if tenant is None else {**slo, "windows": at(slo, "by", "tenant", tenant)}
+            rates = (_burn_rate_text(owner_slo, alarm[window]) for window in ("long", "short"))
+            yield name if tenant is None else f"{tenant} ({name})", owner_slo, alarm, *rates
 
 
 def _burn_rate_text(slo: object, name: str) -> str:
     """Return the burn rate of a window, with the time that it covers."""
     rate, seconds = at(slo, "windows", name, "burn_rate"), at(slo, "windows", name, "seconds")
     measured = isinstance(seconds, int | float) and seconds < _COMPLETE * _WINDOW_S.get(name, 0)
-    over = f"the {seconds:.0f} s measured" if measured else name
-    return f"{NOTHING if rate is None else number(rate, 3)} over {over}"
+    span = f"the {seconds:.0f} s measured" if measured else name
+    return f"{NOTHING if rate is None else number(rate, 3)} over {span}"
 
 
 def firing_sentences(summary: Mapping[str, Any]) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from llmtap.errors import printable
 from llmtap.exchange.outcome import FAILED
+from llmtap.metrics.catalogue import Answers, Surface, Unit, shown_on
 from llmtap.metrics.deadlines import READER_NS_PER_TOKEN
 from llmtap.report.experiment import experiment_lines
 from llmtap.report.values import at, milliseconds, number
@@ -182,8 +183,8 @@ def _refusals_table(documents: Documents) -> ViewTable:
     rows = [row_of("", _CUT_COLUMNS, {**summary, "name": "all"})] if "refusals" in summary else []
     for name, part in (at(summary, "by", "tenant") or {}).items():
         rows.append(row_of(f"tenant {name}", _CUT_COLUMNS, {"name": name, **part}))
-    held = "held: longest silence before a burst of events"
-    return ViewTable(_CUT_COLUMNS, rows, (f"{_caption_text(summary)}; {held}",))
+    note = "held: longest silence before a burst of events"
+    return ViewTable(_CUT_COLUMNS, rows, (f"{_caption_text(summary)}; {note}",))
 
 
 TEXT_CHARS: Final = 160
@@ -229,8 +230,8 @@ def _tap_lines(summary: Mapping[str, Any]) -> Iterator[Line]:
     yield "stamps", "uncertain", count_cell(uncertain), f"exchanges above {milliseconds(limit)} ms"
     yield "loops", "lag max", ms_cell(at(summary, "window", "lag_max")), "ms; of any relay in the window"
     for name, relay in (summary.get("relays") or {}).items():
-        for what, value, about in _relay_lines(relay):
-            yield f"{at(relay, 'vantage') or 'relay'} {name}", what, value, about
+        for part, value, about in _relay_lines(relay):
+            yield f"{at(relay, 'vantage') or 'relay'} {name}", part, value, about
     for kind, n in (summary.get("meter_errors") or {}).items():
         yield "meter", f"errors: {kind}", count_cell(n), "exchanges or values not measured"
     for name, value in (summary.get("capture") or {}).items():
@@ -441,9 +442,11 @@ def fact_lines(x: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name.replace('_', ' ')} {visible_text(x[name])}"
     metrics = x.get("metrics") or {}
     whole = not x.get("stream", True)
-    for name, title in (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2e", "E2E"), ("user_idle", "user idle")):
-        if metrics.get(name) is not None and not (whole and name in ("ttft", "tpot")):
-            yield f"{title} {milliseconds(metrics[name])} ms"
+    for metric in shown_on(Surface.FACTS):
+        value = metrics.get(metric.name)
+        if value is not None and not (whole and metric.answers is Answers.STREAMS):
+            is_time = metric.unit is Unit.SECONDS
+            yield f"{metric.title} {milliseconds(value)} ms" if is_time else f"{metric.title} {value:.3g}"
     output, source = at(x, "tokens", "output"), at(x, "tokens", "source")
     if output is not None:
         yield f"{output:,} output tokens by {visible_text(source)}"
@@ -458,10 +461,12 @@ def fact_lines(x: Mapping[str, Any]) -> Iterator[str]:
     added = at(x, "added", "chunk_max")
     if added is not None:
         yield f"added by the tap at most {milliseconds(added)} ms a chunk"
-    if held := x.get("held"):
+    if holds := x.get("held"):
         yield f"held by the client {milliseconds(x.get('paused'))} ms"
         for name, title in (("tbc_max", "longest pause"), ("tpot", "TPOT")):
-            delivered, server = (milliseconds(held.get(f"{name}_{side}")) for side in ("delivered", "server"))
+            delivered, server = (
+                milliseconds(holds.get(f"{name}_{side}")) for side in ("delivered", "server")
+            )
             yield f"{title} delivered {delivered} ms, of the server alone at least {server} ms"
     if x.get("trace_url") is not None:
         yield f"trace {printable(x['trace_url'])}"

@@ -75,7 +75,7 @@ def messages_of(body: JsonObject) -> list[tuple[str, str]] | None:
                 called = "tool" if str(message.get("type")).endswith("_output") else "assistant"
                 kind = role if isinstance(role, str) else called
                 content = message.get("content", message.get("output", message.get("arguments")))
-                out.append((kind, text_of(content)))
+                out.append((kind, text_of(content) or _calls_text(message.get("tool_calls"))))
             return out
         if name == "input" and isinstance(value, str):
             return [*out, ("user", value)]
@@ -83,6 +83,18 @@ def messages_of(body: JsonObject) -> list[tuple[str, str]] | None:
     if isinstance(prompt, list) and len(prompt) == 1:
         prompt = prompt[0]
     return [*out, ("user", prompt)] if isinstance(prompt, str) else None
+
+
+def _calls_text(calls: Any) -> str:
+    """Return the functions of tool calls as JSON: an object for one call, a list for several; or ""."""
+    listed = calls if isinstance(calls, list) else []
+    functions = [call.get("function") for call in listed if isinstance(call, dict)]
+    named = [
+        {name: value for name, value in function.items() if name in ("name", "arguments")}
+        for function in functions
+        if isinstance(function, dict)
+    ]
+    return compact_json(named[0] if len(named) == 1 else named) if named else ""
 
 
 def text_of(content: Any) -> str:

@@ -197,7 +197,7 @@ def _aspect_of(name: str, rows: int, wanted: format.TraceFormat, written: format
     reason = wanted.why.get(name)
     if name not in wanted.holds:
         reason = reason or f"{wanted.name} has no place for it"
-        return Aspect(name, rows, 0, "lost", reason, _formats_with(name, wanted))
+        return Aspect(name, rows, 0, "lost", reason, _formats_with(wanted, name))
     # Count at most `rows`: a writer may add values that the source lacks, such as 0 tokens of a failed
     # request.
     written_rows = min(rows, written.counts.get(name, 0))
@@ -207,14 +207,15 @@ def _aspect_of(name: str, rows: int, wanted: format.TraceFormat, written: format
     keep = None
     if written_rows < rows and written.dropped:
         reason = "; ".join(filter(None, (f"left out: {_reasons_text(written)}", reason)))
-        keep = _formats_with("outcome and status", wanted)
+        keep = _formats_with(wanted, "outcome and status", name)
     elif not written_rows:
-        keep = _formats_with(name, wanted)
+        keep = _formats_with(wanted, name)
     return Aspect(name, rows, written_rows, fate, reason, keep)
 
 
-def _formats_with(aspect: str, wanted: format.TraceFormat) -> str | None:
-    names = [f.name for f in registry.FORMATS if f.write_rows and aspect in f.holds and f is not wanted]
+def _formats_with(wanted: format.TraceFormat, *aspects: str) -> str | None:
+    others = (f for f in registry.FORMATS if f.write_rows and f is not wanted)
+    names = [f.name for f in others if f.holds >= {*aspects}]
     return f"--to {' or '.join(names[:_NAMED_MAX])}" if names else None
 
 

@@ -95,6 +95,17 @@ class TraceSource:
 LATE_TOKENS: Final = "times to the first token are longer than the whole answer (another unit?): not kept"
 
 
+_DATES_NS: Final = range(1_420_070_400 * 10**9, 2_208_988_800 * 10**9)
+"""The years 2015 to 2039, in ns since 1970."""
+
+
+def unit_notes(first_ns: int | None) -> list[str]:
+    """Return a note if the first arrival, in ns since 1970, would be a date of today in a larger unit."""
+    if first_ns is None or not any(first_ns * factor in _DATES_NS for factor in (1_000, 1_000_000)):
+        return []
+    return ["the first time is in 1970, and a date of today in a larger unit: all times may be too short"]
+
+
 def without_late_token(row: TraceRow) -> bool:
     """Remove the time of the first token if it is after the end of the answer; return whether it was."""
     first_us, end_us = row.get("first_token_us"), row.get("response_end_us")

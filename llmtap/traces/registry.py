@@ -33,7 +33,7 @@ from llmtap.traces.formats import (
     tracelab,
     vllm,
 )
-from llmtap.traces.text import first_objects, first_problem
+from llmtap.traces.text import csv_columns, first_objects, first_problem
 
 _NAMES_SHOWN: Final = 8
 _NAME_CHARS: Final = 32
@@ -76,9 +76,11 @@ def detect(name: str, head: bytes) -> TraceFormat:
     unless exactly one matches."""
     if not head.strip():
         raise FormatError("the file is empty" if not head else "the file contains only white space")
+    if head.startswith(_UTF16):
+        raise FormatError("the file is UTF-16 text; convert it to UTF-8 (`iconv -f UTF-16 -t UTF-8 FILE`)")
     claims = [f for f in FORMATS if f.sniff(head, name)]
     if not claims:
-        problem = first_problem(head) or _member_names(head)
+        problem = first_problem(head) or _member_names(head) or _column_names(head)
         raise FormatError(
             (f"{problem}; " if problem else "")
             + "the format of the file is not known; `llmtap convert --list` shows the known formats, and "
@@ -114,6 +116,18 @@ def format_for_file(name: str) -> TraceFormat:
     )
 
 
+def _column_names(head: bytes) -> str:
+    """Return a text with the first columns of a CSV file; "" if it is no CSV file."""
+    columns = csv_columns(head)
+    if len(columns) < 2 or not all(name.isprintable() for name in columns):
+        return ""
+    more = ", ..." if len(columns) > _NAMES_SHOWN else ""
+    shown = ", ".join(repr(name[:_NAME_CHARS]) for name in columns[:_NAMES_SHOWN])
+    return f"its first row has the columns {shown}{more}"
+
+
+_UTF16: Final = (b"\xff\xfe", b"\xfe\xff")
+"""Byte order marks of UTF-16."""
 URL: Final = "://"
 _COMPRESSED: Final = (".gz", ".zst")
 

@@ -126,7 +126,10 @@ def json_rows(
             try:
                 one = lenient(line)
             except (ValueError, RecursionError) as exc:
-                raise error_of(exc, number) from None
+                error = error_of(exc, number)
+                if line in (b"{", b"[") and len(block) > 1:
+                    error = FormatError(f"{error}; `jq -c . FILE` writes each object on one line")
+                raise error from None
             for name in _line_object(line):
                 if name not in known and (name in unknown or len(unknown) < _UNKNOWN_NAMES_MAX):
                     unknown[name] += 1
@@ -335,7 +338,7 @@ def read_csv(
             yield table.num_rows, values
         number += block.count(b"\n")
     if unknown := [name for name in header if name not in {c.name for c in columns}]:
-        notes.append(f"columns that are not kept: {', '.join(unknown)}")
+        notes.append(f"columns that are not kept: {', '.join(name or '(no name)' for name in unknown)}")
 
 
 def _parse_column(c: CsvColumn, texts: pa.StringArray) -> pa.Array:
@@ -384,10 +387,15 @@ def _values_fit(c: CsvColumn, values: list[str]) -> bool:
 
 def csv_header(head: bytes) -> set[str]:
     """Return the column names in the first bytes of a file, to detect its format."""
+    return set(csv_columns(head))
+
+
+def csv_columns(head: bytes) -> list[str]:
+    """Return the column names in the first bytes of a file, in their order; [] if it is no CSV file."""
     try:
-        return set(_split_fields(head.removeprefix(_BOM).partition(b"\n")[0], 1))
+        return _split_fields(head.removeprefix(_BOM).partition(b"\n")[0], 1)
     except FormatError:
-        return set()
+        return []
 
 
 def _split_fields(line: bytes, number: int) -> list[str]:

@@ -45,7 +45,7 @@ class ChildSetup(msgspec.Struct, kw_only=True):
     tap_path: str
     log: LogSetup
     side: str = ""
-    """As in Hello."""
+    """Side of the gateway, as in `Hello.side`."""
 
 
 S = TypeVar("S", bound=ChildSetup)
@@ -109,7 +109,7 @@ class Reporter:
         """Counters since the start; `status` completes them."""
         self.draining = False
         self.side = ""
-        """As in Hello."""
+        """Side of the gateway, as in `Hello.side`."""
         self.switch = 0
         """Latest switch word of the meter."""
         self.turns = 0
@@ -168,7 +168,7 @@ class Reporter:
         )
 
     def uncertainty_since(self, t_ns: int) -> int:
-        """Return the longest time that a byte waited unread since `t_ns`, as far as the probes show, or the
+        """Return the longest time that a byte waited unread since `t_ns`, as measured by the probes, or the
         error of the kernel's timestamps if that is larger."""
         lag_ns = self.lag.worst_since(t_ns)
         return max(lag_ns, self.timebase.error_since(t_ns)) if self._clock_name == "kernel" else lag_ns
@@ -222,8 +222,8 @@ class Reporter:
         )
 
     def _new_anchor_frame(self) -> Frame | None:
-        """Return the frame of a new clock anchor, None without one. It must precede the frames to which the
-        anchor applies."""
+        """Return the frame of a new clock anchor, or None if the anchor is the same. It must precede the
+        frames to which the anchor applies."""
         timebase = self.timebase
         timebase.check()
         anchor, reported = timebase.anchor, self._reported_anchor

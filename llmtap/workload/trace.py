@@ -20,6 +20,7 @@ from typing import Final
 
 from llmtap.errors import ConfigError
 from llmtap.metrics.statistics import rate_rps
+from llmtap.traces.format import FormatError
 from llmtap.traces.registry import open_trace
 from llmtap.workload.requests import Requests, int_column
 from llmtap.workload.trace_rows import TraceParts, TraceRows, tie_note, tied_share
@@ -176,7 +177,10 @@ def load_trace(
     """
     rows = TraceRows(count, parts)
     with open_trace(place, source_format=source_format, progress=progress, option=place) as trace:
-        rows.take(trace.source)
+        try:
+            rows.take(trace.source)
+        except FormatError as exc:
+            raise ConfigError(place, str(exc)) from None
     if not rows.requests:
         raise ConfigError(place, rows.reason_empty())
     requests = rows.ordered_requests()

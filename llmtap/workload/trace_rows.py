@@ -33,7 +33,14 @@ from llmtap.exchange.label import label_of
 from llmtap.exchange.outcome import TokenSource
 from llmtap.metrics.statistics import percentile
 from llmtap.metrics.summary import ENDED_WELL
-from llmtap.traces.format import ASPECTS, BYTES_PER_TOKEN, TraceSource, replace_column, rows_with
+from llmtap.traces.format import (
+    ASPECTS,
+    BYTES_PER_TOKEN,
+    FormatError,
+    TraceSource,
+    replace_column,
+    rows_with,
+)
 from llmtap.units import format_ns
 from llmtap.workload.destinations import reason_unsendable
 from llmtap.workload.requests import Requests, int_column
@@ -117,7 +124,10 @@ class TraceTurns:
                     ended_ns = arrival_ns + (_end_us(ends) or 0) * 1_000
                     self._last[capture, session] = arrival_ns, ended_ns
             arrivals.append(arrival_ns)
-        return pa.array(arrivals, pa.int64())
+        try:
+            return pa.array(arrivals, pa.int64())
+        except OverflowError:
+            raise FormatError("the delays of a conversation add up to more than 2^63 ns") from None
 
     def link_rows(self, order: Sequence[int], arrivals_ns: Sequence[int]) -> Links:
         """Return the links of the rows: the row before each one in its conversation.

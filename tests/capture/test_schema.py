@@ -3,8 +3,8 @@ import pytest
 
 from llmtap.capture.options import CaptureOptions
 from llmtap.capture.schema import VERSION, CaptureVersionError, migrate
+from llmtap.config import load_settings
 from llmtap.errors import ConfigError
-from llmtap.units import Duration
 
 _NOW = pa.schema([("id", pa.string()), ("wait_us", pa.int64()), ("tenant", pa.string())])
 
@@ -52,6 +52,6 @@ def test_a_rule_that_is_neither_is_refused_before_it_redacts_nothing(rule, hint)
 
 
 def test_rows_are_in_the_spool_within_ten_seconds_at_most():
-    assert CaptureOptions(flush=Duration(10 * S)).flush == 10 * S
-    with pytest.raises(ConfigError, match=r"capture\.flush: must be at most 10 s"):
-        CaptureOptions(flush=Duration(10 * S + 1))
+    assert load_settings(None, {}, {"capture.flush": "10s"}).capture.flush == 10 * S
+    with pytest.raises(ConfigError, match=r"capture\.flush \(command line\): must be at most 10 s"):
+        load_settings(None, {}, {"capture.flush": "10.001s"})

@@ -18,7 +18,7 @@ from llmtap.user_files import DEPTH_MAX, TOML_BYTES_MAX, read_toml
 from tests.cli.traces import Call
 
 MOONCAKE = b"".join(
-    b'{"timestamp": %d, "input_length": %d, "output_length": 5, "hash_ids": [%d]}\n' % (i * 3, 10 + i, i)
+    b'{"timestamp": %d, "input_length": %d, "output_length": 5, "hash_ids": [%d]}\n' % (i * 3_000, 10 + i, i)
     for i in range(20)
 )
 COMMAND = [sys.executable, "-P", "-m", "llmtap.cli", "convert"]

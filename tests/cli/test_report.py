@@ -156,6 +156,24 @@ def test_results_of_replays_are_compared_and_other_loads_are_not_valid(tmp_path:
     assert call("report", a, "--compare", b)[0] == ExitCode.NOT_VALID
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "path"),
+    [
+        ("sender", {"llmtap": 1}, "$.sender.llmtap"), ("n", "20", "$.n"), ("load", {}, "$.load"),
+        ("metrics", {"ttft": {"n": 1, "p50": "fast"}}, "$.metrics[...].p50"),
+    ],
+)  # fmt: skip
+def test_a_result_that_was_edited_is_named_with_its_field(
+    field: str, value: object, path: str, tmp_path: Path, call: Call
+) -> None:
+    good, wrong = tmp_path / "good.json", tmp_path / "wrong.json"
+    good.write_text(json.dumps(replay_result(20)))
+    wrong.write_text(json.dumps(replay_result(20) | {field: value}))
+    for places in ((good, "--compare", wrong), (wrong, "--compare", good)):
+        code, _, err = call("report", *places)
+        assert (code, f"{wrong}: " in err, str(good) in err, f"`{path}`" in err) == (2, True, False, True)
+
+
 def test_arms_of_a_capture_are_compared_on_a_page(tmp_path: Path, folder: Path, call: Call) -> None:
     page = tmp_path / "page.html"
     code, _, err = call("report", folder, "--by", "arm", "--html", page)

@@ -54,6 +54,13 @@ def test_a_file_is_captured_and_its_accounts_are_in_the_integrity(file: Path, tm
     assert (relay["present"], relay["missing"], relay["watched"]) == (1, 0, {"followed": 1})
 
 
+def test_inspect_and_watch_warn_of_a_file_that_was_cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-5])
+    for command in (["inspect", str(file)], ["watch", "--read", str(file)]):
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0 and "ends within a packet" in done.output
+
+
 def test_a_stopped_file_gives_what_was_read(file: Path) -> None:
     from llmtap.vantage.passive.file_vantage import FileVantage
     from llmtap.vantage.passive.options import WatchOptions

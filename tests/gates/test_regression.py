@@ -1,5 +1,7 @@
 """Regressions between two results: tolerances, the interval that decides, and the exit codes."""
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -12,6 +14,7 @@ from llmtap.metrics import hdr
 from llmtap.metrics.histogram import Histogram
 from llmtap.metrics.statistics import summarise_ns
 from llmtap.report.gates import JudgedChange
+from tests.support.results.replay_results import saved
 
 
 def result(ttft_ms: list[float], *, complete: int | None = None, **more: Any) -> dict[str, Any]:
@@ -34,10 +37,13 @@ def result(ttft_ms: list[float], *, complete: int | None = None, **more: Any) ->
 BEFORE = [100 + i % 20 for i in range(1_000)]
 
 
+def judge(text: str, results: Mapping[str, dict[str, Any]]) -> list[JudgedChange]:
+    return judge_replays(Tolerances.parse([text]), results, partial(compare_replays, saved(results)))
+
+
 def judged(text: str, after: list[float], **more: Any) -> dict[str, str]:
     results = {"a": result(BEFORE), "b": result(after, **more)}
-    rows = judge_replays(Tolerances.parse([text]), results, compare_replays)
-    return {row.figure: row.state for row in rows}
+    return {row.figure: row.state for row in judge(text, results)}
 
 
 @pytest.mark.parametrize(
@@ -55,7 +61,7 @@ def test_a_figure_is_worse_beyond_its_tolerance(text: str, plus_ms: float, state
 def test_the_interval_decides_and_not_the_values() -> None:
     few = [90, 95, 100, 108, 112, 118, 125, 130, 140, 150, 160, 170] * 2
     results = {"a": result([ms - 8 for ms in few]), "b": result(few)}
-    (row,) = judge_replays(Tolerances.parse(["ttft_p50:5%"]), results, compare_replays)
+    (row,) = judge("ttft_p50:5%", results)
     assert row.difference / row.a > 0.05
     assert row.low < 0 < row.high
     assert row.state == "not_worse"
@@ -63,18 +69,15 @@ def test_the_interval_decides_and_not_the_values() -> None:
 
 def test_intervals_of_several_figures_hold_together() -> None:
     results = {"a": result(BEFORE), "b": result(BEFORE)}
-    (one,) = judge_replays(Tolerances.parse(["ttft_p50:5%"]), results, compare_replays)
-    two = judge_replays(Tolerances.parse(["ttft_p50:5% ttft_p99:5%"]), results, compare_replays)
+    (one,) = judge("ttft_p50:5%", results)
+    two = judge("ttft_p50:5% ttft_p99:5%", results)
     assert one.level == 0.95
     assert [row.level for row in two] == [0.975, 0.975]
 
 
 def test_a_named_figure_that_cannot_be_decided_is_not_valid() -> None:
     results = {"a": result(BEFORE[:50]), "b": result(BEFORE)}
-    named, every = (
-        judge_replays(Tolerances.parse([text]), results, compare_replays)
-        for text in ("ttft_p99:5% complete_share:5%", "all")
-    )
+    named, every = (judge(text, results) for text in ("ttft_p99:5% complete_share:5%", "all"))
     assert {row.figure: row.state for row in named} == {
         "ttft_p99": "not_valid", "complete_share": "not_worse",
     }  # fmt: skip

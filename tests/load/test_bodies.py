@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmtap.errors import ConfigError
-from llmtap.load.bodies import BodyMaker, prepare, server_of
+from llmtap.load.bodies import BodyMaker, limit_of_body, prepare, server_of
 from llmtap.load.options import BodyOptions, Server, parse_body_fields
 from llmtap.workload.prompts.fitting import RowPrompts
 from llmtap.workload.prompts.prompt import Prompt
@@ -328,3 +328,19 @@ def test_a_disk_that_fills_up_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"^TMPDIR: .*No space left"):
         prepare(rows_of(5), Said(["a"] * 5), MAKER)
     assert full.closed
+
+
+@pytest.mark.parametrize(
+    ("body", "limit"),
+    [
+        (b'{"max_tokens": 7}', 7),
+        (b'{"max_tokens": 7, "max_completion_tokens": 9}', 9),
+        (b'{"max_output_tokens": 5, "max_tokens": null}', 5),
+        (b'{"max_tokens": "7"}', None),
+        (b'{"max_tokens": 18446744073709551615}', None),
+        (b'{"messages": []}', None),
+        (b"no JSON", None),
+    ],
+)
+def test_the_limit_of_a_body_is_the_one_that_it_has(body: bytes, limit: int | None) -> None:
+    assert limit_of_body(body) == limit

@@ -160,7 +160,7 @@ async def test_a_time_out_and_a_close_end_what_is_under_way() -> None:
         await target.close()
         target = GrpcTarget(f"grpc://{e.address}")
         one, two = (asyncio.create_task(ask(target, name=name)) for name in "ab")
-        await wait_until(lambda: e.server.gauges._open >= 2)
+        await wait_until(lambda: e.server.gauges._open_requests >= 2)
         two.cancel()
         with pytest.raises(asyncio.CancelledError):
             await two

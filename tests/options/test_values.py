@@ -6,8 +6,9 @@ import msgspec
 import pytest
 from msgspec import Meta
 
+from llmtap.options.fields import opt
 from llmtap.options.values import read_options
-from llmtap.units import Duration
+from llmtap.units import Bytes, Duration
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,6 +20,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     least: Annotated[int, Meta(description="at least", ge=3)] = 3
     share: Annotated[float, Meta(description="how much", gt=0)] = 0.5
     edges: Annotated[tuple[int, ...], Meta(description="where")] = ()
+    pause: Annotated[Duration, opt("how often", at_least=1_000_000, at_most=10_000_000_000)] = Duration(10**9)
+    size: Annotated[Bytes, opt("how large", at_least=256, hint="leave it out")] = Bytes(512)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +60,9 @@ def test_what_is_not_set_is_as_it_was_and_dashes_are_underscores() -> None:
         ("share", "0", "share: expected a number above 0, got '0'"),
         ("share", "nan", "share: expected a finite number, got 'nan'"),
         ("edges", "1,x", "edges: expected a whole number, got 'x'"),
+        ("pause", "0", "pause: must be at least 1 ms, got 0 ns"),
+        ("pause", "11s", "pause: must be at most 10 s, got 11 s"),
+        ("size", "255", "size: must be at least 256 B, got 255 B"),
     ],
 )
 def test_what_cannot_be_read_is_told_with_what_was_expected(name: str, text: str, problem: str) -> None:

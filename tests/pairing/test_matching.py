@@ -17,9 +17,9 @@ def evidence(matching: Matching) -> list[tuple[Evidence, ...]]:
 def test_every_exchange_is_in_one_list() -> None:
     fronts, backs, _ = played(Crossing(prompt="a"), Crossing(prompt="b"), Crossing(prompt="b"))
     matching = match(fronts, [*backs[:2], Crossing(prompt="elsewhere").play(9)[1][0]])
-    counts = summarise(matching, VantageOffset())["counts"]
-    assert (counts["front"], counts["back"]) == (3, 3)
-    assert (counts["pairs"], counts["unpaired_back"]) == (1, 1)
+    counts = summarise(matching, VantageOffset()).counts
+    assert (counts.front, counts.back) == (3, 3)
+    assert (counts.pairs, counts.unpaired_back) == (1, 1)
 
 
 def test_an_id_that_both_carry_needs_no_hash() -> None:

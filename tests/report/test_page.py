@@ -25,7 +25,7 @@ from tests.report.test_pairs import summary as pair_summary
 from tests.support.results.bench_documents import CHARTS, bench_document, bench_report, load_step
 from tests.support.results.bench_results import results_folder
 from tests.support.results.pages import Page, contrast
-from tests.support.results.replay_results import replay_result
+from tests.support.results.replay_results import replay_result, saved
 
 SVG = "http://www.w3.org/2000/svg"
 PAGE_BYTES_MAX = 1_000_000
@@ -114,7 +114,7 @@ PAGES: dict[str, tuple[Callable[[], str], Callable[[], str]]] = {
 
 
 def replays_compared() -> str:
-    comparison = compare_replays({"a": replay_result(), "b": replay_result(failed=1)})
+    comparison = compare_replays(saved({"a": replay_result(), "b": replay_result(failed=1)}))
     return page_html(comparison_document(comparison), "replay_page.css")
 
 

@@ -3,12 +3,12 @@
 from typing import Any
 
 from llmtap.pairing.clock import SAME_CLOCK
-from llmtap.pairing.summary import pair_captures
+from llmtap.pairing.summary import PairSummary, pair_captures
 from llmtap.report.pairs import headline, pairs_html, pairs_markdown
 from tests.support.traffic.gateway import US, Crossing, words
 
 
-def summary(n: int = 30, *, comparable: bool = True, **changes: Any) -> dict[str, Any]:
+def summary(n: int = 30, *, comparable: bool = True, **changes: Any) -> PairSummary:
     crossings = [Crossing(prompt=f"p{i}", at_ns=10**9 * (i + 1)).with_(**changes) for i in range(n)]
     played = [crossing.play(seq) for seq, crossing in enumerate(crossings, 1)]
     backs = [back for _, own in played for back in own]

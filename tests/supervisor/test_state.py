@@ -18,6 +18,7 @@ from tests.supervisor.running import (
     proxy,
     replaced,
     restarted,
+    settled,
     summary,
     write_config,
 )
@@ -139,7 +140,7 @@ async def a_day_of_an_operator(tmp_path: Path) -> None:
             await restarted(tap, before)
             await gone(before)
             await all_counted()
-            known = await window(tap)
+            known, sent = await window(tap), load.sent
             meters = tap.meters()
             async with load.on(tap, up):
                 await load.more(20)
@@ -151,6 +152,14 @@ async def a_day_of_an_operator(tmp_path: Path) -> None:
                 assert known["counted"] - known["good"] <= hour["counted"] - hour["good"] <= load.failed
                 await load.more(20)
             assert b"llmtap_meter_crashes_total 1.0" in (await tap.read("/metrics") or b"")
+
+            async def all_settled() -> bool:
+                """The relay of after the reload knows of each of its exchanges what became of it."""
+                relays = (await summary(tap))["relays"].items()
+                here = {"relays": {name: relay for name, relay in relays if relay["connected"]}}
+                return settled(here, load.sent - sent)
+
+            await wait_until(all_settled, LONG_S)
             known = await window(tap)
             os.kill(tap.pid, signal.SIGTERM)
             assert await tap.ended() == 0

@@ -25,7 +25,8 @@ from llmtap.traces.format import ASPECTS, FormatError, TraceWriter, batch_of, ro
 from tests.support.storage import capture_rows
 
 MOONCAKE = b"".join(
-    b'{"timestamp": %d, "input_length": %d, "output_length": %d, "hash_ids": [%d]}\n' % (i * 3, 10 + i, 5, i)
+    b'{"timestamp": %d, "input_length": %d, "output_length": %d, "hash_ids": [%d]}\n'
+    % (i * 3_000, 10 + i, 5, i)
     for i in range(50)
 )
 AZURE = b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"

@@ -121,3 +121,10 @@ def test_a_damaged_file_is_refused_by_its_name(name: str, form: str, tmp_path: P
         with pytest.raises(ConfigError) as caught:
             read(place, given)
         assert caught.value.place == str(place)
+
+
+def test_a_document_of_several_lines_is_refused_with_the_cure(tmp_path: Path) -> None:
+    place = tmp_path / "spans.json"
+    place.write_bytes(json.dumps(json.loads(PLAIN["otlp"][1]), indent=2).encode())
+    with pytest.raises(ConfigError, match=r"line 1: .*jq"):
+        read(place)

@@ -179,6 +179,20 @@ def test_a_line_that_is_no_json_object_is_named(head: bytes, problem: str) -> No
         detect("a.jsonl", head)
 
 
+@pytest.mark.parametrize("order", ["le", "be"])
+def test_a_file_in_another_encoding_is_named(order: str) -> None:
+    head = ("\ufeff" + lines(MOONCAKE).decode()).encode(f"utf-16-{order}")
+    with pytest.raises(FormatError, match="UTF-16"):
+        detect("a.jsonl", head)
+
+
+@pytest.mark.parametrize("header", ["TIMESTAMP, ContextTokens, GeneratedTokens", "timestamp,input,output"])
+def test_a_table_of_another_form_is_refused_with_its_columns(header: str) -> None:
+    with pytest.raises(FormatError) as caught:
+        detect("a.csv", f"{header}\r\n2023-11-16 18:15:46,1,2\r\n".encode())
+    assert all(repr(name) in str(caught.value) for name in header.split(","))
+
+
 @pytest.mark.parametrize("head", [b"hello\n", b'{\n "a": 1\n}\n', b"a,b\n1,2\n"])
 def test_another_file_has_no_line_to_blame(head: bytes) -> None:
     with pytest.raises(FormatError) as caught:

@@ -85,8 +85,8 @@ def test_prompts_are_the_datas_texts_and_lengths(talks: Path) -> None:
     ("content", "problem"),
     [
         ("[]", "has no conversation with a question and an answer"),
-        ('[{"conversations": 3}]', "conversation 0: Expected"),
-        ("{}", "conversation 0: Object missing required field `conversations`"),
+        ('[{"conversations": 3}]', "conversation 0: conversations: expected array"),
+        ("{}", "conversation 0: conversations: is missing"),
         ("3", "no JSON array"),
     ],
 )

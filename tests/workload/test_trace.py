@@ -16,6 +16,7 @@ from llmtap.traces.convert import convert
 from llmtap.traces.format import batch_of
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import Trace, load_trace
+from llmtap.workload.trace_rows import TraceParts
 from tests.support.workloads.batch_runs import S, workload
 
 SHAREGPT = '[{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}]'
@@ -138,11 +139,20 @@ def mooncake(path: Path, *rows: tuple[int, int, list[int] | None]) -> str:
     return str(path)
 
 
+def test_delays_that_add_up_to_too_much_are_refused(tmp_path: Path) -> None:
+    place = tmp_path / "a.jsonl"
+    rows = [{"session_id": "a", "timestamp": 9e12, "input_length": 5}]
+    rows.append({"session_id": "a", "delay": 9e12, "input_length": 5})
+    place.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ConfigError, match="a conversation add up to more"):
+        load_trace(str(place), parts=TraceParts(conversations=True))
+
+
 def test_prompts_bring_their_blocks_and_the_last_need_not_be_full(tmp_path: Path) -> None:
     place = mooncake(
         tmp_path / "m.jsonl", (9, 1_100, [7, 8, 9]), (5, 512, [7, 8]), (7, 100, [3]), (8, 5, None)
     )
-    trace = load_trace(place)
+    trace = load_trace(place, source_format="mooncake")
     assert trace.requests.block_tokens == 512
     assert trace.requests.blocks == [(7,), (3,), (), (7, 8, 9)]  # 512 tokens have no second block
     assert trace.notes == [

@@ -108,7 +108,7 @@ class ExoRun(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None
     batch: ExoBatch
     not_valid: list[str] = []
-    """Figures of this run that are not valid: `prefill`, `generation`, `wall`."""
+    """Figures of this run that are missing or not valid: `prefill`, `generation`, `wall`."""
     download_duration_s: float | msgspec.UnsetType = msgspec.UNSET
     """Download time of the model, if this benchmark started the download."""
 
@@ -334,6 +334,8 @@ class RunBuilder:
             prompt_tps = float(reported_rate) if isinstance(reported_rate, int | float) else prompt_tps
             if isinstance(peak, dict) and isinstance(peak.get("inBytes"), int):
                 memory = peak["inBytes"]
+        values = {"prefill": prompt_tps, "generation": rate, "wall": exo_batch.wall_s}
+        spoiled = figures_not_valid(exo_batch, timing)
         text = None if x.text is None else x.text.response_text
         end_ns = x.timeline.response_end_ns
         return ExoRun(
@@ -368,7 +370,7 @@ class RunBuilder:
             finish_reason=x.finish_reason,
             error=x.error,
             batch=exo_batch,
-            not_valid=figures_not_valid(exo_batch, timing),
+            not_valid=[name for name, value in values.items() if value is None or name in spoiled],
         )
 
 

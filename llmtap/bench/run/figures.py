@@ -316,8 +316,8 @@ def load_lines(load: Load, measured: Measurement) -> dict[str, str]:
     description = load.plan.describe()
     workload: Any = description.get("workload") or {}
     arrivals: Any = description.get("arrivals") or {}
-    if load.closed is not None:
-        model = f"closed loop, {load.closed:,} at a time"
+    if load.slots is not None:
+        model = f"closed loop, {load.slots:,} at a time"
     else:
         kind = arrivals.get("arrivals") or arrivals.get("process") or "as planned"
         rate = "" if load.rate_rps is None else f", {load.rate_rps:g} requests/s"

@@ -90,9 +90,8 @@ class Folder:
         try:
             temporary.parent.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
-            raise ConfigError(
-                "--results", f"cannot create the folder {temporary.parent}: {exc.strerror}"
-            ) from None
+            problem = f"cannot create the folder {temporary.parent}: {exc.strerror}"
+            raise ConfigError("--results", problem) from None
         temporary.write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
         os.replace(temporary, self.path / name)
 
@@ -143,7 +142,7 @@ class Load:
     """Requests of a load, and the times at which they are sent."""
 
     plan: ReplayPlan
-    closed: int | None = None
+    slots: int | None = None
     """Number of concurrent requests of a closed loop; None: an open loop with the plan's arrivals."""
     rate_rps: float | None = None
     """Rate of the plan's arrivals."""
@@ -161,7 +160,7 @@ class Load:
         for column in (requests.arrival_ns, requests.input, requests.output, requests.after):
             digest.update(column.tobytes())
             digest.update(b"|")
-        digest.update(repr((self.closed, self.duration_ns, self.plan.describe(), self.about)).encode())
+        digest.update(repr((self.slots, self.duration_ns, self.plan.describe(), self.about)).encode())
         return digest.hexdigest()[:16]
 
 
@@ -193,17 +192,18 @@ def make_load(
     `workload`: also a trace, for a closed loop. `requests`: maximum number; default: enough for `duration_s`,
     or all of a closed loop. `output_tokens`: length of every answer.
     """
-    if requests is None and open_loop is not None:
+    rate_rps, arrivals = (None, None) if open_loop is None else open_loop
+    if requests is None and rate_rps is not None:
         assert duration_s is not None
-        requests = ceil(open_loop.rate_rps * duration_s * SPARE_SHARE) + SPARE
+        requests = ceil(rate_rps * duration_s * SPARE_SHARE) + SPARE
     plan = make_plan(
         ScheduleOptions(
             source=workload,
             requests=requests,
-            rate=None if open_loop is None else open_loop.rate_rps,
+            rate=rate_rps,
             closed=slots,
             seed=seed,
-            arrivals=None if open_loop is None else open_loop.arrivals,
+            arrivals=arrivals,
         ),
         tokenizer=counting.tokenizer,
         chat=counting.chat,
@@ -212,8 +212,7 @@ def make_load(
         for row in range(len(plan.requests.output)):
             plan.requests.output[row] = output_tokens
     duration_ns = None if duration_s is None else round(duration_s * NS_PER_S)
-    rate_rps = None if open_loop is None else open_loop.rate_rps
-    return Load(plan=plan, closed=slots, rate_rps=rate_rps, duration_ns=duration_ns)
+    return Load(plan=plan, slots=slots, rate_rps=rate_rps, duration_ns=duration_ns)
 
 
 LENGTH_SAMPLES: Final = 256
@@ -444,7 +443,7 @@ class BenchSession:
             await self._perform(replay, replay.run())
         replay = self._make_replay(load, overlay, slo=slo, capture=str(place / CAPTURE))
         replay.on_prepared = lambda prepared: stored_requests.append(
-            write_requests(prepared, load.plan.requests, place, planned=load.closed is None)
+            write_requests(prepared, load.plan.requests, place, planned=load.slots is None)
         )
         replay.start_recording = start_recording
         result = await self._perform(replay, replay.run(), allow_partial=True)
@@ -467,7 +466,7 @@ class BenchSession:
             "arm": arm,
             "fingerprint": fingerprint,
             "requests": stored_requests[-1] if stored_requests else None,
-            "load": {"closed": load.closed, "rate_rps": load.rate_rps, **load.about},
+            "load": {"closed": load.slots, "rate_rps": load.rate_rps, **load.about},
             "result": result,
         }
         Folder(place).write_json("step.json", document)
@@ -503,11 +502,8 @@ class BenchSession:
         if arm == BASELINE:
             return TargetArm()
         if arm not in self.arms:
-            raise ConfigError(
-                f"[arms.{arm}]",
-                f"is missing: the test {self.name} compares it",
-                "`llmtap bench list` shows the arms",
-            )
+            hint = "`llmtap bench list` shows the arms"
+            raise ConfigError(f"[arms.{arm}]", f"is missing: the test {self.name} compares it", hint)
         return self.arms[arm]
 
     async def _switch_arm(self, arm: str, overlay: TargetArm) -> None:
@@ -539,7 +535,7 @@ class BenchSession:
         target = self.target
         headers = [*read_headers([], None, target.key_env), *target.headers.items(), *overlay.headers.items()]
         plan = LoadPlan.of(
-            closed=load.closed,
+            closed=load.slots,
             duration=None if load.duration_ns is None else Duration(load.duration_ns),
             url=overlay.url or target.url,
             headers=headers,
@@ -581,8 +577,8 @@ def _measured_load(measured: Measurement) -> MeasuredLoad:
 
 def _load_text(load: Load) -> str:
     requests = len(load.plan.requests)
-    if load.closed is not None:
-        how = f"{load.closed:,} at a time"
+    if load.slots is not None:
+        how = f"{load.slots:,} at a time"
     elif load.rate_rps is not None:
         how = f"{load.rate_rps:g} requests/s"
     else:
@@ -598,7 +594,7 @@ def _duration_s(load: Load) -> float | None:
     if load.duration_ns is not None:
         return load.duration_ns / NS_PER_S
     arrivals = load.plan.requests.arrival_ns
-    return arrivals[-1] / NS_PER_S if load.closed is None and len(arrivals) else None
+    return arrivals[-1] / NS_PER_S if load.slots is None and len(arrivals) else None
 
 
 def duration_text(seconds: float) -> str:

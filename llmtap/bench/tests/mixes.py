@@ -284,7 +284,7 @@ def _as_open_loop(load: Load, offsets: "array[int]", arrivals: Arrivals, rate_rp
     """Return an open loop with the requests of a closed loop, at these arrival offsets."""
     load.plan.requests.arrival_ns = offsets
     load.plan.about = {**load.plan.about, "arrivals": arrivals.describe()}
-    return replace(load, closed=None, rate_rps=rate_rps)
+    return replace(load, slots=None, rate_rps=rate_rps)
 
 
 def closed_mix(
@@ -295,7 +295,7 @@ def closed_mix(
     parts = mix.plan(requests, seed)
     about = {"workload": report_of(mix, parts.requests, seed), "arrivals": None, "seed": seed}
     plan = _replay_plan(parts.requests, mix.source(parts, seed), about, counting)
-    return Load(plan=plan, closed=slots, class_of=class_names.__getitem__)
+    return Load(plan=plan, slots=slots, class_of=class_names.__getitem__)
 
 
 def _replay_plan(
@@ -339,7 +339,7 @@ class Prefixes:
 
     def closed_load(self, count: int, seed: int, texts: int, slots: int) -> Load:
         parts = self._parts(count, seed)
-        return Load(plan=self._plan(parts, self._script(parts, texts), seed, texts), closed=slots)
+        return Load(plan=self._plan(parts, self._script(parts, texts), seed, texts), slots=slots)
 
     def primer(self, seed: int, texts: int) -> Load:
         """Return a load that has each prefix of these seeds once, followed by a different message each."""
@@ -357,7 +357,7 @@ class Prefixes:
             contexts=array("q", range(n)),
             places=array("q", [0] * n),
         )
-        return Load(plan=self._plan(parts, _Primer(self._script(parts, texts)), seed, texts), closed=1)
+        return Load(plan=self._plan(parts, _Primer(self._script(parts, texts)), seed, texts), slots=1)
 
     def row_prefixes(self, count: int, seed: int) -> tuple[Sequence[int], Sequence[int]]:
         """Return the number of each row's prefix (or NO_CONTEXT), and the tokens of each prefix."""

@@ -60,13 +60,13 @@ class Redactor:
     __slots__ = ("_chars_min", "_keys", "_rules")
 
     def __init__(self, rules: tuple[str, ...]) -> None:
-        own = [
+        own_rules = [
             _make_own_rule(re.compile(rule.removeprefix(OWN_RULE))) for rule in rules if rule not in BUILT_IN
         ]
         # The operator's own patterns come first, because they are the most specific. The rule `key` is next,
         # because a key may contain digits that look like a phone number.
-        self._rules = [*own, *(rule for name, rule in BUILT_IN.items() if name in rules)]
-        self._chars_min = 0 if own else _CHARS_MIN
+        self._rules = [*own_rules, *(rule for name, rule in BUILT_IN.items() if name in rules)]
+        self._chars_min = 0 if own_rules else _CHARS_MIN
         self._keys = "key" in rules
 
     def text(self, text: str) -> tuple[str, int]:
@@ -219,7 +219,8 @@ def _group_finder(pattern: str) -> Callable[[str], Iterator[_Span]]:
 
 
 def _pem_spans(text: str) -> Iterator[_Span]:
-    """Yield the spans of private keys in PEM, each to its end line, or to the end of the text without one."""
+    """Yield the spans of private keys in PEM, each to its end line, or to the end of the text if it has no
+    end line."""
     end = 0
     for m in _pem_begin(text):
         if m.start() < end:
@@ -263,7 +264,7 @@ _ASSIGNED_NEEDLES: Final = ("pass", "pwd", "secret", "key", "token", "credential
 _is_model_token = re.compile(
     r"(?i)(?:max|min|num|eos|bos|pad|unk|sep|cls|mask|stop|next|new|special|image|first|last|per)[_ -]?$"
 ).search
-"""Words before "token" after which the tokens are those that models read, and no secrets."""
+"""Matches a word before "token" that shows that tokens of text are meant, and not a secret."""
 _no_value = re.compile(
     r"(?i)(?:none|null|true|false|undefined|\[(?:key|email|card|phone|redacted|media)\])\W*"
 )
@@ -294,7 +295,7 @@ def _is_assignment(m: "re.Match[str]") -> bool:
     if quoted:
         return True
     if m.string[m.end() : m.end() + 1] == "(" or bare.endswith("[") or bare.startswith(("http", "$")):
-        return False  # A function call, a subscript, a link, or a variable.
+        return False  # a function call, a subscript, a link or a variable, and not a secret
     if sign in ("=", ":"):
         return True
     bare = bare.rstrip(".!?:*`")

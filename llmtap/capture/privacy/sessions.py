@@ -211,7 +211,7 @@ class _PastExchange:
     answered: bool
     """Whether the server answered with a status below 400."""
     followed: bytes | None = None
-    """Digest of the conversation with this answer, as the first follower sent it."""
+    """Digest of the conversation up to this answer, as sent by the first request that follows the answer."""
 
 
 class Sessions:
@@ -270,20 +270,20 @@ class Sessions:
         if keys.named is None and keys.previous_answer is None and not keys.chain:
             return None
         tag = self._digest(x.tenant.encode("utf-8", "surrogatepass"), _TAG_BYTES)
-        own = None if keys.named is None else tag + keys.named
+        named_key = None if keys.named is None else tag + keys.named
         ended_ns = _end_ns(x)
         ended_wall_ns = x.arrival_wall_ns + ((ended_ns or x.timeline.arrival_ns) - x.timeline.arrival_ns)
         self._forget(ended_wall_ns - self._idle_ns)
-        siblings = None if own is None else self._by_key.get(own, [])
+        siblings = None if named_key is None else self._by_key.get(named_key, [])
         if keys.previous_answer is not None:
             parent = max(self._by_key.get(tag + keys.previous_answer, ()), key=_ended_wall_ns, default=None)
         else:
             parent = self._parent(x, keys.chain, tag, siblings)
-        known = siblings[0] if siblings else parent if own is None else None
+        known = siblings[0] if siblings else parent if named_key is None else None
         if known is not None:
             session = known.session
-        elif own is not None and self._named:
-            session = self._digest(own, _NAME_BYTES).hex()
+        elif named_key is not None and self._named:
+            session = self._digest(named_key, _NAME_BYTES).hex()
         else:
             session = secrets.token_hex(_NAME_BYTES)
         number = 0 if parent is None else parent.turn + 1
@@ -292,7 +292,7 @@ class Sessions:
         chained = tag + keys.chain[-1] if keys.chain else None
         answered = tag + self._digest_id(x.answer_id) if x.answer_id else None
         past = _PastExchange(
-            tuple(filter(None, (own, chained, answered))),
+            tuple(filter(None, (named_key, chained, answered))),
             session,
             number,
             x.id,
@@ -305,7 +305,7 @@ class Sessions:
         self._remember(past)
         return Turn(
             session=session,
-            source="explicit" if own or keys.previous_answer else "prefix",
+            source="explicit" if named_key or keys.previous_answer else "prefix",
             number=number,
             parent=None if parent is None else parent.id,
             think_ns=None if parent is None else _think_ns(parent, x),
@@ -369,7 +369,8 @@ class Sessions:
         return next((self._digest(value, CHAIN_BYTES) for value in values), None)
 
     def _digest_id(self, answer_id: bytes) -> bytes:
-        """Return the digest of an answer's id; it differs from that of a conversation with this name."""
+        """Return the digest of an answer's id; it differs from the digest of a conversation whose name has
+        the same text."""
         return self._digest(b"answer " + answer_id, CHAIN_BYTES)
 
     def _digest(self, data: bytes, size: int) -> bytes:
@@ -395,7 +396,8 @@ def _parent_preference(past: _PastExchange, answer: bytes, x: Exchange) -> tuple
 
 
 def _end_ns(x: Exchange) -> int | None:
-    """Return when the client had the answer, or the part of it that came before it left."""
+    """Return the time when the client had received the answer, or the part of the answer that it received
+    before it disconnected."""
     t = x.timeline
     for end_ns in (t.delivered_ns, t.response_end_ns, t.last_token_ns):
         if end_ns is not None:

@@ -1,8 +1,8 @@
 """Hash the text of an answer, so that the captures on both sides of a gateway can be compared without it.
 
 The text is cut into blocks of TEXT_BLOCK_CHARS characters. The hash of a block is a keyed BLAKE2b of the
-block and of the hash before it: two texts are equal as far as their leading hashes are. Hashes of single
-tokens would be a substitution cipher, which can be solved.
+block and of the hash before it: if the first n hashes of two texts are equal, so are their first n blocks.
+Hashes of single tokens would be a substitution cipher, which can be solved.
 """
 
 from array import array

@@ -1,1 +1,1 @@
-"""Read captures: rows or Exchanges, what is missing, statistics. Also plain files with compression."""
+"""Read captures: rows or Exchanges, missing exchanges, statistics. Also read and write compressed files."""

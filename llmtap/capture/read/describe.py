@@ -37,16 +37,16 @@ class CapturedWorkload:
 
     def __init__(self, *, wall: bool = True) -> None:
         self.rows = 0
-        self._wall = wall
+        self._is_wall_time = wall
         self._arrivals: list[pa.Array] = []
         self._last_end_ns: int | None = None
         self._tokens: dict[str, list[pa.Array]] = {"input": [], "output": []}
         self._counts: dict[str, dict[str, int]] = {}
-        self._scheduled = 0
+        self._scheduled_rows = 0
         self._ended_rows = 0
         self._blocks: dict[tuple[Any, ...], tuple[int, pa.Array]] = {}
         self._sessions: list[pa.Table] = []
-        self._think: list[pa.Table] = []
+        self._think_times: list[pa.Table] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Count the rows of a batch that has COLUMNS."""
@@ -60,18 +60,18 @@ class CapturedWorkload:
             self._last_end_ns = last_ns if self._last_end_ns is None else max(self._last_end_ns, last_ns)
         for name, values in self._tokens.items():
             values.append(batch.column(f"{name}_tokens").drop_null())
-        self._scheduled += batch.num_rows - batch.column("scheduled_us").null_count
+        self._scheduled_rows += batch.num_rows - batch.column("scheduled_us").null_count
         self._ended_rows += batch.num_rows - ended.null_count
         for name in ("input_token_source", "token_source", "session_source", "turn_by"):
             counts = self._counts.setdefault(name, {})
-            for one in pc.value_counts(batch.column(name).drop_null()).to_pylist():
-                counts[one["values"]] = counts.get(one["values"], 0) + one["counts"]
+            for entry in pc.value_counts(batch.column(name).drop_null()).to_pylist():
+                counts[entry["values"]] = counts.get(entry["values"], 0) + entry["counts"]
         self._add_blocks(batch)
         named = pa.Table.from_batches([batch.select(["capture", "session"])])
         named = named.filter(pc.is_valid(named.column("session")))
         self._sessions.append(named.group_by(["capture", "session"]).aggregate([([], "count_all")]))
         think = pa.Table.from_batches([batch.select(["turn_by", "think_us"])])
-        self._think.append(think.filter(pc.is_valid(think.column("think_us"))))
+        self._think_times.append(think.filter(pc.is_valid(think.column("think_us"))))
 
     def _add_blocks(self, batch: pa.RecordBatch) -> None:
         kinds = pa.Table.from_batches([batch.select(_BLOCKS)]).group_by(_BLOCKS).aggregate([]).to_pylist()
@@ -84,8 +84,8 @@ class CapturedWorkload:
             ids = part.column("blocks").flatten()
             if len(ids):
                 key = tuple(kind.values())
-                n, seen = self._blocks.get(key, (0, pa.array([], pa.int64())))
-                self._blocks[key] = n + len(ids), pc.unique(pa.concat_arrays([seen, ids]))
+                n, distinct = self._blocks.get(key, (0, pa.array([], pa.int64())))
+                self._blocks[key] = n + len(ids), pc.unique(pa.concat_arrays([distinct, ids]))
 
     @property
     def span_s(self) -> float:
@@ -95,7 +95,7 @@ class CapturedWorkload:
     @property
     def mode(self) -> str:
         """`open` if every row has a planned send time, else `recorded`."""
-        return "open" if self._scheduled and self._scheduled == self.rows else "recorded"
+        return "open" if self._scheduled_rows and self._scheduled_rows == self.rows else "recorded"
 
     @property
     def ends_known(self) -> bool:
@@ -126,7 +126,7 @@ class CapturedWorkload:
         return min(firsts, default=None)
 
     def _date_text(self, ns: int | None) -> str | None:
-        if ns is None or not self._wall:
+        if ns is None or not self._is_wall_time:
             return None
         return (_EPOCH + timedelta(microseconds=ns // 1_000)).isoformat().replace("+00:00", "Z")
 
@@ -171,7 +171,7 @@ class CapturedWorkload:
         )
         by = self._counts.get("turn_by", {})
         known = sum(by.values())
-        think = pa.concat_tables(self._think)
+        think = pa.concat_tables(self._think_times)
         thinking = {
             begun: _figures(
                 think.filter(pc.fill_null(pc.equal(think.column("turn_by"), begun), False)).column(
@@ -208,18 +208,18 @@ sessions."""
 
 
 class _Groups:
-    """Summaries by value of a label."""
+    """Summaries of the exchanges, one for each value of a label."""
 
     def __init__(self, label: str, new: Callable[[], Summary]) -> None:
-        self._value, self._new = BY[label], new
+        self._value_of, self._make_summary = BY[label], new
         self.summaries: dict[str, Summary] = {}
 
     def add(self, x: Exchange, m: Measured) -> None:
-        name = str(self._value(x) or "none")
+        name = str(self._value_of(x) or "none")
         if name not in self.summaries and len(self.summaries) >= GROUPS_MAX:
             name = "other"
         if name not in self.summaries:
-            self.summaries[name] = self._new()
+            self.summaries[name] = self._make_summary()
         self.summaries[name].add(x, m)
 
 
@@ -234,7 +234,8 @@ def describe(
     progress: Callable[[int], None] | None = None,
     on_exchange: Callable[[Exchange], None] | None = None,
 ) -> dict[str, object]:
-    """Return a Summary as JSON, with `capture` (its description), `workload` and `silences` beside it.
+    """Return a Summary as JSON, with `capture` (its description), `workload` and `silences` as further
+    members.
 
     Of a capture of both sides of a gateway, only the part `side` of `by` has the rows of the back.
 
@@ -254,12 +255,12 @@ def describe(
     groups = {label: _Groups(label, lambda: Summary(objectives, reader)) for label in by}
     unknown = uncertainties = back = 0
     for rows in batches:
-        again = is_back(rows)
-        back += again.true_count
-        if again.true_count and "side" in groups:
-            for x in exchanges_of(rows.filter(again)):
+        is_repeated = is_back(rows)
+        back += is_repeated.true_count
+        if is_repeated.true_count and "side" in groups:
+            for x in exchanges_of(rows.filter(is_repeated)):
                 groups["side"].add(x, measure(x, reader))
-        batch = rows.filter(pc.invert(again)) if again.true_count else rows
+        batch = rows.filter(pc.invert(is_repeated)) if is_repeated.true_count else rows
         workload.add(batch)
         unknown += batch.column("outcome").null_count
         uncertainties += batch.num_rows - batch.column("uncertainty_us").null_count
@@ -288,12 +289,12 @@ def describe(
         outcomes = Counter(out["outcomes"])  # type: ignore[call-overload]
         outcomes["unknown"], outcomes["complete"] = unknown, outcomes["complete"] - unknown
         out["outcomes"] = {name: n for name, n in sorted(outcomes.items()) if n}
-    for one in (out, *(summary for part in parts.values() for summary in part.values())):
+    for summary_part in (out, *(summary for part in parts.values() for summary in part.values())):
         if not uncertainties:
-            one["uncertainty"] = None
-            one["uncertainties"] = summarise_ns(Histogram())
+            summary_part["uncertainty"] = None
+            summary_part["uncertainties"] = summarise_ns(Histogram())
         if not workload.ends_known:
-            one["load"] |= {"achieved_rps": None}  # type: ignore[operator]
+            summary_part["load"] |= {"achieved_rps": None}  # type: ignore[operator]
     out["capture"] = {
         "rows": workload.rows,
         "back_rows": back,

@@ -85,8 +85,8 @@ class CaptureIntegrity:
 
     @property
     def unexplained(self) -> int:
-        """Number of exchanges that neither the relays' counts nor the meters' explain. Meters do not count by
-        relay, so this is one number for the capture."""
+        """Number of missing exchanges that neither the counts of the relays nor those of the meters explain.
+        Meters do not count by relay, so this is one number for the capture."""
         return max(0, sum(relay.unexplained for relay in self.relays) - sum(self.not_kept.values()))
 
     @property
@@ -104,7 +104,8 @@ class Integrity:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is unexplained, nothing is duplicate, and every file could be read."""
+        """Whether every missing exchange is explained, no exchange is duplicate, and every file could be
+        read."""
         return not self.broken and not any(c.unexplained or c.duplicates for c in self.captures)
 
     def to_dict(self) -> dict[str, object]:
@@ -221,8 +222,8 @@ def _progress_key(count: RelayCount) -> tuple[int, int, int]:
 
 def _summed_counts(counts: Iterable[dict[str, int]]) -> dict[str, int]:
     out: dict[str, int] = {}
-    for one in counts:
-        for name, n in one.items():
+    for mapping in counts:
+        for name, n in mapping.items():
             out[name] = out.get(name, 0) + n
     return out
 
@@ -266,7 +267,7 @@ def _missing_ranges(ordered: pa.Array, before: int, last: int) -> Iterable[tuple
     """Yield first and last of each range of numbers after `before`, up to `last`, that are not in
     `ordered`."""
     edges = pa.concat_arrays([pa.array([before], pa.int64()), ordered, pa.array([last + 1], pa.int64())])
-    left, right = edges.slice(0, len(edges) - 1), edges.slice(1)
-    far = pc.greater(pc.subtract(right, left), 1)
-    for low, high in zip(left.filter(far).to_pylist(), right.filter(far).to_pylist(), strict=True):
+    lower, upper = edges.slice(0, len(edges) - 1), edges.slice(1)
+    far = pc.greater(pc.subtract(upper, lower), 1)
+    for low, high in zip(lower.filter(far).to_pylist(), upper.filter(far).to_pylist(), strict=True):
         yield low + 1, high - 1

@@ -4,8 +4,8 @@
 iterate over.
 
 - Rows come in the order of the files' names, which sort by time.
-- Of a folder, files named `llmtap-*.parquet` are read, and where there is none, all named `*.parquet`; what
-  is hidden (begins with `.` or `_`, folders too) is not.
+- Of a folder, files named `llmtap-*.parquet` are read, and if there are no such files, all files named
+`*.parquet`. Hidden files and folders, whose names begin with `.` or `_`, are not read.
 - Of a local folder, the spool (`.spool`) is read, too. A spool becomes a Parquet file of the same name at any
   moment: one of the two is read.
 - Memory holds one batch, except where a whole table is read.
@@ -111,7 +111,7 @@ class Capture:
     ) -> None:
         self.files = tuple(files)
         self.broken = list(broken)
-        """Files that could not be read, or not to their end, and why."""
+        """Files that could not be read to their end: name and reason."""
         self._places = places
         self._skip_broken = skip_broken
 
@@ -131,7 +131,8 @@ class Capture:
 
     @property
     def info(self) -> schema.CaptureInfo:
-        """Metadata of all files: highest level, first beginning, total damage, last ledger, shared values."""
+        """Metadata of all files together: the highest privacy level, the first start time, the total damage,
+        the last ledger, and the values that all files share."""
         return _merged_info([file.info for file in self.files])
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
@@ -156,7 +157,7 @@ class Capture:
         return chain.from_iterable(map(exchanges_of, self.batches()))
 
     def integrity(self) -> integrity.Integrity:
-        """Return what is missing, by the numbers of the rows and the relays' counts."""
+        """Find missing exchanges by the numbers of the rows and the counts of the relays."""
         batches = self.batches(integrity.COLUMNS)
         # Pass `broken` itself, not a copy: reading the batches may add to it.
         return integrity.check([file.info for file in self.files], batches, self.broken)
@@ -176,11 +177,11 @@ class Capture:
                 raise FileNotFoundError(file.path) from None
             # The Parquet file has all rows of the spool, in the same order.
             first, batches = None, _file_batches(_open_entry(later), schema.SCHEMA)
-        left = file.rows
+        remaining = file.rows
         for batch in chain([] if first is None else [first], batches):
-            yield batch.select(wanted.names).cast(wanted).slice(0, left)
-            left -= min(left, batch.num_rows)
-            if not left:
+            yield batch.select(wanted.names).cast(wanted).slice(0, remaining)
+            remaining -= min(remaining, batch.num_rows)
+            if not remaining:
                 return
 
     def _skip_broken_file(self, name: str, problem: str) -> None:
@@ -202,7 +203,7 @@ def read(where: Where | Sequence[Where], *, skip_broken: bool = False) -> Captur
         skip_broken: list files that cannot be read in `Capture.broken` instead of raising.
 
     Raises:
-        CaptureError: nothing is there, or a file is no capture, or damaged.
+        CaptureError: there is no file, or a file is not a capture, or is damaged.
         CaptureVersionError: a file is of a later version of the schema.
     """
     places = [os.fspath(where)] if isinstance(where, str | os.PathLike) else [os.fspath(w) for w in where]
@@ -246,8 +247,8 @@ def _open_file_or_successor(file: _FileEntry, places: Sequence[str]) -> CaptureF
 
 
 def _all_entries(places: Sequence[str]) -> list[_FileEntry]:
-    """Return the files of all places, each once; if there are a spool and its Parquet file, only the
-    latter."""
+    """Return the files of all places, each once. If there are a spool and its Parquet file, return only the
+    Parquet file."""
     # List all spools first: one that becomes a Parquet file in the meantime is then found twice, not never.
     spools = [_entries_at(place, spools=True) for place in places]
     files: dict[str, _FileEntry] = {}
@@ -311,8 +312,8 @@ def _store_of(place: str) -> tuple[Any, str, str]:
 
 def _in_folder(store: Any, folder: str) -> list[Any]:
     """Return the Parquet files (ours, else all) and spools below a folder that are not hidden."""
-    ours: list[Any] = []
-    others: list[Any] = []
+    own_files: list[Any] = []
+    other_files: list[Any] = []
     for f in store.get_file_info(fs.FileSelector(folder, recursive=True)):
         *folders, name = [part for part in f.path[len(folder) :].split("/") if part]
         spool = fnmatchcase(name, _SPOOLS) and store.type_name == "local"
@@ -320,8 +321,8 @@ def _in_folder(store: Any, folder: str) -> list[Any]:
             continue
         folders = folders[:-1] if spool and folders[-1:] == [_SPOOL_FOLDER] else folders
         if not any(part[0] in "._" for part in (*folders, name)):
-            (ours if spool or fnmatchcase(name, _OWN_FILES) else others).append(f)
-    return ours or others
+            (own_files if spool or fnmatchcase(name, _OWN_FILES) else other_files).append(f)
+    return own_files or other_files
 
 
 # ---------------------------------------------------------------- reading them
@@ -345,7 +346,11 @@ def _open_entry(entry: _FileEntry) -> CaptureFile:
             name, f"its llmtap metadata is invalid: {exc}", "the file is damaged, or another program wrote it"
         ) from None
     if info is None:
-        raise CaptureError(name, "is a Parquet file, but not a capture of llmtap", _CONVERT)
+        raise CaptureError(
+            name,
+            "is a Parquet file, but not a capture of llmtap",
+            "a program that changes a capture must keep the metadata of its schema; pandas does not",
+        )
     if info.schema_version > schema.VERSION:
         raise schema.CaptureVersionError(name, info.schema_version)
     return CaptureFile(name, rows, size, info, path, store)
@@ -418,8 +423,8 @@ def _merged_info(infos: Sequence[schema.CaptureInfo]) -> schema.CaptureInfo:
         same.setdefault(name, "")
     damaged: dict[str, int] = {}
     for info in infos:
-        for what, n in info.damaged.items():
-            damaged[what] = damaged.get(what, 0) + n
+        for unit, n in info.damaged.items():
+            damaged[unit] = damaged.get(unit, 0) + n
     same |= {
         "level": max((info.level for info in infos), key=lambda level: (*LEVELS, level).index(level)),
         "began_ns": min(info.began_ns for info in infos),

@@ -43,9 +43,9 @@ class ClosedSpool:
     path: Path
     bytes: int
     rows: int | None = None
-    """Number of rows; None if an earlier process left the spool, and it has not been read yet."""
+    """Number of rows; None if an earlier process left the spool and the spool has not been read yet."""
     parquet_path: Path | None = None
-    """Its Parquet file, if that was made and is not in its place yet."""
+    """Path of its Parquet file, if the file has been made but not delivered yet."""
 
 
 @dataclass(slots=True)
@@ -80,7 +80,7 @@ class Finisher:
         self._faulty_spools: list[ClosedSpool] = []
         """Faulty spools, which stay where they are."""
         self._wake = threading.Condition()
-        self._stopping = self._abandoned = self._retry_now = False
+        self._is_stopping = self._is_abandoned = self._must_retry = False
         self._thread = threading.Thread(target=self._run, name="llmtap-capture", daemon=True)
 
     @property
@@ -108,7 +108,7 @@ class Finisher:
     def retry_soon(self) -> None:
         """End the pause before the next attempt."""
         with self._wake:
-            self._retry_now = True
+            self._must_retry = True
             self._wake.notify()
 
     def forget_removed(self) -> None:
@@ -119,12 +119,12 @@ class Finisher:
     def close(self, timeout_s: float) -> bool:
         """Finish spools until the time-out or the first failure; return whether the thread has ended."""
         with self._wake:
-            self._stopping = True
+            self._is_stopping = True
             self._wake.notify()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
         with self._wake:
-            self._abandoned = True
+            self._is_abandoned = True
         return not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -145,7 +145,7 @@ class Finisher:
                 log.info("event=capture_files_resumed place=%s", self._place.name)
                 self.problem = None
             pause_s = BACK_OFF_S
-            # Update both counts at once, or the total would count the bytes twice or not at all.
+            # Update both counts under one lock, or the total could count the bytes twice or not at all.
             with self._wake:
                 self._queue.popleft()
                 if delivered is not None:
@@ -153,17 +153,17 @@ class Finisher:
                     self._on_delivered(*delivered)
 
     def _next(self) -> ClosedSpool | None:
-        """Wait for the oldest spool; None: stop."""
+        """Wait for the oldest spool, and return it. Return None if the thread is to stop."""
         with self._wake:
-            self._wake.wait_for(lambda: self._queue or self._stopping)
-            return self._queue[0] if self._queue and not self._abandoned else None
+            self._wake.wait_for(lambda: self._queue or self._is_stopping)
+            return self._queue[0] if self._queue and not self._is_abandoned else None
 
     def _wait(self, pause_s: float) -> bool:
         """Pause before the next attempt; return whether to stop instead."""
         with self._wake:
-            if not self._stopping:
-                self._wake.wait_for(lambda: self._stopping or self._retry_now, pause_s)
-                self._retry_now = False
+            if not self._is_stopping:
+                self._wake.wait_for(lambda: self._is_stopping or self._must_retry, pause_s)
+                self._must_retry = False
                 return False
             parquet_path = self._queue[0].parquet_path
         if parquet_path is not None:
@@ -226,7 +226,7 @@ class Finisher:
         return file
 
     def _make_file(self, contents: SpoolContents, name: str) -> Path:
-        """Make the Parquet file under its temporary name, or leave nothing."""
+        """Make the Parquet file under its temporary name. If that fails, remove the incomplete file."""
         info = msgspec.structs.replace(
             contents.info, schema_version=VERSION, ledger=contents.ledger, damaged=contents.damaged
         )
@@ -272,12 +272,12 @@ class LocalFiles:
         self._sizes: dict[str, int] = {}
         self._new_files: dict[str, int] = {}
         """Files added during `list_folder`."""
-        self._guard = threading.Lock()
+        self._lock = threading.Lock()
 
     def list_folder(self) -> None:
         """List the folder again, since other programs may have moved files away."""
         sizes = {}
-        with self._guard:
+        with self._lock:
             self._new_files = {}
         if self._folder is not None:
             with suppress(OSError), os.scandir(self._folder) as entries:
@@ -285,19 +285,19 @@ class LocalFiles:
                     if _OWN_NAME.fullmatch(entry.name):
                         with suppress(OSError):
                             sizes[entry.name] = entry.stat().st_size
-        with self._guard:
+        with self._lock:
             self._sizes = sizes | self._new_files
             self.bytes = sum(self._sizes.values())
 
     def add(self, name: str, size: int) -> None:
         if self._folder is not None:
-            with self._guard:
+            with self._lock:
                 self._sizes[name] = self._new_files[name] = size
                 self.bytes = sum(self._sizes.values())
 
     def delete_oldest(self) -> bool:
-        """Delete the oldest file; return whether one was deleted. Raises nothing."""
-        with self._guard:
+        """Delete the oldest file. Return whether a file was deleted. Never raises."""
+        with self._lock:
             if not self._sizes or self._folder is None:
                 return False
             name = min(self._sizes)

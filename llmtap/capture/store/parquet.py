@@ -84,7 +84,8 @@ class CapturePlace(Protocol):
         ...
 
     def put(self, source: Path, name: str) -> None:
-        """Store the file durably under its final name, replacing one of that name. Raises PlaceError.
+        """Store the file durably under its final name, and replace an existing file of this name. Raises
+        PlaceError.
 
         A local place moves `source`; a remote place leaves it to the caller.
         """
@@ -92,7 +93,8 @@ class CapturePlace(Protocol):
 
 
 def place_of(to: str) -> CapturePlace:
-    """Return the place of that name without access to it. Raises ConfigError for an invalid URL."""
+    """Return the place for a path or URL, without accessing the place. Raises ConfigError for an invalid
+    URL."""
     if "://" not in to:
         if (slip := _URL_WITHOUT_SLASHES.match(to)) is not None:
             raise ConfigError(
@@ -186,7 +188,8 @@ class RemotePlace:
         try:
             store = self.store()
             size = self._upload(store, source, path)
-            # A store may lose the end of a file without an error. Compare the size: cheap beside an upload.
+            # A store may lose the end of a file without an error. Compare the size, which takes little time
+            # compared with an upload.
             stored_bytes = store.get_file_info(path).size
         except (OSError, pa.ArrowException) as exc:
             raise PlaceError(f"{name} cannot be uploaded to {self.name}: {self._clean_text(exc)}") from None
@@ -285,7 +288,7 @@ def _s3_store(url: str) -> tuple[Callable[[], "FileSystem"], str]:
 
 
 def _secrets_of(url: str) -> list[str]:
-    """Return all that `redact_url` hides, as written and decoded, longest first."""
+    """Return the parts of a URL that `redact_url` hides, as written and decoded, longest first."""
     rest, _, query = url.partition("://")[2].partition("?")
     texts = {url}
     if "@" in rest:
@@ -359,7 +362,7 @@ def check_place(to: str | Path) -> CapturePlace:
         place = place_of(str(to))
         if place.folder is not None:
             make_folder(place.folder)
-            # Permissions do not show that a file system is read-only.
+            # Try to write: permissions alone do not show that a file system is read-only.
             with tempfile.TemporaryFile(prefix=".llmtap-", dir=place.folder):
                 pass
     except ConfigError as exc:
@@ -377,7 +380,7 @@ class RunWriter:
 
         `expected`: exchanges opened by each relay. `info` gets the capture's id, our version and the time.
         """
-        self._shown = redact_url(str(to))
+        self._shown_place = redact_url(str(to))
         self._clock = SystemClock()
         now_ns = self._clock.wall_ns()
         began = datetime.fromtimestamp(now_ns // 10**9, UTC)
@@ -388,8 +391,8 @@ class RunWriter:
             began_ns=now_ns,
         )
         self._meter = meter
-        self._expected = dict(expected)
-        self._written: Counter[str] = Counter()
+        self._expected_counts = dict(expected)
+        self._written_counts: Counter[str] = Counter()
         self._files = 0
         self._rows: list[Exchange] = []
         self._batches: list[pa.RecordBatch] = []
@@ -405,7 +408,7 @@ class RunWriter:
                 self._write(last=False)
 
     def close(self) -> None:
-        """Write what is left. Raises ConfigError."""
+        """Write the remaining rows and close the last file. Raises ConfigError."""
         self._encode()
         self._write(last=True)
 
@@ -414,7 +417,7 @@ class RunWriter:
         batch, failed = to_batch(rows, capture=self._info.capture, level=self._info.level)
         if failed:
             raise failed[0]
-        self._written.update(x.relay for x in rows)
+        self._written_counts.update(x.relay for x in rows)
         self._batches.append(batch)
         self._bytes += batch.nbytes
 
@@ -422,8 +425,8 @@ class RunWriter:
         batches, self._batches, self._bytes = self._batches, [], 0
         self._files += 1
         relays = {
-            name: RelayCount(opened, unsettled=opened - self._written[name])
-            for name, opened in self._expected.items()
+            name: RelayCount(opened, unsettled=opened - self._written_counts[name])
+            for name, opened in self._expected_counts.items()
         }
         now_ns = self._clock.wall_ns()
         name = file_stem(self._info.capture, now_ns, self._files) + ".parquet"
@@ -436,6 +439,6 @@ class RunWriter:
                 write_parquet(made, info, batches)
                 self._place.put(made, name)
         except PlaceError as exc:
-            raise ConfigError(self._shown, f"cannot be written: {exc}") from None
+            raise ConfigError(self._shown_place, f"cannot be written: {exc}") from None
         except OSError as exc:
-            raise ConfigError(self._shown, f"cannot be written: {exc.strerror or exc}") from None
+            raise ConfigError(self._shown_place, f"cannot be written: {exc.strerror or exc}") from None

@@ -239,8 +239,8 @@ def _fitting_value(value: Any, kind: pa.DataType) -> Any:
         number = int(value)
     except (TypeError, ValueError, ArithmeticError):
         return None
-    most = 1 << kind.bit_width - 1
-    return number if -most <= number < most else None
+    limit = 1 << kind.bit_width - 1
+    return number if -limit <= number < limit else None
 
 
 def _floor_us(ns: pa.Array) -> pa.Array:
@@ -259,7 +259,7 @@ def _list_offsets(lengths: Iterable[int]) -> pa.Array:
 
 
 def _list_column(flat: pa.Array, parts: Sequence[Sequence[Any] | None]) -> pa.Array:
-    """Cut `flat` into lists as long as `parts`; null where there is none."""
+    """Cut `flat` into lists as long as `parts`; null where a part is None."""
     offsets = _list_offsets(0 if part is None else len(part) for part in parts)
     return pa.ListArray.from_arrays(
         offsets, flat, mask=pa.array([part is None for part in parts], pa.bool_())
@@ -303,7 +303,7 @@ def _without_texts(value: Any, depth: int) -> Any:
 
 
 def _set_part(x: exchange.Exchange, name: str) -> None:
-    """Set the numbers of a response of a session, from its id."""
+    """Set the sequence number and the part of a response in a session, from its id."""
     seq, _, part = name.removeprefix(f"{x.relay}-").partition(".")
     if x.relay and seq.isdecimal() and part.isdecimal():
         x.seq, x.part = int(seq), int(part)

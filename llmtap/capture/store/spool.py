@@ -119,10 +119,10 @@ class SpoolWriter:
     def present(self) -> bool:
         """Whether neither the file nor its folder was removed."""
         try:
-            there, ours = os.stat(self.path), os.fstat(self._fd)
+            at_path, opened = os.stat(self.path), os.fstat(self._fd)
         except (FileNotFoundError, NotADirectoryError):
             return False
-        return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+        return (at_path.st_dev, at_path.st_ino) == (opened.st_dev, opened.st_ino)
 
     def restore(self) -> None:
         """Write the removed file again from its open descriptor. Raises OSError."""
@@ -166,7 +166,8 @@ class SpoolWriter:
             try:
                 os.ftruncate(self._fd, self.bytes)
             except OSError:
-                pass  # The next write starts at the same place, and a reader skips what is left of this one.
+                # The next write starts at the same place, and a reader skips the rest of this frame.
+                pass
             raise
         self.bytes += len(data)
 
@@ -183,7 +184,8 @@ class SpoolContents:
     rows: int = 0
     notes: int = 0
     damaged: dict[str, int] = field(default_factory=dict)
-    """Lost `batches` (a broken end counts as one) and `bytes` that are no frame; empty if all is whole."""
+    """Lost `batches` (a broken end counts as one) and `bytes` that belong to no frame; empty if the file is
+    undamaged."""
     _schema: pa.Schema = SCHEMA
     _frames: list[int] = field(default_factory=list)
 
@@ -208,7 +210,7 @@ def read_spool(path: Path) -> SpoolContents:
     frames: list[int] = []
     head: tuple[CaptureInfo, pa.Schema] | None = None
     contents = SpoolContents(path, CaptureInfo(level="full"), CaptureLedger())
-    lost_bytes = lost_batches = seen = version = 0
+    lost_bytes = lost_batches = batches_before = version = 0
     with _File(path) as file:
         at = 0
         while at < file.size:
@@ -222,8 +224,8 @@ def read_spool(path: Path) -> SpoolContents:
                 continue
             if frame.version > VERSION:
                 raise CaptureVersionError(path.name, frame.version)
-            lost_batches += max(0, frame.before - seen)
-            seen = frame.before
+            lost_batches += max(0, frame.before - batches_before)
+            batches_before = frame.before
             match frame.kind:
                 case _Kind.HEAD:
                     head = _read_head(frame.payload)
@@ -231,7 +233,7 @@ def read_spool(path: Path) -> SpoolContents:
                     contents.ledger = msgspec.json.decode(frame.payload, type=CaptureLedger)
                     contents.notes += 1
                 case _:
-                    seen += 1
+                    batches_before += 1
                     frames.append(at)
                     contents.rows += frame.rows
             version = frame.version
@@ -351,7 +353,7 @@ _PREFIX: Final = "aside-"
 
 
 def aside_of(options: CaptureOptions, folder: Path, pid: int) -> CaptureOptions:
-    """Return options of the same capture, with spools beside those in `folder`."""
+    """Return options of the same capture whose spool folder is beside `folder`."""
     return msgspec.structs.replace(options, spool=str(folder / f"{_PREFIX}{pid}"))
 
 

@@ -40,22 +40,25 @@ log = logging.getLogger(__name__)
 
 FULL_DISK_ERRORS: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 FULL_CHECK_NS: Final = 1_000_000_000
-"""The same interval while the total size is reached."""
+"""Interval at which the folders are measured while the total size is reached (otherwise FOLDER_CHECK_NS)."""
 MARGIN_BYTES: Final = 128 << 10
-"""Free disk space required beside the size of a spool, for ledgers and the 15 KB of any Parquet file."""
+"""Free disk space required in addition to the size of a spool, for ledgers and the 15 KB of any Parquet
+file."""
 NOTES_BYTES: Final = 32 << 10
-"""Share of the limit for ledgers without rows: a spool's head takes 6 KB, a file of it 3 KB."""
+"""Part of `total_bytes` that is reserved for ledgers without rows: the head of a spool takes 6 KB, a Parquet
+file of it 3 KB."""
 NOTES_SPOOL_BYTES: Final = 16 << 10
 FOLDER_CHECK_NS: Final = 10_000_000_000
 """Interval at which the folders are measured."""
 _HEAD_BYTES: Final = 6 << 10
 _FRAME_BYTES: Final = 1 << 10
-"""Fixed cost of a batch: Arrow's description of 100 columns, packed, and the ledger behind it."""
+"""Bytes of a batch in addition to its rows: Arrow's description of 100 columns, packed, and the ledger after
+the batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreState:
-    """Counts of a store since it was made, and its sizes."""
+    """Counts of a store since its start, and sizes of its files."""
 
     rows_written: int
     bytes_written: int
@@ -124,7 +127,7 @@ class Store:
         self.problem: str | None = None
         """Reason why rows cannot be written now: `disk_full`, `folder` or `total_bytes`; None: they can."""
         self.info = info
-        """Metadata of files that begin from now on; may be set from any thread."""
+        """Metadata of files that begin from now on. Any thread may set it."""
         self._options = options
         self._clock = clock
         self._place = parquet.place_of(options.to)
@@ -136,10 +139,10 @@ class Store:
         self._writer: SpoolWriter | None = None
         self._began_ns = 0
         self._measured_ns = 0
-        self._noted_ledger: CaptureLedger | None = None
-        self._number = 0
+        self._written_ledger: CaptureLedger | None = None
+        self._spool_number = 0
         self._rows = self._bytes = 0
-        self._packing = 0.5
+        self._packing_ratio = 0.5
 
     def open(self) -> None:
         """Create the folders, take the lock, recover spools of an earlier process. Raises ConfigError."""
@@ -212,17 +215,17 @@ class Store:
             _discard_spool(writer)
 
     def ledger(self) -> CaptureLedger:
-        """Return the ledger of the newest file made here. For any thread."""
+        """Return the ledger of the newest file made here. Any thread may call this method."""
         return self._finisher.ledger
 
     def close(self, timeout_s: float) -> None:
         """Make files of all spools if the time allows; the next start recovers the others."""
         self.rotate()
         ended = self._finisher.close(timeout_s)
-        if left := self._finisher.waiting[0]:
+        if unfinished := self._finisher.waiting[0]:
             log.warning(
                 "event=capture_files_left spools=%d spool=%s reason=%r hint='the next start tries again'",
-                left,
+                unfinished,
                 self._folder,
                 self._finisher.problem or "no time",
             )
@@ -260,7 +263,7 @@ class Store:
         if self._files.deleted_rows:
             dropped = {**ledger.dropped, "deleted": self._files.deleted_rows}
             ledger = msgspec.structs.replace(ledger, dropped=dropped)
-        if batch.num_rows == 0 and ledger == self._noted_ledger:
+        if batch.num_rows == 0 and ledger == self._written_ledger:
             return True
         try:
             self._write(batch, ledger)
@@ -294,7 +297,7 @@ class Store:
         writer = self._begin_spool() if old is None or grown else old
         before = writer.bytes
         # Write the ledger to each spool, so that each file shows which exchanges are missing.
-        new_ledger = ledger if ledger != self._noted_ledger or not writer.notes else None
+        new_ledger = ledger if ledger != self._written_ledger or not writer.notes else None
         sync = self._options.fsync == "batch"
         try:
             if batch.num_rows:
@@ -305,22 +308,24 @@ class Store:
             if writer is not old:
                 _discard_spool(writer)
             raise
-        self._writer, self._noted_ledger = writer, ledger
+        self._writer, self._written_ledger = writer, ledger
         self._bytes += writer.bytes - before
         if batch.num_rows:
             # Use the worst ratio of the latest batches; the ratios of older batches lose weight.
-            self._packing = min(1.0, max((writer.bytes - before) / batch.nbytes, 0.9 * self._packing))
+            self._packing_ratio = min(
+                1.0, max((writer.bytes - before) / batch.nbytes, 0.9 * self._packing_ratio)
+            )
         if old is not None and old is not writer:
             _discard_spool(old)  # Only the last ledger counts, and the new spool has it.
 
     def _spool_bytes(self, batch: pa.RecordBatch) -> int:
-        return _FRAME_BYTES + int(self._packing * batch.nbytes)
+        return _FRAME_BYTES + int(self._packing_ratio * batch.nbytes)
 
     def _begin_spool(self) -> SpoolWriter:
         """Begin a spool. Raises OSError."""
-        self._number += 1
+        self._spool_number += 1
         now_ns = self._clock.wall_ns()
-        name = parquet.file_stem(self._capture, now_ns, self._number) + ".spool"
+        name = parquet.file_stem(self._capture, now_ns, self._spool_number) + ".spool"
         writer = SpoolWriter(self._folder / name, msgspec.structs.replace(self.info, began_ns=now_ns))
         if self._options.fsync == "batch":
             try:
@@ -412,13 +417,14 @@ def _discard_spool(writer: SpoolWriter) -> None:
 
 def _folders(options: CaptureOptions, place: parquet.CapturePlace, spool: Path) -> list[tuple[str, Path]]:
     """Return the folders, with the config keys that name them."""
-    own = "capture.spool" if options.spool is not None or place.folder is None else "capture.to"
-    folders = [(own, spool)]
+    spool_key = "capture.spool" if options.spool is not None or place.folder is None else "capture.to"
+    folders = [(spool_key, spool)]
     return folders if place.folder is None else [("capture.to", place.folder), *folders]
 
 
 def _probe_folder(key: str, folder: Path) -> list[Path]:
-    """Create the folder, write to it, return the new folders. A full disk is no error. Raises ConfigError."""
+    """Create the folder, write to it, return the new folders. A full disk is not an error. Raises
+    ConfigError."""
     made: list[Path] = []
     try:
         made = parquet.make_folder(folder)

@@ -188,7 +188,7 @@ class _SpanDelivery(SpanExporter):
             return SpanExportResult.FAILURE
 
     def _try(self, spans: Sequence[ReadableSpan]) -> Answer | None:
-        """Send a batch once. Return the receiver's answer; None without one."""
+        """Send a batch once. Return the receiver's answer, or None if there was no answer."""
         self._receiver.begin_request()
         try:
             self.inner.export(spans)
@@ -238,7 +238,7 @@ class _MetricDelivery:
             self.inner.export(MetricsData([ResourceMetrics(resource, [scoped], "")]))
             if self._receiver.answer != "ok":
                 self.failures += 1
-                return  # The next export has newer totals.
+                return  # The next export sends newer totals, so this one is not repeated.
             if self._delta:
                 self._totals.forget(points)
 
@@ -257,7 +257,7 @@ class OtlpExporter:
         reader: Benefit = DEFAULT_BENEFIT,
     ) -> None:
         """`servers`: host and port of the upstream by arm; the key "" is for all other arms. `back_server`:
-        those of the engine behind a gateway."""
+        host and port of the engine behind a gateway."""
         self._options = options
         self._servers = servers or {}
         self._back_server = back_server
@@ -295,7 +295,7 @@ class OtlpExporter:
         is_back = x.side == BACK
         server = self._back_server if is_back else self._servers.get(x.arm or "") or self._servers.get("")
         common = common_values_of(x, m, None if server is None else server[0], self._options.provider)
-        if self._metrics and not is_back:  # the same request again
+        if self._metrics and not is_back:  # an exchange behind the gateway repeats a request that was counted
             self._recorder.record(x, m, common)
         if not self._traces:
             return

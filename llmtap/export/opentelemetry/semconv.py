@@ -6,9 +6,9 @@ and provider (`operation_of`, `provider_of`).
 
 Quantities of an exchange: `duration`: from the first byte of the request to the end of the exchange, which is
 also the length of the span. `first_chunk`: from the first byte of the request to the first event of a stream
-that is no keep-alive. `chunk_gap`: time between consecutive events that are neither keep-alives nor the end
-marker. `server_duration`: from submit to the last byte of the answer. `server_first_token`: from submit to
-the first token of any kind, for streams that ended well. `server_per_token`: (server_duration -
+that is not a keep-alive. `chunk_gap`: time between consecutive events that are neither keep-alives nor the
+end marker. `server_duration`: from submit to the last byte of the answer. `server_first_token`: from submit
+to the first token of any kind, for streams that ended well. `server_per_token`: (server_duration -
 server_first_token) / (output tokens - 1). Further quantities have the name of a metric of llmtap
 (metrics/catalogue.py).
 
@@ -103,7 +103,7 @@ class Semconv:
     cache_write_tokens: str = "gen_ai.usage.cache_write.input_tokens"
     reasoning_tokens: str = "gen_ai.usage.reasoning.output_tokens"
     measures: Mapping[str, tuple[Measure, ...]]
-    """By quantity: the instruments that record it, each with its constant attributes."""
+    """For each quantity: the instruments that record the quantity, each with its constant attributes."""
 
 
 def _time_measures(name: str, text: str, edges: tuple[int, ...] = _SECONDS) -> tuple[Measure, ...]:

@@ -129,7 +129,7 @@ def _per_token_ns(x: Exchange, server_ns: int | None, first_ns: int | None, outp
     if server_ns is None or first_ns is None or output is None or output < 2:
         return None
     if x.tokens.reasoning and x.timeline.first_reasoning_ns is None:
-        return None  # Hidden reasoning: its tokens count, but not its time.
+        return None  # The reasoning was hidden: its tokens are known, but not its time.
     return (server_ns - first_ns) // (output - 1)
 
 
@@ -311,7 +311,7 @@ class MetricRecorder:
         self._exponential = exponential
 
     def take(self) -> dict[tuple[int, Key], Buckets | ExponentialBuckets]:
-        """Return the counts since the last call. Any thread may call it."""
+        """Return the counts since the last call. Any thread may call this method."""
         with self._lock:
             fresh, self._new_values = self._new_values, {}
         return fresh

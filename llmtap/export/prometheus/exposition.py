@@ -102,7 +102,8 @@ _STREAM_PLACES: Final = {
     reading.value: tuple(_histogram_key(metric, reading.value) for metric in _STREAM_METRICS)
     for reading in Reading
 }
-"""By reading: the places in which the values of the metrics `_STREAM_METRICS` are counted."""
+"""For each reading of an answer: the places in which the values of the metrics `_STREAM_METRICS` are
+counted."""
 GUARDRAILS_MAX: Final = 32
 """Maximum number of combinations of a guardrail's kind and source in a series; further
 ones count as `other`."""
@@ -365,7 +366,7 @@ def format_name(accept: str, *, native: bool) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frozen:
-    """Copy of all counts, for any thread."""
+    """Copy of all counts, which any thread may read."""
 
     version: str
     families: Mapping[str, HistogramFamily]

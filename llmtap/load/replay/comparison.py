@@ -1,6 +1,6 @@
 """Compare results of replays: differences of figures, most with an interval, and how the set-ups differ.
 
-Used by `llmtap report --compare`: takes results of `llmtap replay --json` by label, and returns a
+Used by `llmtap report --compare`: takes results of replays (`SavedReplay`) by label, and returns a
 `ReplayComparison`, which it renders as a document. A difference is b - a. Its interval of 95 % is computed
 from the intervals of both figures: order statistics for a quantile, Wilson's score for a share. The interval
 covers the variation of the requests within the two runs, not the variation from run to run. Rates, TBC and
@@ -18,6 +18,7 @@ from typing import Any, Final
 from msgspec import UNSET
 from rich.console import RenderableType
 
+from llmtap.errors import ConfigError
 from llmtap.gates.comparison import (
     BurstCaution,
     ComparedFigure,
@@ -26,7 +27,8 @@ from llmtap.gates.comparison import (
     ReplayComparison,
     SetUpDifference,
 )
-from llmtap.gates.figures import SCALARS, failed_and_counted
+from llmtap.gates.figures import failed_and_counted
+from llmtap.load.replay.saved_replay import SavedMetric, SavedReplay
 from llmtap.metrics import hdr
 from llmtap.metrics.catalogue import Surface, shown_on
 from llmtap.metrics.intervals import Interval, quantile_interval, share_interval
@@ -51,31 +53,23 @@ from llmtap.units import NS_PER_S
 
 QUANTILES: Final = {"p50": 0.5, "p99": 0.99}
 VALUES_MAX: Final = 20_000_000
-"""Maximum number of values of a metric in one result: all of them are kept in a list for the intervals."""
+"""Maximum number of values of a histogram: all of them are kept in a list for the intervals."""
 GAPS: Final = frozenset({"tbc", "itl"})
 """Metrics with several values for each request. The values of a request depend on each other, so these
 metrics have no interval."""
-_RATES: Final = {
-    "offered_rps": ("requests sent", "req/s"),
-    "achieved_rps": ("requests ended", "req/s"),
-    "output_tokens_per_second": ("output", "tokens/s"),
-    "goodput": ("goodput", "req/s"),
+_RATES: Final[Mapping[str, tuple[str, str, Callable[[SavedReplay], float | None]]]] = {
+    "offered_rps": ("requests sent", "req/s", lambda result: result.load.offered_rps),
+    "achieved_rps": ("requests ended", "req/s", lambda result: result.load.achieved_rps),
+    "output_tokens_per_second": ("output", "tokens/s", lambda result: result.tokens.output_per_second),
+    "goodput": ("goodput", "req/s", lambda result: result.goodput.requests_per_second),
 }
-"""Title and unit by the name of a figure (`gates/figures.py`)."""
-
-
-def _reader_of_counts(*paths: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[int, int]]:
-    part, whole = paths
-    return lambda result: (at(result, *part) or 0, at(result, *whole) or 0)
-
-
-_SHARES: Final = {
-    "complete_share": ("answers complete", _reader_of_counts(("outcomes", "complete"), ("n",))),
-    "error_rate": ("requests failed", failed_and_counted),
-    "attainment": ("objectives met", _reader_of_counts(("goodput", "met"), ("goodput", "counted"))),
+"""Title, unit and value by the name of a figure (`gates/figures.py`)."""
+_SHARES: Final[Mapping[str, tuple[str, Callable[[SavedReplay], tuple[int, int]]]]] = {
+    "complete_share": ("answers complete", lambda result: (result.outcomes.get("complete", 0), result.n)),
+    "error_rate": ("requests failed", lambda result: failed_and_counted(result.outcomes, is_live=False)),
+    "attainment": ("objectives met", lambda result: (result.goodput.met, result.goodput.counted)),
 }
 """Title, and the counts of the part and the whole, by the name of a figure."""
-_NOT_JUDGED: Final = ("goodput", "not_judged")
 _LOAD: Final = (
     "arrivals",
     "body",
@@ -91,23 +85,22 @@ _LOAD: Final = (
 """Parts of a plan that decide which requests are sent and at what times."""
 _NOT_LOAD: Final = frozenset({"body.endpoint", "body.model", "body.server", "arrivals.recorded_rps"})
 _UNCOMPARED: Final = ("notes", "prompts")
-_Json = Mapping[str, Any]
 
 
-def compare_replays(results: Mapping[str, _Json], level: float = 0.95) -> ReplayComparison:
-    """Compare results of `llmtap replay --json`, by label, with the first one.
+def compare_replays(results: Mapping[str, SavedReplay], level: float = 0.95) -> ReplayComparison:
+    """Compare results of replays, by label, with the first one.
 
     `level`: confidence level of each interval.
     """
     (first, base), *others = results.items()
     compared = [
-        ComparedResult(label, at(result, "plan", "target"), at(result, "window", "start"), result["verdict"])
+        ComparedResult(label, result.plan.get("target"), result.window.start, result.verdict)
         for label, result in results.items()
     ]
     return ReplayComparison(compared, [_compare_pair(first, base, *other, level) for other in others])
 
 
-def _compare_pair(a: str, base: _Json, b: str, other: _Json, level: float) -> PairComparison:
+def _compare_pair(a: str, base: SavedReplay, b: str, other: SavedReplay, level: float) -> PairComparison:
     cautions = list(_cautions({a: base, b: other}))
     figures = list(_figures(base, other, level, in_bursts=bool(cautions)))
     return PairComparison(a, b, figures, cautions, _set_up(base, other))
@@ -121,8 +114,8 @@ def difference_interval(a: Interval, b: Interval) -> tuple[float | None, float |
     return (None if b.open_below or a.open_above else low, None if b.open_above or a.open_below else high)
 
 
-def _cautions(results: Mapping[str, _Json]) -> Iterator[BurstCaution]:
-    numbers = [chunks_at_a_time(result.get("chunking") or {}) for result in results.values()]
+def _cautions(results: Mapping[str, SavedReplay]) -> Iterator[BurstCaution]:
+    numbers = [chunks_at_a_time(result.chunking) for result in results.values()]
     for label, n, usual in zip(results, numbers, reversed(numbers), strict=True):
         if n is not None and arrives_in_bursts(n, usual):
             yield BurstCaution(label, BURST_SENSITIVE, n)
@@ -143,7 +136,7 @@ class _FigureOfPair:
     is_compared: bool = True
 
 
-def _figures(a: _Json, b: _Json, level: float, *, in_bursts: bool) -> Iterator[ComparedFigure]:
+def _figures(a: SavedReplay, b: SavedReplay, level: float, *, in_bursts: bool) -> Iterator[ComparedFigure]:
     """Yield the figures of both results.
 
     `in_bursts`: in one result the chunks come in bursts, so the metrics of BURST_SENSITIVE are not compared.
@@ -153,55 +146,50 @@ def _figures(a: _Json, b: _Json, level: float, *, in_bursts: bool) -> Iterator[C
             yield _compare_figure(figure, level)
 
 
-def _quantiles(a: _Json, b: _Json, level: float, *, in_bursts: bool) -> Iterator[_FigureOfPair]:
+def _quantiles(a: SavedReplay, b: SavedReplay, level: float, *, in_bursts: bool) -> Iterator[_FigureOfPair]:
     for metric in (one.name for one in shown_on(Surface.COMPARISON)):
-        options = [at(result, "metrics", metric, "option") for result in (a, b)]
-        for option in dict.fromkeys(options):
-            pair = [result if one == option else {} for one, result in zip(options, (a, b), strict=True)]
-            values = [_values(result, metric) for result in pair]
-            for figure, share in QUANTILES.items():
-                yield _FigureOfPair(
-                    f"{metric}_{figure}",
-                    metric,
-                    figure,
-                    "s",
-                    counts=[at(result, "metrics", metric, "n") or 0 for result in pair],
-                    sides=[at(result, "metrics", metric, figure) for result in pair],
-                    intervals=[quantile_interval(ordered, share, level) for ordered in values],
-                    option=option,
-                    is_compared=not (in_bursts and metric in BURST_SENSITIVE) and "+" not in (option or ""),
-                )
+        both = [(result.metric(metric), _values(result, metric)) for result in (a, b)]
+        for option in dict.fromkeys(one.option for one, _ in both):
+            pair = [(one, values) if one.option == option else (SavedMetric(), ()) for one, values in both]
+            counts = [one.n for one, _ in pair]
+            is_compared = not (in_bursts and metric in BURST_SENSITIVE) and "+" not in (option or "")
+            for name, share in QUANTILES.items():
+                sides = [getattr(one, name) for one, _ in pair]
+                intervals = [quantile_interval(values, share, level) for _, values in pair]
+                key = f"{metric}_{name}"
+                yield _FigureOfPair(key, metric, name, "s", counts, sides, intervals, option, is_compared)
 
 
-def _scalars(a: _Json, b: _Json, level: float) -> Iterator[_FigureOfPair]:
+def _scalars(a: SavedReplay, b: SavedReplay, level: float) -> Iterator[_FigureOfPair]:
     for key, (name, counts_of) in _SHARES.items():
         pairs = [counts_of(result) for result in (a, b)]
         intervals = [share_interval(k, n, level) for k, n in pairs]
         shares = [None if one is None else one.value for one in intervals]
         yield _FigureOfPair(key, name, "share", "share", [n for _, n in pairs], shares, intervals)
-    counts = [result["n"] for result in (a, b)]
-    not_judged = [at(result, *_NOT_JUDGED) for result in (a, b)]
+    counts = [result.n for result in (a, b)]
+    not_judged = [result.goodput.not_judged for result in (a, b)]
     if any(not_judged):
         yield _FigureOfPair("not_judged", "not judged", "count", "requests", counts, not_judged)
-    for key, (name, unit) in _RATES.items():
-        rates = [SCALARS[key].value(result) for result in (a, b)]
+    for key, (name, unit, rate_of) in _RATES.items():
+        rates = [rate_of(result) for result in (a, b)]
         yield _FigureOfPair(key, name, "rate", unit, counts, rates)
 
 
-def _values(result: Mapping[str, Any], metric: str) -> Sequence[float]:
+def _values(result: SavedReplay, metric: str) -> Sequence[float]:
     """Return the values of a metric in seconds, ascending, with an error of 0.1 %; none for `GAPS`."""
-    if metric in GAPS:
+    histogram = result.hdr_histograms.get(metric)
+    if metric in GAPS or histogram is None:
         return []
-    histogram = result.get("hdr_histograms", {}).get(metric)
-    if histogram is None:
-        return []
-    values = list(hdr.values(histogram))
-    n = sum(count for _, count in values)
+    return ordered_values(metric, list(hdr.values(histogram)))
+
+
+def ordered_values(name: str, buckets: Sequence[tuple[float, int]]) -> list[float]:
+    """Return the values of a histogram in seconds, from values in ns with their counts."""
+    n = sum(count for _, count in buckets)
     if n > VALUES_MAX:
-        raise ValueError(
-            f"the histogram of {metric} has {n:,} values, and at most {VALUES_MAX:,} can be compared"
-        )
-    return [value_ns / NS_PER_S for value_ns, count in values for _ in range(count)]
+        problem = f"{name} has {n:,} values, and at most {VALUES_MAX:,} can be compared"
+        raise ConfigError("--compare", problem)
+    return [value_ns / NS_PER_S for value_ns, count in buckets for _ in range(count)]
 
 
 def _compare_figure(figure: _FigureOfPair, level: float) -> ComparedFigure:
@@ -237,7 +225,7 @@ def _compare_figure(figure: _FigureOfPair, level: float) -> ComparedFigure:
     )
 
 
-def _set_up(a: _Json, b: _Json) -> list[SetUpDifference]:
+def _set_up(a: SavedReplay, b: SavedReplay) -> list[SetUpDifference]:
     """Return the settings of plan, sender and server that differ; settings of the load come first."""
     ours, theirs = dict(_settings(a)), dict(_settings(b))
     rows = [
@@ -248,18 +236,18 @@ def _set_up(a: _Json, b: _Json) -> list[SetUpDifference]:
     return sorted(rows, key=lambda row: not row.load)
 
 
-def _settings(result: _Json) -> Iterator[tuple[str, Any]]:
-    yield from leaves({k: v for k, v in result["plan"].items() if k not in _UNCOMPARED})
-    sender = result["sender"]
-    yield "sender.llmtap", sender["llmtap"]
-    yield "sender.hosts", sorted({clock["host"] for clock in sender["clocks"]})
-    yield "sender.processes", len(sender["processes"])
-    yield "sender.clock", sender["clock"]
-    yield "warm-up.requests", result["warmup"]["requests"]
-    yield "objectives", at(result, "goodput", "objectives")
-    yield "gpu", at(result, "system", "summary", "gpu", "devices")
-    yield "ITL option", result["metrics"]["itl"]["option"]
-    yield "stopped", result["load"]["stopped"]
+def _settings(result: SavedReplay) -> Iterator[tuple[str, Any]]:
+    yield from leaves({k: v for k, v in result.plan.items() if k not in _UNCOMPARED})
+    sender = result.sender
+    yield "sender.llmtap", sender.llmtap
+    yield "sender.hosts", sorted({clock.host for clock in sender.clocks})
+    yield "sender.processes", len(sender.processes)
+    yield "sender.clock", sender.clock
+    yield "warm-up.requests", result.warmup.requests
+    yield "objectives", result.goodput.objectives
+    yield "gpu", at(result.system, "summary", "gpu", "devices")
+    yield "ITL option", result.metric("itl").option
+    yield "stopped", result.load.stopped
 
 
 def _is_load(name: str) -> bool:

@@ -16,6 +16,7 @@ from msgspec import Struct
 from llmtap.gates.figures import bounded_figures
 from llmtap.load.host_limits import HOST_LIMITS
 from llmtap.load.run import TIME_UP
+from llmtap.metrics.catalogue import Answers, Surface, Unit, shown_on
 from llmtap.metrics.histogram import Histogram
 from llmtap.metrics.latency import SPREAD_NS
 from llmtap.report.values import at
@@ -63,7 +64,14 @@ _UNLIMITED: Final = (
 
 SPACING: Final = ("tbc", "itl", "tbc_max", "jitter")
 """Figures of the times between chunks or tokens."""
-STREAMED: Final = ("ttft", "ttft_any", "tpot", *SPACING, "user_idle", "smooth_goodput")
+STREAMED: Final = (
+    *(
+        metric.name
+        for metric in shown_on(Surface.REPORT)
+        if metric.answers is Answers.STREAMS and metric.unit is Unit.SECONDS and metric.judged_as is None
+    ),
+    "smooth_goodput",
+)
 """Figures that only streamed answers have."""
 LATENCIES: Final = (*STREAMED, "ttfb", "e2e", "goodput")
 TOKENS: Final = ("tpot", "tokens", "smooth_goodput")
@@ -135,21 +143,16 @@ def findings(
     The histograms contain all values, in ns, of the result's `dispatch_lateness`, `uncertainties` and
     `ttft_uncertainties`.
     """
-    late, unsure = (
-        partial(_find_late_sends, values=lateness),
-        partial(_find_unsure_timestamps, values=uncertainties),
-    )
-    ends = partial(_find_unsure_first_tokens, values=ttft_uncertainties)
     rules = (
         _find_lost_results,
         _find_unplanned_rows,
         _find_missing_output,
         _find_chunk_counts,
-        late,
+        partial(_find_late_sends, values=lateness),
         _find_unsent_requests,
         _find_busy_sender,
-        ends,
-        unsure,
+        partial(_find_unsure_first_tokens, values=ttft_uncertainties),
+        partial(_find_unsure_timestamps, values=uncertainties),
         _find_host_limits,
         _find_failed_requests,
         _find_clock_errors,

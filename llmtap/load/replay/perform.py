@@ -33,7 +33,7 @@ from llmtap.clock import SystemClock, WallAnchor
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.exchange import Exchange, RequestShape, Turn
 from llmtap.json_types import json_value
-from llmtap.load.bodies import Prepared, model_ids, prepare, server_of
+from llmtap.load.bodies import Prepared, limit_of_body, model_ids, prepare, server_of
 from llmtap.load.endpoint_check import NO_ENDPOINT, endpoint_error, is_unanswerable
 from llmtap.load.host_limits import check_connections
 from llmtap.load.monitor.watch import Watch
@@ -52,6 +52,7 @@ from llmtap.metrics.objectives import Objectives
 from llmtap.net.bounded_body import read_at_most
 from llmtap.net.cluster import ray_cluster
 from llmtap.net.listener import ADMIN_PORT, ERROR_FIELD, failure_text
+from llmtap.options.fields import flags_given
 from llmtap.workload.requests import Requests
 
 CONNECTIONS_MAX: Final = 1_000
@@ -140,6 +141,7 @@ class Replay:
             self._member_factory() as create_member,
             prepare(requests, self.plan.prompts, maker, self.listener.on_preparing) as prepared,
         ):
+            self._note_endpoints(prepared)
             if self.on_prepared is not None:
                 self.on_prepared(prepared)
             exact = maker.output_exact and not requests.bodies
@@ -234,6 +236,16 @@ class Replay:
         check_target(self._setup(-1, self.load.bodies))
         body = await self._complete_by_server(self.load.bodies.with_settings(self.plan.settings))
         return await self._run_warmup(None, maker_for(self.load.target.url, body, self.plan.decode), body)
+
+    def _note_endpoints(self, prepared: Prepared) -> None:
+        """Note the prompts of a data set that are not sent to the endpoint that the user named."""
+        requests = self.plan.requests
+        recorded = requests.paths or [""] * len(requests)
+        others = sum(bool(sent) and not own for own, sent in zip(recorded, prepared.paths, strict=False))
+        if others and "--endpoint" in flags_given(self.load.bodies):
+            self.notes.append(
+                f"{others:,} prompts have a body of another endpoint than --endpoint: sent there"
+            )
 
     @contextmanager
     def _member_factory(self) -> Iterator[Callable[[], Member]]:
@@ -492,7 +504,9 @@ def planned_within(requests: Requests, duration_ns: int | None, *, closed: bool)
 def describe(x: Exchange, row: int, requests: Requests) -> None:
     """Add to an exchange the shape of its prompt and its turn in the conversation, from the plan."""
     blocks = requests.blocks[row] if requests.blocks else ()
-    shape = RequestShape(max_tokens=requests.output[row] or None, tokens=requests.input[row] or None)
+    body = requests.bodies[row] if requests.bodies else b""
+    limit = limit_of_body(body) if body else max(1, requests.output[row])
+    shape = RequestShape(max_tokens=limit, tokens=requests.input[row] or None)
     if blocks:
         shape.blocks = array("q", blocks)
         shape.block_size, shape.block_unit = requests.block_tokens, "tokens"

@@ -228,10 +228,7 @@ class RunObservations:
     def concurrency(self, began_ns: int, until_ns: int) -> dict[str, float | None]:
         """Return public JSON: the mean number of requests in flight over the whole window (`mean`), and over
         the time with at least one in flight (`effective`), its maximum, and `user_tokens_per_second`."""
-        sent, ended = (
-            np.sort(np.asarray(self.sent_ns, np.int64)),
-            np.sort(np.asarray(self.ended_ns, np.int64)),
-        )
+        sent, ended = (np.sort(np.asarray(times, np.int64)) for times in (self.sent_ns, self.ended_ns))
         if not len(sent) or until_ns <= began_ns:
             return dict.fromkeys(("mean", "effective", "max", "user_tokens_per_second"))
         times = np.concatenate((sent, ended))
@@ -429,11 +426,11 @@ def result_of(
         "end": _date_text(anchor, outcome.ended_ns),
     }
     mode = "closed" if closed else "open"
-    result = tally.summary.to_dict(window, seconds, mode, percentiles=percentiles)
+    result: dict[str, Any] = tally.summary.to_dict(window, seconds, mode, percentiles=percentiles)
     planned_ns = array("q") if closed else seen.planned_ns()
     plan_counts = tally.plan_dict()
     result["load"] = {
-        **_document_of(result["load"]),
+        **result["load"],
         **_load_document(outcome, seen, planned_ns),
         **{name: plan_counts[name] for name in _KEPT},
     }
@@ -461,7 +458,7 @@ def result_of(
     )
     result["timeline"] = json_value(timeline)
     result["plan"] = dict(plan)
-    result["sender"] = _sender_document(outcome, clock, seconds)
+    result["sender"] = _sender_document(outcome, clock, seconds, result["tokens"]["output"] or 0)
     result.update(details)
     problems = findings(
         result,
@@ -525,11 +522,11 @@ def _quantile_document(tally: LoadTally) -> dict[str, object]:
     }
 
 
-def _sender_document(outcome: LoadResult, clock: str, seconds: float) -> dict[str, object]:
+def _sender_document(
+    outcome: LoadResult, clock: str, seconds: float, output_tokens: int
+) -> dict[str, object]:
     done = outcome.done
     cpu_s = sum(d.cpu_ns for d in done) / NS_PER_S
-    tokens = outcome.tally.summary.to_dict({}, 0)["tokens"]
-    output = _document_of(tokens).get("output") or 0
     return {
         "clock": clock,
         "llmtap": __version__,
@@ -545,15 +542,10 @@ def _sender_document(outcome: LoadResult, clock: str, seconds: float) -> dict[st
             }
             for d in done
         ],
-        "cpu_seconds_per_1000_tokens": cpu_s / output * 1_000 if output else None,
+        "cpu_seconds_per_1000_tokens": cpu_s / output_tokens * 1_000 if output_tokens else None,
         "lost": outcome.lost,
         "clocks": [clock.to_dict() for clock in outcome.clocks],
     }
-
-
-def _document_of(value: object) -> dict[str, Any]:
-    assert isinstance(value, dict)
-    return value
 
 
 def _date_text(anchor: WallAnchor, mono_ns: int) -> str:

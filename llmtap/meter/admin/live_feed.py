@@ -218,7 +218,7 @@ class LiveFeed:
             return self._summary
 
     async def _close(self, app: web.Application) -> None:
-        """Close all streams at the meter's end, without waiting long for any of them."""
+        """Close all streams at the end of the meter, with a short time limit."""
         if self._closing:
             return
         self._closing = True

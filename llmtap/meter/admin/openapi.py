@@ -44,7 +44,7 @@ class ApiRoute(msgspec.Struct, frozen=True, kw_only=True):
     errors: dict[int, str] = {}
     """Descriptions of responses other than 200 and 401, by status."""
     probe: bool = False
-    """Health check: needs no token, and its errors are not JSON."""
+    """Whether the route is a health check, which needs no token and whose errors are not JSON."""
 
 
 _EVENTS: Final = Parameter("events", "1: with the list of events", FLAG)

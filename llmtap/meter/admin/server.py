@@ -405,7 +405,7 @@ class _Admin:
             raise web.HTTPNotFound(reason="no exchanges are paired: set pair.upstream")
 
         def begin() -> Callable[[], bytes]:
-            work = pairs.to_dict(limit)
+            work = pairs.summarise(limit)
             return lambda: msgspec.json.encode(work())
 
         return _json_response(await self.answers.get(("pairs", limit), begin))

@@ -1,9 +1,9 @@
 """Data that the admin port shows, from the state of the pipeline: metrics, summaries, latency histograms.
 
 `metrics_of`, `histograms_of` and `summary_of` take an ExchangePipeline, copy what they need on the meter's
-loop, and return the rest as work for a worker thread. `server.py` calls them, `live_feed.py` for its summary
-each second, `meter/process.py` for the summary of a file. The values of the metrics of llmtap itself are set
-here.
+loop, and return a function that does the rest in a worker thread. `server.py` calls them, `live_feed.py` for
+its summary each second, `meter/process.py` for the summary of a file. The values of the metrics of llmtap
+itself are set here.
 """
 
 import resource
@@ -187,7 +187,7 @@ def _clear_after_cancel(summary: Any) -> None:
 def summary_of(
     p: ExchangePipeline, window: str | None = None, by: Collection[str] = BY, *, certain: bool = False
 ) -> Callable[[], dict[str, object]]:
-    """Return the summary of a window, as work for any thread.
+    """Return a function that makes the summary of a window. Any thread may call the function.
 
     `window`: name of the window; None: that of the options; `all`: since the start. `by`: labels by which it
     is split, some of `windows.BY`. `certain`: without exchanges whose uncertainty is above the limit.

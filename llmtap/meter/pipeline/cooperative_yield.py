@@ -27,8 +27,8 @@ class CooperativeYield:
     """Offers the CPU to the relays between short turns of work, and measures the CPU time of long frames.
 
     On the same CPU, Linux (EEVDF) may run a relay only at the next tick, up to 4 ms later. A nice value of
-    the meter does not change this. So the meter calls `sched_yield` between frames. If it waited long
-    itself, or is behind, it does not yield for a while.
+    the meter does not change this. So the meter calls `sched_yield` between frames. If a yield took long, or
+    the meter is behind, it does not yield for a while.
     """
 
     __slots__ = (
@@ -59,7 +59,7 @@ class CooperativeYield:
         self._no_yield_until_ns = 0
         self._loop_at_ns = 0
         self.loop_is_due = False
-        """The work of this turn of the event loop has taken LOOP_TURN_NS."""
+        """Whether the work in this round of the event loop has taken LOOP_TURN_NS."""
         self.behind = False
 
     def begin_turn(self) -> None:

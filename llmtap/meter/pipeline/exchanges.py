@@ -208,7 +208,8 @@ class RecentExchanges:
     def __init__(self, exchanges_max: int, bytes_max: int = BYTES_MAX, trace_url: str | None = None) -> None:
         self._trace_url = trace_url
         self._ring: deque[tuple[int, int, Exchange, Benefit]] = deque()
-        """Entries of number, size in bytes when added, exchange, and the reader of its benefit."""
+        """Entries: number, size in bytes when the exchange was added, exchange, and settings of the reader of
+        its benefit."""
         self._exchanges_max = exchanges_max
         self._bytes_max = bytes_max
         self.weight_bytes = 0
@@ -248,7 +249,7 @@ class RecentExchanges:
     def to_json(self, matches: Sequence[tuple[int, Exchange, Benefit]], query: Query) -> bytes:
         """Return the JSON of `/api/v1/exchanges`: as many matches as the limit and PAGE_BYTES_MAX allow.
 
-        May run in any thread, since finished exchanges do not change.
+        Any thread may call this method, since finished exchanges do not change.
         """
         out: list[bytes] = []
         size, cursor = 0, None

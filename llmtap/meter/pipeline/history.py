@@ -150,7 +150,7 @@ class _Level:
         number = min(round((saved.end_ns + shift_ns) / self.step.step_ns), self.number)
         own, first = list(self.points), self.number - len(self.points)
         older = saved.points[: max(0, len(saved.points) - max(0, number - first))]
-        # Nothing is known of the steps between the two meters.
+        # No meter ran in the steps between the end of the other meter and the start of this one.
         gap = [_NO_POINT] * min(max(0, first - number), self.step.points_max) if older else []
         self.points.clear()
         self.points.extend([*older, *gap, *own])
@@ -171,7 +171,7 @@ class History:
         next(iter(self._levels.values())).open.add(x, m, met)
 
     def export(self) -> Callable[[], bytes]:
-        """Return the packed history for another meter, as work for any thread."""
+        """Return a function that packs the history for another meter. Any thread may call the function."""
         self._advance()
         packed = _encode({name: level.export() for name, level in self._levels.items()})
         return lambda: packed
@@ -182,7 +182,7 @@ class History:
             level.open = _Step()
 
     def absorb(self, packed: bytes, shift_ns: int, labels: Labels) -> list[str]:
-        """Add the packed history of another meter; return what was left out: nothing.
+        """Add the packed history of another meter. Return no texts, since all parts can be added.
 
         `shift_ns`: our monotonic time minus the other's. Raises msgspec.MsgspecError.
         """
@@ -193,7 +193,8 @@ class History:
         return []
 
     def to_dict(self, step: str) -> Callable[[], dict[str, object]]:
-        """Return public JSON of the complete steps (a key of STEPS), as work for any thread."""
+        """Return a function that makes public JSON of the complete steps. `step`: a key of STEPS. Any thread
+        may call the function."""
         self._advance()
         level = self._levels[step]
         points, step_ns = list(level.points), level.step.step_ns

@@ -116,7 +116,7 @@ class ExchangePipeline:
             self.steps,
         ]
         """Sinks that count requests. They do not get the exchanges between a gateway and its engines, which
-        are the same requests again."""
+        repeat requests that the front has counted."""
         if experiment is not None:
             self.front_sinks.append(self.experiments)
         self.sinks: list[ExchangeSink] = [self.recent, _ExchangeLog()]
@@ -211,7 +211,7 @@ class ExchangePipeline:
         x.tenant = self.labels.tenant(x.tenant, trusted=trusted)
         if x.call is not None:
             if x.endpoint != "mcp" and x.side != BACK:
-                self.windows.count_opened(-1)  # it was counted before its body showed an MCP call
+                self.windows.count_opened(-1)  # the exchange was counted before its body showed an MCP call
             if x.side != BACK:
                 self.exposition.on_call(x, m, trusted=trusted)
             if self.recorder is not None:

@@ -238,7 +238,7 @@ class SocketFile:
 
 
 def _file_identity(path: str) -> tuple[int, int] | None:
-    """Return device and inode of a file, or None without one."""
+    """Return device and inode of a file, or None if the file does not exist."""
     try:
         status = os.lstat(path)
     except FileNotFoundError:

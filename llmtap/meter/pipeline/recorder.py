@@ -45,7 +45,7 @@ TURN_S: Final = 0.1
 """Interval at which the thread works: a wake-up for each exchange would cost more than the exchange."""
 LEFT_MAX: Final = 64
 """Maximum number of disconnected relays that each later file still reports, so that readers notice a lost
-file. Without the limit, apps with the middleware that start and end would add relays for ever."""
+file. Without the limit, apps with the middleware that start and end would add relays without end."""
 _STORE_FIELDS: Final = {one.name for one in fields(StoreState)} & {one.name for one in fields(CaptureState)}
 RETRY_OPEN_NS: Final = 1_000_000_000
 STEP_ASIDE_S: Final = 4.0
@@ -100,7 +100,7 @@ class Recorder:
         info: metadata of its files.
         salt: key of all hashes; it is written nowhere.
         after: relays up to this number were there before the capture began; 0: none.
-        encode: the configured tokenizer, if there is one.
+        encode: the configured tokenizer, or None.
         waits: another recorder is about to release the folder.
     """
 
@@ -153,12 +153,12 @@ class Recorder:
         self._captured = 0
         self._dropped_by_reason: dict[str, int] = {}
         self._left_out: dict[str, int] = {}
-        self._unshaped = 0  # requests not read, since the memory was full; counted by the loop
-        self._cut = 0  # prompts not or partly read: too many parts, or too large; counted by the thread
+        self._unshaped = 0  # number of requests not read, since the memory was full; the event loop counts
+        self._cut = 0  # number of prompts of which parts, or all, were too large to read; the thread counts
         self._errors: dict[str, int] = {}
         self._relays: dict[str, RelayCount] = {}
         self._left: dict[str, None] = {}
-        self._owes_counts = False  # whether the counts written last include running exchanges
+        self._owes_counts = False  # whether final counts must follow: the last ones have running exchanges
         self._after = after
         self._meter = secrets.token_hex(4)
         self._whole = False

@@ -57,7 +57,8 @@ class SilentStream:
 class _SavedSilences(msgspec.Struct, array_like=True):
     streams: int
     kinds: dict[SilenceKind, tuple[list[int], list[int]]]
-    """By cell of the grid: silences that a token ended, and others."""
+    """Numbers of silences in each cell of the grid: those that a token ended, and those that ended
+    otherwise."""
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -103,7 +104,7 @@ class SilenceBook:
             self._counts(key.model).add(x, m)
 
     def export(self) -> Callable[[], bytes]:
-        """Return the packed counts for another meter, as work for any thread."""
+        """Return a function that packs the counts for another meter. Any thread may call the function."""
         packed = _encode(
             {
                 model: _SavedSilences(
@@ -122,7 +123,7 @@ class SilenceBook:
         self._past = {}
 
     def absorb(self, packed: bytes, shift_ns: int, labels: Labels) -> list[str]:
-        """Add the packed counts of another meter; return what was left out: nothing.
+        """Add the packed counts of another meter. Return no texts, since all parts can be added.
 
         Raises msgspec.MsgspecError.
         """

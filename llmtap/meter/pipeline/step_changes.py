@@ -58,7 +58,7 @@ class StepBook:
         )
 
     def export(self) -> Callable[[], bytes]:
-        """Return the packed detectors for another meter, as work for any thread."""
+        """Return a function that packs the detectors for another meter. Any thread may call the function."""
         packed = pack_detectors({model: detector.export() for model, detector in self._models.items()})
         return lambda: packed
 
@@ -66,7 +66,7 @@ class StepBook:
         self._models = {}
 
     def absorb(self, packed: bytes, shift_ns: int, labels: Labels) -> list[str]:
-        """Add the packed detectors of another meter; return what was left out: nothing.
+        """Add the packed detectors of another meter. Return no texts, since all parts can be added.
 
         `shift_ns`: our monotonic time minus the other's. Raises msgspec.MsgspecError.
         """

@@ -298,7 +298,7 @@ _decode: Final = msgpack.Decoder(_SavedWindows).decode
 
 def _pack_slice(slice_: tuple[int, int, _Tile]) -> _SavedSlice:
     start_ns, level, tile = slice_
-    # Pack a copy of a Summary: packing changes it, and others read it meanwhile.
+    # Pack a copy of a Summary, because packing changes the object while readers may use it.
     parts = [
         (key, one if isinstance(one, bytes) else _merged_parts([one])) for key, one in tile.parts.items()
     ]
@@ -414,7 +414,7 @@ class Windows:
         )
 
     def export(self) -> Callable[[], bytes]:
-        """Return the packed windows for another meter, as work for any thread."""
+        """Return a function that packs the windows for another meter. Any thread may call the function."""
         terms, begin_ns = self._terms, self._slices.begin_ns
         slices = self._slices.export(self._clock.mono_ns())
         return lambda: _encode(_SavedWindows(terms, begin_ns, list(map(_pack_slice, slices))))
@@ -423,7 +423,7 @@ class Windows:
         self._slices.clear()
 
     def absorb(self, packed: bytes, shift_ns: int, labels: Labels) -> list[str]:
-        """Add the packed windows of another meter. Return what was left out, as texts.
+        """Add the packed windows of another meter. Return texts on the parts that could not be added.
 
         `shift_ns`: our monotonic time minus the other's. Raises msgspec.MsgspecError.
         """

@@ -71,8 +71,8 @@ class ChunkedPrefill(ContinuousBatching):
         ):
             pieces.append((self._partial_request, min(rest, room)))
             room -= rest
-        while room > 0 and (one := roster.admit_next()) is not None:
-            request, rest = one
+        while room > 0 and (admitted := roster.admit_next()) is not None:
+            request, rest = admitted
             pieces.append((request, min(rest, room)))
             room -= rest
         if pieces:
@@ -95,8 +95,8 @@ class DecodePrepone(ContinuousBatching):
         self._prompts: list[tuple[int, int]] = []
         self._made_tokens = 0
         self._whole_ns = self._next_ns = 0
-        """`_whole_ns`: time at which the prompts will be complete; `_next_ns`: time of the
-        next token after it."""
+        """`_whole_ns`: time at which the prompts will be complete; `_next_ns`: time of the first token after
+        that."""
         self._all_left_ns = 0
         """Departure time of the newest token of each running request, except for requests in `_left_ns`."""
         self._left_ns: dict[int, int] = {}
@@ -123,20 +123,20 @@ class DecodePrepone(ContinuousBatching):
         return roster.make_iteration((), roster.take_decode_memory())
 
     def on_done(self, now_ns: int, work: Iteration) -> EngineOutput:
-        made = self._roster.on_done(now_ns, work)
+        output = self._roster.on_done(now_ns, work)
         if work.prefill:
-            self._left_ns.update(dict.fromkeys(made.tokens, now_ns))
-            return made
+            self._left_ns.update(dict.fromkeys(output.tokens, now_ns))
+            return output
         if self._prompts:
-            due_ns = self._departure_times(now_ns, made.tokens)
+            due_ns = self._departure_times(now_ns, output.tokens)
             self._left_ns.update(due_ns)
         else:
             due_ns = {request: t for request, t in self._left_ns.items() if t > now_ns}
             self._all_left_ns, self._left_ns = now_ns, due_ns
             if not due_ns:
-                return made
+                return output
         self._roster.on_delay(due_ns)
-        return with_departure_times(made, [due_ns.get(request, now_ns) for request in made.tokens])
+        return with_departure_times(output, [due_ns.get(request, now_ns) for request in output.tokens])
 
     def _departure_times(self, now_ns: int, requests: Sequence[int]) -> dict[int, int]:
         """Return the departure times of the tokens that were just made ahead."""
@@ -168,16 +168,16 @@ class OutputDelay:
         self.form_work = scheduler.form_work
 
     def on_done(self, now_ns: int, work: Any) -> EngineOutput:
-        made = self._scheduler.on_done(now_ns, work)
+        output = self._scheduler.on_done(now_ns, work)
         next_ns, leaving_ns = self._next_ns, []
-        wanted_ns = repeat(now_ns) if made.due_ns is None else made.due_ns
-        for request, due_ns in zip(made.tokens, wanted_ns, strict=False):
+        wanted_ns = repeat(now_ns) if output.due_ns is None else output.due_ns
+        for request, due_ns in zip(output.tokens, wanted_ns, strict=False):
             leaves_ns = max(due_ns, next_ns.get(request, due_ns))
             next_ns[request] = leaves_ns + self._gap_ns
             leaving_ns.append(leaves_ns)
-        for request in made.finished:
+        for request in output.finished:
             next_ns.pop(request, None)
-        return with_departure_times(made, leaving_ns)
+        return with_departure_times(output, leaving_ns)
 
     def on_left(self, now_ns: int, request: int) -> None:
         self._next_ns.pop(request, None)

@@ -70,8 +70,10 @@ def _batch_kind(
     )
 
 
-def _iteration_kind(scheduler: Callable[[Requests, ServingSetup], Iterating], *own: str) -> SchedulerKind:
-    return SchedulerKind(scheduler, iterates=True, options_read=_ITERATIONS | set(own))
+def _iteration_kind(
+    scheduler: Callable[[Requests, ServingSetup], Iterating], *own_options: str
+) -> SchedulerKind:
+    return SchedulerKind(scheduler, iterates=True, options_read=_ITERATIONS | set(own_options))
 
 
 SCHEDULERS: Final[dict[str, SchedulerKind]] = {

@@ -161,8 +161,8 @@ class Waiting:
     def __contains__(self, request: int) -> bool:
         return request in self._waiting_requests
 
-    def add(self, request: int, *, again: bool = False) -> None:
-        rank = -1 if again else self._ranks[request] if self._ranks is not None else 0
+    def add(self, request: int, *, is_preempted: bool = False) -> None:
+        rank = -1 if is_preempted else self._ranks[request] if self._ranks is not None else 0
         heappush(self._heap, (rank, request))
         self._waiting_requests.add(request)
 
@@ -181,7 +181,7 @@ class _Seat:
     names: Sequence[int]
     tokens: int
     """Number of tokens for which memory was taken when the request was admitted."""
-    rest: int
+    unprocessed: int
     """Number of these tokens that are not processed yet."""
     cached: int = 0
     """Number of these tokens that were found in the prefix cache."""
@@ -264,7 +264,7 @@ class Roster:
                 return
             seat = self._give_seat(request, tokens, names)
             self._swapped_requests.remove(request)
-            self._swap_ns += seat.rest * self._swap_token_ns
+            self._swap_ns += seat.unprocessed * self._swap_token_ns
             del self._made_tokens[request]
             self._start_decoding(request, seat, made)
 
@@ -286,22 +286,22 @@ class Roster:
         seat = self._give_seat(request, tokens, names)
         # If the whole prompt is cached, process its last token again: this makes the first token of the
         # answer.
-        seat.rest = max(1, seat.rest)
-        seat.cached = tokens - seat.rest
-        return request, seat.rest
+        seat.unprocessed = max(1, seat.unprocessed)
+        seat.cached = tokens - seat.unprocessed
+        return request, seat.unprocessed
 
     def admit_prompts(self, tokens_max: int, *, steps: int = 1) -> list[tuple[int, int]]:
         """Admit whole prompts with at most `tokens_max` tokens in total; a single prompt may have more."""
-        taken: list[tuple[int, int]] = []
+        admitted: list[tuple[int, int]] = []
         limit: int | None = None
-        while (one := self.admit_next(limit, steps=steps)) is not None:
-            taken.append(one)
-            limit = (tokens_max if limit is None else limit) - one[1]
-        return taken
+        while (prompt := self.admit_next(limit, steps=steps)) is not None:
+            admitted.append(prompt)
+            limit = (tokens_max if limit is None else limit) - prompt[1]
+        return admitted
 
     def prompt_tokens_left(self, request: int) -> int:
         seat = self._seats.get(request)
-        return 0 if seat is None else seat.rest
+        return 0 if seat is None else seat.unprocessed
 
     def take_decode_memory(self) -> list[int]:
         """Take memory for the next token of each running request, and return the requests that still run.
@@ -336,7 +336,7 @@ class Roster:
         return Iteration(duration_ns, prefill, decode)
 
     def forecast(self, steps: int, prefill: Sequence[tuple[int, int]]) -> tuple[int, int]:
-        """Return the time until these prompts are complete, and the time until the next token after it, in
+        """Return the time until these prompts are complete, and the time until the first token after that, in
         ns.
 
         All running requests make `steps` tokens before the prompts are processed. The times are exact unless
@@ -366,7 +366,7 @@ class Roster:
             # Do not cache the blocks of these requests: a block may build on a block of another of them,
             # which will now not be computed.
             self.memory.release(seat.tokens, seat.names)
-            self._waiting.add(request, again=True)
+            self._waiting.add(request, is_preempted=True)
 
     def on_delay(self, due_ns: Mapping[int, int]) -> None:
         """Judge lateness by the departure times of the newest tokens."""
@@ -413,8 +413,8 @@ class Roster:
             seat = self._seats.get(request)
             if seat is None:
                 continue
-            seat.rest -= tokens
-            if seat.rest:
+            seat.unprocessed -= tokens
+            if seat.unprocessed:
                 continue
             made = self._made_tokens.pop(request, 0)
             if not made:
@@ -441,7 +441,7 @@ class Roster:
         squares = 0
         for request, tokens in prefill:
             seat = self._seats[request]
-            before = seat.tokens - seat.rest
+            before = seat.tokens - seat.unprocessed
             squares += (before + tokens) ** 2 - before**2
         return round(self._attention_ns * squares)
 
@@ -474,7 +474,7 @@ class Roster:
         return seat
 
     def _start_decoding(self, request: int, seat: _Seat, made: int) -> None:
-        seat.rest = 0
+        seat.unprocessed = 0
         seat.start_step = self._step
         seat.end_step = self._step + self._requests.output[request] - made
         self._ending.setdefault(seat.end_step, []).append(request)
@@ -503,18 +503,18 @@ class Roster:
                 self._growing[self._block_phase(seat)] -= 1
                 if seat.end_step in self._ending:
                     self._ending[seat.end_step].remove(request)
-            self.memory.release(tokens, seat.names, tokens - seat.rest)
+            self.memory.release(tokens, seat.names, tokens - seat.unprocessed)
         if decoded:
             self.running = [request for request in self.running if request in self._seats]
 
     def _preempt(self, request: int) -> None:
         seat, state, made = self._seats[request], self.state, self._made_tokens.get(request, 0)
-        tokens = seat.tokens - seat.rest
+        tokens = seat.tokens - seat.unprocessed
         if seat.end_step:
             tokens = self._tokens_held(seat, self._step)
             made = self._requests.output[request] - (seat.end_step - self._step)
         self._release_seats([request])
-        self._waiting.add(request, again=True)
+        self._waiting.add(request, is_preempted=True)
         self._made_tokens[request] = made
         if seat.end_step and self._swaps:
             self._swapped_requests.add(request)

@@ -30,10 +30,10 @@ class Chunk(NamedTuple):
     due_ns: int
     choice: int
     first: int
-    last: int
-    """Index of the last token + 1."""
-    final: bool
-    breaks: bool = False
+    end: int
+    """Index after the last token."""
+    is_final: bool
+    breaks_off: bool = False
     """Whether the answer breaks off here instead of ending."""
 
 
@@ -52,7 +52,7 @@ class DeliveredText:
     block_after: int | None = None
     """Token after which the output filter stops the answer; None: it does not."""
     ends_apart: bool = False
-    """Whether the choice ends with a call of `on_choice_end`, and not with its last token."""
+    """Whether a call of `on_choice_end` ends the choice, and not its last token."""
 
 
 class Delivery:
@@ -62,9 +62,9 @@ class Delivery:
         """`begin_ns`: time when the request was accepted."""
         g, p = options.guardrails, options.pacing
         self._texts = texts
-        self._holds = [max(1, one.tokens if g.output_hold == "all" else g.output_hold) for one in texts]
+        self._hold_sizes = [max(1, one.tokens if g.output_hold == "all" else g.output_hold) for one in texts]
         self._filter_ns = g.output_filter
-        self._size = p.tokens_per_chunk
+        self._chunk_tokens = p.tokens_per_chunk
         self._made_tokens = [0] * len(texts)
         self._chunked_tokens = [0] * len(texts)
         """Number of tokens of each choice that were put into chunks."""
@@ -78,17 +78,17 @@ class Delivery:
         self._sent_tokens = 0
         self._window_ns = p.coalesce
         self._batch: list[Chunk] = []
-        self._leave_ns = NEVER
+        self._write_ns = NEVER
         """Time at which the collected chunks are sent, unless the answer ends before."""
         self._ready_writes: deque[Write] = deque()
-        self._every_ns = p.keepalive
-        self._spoke_ns = self._slow_ns if fault == "slow" else begin_ns
+        self._keepalive_ns = p.keepalive
+        self._last_write_ns = self._slow_ns if fault == "slow" else begin_ns
         self.closed = False
         """Whether the answer has ended: tokens made from now on are not written."""
         self.ended = False
         """Whether all writes have been taken."""
-        for choice, one in enumerate(texts):
-            if not one.tokens:  # The choice was refused before it reached the engine.
+        for choice, text in enumerate(texts):
+            if not text.tokens:  # The choice was refused before it reached the engine.
                 self._chunk(Chunk(begin_ns + g.input_filter, choice, 0, 0, True))
 
     def on_token(self, choice: int, at_ns: int) -> None:
@@ -96,29 +96,29 @@ class Delivery:
         if self._ended_choices[choice] or self.closed:
             return
         n = self._made_tokens[choice] = self._made_tokens[choice] + 1
-        one, hold = self._texts[choice], self._holds[choice]
-        last = n == one.tokens
+        text, hold = self._texts[choice], self._hold_sizes[choice]
+        last = n == text.tokens
         if n % hold and not last:
             return
         due_ns = at_ns + self._filter_ns
-        begun, size = self._chunked_tokens[choice], self._size
-        if one.block_after is not None and n > one.block_after:
+        first, size = self._chunked_tokens[choice], self._chunk_tokens
+        if text.block_after is not None and n > text.block_after:
             # The filter blocks the answer: discard the tokens that it holds, and write those before them.
-            shown = one.block_after // hold * hold
-            if begun < shown:
-                self._chunk(Chunk(due_ns, choice, begun, shown, False))
+            shown = text.block_after // hold * hold
+            if first < shown:
+                self._chunk(Chunk(due_ns, choice, first, shown, False))
             self._chunk(Chunk(due_ns, choice, shown, shown, True))
             return
-        ends = last and not one.ends_apart
+        ends = last and not text.ends_apart
         chunk = self._collect if self._fault is None else self._chunk
-        while n - begun >= size:
-            end = begun + size
-            chunk(Chunk(due_ns, choice, begun, end, ends and end == n))
-            begun = end
-        if last and begun < n:
-            chunk(Chunk(due_ns, choice, begun, n, ends))
-            begun = n
-        self._chunked_tokens[choice] = begun
+        while n - first >= size:
+            end = first + size
+            chunk(Chunk(due_ns, choice, first, end, ends and end == n))
+            first = end
+        if last and first < n:
+            chunk(Chunk(due_ns, choice, first, n, ends))
+            first = n
+        self._chunked_tokens[choice] = first
 
     def on_choice_end(self, choice: int, at_ns: int) -> None:
         """End a choice after its last token."""
@@ -140,28 +140,28 @@ class Delivery:
 
     def take(self, now_ns: int) -> Write | None:
         """Return the next write, if it is due. All tokens made until `now_ns` must have been reported."""
-        ready, every_ns = self._ready_writes, self._every_ns
-        if not ready and self._batch and self._leave_ns <= now_ns:
+        ready, every_ns = self._ready_writes, self._keepalive_ns
+        if not ready and self._batch and self._write_ns <= now_ns:
             self._flush()
         if ready:
             due_ns = ready[0].due_ns
-            if not every_ns or due_ns - self._spoke_ns <= every_ns:
+            if not every_ns or due_ns - self._last_write_ns <= every_ns:
                 if due_ns > now_ns:
                     return None
-                self._spoke_ns = due_ns
+                self._last_write_ns = due_ns
                 write = ready.popleft()
                 self.ended = self.closed and not ready
                 return write
-        if every_ns and not self.ended and self._spoke_ns + every_ns <= now_ns:
-            self._spoke_ns += every_ns
-            return Write(self._spoke_ns, ())
+        if every_ns and not self.ended and self._last_write_ns + every_ns <= now_ns:
+            self._last_write_ns += every_ns
+            return Write(self._last_write_ns, ())
         return None
 
     def next_ns(self) -> int:
         """Return the time of the next `take`, if no token is made before."""
-        due_ns = self._ready_writes[0].due_ns if self._ready_writes else self._leave_ns
-        if self._every_ns and not self.ended:
-            return min(due_ns, self._spoke_ns + self._every_ns)
+        due_ns = self._ready_writes[0].due_ns if self._ready_writes else self._write_ns
+        if self._keepalive_ns and not self.ended:
+            return min(due_ns, self._last_write_ns + self._keepalive_ns)
         return due_ns
 
     def _chunk(self, chunk: Chunk) -> None:
@@ -170,38 +170,38 @@ class Delivery:
             return
         fault = self._fault
         if fault is not None:
-            self._sent_tokens += chunk.last - chunk.first
+            self._sent_tokens += chunk.end - chunk.first
             if fault == "slow":
                 chunk = chunk._replace(due_ns=max(chunk.due_ns, self._slow_ns))
             elif self._sent_tokens > self._fault_after:
                 if fault == "stall":
                     chunk = chunk._replace(due_ns=chunk.due_ns + self._stall_ns)
                 elif fault in BREAKS:
-                    chunk = chunk._replace(breaks=True)
-            elif fault in BREAKS and chunk.final and not self._sent_tokens:
-                chunk = chunk._replace(breaks=True)
+                    chunk = chunk._replace(breaks_off=True)
+            elif fault in BREAKS and chunk.is_final and not self._sent_tokens:
+                chunk = chunk._replace(breaks_off=True)
         self._collect(chunk)
 
     def _collect(self, chunk: Chunk) -> None:
         """Collect chunks for one write: those due within a window after the first, or at the same time."""
         batch = self._batch
-        if batch and chunk.due_ns > self._leave_ns:
+        if batch and chunk.due_ns > self._write_ns:
             self._flush()
         if not batch:
-            self._leave_ns = chunk.due_ns + self._window_ns
+            self._write_ns = chunk.due_ns + self._window_ns
         batch.append(chunk)
-        if chunk.final:
+        if chunk.is_final:
             self._ended_choices[chunk.choice] = True
             self._open -= 1
-        if chunk.breaks or not self._open:
-            self._leave_ns = chunk.due_ns  # The end of an answer flushes the buffer.
+        if chunk.breaks_off or not self._open:
+            self._write_ns = chunk.due_ns  # The end of an answer flushes the buffer.
             self._flush()
             self.closed = True
 
     def _flush(self) -> None:
-        self._ready_writes.append(Write(self._leave_ns, tuple(self._batch)))
+        self._ready_writes.append(Write(self._write_ns, tuple(self._batch)))
         self._batch.clear()
-        self._leave_ns = NEVER
+        self._write_ns = NEVER
 
 
 def fixed_schedule(options: SimOptions, chance: random.Random) -> Iterator[int]:

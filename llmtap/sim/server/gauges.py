@@ -57,24 +57,24 @@ _REASONS: Final = ("stop", "length", "abort", "error")
 class EngineMetrics:
     def __init__(self, model: str, state: Callable[[], IterationState] | None = None) -> None:
         self._state = state
-        self._open = 0
+        self._open_requests = 0
         self._registry = registry = CollectorRegistry()
-        self._at = (model, "0")
+        self._label_values = (model, "0")
 
-        def made(kind: type[M], name: str, text: str, **more: Any) -> M:
+        def create(kind: type[M], name: str, text: str, **more: Any) -> M:
             metric: M = kind(
                 name if ":" in name else f"vllm:{name}", text, _LABELS, registry=registry, **more
-            ).labels(*self._at)
+            ).labels(*self._label_values)
             return metric
 
-        self._running = made(Gauge, "num_requests_running", "Requests being answered.")
-        self._waiting = made(Gauge, "num_requests_waiting", "Requests that wait for the engine.")
+        self._running = create(Gauge, "num_requests_running", "Requests being answered.")
+        self._waiting = create(Gauge, "num_requests_waiting", "Requests that wait for the engine.")
         if state is not None:
-            self._kv = made(Gauge, "kv_cache_usage_perc", "Share of the KV memory in use.")
-            self._counted = {field: made(Counter, name, text) for field, name, text in _COUNTED}
+            self._kv = create(Gauge, "kv_cache_usage_perc", "Share of the KV memory in use.")
+            self._counted = {field: create(Counter, name, text) for field, name, text in _COUNTED}
             self._exported = dict.fromkeys(self._counted, 0)
-        self._prompt = made(Counter, "prompt_tokens", "Tokens of prompts.")
-        self._output = made(Counter, "generation_tokens", "Tokens of answers.")
+        self._prompt = create(Counter, "prompt_tokens", "Tokens of prompts.")
+        self._output = create(Counter, "generation_tokens", "Tokens of answers.")
         self._success = Counter(
             "vllm:request_success",
             "Requests answered, by how they ended.",
@@ -82,16 +82,16 @@ class EngineMetrics:
             registry=registry,
         )
         for reason in _REASONS:  # Export 0 before the first request, so that rate() includes it.
-            self._success.labels(*self._at, reason)
+            self._success.labels(*self._label_values, reason)
         self._ttft, self._itl, self._tpot, self._e2e = (
-            made(Histogram, f"{name}_seconds", text, buckets=buckets) for name, text, buckets in _LATENCIES
+            create(Histogram, f"{name}_seconds", text, buckets=buckets) for name, text, buckets in _LATENCIES
         )
 
     def on_begin(self) -> None:
-        self._open += 1
+        self._open_requests += 1
 
     def on_prompt(self, prompt_tokens: int) -> None:
-        """Count the tokens of a prompt; called when its first output token was made."""
+        """Count the tokens of a prompt; called when its first output token was create."""
         self._prompt.inc(prompt_tokens)
 
     def on_first_token(self, ns: int) -> None:
@@ -113,18 +113,18 @@ class EngineMetrics:
 
         `reasons`: finish reasons of its choices; empty if the request did not reach the engine.
         """
-        self._open -= 1
+        self._open_requests -= 1
         self._output.inc(tokens)
         if first_to_last_ns is not None and tokens > 1:
             self._tpot.observe(first_to_last_ns / NS_PER_S / (tokens - 1))
         for reason in reasons:
-            self._success.labels(*self._at, reason).inc()
+            self._success.labels(*self._label_values, reason).inc()
         if reasons and whole:
             self._e2e.observe(e2e_ns / NS_PER_S)
 
     def text(self) -> bytes:
         if self._state is None:
-            self._running.set(self._open)
+            self._running.set(self._open_requests)
         else:
             state = self._state()
             self._running.set(state.running)

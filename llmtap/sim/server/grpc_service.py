@@ -71,7 +71,7 @@ class GrpcInference(Shape):
         self._request_id = request_id or self.id
 
     def chunk(self, index: int, first: int, last: int, final: bool) -> bytes:
-        self._answer.sent[index] = last
+        self._answer.sent_tokens[index] = last
         if first == last:
             return b""
         return self._frame_message(
@@ -80,7 +80,7 @@ class GrpcInference(Shape):
 
     def ending(self) -> bytes:
         answer = self._answer
-        usage = GrpcUsage(answer.prompt_tokens, answer.sent[0], answer.cached_tokens or 0)
+        usage = GrpcUsage(answer.prompt_tokens, answer.sent_tokens[0], answer.cached_tokens or 0)
         return self._frame_message(GrpcChunk(finish=self._choice.finish, usage=usage))
 
     def _frame_message(self, chunk: GrpcChunk) -> bytes:
@@ -113,7 +113,7 @@ class _Pipe:
         self._messages: deque[bytes] = deque()
         self._bytes = 0
         self._news_event = asyncio.Event()
-        self._ended = False
+        self._has_ended = False
 
     # Methods of a transport, which the sender calls.
 
@@ -147,13 +147,13 @@ class _Pipe:
 
     def end(self, done: "asyncio.Future[None]") -> None:
         """Record that no more messages will be written."""
-        self._ended = True
+        self._has_ended = True
         self._news_event.set()
 
     async def next(self) -> bytes | None:
         """Return the next message; None at the end."""
         while not self._messages:
-            if self._ended:
+            if self._has_ended:
                 return None
             self._news_event.clear()
             await self._news_event.wait()

@@ -116,7 +116,7 @@ class LiveEngine:
         self._alarm = alarm
         self._predict = PREDICTORS[predictor]
         self._seed = seed
-        self._shares = block_tokens > 0
+        self._has_prefix_cache = block_tokens > 0
         self._order = count()
         self._begin_ns = 0
         self._arrivals: list[tuple[int, int, Ticket]] = []
@@ -211,19 +211,19 @@ class LiveEngine:
         step = self._engine.on_done(end_ns, run)
         if not isinstance(run.work, Batch):
             self._report_tokens(end_ns, step)
-        for number in step.made.finished:
+        for number in step.output.finished:
             ticket = self._open.pop(number, None)
             if ticket is not None and isinstance(run.work, Batch):
                 ticket.is_over = True
                 if ticket.listener is not None:
                     ticket.listener.on_end(ticket.choice, end_ns)
-        self._served_requests.forget(step.made.finished)
+        self._served_requests.forget(step.output.finished)
         self._served_requests.forget(self._ended_requests.pop(began, ()))
         self._handle_step(end_ns, step)
 
     def _report_tokens(self, now_ns: int, step: Step) -> None:
         """Report the tokens of an iteration, now or at their due times."""
-        made, open_, shares = step.made, self._open, self._shares
+        made, open_, shares = step.output, self._open, self._has_prefix_cache
         for i, number in enumerate(made.tokens):
             ticket = open_.get(number)
             if ticket is None:
@@ -252,7 +252,7 @@ class LiveEngine:
                 for number in run.work.members:
                     ticket = self._open[number]
                     self._schedule_next_token(ticket, iter(run.work.token_times(run.start_ns, ticket.output)))
-            elif self._shares:
+            elif self._has_prefix_cache:
                 for number, tokens in run.work.prefill:
                     self._open[number].prefilled += tokens
 

@@ -145,7 +145,7 @@ class OpenAIChatShape(shape.Shape):
         if usage is not None:
             frame["usage"] = usage
         elif self._continuous:
-            frame["usage"] = self._usage(sum(self._answer.sent))
+            frame["usage"] = self._usage(sum(self._answer.sent_tokens))
         elif self._request.include_usage and not self._vllm:
             frame["usage"] = None
         return shape.sse(frame)
@@ -183,13 +183,13 @@ class OpenAIChatShape(shape.Shape):
         return frames
 
     def _finish_fields(self, choice: shape.Choice) -> JsonObject:
-        how: JsonObject = {"finish_reason": choice.finish}
-        return {**how, "stop_reason": choice.stop_text} if self._vllm else how
+        finish: JsonObject = {"finish_reason": choice.finish}
+        return {**finish, "stop_reason": choice.stop_text} if self._vllm else finish
 
     def ending(self) -> bytes:
         if not self._request.include_usage:
             return _DONE
-        return self._frame([], self._usage(sum(self._answer.sent))) + _DONE
+        return self._frame([], self._usage(sum(self._answer.sent_tokens))) + _DONE
 
     def keepalive(self) -> bytes:
         return b": keep-alive\n\n"
@@ -217,13 +217,21 @@ class ExoBenchShape(OpenAIChatShape):
 
     def full_answer(self) -> JsonObject:
         answer = self._answer
-        given, made, cached = answer.prompt_tokens, answer.output_tokens, answer.cached_tokens or 0
+        prompt_tokens, output_tokens, cached_tokens = (
+            answer.prompt_tokens,
+            answer.output_tokens,
+            answer.cached_tokens or 0,
+        )
         stats = {
-            "prompt_tps": _tokens_per_second(given - cached, answer.prompt_ns),
-            "generation_tps": _tokens_per_second(made - 1, answer.output_ns),
-            "prompt_tokens": given,
-            "generation_tokens": made,
-            "prefix_cache_hit": "none" if not cached else "partial" if cached < given else "exact",
+            "prompt_tps": _tokens_per_second(prompt_tokens - cached_tokens, answer.prompt_ns),
+            "generation_tps": _tokens_per_second(output_tokens - 1, answer.output_ns),
+            "prompt_tokens": prompt_tokens,
+            "generation_tokens": output_tokens,
+            "prefix_cache_hit": "none"
+            if not cached_tokens
+            else "partial"
+            if cached_tokens < prompt_tokens
+            else "exact",
         }
         return {**super().full_answer(), "generation_stats": stats}
 
@@ -284,16 +292,16 @@ class OpenAIResponsesShape(shape.Shape):
 
     def _response(self, status: str, reason: str | None = None) -> JsonObject:
         ended = status != "in_progress"
-        sent, given = self._answer.sent[0], self._answer.prompt_tokens
+        sent_tokens, prompt_tokens = self._answer.sent_tokens[0], self._answer.prompt_tokens
         usage = {
-            "input_tokens": given,
+            "input_tokens": prompt_tokens,
             "input_tokens_details": {
                 "cached_tokens": self._answer.cached_tokens or 0,
                 "cache_write_tokens": 0,
             },
-            "output_tokens": sent,
+            "output_tokens": sent_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": given + sent,
+            "total_tokens": prompt_tokens + sent_tokens,
         }
         return {
             "id": self.id,
@@ -303,7 +311,7 @@ class OpenAIResponsesShape(shape.Shape):
             "error": None,
             "incomplete_details": {"reason": reason} if reason else None,
             "model": self._request.model,
-            "output": [self._item(status)] if ended and sent else [],
+            "output": [self._item(status)] if ended and sent_tokens else [],
             "parallel_tool_calls": True,
             "tool_choice": "auto",
             "tools": [],
@@ -326,12 +334,12 @@ class OpenAIResponsesShape(shape.Shape):
         return {"type": "output_text", "annotations": [], "logprobs": [], "text": text}
 
     def opening(self) -> bytes:
-        begun = self._event("created", response=self._response("in_progress"))
-        begun += self._event("in_progress", response=self._response("in_progress"))
+        events = self._event("created", response=self._response("in_progress"))
+        events += self._event("in_progress", response=self._response("in_progress"))
         if not self._choice.pieces:
-            return begun
-        begun += self._event("output_item.added", output_index=0, item=self._item("in_progress"))
-        return begun + self._event("content_part.added", **self._place, part=self._part(""))
+            return events
+        events += self._event("output_item.added", output_index=0, item=self._item("in_progress"))
+        return events + self._event("content_part.added", **self._place, part=self._part(""))
 
     def chunk(self, index: int, first: int, last: int, final: bool) -> bytes:
         refused, text = self._choice.refused, self._take(index, first, last)
@@ -359,5 +367,5 @@ class OpenAIResponsesShape(shape.Shape):
         return self._event("error", error=error)
 
     def full_answer(self) -> JsonObject:
-        self._answer.sent[0] = len(self._choice.pieces)
+        self._answer.sent_tokens[0] = len(self._choice.pieces)
         return self._response(*self._status())

@@ -142,7 +142,8 @@ _OWN: Final = ("ttft", "itl", "tokens", "spread", "dialect")
 _SCHEDULE: Final = ("ttft", "itl", "spread", "jitter")
 """Options that apply only to a fixed schedule."""
 _CERTAIN: Final = {"refusal": "refusal_rate", "block_after": "block_rate"}
-"""Options of which a header also sets the rate (the value here) to 1: the request asks for this behaviour."""
+"""Options with the option of their rate. A header that sets the option also sets the rate to 1, because the
+request asks for this behaviour."""
 
 
 class Key(NamedTuple):
@@ -223,8 +224,8 @@ def load_engine(
     by which each was set. Raises ConfigError, which names the option.
     """
     if scheduler == FIXED:
-        for option, given in (("--serving", serving), ("--reading", readings), ("--servers", servers != 1)):
-            if given:
+        for option, words in (("--serving", serving), ("--reading", readings), ("--servers", servers != 1)):
+            if words:
                 problem = f"has no effect with --scheduler {FIXED}"
                 raise ConfigError(option, problem, "choose another scheduler")
         return None
@@ -241,11 +242,11 @@ def load_engine(
             )
     kind = SCHEDULERS[scheduler]
     settings: list[Any] = []
-    for option, given, read, listed in (
+    for option, words, read, listed in (
         ("--serving", serving, read_serving, "llmtap sim run --readings"),
         ("--reading", readings, read_model_options, "llmtap sim run --readings"),
     ):
-        named = {name.replace("-", "_"): text for name, text in given.items()}
+        named = {name.replace("-", "_"): text for name, text in words.items()}
         try:
             settings.append(read(named))
         except ValueError as exc:
@@ -288,12 +289,12 @@ def for_request(options: SimOptions, headers: Mapping[str, str], *, fixed: bool 
 
     Times set by a request are exact, without spread. They can only be set with a `fixed` schedule, not with
     an engine. Raises ValueError for unknown headers and invalid values."""
-    given = [(name, value) for name, value in headers.items() if name.lower().startswith(HEADER)]
-    if not given:
+    set_headers = [(name, value) for name, value in headers.items() if name.lower().startswith(HEADER)]
+    if not set_headers:
         return options
     tables: dict[str, dict[str, Any]] = {}
-    own = tables.setdefault("", {})
-    for header, value in given:
+    own_values = tables.setdefault("", {})
+    for header, value in set_headers:
         name = header.lower().removeprefix(HEADER).replace("-", "_")
         if name.endswith("_ms"):
             name, value = name.removesuffix("_ms"), f"{value}ms"
@@ -317,12 +318,12 @@ def for_request(options: SimOptions, headers: Mapping[str, str], *, fixed: bool 
     for name, rate in _CERTAIN.items():
         if name in tables.get("guardrails", {}):
             tables["guardrails"].setdefault(rate, 1.0)
-    if own.keys() & {"ttft", "itl"}:
-        own.setdefault("spread", 0.0)
+    if own_values.keys() & {"ttft", "itl"}:
+        own_values.setdefault("spread", 0.0)
     del tables[""]
     change = msgspec.structs.replace
     try:
         changed = {t: change(getattr(options, t), **values) for t, values in tables.items()}
     except ValueError as exc:  # Each value is valid, but not their combination.
-        raise ValueError(f"{', '.join(header for header, _ in given)}: {exc}") from None
-    return change(options, **own, **changed)
+        raise ValueError(f"{', '.join(header for header, _ in set_headers)}: {exc}") from None
+    return change(options, **own_values, **changed)

@@ -124,26 +124,30 @@ class OpenAIRealtimeShape(Shape):
         }
 
     def _item_event(self, kind: str, item: JsonObject) -> bytes:
-        """Return the events that report a change of the response's item, and of the conversation
-        if there is one."""
+        """Return the events that report a change of the response's item, and of the conversation if the
+        response belongs to one."""
         event = self._event(f"response.output_item.{kind}", response_id=self.id, output_index=0, item=item)
         if self.conversation is not None:
             event += self._event(f"conversation.item.{kind}", previous_item_id=None, item=item)
         return event
 
     def _response(self, status: str, details: JsonObject | None = None) -> JsonObject:
-        sent, given, ended = self._answer.sent[0], self._answer.prompt_tokens, status != "in_progress"
+        sent_tokens, prompt_tokens, ended = (
+            self._answer.sent_tokens[0],
+            self._answer.prompt_tokens,
+            status != "in_progress",
+        )
         usage = {
-            "total_tokens": given + sent,
-            "input_tokens": given,
-            "output_tokens": sent,
+            "total_tokens": prompt_tokens + sent_tokens,
+            "input_tokens": prompt_tokens,
+            "output_tokens": sent_tokens,
             "input_token_details": {
                 "cached_tokens": self._answer.cached_tokens or 0,
-                "text_tokens": given,
+                "text_tokens": prompt_tokens,
                 "audio_tokens": 0,
                 "image_tokens": 0,
             },
-            "output_token_details": {"text_tokens": sent, "audio_tokens": 0},
+            "output_token_details": {"text_tokens": sent_tokens, "audio_tokens": 0},
         }
         item = self._item("completed" if status == "completed" else "incomplete")
         return {
@@ -151,7 +155,7 @@ class OpenAIRealtimeShape(Shape):
             "id": self.id,
             "status": status,
             "status_details": details,
-            "output": [item] if ended and sent else [],
+            "output": [item] if ended and sent_tokens else [],
             "conversation_id": self.conversation,
             "output_modalities": ["text"],
             "max_output_tokens": self._request.max_tokens or "inf",
@@ -163,12 +167,12 @@ class OpenAIRealtimeShape(Shape):
         return self._event("response.done", response=self._response(status, details))
 
     def opening(self) -> bytes:
-        begun = self._event("response.created", response=self._response("in_progress"))
+        events = self._event("response.created", response=self._response("in_progress"))
         if not self._choice.pieces:
-            return begun
+            return events
         part = {"type": "text", "text": ""}
-        begun += self._item_event("added", self._item("in_progress"))
-        return begun + self._event("response.content_part.added", **self._place, part=part)
+        events += self._item_event("added", self._item("in_progress"))
+        return events + self._event("response.content_part.added", **self._place, part=part)
 
     def chunk(self, index: int, first: int, last: int, final: bool) -> bytes:
         text = self._take(index, first, last)
@@ -254,7 +258,7 @@ class SimulatedRealtimeSession(SimulatedSession):
             self._refuse(event, 400, BadRequest.code, str(exc))
 
     def _running_response(self) -> "tuple[asyncio.Task[None], SessionTurn] | None":
-        """Return the response that is in progress, if there is one."""
+        """Return the response that is in progress, or None."""
         for task, turn in self._running.items():
             if turn.sender is None or not turn.sender.done.done():
                 return task, turn

@@ -94,8 +94,8 @@ class ResponseSender:
         self._mono_ns = clock.mono_ns
         self._waker = Waker(pacer, self._send_due)
         self._transport: Any = None
-        self._framed = True
-        self._opened = False
+        self._is_framed = True
+        self._has_opening = False
         self._last_ns = 0
         self._first_ns: int | None = None
         loop = asyncio.get_running_loop()
@@ -108,7 +108,7 @@ class ResponseSender:
     def start(self, transport: asyncio.Transport, *, framed: bool) -> None:
         """Begin to send, after the response head. `framed`: whether the body is chunked."""
         self._transport = transport
-        self._framed = framed
+        self._is_framed = framed
         self.wake()
 
     def abandon(self, outcome: str | None = None) -> None:
@@ -155,16 +155,16 @@ class ResponseSender:
         shape = self._shape
         chunks = write.chunks
         data = b""
-        if not self._opened:
-            self._opened = True
+        if not self._has_opening:
+            self._has_opening = True
             data = shape.opening()
         if len(chunks) > 1:
-            data += b"".join([shape.chunk(c.choice, c.first, c.last, c.final) for c in chunks[:-1]])
+            data += b"".join([shape.chunk(c.choice, c.first, c.end, c.is_final) for c in chunks[:-1]])
         last = chunks[-1]
-        if last.breaks:
+        if last.breaks_off:
             self._break_off(data, chunks)
             return True
-        data += shape.chunk(last.choice, last.first, last.last, last.final)
+        data += shape.chunk(last.choice, last.first, last.end, last.is_final)
         if ends:
             now_ns = self._mono_ns()
             self._job.complete(now_ns if self._first_ns is None else self._first_ns, now_ns)
@@ -178,12 +178,12 @@ class ResponseSender:
         now_ns = self._mono_ns()
         carried = False
         for chunk in chunks:
-            if tokens := chunk.last - chunk.first:
+            if tokens := chunk.end - chunk.first:
                 carried = True
                 truth.due_ns[chunk.choice] += [due_ns] * tokens
                 truth.sent_ns[chunk.choice] += [now_ns] * tokens
                 self._job.stamps += [now_ns] * tokens
-            if chunk.final:
+            if chunk.is_final:
                 truth.finish[chunk.choice] = self._job.answer.choices[chunk.choice].finish
         truth.late_ns_max = max(truth.late_ns_max, now_ns - due_ns)
         if carried:
@@ -200,7 +200,7 @@ class ResponseSender:
         transport = self._transport
         outcome = "error" if self._source.given_up else self._job.outcome
         if outcome == "truncate":
-            event = self._shape.chunk(last.choice, last.first, last.last, last.final)
+            event = self._shape.chunk(last.choice, last.first, last.end, last.is_final)
             data += event[: max(1, len(event) // 2)]
         elif outcome == "error":
             data += self._shape.failure()
@@ -214,7 +214,7 @@ class ResponseSender:
 
     def _put(self, data: bytes) -> None:
         if data:  # RFC 9112 7.1: an empty chunk would end the body.
-            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._framed else data)
+            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_framed else data)
 
     def _end(self, outcome: str) -> None:
         self._truth.outcome = outcome

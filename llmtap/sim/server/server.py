@@ -118,7 +118,7 @@ class SimServer:
 
     @property
     def sent(self) -> OrderedDict[str, list[int]]:
-        """By request id: the time just before each token was written (monotonic ns)."""
+        """Times just before each token was written (monotonic ns), by request id."""
         return self._truths.sent
 
     async def _close(self, app: web.Application) -> None:
@@ -132,8 +132,8 @@ class SimServer:
         return _json_response({"object": "list", "data": [model]})
 
     async def _unknown(self, request: web.Request) -> web.Response:
-        what = f"there is no {request.method} {request.path}"
-        return _json_response(openai_error(404, "unknown_url", what), 404)
+        message = f"there is no {request.method} {request.path}"
+        return _json_response(openai_error(404, "unknown_url", message), 404)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         content_type = "text/plain; version=0.0.4; charset=utf-8"

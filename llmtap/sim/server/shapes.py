@@ -101,7 +101,7 @@ class Answer:
     prompt_tokens: int
     choices: list[Choice]
     dialect: str = "openai"
-    sent: list[int] = field(default_factory=list)
+    sent_tokens: list[int] = field(default_factory=list)
     prompt_ns: int = 0
     """Duration of the prompt phase, for APIs that report it at the end."""
     output_ns: int = 0
@@ -109,7 +109,7 @@ class Answer:
     """Prompt tokens found in the engine's prefix cache; None: no cache, or not known yet."""
 
     def __post_init__(self) -> None:
-        self.sent = [0] * len(self.choices)
+        self.sent_tokens = [0] * len(self.choices)
 
     @property
     def output_tokens(self) -> int:
@@ -156,14 +156,14 @@ class Shape:
     def _take(self, index: int, first: int, last: int) -> str:
         """Return the text of these tokens, and count them as sent."""
         answer = self._answer
-        answer.sent[index] = last
+        answer.sent_tokens[index] = last
         pieces = answer.choices[index].pieces
         return pieces[first] if last == first + 1 else "".join(pieces[first:last])
 
     @property
     def sent_text(self) -> str:
         """Part of the first choice's text that has been sent so far."""
-        return "".join(self._choice.pieces[: self._answer.sent[0]])
+        return "".join(self._choice.pieces[: self._answer.sent_tokens[0]])
 
     def _status(self) -> tuple[str, str | None]:
         """Return OpenAI's status of a finished answer, and the reason if it is incomplete."""
@@ -234,7 +234,7 @@ class AnthropicShape(Shape):
     def _event(self, kind: str, **fields: Any) -> bytes:
         return sse({"type": kind, **fields}, kind)
 
-    def _message(self, content: list[Any], how: JsonObject, output_tokens: int) -> JsonObject:
+    def _message(self, content: list[Any], finish: JsonObject, output_tokens: int) -> JsonObject:
         usage = {
             "input_tokens": self._answer.prompt_tokens,
             "cache_creation_input_tokens": 0,
@@ -247,7 +247,7 @@ class AnthropicShape(Shape):
             "role": "assistant",
             "model": self._request.model,
             "content": content,
-            **how,
+            **finish,
             "usage": usage,
         }
 
@@ -263,10 +263,10 @@ class AnthropicShape(Shape):
     def opening(self) -> bytes:
         nothing = {"stop_reason": None, "stop_sequence": None}
         message = self._message([], nothing, min(1, len(self._choice.pieces)))
-        begun = self._event("message_start", message=message)
+        event = self._event("message_start", message=message)
         if not self._choice.pieces:
-            return begun
-        return begun + self._event("content_block_start", index=0, content_block={"type": "text", "text": ""})
+            return event
+        return event + self._event("content_block_start", index=0, content_block={"type": "text", "text": ""})
 
     def chunk(self, index: int, first: int, last: int, final: bool) -> bytes:
         text = self._take(index, first, last)
@@ -279,7 +279,7 @@ class AnthropicShape(Shape):
         return events
 
     def ending(self) -> bytes:
-        usage = {"output_tokens": self._answer.sent[0]}
+        usage = {"output_tokens": self._answer.sent_tokens[0]}
         return self._event("message_delta", delta=self._finish_fields(), usage=usage) + self._event(
             "message_stop"
         )
@@ -363,7 +363,7 @@ class OllamaChat(Shape):
             load_duration=0,
             prompt_eval_count=a.prompt_tokens,
             prompt_eval_duration=a.prompt_ns,
-            eval_count=a.sent[0],
+            eval_count=a.sent_tokens[0],
             eval_duration=a.output_ns,
         )
 
@@ -378,7 +378,7 @@ class OllamaChat(Shape):
         return msgspec.json.encode(ollama_error(500, "", BROKEN)) + b"\n"
 
     def full_answer(self) -> JsonObject:
-        self._answer.sent[0] = len(self._choice.pieces)
+        self._answer.sent_tokens[0] = len(self._choice.pieces)
         return self._last_line(self._choice.text)
 
 

@@ -71,9 +71,10 @@ class SimulatedSession:
         )
         self._transport: asyncio.Transport | None = None
         self._lanes: dict[str, deque[Any]] = {}
-        """By lane: the events that request a response. The response to the first event is in progress."""
+        """Events that request a response, by lane. The response to the first event of a lane is in
+        progress."""
         self._running: dict[asyncio.Task[None], SessionTurn] = {}
-        self._over = False
+        self._is_over = False
 
     async def run(self) -> web.StreamResponse:
         socket = self._socket
@@ -87,7 +88,7 @@ class SimulatedSession:
             while (message := await socket.receive()).type in (WSMsgType.TEXT, WSMsgType.BINARY):
                 self._receive(message.data, self._reception.clock.mono_ns())
         finally:
-            self._over = True
+            self._is_over = True
             for task in self._running:
                 task.cancel()
             await asyncio.gather(*self._running, return_exceptions=True)
@@ -138,7 +139,7 @@ class SimulatedSession:
 
     def _begin_next(self, lane: str, now_ns: int) -> None:
         waiting = self._lanes[lane]
-        while waiting and not self._over:
+        while waiting and not self._is_over:
             try:
                 self._begin(waiting[0], lane, now_ns)
             except ValueError as exc:
@@ -243,7 +244,7 @@ class SimulatedResponsesSession(SimulatedSession):
     def __init__(self, reception: Reception, request: web.Request, number: int) -> None:
         super().__init__(reception, request, number)
         self._texts: OrderedDict[str, str] = OrderedDict()
-        """By id of a response: text of its input and output."""
+        """Text of the input and output of each response, by the id of the response."""
 
     def _receive(self, data: str | bytes, now_ns: int) -> None:
         event = _ClientEvent("")

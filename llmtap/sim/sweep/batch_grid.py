@@ -33,7 +33,8 @@ class BatchFit:
 
 
 def fit_batches(points: Sequence[GridPoint]) -> BatchFit:
-    """Return the model nearest to the points: T is linear in 1, L and L (b - 1) / b. Raises GridError."""
+    """Fit T(b, L) = alpha + beta L + beta gamma L (b - 1) / b to the points by least squares. Raises
+    GridError."""
     rows = [(1.0, float(length), length * (b - 1) / b) for b, length, _ in points]
     values = [seconds for _, _, seconds in points]
     solved = least_squares(list(zip(*rows, strict=True)), values) if rows else None
@@ -58,8 +59,10 @@ def load_grid(path: str | Path) -> list[GridPoint]:
         reader = csv.DictReader(file)
         reader.fieldnames = _header_names(reader)
         for name in _COLUMNS:
-            if name not in (reader.fieldnames or ()):
+            if name not in reader.fieldnames:
                 raise GridError(f"line 1: expected a column {name}")
+            if reader.fieldnames.count(name) > 1:
+                raise GridError(f"line 1: the column {name} occurs twice")
         for row in reader:
             try:
                 b, length, seconds = int(row[_COLUMNS[0]]), int(row[_COLUMNS[1]]), float(row[_COLUMNS[2]])
@@ -80,7 +83,8 @@ def _header_names(reader: "csv.DictReader[str]") -> list[str]:
 
 
 def length_counted(path: str | Path) -> str | None:
-    """Return which tokens the lengths of a grid count, as a value of `ModelOptions.length`; None: unknown.
+    """Return the kind of tokens that the lengths of a grid count, as a value of `ModelOptions.length`; None:
+    unknown.
 
     It follows from the columns `prompt_tokens` and `output_tokens`, which `llmtap bench grid` writes.
     """

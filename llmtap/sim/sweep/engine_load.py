@@ -61,15 +61,15 @@ def request_times(x: Exchange) -> RequestTimes | None:
         counts = tokens_per_chunk(x)
         if counts is not None and counts.count(1) == len(counts):
             times = output_times_ns(t.events)
-    given = tokens.input
+    prompt_tokens = tokens.input
     return RequestTimes(
         submit_ns,
         submit_ns + round(queued_ms * 1e6),
         t.first_token_ns if x.stream else None,
         last_ns,
         last_ns or t.response_end_ns or t.delivered_ns or submit_ns,
-        None if given is None else max(0, given - (tokens.cached or 0)),
-        given or 0,
+        None if prompt_tokens is None else max(0, prompt_tokens - (tokens.cached or 0)),
+        prompt_tokens or 0,
         len(times) or tokens.output or 0,
         times,
     )
@@ -82,7 +82,7 @@ class EngineLoad:
         running = [row for row in rows if row.first_ns is not None and row.last_ns is not None]
         self._arrivals = sorted(row.arrival_ns for row in rows)
         self._end_times = sorted(row.end_ns for row in rows)
-        self._taken_up = sorted(row.start_ns for row in rows)
+        self._start_times = sorted(row.start_ns for row in rows)
         self._settled_times = sorted(row.end_ns if row.first_ns is None else row.first_ns for row in rows)
         firsts = sorted((row.first_ns or 0, row.context, row.prompt or 0) for row in running)
         lasts = sorted((row.last_ns or 0, row.context, row.output) for row in running)
@@ -91,15 +91,15 @@ class EngineLoad:
             t - previous_ns > _ROUNDED_NS
             for previous_ns, t in pairwise([-3 * _ROUNDED_NS, *self._first_times])
         )
-        self._taken_in = [0, *accumulate(is_later)]
-        self._prompts_begun = [0, *accumulate(n for _, n, _ in firsts)]
-        self._prompts_taken = [0, *accumulate(n for _, _, n in firsts)]
-        self._prompts_over = [0, *accumulate(n for _, n, _ in lasts)]
-        self._tokens_over = [0, *accumulate(n for _, _, n in lasts)]
+        self._first_token_iterations = [0, *accumulate(is_later)]
+        self._begun_context = [0, *accumulate(n for _, n, _ in firsts)]
+        self._begun_prompt_tokens = [0, *accumulate(n for _, _, n in firsts)]
+        self._ended_context = [0, *accumulate(n for _, n, _ in lasts)]
+        self._ended_output_tokens = [0, *accumulate(n for _, _, n in lasts)]
         self._tokens = sorted(t for row in running for t in row.times_ns)
         self._running_means = _Means(running)
-        self.timed = all(row.times_ns for row in running)
-        self._memory = memory if self.timed else None
+        self.has_token_times = all(row.times_ns for row in running)
+        self._memory = memory if self.has_token_times else None
         if self._memory is not None:
             self._store_periods(rows, running)
 
@@ -115,8 +115,8 @@ class EngineLoad:
         # At any time, the request that settles next is the head of the queue, if it has already begun to
         # wait.
         absent = [(a, b) for row in running for a, b in pairwise(row.times_ns) if self.is_full(a)]
-        self._left = sorted(a for a, _ in absent)
-        self._back = sorted(b for _, b in absent)
+        self._preempted_times = sorted(a for a, _ in absent)
+        self._resumed_times = sorted(b for _, b in absent)
 
     def is_full(self, t_ns: int) -> bool:
         """Return whether the memory may be too small for the next token of each running request."""
@@ -141,38 +141,39 @@ class EngineLoad:
         """
         later_ns = t_ns + _ROUNDED_NS
         settled = bisect_right(self._settled_times, later_ns)
-        nobody_waits = bisect_right(self._taken_up, later_ns) <= settled
+        none_waits = bisect_right(self._start_times, later_ns) <= settled
         if self._memory is None:
-            return nobody_waits
-        if bisect_right(self._left, later_ns) > bisect_right(self._back, later_ns):
+            return none_waits
+        if bisect_right(self._preempted_times, later_ns) > bisect_right(self._resumed_times, later_ns):
             return False
-        if nobody_waits:
+        if none_waits:
             return True
         head_start_ns, tokens = self._waiting[settled]
         context = self.decoding_state(later_ns)[1]
         # A request that waits because the memory is full is not in prefill, so it disturbs nothing. `held` is
         # a lower bound of the blocks in use, so if the next prompt does not fit by it, the request was not
         # admitted.
-        held = -(-context // self._memory.block_tokens)
-        needed = -(-tokens // self._memory.block_tokens)
-        return head_start_ns <= later_ns and held + needed > self._memory.blocks
+        blocks_used = -(-context // self._memory.block_tokens)
+        blocks_needed = -(-tokens // self._memory.block_tokens)
+        return head_start_ns <= later_ns and blocks_used + blocks_needed > self._memory.blocks
 
     def decoding_state(self, t_ns: int) -> tuple[int, int]:
         """Return the number of requests that decode at a time, and the number of their tokens in memory.
 
         The second number is valid only if all tokens have times.
         """
-        begun, over = bisect_left(self._first_times, t_ns), bisect_left(self._last_times, t_ns)
-        tokens_made = bisect_left(self._tokens, t_ns) - self._tokens_over[over]
+        begun, ended = bisect_left(self._first_times, t_ns), bisect_left(self._last_times, t_ns)
+        tokens_made = bisect_left(self._tokens, t_ns) - self._ended_output_tokens[ended]
         # Do not count the newest token of each request: the iteration adds it to the memory.
-        context = self._prompts_begun[begun] - self._prompts_over[over] + tokens_made - (begun - over)
-        return begun - over, context
+        context = self._begun_context[begun] - self._ended_context[ended] + tokens_made - (begun - ended)
+        return begun - ended, context
 
     def prompts_processed(self, start_ns: int, end_ns: int) -> tuple[int, int]:
-        """Return the number of iterations in a period that made a first token, and of their prompt tokens."""
+        """Return the number of iterations in a period that made a first token, and the number of prompt
+        tokens that they processed."""
         low, high = (bisect_right(self._first_times, t_ns + _ROUNDED_NS) for t_ns in (start_ns, end_ns))
-        prompts = self._prompts_taken[high] - self._prompts_taken[low]
-        return self._taken_in[high] - self._taken_in[low], prompts
+        prompts = self._begun_prompt_tokens[high] - self._begun_prompt_tokens[low]
+        return self._first_token_iterations[high] - self._first_token_iterations[low], prompts
 
     def means(self, row: RequestTimes) -> tuple[float, float]:
         """Return the means of (d - 1) / d and of the context during an answer, from first token to last.
@@ -181,7 +182,7 @@ class EngineLoad:
         """
         assert row.first_ns is not None
         assert row.last_ns is not None
-        if self.timed:
+        if self.has_token_times:
             loads = [self.decoding_state(t_ns - _ROUNDED_NS) for t_ns in row.times_ns[1:]]
             n = len(loads)
             return sum((d - 1) / d for d, _ in loads if d) / n, sum(context for _, context in loads) / n
@@ -204,20 +205,24 @@ class _Means:
         context = np.array([float(row.context) for row in running])
         at = np.concatenate([firsts, lasts])
         order = np.argsort(at, kind="stable")
-        self._at = at[order]
-        past = np.diff(self._at)
+        self._times = at[order]
+        elapsed = np.diff(self._times)
         d = np.cumsum(np.repeat([1, -1], len(running))[order])
         self._share = np.where(d > 0, (d - 1) / np.maximum(d, 1), 0.0)
         self._pace = np.cumsum(np.concatenate([pace, -pace])[order])
-        self._held = np.cumsum(np.concatenate([context, -context - grown])[order])
-        self._held[1:] += np.cumsum(self._pace[:-1] * past)
-        self._share_sum = np.append(0, np.cumsum(self._share[:-1] * past))
-        self._held_sum = np.append(0, np.cumsum((self._held[:-1] + self._pace[:-1] * past / 2) * past))
+        self._context = np.cumsum(np.concatenate([context, -context - grown])[order])
+        self._context[1:] += np.cumsum(self._pace[:-1] * elapsed)
+        self._share_integrals = np.append(0, np.cumsum(self._share[:-1] * elapsed))
+        self._context_integrals = np.append(
+            0, np.cumsum((self._context[:-1] + self._pace[:-1] * elapsed / 2) * elapsed)
+        )
 
     def integrals_until(self, t_ns: int) -> tuple[float, float]:
         """Return both integrals from the first point to this time."""
-        i = int(np.searchsorted(self._at, t_ns, side="right")) - 1
-        past_ns = t_ns - int(self._at[i])
-        share = self._share_sum[i] + self._share[i] * past_ns
-        held = self._held_sum[i] + (self._held[i] + self._pace[i] * past_ns / 2) * past_ns
-        return float(share), float(held)
+        i = int(np.searchsorted(self._times, t_ns, side="right")) - 1
+        elapsed_ns = t_ns - int(self._times[i])
+        share = self._share_integrals[i] + self._share[i] * elapsed_ns
+        context = (
+            self._context_integrals[i] + (self._context[i] + self._pace[i] * elapsed_ns / 2) * elapsed_ns
+        )
+        return float(share), float(context)

@@ -1,6 +1,7 @@
 """Report on the fit of a latency model: the public JSON `fit` of a simulated run, with the trust in it."""
 
 from collections.abc import Mapping
+from typing import Final
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -30,7 +31,7 @@ class CaptureFitReport(Struct, frozen=True, kw_only=True):
     valid: bool
     """Whether figures of simulations with this model are valid."""
     caution: str | None
-    """Reason why they are doubtful."""
+    """Reason why figures of simulations with this model are doubtful; None: no reason."""
 
 
 class GridFitReport(Struct, frozen=True, kw_only=True):
@@ -56,6 +57,9 @@ def capture_report(place: str, fit: IterationFit, *, memory_known: bool) -> Capt
     valid, caution = _is_valid(parts), caution_of(parts)
     if caution is not None and not valid and not memory_known:
         caution += "; if its KV memory was the limit, --fit-kv-blocks gives a better fit"
+    if fit.models > 1:
+        several = f"the latency model is fitted to requests for {fit.models:,} models: is it one engine?"
+        caution = several if caution is None else f"{several} {caution}"
     return CaptureFitReport(
         capture=place,
         r2=min(fit.prefill.r2, fit.decode.r2),
@@ -80,8 +84,18 @@ def grid_report(place: str, fit: BatchFit, length: str | None) -> GridFitReport:
         unseen=fit.unseen,
         length=UNSET if length is None else length,
         valid=_is_valid(parts),
-        caution=caution_of(parts),
+        caution=caution_of(parts) or _unit_caution(fit),
     )
+
+
+_TOKEN_NS_MAX: Final = 500e6
+"""Time per token above which a grid probably has milliseconds instead of seconds."""
+
+
+def _unit_caution(fit: BatchFit) -> str | None:
+    if fit.model.beta_ns < _TOKEN_NS_MAX:
+        return None
+    return f"a token takes {fit.model.beta_ns / 1e9:.3g} s by this grid: are its times in milliseconds?"
 
 
 def _is_valid(parts: Mapping[str, Unseen | None]) -> bool:

@@ -72,6 +72,8 @@ class IterationFit:
     """Accuracy for durations that were not used: a fit to one half of the time predicts the other half. If
     few requests had the engine to themselves, the prefill of each is predicted by a fit to the others. None
     if these fits are not possible."""
+    models: int = 1
+    """Number of models that the requests name."""
 
 
 def fit_capture(
@@ -112,7 +114,12 @@ def fit_exchanges(
             iterations.
         memory: KV memory of the engine; None: unknown.
     """
-    rows = [row for row in map(request_times, exchanges) if row is not None]
+    rows: list[RequestTimes] = []
+    models: set[str | None] = set()
+    for x in exchanges:
+        if (row := request_times(x)) is not None:
+            rows.append(row)
+            models.add(x.model)
     answered = [row for row in rows if row.last_ns is not None]
     if not answered:
         raise FitError("no row has the times of arrival, first and last token: capture streamed answers")
@@ -132,9 +139,8 @@ def fit_exchanges(
     if prefill_unseen is None and alone is not None:
         prefill_unseen = leave_one_out(list(alone.columns.values()), alone.took_ns)
     base_ns = None if alone is None else constants["base"]
-    return IterationFit(
-        model, prefilled.part(constants), decoded.part(constants), base_ns, prefill_unseen, decode_unseen
-    )
+    parts = prefilled.part(constants), decoded.part(constants)
+    return IterationFit(model, *parts, base_ns, prefill_unseen, decode_unseen, len(models))
 
 
 _Constants = dict[str, float]
@@ -267,7 +273,7 @@ def _gap_points(rows: Sequence[RequestTimes], load: EngineLoad, at_least: int = 
     if len(took) < at_least or (at_least >= GAPS_MIN and len(set(shares)) < 2):
         return None
     columns = {"beta": [1.0] * len(took), "step": shares}
-    if load.timed:
+    if load.has_token_times:
         columns["context"] = contexts
     return _Points("gaps between tokens while nobody waited", columns, took)
 

@@ -61,11 +61,13 @@ def unseen_of(measured: Sequence[float], predicted: Sequence[float]) -> Unseen:
 def part_of(source: str, measured: Sequence[float], fitted: Sequence[float]) -> Part:
     """Return the quality of a fit, computed from the measured and the fitted values."""
     y = np.asarray(measured, float)
-    left = y - np.asarray(fitted, float)
-    spread = float(np.sum((y - y.mean()) ** 2))
+    residuals = y - np.asarray(fitted, float)
+    spread, unexplained = float(np.sum((y - y.mean()) ** 2)), float(np.sum(residuals**2))
     positive = y > 0
-    error = float(np.max(np.abs(left[positive]) / y[positive]))
-    return Part(source, len(y), 1 - float(np.sum(left**2)) / spread if spread else 1.0, error)
+    error = float(np.max(np.abs(residuals[positive]) / y[positive]))
+    # Equal values have no variance to explain: they are predicted, or they are not.
+    predicted = unexplained <= SAME**2 * float(np.sum(y**2))
+    return Part(source, len(y), 1 - unexplained / spread if spread else float(predicted), error)
 
 
 def least_squares(columns: Sequence[Sequence[float]], values: Sequence[float]) -> list[float] | None:
@@ -81,8 +83,8 @@ def least_squares(columns: Sequence[Sequence[float]], values: Sequence[float]) -
 def nearest(
     columns: Mapping[str, Sequence[float]], values: Sequence[float], needed: Sequence[str]
 ) -> tuple[dict[str, float], list[float]] | None:
-    """Return the constants of the nearest fit without negative constants, and its values; None if there is
-    none.
+    """Return the constants of the nearest fit without negative constants, and its values; None if no such fit
+    exists.
 
     The `needed` constants must be above 0; other constants are omitted if they would be negative.
     """

@@ -103,7 +103,7 @@ class SimulatedRun(msgspec.Struct, frozen=True, kw_only=True):
     batch_sizes: dict[str, int]
     queueing: ExactFigures
     decode_tbt: ExactFigures | None
-    """None for a scheduler that iterates, as `longest_output`."""
+    """None for a scheduler that iterates, like `longest_output`."""
     longest_output: LongestOutputs | None
     seconds_per_output_token: float | None
     decode_step_mean: float | None
@@ -118,5 +118,5 @@ class SimulatedRun(msgspec.Struct, frozen=True, kw_only=True):
     readings: dict[str, object]
     serving: dict[str, object] | msgspec.UnsetType = msgspec.UNSET
     engine: EngineFigures | msgspec.UnsetType | None = msgspec.UNSET
-    """Absent for schedulers of whole batches, as `serving`."""
+    """Absent for schedulers of whole batches, like `serving`."""
     followed: FollowedRequest | msgspec.UnsetType = msgspec.UNSET

@@ -112,32 +112,33 @@ def run_in_processes(jobs: Sequence[SweepJob], traces: Traces, workers: int) -> 
 
     If a process dies, each job that was running is repeated alone. If its process dies again, the job fails.
     """
-    left = {job.id: job for job in jobs}
-    while left:
+    remaining = {job.id: job for job in jobs}
+    while remaining:
         suspects: list[SweepJob] = []
         with _process_pool(traces, workers) as submit:
-            for job, attempt_ in _attempts_as_completed(list(left.values()), submit, workers + 1):
+            for job, attempt_ in _attempts_as_completed(list(remaining.values()), submit, workers + 1):
                 if attempt_ is None:
                     suspects.append(job)
                 else:
-                    del left[job.id]
+                    del remaining[job.id]
                     yield attempt_
         for job in suspects:
             with _process_pool(traces, 1) as submit:
                 [(_, attempt_)] = _attempts_as_completed([job], submit, 1)
-            del left[job.id]
+            del remaining[job.id]
             yield attempt_ or SweepAttempt(job.id, job.to_dict(), error=_DIED)
 
 
 def _attempts_as_completed(
-    jobs: Sequence[SweepJob], submit: Callable[[SweepJob], "Future[SweepAttempt]"], most: int
+    jobs: Sequence[SweepJob], submit: Callable[[SweepJob], "Future[SweepAttempt]"], running_max: int
 ) -> Iterator[tuple[SweepJob, SweepAttempt | None]]:
-    """Run jobs, `most` at a time. If a process dies, yield None for each job that was running, and end."""
+    """Run jobs, at most `running_max` at a time. If a process dies, yield None for each job that was running,
+    and end."""
     waiting = iter(jobs)
     running: dict[Future[SweepAttempt], SweepJob] = {}
     broken = False
     while True:
-        while not broken and len(running) < most and (job := next(waiting, None)) is not None:
+        while not broken and len(running) < running_max and (job := next(waiting, None)) is not None:
             try:
                 running[submit(job)] = job
             except BrokenProcessPool:
@@ -205,8 +206,8 @@ def _defer_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for taken in came:
-            signal.raise_signal(taken)
+        for signal_number in came:
+            signal.raise_signal(signal_number)
 
 
 _traces: Traces = {}
@@ -306,11 +307,11 @@ class SweepRunner:
         by_id = {job.id: job for job in jobs}
         known = {id for id in by_id if id in stored}
         self.attempts |= {id: stored[id] for id in known}
-        left = [job for id, job in by_id.items() if id not in self.attempts]
-        left.sort(key=lambda job: -job.effort)  # The sort is stable: equal jobs stay in order.
-        self._listener.on_planned(left, len(known))
-        if left:
-            with closing(self._stream(left)) as stream:
+        remaining = [job for id, job in by_id.items() if id not in self.attempts]
+        remaining.sort(key=lambda job: -job.effort)  # The sort is stable: equal jobs stay in order.
+        self._listener.on_planned(remaining, len(known))
+        if remaining:
+            with closing(self._stream(remaining)) as stream:
                 for attempt in stream:
                     if self._results is not None:
                         self._results.add(attempt)

@@ -420,7 +420,7 @@ def open_run_writer(to: str | Path, scheduler: str, requests: Requests) -> "RunW
 
 @dataclass(frozen=True, slots=True)
 class ExchangeMeasuring:
-    """What a simulation measures of its exchanges."""
+    """Options on the exchanges that a simulation makes and measures."""
 
     enabled: bool | None = None
     """Whether to make and summarise Exchanges, which takes ten times as long for whole batches. None: only if

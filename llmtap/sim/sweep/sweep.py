@@ -179,10 +179,10 @@ def run_job(job: SweepJob, trace: "Trace", progress: Callable[[int], None] | Non
 
         def share_outside(by: str, rps: float) -> float:
             slo = objectives if by == "slo" else None
-            again = run_at(rps / own_rps, ExchangeMeasuring(by != "request", slo))
+            result = run_at(rps / own_rps, ExchangeMeasuring(by != "request", slo))
             if by == "request":
-                return again.late_share(again.latencies_ns())
-            return (again.missed_share() if by == "slo" else again.slow_share()) or 0.0
+                return result.late_share(result.latencies_ns())
+            return (result.missed_share() if by == "slo" else result.slow_share()) or 0.0
 
         capacities = {
             by: capacity_rps(partial(share_outside, by), job.capacity, own_rps) for by in job.capacity_by

@@ -22,7 +22,15 @@ from typing import Annotated, Any, BinaryIO, Final
 from msgspec import Meta, Struct, field
 
 from llmtap.json_types import JsonObject
-from llmtap.traces.format import LATE_TOKENS, LENGTHS, FormatError, TraceFormat, TraceRow, without_late_token
+from llmtap.traces.format import (
+    LATE_TOKENS,
+    LENGTHS,
+    FormatError,
+    TraceFormat,
+    TraceRow,
+    unit_notes,
+    without_late_token,
+)
 from llmtap.traces.text import (
     BODY_BYTES_MAX,
     Number,
@@ -84,6 +92,7 @@ def _dynamo_rows(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
     ids: set[int] = set()  # Hashes of the ids, about 60 bytes per record.
     repeated = 0
     last: dict[str, tuple[str, int]] = {}  # By session: its latest request and the turn.
+    first_ns: int | None = None
     for line, number in json_rows(stream, _Line, notes):
         record = line if line.event is None else line.event
         if record.event_type != "request_end" or record.request is None:
@@ -105,6 +114,7 @@ def _dynamo_rows(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
             "response_end_us": _ms_to_us(request.total_time_ms),
             "stream": request.ttft_ms is not None,
         }
+        first_ns = row["arrival_ns"] if first_ns is None else first_ns
         late += without_late_token(row)
         if context is not None:
             session = context.session_id
@@ -129,6 +139,7 @@ def _dynamo_rows(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
         notes.append(f"{repeated:,} records have the request_id of an earlier one: all of them are rows")
     if late:
         notes.append(f"{late:,} {LATE_TOKENS}")
+    notes += unit_notes(first_ns)
 
 
 def _ms_to_us(ms: float | None) -> int | None:

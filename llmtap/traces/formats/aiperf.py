@@ -116,7 +116,11 @@ def _body_columns(row: _Row, payload: str | None, number: int) -> format.TraceRo
     else:
         body = {"messages": row.messages} if row.messages is not None else {"prompt": row.text_input}
         body |= {"tools": row.tools} if row.tools is not None else {}
-        body |= row.extra or {}
+        # AIPerf asks for this number of tokens; a payload is sent as it is.
+        extra = row.extra or {}
+        if row.output_length and "max_completion_tokens" not in extra:
+            body["max_tokens"] = int(row.output_length)
+        body |= extra
         payload = compact_json(body)
     return {"request_body": payload, "level": "full", **request_columns(body)}
 

@@ -199,15 +199,11 @@ def _sniff(places: int, head: bytes, name: str) -> bool:
         return False
     if any("duration" in o for o in objects):
         return places == _SECONDS
-    return places in _possible_units([o["timestamp"] for o in objects], with_blocks="hash_ids" in objects[0])
+    return places in _possible_units([o["timestamp"] for o in objects])
 
 
-def _possible_units(times: Sequence[object], *, with_blocks: bool) -> tuple[int, ...]:
-    """Return the possible units of times: both units if the values do not decide.
-
-    Whole numbers that are close together count as milliseconds if there are block ids: Mooncake's traces have
-    both.
-    """
+def _possible_units(times: Sequence[object]) -> tuple[int, ...]:
+    """Return the possible units of times: both units if the values do not decide."""
     try:
         values = [float(t) for t in times if isinstance(t, int | float | str)]
     except (ValueError, OverflowError):
@@ -217,7 +213,7 @@ def _possible_units(times: Sequence[object], *, with_blocks: bool) -> tuple[int,
     distance = (max(values) - min(values)) / (len(values) - 1) if len(values) > 1 else None
     if all(value.is_integer() for value in values):
         is_busy = distance is not None and 0 < distance < _BUSY_MS
-        in_doubt = (is_busy and not with_blocks) or _EPOCH_S <= max(values) < _EPOCH_S * 100
+        in_doubt = is_busy or _EPOCH_S <= max(values) < _EPOCH_S * 100
         return (_MS, _SECONDS) if in_doubt else (_MS,)
     return (_SECONDS,) if distance is not None and distance < _BUSY_FRACTIONS_MS else (_MS, _SECONDS)
 

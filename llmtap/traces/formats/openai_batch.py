@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from llmtap.protocol.target import split_target
 from llmtap.traces.bodies import read_object, request_columns
-from llmtap.traces.format import ASPECTS, FormatError, TraceFormat, TraceRow, TraceWriter
-from llmtap.traces.text import read_lines, start_of
+from llmtap.traces.format import ASPECTS, TraceFormat, TraceRow, TraceWriter
+from llmtap.traces.text import error_of, read_lines, start_of
 
 _URLS: Final = {
     "chat.completions": "/v1/chat/completions",
@@ -48,7 +48,7 @@ def _read(file: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
         try:
             request = _decode_request(line)
         except (ValueError, RecursionError) as exc:
-            raise FormatError(f"line {number}: {exc}") from None
+            raise error_of(exc, number) from None
         text = bytes(request.body).decode()
         path = request.url
         if not path.startswith("/"):  # a whole URL

@@ -24,7 +24,15 @@ from msgspec import Struct
 
 from llmtap.json_types import JsonObject
 from llmtap.traces.bodies import compact_json
-from llmtap.traces.format import LATE_TOKENS, LENGTHS, FormatError, TraceFormat, TraceRow, without_late_token
+from llmtap.traces.format import (
+    LATE_TOKENS,
+    LENGTHS,
+    FormatError,
+    TraceFormat,
+    TraceRow,
+    unit_notes,
+    without_late_token,
+)
 from llmtap.traces.text import BODY_BYTES_MAX, COUNT_MAX, json_rows, start_of
 
 _OPERATIONS: Final = frozenset({"chat", "text_completion", "generate_content"})
@@ -111,13 +119,14 @@ def _rows(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
     inferences = _without_containers(spans, parents)
     containers = len(spans) - len(inferences)
     inferences.sort(key=lambda one: one[:2])
-    late = uncounted = reversed_ = 0
+    late = uncounted = reversed_ = untimed = 0
     ended: dict[str, list[tuple[int, str]]] = {}  # By session: sorted ends and ids of its requests.
     for start_ns, end_ns, span, values in inferences:
         chain = _agents_of((span.trace_id, span.span_id), parents, conversations)
         named = (values.get("gen_ai.conversation.id"), *map(conversations.get, chain))
         base = next(filter(None, named), None) or (span.trace_id if span.parent_span_id else None)
         row = _row_of_span(start_ns, end_ns, span, values)
+        untimed += row["first_token_us"] is None and not values.keys().isdisjoint(_FIRST)
         late += without_late_token(row)
         uncounted += any(name in values and _attribute_count(values[name]) is None for name in _COUNT_NAMES)
         reversed_ += end_ns < start_ns
@@ -141,10 +150,15 @@ def _rows(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
         (containers, "spans contain other inferences or repeat one: left out, so that no token counts twice"),
         (repeated, "spans are in the file more than once: read once"),
         (late, LATE_TOKENS),
+        (
+            untimed,
+            "spans have a time to the first token that is no number of seconds from 0 on: it is not kept",
+        ),
         (uncounted, "spans have a count that is no whole number from 0 on: it is not kept"),
         (reversed_, "spans have no end, or one before their start: the end of the answer is not known"),
     )
     notes += [f"{n:,} {what}" for n, what in counts if n]
+    notes += unit_notes(inferences[0][0] if inferences else None)
 
 
 _Inference = tuple[int, int, _Span, JsonObject]

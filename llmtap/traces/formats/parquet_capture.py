@@ -23,6 +23,8 @@ from llmtap.traces import format
 from llmtap.version import __version__
 
 _MAGIC: Final = b"PAR1"
+_COUNTS: Final = ("input_tokens", "output_tokens")
+"""Counts that a capture which another program changed may have as negative numbers."""
 
 
 def _read(file: BinaryIO) -> format.TraceSource:
@@ -72,6 +74,9 @@ def read_many(
     def batches() -> Iterator[pa.RecordBatch]:
         rows = 0
         for batch in capture.batches():
+            for name in _COUNTS:
+                if pc.any(pc.less(batch.column(name), 0)).as_py():
+                    raise format.FormatError(f"{name}: a value is negative")
             yield batch
             rows += batch.num_rows
             if progress is not None:

@@ -3,8 +3,10 @@
 `[{"id": str, "conversations": [{"from": "human"|"gpt"|"system", "value": str}, ...]}, ...]`. When it is read,
 each answer becomes a row, and the row's request has all turns before the answer. A conversation may have a
 `system` text, which becomes the first message, and `tools` (a list, or its JSON text), which become those of
-the request. A file with one conversation a line (JSON Lines) is read, too. When it is written, each session
-becomes one conversation; if a session branches, each branch becomes a separate conversation.
+the request. A `function_call` with its answers (`observation`, `tool`) becomes tool calls with ids, because
+servers refuse the answer to a call that they cannot find. A file with one conversation a line (JSON Lines) is
+read, too. When it is written, each session becomes one conversation; if a session branches, each branch
+becomes a separate conversation.
 
 Source: vLLM's benchmark reads `conversations[0].value` and `[1].value`.
 """
@@ -13,6 +15,7 @@ import io
 import re
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise, takewhile
 from typing import Any, BinaryIO, Final, cast
 
 import msgspec
@@ -83,13 +86,14 @@ def _elements(file: BinaryIO) -> Iterator[Any]:
 
 
 def _read(file: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
-    without_answer = without_question = strange = silent = toolless = 0
+    without_answer = without_question = strange = silent = toolless = loose = repeated = 0
     unknown: Counter[str] = Counter()
+    names: set[int] = set()  # Hashes of the names, about 60 bytes per conversation.
     for number, element in enumerate(_elements(file)):
         try:
             talk = msgspec.convert(_with_turn_objects(element), _Conversation)
         except (ValueError, RecursionError) as exc:
-            raise FormatError(f"conversation {number}: {exc}") from None
+            raise FormatError(str(error_of(exc, number)).replace("line", "conversation", 1)) from None
         for name in _unknown_names(element):
             if name in unknown or len(unknown) < _UNKNOWN_NAMES_MAX:
                 unknown[name] += 1
@@ -99,13 +103,18 @@ def _read(file: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
             body["tools"] = tools
         elif talk.tools not in (None, "", "[]", []):
             toolless += 1
+        name = str(talk.id) if talk.id not in (None, "") else f"#{number}"
+        if hash(name) in names:
+            name, repeated = f"{name}#{number}", repeated + 1
+        names.add(hash(name))
         count = pending = 0
-        for turn in talk.conversations:
-            role = _ROLES.get(turn.speaker.lower(), turn.speaker)
+        for turn, message in zip(talk.conversations, _chat_messages(talk.conversations), strict=True):
+            role = message["role"]
+            loose += role == "tool" and "tool_call_id" not in message
             strange += turn.speaker.lower() not in _ROLES
             if role == "assistant" and pending:
                 yield {
-                    "session": str(talk.id) if talk.id not in (None, "") else f"#{number}",
+                    "session": name,
                     "session_source": "explicit",
                     "turn": count,
                     "turn_by": "tool" if messages[-1]["role"] == "tool" else "human",
@@ -120,7 +129,7 @@ def _read(file: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
                 without_question += 1
             elif role != "system":
                 pending += 1
-            messages.append({"role": role, "content": turn.value})
+            messages.append(message)
         without_answer += pending
         silent += not count
     counts = (
@@ -128,10 +137,55 @@ def _read(file: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
         (without_question, "answers follow no question: they are no rows, but part of later prompts"),
         (strange, "turns are by a speaker that is none of the usual, whose name became their role"),
         (silent, "conversations have no answer to anything, and became no row"),
+        (loose, "answers of tools have no call of their own before them: they have no tool_call_id"),
+        (repeated, "conversations have the id of an earlier one: their number was added to it"),
         (toolless, "conversations have tools that are not a list of objects: not kept"),
         *((n, f"conversations with a field {name!r} that is not kept") for name, n in unknown.items()),
     )
     notes += [f"{n:,} {what}" for n, what in counts if n]
+
+
+def _chat_messages(turns: list[_Turn]) -> list[JsonObject]:
+    """Return the turns as messages of a chat request. Calls of functions become tool calls if as many answers
+    of tools follow them directly."""
+    messages: list[JsonObject] = [
+        {"role": _ROLES.get(turn.speaker.lower(), turn.speaker), "content": turn.value} for turn in turns
+    ]
+    for place, turn in enumerate(turns):
+        if turn.speaker.lower() != "function_call":
+            continue
+        calls = _calls_of(turn.value)
+        answers = list(takewhile(lambda message: message["role"] == "tool", messages[place + 1 :]))
+        if calls and len(calls) == len(answers):
+            # Some chat templates require ids of exactly nine letters and digits.
+            ids = [f"call{place + n:05}" for n in range(len(calls))]
+            messages[place] = {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [
+                    {"id": id_, "type": "function", "function": call}
+                    for id_, call in zip(ids, calls, strict=True)
+                ],
+            }
+            for id_, answer in zip(ids, answers, strict=True):
+                answer["tool_call_id"] = id_
+    return messages
+
+
+def _calls_of(text: str) -> list[JsonObject]:
+    """Return the calls of functions in a turn, with arguments as JSON text; [] if it has another form."""
+    try:
+        value = msgspec.json.decode(text)
+    except (ValueError, RecursionError):
+        return []
+    calls = value if isinstance(value, list) else [value]
+    if not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
+        return []
+    arguments = [call.get("arguments", {}) for call in calls]
+    return [
+        {"name": call["name"], "arguments": given if isinstance(given, str) else compact_json(given)}
+        for call, given in zip(calls, arguments, strict=True)
+    ]
 
 
 def _with_turn_objects(element: Any) -> Any:
@@ -197,7 +251,8 @@ def _write(writer: TraceWriter) -> None:
             talk = {
                 "id": f"{name}-branch-{branch}" if branch else name,
                 "conversations": [
-                    {"from": _SPEAKERS.get(role, role), "value": text} for role, text in history
+                    {"from": _speaker_of(role, after), "value": text}
+                    for (role, text), (after, _) in pairwise([*history, ("", "")])
                 ],
             }
             writer.out.write((b",\n" if count else b"[\n") + msgspec.json.encode(talk))
@@ -208,6 +263,13 @@ def _write(writer: TraceWriter) -> None:
         branched,
         "sessions went on from an earlier point than their last turn: they became several conversations",
     )
+
+
+def _speaker_of(role: str, role_after: str) -> str:
+    """Return the name of a speaker. A turn of the model before an answer of a tool is a call."""
+    if role == "assistant" and role_after == "tool":
+        return "function_call"
+    return _SPEAKERS.get(role, role)
 
 
 def _messages_of(body: str) -> Messages | None:

@@ -170,6 +170,8 @@ _COLUMNS: Final = (
 def _replay_batches(stream: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
     waits_ns: dict[str, int] = {}
     """By session: the wait after its latest round, in ns."""
+    turns: dict[str, int] = {}
+    number = 0
     for rows, columns in read_csv(stream, _COLUMNS, notes):
         values = {name: column.to_pylist() for name, column in columns.items()}
         sessions = values.get("session") or values.get("other_session")
@@ -177,7 +179,13 @@ def _replay_batches(stream: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBat
             raise FormatError("line 1: session_id: the column is missing")
         given = values.get("arrival_ns") or [None] * rows
         arrivals, think_us = [], []
-        for session, at_ns, wait_ns in zip(sessions, given, values["wait_ns"], strict=True):
+        for session, turn, at_ns, wait_ns in zip(
+            sessions, values["turn"], given, values["wait_ns"], strict=True
+        ):
+            number += 1
+            if turn < turns.get(session, 0):
+                raise FormatError(f"row {number}: round_idx: the rounds of a session must be in their order")
+            turns[session] = turn
             before_ns = waits_ns.get(session)
             arrivals.append((at_ns or 0) if before_ns is None else None)
             think_us.append(None if before_ns is None else before_ns // 1_000)

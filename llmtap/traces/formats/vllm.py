@@ -13,6 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from llmtap.exchange.label import label_of
+from llmtap.json_types import JsonObject
 from llmtap.traces.bodies import compact_json, messages_of, part_types, read_object, request_columns
 from llmtap.traces.format import NO_FAILED, FormatError, TraceFormat, TraceRow, TraceWriter
 from llmtap.traces.text import BODY_BYTES_MAX, TokenCount, first_objects, json_rows
@@ -24,16 +25,18 @@ class _Row(msgspec.Struct, omit_defaults=True):
     label: str | None = None
 
 
-def prompt_columns(prompt: str) -> TraceRow:
+def prompt_columns(prompt: str, max_tokens: int | None) -> TraceRow:
     """Return the columns of a capture for a request with one message of a user."""
-    body = {"messages": [{"role": "user", "content": prompt}]}
+    body: JsonObject = {"messages": [{"role": "user", "content": prompt}]}
+    if max_tokens:
+        body["max_tokens"] = int(max_tokens)
     return {"request_body": compact_json(body), "level": "full", **request_columns(body)}
 
 
 def _read(stream: BinaryIO, notes: list[str]) -> Iterator[TraceRow]:
     for row, _ in json_rows(stream, _Row, notes, bytes_max=BODY_BYTES_MAX):
         columns = {"output_tokens": row.output_tokens, "label": label_of(row.label)}
-        yield columns | prompt_columns(row.prompt)
+        yield columns | prompt_columns(row.prompt, row.output_tokens)
 
 
 def _prompt_of(body: str) -> tuple[str, bool, bool]:

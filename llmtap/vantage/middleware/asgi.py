@@ -110,7 +110,7 @@ def _without_label(scope: Scope) -> Scope:
         others = [field for field in fields if field[0].lower() != LABEL_FIELD]
         return scope if len(others) == len(fields) else {**scope, "headers": others}
     except Exception:
-        return scope  # the app gets what the server passed, also if it is no list of fields
+        return scope  # pass the headers unchanged, even if they are not a list of fields
 
 
 def _skip_rule(skips: SkipRules, scope: Scope) -> str | None:

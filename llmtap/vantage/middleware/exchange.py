@@ -339,7 +339,8 @@ class AppExchange:
         self._end(Outcome.CLIENT_CANCELLED, "the client closed the connection")
 
     def on_app_end(self, how: str, status: int | None = None) -> None:
-        """Note that the app has ended, maybe before its answer; `how` completes the sentence "the app ...".
+        """Note that the app has ended, possibly before its answer; `how` completes the sentence "the app
+        ...".
 
         `status`: the server's answer for an app that has not begun one.
         """

@@ -94,14 +94,14 @@ class Connection:
         self.ignored = False
         """Whether the connection carries another protocol than HTTP/1.1, so that its packets are ignored."""
         self.ring_lost = False
-        """The ring overflowed recently, so missing bytes will not come any more."""
+        """Whether the packet ring overflowed recently, so that missing bytes will not come any more."""
         self.last_ns = 0
         self.clock_steps = 0
         """Number of steps of the clock before the last packet of the connection."""
         self._counts = counts
         self._conversation = Conversation(sink)
         self._is_new = True
-        self._uncounted = kind  # key in WatchCounts, counted at the first request
+        self._uncounted = kind  # kind of the connection (key in WatchCounts), to count at the first request
 
     @property
     def has_request(self) -> bool:
@@ -249,7 +249,7 @@ class Connection:
 
 
 def pack_addresses(addresses: Collection[str]) -> frozenset[bytes]:
-    """Return IPv4 and IPv6 addresses as in packets. Raises ValueError for text that is no address."""
+    """Return IPv4 and IPv6 addresses as in packets. Raises ValueError for a text that is not an address."""
     return frozenset(ip_address(address.partition("%")[0]).packed for address in addresses)
 
 

@@ -93,7 +93,7 @@ class Conversation:
         self._sink = sink
         self.began = False
         self.over = False
-        """The server has closed its side of the connection; of a tunnel, both sides have."""
+        """Whether the server has closed its side of the connection; for a tunnel, whether both sides have."""
         self._pending: list[_Exchange] = []
         self._head = bytearray()  # bytes of an incomplete request head
         self._head_ns = 0  # time of the first byte in `_head`
@@ -116,7 +116,7 @@ class Conversation:
     # ---------------------------------------------------------------- the request
 
     def request(self, data: bytes, t_ns: int) -> None:
-        """Take bytes from the client. Raises UnfollowableError for a beginning that is no HTTP/1 request."""
+        """Take bytes from the client. Raises UnfollowableError if they do not begin an HTTP/1 request."""
         while data:
             x, scanner = self._uploading, self._upload
             if self._tunnel is not None:

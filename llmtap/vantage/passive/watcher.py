@@ -276,7 +276,8 @@ async def _run(setup: WatchSetup) -> None:
     stop = asyncio.Event()
 
     loop.add_signal_handler(signal.SIGTERM, stop.set)
-    # A terminal's Ctrl-C and hang-up reach the whole group: the supervisor decides.
+    # Ctrl-C and a hang-up of the terminal reach the whole process group. Ignore them here: the supervisor
+    # decides when this process ends.
     for number in (signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, lambda: None)
     on_orphaned(loop, setup, stop.set)

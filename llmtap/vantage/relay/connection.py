@@ -311,7 +311,8 @@ class ClientConnection:
             return
         if self._context.last_request_ns:
             self._since_ns = now_ns
-        # If a request is already in the socket, is_alive() is false: the request is still answered.
+        # is_alive() is False if a request is already in the socket. Such a connection stays open for its
+        # answer.
         elif self._served and self._stream is not None and self._stream.is_alive():
             self._close()
 

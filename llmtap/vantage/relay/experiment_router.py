@@ -282,7 +282,8 @@ class ExperimentRouter:
 
 
 def _unchangeable_reason(head: RequestHead, bytes_max: int) -> str | None:
-    """Return the reason why this request's body cannot be read or changed, as far as its head shows."""
+    """Return the reason why the body of this request cannot be read or changed, if the head shows such a
+    reason."""
     if head.framing is Framing.NONE:
         return "no_body"
     if head.framing is Framing.LENGTH and head.length > bytes_max:
@@ -404,7 +405,7 @@ def headers_with_length(headers: Headers, length: int) -> Headers:
 
 
 def body_with(body: bytes, fields: Mapping[str, msgspec.Raw]) -> bytes | None:
-    """Return the JSON object in `body` with these fields set, or None if it is no object.
+    """Return the JSON object in `body` with these fields set, or None if `body` is not a JSON object.
 
     Known fields keep their place, new ones follow; white space between top-level fields is lost, and of a
     field that came twice the last value counts, as for most readers (RFC 8259 4).

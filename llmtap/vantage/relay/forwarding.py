@@ -1,4 +1,4 @@
-"""Run the forwarding thread of a relay: collect its frames, and go on with the bodies that it returns.
+"""Run the forwarding thread of a relay: collect its frames, and continue the bodies that it returns.
 
 After `HAND_OVER_READS` reads of a body, the thread (native/forwarder.c) has both sockets until something
 happens that is not plain. See "The forwarding thread" in ARCHITECTURE.md.

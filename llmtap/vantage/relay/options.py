@@ -1,6 +1,6 @@
 """Options of the relay: the `[relay]` table of the configuration file."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -9,6 +9,7 @@ from llmtap.protocol.inference import NOT_INFERENCE
 from llmtap.units import Bytes, Duration
 
 S = 1_000_000_000
+_NOT_ZERO: Final[Any] = {"at_least": 1_000_000, "hint": "use 365d to wait practically without a limit"}
 
 
 class RelayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,7 +52,9 @@ class RelayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ] = NOT_INFERENCE
 
-    head_bytes: Annotated[Bytes, opt("maximum size of a request or response head")] = Bytes(65_536)
+    head_bytes: Annotated[Bytes, opt("maximum size of a request or response head", at_least=256)] = Bytes(
+        65_536
+    )
     head_fields: Annotated[int, opt("maximum number of field lines in a head", ge=1)] = 256
     streams: Annotated[
         int, opt("maximum number of concurrent exchanges per worker; requests above it get 503", ge=1)
@@ -64,9 +67,9 @@ class RelayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Bytes, opt("maximum bytes of pipelined requests that a client may send before a response")
     ] = Bytes(65_536)
 
-    head_timeout: Annotated[Duration, opt("maximum time to receive a request head, from its first byte")] = (
-        Duration(20 * S)
-    )
+    head_timeout: Annotated[
+        Duration, opt("maximum time to receive a request head, from its first byte", **_NOT_ZERO)
+    ] = Duration(20 * S)
     keepalive_timeout: Annotated[Duration, opt("idle time after which a client connection is closed")] = (
         Duration(75 * S)
     )
@@ -76,12 +79,12 @@ class RelayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         opt("idle time after which an upstream connection is closed; should be below the gateway's limit"),
     ] = Duration(4 * S)
     connect_timeout: Annotated[
-        Duration, opt("maximum time to open an upstream connection, including TLS")
+        Duration, opt("maximum time to open an upstream connection, including TLS", **_NOT_ZERO)
     ] = Duration(5 * S)
     # The openai client gives up after 600 s by default; the proxy must not give up earlier.
-    idle_timeout: Annotated[Duration, opt("time without any byte after which an exchange is aborted")] = (
-        Duration(600 * S)
-    )
+    idle_timeout: Annotated[
+        Duration, opt("time without any byte after which an exchange is aborted", **_NOT_ZERO)
+    ] = Duration(600 * S)
     ready_needs_upstream: Annotated[
         bool, opt("/readyz answers 503 while the upstream accepts no connection; it is checked every 2 s")
     ] = False

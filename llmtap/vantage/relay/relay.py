@@ -51,8 +51,9 @@ BRIEFING_S = 0.5
 LAST_REQUEST_NS = 5_000_000_000
 """Time that an idle client has for one more request after new relays have taken over.
 
-Its response says `Connection: close`, so that no request meets a closed connection. 5 s is the keep-alive
-time of uvicorn and Node.js: clients expect that a connection that was idle for longer may be closed.
+The response to this request has `Connection: close`, so that no later request meets a closed connection. 5 s
+is the keep-alive time of uvicorn and Node.js: clients expect that a connection that was idle for longer may
+be closed.
 """
 ORPHAN_DRAIN_S = 20.0
 """Maximum drain time after the supervisor has died: within 30 s all processes must end, the meter last."""
@@ -402,7 +403,7 @@ class RelaySetup(ChildSetup, kw_only=True):
     listen_fds: list[int]
     experiment: Experiment | None = None
     checks_upstream: bool = False
-    """Warn at the start if the upstream accepts no connection."""
+    """Whether to warn at the start if the upstream accepts no connection."""
 
 
 def main() -> int:
@@ -438,7 +439,8 @@ async def _run(setup: RelaySetup) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, partial(end, replaced=False))
     loop.add_signal_handler(signal.SIGUSR1, partial(end, replaced=True))
-    # Ignore these: a hang-up (or a signal to a service) reaches the whole group, and the supervisor acts.
+    # Ignore these signals: a hang-up, or a signal to a service, reaches the whole process group, and the
+    # supervisor decides when this process ends.
     for number in (signal.SIGHUP, signal.SIGUSR2):
         loop.add_signal_handler(number, lambda: None)
     on_orphaned(loop, setup, on_supervisor_lost)

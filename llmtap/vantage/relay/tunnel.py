@@ -26,7 +26,7 @@ class _Direction:
         self.sink = sink
         self.ended = False
         self.end_forwarded = False
-        """The sink has received all bytes and the end."""
+        """Whether the sink has received all bytes and the end."""
 
     def on_data(self, data: bytes, t_ns: int) -> None:
         try:
@@ -67,7 +67,7 @@ class Tunnel:
     """Both directions of an upgraded connection.
 
     Args:
-        passed: called with kind of frame, data and stamp of what was passed on.
+        passed: called with the kind of frame, the bytes that were forwarded, and their timestamp.
         over: called when both sides are closed.
     """
 

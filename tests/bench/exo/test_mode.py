@@ -9,7 +9,7 @@ import pytest
 from llmtap.bench.exo.mode import ExoBench, ExoGrid, ExoOptions, Prompts
 from llmtap.bench.exo.result import ExoResult
 from llmtap.errors import ConfigError
-from llmtap.sim.server.options import EngineOptions, SimOptions, load_engine
+from llmtap.sim.server.options import EngineOptions, PacingOptions, SimOptions, load_engine
 from llmtap.units import Duration
 from llmtap.workload.prompts.tokenizer import OWN, load_counter
 from tests.bench.exo.exo import LIMIT_S, bench, know_power
@@ -101,6 +101,18 @@ def test_rates_are_those_of_the_server_s_truth(monkeypatch: pytest.MonkeyPatch) 
     energy = result.system_metrics.energy
     assert (energy.average_power_w, energy.seconds_missing) == (pytest.approx(300.0), 0.0)
     assert json.loads(result.to_json()).keys() == {"runs", "cluster", "system_metrics"}
+
+
+def test_a_rate_that_could_not_be_measured_is_not_valid() -> None:
+    """A whole answer in one event has no time between its first and its last token."""
+
+    async def measured() -> ExoResult:
+        async with engine(SimOptions(pacing=PacingOptions(tokens_per_chunk=8))) as e:
+            return await bench(e.url, ExoGrid(pp=[40], tg=[8]))
+
+    (one,) = play(measured(), LIMIT_S).runs
+    assert one.outcome == "complete" and one.stats.generation_tps is None
+    assert "generation" in one.not_valid
 
 
 def test_with_the_cache_hits_are_told_and_their_rates_kept() -> None:

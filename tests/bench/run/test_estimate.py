@@ -40,10 +40,10 @@ class Engine:
         requests = load.plan.requests
         stop_s = float("inf") if load.duration_ns is None else load.duration_ns / NS_PER_S
         planned = deque(
-            (row, 0.0 if load.closed is not None else requests.arrival_ns[row] / NS_PER_S)
+            (row, 0.0 if load.slots is not None else requests.arrival_ns[row] / NS_PER_S)
             for row in range(len(requests))
         )
-        clients = load.closed or len(requests)
+        clients = load.slots or len(requests)
         now, steps = 0.0, 0.0
         queue: deque[tuple[int, float]] = deque()
         batch: list[tuple[float, int, float, float]] = []
@@ -67,7 +67,7 @@ class Engine:
             now = moment
             while batch and batch[0][0] - steps < 1e-9:
                 _, row, sent, started = heapq.heappop(batch)
-                clients += load.closed is not None
+                clients += load.slots is not None
                 ttft = started - sent + self.prefill_steps * step
                 tokens = requests.output[row]
                 lengths = {"output_tokens": tokens, "input_tokens": requests.input[row]}

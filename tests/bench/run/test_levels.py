@@ -147,12 +147,12 @@ def slots_of(limit: int, e2e_s: float = 1.0, tokens: int | None = 10) -> Any:
     """A server that serves `limit` at a time, each in a second; more take turns."""
 
     def answer(name: str, load: Load) -> Measurement:
-        assert load.closed is not None
-        each = e2e_s * max(1.0, load.closed / limit)
+        assert load.slots is not None
+        each = e2e_s * max(1.0, load.slots / limit)
         rows = []
         for i in range(len(load.plan.requests)):
             # Slots begin one after the other, and go on so.
-            sent = (i // load.closed + i % load.closed / load.closed) * each
+            sent = (i // load.slots + i % load.slots / load.slots) * each
             rows.append(answered(sent, 0, each, output_tokens=tokens, input_tokens=1))
         return measured(name, rows)
 
@@ -174,7 +174,7 @@ def test_the_capacity_is_where_more_bring_no_more(tmp_path: Path, limit: int, rp
     assert result.saturated
     assert result.how == f"closed loop of {slots} at a time: more bring no more"
     # Doubled until one brought nothing, and no further.
-    assert session.loads[-1][1].closed == 2 * slots
+    assert session.loads[-1][1].slots == 2 * slots
     assert [name for name, _ in session.loads][:2] == ["capacity/0008-at-a-time", "capacity/0016-at-a-time"]
 
 
@@ -183,7 +183,7 @@ def test_a_search_that_meets_its_bound_says_so(tmp_path: Path) -> None:
     result = asyncio.run(find_capacity(session, closed, 24))
     assert not result.saturated
     assert result.how.endswith("more than 24 were not tried")
-    assert [load.closed for _, load in session.loads] == [8, 16, 24]
+    assert [load.slots for _, load in session.loads] == [8, 16, 24]
     assert result.tps is None
     # Nothing ends in the first second, of which the ramp-up is 0.6: by answers it is a little less.
     assert result.rps == pytest.approx(24 * 5 / 5.4, rel=0.03)

@@ -19,10 +19,10 @@ SECOND = Duration(S)
 
 def rows_of(load: Load, seats: int, service_s: float, broken: float = 0.0) -> list[dict[str, Any]]:
     """A closed loop on so many seats: who finds none waits. Above them the last `broken` of all fail."""
-    assert load.closed is not None
+    assert load.slots is not None
     n, rows = len(load.plan.requests), []
-    slots, free = [0.0] * load.closed, [0.0] * seats
-    fail_from = n - round(broken * n) if load.closed > seats else n
+    slots, free = [0.0] * load.slots, [0.0] * seats
+    fail_from = n - round(broken * n) if load.slots > seats else n
     for row in range(n):
         at = slots[0]
         begin = max(at, free[0])
@@ -38,8 +38,8 @@ def planted(results: Path, seats: int, service_s: float = 1.0, **more: Any) -> P
     broken = more.pop("broken", 0.0)
 
     def answer(name: str, load: Load) -> Measurement:
-        assert load.closed is not None
-        full = load.closed > seats
+        assert load.slots is not None
+        full = load.slots > seats
         rows = rows_of(load, 10_000 if more else seats, service_s)
         if broken:
             rows = rows_of(load, seats, service_s, broken)
@@ -100,7 +100,7 @@ def test_one_out_of_memory_error_is_one_too_many(tmp_path: Path) -> None:
 def test_where_nothing_meets_the_criteria_it_goes_down_to_one_and_says_so(tmp_path: Path) -> None:
     session = planted(tmp_path, 8)
     result = perform(TEST, session, ttft_p99=Duration(S // 100))
-    assert [load.closed for _, load in session.loads] == [8, 4, 2, 1]
+    assert [load.slots for _, load in session.loads] == [8, 4, 2, 1]
     assert result.measurements_json()["max_concurrency"] is None
     assert result.measurements_json()["output_tps"] is None
     assert "not even one request at a time" in result.notes[0]

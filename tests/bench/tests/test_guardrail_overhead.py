@@ -133,10 +133,10 @@ def test_table_14_is_measured_by_default(tmp_path: Path) -> None:
     """The baseline answers 16 at a time, the full filter 8."""
 
     def limited(name: str, load: Load) -> Measurement:
-        if load.closed is None:
+        if load.slots is None:
             return answer(name, load)
-        each = max(1.0, load.closed / (8 if "/full/" in name else 16))
-        starts = [row * each / load.closed for row in range(len(load.plan.requests))]
+        each = max(1.0, load.slots / (8 if "/full/" in name else 16))
+        starts = [row * each / load.slots for row in range(len(load.plan.requests))]
         return measured(name, [answered(at, 1e-9, each, output_tokens=10) for at in starts])
 
     session = Planted(tmp_path, limited, "guardrail-overhead")
@@ -182,7 +182,7 @@ def test_labelled_requests_go_once_to_each_configuration(tmp_path: Path) -> None
     def labelling(name: str, load: Load) -> Measurement:
         if not name.startswith("labelled/"):
             return answer(name, load)
-        assert load.closed is not None
+        assert load.slots is not None
         assert load.plan.requests.labels == ["should-answer", "should-refuse"]
         refused = name != "labelled/baseline"
         one = {"answered": int(not refused), "refused": int(refused), "undecided": 0}

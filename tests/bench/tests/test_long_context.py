@@ -65,7 +65,7 @@ def limited(rps_max: float) -> Callable[[str, Load], Measurement]:
     """A server that takes 1 s for a response alone, and completes at most `rps_max` requests a second."""
 
     def answer(name: str, load: Load) -> Measurement:
-        count, slots = len(load.plan.requests), load.closed or 1
+        count, slots = len(load.plan.requests), load.slots or 1
         row = {"ttft_ns": 10**8, "e2e_ns": 10**9, "input_tokens": 1_024, "output_tokens": 16}
         return measured(name, [dict(row) for _ in range(count)], seconds=count / min(slots, rps_max))
 

@@ -36,8 +36,8 @@ def planted(results: Path, levels: dict[int, Level], lost_at: str = "") -> Plant
             raise ConfigError("--target", "http://127.0.0.1:9 cannot be reached: refused")
         if name in ("before", "after"):
             return measured(name, rows_of(5, 0.2, 0, 5.0), seconds=5.0, load={"stopped": None})
-        assert load.closed is not None
-        ttft_s, failing, events = levels[load.closed]
+        assert load.slots is not None
+        ttft_s, failing, events = levels[load.slots]
         server = {} if events is None else {"preemptions": {"total": events}}
         return measured(
             name,
@@ -63,7 +63,7 @@ DRAFT: dict[int, Level] = {
 def test_table_11_is_told_as_it_was_planted(tmp_path: Path) -> None:
     session = planted(tmp_path, DRAFT)
     result = perform(TEST, session, capacity=100)
-    assert [(name, load.closed) for name, load in session.loads] == [
+    assert [(name, load.slots) for name, load in session.loads] == [
         ("before", 1),
         ("levels/100", 100),
         ("levels/110", 110),

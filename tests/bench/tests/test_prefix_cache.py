@@ -145,12 +145,12 @@ def test_throughput_is_of_closed_loops(tmp_path: Path) -> None:
     """Slots make a request after the other: 120 ms each, or 24 ms: five times as many."""
 
     def answer(name: str, load: Load) -> Measurement:
-        if load.closed is None:
+        if load.slots is None:
             return served(by_state)(name, load)
         rows: list[dict[str, Any]] = []
         each = 0.12 if name.endswith("off") else 0.024
         for row in range(len(load.plan.requests)):
-            at = (row // load.closed + row % load.closed / load.closed) * each
+            at = (row // load.slots + row % load.slots / load.slots) * each
             rows.append(answered(at, 1e-9, each, row=row, output_tokens=10))
         return measured(name, rows)
 

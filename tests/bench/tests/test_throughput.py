@@ -36,7 +36,7 @@ def queued(load: Load, *, servers: int = 8, service_s: float = 1.0, failing: int
         return at + e2e
 
     requests = load.plan.requests
-    if load.closed is None:
+    if load.slots is None:
         for row, arrival_ns in enumerate(requests.arrival_ns):
             if arrival_ns < load.duration_ns:
                 if failing and row % failing == failing - 1:
@@ -45,7 +45,7 @@ def queued(load: Load, *, servers: int = 8, service_s: float = 1.0, failing: int
                 else:
                     serve(arrival_ns / S, row)
         return rows
-    slots = [0.0] * load.closed
+    slots = [0.0] * load.slots
     for row in range(len(requests)):
         if slots[0] >= load.duration_ns / S:
             break

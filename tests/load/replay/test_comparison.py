@@ -10,7 +10,7 @@ from llmtap.gates.comparison import BurstCaution, ComparedFigure, ReplayComparis
 from llmtap.load.replay.comparison import compare_replays, comparison_document, difference_interval
 from llmtap.metrics.intervals import Interval, quantile_interval, share_interval
 from llmtap.report.render import markdown
-from tests.support.results.replay_results import replay_result
+from tests.support.results.replay_results import replay_result, saved
 
 
 def figures(told: ReplayComparison) -> dict[tuple[str, str], ComparedFigure]:
@@ -52,7 +52,7 @@ def test_a_slower_server_is_a_difference_with_an_interval_and_the_same_load() ->
     slow["metrics"]["e2e"] |= {"p50": 0.5}
     slow["plan"]["target"] = "http://other:8000"
     slow["sender"]["llmtap"] = "0.0.1"
-    told = compare_replays({"a": base, "b": slow})
+    told = compare_replays(saved({"a": base, "b": slow}))
     row = figures(told)["e2e", "p50"]
     assert row.difference == 0.5 - base["metrics"]["e2e"]["p50"]
     assert row.low < row.difference < row.high
@@ -66,7 +66,7 @@ def test_a_slower_server_is_a_difference_with_an_interval_and_the_same_load() ->
 def test_itl_of_different_options_has_no_difference_and_tbc_has_one() -> None:
     even, chunks = replay_result(400), replay_result(400)
     even["metrics"]["itl"]["option"], chunks["metrics"]["itl"]["option"] = "B-even", "A"
-    told = compare_replays({"a": even, "b": chunks})
+    told = compare_replays(saved({"a": even, "b": chunks}))
     rows = {(row.name, row.option): row for row in told.comparisons[0].figures}
     for option, here, there in (("B-even", "a", "b"), ("A", "b", "a")):
         row = rows["itl", option]
@@ -80,13 +80,12 @@ def test_itl_of_different_options_has_no_difference_and_tbc_has_one() -> None:
     assert "ITL (B-even) p50, ms" in text
     assert "ITL is of different options" in text
     chunks["metrics"]["itl"]["option"] = even["metrics"]["itl"]["option"] = "A+B-even"  # shares may differ
-    assert figures(compare_replays({"a": even, "b": chunks}))["itl", "p50"].difference is None
+    assert figures(compare_replays(saved({"a": even, "b": chunks})))["itl", "p50"].difference is None
 
 
 def test_another_load_is_named() -> None:
-    told = compare_replays(
-        {"a": replay_result(400), "b": replay_result(200, failed=20), "c": replay_result(9)}
-    )
+    results = {"a": replay_result(400), "b": replay_result(200, failed=20), "c": replay_result(9)}
+    told = compare_replays(saved(results))
     set_up = told.comparisons[0].set_up
     assert [(row.name, row.a, row.b) for row in set_up if row.load] == [
         ("rows", 400, 200), ("requests", 400, 200)
@@ -99,9 +98,9 @@ def test_another_load_is_named() -> None:
 
 def test_requests_that_are_not_judged_have_a_row() -> None:
     base, unread = replay_result(400), replay_result(400)
-    assert ("not judged", "count") not in figures(compare_replays({"a": base, "b": base}))
+    assert ("not judged", "count") not in figures(compare_replays(saved({"a": base, "b": base})))
     unread["goodput"] = {**(base.get("goodput") or {}), "not_judged": 30}
-    told = compare_replays({"a": base, "b": unread})
+    told = compare_replays(saved({"a": base, "b": unread}))
     row = figures(told)["not judged", "count"]
     assert (row.b, row.n_b, row.unit) == (30, 400, "requests")
     assert "not judged, requests" in markdown(comparison_document(told))
@@ -112,20 +111,20 @@ def test_a_result_whose_chunks_come_in_bursts_is_not_compared_by_its_gaps() -> N
     bursty["chunking"]["events_per_read"] = 8.04
     bursty["metrics"]["tbc"]["p50"] = 0.0
     for a, b in (("steady", "held"), ("held", "steady")):
-        told = compare_replays({name: bursty if name == "held" else steady for name in (a, b)})
+        told = compare_replays(saved({name: bursty if name == "held" else steady for name in (a, b)}))
         assert told.comparisons[0].cautions == [BurstCaution("held", ("tpot", "tbc", "itl"), 8.04)]
         rows = figures(told)
         untold = {metric for metric, figure in rows if figure == "p50" and rows[metric, figure].share is None}
         assert untold == {"tpot", "tbc", "itl"}
         assert rows["tbc_max", "p50"].difference == 0
         assert "held: 8 chunks come at a time" in markdown(comparison_document(told))
-    assert compare_replays({"a": bursty, "b": bursty}).comparisons[0].cautions == []
+    assert compare_replays(saved({"a": bursty, "b": bursty})).comparisons[0].cautions == []
 
 
 def test_a_metric_without_values_is_no_figure_on_either_side() -> None:
     base, silent = replay_result(20), replay_result(20)
     del silent["hdr_histograms"]["ttft"]
     silent["metrics"]["ttft"] = dict.fromkeys(silent["metrics"]["ttft"]) | {"n": 0}
-    row = figures(compare_replays({"a": base, "b": silent}))["ttft", "p50"]
+    row = figures(compare_replays(saved({"a": base, "b": silent})))["ttft", "p50"]
     assert (row.n_a, row.n_b, row.b, row.difference, row.low) == (20, 0, None, None, None)
-    assert ("ttft", "p50") not in figures(compare_replays({"a": silent, "b": silent}))
+    assert ("ttft", "p50") not in figures(compare_replays(saved({"a": silent, "b": silent})))

@@ -2,15 +2,19 @@
 
 import asyncio
 import json
+from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from llmtap.load.options import BodyOptions, ScheduleOptions
+from llmtap.load.replay.perform import describe
 from llmtap.load.replay.plan import make_plan
+from llmtap.workload.requests import Requests
 from tests.load.replay.support import replayed
 from tests.support.servers.peer import chunk, play
+from tests.support.traffic.exchanges import streamed
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 Sent = list[tuple[str, dict[str, Any]]]
@@ -88,6 +92,31 @@ def test_each_recorded_request_keeps_path_and_body_and_what_cannot_be_sent_is_co
     assert body["kinds"] == {"made": 0, "data_set": 0, "recorded": 5}
     assert body["temperature"] is None and body["stream"] is None, "nobody sent them"
     assert set(body["paths"]) == {path for path, _ in BATCH}
+
+
+def test_prompts_of_another_endpoint_than_the_one_that_was_named_are_noted(tmp_path: Path) -> None:
+    place = tmp_path / "p.jsonl"
+    place.write_text('{"prompt": "a", "output_tokens": 7}\n')
+
+    async def work(body: BodyOptions) -> tuple[Sent, list[str]]:
+        plan = make_plan(ScheduleOptions(source=str(place), arrivals="at-once"))
+        async with recorder(bursts(1, 1)) as (url, sent):
+            return sent, (await replayed(plan, url, body=body))["plan"]["notes"]
+
+    for body, notes in ((BodyOptions(), 0), (BodyOptions(endpoint="completions"), 1)):
+        ((path, request),), told = play(work(body), 120)
+        assert (path, request["max_tokens"]) == ("/v1/chat/completions", 7)
+        assert len([note for note in told if "--endpoint" in note]) == notes
+
+
+def test_the_limit_of_a_recorded_request_is_the_one_in_its_body() -> None:
+    bodies = [b'{"prompt": "a", "max_tokens": 7}', b'{"prompt": "b"}', b""]
+    numbers = array("q", [90, 90, 90])
+    requests = Requests(array("q", [0, 0, 0]), numbers, numbers, bodies=bodies)
+    exchanges = [streamed() for _ in bodies]
+    for row, x in enumerate(exchanges):
+        describe(x, row, requests)
+    assert [x.shape.max_tokens for x in exchanges if x.shape is not None] == [7, None, 90]
 
 
 def test_only_streaming_that_was_asked_for_is_added_where_the_endpoint_can_stream(tmp_path: Path) -> None:

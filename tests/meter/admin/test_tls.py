@@ -62,26 +62,23 @@ async def serial(authority: Authority, tls: AdminTls) -> int:
         await runner.cleanup()
 
 
-def test_a_renewed_certificate_is_shown_to_new_connections(authority: Authority) -> None:
-    async def play() -> None:
-        tls = AdminTls.of(authority.options)
-        assert tls is not None
-        first = await serial(authority, tls)
-        assert not tls.reload_if_changed()
-        assert await serial(authority, tls) == first
-        authority.write()
-        assert tls.reload_if_changed()
-        second = await serial(authority, tls)
-        assert second != first
-        # One file is written, the other not yet: what was there stays, and is looked at again.
-        authority.write(key=False)
-        assert not tls.reload_if_changed()
-        assert await serial(authority, tls) == second
-        authority.write()
-        assert tls.reload_if_changed()
-        assert await serial(authority, tls) not in (first, second)
-
-    asyncio.run(play())
+async def test_a_renewed_certificate_is_shown_to_new_connections(authority: Authority) -> None:
+    tls = AdminTls.of(authority.options)
+    assert tls is not None
+    first = await serial(authority, tls)
+    assert not tls.reload_if_changed()
+    assert await serial(authority, tls) == first
+    authority.write()
+    assert tls.reload_if_changed()
+    second = await serial(authority, tls)
+    assert second != first
+    # One file is written, the other not yet: what was there stays, and is looked at again.
+    authority.write(key=False)
+    assert not tls.reload_if_changed()
+    assert await serial(authority, tls) == second
+    authority.write()
+    assert tls.reload_if_changed()
+    assert await serial(authority, tls) not in (first, second)
 
 
 def test_files_that_do_not_fit_name_their_option(authority: Authority, tmp_path: Path) -> None:

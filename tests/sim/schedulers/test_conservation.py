@@ -203,10 +203,10 @@ def test_whoever_leaves_leaves_nothing_behind(
         if run is not None and (not events or run.end_ns <= events[-1][0]):
             now_ns, step = run.end_ns, engine.on_done(run.end_ns, run)
             run = None
-            assert not gone & {*step.made.tokens, *step.made.finished}
-            assert {*step.made.tokens, *step.made.finished} <= under_way
-            under_way -= {*step.made.finished}
-            over |= {*step.made.finished}
+            assert not gone & {*step.output.tokens, *step.output.finished}
+            assert {*step.output.tokens, *step.output.finished} <= under_way
+            under_way -= {*step.output.finished}
+            over |= {*step.output.finished}
         else:
             now_ns, kind, r = events.pop()
             step = Step()

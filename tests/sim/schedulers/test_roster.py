@@ -176,7 +176,7 @@ def test_who_leaves_has_nothing_and_makes_nothing(
     engine.leave(run.start_ns + 1, 1)
     assert (built.state.running, built.state.waiting) == (1, 0)
     assert built.state.kv_used == used - blocks / 4
-    assert list(engine.on_done(run.end_ns, run).made.tokens) == [0]
+    assert list(engine.on_done(run.end_ns, run).output.tokens) == [0]
     engine.leave(run.end_ns + 1, 0)
     check_nobody(built)
 

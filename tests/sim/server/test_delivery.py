@@ -72,8 +72,8 @@ def tokens_of(found: list[Write], choice: int) -> list[tuple[int, int]]:
         (token, write.due_ns)
         for write in found
         for chunk in write.chunks
-        if chunk.choice == choice and not chunk.breaks
-        for token in range(chunk.first, chunk.last)
+        if chunk.choice == choice and not chunk.breaks_off
+        for token in range(chunk.first, chunk.end)
     ]
 
 
@@ -88,11 +88,11 @@ def test_every_token_leaves_once_in_order_and_not_before_it_is_made(
         assert [token for token, _ in sent] == list(range(len(one)))
         assert all(due >= one[token] for token, due in sent)
         finals = [
-            chunk for write in found for chunk in write.chunks if chunk.choice == choice and chunk.final
+            chunk for write in found for chunk in write.chunks if chunk.choice == choice and chunk.is_final
         ]
-        assert [chunk.last for chunk in finals] == [len(one)]
+        assert [chunk.end for chunk in finals] == [len(one)]
     size = options.pacing.tokens_per_chunk
-    assert all(chunk.last - chunk.first <= size for write in found for chunk in write.chunks)
+    assert all(chunk.end - chunk.first <= size for write in found for chunk in write.chunks)
     if every := options.pacing.keepalive:
         edges = [options.faults.slow if fault == "slow" else 0, *(write.due_ns for write in found)]
         assert all(b - a <= every for a, b in pairwise(edges))
@@ -107,7 +107,7 @@ def test_what_the_filter_blocks_is_never_sent(made: list[int], options: SimOptio
     hold = options.guardrails.output_hold
     size = len(made) if hold == "all" else max(1, hold)
     assert sent == (len(made) if after >= len(made) else after // size * size)
-    assert found[-1].chunks[-1].final
+    assert found[-1].chunks[-1].is_final
 
 
 @given(
@@ -141,7 +141,7 @@ def test_who_is_given_up_gets_what_was_let_go_and_breaks_off(
         found.append(write)
     assert delivery.ended
     chunks = [chunk for write in found for chunk in write.chunks]
-    assert [chunk.breaks for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert [chunk.breaks_off for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
     assert all(b.due_ns >= a.due_ns for a, b in pairwise(found))
     assert found[-1].due_ns >= at_ns
     hold, size = options.guardrails.output_hold, options.pacing.tokens_per_chunk

@@ -25,7 +25,7 @@ from llmtap.sim.model_options import (
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.sweep.batch_grid import GridError, GridPoint, fit_batches, load_grid
 from llmtap.sim.sweep.engine_load import KvMemory
-from llmtap.sim.sweep.fit_report import caution_of
+from llmtap.sim.sweep.fit_report import capture_report, caution_of, grid_report
 from llmtap.sim.sweep.fitting import IterationFit, fit_capture, fit_exchanges
 from llmtap.sim.sweep.linear_fit import FitError, nearest, unseen_of
 from llmtap.sim.sweep.simulate import ExchangeMaker, ExchangeMeasuring, simulate
@@ -193,6 +193,15 @@ def test_a_dynamo_trace_is_fitted_by_its_first_tokens_and_ends(tmp_path: Path) -
         assert found == pytest.approx(truth, rel=0.05), d
 
 
+def test_a_capture_of_several_models_gets_a_caution(tmp_path: Path) -> None:
+    rows = list(llmtap.read(captured(tmp_path, work(60, 0.05))).exchanges())
+    mixed = [replace(x, model=f"model-{i % 2}") for i, x in enumerate(rows)]
+    for exchanges, models in ((rows, 1), (mixed, 2)):
+        fit = fit_exchanges(exchanges)
+        caution = capture_report("a", fit, memory_known=True).caution
+        assert fit.models == models and ("2 models" in (caution or "")) is (models == 2)
+
+
 def test_a_server_that_tells_of_its_queue_is_believed(tmp_path: Path) -> None:
     work_ = work(60, 0.05)
     place = captured(tmp_path, work_)
@@ -326,6 +335,20 @@ def test_a_grid_that_does_not_tell_the_model_is_refused(points: list[GridPoint])
         fit_batches(points)
 
 
+def test_equal_durations_that_were_predicted_wrongly_are_a_poor_fit() -> None:
+    """They have no variance, of which R^2 is a share."""
+    assert unseen_of([10.0] * 5, [10.0] * 5).r2 == 1.0
+    wrong = unseen_of([10.0] * 5, [25.0] * 5)
+    assert (wrong.r2, wrong.rms_error, wrong.is_poor) == (0.0, 1.5, True)
+
+
+@pytest.mark.parametrize(("unit", "doubtful"), [(1.0, False), (1_000.0, True)])
+def test_a_grid_in_milliseconds_gets_a_caution(unit: float, doubtful: bool) -> None:
+    points = [(b, n, (0.02 + 0.005 * n * (1 + 0.3 * (b - 1) / b)) * unit) for b in (1, 2, 8) for n in (9, 99)]
+    report = grid_report("grid.csv", fit_batches(points), None)
+    assert report.valid and ("milliseconds" in (report.caution or "")) is doubtful
+
+
 COLUMNS = "batch_size,max_seq_len,mean_latency_sec\n"
 
 
@@ -340,6 +363,7 @@ def test_a_grid_is_read_by_the_names_of_its_columns(tmp_path: Path) -> None:
     [
         ("", "line 1: expected a column batch_size"),
         ("batch_size,max_seq_len\n1,2\n", "line 1: expected a column mean_latency_sec"),
+        (f"batch_size,{COLUMNS}1,1,2,3\n", "line 1: the column batch_size occurs twice"),
         (f"{COLUMNS}1,2\n", "line 2: expected"),
         (f"{COLUMNS}1,2,3\nx,2,3\n", "line 3: expected"),
         (f"{COLUMNS}0,2,3\n", "line 2: impossible values: 0 requests"),

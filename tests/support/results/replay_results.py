@@ -1,6 +1,7 @@
 """Results of replays as public JSON: made by llmtap itself of exchanges made up, and of samples made up."""
 
 from array import array
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ from llmtap.clock import ManualClock, WallAnchor
 from llmtap.exchange.outcome import Outcome as Ending
 from llmtap.load.monitor.timeseries import Columns, SamplingReport, ScrapeReport, TimeSeries
 from llmtap.load.replay.result import RunObservations, result_of
+from llmtap.load.replay.saved_replay import SavedReplay
 from llmtap.load.tally import LoadTally
 from llmtap.load.workers.worker_handle import WorkerDone
 from llmtap.load.workers.worker_pool import LoadResult
@@ -66,6 +68,11 @@ def replay_result(n: int = 120, *, late_ms: int = 0, failed: int = 0, closed: bo
             "system": msgspec.to_builtins({"summary": summary, "series": series.samples()}),
         },
     )  # fmt: skip
+
+
+def saved(results: Mapping[str, Mapping[str, Any]]) -> dict[str, SavedReplay]:
+    """The parts of these results that a comparison reads."""
+    return {label: SavedReplay.of(result, label) for label, result in results.items()}
 
 
 def _series(ended_ns: int) -> TimeSeries:

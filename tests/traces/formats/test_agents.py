@@ -97,6 +97,20 @@ def test_a_span_without_a_start_is_left_out_and_counted() -> None:
     assert source.notes == ["1 spans have no start time: left out"]
 
 
+@pytest.mark.parametrize(("factor", "notes"), [(1, 0), (1_000, 1), (1_000_000, 1)])
+def test_spans_with_times_in_another_unit_get_a_note(factor: int, notes: int) -> None:
+    source, batches = read(OTLP, line(chat("a", "", 1.7e9 / factor, 1.7e9 / factor + 1)))
+    assert rows(batches, "arrival_ns") == [(1_700_000_000 * S // factor,)]
+    assert len(source.notes) == notes and all("larger unit" in note for note in source.notes)
+
+
+@pytest.mark.parametrize("time", ["0.25", -0.25, "NaN"])
+def test_a_time_to_the_first_token_that_is_none_is_counted(time: Any) -> None:
+    source, batches = read(OTLP, line(chat("a", "", 5, 6, gen_ai__response__time_to_first_chunk=time)))
+    assert rows(batches, "first_token_us") == [(None,)]
+    assert len(source.notes) == 1 and source.notes[0].startswith("1 spans have a time to the first token")
+
+
 def test_spans_are_rows_and_agents_their_tree() -> None:
     first = chat("c1", "root", 1, 2, gen_ai__response__time_to_first_chunk=0.25)
     data = line(chat("s1", "sub", 3, 4), chat("s2", "sub", 5, 6), first) + line(
@@ -198,6 +212,12 @@ def test_sessions_and_subagents_are_a_tree_of_requests(wrapped: bool) -> None:
 def test_a_field_that_does_not_fit_is_named(more: dict[str, Any], place: str) -> None:
     with pytest.raises(FormatError, match=rf"line 1: {place}"):
         read(DYNAMO, dynamo_lines(record("a", 1, **more)))
+
+
+def test_records_with_times_in_seconds_get_a_note() -> None:
+    source, batches = read(DYNAMO, dynamo_lines(record("a", 1_700_000_000), record("b", 1_700_000_001)))
+    assert rows(batches, "arrival_ns") == [(1_700_000_000 * MS,), (1_700_000_001 * MS,)]
+    assert len(source.notes) == 1 and "larger unit" in source.notes[0]
 
 
 def test_times_of_a_record_have_any_spelling_and_a_late_first_token_is_not_kept() -> None:

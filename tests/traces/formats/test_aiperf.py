@@ -38,8 +38,15 @@ def test_messages_and_texts_become_payloads() -> None:
     assert write(FORMAT, source.info, batches)[0] == (
         b'{"timestamp":3,"payload":{"messages":[{"role":"user","content":"Hi"}],'
         b'"tools":[{"a":1}],"seed":7}}\n'
-        b'{"payload":{"prompt":"Hi"},"output_length":4}\n'
+        b'{"payload":{"prompt":"Hi","max_tokens":4},"output_length":4}\n'
     )
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_a_limit_in_the_extra_fields_is_the_only_one(name: str) -> None:
+    line = b'{"text_input":"Hi","output_length":4,"extra":{"%s":9}}\n' % name.encode()
+    _, batches = read(FORMAT, line)
+    assert rows(batches, "request_body", "max_tokens") == [(f'{{"prompt":"Hi","{name}":9}}', 9)]
 
 
 def test_times_are_milliseconds() -> None:

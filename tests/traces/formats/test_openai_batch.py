@@ -56,6 +56,7 @@ def test_a_whole_url_gives_its_path() -> None:
     ("data", "problem"),
     [
         (question() + "\n{", "line 2: "),
+        (json.dumps({"custom_id": 7, "url": "/", "body": {}}), "line 1: custom_id: expected str, got int"),
         (question(body=3), "line 1: body: expected a JSON object"),
         (b'\n\n{"custom_id": "\xff"}', "line 3: "),
     ],

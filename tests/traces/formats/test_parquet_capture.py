@@ -140,3 +140,10 @@ def test_it_is_told_how_much_of_many_files_is_read(tmp_path: Path) -> None:
     source, size = read_many(str(tmp_path), lambda done, total: seen.append((done, total)))
     assert len(list(source.batches)) == 2
     assert seen == [(size // 2, size), (size, size)]
+
+
+@pytest.mark.parametrize("name", ["input_tokens", "output_tokens"])
+def test_a_negative_count_is_refused(name: str) -> None:
+    source = read(io.BytesIO(written(batch_of(2, {"arrival_ns": [0, 1], name: [1, -5]}))))
+    with pytest.raises(FormatError, match=f"{name}: a value is negative"):
+        rows_of(source)

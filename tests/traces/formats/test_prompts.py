@@ -18,7 +18,7 @@ def test_a_prompt_is_one_message_of_a_user() -> None:
     assert CUSTOM.sniff(data, "x.jsonl")
     source, batches = read(CUSTOM, data)
     assert rows(batches, "request_body", "output_tokens", "message_roles") == [
-        ('{"messages":[{"role":"user","content":"Why 😀?"}]}', 5, ["user"]),
+        ('{"messages":[{"role":"user","content":"Why 😀?"}],"max_tokens":5}', 5, ["user"]),
         ('{"messages":[{"role":"user","content":"x"}]}', None, ["user"]),
     ]
     again, written = write(CUSTOM, source.info, batches)
@@ -52,7 +52,7 @@ def test_several_messages_are_joined_and_bodies_without_text_dropped() -> None:
 
 @given(st.lists(st.tuples(st.text(min_size=1), st.none() | st.integers(0, 10**17)), max_size=10))
 def test_whatever_it_can_hold_survives(table: list[tuple[str, int | None]]) -> None:
-    bodies = [prompt_columns(prompt)["request_body"] for prompt, _ in table]
+    bodies = [prompt_columns(*row)["request_body"] for row in table]
     counts = [n for _, n in table]
     batch = batch_of(len(table), {"request_body": bodies, "input_tokens": counts, "output_tokens": counts})
     data, written = write(CUSTOM, CaptureInfo(), [batch])

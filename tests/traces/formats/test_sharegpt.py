@@ -97,6 +97,47 @@ def test_a_system_text_and_tools_are_part_of_each_request(form: str) -> None:
         assert (row["tools"], row["message_roles"][0], row["message_bytes"][0]) == (1, "system", 8)
 
 
+CALLS = [{"name": "tide", "arguments": {"at": "Cadiz"}}, {"name": "wind", "arguments": "{}"}]
+
+
+@pytest.mark.parametrize("calls", [CALLS[:1], CALLS])
+def test_answers_of_tools_name_the_calls_before_them(calls: list[Any]) -> None:
+    text = json.dumps(calls if len(calls) > 1 else calls[0], separators=(",", ":"))
+    answers = [("observation", f"answer {i}") for i in range(len(calls))]
+    talk = turns(("human", "hi"), ("function_call", text), *answers, ("gpt", "high"))
+    rows, notes = rows_of(json.dumps([{"id": "a", "conversations": talk}]))
+    assert notes == [] and [row["response_text"] for row in rows] == [text, "high"]
+    _, call, *tools = json.loads(rows[1]["request_body"])["messages"]
+    assert (call["role"], call["content"]) == ("assistant", None)
+    functions = [one["function"] for one in call["tool_calls"]]
+    assert [f["name"] for f in functions] == [c["name"] for c in calls]
+    assert json.loads(functions[0]["arguments"]) == {"at": "Cadiz"}
+    ids = [one["id"] for one in call["tool_calls"]]
+    assert ids == [tool["tool_call_id"] for tool in tools] and len(set(ids)) == len(calls)
+    back = again(rows)[0]["conversations"]
+    assert [turn["from"] for turn in back] == ["human", "function_call", *["tool"] * len(calls), "gpt"]
+    assert (
+        rows_of(json.dumps([{"id": "a", "conversations": back}]))[0][1]["request_body"]
+        == (rows[1]["request_body"])
+    )
+
+
+@pytest.mark.parametrize("call", ["soon", '{"call": 1}', json.dumps(CALLS), "[]"])
+def test_answers_of_tools_without_their_calls_are_counted(call: str) -> None:
+    talk = turns(("human", "hi"), ("function_call", call), ("tool", "7"), ("gpt", "high"))
+    rows, notes = rows_of(json.dumps([{"id": "a", "conversations": talk}]))
+    message = json.loads(rows[1]["request_body"])["messages"]
+    assert message[1:] == [{"role": "assistant", "content": call}, {"role": "tool", "content": "7"}]
+    assert len(notes) == 1 and notes[0].startswith("1 answers of tools")
+
+
+def test_conversations_with_the_same_id_are_not_one() -> None:
+    talk = {"id": "a", "conversations": TALK}
+    rows, notes = rows_of(json.dumps([talk, talk, {"conversations": TALK, "id": "#3"}, talk]))
+    assert [row["session"] for row in rows[::2]] == ["a", "a#1", "#3", "a#3"]
+    assert len(notes) == 1 and notes[0].startswith("2 conversations have the id")
+
+
 def test_what_is_not_kept_is_counted() -> None:
     talk = {"tools": "none", "rating": 3, "conversations": [{**turn, "weight": 1} for turn in TALK]}
     rows, notes = rows_of(json.dumps([talk, {"conversations": TALK, "tools": "[]", "system": ""}]))
@@ -123,7 +164,7 @@ def test_a_conversation_without_a_name_has_its_number() -> None:
     [
         ('[{"id": "a", "conversations": []}, {"id"', "element 1: the file was cut off"),
         ('"a"', "there is no JSON array"),
-        ('{"id": "a"}', "conversation 0: Object missing required field `conversations`"),
+        ('{"id": "a"}', "conversation 0: conversations: is missing"),
         ('{"conversations": []}\n{"conversations": [}', "line 2: is not valid JSON"),
         ('[{"id": "a", "conversations": []}, 3]', "conversation 1: "),
     ],
@@ -202,6 +243,10 @@ def test_rows_without_text_are_dropped_and_counted() -> None:
             {"type": "text", "text": "a"}, {"type": "image_url"}, {"type": "text", "text": "b"}]}]},
          [("system", "i"), ("human", "ab")]),
         ({"messages": [{"role": "tool", "content": "42"}]}, [("tool", "42")]),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]},
+         [("gpt", '{"name":"f"}')]),
+        ({"messages": [{"role": "assistant", "content": "a", "tool_calls": 5}]}, [("gpt", "a")]),
+        ({"messages": [{"role": "assistant", "content": None, "tool_calls": 5}]}, [("gpt", "")]),
     ],
 )  # fmt: skip
 def test_every_kind_of_request_has_its_text(query: Any, message: list[tuple[str, str]]) -> None:

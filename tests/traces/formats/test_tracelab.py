@@ -86,6 +86,13 @@ def test_a_replay_table_has_the_whole_context_and_the_wait_before_each_round() -
         read(REPLAY, data.replace(b"session_id", b"name"))
 
 
+def test_rounds_of_a_replay_table_that_are_not_in_order_are_refused() -> None:
+    header = b"session_id,round_idx,prefix_len,input_len,output_len,tool_wait_after_ms\n"
+    assert len(rows(read(REPLAY, header + b"a,0,0,5,6,7\nb,0,0,5,6,7\na,2,11,5,6,7\n")[1], "turn")) == 3
+    with pytest.raises(FormatError, match="row 3: round_idx"):
+        read(REPLAY, header + b"a,1,11,5,6,7\nb,0,0,5,6,7\na,0,0,5,6,7\n")
+
+
 def test_requests_of_servegen_are_read_from_lines_and_from_an_array() -> None:
     reasoning = {"request_id": 3, "timestamp": 0.5, "data": {
         "input_tokens": 10, "output_tokens": 5, "reason_ratio": 0.4,

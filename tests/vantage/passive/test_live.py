@@ -434,7 +434,7 @@ def test_both_sides_of_a_gateway_are_paired(relay: str) -> None:
                 assert len(relays) == 2
                 return await meter.told("/api/v1/pairs"), await meter.told("/api/v1/exchanges")
 
-    pairs, result = play(run())
+    pairs, result = play(run(), LIMIT_S)
     sides = {x["id"]: (x["side"], x["tenant"]) for x in result["exchanges"]}
     for pair in pairs["recent"]:
         side, tenant = sides[pair["front"]]

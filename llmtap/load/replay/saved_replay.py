@@ -1,0 +1,90 @@
+"""Parts of a stored result of a replay that a comparison reads (`comparison.py`).
+
+The names are those of the JSON that `llmtap replay --json` writes (`result.py`). Times are in seconds, rates
+are per second. Figures that older versions of llmtap did not write have a default.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from llmtap.errors import ConfigError
+
+
+class SavedWindow(Struct, frozen=True):
+    start: str | None = None
+
+
+class SavedLoad(Struct, frozen=True, kw_only=True):
+    stopped: str | None
+    offered_rps: float | None = None
+    achieved_rps: float | None = None
+
+
+class SavedTokens(Struct, frozen=True):
+    output_per_second: float | None = None
+
+
+class SavedGoodput(Struct, frozen=True):
+    objectives: str | None = None
+    met: int = 0
+    counted: int = 0
+    not_judged: int | None = None
+    requests_per_second: float | None = None
+
+
+class SavedMetric(Struct, frozen=True):
+    n: int = 0
+    p50: float | None = None
+    p99: float | None = None
+    option: str | None = None
+    """Option of ITL (IETF 4.6.3)."""
+
+
+class SavedClock(Struct, frozen=True):
+    host: str
+
+
+class SavedSender(Struct, frozen=True):
+    llmtap: str
+    """Version of llmtap."""
+    clock: str
+    clocks: list[SavedClock]
+    processes: list[object]
+
+
+class SavedWarmup(Struct, frozen=True):
+    requests: int
+
+
+class SavedReplay(Struct, frozen=True, kw_only=True):
+    n: int
+    plan: dict[str, Any]
+    """Settings by name, some of them nested."""
+    load: SavedLoad
+    sender: SavedSender
+    warmup: SavedWarmup
+    metrics: dict[str, SavedMetric | None]
+    verdict: dict[str, Any]
+    window: SavedWindow = SavedWindow()
+    outcomes: dict[str, int] = {}
+    tokens: SavedTokens = SavedTokens()
+    goodput: SavedGoodput = SavedGoodput()
+    chunking: dict[str, float | dict[str, float | None] | None] = {}
+    hdr_histograms: dict[str, str] = {}
+    system: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, result: Mapping[str, Any], place: str) -> "SavedReplay":
+        """Return the parts of a result. Raises ConfigError naming `place` and the field with a wrong type."""
+        try:
+            return msgspec.convert({k: v for k, v in result.items() if v is not None}, cls)
+        except msgspec.ValidationError as exc:
+            hint = "it was edited, or another version of llmtap wrote it"
+            raise ConfigError(place, f"is not a result that can be compared: {exc}", hint) from None
+
+    def metric(self, name: str) -> SavedMetric:
+        """Return the figures of a metric; without values if the result does not have it."""
+        return self.metrics.get(name) or SavedMetric()
