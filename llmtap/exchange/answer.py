@@ -9,6 +9,7 @@ known are returned later, with the time of their own read (`AnswerReader.take_la
 Source: docs/dialects.md; RFC 6455.
 """
 
+import re
 from enum import Enum
 from typing import Final
 
@@ -47,6 +48,8 @@ _ARRAY_PATH: Final = ":streamGenerateContent"
 _LINES: Final = (b"ndjson", b"jsonl", b"jsonlines", b"json-lines")
 
 
+is_named_line: Final = re.compile(rb'[0-9a-z]:["{\[]').match
+"""Finds lines of the Vercel AI SDK 4: a letter or digit names the event."""
 _Lines = LineParser | ArrayParser | MessageStreamParser
 _FRAMINGS: Final = {LineParser: "ndjson", ArrayParser: "json-array", MessageStreamParser: "eventstream"}
 
@@ -457,6 +460,9 @@ class AnswerReader:
                 # RFC 8259 8.1: ignore the byte order mark, but count it as part of the body's one event.
                 held_bytes = text
                 self._size += len(BOM)
+        elif is_named_line(text) and self._type == b"text/plain":
+            self._held_bytes = b""
+            return out + self._begin_lines(held_bytes, LineParser(named=True), t_ns)
         elif (text and is_sse) or text.startswith((b"data:", b"event:", b"id:", b"retry:", b":")):
             self.kind = BodyKind.SSE
         elif len(text) < _PREFIX_BYTES and len(held_bytes) <= _HELD_BYTES_MAX:

@@ -848,7 +848,8 @@ class Observer:
         # A body that could not be parsed to its end may contain unknown events.
         self._x.reading = dialect.reading if self._loss_reason is None else Reading.NONE
         self._x.reading_limits = dialect.limits
-        self._is_end_certain = dialect.end_certain
+        # If most events were not understood, the end may be one of them.
+        self._is_end_certain = dialect.end_certain and 2 * self._x.unparsed_events <= self._event_count
 
 
 def _values(headers: Headers, name: bytes) -> list[bytes]:

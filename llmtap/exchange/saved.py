@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from llmtap.errors import LlmtapError, PeerProtocolError
-from llmtap.exchange.answer import AnswerReader
+from llmtap.exchange.answer import AnswerReader, is_named_line
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome
@@ -227,6 +227,8 @@ def _kind_of(body: bytes) -> tuple[str, bytes]:
         return "AWS event stream", b"application/vnd.amazon.eventstream"
     if _SSE_LINE.search(body):
         return "event stream", b"text/event-stream"
+    if is_named_line(body):
+        return "lines of the AI SDK 4", b"text/plain"
     lines = [line for line in body.splitlines() if line.strip()]
     if all(_read_json(line) is not None for line in lines[:-1]):
         if len(lines) > 1:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from llmtap.json_types import JsonObject
 
-SPEAKERS: Final = ("role", "author", "speaker", "sender", "from")
+SPEAKERS: Final = ("role", "author", "speaker", "sender", "from", "who", "by", "source", "participant")
 """Members that name the speaker of the texts in their object."""
 _SPEAKERS: Final = frozenset(SPEAKERS)
 MODEL_ROLES: Final = frozenset({"assistant", "model", "ai", "bot", "agent"})
@@ -44,7 +44,8 @@ def is_of_other(value: JsonObject) -> bool:
 
 
 def _plain(role: str) -> str:
-    return role[:_ROLE_CHARS_MAX].lower().removeprefix("role_")
+    """Return a role in lower case and without a number, as in `user-1`."""
+    return role[:_ROLE_CHARS_MAX].lower().removeprefix("role_").rstrip("0123456789").rstrip("-_:# ")
 
 
 class Messages:

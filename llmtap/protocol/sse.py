@@ -298,11 +298,13 @@ class SseParser:
 
 class LineParser:
     """Splits one body into lines (NDJSON; the last may lack its end, an empty one is a keep-alive). A line
-    beyond `line_bytes_max` is skipped and counted."""
+    beyond `line_bytes_max` is skipped and counted. `named`: each line is the name of its event, a colon, and
+    JSON."""
 
-    __slots__ = ("_is_dropped", "_line_bytes_max", "_size", "_tail", "offset", "skipped")
+    __slots__ = ("_is_dropped", "_line_bytes_max", "_named", "_size", "_tail", "offset", "skipped")
 
-    def __init__(self, line_bytes_max: int = EVENT_BYTES_MAX) -> None:
+    def __init__(self, line_bytes_max: int = EVENT_BYTES_MAX, *, named: bool = False) -> None:
+        self._named = named
         self.offset = 0
         self.skipped = 0
         self._line_bytes_max = line_bytes_max
@@ -348,8 +350,10 @@ class LineParser:
         if self._size > self._line_bytes_max or self._is_dropped:
             self.skipped += 1
         else:
-            line = bytes(self._tail).rstrip(b"\r\n")
-            out.append(SseEvent(self.offset - self._size, self.offset, line))
+            line, name = bytes(self._tail).rstrip(b"\r\n"), None
+            if self._named and line:
+                name, _, line = line.partition(b":")
+            out.append(SseEvent(self.offset - self._size, self.offset, line, name))
         self._tail.clear()
         self._size = 0
         self._is_dropped = False

@@ -1,5 +1,6 @@
 """Invariant: however a body is cut, it turns out to be the same kind and says the same things."""
 
+import json
 from itertools import pairwise
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from llmtap.exchange import answer
 from llmtap.exchange.answer import AnswerReader, BodyKind
-from llmtap.protocol.delta import Delta, EventClass
+from llmtap.protocol.delta import Delta, EventClass, Reading
 
 CHAT = "/v1/chat/completions"
 SSE, JSON = b"text/event-stream; charset=utf-8", b"application/json"
@@ -122,6 +123,35 @@ def test_what_comes_down_a_tunnel_is_read_as_messages() -> None:
     assert (reader.dialect.name, reader.kind, reader.streamed) == (
         "openai.realtime", BodyKind.MESSAGES, False,
     )  # fmt: skip
+
+
+def test_messages_of_an_unknown_api_are_read_by_structure() -> None:
+    words = ["Moss", " grows", " slowly", " on", " stone", "."]
+    messages = [{"op": "hello"}, *({"op": "asked", "who": "user", "d": word} for word in words)]
+    messages += [{"op": "t", "d": word} for word in words]
+    payloads = [json.dumps(message).encode() for message in messages]
+    payloads[1:1] = [b"1"]
+    stream = frame(b"", 0x89) + b"".join(map(frame, payloads)) + frame(b"\0\1", 0x82)
+    for cuts in ([], [1, 9, 80, 81, 200], list(range(1, len(stream)))):
+        reader = AnswerReader.of_tunnel("/assist")
+        deltas = read(reader, stream, cuts)
+        assert [i for i, delta in enumerate(deltas) if delta.output] == list(range(9, 15))
+        assert "".join(delta.text for delta in deltas) == "".join(words)
+        assert (reader.dialect.name, reader.dialect.reading) == (None, Reading.INFERRED)
+
+
+def test_lines_of_text_that_name_their_events_are_read() -> None:
+    lines = b'f:{"messageId":"m"}\n0:"Moss"\n0:" grows"\nd:{"finishReason":"stop"}\n'
+    for cuts in ([], list(range(1, len(lines)))):
+        reader = AnswerReader(b"text/plain; charset=utf-8", "/api/chat")
+        deltas = read(reader, lines, cuts)
+        assert [delta.text for delta in deltas] == ["", "Moss", " grows", ""]
+        assert (reader.dialect.name, reader.framing, deltas[-1].finish_reason) == (
+            "vercel.data", "ndjson", "stop",
+        )  # fmt: skip
+    plain = AnswerReader(b"text/plain", "/api/chat")
+    assert [delta.parsed for delta in plain.feed(b"a: ok\n")] == [False]
+    assert plain.kind is BodyKind.OPAQUE
 
 
 def test_a_tunnel_of_anything_else_is_timed_by_its_reads() -> None:

@@ -34,6 +34,12 @@ _OUTPUTS_TO_REVISE: Final = 3
 events in which the chosen one read none."""
 _OUTPUTS_ON_FOREIGN_PATH: Final = 2
 """If the path is not one of its own, a dialect is chosen only after so many events with output or an end."""
+_EVENTS_ON_PATH: Final = 2
+"""On its own path, a table that has read no output is chosen before the end only after it has understood so
+many events."""
+_UNREAD_ON_PATH: Final = 4
+"""On its own path, a dialect is not chosen if it understood less than one event for so many that it did not
+understand."""
 _NAMED: Final = 3
 """Claim (`registry.Dialect.claim`) of an object that names its dialect."""
 _FITS: Final = 2
@@ -102,10 +108,13 @@ class _Candidate:
 
     @property
     def is_guess(self) -> bool:
-        """Whether the events may be of another API: the path does not speak for the dialect, and it names few
-        of them, or reads no output by their members alone, or not all of them."""
-        if self.own or self.on_path:
+        """Whether the events may be of another API: the dialect understands few of them, although the path
+        speaks for it; or without its path, it names few of them, or reads no output by their members alone,
+        or not all of them."""
+        if self.own:
             return False
+        if self.on_path:
+            return self.unread > _UNREAD_ON_PATH * self.understood
         if self.claim >= _NAMED:
             return self.unread > self.understood
         return not self.outputs or self.unread > 0
@@ -186,9 +195,8 @@ class DialectChooser:
     @property
     def end_certain(self) -> bool:
         """Whether a stream of the dialect that ends without an end mark was cut off."""
-        # Members that a table needs are common: without name and path, the stream may be that of another API.
-        is_certain = any(self._certainty) or not isinstance(self.chosen, TableReader)
-        return is_certain and bool(getattr(self.chosen, "end_certain", False))
+        # Without a name and the path, other members do not show that this is not another API.
+        return any(self._certainty) and bool(getattr(self.chosen, "end_certain", False))
 
     @property
     def limits(self) -> tuple[ReadingLimit, ...]:
@@ -313,6 +321,8 @@ class DialectChooser:
             owned = candidate.own or candidate.on_path or not self._dialects.owners(self._path)
             if owned and self._is_decisive(candidate):
                 return candidate  # Later claims are less certain.
+            if on_path and claim >= _NAMED and candidate.understood:
+                break  # Others may still claim the next event.
         return self._find_decisive()
 
     def _find_decisive(self) -> _Candidate | None:
@@ -324,12 +334,13 @@ class DialectChooser:
         if candidate.on_path:
             if candidate.claim < _FITS and any(c.strong and c.claim >= _NAMED for c in self._candidates):
                 return False  # Only the path fits, and the events name another dialect.
-            named = candidate.claim >= _NAMED and not candidate.unread and bool(candidate.understood)
-            return named or bool(candidate.strong)
+            named = candidate.claim >= _NAMED and not candidate.unread
+            # Tables may know an event by common members or `event: message`, classes know it by its name.
+            is_table = isinstance(candidate.reader, TableReader) and not candidate.own
+            enough = _EVENTS_ON_PATH if is_table else 1
+            return bool(candidate.strong) or (named and candidate.understood >= enough)
         if not candidate.outputs or candidate.is_guess:
             return False
-        if candidate.claim >= _NAMED and any(c.on_path and c.claim < _FITS for c in self._candidates):
-            return True
         is_free = candidate.own and not self._dialects.owners(self._path)
         return is_free or candidate.strong >= _OUTPUTS_ON_FOREIGN_PATH
 

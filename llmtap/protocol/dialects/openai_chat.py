@@ -18,6 +18,7 @@ from llmtap.protocol.dialects.openai_choices import BESIDE_NAMES, ChoicesReader,
 from llmtap.protocol.dialects.openai_shapes import (
     BAD_JSON,
     CHOICES_MAX,
+    NOT_ENDED,
     Findings,
     Index,
     add_timings,
@@ -50,6 +51,8 @@ class _Delta(msgspec.Struct, gc=False):
     audio: Any = None
     token_id: Any = None
     extra_content: Any = None
+    type: Any = None
+    """`think` or `text` (Jina)."""
 
 
 class _Logprobs(msgspec.Struct, gc=False):
@@ -105,10 +108,10 @@ class OpenAIChat(ChoicesReader):
 
     @staticmethod
     def claim(value: JsonObject, path: str) -> int:
-        if text_of(value.get("object")).startswith(("chat.completion", "chat.reasoning")):
-            return 3
         choices = value.get("choices")
         if isinstance(choices, list):
+            if text_of(value.get("object")).startswith(("chat.completion", "chat.reasoning")):
+                return 3
             if any(isinstance(c, dict) and ("delta" in c or "message" in c) for c in choices):
                 return 2
         elif not any(name in value for name in BESIDE_NAMES):
@@ -228,6 +231,8 @@ class OpenAIChat(ChoicesReader):
         alone = delta is None or not (delta.content or delta.reasoning_content or delta.tool_calls)
         delta = delta or _NOTHING
         logprobs, results, reason = choice.logprobs, choice.content_filter_results, choice.finish_reason
+        if reason and reason.lower() in NOT_ENDED:
+            reason = None
         findings.choice(
             index,
             ids=len(choice.token_ids or ()) or int(delta.token_id is not None),
@@ -260,7 +265,8 @@ class OpenAIChat(ChoicesReader):
             findings.piece(index, EventClass.REASONING, reasoning)
         if content and not replaced:
             if isinstance(content, str):
-                self._read_content(content, index, findings, thought=_is_thought(delta.extra_content))
+                is_thought = delta.type == "think" or _is_thought(delta.extra_content)
+                self._read_content(content, index, findings, thought=is_thought)
             elif isinstance(content, list):
                 self._read_parts(content, index, path, findings)
         if refusal:

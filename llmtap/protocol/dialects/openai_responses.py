@@ -110,7 +110,7 @@ class OpenAIResponses(shapes.ObjectReader):
             return 3
         if shapes.text_of(kind).startswith("response."):
             # Other APIs use such names, too, but lack the members that give an event its place in a response.
-            return 3 if path.endswith("/responses") or not _PLACED.isdisjoint(value) else 2
+            return 2 if _PLACED.isdisjoint(value) else 3
         failed = kind == "error" or "error" in value or kind in _KEEPALIVES
         return int(failed and path.endswith("/responses"))
 
@@ -214,7 +214,10 @@ def _read_response_event(kind: str, value: JsonObject) -> Delta | None:
     if kind.endswith(".delta") and ("_arguments" in kind or ("_call" in kind and "output" not in kind)):
         # The arguments of a call are output, because the model writes them; the result of a tool is not.
         return _read_text(kind, EventClass.TOOL_CALL, value)
-    return Delta(EventClass.METADATA)
+    delta = f"{kind.rpartition('.')[0]}.delta"
+    return Delta(
+        EventClass.METADATA, parsed=delta in _TEXTS or delta in _SOUNDS or not _PLACED.isdisjoint(value)
+    )
 
 
 def _add_filters(delta: Delta, filters: Any) -> None:

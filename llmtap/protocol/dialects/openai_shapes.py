@@ -71,9 +71,9 @@ def is_object(data: bytes) -> bool:
     return data.startswith(b"{") or data.lstrip().startswith(b"{")
 
 
-NOT_ENDED: Final = frozenset({"null", "none", "not_finished"})
+NOT_ENDED: Final = frozenset({"null", "none", "not_finished", "thinking_end"})
 """Finish reasons, in lower case, of answers that have not ended. Source: dashscope-sdk-python
-api_entities/dashscope_response.py; cloud.ibm.com/apidocs/watsonx-ai."""
+api_entities/dashscope_response.py; cloud.ibm.com/apidocs/watsonx-ai; jina-ai/node-DeepResearch src/app.ts."""
 
 
 def read_json(data: bytes) -> Any:

@@ -65,7 +65,8 @@ def _names(text: str) -> frozenset[str]:
 
 MARKS: Final = _names("""
     type, event, object, kind, op, operation, event type, event name, message type, msg type, channel,
-    section, phase, stage, topic, method, subtype, content type, chunk type
+    section, phase, stage, topic, method, subtype, content type, chunk type, mode, action, ev, evt, cmd,
+    session update
 """)
 """Members whose value names the kind of the object that has them."""
 REASONING_FLAGS: Final = _names("""
@@ -74,58 +75,56 @@ REASONING_FLAGS: Final = _names("""
 """Members that mark the text beside them as reasoning if they are true."""
 
 STRONG: Final = _names("""
-    token, generated text, output text, text output, completion, answer, delta, text delta, content
-    delta, delta text, delta content, partial json, reasoning content, reasoning text, thinking,
-    reasoning, tool plan, generation, arguments delta, input delta, input text delta, token text, new
-    text, text chunk, chunk text, completion text, response text, answer text, message delta, message
-    chunk, delta message, content chunk, refusal, response delta, partial text, output delta, answer
-    delta, answer chunk, token str, reply, partial, incremental text
+    token, generated text, output text, text output, completion, answer, delta, text delta, content delta,
+    delta text, delta content, partial json, reasoning content, reasoning text, thinking, reasoning, tool
+    plan, generation, arguments delta, input delta, input text delta, token text, new text, text chunk, chunk
+    text, completion text, response text, answer text, message delta, message chunk, delta message, content
+    chunk, refusal, response delta, partial text, output delta, answer delta, answer chunk, token str, reply,
+    partial, incremental text
 """)
 """Members that hold generated text in almost every API that has them."""
 USUAL: Final = _names("""
-    text, content, response, output, chunk, fragment, piece, arguments, transcript, markdown, message
-    content, thought, thoughts, part, parts, tokens, args, snippet delta, utterance, assistant,
-    assistant message, assistant response, full text, text so far, accumulated, translation, generated,
-    story, summary text, md, result text, args delta, segment, outputs, texts, say
+    text, content, response, output, chunk, fragment, piece, arguments, transcript, markdown, message content,
+    thought, thoughts, part, parts, tokens, args, snippet delta, utterance, assistant, assistant message,
+    assistant response, full text, text so far, accumulated, translation, generated, story, summary text, md,
+    result text, args delta, segment, outputs, texts, say
 """)
 """Members that often hold generated text, and often other text."""
 POSSIBLE: Final = _names("""
-    message, data, value, v, d, c, m, s, body, result, string, str, word, words, msg, out, payload,
-    html, p, bytes text, sentence, paragraph, line, input, summary, append, add, t, char, chars, items,
-    a, r, x, txt, tok, w, bit, speech, caption, subtitle, utf8
+    message, data, value, v, d, c, m, s, body, result, string, str, word, words, msg, out, payload, html, p,
+    bytes text, sentence, paragraph, line, input, summary, append, add, t, char, chars, items, a, r, x, txt,
+    tok, w, bit, speech, caption, subtitle, utf8
 """)
 NEVER: Final = _names("""
-    id, ids, uuid, guid, model, role, status, state, type, object, event, created, updated, timestamp,
-    time, ts, date, url, uri, href, link, hash, checksum, digest, etag, fingerprint, signature, version,
-    language, lang, locale, level, logger, severity, reason, code, error, errors, mime, format,
-    encoding, audio, image, video, b64, base64, encrypted, obfuscation, padding, nonce, title, name,
-    author, user, username, email, host, hostname, region, server, provider, vendor, file, filename,
-    path, log, logs, stdout, stderr, trace, traceback, stack, warning, warnings, notice, debug,
-    description, detail, details, label, labels, tag, tags, category, query, prompt, question,
-    instructions, system, cursor, key, secret, currency, unit, units, source, sources, citation,
-    citations, document, documents, passage, reference, references, annotation, annotations, embedding,
-    score, metadata, meta, config, tool, tools, schema, stop, bytes, logprobs, step, node, run, thread,
-    session, request, span, parent, progress, eta, duration, size, ip, address, phone, country, city,
-    device, agent, voice, speaker, priority, queue, seq, index, original, echo, transport, protocol,
-    kind, op, action, method, phase, stage, channel, topic, section, subtype, quantization, dtype,
-    shape, owner, permission, tier, hint, help, tip, observation, cited, quote, verdict, safety,
-    moderation, rating, probability, blocklist, policy
+    id, ids, uuid, guid, model, role, status, state, type, object, event, created, updated, timestamp, time,
+    ts, date, url, uri, href, link, hash, checksum, digest, etag, fingerprint, signature, version, language,
+    lang, locale, level, logger, severity, reason, code, error, errors, mime, format, encoding, audio, image,
+    video, b64, base64, encrypted, obfuscation, padding, nonce, title, name, author, user, username, email,
+    host, hostname, region, server, provider, vendor, file, filename, path, log, logs, stdout, stderr, trace,
+    traceback, stack, warning, warnings, notice, debug, description, detail, details, label, labels, tag,
+    tags, category, query, prompt, question, instructions, system, cursor, key, secret, currency, unit, units,
+    source, sources, citation, citations, document, documents, passage, reference, references, annotation,
+    annotations, embedding, score, metadata, meta, config, tool, tools, schema, stop, bytes, logprobs, step,
+    node, run, thread, session, request, span, parent, progress, eta, duration, size, ip, address, phone,
+    country, city, device, agent, voice, draft, selection, speaker, priority, queue, seq, index, original,
+    echo, transport, protocol, kind, op, action, method, phase, stage, channel, topic, section, subtype,
+    quantization, dtype, shape, owner, permission, tier, hint, help, tip, observation, cited, quote, verdict,
+    safety, moderation, rating, probability, blocklist, policy
 """)
 """Words in the name of a member that show that its text is not the answer of the model."""
 ABOVE_NEVER: Final = _names("""
     error, errors, logprobs, document, documents, results, hits, matches, citation, citations, sources,
-    source, references, annotations, prompt, request, query, embedding, embeddings, data uri, metadata,
-    log, logs, debug, trace, warning, warnings, usage, timings, obfuscation, image, audio, video,
-    search, moderation, safety, stderr, stdout, signature, retrieval, passages, headers, config,
-    compaction, history, inputs, params, parameters, schema, session, instructions, user, author,
-    sender, file, files, choices logprobs, grounding, web, alert, incident, job, task status, device,
-    sensor, labels
+    source, references, annotations, prompt, request, query, embedding, embeddings, data uri, metadata, log,
+    logs, debug, trace, warning, warnings, usage, timings, obfuscation, image, audio, video, search,
+    moderation, safety, stderr, stdout, signature, retrieval, passages, headers, config, compaction, history,
+    inputs, params, parameters, schema, session, instructions, user, author, sender, file, files, choices
+    logprobs, grounding, web, alert, incident, job, task status, device, sensor, labels
 """)
 """Words in the name of an object or array that show that no text inside it is the answer of the model."""
 ABOVE_STRONG: Final = frozenset({"delta", "choices", "candidates", "generations", "completions"})
 ABOVE_USUAL: Final = _names("""
-    generation, completion, chunk, answer, parts, message, messages, output, outputs, token, content,
-    reply, predictions, response, block, part
+    generation, completion, chunk, answer, parts, message, messages, output, outputs, token, content, reply,
+    predictions, response, block, part
 """)
 """Words that are usual in the names of the objects and arrays that hold a generated text."""
 ABOVE_DOUBTFUL: Final = frozenset({"result", "results"})
@@ -139,22 +138,23 @@ KIND_USUAL: Final = _names("""
 """)
 """Words in the name of an event, or in its type, that are usual if it adds text, but do not show it."""
 KIND_NEVER: Final = _names("""
-    done, end, ended, completed, complete, finish, finished, stop, stopped, closed, error, failed,
-    failure, exception, status, progress, log, logs, info, warning, warn, debug, notice, ping, pong,
-    heartbeat, keepalive, usage, metadata, meta, citation, citations, source, sources, result, results,
-    title, signature, image, audio, video, retrieval, search, document, documents, embedding, telemetry,
-    metric, metrics, trace, span, queue, queued, hello, ready, ack, presence, typing, notification,
-    alert, session, connected, disconnected, subscribe, subscribed, snapshot, compaction, moderation,
-    guardrail, safety, echo, user, human, system, observation, download, upload, pull, build, deploy,
-    job, health, billing, quota, rate, route, routing, cache, retry, suggestion, suggestions, followup,
-    annotation, references, stdout, stderr, heart, tick, sensor, reading, measurement, price, trade,
-    quote, order, edit, file, files, config, obfuscation, fallback, memory
+    done, end, ended, completed, complete, finish, finished, stop, stopped, closed, error, failed, failure,
+    exception, status, progress, log, logs, info, warning, warn, debug, notice, ping, pong, heartbeat,
+    keepalive, usage, metadata, meta, citation, citations, source, sources, result, results, title, signature,
+    image, audio, video, retrieval, search, document, documents, embedding, telemetry, metric, metrics, trace,
+    span, queue, queued, hello, ready, ack, presence, typing, notification, alert, session, connected,
+    disconnected, subscribe, subscribed, snapshot, compaction, moderation, guardrail, safety, echo, put,
+    autosave, saved, user, human, system, observation, download, upload, pull, build, deploy, job, health,
+    billing, quota, rate, route, routing, cache, retry, suggestion, suggestions, followup, annotation,
+    references, stdout, stderr, stt, asr, heart, tick, sensor, reading, measurement, price, trade, quote,
+    order, edit, file, files, config, obfuscation, fallback, memory
 """)
 """Words in the name of an event, or in its type, that show that it adds no text, or that it repeats text."""
 BESIDE_NEVER: Final = _names("""
-    level, severity, logger, progress, percent, percentage, eta, pid, hostname, similarity, relevance,
-    score, rank, url, author, username, user, sender, email, priority, alert, ip, sensor, unit, channel
-    id, guild, price, currency, headline, likes, timestamp, attempt, exit, elapsed, stage, service
+    level, severity, logger, progress, percent, percentage, eta, pid, hostname, similarity, relevance, score,
+    rank, url, author, username, user, sender, email, priority, alert, ip, sensor, unit, channel id, guild,
+    attendee, participant, suggest, price, currency, headline, likes, timestamp, attempt, exit, elapsed,
+    stage, service
 """)
 """Words in the names of members beside a text that show that it is a log line, a notice or a document."""
 REASONING: Final = _names("""
@@ -173,14 +173,15 @@ CALL_RESULT: Final = frozenset(
 )
 _USERS: Final = frozenset({"user", "human", "customer", "caller"})
 _TO_USERS: Final = frozenset({"to", "for", "facing", "visible"})
-_RECOGNITION: Final = frozenset({"stt", "asr", "recognized", "recognised", "recognizing", "recognition"})
+_RECOGNITION: Final = _names(
+    "stt, asr, recognized, recognised, recognizing, recognition, dictation, inbound, incoming"
+)
 _TRANSCRIPT: Final = frozenset({"transcript", "transcripts", "transcription", "transcriptions"})
 _HEARD: Final = frozenset({"input", "audio", "speech", "voice"})
 _SPOKEN: Final = frozenset({"output", "response", "assistant", "agent", "bot", "model", "answer", "reply"})
 
 ENDS: Final = _names("""
-    done, end, ended, completed, complete, finish, finished, stop, stopped, final, close, closed, eos,
-    eof
+    done, end, ended, completed, complete, finish, finished, stop, stopped, final, close, closed, eos, eof
 """)
 ERRORS: Final = frozenset({"error", "errors", "failed", "failure", "exception", "fault"})
 PARTIAL_FLAGS: Final = _names("partial, is partial, interim, is interim, streaming, is streaming, incomplete")
@@ -203,7 +204,7 @@ def is_of_user(name: tuple[str, ...]) -> bool:
         return not known & _TO_USERS
     if known & _SPOKEN:
         return False
-    return bool(known & _RECOGNITION or (known & _TRANSCRIPT and known & _HEARD))
+    return name == ("in",) or bool(known & _RECOGNITION or (known & _TRANSCRIPT and known & _HEARD))
 
 
 _COUNTED: Final = frozenset(
@@ -213,13 +214,13 @@ _INPUT: Final = frozenset(
     {"prompt", "input", "in", "context", "evaluated", "query", "request", "sent", "read"}
 )
 _OUTPUT: Final = _names("""
-    completion, output, out, generated, candidates, response, predicted, generation, answer, reply,
-    produced, new, written, received
+    completion, output, out, generated, candidates, response, predicted, generation, answer, reply, produced,
+    new, written, received
 """)
 _NO_COUNT: Final = _names("""
-    max, limit, remaining, budget, rate, per, second, seconds, ms, time, latency, cost, price, ns,
-    duration, min, audio, image, quota, reset, percent, size, bytes, chars, characters, index, details,
-    accepted, rejected, prediction, creation, id, version, messages, requests, choices, text, video
+    max, limit, remaining, budget, rate, per, second, seconds, ms, time, latency, cost, price, ns, duration,
+    min, audio, image, quota, reset, percent, size, bytes, chars, characters, index, details, accepted,
+    rejected, prediction, creation, id, version, messages, requests, choices, text, video
 """)
 _HOLDERS: Final = frozenset({"usage", "tokens", "token", "billed", "consumption"})
 

@@ -19,10 +19,13 @@ from llmtap.protocol.dialects.table.declaration import DialectTable, Rule
 from llmtap.protocol.dialects.table.findings import Findings
 from llmtap.protocol.dialects.table.reader import TableDialect, TableReader
 from llmtap.protocol.sse import SseEvent
+from llmtap.protocol.structure import names
 from llmtap.protocol.structure.structure import Structure
 from llmtap.protocol.structure.tables import NAME, make_table
 
 _COUNTS: Final = re.compile(rb"[uU]sage|[tT]okens|oken_?[cC]ount|eval_count").search
+_END_MARKS: Final = frozenset(text.upper().encode() for text in names.END_TEXTS if not text.isalpha())
+"""Data of events that end a stream; without brackets it may be a text."""
 TABLES_MAX: Final = 32
 """Tables that are made for one answer."""
 _TABLES_CACHED: Final = 64
@@ -85,6 +88,8 @@ class InferredReader(TableReader):
         return self._structure.limits + tables
 
     def read_event(self, event: SseEvent) -> Delta:
+        if event.data is not None and len(event.data) < 12 and event.data.upper() in _END_MARKS:
+            return Delta(EventClass.DONE, done=True)
         delta = super().read_event(event)
         if delta.parsed and (not delta.output or self._may_count(event)) and self._learn(event):
             delta = super().read_event(event)

@@ -18,7 +18,7 @@ from llmtap.protocol.speakers import MODEL_ROLES, Messages, is_other, role_of
 from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.structure import names
 from llmtap.protocol.structure.texts import compare_texts
-from llmtap.protocol.structure.walk import EACH, NODES_MAX, Leaf, Mark, Path, leaves
+from llmtap.protocol.structure.walk import EACH, NODES_MAX, Leaf, Mark, Path, leaves, may_name_kind
 from llmtap.protocol.verdicts import of_finish_reason
 
 PLACES_MAX: Final = 256
@@ -34,8 +34,6 @@ ENOUGH: Final = 4
 _SURE_CHARS: Final = 8
 """Minimum length of a text whose repetition cannot be by chance."""
 _FIRST_EVENTS: Final = 16
-_KINDS_MAX: Final = 100
-"""Integers from 0 to below this may name the kind of an event."""
 _MESSAGE_IDS: Final = ("message_id", "messageId", "item_id", "itemId", "id")
 _MEMBERS_MAX: Final = 16
 _BESIDE_MAX: Final = 32
@@ -119,7 +117,7 @@ class Structure:
 
     def __init__(self, events: Sequence[SseEvent] = (), values_max: int = VALUES_MAX) -> None:
         self.kind_member = _find_kind_member(events[:_FIRST_EVENTS])
-        """Member at the top whose integer names the kind of an event."""
+        """Member at the top whose value names the kind of an event."""
         self.values_left = values_max
         self._full = False
         self.kinds: dict[tuple[Any, ...], Kind] = {}
@@ -179,10 +177,12 @@ class Structure:
         """Return the places that hold output, the most certain first. A place that has texts and holds no
         output is not judged again."""
         counted = any(counter.values[-1] > 0 for counter in self.counters.values())
-        holders = {place.path[:-1] for place in self.places.values() if place.holds_output}
+        paths = {place.path for place in self.places.values() if place.holds_output}
+        holders = {path[:-1] for path in paths}
         for place in self.places.values():
             if place.texts and place.holds_output is None:
-                _judge_place(place, counted=counted, beside_output=place.path[:-1] in holders)
+                beside_output = place.path[:-1] in holders
+                _judge_place(place, counted=counted, beside_output=beside_output, on_path=place.path in paths)
                 place.holds_output = place.points >= ENOUGH and not self.filtered.issuperset(place.numbers)
         self._add_flagged_places()
         out: list[Place] = []
@@ -297,22 +297,27 @@ class Structure:
 
 
 def _find_kind_member(events: Sequence[SseEvent]) -> str | None:
-    """Return the member at the top whose small integers name the kinds of these events, or None. Successive
-    events often have the same kind, and not the same number of any other meaning."""
-    numbers: dict[str, list[int]] = {}
+    """Return the member at the top whose small integers or words name the kinds of these events, or None.
+    Successive events often have the same kind, and not the same value of any other meaning."""
+    found: dict[str, list[int | str]] = {}
     objects = 0
     for event in events:
         value = None if event.data is None else read_json(event.data)
         if type(value) is dict:
             objects += 1
-            for name, number in islice(value.items(), _BESIDE_MAX):
-                if type(number) is int and 0 <= number < _KINDS_MAX:
-                    numbers.setdefault(name, []).append(number)
-    for name, values in numbers.items():
+            for name, kind in islice(value.items(), _BESIDE_MAX):
+                if may_name_kind(kind):
+                    found.setdefault(name, []).append(kind)
+    for name, values in found.items():
         same = sum(a == b for a, b in pairwise(values))
-        is_mark = names.meaning_of(name).mark or len(name) == 1
+        meaning = names.meaning_of(name)
         most = max(map(values.count, values))
-        if len(values) == objects and is_mark and 2 * same >= objects and len(values) // 2 < most < objects:
+        is_text = type(values[0]) is str  # If it is a mark, `leaves` knows it already.
+        may_be = meaning.plain and not meaning.mark if is_text else meaning.mark or len(name) == 1
+        # Thoughts may fill the first events; the kind of the answer comes later.
+        is_thought = not names.REASONING.isdisjoint(names.words(str(values[0])))
+        limit = objects + (is_thought and names.NEVER.isdisjoint(meaning.words))
+        if len(values) == objects and may_be and 2 * same >= objects and objects // 2 < most < limit:
             return name
     return None
 
@@ -322,9 +327,9 @@ def _may_hold_text(name: str) -> bool:
     return phrase in names.STRONG or phrase in names.USUAL
 
 
-def _judge_place(place: Place, *, counted: bool, beside_output: bool) -> None:
-    """Set the points of a place that has texts, its reasons and class, and whether the texts are
-    cumulative."""
+def _judge_place(place: Place, *, counted: bool, beside_output: bool, on_path: bool) -> None:
+    """Set the points of a place that has texts, its reasons and class, and whether the texts are cumulative.
+    `on_path`: events of another kind hold output at the same path."""
     own = names.words(place.path[-1]) if place.path and place.path[-1] != EACH else ()
     above = [names.words(name) for name in place.path[:-1] if name != EACH]
     if place.path and place.path[-1] == EACH and above:
@@ -350,9 +355,8 @@ def _judge_place(place: Place, *, counted: bool, beside_output: bool) -> None:
 
     if not place.others.isdisjoint(place.numbers):
         return  # The event holds earlier messages, those of the model among them.
-    if any(_is_result(name) for name in (*above, *marks)) or any(
-        map(names.is_of_user, (own, *above, *marks))
-    ):
+    outer = (*above, *marks)
+    if ("input",) in marks or any(map(_is_result, outer)) or any(map(names.is_of_user, (own, *outer))):
         return
     is_call = place.event_class is EventClass.TOOL_CALL
     called = bool((above_words | kinds | own_words) & names.CALLING) or "arguments" in place.beside
@@ -376,7 +380,9 @@ def _judge_place(place: Place, *, counted: bool, beside_output: bool) -> None:
         add(1, "possible name of generated text")
     elif not own:
         add(1, "the event is a text")
-    named = points >= 2
+    is_short = len(next(iter(place.texts.values()))[0].split()) < 3
+    on_path = on_path and is_short and not kinds & names.KIND_NEVER
+    named = points >= 2 or on_path
     if not (named or sequel.cumulative or sequel.pieces or sequel.joined):
         return
     if above_words & names.ABOVE_NEVER and not (own_name == "transcript" and "delta" in above_words):
@@ -397,12 +403,14 @@ def _judge_place(place: Place, *, counted: bool, beside_output: bool) -> None:
         add(1, "role of the model")
     if counted and named:
         add(1, "tokens are counted")
-    if beside_output and named:
+    if on_path:
+        add(3, "output of another kind in its place")
+    elif beside_output and named:
         add(1, "output beside it")
     if sequel.cumulative:
         place.cumulative = True
         add(4, "the text so far")
-    elif sequel.pieces:
+    elif sequel.pieces and not sequel.lines:
         add(3, "pieces of one text")
         if sequel.joined >= 5:
             add(1, "many of them")
@@ -445,7 +453,9 @@ def _repeats_better(place: Place, accepted: Sequence[Place]) -> bool:
         if other.numbers and place.numbers and min(place.numbers) > max(other.numbers):
             texts = next(iter(other.texts.values()))
             so_far = (texts[-1] if other.cumulative else "".join(texts)).strip()
-            known = [text.strip() for texts in place.texts.values() for text in texts]
-            if any(t == so_far or (len(so_far) >= _SURE_CHARS and t.startswith(so_far)) for t in known):
+            known = {text.strip() for texts in place.texts.values() for text in texts}
+            if known == {so_far}:
+                return True
+            if len(so_far) >= _SURE_CHARS and any(text.startswith(so_far) for text in known):
                 return True
     return False

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-_OPENS_WITH: Final = frozenset(".,;:!?)]}'\"\u2019\u201d\u2026-*`_/\n<>=@#%&|+~\\$^(")
+_OPENS_WITH: Final = frozenset(".,;:!?)]}'\"\u2019\u201d\u2026-*`_/\n<>=@%&|+~\\$^(")
 _CLOSES_WITH: Final = frozenset("([{\"'\u201c\u2018-/*`#<>=_@$\\|&+~")
+_QUOTES: Final = frozenset("\"'`")
 _NO_TEXT: Final = re.compile(
     r"""
     [0-9a-fA-F]{8}-[0-9a-fA-F-]{8,}              # UUID
@@ -17,10 +18,13 @@ _NO_TEXT: Final = re.compile(
     | \d{4}-\d\d-\d\d([T ]\S*)?                  # date
     | [-+]?[0-9][0-9.,:e]*\s*(%|[a-zA-Z/]{1,4})? # number, with a unit
     | (image|audio|video|application|text)/\S+
+    | [0-9a-z]{1,2}:["{\[].*                     # kind and JSON
     """,
-    re.VERBOSE,
+    re.VERBOSE | re.DOTALL,
 )
+_TERMINAL: Final = re.compile(r"\r|\x1b|\x08")
 _LETTER: Final = re.compile(r"[^\W\d_]")
+_WORD: Final = re.compile(r"[^\W_]")
 
 
 class Sequel(NamedTuple):
@@ -39,7 +43,7 @@ class Sequel(NamedTuple):
     constant: bool
     """The texts repeat a few values."""
     no_text: bool
-    """The texts are identifiers, numbers, dates, addresses or encoded bytes."""
+    """The texts are identifiers, numbers, dates, addresses, encoded bytes, or the output of a terminal."""
 
 
 def compare_texts(texts: Sequence[str]) -> Sequel:
@@ -60,7 +64,9 @@ def compare_texts(texts: Sequence[str]) -> Sequel:
         separate=not cumulative and ((pairs >= 2 and bad >= pairs / 2) or strangers),
         lines=n >= 2 and sum(text.endswith("\n") for text in texts) >= 0.8 * n,
         constant=(n >= 2 and distinct == 1 and len(texts[0]) > 1) or (n >= 6 and distinct <= n / 3),
-        no_text=no_text >= 0.8 * n,
+        no_text=no_text >= 0.8 * n
+        or any(map(_TERMINAL.search, texts))
+        or (n >= 3 and not any(map(_WORD.search, texts))),
     )
 
 
@@ -70,6 +76,9 @@ def _is_no_text(text: str) -> bool:
 
 
 def _is_cumulative(texts: Sequence[str]) -> bool:
+    last = texts[-1].strip()
+    if last.isascii() and " " not in last:
+        return False  # A single word that grows by letters is typed by a user.
     grows = 0
     for before, text in pairwise(texts):
         if not text.startswith(before):
@@ -82,12 +91,14 @@ def _continuation(a: str, b: str) -> int:
     """Return 1 if `b` continues `a` as within one text, -1 if a separator is missing, 0 if unknown."""
     last, first = a[-1], b[0]
     if last.isspace() or first.isspace():
-        return 1
+        is_indented = b.startswith("  ") and not last.isspace()  # It follows another line.
+        return -1 if is_indented else 1
     if ord(last) >= 0x2E80 or ord(first) >= 0x2E80:
         return 1  # A script without spaces: any two texts join.
     if last == ">" and first == "<":
         return 0  # Two elements of HTML may or may not belong to one text.
-    if first in _OPENS_WITH or last in _CLOSES_WITH:
+    is_closed = last in _QUOTES and a[-2:-1].isalnum()
+    if first in _OPENS_WITH or (last in _CLOSES_WITH and not is_closed):
         return 1
     if not last.isalnum():
         return -1

@@ -18,6 +18,8 @@ DEPTH_MAX: Final = 12
 ELEMENTS_MAX: Final = 8
 """Maximum number of elements of one array that are looked at."""
 _MARK: Final = re.compile(r"[A-Za-z][A-Za-z_./:\- ]{0,63}|[A-Za-z][A-Za-z0-9_./:\-]{0,24}")
+_KINDS_MAX: Final = 100
+"""Integers from 0 to below this may name the kind of an event."""
 _INDEX_MAX: Final = 1_024
 EACH: Final = "[]"
 """In a path: every element of an array."""
@@ -42,11 +44,18 @@ class Leaf(NamedTuple):
     """Role that the innermost object names which names one."""
 
 
+def may_name_kind(value: Any) -> bool:
+    """Return whether a value, a word or a small integer, may name the kind of an event or object."""
+    if type(value) is str:
+        return _MARK.fullmatch(value) is not None
+    return type(value) is int and 0 <= value < _KINDS_MAX
+
+
 def leaves(value: Any, nodes_max: int = NODES_MAX, kind_member: str | None = None) -> Iterator[Leaf]:
     """Yield the leaves of a JSON value, members in their order, from at most `nodes_max` values.
 
     Args:
-        kind_member: member at the top whose integer names the kind of the event.
+        kind_member: member at the top whose value names the kind of the event.
     """
     stack: list[tuple[Path, Any, tuple[Mark, ...], int, JsonObject | None, str]]
     stack = [((), value, (), 0, None, "")]
@@ -63,16 +72,11 @@ def leaves(value: Any, nodes_max: int = NODES_MAX, kind_member: str | None = Non
                 meaning = names.meaning_of(name)
                 if not meaning.plain:
                     continue
-                if (
-                    meaning.mark
-                    and type(v) is str
-                    and 0 < len(v) <= names.NAME_CHARS_MAX
-                    and _MARK.fullmatch(v)
-                ):
+                if meaning.mark and type(v) is str and may_name_kind(v):
                     marks = (*marks, ((*path, name), v))
                 elif v is True and (meaning.reasoning_flag or meaning.partial_flag):
                     marks = (*marks, ((*path, name), True))
-                elif name == kind_member and not path and type(v) is int:
+                elif name == kind_member and not path and may_name_kind(v):
                     marks = (*marks, ((name,), v))
                 elif name == "index" and type(v) is int and EACH in path and 0 <= v < _INDEX_MAX:
                     index = v
@@ -81,6 +85,8 @@ def leaves(value: Any, nodes_max: int = NODES_MAX, kind_member: str | None = Non
         elif type(value) is list:
             if len(path) < DEPTH_MAX:
                 inside = (*path, EACH)
+                if not path and len(value) > 1 and type(value[0]) is int and may_name_kind(value[0]):
+                    marks = ((inside, str(value[0])),)
                 elements = list(enumerate(value[:ELEMENTS_MAX]))
                 stack += [(inside, v, marks, i, None, role) for i, v in reversed(elements)]
         else:

@@ -104,6 +104,36 @@ def test_one_event_of_a_known_dialect_hides_nothing_of_another(first: str) -> No
     assert "".join(delta.text for delta in deltas[1:]) == "".join(WORDS)
 
 
+@pytest.mark.parametrize(
+    ("path", "first"),
+    [
+        ("/v1/chat-messages", SseEvent(0, 9, b'{"token": "Hi"}', b"message")),
+        (
+            "/api/extra/generate/stream",
+            SseEvent(0, 9, b'{"results": [{"generated_text": "Hi"}]}', b"message"),
+        ),
+        ("/generate_stream", SseEvent(0, 9, b'{"token": "Hi"}', b"message")),
+        (CHAT, {"object": "chat.completion", "result": "Hi", "usage": {"total_tokens": 5}}),
+        ("/v1/completions", chunk("Hi")),
+        (
+            "/threads/t/runs/stream",
+            {"type": "event_delta", "delta": {"content": {"type": "text", "text": "Hi"}}},
+        ),
+    ],
+)
+def test_one_strange_event_hides_nothing_on_the_path_of_a_dialect(path: str, first: Any) -> None:
+    chooser = DialectChooser(path)
+    deltas = [delta for _, delta in read(chooser, [first, *({"bit": word} for word in WORDS * 3)])]
+    assert (chooser.name, chooser.reading, chooser.end_certain) == (None, Reading.INFERRED, False)
+    assert "".join(delta.text for delta in deltas[1:]) == "".join(WORDS * 3)
+
+
+def test_the_first_event_alone_does_not_name_the_dialect_of_a_list_of_events() -> None:
+    chooser = DialectChooser("/gen")
+    delta = chooser.read_body(b'[{"type": "start"}, {"type": "tok", "text": "Hi"}, {"type": "end"}]')
+    assert (chooser.name, delta.parsed) == (None, False)
+
+
 LLAMA = {"content": "Searching", "stop": False}
 
 
@@ -139,6 +169,9 @@ def test_nothing_is_chosen_without_evidence() -> None:
         values = [{"type": "session.created"}, {"type": "status", "text": "Hi"}, {"type": "end"}]
         assert [delta.parsed for _, delta in read(chooser, values)] == [False] * 3
         assert (chooser.name, chooser.reading, chooser.end_certain) == (None, Reading.NONE, False)
+    chooser = DialectChooser("/x")
+    read(chooser, [{"type": "session.created", "session": {}}, {"type": "session.updated", "session": {}}])
+    assert chooser.name is None, "several APIs have these events"
 
 
 def test_an_answer_that_broke_off_before_its_output_is_of_the_dialect_that_it_names() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from llmtap.exchange.answer import is_named_line
 from llmtap.protocol.delta import Delta, EventClass, TokenSource
 from llmtap.protocol.dialects.chooser import DialectChooser
 from llmtap.protocol.dialects.openai_shapes import read_json
@@ -36,7 +37,8 @@ def recorded(path: Path) -> list[Sample]:
     framing = json.loads(path.read_text(encoding="utf-8"))["body"]["framing"]
     if framing == "json":
         return [(read_json(body), None)]
-    parser = {"ndjson": LineParser(1 << 20), "eventstream": MessageStreamParser()}.get(framing, SseParser())
+    lines = LineParser(1 << 20, named=is_named_line(body) is not None)
+    parser = {"ndjson": lines, "eventstream": MessageStreamParser()}.get(framing, SseParser())
     return [(read_json(e.data), e.event) for e in parser.feed(body) if e.data]
 
 
@@ -81,7 +83,8 @@ def put(value: Any, path: tuple[Any, ...], odd: Any) -> Any:
 
 
 def check(delta: Delta) -> None:
-    assert delta.output == bool(delta.choices)
+    is_marker = not delta.output and delta.event_class in (EventClass.ROLE, EventClass.METADATA)
+    assert delta.output == bool(delta.choices) or is_marker
     assert delta.output or not delta.text
     assert not (delta.content and delta.blank)
     assert delta.tokens == -1 or (delta.tokens > 0) == (delta.token_source is not TokenSource.NONE)

@@ -119,5 +119,5 @@ def test_an_event_that_names_its_dialect_asks_no_table(monkeypatch: pytest.Monke
     dialects = Dialects()
     assert dialects.owners(CHAT)
     tried.clear()
-    order, claim = next(iter(dialects.claims_of({"object": "chat.completion.chunk"}, CHAT)))
+    order, claim = next(iter(dialects.claims_of({"object": "chat.completion.chunk", "choices": []}, CHAT)))
     assert (dialects.all[order]().name, claim, tried) == ("openai.chat", 3, [])

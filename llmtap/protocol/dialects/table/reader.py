@@ -90,9 +90,9 @@ class TableDialect:
             is_text = self.table.plain_text and (on_path or self.open(None, name)[0])
             return 2 + on_path if is_text or (rule is not None and rule.reads_data) else 0
         own_name, inside = self.open(value, None, alone=True)
-        # The name of an error is no evidence, because many dialects share it.
+        # Many dialects share the names of errors, and those of events that say nothing.
         if any(
-            own_name in rule.names and rule.fits(inside) and not rule.error
+            own_name in rule.names and rule.fits(inside) and not rule.error and (on_path or rule.says)
             for rule in self._by_name.get(own_name, ())
         ):
             return 3 + on_path
@@ -119,6 +119,8 @@ class TableDialect:
         if table.envelope is not None and type(root) is dict and type(root.get(table.envelope)) is dict:
             root = root[table.envelope]
         name = None if self._match is None else self._match(root)
+        if type(name) is int and type(root) is list:
+            name = str(name)
         if type(name) is not str or not name:
             name = "" if event_name is None else event_name.decode("latin-1")
             # WHATWG HTML, "Dispatch the event": `message` is the name of events without a name.
@@ -253,17 +255,19 @@ class TableReader(shapes.ObjectReader):
         if isinstance(value, dict):
             return self._read(value, _NO_EVENT)
         findings = Findings(self._so_far)
-        understood = False
+        understood, roots = 0, shapes.answers(value)
         separate = self._dialect.table.array == "answers"
-        for position, root in enumerate(shapes.answers(value)):
+        for position, root in enumerate(roots):
             rule, root = self._dialect.find_rule(root, None)
             if rule is not None and (rule.error or not root.get("error")):
-                understood = True
+                understood += 1
                 model = findings.values.get("model")
                 findings.values = {} if model is None else {"model": model}
                 findings.choice_values, findings.ends = {}, 0
                 self._find(rule, root, findings, position if separate else 0)
-        return self._to_delta(findings) if understood else shapes.failure_in(value)
+        if 2 * understood > len(roots):
+            return self._to_delta(findings)
+        return shapes.failure_in(value)
 
     def _find(self, rule: CompiledRule, root: Any, findings: Findings, position: int) -> None:
         """Add the content of an event; `position` is the index of its choice, unless the event has one."""

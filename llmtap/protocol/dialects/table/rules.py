@@ -63,6 +63,8 @@ class CompiledRule:
         self.usage_member = _usage_member(rule, table)
         self.evidence = bool(outputs or rule.usage or rule.done or rule.verdicts or rule.finish_reason)
         """Whether the rule reads output, usage, a verdict or the end."""
+        self.says = self.evidence or self.mark not in (EventClass.METADATA, EventClass.KEEPALIVE)
+        """Whether the rule reads more than the class of an event without meaning."""
         self.repeatable = self.mark in (None, EventClass.METADATA, EventClass.TOOL_CALL) and not (
             rule.cumulative or rule.repeats
         )
