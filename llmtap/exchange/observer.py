@@ -707,8 +707,9 @@ class Observer:
             if delta.text:
                 self._tokens.chunks += len(delta.choices)
                 # Use the text of the first choice only: texts of several choices are interleaved.
-                if _has_first_text(delta):
-                    if self._interventions.reading:
+                reading = self._interventions.reading
+                if (reading or self._texts is not None) and _has_first_text(delta):
+                    if reading:
                         self._interventions.read(delta.text)
                     if self._texts is not None:
                         self._keep_text(delta.text)
