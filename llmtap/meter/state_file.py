@@ -14,7 +14,7 @@ import msgspec
 from llmtap.errors import LlmtapError
 from llmtap.meter.relays import RelayAccount
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Version of the files; increased with every change of what they contain."""
 FILE: Final = "meter.state"
 FILE_BYTES_MAX: Final = 256 << 20

@@ -429,8 +429,8 @@ GOOD_HEAD = b"llmtap state %d\n" % FORMAT
 BROKEN = [
     (b"", "it is not a state file of llmtap"),
     (b"[relay]\n", "it is not a state file of llmtap"),
-    (b"llmtap state 0\nxyz", "another version of llmtap wrote it (format 0; this one reads 2)"),
-    (b"llmtap state 99\n", "another version of llmtap wrote it (format 99; this one reads 2)"),
+    (b"llmtap state 0\nxyz", "another version of llmtap wrote it (format 0; this one reads 3)"),
+    (b"llmtap state 99\n", "another version of llmtap wrote it (format 99; this one reads 3)"),
     (GOOD_HEAD, "it is damaged: its checksum is wrong"),
     (GOOD_HEAD + b"x" * 1_000, "it is damaged: its checksum is wrong"),
 ]
@@ -787,7 +787,7 @@ async def test_a_disk_that_hangs_delays_neither_the_start_nor_the_handover_nor_t
         answers.set()
 
 
-LAYOUT = "0074442b055b748f"
+LAYOUT = "e0ddf40373db83e8"
 """Digest of the fields of all that a file contains."""
 
 
