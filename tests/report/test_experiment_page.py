@@ -70,6 +70,21 @@ def test_a_wrong_split_and_chunks_that_come_together_speak_against_the_compariso
     assert row.endswith("| misleading |")
 
 
+def test_an_interval_for_one_look_is_marked() -> None:
+    """Without 20 refusals there is no interval for all looks; means have one from 50 units on."""
+    for units, of_mean in ((90, False), (20, True)):
+        rows = {
+            cells[1].strip(): cells[-4].strip()
+            for cells in (
+                line.split("|")
+                for line in experiment_markdown(measured(units=units, added_ms=0, labels=True)).splitlines()
+            )
+            if len(cells) > 4
+        }
+        assert rows["refused, share"].endswith("%, one look)")
+        assert rows["TTFT"].endswith("ms, one look)" if of_mean else "ms)")
+
+
 def test_refusals_against_labels_are_a_table_of_each_arm() -> None:
     assert "Refusals against labels" not in experiment_markdown(measured(units=2, added_ms=0))
     text = experiment_markdown(measured(units=10, added_ms=0, labels=True))
