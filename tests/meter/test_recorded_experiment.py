@@ -97,15 +97,29 @@ def test_a_control_whose_clients_sent_the_header_and_coarse_times_are_warned_of(
     for x in exchanges:
         x.excluded, x.uncertain, x.uncertainty_ns = None, True, 100_000_000
     (warning,) = result(exchanges)["warnings"]
-    assert "uncertain by 100 ms on average, and by up to 100 ms" in warning
+    assert "uncertain by 100 ms or more" in warning
+
+
+def test_intervals_of_coarse_times_include_their_steps() -> None:
+    exchanges = recorded(400)
+    exact = result(exchanges)["differences"]["guarded"]
+    for x in exchanges:
+        x.uncertainty_ns = 100_000_000
+    coarse = result(exchanges)["differences"]["guarded"]
+    for name in ("interval", "anytime_interval"):
+        low, high = exact["ttft"]["p50"][name]
+        assert coarse["ttft"]["p50"][name] == pytest.approx((low - 0.1, high + 0.1))
+    assert exact["ttft"]["mean"]["different"] and not coarse["ttft"]["mean"]["different"]
+    for metric in ("output_tokens", "refused"):
+        assert coarse[metric] == exact[metric], "only times are coarse"
 
 
 def test_one_uncertain_time_does_not_make_the_average_uncertain() -> None:
     exchanges = recorded(400)
     exchanges[0].uncertain, exchanges[0].uncertainty_ns = True, 194_000_000
     assert result(exchanges)["warnings"] == []
-    for x in exchanges[1:]:
-        x.uncertainty_ns = 2_000_000
+    for x in exchanges[2::2]:
+        x.uncertainty_ns = 4_000_000
     (warning,) = result(exchanges)["warnings"]
     assert "uncertain by 2 ms on average, and by up to 194 ms" in warning
 
