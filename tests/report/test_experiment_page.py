@@ -91,8 +91,8 @@ def test_refusals_against_labels_are_a_table_of_each_arm() -> None:
     assert "Refused requests: marked 20.0% (4.5% to 57.3%) and control 0.0% (0.0% to 33.9%)." in text
     table = text.split("## Refusals against labels")[1].split("##")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
-    assert ["control", "should-answer", "10", "0", "0", "false positives", "0.0%, 0.0% to 27.8%"] in rows
-    assert ["marked", "should-answer", "8", "2", "0", "false positives", "20.0%, 5.7% to 51.0%"] in rows
+    assert ["control", "should-answer", "10", "0", "0", "false positives", "0.0%, 0.0% to 33.9%"] in rows
+    assert ["marked", "should-answer", "8", "2", "0", "false positives", "20.0%, 4.5% to 57.3%"] in rows
 
 
 @pytest.mark.parametrize(
