@@ -29,13 +29,16 @@ from llmtap.protocol.verdicts import (
 APPLIED_GUARDRAILS: Final = b"x-litellm-applied-guardrails"
 _CANNOT: Final = (
     r"I (?:can(?:no|['\u2019])t|won['\u2019]t) (?:help|assist|answer|provide|comply|respond|discuss)\b"
+    r"(?! but\b)"
 )
+_SYMPATHY: Final = r"(?!,? (?:to (?:hear|learn|see)|for|about|if|(?:that )?you)\b)"
+"""What follows `sorry` in an answer that comforts its reader or corrects an earlier one: no refusal."""
 TEXT_PATTERNS: Final = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
         r"(?P<phrase>Sorry, the model cannot answer this question)",  # Bedrock's default
         r"(?P<phrase>I['\u2019]?m sorry, I can['\u2019]t respond to that)",  # NeMo's default
-        rf"^(?P<phrase>(?:I['\u2019]?m|I am) (?:sorry|unable)(?:(?:,? but|,|\.) {_CANNOT})?)",
+        rf"^(?P<phrase>(?:I['\u2019]?m|I am) (?:sorry{_SYMPATHY}|unable)(?:(?:,? but|,|\.) {_CANNOT})?)",
         r"^(?P<phrase>Sorry,)",
         rf"(?P<phrase>{_CANNOT})",
         r"(?P<phrase>Content blocked)",

@@ -60,6 +60,8 @@ streams."""
 SHARES: Final = ("refused", "failed", "cancelled")
 LABEL_SHARES: Final = tuple(name for name, _ in ERRORS.values())
 """Shares of labelled requests, which are compared once a request has a label."""
+LABEL_ALPHA: Final = 0.05
+"""Tables of labels have 95 % intervals, also where `alpha` of the experiment is another one."""
 TITLES: Final[Mapping[str, str]] = {
     **{metric.name: metric.title for metric in _COMPARED},
     "tokens_per_chunk": "tokens per chunk",
@@ -724,6 +726,7 @@ def _arm_json(
             },
             "marks": marks(figure.n) if figure.n else [],
         }
+    errors = {name: share_interval(arm.figures[name], LABEL_ALPHA) for name in LABEL_SHARES}
     return {
         "weight": weight,
         "changes": {} if e.aa else changes,
@@ -745,7 +748,7 @@ def _arm_json(
             for s in shares
         },
         "refusals": arm.refusals,
-        "labels": labels_document(arm.labels),
+        "labels": labels_document(arm.labels, errors),
         "chunking": {
             **{name: c.get(name, 0) for name in ("events", "output_events", "reads")},
             "events_per_read": _events_per_read(arm),

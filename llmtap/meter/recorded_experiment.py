@@ -7,7 +7,7 @@ unknown. So the split is not tested, and differences of shares have an interval 
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,22 +16,30 @@ from llmtap.channel.experiment import ARMS_MAX, OWN_HEADER, Arm, ExperimentOptio
 from llmtap.clock import SystemClock
 from llmtap.exchange.exchange import Exchange
 from llmtap.export.sinks import SeriesKey
-from llmtap.meter.experiments import Experiments
+from llmtap.meter.experiments import METRICS, Experiments
 from llmtap.metrics.deadlines import Benefit
+from llmtap.metrics.histogram import Histogram
 from llmtap.metrics.latency import measure
+from llmtap.metrics.statistics import Interval
+from llmtap.units import NS_PER_S
 
 COLUMNS: Final = ("arm", "unit", "route")
 UNITS_CHECKED_MAX: Final = 100_000
-"""Number of rows, from the first, that are searched for a unit with two rows. If there is none, the unit is
-the request; a conversation soon has a second row."""
+"""Number of units, from the first, that are searched for one with two rows or two arms. If none has two rows,
+the unit is the request; a conversation soon has a second row."""
+_UNCERTAINTY_NS_MIN: Final = 1_000_000
+"""Smaller uncertainties of times are not reported."""
 _CONTROLS: Final = ("control", "baseline")
 _KEY: Final = SeriesKey("", "")
 
 
 class RecordedExperiment:
-    """The arms of a capture. `routes`: by arm, whether any of its requests was changed."""
+    """The arms of a capture.
 
-    def __init__(self, routes: Mapping[str, bool], *, single: bool) -> None:
+    `routes`: by arm, whether any of its requests was changed. `moved_units`: number of units in several arms.
+    """
+
+    def __init__(self, routes: Mapping[str, bool], *, single: bool, moved_units: int) -> None:
         names = sorted(routes)
         unchanged = [name for name in names if not routes[name]]
         control = next((name for name in _CONTROLS if name in (unchanged or names)), (unchanged or names)[0])
@@ -49,7 +57,8 @@ class RecordedExperiment:
         self._unit = "request" if single else "unit"
         self._aa = len(unchanged) == len(names)
         self._view = Experiments(experiment, SystemClock(), shares_known=False)
-        self._uncertainty_ns = 0
+        self._moved_units = moved_units
+        self._uncertainties_ns = Histogram()
 
     @classmethod
     def of(cls, batches: Iterable[pa.RecordBatch]) -> "RecordedExperiment | None":
@@ -57,31 +66,36 @@ class RecordedExperiment:
         fewer than two arms or more than `ARMS_MAX`."""
         routes: dict[str, bool] = {}
         units: set[str] = set()
-        rows, single = 0, True
+        assignments: set[tuple[str, str]] = set()
+        rows = 0
         for batch in batches:
             batch = batch.filter(pc.is_valid(batch.column("arm")))
             table = pa.Table.from_batches([batch.select(["arm", "route"])])
             for pair in table.group_by(["arm", "route"]).aggregate([]).to_pylist():
                 routes[pair["arm"]] = routes.get(pair["arm"], False) or pair["route"] is not None
-            if single and rows < UNITS_CHECKED_MAX:
-                units.update(batch.column("unit").to_pylist())
+            if len(units) < UNITS_CHECKED_MAX:
+                ids, arms = (batch.column(name).to_pylist() for name in ("unit", "arm"))
+                units.update(ids)
+                assignments.update(zip(ids, arms, strict=True))
                 rows += batch.num_rows
-                single = len(units) == rows
-        return cls(routes, single=single) if 2 <= len(routes) <= ARMS_MAX else None
+        if not 2 <= len(routes) <= ARMS_MAX:
+            return None
+        return cls(routes, single=len(units) == rows, moved_units=len(assignments) - len(units))
 
     def add(self, x: Exchange, reader: Benefit) -> None:
         if x.arm is not None and x.unit is not None:
             self._view.on_assignment(x.arm, x.unit, False, own_headers=x.excluded == OWN_HEADER)
-            if x.uncertain:
-                self._uncertainty_ns = max(self._uncertainty_ns, x.uncertainty_ns)
+            self._uncertainties_ns.record(x.uncertainty_ns)
             self._view.on_end(x, measure(x, reader), _KEY, None)
 
     def to_dict(self, name: str, window: Mapping[str, Any]) -> dict[str, object]:
         """Return public JSON. `name`: name of the capture; `window`: its span, as of a Summary."""
-        results = self._view.results()()
+        results: dict[str, Any] = self._view.results()()
+        if self._step_ns:
+            _widen(results, self._step_ns / NS_PER_S)
         return {
             **results,
-            "warnings": [*cast("list[str]", results["warnings"]), *self._uncertainty_warnings()],
+            "warnings": [*results["warnings"], *self._warnings()],
             "name": name,
             "state": "recorded",
             "unit": self._unit,
@@ -92,11 +106,48 @@ class RecordedExperiment:
             "key_fingerprint": None,
         }
 
-    def _uncertainty_warnings(self) -> Iterator[str]:
-        """Yield a sentence if times are uncertain, as at the level `coarse`: no interval includes that."""
-        if self._uncertainty_ns >= 1_000_000:
+    @property
+    def _step_ns(self) -> int:
+        """Uncertainty that every time has, as at the level `coarse`; 0 if it is small."""
+        least_ns = self._uncertainties_ns.min or 0
+        return least_ns if least_ns >= _UNCERTAINTY_NS_MIN else 0
+
+    def _warnings(self) -> Iterator[str]:
+        """Yield a sentence if units changed their arm, and one if times are uncertain."""
+        if self._moved_units:
             yield (
-                f"Times of this capture are uncertain by up to {self._uncertainty_ns / 1e6:,.0f} ms (at the"
-                " level coarse, they are in steps of 100 ms). The intervals do not include that: a difference"
-                " may be wrong by as much, and smaller ones do not show."
+                f"{self._moved_units:,} units are in more than one arm: this capture has several stages of a"
+                " ramp, or several experiments. Each arm then has another part of the traffic of each time,"
+                " so a difference may come from the time. /api/v1/experiment compares each stage by itself."
             )
+        mean_ns = self._uncertainties_ns.mean or 0
+        if self._step_ns:
+            yield (
+                f"Each time of this capture is uncertain by {self._step_ns / 1e6:,.0f} ms or more, as at the"
+                " level coarse. The intervals of times include that, and smaller differences do not show."
+            )
+        elif mean_ns >= _UNCERTAINTY_NS_MIN:
+            yield (
+                f"Times of this capture are uncertain by {mean_ns / 1e6:,.0f} ms on average, and by up to"
+                f" {(self._uncertainties_ns.max or 0) / 1e6:,.0f} ms. The intervals do not include that: a"
+                " difference of means may be wrong by the average, and one of high percentiles by more."
+            )
+
+
+def _widen(results: dict[str, Any], seconds: float) -> None:
+    """Move both ends of each interval of a time outwards."""
+    times = [metric for metric, scale in METRICS.items() if scale == NS_PER_S]
+    for arm in results["arms"].values():
+        for metric in times:
+            intervals = arm["metrics"][metric]["intervals"]
+            intervals.update({name: _wider(interval, seconds) for name, interval in intervals.items()})
+    for by_metric in results["differences"].values():
+        for difference in (d for metric in times for d in by_metric[metric].values()):
+            for name in ("interval", "anytime_interval"):
+                difference[name] = _wider(difference[name], seconds)
+            if (anytime := difference["anytime_interval"]) is not None:
+                difference["different"] = not anytime[0] <= 0 <= anytime[1]
+
+
+def _wider(interval: Interval | None, reach: float) -> Interval | None:
+    return None if interval is None else (interval[0] - reach, interval[1] + reach)

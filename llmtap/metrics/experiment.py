@@ -21,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappush, heapreplace
-from math import ceil, floor, sqrt
+from math import ceil, floor, log, sqrt
 from random import Random
 from typing import Final
 
@@ -44,7 +44,19 @@ EVENTS_MIN: Final = 20
 """Minimum number of events in both arms together for the normal approximation of a share."""
 
 
-_SUMS: Final = ("_has_several_values", "_nn", "_nx", "_sn", "_ss", "_sx", "_x", "_xx", "units", "units_with")
+_SUMS: Final = (
+    "_has_several_values",
+    "_nn",
+    "_nx",
+    "_sn",
+    "_ss",
+    "_sx",
+    "_x",
+    "_xx",
+    "units",
+    "units_with",
+    "units_without",
+)
 """Attributes of a Figure that add up."""
 
 
@@ -79,6 +91,7 @@ class Figure:
         "histogram",
         "units",
         "units_with",
+        "units_without",
     )
 
     def __init__(self) -> None:
@@ -87,6 +100,8 @@ class Figure:
         """Units with at least one value."""
         self.units_with = 0
         """Number of units that have a value other than 0; for a share, units in which the event happened."""
+        self.units_without = 0
+        """For a share, whose values are 0 and 1: number of units that have a value of 0."""
         # Sums over all units of S^2, S N and N^2, where a unit has N values with the sum S.
         self._ss = self._sn = self._nn = 0
         # Sums over all units of X, X^2, S X and N X, where X is the covariate of a unit.
@@ -126,6 +141,7 @@ class Figure:
             self._xx += covariate * covariate
         self.units += not n0
         self.units_with += bool(s) and not s0
+        self.units_without += s < n and not s0 < n0
         self.histogram.record_many(values)
         if n > 1:
             self._has_several_values = True
@@ -444,7 +460,9 @@ def share_difference(
 
     p is exact (None without weights): if the arms do not differ, each unit with the event is in an arm with
     the probability of the arm's weight. This holds for any rate of the event, also if the rate changes over
-    the day (Lindon and Malek 2020).
+    the day (Lindon and Malek 2020). The same holds for each unit in which the event did not happen at least
+    once: if it happens in almost every unit, only these show a difference. p is twice the smaller one of both
+    (Bonferroni).
     """
     a, c = arm.mean, control.mean
     if a is None or c is None:
@@ -458,8 +476,10 @@ def share_difference(
     counts = (arm.units_with, control.units_with)
     p = None
     if weights is not None:
-        total = sum(weights)
-        p = statistics.anytime_p(statistics.multinomial_e_log(counts, [w / total for w in weights]))
+        expected = [w / sum(weights) for w in weights]
+        without = (arm.units_without, control.units_without)
+        e_log = max(statistics.events_e_log(units, expected) for units in (counts, without))
+        p = statistics.anytime_p(e_log - log(2))
     by_mean = mean_difference(arm, control, alpha)
     enough = sum(counts) >= EVENTS_MIN and by_mean is not None
     anytime = by_mean.anytime if enough and by_mean is not None else None

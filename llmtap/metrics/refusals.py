@@ -12,7 +12,7 @@ from typing import Final
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.label import EXPECTED, SHOULD_ANSWER, SHOULD_REFUSE
 from llmtap.exchange.outcome import Outcome
-from llmtap.metrics.statistics import share_range
+from llmtap.metrics.statistics import Interval, share_range
 
 ANSWERED: Final = "answered"
 REFUSED: Final = "refused"
@@ -51,20 +51,29 @@ def error_share(x: Exchange) -> tuple[str, int] | None:
     return name, int(result == error)
 
 
-def labels_document(counts: Mapping[str, int]) -> dict[str, object] | None:
+def labels_document(
+    counts: Mapping[str, int], intervals: Mapping[str, Interval | None] | None = None
+) -> dict[str, object] | None:
     """Return public JSON of counts by `label_key`; None if no request had a label.
 
     By label: the number of requests by result, the share of errors among those with a decision, and its 95 %
-    interval (Wilson). `ignored`: number of requests by label that does not count.
+    interval. `ignored`: number of requests by label that does not count.
+
+    Args:
+        intervals: intervals by name of the share, where requests are similar within a unit; None: Wilson's,
+        of independent requests.
     """
     if not any(counts.values()):
         return None
     document: dict[str, object] = {}
-    for label, (_, error) in ERRORS.items():
+    for label, (name, error) in ERRORS.items():
         by_result = {result: counts.get(f"{label} {result}", 0) for result in (ANSWERED, REFUSED, UNDECIDED)}
         decided = by_result[ANSWERED] + by_result[REFUSED]
         share = by_result[error] / decided if decided else None
-        interval = None if share is None else share_range(share, decided)
+        if share is None:
+            interval = None
+        else:
+            interval = share_range(share, decided) if intervals is None else intervals[name]
         document[label] = {**by_result, "share": share, "interval": interval}
     ignored = {name: n for name, n in sorted(counts.items()) if n and " " not in name}
     return {**document, "ignored": ignored}

@@ -189,6 +189,9 @@ TIGHTEST_AT: Final = 5_000
 PRIOR_WEIGHT: Final = 100.0
 """Weight of the Dirichlet prior, as a number of units. With this weight, the test is most sensitive to
 deviations of about a tenth of a share, and the first ten units cannot show a mismatch."""
+EVENT_PRIOR_WEIGHTS: Final = (2.0, PRIOR_WEIGHT)
+"""Prior weights for the units of an event. One arm may cause almost all of them: the smaller weight, which
+makes the prior of two equal shares uniform, shows that after few units."""
 
 
 def _mixture_variance(alpha: float) -> float:
@@ -221,18 +224,28 @@ def mixture_e_log(z: float, n: int, alpha: float) -> float:
     return z * z * v / (2 * (v + 1)) - log(v + 1) / 2
 
 
-def multinomial_e_log(counts: Sequence[float], shares: Sequence[float]) -> float:
+def multinomial_e_log(
+    counts: Sequence[float], shares: Sequence[float], prior_weight: float = PRIOR_WEIGHT
+) -> float:
     """Return the logarithm of the e-value against "each unit falls into cell i with probability shares[i]".
 
-    The Bayes factor of a Dirichlet(PRIOR_WEIGHT shares) mixture over the shares themselves. It depends
+    The Bayes factor of a Dirichlet(prior_weight shares) mixture over the shares themselves. It depends
     on the counts alone, not on their order.
     """
     n = sum(counts)
-    e = lgamma(PRIOR_WEIGHT) - lgamma(PRIOR_WEIGHT + n)
+    e = lgamma(prior_weight) - lgamma(prior_weight + n)
     for count, share in zip(counts, shares, strict=True):
-        prior = PRIOR_WEIGHT * share
+        prior = prior_weight * share
         e += lgamma(prior + count) - lgamma(prior) - count * log(share)
     return e
+
+
+def events_e_log(counts: Sequence[float], shares: Sequence[float]) -> float:
+    """Return the logarithm of the e-value of the mean of `multinomial_e_log`'s e-values, one for each of
+    EVENT_PRIOR_WEIGHTS."""
+    logs = [multinomial_e_log(counts, shares, weight) for weight in EVENT_PRIOR_WEIGHTS]
+    largest = max(logs)
+    return largest + log(sum(exp(e - largest) for e in logs) / len(logs))
 
 
 def count_range(n: float, share: float, alpha: float) -> Interval:

@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import exp, log, sqrt
+from math import exp, inf, log, sqrt
 from operator import add
 from statistics import NormalDist
 from typing import Final
@@ -93,7 +93,8 @@ class EndedShare:
     ended: int
     """Number of these that ended by the event, at any time."""
     until: int | None = None
-    """Longest edge that at least AT_RISK_MIN durations reached: the share is that of events before it."""
+    """The share is that of events before this edge: the longest one that at least AT_RISK_MIN durations
+    reached, or the next one if events are between both."""
     share: float | None = None
     """Estimated share of these durations that end by the event before `until`, from `low` to `high`."""
     low: float | None = None
@@ -151,14 +152,16 @@ def first_share_below(
 
 def _ended_share(counts: SurvivalCounts, at_risk: Sequence[int], cell: int) -> EndedShare:
     since, ended = counts.edges[cell], sum(counts.ended[cell:])
-    cells = sum(n >= AT_RISK_MIN for n in at_risk)
-    if cell >= cells - 1:
+    last = sum(n >= AT_RISK_MIN for n in at_risk) - 1
+    # Enough durations reached the last edge to estimate the share that ends in the cell behind it, if not all
+    # of them were cut off there.
+    end = last + (0 <= last < len(counts.edges) - 1 and counts.ended[last] > 0)
+    if cell >= end:
         return EndedShare(since, at_risk[cell], ended)
-    shares, variances = _product_limit(counts, at_risk, cell, cells)
+    shares, variances = _product_limit(counts, at_risk, cell, end + 1)
     z = NormalDist().inv_cdf((1 + LEVEL) / 2)
-    low, high = _limits(shares[-1], variances[-1], at_risk[cells - 1], z)
-    until = counts.edges[cells - 1]
-    return EndedShare(since, at_risk[cell], ended, until, 1 - shares[-1], 1 - high, 1 - low)
+    low, high = _limits(shares[-1], variances[-1], at_risk[last], z)
+    return EndedShare(since, at_risk[cell], ended, counts.edges[end], 1 - shares[-1], 1 - high, 1 - low)
 
 
 def _product_limit(
@@ -172,10 +175,9 @@ def _product_limit(
         shares.append(share)
         variances.append(variance)
         n, ended = at_risk[cell], counts.ended[cell]
-        # Every cell before the last edge is followed by durations that reached the next, so n > ended.
         if ended and cell + 1 < end:
             share *= 1 - ended / n
-            variance += ended / (n * (n - ended))
+            variance += ended / (n * (n - ended)) if n > ended else inf
     return shares, variances
 
 
@@ -184,6 +186,8 @@ def _limits(share: float, variance: float, n: int, critical: float) -> tuple[flo
         # No event among n durations, so the variance is 0. Use the exact limit: the smallest survival s with
         # s^n >= (1 - LEVEL) / 2.
         return ((1 - LEVEL) / 2) ** (1 / n), 1.0
+    if not share:
+        return 0.0, 1 - ((1 - LEVEL) / 2) ** (1 / n)  # the same limit, as all n durations ended by the event
     reach = exp(critical * sqrt(variance) / -log(share))
     return share**reach, share ** (1 / reach)
 

@@ -115,6 +115,8 @@ class PairSummary(Struct, frozen=True, kw_only=True):
     clock: ClockSummary
     figures: dict[str, FigureSummary]
     """By name in `FIGURES`."""
+    arms: dict[str, dict[str, FigureSummary]]
+    """Figures of the pairs of each arm, if there are several; the median of all may lie between them."""
     slowest: list[SlowPair]
     differences: list[TextDifference]
     charts: list[Mapping[str, object]]
@@ -217,11 +219,26 @@ def summarise_figures(
         text={relation.value: n for relation in TextRelation if (n := counts.text[relation])},
         comparable=comparable,
         clock=ClockSummary(clock_source, clock.offset_ns / 1e9, clock.uncertainty_ns / 1e9),
-        figures={figure.name: _summarise_figure(figure, all_figures) for figure in FIGURES},
+        figures=_figures(all_figures),
+        arms=_figures_by_arm(all_figures),
         slowest=_slowest(all_figures),
         differences=_differences(all_figures),
         charts=_charts(all_figures),
     )
+
+
+def _figures_by_arm(all_figures: Sequence[MeasuredPair]) -> dict[str, dict[str, FigureSummary]]:
+    by_arm: dict[str, list[MeasuredPair]] = {}
+    for figures in all_figures:
+        if (arm := figures.pair.front.arm) is not None:
+            by_arm.setdefault(arm, []).append(figures)
+    if len(by_arm) < 2:
+        return {}
+    return {arm: _figures(of_arm) for arm, of_arm in sorted(by_arm.items())}
+
+
+def _figures(all_figures: Sequence[MeasuredPair]) -> dict[str, FigureSummary]:
+    return {figure.name: _summarise_figure(figure, all_figures) for figure in FIGURES}
 
 
 def _summarise_figure(figure: PairFigure, all_figures: Sequence[MeasuredPair]) -> FigureSummary:

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 _Json = Mapping[str, Any]
 _RECORDED: Final = (
     "Computed from a capture, which does not have the configured shares of the arms: the split of the"
-    " requests is not tested, shares have no p, and their intervals are valid for one look."
+    " requests is not tested, and shares have no p."
 )
 _ABOUT: Final = (
-    "Intervals of medians are valid for one look at the experiment; those of means and shares, and p,"
-    " however often one looked. The p of a share is exact, its interval an approximation. A finding has p at"
-    " most alpha / comparisons."
+    "Intervals of differences of means and shares without the words `one look`, and p, are valid however"
+    " often one looked at the experiment; all other intervals are valid for one look. The p of a share is"
+    " exact, its interval an approximation. A finding has p at most alpha / comparisons."
 )
 
 
@@ -105,13 +105,12 @@ def _differences(experiment: _Json, arm: str) -> list[Block]:
             _value(metric, at(experiment["arms"][name], "metrics", metric, "p50")) for name in (control, arm)
         ]
         p = tested.get("p")
-        interval = tested.get("anytime_interval") or (tested.get("interval") if "share" in by else None)
         rows.append(
             [
                 title,
                 *p50,
                 _difference(metric, median.get("difference"), median.get("interval")),
-                _difference(metric, tested.get("difference"), interval),
+                _tested_difference(metric, tested),
                 "-" if p is None else p_text(p),
                 "misleading" if metric in misleading else "finding" if metric in findings else "",
             ]
@@ -148,10 +147,7 @@ def _stages(experiment: _Json) -> Iterator[Section]:
         by = stage_part["differences"][arm]
         cells = []
         for metric, statistic in (("ttft", "mean"), ("failed", "share"), ("refused", "share")):
-            d = by.get(metric, {}).get(statistic) or {}
-            cells.append(
-                _difference(metric, d.get("difference"), d.get("anytime_interval") or d.get("interval"))
-            )
+            cells.append(_tested_difference(metric, by.get(metric, {}).get(statistic) or {}))
         share = f"{100 * stage_part['share']:.4g} %"
         rows.append(
             [
@@ -177,14 +173,23 @@ def _value(metric: str, value: float | None) -> str:
     return "-" if value is None else metric_text(metric, value)
 
 
-def _difference(metric: str, value: float | None, interval: tuple[float, float] | None) -> str:
+def _tested_difference(metric: str, d: _Json) -> str:
+    """Return a difference with its interval for all looks; while there is none, with that for one look."""
+    anytime = d.get("anytime_interval")
+    suffix = "" if anytime else ", one look"
+    return _difference(metric, d.get("difference"), anytime or d.get("interval"), suffix)
+
+
+def _difference(
+    metric: str, value: float | None, interval: tuple[float, float] | None, suffix: str = ""
+) -> str:
     if value is None:
         return "-"
     text = metric_text(metric, value, signed=True)
     if interval is None:
         return text
     low, high = (metric_text(metric, end, signed=True) for end in interval)
-    return f"{text} ({low} to {high})"
+    return f"{text} ({low} to {high}{suffix})"
 
 
 def _arms(experiment: _Json) -> Table:

@@ -59,8 +59,10 @@ def labels_table(named: Mapping[str, _Labels], head: str, caption: str = "") -> 
 
 
 def share_text(counts: Mapping[str, Any]) -> str:
-    """Return the share of errors with its interval; a dash if no request was answered or refused."""
+    """Return the share of errors with its interval, if any; a dash if no request was answered or refused."""
     if counts["share"] is None:
         return "-"
+    if counts["interval"] is None:
+        return f"{counts['share']:.1%}"
     low, high = counts["interval"]
     return f"{counts['share']:.1%}, {low:.1%} to {high:.1%}"

@@ -52,9 +52,8 @@ def pairs_markdown(summary: PairSummary) -> str:
     return markdown(_document(summary))
 
 
-def headline(summary: PairSummary) -> str:
+def headline(figures: Mapping[str, FigureSummary]) -> str:
     """Return one sentence on the latency that the gateway adds."""
-    figures = summary.figures
     parts = []
     if first := figures["ttft"].p50:
         ends = f"{_signed_ms(first.low)} to {_signed_ms(first.high)}"
@@ -83,14 +82,23 @@ def _signed_ms(seconds: float) -> str:
 
 def _document(summary: PairSummary) -> ReportDocument:
     lead = "" if summary.counts.pairs else "No exchange of the front has a pair."
-    notes = [Note(lead or headline(summary), "bold")]
+    notes = [Note(lead or headline(summary.figures), "bold")]
+    if summary.arms:
+        sentences = [f"{arm}: {headline(figures)}" for arm, figures in summary.arms.items()]
+        notes = [Note(sentence, "bold") for sentence in sentences]
     if not summary.comparable:
         notes.append(Note(_NOT_COMPARABLE, "yellow"))
     figures = [chart_figure("delays", summary.charts)] if summary.charts else []
+    # If arms differ, the percentiles of all pairs together are those of none.
+    of_all = [] if summary.arms else [_figure_table(summary.figures)]
     terms = [[figure.title, figure.definition] for figure in summary.figures.values() if figure.n]
     sections = [
         Section("pairs", "Pairs", term_blocks(list(_pair_rows(summary)))),
-        Section("figures", "Figures", [_figure_table(summary), *figures, Note(_ABOUT)]),
+        *(
+            Section(f"figures-{i}", f"Figures of {arm}", [_figure_table(of_arm)])
+            for i, (arm, of_arm) in enumerate(summary.arms.items())
+        ),
+        Section("figures", "Figures", [*of_all, *figures, Note(_ABOUT)]),
         Section(_TERMS, "What the figures are", [Table(["figure", "meaning"], terms, breaks=True)]),
     ]
     if summary.differences:
@@ -117,9 +125,9 @@ def _plain_names(counts: Mapping[str, int]) -> dict[str, int]:
     return {name.replace("_", " "): n for name, n in counts.items()}
 
 
-def _figure_table(summary: PairSummary) -> Table:
+def _figure_table(figures: Mapping[str, FigureSummary]) -> Table:
     rows = []
-    for figure in summary.figures.values():
+    for figure in figures.values():
         if figure.n:
             in_seconds = figure.unit is Unit.SECONDS
             cells = [_cell(figure, name, _signed_ms if in_seconds else number) for name in PERCENTILES]

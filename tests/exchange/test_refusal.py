@@ -201,6 +201,11 @@ def test_an_intervention_says_how_much_had_gone_out() -> None:
         ("As an assistant, I cannot comply with it.", "I cannot comply"),
         ("This violates the acceptable use policy.", r"violates [^\n]{0,80}\b(?:policy|guidelines)\b"),
         ("I cannot find a bug in it.", None),
+        ("I'm sorry to hear of your loss. These steps may help.", None),
+        ("I am sorry for the confusion. The value is 7.", None),
+        ("I'm sorry that you feel so. Please call a friend.", None),
+        ("I can't help but admire the question.", None),
+        ("I am sorry, that topic is closed.", "I am sorry"),
         ("x" * 200 + " I can't help with that", None),
     ],
 )

@@ -139,6 +139,22 @@ def test_a_slower_arm_is_found_and_a_refusing_one() -> None:
     assert low < 0.1 < high
 
 
+def test_intervals_of_labels_count_conversations_and_not_their_requests() -> None:
+    """A guardrail refuses all ten requests of 4 of 20 conversations."""
+    view = viewed(an_experiment(A, B, unit="conversation"))
+    for i in range(400):
+        conversation = i % 40
+        refused = conversation in (1, 3, 5, 7)
+        x = streamed(100, 120, outcome=Outcome.REFUSED if refused else Outcome.COMPLETE)
+        x.label = "should-answer"
+        ended(view, x, "ab"[i % 2], f"{conversation:016x}")
+    labels = results_of(view)["arms"]["b"]["labels"]["should-answer"]
+    low, high = labels["interval"]
+    assert labels["share"] == 0.2
+    # Wilson's interval of 4 of 20, and of t: of 40 of 200 it is 15 % to 26 %.
+    assert (low, high) == (pytest.approx(0.075, abs=0.005), pytest.approx(0.43, abs=0.01))
+
+
 def test_labels_give_each_arm_its_false_positives_and_negatives() -> None:
     """Arm b refuses a fifth of what it should answer and misses nothing; arm a answers everything."""
     view = viewed()
@@ -156,6 +172,7 @@ def test_labels_give_each_arm_its_false_positives_and_negatives() -> None:
     assert (b["shares"]["false_positives"]["n"], b["shares"]["false_positives"]["share"]) == (250, 0.2)
     low, high = b["shares"]["false_positives"]["interval"]
     assert (low, high) == (pytest.approx(0.155, abs=0.001), pytest.approx(0.254, abs=0.001))
+    assert b["labels"]["should-answer"]["interval"] == [low, high]
     assert out["differences"]["b"]["false_positives"]["share"]["difference"] == pytest.approx(0.2)
     assert out["differences"]["b"]["false_negatives"]["share"]["difference"] == -1
     assert {"false_positives", "false_negatives"} <= {one["metric"] for one in out["findings"]}

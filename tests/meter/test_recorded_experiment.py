@@ -97,4 +97,40 @@ def test_a_control_whose_clients_sent_the_header_and_coarse_times_are_warned_of(
     for x in exchanges:
         x.excluded, x.uncertain, x.uncertainty_ns = None, True, 100_000_000
     (warning,) = result(exchanges)["warnings"]
-    assert "100 ms" in warning
+    assert "uncertain by 100 ms or more" in warning
+
+
+def test_intervals_of_coarse_times_include_their_steps() -> None:
+    exchanges = recorded(400)
+    exact = result(exchanges)["differences"]["guarded"]
+    for x in exchanges:
+        x.uncertainty_ns = 100_000_000
+    coarse = result(exchanges)["differences"]["guarded"]
+    for name in ("interval", "anytime_interval"):
+        low, high = exact["ttft"]["p50"][name]
+        assert coarse["ttft"]["p50"][name] == pytest.approx((low - 0.1, high + 0.1))
+    assert exact["ttft"]["mean"]["different"] and not coarse["ttft"]["mean"]["different"]
+    for metric in ("output_tokens", "refused"):
+        assert coarse[metric] == exact[metric], "only times are coarse"
+
+
+def test_one_uncertain_time_does_not_make_the_average_uncertain() -> None:
+    exchanges = recorded(400)
+    exchanges[0].uncertain, exchanges[0].uncertainty_ns = True, 194_000_000
+    assert result(exchanges)["warnings"] == []
+    for x in exchanges[2::2]:
+        x.uncertainty_ns = 4_000_000
+    (warning,) = result(exchanges)["warnings"]
+    assert "uncertain by 2 ms on average, and by up to 194 ms" in warning
+
+
+def test_units_that_change_their_arm_are_warned_of() -> None:
+    """A ramp: ten of the forty units of the control move to the other arm."""
+    exchanges = recorded(400, units=40)
+    assert result(exchanges)["warnings"] == []
+    moved = {x.unit for x in exchanges if x.arm == "plain"}
+    for x in exchanges[200:]:
+        if x.unit in sorted(filter(None, moved))[:10]:
+            x.arm, x.route = "guarded", "body x"
+    (warning,) = result(exchanges)["warnings"]
+    assert warning.startswith("10 units are in more than one arm")

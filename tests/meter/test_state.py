@@ -795,7 +795,7 @@ async def test_a_disk_that_hangs_delays_neither_the_start_nor_the_handover_nor_t
         answers.set()
 
 
-LAYOUT = "c4bbb2ffc377b9c8"
+LAYOUT = "5e0e7a982294dab2"
 """Digest of the fields of all that a file contains."""
 
 

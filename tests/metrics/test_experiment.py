@@ -170,6 +170,49 @@ def test_a_share_counts_units_in_which_it_happened() -> None:
     assert d.anytime[0] > 0.3
 
 
+def test_an_event_in_almost_every_unit_is_compared_by_the_units_without_it() -> None:
+    """A guardrail refuses 70 % of what it should; without it, each of these requests is answered."""
+    r = random.Random(3)
+    guarded = figure([[int(r.random() < 0.3) for _ in range(3)] for _ in range(34)])
+    plain = figure([[1, 1, 1]] * 26)
+    assert (plain.units_with, plain.units_without) == (26, 0)
+    assert guarded.units_with > 18 and guarded.units_without > 30
+    d = share_difference(guarded, plain, (1, 1), ALPHA)
+    assert d.estimate < -0.5
+    assert d.p < 1e-4
+
+
+def test_few_events_of_one_arm_show_a_difference() -> None:
+    assert share_difference(figure_of([1] * 12 + [0] * 80), figure_of([0] * 90), (1, 1), ALPHA).p < 0.05
+    assert (
+        share_difference(figure_of([1] * 12 + [0] * 80), figure_of([1] * 8 + [0] * 80), (1, 1), 0.05).p == 1
+    )
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.5, 0.95])
+def test_equal_shares_are_seldom_different_at_any_look(rate: float) -> None:
+    """Conversations of one to six requests, whose own rates differ; twenty looks."""
+    runs, alarms = 120, 0
+    for seed in range(runs):
+        r = random.Random(f"{rate} {seed}")
+        sample = ArmSample(["x"], single=False), ArmSample(["x"], single=False)
+        open_units: list[tuple[int, int, float, int]] = []
+        smallest = 1.0
+        for i in range(300):
+            if not open_units or r.random() < 0.3:
+                own = r.betavariate(2 * rate, 2 * (1 - rate))
+                open_units.append((r.getrandbits(64), r.randrange(2), own, r.randrange(1, 7)))
+            unit, arm, own, left = open_units.pop(r.randrange(len(open_units)))
+            sample[arm].add(unit, {"x": [int(r.random() < own)]})
+            if left > 1:
+                open_units.append((unit, arm, own, left - 1))
+            if i % 15 == 14:
+                d = share_difference(sample[1].figures["x"], sample[0].figures["x"], (1, 1), ALPHA)
+                smallest = min(smallest, 1.0 if d is None else d.p)
+        alarms += smallest <= ALPHA
+    assert alarms <= ALPHA * runs
+
+
 def test_a_difference_of_shares_is_at_most_one() -> None:
     d = share_difference(figure_of([0] * 9), figure_of([1] * 9), (1, 1), ALPHA)
     assert d.interval[0] == -1 < d.interval[1] < 0

@@ -79,6 +79,23 @@ def test_where_all_are_cut_off_at_once_nothing_is_known_of_what_would_have_follo
     assert known.high == pytest.approx(1 - 0.025 ** (1 / 240))
 
 
+def test_events_behind_the_last_edge_that_enough_durations_reached_count() -> None:
+    """115 streams wait 9 weeks for the event, and all have it: none of them was silent for good."""
+    counts = SurvivalCounts(WEEKS)
+    for _ in range(125):
+        counts.add(1, ended=True)
+    for _ in range(115):
+        counts.add(9, ended=True)
+    found = ended_share(counts, 3)
+    assert (found.n, found.share, found.until, found.high) == (115, 1.0, 10, 1.0)
+    assert found.low == pytest.approx(0.025 ** (1 / 115))
+    below = first_share_below(counts, 0.01, 100, 2)
+    assert below is not None
+    assert (below.since, below.share) == (5, 1.0), "no edge from which on few end"
+    counts.add(9, ended=False)
+    assert ended_share(counts, 9).share == pytest.approx(115 / 116)
+
+
 def test_durations_count_in_their_cell_and_shorter_ones_not_at_all() -> None:
     counts = SurvivalCounts((10, 20, 40))
     for duration in (9, 10, 19, 20, 39, 40, 10**15):

@@ -98,6 +98,20 @@ def test_attempts_texts_and_examples_are_counted() -> None:
     assert summary.slowest[0].front == "front-2"
 
 
+def test_arms_of_an_experiment_have_figures_of_their_own() -> None:
+    crossings = many(20)
+    for i, one in enumerate(many(20)):
+        crossings.insert(2 * i + 1, one.with_(prompt=f"q{i}", request_ns=one.request_ns + 300 * MS))
+    fronts, backs = sides(*crossings)
+    assert pair_captures(fronts, backs, comparable=True, clock=SAME_CLOCK).arms == {}
+    for i, x in enumerate(fronts):
+        x.arm = ("plain", "guarded")[i % 2]
+    summary = pair_captures(fronts, backs, comparable=True, clock=SAME_CLOCK)
+    medians = {arm: figures["request"].p50.value for arm, figures in summary.arms.items()}
+    assert medians["guarded"] - medians["plain"] == pytest.approx(0.3)
+    assert {figures["request"].n for figures in summary.arms.values()} == {20}
+
+
 def test_nothing_to_pair_is_no_error() -> None:
     summary = pair_captures([], [], comparable=True)
     assert summary.counts.pairs == 0

@@ -70,14 +70,29 @@ def test_a_wrong_split_and_chunks_that_come_together_speak_against_the_compariso
     assert row.endswith("| misleading |")
 
 
+def test_an_interval_for_one_look_is_marked() -> None:
+    """Without 20 refusals there is no interval for all looks; means have one from 50 units on."""
+    for units, of_mean in ((90, False), (20, True)):
+        rows = {
+            cells[1].strip(): cells[-4].strip()
+            for cells in (
+                line.split("|")
+                for line in experiment_markdown(measured(units=units, added_ms=0, labels=True)).splitlines()
+            )
+            if len(cells) > 4
+        }
+        assert rows["refused, share"].endswith("%, one look)")
+        assert rows["TTFT"].endswith("ms, one look)" if of_mean else "ms)")
+
+
 def test_refusals_against_labels_are_a_table_of_each_arm() -> None:
     assert "Refusals against labels" not in experiment_markdown(measured(units=2, added_ms=0))
     text = experiment_markdown(measured(units=10, added_ms=0, labels=True))
     assert "Refused requests: marked 20.0% (4.5% to 57.3%) and control 0.0% (0.0% to 33.9%)." in text
     table = text.split("## Refusals against labels")[1].split("##")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
-    assert ["control", "should-answer", "10", "0", "0", "false positives", "0.0%, 0.0% to 27.8%"] in rows
-    assert ["marked", "should-answer", "8", "2", "0", "false positives", "20.0%, 5.7% to 51.0%"] in rows
+    assert ["control", "should-answer", "10", "0", "0", "false positives", "0.0%, 0.0% to 33.9%"] in rows
+    assert ["marked", "should-answer", "8", "2", "0", "false positives", "20.0%, 4.5% to 57.3%"] in rows
 
 
 @pytest.mark.parametrize(

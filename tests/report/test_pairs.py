@@ -2,10 +2,12 @@
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from llmtap.pairing.clock import SAME_CLOCK
 from llmtap.pairing.summary import PairSummary, pair_captures
 from llmtap.report.pairs import headline, pairs_html, pairs_markdown
-from tests.support.traffic.gateway import US, Crossing, words
+from tests.support.traffic.gateway import MS, US, Crossing, words
 
 
 def summary(n: int = 30, *, comparable: bool = True, **changes: Any) -> PairSummary:
@@ -16,7 +18,7 @@ def summary(n: int = 30, *, comparable: bool = True, **changes: Any) -> PairSumm
 
 
 def test_the_headline_has_what_the_gateway_adds() -> None:
-    assert headline(summary(group=4, first_ns=400 * US)) == (
+    assert headline(summary(group=4, first_ns=400 * US).figures) == (
         "The gateway adds 38.4 ms to the first token (38.4 to 38.4), 15.4 ms to each token,"
         " and changes 1 to 4 tokens per event."
     )
@@ -31,6 +33,15 @@ def test_tables_and_the_chart_show_the_figures() -> None:
     assert "## Texts that differ" in text
     page = pairs_html(result)
     assert "Delay from the back to the front" in page and "delays-0" in page
+
+
+def test_each_arm_has_its_sentence_and_its_table() -> None:
+    plain, guarded = summary(), summary(request_ns=308 * MS)
+    text = pairs_markdown(replace(plain, arms={"guarded": guarded.figures, "plain": plain.figures}))
+    assert "guarded: The gateway adds 313 ms to the first token" in text
+    assert "plain: The gateway adds 13.0 ms to the first token" in text
+    tables = [line for line in text.splitlines() if line.startswith("| request, ms |")]
+    assert [table.split("|")[3].strip().split(" ")[0] for table in tables] == ["308", "8.00"]
 
 
 def test_captures_that_cannot_be_compared_are_named_as_such() -> None:

@@ -59,6 +59,9 @@ _FILTERS: Final = tuple(
     for name, read in recent_api.FILTERS.items()
 )
 _CERTAIN: Final = Parameter("certain", "1: without exchanges flagged `uncertain`", FLAG)
+_REFUSED: Final = Parameter(
+    "refused", "1: only requests that a model or a guardrail refused, also those that only a text shows", FLAG
+)
 _FORBIDDEN: Final = "The request is from a page of another origin."
 _FOREIGN_HOST: Final = "Or no token is set, and `Host` does not name loopback."
 _BAD_QUERY: Final = {400: "Invalid query parameter, named by `field`."}
@@ -135,6 +138,7 @@ ROUTES: Final = (
             _EVENTS,
             Parameter("next", "cursor from an earlier answer"),
             _CERTAIN,
+            _REFUSED,
             *_FILTERS,
         ),
     ),
@@ -218,6 +222,7 @@ ROUTES: Final = (
             Parameter("summary", "0: no summaries", FLAG),
             Parameter("exchanges", "0: no exchanges", FLAG),
             _CERTAIN,
+            _REFUSED,
             *_FILTERS,
         ),
     ),

@@ -190,6 +190,7 @@ _OBJECTS: Final = {
         evidence attempts text map:count
         comparable flag
         clock figures any
+        arms any: Figures of each arm of an experiment, if there are several.
         slowest differences charts list:any
         recent list:GatewayPair: The newest first.""",
     "GatewayPair": """An exchange of the front with those of the back.

@@ -33,6 +33,7 @@ from llmtap.meter.pipeline.assembler import Assembler
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.holds import held_figures
 from llmtap.metrics.latency import Measured, chunking_of, measure, ttft_ns
+from llmtap.metrics.refusals import is_refused
 from llmtap.units import NS_PER_S, parse_duration_ns, short_repr
 
 BYTES_MAX: Final = 80 << 20
@@ -176,8 +177,8 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     def parse(cls, fields: Mapping[str, str]) -> "Query":
         """Parse `limit`, `events`, `next` (a cursor from an earlier answer) and filters by name.
 
-        `certain=1` leaves out exchanges flagged `uncertain`. Raises BadQuery for an unknown name or an
-        invalid value.
+        `certain=1` leaves out exchanges flagged `uncertain`; `refused` selects by `is_refused`. Raises
+        BadQuery for an unknown name or an invalid value.
         """
         limit, events, before, events_start = LIMIT_DEFAULT, False, None, 0
         filters: dict[str, object] = {}
@@ -189,6 +190,8 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
             elif field == "certain":
                 if read_flag(field, value):
                     filters["uncertain"] = False
+            elif field == "refused":
+                filters[field] = read_flag(field, value)
             elif field == "next":
                 before, events_start = _read_cursor(field, value)
             elif field in FILTERS:
@@ -196,12 +199,16 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
             else:
                 raise BadQuery(
                     field,
-                    f"is an unknown field; known fields: limit, events, next, certain, {', '.join(FILTERS)}",
+                    f"is an unknown field; known fields: limit, events, next, certain, refused,"
+                    f" {', '.join(FILTERS)}",
                 )
         return cls(limit=limit, events=events, before=before, events_start=events_start, filters=filters)
 
     def matches(self, x: Exchange) -> bool:
-        return all(getattr(x, name) == value for name, value in self.filters.items())
+        return all(
+            (is_refused(x) if name == "refused" else getattr(x, name)) == value
+            for name, value in self.filters.items()
+        )
 
 
 class RecentExchanges:

@@ -202,6 +202,19 @@ def test_labels_count_for_the_tenants_that_may_set_them(
     assert [x.tenant for _, x, _ in t.recent.find(query)] == counted[::-1]
 
 
+def test_refused_requests_are_those_that_labels_and_experiments_count() -> None:
+    t = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S))
+    by_text = {"kind": "model_refusal", "source": "text_pattern", "confidence": "low"}
+    for seq, (outcome, refusal) in enumerate(
+        [(Outcome.REFUSED, None), (Outcome.COMPLETE, by_text), (Outcome.COMPLETE, None)], 1
+    ):
+        x = streamed(100, 140, seq=seq, outcome=outcome)
+        x.refusal = refusal
+        t.on_end(x)
+    for value, seqs in (("1", [2, 1]), ("0", [3])):
+        assert [x.seq for _, x, _ in t.recent.find(Query.parse({"refused": value}))] == seqs
+
+
 TOOL = "Mcp-Method: tools/call\r\nMcp-Name: get_weather\r\n"
 
 
