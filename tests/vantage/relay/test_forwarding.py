@@ -9,6 +9,7 @@ import pytest
 
 from llmtap import native
 from llmtap.channel.frames import FrameKind
+from llmtap.clock import SystemClock
 from llmtap.vantage.relay import forwarding
 from tests.support.servers.peer import Ending, chunk, wait_still, wait_until
 from tests.support.servers.proxy import Tapped, ms, stage
@@ -205,7 +206,8 @@ async def test_a_silent_upstream_meets_the_idle_limit(monkeypatch: pytest.Monkey
     monkeypatch.setattr("llmtap.vantage.relay.relay.SWEEP_S", 3_600.0)  # the test looks by itself
     async with lent() as body:
         (flow,) = body.tap.relay.flows
-        flow.check(flow.loan.last_ns + body.tap.relay.options.idle_timeout)
+        # The thread notes the time of a read after it has sent the bytes.
+        flow.check(SystemClock.mono_ns() + body.tap.relay.options.idle_timeout)
         rest, _ = await body.client.to_end()
         assert rest == b""
         await body.check_measured("upstream_timeout")
@@ -217,6 +219,7 @@ async def test_events_reset_the_idle_limit(monkeypatch: pytest.MonkeyPatch) -> N
         (flow,) = body.tap.relay.flows
         before_ns = flow.last_ns
         await body.pass_on(chunk(EVENT))
+        await wait_until(lambda: flow.loan.last_ns > before_ns)
         flow.check(before_ns + body.tap.relay.options.idle_timeout)
         assert not flow.over
         assert forwarder(body.tap).lent == 1
