@@ -225,8 +225,8 @@ async def test_labels_are_a_table_of_all_traffic_and_of_each_arm() -> None:
         assert await page.look(rows) == [overall]
         await view(page, "experiment")
         assert await page.look(rows) == [
-            ["control", "should-answer", "10", "0", "0", "false positives", "0.0 %", "0.0 % to 27.8 %"],
-            ["marked", "should-answer", "7", "2", "0", "false positives", "22.2 %", "6.32 % to 54.7 %"],
+            ["control", "should-answer", "10", "0", "0", "false positives", "0.0 %", "0.0 % to 33.9 %"],
+            ["marked", "should-answer", "7", "2", "0", "false positives", "22.2 %", "4.80 % to 61.8 %"],
         ]
 
 
