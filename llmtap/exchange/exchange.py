@@ -257,8 +257,7 @@ class Exchange:
     model: Annotated[str | None, Bound(NAME_CHARS_MAX, "client", clean_name)] = None
     response_model: Annotated[str | None, Bound(NAME_CHARS_MAX, "upstream", clean_name)] = None
     service_tier: Annotated[str | None, Bound(32, "llmtap")] = None
-    """Service tier that the answer names, or else the tier that the request asked for; a word of
-    `protocol/tiers.py`."""
+    """Service tier of the answer, else of the request: a word of `protocol/tiers.py`."""
     service_tier_requested: Annotated[str | None, Bound(32, "llmtap")] = None
     tenant: Annotated[str, Bound(64, "client")] = "default"
     """`meter/tenants.py` replaces a key by its hash; names that the operator gives stay as they are."""

@@ -159,10 +159,12 @@ def test_results_of_replays_are_compared_and_other_loads_are_not_valid(tmp_path:
 @pytest.mark.parametrize(
     ("field", "value", "path"),
     [
-        ("sender", {"llmtap": 1}, "$.sender.llmtap"), ("n", "20", "$.n"), ("load", {}, "$.load"),
+        ("sender", {"llmtap": 1}, "$.sender.llmtap"),
+        ("n", "20", "$.n"),
+        ("load", {}, "$.load"),
         ("metrics", {"ttft": {"n": 1, "p50": "fast"}}, "$.metrics[...].p50"),
     ],
-)  # fmt: skip
+)
 def test_a_result_that_was_edited_is_named_with_its_field(
     field: str, value: object, path: str, tmp_path: Path, call: Call
 ) -> None:

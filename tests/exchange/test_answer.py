@@ -147,8 +147,10 @@ def test_lines_of_text_that_name_their_events_are_read() -> None:
         deltas = read(reader, lines, cuts)
         assert [delta.text for delta in deltas] == ["", "Moss", " grows", ""]
         assert (reader.dialect.name, reader.framing, deltas[-1].finish_reason) == (
-            "vercel.data", "ndjson", "stop",
-        )  # fmt: skip
+            "vercel.data",
+            "ndjson",
+            "stop",
+        )
     plain = AnswerReader(b"text/plain", "/api/chat")
     assert [delta.parsed for delta in plain.feed(b"a: ok\n")] == [False]
     assert plain.kind is BodyKind.OPAQUE

@@ -133,8 +133,11 @@ PADDED = {
 }  # fmt: skip
 END_CERTAIN = {dialect().name: getattr(dialect(), "end_certain", False) for dialect in DIALECTS}
 NAMELESS = {
-    "sglang_generate_cumulative", "sglang_generate_incremental", "tgi_generate_stream", "vercel_data",
-}  # fmt: skip
+    "sglang_generate_cumulative",
+    "sglang_generate_incremental",
+    "tgi_generate_stream",
+    "vercel_data",
+}
 """Neither request nor answer names a model."""
 INPUT_AT_THE_START = {
     "anthropic_basic": 12, "anthropic_refusal": 31, "anthropic_thinking_tool": 380,

@@ -20,12 +20,18 @@ GRADE_MAX: Final = 9
 """Years of school that a reader needs."""
 HYPHENATION: Final = Pyphen(lang="en_US")
 PAGES: Final = [
-    ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md",
-    ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "deploy").rglob("*.md")),
-    *sorted((ROOT / "llmtap").rglob("*.md")), *sorted((ROOT / "tests" / "e2e").glob("*.md")),
+    ROOT / "README.md",
+    ROOT / "ARCHITECTURE.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "SECURITY.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "deploy").rglob("*.md")),
+    *sorted((ROOT / "llmtap").rglob("*.md")),
+    *sorted((ROOT / "tests" / "e2e").glob("*.md")),
     *sorted((ROOT / "benchmarks").glob("*.md")),
     *(page for page in sorted((ROOT / "benchmarks").glob("*/*.md")) if page.parent.name != "reports"),
-]  # fmt: skip
+]
 SOURCES: Final = [*PAGES, *sorted((ROOT / "llmtap").rglob("*.py")), *sorted((ROOT / "config").glob("*.toml"))]
 FORBIDDEN: Final = {
     r"not to be believed": "the result is invalid",
@@ -96,9 +102,13 @@ def wrap(lines: list[str], wide: int) -> list[str]:
     margin = item[0] if item else re.match(r"\s*", lines[first])[0]  # type: ignore[index]
     text = " ".join(line.strip() for line in lines[first : last + 1])[len(margin.strip()) :].strip()
     wrapped = textwrap.wrap(
-        text, COLUMNS_MAX, initial_indent=margin, subsequent_indent=" " * len(margin),
-        break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
+        text,
+        COLUMNS_MAX,
+        initial_indent=margin,
+        subsequent_indent=" " * len(margin),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
     if any(MARK.match(line) for line in wrapped[1:]):
         return lines
     return [*lines[:first], *wrapped, *lines[last + 1 :]]

@@ -279,8 +279,9 @@ def test_after_a_change_of_objectives_goodput_is_a_rate_of_the_time_since_then()
         goodput = out["goodput"]
         assert (out["n"], out["window"]["seconds"]) == (80, 40.0)
         assert {name: (one["met"], one["requests_per_second"]) for name, one in goodput["by"].items()} == {
-            "ttft:2s": (10, 1.0), "e2e:9s": (40, 1.0),
-        }  # fmt: skip
+            "ttft:2s": (10, 1.0),
+            "e2e:9s": (40, 1.0),
+        }
         assert goodput["requests_per_second"] == 2.0
         assert goodput["tokens_per_second"] == sum(one["tokens_per_second"] for one in goodput["by"].values())
         assert out["cost"]["per_good_token"] is None
