@@ -80,6 +80,9 @@ class FrameKind:
     HELD: Final = 20
     """The client's socket took no bytes, so reading from the upstream paused. t: end of the pause; extra: its
     length."""
+    RESPONSE_AT_ONCE: Final = 21
+    """As RESPONSE_DATA, for bytes that may belong to several events and arrived in one TCP segment, so that
+    `t` is the time of each event."""
     ANCHOR: Final = 19
     """The wall clock was set, or has drifted: later timestamps are dated by a new pair of readings. t: the
     monotonic clock, extra: the wall clock, both read together; data: Anchored as JSON."""
@@ -144,7 +147,9 @@ class Closing(msgspec.Struct, kw_only=True, omit_defaults=True):
     error: str | None = None
     paused_ns: int = 0
     lag_ns: int = 0
-    """Longest time that a byte of this exchange may have been unread in the relay's socket."""
+    """Error of the timestamp of a read that holds one event."""
+    stall_ns: int = 0
+    """Longest time in which the event loop did not read its sockets, as far as its probes show."""
     connect_ns: int | None = None
     """Time to connect to the upstream, with look-up and TLS; None if a kept-alive connection was used."""
     connected_ns: int | None = None

@@ -147,6 +147,7 @@ class Observer:
         self._taken_bytes = 0
         """The part of `_kept_bytes` that was taken from `_share`."""
         self._run_bytes = 0
+        """Memory of `_run`, taken from `_share`."""
         self._dialects = dialects
         self._request = RequestReader(self._x, head, identify, on_request, self._share)
         self._repetition: Repetition | None = None
@@ -165,10 +166,13 @@ class Observer:
         self._is_closed = False
         self._longest_wait = longest_wait
         self._shared_ns = 0
-        """Longest time that an output event may have arrived before the timestamp of its read, which is that
-        of the read's last byte."""
+        """Upper bound, over all reads, of the time between the arrival of an output event and its timestamp.
+        The events of a read share one timestamp, that of the read's last byte."""
         self._first_shared_ns = 0
         """Value of `_shared_ns` at the read with the first token."""
+        self._at_once = False
+        """Whether all bytes of the present read arrived in one TCP segment: its timestamp is then exact for
+        each event in it."""
         self._emptied_ns: int | None = None
         """Time of the last read that emptied the socket: later bytes arrived after it."""
         self._may_have_waited = False
@@ -261,15 +265,20 @@ class Observer:
             except PeerProtocolError as exc:
                 self._stop_parsing(exc)
 
-    def response_data(self, data: bytes, t_ns: int, added_ns: int) -> None:
-        """Take body bytes of the response with their framing, read at `t_ns`, written `added_ns` later."""
-        for _ in self.response_slices(data, t_ns, added_ns):
+    def response_data(self, data: bytes, t_ns: int, added_ns: int, *, at_once: bool = False) -> None:
+        """Take body bytes of the response with their framing, read at `t_ns`, written `added_ns` later.
+
+        `at_once`: all bytes arrived at `t_ns`, in one TCP segment; False if that is unknown."""
+        for _ in self.response_slices(data, t_ns, added_ns, at_once=at_once):
             pass
 
-    def response_slices(self, data: bytes, t_ns: int, added_ns: int) -> Iterable[None]:
+    def response_slices(
+        self, data: bytes, t_ns: int, added_ns: int, *, at_once: bool = False
+    ) -> Iterable[None]:
         """Take the bytes as `response_data` does, but in slices: each step of the returned iterator processes
         one slice. Return an empty tuple if nothing is left to process. The caller must exhaust the iterator
         before any other call except `give_up`."""
+        self._at_once = at_once
         run = self.token_run
         if run is not None:
             if run.add(data, t_ns, added_ns):
@@ -480,6 +489,7 @@ class Observer:
         lag_ns: int,
         request_bytes: int,
         response_bytes: int,
+        stall_ns: int | None = None,
     ) -> Exchange:
         """Return the Exchange; call it once, last.
 
@@ -487,9 +497,10 @@ class Observer:
             outcome: outcome by the relay, a value of `Outcome`; the events refine it.
             status: status sent to the client; None: that of the head, if any.
             paused_ns: time that back-pressure of the client held the stream.
-            lag_ns: error of the timestamp of a read that holds one event; without `longest_wait`, the longest
-                time that a byte waited unread, as far as the probes of the loop show (`STALL_MISSED_NS`).
+            lag_ns: error of the timestamp of a read that holds one event.
             request_bytes, response_bytes: sizes including the heads.
+            stall_ns: without `longest_wait`, the longest time that a byte waited unread, as far as the
+                probes of the loop show (`STALL_MISSED_NS`); None: `lag_ns`.
         """
         x, t = self._x, self._t
         self._end_request()
@@ -504,7 +515,7 @@ class Observer:
                 # `paused_ns` already reports the time in which back-pressure of the client held the stream.
                 wait_ns = max(0, wait_ns - paused_ns)
                 if not self._may_have_waited:
-                    wait_ns = min(wait_ns, lag_ns + STALL_MISSED_NS)
+                    wait_ns = min(wait_ns, (lag_ns if stall_ns is None else stall_ns) + STALL_MISSED_NS)
             x.uncertainty_ns = max(lag_ns, wait_ns)
             x.ttft_uncertainty_ns = max(lag_ns, self._first_shared_ns)
         x.request_bytes = request_bytes
@@ -667,6 +678,8 @@ class Observer:
         """Record that bytes follow an output event in its read, so that its timestamp may be late. The event
         arrived after the previous read, and waited no longer than the loop left its sockets unread."""
         if since_ns is None:
+            if self._at_once:
+                return
             since_ns = self._emptied_ns or self._t.submit_ns or self._t.arrival_ns
         wait_ns = t_ns - since_ns
         if self._longest_wait is not None and not self._may_have_waited:

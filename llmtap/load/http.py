@@ -273,6 +273,7 @@ class Call:
     __slots__ = (
         "_accepted",
         "_answer_began",
+        "_at_once",
         "_attempt",
         "_done",
         "_early",
@@ -348,8 +349,10 @@ class Call:
         self._retry_plan = self._verdict = None
         self._observer: Observer | None = None
         self._unobserved = b""
-        self._early: list[tuple[bytes, int]] = []
-        """Pieces of data that were read but not parsed yet, each with its timestamp."""
+        self._early: list[tuple[bytes, int, bool]] = []
+        """Reads that are not parsed yet: the arguments of `_parse_data`."""
+        self._at_once = False
+        """Whether the bytes of the read that is being parsed arrived in one TCP segment, as in `Observer`."""
         self._surplus = False
         """Whether more data was read after the piece that is now parsed."""
         self._stream: Stream | None = None
@@ -488,6 +491,8 @@ class Call:
         """Take a part of the answer that arrived at `t_ns`; parse it now, or later if other answers wait."""
         sender = self._sender
         later = sender.deferred
+        stream = self._stream
+        at_once = stream is not None and stream.came_at_once(data)
         self.response_bytes += len(data)
         if self.response_bytes > ANSWER_BYTES_MAX:
             self._end(Outcome.UPSTREAM_ERROR, TOO_LONG)
@@ -497,26 +502,27 @@ class Call:
             # timestamp.
             if not self._early and self._observer is not None:
                 later.add(self._parse_early_data, urgent=True)
-            self._early.append((data, t_ns))
+            self._early.append((data, t_ns, at_once))
             sender.early_bytes += len(data)
             if sender.early_bytes > EARLY_BYTES_MAX:
                 self._create_observer()
                 self._parse_early_data()
         else:
-            self._parse_data(data, t_ns)
+            self._parse_data(data, t_ns, at_once)
         later.after_read()
 
     def _parse_early_data(self) -> None:
         early, self._early = self._early, []
-        self._sender.early_bytes -= sum(len(data) for data, _ in early)
-        for number, (data, t_ns) in enumerate(early, 1):
+        self._sender.early_bytes -= sum(len(data) for data, _, _ in early)
+        for number, (data, t_ns, at_once) in enumerate(early, 1):
             if self._stream is None:
                 break  # The answer is complete, so the rest belongs to no request.
             self._surplus = number < len(early)
-            self._parse_data(data, t_ns)
+            self._parse_data(data, t_ns, at_once)
 
-    def _parse_data(self, data: bytes, t_ns: int) -> None:
+    def _parse_data(self, data: bytes, t_ns: int, at_once: bool) -> None:
         self.last_ns = t_ns
+        self._at_once = at_once
         scanner = self._scanner
         if scanner is None:
             self._on_head_data(data, t_ns)
@@ -527,7 +533,7 @@ class Call:
             self._on_protocol_error(exc)
             return
         if end < 0:
-            self._observer.response_data(data, t_ns, 0)  # type: ignore[union-attr]
+            self._observer.response_data(data, t_ns, 0, at_once=self._at_once)  # type: ignore[union-attr]
             return
         if end < len(data):
             self._keep = False  # The body is longer than the head announced: do not reuse the connection.
@@ -584,7 +590,7 @@ class Call:
             self._keep = self._keep and body_end == len(data)
             self._on_complete(data[end:body_end], t_ns)
         elif len(data) > end:
-            observer.response_data(data[end:], t_ns, 0)
+            observer.response_data(data[end:], t_ns, 0, at_once=self._at_once)
 
     def _on_complete(self, data: bytes, t_ns: int, *, stamped: bool = True) -> None:
         stream, self._stream = self._stream, None
@@ -598,7 +604,7 @@ class Call:
             self._on_answered(data, t_ns)
             return
         if data:
-            self._observer.response_data(data, t_ns, 0)
+            self._observer.response_data(data, t_ns, 0, at_once=self._at_once)
         self._observer.response_end(t_ns)
         if self._redirect is not None:
             self._end(Outcome.UPSTREAM_ERROR, self._redirect)
@@ -623,7 +629,7 @@ class Call:
         assert observer is not None
         self._rest_of_answer = b""
         if data:
-            observer.response_data(data, self.last_ns, 0)
+            observer.response_data(data, self.last_ns, 0, at_once=self._at_once)
         observer.response_end(self.last_ns)
         self._finish(Outcome.COMPLETE, None)
 

@@ -126,6 +126,8 @@ static void note_lag(struct llmtap_forwarder *f, int64_t lag_ns) {
 static void report(struct llmtap_forwarder *f, struct llmtap_loan *loan, int64_t t_ns, size_t size, int64_t lag_ns) {
     int64_t added_ns = llmtap_mono_ns() - t_ns;
     struct llmtap_row row = {loan->seq, t_ns, added_ns, (uint32_t)size, f->options.data_kind};
+    if (loan->tapped && llmtap_came_at_once(&loan->received, loan->upstream, f->buffer, size))
+        row.kind = f->options.at_once_kind;
     int wakes = 0;
     pthread_mutex_lock(&f->lock);
     if (lag_ns >= 0) note_lag(f, lag_ns);
@@ -215,7 +217,10 @@ static void forward(struct llmtap_forwarder *f, struct llmtap_loan *loan) {
     }
     size_t size = (size_t)got;
     loan->now_ns = now_ns;
-    if (wall_ns != LLMTAP_UNSTAMPED) {
+    llmtap_add_read(&loan->received, size, sizeof f->buffer);
+    if (wall_ns == LLMTAP_UNSTAMPED) {
+        loan->unstamped_ns = now_ns;
+    } else {
         lag_ns = lag_of(f, now_ns, wall_ns);
         if (lag_ns < 0) {
             loan->wall_ns = wall_ns;
@@ -293,7 +298,7 @@ static void *run(void *argument) {
         f->n = epoll_wait(f->events_fd, f->events, EVENTS_MAX, -1);
         for (f->at = 0; f->at < f->n; f->at++) {
             if (atomic_load(&f->commanded)) {
-                /* This event may belong to the recalled loan, so let give_back() check this one, too. */
+                /* give_back() removes the recalled loan from the events after `at`: let it check this event, too. */
                 f->at--;
                 int goes_on = obey(f);
                 f->at++;
@@ -402,7 +407,7 @@ int64_t llmtap_frames_size(struct llmtap_forwarder *f) {
 
 int llmtap_lend(struct llmtap_forwarder *f, struct llmtap_loan *loan) {
     llmtap_loan_clear(loan);
-    loan->forwarded_bytes = 0;
+    loan->forwarded_bytes = loan->unstamped_ns = 0;
     loan->error = 0;
     /* Hold the lock, so that the thread can return the loan only after both sockets are watched. */
     pthread_mutex_lock(&f->lock);

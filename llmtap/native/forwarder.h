@@ -10,6 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "reading.h"
+
 enum {
     LLMTAP_FRAME_BYTES = 128, /* FRAME_BYTES in channel/frames.py */
     LLMTAP_LAG_BUCKETS = 16,  /* len(LAG_EDGES_NS) + 1 in channel/status.py */
@@ -40,9 +42,11 @@ struct llmtap_loan {
     int tapped; /* whether reads are reported; the thread sets 0 when there is no room for a frame */
     /* Remaining bytes: of the chunk, as in framing.h, or of a body of known length, for which it is never 0. */
     int64_t left;
+    struct llmtap_received received; /* of the upstream; the thread adds its reads */
     void *object;
     /* Output, which the thread sets for the caller. */
     int64_t forwarded_bytes;
+    int64_t unstamped_ns; /* time of the last read without a kernel stamp; 0: every read had one */
     enum llmtap_reason reason;
     int error;
     unsigned char *bytes; /* released by llmtap_lend() and llmtap_loan_clear() */
@@ -70,7 +74,7 @@ struct llmtap_rows {
     size_t drops; /* number of frames that end the measurement of an exchange */
 };
 
-/* Lags: times that reads waited in the kernel, and delays of the thread's probes. */
+/* Lags: times that received bytes waited in the kernel until the thread read them, and delays of the thread's probes. */
 struct llmtap_lags {
     int64_t counts[LLMTAP_LAG_BUCKETS];
     int64_t sum_ns, max_ns;
@@ -78,7 +82,7 @@ struct llmtap_lags {
 
 struct llmtap_forwarder_options {
     const int64_t *lag_edges_ns; /* LLMTAP_LAG_BUCKETS - 1 upper bounds, ascending */
-    uint8_t data_kind, drop_kind;
+    uint8_t data_kind, at_once_kind, drop_kind; /* kinds of frames */
 };
 
 struct llmtap_forwarder;

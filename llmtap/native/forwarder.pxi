@@ -16,8 +16,10 @@ cdef extern from "forwarder.h" nogil:
         int64_t seq
         int tapped
         int64_t left
+        llmtap_received received
         void *object
         int64_t forwarded_bytes
+        int64_t unstamped_ns
         llmtap_reason reason
         int error
         unsigned char *bytes
@@ -26,7 +28,7 @@ cdef extern from "forwarder.h" nogil:
         int64_t last_ns
     struct llmtap_forwarder_options:
         const int64_t *lag_edges_ns
-        uint8_t data_kind, drop_kind
+        uint8_t data_kind, at_once_kind, drop_kind
     struct llmtap_forwarder:
         pass
     llmtap_forwarder *llmtap_forwarder_start(const llmtap_forwarder_options *options)
@@ -69,6 +71,7 @@ cdef class Loan:
         self.c.upstream, self.c.client = upstream.fd, passage.client.fd
         self.c.chunked = passage.framing == BY_CHUNKS
         self.c.seq, self.c.tapped, self.c.left, self.c.last_ns = flow.seq, flow.tapped, passage.left, flow.last_ns
+        self.c.received = upstream.received
         self.c.object = <void *> self
 
     def __dealloc__(self):
@@ -86,6 +89,8 @@ cdef class Loan:
         passage.left = self.c.left
         passage.epoch = -1  # so that `offer_data` asks the tap again whether it measures the exchange
         flow.last_ns = max(flow.last_ns, self.c.last_ns)
+        self.upstream.received = self.c.received
+        self.upstream.unstamped_ns = max(self.upstream.unstamped_ns, self.c.unstamped_ns)
         flow.response_bytes += self.c.forwarded_bytes
         if not self.c.tapped:
             flow.tapped = False
@@ -135,7 +140,7 @@ cdef class Loan:
         elif reason == LLMTAP_NOT_PLAIN or reason == LLMTAP_NOT_PLACED:
             if reason == LLMTAP_NOT_PLACED:
                 t_ns = self.upstream.placed(t_ns, self.c.wall_ns)
-            if not passage.take(self.c.bytes, self.c.size, t_ns):
+            if not passage.take(self.upstream, self.c.bytes, self.c.size, t_ns):
                 passage.store()
                 stream.handler.on_data(self.bytes_read(), t_ns)
                 passage.load()
@@ -158,7 +163,8 @@ cdef class Forwarder:
 
     def __cinit__(self, LagMeter lag not None, int64_t reads):
         cdef llmtap_forwarder_options options
-        options.lag_edges_ns, options.data_kind, options.drop_kind = LAG_EDGES_NS, RESPONSE_DATA, DROP
+        options.lag_edges_ns = LAG_EDGES_NS
+        options.data_kind, options.at_once_kind, options.drop_kind = RESPONSE_DATA, RESPONSE_AT_ONCE, DROP
         self.lag, self.reads, self.loans = lag, reads, set()
         self.c = llmtap_forwarder_start(&options)
         if self.c == NULL:

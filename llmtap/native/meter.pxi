@@ -48,6 +48,7 @@ cdef enum:
     TEXTS_BYTES_MAX = 6144  # maximum memory of the collected texts
     TEXT_BYTES = 76  # memory of a text in addition to its characters
     RESPONSE_DATA = 8  # FrameKind.RESPONSE_DATA
+    RESPONSE_AT_ONCE = 21  # FrameKind.RESPONSE_AT_ONCE
     COLUMNS_AT = 20  # number of bytes before the columns of a batch
     # Maximum number, and bytes, of frames in a row that do not go to Python: 15 to 50 us of work.
     PASSED_MAX = 256

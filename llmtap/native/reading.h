@@ -23,6 +23,30 @@ int64_t llmtap_mono_ns(void);
  */
 ssize_t llmtap_receive(int fd, void *to, size_t room, int stamped, int64_t *wall_ns);
 
+/* What was read from a connection, for llmtap_came_at_once(). Zero for a new connection. */
+struct llmtap_received {
+    int64_t bytes, reads;
+    /* Number of reads and of TCP segments when llmtap_came_at_once() last compared both. */
+    int64_t compared_reads;
+    uint32_t compared_segments;
+    int at_once;   /* result of that comparison */
+    int is_unsure; /* whether a read may have left bytes in the socket since then */
+};
+
+/* Add a read of `size` bytes into `room` bytes. */
+void llmtap_add_read(struct llmtap_received *received, size_t size, size_t room);
+
+/*
+ * Return whether the bytes of the last read may belong to several events, and arrived at the same time, in one TCP
+ * segment; 0 if that is not known. The kernel's count of segments (TCP_INFO) shows it: if it grew by one for each read,
+ * no read had bytes of two segments. Bytes of a body may belong to several events if more than the line end of an HTTP
+ * chunk follows a blank line, or if no blank line ends an event.
+ */
+int llmtap_came_at_once(struct llmtap_received *received, int fd, const unsigned char *data, size_t data_bytes);
+
+/* Return whether a packet of the connection arrived before an earlier one; also 1 if that is not known. */
+int llmtap_out_of_order(int fd);
+
 /* Look at the next byte by recv(2) with MSG_PEEK: the byte stays unread. */
 ssize_t llmtap_peek(int fd);
 

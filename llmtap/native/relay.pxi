@@ -16,6 +16,11 @@ cdef extern from "reading.h" nogil:
         READ_BYTES_MAX "LLMTAP_READ_BYTES_MAX"
         MAPPING_NS "LLMTAP_MAPPING_NS"
         LAG_DOUBT_NS "LLMTAP_LAG_DOUBT_NS"
+    struct llmtap_received:
+        pass
+    void llmtap_add_read(llmtap_received *received, size_t size, size_t room)
+    bint llmtap_came_at_once(llmtap_received *received, int fd, const unsigned char *data, size_t size)
+    bint llmtap_out_of_order(int fd)
     int64_t llmtap_mono_ns()
     Py_ssize_t llmtap_receive(int fd, void *to, size_t room, int stamped, int64_t *wall_ns)
     Py_ssize_t llmtap_peek(int fd)
@@ -320,7 +325,7 @@ cdef class Passage:
             return self.left - size if self.left > size else -1
         return 0
 
-    cdef bint take(self, const unsigned char *data, Py_ssize_t size, int64_t t_ns) except -1:
+    cdef bint take(self, Reader upstream, const unsigned char *data, Py_ssize_t size, int64_t t_ns) except -1:
         """Forward the bytes and return 1. Return 0 without any effect if the bytes are not plain."""
         client, flow = self.client.stream, self.flow
         if client is None or client.pending:
@@ -343,7 +348,8 @@ cdef class Passage:
             added_ns = llmtap_mono_ns() - t_ns
             # In a new epoch, `offer_data` asks the tap whether this exchange is still measured.
             if self.rows.epoch != self.epoch or not self.rows.append_within(
-                RESPONSE_DATA, flow.seq, t_ns, added_ns, <const char *> data, size
+                RESPONSE_AT_ONCE if upstream.at_once(data, size) else RESPONSE_DATA,
+                flow.seq, t_ns, added_ns, <const char *> data, size
             ):
                 (<object> flow).offer_data(t_ns, added_ns, PyBytes_FromStringAndSize(<const char *> data, size))
                 self.epoch = self.rows.epoch
@@ -367,6 +373,8 @@ cdef class Reader:
     cdef int fd
     cdef bint stamped
     cdef public int64_t doubt_ns  # lag from which `stream.place` checks the stamp
+    cdef llmtap_received received
+    cdef int64_t unstamped_ns  # time of the last read without a timestamp of the kernel; 0: there was none
     cdef public Passage passage
     cdef Loan loan  # Loan while the forwarding thread has the socket, else None
 
@@ -385,6 +393,17 @@ cdef class Reader:
     def close(self):
         """Stop reading, because the file descriptor may belong to another socket from now on."""
         self.stream = self.passage = None
+
+    def came_at_once(self, const unsigned char[::1] data not None):
+        """Twin of `KernelStream.came_at_once`."""
+        return self.at_once(&data[0], data.shape[0])
+
+    cdef inline bint at_once(self, const unsigned char *data, Py_ssize_t size) noexcept:
+        return self.stamped and llmtap_came_at_once(&self.received, self.fd, data, size)
+
+    def stamped_since(self, int64_t t_ns):
+        """Return whether all reads since `t_ns` have exact timestamps of the kernel."""
+        return self.stamped and self.unstamped_ns < t_ns and not llmtap_out_of_order(self.fd)
 
     def is_quiet(self):
         """Return whether the connection is open and has no unread bytes."""
@@ -405,10 +424,14 @@ cdef class Reader:
         if not size:
             stream.ended()
             return
-        t_ns = now_ns if wall_ns == LLMTAP_UNSTAMPED else self.placed(now_ns, wall_ns)
+        if wall_ns != LLMTAP_UNSTAMPED:
+            t_ns = self.placed(now_ns, wall_ns)
+        else:
+            t_ns = self.unstamped_ns = now_ns
+        llmtap_add_read(&self.received, size, READ_BYTES_MAX)
         if passage is None:
             stream.handler.on_data(PyBytes_FromStringAndSize(<const char *> _buffer, size), t_ns)
-        elif not passage.take(_buffer, size, t_ns):
+        elif not passage.take(self, _buffer, size, t_ns):
             passage.store()
             stream.handler.on_data(PyBytes_FromStringAndSize(<const char *> _buffer, size), t_ns)
             passage.load()
@@ -420,7 +443,7 @@ cdef class Reader:
     cdef int64_t placed(self, int64_t now_ns, int64_t wall_ns) except? -1:
         """Convert a kernel stamp to monotonic time, and note the lag of the read."""
         cdef int64_t offset_ns = self.timebase.offset_ns
-        cdef int64_t lag_ns = now_ns - wall_ns - offset_ns
+        cdef int64_t lag_ns = now_ns - wall_ns - offset_ns, t_ns
         if 0 <= lag_ns < self.doubt_ns:
             self.lag.add(now_ns, lag_ns)
         elif -MAPPING_NS < lag_ns < 0:
@@ -430,5 +453,8 @@ cdef class Reader:
         else:
             if self.passage is not None:
                 self.passage.epoch = -1  # so that `offer_data` subtracts the time that the read waited for the client
-            return self.stream.place(now_ns, wall_ns)
+            t_ns = self.stream.place(now_ns, wall_ns)
+            if t_ns == now_ns:
+                self.unstamped_ns = now_ns
+            return t_ns
         return now_ns - lag_ns

@@ -6,6 +6,7 @@ follows. `open_stream` chooses the compiled class or the Python one; `TlsStream`
 """
 
 import asyncio
+import re
 import socket
 import struct
 from collections import deque
@@ -25,8 +26,10 @@ LAG_ABSURD_NS: Final = 60_000_000_000
 LAG_DOUBT_NS: Final = 10_000_000
 """From this lag on, check whether the wall clock was set."""
 MAPPING_NS: Final = 1_000_000
-KERNEL_FLOOR_NS: Final = 50_000
-"""Least error of a mapped timestamp: twice the drift of the wall clock in 50 ms at the 500 ppm of NTP."""
+KERNEL_FLOOR_NS: Final = 200_000
+"""Least error of a timestamp of the kernel: twice the drift of the wall clock in 50 ms at the 500 ppm of NTP
+(0.05 ms), and the time until the kernel stamps a packet (0.11 ms seen on a quiet machine: benchmarks/relay,
+truth.py)."""
 SAMPLE_NS_MAX: Final = 1_000_000_000
 """Longest regular time between two samples of the clocks."""
 STEP_NS: Final = 1_000_000
@@ -43,6 +46,10 @@ _TCPI_RCV_OOOPACK: Final = struct.Struct("=224xI")
 """Linux's tcp_info, up to and with tcpi_rcv_ooopack (Linux 5.4)."""
 _TCPI_BYTES_RECEIVED: Final = struct.Struct("=128xQ")
 """Linux's tcp_info, up to and with tcpi_bytes_received (Linux 4.1)."""
+_TCPI_SEGMENTS: Final = struct.Struct("=128xQ16xI")
+"""The fields tcpi_bytes_received and tcpi_data_segs_in (Linux 4.6) of Linux's tcp_info."""
+_CHUNK_END_BYTES: Final = len(b"\r\n")
+_BLANK_LINE: Final = re.compile(rb"\n\r?\n")
 _LINGER_NONE: Final = struct.pack("ii", 1, 0)
 
 mono_ns = SystemClock.mono_ns
@@ -147,6 +154,15 @@ class Stream(Protocol):
     def received_bytes(self) -> int: ...
     @property
     def out_of_order(self) -> bool: ...
+    def came_at_once(self, data: bytes) -> bool:
+        """Return whether `data`, from the last read, may belong to several events and arrived in one TCP
+        segment; False if that is unknown."""
+        ...
+
+    def stamped_since(self, t_ns: int) -> bool:
+        """Return whether all reads since `t_ns` have exact timestamps of the kernel."""
+        ...
+
     def write(self, data: bytes) -> bool:
         """Return True if the kernel accepted all data; False if some is pending. Raises OSError if the
         connection is broken."""
@@ -379,6 +395,12 @@ class PlainStream:
     def out_of_order(self) -> bool:
         return out_of_order(self._sock)
 
+    def came_at_once(self, data: bytes) -> bool:
+        return False
+
+    def stamped_since(self, t_ns: int) -> bool:
+        return False
+
     def pause(self) -> None:
         if self._reading:
             self._reading = False
@@ -454,13 +476,16 @@ class KernelStream(PlainStream):
     Our own lateness is not part of the stamp; it goes to the lag meter.
     """
 
-    __slots__ = ("_recvmsg",)
+    __slots__ = ("_received", "_recvmsg", "_unstamped_ns")
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, sock: socket.socket, handler: Handler, timebase: Timebase
     ) -> None:
         super().__init__(loop, sock, handler, timebase)
         self._recvmsg = sock.recvmsg
+        self._received = _Received()
+        self._unstamped_ns = 0
+        """Time of the last read without a timestamp of the kernel; 0: there was none."""
         sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
 
     def _readable(self) -> None:
@@ -490,7 +515,59 @@ class KernelStream(PlainStream):
                 timebase.lag.note(now_ns, 0)
             else:
                 t_ns = timebase.place(now_ns, seconds * 1_000_000_000 + ns, self.resumed_ns)
+                if t_ns == now_ns:
+                    self._unstamped_ns = now_ns
+        else:
+            self._unstamped_ns = now_ns
+        self._received.add(len(data))
         self.handler.on_data(data, t_ns)
+
+    def came_at_once(self, data: bytes) -> bool:
+        return _has_several(data) and self._received.came_at_once(self._sock)
+
+    def stamped_since(self, t_ns: int) -> bool:
+        return self._unstamped_ns < t_ns and not self.out_of_order
+
+
+class _Received:
+    """What was read from a connection: the reference of `struct llmtap_received` in native/reading.h."""
+
+    def __init__(self) -> None:
+        self._bytes = self._reads = 0
+        self._compared_reads = self._compared_segments = 0
+        self._at_once = self._is_unsure = False
+
+    def add(self, size: int) -> None:
+        """Add a read of `size` bytes."""
+        self._bytes += size
+        self._reads += 1
+        self._is_unsure |= size == READ_BYTES_MAX
+
+    def came_at_once(self, sock: socket.socket) -> bool:
+        """Return whether all bytes of the last read arrived in one TCP segment; False if that is unknown.
+
+        The kernel's count of segments shows it: if it grew by one for each read, no read had two segments.
+        """
+        if self._reads == self._compared_reads:
+            return self._at_once
+        try:
+            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCPI_SEGMENTS.size)
+            received_bytes, segments = _TCPI_SEGMENTS.unpack(info)
+        except (OSError, struct.error):
+            return False
+        if received_bytes != self._bytes:
+            return False  # Segments that arrived since the read would be counted for the reads before it.
+        grown = (segments - self._compared_segments) & 0xFFFF_FFFF
+        self._at_once = not self._is_unsure and grown == self._reads - self._compared_reads
+        self._compared_segments, self._compared_reads, self._is_unsure = segments, self._reads, False
+        return self._at_once
+
+
+def _has_several(data: bytes) -> bool:
+    """Return whether bytes of a body may belong to more than one event: if more than the line end of an HTTP
+    chunk follows a blank line, or if no blank line ends an event."""
+    blank = _BLANK_LINE.search(data)
+    return blank is None or len(data) - blank.end() > _CHUNK_END_BYTES
 
 
 class CompiledStream(PlainStream):
@@ -529,6 +606,12 @@ class CompiledStream(PlainStream):
         if t_ns >= self.resumed_ns:
             self.reader.doubt_ns = LAG_DOUBT_NS
         return t_ns
+
+    def came_at_once(self, data: bytes) -> bool:
+        return bool(self.reader.came_at_once(data))
+
+    def stamped_since(self, t_ns: int) -> bool:
+        return bool(self.reader.stamped_since(t_ns))
 
     def is_alive(self) -> bool:
         return bool(self.reader.is_quiet())

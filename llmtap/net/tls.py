@@ -79,6 +79,12 @@ class TlsStream(asyncio.Protocol):
     def out_of_order(self) -> bool:
         return False  # Timestamps are taken on reading, so the order of packets does not matter.
 
+    def came_at_once(self, data: bytes) -> bool:
+        return False
+
+    def stamped_since(self, t_ns: int) -> bool:
+        return False
+
     def write(self, data: bytes) -> bool:
         if self.closed or self._transport is None or self._transport.is_closing():
             raise ConnectionResetError("connection is closed")

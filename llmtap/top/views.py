@@ -225,7 +225,7 @@ def _tap_lines(summary: Mapping[str, Any]) -> Iterator[Line]:
         for statistic in ("p50", "p99", "max"):
             about_ = f"ms; {about}; n {at(figures, 'n') or 0:,}"
             yield "added", f"{point.replace('_', ' ')} {statistic}", figure_cell(figures, statistic), about_
-    yield "stamps", "uncertainty", ms_cell(summary.get("uncertainty")), "ms; worst time a byte waited unread"
+    yield "stamps", "uncertainty", ms_cell(summary.get("uncertainty")), "ms; largest error of a token's time"
     uncertain, limit = at(summary, "uncertain", "n"), at(summary, "uncertain", "limit")
     yield "stamps", "uncertain", count_cell(uncertain), f"exchanges above {milliseconds(limit)} ms"
     yield "loops", "lag max", ms_cell(at(summary, "window", "lag_max")), "ms; of any relay in the window"

@@ -167,11 +167,9 @@ class Reporter:
             **self._live_counts(),
         )
 
-    def uncertainty_since(self, t_ns: int) -> int:
-        """Return the longest time that a byte waited unread since `t_ns`, as measured by the probes, or the
-        error of the kernel's timestamps if that is larger."""
-        lag_ns = self.lag.worst_since(t_ns)
-        return max(lag_ns, self.timebase.error_since(t_ns)) if self._clock_name == "kernel" else lag_ns
+    def stamp_error_since(self, t_ns: int) -> int:
+        """Return the largest error since `t_ns` of the conversion of kernel timestamps; 0 without them."""
+        return self.timebase.error_since(t_ns) if self._clock_name == "kernel" else 0
 
     # ---------------------------------------------------------------- the loop's lag
 

@@ -419,6 +419,31 @@ def test_a_token_may_have_waited_for_what_shares_its_read(
     assert observe(*reads, clock="mono").uncertainty_ns == 12
 
 
+@pytest.mark.parametrize("longest_wait", [None, lambda since_ns, t_ns: t_ns - since_ns])
+def test_tokens_that_came_in_one_segment_have_its_time(longest_wait: Any) -> None:
+    o = Observer("r1", 7, 10, 0, REQUEST, clock="kernel", longest_wait=longest_wait)
+    o.request_end(20)
+    o.on_submit(30, 5)
+    o.response_head(OK % b"", 40, 1)
+    for t_ns, data, at_once in [(50, A, False), (90, A + B, True), (95, A + B + STOP + DONE, True)]:
+        o.response_data(data, t_ns, 1, at_once=at_once)
+    o.response_end(95)
+    assert o.finish(950, "complete", None, None, 0, 12, 13, 14).uncertainty_ns == 12
+
+
+def test_a_stall_limits_the_wait_of_a_shared_read_only() -> None:
+    reads = [(50, A), (LATER_NS, A + B)]
+    o = Observer("r1", 7, 10, 0, REQUEST, clock="kernel")
+    o.request_end(20)
+    o.on_submit(30, 5)
+    o.response_head(OK % b"", 40, 1)
+    for t_ns, data in reads:
+        o.response_data(data, t_ns, 1)
+    o.response_end(LATER_NS)
+    x = o.finish(None, "complete", None, None, 0, 12, 13, 14, stall_ns=500)
+    assert x.uncertainty_ns == 500 + STALL_MISSED_NS
+
+
 @pytest.mark.parametrize("paused_ns", [0, STALL_MISSED_NS])
 def test_a_pause_for_a_slow_client_is_no_uncertainty(paused_ns: int) -> None:
     reads = [(60, LONG[:READ_BYTES_MAX]), (LATER_NS, LONG[READ_BYTES_MAX:] + B)]

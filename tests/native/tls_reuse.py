@@ -314,7 +314,8 @@ class _World:
         )
         reporter = SimpleNamespace(
             tap=tap, now_ns=SystemClock.mono_ns, arrivals={}, draining=False, name="r",
-            on_begin=lambda *_: None, on_end=lambda *_: None, uncertainty_since=lambda t_ns: 0,
+            on_begin=lambda *_: None, on_end=lambda *_: None, stamp_error_since=lambda t_ns: 0, side="",
+            lag=SimpleNamespace(worst_since=lambda t_ns: 0),
         )  # fmt: skip
         self.context = RelayContext(
             loop, RelayOptions(upstream="https://localhost:1", skip=()), cast(Any, reporter),

@@ -319,3 +319,67 @@ async def test_closed_streams_leave_nothing_in_the_loop() -> None:
             assert other_notes.data == [b"mine"]
             assert other.write(b"yours")
         assert (notes.data, notes.lost, notes.drains) == ([], [], 0)
+
+
+async def said(notes: Notes, stream: PlainStream, peer: Peer, *pieces: bytes) -> bool:
+    """Send the pieces before the loop reads them; whether their read came at once."""
+    before = len(notes.data)
+    for piece in pieces:
+        peer.sock.sendall(piece)
+    await wait_until(lambda: len(notes.data) > before)
+    assert notes.data[before:] == [b"".join(pieces)], "one read"
+    return stream.came_at_once(notes.data[-1])
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"], ids=["lf", "crlf"])
+async def test_events_of_one_segment_came_at_once(end: bytes) -> None:
+    one = b"data: 1" + end
+    with kernel_stamps():
+        async with pair("kernel") as (stream, notes, peer, _):
+            assert await said(notes, stream, peer, one * 2)
+            assert not await said(notes, stream, peer, one), "one event has its own timestamp anyway"
+            assert not await said(notes, stream, peer, one, one), "two segments in a read"
+            assert not stream.came_at_once(notes.data[-1]), "the same read again"
+            assert await said(notes, stream, peer, one * 3)
+            assert not await said(notes, stream, peer, one, b"\r\n"), "not asked, but counted"
+            assert not await said(notes, stream, peer, one * 2), (
+                "an earlier read may have had the second segment"
+            )
+            assert await said(notes, stream, peer, one * 2)
+
+
+async def test_a_read_of_a_part_of_a_segment_is_not_taken_for_a_whole_one() -> None:
+    events = b"data: 1\n\n" * 10_000
+    with kernel_stamps():
+        async with pair("kernel") as (stream, notes, peer, _):
+            peer.sock.sendall(events)
+            at_once: list[bool] = []
+            record = notes.on_data
+
+            def on_data(data: bytes, t_ns: int) -> None:
+                record(data, t_ns)
+                at_once.append(stream.came_at_once(data))
+
+            notes.on_data = on_data  # type: ignore[method-assign]
+            await wait_until(lambda: sum(map(len, notes.data)) == len(events))
+            assert not any(at_once)
+            assert await said(notes, stream, peer, b"data: 1\n\n" * 2)
+
+
+async def test_stamps_are_exact_only_where_the_kernel_gave_them() -> None:
+    with kernel_stamps():
+        async with pair("kernel") as (stream, notes, peer, _):
+            began_ns = SystemClock.mono_ns()
+            await said(notes, stream, peer, b"1")
+            assert stream.stamped_since(began_ns)
+            peer.sock.sendall(b"2")
+            stream._sock.setsockopt(
+                socket.SOL_SOCKET, 35, 0
+            )  # SO_TIMESTAMPNS off: the next read has no stamp
+            await wait_until(lambda: len(notes.data) == 2)
+            assert not stream.stamped_since(began_ns)
+            assert stream.stamped_since(SystemClock.mono_ns()), "that was before"
+    async with pair("mono") as (stream, notes, peer, _):
+        await said(notes, stream, peer, b"1")
+        assert not stream.stamped_since(0)
+        assert not stream.came_at_once(b"data: 1\n\n" * 2)

@@ -303,7 +303,9 @@ SELF: Final[Mapping[str, SelfMetric]] = {
     ),
     "pair_waiting_exchanges": SelfMetric(_G, "Exchanges that have ended and wait for their partners"),
     "window_uncertainty_seconds": SelfMetric(
-        _G, "Worst lag of a relay's event loop in a window: no figure of it is more exact", _WINDOW
+        _G,
+        "Worst lag of a relay's event loop in a window: the error of timestamps without the kernel's",
+        _WINDOW,
     ),
     **_counts_of(ExporterState, "exporter"),
     **_counts_of(CaptureState),

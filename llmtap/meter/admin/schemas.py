@@ -91,7 +91,7 @@ _OBJECTS: Final = {
         server_timing list:ServerTime?
         error text?: One sentence that names the side at fault.
         clock kernel|mono|packet
-        uncertainty number: Uncertainty of each timestamp: longest time that a byte was unread.
+        uncertainty number: Largest error of the times of the tokens, the submission and the end.
         uncertain flag: `uncertainty` is above the operator's limit.
         paused number: Time that the client's back-pressure held the stream.
         added Added
@@ -264,7 +264,7 @@ _OBJECTS: Final = {
         labels Labels?: Refusals against the labels of requests; null if no request had a label.
         cost any?
         uncertainties Statistics: Uncertainties of the exchanges.
-        uncertainty number?: Largest uncertainty, or event-loop lag of a relay if that is larger.""",
+        uncertainty number?: Largest uncertainty of an exchange.""",
     "WithoutDialect": """Answers that no dialect reads; the next step is `llmtap inspect FILE --draft NAME`.
         reading reading: none: not understood; inferred: read by their structure.
         path text

@@ -33,6 +33,8 @@ _UPGRADED, _TUNNEL_UP, _TUNNEL_DOWN, _CLOSE, _DROP, _STATUS, _ANSWER, _SENT, _AR
     _K.UPGRADED, _K.TUNNEL_UP, _K.TUNNEL_DOWN, _K.CLOSE, _K.DROP, _K.STATUS, _K.ANSWER, _K.SENT, _K.ARM,
     _K.ANCHOR, _K.HELD,
 ))  # fmt: skip
+_RESPONSE_AT_ONCE: Final = int(_K.RESPONSE_AT_ONCE)
+_BODY: Final = (_RESPONSE_DATA, _RESPONSE_AT_ONCE)
 _LAST: Final = (_CLOSE, _DROP)
 _SLICED: Final = (_ANSWER, _TUNNEL_UP, _TUNNEL_DOWN)
 _END: Final = object()
@@ -140,11 +142,13 @@ class Assembler:
                 yield
             kind, seq, t_ns, extra_ns, data = frame
             try:
-                if kind == _RESPONSE_DATA:
+                if kind in _BODY:
                     # Ignore frames of an exchange that was discarded, here and below.
                     observer = live.get(seq)
                     if observer is not None:
-                        slices = observer.response_slices(data, t_ns, extra_ns)
+                        slices = observer.response_slices(
+                            data, t_ns, extra_ns, at_once=kind == _RESPONSE_AT_ONCE
+                        )
                         if slices:
                             yield from self._slice(slices, frame, turns)
                 elif kind == _OPEN:
@@ -411,6 +415,7 @@ class Assembler:
             lag_ns=closing.lag_ns,
             request_bytes=closing.request_bytes,
             response_bytes=closing.response_bytes,
+            stall_ns=closing.stall_ns,
         )
         self._end(seq, exchange)
 

@@ -518,7 +518,6 @@ class FrozenWindow:
 
         total = Summary()
         total.opened = sums.sums["opened"]
-        total.add_uncertainty(sums.lag_ns)
         groups = {label: defaultdict[str, Summary](Summary) for label in _LABEL_FIELDS if label in by}
         tenants: dict[str, object] = {}
         # Unpack one tenant after the other: all of them at once would take a gigabyte.

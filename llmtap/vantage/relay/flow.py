@@ -25,6 +25,7 @@ READ_ON_NS: Final = 2_000_000_000
 """Time for a client to send the rest of a request that has been answered."""
 # Module constants, since a lookup in the class would cost time at every read.
 RESPONSE_DATA: Final = FrameKind.RESPONSE_DATA
+RESPONSE_AT_ONCE: Final = FrameKind.RESPONSE_AT_ONCE
 ANSWER: Final = FrameKind.ANSWER
 COMPLETE: Final = Outcome.COMPLETE
 CHUNKED, CLOSE = http1.Framing.CHUNKED, http1.Framing.CLOSE
@@ -153,7 +154,13 @@ class Flow(FlowState):
         if upstream is not None and upstream.resumed_ns > t_ns:
             # Subtract the time by which the client delayed the read; `paused_ns` reports it.
             added_ns -= upstream.resumed_ns - t_ns
-        self.tapped = self._tap.offer(RESPONSE_DATA, self.seq, t_ns, added_ns, data)
+        self.tapped = self._tap.offer(self._data_kind(data), self.seq, t_ns, added_ns, data)
+
+    def _data_kind(self, body: bytes) -> int:
+        """Return the kind of the frame for body bytes of the last read."""
+        upstream = self.upload.upstream
+        at_once = upstream is not None and upstream.came_at_once(body)
+        return RESPONSE_AT_ONCE if at_once else RESPONSE_DATA
 
     def _dechunk(self, body: bytes) -> bytes:
         pieces: list[bytes] = []
@@ -286,12 +293,17 @@ class Flow(FlowState):
         self.response_bytes += len(data)
         tap, added_ns = self._tap, mono_ns() - t_ns
         if end >= 0:
-            tap.offer(ANSWER, self.seq, t_ns, added_ns, data)
-            self._answer_complete()
+            if b"\n\n" in body and (kind := self._data_kind(body)) == RESPONSE_AT_ONCE:
+                tap.offer(FrameKind.RESPONSE_HEAD, self.seq, t_ns, added_ns, data[:head_end])
+                tap.offer(kind, self.seq, t_ns, added_ns, body)
+                self._body_complete(t_ns)
+            else:
+                tap.offer(ANSWER, self.seq, t_ns, added_ns, data)
+                self._answer_complete()
             return
         self.tapped = tap.offer(FrameKind.RESPONSE_HEAD, self.seq, t_ns, added_ns, data[:head_end])
         if body:
-            self.tapped = tap.offer(RESPONSE_DATA, self.seq, t_ns, added_ns, body)
+            self.tapped = tap.offer(self._data_kind(body), self.seq, t_ns, added_ns, body)
         if self._dechunker is None:
             self._pass_body(head.framing)
         if not sent:
@@ -532,12 +544,20 @@ class Flow(FlowState):
         if assignment is not None:
             assignment.give_room()
         if self.tapped:
+            stall_ns = reporter.lag.worst_since(self.arrival_ns)
+            has_exact_stamps = upload.has_exact_stamps and (
+                not reporter.side or self._stream.stamped_since(self.arrival_ns)
+            )
             closing = Closing(
                 outcome=self._outcome,
                 status=self.status,
                 error=self._error,
                 paused_ns=self.paused_ns,
-                lag_ns=reporter.uncertainty_since(self.arrival_ns),
+                lag_ns=max(
+                    reporter.stamp_error_since(self.arrival_ns),
+                    upload.send_ns if has_exact_stamps else stall_ns,
+                ),
+                stall_ns=stall_ns,
                 connect_ns=upload.connect_ns,
                 connected_ns=upload.connected_ns,
                 send_wait_ns=upload.send_wait_ns,

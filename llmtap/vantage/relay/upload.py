@@ -99,6 +99,7 @@ class ExchangeClient(Protocol):
 class UploadOwner(Waiter, Protocol):
     """Interface of the exchange (`Flow`), which becomes the handler of the upstream's stream."""
 
+    arrival_ns: int
     seq: int
     tapped: bool
     last_ns: int
@@ -125,7 +126,10 @@ class Upload:
         bytes: number of bytes read from the client for this request.
         upgrade: the request wants a WebSocket, which the options allow.
         connect_ns: duration of connecting; None with a kept-alive connection. connected_ns: its end.
+        send_ns: duration of the last send to the upstream: the error of the time of submission.
         send_wait_ns: total time in which the upstream's socket did not take bytes of the request.
+        has_exact_stamps: whether the kernel stamped all bytes of the answer; False until the upstream's
+            connection is released.
     """
 
     __slots__ = (
@@ -148,9 +152,11 @@ class Upload:
         "connect_ns",
         "connected_ns",
         "end_ns",
+        "has_exact_stamps",
         "repeatable_request",
         "retries",
         "reused",
+        "send_ns",
         "send_wait_ns",
         "upgrade",
         "upstream",
@@ -181,7 +187,9 @@ class Upload:
         self.bytes = 0
         self.connect_ns: int | None = None
         self.connected_ns: int | None = None
+        self.send_ns = 0
         self.send_wait_ns = 0
+        self.has_exact_stamps = False
         self._send_began_ns = 0
         self.retries = 0
 
@@ -264,6 +272,7 @@ class Upload:
             try:
                 if upstream.write(request):  # otherwise `on_drained` is called when the rest is taken
                     kind, extra_ns = SENT, submit_ns
+                    self.send_ns = mono_ns() - submit_ns
                 else:
                     self._send_began_ns = submit_ns
                 self._maybe_sent = True
@@ -389,6 +398,7 @@ class Upload:
             return
         self._maybe_sent = True
         if sent:
+            self.send_ns = mono_ns() - submit_ns
             if self.end_ns or self.assignment is not None:
                 self._on_taken(submit_ns)
         else:
@@ -406,7 +416,10 @@ class Upload:
     def on_drained(self) -> None:
         """Note that the upstream's socket took the bytes that it did not take at once."""
         now_ns = mono_ns()
-        self.send_wait_ns += now_ns - self._send_began_ns
+        waited_ns = now_ns - self._send_began_ns
+        self.send_wait_ns += waited_ns
+        # The time is that after the last send, of which the duration is not known.
+        self.send_ns = min(waited_ns, self._context.reporter.lag.worst_since(self._send_began_ns))
         self._on_taken(now_ns)
         if not self.end_ns:
             self._stream.resume()
@@ -470,7 +483,7 @@ class Upload:
     def give_back(self, last_ns: int, *, keep: bool) -> None:
         """Release the connection after the answer: reuse it if `keep`, and if the request was sent
         completely."""
-        upstream, self.upstream = self.upstream, None
+        upstream = self._release_upstream()
         if upstream is None:
             return
         if keep and self.end_ns and not upstream.pending and not self.broken:
@@ -498,9 +511,15 @@ class Upload:
 
     def drop_upstream(self) -> None:
         """Close the upstream connection, if there is one."""
-        if self.upstream is not None:
-            self.upstream.close()
-            self.upstream = None
+        upstream = self._release_upstream()
+        if upstream is not None:
+            upstream.close()
+
+    def _release_upstream(self) -> Stream | None:
+        upstream, self.upstream = self.upstream, None
+        if upstream is not None and not self._is_detached:
+            self.has_exact_stamps = upstream.stamped_since(self._flow.arrival_ns)
+        return upstream
 
     def cancel(self) -> None:
         """Close the upstream connection, or stop the attempt to open it."""

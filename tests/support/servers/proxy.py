@@ -70,6 +70,8 @@ def spelled_out(frame: Frame) -> Iterator[Frame]:
         if body:
             yield Frame(FrameKind.RESPONSE_DATA, seq, t_ns, extra_ns, body)
         yield Frame(FrameKind.RESPONSE_END, seq, t_ns, 0, b"")
+    elif kind is FrameKind.RESPONSE_AT_ONCE:
+        yield frame._replace(kind=FrameKind.RESPONSE_DATA)
     else:
         yield frame
 
@@ -120,6 +122,8 @@ class FakeMeter:
     def __init__(self, path: str) -> None:
         self.path = path
         self.frames: list[Frame] = []
+        self.raw: list[Frame] = []
+        """The same as they came: shorthands are not spelled out."""
         """Of exchanges, spelled out."""
         self.hellos: list[Hello] = []
         self.statuses: list[RelayStatus] = []
@@ -184,6 +188,7 @@ class FakeMeter:
                 case FrameKind.STATUS:
                     self.statuses.append(msgspec.json.decode(data, type=RelayStatus))
                 case _:
+                    self.raw.append(frame)
                     self.frames += spelled_out(frame)
 
 

@@ -1,6 +1,7 @@
 """Frames of an exchange: everything that passed, in order, with stamps one can measure by."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -19,6 +20,8 @@ from tests.support.servers.upstream import CHUNKED, Call, answers
 
 MARGIN_NS = 1_000_000
 """A kernel stamp, mapped through a wall-clock sample, may be off by 20 us; this is far more."""
+STALL_NS = 30_000_000
+"""The least that the probes of the loop find of a stall of 50 ms."""
 CLOCKS = pytest.mark.parametrize("clock", ["mono", "kernel"])
 
 
@@ -134,6 +137,51 @@ async def test_a_stream_is_told_read_by_read(clock: str) -> None:
         assert closing.send_wait_ns == 0, "the socket took the request at once"
         assert closing.lag_ns > 0, "an uncertainty of nothing is not credible"
         assert closing.paused_ns == 0
+
+
+@CLOCKS
+async def test_a_late_loop_makes_only_the_stamps_of_the_loop_uncertain(clock: str) -> None:
+    """The loop stands still while an answer is under way: the kernel's stamps of its reads stay right."""
+    async with stage(clock=clock) as (up, tap):
+
+        async def script(call: Call) -> None:
+            await call.body()
+            await call.say(CHUNKED + chunk(b"data: 1\n\n"))
+            time.sleep(0.05)
+            await wait_until(lambda: tap.relay.reporter.lag.max_ns >= STALL_NS)
+            await call.say(chunk(b"data: 2\n\n") + b"0\r\n\r\n")
+
+        await tap.get(up.on(script))
+        closing = (await tap.meter.closed(1)).closing
+        assert closing.stall_ns >= STALL_NS
+        assert (closing.lag_ns < closing.stall_ns) == (clock == "kernel")
+
+
+@CLOCKS
+async def test_events_that_come_in_one_segment_are_told_so(clock: str) -> None:
+    events = chunk(b"data: 1\n\n") + chunk(b"data: 2\n\n")
+    async with stage(clock=clock) as (up, tap):
+
+        async def script(call: Call) -> None:
+            await call.body()
+            await call.say(CHUNKED)
+            await asyncio.sleep(0.01)
+            await call.say(events)
+            await asyncio.sleep(0.01)
+            await call.say(events + b"0\r\n\r\n")
+
+        async def whole(call: Call) -> None:
+            await call.body()
+            await call.say(CHUNKED + events + b"0\r\n\r\n")
+
+        for say in (script, whole):
+            await tap.get(up.on(say))
+        await tap.meter.closed(2)
+        came = [(frame.kind, frame.data) for frame in tap.meter.raw if frame.data.startswith(events)]
+        kind = FrameKind.RESPONSE_AT_ONCE if clock == "kernel" else FrameKind.RESPONSE_DATA
+        end = events + b"0\r\n\r\n"
+        expected = [(kind, events), (kind, end), (kind, end)]
+        assert came == (expected if clock == "kernel" else expected[:2]), "in mono, the last one is an ANSWER"
 
 
 # ---------------------------------------------------------------- a meter in trouble

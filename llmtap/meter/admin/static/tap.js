@@ -101,8 +101,7 @@ export class Tap {
       ...path,
       card("Longest delay", seconds(s.window.lag_max), "in which a process of llmtap did not read its sockets", rests),
       card("Accuracy of times", width(s.uncertainties),
-        `${path.length ? "time that a byte may have waited unread" : "error of a packet's time"}; `
-          + `worst ${seconds(s.uncertainty)}`, rests),
+        `largest error of ${path.length ? "a token's time" : "a packet's time"}; worst ${seconds(s.uncertainty)}`, rests),
       card("Inaccurate", count(s.uncertain.n),
         `exchanges whose times may be wrong by more than ${seconds(s.uncertain.limit)}${included}`, rests));
   }
