@@ -147,7 +147,7 @@ async def test_a_late_loop_makes_only_the_stamps_of_the_loop_uncertain(clock: st
         async def script(call: Call) -> None:
             await call.body()
             await call.say(CHUNKED + chunk(b"data: 1\n\n"))
-            time.sleep(0.05)
+            time.sleep(0.05)  # noqa: ASYNC251 - the loop is to stand still
             await wait_until(lambda: tap.relay.reporter.lag.max_ns >= STALL_NS)
             await call.say(chunk(b"data: 2\n\n") + b"0\r\n\r\n")
 
