@@ -37,8 +37,11 @@ from llmtap.channel.frames import (
 from llmtap.channel.status import RelayStatus
 
 FLUSH_S: Final = 0.01
-"""Time that frames wait for a batch. With more time, batches block the loop for longer; with less, they cost
-more CPU."""
+"""Time that frames wait for a batch under load. With more time, batches block the loop for longer; with less,
+they cost more CPU."""
+FLUSH_CALM_S: Final = 0.05
+"""The same while a batch has fewer than FRAMES_CALM frames for each FLUSH_S."""
+FRAMES_CALM: Final = 16
 FLUSH_BYTES: Final = 128 << 10
 RECONNECT_S: Final = 0.1
 SOCKET_PATH_BYTES_MAX: Final = 107
@@ -175,6 +178,7 @@ class Tap:
         self._outstanding = 0  # bytes of batches unsent or unacknowledged
         self._acks = b""
         self._timer: asyncio.TimerHandle | None = None
+        self._flush_s = FLUSH_CALM_S
         self._is_writing = False
         self._is_closed = False
         self._all_settled = asyncio.Event()
@@ -290,7 +294,7 @@ class Tap:
 
     def _start_timer(self) -> None:
         if self._timer is None:
-            self._timer = self._loop.call_later(FLUSH_S, self._flush)
+            self._timer = self._loop.call_later(self._flush_s, self._flush)
 
     def _set_bounds(self) -> None:
         """Set the sizes up to which frames are added without a check of the limits."""
@@ -309,6 +313,8 @@ class Tap:
             self.rows.clear()
             return
         self._batch_no += 1
+        is_calm = len(self.rows) < FRAMES_CALM * self._flush_s / FLUSH_S
+        self._flush_s = FLUSH_CALM_S if is_calm else FLUSH_S
         batch = self.rows.pack(self._batch_no, None if self._news is None else self._news())
         self._in_flight.append((self._batch_no, len(batch)))
         self._outstanding += len(batch)

@@ -140,7 +140,7 @@ def test_the_window_says_what_time_it_is_of_and_how_late_relays_ran() -> None:
     out = windows.freeze("1m").to_dict()
     assert out["uncertainty"] is None and out["not_inference"] == 0
     frozen = windows.freeze("all")
-    assert (frozen.name, frozen.seconds, frozen.to_dict()["uncertainty"]) == ("all", 62.0, 0.003)
+    assert (frozen.name, frozen.seconds, frozen.to_dict()["window"]["lag_max"]) == ("all", 62.0, 0.003)
 
 
 def test_what_is_frozen_does_not_change() -> None:

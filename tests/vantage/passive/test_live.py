@@ -424,11 +424,16 @@ def test_both_sides_of_a_gateway_are_paired(relay: str) -> None:
             async with watching(seen, *sides) as (meter, _):
                 await asyncio.gather(*(gateway.ask(at, n, f"prompt {n}") for n in range(streams)))
 
-                async def paired() -> bool:
-                    pairs = await meter.told("/api/v1/pairs")
-                    return bool(pairs and pairs["counts"]["pairs"] == streams)
+                counts: dict[str, int] = {}
 
-                await wait_until(paired, LIMIT_S)
+                async def paired() -> bool:
+                    counts.update((await meter.told("/api/v1/pairs") or {"counts": {}})["counts"])
+                    return counts.get("pairs") == streams
+
+                try:
+                    await wait_until(paired, LIMIT_S / 2)
+                except TimeoutError:
+                    pytest.fail(f"not all of {streams} are paired: {counts}")
                 relays = (await meter.told("/api/v1/summary"))["relays"].values()
                 assert [one["vantage"] for one in relays].count("passive") == (1 if relay else 2)
                 assert len(relays) == 2
