@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import msgspec
 
-from llmtap.bench.compliance.judge import RUNS_MIN, judge_comparison, sequence
+from llmtap.bench.compliance.judge import RUNS_MIN, judge_comparison, request_sequence_text
 from llmtap.bench.report.comparison import (
     ALPHA,
     LEVEL,
@@ -295,7 +295,7 @@ def _chunks_at_a_time(system: System, step: str) -> float | None:
 
 def _load_identity(step: Mapping[str, Any]) -> str:
     closed = (step.get("load") or {}).get("closed")
-    return sequence(step) + (f", {closed} at a time" if closed else "")
+    return request_sequence_text(step) + (f", {closed} at a time" if closed else "")
 
 
 def _param_text(value: Any) -> str:
