@@ -417,7 +417,7 @@ def _each_warmup(judge: Callable[[WarmUp], ComplianceVerdict]) -> Check:
 
 
 def _judge_model_loading(warmup: WarmUp) -> ComplianceVerdict:
-    """Judge whether the model is loaded by a stable latency: a client has no other evidence."""
+    """Judge by the stability of the latency whether the model is loaded: a client has no other evidence."""
     answers = plural(warmup.get("requests") or 0, "answer")
     if not warmup.get("requests"):
         return cannot_tell("it answered nothing before it was measured")
@@ -445,7 +445,7 @@ def _judge_drain(warmup: WarmUp) -> ComplianceVerdict:
 
 
 def _judge_filled_cache(report: Report) -> ComplianceVerdict:
-    """Judge whether prefixes were sent before each load with a filled cache, or it had cached tokens."""
+    """Judge whether all loads with a filled cache got their prefixes first, or all report cached tokens."""
     warm = [step for step in steps(report) if name_of(step).endswith("/warm")]
     if not warm:
         return cannot_tell("the report has no load with a filled cache")
@@ -704,7 +704,7 @@ def _judge_refusals(report: Report) -> ComplianceVerdict:
 
 
 def _check_filters(undeclared: Status, all_on: Status, one_on: Status, none_on: Status) -> Check:
-    """Return a check of the declared input and output filter, which has one of these four statuses."""
+    """Return a check of the declared input and output filters. The arguments are its status in each case."""
 
     def check(report: Report) -> ComplianceVerdict:
         state = _filter_states(report)

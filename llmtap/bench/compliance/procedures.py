@@ -165,7 +165,7 @@ def _judge_sample_count(report: Report) -> ComplianceVerdict:
 
 
 def _check_configuration_line(what: str, *words: str) -> Check:
-    """Return a check that for each of `words`, a line of the report's configuration begins with it.
+    """Return a check that the report's configuration has a line beginning with each of `words`.
 
     `what`: name of these lines in the evidence.
     """
@@ -404,7 +404,7 @@ def _judge_cache_off_and_on(report: Report) -> ComplianceVerdict:
 
 
 def _judge_identical_requests(report: Report) -> ComplianceVerdict:
-    """Judge whether the two loads of a repeat, cache off (`0/off`) and on (`0/cold`), have equal requests."""
+    """Judge whether both loads of a repeat, cache off (`0/off`) and on (`0/cold`), have equal requests."""
     by_repeat: dict[str, dict[str, str]] = {}
     for step in measured_steps(report):
         repeat, _, state = name_of(step).rpartition("/")

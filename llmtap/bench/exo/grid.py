@@ -39,7 +39,7 @@ sim run` recognises which tokens count as the length."""
 
 
 class GridCell(msgspec.Struct, frozen=True, kw_only=True):
-    """Measured times of all batches of one size and length, in seconds; None if the cell is not valid."""
+    """Times of all batches of one size and length, in seconds. A cell that is not valid has no times."""
 
     batch: int
     prompt_tokens: int
@@ -49,7 +49,7 @@ class GridCell(msgspec.Struct, frozen=True, kw_only=True):
     n: int
     """Number of measured batches."""
     problem: str | None
-    """Why the cell is not valid."""
+    """Why the cell is not valid; None if it is valid."""
     median_s: float | None = None
     mean_s: float | None = None
     std_s: float | None = None

@@ -205,9 +205,10 @@ class ExoBench:
             self._replay.stop()
 
     async def run(self) -> ExoResult:
-        """Detect the server, place the model if the options say so, and measure the grid. Raises ConfigError.
+        """Detect the server, place the model if the options say so, and measure the grid.
 
-        Raises LlmtapError if exo cannot place the model. A stopped run returns its complete batches.
+        Raises ConfigError if an option is wrong or the server cannot be reached, LlmtapError if exo cannot
+        place the model. A stopped run returns its complete batches.
         """
         options = self._options
         self._grid.check()
@@ -341,7 +342,7 @@ class ExoBench:
 
     async def _send(self, server: ExoServer, prompts: Prompts, cell: ExoCell, repeat: int) -> SentBatch:
         if self.stopped:
-            raise ReplayStopped("stopped")
+            raise ReplayStopped("stopped before the next batch")
         n, change = cell.concurrency, msgspec.structs.replace
         sized_prompts = prompts.make(cell.pp, n)
         batch = SentBatch(
@@ -377,7 +378,7 @@ class ExoBench:
         finally:
             self._replay = None
         if self.stopped:
-            raise ReplayStopped("stopped")
+            raise ReplayStopped("stopped before the batch was complete")
         batch.findings += msgspec.convert(result["verdict"]["findings"], list[JudgedFinding])
         return batch
 

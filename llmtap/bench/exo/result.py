@@ -42,7 +42,7 @@ PREVIEW_CHARS: Final = 200
 
 
 class Timing(NamedTuple):
-    """Prefill and generation time of one request; None if unknown."""
+    """Prefill and generation time of one request, each None if it is unknown, and the clock (`by`)."""
 
     by: Literal["server", "client"]
     prefill_s: float | None
@@ -80,6 +80,8 @@ class ExoBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExoRun(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of one request. Values that are not known are None."""
+
     elapsed_s: float | None
     """Time from the common start of the batch to the end of this response."""
     output_text_preview: str | None
@@ -95,6 +97,7 @@ class ExoRun(msgspec.Struct, frozen=True, kw_only=True):
     repeat_index: int
     concurrency: int
     concurrent_index: int
+    """Index of the request in its batch."""
     prefix_cache_hit: Hit | None
     """How much of the prompt was cached; None if the server does not report cached tokens."""
     # The output of exo-bench does not have the fields below.
@@ -149,7 +152,7 @@ class ExoCell(NamedTuple):
 
 
 def prefill_tps(prompt_tokens: int | None, cached_tokens: int | None, seconds: float | None) -> float | None:
-    """Return uncached prompt tokens / prefill time."""
+    """Return the prefill rate: uncached prompt tokens / prefill time; None if it is unknown."""
     if prompt_tokens is None or not seconds:
         return None
     computed = prompt_tokens - (cached_tokens or 0)
@@ -203,7 +206,7 @@ def batch_of(
     joules: float | None,
     findings: list[JudgedFinding],
 ) -> ExoBatch:
-    """Return the result of requests sent together at `began_ns`; `rates` are their generation_tps."""
+    """Return the result of requests sent together at `began_ns`; `rates` are their generation rates."""
     n = len(exchanges)
     complete = all(x.outcome in ENDED_WELL for x in exchanges)
     ends_ns = [ns for x in exchanges if (ns := x.timeline.response_end_ns) is not None]
@@ -228,8 +231,7 @@ _BASES: Final[Mapping[str, tuple[str, ...]]] = {
     "generation": ("tpot", "tokens"),
     "wall": ("e2e",),
 }
-"""Figures from which each column of the table is computed if the client's clock is used, as a load's verdict
-names them."""
+"""By column of the table: the figures, as named in a load's verdict, from which the client computes it."""
 
 
 def invalid_columns(batch: ExoBatch, timing: Timing) -> list[str]:

@@ -103,10 +103,10 @@ async def detect_server(
     tls: ssl.SSLContext | None = None,
     instance: str | None = None,
 ) -> ExoServer:
-    """Query the server, and return its type and properties. Raises ConfigError about `--target` or `--model`.
+    """Query the server, and return its type and properties.
 
     `tls`: if None, the CAs of the system are trusted. `instance`: id of an instance in exo; None: the first
-    instance of the model.
+    instance of the model. Raises ConfigError if the server cannot be reached, or offers several models.
     """
     url = target.rstrip("/")
     root = url.removesuffix("/v1")
@@ -322,6 +322,8 @@ def total_of(windows: Iterable[Energy | None]) -> TotalEnergy | None:
 
 
 class PlacementFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Allowed placements of a model: type of the instance, sharding, number of nodes."""
+
     instance_meta: Literal["ring", "jaccl", "both"] = "both"
     sharding: Literal["pipeline", "tensor", "both"] = "both"
     nodes_min: int = 1
@@ -420,7 +422,8 @@ class ExoCluster:
             states = [await self._request("GET", f"/state/runners/{runner}") or {} for runner in runners]
             for state in states:
                 if "RunnerFailed" in state:
-                    raise LlmtapError(f"exo: a runner failed: {state['RunnerFailed'].get('errorMessage')}")
+                    message = state["RunnerFailed"].get("errorMessage")
+                    raise LlmtapError(f"exo: a runner of instance {instance_id} failed: {message}")
             if has_existed and all("RunnerReady" in state for state in states):
                 return
             await asyncio.sleep(POLL_S)
@@ -434,7 +437,7 @@ class ExoCluster:
                 if response.status == 404:
                     return None
                 if response.status >= 400:
-                    raise LlmtapError(f"exo: {method} {path} returned status {response.status}")
+                    raise LlmtapError(f"exo: {method} {url} returned status {response.status}")
                 return msgspec.json.decode(raw) if raw else None
         except (aiohttp.ClientError, TimeoutError, ValueError) as exc:
             raise LlmtapError(f"exo: {method} {url} failed: {exc}") from None

@@ -82,8 +82,8 @@ def test_requests_that_are_not_judged_stand_beside_the_attainment() -> None:
     )
     report = level_figures(tried)
     assert (report.attainment, report.not_judged) == (1.0, 5)
-    assert verdict_text(tried.steady, [], "sustained").startswith("sustained; 5 not judged")
-    assert verdict_text(tried.steady, ["slow", "full"]).startswith("slow; full; 5 not judged")
+    assert verdict_text(tried.steady_part, [], "sustained").startswith("sustained; 5 not judged")
+    assert verdict_text(tried.steady_part, ["slow", "full"]).startswith("slow; full; 5 not judged")
     without = steady_part_of(measured("x", rows_of([100.0] * 10), load=OVER), 10.0)
     assert (without.not_judged, verdict_text(without, [], "sustained")) == (None, "sustained")
 
