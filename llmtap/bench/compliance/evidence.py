@@ -253,10 +253,10 @@ def arrivals_of(step: Step) -> str | None:
 
 
 def sent_seconds(report: Report, step: Step) -> float | None:
-    """Return the seconds for which a load was sent: the first known value of the following.
+    """Return the seconds for which a load was sent.
 
-    Window of the load's level; duration at which the load was stopped; span of the arrivals (open loop); time
-    until the last response.
+    The first known value of these is returned: end of the counted window of the load's level, duration at
+    which the load was stopped, span of the arrivals (open loop), time until the last response.
     """
     duration_s = at(level_of(report, step), "window.to")
     if duration_s is None and at(step, "result.load.stopped") is not None:

@@ -42,6 +42,7 @@ class GridCell(msgspec.Struct, frozen=True, kw_only=True):
     """Times of all batches of one size and length, in seconds. A cell that is not valid has no times."""
 
     batch: int
+    """Number of requests that were sent together."""
     prompt_tokens: int
     output_tokens: int
     length: int

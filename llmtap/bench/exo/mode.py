@@ -259,7 +259,7 @@ class ExoBench:
     ) -> ExoResult:
         options, grid = self._options, self._grid
         seed = secrets.randbits(32) if options.seed is None else options.seed
-        is_shared = grid.use_prefix_cache or (server.switches_cache and not grid.distinct_prompts)
+        is_shared = grid.use_prefix_cache or (server.has_cache_switch and not grid.distinct_prompts)
         prompts = Prompts(counter, is_shared=is_shared, seed=seed)
         smallest = prompts.smallest_tokens()
         if min(grid.pp) < smallest:
@@ -304,8 +304,8 @@ class ExoBench:
                     "stopped": self.stopped,
                     "endpoint": server.endpoint,
                     "stream": server.stream,
-                    "eos_banned_by": server.bans_eos,
-                    "cache_switched_by_request": server.switches_cache,
+                    "eos_banned_by": server.eos_banned_by,
+                    "cache_switched_by_request": server.has_cache_switch,
                     "prompts_alike": is_shared,
                     "seed": seed,
                     "counted_by": counter.way,
@@ -387,9 +387,9 @@ class ExoBench:
             yield f"{placed.others:,} other placements of the model fit the options and were not measured"
         if self.stopped:
             yield "it was stopped: the grid is not complete"
-        if server.bans_eos is None:
+        if server.eos_banned_by is None:
             yield "answers may end early: the field that makes this server ban EOS is not known (--server)"
-        if not server.switches_cache and not self._grid.use_prefix_cache:
+        if not server.has_cache_switch and not self._grid.use_prefix_cache:
             yield "the prefix cache is not switched off: each request has a prompt of its own instead"
         if self._options.tokenizer is None and server.owner != _LLMTAP_OWNER:
             yield "prompts were counted by llmtap's own tokenizer: --tokenizer makes them exact"

@@ -420,7 +420,6 @@ class ExoRow:
     figures: Mapping[str, Spread | None]
     """Spread over the repeats, by field; None without values. `prompt_tps` excludes stored rates."""
     memory_bytes: int | None
-    """Maximum memory use of a run."""
     hits: Mapping[str, int]
     """Number of runs by kind of prefix cache hit."""
     timing: str

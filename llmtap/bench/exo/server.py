@@ -76,9 +76,9 @@ class ExoServer(msgspec.Struct, frozen=True, kw_only=True):
     """Whether responses are streamed. exo's endpoint responds in one piece, with its own timings."""
     fields: dict[str, msgspec.Raw] = {}
     """JSON fields that each request body needs on this server."""
-    bans_eos: str | None = None
+    eos_banned_by: str | None = None
     """Request fields or endpoint that make the server ignore EOS; None if llmtap knows none."""
-    switches_cache: bool = False
+    has_cache_switch: bool = False
     """Whether a field of the request switches the prefix cache on or off."""
     owner: str | None = None
     """Value of `owned_by` in the server's `/v1/models`; None if it is missing or differs between models."""
@@ -128,7 +128,7 @@ async def detect_server(
         model=model_name,
         owner=owner,
         model_entry=next((entry for entry in models if entry.get("id") == model_name), None),
-        bans_eos="ignore_eos, min_tokens" if kind in ("vllm", "sglang") else None,
+        eos_banned_by="ignore_eos, min_tokens" if kind in ("vllm", "sglang") else None,
     )
     if kind != "exo":
         return server
@@ -137,9 +137,9 @@ async def detect_server(
         url=root,
         endpoint=BENCH_PATH,
         stream=False,
-        bans_eos="its benchmark endpoint",
+        eos_banned_by="its benchmark endpoint",
         fields={"use_prefix_cache": msgspec.Raw(msgspec.json.encode(use_prefix_cache))},
-        switches_cache=True,
+        has_cache_switch=True,
         state={key: state[key] for key in _SNAPSHOT if key in state},
         placement=placement_of(state.get("instances"), model_name, instance),
     )

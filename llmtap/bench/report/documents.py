@@ -45,19 +45,15 @@ class LoadTasks(msgspec.Struct, frozen=True):
     task: str
     """What a task of this load is: `conversation` or `request`."""
     n: int
-    """Number of tasks."""
     duration: Mapping[str, Any] | None
 
 
 class BenchFinding(msgspec.Struct, frozen=True):
-    """A finding of a load."""
+    """Finding of the load `step`: its code (`what`), such as `dispatch_lateness`, and sentence (`says`)."""
 
     step: str
-    """Name of the load."""
     what: str
-    """Code of the finding, such as `dispatch_lateness`."""
     says: str
-    """The finding as a sentence."""
     share: float | UnsetType | None = UNSET
     """Share of the requests that the finding concerns, if the load's verdict has it."""
 
@@ -192,7 +188,6 @@ class BenchSetup(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a benchmark, without API keys and other secrets."""
 
     command: str
-    """Command line."""
     made: str
     """Time at which the benchmark began."""
     results: str

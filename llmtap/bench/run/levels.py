@@ -552,14 +552,14 @@ def completion_ratio_if_overloaded(measured: Measurement) -> float | None:
 
 @dataclass(slots=True)
 class RateSearch:
-    """Search for the highest level that holds (passes): double the level until it fails, then bisect."""
+    """Search for the highest level that holds (passes): double the level until it fails, then bisect.
+
+    The search begins at the level `start`, and stays within `low` and `high`.
+    """
 
     low: int
-    """Lowest level to try."""
     high: int
-    """Highest level to try."""
     start: int
-    """First level to try."""
     resolution: int = 1
     """Difference between `best` and `limit` at which the search ends."""
     best: int | None = None

@@ -191,10 +191,7 @@ class Bench:
     async def _run_all(
         self, tests: Sequence[BenchTest[Any]], not_ready: Mapping[str, ConfigError]
     ) -> BenchDocument:
-        """Run the tests one after another.
-
-        `not_ready`: errors of tests that can run only if an earlier test measures a missing value.
-        """
+        """Run the tests in order. `not_ready`: errors of tests that need a value of an earlier test."""
         errors = {**not_ready, **await self._connection_errors(tests)}
         if len(errors) == len(tests):
             raise _with_file_key(next(exc for name, exc in errors.items() if name not in not_ready))
@@ -273,7 +270,7 @@ class Bench:
     async def _connection_errors(self, tests: Sequence[BenchTest[Any]]) -> dict[str, ConfigError]:
         """Return the error of each test whose server cannot be reached, by name of the test.
 
-        Tests whose arms are switched by a command (`apply`), and tests with earlier results, are not checked.
+        Tests with earlier results, or with arms that a command (`apply`) switches, are not checked.
         """
         by_url: dict[str, ConfigError | None] = {}
         errors: dict[str, ConfigError] = {}

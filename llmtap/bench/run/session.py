@@ -249,14 +249,12 @@ _GZIP_LEVEL: Final = 3
 
 
 class StoredRequests(msgspec.Struct, frozen=True):
-    """The requests of a load, and the file with their bodies."""
+    """Requests of a load: their number (`rows`), the total size of their bodies, and the file with these."""
 
     file: str | None
     """Name of the file; None if the bodies are larger than `BYTES_MAX`."""
     rows: int
-    """Number of requests."""
     bytes: int
-    """Total size of all bodies."""
     sha256: str
     """Digest of all bodies."""
 

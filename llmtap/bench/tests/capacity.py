@@ -72,7 +72,6 @@ class CapacityLevel(LevelFigures, frozen=True, kw_only=True):
     endings: dict[str, int]
     """Number of incomplete responses by outcome."""
     memory_errors: int
-    """Number of out-of-memory errors."""
 
 
 class CapacityCriteria(msgspec.Struct, frozen=True):
